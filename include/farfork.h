@@ -1,17 +1,17 @@
-/* farfork from within a program: mark the point at which it is forked, and learn in each child what that child is for.
+/* farfork as a library: a program marks the point at which it is forked. Each child gets its own payload.
  *
- *     struct farfork_outcome who;
- *     if (farfork_checkpoint(NULL, &who) < 0)
+ *     struct farfork_outcome outcome;
+ *     if (farfork_checkpoint(NULL, &outcome) < 0)
  *         errx(1, "%s", farfork_error());
- *     if (who.is_child) {
- *         // from here on this is one of many: read who.payload, write the result, exit
- *         farfork_result(&who, "42", 2);
+ *     if (outcome.is_child) {
+ *         // this is one of many children: read outcome.payload, write the result, exit
+ *         farfork_result(&outcome, "42", 2);
  *         _exit(0);
  *     }
- *     printf("%s\n", who.seed);    // for `farfork fork SEED`, on any node
+ *     printf("%s\n", outcome.seed);    // for `farfork fork SEED`, on any node
  *
- * Build with `pkg-config --cflags --libs farfork`. The functions may be called from any thread; a checkpoint waits for
- * another thread's to be over.
+ * Build with `pkg-config --cflags --libs farfork`. Any thread may call the functions. A checkpoint waits until
+ * the checkpoint of another thread has ended.
  */
 #ifndef FARFORK_H
 #define FARFORK_H
@@ -27,48 +27,48 @@ extern "C" {
 
 #define FARFORK_API __attribute__((visibility("default")))
 
-/* How to make a seed. All zero: no name, kept until it is dropped or the daemon ends. */
+/* Options of a seed. All zero: no name, kept until it is dropped or the daemon ends. */
 struct farfork_options {
-    const char *name; /* for commands to take in the id's place, or NULL */
-    uint64_t ttl_ms;  /* drop the seed after so long; 0: never */
+    const char *name; /* commands accept it instead of the id; or NULL */
+    uint64_t ttl_ms;  /* drops the seed after this time; 0: never */
 };
 
-/* What this process is after a checkpoint. */
+/* The role of this process after a checkpoint: the parent or a child. */
 struct farfork_outcome {
     int is_child;
-    uint32_t index;                   /* of a child among the children of its fork */
-    char seed[FARFORK_ID_BYTES];      /* the seed that was made, and that a child comes from */
+    uint32_t index;                   /* position of a child among the children of its fork */
+    char seed[FARFORK_ID_BYTES];      /* the new seed, from which children are forked */
     char child[FARFORK_ID_BYTES];     /* a child's own id; empty in the parent */
-    const void *payload;              /* what the child was given, NULL for nothing; farfork_forget() frees it */
+    const void *payload;              /* the payload of the child, or NULL; farfork_forget() frees it */
     size_t payload_bytes;
-    int result_fd;                    /* where a child's result goes, -1 in the parent */
-    uint64_t pause_us;                /* how long the parent stood still; 0 in a child */
+    int result_fd;                    /* a child writes its result here; -1 in the parent */
+    uint64_t pause_us;                /* how long the parent was stopped; 0 in a child */
 };
 
-/* Makes a seed of this process. Returns 0 twice and more often: once here, in the parent, and once in each child that is
- * ever forked from the seed, on whatever node. In a child all threads go on, as they do in the parent; what the process
- * has open, and what it cannot have open, is said in docs/fork-correctness.md.
+/* Makes a seed of this process. Returns 0 once in the parent, and once in each child of the seed, on any node. In a
+ * child all threads continue, as in the parent. docs/fork-correctness.md lists the open files and other resources that
+ * children get, and those that make a checkpoint fail.
  *
- * Returns -1 with errno and farfork_error() when no seed could be made; the process goes on as if nothing had happened.
+ * Returns -1 with errno and farfork_error() if no seed could be made. The process then continues unchanged.
  * `options` may be NULL. */
 FARFORK_API int farfork_checkpoint(const struct farfork_options *options, struct farfork_outcome *outcome);
 
-/* Adds bytes to a child's result, which `farfork wait --results` gives. Returns 0, or -1 with errno. */
+/* Appends bytes to a child's result, which `farfork wait --results` prints. Returns 0, or -1 with errno. */
 FARFORK_API int farfork_result(const struct farfork_outcome *outcome, const void *bytes, size_t count);
 
-/* Frees the payload and closes the result's descriptor. */
+/* Frees the payload and closes the descriptor of the result. */
 FARFORK_API void farfork_forget(struct farfork_outcome *outcome);
 
-/* Has functions called around each checkpoint, as pthread_atfork(3) has around fork(2): `before` in the reverse order of
- * registration, the others in that order, with `context`. Each may be NULL. In a child the other threads go on: what was
- * locked before must be unlocked, not made anew; what must differ between children (random state, names of temporary
- * files, connections) is to be made anew. The generators of OpenSSL are, without this.
+/* Registers functions to call at each checkpoint, as pthread_atfork(3) does for fork(2): `before` in the reverse order of
+ * registration, the others in the order of registration. Each gets `context` and may be NULL. In a child the other
+ * threads continue: unlock locks that `before` took, and do not initialize them again. Recreate state that must differ
+ * between children: random state, names of temporary files, connections. OpenSSL's random generators need no function.
  *
  * Returns 0, or -1 with errno. */
 FARFORK_API int farfork_at_checkpoint(void (*before)(void *), void (*in_parent)(void *), void (*in_child)(void *),
                                       void *context);
 
-/* Why the last call of this thread failed: object, cause and next step. Valid until its next call. */
+/* The error of this thread's last failed call: object, cause and next step. Valid until its next call. */
 FARFORK_API const char *farfork_error(void);
 
 #ifdef __cplusplus

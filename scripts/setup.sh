@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs what building, the demo and the tests need on Debian 12 beside a Rust toolchain: system packages with
+# Installs the requirements of the build, the demo and the tests on Debian 12, except a Rust toolchain: system packages with
 # apt-get, Python packages into a virtual environment in the cache. It may be run again and again: where all is there it
 # takes a blink and needs neither root nor a network.
 #

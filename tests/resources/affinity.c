@@ -1,4 +1,4 @@
-/* Threads that have chosen their CPUs, and one that has not. */
+/* Threads with their own CPU affinity, and one with the default. */
 #include "resource.h"
 
 #include <sched.h>

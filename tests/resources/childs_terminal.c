@@ -1,4 +1,4 @@
-/* A terminal that a child drives, and has both ends of: what is typed there arrives. */
+/* A pseudo-terminal of a child process, which has both ends. Input to the driving end arrives at the other end. */
 #include "resource.h"
 
 #include <sys/ioctl.h>

@@ -1,4 +1,4 @@
-/* What a thread is scheduled by, as sched_setattr(2) takes it: C libraries lack the structure. */
+/* Parameters of deadline scheduling for sched_setattr(2), as C libraries lack the structure. */
 #include "resource.h"
 
 #include <sched.h>

@@ -1,5 +1,5 @@
-/* Threads that are scheduled by deadlines: the main one, which may fork, and another with a period of its own. The nice value that
- * they will have again without. */
+/* Threads with deadline scheduling (SCHED_DEADLINE): the main thread, with reset on fork, and another with its own
+ * period. Their nice values without deadline scheduling are also checked. */
 #include "deadline.h"
 
 #include <sys/resource.h>

@@ -1,4 +1,4 @@
-/* Directories that were deleted: open, as a place alone, and the current one. */
+/* Deleted directories: an open one, one opened with O_PATH, and the current directory. */
 #include "resource.h"
 
 static int open_one, place;

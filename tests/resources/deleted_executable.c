@@ -1,5 +1,5 @@
-/* A program whose executable was deleted while it ran, and another put in its place, as an upgrade does: what /proc/self/exe leads to can be
- * read, and executed. */
+/* A program whose executable was deleted and replaced while it ran, as in an upgrade. /proc/self/exe can still be read
+ * and executed. */
 #include "resource.h"
 
 #define ANSWER 7
@@ -8,7 +8,7 @@
 static uint64_t hash;
 static size_t bytes;
 
-/* Before main: what the program is when it is executed by its child. */
+/* Runs before main: the behaviour of the program when its child executes it. */
 __attribute__((constructor)) static void answer(void) {
     if (getenv("ANSWER")) _exit(ANSWER);
 }
@@ -36,7 +36,7 @@ static void put(const char *path, const char *contents, size_t length) {
     REQUIRE(file >= 0 && write(file, contents, length) == (ssize_t)length && close(file) == 0, "%s", path);
 }
 
-/* Begins anew as a copy of itself, which may be deleted. */
+/* Executes a copy of the program, which may be deleted. */
 static void execute_copy(const char *path) {
     char *arguments[8] = {0}, *line;
     size_t length, count = 0;

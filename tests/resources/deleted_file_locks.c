@@ -1,4 +1,4 @@
-/* POSIX locks on a file that no path leads to: other processes are still kept out. */
+/* POSIX locks on a deleted file. They still exclude other processes. */
 #include "resource.h"
 
 static int file;
@@ -9,7 +9,7 @@ static void set_up(void) {
     REQUIRE(unlink(path_of("locked")) == 0 && fcntl(file, F_SETLK, &part) == 0);
 }
 
-/* The type of lock that stands against a write lock of a process of its own, at this byte. */
+/* The type of lock that conflicts with a write lock of another process at this byte. */
 static int against(off_t start) {
     struct flock wanted = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = start, .l_len = 1};
     int status;

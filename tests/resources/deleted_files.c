@@ -1,5 +1,5 @@
-/* Files that were deleted while open: what is in them, offset, mode and times, a hole, a private mapping with written pages and a
- * shared one. */
+/* Files that were deleted while open: contents, offset, mode, times and a hole; and a private mapping with written
+ * pages and a shared mapping. */
 #include "resource.h"
 
 #define HOLE_BYTES (1 << 20)

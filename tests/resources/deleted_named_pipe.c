@@ -1,4 +1,4 @@
-/* Named pipes that were deleted while open: what is in them, capacity, a writer alone, and that nothing has the name. */
+/* Named pipes that were deleted while open: contents, capacity, and one with only a writer. The name stays unused. */
 #include "resource.h"
 
 #define CAPACITY 8192

@@ -1,4 +1,5 @@
-/* Memory that the kernel may drop (MAP_DROPPABLE): a child has it, empty, as after fork(2), and what the child forks, too. */
+/* Memory that the kernel may drop (MAP_DROPPABLE). It is empty in a child and in processes that the child forks, as
+ * after fork(2). */
 #include "resource.h"
 
 #include <sys/wait.h>
@@ -27,7 +28,7 @@ static void check(void) {
     REQUIRE(is_it_or_empty(area[0]) && is_it_or_empty(area[BYTES - 1]));
     REQUIRE(plain[0] == 'p' && plain[BYTES - 1] == 'p');
     if (!is_child) return;
-    /* It is used as before, and is empty again in what is forked. */
+    /* It can be written, and is empty again in a forked process. */
     memset(area, 'c', BYTES);
     pid_t pid = fork();
     if (pid == 0) _exit(area[0] == 0 && area[BYTES - 1] == 0 && plain[0] == 'p' ? 0 : 1);

@@ -1,4 +1,4 @@
-/* Locks of all three kinds on files of the program's own: others are still kept out. */
+/* Locks of all three kinds on files of the program. They still exclude other processes. */
 #include "resource.h"
 
 #include <sys/file.h>
@@ -13,7 +13,7 @@ static void set_up(void) {
     REQUIRE(flock(whole, LOCK_EX) == 0 && fcntl(records, F_SETLK, &part) == 0 && fcntl(description, F_OFD_SETLK, &reading) == 0);
 }
 
-/* The type of lock that stands against this one of a process of its own. */
+/* The type of lock that conflicts with this lock of another process. */
 static int against(const char *path, short type, off_t start, off_t bytes) {
     struct flock wanted = {.l_type = type, .l_whence = SEEK_SET, .l_start = start, .l_len = bytes};
     int status;

@@ -1,4 +1,4 @@
-/* Memory that grows: the stack, the heap, and an area of the program's own that grows downwards. */
+/* Memory that grows: the stack, the heap, and a mapping that grows downwards. */
 #include "resource.h"
 
 #define MEGABYTE (1UL << 20)

@@ -1,4 +1,4 @@
-/* Guard pages of both kinds: areas that may not be touched, and pages guarded inside an area (MADV_GUARD_INSTALL). */
+/* Guard pages of both kinds: inaccessible mappings, and guarded pages within a mapping (MADV_GUARD_INSTALL). */
 #include "resource.h"
 
 #define GUARD_INSTALL 102 /* Linux 6.13; libc may not have them yet */

@@ -1,5 +1,5 @@
-/* Huge pages of hugetlbfs for a program that maps some. The node is told to keep them aside for a moment: in use, or reserved, they
- * stay until nobody has them mapped. */
+/* Huge pages of hugetlbfs for a program that maps some. The program makes the node reserve them temporarily. Pages in
+ * use or reserved stay until no process has them mapped. */
 #include "resource.h"
 
 #include <sys/prctl.h>

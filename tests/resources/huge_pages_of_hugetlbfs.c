@@ -1,4 +1,5 @@
-/* Shared memory in huge pages of hugetlbfs, as databases have it, of a process and its child: carried, in ordinary pages. */
+/* Shared memory of a process and its child in huge pages of hugetlbfs, as databases use it. Children get it in
+ * ordinary pages. */
 #include "huge_pages.h"
 
 static volatile uint64_t *words;

@@ -1,7 +1,6 @@
-/* How many huge pages the machine keeps aside, changed for a moment. It is put back also when the process is killed meanwhile: a guard,
- * a process in a session of its own, waits at a pipe for the end of the change or of the process. If both are killed, the number is
- * still in a file, and the next process that changes it puts it back first. Include this after a header that has REQUIRE.
- */
+/* A temporary change of the machine's number of huge pages. A guard process in its own session waits on a pipe for the
+ * end of the change or of the process, and restores the number. If both are killed, a file still has the number, and
+ * the next process that changes it restores it first. Include this after a header that has REQUIRE. */
 #pragma once
 
 #include <fcntl.h>
@@ -16,7 +15,7 @@
 #define HUGE_SETTING_BEFORE "/run/farfork-tests-nr_hugepages"
 
 struct huge_setting {
-    /* Locked, by the guard as well: two changes at once would each put back what the other has set. */
+    /* Locked, also by the guard: each of two concurrent changes would restore the number of the other. */
     int file;
     int guards_pipe;
     pid_t guard;

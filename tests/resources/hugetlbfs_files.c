@@ -1,5 +1,6 @@
-/* Files of hugetlbfs, open, one mapped shared and one mapped privately: carried, in ordinary memory without a path, and only what is
- * there. The parent has as many huge pages as it has reserved and not one more: did its seed keep any, it could not write. */
+/* Files of hugetlbfs: open, mapped shared and mapped privately. Children get the pages that exist, in ordinary memory
+ * without a path. The parent has exactly the huge pages that it reserved. If its seed kept one, the parent could not
+ * write. */
 #include "huge_pages.h"
 
 #include <sys/mount.h>
@@ -7,7 +8,7 @@
 #define SPARSE_PAGES 1024UL
 #define WORDS_BETWEEN 500
 
-/* Pages of the file that is mapped privately: what of them the file has, and what the process has done. */
+/* Pages of the privately mapped file: whether the file has them, and how the process has used them. */
 enum { COVERED, READ, UNSEEN, FILE_PAGES, OWN = FILE_PAGES, NOWHERE, PRIVATE_PAGES };
 
 static const size_t sparse_pages[] = {0, 5, 1000};
@@ -29,7 +30,7 @@ static int is_filled(volatile uint64_t *at, uint64_t first) {
     return at[1] == 0;
 }
 
-/* A mount that nobody sees. */
+/* A mount without a mount point. */
 static int mount_pool(void) {
     int context = fsopen("hugetlbfs", FSOPEN_CLOEXEC);
     REQUIRE(context >= 0 && fsconfig(context, FSCONFIG_SET_STRING, "pagesize", "2M", 0) == 0);
@@ -79,7 +80,7 @@ static void set_up(void) {
         words(shared, 1000)[7] = 9;
         for (;;) pause();
     }
-    /* Only now: what its child had, too, it could not write to without one page more. */
+    /* After the fork: pages that the child process has as well could not be written without another huge page. */
     REQUIRE(is_filled(words(own, READ), 100 + READ));
     fill(words(own, COVERED), 200), fill(words(own, OWN), 300);
 }

@@ -1,4 +1,4 @@
-/* A process that is pid 1 of a pid namespace, with a child, and one that was its grandchild and is now its own. */
+/* A process that is pid 1 of a pid namespace, with a child, and with an orphaned grandchild that it has adopted. */
 #include "resource.h"
 
 static pid_t child, orphan;

@@ -1,5 +1,5 @@
-/* An inotify with watches, numbered with gaps and beyond nine, that still see what happens, and can be removed by their numbers;
- * and one of a child with a root of its own (chroot(2)). */
+/* An inotify instance with watches whose numbers have gaps and exceed nine. The watches still report events and can be
+ * removed by number. A child process with its own root (chroot(2)) has another instance. */
 #include "resource.h"
 
 #include <sys/inotify.h>

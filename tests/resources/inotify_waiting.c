@@ -1,5 +1,5 @@
-/* An inotify with events that nobody has read, and two watches. Nobody can look at them without taking them out: a child is told that it has lost
- * some, as of a queue that was full, and then of what comes after; the parent still has them. */
+/* An inotify instance with unread events and two watches. Events cannot be peeked, so the child gets a queue overflow
+ * and then later events. The parent keeps its events. */
 #include "resource.h"
 
 #include <sys/inotify.h>

@@ -1,4 +1,5 @@
-/* Interval timers: the time left and the interval of one that is far off, and one that goes off again and again. */
+/* Interval timers: the remaining time and the interval of one that expires much later, and one that expires
+ * repeatedly. */
 #include "resource.h"
 #include "time_left.h"
 

@@ -1,5 +1,5 @@
-/* A process group whose leader has ended and was waited for, as of a pipeline whose first command is done: who is in it still is, and
- * can be sent signals and waited for by it. */
+/* A process group whose leader has ended and was waited for, as in a pipeline after its first command. Its members can
+ * still get signals and be waited for by group. */
 #include "resource.h"
 
 #include <sys/prctl.h>

@@ -1,6 +1,6 @@
-/* Sessions whose leaders have ended: one that was waited for, as a daemon's that forked once more, with a child of the daemon's and with
- * a process group whose leader has ended, too; and one that was not waited for. Those who are left are children of the first, which
- * is the parent of orphans (prctl(2), PR_SET_CHILD_SUBREAPER). */
+/* Sessions without their leaders. One leader was waited for, as for a daemon that forks twice; the session has a child
+ * of the daemon and a process group without its leader. The other leader was not waited for. The remaining processes
+ * are children of the first process, which is a subreaper (PR_SET_CHILD_SUBREAPER). */
 #include "resource.h"
 
 #include <sys/prctl.h>

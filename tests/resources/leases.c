@@ -1,4 +1,5 @@
-/* Leases for reading, one with a signal of its own choice: somebody who wants to write has to wait, and the process is told. */
+/* Read leases, one with its own signal. A process that opens the file to write has to wait, and the holder gets the
+ * signal. */
 #include "resource.h"
 
 #define CHOSEN (SIGRTMIN + 3)
@@ -17,7 +18,7 @@ static void set_up(void) {
     plain = lease(path_of("plain"), 0), chosen = lease(path_of("chosen"), CHOSEN);
 }
 
-/* Somebody opens the file to write, which is to fail and to be told by this signal. */
+/* Another process opens the file to write. That must fail, and the holder must get this signal. */
 static siginfo_t broken(const char *path, int signal) {
     int status;
     pid_t pid = fork();

@@ -1,4 +1,5 @@
-/* A program that was started without standard input and standard error: what it makes first has their numbers, and is no stream. */
+/* A program that was started without standard input and standard error. The first files that it opens get their
+ * numbers and are not standard streams. */
 #include "resource.h"
 
 #include <sys/epoll.h>

@@ -1,5 +1,5 @@
-/* More open files than one message brings, and than the first limit on them allows: pipes, each with its own content, and what a
- * child makes itself. The limits are as they were. */
+/* More open files than one message can contain and than the initial limit allows: pipes with different contents, and
+ * files that a child opens itself. The limits are unchanged. */
 #include "resource.h"
 
 #include <sys/resource.h>

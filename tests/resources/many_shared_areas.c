@@ -1,4 +1,4 @@
-/* More shared areas than descriptors: all of them, and each with its own content. */
+/* More shared mappings than descriptors, each with its own contents. */
 #include "resource.h"
 
 enum { AREAS = 200 };

@@ -1,5 +1,5 @@
-/* Memfds with their modes, owners and times: one that can be executed, one that no seal but its mode keeps from it, one that can not be
- * (MFD_NOEXEC_SEAL), and one whose mode was changed. */
+/* Memfds with their modes, owners and times: one that is executable, one that only its mode makes not executable, one
+ * with MFD_NOEXEC_SEAL, and one with a changed mode. */
 #include "resource.h"
 
 #ifndef MFD_NOEXEC_SEAL

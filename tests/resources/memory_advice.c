@@ -1,4 +1,4 @@
-/* What madvise(2) said of areas: huge pages, access patterns, dumps, forks, merging. */
+/* Advice of madvise(2) for mappings: huge pages, access patterns, dumps, forks, merging. */
 #include "resource.h"
 
 static const struct {

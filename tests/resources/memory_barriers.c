@@ -1,4 +1,4 @@
-/* Registrations for membarrier(2): the calls that need one work at once. */
+/* Registrations for membarrier(2): commands that need one work at once. */
 #include "resource.h"
 
 #include <linux/membarrier.h>

@@ -1,4 +1,4 @@
-/* A named pipe of which the program has both ends: what is in it, its capacity, and that the path still leads to it. */
+/* A named pipe with both ends in the program: contents, capacity, and a path that still names it. */
 #include "resource.h"
 
 #define CAPACITY 8192

@@ -1,4 +1,5 @@
-/* Netlink sockets: bound, with groups and options; not bound; of another kind and protocol, with a filter. The kernel answers. */
+/* Netlink sockets: a bound one with groups and options, an unbound one, and one of another kind and protocol with a
+ * filter. The kernel answers. */
 #include "resource.h"
 
 #include <linux/filter.h>
@@ -6,7 +7,7 @@
 #include <linux/rtnetlink.h>
 #include <sys/socket.h>
 
-/* Of old, and of bridges: nobody tells of anything there, as an event would wait to be read. */
+/* Groups without events, because an event would wait to be read: an obsolete one, and one of bridges. */
 #define QUIET_GROUP 13
 #define HIGH_GROUP 33
 #define GROUP_WORDS 8
@@ -14,7 +15,7 @@
 static int routes, events, unbound;
 static struct sockaddr_nl address;
 
-/* Lets through what is longer than 24 bytes. */
+/* Passes messages of more than 24 bytes. */
 static struct sock_filter filter[] = {{BPF_LD | BPF_W | BPF_LEN, 0, 0, 0}, {BPF_JMP | BPF_JGT | BPF_K, 0, 1, 24}, {BPF_RET | BPF_K, 0, 0, ~0U}, {BPF_RET | BPF_K, 0, 0, 0}};
 
 #define INSTRUCTIONS (sizeof filter / sizeof filter[0])

@@ -1,5 +1,4 @@
-/* The place in the order of the kernel's victims when memory runs out. A child never comes after its container's other
- * processes: it can be forked again. */
+/* The OOM score adjustment. A child is killed before other processes of its container, and it can be forked again. */
 #include "resource.h"
 
 static void set_up(void) {

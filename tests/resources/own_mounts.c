@@ -1,4 +1,5 @@
-/* A process in a mount namespace of its own, as services have one: where it has a file open, and mapped, the node has another of that name. */
+/* A process in its own mount namespace, as services use them. The node has another file at the path of its open and
+ * mapped file. */
 #include "resource.h"
 
 #include <sched.h>

@@ -1,6 +1,6 @@
-/* Descendants with a root of their own (chroot(2)), who have given up their rights there, as daemons do: one with files of inside and
- * outside; its child that has root and directory in common with it (CLONE_FS); a child of that with a root further down; and one
- * whose current directory is outside. */
+/* Unprivileged descendants with their own root (chroot(2)), as of daemons: one with files inside and outside; its
+ * child that shares its root and directory (CLONE_FS); a child of that with a nested root; and one with its current
+ * directory outside. */
 #include "resource.h"
 
 #include <sched.h>
@@ -38,7 +38,8 @@ static void require_directory(const char *wanted) {
     REQUIRE(syscall(SYS_getcwd, now, sizeof now) > 0 && strcmp(now, wanted) == 0, "%s, not %s", now, wanted);
 }
 
-/* Behind this nothing but what is open leads out. Whoever has rights would outlive a parent without: it may not be told of its end. */
+/* After this, only open files lead out of the root. With privileges, the process would outlive an unprivileged parent: the
+ * kernel would not deliver the signal of PR_SET_PDEATHSIG. */
 static void give_up_rights(void) {
     REQUIRE(setresgid(NOBODY, NOBODY, NOBODY) == 0 && setresuid(NOBODY, NOBODY, NOBODY) == 0);
     REQUIRE(prctl(PR_SET_PDEATHSIG, SIGKILL) == 0);
@@ -76,7 +77,7 @@ static __attribute__((noreturn)) void be_sharer(void) {
     born(0, be_deeper);
     answer(SHARER);
     require_at("/inside", 1), require_at("inside", 1), require_at("/outside", 0);
-    /* For who has it in common, too. */
+    /* Also applies to the process that shares the directory. */
     REQUIRE(chdir("/deeper") == 0);
     stay(SHARER);
 }
@@ -127,7 +128,7 @@ static void set_up(void) {
         REQUIRE(COMES_TRUE(__atomic_load_n(&shared->is_ready[which], __ATOMIC_SEQ_CST)), "process %d", which);
 }
 
-/* Whether somebody listens there. */
+/* Whether a socket listens there. */
 static int is_reached(const char *path) {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     int client = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);

@@ -1,4 +1,4 @@
-/* A pipe in packet mode (O_DIRECT): what is in it keeps its boundaries. */
+/* A pipe in packet mode (O_DIRECT): its packets keep their boundaries. */
 #include "resource.h"
 
 static int ends[2];

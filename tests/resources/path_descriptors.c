@@ -1,4 +1,4 @@
-/* Descriptors that stand for a place only (O_PATH): of a file, a directory, a symbolic link and a named pipe. */
+/* O_PATH descriptors of a file, a directory, a symbolic link and a named pipe. */
 #include "resource.h"
 
 static int file, folder, link_itself, pipe_itself;

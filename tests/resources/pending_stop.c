@@ -1,5 +1,4 @@
-/* Children that are stopped, and have been sent SIGSTOP once more: to a thread, and to the process. It waits in their queues until they are
- * continued, which takes it away. */
+/* Stopped children with another pending SIGSTOP, for a thread and for the process. SIGCONT discards it. */
 #include "resource.h"
 
 #include <sys/prctl.h>

@@ -1,4 +1,4 @@
-/* POSIX shared memory: mapped, by its name, and as it was when the parent was prepared, whatever that writes later. */
+/* POSIX shared memory, mapped and by name. It has the contents of prepare, whatever the parent writes later. */
 #include "resource.h"
 
 static char name[64];

@@ -1,5 +1,5 @@
-/* POSIX timers by the kernel's own numbers: ids with a gap, time left, intervals, values, one that tells a certain thread, and two that
- * run by the processor time of one thread each. */
+/* POSIX timers: ids with a gap, remaining times, intervals, values, one that signals a certain thread, and two on the
+ * CPU time of one thread each. */
 #include "resource.h"
 #include "time_left.h"
 

@@ -1,5 +1,6 @@
-/* Private memory in huge pages of hugetlbfs, written, read-only and untouched, some of it shared copy-on-write with a child: carried, in
- * ordinary pages. The parent has as many huge pages as it has reserved and not one more: did its seed keep any, it could not write. */
+/* Private memory in huge pages of hugetlbfs: written, read-only and untouched, and partly shared copy-on-write with a
+ * child process. Children get it in ordinary pages. The parent has exactly the huge pages that it reserved. If its
+ * seed kept one, the parent could not write. */
 #include "huge_pages.h"
 
 enum { WRITTEN, READ_ONLY, UNTOUCHED, PAGES };
@@ -29,7 +30,7 @@ static void require_filled(int page, uint64_t first) {
     REQUIRE(words(page)[1] == 0);
 }
 
-/* A child has what it read, and no huge page to write to. */
+/* The child process has read its pages, and has no huge page to write to. */
 __attribute__((noreturn)) static void answer(void) {
     for (;;) {
         while (*told != ASKED) usleep(1000);
@@ -48,7 +49,7 @@ static void set_up(void) {
     REQUIRE(mprotect(area + READ_ONLY * HUGE_BYTES, HUGE_BYTES, PROT_READ) == 0);
     REQUIRE(madvise(area + READ_ONLY * HUGE_BYTES, HUGE_BYTES, MADV_DONTDUMP) == 0);
     if ((other = fork_bound()) == 0) answer();
-    /* Only now: what its child had, too, it could not write to without one page more. */
+    /* After the fork: pages that the child process has as well could not be written without another huge page. */
     fill(WRITTEN, 5);
 }
 

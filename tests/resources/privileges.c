@@ -1,5 +1,5 @@
-/* Flags of a task's privileges: securebits, no_new_privs, dumpable, personality, umask; and a thread that has given up more
- * than the others, with securebits and a personality of its own. */
+/* Privilege flags of a task: securebits, no_new_privs, dumpable, personality, umask; and a thread with fewer
+ * privileges and its own securebits and personality. */
 #include "resource.h"
 
 #include <linux/capability.h>

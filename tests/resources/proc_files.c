@@ -1,4 +1,4 @@
-/* Files of /proc that are open: they tell of the process that has them. */
+/* Open files of /proc: they show the process that has them open. */
 #include "resource.h"
 
 static int status, maps;

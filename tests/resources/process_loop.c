@@ -1,5 +1,5 @@
-/* A child that does nothing but fork, and waits for what it has forked; and one whose children it does not wait for. Whatever
- * is under way at the moment of the capture, no child is lost, and none ends twice. */
+/* A child that forks and waits in a loop, and one that does not wait for its children. At any time of the capture, no
+ * child is lost, and none ends twice. */
 #include "resource.h"
 
 #define UNWAITED 3

@@ -1,5 +1,5 @@
-/* What has become of children: three have ended and nobody has waited for them, one of them with a core, one is stopped, one dies when its parent does,
- * and is then the child of the process itself, which takes in orphans. Nothing of it is told anew in the child. */
+/* Ended and stopped children: three have ended without being waited for, one of them with a core; one is stopped; and
+ * one is orphaned and then adopted by the process, a subreaper. The child gets no repeated signals about them. */
 #include "resource.h"
 
 #include <sys/prctl.h>

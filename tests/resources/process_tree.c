@@ -1,6 +1,6 @@
-/* A tree of processes: children in the group of their parent, in one of their own and in a session of their own, and a
- * grandchild. Each has written to memory that it got by fork; they share memory, an offset, an eventfd, and pipes with data
- * on its way. In the child all have their ids, find what they had, and can be waited for. */
+/* A process tree: children in their parent's group, in their own group and in their own session, and a grandchild.
+ * Each has written to inherited memory. They share memory, an offset, an eventfd, and pipes with unread data. In the
+ * child all have their ids and resources, and can be waited for. */
 #include "resource.h"
 
 #include <sys/eventfd.h>
@@ -12,7 +12,7 @@ enum role { ROOT, SAME_GROUP, OWN_GROUP, OWN_SESSION, GRANDCHILD };
 
 struct place {
     pid_t pid, parent;
-    char verdict[200]; /* empty until the process has looked; then "right", or what differs */
+    char verdict[200]; /* empty before the check; then "right" or the difference */
 };
 
 static struct {
@@ -28,7 +28,7 @@ static pid_t children[CHILDREN + 1];
 
 static void say(const char *text) { snprintf(shared->of[role].verdict, sizeof shared->of[role].verdict, "%s", text); }
 
-/* Ends a process of the tree, saying what differs. */
+/* Ends a process of the tree with a report of the difference. */
 #define EXPECT(condition)                                                                                              \
     do {                                                                                                               \
         if (!(condition)) {                                                                                            \
@@ -65,7 +65,7 @@ static void look_at_ids(void) {
     }
 }
 
-/* What only one of them does, so that the others can see it. */
+/* Changes by one process that the others must see. */
 static void use_files(void) {
     char text[16] = "";
     uint64_t count = 0;

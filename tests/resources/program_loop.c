@@ -1,6 +1,5 @@
-/* Processes that do nothing but begin programs: two that begin the next one in their own place, without end, one whose children
- * do so once, and one that waits for such children in vfork(2). Whichever program is at its end or its beginning at the moment of the capture, none is left out, and none
- * begins twice. */
+/* Processes that execute programs in a loop: two that replace themselves, one with children that do so once, and one
+ * that waits for such children in vfork(2). At any time of the capture, no program is lost, and none starts twice. */
 #include "resource.h"
 
 #include <spawn.h>

@@ -1,4 +1,4 @@
-/* A main thread that is scheduled by deadlines, and that fork(2) itself fails for: not carried. */
+/* A main thread with deadline scheduling and without reset on fork, for which fork(2) itself fails: not carried. */
 #include "deadline.h"
 
 static void set_up(void) {

@@ -1,4 +1,4 @@
-/* A process that has refused itself mappings which become executable, or are so and can be written (PR_SET_MDWE). */
+/* A process that denies itself mappings that become executable, or are writable and executable (PR_SET_MDWE). */
 #include "resource.h"
 
 #include <sys/prctl.h>

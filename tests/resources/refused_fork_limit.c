@@ -1,4 +1,5 @@
-/* A child that may not fork, by its own limit (RLIMIT_NPROC), as sshd's process without rights: a capture clones it, and says so. */
+/* A child process that may not fork because of RLIMIT_NPROC, as the unprivileged process of sshd. A capture needs a
+ * clone of it, so it is refused. */
 #include "resource.h"
 
 #include <sys/resource.h>

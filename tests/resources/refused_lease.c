@@ -1,4 +1,4 @@
-/* A lease for writing, which ends when anybody else opens the file: not carried. */
+/* A write lease, which ends when another process opens the file: not carried. */
 #include "resource.h"
 
 static int fd;

@@ -1,4 +1,4 @@
-/* A netlink socket in which the kernel's answer waits: not carried. */
+/* A netlink socket with an unread answer of the kernel: not carried. */
 #include "resource.h"
 
 #include <linux/netlink.h>

@@ -1,4 +1,4 @@
-/* A child with a host name of its own (unshare(2), CLONE_NEWUTS): not carried. */
+/* A child process with its own host name (unshare(2), CLONE_NEWUTS): not carried. */
 #include "resource.h"
 
 #include <sched.h>

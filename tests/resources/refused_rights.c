@@ -1,4 +1,5 @@
-/* An epoll instance on its way in a Unix socket: the numbers that it knows its files by are those of nobody. */
+/* An epoll instance in flight in a Unix socket. The descriptor numbers that it has registered belong to no process:
+ * not carried. */
 #include "resource.h"
 
 #include <sys/epoll.h>

@@ -1,4 +1,4 @@
-/* A child with a root that no path leads to any more: it was removed (chroot(2), rmdir(2)). */
+/* A child process with a deleted root directory (chroot(2), rmdir(2)): not carried. */
 #include "resource.h"
 
 static pid_t other;

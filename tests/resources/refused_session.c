@@ -1,5 +1,5 @@
-/* A process that is its parent's, though another child of that, which has ended, made its session; and the parent is not the parent of
- * orphans any more: nobody could leave it to it again, and it is not carried. */
+/* A process in a session that an ended sibling created. Its parent is not a subreaper any more, so the process cannot
+ * be orphaned to it again: not carried. */
 #include "resource.h"
 
 #include <sys/prctl.h>

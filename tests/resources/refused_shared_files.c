@@ -1,4 +1,4 @@
-/* Two children that have one table of descriptors, which their parent has left since (unshare(2), CLONE_FILES): not carried. */
+/* Two children that share a descriptor table that their parent has left (unshare(2), CLONE_FILES): not carried. */
 #include "resource.h"
 
 #include <sched.h>

@@ -1,4 +1,4 @@
-/* A child that has its parent's address space (clone(2), CLONE_VM), and a child that has not: not carried. */
+/* A child with its parent's address space (clone(2), CLONE_VM), which also has a child with its own: not carried. */
 #include "resource.h"
 
 #include <sched.h>

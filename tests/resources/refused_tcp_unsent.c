@@ -1,4 +1,5 @@
-/* A TCP connection within the process, in which more was sent than the receiver has room for: the rest nobody can look at. */
+/* A TCP connection within the process with more data than the receiver has room for. Unsent data cannot be read: not
+ * carried. */
 #include "resource.h"
 
 #include <netinet/in.h>

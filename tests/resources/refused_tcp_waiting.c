@@ -1,4 +1,4 @@
-/* A TCP connection of the process with a socket of its own, which it has not accepted yet. */
+/* A TCP connection of the process with its own listening socket, not accepted yet: not carried. */
 #include "resource.h"
 
 #include <netinet/in.h>

@@ -1,5 +1,4 @@
-/* The end that drives a pseudo-terminal which another process uses, one that does not descend from this: not carried without
- * that process. */
+/* The driving end of a pseudo-terminal that an unrelated process uses: not carried without that process. */
 #include "resource.h"
 
 static int master;

@@ -1,4 +1,4 @@
-/* A pseudo-terminal in which something that was typed waits: a terminal has no way to look at it without taking it out. */
+/* A pseudo-terminal with unread input, which cannot be peeked: not carried. */
 #include "resource.h"
 
 #include <termios.h>

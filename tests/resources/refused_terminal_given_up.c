@@ -1,5 +1,5 @@
-/* A session whose leader has a controlling terminal, and a process in it that has given it up (TIOCNOTTY): a child is born with its
- * session's terminal or without, and cannot give it up before it runs. */
+/* A session with a controlling terminal, and a process in it that has given up the terminal (TIOCNOTTY). A child gets
+ * the terminal of its session at its fork, and cannot give it up before it runs: not carried. */
 #include "resource.h"
 
 #include <sys/ioctl.h>

@@ -1,4 +1,4 @@
-/* A terminal whose driving end was closed: nobody else can make one like that. */
+/* A terminal with a closed driving end, which no process can create: not carried. */
 #include "resource.h"
 
 static int end;

@@ -1,4 +1,5 @@
-/* A terminal that was opened below another directory, as for a root of somebody's own: by the same name a child finds none. */
+/* A terminal that was opened below another directory, as in a chroot. A child finds no terminal at that path: not
+ * carried. */
 #include "resource.h"
 
 #include <sched.h>

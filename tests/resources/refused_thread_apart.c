@@ -1,4 +1,4 @@
-/* A thread with a current directory of its own (unshare(2), CLONE_FS), as file servers have: not carried. */
+/* A thread with its own current directory (unshare(2), CLONE_FS), as in file servers: not carried. */
 #include "resource.h"
 
 #include <sched.h>

@@ -1,5 +1,5 @@
-/* A process that has made a time namespace for its children (unshare(2), CLONE_NEWTIME), with clocks far ahead: its own are others, and
- * the kernel shows no offsets of those. */
+/* A process that has created a time namespace for its children (unshare(2), CLONE_NEWTIME), with clocks far ahead. The
+ * kernel does not show the offsets of that namespace: not carried. */
 #include "resource.h"
 
 #include <sched.h>

@@ -1,4 +1,4 @@
-/* A timerfd that whoever sets the wall clock cancels, and that has either gone off or been cancelled: not carried. */
+/* A timerfd that a change of the wall clock cancels, and that has expired or was cancelled: not carried. */
 #include "resource.h"
 
 #include <sys/timerfd.h>

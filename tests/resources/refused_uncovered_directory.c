@@ -1,4 +1,5 @@
-/* A directory, open and current, on a mount that was taken away (MNT_DETACH): its path is that of the root directory. */
+/* An open and current directory on a detached mount (MNT_DETACH): the kernel shows the path of the root directory for
+ * it. */
 #include "resource.h"
 
 #include <sys/mount.h>

@@ -1,5 +1,5 @@
-/* A Unix socket whose name leads nowhere from where all paths begin: a child with a root of its own (chroot(2)) has bound it in a
- * directory that is there alone. */
+/* A Unix socket whose name has no path from the root of the tree: a child process with its own root (chroot(2)) has
+ * bound it in a directory that exists only there. */
 #include "resource.h"
 
 #include <sys/socket.h>

@@ -1,5 +1,5 @@
-/* A Unix stream in which a byte of urgent data waits (MSG_OOB): a reader is given it apart from the others, and who looks from
- * one message to the next is not told which it is. */
+/* A Unix stream with a waiting byte of urgent data (MSG_OOB). A reader gets it separately, and a peek cannot tell
+ * which byte it is: not carried. */
 #include "resource.h"
 
 #include <sys/socket.h>

@@ -1,4 +1,4 @@
-/* A connection that waits to be accepted, and has sent something: nobody can look at that. */
+/* An unaccepted connection with data, which cannot be read before accept(2): not carried. */
 #include "resource.h"
 
 #include <sys/socket.h>

@@ -1,4 +1,4 @@
-/* A user namespace of its own (unshare(2), CLONE_NEWUSER), in which it is root, and outside of which it is nobody: not carried. */
+/* A process that is root in its own user namespace (unshare(2), CLONE_NEWUSER) and unprivileged outside: not carried. */
 #include "resource.h"
 
 #include <sched.h>

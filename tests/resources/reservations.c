@@ -1,4 +1,4 @@
-/* Reservations of terabytes, as the JVM, Go and sanitizers make them, a little of which is in use. */
+/* Reserved mappings of terabytes with little memory in use, as of the JVM, Go and sanitizers. */
 #include "resource.h"
 
 #define TERABYTE (1UL << 40)

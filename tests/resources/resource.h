@@ -1,5 +1,5 @@
-/* What the programs of this directory share. Each has one kernel resource: set_up() makes it, check() says whether it is as
- * it was, in a child and in the parent itself. `main` is here.
+/* Common parts of the programs of this directory. Each program has one kernel resource: set_up() makes it, and check()
+ * tests that it is unchanged, in a child and in the parent. `main` is here.
  *
  *  program ─ set_up ─ `ready PID 0` ─ `tick …` every 2 ms ─┬─ payload there: a child ──────┬─ check ─ `PASS`, status 0
  *                                                          └─ file ARGUMENT there: parent ─┘       `FAIL …`, status 1
@@ -41,7 +41,7 @@ static char directory[PATH_BYTES_MAX]; /* of the program's own, in which it may 
 static void set_up(void);
 static void check(void);
 
-/* Ends the program, saying where and what, when something differs. */
+/* Ends the program with the position and the text of a difference. */
 #define REQUIRE(condition, ...)                                                                                        \
     do {                                                                                                               \
         if (!(condition)) differs(__FILE__, __LINE__, #condition, " " __VA_ARGS__);                                     \
@@ -60,8 +60,8 @@ __attribute__((noreturn, format(printf, 4, 5), unused)) static void differs(cons
     _exit(1);
 }
 
-/* Has something removed when the program has ended, however it ends, by a process that is told by the end of a pipe. What is
- * carried of the pipe changes nothing in a child. */
+/* Calls `remove` after any end of the program, in a process that waits for the end of a pipe. The copy of the pipe in a
+ * child has no effect. */
 __attribute__((unused)) static void at_end(void (*remove)(void)) {
     int ends[2];
     char byte;
@@ -124,7 +124,7 @@ __attribute__((unused)) static char *map_private(size_t bytes, int protection) {
     return (char *)at;
 }
 
-/* Whether the byte can be read, told by a process of its own. */
+/* Whether the byte can be read, tested in a forked process. */
 __attribute__((unused)) static int is_readable(const volatile char *at) {
     int status;
     pid_t pid = fork();

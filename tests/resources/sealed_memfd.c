@@ -1,4 +1,4 @@
-/* A memfd with every seal, one with none that may be sealed yet, and one that may not. */
+/* A memfd with all seals, one without seals that can be sealed, and one that cannot be sealed. */
 #include "resource.h"
 
 #define SEALS (F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE)

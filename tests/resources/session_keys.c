@@ -1,5 +1,5 @@
-/* Keys of the kernel's (keyrings(7)): a child has none of its parent's, of its node's daemon or of other children, and a session
- * keyring of its own for what it adds, which its processes share. */
+/* Kernel keys (keyrings(7)): a child has no keys of its parent, the daemon or other children. It has its own session
+ * keyring, which its processes share. */
 #include "resource.h"
 
 #include <linux/keyctl.h>

@@ -1,5 +1,5 @@
-/* Processes that have root, current directory and file mode creation mask in common with their parents (clone(2), CLONE_FS): a
- * child, and its child; beside another child that has its own. What one of them changes is changed for all who share. */
+/* Processes that share root, current directory and umask with their parents (clone(2), CLONE_FS): a child and its
+ * child, next to a child with its own. A change by one applies to all that share. */
 #include "resource.h"
 
 #include <sched.h>
@@ -32,7 +32,7 @@ static __attribute__((noreturn)) void live(int which, pid_t parent) {
     while (!__atomic_load_n(&shared->is_asked[which], __ATOMIC_SEQ_CST)) usleep(1000);
     if (!getcwd(shared->directory[which], PATH_BYTES_MAX)) _exit(3);
     shared->mask[which] = mask();
-    /* The grandchild is asked first: what it does all others of them find. */
+    /* The grandchild is first: all others that share find its change. */
     if (which == GRANDCHILD) {
         if (chdir("/") != 0) _exit(4);
         umask(0123);
@@ -54,7 +54,7 @@ static void set_up(void) {
         REQUIRE(COMES_TRUE(__atomic_load_n(&shared->is_ready[which], __ATOMIC_SEQ_CST)));
     }
     REQUIRE(COMES_TRUE(__atomic_load_n(&shared->is_ready[GRANDCHILD], __ATOMIC_SEQ_CST)));
-    /* The child that has its own keeps what was before. */
+    /* The child with its own directory is not affected. */
     REQUIRE(chdir(directory) == 0);
     umask(027);
 }

@@ -1,6 +1,6 @@
-/* Processes that have their descriptors in common with their parents (clone(2), CLONE_FILES): a child, and its child; a child that is
- * stopped; beside another child that has its own, and a child that has them from it. What one of them opens, closes or locks is so for all
- * who share. */
+/* Processes that share their descriptor tables with their parents (clone(2), CLONE_FILES): a child and its child, and
+ * a stopped child; next to a child with its own table and a child that shares that one. A file that one opens, closes
+ * or locks changes for all that share. */
 #include "resource.h"
 
 #include <sched.h>
@@ -44,13 +44,13 @@ static int has_score(int wanted) {
     return close(own) == 0 && is_read && atoi(text) == wanted;
 }
 
-/* Puts a lock on the file, or tells whether another table's processes have. */
+/* Locks the file, or tests whether processes of another table have locked it. */
 static int lock(int command) {
     struct flock range = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 2, .l_len = 3};
     return fcntl(file, command, &range) == 0 && range.l_type == F_WRLCK;
 }
 
-/* What each finds when it is asked, in the order of the questions. */
+/* The checks of each process, in the order of the requests. */
 static int look(int which) {
     uint64_t value;
     char byte;
@@ -113,7 +113,7 @@ static void set_up(void) {
     REQUIRE(waitpid(shared->pids[STOPPED], &status, WUNTRACED) == shared->pids[STOPPED] && WIFSTOPPED(status));
     uint64_t value = 7;
     REQUIRE(write(counter, &value, sizeof value) == sizeof value);
-    /* They are others' too, who were born before. */
+    /* Also changes the offset for processes that were forked before. */
     REQUIRE(lseek(file, 5, SEEK_SET) == 5);
     before = count();
 }

@@ -1,5 +1,5 @@
-/* Filters of system calls (seccomp) that threads have from one ancestor: a later one for all of them at once
- * (SECCOMP_FILTER_FLAG_TSYNC) is taken by each, and leaves no thread without. One of them denies what a restorer needs to the last. */
+/* Seccomp filters that threads share by inheritance. A later filter for all threads (SECCOMP_FILTER_FLAG_TSYNC)
+ * applies to each. One filter denies a call that the restorer needs until its end. */
 #include "resource.h"
 
 #include <linux/filter.h>

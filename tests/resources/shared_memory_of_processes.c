@@ -1,9 +1,9 @@
-/* Processes that have their parents' address space (clone(2), CLONE_VM): one that has nothing else in common with its parent, with a
- * session and a thread of its own, and its child, which has its memory, too; one that has all that can be in common, signal handlers
- * included; one that is stopped. Another child has memory of its own, and a child that has that. What one of them writes, maps, moves or
- * unmaps is so for all who share, missing pages included.
+/* Processes that share their parent's address space (clone(2), CLONE_VM): one that shares only that and has its own
+ * session and thread, and its child; one that shares everything possible, including signal handlers; and a stopped
+ * one. Another child has its own memory and shares it with its child. Writes, maps, moves and unmaps apply to all that
+ * share, including missing pages.
  *
- * They have the same storage of thread locals, so that nobody here looks at errno while others work. */
+ * The processes share thread-local storage, so none uses errno while others run. */
 #include "resource.h"
 
 #include <sched.h>
@@ -18,7 +18,7 @@ enum { LOOK, END };
 
 static uint32_t has_handled;
 
-/* In shared memory, for those who have memory of their own. */
+/* In shared memory, for processes with their own address space. */
 static struct {
     uint32_t is_ready[COUNT], asked[COUNT], answered[COUNT], is_like_before[COUNT], has_ended, ticks;
     pid_t pids[COUNT], thread;
@@ -51,7 +51,7 @@ static void on_own_signal(int signal) {
     __atomic_add_fetch(&has_handled, 100, __ATOMIC_SEQ_CST);
 }
 
-/* Who outlives its parent ends with the first of all. */
+/* An orphaned process ends with the root process. */
 static void rest(void) {
     struct timespec interval = {0, 1000000};
     syscall(SYS_nanosleep, &interval, NULL);
@@ -81,7 +81,7 @@ static int forks(void) {
            WEXITSTATUS(status) == 33 && area[96 * WORDS] == word_of(96);
 }
 
-/* What each finds when it is asked. */
+/* The checks of each process. */
 static int look(int which) {
     uint32_t ticks;
     switch (which) {
@@ -104,7 +104,7 @@ static int look(int which) {
     case STOPPED: return area[41 * WORDS] == 8;
     case APART: return is_whole(area, 0, 64);
     case APARTS_CHILD:
-        /* First while its parent lives, then when nobody else has the memory any more. */
+        /* First while its parent runs, then when no other process has the memory. */
         if (!shared->has_ended) return is_whole(area, 64, 128) && getppid() == shared->pids[APART];
         return is_whole(area, 0, AREA_PAGES) && getppid() != shared->pids[APART];
     default: return 0;
@@ -184,7 +184,7 @@ static void end(int which) {
 static void check(void) {
     area[40 * WORDS] = 7;
     ask(SHARER);
-    /* What it has made of the memory, while most was not there yet. */
+    /* Its changes of the memory, while most pages were missing. */
     REQUIRE(area[41 * WORDS] == 8 && gone[0] == 9 && has_handled == 100, "%u", has_handled);
     for (unsigned long page = 192; page < 208; page++) REQUIRE(moved[(page - 192) * WORDS] == word_of(page), "page %lu", page);
     REQUIRE(msync((void *)(area + 192 * WORDS), PAGE_BYTES, MS_ASYNC) == -1 && errno == ENOMEM);

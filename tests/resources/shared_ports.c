@@ -1,5 +1,5 @@
-/* Sockets that listen at one port together (SO_REUSEPORT): two that have the option still, two of which one has it no more, and two that
- * both have it no more. Each pair takes connections. */
+/* Listening sockets on a common port (SO_REUSEPORT): a pair that still has the option, a pair of which one has cleared
+ * it, and a pair that has cleared it. Each pair accepts connections. */
 #include "resource.h"
 
 #include <netinet/in.h>

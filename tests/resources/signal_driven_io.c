@@ -1,4 +1,4 @@
-/* Who is told of a descriptor's readiness, and by which signal (F_SETOWN, F_SETSIG, O_ASYNC). */
+/* The owner and the signal for readiness of a descriptor (F_SETOWN, F_SETSIG, O_ASYNC). */
 #include "resource.h"
 
 static int ends[2];

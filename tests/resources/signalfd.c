@@ -1,4 +1,4 @@
-/* A signalfd with its mask, modes, and the signals that wait in it. */
+/* A signalfd with its mask, modes, and pending signals. */
 #include "resource.h"
 
 #include <sys/signalfd.h>

@@ -1,5 +1,5 @@
-/* Options of sockets that few programs set, each read again and then set to another value: of UDP, of TCP that listens and that is
- * connected, and of Unix sockets. */
+/* Rarely used socket options, each read and then set to another value: of UDP, of listening and connected TCP, and of
+ * Unix sockets. */
 #include "resource.h"
 
 #include <netinet/in.h>

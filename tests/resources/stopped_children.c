@@ -1,4 +1,4 @@
-/* Stopped children: one whose stop nobody has waited for, one whose stop was waited for, and one that goes on later. Each can be
+/* Stopped children: one with an unreported stop, one with a reported stop, and one that continues later. Each can be
  * continued, stops again, and ends. */
 #include "resource.h"
 

@@ -1,5 +1,5 @@
-/* A standard output that leads to a child of the program's own, which passes it on to where it led before: `exec > >(tee)` in a
- * shell. In a fork the child still has it, and passes it on to the fork's own output. */
+/* A standard output that a child of the program forwards to the original output, as `exec > >(tee)` in a shell. A fork
+ * has a copy of that child, which forwards to the output of the fork. */
 #include "resource.h"
 
 #include <sys/ioctl.h>
@@ -12,7 +12,7 @@ static struct {
 static pid_t reader;
 static int before;
 
-/* Reads what the program says, notes the last of it, and passes it on. */
+/* Reads the output of the program, records its end, and forwards it. */
 static __attribute__((noreturn)) void pass_on(pid_t parent) {
     char bytes[sizeof shared->last];
     ssize_t length;
@@ -38,7 +38,7 @@ static void set_up(void) {
     close(ends[0]), close(ends[1]);
 }
 
-/* What this process and another have under two numbers. */
+/* Whether a descriptor of this process and one of another are the same file. */
 static int is_one_file(int own, pid_t other, int others) {
     char path[64];
     struct stat a, b;
@@ -48,14 +48,14 @@ static int is_one_file(int own, pid_t other, int others) {
 }
 
 static void check(void) {
-    static const char line[] = "tick 7\n"; /* as the program has said others */
+    static const char line[] = "tick 7\n"; /* like earlier output of the program */
     int status, waiting;
     REQUIRE(is_one_file(STDOUT_FILENO, reader, STDIN_FILENO) && !is_one_file(STDOUT_FILENO, reader, STDOUT_FILENO));
     REQUIRE(is_one_file(before, reader, STDOUT_FILENO));
     REQUIRE(COMES_TRUE(ioctl(STDOUT_FILENO, FIONREAD, &waiting) == 0 && waiting == 0), "its reader is not at work");
     REQUIRE(write(STDOUT_FILENO, line, sizeof line - 1) == sizeof line - 1);
     REQUIRE(COMES_TRUE(memcmp(shared->last, line, sizeof line - 1) == 0));
-    /* It ends when nobody can write any more: nobody else has this end. */
+    /* The reader ends when the last write end is closed: no other process has it. */
     REQUIRE(dup2(before, STDOUT_FILENO) == STDOUT_FILENO);
     REQUIRE(waitpid(reader, &status, 0) == reader && WIFEXITED(status) && WEXITSTATUS(status) == 0, "status %x", (unsigned)status);
 }

@@ -1,4 +1,4 @@
-/* Filters of system calls (seccomp): two, one upon the other, for all threads but one that has a third. */
+/* Seccomp filters: two stacked ones for all threads, and a third for one thread. */
 #include "resource.h"
 
 #include <linux/filter.h>
@@ -33,7 +33,7 @@ static void *have_a_third(void *unused) {
 static void set_up(void) {
     REQUIRE(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
     deny(SYS_getuid, 11, 0);
-    /* What a restorer needs itself to the last. */
+    /* The restorer needs this call until its end. */
     deny(SYS_munmap, 22, SECCOMP_FILTER_FLAG_LOG);
     REQUIRE(pthread_create(&thread, NULL, have_a_third, NULL) == 0 && COMES_TRUE(is_ready));
 }

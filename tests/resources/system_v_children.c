@@ -1,5 +1,5 @@
-/* System V shared memory of a tree, as PostgreSQL has it: a segment that all have attached, and one that a child has made, removed
- * while it was attached, and handed down to its own child alone. */
+/* System V shared memory of a process tree, as in PostgreSQL: a segment that all have attached, and a removed segment
+ * that a child created and passed only to its own child. */
 #include "resource.h"
 
 #include <sys/prctl.h>

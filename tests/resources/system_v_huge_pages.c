@@ -1,5 +1,5 @@
-/* Segments of System V shared memory in huge pages of hugetlbfs, one of a process and its child, one that nobody has attached: carried, in
- * ordinary pages. */
+/* System V shared memory in huge pages of hugetlbfs: a segment of a process and its child, and an unattached one.
+ * Children get it in ordinary pages. */
 #include "huge_pages.h"
 
 #include <sys/ipc.h>
@@ -18,7 +18,7 @@ static int make_unattached(void) {
     return (unattached = shmget(IPC_PRIVATE, PAGE_BYTES, IPC_CREAT | SHM_HUGETLB | 0600)) >= 0;
 }
 
-/* Where nobody else has them: in the child, they go with its namespace. */
+/* Removes the segment in the parent. In the child, it ends with its namespace. */
 static void remove_unattached(void) { shmctl(unattached, IPC_RMID, NULL); }
 
 static volatile uint64_t *attach(void) {

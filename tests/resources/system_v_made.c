@@ -1,5 +1,5 @@
-/* System V objects that the process has made, and uses in no way that the kernel tells: segments that are not attached, one of
- * them with contents; semaphores and a message queue that nobody has used. */
+/* System V objects that the process has created, but does not use visibly: unattached segments, one with contents;
+ * semaphores and a message queue without operations. */
 #include "resource.h"
 
 #include <sys/msg.h>

@@ -1,4 +1,4 @@
-/* System V shared memory: attached twice, its key and id, and with nothing lost when the parent goes on writing. */
+/* System V shared memory: attached twice, with its key and id. Later writes of the parent do not change it. */
 #include "resource.h"
 
 #include <sys/shm.h>

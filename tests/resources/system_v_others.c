@@ -1,5 +1,6 @@
-/* System V semaphores and a message queue that another process uses, and a segment that another has made: objects of a
- * namespace, not of a process. A child is told that they are not there, and never sees others in their place. */
+/* System V semaphores and a message queue of another process, and a segment that another process created. Such objects
+ * belong to a namespace, not to a process. A child gets an error for them, and never finds other objects in their
+ * place. */
 #include "resource.h"
 
 #include <sys/msg.h>

@@ -1,5 +1,5 @@
-/* TCP connections over the loopback that both ends have shut down, with and without data that was not read: then comes the end, and not
- * a reset. One was accepted through a socket that still listens. */
+/* TCP connections over loopback that both ends have shut down, with and without unread data. They end without a reset.
+ * One was accepted from a socket that still listens. */
 #include "resource.h"
 
 #include <netinet/in.h>
@@ -36,7 +36,7 @@ static void check(void) {
     REQUIRE(getpeername(client, (struct sockaddr *)&now, &length) == -1 && errno == ENOTCONN);
     require_end(client, ""), require_end(accepted, "unread");
     REQUIRE(close(client) == 0 && close(accepted) == 0);
-    /* Who listens still does. */
+    /* The listening socket still works. */
     client = socket(AF_INET, SOCK_STREAM, 0);
     REQUIRE(connect(client, (struct sockaddr *)&address, sizeof address) == 0 && (accepted = accept(listener, NULL, NULL)) >= 0);
     REQUIRE(send(client, "again", 5, 0) == 5 && recv(accepted, &now, sizeof now, 0) == 5);

@@ -1,6 +1,5 @@
-/* TCP connections over loopback, both ends of which are the process's own: through a socket that still listens, and through
- * one that is closed; of both versions of IP; with data on its way, also more than a new socket has room for; one end shut down;
- * options. */
+/* TCP connections over loopback within the process: from a socket that still listens and from a closed one; of IPv4
+ * and IPv6; with data in flight, also more than a new socket has room for; with one end shut down; and their options. */
 #include "resource.h"
 
 #include <netinet/in.h>

@@ -1,4 +1,4 @@
-/* Listening TCP sockets, of both address families: bound again inside the child's network, with their options. */
+/* Listening TCP sockets of both address families. They are bound in the child's network with their options. */
 #include "resource.h"
 
 #include <netinet/in.h>

@@ -1,4 +1,5 @@
-/* TCP connections to another process, one made and one accepted: the parent's go on, the child's were reset. */
+/* TCP connections to another process, one connected and one accepted. In the parent they continue; in the child they
+ * are reset. */
 #include "resource.h"
 
 #include <netinet/in.h>
@@ -6,7 +7,7 @@
 
 static int connections[2];
 
-/* What comes over either, until both are closed. */
+/* Echoes the data of both connections until both are closed. */
 static void echo(int one, int two) {
     struct pollfd both[2] = {{.fd = one, .events = POLLIN}, {.fd = two, .events = POLLIN}};
     while (both[0].fd >= 0 || both[1].fd >= 0) {
@@ -33,7 +34,7 @@ static void set_up(void) {
     pid_t between = fork();
     REQUIRE(between >= 0);
     if (between == 0) {
-        if (fork() != 0) _exit(0); /* the other one descends from nobody that is captured */
+        if (fork() != 0) _exit(0); /* the other process is no descendant of a captured one */
         int accepted = accept(listener, NULL, NULL), made = socket(AF_INET, SOCK_STREAM, 0);
         REQUIRE(accepted >= 0 && connect(made, (struct sockaddr *)&other, sizeof other) == 0);
         close(listener), close(others);

@@ -1,5 +1,5 @@
-/* TCP connections over the loopback that wait to be accepted by a socket of the process itself: in their order, with their
- * ports; one of them will not send any more. */
+/* TCP connections over loopback that wait to be accepted by a socket of the process: their order and ports. One of
+ * them has shut down its sending side. */
 #include "resource.h"
 
 #include <netinet/in.h>

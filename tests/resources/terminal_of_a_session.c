@@ -1,6 +1,5 @@
-/* A terminal that a process drives, and that is the controlling one of its child's session, as a shell's is in a terminal
- * emulator: the child, which leads the session, has started a job of two processes in a group of their own, in the foreground. All
- * can open /dev/tty; Ctrl-C reaches the job, and nobody else. */
+/* A terminal that a process drives, as a terminal emulator, and that controls the session of its child, as a shell.
+ * The shell has a job of two processes in the foreground. All can open /dev/tty, and Ctrl-C reaches only the job. */
 #include "resource.h"
 
 #include <sys/ioctl.h>
@@ -21,7 +20,7 @@ static void count(int signal) {
     __atomic_add_fetch(&shared->interrupts[which], 1, __ATOMIC_SEQ_CST);
 }
 
-/* Whether the terminal is what the process has known. */
+/* Whether the terminal is unchanged for the process. */
 static int is_mine(void) {
     int own = open("/dev/tty", O_RDWR);
     int is_there = own >= 0 && tcgetsid(own) == shared->pids[SHELL] && tcgetpgrp(own) == shared->pids[JOB];

@@ -1,6 +1,6 @@
-/* Two terminals that control sessions of their own, as shells have them, each with a job in the foreground that has ended. One shell
- * has waited for its job, so that nothing is left of the group but its number; the other has not yet. Both take their terminals back
- * when they are told to, and then are in the foreground. */
+/* Two terminals that control their own sessions, as of shells, each with an ended job in the foreground. One shell has
+ * waited for its job, so only the number of the group is left. The other has not. On request, both take their
+ * terminals back and are then in the foreground. */
 #include "resource.h"
 
 #include <sys/prctl.h>
@@ -22,7 +22,7 @@ static void count(int signal) {
     __atomic_add_fetch(&own->interrupts, 1, __ATOMIC_SEQ_CST);
 }
 
-/* Whether the job is what it was: a child that has ended, or nobody any more. */
+/* Whether the job is unchanged: an ended child, or no process. */
 static int has_ended_once(int has_waited) {
     int status = 0;
     pid_t ended = waitpid(own->job, &status, WNOHANG);

@@ -1,5 +1,5 @@
-/* Pseudo-terminals of which the program has both ends: numbers with a gap, settings, window sizes, packet mode, locks, ends
- * that are closed; one is the program's controlling terminal. What is typed afterwards arrives. */
+/* Pseudo-terminals with both ends in the program: numbers with a gap, settings, window sizes, packet mode, locks,
+ * closed ends, and one that is the controlling terminal. Later input arrives. */
 #include "resource.h"
 
 #include <sys/ioctl.h>

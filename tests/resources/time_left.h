@@ -1,5 +1,5 @@
-/* How much of a timer's time may be left. The timer is armed, and later asked, between two readings of the clock each, so that it does
- * not matter how long a busy machine takes from one step to the next. Include this after resource.h. */
+/* The remaining time that a timer may have. The clock is read before and after the timer is armed, and before and after it is
+ * read, so that delays of a busy machine do not matter. Include this after resource.h. */
 #pragma once
 
 #define SECOND_NS 1000000000ull
@@ -12,7 +12,7 @@ static void end_arming(void) { arming_ended_ns = now_ns(CLOCK_MONOTONIC); }
 
 static void begin_asking(void) { asking_begun_ns = now_ns(CLOCK_MONOTONIC); }
 
-/* Whether a timer of so many seconds that has just been asked may have so many left: what has gone, but for `less` at most. */
+/* Whether a timer of `whole_s` seconds that was just read may have `left_s` left: the elapsed time, with a tolerance of `less`. */
 static int may_be_left(long left_s, long whole_s, long less) {
     long gone_min_s = (long)((asking_begun_ns - arming_ended_ns) / SECOND_NS);
     long gone_max_s = (long)((now_ns(CLOCK_MONOTONIC) - arming_begun_ns) / SECOND_NS);

@@ -1,5 +1,5 @@
-/* No reading of the processor's time stamps (PR_SET_TSC): of one thread, and of another process, whose main thread has it. The
- * harness reads clocks, which need them. */
+/* Denied reads of the time stamp counter (PR_SET_TSC) in one thread and in the main thread of another process. The
+ * harness reads clocks, which need the counter. */
 #include "resource.h"
 
 #include <setjmp.h>

@@ -1,5 +1,5 @@
-/* timerfds: far off with an interval, with expirations that nobody has read, disarmed, absolute, in an epoll, and
- * cancelled by whoever sets the wall clock. */
+/* timerfds: one that expires later with an interval, with unread expirations, disarmed, absolute, in an epoll
+ * instance, and one that a change of the wall clock cancels. */
 #include "resource.h"
 #include "time_left.h"
 
@@ -32,7 +32,7 @@ static void set_up(void) {
     usleep(10000);
 }
 
-/* The flags that it was set with, as the kernel tells them, and no others. */
+/* The flags of its last timerfd_settime(2), as the kernel shows them. */
 static int is_cancelled_by_clock(int fd) {
     char path[64], flags[64];
     snprintf(path, sizeof path, "/proc/self/fdinfo/%d", fd);

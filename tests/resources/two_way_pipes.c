@@ -1,4 +1,4 @@
-/* Pipes that are open for reading and writing at once: a named one, as daemons keep it, and one without a name. */
+/* Pipes that are open for reading and writing at once: a named one, as in daemons, and one without a name. */
 #include "resource.h"
 
 static int named, plain[2], both;

@@ -1,5 +1,5 @@
-/* UDP sockets: bound, with options, one that is connected, and connected ones of which one way or both are shut down; served again
- * inside the child's network. */
+/* UDP sockets: bound with options, connected, and connected with one or both directions shut down. They work again in
+ * the child's network. */
 #include "resource.h"
 
 #include <netinet/in.h>

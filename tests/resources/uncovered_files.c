@@ -1,4 +1,4 @@
-/* A file, open and mapped, on a mount that was taken away (MNT_DETACH) while it was: its path, without the mount's, is another's. */
+/* An open and mapped file on a detached mount (MNT_DETACH). Another file has its path now. */
 #include "resource.h"
 
 #include <sys/mount.h>

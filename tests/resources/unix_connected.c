@@ -1,5 +1,5 @@
-/* A Unix stream connection within the process, made by connect(2) and accept(2): the accepted end has the listener's
- * address, bytes are on their way. */
+/* A Unix stream connection within the process, made by connect(2) and accept(2), with data in flight. The accepted end
+ * has the address of the listener. */
 #include "resource.h"
 
 #include <sys/socket.h>

@@ -1,7 +1,7 @@
-/* Files of Unix sockets: their modes and owners, and where they are now. One is bound, renamed, and its old name bound again, as
- * programs do that never want to be without a socket; one was bound by way of a link to its directory; one has been given another
- * name by a link; and one is reached by nothing any more, where another file has its name. Connections through them, accepted
- * and waiting, and a datagram socket that has one as its other end. */
+/* Files of Unix sockets: modes, owners and current paths. One socket was bound and renamed, and its old name was bound
+ * again, as programs do to replace a socket. One was bound through a symbolic link to its directory. One has a second
+ * name by a hard link. One has no name, and another file has its old name. Accepted and waiting connections use them,
+ * and a datagram socket has one as its peer. */
 #include "resource.h"
 
 #include <dirent.h>
@@ -79,7 +79,7 @@ static void check_listener(int listener, int type, const char *name) {
     check_connection(client, accept(listener, NULL, NULL));
 }
 
-/* There is nothing beside what the program has made. */
+/* The directory has only files of the program. */
 static void check_directory(void) {
     DIR *files = opendir(directory);
     REQUIRE(files);

@@ -1,5 +1,5 @@
-/* Listening Unix sockets, one by path and one by an abstract name, and a bound datagram socket: who connects inside the
- * child's own file system and network is served. */
+/* Listening Unix sockets, one at a path and one with an abstract name, and a bound datagram socket. They serve clients
+ * in the child's file system and network. */
 #include "resource.h"
 
 #include <stddef.h>

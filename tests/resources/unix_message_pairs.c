@@ -1,4 +1,4 @@
-/* Pairs of Unix sockets that keep message boundaries, with messages on their way, an empty one among them. */
+/* Pairs of Unix sockets that keep message boundaries, with messages in flight, one of them empty. */
 #include "resource.h"
 
 #include <sys/socket.h>

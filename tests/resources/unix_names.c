@@ -1,6 +1,6 @@
-/* Unix sockets with names of their own: a datagram socket that is connected with itself, two that are connected with each other, one
- * that sends to a socket that was made later, and ends of pairs and of connections that the kernel has named, as they tell who they are
- * (SO_PASSCRED). Who receives is told the names. */
+/* Unix sockets with names: a datagram socket that is connected to itself, two that are connected to each other, and
+ * one that sends to a later socket; and ends of pairs and connections that the kernel has named because of
+ * SO_PASSCRED. Receivers get the names of senders. */
 #include "resource.h"
 
 #include <stddef.h>
@@ -85,7 +85,7 @@ static void check(void) {
     length = sizeof told;
     REQUIRE(getpeername(accepted, (struct sockaddr *)&told, &length) == 0 && length == client_bytes && memcmp(&told, &of_client, length) == 0, "the client has another name");
     REQUIRE(send(client, "x", 1, 0) == 1 && recv(accepted, text, 1, 0) == 1);
-    /* What has a name can be sent to. */
+    /* Named sockets receive data. */
     int other = socket(AF_UNIX, SOCK_DGRAM, 0);
     REQUIRE(sendto(other, "y", 1, 0, (struct sockaddr *)&names[LATE], bytes_of(&names[LATE])) == 1 && recv(sockets[LATE], text, 1, MSG_DONTWAIT) == 1);
 }

@@ -1,4 +1,4 @@
-/* A Unix connection to another process: the parent's goes on, the child finds the other end closed. */
+/* A Unix connection to another process. In the parent it continues; in the child the peer is closed. */
 #include "resource.h"
 
 #include <sys/socket.h>
@@ -12,7 +12,7 @@ static void set_up(void) {
     pid_t between = fork();
     REQUIRE(between >= 0);
     if (between == 0) {
-        if (fork() != 0) _exit(0); /* the other one descends from nobody that is captured */
+        if (fork() != 0) _exit(0); /* the other process is no descendant of a captured one */
         close(ends[0]);
         while (read(ends[1], &byte, 1) == 1 && write(ends[1], &byte, 1) == 1) continue;
         _exit(0);

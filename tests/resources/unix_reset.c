@@ -1,5 +1,5 @@
-/* Unix connections whose other ends were closed before they had read all: what had arrived, with a descriptor on its way, and behind that an error,
- * which is told once. */
+/* Unix connections whose peers were closed with unread data. The received data, with a descriptor in flight, is
+ * followed by one error. */
 #include "resource.h"
 
 #include <sys/socket.h>

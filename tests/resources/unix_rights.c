@@ -1,6 +1,6 @@
-/* Descriptors on their way in Unix sockets (SCM_RIGHTS), most of them open nowhere else: an end of a pipe behind plain bytes of
- * a stream, a file whose position is shared with one that is open, memory, an eventfd, a timerfd, a directory, the standard
- * output; a socket that is on its way in itself, and one that holds another; credentials (SCM_CREDENTIALS). */
+/* Descriptors in flight in Unix sockets (SCM_RIGHTS), most of them open nowhere else: the end of a pipe after plain
+ * bytes of a stream, a file with a shared offset, memory, an eventfd, a timerfd, a directory, the standard output, a
+ * socket in flight in itself, a socket with another in flight, and credentials (SCM_CREDENTIALS). */
 #include "resource.h"
 
 #include <sys/eventfd.h>
@@ -50,7 +50,7 @@ static void set_up(void) {
     REQUIRE(file >= 0 && memory >= 0 && counter >= 0 && timer >= 0 && place >= 0);
     REQUIRE(write(file, "0123456789", 10) == 10 && lseek(file, 4, SEEK_SET) == 4);
     REQUIRE(pwrite(memory, "memory", 6, 5000) == 6 && timerfd_settime(timer, 0, &hour, NULL) == 0);
-    /* Bytes before, with, and behind a descriptor. */
+    /* Bytes before, with, and after a descriptor. */
     REQUIRE(write(stream[0], "before", 6) == 6);
     send_with(stream[0], "with", ends, 1);
     REQUIRE(write(stream[0], "behind", 6) == 6);
@@ -62,7 +62,7 @@ static void set_up(void) {
     inner_end = inner[0];
     REQUIRE(close(ends[0]) == 0 && close(memory) == 0 && close(counter) == 0 && close(inner[1]) == 0);
     REQUIRE(close(timer) == 0 && close(place) == 0);
-    /* Who sent it is told with it. */
+    /* The message has the credentials of its sender. */
     REQUIRE(setsockopt(known[1], SOL_SOCKET, SO_PASSCRED, &on, sizeof on) == 0 && write(known[0], "whose", 5) == 5);
 }
 

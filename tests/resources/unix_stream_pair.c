@@ -1,5 +1,5 @@
-/* A pair of Unix stream sockets within the process: bytes on their way in both directions, one direction shut down, modes,
- * and whose it is; and an end whose other one is gone, with last words in it. */
+/* A pair of Unix stream sockets within the process: data in flight in both directions, one direction shut down, modes,
+ * and owners; and an end with unread data whose peer is closed. */
 #include "resource.h"
 
 #include <sys/socket.h>

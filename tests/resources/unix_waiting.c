@@ -1,5 +1,5 @@
-/* Connections to a listening socket of the process itself that wait to be accepted: two, in their order, one of which has a
- * name and will not send any more. */
+/* Two connections that wait to be accepted by a listening socket of the process, in their order. One has a name and
+ * has shut down its sending side. */
 #include "resource.h"
 
 #include <stddef.h>
@@ -16,7 +16,7 @@ static void set_up(void) {
     REQUIRE(bind(listener, (struct sockaddr *)&address, sizeof address) == 0 && listen(listener, 4) == 0);
     for (int i = 0; i < 2; i++) clients[i] = socket(AF_UNIX, SOCK_STREAM, 0);
     REQUIRE(bind(clients[0], (struct sockaddr *)&name, sizeof name) == 0);
-    /* The older one comes last. */
+    /* The older connection is last. */
     REQUIRE(connect(clients[1], (struct sockaddr *)&address, sizeof address) == 0);
     REQUIRE(connect(clients[0], (struct sockaddr *)&address, sizeof address) == 0 && shutdown(clients[0], SHUT_WR) == 0);
 }

@@ -1,5 +1,5 @@
-/* The functions that the kernel gives a program to read clocks and more without a system call: at the addresses that it knows, and
- * looked up anew, on a node whose kernel has others. */
+/* The vDSO functions, which read clocks and more without a system call: at the addresses that the program knows, and
+ * looked up again, on a node with another kernel. */
 #include "resource.h"
 
 #include <elf.h>
@@ -15,7 +15,7 @@ static get_time clock_known;
 static get_day day_known;
 static get_cpu cpu_known;
 
-/* A function of the library at the address that a program is told. */
+/* A function of the vDSO at AT_SYSINFO_EHDR. */
 static uintptr_t look_up(const char *wanted) {
     uintptr_t base = getauxval(AT_SYSINFO_EHDR), strings = 0, symbols = 0, count = 0;
     const Elf64_Ehdr *header = (const Elf64_Ehdr *)base;

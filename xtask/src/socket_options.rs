@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_file_has_all_options_of_the_headers_of_this_machine() {
+    fn the_file_lists_all_socket_options_of_the_headers() {
         let file = fs::read_to_string(Workspace::of_this_build().root().join(FILE)).unwrap();
         let known = parse_file(&file);
         let options = of_headers(Path::new(HEADERS)).unwrap().into_iter();
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn options_begin_with_the_first() {
+    fn options_start_with_the_first_of_the_level() {
         let text = "#define NETLINK_ROUTE\t0\t/* x */\n#define NETLINK_ADD_MEMBERSHIP\t1\n#define NETLINK_PKTINFO 3\n\
                     #define NETLINK_SIZE(a) 3\n#define NETLINK_BIG 1024\n";
         let netlink = HEADER_LIST.iter().find(|header| header.level == "SOL_NETLINK").unwrap();

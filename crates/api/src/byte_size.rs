@@ -21,7 +21,7 @@ mod tests {
     use super::format_bytes;
 
     #[test]
-    fn amounts_have_the_unit_that_fits() {
+    fn sizes_are_shown_in_the_largest_suitable_unit() {
         assert_eq!(format_bytes(1023), "1023 B");
         assert_eq!(format_bytes(1536), "1.5 KiB");
         assert_eq!(format_bytes(256 << 20), "256.0 MiB");

@@ -200,7 +200,7 @@ mod tests {
     use tonic::{Code, Status};
 
     #[test]
-    fn a_failure_survives_the_way_through_a_status() {
+    fn a_failure_is_the_same_after_conversion_to_a_status() {
         let failure =
             Failure::new(Code::NotFound, "seed x", "there is none").with_next_step("list them with `farfork seeds`");
         let status = Status::from(failure.clone());
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nobody_at_the_other_end_is_told_in_words() {
+    async fn a_connect_timeout_names_node_and_limit() {
         let elapsed = tokio::time::timeout(std::time::Duration::ZERO, std::future::pending::<()>()).await.unwrap_err();
         let status = Status::from_error(Box::new(std::io::Error::new(std::io::ErrorKind::TimedOut, elapsed)));
         let failure = Failure::from_status("node `b`", &status);
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn no_failure_is_too_long_for_a_header() {
+    fn long_failures_are_shortened_to_fit_a_header() {
         let long = "å".repeat(100_000);
         let failure = Failure::new(Code::InvalidArgument, &long, &long).with_next_step(&long);
         let status = Status::from(failure);
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_transport_error_names_the_object_it_was_about() {
+    fn a_transport_error_names_its_object() {
         let failure = Failure::from_status("node b", &Status::unavailable("connection refused"));
         assert_eq!((failure.object(), failure.code()), ("node b", Code::Unavailable));
     }

@@ -267,7 +267,7 @@ mod tests {
     use super::{RunDir, RunDirError};
 
     #[test]
-    fn a_tmpfs_is_known() {
+    fn a_tmpfs_is_recognized() {
         assert!(RunDir::new("/dev/shm").is_in_memory());
         assert!(!RunDir::new("/proc").is_in_memory() && !RunDir::new("/nowhere").is_in_memory());
     }
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_is_not_that_of_a_directory_that_was_made_anew() {
+    fn a_lock_is_not_current_after_its_directory_was_recreated() {
         let parent = tempfile::tempdir().unwrap();
         let run_dir = RunDir::new(parent.path().join("run"));
         let lock = run_dir.acquire().unwrap();
@@ -296,7 +296,7 @@ mod tests {
 
     /// The holder of the lock acts like a process that a killed daemon was starting.
     #[test]
-    fn who_lets_go_in_a_moment_is_waited_for() {
+    fn acquire_waits_for_a_holder_that_releases_soon() {
         let parent = tempfile::tempdir().unwrap();
         let run_dir = RunDir::new(parent.path().join("run"));
         let lock = run_dir.acquire().unwrap();
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_of_somebody_else_is_refused() {
+    fn a_directory_of_another_user_is_refused() {
         assert!(rustix::process::geteuid().is_root(), "this test gives a directory away: run it as root");
         let parent = tempfile::tempdir().unwrap();
         let run_dir = RunDir::new(parent.path().join("run"));
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_below_one_of_somebody_else_is_refused() {
+    fn a_directory_below_one_of_another_user_is_refused() {
         assert!(rustix::process::geteuid().is_root(), "this test gives a directory away: run it as root");
         let top = tempfile::tempdir().unwrap();
         let (above, link) = (top.path().join("above"), top.path().join("link"));

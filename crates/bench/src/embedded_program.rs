@@ -170,7 +170,7 @@ mod tests {
     use super::parse_numbers;
 
     #[test]
-    fn a_line_has_its_word_and_all_its_numbers() {
+    fn a_line_must_have_its_keyword_and_all_numbers() {
         assert_eq!(parse_numbers::<2>("p", "copied 12 -3\n", "copied").unwrap(), [12, -3]);
         assert!(parse_numbers::<0>("p", "ready\n", "ready").is_ok());
         for line in ["", "copied 1\n", "copied 1 2 3\n", "copied 1 x\n", "forked 1 2\n"] {

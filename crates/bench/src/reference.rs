@@ -245,7 +245,7 @@ mod tests {
     use super::{ForkFigure, PUBLISHED_FIGURES, SIZES_MIB};
 
     #[test]
-    fn each_size_has_its_own_figures_and_others_none() {
+    fn only_published_sizes_have_reference_figures() {
         let find = |figure, mib| PUBLISHED_FIGURES.fork.published_ms(figure, mib);
         assert_eq!((find(ForkFigure::Checkpoint, 1), find(ForkFigure::Prepare, 1)), (Some(0.648), Some(0.648)));
         assert_eq!(find(ForkFigure::Resume, 64), Some(3.339));

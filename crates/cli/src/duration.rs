@@ -43,7 +43,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_says_what_to_write() {
+    fn an_error_gives_an_example_of_correct_input() {
         assert_eq!(parse_ms("5"), Err("5 has no unit: write 5ms, 5s or 5m".to_owned()));
         for wrong in ["", "soon", "5 parsecs", "-1s"] {
             let said = parse_ms(wrong).unwrap_err();

@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_file_is_refused_by_name() {
+    fn a_missing_payload_file_or_a_directory_is_named() {
         let directory = std::env::temp_dir();
         let missing = directory.join(format!("farfork-payloads-{}-missing", std::process::id()));
         for (path, cause) in [(&missing, "it does not exist"), (&directory, "it is a directory")] {
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_large_is_refused_at_its_limit() {
+    fn payloads_above_a_limit_are_refused() {
         let long = Scratch::of("long", &vec![b'x'; PAYLOAD_BYTES_MAX]);
         assert_eq!((read(&long.0).unwrap().len(), read_lines(&long.0).unwrap().len()), (PAYLOAD_BYTES_MAX, 1));
         let sparse = Scratch::of("sparse", b"first\n");

@@ -153,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_leads_to_its_process_while_that_runs() {
+    fn a_name_is_resolved_while_its_process_runs() {
         let scratch = tempfile::tempdir().unwrap();
         let parents = ProcessNames { directory: scratch.path().join("parents") };
         let warm = ProcessName::Name("warm".to_owned());
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_told_from_an_id_and_a_path() {
+    fn a_process_is_a_number_or_a_valid_name() {
         assert_eq!(parse_process("12"), Ok(ProcessName::Pid(12)));
         assert_eq!(parse_process("py-3.11"), Ok(ProcessName::Name("py-3.11".to_owned())));
         let too_long = "a".repeat(NAME_BYTES_MAX + 1);

@@ -42,7 +42,7 @@ mod tests {
     use super::{Signal, name};
 
     #[test]
-    fn signals_go_by_name_and_number() {
+    fn signals_are_parsed_by_name_and_number() {
         for text in ["TERM", "SIGTERM", "sigterm", "15"] {
             assert_eq!(text.parse(), Ok(Signal(15)), "{text}");
         }

@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_says_what_to_write() {
+    fn an_error_gives_an_example_of_correct_input() {
         let says = |text: &str, expected: &str| assert_eq!(parse_size(text), Err(expected.to_owned()));
         says("512", "512 has no unit: write 512KiB, 512MiB or 512GiB");
         says("512M", "M is not a unit: write 512MiB");

@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_whose_processor_would_not_do_get_none() {
+    fn nodes_with_an_incompatible_processor_get_no_children() {
         let processor =
             |xcr0| ProcessorFeatures { state: ExtendedState { xcr0, bytes: 832 }, features: Default::default() };
         let candidate =

@@ -94,7 +94,7 @@ fn assert_no_trace(nodes: &[LocalNode], run_dir: &Path) {
 }
 
 #[test]
-fn a_cluster_comes_and_goes() {
+fn a_cluster_starts_and_stops_without_a_trace() {
     let directory = tempfile::tempdir().unwrap();
     let config = config("t-come-and-go", directory.path(), 3);
     let links_before = fs::read_dir("/sys/class/net").unwrap().count();
@@ -150,7 +150,7 @@ fn a_daemon_is_killed_and_started_again() {
 }
 
 #[test]
-fn what_a_crash_left_goes_with_the_next() {
+fn the_next_cluster_removes_leftovers_of_a_crash() {
     let directory = tempfile::tempdir().unwrap();
     let config = config("t-crash", directory.path(), 2);
     let mut cluster = Cluster::up(&config);
@@ -168,7 +168,7 @@ fn what_a_crash_left_goes_with_the_next() {
 }
 
 #[test]
-fn a_daemon_that_fails_is_quoted_and_nothing_remains() {
+fn a_failed_start_quotes_the_daemon_and_leaves_nothing() {
     let directory = tempfile::tempdir().unwrap();
     let mut config = config("t-fail", directory.path(), 2);
     config.node_arguments = vec!["--fail".to_owned()];
@@ -180,7 +180,7 @@ fn a_daemon_that_fails_is_quoted_and_nothing_remains() {
 }
 
 #[test]
-fn what_is_not_ours_is_not_touched() {
+fn a_foreign_network_namespace_is_not_removed() {
     let directory = tempfile::tempdir().unwrap();
     let config = config("t-taken", directory.path(), 2);
     let ip = |action| assert!(Command::new("ip").args(["netns", action, "ff-t-taken-n2"]).status().unwrap().success());

@@ -12,15 +12,20 @@ use farfork_sys::namespace;
 use crate::config::RootSpec;
 use crate::root::{self, PRIVATE_DIR};
 
-/// Copies the node's mounts at `host_path` and attaches them at `inside_path` in the mount namespace of `init`. A temporary
-/// thread enters that namespace. If `users` is given, this user namespace maps the owners of the files.
-pub(crate) fn bind(
-    (init, users): (&OwnedFd, Option<BorrowedFd<'_>>),
-    spec: RootSpec,
-    host_path: &Path,
-    inside_path: &Path,
-    masked: &[PathBuf],
-) -> io::Result<()> {
+/// The container into which files are bound.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct BindTarget<'a> {
+    /// The pidfd of its init.
+    pub(crate) init: &'a OwnedFd,
+    /// Its user namespace, if it has its own. The bound files get its id mappings.
+    pub(crate) users: Option<BorrowedFd<'a>>,
+    /// The kind of its root.
+    pub(crate) root: RootSpec,
+}
+
+/// Copies the node's mounts at `host_path` and attaches them at `inside_path` in the mount namespace of a container. A
+/// thread enters that namespace for it and ends.
+pub(crate) fn bind(target: BindTarget<'_>, host_path: &Path, inside_path: &Path, masked: &[PathBuf]) -> io::Result<()> {
     check_inside_path(inside_path)?;
     let host_path = host_path.canonicalize()?;
     if masked.iter().any(|path| host_path.starts_with(path)) {
@@ -34,7 +39,7 @@ pub(crate) fn bind(
         ));
     }
     let tree = mount::clone_mount(&host_path, MountDepth::Recursive)?;
-    if let Some(users) = users {
+    if let Some(users) = target.users {
         root::set_idmap(tree.as_fd(), users)?;
     }
     let kind = fs::metadata(&host_path)?.file_type();
@@ -42,8 +47,8 @@ pub(crate) fn bind(
         masked.iter().filter_map(|path| Some(inside_path.join(path.strip_prefix(&host_path).ok()?))).collect();
     thread::scope(|scope| {
         let body = || {
-            namespace::enter_mounts(init.as_fd())?;
-            attach_inside(tree.as_fd(), kind.is_dir(), spec, inside_path, &hidden)
+            namespace::enter_mounts(target.init.as_fd())?;
+            attach_inside(tree.as_fd(), kind.is_dir(), target.root, inside_path, &hidden)
         };
         let thread = thread::Builder::new().name("bind".to_owned()).spawn_scoped(scope, body)?;
         thread.join().unwrap_or_else(|_| Err(io::Error::other("its thread panicked; see the log")))

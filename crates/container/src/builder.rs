@@ -339,8 +339,8 @@ impl ContainerBuilder {
         if let Some(cached_root) = cached_root {
             let root = cached_root.enter(has_network)?;
             bring_up_loopback_if_private(spec)?;
-            let (init, control) = self.spawn(clone::spawn_init, control_sockets, None, clone_target)?;
-            return Ok((init, (control, None), Some(root)));
+            let (init, socket) = self.spawn(clone::spawn_init, control_sockets, None, clone_target)?;
+            return Ok((init, ControlChannel { socket, privileged_forker: None }, Some(root)));
         }
         let unshare_span = tracing::debug_span!(target: "farfork::phase", "container.unshare");
         unshare_span
@@ -349,7 +349,7 @@ impl ContainerBuilder {
         bring_up_loopback_if_private(spec)?;
         let root_span = tracing::debug_span!(target: "farfork::phase", "container.root");
         let build = |users: Option<&ContainerUsers>| {
-            root_span.in_scope(|| root::build_root((spec.root, users), &blueprint, &self.scratch, &self.masked))
+            root_span.in_scope(|| root::build_root(spec.root, &blueprint, &self.scratch, &self.masked, users))
         };
         let Some((reserved, waiter_sockets)) = reserved else {
             let mounts = namespace::open_mount_namespace().map_err(ContainerError::MountTable)?;
@@ -360,8 +360,8 @@ impl ContainerBuilder {
             });
             // Also resets the working directory if the inspection of the root failed.
             rustix::process::chdir("/").map_err(|cause| ContainerError::Init(cause.into()))?;
-            let (init, control) = self.spawn(clone::spawn_init, control_sockets, None, clone_target)?;
-            return Ok((init, (control, None), root));
+            let (init, socket) = self.spawn(clone::spawn_init, control_sockets, None, clone_target)?;
+            return Ok((init, ControlChannel { socket, privileged_forker: None }, root));
         };
         // Start init first: building the root needs its user namespace. The pivot_root(2) of this thread then also changes
         // init's root.
@@ -373,8 +373,9 @@ impl ContainerBuilder {
                 build(Some(&users))?;
                 self.spawn(clone::spawn_in_current_namespace, control_sockets, None, clone_target)
             });
-        let (forker, control) = forker.inspect_err(|_| privileged_forker::kill_and_reap(&init))?;
-        Ok((init, (control, Some(PrivilegedForker::new(forker, waiter))), None))
+        let (forker, socket) = forker.inspect_err(|_| privileged_forker::kill_and_reap(&init))?;
+        let privileged_forker = Some(PrivilegedForker::new(forker, waiter));
+        Ok((init, ControlChannel { socket, privileged_forker }, None))
     }
 
     /// Starts the init program in the thread's namespaces, with `lock` as its descriptor 0. Returns the daemon's end of its
@@ -477,7 +478,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_place_of_what_is_not_there_is_found() {
+    fn the_path_of_a_missing_file_is_resolved() {
         let scratch = tempfile::tempdir().unwrap();
         let real = scratch.path().canonicalize().unwrap();
         std::os::unix::fs::symlink(&real, real.join("link")).unwrap();
@@ -487,7 +488,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_below_another_is_masked_with_it() {
+    fn a_masked_directory_covers_the_paths_below_it() {
         let paths = ["/run/n1/keys", "/run/n1", "/run/n10", "/run/n1"].map(PathBuf::from);
         assert_eq!(outermost_paths(paths.to_vec()), ["/run/n1", "/run/n10"].map(PathBuf::from));
     }

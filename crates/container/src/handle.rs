@@ -15,7 +15,7 @@ use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 use rustix::process::Signal;
 
-use crate::bind;
+use crate::bind::{self, BindTarget};
 use crate::builder::ContainerBuilder;
 use crate::cgroup::{ContainerCgroup, ContainerLimits};
 use crate::config::{ContainerSpec, NetworkSpec, RootReuseKey, RootSpec};
@@ -55,8 +55,14 @@ pub struct Container {
 /// Held by a container: a reference that counts it, and the mount point that a shared root needs.
 pub(crate) type Keepalive = (Arc<()>, Option<Arc<MountPoint>>);
 
-/// The daemon's end of the control socket, and the process at the other end if that is not init.
-pub(crate) type ControlChannel = (OwnedFd, Option<PrivilegedForker>);
+/// The channel to the process that forks the child.
+#[derive(Debug)]
+pub(crate) struct ControlChannel {
+    /// Our end of the control socket.
+    pub(crate) socket: OwnedFd,
+    /// The process at the other end, if it is not init.
+    pub(crate) privileged_forker: Option<PrivilegedForker>,
+}
 
 /// The parts of a container that this process holds.
 #[derive(Debug)]
@@ -78,20 +84,26 @@ pub(crate) trait RootSink: std::fmt::Debug + Send + Sync {
     fn return_root(&self, kind: ContainerSpec, root_reuse_key: &RootReuseKey, root: CachedRoot);
 }
 
-/// The key of the requests that may reuse the root, and the sink that keeps it for them.
-pub(crate) type RootRecipient = (RootReuseKey, Weak<dyn RootSink>);
+/// The recipient of a root after its container has ended.
+#[derive(Debug)]
+pub(crate) struct RootRecipient {
+    /// The key of the requests that may reuse the root.
+    pub(crate) reuse_key: RootReuseKey,
+    /// Keeps the root for them.
+    pub(crate) sink: Weak<dyn RootSink>,
+}
 
 impl Container {
     pub(crate) fn new(
         parts: ContainerParts,
-        (control, bearer): ControlChannel,
+        channel: ControlChannel,
         spec: ContainerSpec,
         blueprint: RootBlueprint,
     ) -> Self {
         Self {
             parts: Some(parts),
-            control: Some(control),
-            privileged_forker: bearer,
+            control: Some(channel.socket),
+            privileged_forker: channel.privileged_forker,
             spec,
             blueprint,
             root_recipient: None,
@@ -206,8 +218,8 @@ impl Container {
         let masked = self.parts().builder.masked();
         let users = self.id_range().map(|_| user_namespace::open(self.init_pid())).transpose();
         let bound = users.and_then(|users| {
-            let into = (self.init(), users.as_ref().map(AsFd::as_fd));
-            bind::bind(into, self.root(), host_path, inside_path, masked)
+            let target = BindTarget { init: self.init(), users: users.as_ref().map(AsFd::as_fd), root: self.root() };
+            bind::bind(target, host_path, inside_path, masked)
         });
         bound.map_err(|cause| ContainerError::Bind {
             id: self.id().to_owned(),
@@ -222,7 +234,7 @@ impl Container {
     /// # Errors
     /// [`ContainerError::Protect`]; the protection may then be incomplete.
     pub fn protect(&self, protection: RootProtection) -> Result<(), ContainerError> {
-        let protected = protection::protect_root((self.init_pid(), self.init()), protection);
+        let protected = protection::protect_root(self.init_pid(), self.init(), protection);
         protected.map_err(|cause| ContainerError::Protect { id: self.id().to_owned(), cause })
     }
 
@@ -352,10 +364,10 @@ impl RunningContainer {
     pub fn remove(&self) -> Result<(), ContainerError> {
         end_container(&self.id, &self.init, self.init_pid, &self.cgroup)?;
         record::remove_record(&self.records_dir, &self.id, RecordState::InUse);
-        if let Some((kind, root, (heirs, keeper))) = self.take_reusable_root()
-            && let Some(keeper) = keeper.upgrade()
+        if let Some((kind, root, recipient)) = self.take_reusable_root()
+            && let Some(sink) = recipient.sink.upgrade()
         {
-            keeper.return_root(kind, &heirs, root);
+            sink.return_root(kind, &recipient.reuse_key, root);
         }
         Ok(())
     }

@@ -100,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_record_is_found_again() {
+    fn records_are_read_back_after_a_restart() {
         let directory = tempfile::tempdir().unwrap();
         let init = ProcessIdentity { pid: 7, start_ticks: 9 };
         write_record(directory.path(), "one", &init).unwrap();

@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn no_other_mount_is_unmounted_in_its_place() {
+    fn only_the_recorded_volume_is_unmounted() {
         run_with_volume(|directory, volumes| {
             let other = directory.join("other/data");
             mount_tmpfs(&other);

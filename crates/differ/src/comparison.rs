@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn what_differs_is_told_from_what_may() {
+    fn differences_are_separated_from_tolerated_ones() {
         let parent = observation(&[("7/status/SigBlk", "1"), ("7/status/FDSize", "64"), ("7/comm", "a")]);
         let child = observation(&[("7/status/SigBlk", "2"), ("7/status/FDSize", "128"), ("7/fd/3/link", "x")]);
         let report = compare(&parent, &child);
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_standard_stream_is_the_childs_own_whatever_its_number() {
+    fn a_standard_stream_may_differ_at_any_descriptor_number() {
         let parent =
             observation(&[("7/fd/10/link", "pipe of 7 fd/10"), ("7/fd/10/info/pos", "0"), ("7/fd/1/info/pos", "0")]);
         let child = observation(&[
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tolerance_may_ask_for_what_a_descriptor_is() {
+    fn a_tolerance_may_depend_on_the_kind_of_descriptor() {
         let fields_that_differ = |domain: &str, queued: &str| -> usize {
             let of = |queued: &str| {
                 observation(&[("7/fd/3/option/SOL_SOCKET/SO_DOMAIN", domain), ("7/fd/3/ioctl/SIOCOUTQ", queued)])
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pipe_may_be_empty_where_nobody_of_the_child_reads() {
+    fn a_pipe_without_a_reader_in_the_child_may_be_empty() {
         let fields_that_differ = |flags_of_other: &str| -> usize {
             let of = |bytes: &str| {
                 observation(&[
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn filters_may_be_missing_before_the_first_step_alone() {
+    fn seccomp_filters_may_be_missing_only_before_the_first_step() {
         let parent = observation(&[("7/thread/7/signal mask", "0"), ("7/status/Seccomp", "2")]);
         let fields_that_differ = |mask: &str| -> Vec<String> {
             let child = observation(&[("7/thread/7/signal mask", mask), ("7/status/Seccomp", "0")]);
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tolerance_may_ask_for_values() {
+    fn a_tolerance_may_depend_on_the_values() {
         let of = |parent: &str, child: &str| Difference {
             field: "7/x".to_owned(),
             parent: Some(parent.to_owned()),

@@ -13,7 +13,7 @@ mod tests {
     use super::matches;
 
     #[test]
-    fn a_star_is_any_text() {
+    fn a_star_matches_any_text() {
         assert!(matches("fd/*/info/ino", "fd/17/info/ino"));
         assert!(matches("fd/*/option/*/SO_COOKIE", "fd/17/option/SOL_SOCKET/SO_COOKIE"));
         assert!(matches("ns/*", "ns/"));

@@ -1,5 +1,5 @@
-//! Measures reads of another process's memory through each provider. Also measures two baselines: a copy within this
-//! process, and a bare ping-pong over the same kind of socket.
+//! Measures reads of exported memory through each provider. Also measures two baselines: a copy within this process,
+//! and a plain ping-pong over TCP.
 //!
 //! `cargo run --release -p farfork-fabric --example read_speed [serve ADDRESS | TCP-ADDRESS]`: without arguments,
 //! serves itself over loopback. `serve ADDRESS` only serves; `TCP-ADDRESS` only reads from that address.

@@ -1,5 +1,5 @@
 //! Measures the cost of mutual authentication and of encryption. Runs the same reads in turn over plain TCP, over a
-//! connection that continues in clear after its handshake, and over an encrypted connection.
+//! connection that is unencrypted after its handshake, and over an encrypted connection.
 //!
 //! `cargo run --release -p farfork-fabric --example secured_speed [ROUNDS]`
 

@@ -1,4 +1,4 @@
-//! The address of an owner: which provider reaches it, and where.
+//! The address of an owner: the provider that reaches it, and the address within that provider.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -7,10 +7,10 @@ use std::str::FromStr;
 
 use crate::sim::world::SimAddress;
 
-/// The address of an owner. As text, `tcp:10.0.0.1:7001` or `shm:/run/farfork/fabric.sock`.
+/// The address of an owner. Text form: `tcp:10.0.0.1:7001` or `shm:/run/farfork/fabric.sock`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Address {
-    /// Over the network.
+    /// Over the network: the owner's socket address.
     Tcp(SocketAddr),
     /// On the same host: the path of the owner's Unix socket.
     Shm(PathBuf),
@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_survive_their_text() {
+    fn an_address_parses_from_its_text() {
         for text in ["tcp:10.0.0.1:7001", "tcp:[::1]:7001", "shm:/run/farfork/n1.sock", "sim:3:7"] {
             assert_eq!(text.parse::<Address>().unwrap().to_string(), text);
         }

@@ -1,4 +1,4 @@
-//! Blocking reads, for callers that may wait: a daemon that fetches a descriptor or fills shared memory.
+//! Blocking reads, for callers that may wait: for example, a daemon that fetches a descriptor.
 
 use std::collections::HashMap;
 use std::io;
@@ -9,8 +9,8 @@ use farfork_wire::descriptor::ExtentId;
 
 use crate::{Completion, Connection, FabricError, READ_BYTES_MAX, ReadMode, ReadRequest, SeedKey, Span, SubmitError};
 
-/// Size of each read of a longer range, in bytes. It is large enough that requests cost nothing, and small enough that
-/// owner, network and requester all work at the same time.
+/// Size of each read of a longer range, in bytes: large enough that the cost per request is negligible, and small
+/// enough that owner, network and requester work in parallel.
 const CHUNK_BYTES: usize = 256 << 10;
 
 /// Reads in flight: enough to cover the round trip of a fast network.
@@ -38,10 +38,10 @@ pub enum BlockingError {
     Wait(#[source] io::Error),
 }
 
-/// Fills `into` from `offset` of an extent. Other requests of the connection are abandoned.
+/// Fills `into` from `offset` of an extent. Abandons other requests of the connection.
 ///
 /// # Errors
-/// [`BlockingError::Fabric`] when the read is refused, or not complete by the deadline.
+/// [`BlockingError::Fabric`] if the read is refused, or not complete by the deadline.
 pub fn read_blocking(
     connection: &mut dyn Connection,
     key: &Arc<SeedKey>,
@@ -56,7 +56,7 @@ pub fn read_blocking(
     outcome
 }
 
-/// Reads a whole extent whose length only the owner knows. A short one takes one round trip.
+/// Reads a whole extent whose length only the owner knows. A short extent takes one round trip.
 ///
 /// # Errors
 /// As [`read_blocking`]; [`BlockingError::TooLong`] if the extent has more than `bytes_max` bytes.
@@ -127,7 +127,7 @@ fn read_chunks(
     }
 }
 
-/// Polls, and waits if nothing completed. The deadlines of the reads end the wait.
+/// Polls, and waits if nothing completed. The wait ends at the latest at the next deadline of a read.
 fn wait_for_completions(
     connection: &mut dyn Connection,
     completions: &mut Vec<Completion>,

@@ -1,5 +1,5 @@
-//! Reusable buffers for received and sent bytes. Fresh memory costs a page fault and zeroing per page, which is more than
-//! the copy into it.
+//! Reusable buffers for received and sent bytes. New memory costs a page fault and zeroing per page, which takes longer
+//! than the copy into it.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -10,13 +10,13 @@ const SMALL_BYTES: usize = 4096 + 64;
 /// Most small buffers that are kept, about 1 MiB: enough for a burst of single pages.
 const SMALL_KEPT_MAX: usize = 256;
 
-/// Most memory that is kept in large buffers, in bytes: a few of the longest replies.
+/// Most memory that is kept in large buffers, in bytes: enough for a few of the longest replies.
 const LARGE_KEPT_BYTES_MAX: usize = 8 << 20;
 
 /// Bytes of a reply. [`Connection::recycle_buffer`](crate::Connection::recycle_buffer) returns its memory.
 #[derive(Default)]
 pub struct Buffer {
-    /// Initialised beyond `length`, so that a longer buffer can be made of it at no cost.
+    /// Memory of the buffer. It is initialised beyond `length`, so that reuse for a longer buffer costs nothing.
     bytes: Vec<u8>,
     length: usize,
 }
@@ -48,7 +48,7 @@ impl fmt::Debug for Buffer {
     }
 }
 
-/// Buffers for reuse. The last one that was returned is reused first, because it is still in the CPU's cache.
+/// Buffers for reuse. The buffer that was returned last is reused first, because it is still in the CPU's cache.
 #[derive(Debug, Default)]
 pub(crate) struct BufferPool {
     small: Vec<Vec<u8>>,
@@ -57,7 +57,7 @@ pub(crate) struct BufferPool {
 }
 
 impl BufferPool {
-    /// A buffer of `length` bytes with arbitrary contents.
+    /// Returns a buffer of `length` bytes with arbitrary contents.
     pub(crate) fn take(&mut self, length: usize) -> Buffer {
         let cached = if length <= SMALL_BYTES {
             self.small.pop()
@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_is_used_again_within_limits() {
+    fn buffers_are_reused_up_to_a_limit() {
         let mut pool = BufferPool::default();
         for length in [1, 4096, 5000, 1 << 20] {
             let buffer = pool.take(length);

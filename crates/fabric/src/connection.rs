@@ -11,12 +11,12 @@ use farfork_wire::{SeedId, Token};
 
 use crate::{Address, Buffer, FabricError};
 
-/// Most unanswered requests of a connection. A pager has far fewer. It limits the number of requests that are sent again
-/// after a connection was lost.
+/// Most unanswered requests of a connection. A pager has far fewer. The limit bounds the number of requests that are
+/// sent again after a reconnection.
 pub const REQUESTS_MAX: usize = 4096;
 
-/// Most bytes of unanswered writes and messages, which are kept to be sent again. They fill a fast network for some
-/// milliseconds.
+/// Most bytes of unanswered writes and messages, which are kept to be sent again. So many bytes take a fast network
+/// some milliseconds.
 pub const CHANGE_BYTES_MAX: usize = 16 << 20;
 
 /// The id of a seed and its token.
@@ -24,58 +24,58 @@ pub const CHANGE_BYTES_MAX: usize = 16 << 20;
 pub struct SeedKey {
     /// The seed.
     pub seed: SeedId,
-    /// Its token.
+    /// The seed's token.
     pub token: Token,
 }
 
 /// A read of an owner's memory.
 #[derive(Debug, Clone)]
 pub struct ReadRequest {
-    /// The caller's name for the read; it is returned in the completion.
+    /// The caller's id for the read. The completion contains it.
     pub tag: u64,
-    /// The seed. Reads that share one `Arc` are recognized fastest.
+    /// The seed and its token. Comparison is fastest if reads share one `Arc`.
     pub key: Arc<SeedKey>,
     /// How a span that reaches beyond its extent is handled.
     pub mode: ReadMode,
     /// The spans to read. The reply has the bytes of all spans, one after the other.
     pub spans: Vec<Span>,
-    /// When the caller gives up.
+    /// Time at which the request ends with an error if it has no reply.
     pub deadline: Instant,
 }
 
-/// A write to an owner's memory. It is made once, unless its completion says that the outcome is unknown.
+/// A write to an owner's memory. A write whose completion is a reply was made exactly once.
 #[derive(Debug, Clone)]
 pub struct WriteRequest {
-    /// The caller's name for the write.
+    /// The caller's id for the write. The completion contains it.
     pub tag: u64,
     /// The seed.
     pub key: Arc<SeedKey>,
-    /// The destination, within the limits of a read's spans.
+    /// The spans to write. The same limits apply as for a read.
     pub spans: Vec<Span>,
     /// The bytes of the spans, one after the other.
     pub data: Vec<u8>,
-    /// When the caller gives up.
+    /// Time at which the request ends with an error if it has no reply.
     pub deadline: Instant,
 }
 
-/// A message to an owner. It is delivered once, unless its completion says that the outcome is unknown.
+/// A message to an owner. A message whose completion is a reply was delivered exactly once.
 #[derive(Debug, Clone)]
 pub struct MessageRequest {
-    /// The caller's name for the message.
+    /// The caller's id for the message. The completion contains it.
     pub tag: u64,
-    /// At most [`MESSAGE_BYTES_MAX`] bytes.
+    /// Contents of the message: at most [`MESSAGE_BYTES_MAX`] bytes.
     pub bytes: Vec<u8>,
-    /// When the caller gives up.
+    /// Time at which the request ends with an error if it has no reply.
     pub deadline: Instant,
 }
 
 /// The reply to a request.
 #[derive(Debug, Default)]
 pub struct Reply {
-    /// For a read: the bytes of all spans, one after the other; fewer only if the read was clipped. For other requests:
+    /// For a read, the bytes of all spans, one after the other; fewer only if the read was clipped. For other requests,
     /// empty.
     pub data: Buffer,
-    /// For a read: length of the first span's extent, in bytes.
+    /// For a read, the length of the first span's extent, in bytes.
     pub extent_bytes: u64,
 }
 
@@ -88,7 +88,7 @@ pub struct Completion {
     pub result: Result<Reply, FabricError>,
 }
 
-/// Why a request was not accepted. Nothing was sent.
+/// Why a request was not accepted. It was not sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SubmitError {
     /// The spans are empty, too many or too long.
@@ -105,7 +105,7 @@ pub enum SubmitError {
     /// The message has more than [`MESSAGE_BYTES_MAX`] bytes.
     #[error("a message has at most {MESSAGE_BYTES_MAX} bytes, not {0}")]
     MessageTooLong(usize),
-    /// [`REQUESTS_MAX`] requests are unanswered, or [`CHANGE_BYTES_MAX`] bytes.
+    /// [`REQUESTS_MAX`] requests, or [`CHANGE_BYTES_MAX`] bytes of writes and messages, are unanswered.
     #[error("{REQUESTS_MAX} requests or {CHANGE_BYTES_MAX} bytes to write are unanswered")]
     Full,
     /// [`Connection::close`] was called.
@@ -113,53 +113,54 @@ pub enum SubmitError {
     Closed,
 }
 
-/// A connection to one owner. It connects by itself, and reconnects after a failure. It repeats unanswered requests until
-/// the deadline of each. Only [`Connection::wait`] blocks.
+/// A connection to one owner. It connects by itself, and reconnects after a failure. It repeats each unanswered request
+/// until the request's deadline. Only [`Connection::wait`] blocks.
 ///
-/// Requests are served in the order in which they were accepted, and each ends once, with a completion. Writes and messages
-/// are made at most once, also across reconnections. Once a completion says that a request is done, all requests that are
-/// submitted later are served after it, on any connection.
+/// Requests are served in the order in which they were accepted, and each ends with exactly one completion. Writes and
+/// messages are made at most once, even across reconnections. A request that is submitted after the completion of
+/// another one is served after it, on any connection.
 ///
-/// A caller waits for the descriptor, at most until [`Connection::next_timeout`], then polls. It also polls after it has
-/// submitted requests, because that sends them. To keep long replies from delaying short ones, use a connection for each
-/// kind: owners serve all connections in turn.
+/// A caller waits for [`Connection::poll_fd`], at most until [`Connection::next_timeout`], then polls. It also polls
+/// after submitting requests, because a poll sends them. Use separate connections for long and short replies, so that
+/// long ones do not delay short ones: owners serve all connections in turn.
 pub trait Connection: Send {
-    /// Accepts a read. It is sent with the next [`Connection::poll`], together with all others accepted until then.
+    /// Queues a read. The next [`Connection::poll`] sends all queued requests together.
     ///
     /// # Errors
-    /// [`SubmitError`]: nothing was sent, and there will be no completion.
+    /// [`SubmitError`]: the request is not queued, and will have no completion.
     fn submit_read(&mut self, request: ReadRequest) -> Result<(), SubmitError>;
 
-    /// Accepts a write, as [`Connection::submit_read`] does a read.
+    /// Queues a write, as [`Connection::submit_read`] queues a read.
     ///
     /// # Errors
     /// As [`Connection::submit_read`].
     fn submit_write(&mut self, request: WriteRequest) -> Result<(), SubmitError>;
 
-    /// Accepts a message, as [`Connection::submit_read`] does a read.
+    /// Queues a message, as [`Connection::submit_read`] queues a read.
     ///
     /// # Errors
     /// As [`Connection::submit_read`].
     fn submit_message(&mut self, message: MessageRequest) -> Result<(), SubmitError>;
 
-    /// Sends what can be sent, receives what has arrived, and appends the requests that have ended. `now` is the time of
+    /// Sends queued requests, receives replies, and appends the completions of ended requests. `now` is the time of
     /// [`Connection::now`].
     fn poll(&mut self, now: Instant, completions: &mut Vec<Completion>);
 
-    /// When to poll even if the descriptor is not readable. A time in the past means that there is work left.
+    /// Returns the time at which the caller must poll even if the descriptor is not readable. A time in the past means
+    /// that the last poll left work.
     fn next_timeout(&self) -> Option<Instant>;
 
-    /// A descriptor that is readable when [`Connection::poll`] has something to do. It stays the same across reconnections.
-    /// `None` if there is none (`sim`).
+    /// Returns a descriptor that is readable when [`Connection::poll`] has something to do. It stays the same across
+    /// reconnections. `None` if the provider has none (`sim`).
     fn poll_fd(&self) -> Option<BorrowedFd<'_>>;
 
-    /// The time of the clock that deadlines refer to.
+    /// Returns the time of the clock for deadlines.
     fn now(&self) -> Instant;
 
-    /// Waits until a poll has something to do, at most until `until`.
+    /// Waits until [`Connection::poll`] has something to do, at most until `until`.
     ///
     /// # Errors
-    /// When the process cannot wait.
+    /// The error of poll(2).
     fn wait(&mut self, until: Option<Instant>) -> io::Result<()>;
 
     /// Number of accepted requests that have not ended.
@@ -171,17 +172,17 @@ pub trait Connection: Send {
     /// Accepts no further requests. The socket is closed once all accepted requests have ended.
     fn close(&mut self);
 
-    /// Whether it was closed and all requests have ended.
+    /// Whether [`Connection::close`] was called and all requests have ended.
     fn is_closed(&self) -> bool;
 
-    /// Returns a reply's memory, for later replies.
+    /// Gives a reply's memory back, for later replies.
     fn recycle_buffer(&mut self, buffer: Buffer);
 
-    /// The CPU that received the last bytes from the network. `None` if unknown.
+    /// Returns the CPU that received the last bytes from the network; `None` if unknown.
     fn incoming_cpu(&self) -> Option<u32> {
         None
     }
 
-    /// The owner's address.
+    /// Returns the owner's address.
     fn address(&self) -> &Address;
 }

@@ -1,4 +1,4 @@
-//! Why a request fails: the owner refused it, which is final, or the owner cannot be reached.
+//! Errors of requests: the owner refused the request, which is final, or the owner cannot be reached.
 
 use std::io;
 use std::sync::Arc;
@@ -23,7 +23,8 @@ pub enum FabricError {
         /// The owner's reason.
         refusal: Refusal,
     },
-    /// The owner runs another release, and so no longer has the seed: a seed ends with its owner's daemon.
+    /// The owner runs an incompatible release, so it was restarted: a seed that is not sealed has ended with the old
+    /// daemon.
     #[error("the node at {address} runs another release: {cause}")]
     Incompatible {
         /// Address of the owner.
@@ -39,7 +40,7 @@ pub enum FabricError {
         /// The owner's reason.
         refusal: Refusal,
     },
-    /// A write or a message was sent, and was not answered by its deadline. It may or may not have been made.
+    /// A write or a message was sent, and had no reply by its deadline. It may or may not have been made.
     #[error(
         "the node at {address} did not answer {}, so the request may or may not have taken effect: {cause}",
         if silence.is_zero() { "in time".to_owned() } else { format!("for {silence:.1?}") }
@@ -49,10 +50,10 @@ pub enum FabricError {
         address: Address,
         /// The last failure of the connection.
         cause: Arc<LinkError>,
-        /// Time since it was sent. Zero if the deadline had already passed then.
+        /// Time since the write or message was sent. Zero if its deadline had already passed at that time.
         silence: Duration,
     },
-    /// There was no answer by the deadline, and nothing was changed. The owner may still be running and have the seed.
+    /// There was no reply by the deadline, and the request changed nothing. The owner may still run and have the seed.
     #[error(
         "the node at {address} cannot be reached for {}: {cause}; check the node and the network to it",
         if silence.is_zero() { "now".to_owned() } else { format!("{silence:.1?}") }
@@ -62,13 +63,13 @@ pub enum FabricError {
         address: Address,
         /// The last failure of the connection.
         cause: Arc<LinkError>,
-        /// How long an expected answer has been missing. Zero if nothing was sent in time.
+        /// Time for which an expected reply has been missing. Zero if no request was sent in time.
         silence: Duration,
     },
 }
 
 impl FabricError {
-    /// Whether another attempt is pointless.
+    /// Whether another attempt would fail too.
     pub fn is_permanent(&self) -> bool {
         !matches!(
             self,
@@ -78,7 +79,8 @@ impl FabricError {
         )
     }
 
-    /// Whether the request may have taken effect in spite of the error: a write was made, a message delivered.
+    /// Whether the request may have taken effect in spite of the error: the write may have been made, or the message
+    /// delivered.
     pub fn may_have_taken_effect(&self) -> bool {
         match self {
             Self::OutcomeUnknown { .. } => true,
@@ -90,13 +92,13 @@ impl FabricError {
     }
 }
 
-/// Why a connection failed. It is established again while there are requests to send.
+/// Why a connection failed. The requester reconnects while there are requests to send.
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {
     /// No connection could be made.
     #[error("connecting failed: {0}")]
     Connect(#[source] io::Error),
-    /// The attempt to connect was not answered.
+    /// The attempt to connect had no reply in time.
     #[error("the connection attempt was not answered")]
     ConnectTimeout,
     /// One side refused the other in the handshake.
@@ -108,13 +110,13 @@ pub enum LinkError {
     /// The connection broke.
     #[error("the connection broke: {0}")]
     Broken(#[source] io::Error),
-    /// The owner is no longer trusted, although it was when the stream began.
+    /// The owner is no longer trusted. It was trusted when the stream began.
     #[error("{0}")]
     TrustRevoked(#[source] io::Error),
-    /// The owner closed it.
+    /// The owner closed the connection.
     #[error("the node closed the connection")]
     Closed,
-    /// The connection exists, but nothing arrives.
+    /// The connection is open, but nothing was received in time.
     #[error("nothing was received in time")]
     NoResponse,
     /// The requester has reconnected, so this connection must make no more changes.

@@ -1,9 +1,9 @@
 //! The fabric: connections between nodes, one-sided reads and writes of registered memory, and messages.
 //!
-//! A requester names (seed, extent, offset), never an address. The owner checks seed, token and bounds at every request, and
-//! the seed's process takes no part. A connection repairs itself. It repeats unanswered reads, because reads change nothing;
-//! it makes a write or a message at most once. `farfork-fork` decides which memory is exported, and `farfork-trust` proves
-//! which peer connects.
+//! A requester names (seed, extent, offset), never an address. The owner checks seed, token and bounds of every
+//! request; the seed's process is not involved. A connection reconnects by itself. It repeats unanswered reads, because
+//! reads change nothing; it makes a write or a message at most once. `farfork-fork` decides which memory is exported,
+//! and `farfork-trust` authenticates the peers.
 #![forbid(unsafe_code)]
 
 //   requester                                            owner
@@ -15,12 +15,13 @@
 //       |                                                    |
 //   transport::Stream ------- bytes of wire::frame -- transport::Stream
 //
-// Providers differ in how the bytes travel, and have the same set of files. `tcp` sends them through a socket. `shm` serves
-// requesters on the owner's host: it asks once through a Unix socket, then reads the template's memory directly. `sim` is a
-// simulated world with faults and time from a random seed, for tests of everything above streams.
+// Providers differ in how they transport bytes, and have the same set of files. `tcp` sends them through a socket.
+// `shm` is for requesters on the owner's host: it requests access once through a Unix socket, then reads the template's
+// memory directly. `sim` is a simulated world with faults and time from a random seed, for tests of all code above
+// streams.
 //
-// An error is final if the owner refused. Otherwise it says how long the owner has been unreachable, and whether the change
-// may have been made all the same.
+// An error is final if the owner refused the request. Otherwise it contains the time for which the owner has been
+// unreachable, and whether the change may have been made.
 
 mod address;
 mod blocking;
@@ -65,17 +66,17 @@ pub use template_memory::TemplateMemory;
 pub use tls_security::{TlsSecurity, connect_node};
 pub use transport::Security;
 
-/// Connects to the owner at `address`, without waiting. An owner that cannot be reached is tried again until the deadlines
-/// of the requests.
+/// Starts to connect to the owner at `address`. If the owner cannot be reached, the connection retries until the
+/// deadlines of its requests.
 ///
 /// # Errors
-/// When the process cannot create another file descriptor. `Unsupported` for an address in a simulated world; use
-/// [`sim::connect`] there.
+/// The process cannot create another file descriptor. `Unsupported` for an address in a simulated world: use
+/// [`sim::connect`].
 pub fn connect(address: &Address) -> io::Result<Box<dyn Connection>> {
     connect_secured(address, None)
 }
 
-/// As [`connect`], with `security` around the stream. `shm` needs none, because the kernel identifies the peer.
+/// As [`connect`], with `security` around the stream. `shm` ignores `security`, because the kernel identifies the peer.
 ///
 /// # Errors
 /// As [`connect`].

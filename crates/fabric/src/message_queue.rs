@@ -1,4 +1,4 @@
-//! The queue of messages that an owner has received and its user has not taken yet.
+//! The queue of messages that an owner has received, and that its user has not taken yet.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -12,13 +12,13 @@ use rustix::event::{EventfdFlags, eventfd};
 /// Most queued messages. If the queue is full, the sender gets an error, and may send the message again.
 pub const QUEUE_MESSAGES_MAX: usize = 1024;
 
-/// Most queued bytes: 64 of the longest messages.
+/// Most queued bytes: as many as 64 messages of the largest size.
 pub const QUEUE_BYTES_MAX: usize = 4 << 20;
 
 /// A message.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Message {
-    /// The sender, as in the log.
+    /// The sender's name, as in the log.
     pub sender: String,
     /// The contents.
     pub bytes: Vec<u8>,
@@ -30,7 +30,7 @@ impl fmt::Debug for Message {
     }
 }
 
-/// A bounded queue of messages. Its descriptor is readable while there are any.
+/// A bounded queue of messages. Its descriptor is readable while the queue is not empty.
 #[derive(Debug)]
 pub struct MessageQueue {
     state: Mutex<MessageQueueState>,
@@ -47,7 +47,7 @@ impl MessageQueue {
     /// Creates an empty queue.
     ///
     /// # Errors
-    /// When the process cannot create another file descriptor.
+    /// The process cannot create another file descriptor.
     pub fn new() -> io::Result<Self> {
         let readable = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok(Self { state: Mutex::default(), readable_fd: readable })
@@ -59,7 +59,7 @@ impl MessageQueue {
         let message = waiting.messages.pop_front()?;
         waiting.bytes -= message.bytes.len();
         if waiting.messages.is_empty() {
-            // It has been readable since the first message arrived.
+            // Reset the eventfd(2). The read cannot block: the counter is 1 since the first message was added.
             let _ = rustix::io::read(&self.readable_fd, &mut [0; 8]);
         }
         Some(message)
@@ -75,7 +75,7 @@ impl MessageQueue {
             return Err(Refusal::MessageQueueFull);
         }
         if waiting.messages.is_empty() {
-            // The counter is 0, so it cannot overflow.
+            // Make the eventfd(2) readable. The counter is 0, so the write cannot block.
             let _ = rustix::io::write(&self.readable_fd, &1u64.to_ne_bytes());
         }
         waiting.bytes += bytes.len();
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_come_out_in_order_and_no_more_go_in_than_may() {
+    fn a_message_queue_is_ordered_and_bounded() {
         let inbox = MessageQueue::new().unwrap();
         for number in 0..QUEUE_MESSAGES_MAX {
             inbox.deliver("n1", &number.to_le_bytes()).unwrap();

@@ -1,4 +1,4 @@
-//! An exporter for callers without a seed table of their own: regions that are registered until they are revoked, and a
+//! An exporter for callers without their own seed table: regions that are exported while they are registered, and a
 //! message queue.
 
 use std::collections::HashMap;
@@ -13,7 +13,7 @@ use rustix::io::Errno;
 
 use crate::{Exporter, MessageQueue, Region, SeedKey};
 
-/// The exports of an owner: registered regions, each under a key, and optionally a message queue.
+/// The exports of an owner: registered regions, each with a key, and optionally a message queue.
 #[derive(Debug, Default)]
 pub struct RegionRegistry {
     regions: Mutex<HashMap<SeedId, (Token, Arc<RevocableRegion>)>>,
@@ -26,7 +26,7 @@ pub struct RegionRegistry {
 pub struct RegisterError(SeedId);
 
 impl RegionRegistry {
-    /// A registry without regions. Messages are delivered to `inbox`.
+    /// Creates a registry without regions. Messages are delivered to `inbox`.
     pub fn new(inbox: Option<Arc<MessageQueue>>) -> Arc<Self> {
         Arc::new(Self { regions: Mutex::default(), messages: inbox })
     }
@@ -34,7 +34,7 @@ impl RegionRegistry {
     /// Exports a region under a key, until the returned registration is dropped.
     ///
     /// # Errors
-    /// When the seed id of the key is in use.
+    /// The seed id of the key is in use.
     pub fn register(self: &Arc<Self>, key: &SeedKey, region: Arc<dyn Region>) -> Result<Registration, RegisterError> {
         let mut regions = self.regions.lock().unwrap_or_else(PoisonError::into_inner);
         if regions.contains_key(&key.seed) {
@@ -58,8 +58,8 @@ impl Exporter for RegionRegistry {
     }
 }
 
-/// Keeps a region exported. Dropping it revokes the region. After that, no requester can read or write it, not even by a
-/// request that was received before.
+/// Keeps a region exported. Dropping it revokes the region. After that, no request reads or writes the region, not even
+/// a request that was received earlier.
 #[derive(Debug)]
 pub struct Registration {
     registry: Arc<RegionRegistry>,
@@ -70,12 +70,13 @@ pub struct Registration {
 impl Drop for Registration {
     fn drop(&mut self) {
         self.registry.regions.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.seed);
-        // Waits for accesses in progress.
+        // The write lock waits for accesses in progress.
         self.region.region.write().unwrap_or_else(PoisonError::into_inner).take();
     }
 }
 
-/// A region that can be revoked. It grants nothing to requesters on the same host, because they could keep the grants.
+/// A region that can be revoked. It grants no direct reads to requesters on the same host, because they could keep the
+/// grants.
 struct RevocableRegion {
     region: RwLock<Option<Arc<dyn Region>>>,
 }
@@ -95,7 +96,7 @@ impl fmt::Debug for RevocableRegion {
 
 impl Region for RevocableRegion {
     fn extent_bytes(&self, extent: ExtentId) -> Option<u64> {
-        // A revoked region has no bounds to check. The access itself then fails with ESRCH.
+        // For a revoked region, pass the bounds check: the access itself then fails with ESRCH.
         self.with(|region| region.extent_bytes(extent)).unwrap_or(Some(u64::MAX))
     }
 

@@ -1,4 +1,4 @@
-//! A region in the owner's own memory that requesters may read and write: an anonymous file that processes can share.
+//! A region in the owner's own memory that requesters may read and write: a memfd that processes can share.
 
 use std::fs::File;
 use std::io;
@@ -11,8 +11,8 @@ use rustix::io::Errno;
 
 use crate::Region;
 
-/// A region with one extent, number 0, in shared memory. Concurrent accesses to the same bytes may see either version, or a
-/// mixture; callers that need more must order them.
+/// A region with one extent, number 0, in shared memory. A read that is concurrent with a write may return old bytes,
+/// new bytes or a mixture; callers that need more must order the accesses.
 #[derive(Debug)]
 pub struct SharedMemory {
     file: File,
@@ -20,10 +20,10 @@ pub struct SharedMemory {
 }
 
 impl SharedMemory {
-    /// Creates a region of this many zeroes.
+    /// Creates a region of `bytes` zeroes.
     ///
     /// # Errors
-    /// When there is not enough memory, or no file descriptor.
+    /// There is not enough memory, or no file descriptor.
     pub fn new(bytes: u64) -> io::Result<Self> {
         let file = File::from(memfd_create("farfork-memory", MemfdFlags::CLOEXEC)?);
         file.set_len(bytes)?;
@@ -50,7 +50,7 @@ impl Region for SharedMemory {
 }
 
 impl AsFd for SharedMemory {
-    /// The file, for mmap(2).
+    /// Returns the file, for mmap(2).
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }

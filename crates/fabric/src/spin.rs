@@ -2,61 +2,62 @@
 
 use std::time::{Duration, Instant};
 
-/// How long to spin: about what a sleep and a wakeup would cost the awaited peer.
+/// Longest time to spin: about as long as a sleep and a wakeup would delay the awaited peer.
 const SPIN_LIMIT: Duration = Duration::from_micros(50);
 
-/// A thread that yields the CPU gets it back within this time, unless another thread runs on it.
+/// A thread that yields the CPU runs again within this time, unless another thread runs on that CPU.
 const YIELD_TIME_IDLE_MAX: Duration = Duration::from_micros(3);
 
-/// How long the CPU counts as shared after another thread was seen on it: some tens of faults.
+/// Time for which the CPU counts as shared after another thread was detected on it: as long as tens of page faults
+/// take.
 const SHARED_CPU_MEMORY: Duration = Duration::from_millis(1);
 
-/// The awaited peer never runs this long at a time; unrelated threads do.
+/// A thread that runs longer than this at a time is unrelated: the awaited peer runs for less.
 const PEER_RUN_TIME_MAX: Duration = Duration::from_micros(300);
 
-/// How long the CPU counts as contended after an unrelated thread was seen on it. Each check costs as much time as such a
-/// thread runs, some milliseconds at most.
+/// Time for which the CPU counts as contended after an unrelated thread was detected on it. Each check costs the time
+/// for which that thread runs, some milliseconds at most.
 const CONTENDED_CPU_MEMORY: Duration = Duration::from_millis(50);
 
-/// Most successes that are remembered. This many failures end the spinning.
+/// Largest credit. Each success of spinning adds one; each failure removes one, and without credit the loop sleeps.
 const CREDIT_MAX: u32 = 8;
 
-/// Waits that may spin before the first success.
+/// Credit at the start: the number of waits that may spin before the first success.
 const CREDIT_INITIAL: u32 = 2;
 
-// To wake another CPU costs 15 to 30 us, about as much as everything else that a page fault needs. But a loop that
-// polls in vain takes the CPU from threads that have work. So the loop yields the CPU between two polls, and polls
-// only where that paid off recently.
+// Waking another CPU costs 15 to 30 us, about as much as all other work of a page fault. But a loop that polls without
+// success takes the CPU from threads that have work. So the loop yields the CPU between two polls, and polls only if
+// polling had success recently.
 //
-// If another thread runs on this CPU meanwhile, sleeping is better. Usually that thread is the awaited peer: to
-// switch to it and be woken by it costs two switches of about 2 us, and polling only adds to that. If it is an
-// unrelated thread, a loop that yields loses a whole time slice, while a thread that is woken runs first.
+// If another thread runs on this CPU, sleeping is better. Usually that thread is the awaited peer: switching to it and
+// back costs two switches of about 2 us, and polling only adds to that. If that thread is unrelated, a loop that yields
+// loses a whole time slice, while a thread that is woken runs first.
 
-/// Decides for one loop, by its recent waits.
+/// Decides for one loop, from its recent waits.
 #[derive(Debug)]
 pub struct AdaptiveSpin {
     idle_since: Instant,
     credit: u32,
-    /// Until then, the CPU counts as shared with another thread.
+    /// Time until which the CPU counts as shared with another thread.
     shared_until: Option<Instant>,
-    /// Until then, the CPU counts as contended by unrelated threads.
+    /// Time until which the CPU counts as contended by unrelated threads.
     contended_until: Option<Instant>,
 }
 
 impl AdaptiveSpin {
-    /// A loop without history.
+    /// Creates the state of a loop without history.
     pub fn new(now: Instant) -> Self {
         Self { idle_since: now, credit: CREDIT_INITIAL, shared_until: None, contended_until: None }
     }
 
-    /// Records that something arrived. If it arrived within the limit, while spinning or asleep, the next wait may spin.
+    /// Records an event. If the event arrived within the spin limit, while spinning or asleep, the next wait may spin.
     pub fn record_event(&mut self, now: Instant) {
         let soon = self.idle_time(now) <= SPIN_LIMIT;
         self.credit = if soon { (self.credit + 1).min(CREDIT_MAX) } else { self.credit.saturating_sub(1) };
         self.idle_since = now;
     }
 
-    /// Starts a wait: everything that arrived was handled.
+    /// Records the start of a wait: all earlier events were handled.
     pub fn start_wait(&mut self, now: Instant) {
         self.idle_since = now;
     }
@@ -66,13 +67,13 @@ impl AdaptiveSpin {
         self.credit > 0 && !self.is_cpu_shared(now) && self.should_spin_for(now, SPIN_LIMIT)
     }
 
-    /// Whether another thread was recently seen on this CPU.
+    /// Whether another thread was recently detected on this CPU.
     pub fn is_cpu_shared(&self, now: Instant) -> bool {
         [self.shared_until, self.contended_until].into_iter().flatten().any(|until| now < until)
     }
 
-    /// Whether to spin for something that is certain to arrive, for at most `limit`. It may spin even if the awaited peer,
-    /// and a thread that needs the result, run on this CPU in between.
+    /// Whether to spin for an event that is certain to arrive, for at most `limit`. It may be true even if the CPU is
+    /// shared with the awaited peer, but not if an unrelated thread contends for it.
     pub fn should_spin_for(&self, now: Instant, limit: Duration) -> bool {
         self.idle_time(now) <= limit && self.contended_until.is_none_or(|until| until <= now)
     }
@@ -84,7 +85,7 @@ impl AdaptiveSpin {
         self.record_yield(began, Instant::now());
     }
 
-    /// Records how long the CPU was away.
+    /// Records the duration of a yield: a long one means that another thread ran.
     fn record_yield(&mut self, began: Instant, now: Instant) {
         let away = now.saturating_duration_since(began);
         if away > YIELD_TIME_IDLE_MAX {
@@ -108,11 +109,11 @@ mod tests {
     const LATE: Duration = Duration::from_millis(5);
 
     #[test]
-    fn looks_again_while_that_pays() {
+    fn a_wait_spins_while_events_arrive_soon() {
         let mut now = Instant::now();
         let mut spin = AdaptiveSpin::new(now);
         for _ in 0..CREDIT_INITIAL {
-            assert!(spin.should_spin(now), "it has to begin somehow");
+            assert!(spin.should_spin(now), "a new loop may spin");
             now += LATE;
             spin.record_event(now);
         }
@@ -133,27 +134,30 @@ mod tests {
     }
 
     #[test]
-    fn sleeps_where_somebody_shares_the_cpu() {
+    fn a_wait_sleeps_when_a_peer_shares_the_cpu() {
         let mut now = Instant::now();
         let mut spin = AdaptiveSpin::new(now);
         spin.record_yield(now, now + YIELD_TIME_IDLE_MAX);
         assert!(
             spin.should_spin(now) && spin.should_spin_for(now + 3 * SPIN_LIMIT, 4 * SPIN_LIMIT),
-            "it came back at once"
+            "the yield returned at once"
         );
         assert!(!spin.should_spin_for(now + 5 * SPIN_LIMIT, 4 * SPIN_LIMIT));
         spin.record_yield(now, now + PEER_RUN_TIME_MAX);
         now += PEER_RUN_TIME_MAX;
         spin.start_wait(now);
         assert!(spin.is_cpu_shared(now) && !spin.is_cpu_shared(now + SHARED_CPU_MEMORY));
-        assert!(!spin.should_spin(now) && spin.should_spin_for(now, SPIN_LIMIT), "only a stream is worth it");
+        assert!(
+            !spin.should_spin(now) && spin.should_spin_for(now, SPIN_LIMIT),
+            "only for an event that is certain to arrive"
+        );
         now += SHARED_CPU_MEMORY;
         spin.start_wait(now);
-        assert!(spin.should_spin(now), "it may be alone");
+        assert!(spin.should_spin(now), "the CPU no longer counts as shared");
     }
 
     #[test]
-    fn sleeps_where_strangers_have_work() {
+    fn a_wait_sleeps_when_other_processes_need_the_cpu() {
         let mut now = Instant::now();
         let mut spin = AdaptiveSpin::new(now);
         now += LATE;
@@ -164,6 +168,6 @@ mod tests {
         assert!(spin.is_cpu_shared(now + 2 * SHARED_CPU_MEMORY));
         now += CONTENDED_CPU_MEMORY;
         spin.start_wait(now);
-        assert!(spin.should_spin(now), "they may have ended");
+        assert!(spin.should_spin(now), "the CPU no longer counts as contended");
     }
 }

@@ -1,5 +1,6 @@
-//! TLS connections between members of a cluster. Both ends authenticate in a handshake. Then records follow, or the same
-//! stream in clear if both ends are configured so. `farfork-trust` implements the authentication.
+//! TLS connections between members of a cluster. Both ends authenticate in a handshake. After it, the stream consists
+//! of TLS records, or of plain bytes if both ends are configured without encryption. `farfork-trust` implements the
+//! authentication.
 
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::os::fd::BorrowedFd;
@@ -15,24 +16,24 @@ use crate::{Address, Connection};
 #[derive(Debug, Clone)]
 pub struct TlsSecurity {
     credentials: Credentials,
-    /// The node that must be at the other end; `None` to accept any node of the cluster.
+    /// The only node that is accepted as the peer; `None` to accept any node of the cluster.
     expected: Option<NodeName>,
 }
 
 impl TlsSecurity {
-    /// Uses these credentials. The peer must be a node of the cluster.
+    /// Creates security with these credentials. The peer must be a node of the cluster.
     pub fn new(credentials: Credentials) -> Self {
         Self { credentials, expected: None }
     }
 
-    /// As this, for connections to one node only.
+    /// Returns a copy that accepts only this node as the peer.
     #[must_use]
     pub fn for_node(&self, node: &NodeName) -> Arc<dyn Security> {
         Arc::new(Self { credentials: self.credentials.clone(), expected: Some(node.clone()) })
     }
 }
 
-/// Connects to a node, as [`crate::connect`] does. With credentials, no other node is accepted.
+/// Connects to a node, as [`crate::connect`]. With credentials, no other node is accepted as the peer.
 ///
 /// # Errors
 /// As [`crate::connect`].
@@ -81,8 +82,8 @@ impl Stream for TlsStream {
         self.session.may_have_buffered()
     }
 
-    /// A client does not wait until the server accepts it: unless it does, the server processes nothing that the client
-    /// sends. So a connection costs no round trip beyond the handshake's.
+    /// A client does not wait until the server has accepted its certificate, which saves a round trip. If the server
+    /// refuses the client, it processes no bytes that the client has sent.
     fn continue_handshake(&mut self) -> io::Result<bool> {
         self.session.continue_handshake()?;
         Ok(self.session.can_send())
@@ -110,11 +111,11 @@ impl Stream for TlsStream {
     }
 }
 
-/// A stream with the interface that `farfork-trust` uses.
+/// Implements `Read` and `Write`, which `farfork-trust` uses, for a stream.
 #[derive(Debug)]
 struct ReadWriteAdapter(Box<dyn Stream>);
 
-/// Converts `None` to the standard library's `WouldBlock`.
+/// Converts `None` to the error `WouldBlock`.
 fn or_would_block(outcome: io::Result<Option<usize>>) -> io::Result<usize> {
     outcome?.ok_or_else(|| io::ErrorKind::WouldBlock.into())
 }

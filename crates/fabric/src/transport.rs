@@ -1,7 +1,7 @@
 //! The interface between protocols and the transport of their bytes: an ordered stream to one peer that never blocks.
 //!
 //! The memory protocol and the RPC use [`Stream`]; `tcp`, `shm` and `sim` implement it. [`Security`] wraps a stream in
-//! one that protects it (TLS). The owner of a stream waits for its socket.
+//! a protected one (TLS). The user of a stream waits for its socket.
 
 use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -16,56 +16,57 @@ use crate::Address;
 
 /// An ordered stream of bytes to one peer. No method blocks, and every error is final for the stream.
 pub trait Stream: fmt::Debug + Send {
-    /// Receives into the spaces, in their order. Returns the number of bytes, `Some(0)` at the end of the stream, or `None`
-    /// if nothing has arrived. A stream may buffer received bytes (a record that is longer than the spaces), so wait for its
-    /// socket only after `None`.
+    /// Receives into the spaces, in their order. Returns the number of bytes, `Some(0)` at the end of the stream, or
+    /// `None` if nothing has arrived. A stream may buffer received bytes (the rest of a record that is longer than the
+    /// spaces), so wait for its socket only after `None`.
     ///
     /// # Errors
-    /// When the stream broke, or its peer violated the protocol.
+    /// The stream broke, or its peer violated the protocol.
     fn receive(&mut self, spaces: &mut [IoSliceMut<'_>]) -> io::Result<Option<usize>>;
 
     /// Sends from the slices, in their order. Returns the number of accepted bytes, or `None` if none can be accepted now.
     /// Accepted bytes may be buffered ([`Stream::has_unsent`]).
     ///
     /// # Errors
-    /// When the stream broke.
+    /// The stream broke.
     fn send(&mut self, slices: &[IoSlice<'_>]) -> io::Result<Option<usize>>;
 
-    /// Whether buffered bytes wait for the socket. The owner then waits until the socket accepts more, and calls
-    /// [`Stream::send`], with no slices if there is nothing else to send.
+    /// Whether buffered bytes wait for the socket. If so, the user waits until the socket accepts bytes, and calls
+    /// [`Stream::send`] again, with no slices if there is nothing else to send.
     fn has_unsent(&self) -> bool {
         false
     }
 
-    /// Whether bytes may be buffered after a receive call that left space. If not, such a call has received everything, and
-    /// another one is not needed.
+    /// Whether bytes may be buffered after a receive call that left space. If not, such a call has received all bytes,
+    /// and needs no further call.
     fn may_have_buffered(&self) -> bool {
         true
     }
 
-    /// Continues the handshake without waiting. Returns whether it is complete. Before that, nothing is received or sent.
+    /// Continues the handshake without waiting. Returns whether the handshake is complete. Until then, the stream
+    /// receives and sends no data.
     ///
     /// # Errors
-    /// When the stream broke, or one side refused the other.
+    /// The stream broke, or one side refused the other.
     fn continue_handshake(&mut self) -> io::Result<bool> {
         Ok(true)
     }
 
-    /// Whether the stream protects the integrity of each byte, once [`Stream::continue_handshake`] is complete. Frames then
-    /// need no checksum.
+    /// Whether the stream protects the integrity of each byte, once the handshake is complete. Then frames need no
+    /// checksum.
     fn is_integrity_protected(&self) -> bool {
         false
     }
 
-    /// The identity that the peer has proved; `None` if none was required.
+    /// Returns the identity that the peer has proved; `None` if no proof was required.
     fn peer_identity(&self) -> Option<String> {
         None
     }
 
-    /// Checks whether the peer is still trusted. Call it from time to time while the stream is open.
+    /// Checks whether the peer is still trusted. Call it periodically while the stream is open.
     ///
     /// # Errors
-    /// When the peer was revoked, its certificate has expired, or its authority is no longer trusted.
+    /// The peer was revoked, its certificate has expired, or its authority is no longer trusted.
     fn check_peer_trusted(&self) -> io::Result<()> {
         Ok(())
     }
@@ -79,27 +80,28 @@ pub trait Stream: fmt::Debug + Send {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// The next file descriptor that was received.
+    /// Removes and returns the oldest received file descriptor.
     fn take_fd(&mut self) -> Option<OwnedFd> {
         None
     }
 
-    /// The socket to wait for; `None` if there is none (`sim`).
+    /// Returns the socket to wait for; `None` if the stream has none (`sim`).
     fn socket(&self) -> Option<BorrowedFd<'_>>;
 
-    /// For streams without a socket: whether a receive call (if `receive`) or a send call (if `send`) would return something
-    /// other than `None`. A stream around another one asks that one.
+    /// For streams without a socket: whether a receive call (if `receive`) or a send call (if `send`) would return
+    /// something other than `None`. A stream that wraps another one forwards the call.
     fn is_ready(&self, receive: bool, send: bool) -> bool {
         receive || send
     }
 }
 
-/// The security of a process's connections: it wraps a stream in one that encrypts, or only authenticates the peer.
+/// The security of a process's connections. It wraps a stream in another one that authenticates the peer, and usually
+/// encrypts.
 pub trait Security: fmt::Debug + Send + Sync {
     /// Wraps a stream to the owner at `address`.
     ///
     /// # Errors
-    /// When this side's own credentials cannot be used.
+    /// This side's own credentials cannot be used.
     fn wrap_client(&self, stream: Box<dyn Stream>, address: &Address) -> io::Result<Box<dyn Stream>>;
 
     /// Wraps a stream that was accepted.
@@ -114,19 +116,20 @@ pub trait Dialer: fmt::Debug + Send {
     /// Starts to connect.
     ///
     /// # Errors
-    /// When that fails at once.
+    /// The attempt failed at once.
     fn dial(&mut self) -> io::Result<Box<dyn ConnectAttempt>>;
 }
 
 /// An attempt to connect.
 pub trait ConnectAttempt: fmt::Debug + Send {
-    /// The stream, once it is connected; `None` before.
+    /// Returns the stream once it is connected; `None` before that.
     ///
     /// # Errors
-    /// When the attempt failed.
+    /// The attempt failed.
     fn poll(&mut self) -> io::Result<Option<Box<dyn Stream>>>;
 
-    /// A socket that becomes writable when the attempt has ended, and that the stream then uses; `None` if there is none.
+    /// Returns the socket of the attempt, which becomes writable when the attempt has ended; `None` if there is none.
+    /// The stream uses the same socket.
     fn socket(&self) -> Option<BorrowedFd<'_>>;
 
     /// For attempts without a socket: whether the attempt has ended.

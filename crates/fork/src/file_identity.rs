@@ -172,7 +172,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_elf_file_has_a_build_id_and_is_itself() {
+    fn an_elf_file_is_identified_by_its_build_id() {
         let path = Path::new("/proc/self/exe");
         let identity = read_identity(path).unwrap();
         assert!(is_same_file(path, &identity, true));
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn elsewhere_a_file_without_build_id_is_never_the_same() {
+    fn a_file_without_build_id_never_matches_on_another_machine() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let identity = read_identity(file.path()).unwrap();
         assert!(identity.build_id.is_none());
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_shows_and_other_attributes_do_not_count() {
+    fn changed_contents_are_noticed_and_changed_attributes_are_not() {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), b"before").unwrap();
         let mut then = read_identity(file.path()).unwrap();
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn who_sets_the_time_back_is_noticed() {
+    fn a_change_with_a_restored_modification_time_is_noticed() {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), b"before").unwrap();
         let (then, times) =

@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rest_begins_once_when_work_has_ended() {
+    fn idleness_is_reported_once_after_work() {
         let start = Instant::now();
         let mut rest = IdleDetector { cpu_time: Duration::ZERO, ..IdleDetector::new(start) };
         let worked_ms = [90, 900, 2000, 2001, 2009, 2091, 2099, 2102];
@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_works_is_not_at_rest() {
+    fn a_working_process_is_not_idle() {
         let start = Instant::now();
         let mut rest = IdleDetector::new(start);
         // On a busy machine, this thread may get its CPU time late. Then the process is idle in between, which is

@@ -41,7 +41,7 @@ fn read_vdso() -> Option<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn this_kernel_has_a_vdso_with_a_build_id() {
+    fn the_vdso_of_this_kernel_has_a_build_id() {
         assert!(super::vdso_build_id().len() >= 8, "{:?}", super::vdso_build_id());
     }
 }

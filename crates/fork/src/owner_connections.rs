@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_serves_the_next_read_of_that_owner_unless_one_failed() {
+    fn a_connection_is_reused_until_a_read_fails() {
         let exporter: Arc<dyn Exporter> = Arc::new(RegionRegistry::default());
         let servers =
             [(); 2].map(|()| tcp::TcpServer::start(TcpListener::bind("127.0.0.1:0").unwrap(), &exporter).unwrap());
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn only_some_are_kept() {
+    fn the_number_of_idle_connections_is_bounded() {
         let exporter: Arc<dyn Exporter> = Arc::new(RegionRegistry::default());
         let server = tcp::TcpServer::start(TcpListener::bind("127.0.0.1:0").unwrap(), &exporter).unwrap();
         let links = OwnerConnectionPool::default();

@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_is_known_by_its_mount_and_its_device() {
+    fn a_volume_is_identified_by_mount_and_device() {
         let table = table();
         assert_eq!((table.volume_of_mount(41), table.volume_of_mount(42)), (Some("data"), None));
         let device = |minor| rustix::fs::makedev(0, minor);

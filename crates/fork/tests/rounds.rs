@@ -26,7 +26,7 @@ fn ours() -> Holdings {
 }
 
 #[test]
-fn a_thousand_rounds_leave_nothing_behind() {
+fn a_thousand_rounds_leave_nothing() {
     let mut parent = Parent::start("threads", &[]);
     let resident = || farfork_sys::process::ProcStatus::read(parent.pid()).unwrap().resident_bytes;
     for _ in 0..ROUNDS / 10 {

@@ -45,7 +45,7 @@ impl ApiListeners {
 /// Serves until `stopped` becomes true. Requests in progress then have [`SHUTDOWN_TIMEOUT`] left.
 ///
 /// # Errors
-/// A server failed. The other one is stopped too.
+/// One of the two servers failed. The other server is stopped too.
 pub(crate) async fn serve_api(
     node: &Arc<Node>,
     listeners: ApiListeners,
@@ -65,8 +65,8 @@ pub(crate) async fn serve_api(
     let cluster = ClusterServer::new(ClusterService::new(node.peers.clone()))
         .max_decoding_message_size(ANONYMOUS_MESSAGE_BYTES_MAX);
     let credentials = node.peers.security().credentials().cloned();
-    // The Unix socket needs no keepalive: the kernel reports callers that end. A caller that is stopped or blocked is still
-    // there.
+    // The Unix socket needs no keepalive: the kernel reports callers that end, and a stopped or blocked caller keeps
+    // its connection.
     let at_socket = Server::builder()
         .layer(RequestAuthorizer::Socket)
         .add_service(control())
@@ -83,7 +83,8 @@ pub(crate) async fn serve_api(
     let both = async { tokio::try_join!(at_socket, at_port).map(drop) };
     let overdue = async {
         let _ = stopped.wait_for(|is_stopped| *is_stopped).await;
-        // Streams that do not end by themselves (logs, attach) keep a server open. After the timeout they are cut off.
+        // Streams that do not end by themselves (logs, attach) would keep a server open. They are cut off after the
+        // timeout.
         let _ = timeout(SHUTDOWN_TIMEOUT, std::future::pending::<()>()).await;
     };
     tokio::select! {

@@ -1,8 +1,8 @@
-//! Attended children: they end when the caller of their fork disconnects. A batch holds those of one fork on this node,
-//! for as long as the node that received the fork request keeps its stream open.
+//! Attended children: they end when the caller of their fork disconnects. A batch holds the attended children of one
+//! fork on this node, as long as the node that received the fork request keeps its stream open.
 //!
-//! That node reports a disconnected caller with `Peer.EndBatch`. If it dies itself, the stream breaks and no child
-//! ends.
+//! The node that received the request reports a disconnected caller with `Peer.EndBatch`. If that node dies, the stream
+//! breaks and no child ends.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -13,7 +13,8 @@ use tokio::time::sleep;
 
 use crate::children::{Child, HeldChild};
 
-/// The batches of attended children on this node, by a number that the node with the fork request has drawn.
+/// The batches of attended children on this node, by batch number. The node that received the fork request draws the
+/// number.
 #[derive(Debug, Default)]
 pub(crate) struct AttendedBatches(Mutex<HashMap<u64, Weak<AttendedBatch>>>);
 
@@ -23,13 +24,14 @@ pub(crate) struct AttendedBatch(Mutex<BatchState>);
 
 #[derive(Debug, Default)]
 struct BatchState {
-    /// Whether the caller has disconnected. No caller would collect the results of further children.
+    /// Whether the caller has disconnected. Children that are added later are killed: their results would not be
+    /// collected.
     is_caller_gone: bool,
     children: Vec<HeldChild>,
 }
 
 impl AttendedBatches {
-    /// Registers a batch without children. It stays known until its last reference is dropped.
+    /// Registers a batch without children. The batch stays registered until its last reference is dropped.
     pub(crate) fn register(&self, number: u64) -> Arc<AttendedBatch> {
         let batch = Arc::new(AttendedBatch::default());
         let mut batches = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -38,8 +40,8 @@ impl AttendedBatches {
         batch
     }
 
-    /// Ends the children of a batch whose caller has disconnected: by SIGTERM, later by SIGKILL. An unknown batch has no
-    /// children. Must be called within the runtime.
+    /// Ends the children of a batch whose caller has disconnected: by SIGTERM, and after a grace period by SIGKILL.
+    /// Ignores an unknown batch. Must be called within the runtime.
     pub(crate) fn end_children(&self, number: u64) {
         let batch = self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&number).and_then(Weak::upgrade);
         if let Some(batch) = batch {

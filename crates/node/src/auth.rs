@@ -1,8 +1,8 @@
 //! Authorization: the only place that decides what a caller may request from a node.
 //!
-//! The Unix socket admits its owner only (mode 0600), which may request everything. At the control port the handshake
-//! identifies the peer (`control_port`), and `RequestAuthorizer` checks each request of every service. A certificate
-//! that was revoked while its connection was open no longer counts from the next request on.
+//! Only the owner of the Unix socket can connect to it (mode 0600), and may request everything. At the control port the
+//! handshake identifies the peer (`control_port`), and `RequestAuthorizer` checks each request of every service. If a
+//! certificate is revoked while its connection is open, the next request is refused.
 
 use std::future::{Future, ready};
 use std::pin::Pin;
@@ -23,16 +23,16 @@ const NODE_SERVICE: &str = "farfork.v1.Node";
 /// The service for nodes.
 const PEER_SERVICE: &str = "farfork.v1.Peer";
 
-/// The service by which machines become members.
+/// The service through which machines join the cluster.
 const CLUSTER_SERVICE: &str = "farfork.v1.Cluster";
 
-/// Longest path of a request that is checked, in bytes. The paths of all methods are shorter.
+/// Number of bytes of a request's path that are parsed. The paths of all methods are shorter.
 const PATH_BYTES_MAX: usize = 100;
 
 /// Methods that change nothing.
 const READ_ONLY_METHODS: [&str; 6] = ["ListSeeds", "ListChildren", "ListNodes", "Inspect", "Logs", "Wait"];
 
-/// The caller of a request. Each request carries it.
+/// The caller of a request. `RequestAuthorizer` attaches it to each request.
 ///
 /// | caller | may request |
 /// |---|---|
@@ -57,7 +57,7 @@ impl Caller {
     /// Checks whether the caller may make this request.
     ///
     /// # Errors
-    /// The request is not allowed. The failure says why, and what to do.
+    /// The request is not allowed. The failure contains the cause and the next step.
     fn authorize(&self, service: &str, method: &str) -> Result<(), Failure> {
         let refuse = |code, cause: String, step: &str| {
             Err(Failure::new(code, format!("request {service}/{method}"), cause).with_next_step(step))
@@ -88,7 +88,7 @@ impl Caller {
     }
 }
 
-/// Checks each request at a listener, and attaches its caller.
+/// Checks each request at a listener, and attaches its [`Caller`].
 #[derive(Debug, Clone)]
 pub(crate) enum RequestAuthorizer {
     /// At the Unix socket.
@@ -125,7 +125,7 @@ impl RequestAuthorizer {
         Ok(())
     }
 
-    /// Logs a refused request. Requests from the network must not fill the disk, so their log is rate-limited.
+    /// Logs a refused request. For the network, the log is rate-limited, so that refused requests cannot fill the disk.
     fn log_denial(&self, failure: &Failure) {
         match self {
             Self::Socket => tracing::warn!("refused: {failure}"),
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn each_role_may_do_its_part() {
+    fn each_role_may_call_its_methods() {
         let reads = READ_ONLY_METHODS.map(|method| (NODE_SERVICE, method));
         let changes =
             ["Prepare", "Fork", "Kill", "Drop", "Remove", "Pause", "Unpause", "Attach", "Check", "NotYetInvented"];
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_says_what_would_help() {
+    fn a_refusal_gives_the_next_step() {
         let failure = member(Role::ReadOnly).authorize(NODE_SERVICE, "Kill").unwrap_err();
         assert_eq!(failure.code(), Code::PermissionDenied);
         let text = failure.to_string();

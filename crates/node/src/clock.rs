@@ -8,7 +8,7 @@ pub(crate) fn unix_ms_now() -> u64 {
     unix_ms(SystemTime::now())
 }
 
-/// A time, in milliseconds since 1970; 0 for times before.
+/// A time, in milliseconds since 1970; 0 for earlier times.
 pub(crate) fn unix_ms(time: SystemTime) -> u64 {
     let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
@@ -21,7 +21,7 @@ pub(crate) fn boot_ms_now() -> u64 {
     u64::try_from(milliseconds).unwrap_or(0)
 }
 
-/// Duration until a deadline, by the clock that shows `now_ms`.
+/// Duration until a deadline; 0 if it has passed. Both times are of the same clock.
 pub(crate) fn duration_until(deadline_ms: u64, now_ms: u64) -> Duration {
     Duration::from_millis(deadline_ms.saturating_sub(now_ms))
 }
@@ -36,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_wait_without_end_does_not_end_before_it_began() {
+    fn an_endless_wait_does_not_overflow() {
         assert_eq!(add_duration(1_000, Duration::from_millis(5)), 1_005);
         for wait in [Duration::from_millis(u64::MAX), Duration::MAX] {
             assert_eq!(add_duration(unix_ms_now(), wait), u64::MAX);

@@ -35,7 +35,7 @@ use crate::engine::{Engine, ZygoteLimits, random_id};
 use crate::heartbeat::{self, LocalState};
 use crate::member_file::MemberFile;
 use crate::metrics;
-use crate::node::Node;
+use crate::node::{Node, NodeComponents};
 use crate::options::Options;
 use crate::pager_link::{PagerError, PagerLink};
 use crate::pager_supervisor;
@@ -83,7 +83,7 @@ pub enum DaemonError {
         /// The error.
         cause: io::Error,
     },
-    /// Its cluster does not accept it.
+    /// No member of its cluster let it join.
     #[error("it cannot join: {0}")]
     Join(#[from] Failure),
     /// Its identity or its trust settings are missing or invalid.
@@ -147,8 +147,8 @@ async fn run_until_signal(options: Options) -> Result<(), DaemonError> {
     served
 }
 
-/// Serves until a signal, then closes the control port. A peer that stops too could otherwise connect, and wait for an
-/// answer.
+/// Serves until a signal, then closes the control port. Otherwise a peer that is stopping too could connect, and wait
+/// for a reply.
 async fn serve_until_signal(running: &RunningDaemon, control: TcpListener) -> Result<(), DaemonError> {
     let _watch = stall_watchdog::StallWatchdog::start(tokio::runtime::Handle::current())
         .map_err(DaemonError::system("start a thread"))?;
@@ -162,7 +162,7 @@ async fn serve_until_signal(running: &RunningDaemon, control: TcpListener) -> Re
         api_server::ApiListeners::new(socket, control).map_err(DaemonError::system("watch the listening sockets"))?;
     tracing::info!(node = %node.name, address = %node.address(), socket = %run_dir.socket().display(), "ready");
 
-    // Ends with the daemon: dropping the set ends its tasks.
+    // Dropping the set at the daemon's end aborts the tasks.
     let mut tasks = JoinSet::new();
     let task_node = node.clone();
     tasks.spawn(heartbeat::run(node.peers.clone(), join.clone(), member_file, move || LocalState {
@@ -226,7 +226,8 @@ impl RunningDaemon {
     }
 }
 
-/// Raises the limit on descriptors. Idle connections are limited by number, and the usual limit is below that number.
+/// Raises the limit on descriptors (RLIMIT_NOFILE) to its maximum. The usual limit is lower than the allowed number of
+/// connections.
 fn raise_descriptor_limit() {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     if let Err(errno) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
@@ -246,7 +247,8 @@ fn start(options: Options, security: Security) -> Result<(RunningDaemon, TcpList
     }
     let control = TcpListener::bind(options.listen).map_err(DaemonError::listen(options.listen))?;
     let mut containers = ContainerConfig::new(options.name.as_str(), run_dir.root(), STUB_IMAGE);
-    // Hidden even if it is not used yet (`--insecure`): children must not see files that are created there later.
+    // Mask the trust directory even if it is not used yet (`--insecure`): children must not see files that are created
+    // in it later.
     containers.masked_future_paths.push(options.trust.directory.clone());
     containers.masked_future_paths.extend(options.images.clone());
     containers.masked_future_paths.push(options.volumes.store.clone());
@@ -254,7 +256,8 @@ fn start(options: Options, security: Security) -> Result<(RunningDaemon, TcpList
     containers.cached_roots_max = options.kept_roots_max;
     let leftovers = clean_leftovers(&containers)?;
     let pager = Arc::new(PagerLink::find_or_start(&run_dir, security.credentials(), options.cache_bytes_max)?);
-    match assemble_node(options, security, (run_dir, lock), &control, containers, leftovers, &pager) {
+    let foundation = NodeFoundation { run_dir, lock, containers, leftovers };
+    match assemble_node(options, security, foundation, &control, &pager) {
         Ok(running) => Ok((running, control)),
         Err(error) => {
             // A pager that serves children of an earlier daemon refuses to stop.
@@ -264,25 +267,33 @@ fn start(options: Options, security: Security) -> Result<(RunningDaemon, TcpList
     }
 }
 
+/// Resources that a start acquires and that the assembled node takes over.
+struct NodeFoundation {
+    run_dir: RunDir,
+    lock: RunDirLock,
+    containers: ContainerConfig,
+    /// The containers of an earlier daemon.
+    leftovers: Leftovers,
+}
+
 /// Assembles everything of a daemon except its pager.
 fn assemble_node(
     options: Options,
     security: Security,
-    (run_dir, lock): (RunDir, RunDirLock),
+    foundation: NodeFoundation,
     control: &TcpListener,
-    containers: ContainerConfig,
-    leftovers: Leftovers,
     pager: &Arc<PagerLink>,
 ) -> Result<RunningDaemon, DaemonError> {
+    let NodeFoundation { run_dir, lock, containers, leftovers } = foundation;
     let volumes = start_volumes(&options, &security, &run_dir)?;
     let zygote_limits = ZygoteLimits { count_max: options.zygotes_max, idle_max: options.zygote_idle_max };
     let Options { name, listen, fabric_port, join, pool_size, metrics, images, bridges_vdso, .. } = options;
     let child_budget = ChildBudget::new(options.child_memory_bytes_max);
     let metrics = metrics.map(bind_metrics).transpose()?;
     let seeds = Arc::new(SeedTable::default());
-    // Loaded before the first request: an unknown seed counts as lost for its children.
+    // Load the images before the first request: the children of an unknown seed would take it for lost.
     let images = images.unwrap_or_else(|| run_dir.images_dir());
-    let found = seeds::load_images(&images, &name, &seeds);
+    let loaded_images = seeds::load_images(images, &name, &seeds);
     let exporter: Arc<dyn Exporter> = seeds.clone();
     let (tcp_server, shm_server, fabric_address) =
         serve_fabric(SocketAddr::new(listen.ip(), fabric_port), &run_dir, &exporter, &security)?;
@@ -303,13 +314,19 @@ fn assemble_node(
     let own = LocalSeeds { node: name.clone(), address: shm_server.address(), table: seeds.clone() };
     let engine = Engine::new(run_dir.clone(), zygote_limits, local, pool, pager.clone(), own, credentials);
     let children = adopt_children(&run_dir, pager, leftovers)?;
-    let seeds = SeedRegistry::new(name, seeds, fabric_address, (images, options.seed_budget), found);
-    let (peers, children) = (Arc::new(Peers::new(me, security)), (children, child_budget));
-    let node = Arc::new(Node::new(peers, seeds, children, engine, pager.clone(), options.volumes.store));
+    let node = Arc::new(Node::new(NodeComponents {
+        peers: Arc::new(Peers::new(me, security)),
+        seeds: SeedRegistry::new(name, seeds, fabric_address, options.seed_budget, loaded_images),
+        children,
+        child_budget,
+        engine,
+        pager: pager.clone(),
+        volume_store: options.volumes.store,
+    }));
     Ok(RunningDaemon { run_dir, node, join, metrics, _fabric: (tcp_server, shm_server), volumes, lock })
 }
 
-/// Answers requests about the node's volumes, and runs their processes when there are any.
+/// Starts the service that answers requests about the node's volumes, and runs the volumes' processes.
 fn start_volumes(options: &Options, security: &Security, run_dir: &RunDir) -> Result<VolumeService, DaemonError> {
     let listener = bind_private_socket(&run_dir.volume_socket())?;
     let config = VolumeServiceConfig {
@@ -360,8 +377,8 @@ fn adopt_children(
     Ok(children)
 }
 
-/// Creates a Unix socket to which only its owner may connect. Replaces a socket of an earlier daemon, because this one has
-/// the lock.
+/// Creates a Unix socket to which only its owner may connect. Replaces a socket of an earlier daemon: this daemon holds
+/// the lock of the run directory.
 fn bind_private_socket(path: &Path) -> Result<UnixListener, DaemonError> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -375,7 +392,7 @@ fn bind_private_socket(path: &Path) -> Result<UnixListener, DaemonError> {
     Ok(listener)
 }
 
-/// Interval between checks of the disk space that files of seeds use. Disks do not fill up much faster.
+/// Interval between checks of the disk space that held files of seeds use. Disks rarely fill up within this time.
 const HELD_FILES_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Ends unused zygotes and closes unused connections, as long as the daemon runs.
@@ -389,7 +406,7 @@ async fn run_cache_eviction(node: Arc<Node>) {
             let task_node = node.clone();
             let _ = tokio::task::spawn_blocking(move || task_node.seeds.limit_held_files()).await;
         }
-        // An idle node wakes no other thread.
+        // Without cached state, no blocking thread is woken.
         if !node.engine.has_cached_state() {
             continue;
         }

@@ -1,6 +1,6 @@
-//! Decodes requests and answers of the control port as the daemon does, for the fuzz targets (`fuzz/`).
+//! Decodes requests and replies of the control port as the daemon does, for the fuzz targets (`fuzz/`).
 //!
-//! Covers the protobuf messages and the checks made before anything is done. HTTP/2 below them is hyper's.
+//! Covers the protobuf messages and their validation, but not HTTP/2, which hyper decodes.
 
 use std::time::Duration;
 
@@ -13,7 +13,8 @@ use tonic::{Code, Status};
 use crate::engine::{SeedAccess, StartOptions};
 use crate::phases;
 
-/// The members in a reply to a heartbeat. A heartbeat itself is like a reply with one member. `None` if it would be refused.
+/// Decodes the members in a reply to a heartbeat. A heartbeat is like a reply with one member. `None` if a node would
+/// refuse it.
 pub fn decode_members(bytes: &[u8]) -> Option<Vec<Member>> {
     let v1::Members { members, .. } = v1::Members::decode(bytes).ok()?;
     members.into_iter().map(|member| Member::try_from(member).ok()).collect()
@@ -25,7 +26,7 @@ pub fn encode_members(members: Vec<Member>) -> Vec<u8> {
     v1::Members { members, ..v1::Members::default() }.encode_to_vec()
 }
 
-/// Whether a node accepts this request to start children, whatever seed it names.
+/// Whether this request to start children is valid. Its seed need not exist.
 pub fn is_valid_start(bytes: &[u8]) -> bool {
     let Ok(v1::StartChildrenRequest { seed: Some(seed), options, .. }) = v1::StartChildrenRequest::decode(bytes) else {
         return false;
@@ -40,7 +41,7 @@ pub fn decode_outcome(bytes: &[u8], wait: Duration) -> Option<usize> {
     Some(outcome.phases.len())
 }
 
-/// The failure that a user sees for these details, directly and after another node has passed it on.
+/// Decodes a failure from the details of a status: as received from its node, and as passed on by another node.
 pub fn decode_failure(details: &[u8]) -> (Failure, Failure) {
     let status = Status::with_details(Code::Internal, "refused", details.to_vec().into());
     let decoded = Failure::from_status("node", &status);

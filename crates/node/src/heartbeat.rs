@@ -1,4 +1,5 @@
-//! Exchanges the messages of membership: heartbeats to all members and to the addresses to join, and their answers.
+//! Exchanges membership messages: sends heartbeats to all members and to the addresses to join, and handles the
+//! replies.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -22,14 +23,14 @@ use crate::trust;
 /// Interval between checks for due heartbeats: a fraction of [`HEARTBEAT_INTERVAL`], so that no heartbeat is late by much.
 const TICK: Duration = Duration::from_millis(250);
 
-/// Limit for the first contact at a daemon's start: running nodes answer in milliseconds.
+/// Longest wait for replies to the first heartbeats at a daemon's start: running nodes reply in milliseconds.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The changing part of what a node reports about itself.
 pub(crate) struct LocalState {
-    /// How many children run on it.
+    /// Number of live children on the node.
     pub(crate) children: u32,
-    /// Why it takes no children, if it takes none.
+    /// Why the node accepts no children; `None` if it does.
     pub(crate) not_ready: Option<String>,
 }
 
@@ -66,7 +67,7 @@ pub(crate) async fn run(
             let peers = peers.clone();
             tokio::spawn(async move {
                 if let Err(failure) = send_heartbeat(peers, address).await {
-                    tracing::debug!(%failure, "a heartbeat without an answer");
+                    tracing::debug!(%failure, "a heartbeat got no reply");
                 }
             });
         }
@@ -74,11 +75,11 @@ pub(crate) async fn run(
     }
 }
 
-/// Sends heartbeats to the addresses at which nodes may be, before this node accepts requests, so that it knows its cluster.
-/// Nodes that do not answer are tried again later.
+/// Sends heartbeats to the addresses at which nodes may be. Done before this node accepts requests, so that it knows
+/// its cluster. [`run`] retries nodes that do not reply.
 ///
 /// # Errors
-/// This node cannot be a member of the cluster at an address.
+/// A node at one of the addresses refused this node as a member.
 pub(crate) async fn join_members(peers: &Arc<Peers>, addresses: &[SocketAddr]) -> Result<(), Failure> {
     let mut heartbeats: JoinSet<_> = addresses.iter().map(|address| send_heartbeat(peers.clone(), *address)).collect();
     let deadline = tokio::time::Instant::now() + JOIN_TIMEOUT;
@@ -120,7 +121,7 @@ pub(crate) fn check_sender(caller: Option<&Caller>, from: &v1::Member) -> Result
     }
 }
 
-/// Answers a heartbeat.
+/// Handles a heartbeat and creates the reply.
 ///
 /// # Errors
 /// The sender cannot be a member.
@@ -151,13 +152,13 @@ pub(crate) fn handle_heartbeat(
     Ok(v1::Members { members, roster, holds_authority })
 }
 
-/// The addresses to join at which there is no known member.
+/// Returns the addresses to join at which no member is known.
 fn unknown_addresses(peers: &Peers, join: &[SocketAddr]) -> Vec<SocketAddr> {
     let known: Vec<SocketAddr> = peers.views().into_iter().map(|view| view.member.address).collect();
     join.iter().filter(|address| !known.contains(address)).copied().collect()
 }
 
-/// Sends one heartbeat, and handles the answer.
+/// Sends one heartbeat, and handles the reply.
 async fn send_heartbeat(peers: Arc<Peers>, address: SocketAddr) -> Result<(), Failure> {
     let object = format!("node at {address}");
     let own_member: v1::Member = peers.membership().own_member().clone().into();

@@ -1,5 +1,5 @@
-//! `RUN/members.json`: the addresses of the nodes that this one knows, kept while it runs. A daemon that was killed and
-//! restarted finds its cluster there. So does the cluster's first node, which was given no node to join.
+//! `RUN/members.json`: the addresses of the nodes that this node knows. After a crash, the next daemon finds its
+//! cluster through this file, even on the cluster's first node, which has no `--join` option.
 
 use std::fs;
 use std::io;
@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use farfork_api::run_dir::RunDir;
 
-/// The file, and the addresses that were last written to it.
+/// The path of the file, and the addresses that were last read from or written to it.
 #[derive(Debug)]
 pub(crate) struct MemberFile {
     path: PathBuf,
@@ -16,8 +16,8 @@ pub(crate) struct MemberFile {
 }
 
 impl MemberFile {
-    /// Reads the addresses that an earlier daemon has written. A missing or damaged file contains none: then other nodes or
-    /// the options must supply them.
+    /// Reads the addresses that an earlier daemon has written. A missing or damaged file counts as empty: then other
+    /// nodes or the options must supply the addresses.
     pub(crate) fn read(run_dir: &RunDir) -> Self {
         let file = run_dir.member_file();
         let read = || -> io::Result<Vec<SocketAddr>> { Ok(serde_json::from_slice(&fs::read(&file)?)?) };
@@ -25,7 +25,7 @@ impl MemberFile {
         Self { path: file, saved: written }
     }
 
-    /// The addresses that were last written.
+    /// Returns the addresses that were last read or written.
     pub(crate) fn addresses(&self) -> &[SocketAddr] {
         &self.saved
     }
@@ -49,7 +49,7 @@ impl MemberFile {
 
     /// Removes the file, because the node stops for good.
     pub(crate) fn remove(run_dir: &RunDir) {
-        // It may not exist.
+        // The file may not exist.
         let _ = fs::remove_file(run_dir.member_file());
     }
 }
@@ -60,7 +60,7 @@ mod tests {
     use farfork_api::run_dir::RunDir;
 
     #[test]
-    fn the_next_daemon_knows_whom_the_last_one_knew() {
+    fn the_next_daemon_reads_the_known_members() {
         let parent = tempfile::tempdir().unwrap();
         let run_dir = RunDir::new(parent.path());
         let addresses = ["10.0.0.2:7400", "10.0.0.1:7400"].map(|text| text.parse().unwrap());

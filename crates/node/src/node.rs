@@ -1,4 +1,4 @@
-//! The state of a node, which its requests and background tasks share.
+//! The state of a node, shared by its requests and background tasks.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -26,6 +26,19 @@ use crate::pending_starts::PendingStarts;
 use crate::seeds::SeedRegistry;
 use crate::speculation::ForkHistory;
 
+/// The components from which a node is assembled.
+pub(crate) struct NodeComponents {
+    pub(crate) peers: Arc<Peers>,
+    pub(crate) seeds: SeedRegistry,
+    pub(crate) children: ChildSupervisor,
+    /// The memory that children may use.
+    pub(crate) child_budget: ChildBudget,
+    pub(crate) engine: Engine,
+    pub(crate) pager: Arc<PagerLink>,
+    /// Directory of its replicas of volumes.
+    pub(crate) volume_store: PathBuf,
+}
+
 /// The state of a node.
 #[derive(Debug)]
 pub(crate) struct Node {
@@ -37,30 +50,24 @@ pub(crate) struct Node {
     pub(crate) engine: Engine,
     pub(crate) pager: Arc<PagerLink>,
     pub(crate) metrics: Metrics,
-    /// Permits for starting children.
+    /// Permits for starting children: at most `CONCURRENT_STARTS_MAX` at once.
     pub(crate) start_permits: Arc<Semaphore>,
     /// Seeds of which children are being started.
     pub(crate) pending_starts: Arc<PendingStarts>,
     pub(crate) fork_history: ForkHistory,
     pub(crate) attended: AttendedBatches,
-    /// Directory of its replicas of volumes.
+    /// Directory of the node's replicas of volumes.
     pub(crate) volume_store: PathBuf,
-    /// Whether the node is stopping. Then the end of a connection does not mean that the peer has gone.
+    /// Whether the node is stopping. Then the end of a connection does not mean that the peer has disconnected.
     is_stopping: AtomicBool,
-    /// For threads outside the runtime that spawn tasks.
+    /// Handle with which threads outside the runtime spawn tasks.
     pub(crate) runtime: Handle,
 }
 
 impl Node {
     /// Must be called within the runtime.
-    pub(crate) fn new(
-        peers: Arc<Peers>,
-        seeds: SeedRegistry,
-        (children, child_budget): (ChildSupervisor, ChildBudget),
-        engine: Engine,
-        pager: Arc<PagerLink>,
-        volume_store: PathBuf,
-    ) -> Self {
+    pub(crate) fn new(components: NodeComponents) -> Self {
+        let NodeComponents { peers, seeds, children, child_budget, engine, pager, volume_store } = components;
         let (starting, starts) = (Arc::new(Semaphore::new(CONCURRENT_STARTS_MAX)), Arc::default());
         let (name, metrics) = (peers.local_name(), Metrics::new());
         let (fork_history, runtime) = (ForkHistory::default(), Handle::current());
@@ -93,10 +100,10 @@ impl Node {
         self.is_stopping.load(Ordering::Acquire)
     }
 
-    /// Runs blocking work on a thread of its own.
+    /// Runs blocking work on a thread that may block.
     ///
     /// # Errors
-    /// The error of `work`. A panic in it is an internal failure.
+    /// The error of `work`. A panic of `work` is an internal failure.
     pub(crate) async fn run_blocking<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> Result<T, Failure> + Send + 'static,
@@ -107,13 +114,13 @@ impl Node {
         })
     }
 
-    /// The pager's counters of a child.
+    /// Requests the pager's counters of a child.
     pub(crate) async fn pager_counters(&self, id: &ChildId) -> Option<PagerCounters> {
         let (pager, id) = (self.pager.clone(), id.clone());
         self.run_blocking(move || Ok(pager.counters(&id))).await.ok().flatten()
     }
 
-    /// A failure for each silent node. A request to all nodes skips these.
+    /// Returns a failure for each unreachable node. A request to all nodes skips these nodes.
     pub(crate) fn unreachable_nodes(&self) -> Vec<v1::Error> {
         let views = self.peers.views().into_iter();
         let silent = views.filter(|view| view.state == MemberState::Unreachable);
@@ -125,7 +132,8 @@ impl Node {
         silent.map(failure).collect()
     }
 
-    /// How the missing pages of a process are served, if it is a child of this node or was forked by one.
+    /// Returns the pager that serves the missing pages of a process, if the process is a child of this node or was
+    /// forked by one.
     ///
     /// # Errors
     /// The child is paused, so its processes cannot run injected calls. Or it has its own users, which a seed does not
@@ -143,12 +151,12 @@ impl Node {
             let refused = Failure::new(Code::FailedPrecondition, format!("process {pid}"), cause);
             return Err(refused.with_next_step("to make seeds of children, fork them without --user-namespace"));
         }
-        // The seed names files by their place in that root.
+        // The seed names files by their paths in the root of the child's container.
         child.disable_root_reuse();
         Ok(Some(self.engine.lineage(&child, self.seeds.fabric_address())))
     }
 
-    /// The address of its control API.
+    /// Returns the address of the node's control API.
     pub(crate) fn address(&self) -> SocketAddr {
         self.peers.membership().own_member().address
     }

@@ -11,7 +11,7 @@ use farfork_wire::NodeName;
 
 pub use crate::seeds::SeedBudget;
 
-/// Directory of files that outlive a node and a reboot of the machine.
+/// Directory of files that outlive the daemon and a reboot of the machine.
 const STATE_DIR: &str = "/var/lib/farfork";
 
 /// Configuration of one node.
@@ -19,21 +19,21 @@ const STATE_DIR: &str = "/var/lib/farfork";
 pub struct Options {
     /// The node's name, unique in its cluster.
     pub name: NodeName,
-    /// Its run directory.
+    /// The node's run directory.
     pub run_dir: PathBuf,
-    /// Address of its control API; port 0 for any free one.
+    /// Address of its control API; port 0 for any free port.
     pub listen: SocketAddr,
-    /// Port of its fabric server, at the same address; 0 for any free one.
+    /// Port of its fabric server, at the same address; 0 for any free port.
     pub fabric_port: u16,
     /// Control addresses of nodes whose cluster it joins.
     pub join: Vec<SocketAddr>,
-    /// Containers that it keeps ready.
+    /// Number of containers that it keeps ready.
     pub pool_size: usize,
     /// Maximum number of zygotes; 0 for none.
     pub zygotes_max: usize,
     /// A zygote ends after this time without a fork.
     pub zygote_idle_max: Duration,
-    /// Maximum number of roots of ended children that it keeps for further children of their seeds; 0 for none.
+    /// Maximum number of root file systems of ended children that it keeps for further children; 0 for none.
     pub kept_roots_max: usize,
     /// Maximum size of the cache for pages of other nodes' seeds, in bytes.
     pub cache_bytes_max: u64,
@@ -41,15 +41,17 @@ pub struct Options {
     pub seed_budget: SeedBudget,
     /// Maximum sum of its children's memory limits, in bytes; all memory of the machine if `None`.
     pub child_memory_bytes_max: Option<u64>,
-    /// Address of its metrics for Prometheus; port 0 for any free one. Any host that reaches it may read them.
+    /// Address of its metrics for Prometheus; port 0 for any free port. Any host that reaches the address may read the
+    /// metrics.
     pub metrics: Option<SocketAddr>,
     /// Directory for the images of sealed seeds; below the run directory if `None`.
     pub images: Option<PathBuf>,
-    /// File whose locks tell all nodes of the machine which user ids are in use by children with a user namespace.
+    /// File whose locks mark the user ids of children with a user namespace as in use, for all nodes of the machine.
     pub user_ranges: PathBuf,
     /// For tests: redirects a child's vdso calls to this node's vdso even if it equals the parent's.
     pub bridges_vdso: bool,
-    /// For tests of different processors: the extended-state components (XCR0) that the processor is assumed to have.
+    /// For tests of different processors: the extended-state components (XCR0) to report instead of the processor's
+    /// own.
     pub xcr0: Option<u64>,
     /// Configuration of its volumes.
     pub volumes: VolumeOptions,
@@ -60,30 +62,30 @@ pub struct Options {
 /// Configuration of a node's volumes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VolumeOptions {
-    /// Directory of its replicas, and of their processes' sockets.
+    /// Directory of the node's replicas, and of the sockets of the volumes' processes.
     pub store: PathBuf,
     /// File in which the nodes of the cluster agree on volumes.
     pub catalog: PathBuf,
-    /// A node that does not answer for this time leaves the chains of its volumes, in milliseconds.
+    /// A node that does not respond for this time is removed from the chains of its volumes, in milliseconds.
     pub detection_ms: u64,
     /// Period in which the replicas of each volume are compared once, in hours; 0 for never.
     pub scrub_hours: u32,
-    /// How data gets from logs into shared trees.
+    /// Method to copy data from logs into shared trees.
     pub copy_method: CopyMethod,
-    /// Where the work of replicating and publishing is done.
+    /// Processes that replicate and publish.
     pub offload_mode: OffloadMode,
-    /// CPUs of the offload process, such as `1` or `2-3`; none for all.
+    /// CPUs of the offload process, such as `1` or `2-3`; `None` for all.
     pub offload_cpus: Option<String>,
 }
 
 impl VolumeOptions {
     /// Default of `detection_ms`.
     pub const DETECTION_MS: u64 = 1000;
-    /// Default of `scrub_hours`: one week. Linux distributions check RAID arrays as often, or less often.
+    /// Default of `scrub_hours`: one week. Linux distributions check RAID arrays once a week or less.
     pub const SCRUB_HOURS: u32 = 168;
 
-    /// The options of a node that was started without options for volumes. The store is in a directory of the node. The
-    /// catalog is next to the store unless `catalog` names another file.
+    /// Creates the default options. By default, the store is in the node's state directory, and the catalog is next to
+    /// the store.
     pub fn new(node: &NodeName, store: Option<PathBuf>, catalog: Option<PathBuf>) -> Self {
         let store = store.unwrap_or_else(|| Path::new(STATE_DIR).join(node.as_str()).join("volumes"));
         let catalog = catalog.unwrap_or_else(|| store.with_file_name("catalog"));
@@ -102,7 +104,8 @@ impl VolumeOptions {
 /// A node's identity, and the peers that it trusts.
 #[derive(Debug, Clone)]
 pub struct TrustOptions {
-    /// Its trust directory. If that has no identity, the node joins with the token, or creates a cluster of its own.
+    /// Its trust directory. If the directory has no identity, the node joins with the token, or creates a cluster of
+    /// its own.
     pub directory: PathBuf,
     /// Whether fabric traffic is encrypted.
     pub encryption: Encryption,

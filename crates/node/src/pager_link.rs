@@ -1,5 +1,5 @@
-//! Link to the node's pager, a separate process that serves the children's memory and outlives the daemon. Finds or
-//! starts it, sends it requests, and records why the node is not ready while it does not answer.
+//! Link to the node's pager, a separate process that serves the children's memory and outlives the daemon. The link
+//! finds or starts the pager and sends requests. While the pager does not reply, it records why the node is not ready.
 
 use std::fs::OpenOptions;
 use std::io;
@@ -30,10 +30,10 @@ pub(crate) enum PagerError {
     /// It cannot be started.
     #[error("it cannot be started: {0}")]
     Spawn(#[source] io::Error),
-    /// It was started, but does not answer.
+    /// The pager does not reply, or refused a request.
     #[error("{cause}; see pager.log in the run directory")]
     Unresponsive {
-        /// The error of the request that was not answered.
+        /// The error of the request.
         cause: ClientError,
     },
 }
@@ -41,11 +41,11 @@ pub(crate) enum PagerError {
 /// Result of a probe of the pager.
 #[derive(Debug)]
 pub(crate) enum PagerStatus {
-    /// It answers.
+    /// It replies.
     Running,
-    /// A process holds the pager's socket, but does not answer in time, for this reason.
+    /// A process listens at the pager's socket, but sends no valid reply in time, for this reason.
     Unresponsive(String),
-    /// No process holds the socket: keeper, pager and holder have all ended.
+    /// No process listens at the socket: keeper, pager and holder have all ended.
     Gone,
 }
 
@@ -61,9 +61,9 @@ struct PagerConfig {
 #[derive(Debug)]
 pub(crate) struct PagerLink {
     client: PagerClient,
-    /// How to start another pager; `None` in tests.
+    /// The options for starting another pager; `None` in tests.
     config: Option<PagerConfig>,
-    /// Why the node takes no children; `None` if it takes them.
+    /// Why the node accepts no children; `None` if it does.
     not_ready: Mutex<Option<String>>,
 }
 
@@ -137,7 +137,7 @@ impl PagerLink {
         Ok(())
     }
 
-    /// Why the node takes no children; `None` if it takes them.
+    /// Why the node accepts no children; `None` if it does.
     pub(crate) fn not_ready_reason(&self) -> Option<String> {
         self.lock_not_ready().clone()
     }

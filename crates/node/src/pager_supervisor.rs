@@ -1,5 +1,5 @@
-//! Supervises the node's pager. Checks that it answers, restarts it when keeper, pager and holder have all died, and
-//! hands back the children that it served. While it does not answer, the node is not ready.
+//! Supervises the node's pager: probes it, restarts it when keeper, pager and holder have all died, and hands back the
+//! children that it served. While the pager does not reply, the node is not ready.
 //!
 //! A pager that dies alone is replaced by its keeper, without the daemon.
 
@@ -10,22 +10,23 @@ use crate::async_fd::watch_readable;
 use crate::node::Node;
 use crate::pager_link::PagerStatus;
 
-/// How often the pager is probed while its connection is open. This detects a pager that hangs.
+/// Interval between probes of the pager while its connection is open. A probe detects a pager that hangs.
 const PROBE_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Shortest and longest pause before the next start of a pager that failed to start or ended soon. A full or lost run
-/// directory takes longer than milliseconds to repair. Once repaired, the wait is short.
+/// First pause before the next start of a pager that failed to start or ended soon. Each further pause is twice as
+/// long.
 const RESTART_BACKOFF_MIN: Duration = Duration::from_millis(50);
+/// Longest such pause. A full or lost run directory takes a while to repair, and then the pager starts within this time.
 const RESTART_BACKOFF_MAX: Duration = Duration::from_secs(5);
 
-/// For this long after a restart, children that are listed late are handed back too: they were being started when the
-/// old pager ended.
+/// Time after a restart during which children are handed back repeatedly. A child that was being started when the old
+/// pager ended is listed late.
 const HAND_BACK_PERIOD: Duration = Duration::from_secs(60);
 
-/// After a pager that lived this long, the next one is started at once.
+/// If a pager lived at least this long, the next one is started without a pause.
 const HEALTHY_AFTER: Duration = Duration::from_secs(10);
 
-/// Minimum time between two probes: a pager with many clients closes idle connections.
+/// Shortest time between two probes. A pager with many clients closes idle connections, and each close causes a probe.
 const PROBE_INTERVAL_MIN: Duration = Duration::from_millis(20);
 
 /// Supervises the pager until the daemon stops.
@@ -40,7 +41,7 @@ const PROBE_INTERVAL_MIN: Duration = Duration::from_millis(20);
 /// ```
 pub(crate) async fn run(node: Arc<Node>) {
     let mut pause = RESTART_BACKOFF_MIN;
-    // When a pager was last started, or its start was attempted.
+    // Time of the last attempt to start a pager.
     let mut started_at: Option<Instant> = None;
     let mut was_started = true;
     loop {
@@ -85,12 +86,12 @@ pub(crate) async fn run(node: Arc<Node>) {
     }
 }
 
-/// Starts the pager again, and hands its children back. Returns whether it was started.
+/// Starts the pager again, and hands its children back. Returns whether the start succeeded.
 async fn restart(node: &Arc<Node>) -> bool {
     tracing::error!("pager, keeper and holder have ended; starting the pager again");
     let task_node = node.clone();
     let restarted = tokio::task::spawn_blocking(move || {
-        // The memory of zygotes, and of further copies of them, is no longer served.
+        // No pager serves the memory of the zygotes and of further copies of them.
         task_node.engine.stop_zygotes();
         task_node.pager.restart()?;
         task_node.children.hand_back_children();

@@ -16,11 +16,11 @@ use tonic::transport::Channel;
 
 use crate::trust::{AppliedRoster, NameReservations, Security};
 
-/// A connection takes new requests for this long. It may stay open as long as the certificates that were shown on it
-/// are valid. Nodes renew theirs a month before they expire, so each request has a month to be answered.
+/// Time for which a connection is used for new requests. It may stay open as long as its certificates are valid. Nodes
+/// renew their certificates a month before they expire, so each request has a month to complete.
 const CONNECTION_AGE_MAX: Duration = Duration::from_secs(24 * 3600);
 
-/// A connection, and when it was made.
+/// A connection, with the time at which it was made.
 #[derive(Debug)]
 struct CachedChannel {
     channel: Channel,
@@ -32,10 +32,10 @@ struct CachedChannel {
 pub(crate) struct Peers {
     membership: Mutex<Membership>,
     security: Security,
-    /// Cached connections. Each carries many requests, and reconnects by itself. If the member at an address is known,
-    /// the peer must prove that name.
+    /// Cached connections, by address and expected name. Each carries many requests, and reconnects by itself. If a
+    /// member is known at the address, the peer's certificate must have the member's name.
     channels: Mutex<HashMap<(SocketAddr, Option<NodeName>), CachedChannel>>,
-    /// Lock order: after `membership`.
+    /// The roster with which the connections and members comply. Lock order: after `membership`.
     applied_roster: Mutex<AppliedRoster>,
     reserved_names: NameReservations,
     /// The control address of the node that last reported that it holds the authority.
@@ -56,17 +56,17 @@ impl Peers {
         }
     }
 
-    /// The node's trust settings.
+    /// Returns the node's trust settings.
     pub(crate) fn security(&self) -> &Security {
         &self.security
     }
 
-    /// Names with which machines have joined and which have not sent a request yet.
+    /// Returns the names of machines that have joined and have not sent a heartbeat yet.
     pub(crate) fn reserved_names(&self) -> &NameReservations {
         &self.reserved_names
     }
 
-    /// The control address of the other node that holds the authority, if it is known.
+    /// Returns the control address of another node that holds the authority, if one is known.
     pub(crate) fn authority_address(&self) -> Option<SocketAddr> {
         *self.authority_address.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -81,17 +81,17 @@ impl Peers {
         }
     }
 
-    /// This node's name.
+    /// Returns this node's name.
     pub(crate) fn local_name(&self) -> NodeName {
         self.membership().own_member().name.clone()
     }
 
-    /// The membership state machine.
+    /// Locks the membership state machine.
     pub(crate) fn membership(&self) -> MutexGuard<'_, Membership> {
         self.membership.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// All nodes, including this one, by name.
+    /// Returns all nodes, including this one, ordered by name.
     pub(crate) fn views(&self) -> Vec<MemberView> {
         self.membership().views(Instant::now())
     }
@@ -101,36 +101,36 @@ impl Peers {
         self.views().iter().any(|view| view.member.name == *name && view.state == MemberState::Alive)
     }
 
-    /// The nodes that are alive, without this one.
+    /// Returns the nodes that are alive, without this one.
     pub(crate) fn others_alive(&self) -> Vec<Member> {
         let views = self.views().into_iter();
         let others = views.filter(|view| !view.is_self && view.state == MemberState::Alive);
         others.map(|view| view.member).collect()
     }
 
-    /// The addresses of all other nodes, alive or not.
+    /// Returns the addresses of all other nodes, alive or not.
     pub(crate) fn others(&self) -> Vec<SocketAddr> {
         self.views().into_iter().filter(|view| !view.is_self).map(|view| view.member.address).collect()
     }
 
-    /// A client of another node, for a request about `object`.
+    /// Returns a client of another node, for a request about `object`.
     ///
     /// # Errors
-    /// No node has this name, or it is silent.
+    /// No node has this name, or the node is unreachable.
     pub(crate) fn client(&self, node: &NodeName, object: impl Display) -> Result<Client, Failure> {
         Ok(node_client(self.channel_to(node, object)?))
     }
 
-    /// A client of another node's peer service, for a request about `object`.
+    /// Returns a client of another node's peer service, for a request about `object`.
     ///
     /// # Errors
-    /// No node has this name, or it is silent.
+    /// No node has this name, or the node is unreachable.
     pub(crate) fn peer(&self, node: &NodeName, object: impl Display) -> Result<PeerClient<Channel>, Failure> {
         Ok(peer_client(self.channel_to(node, object)?))
     }
 
-    /// A connection to a control port. If a member is known at this address, only that member is accepted as the peer;
-    /// otherwise any node of the cluster.
+    /// Returns a connection to a control port. If a member is known at this address, only that member is accepted as
+    /// the peer; otherwise any node of the cluster.
     pub(crate) fn channel(&self, address: SocketAddr) -> Channel {
         let expected = self.membership().name_at(address).cloned();
         let mut channels = self.channels.lock().unwrap_or_else(PoisonError::into_inner);
@@ -147,14 +147,14 @@ impl Peers {
     }
 
     /// After a change of the roster, drops all older connections and removes the members that it revokes. A node that
-    /// joins again under a revoked name announces itself.
+    /// joins again under a revoked name sends heartbeats, and so becomes a member again.
     pub(crate) fn apply_roster(&self) {
         let Some(credentials) = self.security.credentials() else { return };
         if credentials.roster_counter() == self.applied_roster().counter() {
             return;
         }
         let (roster, _) = credentials.roster();
-        // Both locks are held, so that no older answer is applied in between.
+        // Hold both locks, so that no reply to an older request is applied in between.
         let mut membership = self.membership();
         let before = std::mem::replace(&mut *self.applied_roster(), AppliedRoster::from_roster(&roster));
         self.drop_channels();
@@ -165,9 +165,9 @@ impl Peers {
         }
     }
 
-    /// Applies the members in a heartbeat's answer, unless the roster has changed since the request: the sender may
-    /// have been revoked. Revoked names are accepted from their own node only, as other nodes may not know the
-    /// revocation yet.
+    /// Applies the members in the reply to a heartbeat, unless the roster has changed since the request: the sender may
+    /// have been revoked. A member with a revoked name is accepted only from itself (the first entry): other nodes may
+    /// not know the revocation yet.
     pub(crate) fn handle_heartbeat_answer(
         &self,
         mut members: Vec<Member>,
@@ -183,7 +183,7 @@ impl Peers {
         membership.handle_answer(members, Instant::now())
     }
 
-    /// The version of the roster that connections and members conform to.
+    /// Returns the version of the roster with which connections and members comply.
     pub(crate) fn applied_roster_counter(&self) -> u64 {
         self.applied_roster().counter()
     }
@@ -199,7 +199,7 @@ impl Peers {
         channels.retain(|(address, _), _| known.contains(address));
     }
 
-    /// The member with this name.
+    /// Returns the member with this name.
     ///
     /// # Errors
     /// No member has this name. The failure lists the members.

@@ -1,16 +1,16 @@
-//! Seeds for which this node is starting children, here or elsewhere. Until such a child is listed, nothing else shows
-//! that its seed is needed. Only this node knows of starts on their way to another one.
+//! Seeds for which this node is starting children, here or on other nodes. Until a child is listed, only this table
+//! shows that its seed is needed. A start that this node has sent to another node is known only here.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use farfork_wire::SeedId;
 
-/// How many starts of children of each seed are in progress.
+/// Number of starts in progress, by seed.
 #[derive(Debug, Default)]
 pub(crate) struct PendingStarts(Mutex<BTreeMap<SeedId, usize>>);
 
-/// One start in progress. It ends when this is dropped.
+/// One start in progress. Dropping it ends the start.
 #[derive(Debug)]
 pub(crate) struct PendingStart {
     pending_starts: Arc<PendingStarts>,
@@ -18,13 +18,13 @@ pub(crate) struct PendingStart {
 }
 
 impl PendingStarts {
-    /// Begins a start of a child of `seed`.
+    /// Registers the start of a child of `seed`.
     pub(crate) fn begin(self: &Arc<Self>, seed: SeedId) -> PendingStart {
         *self.table().entry(seed.clone()).or_default() += 1;
         PendingStart { pending_starts: self.clone(), seed }
     }
 
-    /// The seeds of which children are being started.
+    /// Returns the seeds of which children are being started.
     pub(crate) fn seeds(&self) -> Vec<String> {
         self.table().keys().map(SeedId::to_string).collect()
     }
@@ -50,7 +50,7 @@ mod tests {
     use super::{Arc, PendingStarts};
 
     #[test]
-    fn a_seed_is_told_until_the_last_start_is_over() {
+    fn a_seed_is_listed_until_its_last_start_ends() {
         let (starts, seed) = (Arc::new(PendingStarts::default()), "n1.s0123456789abcdef".parse().unwrap());
         let (one, other) = (starts.begin(seed), starts.begin("n1.s0123456789abcdef".parse().unwrap()));
         drop(one);

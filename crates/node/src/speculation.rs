@@ -1,7 +1,7 @@
-//! History of forks. It predicts whether and where the next seed of a process will be forked: like the previous one, on
-//! the same nodes. It only records and predicts; `service::speculative_prewarm` acts on it.
+//! History of forks. It predicts how and on which nodes the next seed of a process will be forked: like the previous
+//! seed. `service::speculative_prewarm` acts on the predictions.
 //!
-//! Only a seed's owner knows the process of a seed. Other nodes learn only which seed follows which.
+//! Only a seed's owner knows the process of a seed. Other nodes know only sequences of seeds.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -10,35 +10,35 @@ use farfork_wire::{NodeName, SeedId};
 
 use crate::engine::StartOptions;
 
-/// Maximum number of known sequences; the oldest are dropped. An owner keeps as many working-set histories of
+/// Maximum number of sequences; the least recently used are dropped. An owner keeps as many working-set histories of
 /// processes.
 const SEQUENCES_MAX: usize = 64;
-/// Maximum number of other nodes in a sequence that a new seed is announced to: each costs one request.
+/// Maximum number of other nodes to which a new seed of a sequence is announced: each costs one request.
 const NODES_MAX: usize = 64;
-/// Maximum number of earlier seeds in a sequence of which nodes may still keep something.
+/// Maximum number of earlier seeds in a sequence of which nodes may still have zygotes or prestarted children.
 const PREVIOUS_SEEDS_MAX: usize = 8;
 
-/// How children of a seed were requested.
+/// The options with which children of a seed were requested.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ForkPattern {
     pub(crate) options: StartOptions,
     pub(crate) has_payload: bool,
-    /// There were more children than start at once.
+    /// Whether there were more children than start at once.
     pub(crate) is_fan_out: bool,
 }
 
 /// The prediction for a sequence's new seed.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct SpeculationPlan {
-    /// How children are expected to be requested on this node.
+    /// The pattern with which children are expected to be requested on this node; `None` predicts no fork here.
     pub(crate) local_pattern: Option<ForkPattern>,
-    /// Other nodes to announce the seed to. They make their own predictions.
+    /// Other nodes to which the seed is announced. They make their own predictions.
     pub(crate) remote_nodes: Vec<NodeName>,
     /// Earlier seeds of the sequence, the latest last.
     pub(crate) previous_seeds: Vec<SeedId>,
 }
 
-/// The sequences that a node knows.
+/// The sequences of seeds that a node knows.
 #[derive(Debug, Default)]
 pub(crate) struct ForkHistory(Mutex<VecDeque<SeedSequence>>);
 
@@ -52,16 +52,18 @@ pub(crate) struct ForkHistory(Mutex<VecDeque<SeedSequence>>);
 struct SeedSequence {
     /// The latest seed.
     seed: SeedId,
-    /// How children of the latest seed, or the one before, were last requested on this node; `None` predicts no fork.
+    /// The last pattern with which children of the latest seed or of the one before were requested on this node; `None`
+    /// predicts no fork.
     pattern: Option<ForkPattern>,
-    /// Number of children requested on this node: of the latest seed, and of the last earlier one with any.
+    /// Number of children of the latest seed that were requested on this node.
     forks: usize,
+    /// The same number for the last earlier seed of which children were requested on this node.
     previous_forks: Option<usize>,
     /// Other nodes that had children of the latest seed or earlier ones.
     nodes: BTreeSet<NodeName>,
-    /// Those of them that had children of the latest seed.
+    /// The nodes among `nodes` that had children of the latest seed.
     forked_on: BTreeSet<NodeName>,
-    /// The latest last.
+    /// Earlier seeds of the sequence, the latest last.
     previous_seeds: VecDeque<SeedId>,
 }
 
@@ -140,8 +142,8 @@ impl ForkHistory {
         self.sequences().0.iter().any(|sequence| sequence.seed == *seed)
     }
 
-    /// How many more children of a seed are expected on this node, according to the seed before it. `None` if that is
-    /// unknown or already exceeded.
+    /// Returns how many more children of a seed are expected on this node: as many as the previous seed had. `None` if
+    /// that number is unknown or already exceeded.
     pub(crate) fn remaining_forks(&self, seed: &SeedId) -> Option<usize> {
         let sequences = self.sequences();
         let sequence = sequences.0.iter().find(|sequence| sequence.seed == *seed)?;
@@ -171,7 +173,7 @@ impl ForkHistory {
         }
     }
 
-    /// Removes earlier seeds of which nodes keep nothing any more.
+    /// Removes earlier seeds that were dropped: the nodes get their ids in the next announcement.
     pub(crate) fn remove_previous_seeds(&self, seed: &SeedId, gone: &[SeedId]) {
         let mut sequences = self.sequences();
         if let Some(sequence) = sequences.0.iter_mut().find(|sequence| sequence.seed == *seed) {
@@ -179,7 +181,7 @@ impl ForkHistory {
         }
     }
 
-    /// A poisoned lock is usable: no change is left incomplete.
+    /// Ignores poisoning: every change is complete under its lock.
     fn sequences(&self) -> SequenceGuard<'_> {
         SequenceGuard(self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -201,7 +203,7 @@ impl SequenceGuard<'_> {
         self.0.push_back(sequence);
     }
 
-    /// The sequence whose latest seed this is.
+    /// Returns the sequence whose latest seed is `seed`, or a new sequence.
     fn get_or_insert(&mut self, seed: &SeedId) -> &mut SeedSequence {
         let sequence = self.take(seed).unwrap_or_else(|| SeedSequence::new(seed));
         self.put(sequence);
@@ -228,18 +230,18 @@ mod tests {
     }
 
     #[test]
-    fn a_seed_is_expected_to_be_forked_as_the_one_before_it() {
+    fn a_seed_is_prewarmed_as_its_predecessor_was_forked() {
         let fork_history = ForkHistory::default();
         assert_eq!(
             fork_history.advance_sequence(&seed(1), &seed(2)),
             SpeculationPlan::default(),
-            "nobody asked for a child"
+            "no child was requested"
         );
         fork_history.record_local_fork(&seed(2), manner(false), 1);
         fork_history.record_local_fork(&seed(2), manner(true), 2);
         assert!(fork_history.has_local_fork(&seed(2)) && !fork_history.has_local_fork(&seed(3)));
         assert!(fork_history.has_sequence(&seed(2)) && !fork_history.has_sequence(&seed(3)));
-        assert_eq!(fork_history.remaining_forks(&seed(2)), None, "nobody can tell");
+        assert_eq!(fork_history.remaining_forks(&seed(2)), None, "there is no previous seed");
         assert_eq!(fork_history.advance_sequence(&seed(2), &seed(3)).local_pattern, Some(manner(true)), "as last");
         assert!(!fork_history.has_local_fork(&seed(3)));
         for expected in [Some(3), Some(2), Some(1), Some(0), None] {
@@ -251,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn once_in_vain_and_no_more_until_a_child_is_asked_for() {
+    fn an_unused_prewarm_is_not_repeated_before_a_fork() {
         let fork_history = ForkHistory::default();
         fork_history.record_local_fork(&seed(1), manner(true), 1);
         assert!(fork_history.advance_sequence(&seed(1), &seed(2)).local_pattern.is_some());
@@ -263,13 +265,13 @@ mod tests {
         assert_eq!(
             fork_history.advance_sequence(&seed(5), &seed(6)),
             SpeculationPlan::default(),
-            "who forks it was faster"
+            "the seed was forked before the announcement"
         );
         assert!(fork_history.has_local_fork(&seed(6)));
     }
 
     #[test]
-    fn nodes_hear_of_the_next_seed_as_long_as_they_expect_its_children() {
+    fn nodes_are_notified_of_the_next_seed_while_they_expect_children() {
         let fork_history = ForkHistory::default();
         let record = |number: usize, names: &[&str]| {
             fork_history.record_remote_fork(&seed(number), names.iter().map(|name| node(name)));
@@ -287,13 +289,17 @@ mod tests {
         }
         fork_history.remove_previous_seeds(&seed(3), &[seed(2)]);
         let plan = fork_history.advance_sequence(&seed(3), &seed(4));
-        assert_eq!((plan.remote_nodes, plan.previous_seeds), (vec![node("n2")], vec![seed(3)]), "it had a child since");
+        assert_eq!(
+            (plan.remote_nodes, plan.previous_seeds),
+            (vec![node("n2")], vec![seed(3)]),
+            "n2 had a child of the latest seed, n3 had not"
+        );
         fork_history.remove_node(&seed(4), &node("n2"));
         assert_eq!(fork_history.advance_sequence(&seed(4), &seed(5)), SpeculationPlan::default());
     }
 
     #[test]
-    fn no_more_is_kept_than_is_good() {
+    fn the_fork_history_is_bounded() {
         let fork_history = ForkHistory::default();
         for number in 0..1000 {
             fork_history.record_local_fork(&seed(number), manner(true), 1);

@@ -1,8 +1,8 @@
-//! Detects that the daemon stalls. A thread repeatedly makes the asynchronous runtime sleep for a millisecond: this
+//! Detects that the daemon stalls. A thread repeatedly spawns a task that sleeps for a millisecond. Its completion
 //! needs a worker, the timer, and the thread that polls the kernel.
 //!
-//! If the runtime does not respond, logs what each thread of the daemon waits for in the kernel, and later how long the
-//! stall lasted. Requests that time out meanwhile report only that no answer arrived.
+//! If the task does not complete in time, logs where each thread of the daemon waits in the kernel, and later how long
+//! the stall lasted. Requests that time out during a stall report only that no reply arrived.
 
 use std::io;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
@@ -15,18 +15,18 @@ use tokio::runtime::Handle;
 /// Pause between two probes.
 const PROBE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Time limit for a probe. Far above the delay on a busy machine, below the time limit of any request.
+/// Time limit for a probe: far longer than the delay on a busy machine, and shorter than the time limit of any request.
 const STALL_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Watches the runtime until it is dropped.
 #[derive(Debug)]
 pub(crate) struct StallWatchdog {
-    /// Carries no messages: dropping it ends the thread.
+    /// Sends no messages: dropping it ends the thread.
     _alive: Sender<()>,
 }
 
 impl StallWatchdog {
-    /// Watches a runtime.
+    /// Starts a thread that watches a runtime.
     ///
     /// # Errors
     /// The thread cannot be started.
@@ -52,7 +52,7 @@ impl StallWatchdog {
                     // An error counts as a response: the runtime has ended.
                     let _ = answered.recv();
                 }
-                // Also detects stalls that the probe missed because this thread was not scheduled either.
+                // Also detects a stall in which this thread was not scheduled either, so that no probe was late.
                 let stall = slept_since.elapsed().saturating_sub(interval);
                 if stall >= timeout {
                     tracing::warn!(?stall, "the daemon responds again");
@@ -69,7 +69,7 @@ fn probe_runtime(runtime: &Handle) -> Receiver<()> {
     let (answer, answered) = mpsc::channel();
     runtime.spawn(async move {
         tokio::time::sleep(Duration::from_millis(1)).await;
-        // The receiver is gone while the daemon ends.
+        // Fails if the watchdog has been dropped, while the daemon ends.
         let _ = answer.send(());
     });
     answered
@@ -88,7 +88,7 @@ mod tests {
     const LIMIT: Duration = Duration::from_secs(60);
 
     #[test]
-    fn who_stands_still_is_told() {
+    fn a_stalled_runtime_is_reported() {
         let runtime =
             Builder::new_multi_thread().worker_threads(1).enable_time().thread_name("worker").build().unwrap();
         let (sender, receiver) = mpsc::channel();
@@ -107,7 +107,7 @@ mod tests {
         assert!(threads.contains("1 worker S"), "{threads}");
         drop(release_sender);
         drop(stall_watchdog);
-        // Ends with the watching thread.
+        // Wait until the watching thread ends: it drops the sender.
         receiver.iter().for_each(drop);
     }
 }

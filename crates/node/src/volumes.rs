@@ -1,5 +1,5 @@
-//! Runs the offload process and the worker of the node's volumes. Reports at `volumes.sock` of the run directory where
-//! the volumes are. `farfork volume` connects there; `daemon` starts and stops it.
+//! Runs the offload process and the worker of the node's volumes. At `volumes.sock` in the run directory, it reports
+//! the directories of the volumes to `farfork volume`. `daemon` starts and stops it.
 //!
 //! The processes start with the first connection, or when the catalog has a volume or a node that serves volumes. A
 //! cluster without volumes therefore has none of these processes, and pays for one stat(2) every half second.
@@ -27,33 +27,34 @@ use serde::{Deserialize, Serialize};
 
 use crate::options::VolumeOptions;
 
-/// How often a node checks whether the cluster uses volumes. The first `farfork volume create` waits for it.
+/// Interval between checks whether the cluster uses volumes. The first `farfork volume create` waits for the next
+/// check.
 const CATALOG_INTERVAL: Duration = Duration::from_millis(500);
 /// Delay before the processes are started again after a failure.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
-/// Time limit for a daemon to report where the volumes are.
+/// Time limit for a daemon to report the location of its volumes.
 const LOCATE_TIMEOUT: Duration = Duration::from_secs(10);
-/// The answer has two paths and a reason.
+/// Most bytes of a reply, which has two paths and a reason.
 const ANSWER_BYTES_MAX: u64 = 64 << 10;
 
-/// Where the volumes of a node are.
+/// The location of a node's volumes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VolumeLocation {
     /// The node.
     pub node: NodeName,
-    /// Its store.
+    /// The directory of the node's replicas.
     pub store: PathBuf,
-    /// The catalog of its cluster.
+    /// The file of the cluster's catalog.
     pub catalog: PathBuf,
-    /// Why its processes do not run; `None` while they are supervised.
+    /// Why the processes of the volumes do not run; `None` while they are supervised.
     pub failure: Option<String>,
 }
 
-/// Asks the daemon whose API has this socket where its node's volumes are. The daemon then starts the processes of the
-/// volumes.
+/// Requests the location of a node's volumes from the daemon with this API socket. The request makes the daemon start
+/// the processes of the volumes.
 ///
 /// # Errors
-/// No daemon listens there, or it does not answer.
+/// No daemon listens at the socket, or it does not reply in time.
 pub fn locate_volumes(node_socket: &Path) -> io::Result<VolumeLocation> {
     let stream = UnixStream::connect(farfork_api::run_dir::volume_socket_near(node_socket))?;
     stream.set_read_timeout(Some(LOCATE_TIMEOUT))?;
@@ -71,16 +72,16 @@ pub(crate) struct VolumeServiceConfig {
     pub(crate) credentials: Option<Credentials>,
 }
 
-/// The thread that supervises the processes of the node's volumes. They end when this value is dropped.
+/// The thread that supervises the processes of the node's volumes. Dropping this value ends the processes.
 #[derive(Debug)]
 pub(crate) struct VolumeService {
-    /// Dropping it stops the thread. It is an `Option` so that it is dropped before the thread is joined.
+    /// Dropping the writer stops the thread. It is an `Option` so that it can be dropped before the thread is joined.
     stop: Option<PipeWriter>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl VolumeService {
-    /// Starts the thread, which answers connections at the listener.
+    /// Starts the thread, which replies to connections at the listener.
     ///
     /// # Errors
     /// The error of pipe(2), or of the start of a thread.
@@ -106,7 +107,7 @@ impl Drop for VolumeService {
     }
 }
 
-/// Why a wait has ended.
+/// The reason for which a wait has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ServiceWakeup {
     /// The daemon stops.
@@ -168,11 +169,11 @@ impl VolumeServiceThread {
         }
     }
 
-    /// Answers commands while the threads of the volumes run.
+    /// Replies to commands while the threads of the volumes run.
     fn wait_for_inline(&self, offload: &JoinHandle<()>) -> io::Result<()> {
         tracing::info!(store = %self.config.options.store.display(), "this node serves volumes in threads of the daemon");
         loop {
-            // Threads that have failed cannot be started again: others of them may still run.
+            // Failed threads cannot be started again, because other threads of the volumes may still run.
             let failure = offload.is_finished().then_some("its threads have ended, see the log: restart the daemon");
             self.answer_all(failure);
             if self.wait(CATALOG_INTERVAL)? == ServiceWakeup::Stop {
@@ -181,7 +182,7 @@ impl VolumeServiceThread {
         }
     }
 
-    /// Waits until commands have connected, or the daemon stops.
+    /// Waits until commands have connected, the daemon stops, or the time limit has passed.
     fn wait(&self, limit: Duration) -> io::Result<ServiceWakeup> {
         let watched = [self.stopped.as_fd(), self.listener.as_fd()];
         let mut polled = watched.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
@@ -195,7 +196,7 @@ impl VolumeServiceThread {
         })
     }
 
-    /// Reports to all connected commands where the volumes are.
+    /// Sends the location of the volumes to all connected commands.
     fn answer_all(&self, failure: Option<&str>) {
         while let Ok((mut stream, _)) = self.listener.accept() {
             let location = VolumeLocation {
@@ -204,20 +205,21 @@ impl VolumeServiceThread {
                 catalog: self.config.options.catalog.clone(),
                 failure: failure.map(str::to_owned),
             };
-            // The answer fits into the buffer of a new connection. The command may have ended.
+            // The write does not block: the reply fits into the buffer of a new connection. Errors are ignored, because
+            // the command may have ended.
             let sent = serde_json::to_writer(&mut stream, &location).map_err(io::Error::from);
             let _ = sent.and_then(|()| stream.flush()).and_then(|()| stream.shutdown(Shutdown::Write));
         }
     }
 
-    /// Starts the processes. An error says why they cannot run.
+    /// Starts the processes. The error is the reason why they cannot run.
     fn start_processes(&self) -> Result<NodeSupervisor<impl Fn(ProcessRole) -> Command>, String> {
         self.prepare_store()?;
         let started = NodeSupervisor::start(|role| self.command(role));
         started.map_err(|error| format!("cannot start its processes: {error}"))
     }
 
-    /// Starts the work of the processes in threads of the daemon; an error says why it cannot run.
+    /// Starts the work of the processes in threads of the daemon. The error is the reason why it cannot run.
     fn start_inline(&self) -> Result<JoinHandle<()>, String> {
         self.prepare_store()?;
         let VolumeServiceConfig { node, options, listen, credentials } = &self.config;
@@ -241,7 +243,7 @@ impl VolumeServiceThread {
         started.map_err(|error| format!("cannot start its threads: {error}"))
     }
 
-    /// Makes the directories, and checks that they can be used.
+    /// Makes the directories, and checks that the store supports the copy method.
     fn prepare_store(&self) -> Result<(), String> {
         let VolumeOptions { store, catalog, .. } = &self.config.options;
         let length = store.as_os_str().len();
@@ -274,7 +276,7 @@ impl VolumeServiceThread {
             if let Some(cpus) = &options.offload_cpus {
                 command.args(["--cpus", cpus]);
             }
-            // The process reads the trust directory by itself: no secret is handed over.
+            // The process reads the trust directory by itself, so no secret is passed to it.
             if let Some(credentials) = credentials {
                 command.arg("--trust").arg(credentials.directory().root());
                 command.args(["--encryption", credentials.encryption().as_str()]);
@@ -285,7 +287,8 @@ impl VolumeServiceThread {
     }
 }
 
-/// Refuses to begin with an empty catalog where there are replicas. Its file may be on a file system that is not mounted yet.
+/// Refuses to create an empty catalog if the store has replicas: the catalog may be on a file system that is not
+/// mounted yet.
 fn require_catalog(store: &Path, catalog: &Path) -> Result<(), String> {
     let failed = |error: io::Error| format!("cannot read {}: {error}", store.display());
     if catalog.try_exists().map_err(|error| format!("cannot read {}: {error}", catalog.display()))? {
@@ -320,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_whose_path_is_too_long_is_a_failure_that_commands_get() {
+    fn a_store_with_a_long_path_is_reported_to_commands() {
         let directory = tempfile::tempdir().unwrap();
         let store = directory.path().join("x".repeat(STORE_PATH_BYTES_MAX));
         let running = service(directory.path(), store.clone());
@@ -332,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn without_volumes_nothing_is_made() {
+    fn a_node_without_volumes_creates_no_store() {
         let directory = tempfile::tempdir().unwrap();
         let running = service(directory.path(), directory.path().join("volumes"));
         thread::sleep(2 * CATALOG_INTERVAL);

@@ -246,7 +246,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_text_fits_with_its_end() {
+    fn a_text_is_cut_to_its_field_and_terminated() {
         assert_eq!(decode_text(&encode_text::<8>("abc")), Some("abc"));
         assert_eq!(decode_text(&encode_text::<4>("abcdef")), Some("abc"));
         assert_eq!(decode_text(&encode_text::<4>("abé")), Some("ab"), "cut at a character boundary");

@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fork_is_read() {
+    fn a_fork_request_is_decoded() {
         let request = Request::decode(fork_request().as_bytes()).unwrap();
         let expected = ForkOptions {
             batch: 3,
@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn a_checkpoint_is_read() {
+    fn a_checkpoint_request_is_decoded() {
         let (header, name) = (header(kind::CHECKPOINT), layout::encode_text("warm"));
         let request = CheckpointRequest { header, ttl_ms: 0, name, pages: 0x5000, pages_bytes: 0x3000, kept_thread: 7 };
         let request_body = |bytes: &[u8]| Request::decode(bytes).map(|request| request.body);
@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused() {
+    fn invalid_fields_of_a_request_are_refused() {
         let field = |field| Err(ProtocolError::Field { field });
         let decode = |request: ForkRequest| Request::decode(request.as_bytes()).map(drop);
         assert_eq!(decode(ForkRequest { first: u32::MAX, ..fork_request() }), field("count"));

@@ -43,7 +43,7 @@ enum PayloadSource<'a> {
 }
 
 impl ReceivedPayload<'_> {
-    /// Returns the bytes. Those of a long payload are moved, not copied.
+    /// Returns the bytes. A long payload is moved, not copied.
     pub fn into_vec(self) -> Vec<u8> {
         match self.0 {
             PayloadSource::Borrowed(bytes) => bytes.to_vec(),
@@ -135,10 +135,10 @@ impl<M: FrameHead + Copy> FrameDecoder<M> {
             body.advance(into_body);
         }
         staging.unparsed.end += count - into_body;
-        assert!(staging.unparsed.end <= staging.bytes.len(), "more was received than there was space for");
+        assert!(staging.unparsed.end <= staging.bytes.len(), "more bytes were received than the buffers hold");
     }
 
-    /// The peer's hello, once it is complete. It precedes all frames.
+    /// Decodes the peer's hello, once it is complete. The hello precedes all frames.
     pub(crate) fn decode_hello(&mut self, staging: &mut StagingBuffer) -> Result<Option<VersionRange>, RpcFrameError> {
         let Some(bytes) = staging.bytes[staging.unparsed.clone()].first_chunk::<HELLO_BYTES>() else {
             return Ok(None);
@@ -147,10 +147,10 @@ impl<M: FrameHead + Copy> FrameDecoder<M> {
         VersionRange::decode(bytes).map(Some)
     }
 
-    /// The next complete frame.
+    /// Decodes the next complete frame.
     ///
     /// # Errors
-    /// The first error in the stream. Nothing after it can be trusted.
+    /// The first error in the stream. Bytes after the error must not be decoded.
     pub(crate) fn next_frame<'a>(
         &'a mut self,
         staging: &'a mut StagingBuffer,
@@ -187,7 +187,8 @@ impl<M: FrameHead + Copy> FrameDecoder<M> {
     fn begin_long_payload(&mut self, frame: Frame<M>, arrived: &[u8]) {
         let mut bytes = std::mem::take(&mut self.long_payload);
         if bytes.capacity() > SPARE_BUFFER_BYTES_MAX || bytes.capacity() < frame.payload_bytes {
-            // The kernel zeroes pages when they are first written, so the length in a hostile head costs no memory yet.
+            // The kernel allocates pages when they are first written, so a large length in a hostile head costs no
+            // memory yet.
             bytes = vec![0; frame.payload_bytes];
         } else {
             bytes.resize(frame.payload_bytes, 0);

@@ -1,6 +1,6 @@
-//! Calls between nodes: a client submits requests, and handlers at the server answer them. Each request is executed at most
-//! once, also across reconnections. The fabric's `Stream` carries the bytes and decides which peer may connect. Crates that
-//! use this one define the calls.
+//! Calls between nodes: a client submits requests, and handlers at the server reply. Each request is executed at most
+//! once, even across reconnections. The fabric's `Stream` transports the bytes and authenticates the peer. The crates
+//! that use this one define the calls.
 #![forbid(unsafe_code)]
 
 //   caller                                                   handlers
@@ -12,8 +12,8 @@
 //   client::connection   streams, waiting, reconnecting      server::worker             threads, sockets, waiting
 //     +------------------- bytes of wire::rpc over fabric::transport::Stream -------------------+
 //
-// Frames are encoded in the buffer that they are sent from (`retransmit`), and decoded where they are received
-// (`frame_decoder`). A small request is handled without allocation and without a lock.
+// Frames are encoded in the buffer from which they are sent (`retransmit`), and decoded in the buffer into which they
+// are received (`frame_decoder`). A small request is handled without allocation and without a lock.
 
 pub mod client;
 mod frame_decoder;

@@ -8,9 +8,9 @@ use serde::de::DeserializeOwned;
 use crate::client::{BlockingCallError, Client, OutgoingRequest, RequestPayload, SessionHandle};
 use crate::server::HandlerTable;
 
-/// A call that client and server define alike.
+/// A call, with the id and the types that client and server share.
 pub trait TypedCall {
-    /// Id of the handler. It never gets another meaning.
+    /// Id of the handler. An id must never be reused for another call.
     const ID: u32;
     /// Type of the request.
     type Request: Serialize + DeserializeOwned;
@@ -18,25 +18,25 @@ pub trait TypedCall {
     type Reply: Serialize + DeserializeOwned;
 }
 
-/// Why a typed call has no answer.
+/// Why a typed call has no reply.
 #[derive(Debug, thiserror::Error)]
 pub enum TypedCallError {
     /// The request cannot be encoded.
     #[error("the request cannot be encoded: {0}")]
     Encode(postcard::Error),
-    /// The answer cannot be decoded.
+    /// The reply cannot be decoded.
     #[error("the answer cannot be decoded: {0}")]
     Decode(postcard::Error),
-    /// The call has no answer.
+    /// The call has no reply.
     #[error(transparent)]
     Call(#[from] BlockingCallError),
 }
 
 impl Client {
-    /// Makes a typed call and waits for its answer. `call` contains everything except the handler.
+    /// Makes a typed call and waits for the reply. The handler id in `call` is ignored.
     ///
     /// # Errors
-    /// Why there is no answer.
+    /// [`TypedCallError`]: the reason why there is no reply.
     pub fn call_typed<C: TypedCall>(
         &mut self,
         session: SessionHandle,
@@ -51,7 +51,7 @@ impl Client {
 }
 
 impl HandlerTable {
-    /// Adds a handler of a typed call. If it returns an error, the caller gets the text.
+    /// Adds a handler of a typed call. If the handler returns an error, the caller gets the error's text.
     pub fn add_typed_handler<C: TypedCall>(
         &mut self,
         mut handler: impl FnMut(C::Request) -> Result<C::Reply, String> + Send + 'static,

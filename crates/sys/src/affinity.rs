@@ -117,14 +117,14 @@ mod tests {
     }
 
     #[test]
-    fn lists_are_sets() {
+    fn cpu_lists_are_parsed_as_sets() {
         assert_eq!(parse_cpu_list("0-2,33"), Some(vec![7, 2]));
         assert_eq!((parse_cpu_list(""), parse_cpu_list("1-x"), parse_cpu_list("9999")), (Some(Vec::new()), None, None));
         assert!(cpuset_of_process(std::process::id() as i32).is_none_or(|cpus| cpus.iter().any(|word| *word != 0)));
     }
 
     #[test]
-    fn the_last_cpu_is_kept() {
+    fn the_last_cpu_is_not_removed() {
         assert_eq!(without_cpu(&set(&[0, 3]), 0), Some(set(&[3])));
         assert_eq!(without_cpu(&set(&[3]), 0), Some(set(&[3])));
         assert_eq!(without_cpu(&set(&[3]), 3), None);
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_tells_where_a_process_runs() {
+    fn the_cpu_of_a_process_is_parsed() {
         let stat = |name: &str| format!("12 ({name}) S {} 5 0 0", "7 ".repeat(WORDS_BEFORE_CPU - 1));
         assert_eq!(parse_stat_cpu(&stat("a) S 1 (b")), Some(5));
         assert_eq!([parse_stat_cpu(""), parse_stat_cpu("1 (a) S 2 3")], [None; 2]);

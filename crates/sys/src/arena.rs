@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_filled_is_there_until_it_is_released() {
+    fn written_bytes_are_kept_until_they_are_released() {
         let mut arena = Arena::reserve(1 << 20).unwrap();
         assert!(arena.slice(0..1 << 20).iter().all(|byte| *byte == 0));
         arena.write(8192, &[7; 4096]);
@@ -117,7 +117,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "of an arena of 4096 bytes")]
-    fn nothing_is_reached_outside() {
+    fn a_write_outside_the_arena_panics() {
         Arena::reserve(4096).unwrap().write(4090, b"too long");
     }
 }

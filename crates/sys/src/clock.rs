@@ -117,14 +117,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn offsets_are_read() {
+    fn time_namespace_offsets_are_parsed() {
         let clocks = parse_offsets("monotonic           1         5\nboottime           -2         0\n");
         let expected = Clocks { monotonic_ns: 1_000_000_005, boottime_ns: -2_000_000_000 };
         assert_eq!(clocks, expected);
     }
 
     #[test]
-    fn files_that_change_later_have_that_time_or_a_later_one() {
+    fn files_changed_later_have_this_time_or_a_later_one() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let mut before = 0;
         for mode in [0o600, 0o640].repeat(100) {
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn our_own_clocks_are_ours() {
+    fn the_clocks_of_this_process_are_read() {
         let now = Clocks::now();
         assert_eq!(now.as_seen_by(std::process::id() as i32).unwrap(), now);
     }

@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn channels_and_threads_work_across() {
+    fn channels_and_threads_work_in_a_companion() {
         let (request_sender, requests) = mpsc::channel();
         let (answer, answered) = mpsc::channel();
         let starter = thread::spawn(move || {
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_of_the_owner_outlives_the_companion_that_asked_for_it() {
+    fn a_thread_of_the_owner_outlives_the_companion() {
         let (request_sender, requests) = mpsc::channel::<()>();
         let (answer, answered) = mpsc::channel();
         run_companion(STACK_BYTES, move || {
@@ -380,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn a_critical_section_outlives_the_owner_and_nothing_behind_it_does() {
+    fn only_the_critical_section_outlives_the_owner() {
         let life = |input: &mut io::PipeWriter| {
             thread::sleep(Duration::from_millis(100));
             input.write_all(if is_orphan() { b"orphan" } else { b"owned" }).unwrap();

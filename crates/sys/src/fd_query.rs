@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pipe_tells_what_is_in_it() {
+    fn the_fill_level_of_a_pipe_is_read() {
         let (reader, mut writer) = io::pipe().unwrap();
         io::Write::write_all(&mut writer, b"abc").unwrap();
         let find = |list: &[FdQuery], name: &str| *list.iter().find(|query| query.name == name).unwrap();
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn we_are_scheduled() {
+    fn scheduling_attributes_of_this_process_are_read() {
         let own = std::process::id().cast_signed();
         io_priority(own).unwrap();
         assert_eq!(scheduling_attributes(own).unwrap()[..4], [56, 0, 0, 0]);

@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn it_may_be_permitted_again() {
+    fn transparent_huge_pages_may_be_enabled_again() {
         enable_thp().unwrap();
     }
 }

@@ -112,7 +112,7 @@ mod tests {
 
     /// Files with pages are tested by `hugetlbfs_files` of the end-to-end tests, which makes the node reserve some.
     #[test]
-    fn a_file_without_pages_has_no_data() {
+    fn a_hugetlbfs_file_without_pages_has_no_data() {
         let file = File::from(memfd_create("huge", MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB).unwrap());
         assert!(is_on_hugetlbfs(&file).unwrap() && !is_on_hugetlbfs(tempfile::tempfile().unwrap()).unwrap());
         file.set_len(64 << 20).unwrap();

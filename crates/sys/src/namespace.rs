@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_a_home_comes_back() {
+    fn a_thread_returns_to_its_home_namespaces() {
         let elsewhere = tempfile::tempdir().unwrap();
         let thread = thread::spawn(move || {
             let home = HomeNamespaces::of_this_thread().unwrap();

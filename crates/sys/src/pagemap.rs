@@ -116,7 +116,9 @@ impl PageTables {
         let mut from = start;
         while from < end {
             let guards = if self.supports_guards { PAGE_IS_GUARD } else { 0 };
-            let (count, walked_to) = match scan(&self.pagemap, from..end, (detail, guards), &mut self.batch) {
+            let owner = if detail == ScanDetail::Owner { PAGE_IS_FILE } else { 0 };
+            let reported = PAGE_IS_HUGE | guards | owner;
+            let (count, walked_to) = match scan(&self.pagemap, from..end, reported, &mut self.batch) {
                 // This kernel does not support guard pages, so there are none.
                 Err(error) if error.raw_os_error() == Some(libc::EINVAL) && self.supports_guards => {
                     self.supports_guards = false;
@@ -147,11 +149,12 @@ impl PageTables {
     }
 }
 
-/// One call. Returns the number of regions found, and the address up to which it scanned.
+/// One call. `reported_categories`: the categories to report for each region. Returns the number of regions found, and the
+/// address up to which it scanned.
 fn scan(
     pagemap: &File,
     range: std::ops::Range<u64>,
-    (detail, guards): (ScanDetail, u64),
+    reported_categories: u64,
     regions: &mut [PageRegion],
 ) -> io::Result<(usize, u64)> {
     let mut arguments = ScanArguments {
@@ -166,7 +169,7 @@ fn scan(
         category_inverted: PAGE_IS_PFNZERO,
         category_mask: PAGE_IS_PFNZERO,
         category_anyof: PAGE_IS_PRESENT | PAGE_IS_SWAPPED,
-        category_returned: PAGE_IS_HUGE | guards | if detail == ScanDetail::Owner { PAGE_IS_FILE } else { 0 },
+        category_returned: reported_categories,
     };
     // SAFETY: the kernel writes `arguments` and at most `regions_length` elements of `regions`, whose layout is struct
     // page_region; both outlive the call.
@@ -182,7 +185,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn guard_pages_are_told_from_others() {
+    fn guard_pages_are_distinguished() {
         use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
         const PAGE: usize = 4096;
         const MADV_GUARD_INSTALL: libc::c_int = 102;
@@ -207,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn written_pages_are_found_and_untouched_ones_are_not() {
+    fn only_written_pages_are_found() {
         const PAGE: usize = 4096;
         // More than the allocator ever takes from freed memory, so these pages are new.
         const NEW_BYTES: usize = 64 << 20;

@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_thread_comes_back_from_real_time() {
+    fn a_thread_returns_to_its_previous_priority() {
         // SAFETY: queries the calling thread only.
         let policy = || unsafe { libc::sched_getscheduler(0) };
         let before = policy();

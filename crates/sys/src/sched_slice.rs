@@ -30,7 +30,7 @@ mod tests {
     use super::{CALLING_THREAD, Duration, SLICE_MIN, sched_getattr, set_slice};
 
     #[test]
-    fn turns_become_short_and_nothing_else_changes() {
+    fn a_short_slice_changes_no_other_attribute() {
         let check = || {
             let before = sched_getattr(CALLING_THREAD).unwrap();
             if set_slice(SLICE_MIN).is_err() {

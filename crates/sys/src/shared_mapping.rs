@@ -198,7 +198,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_stored_is_in_the_file() {
+    fn stored_bytes_are_in_the_file() {
         let file = tempfile::tempfile().unwrap();
         file.set_len(4096).unwrap();
         let one = SharedMapping::map_file(&file, 4096).unwrap();
@@ -240,7 +240,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "of a mapping of 4096")]
-    fn nothing_is_reached_outside() {
+    fn a_store_outside_the_mapping_panics() {
         let file = tempfile::tempfile().unwrap();
         file.set_len(4096).unwrap();
         SharedMapping::map_file(&file, 4096).unwrap().store(4090, b"too long");

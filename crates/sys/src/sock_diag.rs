@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn the_other_end_is_told() {
+    fn the_peer_of_a_socket_is_reported() {
         use std::io::Write;
         let diagnosis = SockDiag::open(std::process::id() as i32).unwrap();
         let (one, mut other) = UnixStream::pair().unwrap();
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn which_ways_of_udp_are_shut_down_is_told() {
+    fn the_shutdown_state_of_a_udp_socket_is_reported() {
         use std::net::{Ipv4Addr, UdpSocket};
         const SO_COOKIE: u32 = 57;
         let diagnosis = SockDiag::open(std::process::id() as i32).unwrap();
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_to_be_accepted_is_told() {
+    fn clients_that_wait_in_a_backlog_are_reported() {
         use std::net::{Ipv4Addr, TcpListener, TcpStream};
         use std::os::unix::net::UnixListener;
         let diagnosis = SockDiag::open(std::process::id() as i32).unwrap();

@@ -253,7 +253,7 @@ mod tests {
     use std::os::fd::AsFd;
 
     #[test]
-    fn descriptors_are_looked_at_and_stay() {
+    fn peeked_descriptors_stay_queued() {
         let (one, other) = crate::fd_passing::seqpacket_pair().unwrap();
         let sent = crate::memfd::create("looked-at", false).unwrap();
         crate::fd_passing::send(one.as_fd(), b"two", &[sent.as_fd(), one.as_fd()]).unwrap();
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn the_file_of_a_socket_is_found_wherever_it_is() {
+    fn the_file_of_a_renamed_socket_is_found() {
         use std::os::unix::net::{UnixListener, UnixStream};
         let directory = tempfile::tempdir().unwrap();
         let (then, now) = (directory.path().join("then"), directory.path().join("now"));

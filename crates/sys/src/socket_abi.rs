@@ -258,7 +258,7 @@ mod tests {
     ];
 
     #[test]
-    fn numbers_are_those_of_the_c_library() {
+    fn constants_equal_those_of_the_c_library() {
         for (index, (own, library)) in PAIRS.iter().enumerate() {
             assert_eq!(own, library, "pair {index}");
         }

@@ -35,7 +35,7 @@ mod tests {
     use super::SystemMemory;
 
     #[test]
-    fn lines_are_found_by_name() {
+    fn fields_of_meminfo_are_found_by_name() {
         let text = "MemTotal:       25166 kB\nMemFree:  7 kB\nMemAvailable:   100 kB\n";
         let parsed = SystemMemory { total_bytes: 25_166 << 10, available_bytes: 100 << 10 };
         assert_eq!(SystemMemory::parse(text), Some(parsed));

@@ -159,7 +159,7 @@ mod tests {
     use std::time::{Duration, Instant};
 
     #[test]
-    fn a_new_one_is_locked_and_nothing_waits() {
+    fn a_new_pseudo_terminal_is_locked_and_empty() {
         let mut fd = std::fs::File::options().read(true).write(true).open("/dev/ptmx").unwrap();
         let master = read_master(fd.as_fd()).unwrap();
         assert!(

@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_byte_is_locked_until_the_last_lets_go() {
+    fn a_locked_byte_is_released_with_the_last_descriptor() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("lock");
         let open = || File::options().write(true).create(true).truncate(false).open(&path).unwrap();
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_inside_have_one_outside() {
+    fn ids_inside_are_mapped_to_ids_of_the_host() {
         let numbers = IdRange { first: 1000, count: 10 };
         assert_eq!([0, 9, 10].map(|inside| numbers.to_host(inside)), [Some(1000), Some(1009), None]);
     }

@@ -450,7 +450,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_are_understood() {
+    fn userfaultfd_messages_are_parsed() {
         let mut bytes = [0; EVENT_BYTES];
         assert_eq!(UffdEvent::parse(&bytes), None);
         bytes[0] = 0x14;
@@ -467,7 +467,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_userfaultfd_is_taken_for_one() {
+    fn only_a_userfaultfd_is_accepted() {
         let file = tempfile::tempfile().unwrap();
         let number = file.as_raw_fd();
         assert!(Userfaultfd::from_number(number).is_err());
@@ -476,7 +476,7 @@ mod tests {
     }
 
     #[test]
-    fn a_living_process_is_not_gone() {
+    fn a_userfaultfd_of_a_running_process_is_not_gone() {
         let uffd = Userfaultfd::create().unwrap();
         let features = uffd.enable(UffdFeatures::ALL_EVENTS).unwrap();
         assert!(features.contains(UffdFeatures::ALL_EVENTS));
@@ -484,7 +484,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_told_where_nothing_is_registered() {
+    fn unregistered_addresses_are_reported() {
         let uffd = Userfaultfd::create().unwrap();
         uffd.enable(UffdFeatures::ALL_EVENTS).unwrap();
         assert!(!uffd.is_registered(ANY_ADDRESS).unwrap());

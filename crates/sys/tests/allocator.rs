@@ -10,7 +10,7 @@ use farfork_sys::allocator;
 const THREADS: usize = 24;
 
 #[test]
-fn threads_share_as_many_pools_as_were_asked_for() {
+fn threads_share_the_configured_number_of_arenas() {
     allocator::limit_arenas(3);
     let all_have_memory = Barrier::new(THREADS);
     thread::scope(|scope| {
@@ -26,7 +26,7 @@ fn threads_share_as_many_pools_as_were_asked_for() {
 }
 
 #[test]
-fn what_is_free_between_what_is_used_goes_back() {
+fn free_pages_between_used_blocks_are_returned_to_the_kernel() {
     const BLOCKS: usize = 20_000;
     let blocks: Vec<_> = (0..BLOCKS).map(|block| vec![block as u8; 2000]).collect();
     let used: Vec<_> = blocks.into_iter().step_by(20).collect();

@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cause_is_told_once() {
+    fn a_repeated_cause_is_shown_once() {
         let cause = anyhow::anyhow!("too many open files");
         let nested = cause.context("cannot look (too many open files)").context("node q");
         assert_eq!(error_chain_text(&nested), "node q: cannot look (too many open files)");

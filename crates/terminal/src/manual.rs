@@ -34,7 +34,7 @@ pub struct ManualPage<'a> {
     command: &'a Command,
 }
 
-/// What `farfork man` prints or writes.
+/// Arguments of `farfork man`.
 #[derive(Args)]
 pub struct ManualArguments {
     /// The command whose page is printed [default: farfork itself].
@@ -239,7 +239,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_at_the_margin_with_a_colon_begins_a_part() {
+    fn an_unindented_line_with_a_colon_starts_a_section() {
         let help = "Examples:\n  one: 1\n\n  two\n\nExit status: 0 well,\n1 not.";
         let expected = [
             HelpSection { heading: "Examples", lines: vec!["  one: 1", "", "  two"] },
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_is_named_by_whole_words() {
+    fn a_command_is_matched_by_whole_words() {
         assert!(mentions_command("see `farfork ps`", "farfork ps"));
         assert!(!mentions_command("see `farfork psst` and farfork ps-like", "farfork ps"));
     }

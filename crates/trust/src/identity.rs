@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn identities_survive_their_text() {
+    fn an_identity_parses_from_its_text() {
         for text in ["farfork://blue/node/n1", "farfork://blue/client/ci", "farfork://b/read-only/grafana"] {
             assert_eq!(text.parse::<Identity>().unwrap().to_string(), text);
         }
@@ -128,7 +128,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_text_panics(text in ".{0,80}") {
+        fn parsing_any_text_does_not_panic(text in ".{0,80}") {
             if let Ok(identity) = text.parse::<Identity>() {
                 prop_assert_eq!(identity.to_string(), text);
             }

@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn guessing_soon_takes_for_ever() {
+    fn repeated_wrong_tokens_are_delayed_for_hours() {
         let (mut throttle, from) = (JoinThrottle::default(), IpAddr::from([10, 0, 0, 1]));
         let mut now = Instant::now();
         let start = now;
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_without_end_cost_bounded_memory() {
+    fn the_number_of_recorded_addresses_is_bounded() {
         let (mut throttle, now) = (JoinThrottle::default(), Instant::now());
         for number in 0..3 * ADDRESSES_MAX as u32 {
             throttle.record_wrong_token(IpAddr::from(number.to_be_bytes()), now);

@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_survive_their_text_and_hide_in_logs() {
+    fn a_token_parses_from_its_text_and_is_hidden_in_logs() {
         let token = token();
         let read: JoinToken = format!("{}\n", *token.to_text()).parse().unwrap();
         assert_eq!(read.secret.0, token.secret.0);
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_opens_until_it_expires() {
+    fn a_token_is_valid_until_it_expires() {
         let (token, now) = (token(), SystemTime::now());
         let mut store = TokenStore::default();
         let admit = |store: &TokenStore, token: &JoinToken, at| {
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn a_proof_is_good_for_its_own_request_alone() {
+    fn a_proof_is_valid_only_for_its_request() {
         let (token, now) = (token(), SystemTime::now());
         let mut store = TokenStore::default();
         store.add(&self::token(), now, HOUR);
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn the_book_stays_small() {
+    fn the_number_of_stored_tokens_is_bounded() {
         let (mut store, now) = (TokenStore::default(), SystemTime::now());
         for _ in 0..2 * TOKENS_MAX {
             store.add(&token(), now, HOUR);
@@ -289,7 +289,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_text_panics(text in ".{0,200}") {
+        fn parsing_any_text_does_not_panic(text in ".{0,200}") {
             prop_assert!(text.parse::<JoinToken>().is_err());
         }
     }

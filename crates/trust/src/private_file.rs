@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_can_read_is_refused_with_what_to_run() {
+    fn a_file_that_others_can_read_is_refused_with_a_remedy() {
         let scratch = tempfile::tempdir().unwrap();
         let file = scratch.path().join("join.token");
         fs::write(&file, "secret").unwrap();
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_is_swapped_meanwhile_is_not_the_one_that_is_used() {
+    fn a_replaced_directory_is_not_used() {
         let scratch = tempfile::tempdir().unwrap();
         let (path, aside) = (scratch.path().join("trust"), scratch.path().join("aside"));
         for (dir, text) in [(&path, "ours"), (&aside, "theirs")] {

@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn a_successor_counts_where_a_trusted_authority_signed_it() {
+    fn a_successor_roster_needs_a_signature_of_a_trusted_authority() {
         let (cluster, old) = authority("blue");
         let (_, new) = authority("blue");
         let first = Roster::new(&cluster, &old);
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn a_first_roster_counts_by_the_pin() {
+    fn a_first_roster_needs_the_pinned_authority() {
         let (cluster, ours) = authority("blue");
         let (_, others) = authority("blue");
         let bytes = Roster::new(&cluster, &ours).sign(&[&ours]).unwrap();
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn any_changed_byte_is_noticed() {
+    fn a_changed_byte_of_a_roster_is_noticed() {
         let (cluster, ours) = authority("blue");
         let roster = Roster::new(&cluster, &ours);
         let bytes = roster.sign(&[&ours]).unwrap();
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn revocations_go_when_they_cover_nothing_any_more() {
+    fn revocations_without_a_valid_certificate_are_removed() {
         let (cluster, old) = authority("blue");
         let mut roster = Roster::new(&cluster, &old);
         let bearer = |role, text: &str| Identity { cluster: cluster.clone(), role, name: NodeName::new(text).unwrap() };
@@ -337,7 +337,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+        fn decoding_any_bytes_does_not_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
             let _ = Roster::decode_trusted(&[&MAGIC[..], &bytes].concat());
             let _ = Roster::decode_trusted(&bytes);
         }

@@ -306,7 +306,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_are_for_their_owner_alone() {
+    fn files_are_readable_only_by_their_owner() {
         let parent = tempfile::tempdir().unwrap();
         let directory = TrustDirectory::new(parent.path().join("trust"));
         directory.create().unwrap();
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_named() {
+    fn a_missing_file_is_named() {
         let parent = tempfile::tempdir().unwrap();
         let directory = TrustDirectory::new(parent.path());
         assert!(matches!(directory.read_identity(), Err(DirectoryError::NoIdentity { .. })));
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn a_draft_that_a_crash_left_is_in_nobodys_way() {
+    fn a_temporary_file_of_a_crash_is_overwritten() {
         let parent = tempfile::tempdir().unwrap();
         let directory = TrustDirectory::new(parent.path());
         fs::write(parent.path().join("identity.pem.new"), "half").unwrap();

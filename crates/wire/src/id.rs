@@ -158,13 +158,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn ids_survive_their_text(name in "[a-z][a-z0-9-]{0,20}[a-z0-9]", number: u64) {
+        fn ids_parse_from_their_text(name in "[a-z][a-z0-9-]{0,20}[a-z0-9]", number: u64) {
             let id = SeedId::new(NodeName::new(&name).unwrap(), number);
             prop_assert_eq!(id.to_string().parse::<SeedId>().unwrap(), id);
         }
 
         #[test]
-        fn no_text_panics(text in ".{0,80}") {
+        fn parsing_any_text_does_not_panic(text in ".{0,80}") {
             let _ = text.parse::<SeedId>();
             let _ = text.parse::<ChildId>();
             let _ = text.parse::<NodeName>();
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_is_no_seed() {
+    fn a_child_id_is_not_a_seed_id() {
         assert!("n1.c00f3a96c5d217e84".parse::<SeedId>().is_err());
         assert!("n1.s00F3a96c5d217e84".parse::<SeedId>().is_err());
     }

@@ -24,7 +24,7 @@ class Futures(unittest.TestCase):
     def batch(self, count: int) -> Batch:
         return Batch(1, "n1.s0", [ChildFuture(self.kill) for _ in range(count)])
 
-    def test_no_more_children_live_than_there_is_room_for(self) -> None:
+    def test_the_number_of_running_children_is_bounded(self) -> None:
         batch = self.batch(5)
         self.assertEqual(batch.allocate(2), range(0, 2))
         self.assertEqual(batch.allocate(0), range(2, 2))
@@ -39,7 +39,7 @@ class Futures(unittest.TestCase):
         self.assertEqual(batch.allocate(9), range(3, 4))
         self.assertEqual(batch.allocate(9), range(4, 4))
 
-    def test_a_call_that_runs_can_be_cancelled_once(self) -> None:
+    def test_a_running_call_can_be_cancelled_once(self) -> None:
         batch = self.batch(1)
         future = batch.futures[0]
         batch.allocate(1)
@@ -52,7 +52,7 @@ class Futures(unittest.TestCase):
         batch.handle_ended(message(_protocol.ENDED, how=_protocol.ENDED_SIGNAL, value=9), [])()
         self.assertTrue(future.cancelled() and batch.is_over)
 
-    def test_a_child_that_starts_after_its_call_was_given_up_is_killed(self) -> None:
+    def test_a_child_that_starts_after_its_call_was_cancelled_is_killed(self) -> None:
         batch = self.batch(1)
         batch.allocate(1)
         batch.futures[0].cancel()
@@ -76,7 +76,7 @@ class Futures(unittest.TestCase):
                 batch.futures[0].result(0)
             self.assertTrue(batch.is_over)
 
-    def test_a_kill_for_its_time_is_a_timeout(self) -> None:
+    def test_a_kill_for_the_time_limit_is_a_timeout(self) -> None:
         def raised(limit: int) -> ChildDied:
             batch = self.batch(1)
             batch.allocate(1)

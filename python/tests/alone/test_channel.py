@@ -38,7 +38,7 @@ class Frames(unittest.TestCase):
         thread.join()
         receiver.close()
 
-    def test_an_end_that_does_not_wait_sends_the_rest_later(self) -> None:
+    def test_a_nonblocking_channel_sends_the_rest_later(self) -> None:
         sender, receiver = pair(blocking=False)
         data = os.urandom(5_000_000)
         sender.send(PICKLED_CALL, 1, Payload(data))
@@ -60,7 +60,7 @@ class Frames(unittest.TestCase):
         sender.close()
         receiver.close()
 
-    def test_what_was_sent_before_the_end_is_received(self) -> None:
+    def test_data_sent_before_the_end_is_received(self) -> None:
         sender, receiver = pair()
         sender.send(OUTCOME, 7, Payload(b"last"))
         sender.close()

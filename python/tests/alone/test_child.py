@@ -26,6 +26,6 @@ class Payload(unittest.TestCase):
             "or one to each child with `--payloads FILE`",
         )
 
-    def test_its_text_needs_no_payload(self) -> None:
+    def test_the_representation_of_a_child_needs_no_payload(self) -> None:
         self.assertEqual(repr(self.child(None)), "Child('n2.c1', index=0, payload=None)")
         self.assertEqual(repr(self.child(b"42")), "Child('n2.c1', index=0, payload=b'42')")

@@ -30,13 +30,13 @@ class Hooks(unittest.TestCase):
     def setUp(self) -> None:
         calls.clear()
 
-    def test_those_before_run_backwards(self) -> None:
+    def test_before_hooks_run_in_reverse_order(self) -> None:
         hooks = _hooks.AtFork()
         hooks.before()
         hooks.in_parent()
         self.assertEqual(calls, ["before two", "before one", "parent one", "parent two"])
 
-    def test_those_of_a_child_run_in_order(self) -> None:
+    def test_child_hooks_run_in_order(self) -> None:
         hooks = _hooks.AtFork()
         hooks.before()
         hooks.in_child()
@@ -54,7 +54,7 @@ class Hooks(unittest.TestCase):
         thread.join(5)
         self.assertFalse(thread.is_alive())
 
-    def test_locks_that_were_taken_are_given_back(self) -> None:
+    def test_acquired_locks_are_released(self) -> None:
         hooks = _hooks.AtFork()
         for then in (hooks.in_parent, hooks.in_child):
             hooks.before()
@@ -86,12 +86,12 @@ class Hooks(unittest.TestCase):
         thread.join(5)
         handler.close()
 
-    def test_what_a_hook_raises_is_told_and_ignored(self) -> None:
+    def test_an_exception_of_a_hook_is_reported_and_ignored(self) -> None:
         with redirect_stderr(StringIO()) as said:
             _hooks._run_hook(lambda: 1 / 0)
         self.assertIn("ZeroDivisionError", said.getvalue())
 
-    def test_they_are_found_among_frozen_objects(self) -> None:
+    def test_hooks_are_found_among_frozen_objects(self) -> None:
         program = (
             "import random, gc; gc.freeze(); from farfork import _hooks;"
             "print(len(_hooks._find_hook_lists()[2]) > 1, gc.get_freeze_count() > 1000)"

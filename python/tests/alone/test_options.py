@@ -27,7 +27,7 @@ class Options(unittest.TestCase):
             with self.assertRaisesRegex(ValueError, "not a size"):
                 parse_size(wrong)
 
-    def test_fields_of_a_request(self) -> None:
+    def test_options_become_fields_of_a_request(self) -> None:
         fields = fork_fields(**{**DEFAULTS, "memory": "64MiB", "cpus": 0.5, "egress": "any,192.0.2.7:443"})
         self.assertEqual(fields["flags"], _protocol.FORK_OWNS_SEED | _protocol.FORK_ANY_NODE)
         self.assertEqual((fields["memory_bytes_max"], fields["cpu_millicores_max"]), (64 << 20, 500))
@@ -45,5 +45,5 @@ class Options(unittest.TestCase):
             with self.assertRaises(ValueError):
                 fork_fields(**{**DEFAULTS, name: value})
 
-    def test_names_with_commas(self) -> None:
+    def test_node_names_may_be_separated_by_commas(self) -> None:
         self.assertEqual([split_commas(names) for names in (None, "n2,n3", ["n2"])], [[], ["n2", "n3"], ["n2"]])

@@ -23,19 +23,19 @@ class Printer(unittest.TestCase):
         pieces = [(1, b"one\ntw"), (2, b"error\n"), (1, b"o\n\nrest")]
         self.assertEqual(printed(TAGGED, pieces), ("[n1.c0] one\n[n1.c0] two\n\n[n1.c0] rest\n", "[n1.c0] error\n"))
 
-    def test_plain_output_is_as_it_is_and_that_of_the_log_is_not_printed(self) -> None:
+    def test_plain_output_is_unchanged_and_log_output_is_not_printed(self) -> None:
         pieces = [(1, b"one\ntw"), (1, b"o")]
         self.assertEqual(printed(PLAIN, pieces), ("one\ntwo", ""))
         self.assertEqual(printed(LOG, pieces), ("", ""))
 
-    def test_a_progress_bar_returns_to_the_beginning_of_its_line(self) -> None:
+    def test_a_progress_bar_is_tagged_after_each_carriage_return(self) -> None:
         self.assertEqual(printed(TAGGED, [(2, b"10%\r"), (2, b"20%\r")])[1], "[n1.c0] 10%\r[n1.c0] 20%\r")
 
-    def test_a_character_may_be_divided(self) -> None:
+    def test_a_character_in_two_pieces_is_decoded(self) -> None:
         euro = "\u20ac".encode()
         self.assertEqual(printed(TAGGED, [(1, euro[:1]), (1, euro[1:] + b"\n")])[0], "[n1.c0] \u20ac\n")
 
-    def test_a_closed_stream_ends_nothing(self) -> None:
+    def test_a_closed_output_stream_is_ignored(self) -> None:
         with tempfile.TemporaryDirectory() as directory:
             closed = open(os.path.join(directory, "closed"), "w")
             closed.close()

@@ -19,7 +19,7 @@ def rights(address: int) -> str:
 
 
 class Pages(unittest.TestCase):
-    def test_one_is_for_code_and_the_others_bear_a_mark(self) -> None:
+    def test_offered_pages_are_one_code_page_and_marked_data_pages(self) -> None:
         address, length = _pages.offer_pages()
         self.assertEqual(length, _pages.PAGES_BYTES)
         self.assertEqual((rights(address), rights(address + PAGE_BYTES)), ("r-xp", "rw-p"))

@@ -55,7 +55,7 @@ class Pickling(unittest.TestCase):
         self.assertEqual(pickle_one(partial(math.gcd, 4, 6), state).load()(), 2)
         self.assertEqual(pickle_one(partial(sorted, [2, 1]), state).load()(), [1, 2])
 
-    def test_what_cannot_be_pickled_or_is_too_large_is_not_shared(self) -> None:
+    def test_calls_that_cannot_be_pickled_or_are_too_large_are_not_shared(self) -> None:
         state = ForkedState(NO_OBJECTS)
         self.refuse(lambda: 1, state)
         with open(os.devnull) as file:
@@ -63,7 +63,7 @@ class Pickling(unittest.TestCase):
         self.refuse(partial(len, bytes(PICKLED_BYTES_MAX)), state)
         self.refuse(partial(len, [bytes(PICKLED_BYTES_MAX // 4) for _ in range(4)]), state)
 
-    def test_a_function_that_was_defined_since_is_not_shared(self) -> None:
+    def test_a_function_defined_after_the_fork_is_not_shared(self) -> None:
         first, second = main_function("first"), main_function("second")
         define_in_main("defined_in_main", first)
         try:
@@ -93,7 +93,7 @@ class Pickling(unittest.TestCase):
                 if hasattr(sys.modules["__main__"], name):
                     delattr(sys.modules["__main__"], name)
 
-    def test_names_of_other_objects_are_compared_too(self) -> None:
+    def test_names_of_other_objects_are_compared(self) -> None:
         module = sys.modules[__name__]
         before = cached_function
         state = ForkedState(NO_OBJECTS)
@@ -105,7 +105,7 @@ class Pickling(unittest.TestCase):
         finally:
             setattr(module, "cached_function", before)
 
-    def test_a_shared_object_is_a_number(self) -> None:
+    def test_a_shared_object_is_pickled_as_a_number(self) -> None:
         table = [bytes(PICKLED_BYTES_MAX)]
         shared = SharedObjects([table])
         state = ForkedState(shared)
@@ -118,7 +118,7 @@ class Pickling(unittest.TestCase):
             pickle_one(partial(len, later), state, shared)
         self.assertIs(load_call(pickle_one(partial(len, later), ForkedState(shared), shared), shared).args[0], later)
 
-    def test_a_module_that_was_imported_or_reloaded_since_is_not_shared(self) -> None:
+    def test_a_module_imported_or_reloaded_after_the_fork_is_not_shared(self) -> None:
         before = ForkedState(NO_OBJECTS)
         with tempfile.TemporaryDirectory() as directory:
             name = "farfork_test_imported_since"

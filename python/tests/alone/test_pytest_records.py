@@ -14,7 +14,7 @@ class NoText:
 
 
 class Records(unittest.TestCase):
-    def test_properties_that_are_no_pairs_are_kept(self) -> None:
+    def test_properties_that_are_not_pairs_are_kept(self) -> None:
         properties: list[Any] = [("a", 1), ("a", "b", "c"), 7, None]
         self.assertEqual(plain_report({"user_properties": properties})["user_properties"], properties)
 

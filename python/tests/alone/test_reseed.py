@@ -24,12 +24,12 @@ class NumPy(unittest.TestCase):
         numpy.random.standard_normal()
         self.assertEqual(state()[2], 1, "a normal number is in hand")
 
-    def test_to_be_ready_changes_nothing(self) -> None:
+    def test_preparing_to_reseed_does_not_change_the_state(self) -> None:
         before = state()
         Reseeding()
         self.assertEqual(state(), before)
 
-    def test_a_child_has_the_kernels_words_and_no_number_in_hand(self) -> None:
+    def test_a_child_is_reseeded_with_random_bytes_of_the_kernel(self) -> None:
         words = os.urandom(4 * 624)
         reseeding = Reseeding()
         with mock.patch("os.urandom", lambda count: words[:count]), mock.patch("numpy.random.seed") as seed:
@@ -40,7 +40,7 @@ class NumPy(unittest.TestCase):
         same.set_state(("MT19937", numpy.frombuffer(words, numpy.uint32), 624))
         self.assertEqual(list(numpy.random.standard_normal(700)), list(same.standard_normal(700)))
 
-    def test_none_has_the_same_twice(self) -> None:
+    def test_each_reseed_gives_another_state(self) -> None:
         reseeding = Reseeding()
         states = set()
         for _ in range(3):
@@ -48,7 +48,7 @@ class NumPy(unittest.TestCase):
             states.add(state())
         self.assertEqual(len(states), 3)
 
-    def test_another_generator_is_left_to_numpy(self) -> None:
+    def test_a_replaced_generator_is_not_reseeded_directly(self) -> None:
         known = Twister.find(numpy.random)
         assert known is not None
         before, other = state(), numpy.random.MT19937(3)
@@ -56,7 +56,7 @@ class NumPy(unittest.TestCase):
             self.assertFalse(known.reseed())
         self.assertEqual(state(), before)
 
-    def test_a_numpy_with_its_state_elsewhere_is_left_to_itself(self) -> None:
+    def test_an_unknown_numpy_is_reseeded_by_its_seed_function(self) -> None:
         with mock.patch.object(Twister, "_known", (None, None)), mock.patch("farfork._twister._KEY_BYTES", 2492):
             self.assertIsNone(Twister.find(numpy.random))
             with mock.patch("numpy.random.seed") as seed:

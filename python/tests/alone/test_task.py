@@ -19,10 +19,10 @@ def outcome(call: Any) -> Any:
 
 
 class Task(unittest.TestCase):
-    def test_a_value_comes_back(self) -> None:
+    def test_the_value_of_a_task_is_returned(self) -> None:
         self.assertEqual(outcome(lambda: {"a": (1, None)}), {"a": (1, None)})
 
-    def test_an_exception_comes_back_with_where_it_was_raised(self) -> None:
+    def test_the_exception_of_a_task_has_its_traceback(self) -> None:
         def divide() -> float:
             return 1 / 0
 

@@ -6,7 +6,7 @@ from farfork._task_queue import TaskQueue
 
 
 class Queue(unittest.TestCase):
-    def test_tasks_are_taken_in_order_without_those_that_were_removed(self) -> None:
+    def test_tasks_are_taken_in_order_without_removed_ones(self) -> None:
         tasks = [object() for _ in range(5)]
         queue: TaskQueue[object] = TaskQueue()
         for task in tasks[1:]:

@@ -78,7 +78,7 @@ class Pool(unittest.TestCase):
         self.pool.handle_started(message(_protocol.STARTED, index=index, child=f"n1.c{index}"), [ours.detach()])
         self.pool.schedule()
 
-    def test_a_cancelled_call_that_is_still_queued_does_not_begin(self) -> None:
+    def test_a_cancelled_queued_call_does_not_start(self) -> None:
         cancelled, waiting = self.add_tasks(2)
         # The host does not pass it on, as if an interrupt had ended it.
         cancelled.cancel()
@@ -103,7 +103,7 @@ class Pool(unittest.TestCase):
             completion()
         self.pool.schedule()
 
-    def test_no_more_workers_than_allowed_are_forked_and_each_runs_call_after_call(self) -> None:
+    def test_the_number_of_workers_is_bounded_and_each_runs_many_calls(self) -> None:
         futures = self.add_tasks(3)
         self.assertEqual(self.host.forked, [("s1", 0), ("s1", 1)])
         self.start(0)
@@ -116,7 +116,7 @@ class Pool(unittest.TestCase):
         self.assertTrue(self.pool.is_idle)
         self.assertEqual(len(self.host.forked), 2)
 
-    def test_a_dead_worker_takes_its_call_along_and_is_replaced_while_there_are_others(self) -> None:
+    def test_the_call_of_a_dead_worker_fails_and_the_worker_is_replaced(self) -> None:
         futures = self.add_tasks(2)
         self.start(0)
         self.end(0)
@@ -127,7 +127,7 @@ class Pool(unittest.TestCase):
         self.assertEqual(futures[1].result(0), "fine")
         self.assertEqual(self.host.forked, [("s1", 0), ("s1", 1)])
 
-    def test_a_call_is_run_again_as_often_as_allowed(self) -> None:
+    def test_a_call_is_retried_up_to_its_limit(self) -> None:
         self.start_pool(retries=1)
         [future] = self.add_tasks(1)
         self.start(0)
@@ -139,7 +139,7 @@ class Pool(unittest.TestCase):
         with self.assertRaises(ChildDied):
             future.result(0)
 
-    def test_an_outcome_that_was_sent_before_the_end_counts(self) -> None:
+    def test_an_outcome_sent_before_the_end_of_a_worker_is_used(self) -> None:
         [future] = self.add_tasks(1)
         self.start(0)
         frame = self.ends[0].receive_one()
@@ -148,7 +148,7 @@ class Pool(unittest.TestCase):
         self.end(0)
         self.assertEqual(future.result(0), "last")
 
-    def test_calls_fail_when_no_worker_can_be_had_and_wait_for_others_otherwise(self) -> None:
+    def test_calls_fail_only_if_no_worker_can_be_started(self) -> None:
         futures = self.add_tasks(3)
         self.complete(self.pool.handle_failed(message(_protocol.FAILED, index=1, text="node `n2`: it is gone")))
         self.assertEqual(len(self.host.forked), 2, "it is not tried again and again")
@@ -162,14 +162,14 @@ class Pool(unittest.TestCase):
         with self.assertRaisesRegex(ChildNotStarted, "it is gone"):
             future.result(0)
 
-    def test_a_worker_that_dies_before_it_works_is_no_reason_to_fork_for_ever(self) -> None:
+    def test_workers_that_die_at_their_start_are_not_replaced_forever(self) -> None:
         [future] = self.add_tasks(1)
         self.complete(self.pool.handle_ended(message(_protocol.ENDED, index=0, how=_protocol.ENDED_SIGNAL, value=9)))
         with self.assertRaises(ChildDied):
             future.result(0)
         self.assertEqual(len(self.host.forked), 1)
 
-    def test_a_call_that_an_ended_worker_cannot_read_is_run_by_another(self) -> None:
+    def test_a_call_that_an_ended_worker_did_not_read_is_run_by_another(self) -> None:
         [first] = self.add_tasks(1)
         self.start(0)
         self.answer(0, "first")
@@ -182,7 +182,7 @@ class Pool(unittest.TestCase):
         self.answer(1, "second")
         self.assertEqual((first.result(0), second.result(0)), ("first", "second"))
 
-    def test_workers_of_an_older_seed_make_room(self) -> None:
+    def test_workers_of_an_older_seed_are_replaced(self) -> None:
         self.add_tasks(2)
         self.start(0)
         self.start(1)
@@ -199,7 +199,7 @@ class Pool(unittest.TestCase):
         self.end(1, how=_protocol.ENDED_EXIT, value=0)
         self.assertEqual(self.host.dropped, ["s1"])
 
-    def test_a_cancelled_call_frees_its_place(self) -> None:
+    def test_a_cancelled_call_frees_its_worker(self) -> None:
         futures = self.add_tasks(3)
         self.start(0)
         self.start(1)
@@ -214,7 +214,7 @@ class Pool(unittest.TestCase):
 
 
 class Descriptors(unittest.TestCase):
-    def test_a_worker_that_is_not_wanted_any_more_leaves_no_descriptor(self) -> None:
+    def test_an_unneeded_worker_leaves_no_descriptor(self) -> None:
         host = Host()
         pool = WorkerPool(host, options(1))
         seed = WorkerSeed(1, "s1", ForkedState(SharedObjects()))

@@ -86,7 +86,7 @@ class Checkpoint(unittest.TestCase):
         finally:
             signal.signal(signal.SIGINT, handler)
 
-    def test_it_returns_in_the_parent_and_in_each_child(self) -> None:
+    def test_a_checkpoint_returns_in_the_parent_and_in_each_child(self) -> None:
         table = {number: number * number for number in range(10_000)}
         who = farfork.checkpoint()
         if who.is_child:
@@ -107,7 +107,7 @@ class Checkpoint(unittest.TestCase):
                 self.assertNotEqual(held[:8], bytes(8), "there is no code in them")
                 self.assertEqual(self.results(who, 2), [digest] * 2)
 
-    def test_it_may_run_where_it_could_on_both_sides(self) -> None:
+    def test_the_cpu_affinity_is_kept_in_parent_and_children(self) -> None:
         allowed = os.sched_getaffinity(0)
         for cpus in (allowed, {min(allowed)}):
             os.sched_setaffinity(0, cpus)
@@ -120,7 +120,7 @@ class Checkpoint(unittest.TestCase):
                 self.assertEqual(now, cpus)
                 self.assertEqual(self.results(who, 2), ["True"] * 2)
 
-    def test_a_child_without_a_payload_says_how_to_give_one(self) -> None:
+    def test_a_missing_payload_names_the_options_that_set_it(self) -> None:
         who = farfork.checkpoint()
         if who.is_child:
             try:
@@ -137,7 +137,7 @@ class Checkpoint(unittest.TestCase):
             finally:
                 command("drop", "--force", str(who))
 
-    def test_a_large_result_comes_whole(self) -> None:
+    def test_a_large_result_is_complete(self) -> None:
         who = farfork.checkpoint()
         if who.is_child:
             for _ in range(3):
@@ -148,7 +148,7 @@ class Checkpoint(unittest.TestCase):
             self.assertEqual([len(result) for result in results], [3_000_003] * 2)
             self.assertEqual([set(result[:-3]) for result in results], [{"0"}, {"1"}])
 
-    def test_what_is_not_a_result_is_standard_output(self) -> None:
+    def test_standard_output_is_not_a_result(self) -> None:
         sys.stdout.flush()
         who = farfork.checkpoint()
         if who.is_child:
@@ -158,7 +158,7 @@ class Checkpoint(unittest.TestCase):
             (ended,) = children_of(who, 1)
             self.assertEqual((ended["stdout"], ended.get("result")), ("written", None))
 
-    def test_a_seed_has_the_name_and_the_time_it_was_given(self) -> None:
+    def test_a_seed_has_the_name_and_lifetime_of_its_options(self) -> None:
         who = farfork.checkpoint(name=f"named-{os.getpid()}", ttl=600)
         if who.is_child:
             end(who, "")
@@ -168,7 +168,7 @@ class Checkpoint(unittest.TestCase):
             self.assertGreater(known["expires_unix_ms"], 0)
             who.drop()
 
-    def test_hooks_run_on_both_sides(self) -> None:
+    def test_hooks_run_in_parent_and_children(self) -> None:
         events.clear()
         who = farfork.checkpoint()
         if who.is_child:
@@ -177,7 +177,7 @@ class Checkpoint(unittest.TestCase):
             self.assertEqual(events, ["before", "parent"])
             self.assertEqual(self.results(who, 2), ["before child"] * 2)
 
-    def test_threads_go_on_in_children(self) -> None:
+    def test_threads_continue_in_children(self) -> None:
         questions: "queue.Queue[int]" = queue.Queue()
         answers: "queue.Queue[int]" = queue.Queue()
 
@@ -225,7 +225,7 @@ class Checkpoint(unittest.TestCase):
                 thread.join()
                 handler.close()
 
-    def test_the_collector_leaves_children_alone(self) -> None:
+    def test_objects_of_the_parent_are_frozen_in_children(self) -> None:
         before = gc.get_freeze_count()
         who = farfork.checkpoint()
         if who.is_child:
@@ -245,7 +245,7 @@ class Checkpoint(unittest.TestCase):
         else:
             self.assertIn("cannot be forked further", self.results(who, 1)[0])
 
-    def test_a_refusal_names_what_stands_against_it(self) -> None:
+    def test_a_refusal_names_the_cause(self) -> None:
         hindrance = os.pidfd_open(os.getppid())
         try:
             events.clear()
@@ -254,15 +254,15 @@ class Checkpoint(unittest.TestCase):
             self.assertEqual(events, ["before", "parent"])
         finally:
             os.close(hindrance)
-        self.test_it_returns_in_the_parent_and_in_each_child()
+        self.test_a_checkpoint_returns_in_the_parent_and_in_each_child()
 
-    def test_no_daemon_is_an_error_that_says_where_it_was_looked_for(self) -> None:
+    def test_a_missing_daemon_error_names_the_socket(self) -> None:
         program = "import farfork\ntry: farfork.checkpoint()\nexcept farfork.DaemonNotFound as error: print(error)"
         environment = {**os.environ, "FARFORK_PROGRAM_SOCKET": "/nonexistent/program.sock"}
         said = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
         self.assertIn("/nonexistent/program.sock", said.stdout, said.stderr)
 
-    def test_threads_may_ask_at_the_same_time(self) -> None:
+    def test_threads_may_call_checkpoint_at_the_same_time(self) -> None:
         seeds: "queue.Queue[farfork.Seed | farfork.Child]" = queue.Queue()
 
         def ask() -> None:

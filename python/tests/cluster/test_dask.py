@@ -36,7 +36,7 @@ class Scheduler(unittest.TestCase):
             self.assertEqual(unpicklable.compute(), 3)
             self.assertIs(lock.compute(), _Unpicklable)
 
-    def test_options_are_those_of_an_executor(self) -> None:
+    def test_options_are_the_options_of_an_executor(self) -> None:
         bag = dask.bag.range(1000, npartitions=20).map(lambda number: number * number)
         total = bag.sum().compute(scheduler=farfork.dask.get, nodes=nodes(), num_workers=3, memory="512MiB")
         self.assertEqual(total, sum(number * number for number in range(1000)))

@@ -69,7 +69,7 @@ class Executor(unittest.TestCase):
             self.assertIn("Own: only here", str(error))
             self.assertIn("in raise_own", str(error.__cause__))
 
-    def test_200_children_on_two_nodes(self) -> None:
+    def test_200_children_run_on_two_nodes(self) -> None:
         with executor() as children:
             outcomes = list(children.map(square, range(200), return_exceptions=True))
         raised, died = outcomes[77], outcomes[99]
@@ -88,7 +88,7 @@ class Executor(unittest.TestCase):
             self.assertEqual([future.result(PATIENCE_S) for future in batch], [number * number for number in range(20)])
         self.assertEqual(Counter(future.node for future in batch), dict.fromkeys(nodes(), 10))
 
-    def test_memory_comes_as_the_strategy_says(self) -> None:
+    def test_memory_is_fetched_as_the_strategy_specifies(self) -> None:
         def counts_of(strategy: str) -> dict[str, int]:
             with executor(strategy=strategy) as children:
                 future = children.submit(time.sleep, 60)
@@ -106,7 +106,7 @@ class Executor(unittest.TestCase):
             with self.assertRaisesRegex(farfork.ChildNotStarted, "exclude each other"):
                 children.submit(square, 4).result(PATIENCE_S)
 
-    def test_a_child_may_use_so_much_memory(self) -> None:
+    def test_the_memory_limit_of_a_child_is_enforced(self) -> None:
         def take(size: int) -> int:
             return len(os.urandom(size))
 
@@ -117,7 +117,7 @@ class Executor(unittest.TestCase):
                 large.result(PATIENCE_S)
             self.assertEqual(raised.exception.limit, "memory")
 
-    def test_a_child_may_have_so_many_processes(self) -> None:
+    def test_the_process_limit_of_a_child_is_enforced(self) -> None:
         def start(count: int) -> str:
             threads = [threading.Thread(target=time.sleep, args=(600,), daemon=True) for _ in range(count)]
             try:
@@ -152,7 +152,7 @@ class Executor(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, "private, shared, host"):
             executor(net="public")
 
-    def test_children_may_call_others(self) -> None:
+    def test_egress_permits_connections_of_children(self) -> None:
         [node, *_] = command("nodes")["nodes"]
         ip, port = node["address"].rsplit(":", 1)
 
@@ -187,7 +187,7 @@ class Executor(unittest.TestCase):
         nothing = {"CapEff": "0" * 16, "NoNewPrivs": "1", "Seccomp": "2"}
         self.assertEqual(found, [(square(number), nothing) for number in range(3)])
 
-    def test_an_untrusted_child_may_have_users_of_its_own(self) -> None:
+    def test_an_untrusted_child_may_have_a_user_namespace(self) -> None:
         def users() -> tuple[int, int, list[str]]:
             with open("/proc/self/uid_map") as map_:
                 return os.getuid(), os.stat(__file__).st_uid, map_.read().split()
@@ -224,7 +224,7 @@ class Executor(unittest.TestCase):
             self.assertEqual(list(children.map(pow, [2, 3], [5, 2])), [32, 9])
             self.assertEqual(list(children.map(square, [])), [])
 
-    def test_what_is_in_memory_is_simply_there(self) -> None:
+    def test_calls_use_objects_in_memory_without_pickling(self) -> None:
         local = {"closure": threading.Lock()}  # It cannot be pickled.
 
         def look_up(part: int) -> tuple[int, bool]:
@@ -236,13 +236,13 @@ class Executor(unittest.TestCase):
         self.assertEqual(sum(count for count, _ in counts), sum(map(len, TABLE.values())))
         self.assertTrue(all(taken for _, taken in counts))
 
-    def test_calls_that_share_a_child(self) -> None:
+    def test_calls_of_a_chunk_share_a_child(self) -> None:
         with executor() as children:
             pids = list(children.map(lambda _: (os.getpid(), time.monotonic_ns()), range(10), chunksize=4))
             self.assertEqual(list(children.map(square, range(10), chunksize=4)), [n * n for n in range(10)])
         self.assertEqual(len(pids), 10)
 
-    def test_no_more_children_live_than_allowed(self) -> None:
+    def test_the_number_of_running_children_is_bounded(self) -> None:
         with executor(max_workers=2) as children:
             spans = list(children.map(take_a_while, range(6)))
         edges = sorted([(begin, 1) for begin, _ in spans] + [(end, -1) for _, end in spans])
@@ -269,7 +269,7 @@ class Executor(unittest.TestCase):
         with executor(timeout=PATIENCE_S) as children:
             self.assertIsNone(children.submit(time.sleep, 0).result(PATIENCE_S))
 
-    def test_map_gives_up_in_time(self) -> None:
+    def test_map_ends_at_its_timeout(self) -> None:
         # On a busy machine even the first child may not end that soon.
         for limit in (2, 8, 32, 128):
             begin = time.monotonic()
@@ -297,18 +297,18 @@ class Executor(unittest.TestCase):
             with self.assertRaises((pickle.PicklingError, AttributeError, TypeError)):
                 children.submit(lambda: lambda: None).result(PATIENCE_S)
 
-    def test_a_node_that_is_not_there_is_an_error_for_each_child(self) -> None:
+    def test_an_unknown_node_is_an_error_of_each_child(self) -> None:
         with farfork.Executor([nodes()[0], "nowhere"], reuse_workers=False) as children:
             with self.assertRaisesRegex(farfork.ChildNotStarted, "nowhere"):
                 list(children.map(square, range(3)))
 
-    def test_the_cluster_chooses_where_no_nodes_are_named(self) -> None:
+    def test_the_cluster_chooses_nodes_by_default(self) -> None:
         with farfork.Executor(reuse_workers=False) as children:
             futures = [children.submit(square, number) for number in range(3)]
             self.assertEqual(sorted(future.result() for future in as_completed(futures, PATIENCE_S)), [0, 1, 4])
             self.assertTrue(all(future.node for future in futures))
 
-    def test_a_large_result_comes_whole(self) -> None:
+    def test_a_large_result_is_complete(self) -> None:
         with executor() as children:
             results = list(children.map(lambda seed: bytes([seed]) * 20_000_000, range(2)))
         self.assertEqual([(len(result), set(result)) for result in results], [(20_000_000, {0}), (20_000_000, {1})])
@@ -342,7 +342,7 @@ class Executor(unittest.TestCase):
             self.assertTrue(done.wait(PATIENCE_S))
             self.assertEqual(second[0].result(PATIENCE_S), 81)
 
-    def test_a_process_that_is_forked_meanwhile_has_calls_of_its_own(self) -> None:
+    def test_a_forked_process_has_its_own_calls(self) -> None:
         with executor() as children:
             waiting = children.submit(take_a_while, 0)
             forked = Forked(lambda: str(children.submit(os.getpid).result(PATIENCE_S)))
@@ -352,7 +352,7 @@ class Executor(unittest.TestCase):
             waiting.result(PATIENCE_S)
             self.assertEqual(children.submit(square, 3).result(PATIENCE_S), 9)
 
-    def test_it_takes_nothing_after_its_end_and_leaves_nothing(self) -> None:
+    def test_an_ended_executor_accepts_no_call_and_leaves_nothing(self) -> None:
         with executor() as children:
             self.assertEqual(list(children.map(square, range(4))), [0, 1, 4, 9])
             ids = [future.child for future in [children.submit(square, 2)] if future.result(PATIENCE_S)]

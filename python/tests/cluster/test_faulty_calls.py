@@ -93,7 +93,7 @@ class FaultyCalls(unittest.TestCase):
         messages = [(record.getMessage(), getattr(record, "number", None)) for record in caught.records]
         self.assertEqual((messages, errors.getvalue()), ([("with an object", None), ("with a number", 2)], ""))
 
-    def test_an_exception_whose_pickle_is_no_exception_keeps_its_text_and_traceback(self) -> None:
+    def test_an_exception_with_a_faulty_pickle_keeps_its_text_and_traceback(self) -> None:
         for reuse_workers in (True, False):
             with farfork.Executor(nodes(), max_workers=1, reuse_workers=reuse_workers) as executor:
                 error = executor.submit(raise_odd).exception(PATIENCE_S)

@@ -164,7 +164,7 @@ class Notebook(unittest.TestCase):
         self.assertIn("logged", printed(cells[2]))
         self.assertEqual(error(cells[3]).ename, "EOFError")
 
-    def test_a_branch_has_the_state_of_the_shell_and_its_end_is_noticed(self) -> None:
+    def test_a_branch_has_the_state_of_the_shell_and_reports_its_end(self) -> None:
         cells = run_cells(
             new_notebook(
                 "import farfork, os\n40 + 2",
@@ -179,7 +179,7 @@ class Notebook(unittest.TestCase):
         self.assertIn("exit status 3", error(cells[3]).evalue)
         self.assertEqual(error(cells[4]).ename, "BranchClosed")
 
-    def test_calls_ask_nobody_and_may_run_event_loops(self) -> None:
+    def test_calls_cannot_read_input_and_may_run_event_loops(self) -> None:
         cells = run_cells(
             new_notebook(
                 "import asyncio, farfork, getpass\n"
@@ -201,7 +201,7 @@ class Notebook(unittest.TestCase):
         )
         self.assertEqual(values(cells[3]), ["[7, 'EOFError', 7, 'EOFError']"])
 
-    def test_errors_that_are_not_those_of_the_cell_are_shown(self) -> None:
+    def test_errors_outside_the_cell_are_shown(self) -> None:
         with tempfile.NamedTemporaryFile("w", suffix=".py") as script:
             script.write("print('begins')\nmissing_name\n")
             script.flush()
@@ -241,7 +241,7 @@ class Notebook(unittest.TestCase):
         self.assertEqual((error(cells[6]).ename, error(cells[8]).ename), ("TypeError", "ValueError"))
         self.assertIn("closed", values(cells[7])[0])
 
-    def test_what_a_branch_raises_in_answer_to_an_interrupt_is_raised(self) -> None:
+    def test_the_exception_of_an_interrupted_branch_is_raised(self) -> None:
         code = "import time\nprint('asleep', flush=True)\ntry:\n    time.sleep(600)\nfinally:\n    1 / 0\n"
         cells = run_cells(
             new_notebook(
@@ -257,7 +257,7 @@ class Notebook(unittest.TestCase):
 
 
 class BranchOfProgram(unittest.TestCase):
-    def test_cells_run_in_main_and_raise_here(self) -> None:
+    def test_cells_of_a_branch_run_in_main_and_raise_in_the_caller(self) -> None:
         with farfork.branch(nodes()[0]) as branch:
             self.assertEqual(branch.node, nodes()[0])
             branch.run("first = 6\nsecond = 7")

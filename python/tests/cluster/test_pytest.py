@@ -30,7 +30,7 @@ class SessionFixtures(SuiteTest):
         """
     NOTES = ["table set up", "everywhere set up", "everywhere torn down", "table torn down"]
 
-    def test_they_are_set_up_and_torn_down_once_in_the_program(self) -> None:
+    def test_session_fixtures_are_set_up_and_torn_down_once_in_the_program(self) -> None:
         suite = self.suite(
             conftest=self.FIXTURE,
             test_one="""
@@ -45,7 +45,7 @@ class SessionFixtures(SuiteTest):
             self.assert_counts(run, 0, passed=20)
             self.assertEqual(run.notes, self.NOTES, run.output)
 
-    def test_a_failed_test_that_ends_the_session_tears_none_down_in_its_worker(self) -> None:
+    def test_a_failed_last_test_tears_down_no_session_fixture_in_its_worker(self) -> None:
         suite = self.suite(conftest=self.FIXTURE, test_one="def test_fails(table): assert table is None, 'it fails itself'")
         run = suite.run("--farfork", "1", "-x")
         self.assert_counts(run, 1, failure=1)
@@ -69,7 +69,7 @@ class SessionFixtures(SuiteTest):
         self.assert_counts(run, 0, passed=1, skipped=2)
         self.assertEqual(run.notes, [])
 
-    def test_their_exceptions_are_the_outcomes_of_the_tests_that_use_them(self) -> None:
+    def test_exceptions_of_session_fixtures_are_outcomes_of_their_tests(self) -> None:
         suite = self.suite(
             conftest="""
             @pytest.fixture(scope="session")
@@ -103,7 +103,7 @@ class SessionFixtures(SuiteTest):
         for text in ("no server at 192.0.2.1", "there is no printer", "the disk is full"):
             self.assertIn(text, run.output)
 
-    def test_those_with_parameters_and_those_of_the_setting_are_set_up_in_workers(self) -> None:
+    def test_parametrized_and_configured_session_fixtures_run_in_workers(self) -> None:
         suite = self.suite(
             conftest="""
             @pytest.fixture(scope="session", params=["red", "blue"])
@@ -326,7 +326,7 @@ class Reports(SuiteTest):
 
 
 class Ends(SuiteTest):
-    def test_a_test_that_kills_its_worker_fails_and_the_others_have_their_outcomes(self) -> None:
+    def test_a_test_that_kills_its_worker_fails_and_others_are_not_affected(self) -> None:
         suite = self.suite(
             test_one="""
             import ctypes
@@ -409,7 +409,7 @@ class Ends(SuiteTest):
 
 
 class Coverage(SuiteTest):
-    def test_it_equals_that_of_a_run_without_workers(self) -> None:
+    def test_coverage_equals_a_run_without_workers(self) -> None:
         suite = self.suite(
             shop="""
             def price(count):

@@ -99,7 +99,7 @@ class Faults(SuiteTest):
         )
         self.assert_counts(suite.run("--farfork", "1"), 0, passed=1)
 
-    def test_properties_have_the_text_that_they_have_without_workers(self) -> None:
+    def test_properties_have_the_same_text_as_without_workers(self) -> None:
         suite = self.suite(
             test_one="""
             from decimal import Decimal
@@ -113,7 +113,7 @@ class Faults(SuiteTest):
         )
         self.assertEqual(suite.run("--farfork", "1").properties, suite.run().properties)
 
-    def test_a_property_without_a_text_ends_no_run(self) -> None:
+    def test_a_property_without_a_text_does_not_end_the_run(self) -> None:
         suite = self.suite(
             test_one="""
             class NoText:

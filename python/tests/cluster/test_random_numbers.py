@@ -39,7 +39,7 @@ def draw(_: int) -> dict[str, Any]:
 
 
 class RandomNumbers(unittest.TestCase):
-    def test_200_children_draw_different_ones(self) -> None:
+    def test_200_children_draw_different_random_numbers(self) -> None:
         with farfork.Executor(nodes()) as children:
             drawn = list(children.map(draw, range(CHILDREN)))
         for source in drawn[0]:

@@ -123,7 +123,7 @@ def square_in_time(workers: farfork.Executor, number: int) -> int:
 
 
 class Workers(unittest.TestCase):
-    def test_they_run_many_calls_and_keep_what_these_leave(self) -> None:
+    def test_workers_run_many_calls_and_keep_their_state(self) -> None:
         with executor(max_workers=3) as workers:
             outcomes = list(workers.map(keep, range(30)))
             outcomes += list(workers.map(keep, range(30, 60)))
@@ -133,7 +133,7 @@ class Workers(unittest.TestCase):
             self.assertEqual(left, by_worker[worker])
         self.assertLessEqual(len(by_worker), 3)
 
-    def test_they_are_spread_over_the_nodes_and_are_no_more_than_allowed(self) -> None:
+    def test_workers_are_distributed_over_nodes_up_to_their_limit(self) -> None:
         with executor(max_workers=4) as workers:
             futures = [workers.submit(time.sleep, 0.05) for _ in range(24)]
             for future in futures:
@@ -148,7 +148,7 @@ class Workers(unittest.TestCase):
             for future in wide:
                 future.cancel()
 
-    def test_first_calls_are_not_pickled_and_neither_are_later_ones_that_cannot_be(self) -> None:
+    def test_first_calls_and_unpicklable_calls_are_not_pickled(self) -> None:
         lock = threading.Lock()
 
         def look_up(number: int) -> tuple[str, bool]:
@@ -171,7 +171,7 @@ class Workers(unittest.TestCase):
                 finally:
                     delattr(main, "defined")
 
-    def test_they_see_the_state_of_their_fork(self) -> None:
+    def test_workers_have_the_state_of_their_fork(self) -> None:
         global state
         before = state
         with executor(max_workers=1) as workers:
@@ -184,7 +184,7 @@ class Workers(unittest.TestCase):
             finally:
                 state = before
 
-    def test_large_arguments_and_results_come_whole(self) -> None:
+    def test_large_arguments_and_results_are_complete(self) -> None:
         with executor(max_workers=2) as workers:
             self.assertEqual(workers.submit(square, 2).result(PATIENCE_S), 4)
             for size in (1 << 20, 40 << 20):
@@ -252,7 +252,7 @@ class Workers(unittest.TestCase):
                     workers.submit(time.sleep, 600).result(PATIENCE_S)
                 self.assertEqual(square_in_time(workers, number), number * number)
 
-    def test_a_cancelled_call_is_not_begun_or_its_worker_is_killed(self) -> None:
+    def test_a_cancelled_call_does_not_start_or_its_worker_is_killed(self) -> None:
         with executor(max_workers=1) as workers:
             running, queued = workers.submit(time.sleep, 600), workers.submit(square, 3)
             wait_until_running(running)
@@ -286,7 +286,7 @@ class Workers(unittest.TestCase):
             with self.assertRaises(farfork.InitializerFailed):
                 workers.submit(square, 2)
 
-    def test_a_node_that_is_not_there_is_an_error_of_each_call(self) -> None:
+    def test_an_unknown_node_is_an_error_of_each_call(self) -> None:
         with farfork.Executor([nodes()[0], "nowhere"], max_workers=2) as workers:
             outcomes = list(workers.map(square, range(3), return_exceptions=True))
             self.assertEqual([type(outcome) for outcome in outcomes], [farfork.ChildNotStarted] * 3)
@@ -313,7 +313,7 @@ class Workers(unittest.TestCase):
                 with self.assertRaisesRegex(farfork.DaemonNotFound, "cannot be forked further"):
                     workers.submit(call).result(PATIENCE_S)
 
-    def test_an_argument_may_be_changed_when_it_was_submitted(self) -> None:
+    def test_an_argument_may_be_changed_after_submit(self) -> None:
         with executor(max_workers=2) as workers:
             self.assertEqual(workers.submit(square, 2).result(PATIENCE_S), 4)
             for number in range(10):
@@ -360,7 +360,7 @@ class Workers(unittest.TestCase):
         # The program has no handler for it, so `logging` prints the message.
         self.assertEqual(said.getvalue(), "odd\n")
 
-    def test_logging_within_logging_ends(self) -> None:
+    def test_nested_logging_does_not_deadlock(self) -> None:
         with redirect_stderr(io.StringIO()), executor(max_workers=1) as workers:
             self.assertEqual(workers.submit(log_in_signal_handler).result(PATIENCE_S), "logged")
 
@@ -377,7 +377,7 @@ class Workers(unittest.TestCase):
         finally:
             delattr(main, "answer")
 
-    def test_what_a_call_forks_runs_no_other_calls(self) -> None:
+    def test_a_process_forked_by_a_call_runs_no_other_calls(self) -> None:
         def fork_both() -> int:
             os.fork()
             return os.getpid()
@@ -390,7 +390,7 @@ class Workers(unittest.TestCase):
                 if outcome.exception(PATIENCE_S) is None:
                     self.assertEqual(outcome.result(0), number * number)
 
-    def test_calls_are_over_before_the_program_ends(self) -> None:
+    def test_the_program_waits_for_its_calls_at_its_end(self) -> None:
         program = (
             "import farfork, sys, time\n"
             "workers = farfork.Executor(sys.argv[1:], max_workers=1)\n"
@@ -434,7 +434,7 @@ class Workers(unittest.TestCase):
             self.assertTrue(done.wait(PATIENCE_S))
             self.assertEqual(called[0].result(PATIENCE_S), 81)
 
-    def test_shutdown_runs_what_was_submitted_or_cancels_it(self) -> None:
+    def test_shutdown_runs_or_cancels_submitted_calls(self) -> None:
         workers = executor(max_workers=1)
         futures = [workers.submit(time.sleep, 0.2) for _ in range(4)]
         workers.shutdown(wait=False)
@@ -449,7 +449,7 @@ class Workers(unittest.TestCase):
         futures[0].cancel()
         workers.shutdown()
 
-    def test_a_process_that_is_forked_meanwhile_has_workers_of_its_own(self) -> None:
+    def test_a_forked_process_has_its_own_workers(self) -> None:
         with executor(max_workers=1) as workers:
             running = workers.submit(time.sleep, 1)
             wait_until_running(running)
@@ -460,7 +460,7 @@ class Workers(unittest.TestCase):
             future = workers.submit(os.getpid)
             self.assertEqual((future.result(PATIENCE_S), future.child), (os.getpid(), running.child))
 
-    def test_nothing_is_left(self) -> None:
+    def test_an_ended_executor_leaves_nothing(self) -> None:
         with executor(max_workers=3) as workers:
             futures = [workers.submit(square, number) for number in range(9)]
             self.assertEqual([future.result(PATIENCE_S) for future in futures], [n * n for n in range(9)])

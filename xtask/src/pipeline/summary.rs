@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn commands_at_once_are_all_counted() {
+    fn results_of_concurrent_commands_are_all_counted() {
         let mut summary = summary("lanes");
         let passed = "echo 'test result: ok. 5 passed; 0 failed'";
         // Each ends only after the other has started.
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_that_runs_out_of_time_is_killed_with_what_it_started() {
+    fn a_step_that_times_out_is_killed_with_its_processes() {
         let mut summary = summary("hang");
         let pid_file = summary.logs.join("pid");
         let script = format!("sleep 100 & echo $! > '{}'; wait", pid_file.display());
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn a_runner_that_judges_by_itself_is_believed() {
+    fn counts_of_a_judging_runner_are_taken_over() {
         let mut summary = summary("judged");
         let completion = summary.run("tests", &mut shell("exit 1"), LIMIT).unwrap();
         summary.record_judged(completion, "passed=470 failed=1 flaky=2\n", "a::b: not equal (log: /tmp/x)\n");

@@ -113,13 +113,13 @@ mod tests {
     }
 
     #[test]
-    fn only_paths_of_the_tree_count() {
+    fn only_paths_of_the_source_tree_are_found() {
         let line = "see `crates/wire/src/id.rs`, not `cargo test` or `/run/x`, nor `crates/*/tests`";
         assert_eq!(paths_in(line).collect::<Vec<_>>(), ["crates/wire/src/id.rs"]);
     }
 
     #[test]
-    fn folders_are_those_within_a_crates_sources() {
+    fn only_folders_below_src_are_listed() {
         assert_eq!(source_folder("crates/wire/src/frame/mod.rs"), Some("crates/wire/src/frame"));
         assert_eq!(source_folder("crates/wire/src/id.rs"), None);
         assert_eq!(source_folder("crates/cli/tests/e2e/main.rs"), None);
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn identifiers_occur_in_their_files() {
+    fn identifiers_in_documents_occur_in_their_files() {
         let right = "add `crates/x/src/y.rs::find_slot` and `crates/x/src/y.rs::Mode::Slow`, not `Mode::Fast`";
         assert_eq!(wrong_identifiers(right, &text_of), [""; 0]);
         let wrong = "`crates/x/src/y.rs::find`, `crates/x/src/y.rs::Mode::Fast` and `crates/x/src/z.rs::Mode`";

@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_told_from_headings() {
+    fn table_rows_are_distinguished_from_headings() {
         assert_eq!(tests_cell("| hazard | policy | test |"), None);
         assert_eq!(tests_cell("|---|---|---|"), None);
         assert_eq!(tests_cell("| a | b | `c` |"), Some("`c`"));
@@ -90,14 +90,14 @@ mod tests {
     }
 
     #[test]
-    fn each_kind_of_name_leads_to_a_test() {
+    fn each_form_of_test_name_is_found() {
         let cell = "`links_may_be_cut`, `links_may_be_cut::while_paging`, `…::while_paging`, `real_programs::redis`, \
                     `crates/x/src/y.rs::it_is_so`, `python/tests/z.py::test_z`";
         assert_eq!(complaints(cell, &text_of), [""; 0]);
     }
 
     #[test]
-    fn what_leads_nowhere_is_named() {
+    fn an_unknown_test_name_is_reported() {
         for wrong in ["`links`", "`links_may_be_cut::x`", "`crates/x/src/y.rs::z`", "`crates/x/src/y.rs`", "`a.c::b`"] {
             assert_eq!(complaints(wrong, &text_of).len(), 1, "{wrong}");
         }

@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_is_read() {
+    fn the_table_of_layers_is_parsed() {
         let document = "x\n| crate | what | depends on |\n|---|---|---|\n| `wire` | a | — |\n| `fork` | b | wire, sys |\n| `node` | c | all above |\n\n| other |\n";
         let arrows = arrows_of(document);
         assert_eq!(arrows["wire"], ["—"]);
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn only_dependencies_count() {
+    fn only_workspace_dependencies_are_listed() {
         let manifest =
             "[package]\nname = \"farfork-x\"\n[dev-dependencies]\nfarfork-sys.workspace = true\nanyhow = \"1\"\n";
         assert_eq!(dependencies_of(manifest), [(4, "sys".to_owned())]);

@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_crate_is_a_folder() {
+    fn a_path_belongs_to_the_crate_of_its_folder() {
         assert_eq!(crate_of("crates/wire/src/id.rs"), "crates/wire");
         assert_eq!(crate_of("xtask/src/main.rs"), "xtask");
     }

@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn tables_and_diagrams_are_no_sentences() {
+    fn tables_and_diagrams_are_not_checked() {
         let file = TextFile { path: "x.md".into(), text: "| a | b |\na ─▶ b\n1. one\n2. two".into() };
         assert_eq!(of_document(&file), [" a ", " b ", "1. one ", "2. two "]);
     }

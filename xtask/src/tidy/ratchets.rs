@@ -165,12 +165,12 @@ mod tests {
     }
 
     #[test]
-    fn bindings_are_found() {
+    fn names_of_bindings_are_found() {
         assert_eq!(bindings_of("let mut told = f(said: &str);").collect::<Vec<_>>(), ["told", "said"]);
     }
 
     #[test]
-    fn a_table_is_read() {
+    fn a_table_of_counts_is_parsed() {
         assert_eq!(parse("# x\na\tb\t3\n").unwrap()[&("a".to_owned(), "b".to_owned())], 3);
         assert!(parse("a\tb").is_err());
     }

@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn comments_and_literals_are_no_code() {
+    fn comments_and_literals_are_removed_from_code() {
         let hidden =
             file("a /* unsafe { /* { */ */ b // unsafe\n\"uns\\\"afe\" c r#\"un\"safe\"# br\"{\" '{' '\\'' 'life d");
         assert_eq!(hidden.code.split_whitespace().collect::<Vec<_>>(), ["a", "b", "c", "'life", "d"]);

@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_heading_is_said_by_a_source_that_has_all_its_pieces() {
+    fn a_heading_matches_a_source_with_all_its_parts() {
         let words = "#[error(\"cannot carry {what} of {pid}; close it first\")]";
         assert!(says(words, "cannot carry … of …; close it first"));
         assert!(!says(words, "cannot carry …; open it first"));

@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_end_without_notice_is_told_in_words() {
+    fn a_missing_close_notify_is_a_closed_connection() {
         let of_tls =
             io::Error::new(io::ErrorKind::UnexpectedEof, "peer closed connection without sending TLS close_notify");
         assert_eq!(explain_tls_error(of_tls).to_string(), CONNECTION_CLOSED_CAUSE);

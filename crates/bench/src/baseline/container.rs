@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn children_are_contained_and_nothing_is_left_whoever_is_killed() {
+    fn children_have_namespaces_and_leave_nothing_after_kills() {
         let scratch = tempfile::tempdir().unwrap();
         let program = CONTAINER.install(scratch.path()).unwrap();
         let Some(group) = unified_cgroup_for("containers").unwrap() else {

@@ -49,11 +49,7 @@ pub(crate) struct LocalFanout {
 impl LocalFanout {
     /// Starts the process with this much memory. Its children use `containers` sets of namespaces with this kind of
     /// network in turn; none if 0.
-    pub(crate) fn start(
-        program: &Path,
-        mib: u64,
-        (containers, network): (u64, ChildNetwork),
-    ) -> Result<Self, BenchError> {
+    pub(crate) fn start(program: &Path, mib: u64, containers: u64, network: ChildNetwork) -> Result<Self, BenchError> {
         let mut command = Command::new(program);
         let network = network as u64;
         command.args([mib, CONCURRENT_CHILDREN, containers, network].map(|number| number.to_string()));

@@ -140,7 +140,7 @@ mod tests {
     use super::{PAUSED_FORKS, PausedForks};
 
     #[test]
-    fn forks_take_turns_and_stand_still_between_them() {
+    fn forks_run_in_turns_and_are_paused_between_them() {
         let scratch = tempfile::tempdir().unwrap();
         let program = PAUSED_FORKS.install(scratch.path()).unwrap();
         let stopped = PausedForks::start_stopped(&program, 5, 2).unwrap();

@@ -36,19 +36,20 @@ pub(super) struct HeldChild {
 
 impl CreateMethods {
     /// Starts a parent of `mib` MiB. `client_factory` makes the client that requests its children from the nodes. Local
-    /// forks enter this many containers with this kind of network.
+    /// forks enter `containers` sets of namespaces with this kind of network in turn.
     pub(super) async fn start(
         cluster: &mut BenchCluster,
         mib: u64,
-        containers: (u64, ChildNetwork),
+        containers: u64,
+        network: ChildNetwork,
         client_factory: impl AsyncFnOnce(&[LocalNode], &str) -> Result<FanoutClient, BenchError>,
     ) -> Result<Self, BenchError> {
         let (program, floor) = (SPARSE.install(cluster.scratch())?, LOCAL_FANOUT.install(cluster.scratch())?);
         let parent = ParentProgram::start(&SPARSE, &program, mib, PAYLOAD_PATH.as_ref())?;
         let seed = cluster.prepare(parent.pid()).await?.seed;
         let fanout_client = client_factory(cluster.nodes(), &seed).await?;
-        let in_namespaces = LocalFanout::start(&floor, mib, containers)?;
-        let plain = LocalFanout::start(&floor, mib, (0, ChildNetwork::Host))?;
+        let in_namespaces = LocalFanout::start(&floor, mib, containers, network)?;
+        let plain = LocalFanout::start(&floor, mib, 0, ChildNetwork::Host)?;
         let mut creators =
             Self { farfork: fanout_client, in_namespaces, plain, bare: None, _parent: parent, seed, next: 1 };
         // The first children connect the nodes and fetch the descriptor.

@@ -104,7 +104,7 @@ mod tests {
     use super::{is_daemon_error, parse_kernel_error, quote_errors};
 
     #[test]
-    fn only_errors_of_the_kernel_itself_count() {
+    fn only_errors_of_the_kernel_are_counted() {
         assert_eq!(parse_kernel_error("3,12,99,-;bad page\n SUBSYSTEM=mm\n").as_deref(), Some("bad page"));
         for harmless in ["6,12,99,-;eth0 up", "4,12,99,-;a warning", "11,12,99,-;a user's error", "nonsense"] {
             assert_eq!(parse_kernel_error(harmless), None, "{harmless}");

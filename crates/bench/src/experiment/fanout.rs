@@ -80,7 +80,7 @@ impl<'a> FanoutRun<'a> {
                 .await
                 .map(|fanout_client| fanout_client.with_network(plan.network))
         };
-        let creators = CreateMethods::start(cluster, plan.mib, (NAMESPACE_SETS, plan.network), fanout_client).await?;
+        let creators = CreateMethods::start(cluster, plan.mib, NAMESPACE_SETS, plan.network, fanout_client).await?;
         let program = CONTAINER.install(cluster.scratch())?;
         let (creators, refusal) = match container::start(&program, plan.mib, plan.network)? {
             Ok(bare) => (creators.with_bare(bare), None),

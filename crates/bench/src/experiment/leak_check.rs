@@ -197,7 +197,7 @@ mod tests {
     use super::{ResourceCounts, ResourceEntry, SharedResource};
 
     #[test]
-    fn what_is_more_than_before_is_a_leak() {
+    fn a_higher_count_is_a_leak() {
         let resource_counts =
             |count| ResourceCounts(vec![ResourceEntry { node: "n1".into(), of: "mounts", count, slack: 1 }]);
         let is_leak = |before, after| resource_counts(before).compare_with(&resource_counts(after))[0].is_leak();
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn what_processes_share_counts_once() {
+    fn sharing_processes_are_counted_once() {
         let own = std::process::id().cast_signed();
         let parent = std::os::unix::process::parent_id().cast_signed();
         assert_eq!(super::distinct_processes(&[own, parent, own], SharedResource::Memory), [own, parent]);
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_has_memory_descriptors_and_namespaces() {
+    fn this_process_has_memory_descriptors_and_namespaces() {
         let pid = std::process::id().cast_signed();
         assert!(
             super::memory_kib(pid) > 0 && super::count_descriptors(pid) > 2 && super::namespace_links(pid).len() > 5

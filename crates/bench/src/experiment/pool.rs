@@ -69,8 +69,7 @@ impl<'a> PoolRun<'a> {
         let mut pausers =
             PauseMethods::start(cluster, &WarmWorkload::Steps { steps: 0, mib: plan.mib }, None, 1).await?;
         pausers.ensure_children(cluster, 1).await?;
-        let creators =
-            CreateMethods::start(cluster, plan.mib, (plan.pool, ChildNetwork::Private), fanout_client).await?;
+        let creators = CreateMethods::start(cluster, plan.mib, plan.pool, ChildNetwork::Private, fanout_client).await?;
         Ok(Self { plan, creators, pausers, samples })
     }
 

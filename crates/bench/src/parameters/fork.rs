@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn with_time_enough_no_step_is_cut_short() {
+    fn enough_time_shortens_no_step() {
         let steps = ForkStep::all_steps(&[1, 1024], &[]);
         let needed: Duration = steps.iter().map(|step| step.estimate_duration() * 20).sum();
         let slowest = steps.iter().map(|step| step.estimate_duration() * 20).max().unwrap();
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn the_slow_steps_give_way_and_all_of_the_time_is_used() {
+    fn slow_steps_are_shortened_to_use_exactly_the_time() {
         let steps = [
             ForkStep { mib: 1, kind: PAUSE_FOR_THOUGHT },
             ForkStep { mib: 1024, kind: ForkStepKind::Floors },
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_late_takes_one_sample() {
+    fn a_late_step_takes_one_sample() {
         let step = ForkStep { mib: 1024, kind: ForkStepKind::Execution(ChildPlace::Other) };
         assert_eq!(step.runs_min(Duration::from_secs(1)), 3);
         assert_eq!(step.runs_min(Duration::ZERO), 1);
@@ -305,13 +305,13 @@ mod tests {
     }
 
     #[test]
-    fn no_time_is_no_time() {
+    fn no_time_gives_each_step_no_time() {
         assert_eq!(time_share(&ForkStep::all_steps(&[64], &[CriuMode::Eager]), 20, Duration::ZERO), Duration::ZERO);
         assert_eq!(time_share(&[], 20, Duration::ZERO), Duration::ZERO);
     }
 
     #[test]
-    fn a_step_ends_with_its_runs_or_its_time_but_not_before_three() {
+    fn a_step_takes_three_samples_before_its_deadline_ends_it() {
         let now = Instant::now();
         let count = |runs, deadline| {
             let mut quota = SampleQuota::new(3, runs, deadline);

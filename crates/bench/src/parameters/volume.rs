@@ -33,7 +33,7 @@ pub struct VolumeParameters {
     pub period_s: f64,
     /// With idle replicas, with a busy loop on each replica, or both.
     pub loads: Vec<ReplicaLoad>,
-    /// Where the work of replicating is done.
+    /// Place of the replication work.
     pub offload: Vec<OffloadVariant>,
     /// Copy methods of the host workers to compare.
     pub copy_methods: Vec<&'static str>,
@@ -82,7 +82,7 @@ pub enum ReplicaLoad {
     Busy,
 }
 
-/// Where the work of replicating is done.
+/// Place of the replication work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OffloadVariant {

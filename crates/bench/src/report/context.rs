@@ -72,13 +72,13 @@ mod tests {
     use crate::machine::MachineState;
 
     #[test]
-    fn a_shell_takes_the_command_line_as_it_was() {
+    fn a_command_line_is_quoted_for_the_shell() {
         let arguments = ["bench", "function", "./a.py:f", "--payload", "{\"it's\": 1}", ""].map(str::to_owned);
         assert_eq!(command_line(arguments), r#"farfork bench function ./a.py:f --payload '{"it'\''s": 1}' ''"#);
     }
 
     #[test]
-    fn an_unknown_load_is_still_a_number() {
+    fn a_load_that_cannot_be_read_is_a_number() {
         let context = RunContext::new(&MachineState { load_average: f64::NAN, ..MachineState::detect() });
         assert_eq!(context.load_average, 0.0);
         assert!(context.finished.ends_with('Z') && !context.kernel.is_empty(), "{context:?}");

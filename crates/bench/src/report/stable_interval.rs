@@ -56,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_never_settles_has_none() {
+    fn a_run_that_never_settles_has_no_stable_interval() {
         assert_eq!(StableInterval::find(&[1.0, 2.0, 4.0, 8.0], 1.0), None);
         assert_eq!(StableInterval::find(&[0.0; 9], 1.0), None);
         assert_eq!(StableInterval::find(&[1.0, 1.0], 1.0), None);

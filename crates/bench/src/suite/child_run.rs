@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn the_output_is_a_document() {
+    fn the_output_of_a_run_is_parsed_as_json() {
         let outcome = run("pwd >&2; echo '{\"figures\": 3}'; exit 1", Path::new("/"), &|| false);
         assert_eq!((outcome.status.code(), outcome.is_interrupted), (Some(1), false));
         assert_eq!(outcome.document.unwrap()["figures"], 3);

@@ -72,7 +72,7 @@ mod tests {
     use super::{SuiteOutcome, SuiteRunOutcome};
 
     #[test]
-    fn a_run_replaces_what_was_known_of_its_benchmark() {
+    fn a_run_replaces_the_earlier_outcome_of_its_benchmark() {
         let run = |name: &str, seconds, failure: Option<&str>| SuiteRunOutcome {
             name: name.to_owned(),
             command: String::new(),

@@ -87,7 +87,7 @@ mod tests {
     use super::{ChildPlace, ChurnOperation, ChurnParameters, ChurnSampleKey, ChurnSummary, Samples};
 
     #[test]
-    fn a_child_stands_beside_the_program_unforked() {
+    fn a_child_is_compared_with_the_unforked_program() {
         let mut samples = Samples::new();
         let mut add = |deed, node, us| samples.add(ChurnSampleKey { deed, node }, us).unwrap();
         add(ChurnOperation::Decay, None, 20_000.0);

@@ -137,7 +137,7 @@ mod tests {
     use super::{Samples, reference_per_s};
 
     #[test]
-    fn references_stand_beside_what_they_are_comparable_with() {
+    fn only_comparable_cases_have_a_reference() {
         let of = |clients, threads| reference_per_s(ConnectCase { clients, threads });
         assert_eq!([of(1, 1), of(1, 12), of(8, 2)], [Some(172.6), Some(400.0), Some(391.2)]);
         assert_eq!([of(1, 3), of(2, 1), of(3, 2)], [None; 3]);
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn a_case_has_its_own_figures() {
+    fn each_case_has_a_row_of_figures() {
         let (mut samples, case) = (Samples::new(), ConnectCase { clients: 2, threads: 3 });
         let mut add =
             |made, figure, value| samples.add(ConnectSampleKey { case, series: made, figure }, value).unwrap();

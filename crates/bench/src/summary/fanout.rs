@@ -152,7 +152,7 @@ mod tests {
     };
 
     #[test]
-    fn floors_stand_beside_farfork() {
+    fn floors_are_shown_next_to_farfork() {
         let mut samples = Samples::new();
         for (by, value) in [
             (CreateMethod::Farfork, 500.0),

@@ -165,7 +165,7 @@ mod tests {
     use super::{FaultParameters, FaultSampleKey, FaultSeries, FaultSummary, Pace, Samples, WaitMode};
 
     #[test]
-    fn figures_stand_beside_their_floors() {
+    fn figures_are_shown_next_to_their_floors() {
         let mut samples = Samples::new();
         let mut add = |timed, pace, us| samples.add(FaultSampleKey { series: timed, pace }, us).unwrap();
         add(FaultSeries::Farfork, Pace::BackToBack, 60.0);

@@ -99,7 +99,7 @@ mod tests {
     };
 
     #[test]
-    fn floors_stand_beside_farfork() {
+    fn floors_are_shown_next_to_farfork() {
         let mut samples = Samples::new();
         let mut add = |figure, by, ms| samples.add(PoolSampleKey { figure, by, pace: Pace::Idle }, ms).unwrap();
         add(PoolFigure::Create, PoolMethod::Create(CreateMethod::Farfork), 1.5);

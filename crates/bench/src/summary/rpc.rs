@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn references_stand_beside_what_they_are_comparable_with() {
+    fn only_comparable_cases_have_a_reference() {
         assert_eq!(
             published_per_s(&RpcCase { threads: 12, clients: 10, ..RpcCase::SINGLE_CONNECTION }),
             Some(1_261_974.0)
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_case_has_its_own_figures() {
+    fn each_case_has_a_row_of_figures() {
         let (mut samples, case) = (Samples::new(), RpcCase { window: 64, ..RpcCase::SINGLE_CONNECTION });
         for (measured, value) in [(RpcSeries::Calls(RpcSystem::Farfork), 3e6), (RpcSeries::Floor, 4e6)] {
             samples.add(RpcSampleKey { case, series: measured, figure: "per_s" }, value).unwrap();

@@ -84,7 +84,7 @@ mod tests {
     use super::{Samples, TreeFigure, TreeParameters, TreeSampleKey, TreeSummary};
 
     #[test]
-    fn a_pause_stands_beside_its_floors() {
+    fn a_pause_is_shown_next_to_its_floors() {
         let mut samples = Samples::new();
         for (figure, ms) in
             [(TreeFigure::Forks, 4.0), (TreeFigure::Copy, 0.5), (TreeFigure::Pause, 6.0), (TreeFigure::Prepare, 9.0)]

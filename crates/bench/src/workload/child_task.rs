@@ -51,7 +51,7 @@ mod tests {
     use super::ChildTask;
 
     #[test]
-    fn results_of_functions_are_compared_with_the_parents() {
+    fn results_of_children_are_compared_with_the_parent() {
         let task = ChildTask::Function { name: "json".to_owned(), payload: "{}".to_owned(), digest: 7 };
         assert_eq!((task.payload(1), task.payload(2)), ("{}".to_owned(), "{}".to_owned()));
         let result = task.parse_result_time("ran 1000 500 7\n", 1).unwrap();

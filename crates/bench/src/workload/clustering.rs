@@ -135,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_stream_has_one_result_and_local_search_lowers_its_cost() {
+    fn clustering_is_deterministic_and_local_search_lowers_the_cost() {
         let spec = ClusteringSpec { points: 300, chunk: 100 };
         let cost = cluster_stream(spec);
         assert_eq!(cost.to_bits(), cluster_stream(spec).to_bits());

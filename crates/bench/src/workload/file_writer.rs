@@ -135,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn percentiles_and_means_are_of_all_operations() {
+    fn percentiles_and_mean_cover_all_operations() {
         let latency = OperationLatency::of((1..=100).rev().collect());
         assert_eq!((latency.mean, latency.p50, latency.p99, latency.p9999), (50, 51, 100, 100));
         assert_eq!(OperationLatency::of(Vec::new()).p99, 0);

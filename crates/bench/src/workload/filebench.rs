@@ -299,7 +299,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn loops_keep_the_size_of_their_set_and_count_operations() {
+    fn loops_keep_their_file_count_and_count_operations() {
         for (operations, count) in [(FilebenchLoop::Varmail, 13), (FilebenchLoop::Fileserver, 11)] {
             let directory = tempfile::tempdir().unwrap();
             let spec = FilebenchSpec { operations, directory: directory.path().to_owned(), files: 20, seconds: 1.0 };

@@ -37,7 +37,7 @@ mod tests {
     use super::{WalkReport, parse_output};
 
     #[test]
-    fn what_is_not_sound_is_wrong() {
+    fn unexpected_output_is_reported_as_wrong() {
         assert_eq!(parse_output("sound 812\n"), WalkReport::Correct(812));
         assert_eq!(parse_output("\n"), WalkReport::Nothing);
         for said in ["wrong page 3 of 4", "sound", "sound x", "sound 1\nsound 2"] {

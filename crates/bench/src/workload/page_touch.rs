@@ -38,7 +38,7 @@ mod tests {
     use super::parse_touches_us;
 
     #[test]
-    fn touches_are_told_and_wrong_pages_are_an_error() {
+    fn touch_times_are_parsed_and_wrong_pages_are_an_error() {
         assert_eq!(parse_touches_us("touched 0 1500 20000\n").unwrap(), [1.5, 20.0]);
         assert!(parse_touches_us("touched 2 1500 20000\n").unwrap_err().to_string().starts_with("2 pages"));
         for said in ["", "touched", "touched 0", "touched x 1", "ready"] {

@@ -54,7 +54,7 @@ mod tests {
     use super::{PROCESS_TREE, ProcessTree};
 
     #[test]
-    fn every_process_forks_and_ends_with_the_first() {
+    fn processes_of_a_tree_fork_and_end_with_the_first_process() {
         let scratch = tempfile::tempdir().unwrap();
         let program = PROCESS_TREE.install(scratch.path()).unwrap();
         let mut tree = ProcessTree::start(&program, 3, 1, 1).unwrap();

@@ -51,7 +51,7 @@ mod tests {
     use super::{expected_value, parse_result_time};
 
     #[test]
-    fn each_child_has_its_own_value_and_another_is_an_error() {
+    fn each_child_has_its_own_value_and_other_values_are_errors() {
         let values: BTreeSet<u64> = (0..1000).map(|number| expected_value(number, 1)).collect();
         assert_eq!(values.len(), 1000);
         let said = |value: u64| format!("result 7 {} 1000\n", value.cast_signed());

@@ -98,7 +98,7 @@ mod tests {
     use super::help_arguments;
 
     #[test]
-    fn help_of_a_benchmark_is_asked_of_its_program() {
+    fn help_of_benchmarks_is_printed_by_the_bench_program() {
         let asked = |line: &str| {
             let arguments = help_arguments(line.split(' ').map(Into::into))?;
             Some(arguments.join(" ".as_ref()).into_string().unwrap())

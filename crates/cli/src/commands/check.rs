@@ -28,7 +28,7 @@ pub(crate) struct Check {
     /// Process id, as the node sees it, or name from `farfork run`.
     #[arg(value_name = "PID|NAME", value_parser = parse_process)]
     process: ProcessName,
-    /// What to do if children would lack a part of the process's own mount, UTS, IPC or network namespaces.
+    /// Policy for a part of the process's own mount, UTS, IPC or network namespaces that children would lack.
     #[arg(long, value_name = "POLICY", default_value = "own")]
     namespaces: NamespacesArgument,
 }

@@ -152,17 +152,17 @@ pub(crate) struct Node {
     /// The node of the chain's head compares them. It repairs a damaged replica on a node that has not mounted the volume.
     #[arg(long, env = "FARFORK_SCRUB_HOURS", value_name = "HOURS", default_value_t = VolumeOptions::SCRUB_HOURS)]
     scrub_hours: u32,
-    /// How data gets from the logs of volumes into their files: memcpy, async, async-batch, event or none.
+    /// Method to copy data from the logs of volumes into their files: memcpy, async, async-batch, event or none.
     ///
     /// memcpy writes with pwrite(2). The next three write with io_uring(7): `async` polls for the end of each write,
     /// `async-batch` polls for the end of up to 30 writes, and `event` sleeps until they end. `none` shares blocks between logs and
     /// files, which needs a file system with reflinks, such as XFS or Btrfs. It keeps the size of each log free on the disk.
     #[arg(long, env = "FARFORK_VOLUME_COPY", value_name = "METHOD", default_value_t = CopyMethod::default())]
     volume_copy: CopyMethod,
-    /// Where the work of replicating and publishing volumes is done: on or inline.
+    /// Processes that replicate and publish volumes: on or inline.
     ///
-    /// `on` has a process for it, and another one that writes files. `inline` does it in threads of the daemon, as a baseline of
-    /// measurements: while the daemon does not run, nothing is replicated.
+    /// `on` starts an offload process, and another process that writes files. `inline` uses threads of the daemon, as a baseline
+    /// of measurements: while the daemon does not run, nothing is replicated.
     #[arg(long, env = "FARFORK_VOLUME_OFFLOAD", value_name = "MODE", default_value_t = OffloadMode::default())]
     volume_offload: OffloadMode,
     /// CPUs of the process that replicates volumes, such as 1 or 2-3 [default: all].
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_alone_is_not_open_to_others() {
+    fn a_port_without_address_is_bound_to_loopback() {
         assert!(parse_metrics("9470").unwrap().ip().is_loopback());
         assert_eq!(parse_metrics("10.0.0.1:9470").unwrap().to_string(), "10.0.0.1:9470");
         assert!(parse_metrics("example:9470").is_err());

@@ -62,7 +62,7 @@ pub(crate) struct Prepare {
     /// Copy the seed's memory to a file in the background, so that the seed outlives the process and the node's daemon.
     #[arg(long)]
     sealed: bool,
-    /// What to do if children would lack a part of the process's own mount, UTS, IPC or network namespaces.
+    /// Policy for a part of the process's own mount, UTS, IPC or network namespaces that children would lack.
     #[arg(long, value_name = "POLICY", default_value = "own")]
     namespaces: NamespacesArgument,
     /// Wait until the seed is sealed. Needs --sealed.

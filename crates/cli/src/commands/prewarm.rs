@@ -37,6 +37,12 @@ pub(crate) struct Prewarm {
 }
 
 /// The result for one node.
+struct NodePrewarm {
+    node: String,
+    result: Result<Warm, Failure>,
+}
+
+/// The result for one node, as JSON.
 #[derive(Debug, Serialize)]
 struct PrewarmView {
     node: String,
@@ -55,40 +61,47 @@ impl Prewarm {
         let answer = client.prewarm(request_with_timeout(PREWARM_TIMEOUT + 2 * QUERY_TIMEOUT, request)).await;
         let answer =
             answer.map_err(|status| Failure::from_status(format!("seed {}", self.seed), &status))?.into_inner();
-        let outcomes: Vec<(String, Result<Warm, Failure>)> = answer.outcomes.into_iter().map(split_outcome).collect();
-        let failures: Vec<&Failure> = outcomes.iter().filter_map(|(_, result)| result.as_ref().err()).collect();
+        let prewarms: Vec<NodePrewarm> = answer.outcomes.into_iter().map(NodePrewarm::from).collect();
+        let failures: Vec<&Failure> = prewarms.iter().filter_map(|prewarm| prewarm.result.as_ref().err()).collect();
         if global.json {
-            let nodes: Vec<PrewarmView> = outcomes.iter().map(outcome_view).collect();
+            let nodes: Vec<PrewarmView> = prewarms.iter().map(NodePrewarm::to_view).collect();
             output::print_json(&serde_json::json!({ "seed": answer.seed, "nodes": nodes }));
         } else {
-            outcomes_table(&outcomes).print();
+            prewarms_table(&prewarms).print();
         }
         failures.iter().for_each(|failure| output::print_failure(failure));
         Ok(if failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 }
 
-fn split_outcome(outcome: PrewarmOutcome) -> (String, Result<Warm, Failure>) {
-    let result = match outcome.result {
-        Some(Outcome::Warm(warm)) => Ok(warm),
-        Some(Outcome::Error(error)) => Err(Failure::from(error)),
-        None => Err(Failure::new(tonic::Code::Internal, format!("node {}", outcome.node), "its answer is empty")),
-    };
-    (outcome.node, result)
-}
-
-fn outcome_view((node, result): &(String, Result<Warm, Failure>)) -> PrewarmView {
-    PrewarmView {
-        node: node.clone(),
-        set_bytes: result.as_ref().ok().map(|warm| warm.set_bytes),
-        cached_bytes: result.as_ref().ok().map(|warm| warm.cached_bytes),
-        error: result.as_ref().err().map(Failure::to_string),
+impl From<PrewarmOutcome> for NodePrewarm {
+    fn from(outcome: PrewarmOutcome) -> Self {
+        let result = match outcome.result {
+            Some(Outcome::Warm(warm)) => Ok(warm),
+            Some(Outcome::Error(error)) => Err(Failure::from(error)),
+            None => Err(Failure::new(tonic::Code::Internal, format!("node {}", outcome.node), "its answer is empty")),
+        };
+        Self { node: outcome.node, result }
     }
 }
 
-fn outcomes_table(outcomes: &[(String, Result<Warm, Failure>)]) -> Table {
+impl NodePrewarm {
+    fn to_view(&self) -> PrewarmView {
+        let Self { node, result } = self;
+        PrewarmView {
+            node: node.clone(),
+            set_bytes: result.as_ref().ok().map(|warm| warm.set_bytes),
+            cached_bytes: result.as_ref().ok().map(|warm| warm.cached_bytes),
+            error: result.as_ref().err().map(Failure::to_string),
+        }
+    }
+}
+
+/// The nodes that are ready.
+fn prewarms_table(prewarms: &[NodePrewarm]) -> Table {
     let mut table = Table::new(&["NODE", ">WORKING SET", ">KEPT"]);
-    for (node, warm) in outcomes.iter().filter_map(|(node, result)| Some((node, result.as_ref().ok()?))) {
+    for NodePrewarm { node, result } in prewarms {
+        let Ok(warm) = result else { continue };
         table.add_row([node.clone(), format_bytes(warm.set_bytes), format_bytes(warm.cached_bytes)]);
     }
     table

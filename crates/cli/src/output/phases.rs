@@ -87,7 +87,7 @@ mod tests {
     use super::{Phase, phase_table};
 
     #[test]
-    fn phases_stand_beside_their_share_and_what_is_left_is_told() {
+    fn phases_show_their_share_and_the_remaining_time() {
         let phase = |name: &str, depth, start_us, duration_us| Phase {
             name: name.to_owned(),
             depth,

@@ -54,7 +54,7 @@ mod tests {
     use super::{TerminalSize, redraw_sequence};
 
     #[test]
-    fn a_picture_stays_within_the_terminal() {
+    fn a_redrawn_screen_is_cut_to_the_terminal() {
         let drawn = redraw_sequence("abcdef\nb\nc\nd", TerminalSize { lines: 3, columns: 4 });
         assert_eq!(drawn, "\x1b[Habcd\x1b[K\r\nb\x1b[K\r\n\x1b[J");
     }

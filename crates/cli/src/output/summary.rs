@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn children_with_other_phases_share_a_table() {
+    fn children_with_different_phases_share_a_table() {
         let first = [phase("resume", 0, 900, "n1"), phase("plan", 1, 10, "n1"), phase("record", 1, 20, "n1")];
         let second = [
             phase("resume", 0, 1500, "n2"),

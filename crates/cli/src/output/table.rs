@@ -48,7 +48,7 @@ mod tests {
     use super::Table;
 
     #[test]
-    fn columns_line_up_and_figures_stand_right() {
+    fn columns_are_aligned_and_figures_are_right_aligned() {
         let mut table = Table::new(&["NAME", ">BYTES"]);
         table.add_row(["a".to_owned(), "7".to_owned()]);
         table.add_row(["longer".to_owned(), "1234567".to_owned()]);

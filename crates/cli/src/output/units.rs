@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn one_thread_is_no_plural() {
+    fn one_thread_is_singular() {
         assert_eq!([0, 1, 2].map(format_threads), ["0 threads", "1 thread", "2 threads"]);
     }
 

@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_says_more_than_its_signal() {
+    fn an_exceeded_limit_is_shown_instead_of_the_signal() {
         let limit = "it needed more than its 64.0 MiB of memory";
         let ended = Exit { limit: limit.to_owned(), ..exit(How::Signal(9)) };
         assert_eq!(exit_text(Some(&ended)), format!("killed: {limit}"));

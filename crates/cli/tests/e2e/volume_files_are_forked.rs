@@ -17,9 +17,10 @@ use crate::test::Test;
 use crate::volumes_are_replicated::volume_processes;
 
 pub(crate) const TESTS: &[Test] = &[
-    Test::alone("on_nodes_that_have_it_at_the_same_path", || run_in_own_mounts(forked)),
-    Test::alone("but_not_when_they_were_removed", || run_in_own_mounts(removed)),
-    Test::alone("and_a_child_that_does_not_use_them_lets_the_volume_be_unmounted", || run_in_own_mounts(unmounted)),
+    Test::alone("on_nodes_that_have_it_at_the_same_path", || run_in_own_mounts(|| forked(&[]))),
+    Test::alone("on_mounts_with_read_passthrough", || run_in_own_mounts(|| forked(&["--read-passthrough"]))),
+    Test::alone("only_while_they_exist_on_the_volume", || run_in_own_mounts(removed)),
+    Test::alone("a_child_without_volume_files_does_not_block_unmounting", || run_in_own_mounts(unmounted)),
 ];
 
 /// For the processes of a mount to end with it.
@@ -34,6 +35,11 @@ struct VolumeCluster {
 
 impl VolumeCluster {
     fn start() -> Self {
+        Self::start_with(&[])
+    }
+
+    /// Mounts the volume with these options.
+    fn start_with(options: &[&str]) -> Self {
         let cluster = Cluster::start(2);
         cluster.stop_daemon(1);
         run_in_own_mounts(|| cluster.restart_daemon(1));
@@ -42,7 +48,7 @@ impl VolumeCluster {
         let scratch = scratch::directory();
         let directory = scratch.path().join("volume");
         fs::create_dir(&directory).expect("a directory to mount at");
-        mount_volume(cluster.first(), &directory);
+        mount_volume(cluster.first(), &directory, options);
         fs::create_dir(directory.join("folder")).expect("a directory in the volume");
         let files = Self { cluster, directory, _scratch: scratch };
         let mut read = File::create(files.read()).expect("a file in the volume");
@@ -94,8 +100,8 @@ impl VolumeCluster {
     }
 }
 
-fn forked() {
-    let files = VolumeCluster::start();
+fn forked(mount_options: &[&str]) {
+    let files = VolumeCluster::start_with(mount_options);
     let VolumeCluster { cluster, directory, .. } = &files;
     let parent = files.parent(&[]);
     require_listed(cluster.first(), &parent);
@@ -112,7 +118,7 @@ fn forked() {
     assert!(!children.as_array().expect("a list").iter().any(is_there), "nothing was started: {children}");
 
     let second = cluster.daemon_pid(1);
-    run_in_mounts_of(second, || mount_volume(cluster.node(1), directory));
+    run_in_mounts_of(second, || mount_volume(cluster.node(1), directory, mount_options));
     files.require_child(&seed, "2", 1, "second/");
     // A file on a volume has its current content, not the content at prepare.
     let mut appended = OpenOptions::new().append(true).open(files.read()).expect("a file in the volume");
@@ -203,7 +209,8 @@ fn unmounted() {
     files.drop_volume();
 }
 
-fn mount_volume(node: &Farfork, directory: &Path) {
-    let mounted = node.json(&["volume", "mount", "data", &directory.to_string_lossy()]);
+fn mount_volume(node: &Farfork, directory: &Path, options: &[&str]) {
+    let directory_text = directory.to_string_lossy();
+    let mounted = node.json(&[&["volume", "mount", "data", &*directory_text], options].concat());
     assert_eq!(mounted, json!({ "volume": "data", "directory": directory }));
 }

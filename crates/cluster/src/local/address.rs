@@ -23,7 +23,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nodes_of_a_cluster_share_a_network() {
+    fn addresses_of_a_cluster_are_in_one_subnet() {
         let (first, last) = (node_address("a", 0), node_address("a", NODES_MAX - 1));
         let (SocketAddr::V4(first), SocketAddr::V4(last)) = (first, last) else { panic!("not IPv4") };
         assert_eq!(first.ip().octets()[..3], last.ip().octets()[..3]);

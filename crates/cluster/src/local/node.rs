@@ -55,7 +55,8 @@ impl LocalNode {
     /// A node whose daemon has not been started yet.
     pub(super) fn new(
         name: String,
-        (address, netns): (SocketAddr, String),
+        address: SocketAddr,
+        netns: String,
         run_dir: PathBuf,
         cgroups: Vec<PathBuf>,
     ) -> Self {

@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_at_a_time_makes_or_removes_a_cluster() {
+    fn a_locked_run_directory_is_busy() {
         let above = tempfile::tempdir().unwrap();
         let locked = lock_run_dir(above.path()).unwrap();
         assert!(matches!(lock_run_dir(above.path()), Err(LocalError::Busy { .. })));
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_containers_need_is_locked_and_stays() {
+    fn a_run_directory_with_mount_points_is_not_removed() {
         let above = tempfile::tempdir().unwrap();
         let path = above.path().join("run");
         make_run_dir(&path).unwrap();

@@ -45,9 +45,8 @@ impl ClusterState {
     ) -> Self {
         let node = |(index, name): (usize, String)| {
             let cgroups = groups.iter().map(|group| group.node_directory(&name)).collect();
-            let (address_and_netns, run_dir) =
-                ((address::node_address(&config.name, index), config.node_netns(&name)), run_dir.join(&name));
-            LocalNode::new(name, address_and_netns, run_dir, cgroups)
+            let (netns, run_dir) = (config.node_netns(&name), run_dir.join(&name));
+            LocalNode::new(name, address::node_address(&config.name, index), netns, run_dir, cgroups)
         };
         let nodes = config.node_names().enumerate().map(node).collect();
         Self {

@@ -72,7 +72,7 @@ impl SimulatedCluster {
 }
 
 #[test]
-fn nodes_that_know_one_member_soon_know_all() {
+fn nodes_that_know_one_member_learn_all_members() {
     let mut cluster = SimulatedCluster::new(&["a", "b", "c", "d"]);
     for joining in 1..4 {
         cluster.deliver(joining, joining - 1).unwrap();
@@ -84,7 +84,7 @@ fn nodes_that_know_one_member_soon_know_all() {
 }
 
 #[test]
-fn a_silent_member_is_unreachable_then_forgotten_and_may_return() {
+fn a_silent_member_becomes_unreachable_is_removed_and_may_return() {
     let mut cluster = SimulatedCluster::new(&["a", "b"]);
     cluster.deliver(1, 0).unwrap();
     cluster.run(2 * HEARTBEAT_INTERVAL);
@@ -107,7 +107,7 @@ fn a_silent_member_is_unreachable_then_forgotten_and_may_return() {
 
 /// The node was stopped, or was not scheduled on a busy machine.
 #[test]
-fn a_node_that_did_not_look_takes_nobody_for_silent() {
+fn a_node_that_was_not_scheduled_marks_no_member_unreachable() {
     let mut cluster = SimulatedCluster::new(&["a", "b"]);
     cluster.deliver(1, 0).unwrap();
     cluster.run(2 * HEARTBEAT_INTERVAL);
@@ -123,7 +123,7 @@ fn a_node_that_did_not_look_takes_nobody_for_silent() {
 }
 
 #[test]
-fn hearsay_keeps_no_dead_member_alive() {
+fn gossip_keeps_no_dead_member_alive() {
     let mut cluster = SimulatedCluster::new(&["a", "b", "c"]);
     cluster.deliver(1, 0).unwrap();
     cluster.deliver(2, 0).unwrap();
@@ -135,7 +135,7 @@ fn hearsay_keeps_no_dead_member_alive() {
 }
 
 #[test]
-fn a_name_has_one_node() {
+fn a_name_belongs_to_one_node() {
     let now = Instant::now();
     let mut node = Membership::new(member("a", 7000, 1));
     let taken = |port: u16| JoinError::NameTaken { address: format!("10.0.0.1:{port}").parse().unwrap() };
@@ -151,7 +151,7 @@ fn a_name_has_one_node() {
 }
 
 #[test]
-fn who_leaves_is_gone_at_once() {
+fn a_leaving_member_is_removed_at_once() {
     let now = Instant::now();
     let mut node = Membership::new(member("a", 7000, 1));
     node.handle_heartbeat(member("b", 7010, 2), now).unwrap();

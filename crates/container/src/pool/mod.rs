@@ -15,7 +15,7 @@ use crate::builder::ContainerBuilder;
 use crate::cgroup::NodeCgroups;
 use crate::config::{ContainerConfig, ContainerSpec, RootReuseKey};
 use crate::error::ContainerError;
-use crate::handle::{Container, RootSink};
+use crate::handle::{Container, RootRecipient, RootSink};
 use crate::host_init::HostInit;
 use crate::root::cached::CachedRoot;
 
@@ -154,7 +154,7 @@ impl ContainerPool {
     /// build fails. [`ContainerError::TooManyContainers`] at the limit on containers. [`ContainerError::PoolStopping`].
     pub fn take(&self, kind: impl Into<ContainerSpec>, deadline: Instant) -> Result<Container, ContainerError> {
         let kind = self.shared.builder.effective_spec(kind.into());
-        self.shared.take((kind, None), deadline)
+        self.shared.take(kind, None, deadline)
     }
 
     /// Like [`Self::take`], but the container may have the root of an ended container with the same key. Its own root may be
@@ -168,12 +168,13 @@ impl ContainerPool {
         kind: impl Into<ContainerSpec>,
         deadline: Instant,
     ) -> Result<Container, ContainerError> {
-        let key = (self.shared.builder.effective_spec(kind.into()), root_reuse_key.clone());
-        let is_wanted = key.0.has_reusable_root() && self.shared.lock().root_cache.record_request(&key, Instant::now());
-        let mut container = self.shared.take((key.0, is_wanted.then_some(&key)), deadline)?;
+        let spec = self.shared.builder.effective_spec(kind.into());
+        let key = RootCacheKey { spec, reuse_key: root_reuse_key.clone() };
+        let is_wanted = spec.has_reusable_root() && self.shared.lock().root_cache.record_request(&key, Instant::now());
+        let mut container = self.shared.take(spec, is_wanted.then_some(&key), deadline)?;
         if is_wanted {
-            let keeper = Arc::downgrade(&self.shared);
-            container.set_root_recipient((key.1, keeper));
+            let sink = Arc::downgrade(&self.shared);
+            container.set_root_recipient(RootRecipient { reuse_key: key.reuse_key, sink });
         }
         Ok(container)
     }
@@ -205,7 +206,8 @@ impl RootSink for PoolShared {
         match state.stopping {
             true => drop(state),
             false => {
-                state.root_cache.insert(&(kind, root_reuse_key.clone()), root, Instant::now(), &mut discarded);
+                let key = RootCacheKey { spec: kind, reuse_key: root_reuse_key.clone() };
+                state.root_cache.insert(&key, root, Instant::now(), &mut discarded);
                 drop(state);
                 self.wanted.notify_one();
             }
@@ -251,7 +253,7 @@ impl PoolState {
             return;
         }
         let waiting_for_root = self.root_cache.waiter_count(key);
-        let spec_pool = self.spec_pool(key.0);
+        let spec_pool = self.spec_pool(key.spec);
         match spec_pool.waiting == waiting_for_root {
             true => spec_pool.available.notify_one(),
             // Wake all: other requests wait too, and notify_one might wake one that cannot use this root.
@@ -319,7 +321,7 @@ impl PoolState {
     }
 
     /// Like [`Self::take_current`], but prefers a container with a root that `root_key` may reuse.
-    fn take_container(&mut self, (kind, root_key): (ContainerSpec, Option<&RootCacheKey>)) -> Option<Container> {
+    fn take_container(&mut self, kind: ContainerSpec, root_key: Option<&RootCacheKey>) -> Option<Container> {
         while let Some(container) = root_key.and_then(|key| self.root_cache.take_container(key)) {
             match container.is_current() {
                 true => return Some(container),
@@ -329,7 +331,7 @@ impl PoolState {
         self.take_current(kind)
     }
 
-    fn update_waiters(&mut self, (kind, root_key): (ContainerSpec, Option<&RootCacheKey>), begins: bool) {
+    fn update_waiters(&mut self, kind: ContainerSpec, root_key: Option<&RootCacheKey>, begins: bool) {
         let waiting = &mut self.spec_pool(kind).waiting;
         *waiting = if begins { *waiting + 1 } else { *waiting - 1 };
         if let Some(key) = root_key {
@@ -350,32 +352,33 @@ impl PoolShared {
     /// Takes a container of a kind, with or without a root key.
     fn take(
         &self,
-        wanted: (ContainerSpec, Option<&RootCacheKey>),
+        kind: ContainerSpec,
+        root_key: Option<&RootCacheKey>,
         deadline: Instant,
     ) -> Result<Container, ContainerError> {
-        let is_kept = self.lock().touch_spec_pool(wanted.0).target_size > 0;
+        let is_kept = self.lock().touch_spec_pool(kind).target_size > 0;
         match is_kept {
-            true => self.take_ready(wanted, deadline),
-            false => self.build_first(wanted.0),
+            true => self.take_ready(kind, root_key, deadline),
+            false => self.build_first(kind),
         }
     }
 
     fn take_ready(
         &self,
-        wanted: (ContainerSpec, Option<&RootCacheKey>),
+        kind: ContainerSpec,
+        root_key: Option<&RootCacheKey>,
         deadline: Instant,
     ) -> Result<Container, ContainerError> {
-        let kind = wanted.0;
         let began = Instant::now();
         let mut state = self.lock();
         let failures = state.spec_pool(kind).failures;
         let mut phase = None;
-        state.update_waiters(wanted, true);
+        state.update_waiters(kind, root_key, true);
         let taken = loop {
             if state.stopping {
                 break Err(ContainerError::PoolStopping { node: self.node_name() });
             }
-            if let Some(container) = state.take_container(wanted) {
+            if let Some(container) = state.take_container(kind, root_key) {
                 state.last_taken = Some(Instant::now());
                 break Ok(container);
             }
@@ -393,7 +396,7 @@ impl PoolShared {
             let available = state.spec_pool(kind).available.clone();
             state = available.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         };
-        state.update_waiters(wanted, false);
+        state.update_waiters(kind, root_key, false);
         self.wanted.notify_one();
         taken
     }
@@ -420,7 +423,7 @@ impl PoolShared {
                 FillerTask::Build(kind) => kind,
                 FillerTask::Rebuild(key, root) => {
                     drop(state);
-                    let built = self.builder.build_on_root(key.0, *root, home.as_ref());
+                    let built = self.builder.build_on_root(key.spec, *root, home.as_ref());
                     state = self.lock();
                     state.finish_rebuild(&key, built);
                     continue;

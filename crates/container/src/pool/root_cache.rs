@@ -20,8 +20,13 @@ const EVICTABLE_AFTER: Duration = Duration::from_millis(100);
 const CHANGED_ROOTS_MAX: u32 = 4;
 const CHANGED_ROOTS_PAUSE: Duration = Duration::from_secs(3);
 
-/// The kind of the container, and the key of its root.
-pub(super) type RootCacheKey = (ContainerSpec, RootReuseKey);
+/// The key of a cached root. Only a container with an equal key may have the root.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct RootCacheKey {
+    /// The kind of the container.
+    pub(super) spec: ContainerSpec,
+    pub(super) reuse_key: RootReuseKey,
+}
 
 //  taken with a reuse key -> a child runs, ends -> root -> rebuilt by a filler -> ready -> taken ...
 //                                                    +-> changed, or one too many: discarded
@@ -129,7 +134,7 @@ impl RootCache {
         is_due: impl Fn(ContainerSpec, usize, usize) -> bool,
     ) -> Option<(RootCacheKey, CachedRoot)> {
         let is_next = |(key, entry): &(&RootCacheKey, &mut RootCacheEntry)| {
-            !entry.roots.is_empty() && is_due(key.0, entry.ready.len() + entry.building, entry.waiting)
+            !entry.roots.is_empty() && is_due(key.spec, entry.ready.len() + entry.building, entry.waiting)
         };
         let (key, root_cache_entry) = self.entries.iter_mut().find(is_next)?;
         root_cache_entry.building += 1;
@@ -152,9 +157,9 @@ impl RootCache {
                 root_cache_entry.changed_count += 1;
                 root_cache_entry.paused_until =
                     (root_cache_entry.changed_count >= CHANGED_ROOTS_MAX).then(|| now + CHANGED_ROOTS_PAUSE);
-                tracing::debug!(%error, line = &*key.1.lineage, "a root was not reused");
+                tracing::debug!(%error, line = &*key.reuse_key.lineage, "a root was not reused");
             }
-            Err(error) => tracing::warn!(%error, line = &*key.1.lineage, "a root could not be reused"),
+            Err(error) => tracing::warn!(%error, line = &*key.reuse_key.lineage, "a root could not be reused"),
         }
         outcome.is_ok()
     }
@@ -172,9 +177,9 @@ impl RootCache {
         discarded: &mut DiscardedEntries,
     ) -> Option<Instant> {
         let mut next = None;
-        self.entries.retain(|(_, reuse_key), entry| {
+        self.entries.retain(|key, entry| {
             let goes = entry.last_requested.map_or(now, |used| used + UNUSED_LIMIT);
-            if goes > now && !is_over(reuse_key) {
+            if goes > now && !is_over(&key.reuse_key) {
                 next = next.into_iter().chain([goes]).min();
                 return true;
             }
@@ -220,9 +225,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_spoils_roots_leaves_none_for_a_while() {
+    fn containers_that_change_their_roots_reuse_none_for_a_while() {
         let (mut cache, now) = (RootCache::new(8), Instant::now());
-        let key = |line: &str| (ContainerSpec::default(), RootReuseKey { lineage: line.into(), fan_out: None });
+        let key = |line: &str| RootCacheKey {
+            spec: ContainerSpec::default(),
+            reuse_key: RootReuseKey { lineage: line.into(), fan_out: None },
+        };
         let spoil = |root_cache: &mut RootCache, line: &str, now| {
             let error = ContainerError::RootChanged { path: "/".to_owned(), why: "it was changed".to_owned() };
             assert!(!root_cache.finish_rebuild(&key(line), Err(error), now));

@@ -4,7 +4,7 @@ use super::*;
 use crate::config::RootSpec;
 
 #[test]
-fn kinds_that_nobody_asks_for_are_given_up() {
+fn unused_container_kinds_are_evicted() {
     let mut state = PoolState::default();
     let (usual, other) = (ContainerSpec::default(), ContainerSpec::from(RootSpec::Shared));
     for kind in [usual, other] {
@@ -18,7 +18,7 @@ fn kinds_that_nobody_asks_for_are_given_up() {
 }
 
 #[test]
-fn what_can_wait_is_built_when_none_was_taken_for_a_while() {
+fn spare_containers_are_built_in_quiet_periods() {
     let (mut state, now, kind) = (PoolState::default(), Instant::now(), ContainerSpec::default());
     state.spec_pool(kind).target_size = 8;
     state.last_taken = Some(now);

@@ -23,7 +23,8 @@ const ACL_BYTES_MAX: usize = 4096;
 
 /// Creates a replacement for each hidden path in the upper layer of an overlay over `point`, which is not mounted yet.
 /// Returns the paths of everything that it created, relative to the layer.
-pub(super) fn mask_in_upper(point: &Path, upper: &Path, (hidden, users): MaskOptions<'_>) -> io::Result<Vec<PathBuf>> {
+pub(super) fn mask_in_upper(point: &Path, upper: &Path, mask_options: MaskOptions<'_>) -> io::Result<Vec<PathBuf>> {
+    let MaskOptions { hidden, users } = mask_options;
     let below = hidden.iter().filter_map(|path| path.strip_prefix(point).ok());
     let paths: Vec<&Path> = below.filter(|path| path.parent().is_some()).collect();
     // Sorted: a directory precedes those below it.
@@ -32,7 +33,7 @@ pub(super) fn mask_in_upper(point: &Path, upper: &Path, (hidden, users): MaskOpt
     for directory in on_the_way.into_iter().filter(|directory| !directory.as_os_str().is_empty()) {
         match fs::metadata(point.join(directory)) {
             Ok(metadata) if metadata.is_dir() => {
-                copy_directory(&point.join(directory), (&metadata, users), &upper.join(directory))?;
+                copy_directory(&point.join(directory), &upper.join(directory), &metadata, users)?;
                 made.push((directory, Some(metadata)));
             }
             // It does not exist yet, but would become visible if the node created it later.
@@ -73,9 +74,9 @@ fn make_opaque(path: &Path, mode: u32) -> io::Result<()> {
     Ok(rustix::fs::setxattr(path, OPAQUE_XATTR.0, OPAQUE_XATTR.1, XattrFlags::empty())?)
 }
 
-/// Creates a copy of a hidden path's parent directory, with owner, mode and access control lists: the overlay shows the
-/// attributes of its upper layer.
-fn copy_directory(from: &Path, (metadata, users): (&Metadata, Option<&ContainerUsers>), to: &Path) -> io::Result<()> {
+/// Creates a copy of a parent directory of a hidden path, without its entries: the overlay takes the attributes from the
+/// upper layer.
+fn copy_directory(from: &Path, to: &Path, metadata: &Metadata, users: Option<&ContainerUsers>) -> io::Result<()> {
     fs::create_dir(to)?;
     copy_ownership(metadata, to, users)?;
     let mut list = [0; ACL_BYTES_MAX];

@@ -42,16 +42,17 @@ const TERMINAL_GROUP: u32 = 5;
 /// Mounts the tmpfs of the upper layers over `scratch`, a directory of the node, in this namespace only. Returns the upper
 /// layers if they hide all masked paths. Otherwise some paths are masked by mounts, and the root is not reused.
 pub(crate) fn build_root(
-    (spec, users): (RootSpec, Option<&ContainerUsers>),
+    spec: RootSpec,
     blueprint: &RootBlueprint,
     scratch: &Path,
     masked: &[PathBuf],
+    users: Option<&ContainerUsers>,
 ) -> Result<Option<RootLayers>, ContainerError> {
     let whole = Path::new("/");
     mount::make_private(whole).map_err(mount_error("private propagation", whole))?;
     let (made, layers) = match spec {
         RootSpec::Overlay => {
-            let (made, layers) = build_overlay_root(blueprint, scratch, (masked, users))?;
+            let (made, layers) = build_overlay_root(blueprint, scratch, masked, users)?;
             (made, Some(layers))
         }
         RootSpec::Shared => Default::default(),
@@ -93,7 +94,8 @@ struct UpperLayer {
 fn build_overlay_root<'a>(
     blueprint: &'a RootBlueprint,
     scratch: &Path,
-    (masked, users): (&[PathBuf], Option<&ContainerUsers>),
+    masked: &[PathBuf],
+    users: Option<&ContainerUsers>,
 ) -> Result<(Vec<MadeMount<'a>>, OwnedFd), ContainerError> {
     let tmpfs = mount::create_filesystem("tmpfs", &[("source", mount::SOURCE), ("mode", "755")], Attributes::empty())
         .and_then(|tmpfs| mount::attach(tmpfs.as_fd(), scratch));
@@ -106,7 +108,7 @@ fn build_overlay_root<'a>(
     for (number, step) in blueprint.steps.iter().enumerate() {
         let layers = scratch.join(number.to_string());
         let hidden = mount_plan::paths_to_mask(step.point(), &blueprint.steps, masked);
-        match apply_step(step, &root, &layers, (&hidden, users)) {
+        match apply_step(step, &root, &layers, MaskOptions { hidden: &hidden, users }) {
             Ok(layer) => made.push((step.point(), layer)),
             // The node has unmounted it. The overlay of the file system below shows the node's current files.
             Err(error) if has_vanished(step.point()) => {
@@ -130,8 +132,14 @@ fn is_masked_by_layer(path: &Path, made: &[MadeMount<'_>]) -> bool {
     shows.max_by_key(|(point, _)| point.components().count()).is_some_and(|(_, own)| own.is_some())
 }
 
-/// The paths to hide from a container, and its users if it has its own.
-type MaskOptions<'a> = (&'a [&'a Path], Option<&'a ContainerUsers>);
+/// The paths to mask in a container, and the users to which the masks belong.
+#[derive(Debug, Clone, Copy)]
+struct MaskOptions<'a> {
+    /// The paths of the node to hide.
+    hidden: &'a [&'a Path],
+    /// The container's users, if it has its own.
+    users: Option<&'a ContainerUsers>,
+}
 
 /// Makes the mount of one step below `root`. Returns the upper layer if the mount is an overlay. `layers` is a path prefix
 /// for the overlay's directories.
@@ -160,7 +168,7 @@ fn apply_step(
         MountStep::MessageQueues { attributes, .. } => mount::create_filesystem("mqueue", &[], *attributes)
             .and_then(|queues| mount::attach(queues.as_fd(), &target))
             .map_err(mount_error("message queues", point)),
-        MountStep::Terminals { attributes, .. } => make_devpts(*attributes, mask_options.1)
+        MountStep::Terminals { attributes, .. } => make_devpts(*attributes, mask_options.users)
             .and_then(|terminals| mount::attach(terminals.as_fd(), &target))
             .map_err(mount_error("terminals", point)),
     };
@@ -174,7 +182,7 @@ fn make_overlay(
     target: &Path,
     layers: &Path,
     attributes: Attributes,
-    (hidden, users): MaskOptions<'_>,
+    mask_options: MaskOptions<'_>,
 ) -> io::Result<Option<UpperLayer>> {
     let metadata = fs::symlink_metadata(point)?;
     if metadata.is_file() {
@@ -187,9 +195,9 @@ fn make_overlay(
     fs::create_dir(&upper)?;
     fs::create_dir(&work)?;
     // The root of the overlay has the owner and mode of the upper directory.
-    copy_ownership(&metadata, &upper, users)?;
-    let paths = masking::mask_in_upper(point, &upper, (hidden, users))?;
-    let lower = match users {
+    copy_ownership(&metadata, &upper, mask_options.users)?;
+    let paths = masking::mask_in_upper(point, &upper, mask_options)?;
+    let lower = match mask_options.users {
         None => point.to_owned(),
         Some(users) => idmap_for_users(point, &layers.with_extension("lower"), users)?,
     };
@@ -303,7 +311,7 @@ mod tests {
 
     /// Mounts of the node change at any time, for example those of other containers.
     #[test]
-    fn a_mount_that_was_removed_after_it_was_listed_is_left_out() {
+    fn a_mount_that_disappears_while_it_is_copied_is_skipped() {
         let node = tempfile::tempdir().unwrap();
         let (kept, gone, scratch) = (node.path().join("kept"), node.path().join("gone"), node.path().join("scratch"));
         [&kept, &scratch].into_iter().for_each(|directory| fs::create_dir(directory).unwrap());
@@ -313,7 +321,7 @@ mod tests {
         let steps = vec![overlay(Path::new("/")), overlay(&gone), bind, overlay(&kept)];
         let blueprint = RootBlueprint { version: 1, steps: steps.into(), served: Default::default() };
         let build = || {
-            let made = build_overlay_root(&blueprint, &scratch, (&[], None));
+            let made = build_overlay_root(&blueprint, &scratch, &[], None);
             let points = made.map(|(made, _)| made.iter().map(|(point, _)| (*point).to_owned()).collect::<Vec<_>>());
             (points, fs::read_to_string(kept.join("file")))
         };

@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mount_that_does_not_answer_is_left_out_with_all_below_it() {
+    fn a_mount_that_does_not_answer_is_skipped_with_all_below_it() {
         let mounts = table::parse(NODE.as_bytes()).unwrap();
         let probed = mounts_to_probe(&mounts, &[]);
         assert_eq!(probed, [ProbedMount { id: 47, point: "/mnt/remote".into() }]);
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mount_on_the_way_is_hidden_with_all_below_it() {
+    fn a_mount_above_a_masked_path_is_masked_as_a_whole() {
         let overlay = |point: &str| MountStep::Overlay { point: point.into(), attributes: Attributes::empty() };
         let steps = ["/", "/run", "/run/far", "/data"].map(overlay);
         let masked = ["/run/far/n1/keys", "/run/far/n2", "/run/x", "/etc/far"].map(PathBuf::from);
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn an_overlay_keeps_what_the_mount_refuses() {
+    fn an_overlay_keeps_the_restrictions_of_its_mount() {
         let mounts = table::parse(NODE.as_bytes()).unwrap();
         let steps = plan_steps(&mounts, &[], &BTreeSet::new());
         let attributes = Attributes::MOUNT_ATTR_NOSUID | Attributes::MOUNT_ATTR_NODEV;

@@ -55,9 +55,9 @@ const KERNEL_DEBUG_FILESYSTEMS: [&str; 5] = ["bpf", "debugfs", "efivarfs", "psto
 /// The child makes `proc` read-only itself. An access to an `autofs` mount point would mount a file system.
 const SKIPPED_FILESYSTEMS: [&str; 2] = ["proc", "autofs"];
 
-/// Protects the root of a container's init. A temporary thread does so inside init's mount namespace.
-pub(crate) fn protect_root((init_pid, init): (i32, &OwnedFd), protection: RootProtection) -> io::Result<()> {
-    // Read before the thread enters the namespace: the container's /proc has no entry for that thread.
+/// Protects the root of a container's init. A thread enters its mount namespace for it and ends.
+pub(crate) fn protect_root(init_pid: i32, init: &OwnedFd, protection: RootProtection) -> io::Result<()> {
+    // Read here: the container's own /proc does not show our threads.
     let mounts = table::read_mounts_of(init_pid)?;
     thread::scope(|scope| {
         let body = || {
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn views_of_the_kernel_cannot_be_written() {
+    fn kernel_file_systems_are_read_only() {
         let all = Attributes::MOUNT_ATTR_NOSUID | Attributes::MOUNT_ATTR_NODEV | Attributes::MOUNT_ATTR_RDONLY;
         assert_eq!(refused("/sys", true, false), all);
         assert_eq!(refused("/sys/fs/cgroup", true, false), all);
@@ -184,20 +184,20 @@ mod tests {
     }
 
     #[test]
-    fn only_children_that_are_trusted_write_to_volumes() {
+    fn only_trusted_children_write_to_volumes() {
         assert!(refused("/mnt/data", true, false).contains(Attributes::MOUNT_ATTR_RDONLY));
         assert!(refused("/mnt/data", false, true).contains(Attributes::MOUNT_ATTR_RDONLY));
         assert_eq!(refused("/mnt/data", false, false), Attributes::empty());
     }
 
     #[test]
-    fn views_from_the_inside_are_covered_once() {
+    fn nested_debug_mounts_are_covered_once() {
         let mounts = table::parse(CONTAINER.as_bytes()).unwrap();
         assert_eq!(debug_mounts(&table::visible_mounts(&mounts)), [Path::new("/sys/kernel/debug")]);
     }
 
     #[test]
-    fn a_read_only_root_leaves_what_is_the_childs_alone() {
+    fn a_read_only_root_keeps_private_directories_writable() {
         assert_eq!(refused("/", false, true), Attributes::MOUNT_ATTR_RDONLY);
         assert_eq!(refused("/dev", false, true), Attributes::MOUNT_ATTR_RDONLY);
         for own in ["/dev/shm", "/run/farfork"] {

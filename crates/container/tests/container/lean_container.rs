@@ -13,7 +13,7 @@ fn own_namespace(kind: &str) -> String {
 }
 
 #[test]
-fn namespaces_are_the_containers_own() {
+fn a_container_has_its_own_namespaces() {
     let node = Node::new();
     let pool = node.pool(1);
     let container = take(&pool, RootSpec::Overlay);
@@ -69,7 +69,7 @@ fn writes_stay_in_the_container() {
 }
 
 #[test]
-fn what_the_daemon_has_is_hidden() {
+fn files_of_the_daemon_are_hidden() {
     let mut node = Node::new();
     let keys = node.path().join("keys");
     fs::write(&keys, "private").unwrap();
@@ -91,7 +91,7 @@ fn what_the_daemon_has_is_hidden() {
 }
 
 #[test]
-fn nothing_of_the_daemons_can_be_uncovered() {
+fn hidden_files_of_the_daemon_cannot_be_uncovered() {
     let mut node = Node::new();
     let (keys, later) = (node.path().join("some/keys"), node.path().join("later/trust"));
     let far = node.path().join("not/even/a/place");
@@ -126,7 +126,7 @@ fn nothing_of_the_daemons_can_be_uncovered() {
 }
 
 #[test]
-fn a_bound_path_is_the_nodes() {
+fn a_bound_path_shows_the_file_of_the_node() {
     let node = Node::new();
     let pool = node.pool(1);
     let directory = node.path().join("shared");
@@ -147,7 +147,7 @@ fn a_bound_path_is_the_nodes() {
 }
 
 #[test]
-fn a_shared_root_is_the_nodes() {
+fn a_shared_root_shows_the_root_of_the_node() {
     let node = Node::new();
     let pool = node.pool(1);
     let file = node.path().join("data");
@@ -162,7 +162,7 @@ fn a_shared_root_is_the_nodes() {
 }
 
 #[test]
-fn what_its_processes_are_not_trusted_with_is_gone() {
+fn an_untrusted_container_has_few_devices_and_writes_nothing() {
     let node = Node::new();
     let pool = node.pool(1);
     for root in [RootSpec::Overlay, RootSpec::Shared] {
@@ -187,7 +187,7 @@ fn what_its_processes_are_not_trusted_with_is_gone() {
 }
 
 #[test]
-fn a_payload_is_the_containers_alone() {
+fn a_payload_is_visible_only_in_its_container() {
     let node = Node::new();
     let pool = node.pool(2);
     let (one, two) = (take(&pool, RootSpec::Overlay), take(&pool, RootSpec::Overlay));
@@ -226,7 +226,7 @@ fn init_is_in_the_containers_control_group() {
 }
 
 #[test]
-fn a_container_that_is_to_have_limits_has_the_groups_for_them() {
+fn a_limited_container_has_control_groups_for_its_limits() {
     let node = Node::new();
     let pool = node.pool(1);
     let kind = ContainerSpec { limited: true, ..ContainerSpec::default() };
@@ -251,7 +251,7 @@ fn a_container_that_is_to_have_limits_has_the_groups_for_them() {
 }
 
 #[test]
-fn nothing_is_left_of_a_container() {
+fn a_removed_container_leaves_nothing() {
     let node = Node::new();
     let mounts = || {
         let text = fs::read_to_string("/proc/self/mountinfo").unwrap();

@@ -26,7 +26,7 @@ fn the_pool_refills() {
 
 /// The OOM killer may kill waiting containers: they have little memory and a high score.
 #[test]
-fn nobody_is_given_a_container_that_was_killed() {
+fn a_killed_container_is_never_taken() {
     let node = Node::new();
     let pool = node.pool(3);
     until("three are ready", || pool.ready_count(RootSpec::Overlay) == 3);
@@ -62,7 +62,7 @@ fn building_takes_milliseconds() {
 }
 
 #[test]
-fn what_cannot_be_built_is_an_error_at_once() {
+fn a_failed_build_is_reported_at_once() {
     let mut node = Node::new();
     node.config.init_image = b"this is no program";
     let pool = node.pool(1);
@@ -85,7 +85,7 @@ fn a_missing_directory_is_named() {
 }
 
 #[test]
-fn an_empty_pool_says_how_long_was_waited() {
+fn an_empty_pool_reports_the_wait() {
     let node = Node::new();
     let pool = node.pool(1);
     // Containers are taken faster than they are built, unless this thread is not scheduled. Then another attempt empties the
@@ -102,7 +102,7 @@ fn an_empty_pool_says_how_long_was_waited() {
 }
 
 #[test]
-fn there_is_a_limit_on_containers() {
+fn containers_above_the_limit_are_refused() {
     let mut node = Node::new();
     node.config.containers_max = 2;
     let pool = node.pool(1);
@@ -117,7 +117,7 @@ fn there_is_a_limit_on_containers() {
 }
 
 #[test]
-fn a_file_system_mounted_since_is_shown() {
+fn a_file_system_that_was_mounted_later_is_visible() {
     let node = Node::new();
     let point = node.path().join("new");
     fs::create_dir(&point).unwrap();
@@ -154,7 +154,7 @@ fn a_running_container_outlives_the_pool() {
 }
 
 #[test]
-fn what_a_crashed_daemon_left_is_removed() {
+fn leftovers_of_a_crashed_daemon_are_removed() {
     let node = Node::new();
     let pool = node.pool(1);
     let container = take(&pool, RootSpec::Overlay);
@@ -187,7 +187,7 @@ fn leave_groups(node: &Node) {
 }
 
 #[test]
-fn networks_of_their_own_and_the_nodes_are_kept_apart() {
+fn private_and_host_network_containers_are_separate() {
     const NODES: ContainerSpec =
         ContainerSpec { root: RootSpec::Overlay, network: NetworkSpec::Host, users: UsersSpec::Host, limited: false };
     let node = Node::new();
@@ -207,7 +207,7 @@ fn networks_of_their_own_and_the_nodes_are_kept_apart() {
 }
 
 #[test]
-fn shared_roots_are_kept_ready_once_one_was_asked_for() {
+fn shared_root_containers_are_prepared_after_the_first_request() {
     let node = Node::new();
     let pool = node.pool(2);
     until("overlays are ready", || pool.ready_count(RootSpec::Overlay) == 2);

@@ -106,7 +106,7 @@ fn end(pool: &ContainerPool, container: Container) -> bool {
 }
 
 #[test]
-fn a_root_without_a_trace_is_the_next_ones() {
+fn an_unchanged_root_is_reused() {
     let node = Node::new();
     let pool = node.pool(1);
     let first = take(&pool, "s1");
@@ -134,7 +134,7 @@ fn a_root_without_a_trace_is_the_next_ones() {
 
 /// By default, a node's run directory has the path of the private directory, and is hidden.
 #[test]
-fn what_is_hidden_below_the_private_directory_is_no_trace() {
+fn hidden_files_below_the_private_directory_allow_reuse() {
     let node = with_hidden_below_private();
     let pool = node.pool(1);
     let container = take(&pool, "s1");
@@ -150,7 +150,7 @@ fn with_hidden_below_private() -> Node {
 }
 
 #[test]
-fn who_leaves_anything_has_no_heirs() {
+fn a_changed_root_is_not_reused() {
     let node = with_hidden_below_private();
     let pool = node.pool(1);
     for (number, left) in LEAVES.into_iter().enumerate() {
@@ -167,7 +167,7 @@ fn who_leaves_anything_has_no_heirs() {
 }
 
 #[test]
-fn what_ends_with_a_container_is_not_seen_by_its_heirs() {
+fn a_reused_root_shows_no_process_state_of_its_predecessor() {
     let node = Node::new();
     let pool = node.pool(1);
     for (number, (does, looks)) in GOES.into_iter().enumerate() {
@@ -189,7 +189,7 @@ fn what_ends_with_a_container_is_not_seen_by_its_heirs() {
 /// A process that received a descriptor of the private directory sees nothing that the next container gets. A container with
 /// its own network cannot have sent one.
 #[test]
-fn a_private_directory_is_used_again_where_nobody_else_can_hold_it() {
+fn a_private_directory_is_reused_only_with_a_private_network() {
     let node = Node::new();
     let pool = node.pool(1);
     let (first, second) = ("for the first", "for the next");
@@ -214,7 +214,7 @@ fn a_private_directory_is_used_again_where_nobody_else_can_hold_it() {
 
 /// An overlay caches lookups for as long as it exists, including those of missing files.
 #[test]
-fn files_are_the_nodes_as_they_are_now() {
+fn a_reused_root_shows_the_current_files_of_the_node() {
     let node = Node::new();
     let pool = node.pool(1);
     let path = |name: &str| node.path().join(name).display().to_string();
@@ -238,7 +238,7 @@ fn files_are_the_nodes_as_they_are_now() {
 }
 
 #[test]
-fn only_plain_containers_leave_a_root() {
+fn only_default_containers_keep_their_root() {
     let node = Node::new();
     let pool = node.pool(1);
     let take = |spec: ContainerSpec| pool.take_with_reuse(&heirs("s1"), spec, Instant::now() + WAIT).unwrap();
@@ -263,7 +263,7 @@ fn only_plain_containers_leave_a_root() {
 }
 
 #[test]
-fn who_asks_no_more_makes_room() {
+fn the_least_recently_requested_root_is_evicted() {
     let mut node = Node::new();
     node.config.cached_roots_max = 1;
     let pool = node.pool(1);
@@ -279,7 +279,7 @@ fn who_asks_no_more_makes_room() {
 }
 
 #[test]
-fn the_pool_ends_what_is_kept() {
+fn the_pool_removes_cached_roots() {
     let node = Node::new();
     let pool = node.pool(1);
     assert!(end(&pool, take(&pool, "s1")));

@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use farfork_sys::fd_query::{self, FdQuery};
 use farfork_sys::pidfd;
+use farfork_sys::process::TaskFd;
 use rustix::fs::{FileType, fstat};
 
 use super::{ObservationBuilder, ObserveError, bytes_text, sockets};
@@ -34,7 +35,7 @@ pub(super) fn read_descriptors(pid: i32, fields: &mut ObservationBuilder) -> Res
         let link = fs::read_link(format!("{folder}/{number}")).map_err(ObserveError::read(&folder))?;
         put_link(&link.to_string_lossy(), &field, fields);
         let place = format!("{} {field}", fields.prefix);
-        let open_file = fields.names.name_open_file((pid, number), &place);
+        let open_file = fields.names.name_open_file(TaskFd { pid, fd: number }, &place);
         let is_known = open_file != place;
         fields.put(&format!("{field}/open file"), open_file);
         let path = format!("/proc/{pid}/fdinfo/{number}");

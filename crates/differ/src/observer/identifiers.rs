@@ -4,7 +4,7 @@
 use std::cmp::Ordering;
 use std::collections::HashMap;
 
-use farfork_sys::process;
+use farfork_sys::process::{self, TaskFd};
 
 use super::ObserveError;
 use super::tree::{StoppedTree, inner_id};
@@ -19,8 +19,8 @@ pub(super) struct IdentifierMap {
     ids: HashMap<i32, u32>,
     /// The place where each object was first seen, by kind and number.
     first_seen: HashMap<(String, String), String>,
-    /// A descriptor of each open file, in the order of kcmp(2), with the place where the file was first seen.
-    open_files: Vec<((i32, u32), String)>,
+    /// A descriptor of each open file, in the kernel's order of open files, with the place where the file was first seen.
+    open_files: Vec<(TaskFd, String)>,
 }
 
 impl IdentifierMap {
@@ -58,10 +58,9 @@ impl IdentifierMap {
     }
 
     /// Returns the place where the open file of a descriptor was first seen.
-    pub(super) fn name_open_file(&mut self, descriptor: (i32, u32), place: &str) -> String {
-        let order =
-            |known: &((i32, u32), String)| process::compare_open_files(known.0, descriptor).unwrap_or(Ordering::Less);
-        match self.open_files.binary_search_by(order) {
+    pub(super) fn name_open_file(&mut self, descriptor: TaskFd, place: &str) -> String {
+        let order = |known: TaskFd| process::compare_open_files(known, descriptor).unwrap_or(Ordering::Less);
+        match self.open_files.binary_search_by(|(known, _)| order(*known)) {
             Ok(at) => self.open_files[at].1.clone(),
             Err(at) => {
                 self.open_files.insert(at, (descriptor, place.to_owned()));
@@ -76,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn objects_are_named_by_their_first_place() {
+    fn objects_are_named_after_their_first_occurrence() {
         let mut names = IdentifierMap { ids: HashMap::from([(4711, 7)]), ..IdentifierMap::default() };
         assert_eq!(names.name_object("pipe", "99", "7 fd 3"), "7 fd 3");
         assert_eq!(names.name_object("pipe", "99", "7 fd 4"), "7 fd 3");

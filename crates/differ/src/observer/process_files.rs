@@ -232,7 +232,7 @@ mod tests {
     /// In a container whose init was started from outside, the session is not visible. A child has its own session, and "no
     /// terminal" stays 0.
     #[test]
-    fn a_session_that_is_not_seen_is_outside() {
+    fn an_invisible_session_is_reported_as_outside() {
         let (observation, prefix, names) = (Observation::new(), "7".to_owned(), IdentifierMap::default());
         let mut fields = ObservationBuilder { observation, prefix, names };
         read_stat("7 (sh) S 0 0 0 0 -1 0", "stat", &mut fields);

@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_left_out_has_a_name() {
+    fn every_skipped_option_is_known_and_has_a_reason() {
         for (name, reason) in OPTIONS_SKIPPED {
             assert!(LEVELS.iter().any(|level| level.options.values().any(|known| *known == name)), "{name}");
             assert!(!reason.is_empty());

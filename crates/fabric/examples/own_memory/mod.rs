@@ -1,5 +1,5 @@
-//! Shared code of both examples: exports memory of the running process, as an owner exports a template's memory, and keeps
-//! reads of that memory in flight.
+//! Shared code of both examples: exports memory of the example process, as an owner exports a template's memory, and
+//! keeps reads of that memory in flight.
 
 use std::io;
 use std::sync::Arc;
@@ -16,13 +16,13 @@ use farfork_wire::{NodeName, SeedId, Token};
 /// Size of a page, in bytes.
 pub(crate) const PAGE: u64 = 4096;
 
-/// Most time for all reads of a measurement.
+/// Time limit for all reads of a measurement.
 const READS_LIMIT: Duration = Duration::from_secs(60);
 
-/// Collects completions. The caller decides whether and how long it sleeps.
+/// Polls a connection and collects completions. Each example decides whether it sleeps between polls.
 pub(crate) type Wait = fn(&mut dyn Connection, &mut Vec<Completion>);
 
-/// This process's memory from `address` on. It does not check bounds, because the example reads only within them.
+/// `bytes` of this process's memory from `address` on.
 struct OwnMemory {
     memory: TemplateMemory,
     address: u64,
@@ -52,20 +52,20 @@ impl Exporter for OneRegion {
     }
 }
 
-/// Serves `memory` to all requesters, as the only extent of the seed of [`key`]. It must outlive the exporter.
+/// Serves `memory` to all requesters, as the only extent of the seed of [`key`]. `memory` must outlive the exporter.
 pub(crate) fn export(memory: &[u8]) -> io::Result<Arc<dyn Exporter>> {
     let own = TemplateMemory::new(pidfd::open(std::process::id() as i32)?)?;
     let region = OwnMemory { memory: own, address: memory.as_ptr() as u64, bytes: memory.len() as u64 };
     Ok(Arc::new(OneRegion(Arc::new(region))))
 }
 
-/// The key of a seed of node `n1`.
+/// Returns the key of a seed of node `n1`.
 pub(crate) fn key() -> Arc<SeedKey> {
     let seed = SeedId::new(NodeName::new("n1").expect("a name"), 1);
     Arc::new(SeedKey { seed, token: Token::from_bytes([7; 16]) })
 }
 
-/// Reads to perform: size and number in flight, total size, and size of the memory.
+/// The reads to perform: size of each, number in flight, total size, and size of the memory.
 pub(crate) struct Course {
     pub(crate) bytes: u64,
     pub(crate) depth: u64,

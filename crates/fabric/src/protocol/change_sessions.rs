@@ -41,11 +41,11 @@ struct ChangeSession {
 struct ChangeSessionState {
     /// Epoch of the only attachment that may make changes.
     current_epoch: u64,
-    /// Changes with smaller ids were made or refused. Those that are not in `refused` were made.
+    /// Changes with smaller ids were made or refused. Changes that are not in `refused` were made.
     applied_below: u64,
     /// The outcome of changes with smaller ids is unknown.
     forgotten_below: u64,
-    /// Ascending by id.
+    /// Refused changes, ascending by id.
     refused: VecDeque<(u64, Refusal)>,
 }
 
@@ -61,11 +61,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl ChangeSessionTable {
-    /// Attaches a socket, which supersedes all earlier ones of its connection. Waits for a change that one of them is
-    /// making.
+    /// Attaches a socket, which supersedes all earlier sockets of its connection. Waits until a change that one of them
+    /// is making is complete.
     pub(crate) fn attach(&self, name: ConnectionId, sent_below: u64) -> SessionAttachment {
         let (session, number) = lock(&self.index).attach(name, sent_below);
-        // If two attach at the same time, the later one supersedes the other.
+        // If two sockets attach at the same time, the one with the higher epoch supersedes the other.
         let mut state = lock(&session.state);
         state.current_epoch = state.current_epoch.max(number);
         drop(state);
@@ -104,7 +104,7 @@ impl SessionAttachment {
         id: u64,
         make: impl FnOnce() -> Result<(), Refusal>,
     ) -> Result<Result<(), Refusal>, LinkError> {
-        // The lock is held while the change is made, so that no part of it happens after the next socket is attached.
+        // Hold the lock while the change is made, so that the change is complete before the next socket is attached.
         let mut state = lock(&self.session.state);
         if state.current_epoch != self.epoch {
             return Err(LinkError::Superseded);
@@ -139,7 +139,7 @@ mod tests {
         ConnectionId::from_bytes(bytes)
     }
 
-    /// Applies a change with this outcome. Returns the result, and whether the change was made now.
+    /// Applies a change with this outcome. Returns the result, and whether this call has made the change.
     fn ask(
         session_attachment: &SessionAttachment,
         id: u64,
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_done_is_not_done_again_and_ends_as_it_did() {
+    fn a_repeated_change_is_not_applied_and_has_the_same_outcome() {
         let sessions = ChangeSessionTable::default();
         let first = sessions.attach(name(1), 0);
         assert_eq!(ask(&first, 3, Ok(())), (Ok(()), true));
@@ -168,18 +168,18 @@ mod tests {
     }
 
     #[test]
-    fn an_owner_that_does_not_know_the_requester_does_not_do_again_what_it_may_have_done() {
+    fn an_owner_without_the_session_does_not_repeat_old_changes() {
         let sessions = ChangeSessionTable::default();
         let session_attachment = sessions.attach(name(1), 7);
         assert_eq!(ask(&session_attachment, 6, Ok(())), (Err(Refusal::OutcomeForgotten), false));
-        // The answer is lost, and the requester reconnects.
+        // The reply is lost, and the requester reconnects.
         let session_attachment = sessions.attach(name(1), 7);
         assert_eq!(ask(&session_attachment, 6, Ok(())), (Err(Refusal::OutcomeForgotten), false));
         assert_eq!(ask(&session_attachment, 7, Ok(())), (Ok(()), true));
     }
 
     #[test]
-    fn memory_is_bounded_and_what_is_forgotten_is_known_to_be() {
+    fn session_memory_is_bounded_and_evicted_outcomes_are_reported() {
         let sessions = ChangeSessionTable::default();
         let session_attachment = sessions.attach(name(0), 0);
         for id in 0..REFUSALS_MAX as u64 + 2 {

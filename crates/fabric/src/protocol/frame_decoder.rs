@@ -1,8 +1,8 @@
 //! Decodes a stream of bytes into the hello and frames.
 //!
-//! Small frames arrive in the staging buffer, many per system call. A body that arrives in parts gets its own buffer once
-//! its header is known. The rest is received straight into it, so a long reply is not copied. The buffer for a body from an
-//! untrusted peer grows as the bytes arrive, so an announced length alone costs no memory.
+//! Small frames arrive in the staging buffer, many per system call. A body that arrives in parts gets its own buffer
+//! once its header is decoded. The rest is received directly into this buffer, so a long reply is not copied. The
+//! buffer for a body from an untrusted peer grows as the bytes arrive, so an announced length alone costs no memory.
 
 use std::io::IoSliceMut;
 
@@ -28,13 +28,13 @@ pub(crate) struct FrameDecoder {
     has_greeted: bool,
     /// The body that is being received. While it is incomplete, the staging buffer has no undecoded bytes.
     body: Option<PartialBody>,
-    /// Whether the stream itself protects each byte: DATA then has no body checksum.
+    /// Whether the stream itself protects each byte. Then DATA frames have no body checksum.
     is_integrity_protected: bool,
-    /// Size of the buffer that an announced body gets at once. More is allocated only as bytes arrive.
+    /// Size of the buffer that a body gets when its header is decoded. More is allocated only as bytes arrive.
     body_prealloc_bytes: usize,
 }
 
-/// Factor by which a full buffer grows.
+/// Factor by which the full buffer of a body grows.
 const BUFFER_GROWTH_FACTOR: usize = 4;
 
 #[derive(Debug)]
@@ -57,7 +57,7 @@ impl PartialBody {
         self.buffer.len() - self.filled_bytes
     }
 
-    /// Enlarges a full buffer.
+    /// Enlarges the buffer if it is full and more bytes are expected.
     fn grow(&mut self, pool: &mut BufferPool) {
         if self.free_bytes() == 0 && self.missing_bytes() > 0 {
             let bytes = (self.buffer.len() * BUFFER_GROWTH_FACTOR).min(self.header.body_bytes as usize);
@@ -77,7 +77,8 @@ impl PartialBody {
 }
 
 impl FrameDecoder {
-    /// A decoder with a staging buffer of this size. An announced body gets at most `believed_bytes` at once.
+    /// Creates a decoder with a staging buffer of this size. A body gets a buffer of at most `believed_bytes` when its
+    /// header is decoded.
     pub(crate) fn new(staging_bytes: usize, believed_bytes: usize) -> Self {
         assert!(staging_bytes >= HEADER_BYTES + HELLO_BYTES);
         let staging = vec![0; staging_bytes].into_boxed_slice();
@@ -92,7 +93,7 @@ impl FrameDecoder {
         }
     }
 
-    /// From now on, the stream itself protects each byte.
+    /// Records that the stream itself protects each byte from now on.
     pub(crate) fn set_integrity_protected(&mut self) {
         self.is_integrity_protected = true;
     }
@@ -102,13 +103,13 @@ impl FrameDecoder {
         self.has_greeted
     }
 
-    /// Whether a frame was received in part.
+    /// Whether the received bytes end with an incomplete frame.
     pub(crate) fn has_partial_frame(&self) -> bool {
         self.body.is_some() || !self.unparsed.is_empty()
     }
 
-    /// The buffers for the next bytes: first all of the first one, then the second. Call it only when
-    /// [`FrameDecoder::next_event`] returns no more.
+    /// Returns the buffers to receive into, in order: the rest of a body, then the staging buffer. Call only after
+    /// [`FrameDecoder::next_event`] has returned `None`.
     pub(crate) fn receive_buffers(&mut self) -> [IoSliceMut<'_>; 2] {
         self.staging.copy_within(self.unparsed.clone(), 0);
         self.unparsed = 0..self.unparsed.len();
@@ -126,13 +127,13 @@ impl FrameDecoder {
             body.advance(into_body);
         }
         self.unparsed.end += count - into_body;
-        assert!(self.unparsed.end <= self.staging.len(), "more was received than there was space for");
+        assert!(self.unparsed.end <= self.staging.len(), "more bytes were received than the buffers hold");
     }
 
-    /// The next complete event.
+    /// Decodes the next complete event.
     ///
     /// # Errors
-    /// The first error in the stream. Nothing after it can be trusted.
+    /// The first error in the stream. Bytes after the error must not be decoded.
     pub(crate) fn next_event(&mut self, pool: &mut BufferPool) -> Result<Option<DecodeEvent>, FabricFrameError> {
         if !self.has_greeted {
             return self.decode_hello();
@@ -200,7 +201,7 @@ mod tests {
         stream
     }
 
-    /// Feeds a stream in pieces. Returns the lengths of the frames' data, in order.
+    /// Passes a stream to a decoder in pieces. Returns the lengths of the frames' data, in order.
     fn feed(
         stream: &[u8],
         pieces: &[usize],
@@ -235,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_stream_that_proves_its_bytes_needs_no_checksums() {
+    fn only_an_integrity_protected_stream_needs_no_checksums() {
         let mut stream = encode_hello().to_vec();
         let mut frame = vec![0; data_frame_bytes(3000)];
         seal_data_without_checksum(&mut frame, 0, 9);
@@ -248,7 +249,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn frames_survive_any_cutting(
+        fn frames_are_decoded_from_pieces_of_any_length(
             lengths in prop::collection::vec(0usize..6000, 0..12),
             pieces in prop::collection::vec(1usize..9000, 1..6),
             staging_bytes in 64usize..5000,
@@ -258,7 +259,7 @@ mod tests {
         }
 
         #[test]
-        fn damage_is_found_before_a_frame_is_given(
+        fn a_damaged_frame_is_never_delivered(
             lengths in prop::collection::vec(0usize..3000, 1..6),
             pieces in prop::collection::vec(1usize..4000, 1..6),
             at: prop::sample::Index,

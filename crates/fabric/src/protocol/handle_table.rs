@@ -6,7 +6,7 @@ use farfork_wire::frame::request::HANDLES_MAX;
 
 use crate::SeedKey;
 
-/// The seed of each handle. When all handles are in use, the one that was unused longest gets a new seed. The owner
+/// The seed of each handle. When all handles are in use, the least recently used handle gets the new seed. The owner
 /// processes requests in order, so earlier requests still refer to the old seed.
 #[derive(Debug, Default)]
 pub(crate) struct HandleTable {
@@ -21,7 +21,7 @@ struct HandleEntry {
 }
 
 impl HandleTable {
-    /// The handle of a seed, and whether the owner needs an OPEN for it first.
+    /// Returns the handle of a seed, and whether an OPEN frame must be sent for it first.
     pub(crate) fn handle_for(&mut self, key: &Arc<SeedKey>) -> (u32, bool) {
         self.use_counter += 1;
         let last_use = self.use_counter;
@@ -41,7 +41,7 @@ impl HandleTable {
         (oldest as u32, true)
     }
 
-    /// Removes all handles: the next connection starts with none.
+    /// Removes all handles, because the next connection starts without handles.
     pub(crate) fn clear(&mut self) {
         self.entries.clear();
     }
@@ -59,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn the_seed_that_was_not_used_for_longest_loses_its_handle() {
+    fn the_least_recently_used_seed_loses_its_handle() {
         let mut handles = HandleTable::default();
         for number in 0..u64::from(HANDLES_MAX) {
             assert_eq!(handles.handle_for(&key(number)), (number as u32, true));

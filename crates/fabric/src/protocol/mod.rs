@@ -1,5 +1,5 @@
-//! The fabric's protocol without I/O. Both sides are state machines: their inputs are bytes and times, their output is
-//! bytes. [`farfork_wire::frame`] draws the exchange; [`crate::stream`] moves the bytes.
+//! The fabric's protocol without I/O. Both sides are state machines: their inputs are bytes and times, and their output
+//! is bytes. [`farfork_wire::frame`] defines the frames and draws their exchange; [`crate::stream`] moves the bytes.
 
 //             stream of bytes --> FrameDecoder --> frames --> Requester or Responder
 //  frames --> SendQueue --> stream of bytes

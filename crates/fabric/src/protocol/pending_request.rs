@@ -11,32 +11,32 @@ use crate::{MessageRequest, ReadRequest, Reply, SeedKey, WriteRequest};
 /// A request to an owner.
 #[derive(Debug)]
 pub(crate) enum PendingRequest {
-    /// To read bytes.
+    /// Reads bytes.
     Read(ReadRequest),
-    /// To write bytes.
+    /// Writes bytes.
     Write(WriteRequest),
-    /// To deliver a message.
+    /// Delivers a message.
     Message(MessageRequest),
-    /// To grant direct reads on this host.
+    /// Requests grants for direct reads on this host.
     Grants {
         /// The seed.
         key: Arc<SeedKey>,
-        /// When the answer is no longer needed.
+        /// Time after which the reply is not needed.
         deadline: Instant,
     },
 }
 
-/// The owner's answer.
+/// The owner's reply to a request.
 #[derive(Debug)]
 pub(crate) enum RequestOutcome {
-    /// To every request except for grants.
+    /// The request was served. For every request except a request for grants.
     Completed(Reply),
     Refused(Refusal),
     Granted(Vec<Grant>),
 }
 
 impl PendingRequest {
-    /// The seed of the request; `None` for a message.
+    /// Returns the seed of the request; `None` for a message.
     pub(crate) fn seed_key(&self) -> Option<&Arc<SeedKey>> {
         match self {
             Self::Read(ReadRequest { key, .. }) | Self::Write(WriteRequest { key, .. }) | Self::Grants { key, .. } => {
@@ -50,12 +50,12 @@ impl PendingRequest {
         matches!(self, Self::Grants { .. })
     }
 
-    /// Whether it changes something at the owner, so that it must not be made twice.
+    /// Whether the request is a write or a message, which must not be made twice.
     pub(crate) fn is_change(&self) -> bool {
         matches!(self, Self::Write(_) | Self::Message(_))
     }
 
-    /// Number of bytes that it carries to the owner.
+    /// Number of payload bytes that the request sends to the owner.
     pub(crate) fn payload_bytes(&self) -> usize {
         match self {
             Self::Write(request) => request.data.len(),
@@ -73,7 +73,7 @@ impl PendingRequest {
         }
     }
 
-    /// The caller's name for it; `None` if it was not a caller's request.
+    /// The caller's id for the request; `None` for a request for grants, which no caller submitted.
     pub(crate) fn tag(&self) -> Option<u64> {
         match self {
             Self::Read(ReadRequest { tag, .. })

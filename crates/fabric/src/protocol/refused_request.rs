@@ -14,7 +14,7 @@ pub(crate) struct RefusedRequest {
 }
 
 impl RefusedRequest {
-    /// `None` if the request may succeed later: a full message queue is not the requester's fault.
+    /// Creates the record. `None` for a full message queue, which is not the requester's fault.
     pub(super) fn from_refusal(seed: Option<SeedId>, refusal: Refusal) -> Option<Self> {
         (refusal != Refusal::MessageQueueFull).then_some(Self { seed, refusal })
     }

@@ -1,5 +1,5 @@
-//! The requester's side of a connection: which requests are queued, which were sent, and what their answers mean. It
-//! outlives the sockets: requests that were sent to a broken socket are sent again on the next one.
+//! The requester's side of a connection: tracks queued and sent requests, and decodes replies. It outlives the sockets:
+//! requests that were sent on a broken socket are sent again on the next one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
@@ -18,38 +18,38 @@ use crate::buffer::Buffer;
 #[derive(Debug)]
 struct UnansweredRequest {
     pending: PendingRequest,
-    /// When it was first sent; `None` if it was not sent yet.
+    /// Time at which the request was first sent; `None` if it was not sent yet.
     first_sent: Option<Instant>,
 }
 
 /// The unanswered requests to one owner.
 #[derive(Debug)]
 pub(crate) struct Requester {
-    /// The name by which the owner knows the connection. It is the same on all sockets.
+    /// The id by which the owner knows the connection, the same on all its sockets.
     connection_id: ConnectionId,
     /// Requests by id. Ids ascend in the order of submission.
     unanswered: BTreeMap<u64, UnansweredRequest>,
-    /// How many of them request grants.
+    /// Number of unanswered requests for grants.
     unanswered_grants: usize,
-    /// Number of bytes that they carry.
+    /// Number of payload bytes of all unanswered requests.
     unanswered_bytes: usize,
     deadlines: BTreeSet<(Instant, u64)>,
     next_id: u64,
-    /// Requests from this id on were not sent on this connection.
+    /// Requests with this or a greater id were not sent on this socket.
     next_to_send: u64,
-    /// Requests from this id on were not sent on earlier connections.
+    /// Requests with this or a greater id were not sent on earlier sockets.
     sent_below: u64,
-    /// Whether the connection's name was sent on this connection.
+    /// Whether the connection's id (an INTRODUCE frame) was sent on this socket.
     is_introduced: bool,
     handles: HandleTable,
-    /// Replies that are still due on this connection, including those to requests that have ended.
+    /// Number of replies that are still due on this socket, including replies to requests that have ended.
     expected_replies: usize,
-    /// Since when nothing has arrived although a reply is due.
+    /// Time since which nothing has arrived although a reply is due; `None` if no reply is due.
     silent_since: Option<Instant>,
 }
 
 impl Requester {
-    /// A requester without requests.
+    /// Creates a requester without requests.
     pub(crate) fn new(name: ConnectionId) -> Self {
         Self {
             connection_id: name,
@@ -86,12 +86,12 @@ impl Requester {
         self.unanswered.len() - self.unanswered_grants
     }
 
-    /// Number of bytes that unanswered requests carry.
+    /// Number of payload bytes of all unanswered requests, in total.
     pub(crate) fn unanswered_bytes(&self) -> usize {
         self.unanswered_bytes
     }
 
-    /// Appends the frames of the next request that was not sent on this connection. Returns `false` if there is none.
+    /// Appends the frames of the next request that was not sent on this socket. Returns `false` if there is none.
     pub(crate) fn encode_next(&mut self, now: Instant, out: &mut Vec<u8>) -> bool {
         let Some((&id, unanswered)) = self.unanswered.range_mut(self.next_to_send..).next() else {
             return false;
@@ -127,16 +127,16 @@ impl Requester {
         self.silent_since = (self.expected_replies > 0).then_some(now);
     }
 
-    /// Since when nothing has arrived although a reply is due.
+    /// Time since which nothing has arrived although a reply is due; `None` if no reply is due.
     pub(crate) fn silent_since(&self) -> Option<Instant> {
         self.silent_since
     }
 
-    /// Handles a frame from the owner. Returns the request that it answers, and the outcome; `None` if that request has
-    /// ended already. A buffer that is not part of the outcome stays in `body`.
+    /// Handles a reply from the owner. Returns its request and the outcome; `None` if the request has ended already. If
+    /// the outcome does not use the buffer, it stays in `body`.
     ///
     /// # Errors
-    /// When an owner must not send this frame now. The connection must end.
+    /// The owner violated the protocol. The caller must close the connection.
     pub(crate) fn handle_frame(
         &mut self,
         header: &Header,
@@ -170,7 +170,8 @@ impl Requester {
         Ok(Some((pending, outcome)))
     }
 
-    /// Removes a request whose deadline has passed. Returns it with the time when it was first sent, if it was.
+    /// Removes a request whose deadline has passed. Returns it with the time at which it was first sent, if it was
+    /// sent.
     pub(crate) fn take_expired(&mut self, now: Instant) -> Option<(PendingRequest, Option<Instant>)> {
         let &(deadline, id) = self.deadlines.first()?;
         if deadline > now {
@@ -188,8 +189,8 @@ impl Requester {
         Some(removed)
     }
 
-    /// Removes all unanswered requests, each with the time when it was first sent, if it was. Later answers to them are
-    /// ignored.
+    /// Removes all unanswered requests. Returns each with the time at which it was first sent, if it was sent. Later
+    /// replies to them are ignored.
     pub(crate) fn take_all(&mut self) -> impl Iterator<Item = (PendingRequest, Option<Instant>)> + use<> {
         self.deadlines.clear();
         self.unanswered_grants = 0;
@@ -198,12 +199,12 @@ impl Requester {
         unanswered.map(|UnansweredRequest { pending, first_sent }| (pending, first_sent))
     }
 
-    /// The earliest deadline.
+    /// Returns the earliest deadline of the unanswered requests.
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
         self.deadlines.first().map(|(deadline, _)| *deadline)
     }
 
-    /// The connection was lost: all requests must be sent again on the next one.
+    /// Handles the loss of the socket: all unanswered requests must be sent again on the next one.
     pub(crate) fn handle_disconnect(&mut self) {
         self.handles.clear();
         self.is_introduced = false;

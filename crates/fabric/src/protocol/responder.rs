@@ -1,5 +1,5 @@
-//! The owner's side of one connection: decodes requests and encodes replies. Memory is read straight into the reply and
-//! written straight from the request.
+//! The owner's side of one connection: decodes requests and encodes replies. Memory is read directly into the reply,
+//! and written directly from the request.
 
 use std::io;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ pub(crate) struct OwnerContext {
 }
 
 impl OwnerContext {
-    /// The context of an owner that has just started.
+    /// Creates the context of an owner that has just started.
     pub(crate) fn new(exporter: &Arc<dyn Exporter>) -> Self {
         Self { exporter: Arc::clone(exporter), change_sessions: Arc::default() }
     }
@@ -39,13 +39,13 @@ impl OwnerContext {
 pub(crate) struct Responder {
     /// The seeds of the requester's handles.
     handles: Vec<Option<SeedKey>>,
-    /// The attachment to the requester's session, once it has sent INTRODUCE.
+    /// The attachment to the requester's session, once the requester has sent INTRODUCE.
     attachment: Option<SessionAttachment>,
     /// The requester's name, for messages and the log.
     peer_name: String,
     /// Whether the requester is on this host, and so may get grants.
     same_host: bool,
-    /// Whether the stream itself protects each byte: data then needs no checksum.
+    /// Whether the stream itself protects each byte. Then DATA frames need no checksum.
     is_integrity_protected: bool,
     /// The last refusal since [`Responder::take_last_refusal`].
     last_refusal: Option<RefusedRequest>,
@@ -68,17 +68,17 @@ impl Responder {
         }
     }
 
-    /// The requester's name, as in the log.
+    /// Returns the requester's name, as in the log.
     pub(crate) fn peer_name(&self) -> &str {
         &self.peer_name
     }
 
-    /// Sets the name: the requester has proved its identity.
+    /// Sets the requester's name after it has proved its identity.
     pub(crate) fn set_peer_name(&mut self, from: String) {
         self.peer_name = from;
     }
 
-    /// From now on, the stream itself protects each byte.
+    /// Records that the stream itself protects each byte from now on.
     pub(crate) fn set_integrity_protected(&mut self) {
         self.is_integrity_protected = true;
     }
@@ -86,7 +86,7 @@ impl Responder {
     /// Serves one request.
     ///
     /// # Errors
-    /// When the requester violates the protocol, or has reconnected. The connection must end.
+    /// The requester violated the protocol, or has reconnected. The caller must close the connection.
     pub(crate) fn serve_request(
         &mut self,
         header: &Header,
@@ -103,9 +103,9 @@ impl Responder {
             Request::Open { handle, seed, token } => self.bind_handle(handle, SeedKey { seed, token }),
             Request::Read { handle, mode, spans } => {
                 let key = self.seed_key(header, handle)?;
-                if let Err(refusal) =
-                    append_read_reply(exporter, key, (header.id, self.is_integrity_protected), mode, &spans, out, pool)
-                {
+                let needs_checksum = !self.is_integrity_protected;
+                let span_read = SpanRead { id: header.id, mode, spans: &spans, needs_checksum };
+                if let Err(refusal) = append_read_reply(exporter, key, span_read, out, pool) {
                     let seed = key.seed.clone();
                     self.append_refusal(header.id, Some(seed), refusal, out, pool);
                 }
@@ -140,7 +140,7 @@ impl Responder {
         let exporter = &*shared.exporter;
         let stranger = FabricFrameError::InvalidBody { kind: header.kind, what: "no INTRODUCE frame precedes it" };
         if header.id == u64::MAX {
-            // There is no greater id, so the session could not record that this change was made.
+            // No id is greater, so the session could not record that this change was made (`applied_below`).
             return Err(FabricFrameError::InvalidBody { kind: header.kind, what: "its id exceeds the limit" }.into());
         }
         let (seed, made, answer): (_, _, fn(&mut Vec<u8>, u64)) = match Change::decode(header, body)? {
@@ -229,16 +229,26 @@ impl Responder {
     }
 }
 
+/// A request to read spans of a seed's memory.
+#[derive(Debug, Clone, Copy)]
+struct SpanRead<'a> {
+    /// The request's id, which its reply repeats.
+    id: u64,
+    mode: ReadMode,
+    spans: &'a [Span],
+    /// Whether the data of the reply needs a checksum.
+    needs_checksum: bool,
+}
+
 /// Appends the reply to a read; appends nothing if the read is refused.
 fn append_read_reply(
     exporter: &dyn Exporter,
     key: &SeedKey,
-    (id, proven): (u64, bool),
-    mode: ReadMode,
-    spans: &[Span],
+    span_read: SpanRead<'_>,
     out: &mut SendQueue,
     pool: &mut BufferPool,
 ) -> Result<(), Refusal> {
+    let SpanRead { id, mode, spans, needs_checksum } = span_read;
     let region = exporter.open_region(&key.seed, &key.token)?;
     let mut data_bytes = 0;
     let mut extent_bytes = None;
@@ -258,14 +268,14 @@ fn append_read_reply(
         rest = behind;
     }
     debug_assert!(rest.is_empty(), "the spans fill the reply");
-    let seal = if proven { seal_data_without_checksum } else { seal_data };
+    let seal = if needs_checksum { seal_data } else { seal_data_without_checksum };
     seal(frame, id, extent_bytes.unwrap_or_default());
     out.commit(data_frame_bytes(data_bytes));
     Ok(())
 }
 
-/// Makes a write. If a span is out of bounds, nothing is written. If the memory fails midway, the bytes before that stay
-/// written.
+/// Makes a write. If a span is out of bounds, nothing is written. If writing fails midway, the bytes before the failure
+/// stay written.
 fn apply_write(exporter: &dyn Exporter, key: &SeedKey, spans: &[Span], data: &[u8]) -> Result<(), Refusal> {
     let region = exporter.open_region(&key.seed, &key.token)?;
     for span in spans {
@@ -285,7 +295,7 @@ fn apply_write(exporter: &dyn Exporter, key: &SeedKey, spans: &[Span], data: &[u
     Ok(())
 }
 
-/// The number of existing bytes in a span, and the length of its extent.
+/// Returns the number of bytes of a span that exist, and the length of its extent.
 fn clip_span(region: &dyn Region, mode: ReadMode, span: &Span) -> Result<(usize, u64), Refusal> {
     let extent_bytes = region.extent_bytes(span.extent).ok_or(Refusal::OutOfBounds)?;
     let left = extent_bytes.saturating_sub(span.offset);
@@ -296,13 +306,14 @@ fn clip_span(region: &dyn Region, mode: ReadMode, span: &Span) -> Result<(usize,
     }
 }
 
-/// The refusal for a failed read. If the template has ended, the seed no longer exists. Any other failure is permanent.
+/// Converts the error of a read to a refusal. If the template has ended (ESRCH), the seed no longer exists. Any other
+/// error is permanent.
 fn refusal_from_error(error: &io::Error) -> Refusal {
     let errno = Errno::from_io_error(error).unwrap_or(Errno::IO);
     if errno == Errno::SRCH { Refusal::UnknownSeed } else { Refusal::Unreadable { errno: errno.raw_os_error() } }
 }
 
-/// The grants for a requester on this host. There are none for a requester on another host.
+/// Returns the grants for a requester on this host; none for a requester on another host.
 fn collect_grants(
     exporter: &dyn Exporter,
     key: &SeedKey,

@@ -1,5 +1,4 @@
-//! Encodes frames into a stream of bytes. The queue has few large chunks, so that one system call sends everything that is
-//! ready.
+//! Queues encoded frames as a stream of bytes, in few large chunks, so that one system call can send all queued bytes.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -25,12 +24,12 @@ struct Chunk {
     buffer: Buffer,
     filled_bytes: usize,
     sent_bytes: usize,
-    /// A descriptor that is sent with the first byte.
+    /// A file descriptor to send with the chunk's first byte.
     fd: Option<OwnedFd>,
 }
 
 impl SendQueue {
-    /// Number of bytes to send.
+    /// Number of queued bytes.
     pub(crate) fn queued_bytes(&self) -> usize {
         self.queued_bytes
     }
@@ -67,7 +66,7 @@ impl SendQueue {
         self.queued_bytes += bytes.len();
     }
 
-    /// The slices that one system call can send, their number, and the descriptor to send with them.
+    /// Returns the slices that one system call can send, their number, and the descriptor to send with them.
     pub(crate) fn slices(&self) -> ([IoSlice<'_>; SLICES_MAX], usize, Option<&OwnedFd>) {
         let mut slices = [IoSlice::new(&[]); SLICES_MAX];
         let mut count = 0;
@@ -82,7 +81,7 @@ impl SendQueue {
         (slices, count, descriptor)
     }
 
-    /// Records that the first `count` bytes were sent, with the descriptor of the first one.
+    /// Records that the first `count` bytes were sent, and the descriptor of the first chunk with them.
     pub(crate) fn mark_sent(&mut self, mut count: usize, pool: &mut BufferPool) {
         self.queued_bytes -= count;
         while let Some(chunk) = self.chunks.front_mut() {
@@ -118,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_leave_in_order_whatever_a_call_takes() {
+    fn bytes_are_sent_in_order_after_short_writes() {
         let (mut queue, mut pool) = (SendQueue::default(), BufferPool::default());
         let pieces: Vec<Vec<u8>> = (0..50u8).map(|n| vec![n; 7 + usize::from(n) * 3001]).collect();
         let (mut sent, mut calls) = (Vec::new(), 0);
@@ -135,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn a_descriptor_goes_with_its_first_byte() {
+    fn a_descriptor_is_sent_with_its_first_byte() {
         let (mut queue, mut pool) = (SendQueue::default(), BufferPool::default());
         let descriptor = rustix::event::eventfd(0, rustix::event::EventfdFlags::empty()).unwrap();
         queue.append(b"before", &mut pool);

@@ -1,5 +1,5 @@
-//! Tests of requester and responder as a pair, without sockets and on a virtual clock. Whatever the path does to the bytes,
-//! each read ends once, with the right bytes.
+//! Tests of requester and responder as a pair, without sockets and on a virtual clock. With any delays, cuts and
+//! reconnections, each read ends once, with the right bytes.
 
 use std::collections::HashMap;
 use std::io;
@@ -18,7 +18,7 @@ use crate::{Exporter, ReadMode, ReadRequest, Refusal, Region, SeedKey, Span};
 
 const EXTENT_BYTES: u64 = 10_000;
 
-/// A seed whose byte at offset N depends on N and the seed's number. Only even numbers exist.
+/// A seed whose byte at offset N depends on N and the seed's number. Only seeds with even numbers exist.
 struct NumberedPattern(u64);
 
 impl Region for NumberedPattern {
@@ -73,7 +73,7 @@ impl ConnectionPair {
         }
     }
 
-    /// Moves some bytes to the owner, and queues its answers for the way back.
+    /// Moves some bytes to the owner, and queues its replies for the requester.
     fn advance_owner(&mut self, bytes: usize) {
         let mut rest = &self.to_owner[..bytes.min(self.to_owner.len())];
         let moved = rest.len();
@@ -95,7 +95,7 @@ impl ConnectionPair {
         }
     }
 
-    /// Moves some bytes to the requester. Returns the requests that they answer.
+    /// Moves some bytes to the requester. Returns the requests that these bytes complete.
     fn advance_requester(&mut self, bytes: usize, requester: &mut Requester) -> Vec<(PendingRequest, RequestOutcome)> {
         let mut rest = &self.to_requester[..bytes.min(self.to_requester.len())];
         let (moved, mut answers) = (rest.len(), Vec::new());
@@ -112,7 +112,7 @@ impl ConnectionPair {
     }
 }
 
-/// Writes as many bytes to a decoder's buffers as fit. Returns their number.
+/// Writes bytes to a decoder's buffers, as many as fit. Returns their number.
 fn feed(decoder: &mut FrameDecoder, bytes: &[u8]) -> usize {
     let mut count = 0;
     for space in &mut decoder.receive_buffers() {
@@ -149,7 +149,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..150)
 }
 
-/// The reads of a run: those that have not ended, and how often each ended.
+/// The state of a test run: requester, path, clock, and the number of times that each read has ended.
 struct ReadTracker {
     requester: Requester,
     path: ConnectionPair,
@@ -223,7 +223,7 @@ impl ReadTracker {
 
 proptest! {
     #[test]
-    fn each_read_ends_once_whatever_the_path_does(steps in steps()) {
+    fn each_read_completes_once_on_any_path(steps in steps()) {
         let (requester, path, now) = (requester(), ConnectionPair::new(), Instant::now());
         let mut run = ReadTracker { requester, path, now, asked: 0, ended: HashMap::new() };
         for step in &steps {
@@ -255,7 +255,7 @@ fn silence_lasts_from_the_request_to_the_next_byte() {
     run.step(&Step::AdvanceOwner(usize::MAX));
     run.now = at(3);
     run.step(&Step::AdvanceRequester(20));
-    assert_eq!(run.requester.silent_since(), Some(at(3)), "part of the reply came");
+    assert_eq!(run.requester.silent_since(), Some(at(3)), "part of the reply was received");
     run.step(&Step::Wait(20_000));
     assert_eq!(run.requester.silent_since(), Some(at(3)), "an expired request still counts as unanswered");
     run.step(&Step::AdvanceRequester(usize::MAX));

@@ -23,7 +23,7 @@ const POLL_BYTES_MAX: usize = 2 << 20;
 /// Starts to connect to an owner on the same host.
 ///
 /// # Errors
-/// When the process cannot create another file descriptor.
+/// The process cannot create another file descriptor.
 pub fn connect(path: &Path) -> io::Result<Box<dyn crate::Connection>> {
     let (address, dialer) = (Address::Shm(path.to_owned()), Box::new(ShmDialer::new(path.to_owned())));
     let parts = LinkConfig {
@@ -46,12 +46,13 @@ struct ShmConnection {
     grants: GrantCache,
     /// Reads that do not need the owner, each with its template.
     direct_reads: VecDeque<(ReadRequest, Arc<GrantedTemplate>)>,
-    /// Time of the last poll. It is the timeout while direct reads are queued, so that they are due at once.
+    /// Time of the last poll. While direct reads are queued, `next_timeout` returns this time, so that the caller polls
+    /// at once.
     polled_at: Instant,
 }
 
 impl ShmConnection {
-    /// The template that has all bytes of a read.
+    /// Returns the template with all bytes of a read, if direct reads of it are granted.
     fn find_template(&mut self, request: &ReadRequest) -> Option<Arc<GrantedTemplate>> {
         let Some(SeedAccess::Local(template)) = self.grants.get(&request.key) else { return None };
         let granted = request.mode == ReadMode::Exact && request.spans.iter().all(|s| template.locate(s).is_some());
@@ -96,7 +97,7 @@ impl ShmConnection {
         }
     }
 
-    /// Lets the owner serve a read that failed: it may have the memory elsewhere after the template has ended.
+    /// Sends a failed direct read to the owner: it may have the memory elsewhere after the template has ended.
     fn fall_back_to_owner(&mut self, request: ReadRequest, error: &io::Error) {
         if Errno::from_io_error(error) == Some(Errno::SRCH) {
             self.grants.remove(&request.key);

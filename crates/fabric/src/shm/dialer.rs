@@ -16,7 +16,7 @@ pub struct ShmDialer {
 }
 
 impl ShmDialer {
-    /// Connects to the socket with this path.
+    /// Creates a dialer for the socket with this path.
     pub fn new(to: PathBuf) -> Self {
         Self { path: to }
     }

@@ -1,4 +1,4 @@
-//! The requester's cache of grants: for each seed, its template and the address of each extent in it.
+//! The requester's cache of grants: for each seed, the template and the address of each extent in it.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -9,10 +9,10 @@ use farfork_wire::frame::reply::Grant;
 
 use crate::{SeedKey, Span, TemplateMemory};
 
-/// Most seeds in the cache. Each has two file descriptors. The seed that was unused longest is dropped first.
+/// Most seeds in the cache. Each has two file descriptors. The least recently used seed is dropped first.
 const CACHED_SEEDS_MAX: usize = 64;
 
-/// How a seed can be read.
+/// The way in which a seed can be read.
 #[derive(Debug)]
 pub(crate) enum SeedAccess {
     /// Not known yet: grants were requested.
@@ -31,8 +31,8 @@ pub(crate) struct GrantedTemplate {
 }
 
 impl GrantedTemplate {
-    /// The address of a span in the template, and the length of its extent. `None` if the extent was not granted, or if the
-    /// span reaches beyond it.
+    /// Returns the address of a span in the template, and the length of its extent. `None` if the extent was not
+    /// granted, or if the span reaches beyond it.
     pub(crate) fn locate(&self, span: &Span) -> Option<(u64, u64)> {
         let grant = self.extents.get(&span.extent)?;
         let end = span.offset.checked_add(u64::from(span.bytes))?;
@@ -44,12 +44,12 @@ impl GrantedTemplate {
 /// The grants of one owner.
 #[derive(Debug, Default)]
 pub(crate) struct GrantCache {
-    /// The most recently used seed is last.
+    /// The seeds in order of use, the most recently used last.
     seeds: Vec<(Arc<SeedKey>, SeedAccess)>,
 }
 
 impl GrantCache {
-    /// How a seed can be read; `None` if no grants were requested.
+    /// Returns the way in which a seed can be read; `None` if no grants were requested.
     pub(crate) fn get(&mut self, key: &Arc<SeedKey>) -> Option<&SeedAccess> {
         let at = self.position(key)?;
         let seed = self.seeds.remove(at);
@@ -62,7 +62,8 @@ impl GrantCache {
         self.insert(key, SeedAccess::Requested);
     }
 
-    /// Records the owner's answer. A grant that cannot be used counts as none (a pid namespace may hide the template).
+    /// Records the owner's reply. If the template cannot be opened (a pid namespace may hide it), reads go through the
+    /// owner.
     pub(crate) fn record_answer(&mut self, key: &Arc<SeedKey>, grants: Vec<Grant>, template: Option<OwnedFd>) {
         let access = match template.map(TemplateMemory::new) {
             None => SeedAccess::OwnerOnly,
@@ -85,7 +86,7 @@ impl GrantCache {
         }
     }
 
-    /// Removes the seeds with requested grants: there will be no answer.
+    /// Removes the seeds with requested grants, because the requests were abandoned.
     pub(crate) fn remove_requested(&mut self) {
         self.seeds.retain(|(_, access)| !matches!(access, SeedAccess::Requested));
     }

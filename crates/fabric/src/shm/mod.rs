@@ -1,5 +1,5 @@
-//! The provider for one host. The requester asks the owner once through a Unix socket, then reads the template's memory
-//! directly. Writes and messages always go through the owner.
+//! The provider for one host. The requester requests grants from the owner once through a Unix socket, then reads the
+//! template's memory directly. Writes and messages always go through the owner.
 
 //  requester                                     owner
 //     | OPEN, ASK GRANTS, READ ...                 |   the first reads go through the owner
@@ -10,8 +10,8 @@
 //     | /proc/PID/mem, is it still alive?     |    |   from now on the owner is not asked
 //     |-------------------------------------->|    |
 //
-// In any doubt the owner is asked, and its answer is authoritative. These reads go through the socket: memory that was not
-// granted (copies of shared memory, the descriptor), reads outside the bounds, and reads that failed.
+// All other reads go through the socket, and the owner's reply is authoritative: reads of memory that was not granted
+// (copies of shared memory, the descriptor), reads outside the bounds, and direct reads that failed.
 //
 // The owner checks the token when it grants, not at each read. This loses nothing: a requester that may read
 // another process's memory has root's power over it (ptrace(2)). Dropping a seed ends its template, which ends

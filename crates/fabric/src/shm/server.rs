@@ -14,8 +14,8 @@ use super::stream::ShmStream;
 use crate::stream::{self, ListenerConfig};
 use crate::{Address, Exporter, transport};
 
-/// Serves an exporter's memory to this host until it is dropped. That ends all connections at once. The socket's file is
-/// left to its creator.
+/// Serves an exporter's memory to this host until it is dropped. Dropping it ends all connections at once, and does not
+/// remove the socket's file.
 #[derive(Debug)]
 pub struct ShmServer {
     path: PathBuf,
@@ -23,8 +23,8 @@ pub struct ShmServer {
 }
 
 impl ShmServer {
-    /// Serves connections to `listener` from processes of root and of this process's user, according to the kernel. Others
-    /// are disconnected, whatever the permissions of the socket's file.
+    /// Starts to serve connections to `listener` from processes of root and of this process's user (SO_PEERCRED). Other
+    /// processes are disconnected, even if the permissions of the socket's file let them connect.
     ///
     /// # Errors
     /// `InvalidInput` if the listener has no path; or the process cannot create another file descriptor or thread.
@@ -41,17 +41,17 @@ impl ShmServer {
         Ok(Self { path, server: stream::StreamServer::start(listener.into(), &config, exporter)? })
     }
 
-    /// Stops accepting and receiving, answers received requests, and ends once the replies are sent or after `timeout`.
+    /// Stops accepting and receiving, serves received requests, and ends once all replies are sent or after `timeout`.
     pub fn close(self, timeout: Duration) {
         self.server.close(timeout);
     }
 
-    /// Number of panics of its threads. Each panic lost connections, and the thread continued.
+    /// Number of panics of the server's threads. Each panic closed the thread's connections, and the thread continued.
     pub fn panic_count(&self) -> u64 {
         self.server.panic_count()
     }
 
-    /// The address that it listens on.
+    /// Returns the address on which the server listens.
     pub fn address(&self) -> Address {
         Address::Shm(self.path.clone())
     }
@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_root_and_the_own_user_may_connect() {
+    fn only_root_and_the_same_user_may_connect() {
         let uid = Uid::from_raw;
         assert!(may_connect(uid(0), uid(1000)) && may_connect(uid(1000), uid(1000)) && may_connect(uid(0), uid(0)));
         assert!(!may_connect(uid(1000), uid(0)) && !may_connect(uid(1001), uid(1000)));

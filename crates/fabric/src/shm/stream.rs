@@ -13,7 +13,7 @@ use rustix::net::{
 
 use crate::transport;
 
-/// Most file descriptors in one message. An owner sends one.
+/// Most file descriptors in one message. An owner sends at most one.
 const FDS_MAX: usize = 2;
 
 /// A connected, nonblocking Unix socket.
@@ -25,12 +25,12 @@ pub(super) struct ShmStream {
 }
 
 impl ShmStream {
-    /// The requester's end.
+    /// Creates the requester's end.
     pub(super) fn for_requester(socket: OwnedFd) -> Self {
         Self { socket, received_fds: Some(VecDeque::new()) }
     }
 
-    /// The owner's end. A received descriptor is a protocol violation.
+    /// Creates the owner's end. A received descriptor is a protocol violation.
     pub(super) fn for_owner(socket: OwnedFd) -> Self {
         Self { socket, received_fds: None }
     }

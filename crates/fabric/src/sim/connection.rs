@@ -13,7 +13,7 @@ use crate::stream::{EventSource, Interest, Link, LinkConfig};
 use crate::transport::Security;
 use crate::{Address, Connection};
 
-/// Starts to connect from a node to an address. While a caller waits for the connection, the world continues.
+/// Starts to connect from a node to an address. [`Connection::wait`] runs the world.
 pub fn connect(
     world: &World,
     from: NodeId,
@@ -60,7 +60,7 @@ impl EventSource for SimEventSource {
     }
 
     /// # Errors
-    /// `TimedOut` if no event can end the wait any more.
+    /// `TimedOut` if no event is left that could end the wait.
     fn wait(&self, until: Option<Instant>, is_ready: &dyn Fn() -> bool) -> io::Result<()> {
         let until = until.map_or_else(|| self.world.end_of_time(), |until| self.world.to_world_time(self.node, until));
         let ended = self.world.run_until(until, || self.world.is_running(self.node) && is_ready());

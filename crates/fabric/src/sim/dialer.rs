@@ -15,7 +15,7 @@ pub struct SimDialer {
 }
 
 impl SimDialer {
-    /// Connects from this node to this address.
+    /// Creates a dialer from this node to this address.
     pub fn new(world: &World, from: NodeId, to: SimAddress) -> Self {
         Self { world: world.clone(), from, to }
     }

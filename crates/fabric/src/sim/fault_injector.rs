@@ -34,7 +34,7 @@ pub struct FaultInjector {
 }
 
 impl FaultInjector {
-    /// An injector for these nodes. It sets random clock skews and path conditions at once.
+    /// Creates an injector for these nodes, and sets random clock skews and path conditions.
     pub fn new(world: &World, nodes: &[NodeId]) -> Self {
         for node in nodes {
             let ahead_us = world.random_below(2_000_000_000) as i32 - 1_000_000_000;
@@ -47,7 +47,7 @@ impl FaultInjector {
         Self { world: world.clone(), nodes: nodes.to_vec(), active_faults: Vec::new(), next_fault_at: world.now() }
     }
 
-    /// When to call [`FaultInjector::apply_due`], in the world's time.
+    /// Returns the time at which the caller must call [`FaultInjector::apply_due`], in the world's time.
     pub fn next_due_at(&self) -> Instant {
         self.active_faults
             .iter()
@@ -57,7 +57,7 @@ impl FaultInjector {
             .unwrap_or(self.next_fault_at)
     }
 
-    /// Injects due faults, and ends those that have lasted long enough.
+    /// Injects due faults, and ends faults whose duration has passed.
     pub fn apply_due(&mut self) {
         let now = self.world.now();
         let (over, lasting) = self.active_faults.iter().copied().partition::<Vec<_>, _>(|(until, _)| *until <= now);
@@ -69,7 +69,7 @@ impl FaultInjector {
         }
     }
 
-    /// Ends all faults, and sets fault-free path conditions. Bytes that were lost before stay lost.
+    /// Ends all faults, and sets fault-free path conditions. Bytes that are already lost stay lost.
     pub fn end_all(&mut self) {
         for (_, fault) in std::mem::take(&mut self.active_faults) {
             self.end_fault(fault);
@@ -125,7 +125,7 @@ fn node_pairs(nodes: &[NodeId]) -> impl Iterator<Item = (NodeId, NodeId)> {
     nodes.iter().flat_map(move |from| nodes.iter().map(move |to| (*from, *to)))
 }
 
-/// Random conditions. Most paths have few faults, some have many.
+/// Draws random conditions. Most paths have few faults, some have many.
 fn random_conditions(world: &World) -> PathConditions {
     let chance = |most: f64| match world.random_below(3) {
         0 => most * world.random_below(1000) as f64 / 1000.0,

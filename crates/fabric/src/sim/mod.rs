@@ -1,7 +1,7 @@
 //! The provider for tests: nodes, network and time are simulated from a random seed, in one thread.
 //!
-//! Each seed reproduces its failure every time. Protocol, link and server connection are the code that runs on real
-//! sockets; only the transport and the clock differ.
+//! Each random seed reproduces its failure every time. Protocol, link and server connection are the same code as on
+//! real sockets; only the transport and the clock differ.
 
 mod connection;
 mod dialer;

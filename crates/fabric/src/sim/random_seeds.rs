@@ -1,4 +1,4 @@
-//! Runs one test with many random seeds in parallel, and prints how to repeat a seed that failed.
+//! Runs one test with many random seeds in parallel, and prints the command that repeats a failed seed.
 
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -10,14 +10,14 @@ use super::World;
 /// The environment variable that selects a single seed.
 const SEED_VARIABLE: &str = "FARFORK_SIM_SEED";
 
-/// Seeds that run at the same time. Each takes a thread, and other tests run in parallel.
+/// Number of seeds that run at the same time. Each needs a thread, and other tests run in parallel.
 const PARALLEL_RUNS: usize = 2;
 
 /// Runs a test with each seed below `count`, or with the seed in `FARFORK_SIM_SEED`. Returns the number of seeds, and the
 /// sum of the test's results.
 ///
 /// # Panics
-/// When the test panics, or when the variable is not a number.
+/// If the test panics, or if the variable is not a number.
 pub fn run_random_seeds(count: u64, test: impl Fn(u64) -> usize + Sync) -> (u64, u64) {
     let seeds = seed_from_env().map_or(0..count, |seed| seed..seed + 1);
     let (next, sum) = (AtomicU64::new(seeds.start), AtomicU64::new(0));
@@ -35,11 +35,11 @@ pub fn run_random_seeds(count: u64, test: impl Fn(u64) -> usize + Sync) -> (u64,
     (end - start, sum.into_inner())
 }
 
-/// Runs the scenario of one seed. If it panics, prints the world's trace and the command that repeats it: `cargo test`
-/// followed by `tests`.
+/// Runs the scenario of one seed. If the scenario panics, prints the world's trace and the command that repeats it:
+/// `cargo test` with the arguments `tests`.
 ///
 /// # Panics
-/// When the scenario panics.
+/// If the scenario panics.
 pub fn run_scenario(world: &World, seed: u64, tests: &str, scenario: impl FnOnce()) {
     if let Err(panic) = catch_unwind(AssertUnwindSafe(scenario)) {
         eprintln!("{}", world.format_trace());
@@ -48,7 +48,7 @@ pub fn run_scenario(world: &World, seed: u64, tests: &str, scenario: impl FnOnce
     }
 }
 
-/// The seed in the environment.
+/// Reads the seed from the environment.
 fn seed_from_env() -> Option<u64> {
     let text = std::env::var(SEED_VARIABLE).ok()?;
     Some(text.parse().unwrap_or_else(|_| panic!("{SEED_VARIABLE} is a number")))

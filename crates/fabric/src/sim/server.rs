@@ -16,7 +16,7 @@ use crate::{Address, Exporter};
 /// Interval between checks for stalled connections.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Serves an exporter's memory in a world until it is dropped. That ends all connections at once.
+/// Serves an exporter's memory in a world until it is dropped. Dropping it ends all connections at once.
 pub struct SimServer {
     world: World,
     address: SimAddress,
@@ -33,7 +33,7 @@ enum ServerStage {
 }
 
 impl SimServer {
-    /// Serves connections to an address.
+    /// Starts to serve connections to an address.
     ///
     /// # Errors
     /// `AddrInUse`.
@@ -67,14 +67,14 @@ impl SimServer {
         Ok(Self { world: world.clone(), address, actor_id: actor, stage })
     }
 
-    /// Stops accepting and receiving, answers received requests, and ends once the replies are sent or after `timeout`.
+    /// Stops accepting and receiving, serves received requests, and ends once all replies are sent or after `timeout`.
     pub fn close(self, timeout: Duration) {
         let stage = || *self.stage.lock().unwrap_or_else(PoisonError::into_inner);
         *self.stage.lock().unwrap_or_else(PoisonError::into_inner) = ServerStage::Draining;
         self.world.run_until(self.world.now() + timeout, || stage() == ServerStage::Drained);
     }
 
-    /// The address that it listens on.
+    /// Returns the address on which the server listens.
     pub fn address(&self) -> Address {
         Address::Sim(self.address)
     }
@@ -95,7 +95,7 @@ impl fmt::Debug for SimServer {
 /// The actor that runs a server.
 struct ServerActor {
     world: World,
-    /// `None` once it is draining.
+    /// The listener; `None` once the server is draining.
     listener: Option<SimListener>,
     security: Option<Arc<dyn Security>>,
     shared: OwnerContext,

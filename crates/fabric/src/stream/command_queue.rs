@@ -1,4 +1,4 @@
-//! The queue by which other threads reach a worker: it passes accepted connections, and the command to end.
+//! The queue through which other threads pass accepted connections and commands to a worker.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -9,12 +9,12 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use crate::transport::Stream;
 
-/// The present command of a worker.
+/// The current command of a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ServerCommand {
     /// Serve.
     Serve,
-    /// Serve received requests and send queued replies, at most until this time; then end.
+    /// Serve received requests and send queued replies, at most until this time. Then end.
     Drain(Instant),
     /// End at once.
     Stop,
@@ -32,7 +32,7 @@ pub(crate) struct AcceptedStream {
 /// The queue of one worker.
 #[derive(Debug)]
 pub(crate) struct CommandQueue {
-    /// Readable when there is a command or a connection.
+    /// An eventfd(2) that is readable when there is a command or a connection.
     pub(crate) wakeup_fd: OwnedFd,
     state: Mutex<CommandQueueState>,
 }
@@ -63,7 +63,7 @@ impl CommandQueue {
         self.signal_wakeup();
     }
 
-    /// The command, and the connections that were accepted since the last call.
+    /// Returns the current command, and the connections that were added since the last call.
     pub(crate) fn drain(&self) -> (ServerCommand, Vec<AcceptedStream>) {
         let _ = rustix::io::read(&self.wakeup_fd, &mut [0; 8]);
         let mut command_queue_state = self.lock();

@@ -15,10 +15,10 @@ use crate::{
 };
 
 impl Link {
-    /// Checks whether a request that carries this many bytes may be accepted.
+    /// Checks whether a request with this many payload bytes may be accepted.
     ///
     /// # Errors
-    /// Why it may not.
+    /// The reason why it may not.
     pub(crate) fn check_capacity(&self, bytes: usize) -> Result<(), SubmitError> {
         if self.is_closing {
             return Err(SubmitError::Closed);

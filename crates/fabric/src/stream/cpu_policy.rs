@@ -1,34 +1,34 @@
-//! Chooses the CPU and the time slice of a worker by what it serves: single pages or streams.
+//! Chooses the CPU and the time slice of a worker, depending on its recent replies: single pages or streams.
 
 use std::time::{Duration, Instant};
 
 use farfork_sys::{affinity, sched_slice};
 
-/// Replies of a turn up to this size, in bytes, count as single pages.
+/// A turn with at most this many reply bytes counts as a turn with single pages.
 const SINGLE_PAGE_BYTES_MAX: usize = 8 << 10;
 
-/// Consecutive turns with single pages after which the next ones are expected to be of that kind.
+/// Number of consecutive turns with single pages after which the next turns are expected to have single pages too.
 const SINGLE_PAGE_TURNS_MIN: u32 = 3;
 
-/// Interval between checks of which CPU receives the requests.
+/// Interval between checks of the CPU that receives the requests.
 const CPU_CHECK_INTERVAL: Duration = Duration::from_millis(2);
 
-/// Time slice of a worker that sends a stream: as long as a few replies take.
+/// Time slice of a worker that sends a stream: the time for a few replies.
 const STREAM_TIME_SLICE: Duration = Duration::from_micros(500);
 
-// Single pages: a requester that asks for one page waits for it, and works while the worker waits. On one machine,
-// a request is received on the CPU that sent it. There requester and worker hand over to each other by a switch of
-// about 2 us, while waking another CPU costs 15 to 30 us. Between machines, the request is received on the CPU
-// that the network card interrupts, and again no other CPU has to be woken. So the worker moves to the CPU that
+// Single pages: requester and worker run alternately, because the requester waits for each page. On one machine, a
+// request is received on the CPU that sent it. If the worker runs on that CPU too, each hand-over is a switch of about
+// 2 us, while waking another CPU costs 15 to 30 us. Between machines, the request is received on the CPU that the
+// network card interrupts; a worker on that CPU needs no wakeup of another one. So the worker moves to the CPU that
 // receives the requests, and has the shortest time slice.
 //
-// Streams: both ends work at the same time. The requester moves to another CPU (`farfork_fork`), and the worker
-// stays. It has a longer time slice: the kernel lets a woken thread preempt at once only a thread with a longer
-// slice. Otherwise a single page would wait until the worker next to it has sent its current data.
+// Streams: both ends work at the same time. The requester moves to another CPU (`farfork_fork`), and the worker stays.
+// The worker gets a longer time slice, because a woken thread preempts at once only a thread with a longer slice.
+// Otherwise a worker with a single page would wait until the streaming worker on its CPU has sent its current data.
 //
-// The kernel may move the worker at any time.
+// The worker is not pinned: the kernel may move it at any time.
 
-/// The kind of the recent turns of a worker.
+/// The kind of a worker's recent turns: single pages or streams.
 #[derive(Debug, Default)]
 pub(super) struct CpuPolicy {
     single_page_turns: u32,
@@ -37,7 +37,7 @@ pub(super) struct CpuPolicy {
 }
 
 impl CpuPolicy {
-    /// Sets the initial time slice, from the worker's thread.
+    /// Sets the initial time slice. Called by the worker's thread.
     pub(super) fn apply_initial(&mut self) {
         self.is_streaming = false;
         set_time_slice(sched_slice::SLICE_MIN);
@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_many_single_pages_in_a_row_are_worth_a_look() {
+    fn the_cpu_is_checked_only_after_many_single_page_reads() {
         let (mut policy, mut now, mut looks) = (CpuPolicy::default(), Instant::now(), 0);
         let mut serve = |bytes, now| {
             let look = || {

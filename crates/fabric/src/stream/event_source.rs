@@ -1,5 +1,5 @@
-//! The event source of a requester: one file descriptor for the lifetime of the connection, whichever socket is
-//! current.
+//! The event source of a requester: one file descriptor for the lifetime of the connection, although its sockets
+//! change.
 
 use std::fmt;
 use std::io;
@@ -18,7 +18,7 @@ pub(crate) struct Interest {
 }
 
 impl Interest {
-    /// Until it accepts bytes, which a socket does once it is connected.
+    /// Waits until the socket accepts bytes: a connecting socket does so once it is connected.
     pub(crate) const SEND_ONLY: Self = Self { receive: false, send: true };
 
     pub(crate) fn to_epoll_flags(self) -> epoll::EventFlags {
@@ -29,25 +29,25 @@ impl Interest {
     }
 }
 
-/// The surroundings of a requester: the events that it waits for, and its clock.
+/// The environment of a requester: the events for which it waits, and its clock.
 pub(crate) trait EventSource: fmt::Debug + Send {
-    /// The time.
+    /// Returns the current time.
     fn now(&self) -> Instant;
 
-    /// A descriptor that is readable when there is something to do, if there is one.
+    /// Returns a descriptor that is readable when there is something to do, if the source has one.
     fn poll_fd(&self) -> Option<BorrowedFd<'_>>;
 
-    /// Waits for a new socket from now on. The previous one was closed.
+    /// Watches a new socket from now on. The previous socket was closed.
     fn set_socket(&mut self, socket: Option<BorrowedFd<'_>>, interest: Interest) -> io::Result<()>;
 
     /// Changes the events of the socket.
     fn set_interest(&mut self, socket: Option<BorrowedFd<'_>>, interest: Interest) -> io::Result<()>;
 
-    /// Waits until there is something to do, at most until `until`. `is_ready` is for sources without a descriptor.
+    /// Waits until there is something to do, at most until `until`. A source without a descriptor calls `is_ready`.
     fn wait(&self, until: Option<Instant>, is_ready: &dyn Fn() -> bool) -> io::Result<()>;
 }
 
-/// The event source of requesters with sockets: an epoll.
+/// The event source of requesters with sockets: an epoll(7) descriptor.
 #[derive(Debug)]
 pub(crate) struct EpollEventSource {
     epoll: OwnedFd,

@@ -11,11 +11,11 @@ use crate::buffer::{Buffer, BufferPool};
 use crate::protocol::{DecodeEvent, FrameDecoder, SendQueue, carries_fd};
 use crate::transport::Stream;
 
-/// Size of the staging buffer, in bytes. It takes a burst of seven single pages in one system call. Of a longer reply, it is
-/// the part that is copied once more.
+/// Size of the staging buffer, in bytes: one system call can receive seven single pages. The part of a longer reply
+/// that arrives in this buffer is copied once more.
 const STAGING_BYTES: usize = 32 << 10;
 
-/// Most request bytes that are collected before they are sent: thousands of reads. One more request may exceed the limit.
+/// Most request bytes that are collected before they are sent: thousands of reads. One request may exceed the limit.
 const OUTBOUND_BYTES_MAX: usize = 256 << 10;
 
 /// A connected stream.
@@ -37,7 +37,7 @@ pub(crate) struct ReceiveResult {
 }
 
 impl FramedStream {
-    /// Queues the hello.
+    /// Creates the framed stream, and queues the hello.
     pub(crate) fn new(stream: Box<dyn Stream>, pool: &mut BufferPool) -> Self {
         let mut send_queue = SendQueue::default();
         send_queue.append(&encode_hello(), pool);
@@ -54,17 +54,17 @@ impl FramedStream {
         &*self.stream
     }
 
-    /// The events that the stream waits for.
+    /// Returns the events that the stream waits for.
     pub(crate) fn interest(&self) -> Interest {
         Interest { receive: true, send: self.is_send_blocked || self.stream.has_unsent() }
     }
 
-    /// Whether bytes are still to be sent.
+    /// Whether bytes are queued for sending.
     pub(crate) fn has_unsent(&self) -> bool {
         self.send_queue.queued_bytes() > 0 || self.stream.has_unsent()
     }
 
-    /// Sends queued bytes and what `encode` appends, until there are none left or the stream accepts no more.
+    /// Sends queued bytes and the bytes that `encode` appends, until none are left or the stream accepts no more.
     pub(crate) fn send_queued(
         &mut self,
         pool: &mut BufferPool,
@@ -112,7 +112,7 @@ impl FramedStream {
         }
     }
 
-    /// The next complete frame, with its descriptor.
+    /// Returns the next complete frame, with its file descriptor if it has one.
     pub(crate) fn next_frame(
         &mut self,
         pool: &mut BufferPool,

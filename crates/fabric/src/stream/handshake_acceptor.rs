@@ -1,4 +1,4 @@
-//! The thread that accepts connections and completes their handshakes, so that a flood of handshakes takes no time from
+//! The thread that accepts connections and completes their handshakes, so that a flood of handshakes does not delay
 //! connections that are served. It passes authenticated connections to the workers.
 
 use std::collections::BTreeMap;
@@ -19,8 +19,8 @@ use super::server::ListenerConfig;
 use super::server_connection::HELLO_TIMEOUT;
 use crate::LinkError;
 
-/// Most connections in the handshake: enough for all nodes of a large cluster at once, some kilobytes each. If there are
-/// more, the oldest is closed.
+/// Most connections in the handshake: enough for all nodes of a large cluster at once, at some kilobytes each. If there
+/// are more, the oldest is closed.
 const PENDING_MAX: usize = 1024;
 
 /// Interval between checks for handshakes that take too long.
@@ -40,13 +40,13 @@ struct PendingConnection {
 //   accept -> pending, PENDING_MAX at most, each for HELLO_TIMEOUT -- handshake done -> command queue of a worker
 //               +- refused, too slow, or the oldest of too many: a log line that names the peer
 
-/// State of the thread.
+/// State of the accepting thread.
 pub(crate) struct HandshakeAcceptor {
     config: ListenerConfig,
     commands: Arc<CommandQueue>,
     epoll: OwnedFd,
     listener: EpollListener,
-    /// Connections by number, so that the oldest is first.
+    /// Connections by token. Tokens ascend, so the oldest connection is first.
     pending: BTreeMap<u64, PendingConnection>,
     next_token: u64,
     workers: Vec<Arc<CommandQueue>>,
@@ -56,7 +56,7 @@ pub(crate) struct HandshakeAcceptor {
 }
 
 impl HandshakeAcceptor {
-    /// Accepts connections on a nonblocking, listening socket.
+    /// Creates the state, for a nonblocking, listening socket.
     pub(crate) fn new(
         config: ListenerConfig,
         socket: OwnedFd,
@@ -81,7 +81,7 @@ impl HandshakeAcceptor {
         })
     }
 
-    /// Accepts connections until it is commanded to end.
+    /// Accepts connections until a command ends it.
     pub(crate) fn run(&mut self) {
         let mut events = Vec::with_capacity(EVENTS_MAX);
         loop {
@@ -93,7 +93,7 @@ impl HandshakeAcceptor {
             let now = Instant::now();
             for event in &events {
                 match event.data.u64() {
-                    // Only workers have work to complete.
+                    // `Drain` and `Stop` both end this thread: only workers have requests to complete.
                     COMMAND_TOKEN if self.commands.drain().0 != ServerCommand::Serve => return,
                     COMMAND_TOKEN => {}
                     LISTENER_TOKEN => self.accept(now),
@@ -109,7 +109,7 @@ impl HandshakeAcceptor {
         self.pending.clear();
     }
 
-    /// Longest time to wait; no limit while there are no connections.
+    /// Returns the timeout for epoll_wait(2); `None` while there are no connections.
     fn wait_timeout(&self) -> Option<Timespec> {
         let wait = match (self.listener.is_paused(), self.pending.is_empty()) {
             (true, _) => ACCEPT_PAUSE,
@@ -171,7 +171,7 @@ impl HandshakeAcceptor {
         }
     }
 
-    /// The handshake is complete: passes the connection to a worker.
+    /// Passes a connection whose handshake is complete to a worker.
     fn hand_to_worker(&mut self, number: u64) {
         let Some(pending_connection) = self.pending.remove(&number) else { return };
         if let Some(socket) = pending_connection.accepted.stream.socket() {
@@ -181,7 +181,7 @@ impl HandshakeAcceptor {
         self.admitted_count += 1;
     }
 
-    /// Closes connections whose handshake takes too long, and accepts again after a pause.
+    /// Closes connections whose handshake takes too long, and resumes accepting after a pause.
     fn sweep(&mut self, now: Instant) {
         self.listener.resume(&self.epoll, now);
         if now.duration_since(self.swept_at) < SWEEP_INTERVAL {
@@ -198,7 +198,7 @@ impl HandshakeAcceptor {
 }
 
 impl PendingConnection {
-    /// Waits for the events that let the handshake proceed.
+    /// Updates the events in epoll(7) to those that the handshake waits for.
     fn watch(&mut self, epoll: &OwnedFd, number: u64) -> Result<(), LinkError> {
         let interest = Interest { receive: true, send: self.accepted.stream.has_unsent() };
         if interest != self.interest

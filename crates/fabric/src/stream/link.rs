@@ -1,5 +1,5 @@
-//! The requester's end of a connection: one stream at a time, replaced when it fails while requests are unanswered. It does
-//! not wait: its event source and its user do.
+//! The requester's end of a connection. It has one stream at a time; if the stream fails while requests are unanswered,
+//! it connects a new one. It never blocks: its event source waits.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -17,11 +17,11 @@ use crate::protocol::{Backoff, PendingRequest, RequestOutcome, Requester};
 use crate::transport::{Dialer, Security};
 use crate::{Address, Completion, FabricError, LinkError, Reply, SeedKey};
 
-/// Most bytes that one poll receives, so that a fast owner does not delay the caller's other work: some 20 µs, with
-/// decryption. Between two polls, a pager handles its children's faults.
+/// Most bytes that one poll receives, so that a fast owner does not delay the caller's other work: they take about 20
+/// µs, with decryption. Between two polls, a pager handles its children's faults.
 const RECEIVED_BYTES_MAX: usize = 64 << 10;
 
-/// The answer to a request for grants: `None` if there was no answer in time.
+/// The outcome of a request for grants. `grants` is `None` if there was no reply in time.
 #[derive(Debug)]
 pub(crate) struct GrantAnswer {
     pub(crate) key: Arc<SeedKey>,
@@ -36,11 +36,11 @@ pub(crate) struct LinkConfig {
     pub(crate) address: Address,
     /// Connects to the owner.
     pub(crate) dialer: Box<dyn Dialer>,
-    /// Wraps the stream, if there is any security.
+    /// Wraps the stream; `None` for a stream without security.
     pub(crate) security: Option<Arc<dyn Security>>,
-    /// Waits for the stream.
+    /// Waits for events of the stream, and has the clock.
     pub(crate) event_source: Box<dyn EventSource>,
-    /// The name by which the owner knows the connection.
+    /// The id by which the owner knows the connection.
     pub(crate) connection_id: ConnectionId,
 }
 
@@ -61,14 +61,14 @@ pub(crate) struct Link {
     failure: LinkFailure,
     grant_answers: Vec<GrantAnswer>,
     pub(super) is_closing: bool,
-    /// When a poll left bytes in the stream, for which its socket is not readable.
+    /// Time of the last poll, if it left bytes in the stream's buffer: the socket does not become readable for them.
     unread_since: Option<Instant>,
-    /// When the owner of this stream was last checked to be trusted.
+    /// Time of the last check that the owner of this stream is trusted.
     pub(super) checked_at: Option<Instant>,
 }
 
 impl Link {
-    /// A link that is not connected yet.
+    /// Creates a link that is not connected yet.
     pub(crate) fn new(parts: LinkConfig) -> Self {
         let requester = Requester::new(parts.connection_id);
         Self {
@@ -99,7 +99,7 @@ impl Link {
         self.requester.enqueue(pending);
     }
 
-    /// The current socket.
+    /// Returns the current socket, if the link is up.
     pub(super) fn socket(&self) -> Option<BorrowedFd<'_>> {
         match &self.state {
             LinkState::Up(session) => session.stream().socket(),
@@ -107,7 +107,7 @@ impl Link {
         }
     }
 
-    /// Removes and returns the answers to requests for grants.
+    /// Removes and returns the outcomes of requests for grants.
     pub(crate) fn take_grant_answers(&mut self) -> Vec<GrantAnswer> {
         std::mem::take(&mut self.grant_answers)
     }
@@ -132,12 +132,12 @@ impl Link {
         }
     }
 
-    /// Whether it was closed and nothing is left to do.
+    /// Whether the link was closed and no request is unanswered.
     pub(crate) fn is_closed(&self) -> bool {
         self.is_closing && matches!(self.state, LinkState::Down { .. }) && !self.requester.has_unanswered()
     }
 
-    /// Does everything that can be done now.
+    /// Connects, sends, receives and ends overdue requests, as far as possible without waiting.
     pub(crate) fn poll(&mut self, now: Instant, completions: &mut Vec<Completion>) {
         if let Err(cause) = self.advance(now, completions) {
             self.handle_failure(cause, now, completions);
@@ -174,9 +174,10 @@ impl Link {
             self.recheck_trust(now)?;
             let was_quiet = self.is_idle();
             let sent = self.send_pending(now);
-            // The answer to the first request cannot have arrived yet. A check for it would cost as much as the send.
+            // If the link was idle, the reply to the first request cannot have arrived yet. A check would cost as much
+            // as the send.
             if !was_quiet || self.requester.silent_since().is_none() || sent.is_err() {
-                // Bytes that arrived before the stream failed are valid: the owner's reason for a refusal, for example.
+                // Bytes that arrived before the stream failed are valid, such as the owner's reason for a refusal.
                 self.receive(now, completions)?;
             }
             sent?;
@@ -200,7 +201,7 @@ impl Link {
         self.config.event_source.set_interest(session.stream().socket(), session.interest()).map_err(LinkError::Broken)
     }
 
-    /// Receives what has arrived, within the limit.
+    /// Receives the bytes that have arrived, at most about [`RECEIVED_BYTES_MAX`].
     fn receive(&mut self, now: Instant, completions: &mut Vec<Completion>) -> Result<(), LinkError> {
         let mut received_bytes = 0;
         self.unread_since = None;
@@ -254,7 +255,8 @@ impl Link {
         Ok(())
     }
 
-    /// Closes the stream. An incompatible owner fails all requests, because the next stream would find the same version.
+    /// Closes the stream. If the owner is incompatible, fails all requests, because the next stream would find the same
+    /// version.
     pub(super) fn handle_failure(&mut self, cause: LinkError, now: Instant, completions: &mut Vec<Completion>) {
         tracing::debug!(address = %self.config.address, %cause, "connection failed");
         let silent_since = self.requester.silent_since();

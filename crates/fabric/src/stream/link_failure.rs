@@ -1,40 +1,42 @@
-//! The failure of a connection, recorded until the next answer. A read without an answer gets its error from here.
+//! The failure of a connection, recorded until the next reply. A request without a reply gets its error from this
+//! record.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::{Address, FabricError, LinkError};
 
-/// The failures since the last answer.
+/// The failures since the last reply.
 #[derive(Debug, Default)]
 pub(crate) struct LinkFailure {
     /// Cause of the last failure.
     cause: Option<Arc<LinkError>>,
-    /// Since when a request has waited for a failed connection; `None` if no request waits.
+    /// Time since which a request has waited for a failed connection; `None` if no request waits.
     waiting_since: Option<Instant>,
 }
 
 impl LinkFailure {
-    /// Clears the record: an answer arrived.
+    /// Clears the record after a reply.
     pub(crate) fn clear(&mut self) {
         *self = Self::default();
     }
 
-    /// Records a failure. `waiting_since` says since when a request has waited for the connection, if any.
+    /// Records a failure. `waiting_since` is the time since which a request has waited for the connection, if any
+    /// waits.
     pub(crate) fn record(&mut self, cause: LinkError, waiting_since: Option<Instant>) {
         self.cause = Some(Arc::new(cause));
         self.waiting_since = waiting_since.map(|since| self.waiting_since.unwrap_or(since));
     }
 
-    /// Records that a request waits for a connection that failed before.
+    /// Records that a request waits now, if the connection has failed.
     pub(crate) fn record_waiter(&mut self, now: Instant) {
         if self.cause.is_some() {
             self.waiting_since.get_or_insert(now);
         }
     }
 
-    /// The error of a request without an answer. `change_sent` is when a change was sent, which may have been made.
-    /// `silent_since` is since when an open connection has been silent.
+    /// Creates the error of a request without a reply. `change_sent` is the time at which a change was sent, which may
+    /// have been made. `silent_since` is the time since which an open connection has been silent.
     pub(crate) fn to_error(
         &self,
         address: &Address,
@@ -46,7 +48,8 @@ impl LinkFailure {
         let since = |since: Option<Instant>| since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
         let address = address.clone();
         match change_sent {
-            // In the meantime, the owner may have answered other requests, or the connection may have failed.
+            // Use the time since the change was sent: since then, the owner may have replied to other requests, or the
+            // connection may have failed.
             Some(_) => FabricError::OutcomeUnknown { address, cause, silence: since(change_sent) },
             None => FabricError::Unreachable { address, cause, silence: since(self.waiting_since.or(silent_since)) },
         }
@@ -65,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_without_an_answer_has_the_time_since_it_was_sent() {
+    fn an_unanswered_change_reports_the_time_since_it_was_sent() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         // Another reply was received at the time of the deadline.
@@ -79,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_time_that_somebody_waited_counts() {
+    fn silence_counts_only_while_a_request_waits() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let mut link_failure = LinkFailure::default();

@@ -1,5 +1,5 @@
 //! The setup of a link's stream: connects, authenticates both sides, and periodically rechecks that the owner is still
-//! trusted. [`Link`] draws the states.
+//! trusted. A diagram in `link.rs` shows the states.
 
 use std::time::{Duration, Instant};
 
@@ -23,7 +23,7 @@ pub(super) enum LinkState {
 }
 
 impl Link {
-    /// Starts to connect, even without a request.
+    /// Starts to connect, even if no request is queued.
     pub(crate) fn connect(&mut self, now: Instant) {
         if let Err(cause) = self.begin_connect(now) {
             self.handle_failure(cause, now, &mut Vec::new());
@@ -66,8 +66,8 @@ impl Link {
         Ok(())
     }
 
-    /// Checks that the owner is still trusted. A revoked owner gets no requests, and its replies are not accepted. A link
-    /// that is not polled does neither.
+    /// Checks that the owner is still trusted: a revoked owner gets no requests, and its replies are not accepted. A
+    /// link that is not polled needs no check, because it neither sends nor receives.
     pub(super) fn recheck_trust(&mut self, now: Instant) -> Result<(), LinkError> {
         let LinkState::Up(session) = &self.state else { return Ok(()) };
         if self.checked_at.is_none_or(|at| now.saturating_duration_since(at) >= CHECK_INTERVAL) {

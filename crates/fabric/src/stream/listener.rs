@@ -1,4 +1,4 @@
-//! A listening socket in an epoll, with limits on how many connections are accepted at a time.
+//! A listening socket in an epoll(7) descriptor. It limits the number of connections that are accepted at a time.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -8,13 +8,13 @@ use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
 
-/// Most connections that are accepted before existing ones get their turn.
+/// Most connections that are accepted before existing connections get their turn.
 const ACCEPTS_MAX: usize = 64;
 
-/// The pause after accept(2) failed for lack of file descriptors or memory.
+/// Pause after accept(2) has failed, for example for lack of file descriptors or memory.
 pub(crate) const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// A listening socket in an epoll.
+/// A listening socket in an epoll(7) descriptor.
 #[derive(Debug)]
 pub(crate) struct EpollListener {
     socket: OwnedFd,
@@ -23,7 +23,7 @@ pub(crate) struct EpollListener {
 }
 
 impl EpollListener {
-    /// Adds the socket to `epoll`, as `token`.
+    /// Adds the socket to `epoll`. Its events have `token` as data.
     pub(crate) fn new(epoll: &OwnedFd, token: u64, socket: OwnedFd) -> io::Result<Self> {
         epoll::add(epoll, &socket, epoll::EventData::new_u64(token), epoll::EventFlags::IN)?;
         Ok(Self { socket, token, paused_until: None })
@@ -33,14 +33,14 @@ impl EpollListener {
         self.paused_until.is_some()
     }
 
-    /// Accepts waiting connections, within the limit.
+    /// Accepts waiting connections, at most [`ACCEPTS_MAX`].
     pub(crate) fn accept(&mut self, epoll: &OwnedFd, now: Instant) -> Vec<OwnedFd> {
         let mut accepted = Vec::new();
         for _ in 0..ACCEPTS_MAX {
             match accept_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
                 Ok(socket) => accepted.push(socket),
                 Err(Errno::AGAIN) => break,
-                // The peer has given up, or a signal interrupted the call. The next connection may be good.
+                // The peer has disconnected, or a signal interrupted the call. Try the next connection.
                 Err(Errno::CONNABORTED | Errno::INTR) => {}
                 Err(errno) => {
                     tracing::warn!(%errno, "the fabric's server cannot accept connections for now");
@@ -53,7 +53,7 @@ impl EpollListener {
         accepted
     }
 
-    /// Accepts again after a pause.
+    /// Resumes accepting if the pause is over.
     pub(crate) fn resume(&mut self, epoll: &OwnedFd, now: Instant) {
         if self.paused_until.is_some_and(|until| until <= now) {
             let data = epoll::EventData::new_u64(self.token);

@@ -1,8 +1,8 @@
 //! The protocol over streams: [`Link`] is the requester's end, [`ServerConnection`] the owner's end of one connection.
 //! `protocol` defines the meaning of frames; the providers move the bytes.
 //!
-//! Links and server connections never wait. [`EpollEventSource`] waits for a requester with sockets, and a server's
-//! worker for an owner's sockets; `sim` has its own counterparts of both.
+//! Links and server connections never block. For requesters with sockets, [`EpollEventSource`] waits; for an owner's
+//! sockets, a server's worker. `sim` has counterparts of both.
 
 mod command_queue;
 mod connection;

@@ -1,4 +1,4 @@
-//! Log lines about misbehaving peers: each names the peer, and their rate is limited to what a person can read.
+//! Log lines about misbehaving peers. Each line names the peer, and the rate is limited so that a person can read them.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -9,12 +9,12 @@ const LINES_MAX: u32 = 10;
 /// Length of an interval.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// The number of recent lines.
+/// The number of lines in the current interval.
 #[derive(Debug)]
 pub(crate) struct RateLimitedLog {
     interval_began: Instant,
     lines: u32,
-    /// Peers that were not logged in this interval.
+    /// Number of events that were not logged in this interval.
     suppressed: u32,
 }
 
@@ -44,7 +44,8 @@ impl RateLimitedLog {
         self.take_line()
     }
 
-    /// Starts another interval if this one is over. Returns how many peers were not logged in it, if any.
+    /// Starts another interval if the current one is over. Returns the number of events that were not logged in it, if
+    /// any.
     fn begin_interval(&mut self, now: Instant) -> Option<u32> {
         if now.saturating_duration_since(self.interval_began) < INTERVAL {
             return None;

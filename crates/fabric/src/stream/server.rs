@@ -17,14 +17,14 @@ use crate::Exporter;
 use crate::protocol::OwnerContext;
 use crate::transport::{Security, Stream};
 
-/// Number of worker threads. With two, one connection's stream does not delay another's single pages. More would gain
-/// little, because memory bandwidth limits reads.
+/// Number of worker threads. With two, a long stream on one connection does not delay single pages on another. More
+/// would gain little, because memory bandwidth limits reads.
 const WORKERS: usize = 2;
 
 /// Makes a stream from an accepted socket. Also returns the peer's name for the log.
 pub(crate) type StreamFactory = fn(OwnedFd) -> io::Result<(Box<dyn Stream>, String)>;
 
-/// How a server accepts connections.
+/// The way in which a server accepts connections.
 #[derive(Clone)]
 pub(crate) struct ListenerConfig {
     /// Name of the threads.
@@ -33,12 +33,12 @@ pub(crate) struct ListenerConfig {
     pub(crate) same_host: bool,
     /// Makes a stream from a socket.
     pub(crate) make_stream: StreamFactory,
-    /// Wraps the streams, if there is any security.
+    /// Wraps the streams; `None` for streams without security.
     pub(crate) security: Option<Arc<dyn Security>>,
 }
 
 impl ListenerConfig {
-    /// Makes a stream from an accepted socket, with security if there is any.
+    /// Makes a stream from an accepted socket, and wraps it with `security` if that is set.
     pub(crate) fn wrap_socket(&self, socket: OwnedFd) -> io::Result<(Box<dyn Stream>, String)> {
         let (stream, from) = (self.make_stream)(socket)?;
         let stream = match &self.security {
@@ -49,7 +49,7 @@ impl ListenerConfig {
     }
 }
 
-/// Serves an exporter's memory until it is dropped. That ends its threads and connections at once.
+/// Serves an exporter's memory until it is dropped. Dropping it ends its threads and connections at once.
 pub(crate) struct StreamServer {
     /// The queues of the workers, then of the thread that authenticates connections.
     command_queues: Vec<Arc<CommandQueue>>,
@@ -59,7 +59,7 @@ pub(crate) struct StreamServer {
 
 /// The task of a server's thread.
 trait ServerTask: Send + 'static {
-    /// Runs until it is commanded to end.
+    /// Runs until a command ends it.
     fn run(&mut self);
 
     /// Drops all connections after a panic, because any of them may be in an inconsistent state.
@@ -87,7 +87,7 @@ impl ServerTask for HandshakeAcceptor {
 }
 
 impl StreamServer {
-    /// Serves connections to `listener`, a nonblocking, listening socket.
+    /// Starts to serve connections to `listener`, a nonblocking, listening socket.
     pub(crate) fn start(listener: OwnedFd, config: &ListenerConfig, exporter: &Arc<dyn Exporter>) -> io::Result<Self> {
         let new_queue = || CommandQueue::new().map(Arc::new);
         let workers: Vec<_> = (0..WORKERS).map(|_| new_queue()).collect::<io::Result<_>>()?;
@@ -122,7 +122,7 @@ impl StreamServer {
         Ok(())
     }
 
-    /// Number of panics of its threads.
+    /// Number of panics of the server's threads.
     pub(crate) fn panic_count(&self) -> u64 {
         self.panics.load(Ordering::Relaxed)
     }

@@ -1,5 +1,6 @@
-//! One requester's connection at the owner. It works in turns of bounded length, so that no requester delays another. While
-//! the requester does not take its replies, no further requests are read, so that none exhausts memory.
+//! One requester's connection at the owner. It works in turns of bounded length, so that no requester delays another.
+//! While the requester does not receive its replies, no further requests are received, so that it cannot exhaust
+//! memory.
 
 use std::fmt;
 use std::os::fd::AsFd;
@@ -11,27 +12,28 @@ use crate::buffer::BufferPool;
 use crate::protocol::{DecodeEvent, FrameDecoder, OwnerContext, RefusedRequest, Responder, SendQueue};
 use crate::transport::Stream;
 
-/// Size of the staging buffer, in bytes: some hundred requests in one system call.
+/// Size of the staging buffer, in bytes: several hundred requests in one system call.
 const STAGING_BYTES: usize = 16 << 10;
 
-/// Memory for an announced body, in bytes: the longest message. For a longer write, the buffer grows as bytes arrive. So an
-/// announcement alone costs little.
+/// Size of the buffer for a body when its header is received, in bytes: the longest message. For a longer write, the
+/// buffer grows as bytes arrive. So a header alone costs little memory.
 const BODY_PREALLOC_BYTES: usize = 64 << 10;
 
-/// Queued reply bytes after which a requester's further requests wait. One more reply may exceed the limit.
+/// Most queued reply bytes. Beyond it, a requester's further requests wait. One reply may exceed the limit.
 const OUTBOUND_BYTES_MAX: usize = 2 << 20;
 
-/// Most reply bytes in one turn. One more reply may exceed the limit.
+/// Most reply bytes in one turn. One reply may exceed the limit.
 const TURN_BYTES_MAX: usize = 512 << 10;
 
-/// Reply bytes that are sent before the next request is served, so that the requester can already process them.
+/// Number of queued reply bytes from which they are sent before the next request is served, so that the requester can
+/// already process them.
 const FLUSH_BYTES: usize = 128 << 10;
 
-/// How long a connection may exist without a handshake and a hello.
+/// Longest time that a connection may exist without a complete handshake and a hello.
 pub(crate) const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long a requester may accept no queued replies, or send nothing more of a request. A pager that was stopped for longer
-/// reconnects.
+/// Longest time in which a requester may accept no bytes of queued replies, or send no bytes of an incomplete request.
+/// A pager that was stopped for longer reconnects.
 const STALL_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The outcome of a turn.
@@ -39,7 +41,7 @@ const STALL_TIMEOUT: Duration = Duration::from_secs(30);
 pub(crate) enum TurnOutcome {
     /// There is nothing to do until the stream receives or accepts bytes.
     Idle,
-    /// Received requests were not served yet.
+    /// The next turn can be run at once: requests or bytes are left.
     HasMore,
 }
 
@@ -60,17 +62,17 @@ pub(crate) struct ServerConnection {
     may_have_unread: bool,
     /// Whether receiving has stopped.
     is_draining: bool,
-    /// Reply bytes of the last turn.
+    /// Number of reply bytes of the last turn.
     served_bytes: usize,
-    /// Time of the last progress: it connected, replies were sent, or no replies were queued.
+    /// Time of the last progress: the connection was accepted, replies were sent, or no replies were queued.
     progress_at: Instant,
-    /// When bytes last arrived, or when the rest of a frame was not awaited.
+    /// Time at which bytes last arrived, or at which no frame was incomplete.
     received_at: Instant,
 }
 
 impl ServerConnection {
-    /// A connection over an accepted stream. `from` is the peer's name for the log. The time for the hello starts at
-    /// `accepted_at`.
+    /// Creates a connection over an accepted stream. `from` is the peer's name for the log. The time limit for the
+    /// hello starts at `accepted_at`.
     pub(crate) fn new(
         stream: Box<dyn Stream>,
         from: String,
@@ -97,12 +99,12 @@ impl ServerConnection {
         }
     }
 
-    /// The peer's name, as in the log.
+    /// Returns the peer's name, as in the log.
     pub(crate) fn peer_name(&self) -> &str {
         self.responder.peer_name()
     }
 
-    /// The last refusal since the previous call.
+    /// Returns the last refusal since the previous call.
     pub(crate) fn take_last_refusal(&mut self) -> Option<RefusedRequest> {
         self.responder.take_last_refusal()
     }
@@ -140,7 +142,7 @@ impl ServerConnection {
         Ok(if has_more { TurnOutcome::HasMore } else { TurnOutcome::Idle })
     }
 
-    /// Reply bytes of the last turn.
+    /// Number of reply bytes of the last turn.
     pub(crate) fn served_bytes(&self) -> usize {
         self.served_bytes
     }
@@ -155,7 +157,8 @@ impl ServerConnection {
         !(self.has_backlog || self.is_handshake_done && self.has_unsent())
     }
 
-    /// The events that let it proceed: requests, unless too many replies are queued; space, while replies are queued.
+    /// Returns the events that the connection waits for: bytes to receive, unless too many replies are queued; space to
+    /// send, while replies are queued.
     pub(crate) fn interest(&self) -> Interest {
         Interest {
             receive: !self.has_backlog && !self.is_send_queue_full() && !self.is_draining,
@@ -163,7 +166,7 @@ impl ServerConnection {
         }
     }
 
-    /// Whether it has made no progress for too long.
+    /// Whether the connection has made no progress for too long.
     pub(crate) fn is_stalled(&self, now: Instant) -> bool {
         let since = now.saturating_duration_since(self.progress_at);
         let silence = now.saturating_duration_since(self.received_at);
@@ -184,7 +187,7 @@ impl ServerConnection {
         Ok(self.is_handshake_done)
     }
 
-    /// Whether a frame has arrived in part, and its rest may be received.
+    /// Whether a frame is incomplete, and its rest may be received.
     fn awaits_frame_rest(&self) -> bool {
         self.decoder.has_partial_frame() && !self.has_backlog && !self.is_send_queue_full()
     }
@@ -197,7 +200,8 @@ impl ServerConnection {
         self.send_queue.queued_bytes() > 0 || self.stream.has_unsent()
     }
 
-    /// Whether it waits for space. During the handshake, the queued hello does not count, only the handshake's own bytes.
+    /// Whether bytes may be sent. During the handshake, the queued hello waits, and only the handshake's own bytes
+    /// count.
     fn wants_write(&self) -> bool {
         self.is_handshake_done || self.stream.has_unsent()
     }

@@ -17,13 +17,13 @@ pub(crate) fn create_socket(family: AddressFamily) -> io::Result<OwnedFd> {
 /// A connecting socket.
 #[derive(Debug)]
 pub(crate) struct SocketAttempt {
-    /// `None` once the stream was returned.
+    /// The connecting socket; `None` once the stream was returned.
     socket: Option<OwnedFd>,
     make_stream: fn(OwnedFd) -> Box<dyn Stream>,
 }
 
 impl SocketAttempt {
-    /// An attempt of a socket on which connect(2) was called. `stream` makes a stream from it.
+    /// Creates an attempt for a socket on which connect(2) was called. `stream` makes a stream from the socket.
     pub(crate) fn new(socket: OwnedFd, stream: fn(OwnedFd) -> Box<dyn Stream>) -> Self {
         Self { socket: Some(socket), make_stream: stream }
     }

@@ -1,4 +1,4 @@
-//! A worker's record of a server connection, with the events that the worker's epoll waits for.
+//! A worker's record of a server connection, with the events that are registered in the worker's epoll(7).
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
@@ -8,14 +8,14 @@ use super::event_source::Interest;
 use super::server_connection::ServerConnection;
 use crate::LinkError;
 
-/// A connection, and the events that the epoll waits for.
+/// A connection, and the events that are registered for it.
 pub(super) struct WatchedConnection {
     pub(super) connection: ServerConnection,
     pub(super) interest: Interest,
 }
 
 impl WatchedConnection {
-    /// Waits for the events that let the connection proceed.
+    /// Registers the events for which the connection waits now.
     pub(super) fn update_interest(&mut self, epoll: &OwnedFd, token: u64) -> Result<(), LinkError> {
         let interest = self.connection.interest();
         if interest != self.interest

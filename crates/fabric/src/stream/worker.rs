@@ -1,4 +1,5 @@
-//! A worker thread of a server: waits on an epoll for its connections' sockets, and gives each connection its turn.
+//! A worker thread of a server: waits for the sockets of its connections with epoll(7), and gives each connection its
+//! turn.
 
 use std::collections::{BTreeSet, HashMap};
 use std::io;
@@ -20,11 +21,11 @@ use crate::buffer::BufferPool;
 use crate::protocol::OwnerContext;
 use crate::{AdaptiveSpin, LinkError};
 
-/// Most connections of a thread: two for each pager of some hundred nodes. Further ones are closed at once.
+/// Most connections of a thread: two for each pager of several hundred nodes. Further connections are closed at once.
 const CONNECTIONS_MAX: usize = 2048;
 
-/// Most connections of a thread that have not sent a hello. A requester sends it within a round trip. If more connections
-/// are silent, the one that has been silent longest is closed.
+/// Most connections of a thread that have not sent a hello. A requester sends its hello within a round trip. If there
+/// are more, the oldest of them is closed.
 const UNGREETED_MAX: usize = 512;
 
 /// Interval between checks for stalled connections.
@@ -45,10 +46,10 @@ pub(crate) struct Worker {
     commands: Arc<CommandQueue>,
     epoll: OwnedFd,
     connections: HashMap<u64, WatchedConnection>,
-    /// Connections that have not sent a hello; the oldest is first.
+    /// Connections that have not sent a hello, the oldest first.
     ungreeted: BTreeSet<u64>,
     next_token: u64,
-    /// Connections with requests left from their last turn.
+    /// Connections whose last turn left requests or bytes.
     ready: Vec<u64>,
     pool: BufferPool,
     spin: AdaptiveSpin,
@@ -89,7 +90,7 @@ impl Worker {
         self.pool = BufferPool::default();
     }
 
-    /// Runs until it is commanded to end.
+    /// Runs until a command ends it.
     pub(crate) fn run(&mut self) {
         let mut events = Vec::with_capacity(EVENTS_MAX);
         self.cpu_policy.apply_initial();
@@ -120,7 +121,7 @@ impl Worker {
         }
     }
 
-    /// Waits for events: spins for a while if that pays off, then sleeps.
+    /// Waits for events: spins for a while if spinning had success recently, then sleeps.
     fn wait(&mut self, events: &mut Vec<epoll::Event>) -> Result<(), Errno> {
         const NO_WAIT: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
         events.clear();
@@ -138,7 +139,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Longest time to wait; no limit while there are no connections.
+    /// Returns the timeout for epoll_wait(2); `None` while there are no connections.
     fn wait_timeout(&self) -> Option<Timespec> {
         let wait = match self.command {
             _ if !self.ready.is_empty() => Duration::ZERO,

@@ -12,10 +12,10 @@ use crate::stream::{EpollEventSource, Link, LinkConfig};
 use crate::transport::Security;
 use crate::{Address, Connection};
 
-/// Starts to connect.
+/// Starts to connect to an owner.
 ///
 /// # Errors
-/// When the process cannot create another file descriptor.
+/// The process cannot create another file descriptor.
 pub fn connect(to: SocketAddr, security: Option<Arc<dyn Security>>) -> io::Result<Box<dyn Connection>> {
     let (address, dialer) = (Address::Tcp(to), Box::new(TcpDialer::new(to)));
     let parts = LinkConfig {
@@ -30,7 +30,7 @@ pub fn connect(to: SocketAddr, security: Option<Arc<dyn Security>>) -> io::Resul
     Ok(Box::new(link))
 }
 
-/// A name that is unique and cannot be guessed.
+/// Draws a connection id that is unique and cannot be guessed.
 pub(crate) fn random_connection_id() -> io::Result<ConnectionId> {
     let mut bytes = [0; 16];
     getrandom::fill(&mut bytes)?;

@@ -11,7 +11,8 @@ use rustix::net::{AddressFamily, connect, sockopt};
 use crate::stream::{SocketAttempt, create_socket};
 use crate::transport::{self, ConnectAttempt, PlainStream};
 
-/// Idle time before the first keepalive probe. A peer that vanished is noticed, and its memory freed, within half a minute.
+/// Idle time before the first TCP keepalive probe. A peer whose machine has failed is detected, and its connection
+/// closed, within half a minute.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
 
 /// Interval between two probes.
@@ -20,16 +21,16 @@ const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 /// Number of unanswered probes after which the connection ends.
 const KEEPALIVE_PROBES: u32 = 4;
 
-/// How long sent bytes may stay without acknowledgement before the kernel ends a connection, in milliseconds.
+/// Longest time that sent bytes may stay unacknowledged before the kernel closes the connection, in milliseconds.
 const USER_TIMEOUT_MS: u32 = 30_000;
 
-/// The congestion control algorithm. Reno does not pace, and does not estimate the bandwidth. It doubles its rate until a
-/// packet is lost, which between nodes of a cluster happens never or soon.
+/// The congestion control algorithm. Reno neither paces nor estimates the bandwidth. It starts by doubling its rate
+/// until a packet is lost. Between nodes of a cluster, a packet is lost soon or never.
 ///
-/// The machine's default for the Internet may be slower on such a link. BBR paces with timers that are coarse compared with
-/// a round trip of 50 µs; it reached a third of the rate in a measurement. CUBIC mistakes the delay of a busy receiver for a
-/// full network. With round trips of less than some milliseconds, neither is faster when packets are lost: CUBIC then
-/// behaves like Reno by design.
+/// The machine's default, chosen for the Internet, may be slower on such a link. BBR paces with timers that are coarse
+/// compared with a round trip of 50 µs; in a measurement, it reached a third of the rate. CUBIC mistakes the delay of a
+/// busy receiver for a full network. With round trips under a few milliseconds, neither is faster when packets are
+/// lost: CUBIC then behaves like Reno by design.
 const CONGESTION_CONTROL: &str = "reno";
 
 /// Connects to a socket address.
@@ -39,7 +40,7 @@ pub struct TcpDialer {
 }
 
 impl TcpDialer {
-    /// Connects to this address.
+    /// Creates a dialer for this address.
     pub fn new(to: SocketAddr) -> Self {
         Self { address: to }
     }
@@ -59,7 +60,8 @@ impl transport::Dialer for TcpDialer {
     }
 }
 
-/// Sets the options by which small frames are sent at once, and dead peers are noticed.
+/// Sets the socket options: small frames are sent at once (TCP_NODELAY), and dead peers are detected (keepalive,
+/// TCP_USER_TIMEOUT).
 pub(super) fn set_socket_options(socket: &OwnedFd) -> io::Result<()> {
     sockopt::set_tcp_nodelay(socket, true)?;
     sockopt::set_socket_keepalive(socket, true)?;
@@ -67,7 +69,7 @@ pub(super) fn set_socket_options(socket: &OwnedFd) -> io::Result<()> {
     sockopt::set_tcp_keepintvl(socket, KEEPALIVE_INTERVAL)?;
     sockopt::set_tcp_keepcnt(socket, KEEPALIVE_PROBES)?;
     sockopt::set_tcp_user_timeout(socket, USER_TIMEOUT_MS)?;
-    // Optional: every kernel has Reno, but a machine may forbid the choice.
+    // Ignore errors: a machine may restrict the choice (net.ipv4.tcp_allowed_congestion_control).
     let _ = sockopt::set_tcp_congestion(socket, CONGESTION_CONTROL);
     Ok(())
 }

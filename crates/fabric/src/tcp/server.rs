@@ -11,7 +11,7 @@ use crate::stream::{self, ListenerConfig};
 use crate::transport::{PlainStream, Security, Stream};
 use crate::{Address, Exporter};
 
-/// Serves an exporter's memory over TCP until it is dropped. That ends all connections at once.
+/// Serves an exporter's memory over TCP until it is dropped. Dropping it ends all connections at once.
 #[derive(Debug)]
 pub struct TcpServer {
     address: SocketAddr,
@@ -19,10 +19,10 @@ pub struct TcpServer {
 }
 
 impl TcpServer {
-    /// Serves connections to `listener`.
+    /// Starts to serve connections to `listener`.
     ///
     /// # Errors
-    /// When the process cannot create another file descriptor or thread.
+    /// The process cannot create another file descriptor or thread.
     pub fn start(listener: TcpListener, exporter: &Arc<dyn Exporter>) -> io::Result<Self> {
         Self::start_secured(listener, exporter, None)
     }
@@ -43,17 +43,17 @@ impl TcpServer {
         Ok(Self { address, server: stream::StreamServer::start(listener.into(), &config, exporter)? })
     }
 
-    /// Stops accepting and receiving, answers received requests, and ends once the replies are sent or after `timeout`.
+    /// Stops accepting and receiving, serves received requests, and ends once all replies are sent or after `timeout`.
     pub fn close(self, timeout: Duration) {
         self.server.close(timeout);
     }
 
-    /// Number of panics of its threads. Each panic lost connections, and the thread continued.
+    /// Number of panics of the server's threads. Each panic closed the thread's connections, and the thread continued.
     pub fn panic_count(&self) -> u64 {
         self.server.panic_count()
     }
 
-    /// The address that it listens on.
+    /// Returns the address on which the server listens.
     pub fn address(&self) -> Address {
         Address::Tcp(self.address)
     }

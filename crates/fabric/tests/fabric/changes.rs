@@ -19,19 +19,19 @@ use crate::seed::{COPY, COPY_BYTES, MEMORY, PAGE, expected, key};
 use crate::support::{Fixture, PATIENCE, refusal};
 
 on_each_provider!(
-    what_is_written_is_read,
-    requests_are_served_in_the_order_of_asking,
-    writes_are_refused_for_what_is_wrong_with_them,
-    limits_on_changes_are_refused_before_anything_is_sent,
-    revoked_memory_is_not_touched_any_more,
-    memory_is_revoked_under_requests_on_their_way,
+    written_bytes_are_read_back,
+    requests_are_served_in_order,
+    refused_writes_name_the_cause,
+    changes_above_the_limits_are_refused_before_sending,
+    revoked_memory_is_not_accessed,
+    memory_is_revoked_while_requests_are_in_flight,
     a_name_belongs_to_one_region_at_a_time,
     messages_arrive_once_and_in_order,
-    a_full_inbox_is_told,
-    who_takes_no_messages_says_so,
-    what_was_never_sent_was_not_done,
-    nothing_is_done_twice_by_an_owner_that_forgot,
-    a_closed_connection_ends_what_was_taken_and_takes_nothing_more,
+    a_full_message_queue_is_reported,
+    a_peer_without_a_message_queue_refuses_messages,
+    an_unsent_change_has_no_effect,
+    an_owner_that_lost_its_sessions_repeats_no_change,
+    a_closed_connection_ends_accepted_requests_and_accepts_no_more,
     a_closing_owner_answers_what_it_received,
 );
 
@@ -53,7 +53,7 @@ fn pattern(salt: u64, bytes: u64) -> Vec<u8> {
     (0..bytes).map(|at| (at * 13 + salt * 101) as u8).collect()
 }
 
-fn what_is_written_is_read(mut fixture: Fixture) {
+fn written_bytes_are_read_back(mut fixture: Fixture) {
     let (key, _registration) = register(&fixture, 5);
     let spans = [span(100, 5000), span(BYTES - 7, 7), span(9000, 1)];
     let data = pattern(1, 5008);
@@ -65,12 +65,12 @@ fn what_is_written_is_read(mut fixture: Fixture) {
     let most = pattern(2, WRITE_BYTES_MAX as u64);
     other.write(&key, &[span(3, WRITE_BYTES_MAX as u64)], &most, PATIENCE).unwrap();
     assert_eq!(fixture.requester.read(&key, &[span(3, WRITE_BYTES_MAX as u64)], PATIENCE).unwrap(), most);
-    // Where two spans of a write overlap, the later one is written last.
+    // If two spans of a write overlap, the later span is written last.
     fixture.requester.write(&key, &[span(0, 4), span(2, 4)], b"abcdefgh", PATIENCE).unwrap();
     assert_eq!(fixture.requester.read(&key, &[span(0, 6)], PATIENCE).unwrap(), b"abefgh");
 }
 
-fn requests_are_served_in_the_order_of_asking(mut fixture: Fixture) {
+fn requests_are_served_in_order(mut fixture: Fixture) {
     let (key, _registration) = register(&fixture, 5);
     for round in 0..300 {
         fixture.requester.submit_write(2 * round, &key, &[span(50, 3000)], &pattern(round, 3000), PATIENCE);
@@ -83,7 +83,7 @@ fn requests_are_served_in_the_order_of_asking(mut fixture: Fixture) {
     }
 }
 
-fn writes_are_refused_for_what_is_wrong_with_them(mut fixture: Fixture) {
+fn refused_writes_name_the_cause(mut fixture: Fixture) {
     let (own, _registration) = register(&fixture, 5);
     let (seed, requester) = (fixture.key.clone(), &mut fixture.requester);
     let page = [Span { extent: MEMORY, offset: 0, bytes: 4 }];
@@ -95,13 +95,17 @@ fn writes_are_refused_for_what_is_wrong_with_them(mut fixture: Fixture) {
         let data = vec![9; 10 + wrong.bytes as usize];
         assert_eq!(refusal(requester.write(&own, &[span(0, 10), wrong], &data, PATIENCE)), Refusal::OutOfBounds);
     }
-    assert_eq!(requester.read(&own, &[span(0, 10)], PATIENCE).unwrap(), [0; 10], "all or nothing is within bounds");
+    assert_eq!(
+        requester.read(&own, &[span(0, 10)], PATIENCE).unwrap(),
+        [0; 10],
+        "nothing is written if one span is out of bounds"
+    );
     let wrong = Arc::new(SeedKey { token: key(9).token, ..(*own).clone() });
     assert_eq!(refusal(requester.write(&wrong, &[span(0, 1)], b"x", PATIENCE)), Refusal::WrongToken);
     assert_eq!(refusal(requester.write(&key(77), &[span(0, 1)], b"x", PATIENCE)), Refusal::UnknownSeed);
 }
 
-fn limits_on_changes_are_refused_before_anything_is_sent(mut fixture: Fixture) {
+fn changes_above_the_limits_are_refused_before_sending(mut fixture: Fixture) {
     let (key, _registration) = register(&fixture, 5);
     let deadline = fixture.requester.in_time(PATIENCE);
     let connection = &mut fixture.requester.connection;
@@ -125,7 +129,7 @@ fn limits_on_changes_are_refused_before_anything_is_sent(mut fixture: Fixture) {
     fixture.requester.tell(&[7; MESSAGE_BYTES_MAX], PATIENCE).unwrap();
 }
 
-/// Memory that records accesses after it was revoked.
+/// Memory that counts accesses, and panics at an access after it was revoked.
 #[derive(Default)]
 struct Watched {
     revoked: AtomicBool,
@@ -147,7 +151,7 @@ impl Region for Watched {
     fn read(&self, _: ExtentId, _: u64, into: &mut [u8]) -> io::Result<()> {
         self.touch();
         into.fill(1);
-        // Long enough to be revoked in between.
+        // Sleep, so that the memory may be revoked between the two checks.
         std::thread::sleep(Duration::from_micros(20));
         self.touch();
         Ok(())
@@ -159,13 +163,13 @@ impl Region for Watched {
     }
 
     fn local_template(&self) -> Option<LocalTemplate> {
-        // A requester could keep a grant, so the registry must not pass it on.
+        // The registry must not pass this template on, because a requester could keep the grant.
         let template = farfork_sys::pidfd::open(std::process::id() as i32).unwrap();
         Some(LocalTemplate { template, extents: vec![(WORDS, 4096)] })
     }
 }
 
-fn revoked_memory_is_not_touched_any_more(mut fixture: Fixture) {
+fn revoked_memory_is_not_accessed(mut fixture: Fixture) {
     let (key, watched) = (key(5), Arc::new(Watched::default()));
     let registration = fixture.seeds.registry.register(&key, watched.clone()).unwrap();
     for _ in 0..3 {
@@ -181,7 +185,7 @@ fn revoked_memory_is_not_touched_any_more(mut fixture: Fixture) {
     assert_eq!(watched.touched.load(Ordering::SeqCst), 9);
 }
 
-fn memory_is_revoked_under_requests_on_their_way(mut fixture: Fixture) {
+fn memory_is_revoked_while_requests_are_in_flight(mut fixture: Fixture) {
     for round in 0..20u64 {
         let (key, watched) = (key(100 + round), Arc::new(Watched::default()));
         let registration = fixture.seeds.registry.register(&key, watched.clone()).unwrap();
@@ -199,7 +203,7 @@ fn memory_is_revoked_under_requests_on_their_way(mut fixture: Fixture) {
         assert_eq!(ended.len(), 400);
         let mut refused = false;
         for (tag, result) in ended {
-            // Once one is refused, all later ones are.
+            // Once a request is refused, all later requests are refused.
             refused |= result.is_err();
             if refused {
                 assert_eq!(refusal(result), Refusal::UnknownSeed, "{tag}");
@@ -215,7 +219,11 @@ fn a_name_belongs_to_one_region_at_a_time(mut fixture: Fixture) {
     assert!(taken.unwrap_err().to_string().contains(&own.seed.to_string()));
     drop(registration);
     let (own, _registration) = register(&fixture, 5);
-    assert_eq!(fixture.requester.read(&own, &[span(0, 3)], PATIENCE).unwrap(), [0; 3], "it is another's memory now");
+    assert_eq!(
+        fixture.requester.read(&own, &[span(0, 3)], PATIENCE).unwrap(),
+        [0; 3],
+        "the id refers to the new region"
+    );
 }
 
 fn numbered(number: u64, bytes: usize) -> Vec<u8> {
@@ -251,7 +259,7 @@ fn messages_arrive_once_and_in_order(mut fixture: Fixture) {
     assert_eq!(of(1), (1000..1400).collect::<Vec<_>>());
 }
 
-fn a_full_inbox_is_told(mut fixture: Fixture) {
+fn a_full_message_queue_is_reported(mut fixture: Fixture) {
     for number in 0..QUEUE_MESSAGES_MAX as u64 {
         fixture.requester.send(number, b"m", PATIENCE);
     }
@@ -263,7 +271,7 @@ fn a_full_inbox_is_told(mut fixture: Fixture) {
     fixture.requester.tell(b"one more", PATIENCE).unwrap();
 }
 
-fn who_takes_no_messages_says_so(mut fixture: Fixture) {
+fn a_peer_without_a_message_queue_refuses_messages(mut fixture: Fixture) {
     fixture.server = None;
     let exporter: Arc<dyn Exporter> = RegionRegistry::new(None);
     fixture.server = Some(fixture.site.serve(Some(&fixture.address), &exporter));
@@ -271,7 +279,7 @@ fn who_takes_no_messages_says_so(mut fixture: Fixture) {
     assert_eq!(refusal(requester.tell(b"hello?", PATIENCE)), Refusal::NoReceiver);
 }
 
-fn what_was_never_sent_was_not_done(mut fixture: Fixture) {
+fn an_unsent_change_has_no_effect(mut fixture: Fixture) {
     fixture.server = None;
     let mut requester = fixture.site.connect(&fixture.address);
     let wait = Duration::from_millis(300);
@@ -283,7 +291,7 @@ fn what_was_never_sent_was_not_done(mut fixture: Fixture) {
     }
 }
 
-fn nothing_is_done_twice_by_an_owner_that_forgot(mut fixture: Fixture) {
+fn an_owner_that_lost_its_sessions_repeats_no_change(mut fixture: Fixture) {
     let mut uncertain = 0;
     for round in 0..10 {
         for number in 0..50 {
@@ -293,7 +301,7 @@ fn nothing_is_done_twice_by_an_owner_that_forgot(mut fixture: Fixture) {
             fixture.requester.poll();
             fixture.site.pass(Duration::from_micros(30 * round));
         }
-        // The message queue outlives the server, like the effects of a message.
+        // The message queue outlives the server, as the effects of a message would.
         let seeds = fixture.seeds.clone();
         fixture.restart(&seeds);
         let ended: HashMap<u64, _> = fixture.requester.finish().into_iter().collect();
@@ -312,10 +320,10 @@ fn nothing_is_done_twice_by_an_owner_that_forgot(mut fixture: Fixture) {
             }
         }
     }
-    assert!(uncertain < 500, "an owner that was told nothing yet makes what it is told");
+    assert!(uncertain < 500, "a new owner makes changes that were never sent before");
 }
 
-fn a_closed_connection_ends_what_was_taken_and_takes_nothing_more(mut fixture: Fixture) {
+fn a_closed_connection_ends_accepted_requests_and_accepts_no_more(mut fixture: Fixture) {
     for number in 0..50 {
         fixture.requester.send(number, &numbered(number, 8), PATIENCE);
     }
@@ -341,7 +349,7 @@ fn a_closing_owner_answers_what_it_received(mut fixture: Fixture) {
         fixture.site.pass(Duration::from_micros(200));
     }
     let server = fixture.server.take().unwrap();
-    // No requester reads, so only what fits into the kernel's buffers can be sent.
+    // The requester does not receive, so the server can send only as many bytes as fit into the kernel's buffers.
     server.close(Duration::from_millis(300));
     let served = fixture.seed.reads.load(Ordering::Relaxed);
     let answered = fixture.requester.finish().into_iter().filter(|(_, result)| result.is_ok()).count() as u64;

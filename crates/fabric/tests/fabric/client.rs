@@ -1,4 +1,4 @@
-//! A requester in a simulated world that sends random requests and knows the right answers.
+//! A requester in a simulated world that sends random requests and checks the replies.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,10 +14,10 @@ use farfork_wire::descriptor::ExtentId;
 use crate::pattern::{PATTERN_BYTES, Pattern};
 use crate::seed::key;
 
-/// Parts of a requester's memory. Each write fills one.
+/// Number of slots of a requester's memory. Each write fills one slot.
 pub(crate) const SLOTS: u64 = 8;
 
-/// Length of a part, in bytes.
+/// Length of a slot, in bytes.
 pub(crate) const SLOT_BYTES: u64 = 1500;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,7 +37,7 @@ pub(crate) enum Fate {
     NotDone,
 }
 
-/// One requester, and its expectations.
+/// One requester, with the state that its memory and messages must have.
 pub(crate) struct Client {
     pub(crate) number: u64,
     pub(crate) node: NodeId,
@@ -45,10 +45,10 @@ pub(crate) struct Client {
     key: Arc<SeedKey>,
     pub(crate) asked: BTreeMap<u64, (Asked, Instant)>,
     pub(crate) next_tag: u64,
-    /// Writes by number; numbers ascend.
+    /// The slot and the outcome of each write, by number. Numbers ascend.
     pub(crate) writes: BTreeMap<u64, (u64, Fate)>,
     pub(crate) messages: BTreeMap<u64, Fate>,
-    /// The latest write that was seen in each part.
+    /// Number of the latest write that was read in each slot.
     seen: [u64; SLOTS as usize],
 }
 
@@ -118,7 +118,7 @@ impl Client {
     }
 
     fn end(&mut self, completion: Completion, now: Instant) {
-        let (asked, deadline) = self.asked.remove(&completion.tag).expect("each ends once");
+        let (asked, deadline) = self.asked.remove(&completion.tag).expect("each request ends once");
         if let Err(error) = &completion.result {
             assert!(deadline <= now || error.may_have_taken_effect(), "{asked:?} failed early: {error}");
         }
@@ -139,7 +139,8 @@ impl Client {
         }
     }
 
-    /// Checks that a part contains one whole write: no older one than was done or seen before, and none that was not done.
+    /// Checks that a slot contains one whole write. The write must not be older than one that was completed or read
+    /// before, and must not have failed.
     fn check_slot(&mut self, slot: u64, data: &[u8]) {
         let number = u64::from_le_bytes(*data.first_chunk().unwrap());
         assert_eq!(data, if number == 0 { vec![0; SLOT_BYTES as usize] } else { contents(number) }, "a torn write");

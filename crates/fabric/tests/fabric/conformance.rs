@@ -31,48 +31,48 @@ macro_rules! on_each_provider {
 pub(crate) use on_each_provider;
 
 on_each_provider!(
-    bytes_are_those_of_the_template,
+    reads_return_the_memory_of_the_template,
     spans_arrive_in_the_order_of_the_request,
     many_reads_in_flight_all_end_once,
     long_extents_are_read_in_pieces,
     a_descriptor_is_fetched_without_knowing_its_length,
-    reads_are_refused_for_what_is_wrong_with_them,
-    limits_are_refused_before_anything_is_sent,
-    a_dropped_seed_is_unknown_from_then_on,
+    refused_reads_name_the_cause,
+    reads_above_the_limits_are_refused_before_sending,
+    a_dropped_seed_is_unknown,
     a_template_that_ended_is_an_unknown_seed,
-    an_owner_that_went_away_is_unreachable_by_the_deadline,
-    an_owner_that_comes_back_answers_what_waited,
+    a_stopped_owner_is_unreachable_by_the_deadline,
+    a_restarted_owner_answers_waiting_requests,
     an_owner_that_was_restarted_does_not_know_the_seed,
-    more_seeds_than_handles_are_told_apart,
+    more_seeds_than_handles_are_distinguished,
     a_server_ends_at_once,
-    forgotten_reads_do_not_complete,
+    abandoned_reads_do_not_complete,
 );
 
 fn page(number: u64) -> Span {
     Span { extent: MEMORY, offset: number * PAGE, bytes: PAGE as u32 }
 }
 
-/// Reads until a provider that can read directly does so.
+/// Reads a few times, so that a provider with direct reads (`shm`) has its grants.
 fn warm_up(fixture: &mut Fixture) {
     for _ in 0..3 {
         fixture.read(MEMORY, 0, 8).unwrap();
     }
 }
 
-fn bytes_are_those_of_the_template(mut fixture: Fixture) {
+fn reads_return_the_memory_of_the_template(mut fixture: Fixture) {
     for round in 0..3 {
         for number in [0, 1, PROTECTED_PAGE, PAGES - 1] {
             let bytes = fixture.read(MEMORY, number * PAGE, PAGE as u32).unwrap();
             assert_eq!(bytes, expected(MEMORY, number * PAGE, PAGE), "page {number}, round {round}");
         }
-        // Includes the page that the template itself may not read, and starts and ends within pages.
+        // This range includes the page without read permission, and starts and ends within pages.
         let (offset, bytes) = (3 * PAGE + 100, 4 * PAGE);
         assert_eq!(fixture.read(MEMORY, offset, bytes as u32).unwrap(), expected(MEMORY, offset, bytes));
     }
     let through_owner = fixture.seed.reads.load(Ordering::Relaxed);
     fixture.read(MEMORY, 0, 8).unwrap();
     let owner_read_again = fixture.seed.reads.load(Ordering::Relaxed) > through_owner;
-    assert_eq!(owner_read_again, fixture.site.provider != Provider::Shm, "shm reads for itself");
+    assert_eq!(owner_read_again, fixture.site.provider != Provider::Shm, "only shm reads without the owner");
 }
 
 fn spans_arrive_in_the_order_of_the_request(mut fixture: Fixture) {
@@ -130,12 +130,12 @@ fn a_descriptor_is_fetched_without_knowing_its_length(mut fixture: Fixture) {
     assert_eq!(whole, expected(ExtentId::DESCRIPTOR, 0, DESCRIPTOR_BYTES as u64));
     let reads_before = fixture.seed.reads.load(Ordering::Relaxed);
     assert_eq!(fetch_extent(connection, &fixture.key, COPY, usize::MAX, deadline).unwrap().len() as u64, COPY_BYTES);
-    assert_eq!(fixture.seed.reads.load(Ordering::Relaxed), reads_before + 1, "a short one takes one read");
+    assert_eq!(fixture.seed.reads.load(Ordering::Relaxed), reads_before + 1, "a short extent takes one read");
     let too_long = fetch_extent(connection, &fixture.key, ExtentId::DESCRIPTOR, DESCRIPTOR_BYTES - 1, deadline);
     assert!(matches!(too_long, Err(BlockingError::TooLong { .. })));
 }
 
-fn reads_are_refused_for_what_is_wrong_with_them(mut fixture: Fixture) {
+fn refused_reads_name_the_cause(mut fixture: Fixture) {
     let end = PAGES * PAGE;
     for _ in 0..3 {
         for (extent, offset, bytes) in [
@@ -160,7 +160,7 @@ fn reads_are_refused_for_what_is_wrong_with_them(mut fixture: Fixture) {
     assert_eq!(refusal(unknown), Refusal::UnknownSeed);
 }
 
-fn limits_are_refused_before_anything_is_sent(mut fixture: Fixture) {
+fn reads_above_the_limits_are_refused_before_sending(mut fixture: Fixture) {
     let mut submit = |mode, spans: Vec<Span>| {
         let (key, deadline) = (Arc::clone(&fixture.key), fixture.requester.in_time(PATIENCE));
         fixture.requester.connection.submit_read(ReadRequest { tag: 0, key, mode, spans, deadline })
@@ -174,7 +174,7 @@ fn limits_are_refused_before_anything_is_sent(mut fixture: Fixture) {
     assert_eq!(submit(ReadMode::Exact, vec![page(0)]), Err(SubmitError::Full));
 }
 
-fn a_dropped_seed_is_unknown_from_then_on(mut fixture: Fixture) {
+fn a_dropped_seed_is_unknown(mut fixture: Fixture) {
     warm_up(&mut fixture);
     fixture.seeds.remove(&fixture.key.clone());
     assert_eq!(refusal(fixture.read(COPY, 0, 8)), Refusal::UnknownSeed);
@@ -191,7 +191,7 @@ fn a_template_that_ended_is_an_unknown_seed(mut fixture: Fixture) {
     }
 }
 
-fn an_owner_that_went_away_is_unreachable_by_the_deadline(mut fixture: Fixture) {
+fn a_stopped_owner_is_unreachable_by_the_deadline(mut fixture: Fixture) {
     warm_up(&mut fixture);
     fixture.server = None;
     let (key, wait) = (Arc::clone(&fixture.key), Duration::from_millis(300));
@@ -208,7 +208,7 @@ fn an_owner_that_went_away_is_unreachable_by_the_deadline(mut fixture: Fixture) 
     }
 }
 
-fn an_owner_that_comes_back_answers_what_waited(mut fixture: Fixture) {
+fn a_restarted_owner_answers_waiting_requests(mut fixture: Fixture) {
     warm_up(&mut fixture);
     fixture.server = None;
     for tag in 0..100 {
@@ -241,7 +241,7 @@ fn an_owner_that_was_restarted_does_not_know_the_seed(mut fixture: Fixture) {
     assert_eq!(refusal(fixture.read(COPY, 0, 8)), Refusal::UnknownSeed);
 }
 
-fn more_seeds_than_handles_are_told_apart(mut fixture: Fixture) {
+fn more_seeds_than_handles_are_distinguished(mut fixture: Fixture) {
     let keys: Vec<_> = (100..300).map(key).collect();
     for known in keys.iter().step_by(2) {
         fixture.seeds.add(known, &fixture.seed);
@@ -270,7 +270,7 @@ fn a_server_ends_at_once(mut fixture: Fixture) {
     assert!(before.elapsed() < BUSY_MACHINE);
 }
 
-fn forgotten_reads_do_not_complete(mut fixture: Fixture) {
+fn abandoned_reads_do_not_complete(mut fixture: Fixture) {
     for tag in 0..100 {
         fixture.requester.submit(tag, &fixture.key, &[page(tag)], PATIENCE);
     }

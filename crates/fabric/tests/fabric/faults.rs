@@ -1,5 +1,5 @@
-//! Random faults during reads, writes and messages, with hundreds of random seeds: no wrong byte, no hang, no change made
-//! twice. A seed that fails prints the command that repeats it.
+//! Random faults during reads, writes and messages, with hundreds of random seeds: no wrong byte, no hang, no change
+//! made twice. For a seed that fails, the command that repeats it is printed.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -13,19 +13,19 @@ use crate::client::{Client, Fate, SLOT_BYTES, SLOTS};
 use crate::pattern::Pattern;
 use crate::seed::key;
 
-/// Seeds of a run, unless one is chosen.
+/// Number of random seeds of a run, unless `FARFORK_SIM_SEED` selects one.
 const SEEDS: u64 = 250;
 
-/// Seeds of a run by `make test-long`.
+/// Number of random seeds of a run by `make test-long`.
 const MANY_SEEDS: u64 = 1000;
 
-/// Requesters in a world.
+/// Number of requesters in a world.
 const REQUESTERS: u64 = 3;
 
 /// Duration of the faults, in the world's time.
 const CHAOS: Duration = Duration::from_secs(4);
 
-/// How long requests may take after the faults have stopped.
+/// Longest time that requests may take after the faults have stopped.
 const CALM: Duration = Duration::from_secs(60);
 
 /// A world with an owner and its requesters.
@@ -76,12 +76,12 @@ impl Scene {
             assert_eq!(message.sender, format!("requester{from}"));
             assert!(message.bytes[8..].iter().all(|byte| u64::from(*byte) == from), "wrong bytes");
             assert!(self.arrived.insert((from, number)), "message {number} of {from} arrived twice");
-            assert!(number > self.last_arrived[from as usize], "message {number} of {from} came late");
+            assert!(number > self.last_arrived[from as usize], "message {number} of {from} arrived out of order");
             self.last_arrived[from as usize] = number;
         }
     }
 
-    /// When the first requester needs a turn, at most `until`.
+    /// Returns the time at which the first requester needs a turn, at most `until`.
     fn next_at(&self, until: Instant) -> Instant {
         let is_awake = |client: &&Client| self.world.is_running(client.node);
         let wants =
@@ -89,7 +89,7 @@ impl Scene {
         self.clients.iter().filter(is_awake).filter_map(wants).fold(until, Instant::min)
     }
 
-    /// Runs the world until `until`, or until `each` returns `None`. `each` returns when it wants to be called next.
+    /// Runs the world until `until`, or until `each` returns `None`. `each` returns the time of its next call.
     fn run(&mut self, until: Instant, mut each: impl FnMut(&mut Self) -> Option<Instant>) {
         while self.world.now() < until {
             let Some(wanted) = each(self) else { return };
@@ -125,9 +125,8 @@ impl Scene {
         });
     }
 
-    /// Stops the faults. All requests must end, and those sent afterwards must succeed. The first request of each requester
-    /// afterwards may fail: if the owner was restarted, the requester notices only then, and the new owner has no record of
-    /// it.
+    /// Checks that all requests end after the faults, and that new requests succeed. The first new request of each
+    /// requester may fail: it may find that the owner was restarted, and the new owner has no record of the requester.
     fn recover(&mut self) {
         self.settle();
         for client in &mut self.clients {
@@ -144,15 +143,18 @@ impl Scene {
         for (client, first_calm_tag) in self.clients.iter().zip(first_calm_tag) {
             let writes = client.writes.iter().map(|(number, (_, fate))| (*number, *fate));
             for (number, fate) in writes.chain(client.messages.iter().map(|(number, fate)| (*number, *fate))) {
-                assert!(
-                    number < first_calm_tag || fate == Fate::Done,
-                    "{number} was not done though nothing was wrong"
-                );
+                assert!(number < first_calm_tag || fate == Fate::Done, "request {number} failed without a fault");
             }
             for (number, fate) in &client.messages {
                 let has_arrived = self.arrived.contains(&(client.number, *number));
-                assert!(*fate != Fate::Done || has_arrived, "message {number} was said to have arrived");
-                assert!(*fate != Fate::NotDone || !has_arrived, "message {number} was said not to have arrived");
+                assert!(
+                    *fate != Fate::Done || has_arrived,
+                    "message {number} was reported as delivered, but was not received"
+                );
+                assert!(
+                    *fate != Fate::NotDone || !has_arrived,
+                    "message {number} was reported as not delivered, but was received"
+                );
             }
         }
     }
@@ -170,7 +172,7 @@ impl Scene {
     }
 }
 
-/// Runs one seed. Returns a fingerprint of the run, and the number of completed requests.
+/// Runs one random seed. Returns the digest of the run's events, and the number of completed requests.
 fn run(seed: u64) -> (u64, usize) {
     let (mut scene, mut injector) = Scene::new(seed);
     let world = scene.world.clone();
@@ -188,13 +190,13 @@ fn do_no_harm(seeds: u64) {
 }
 
 #[test]
-fn no_wrong_byte_nothing_twice_and_nothing_hangs() {
+fn random_faults_cause_no_wrong_byte_no_repetition_and_no_hang() {
     do_no_harm(SEEDS);
 }
 
 #[test]
 #[ignore = "long: a thousand seeds"]
-fn nothing_goes_wrong_with_a_thousand_seeds() {
+fn a_thousand_seeds_of_random_faults_do_no_harm() {
     do_no_harm(MANY_SEEDS);
 }
 

@@ -1,4 +1,4 @@
-//! Hostile peers on real sockets: the log names them, they cost little, and other peers are not affected.
+//! Hostile peers on real sockets: the log names them, they use few resources, and other peers are not affected.
 
 use std::fs;
 use std::io::{ErrorKind, Read, Write};
@@ -23,7 +23,7 @@ use crate::support::{BUSY_MACHINE, Fixture, PATIENCE, Provider, TestRequester, c
 /// Number of silent connections.
 const HALF_OPEN: usize = 10_000;
 
-/// As many of them as an owner keeps, with the few that send something.
+/// Most connections that the owner keeps: silent ones up to the limit of its two threads, and a few others.
 const STRANGERS_MAX: usize = 2 * 512 + 8;
 
 fn fixture() -> (Fixture, SocketAddr) {
@@ -32,7 +32,7 @@ fn fixture() -> (Fixture, SocketAddr) {
     (fixture, at)
 }
 
-/// Sends bytes, then reads until the owner closes the connection. Returns what was received.
+/// Sends bytes, then reads until the owner closes the connection. Returns the own address and the received bytes.
 fn speak(at: SocketAddr, bytes: &[u8]) -> (SocketAddr, Vec<u8>) {
     let mut stream = TcpStream::connect(at).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -56,7 +56,7 @@ fn header(kind: u8, body_bytes: u32) -> Vec<u8> {
 }
 
 #[test]
-fn who_breaks_the_rules_is_named_and_harms_nobody() {
+fn a_peer_that_violates_the_protocol_is_named_and_does_no_harm() {
     log::catch();
     let (mut fixture, at) = fixture();
     let hello = || encode_hello().to_vec();
@@ -86,14 +86,14 @@ fn who_breaks_the_rules_is_named_and_harms_nobody() {
         assert_eq!(received, hello(), "a peer gets the owner's hello and nothing else");
         log::wait_for(&[&peer.to_string(), cause]);
         assert_eq!(fixture.read(MEMORY, 0, 64).unwrap(), expected(MEMORY, 0, 64));
-        // The log is limited to some lines per second, and the next case needs one.
+        // The log is limited to some lines per second, and the next case needs a line.
         std::thread::sleep(Duration::from_millis(150));
     }
     assert!(fixture.seeds.inbox.receive().is_none());
 }
 
 #[test]
-fn what_is_cut_off_is_forgotten() {
+fn truncated_requests_are_dropped() {
     let (mut fixture, at) = fixture();
     let mut whole = encode_hello().to_vec();
     append_introduce(&mut whole, ConnectionId::from_bytes([9; 16]), 0);
@@ -106,8 +106,8 @@ fn what_is_cut_off_is_forgotten() {
         assert_eq!(fixture.read(MEMORY, 8, 8).unwrap(), expected(MEMORY, 8, 8));
     }
     assert!(fixture.seeds.inbox.receive().is_none());
-    // The owner may process one of the truncated introductions only now. It then supersedes this connection, which must
-    // connect again, at most once for each truncated introduction.
+    // The owner may process one of the truncated INTRODUCE frames only now. That supersedes this connection, which must
+    // then connect again, at most once for each truncated stream.
     let arrives = || {
         let mut stream = TcpStream::connect(at).unwrap();
         stream.write_all(&whole).unwrap();
@@ -119,7 +119,7 @@ fn what_is_cut_off_is_forgotten() {
 }
 
 #[test]
-fn replayed_and_reordered_changes_are_not_made_again() {
+fn replayed_and_reordered_changes_are_not_applied_again() {
     let (mut fixture, at) = fixture();
     let own = key(5);
     let _registration = fixture.seeds.registry.register(&own, Arc::new(SharedMemory::new(100).unwrap())).unwrap();
@@ -140,12 +140,12 @@ fn replayed_and_reordered_changes_are_not_made_again() {
     let first = send(&recorded, answers);
     let mut later = recorded.clone();
     append_write(&mut later, 9, 0, &span, b"new");
-    // After it, earlier changes again: on the same connection, and on others.
+    // After the new write, repeat the earlier changes, on the same connection and below on others.
     append_write(&mut later, 4, 0, &span, b"old");
     append_message(&mut later, 3, b"once");
     send(&later, answers + 3 * HEADER_BYTES);
     for _ in 0..3 {
-        assert_eq!(send(&recorded, answers), first, "a replay is answered as it was");
+        assert_eq!(send(&recorded, answers), first, "a replay gets the same replies");
     }
     assert_eq!(fixture.requester.read(&own, &span, PATIENCE).unwrap(), b"new");
     assert_eq!(fixture.seeds.inbox.receive().unwrap().bytes, b"once");
@@ -163,7 +163,7 @@ impl Exporter for Defective {
 }
 
 #[test]
-fn a_thread_that_panics_goes_on_and_says_so() {
+fn a_thread_that_panics_continues_and_logs_it() {
     log::catch();
     let seeds = Arc::new(Seeds::default());
     seeds.add(&key(1), &Seed::start());
@@ -174,20 +174,24 @@ fn a_thread_that_panics_goes_on_and_says_so() {
     let page = [Span { extent: MEMORY, offset: 0, bytes: 4096 }];
     let mut others = [connect(), connect()];
     others.iter_mut().for_each(|other| drop(other.read(&key(1), &page, PATIENCE).unwrap()));
-    // Repeated over new connections, so that each thread gets some.
+    // Use a new connection for each request, so that each thread gets some.
     let deadline = Instant::now() + PATIENCE;
     while server.panic_count() < 2 {
         connect().read(&key(66), &page, Duration::from_secs(1)).unwrap_err();
         assert!(Instant::now() < deadline, "{} panics", server.panic_count());
     }
     for other in &mut others {
-        assert_eq!(other.read(&key(1), &page, PATIENCE).unwrap(), expected(MEMORY, 0, 4096), "it connects anew");
+        assert_eq!(
+            other.read(&key(1), &page, PATIENCE).unwrap(),
+            expected(MEMORY, 0, 4096),
+            "the requester reconnects"
+        );
     }
     assert_eq!(connect().read(&key(1), &page, PATIENCE).unwrap(), expected(MEMORY, 0, 4096));
     log::wait_for(&["a thread of the fabric's server panicked", "panics=1"]);
 }
 
-/// Runs a test in a process of its own, where no other test allocates memory. Returns whether this is that process.
+/// Runs a test in a separate process, in which no other test allocates memory. Returns true in that process.
 pub(crate) fn is_alone(test: &str) -> bool {
     const ALONE: &str = "FARFORK_TEST_ALONE";
     if std::env::var_os(ALONE).is_some() {
@@ -200,7 +204,7 @@ pub(crate) fn is_alone(test: &str) -> bool {
     false
 }
 
-/// The peak memory of this process, in KiB.
+/// Returns the peak memory of this process, in KiB.
 pub(crate) fn memory_peak_kib() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
@@ -208,8 +212,8 @@ pub(crate) fn memory_peak_kib() -> u64 {
 }
 
 #[test]
-fn who_only_announces_costs_no_memory() {
-    if !is_alone("hostile::who_only_announces_costs_no_memory") {
+fn announced_bytes_use_no_memory() {
+    if !is_alone("hostile::announced_bytes_use_no_memory") {
         return;
     }
     let (mut fixture, at) = fixture();
@@ -222,7 +226,7 @@ fn who_only_announces_costs_no_memory() {
         .map(|_| {
             let mut stream = TcpStream::connect(at).unwrap();
             stream.write_all(&announced).unwrap();
-            // Once its hello arrives, the owner has accepted the connection and served its turn.
+            // The owner's hello shows that the owner has accepted the connection and given it a turn.
             stream.read_exact(&mut [0; 16]).unwrap();
             stream
         })
@@ -233,8 +237,8 @@ fn who_only_announces_costs_no_memory() {
 }
 
 #[test]
-fn ten_thousand_half_open_connections_cost_little_and_others_nothing() {
-    if !is_alone("hostile::ten_thousand_half_open_connections_cost_little_and_others_nothing") {
+fn ten_thousand_half_open_connections_are_cheap_and_slow_no_peer() {
+    if !is_alone("hostile::ten_thousand_half_open_connections_are_cheap_and_slow_no_peer") {
         return;
     }
     log::catch();
@@ -255,14 +259,14 @@ fn ten_thousand_half_open_connections_cost_little_and_others_nothing() {
             slowest = slowest.max(before.elapsed());
         }
     }
-    assert!(slowest < BUSY_MACHINE, "a page took {slowest:?} beside them");
+    assert!(slowest < BUSY_MACHINE, "a page took {slowest:?} with many silent connections");
     let wait_until = Instant::now() + PATIENCE;
     while connections_of(at) > STRANGERS_MAX {
-        assert!(Instant::now() < wait_until, "the owner keeps {} of them", connections_of(at));
+        assert!(Instant::now() < wait_until, "the owner keeps {} silent connections", connections_of(at));
         std::thread::sleep(Duration::from_millis(50));
     }
     let grown_mib = (memory_peak_kib() - memory_before) >> 10;
-    assert!(grown_mib < 64, "they cost {grown_mib} MiB");
+    assert!(grown_mib < 64, "silent connections cost {grown_mib} MiB");
     log::wait_for(&["it has sent no hello, and too many connections are silent"]);
     assert!(log::count(&["it has sent no hello"]) < 2000, "the log is not flooded");
     drop(silent);

@@ -1,5 +1,5 @@
-//! Captures the fabric's log for tests. All tests of the process share it, so each looks for lines that name its own
-//! peer.
+//! Captures the fabric's log for tests. All tests of the process share the log, so each test searches for lines with
+//! its own peer.
 
 use std::io::{self, Write};
 use std::sync::{Mutex, OnceLock};

@@ -19,17 +19,18 @@ use crate::log;
 use crate::seed::{MEMORY, PAGE, PAGES, Seed, Seeds, expected, key};
 use crate::support::{PATIENCE, TestRequester};
 
-/// Connections without a certificate: far more than a server keeps silent at a time.
+/// Number of connections without a certificate: far more than a server keeps in the handshake.
 const SILENT: usize = 10_000;
 
-/// Most memory that they may cost, in MiB: the silent ones that are kept, and this process's ends of all.
+/// Most memory that these connections may cost, in MiB: the pending handshakes of the server, and this process's ends
+/// of all connections.
 const GROWTH_MIB_MAX: u64 = 128;
 
 fn name(text: &str) -> NodeName {
     NodeName::new(text).unwrap()
 }
 
-/// An exporter of one seed.
+/// Returns an exporter with one seed.
 fn exporter() -> (Arc<Seeds>, Arc<dyn Exporter>) {
     let seeds = Arc::new(Seeds::default());
     seeds.add(&key(1), &Seed::start());
@@ -80,7 +81,7 @@ impl Owner {
         TestRequester { connection, completions: Vec::new() }
     }
 
-    /// The reason why a read is refused.
+    /// Checks that a read is refused. Returns the text of the error.
     fn refuses(&self, credentials: Option<&Credentials>, expected: &str) -> String {
         let error = read_page(&mut self.requester(credentials, expected)).unwrap_err();
         assert!(matches!(error, FabricError::Unreachable { .. }), "{error:?}");
@@ -116,7 +117,7 @@ fn nodes_read_each_other_with_and_without_encryption() {
 }
 
 #[test]
-fn who_is_no_node_of_the_cluster_is_told_why_and_gets_nothing() {
+fn a_non_member_is_refused_with_a_reason() {
     log::catch();
     let (owner, other) = (Owner::new(Encryption::On), Owner::new(Encryption::On));
     let (now, day) = (SystemTime::now(), Duration::from_secs(24 * 3600));
@@ -141,7 +142,7 @@ fn who_is_no_node_of_the_cluster_is_told_why_and_gets_nothing() {
 }
 
 #[test]
-fn a_revoked_node_loses_the_connection_that_it_has() {
+fn an_open_connection_of_a_revoked_node_is_closed() {
     let owner = Owner::new(Encryption::On);
     let credentials = owner.issue(Role::Node, "n2");
     let mut requester = owner.requester(Some(&credentials), "n1");
@@ -161,18 +162,18 @@ fn a_revoked_node_loses_the_connection_that_it_has() {
 }
 
 #[test]
-fn a_revoked_owner_is_not_asked_over_the_connection_that_there_is() {
+fn an_open_connection_to_a_revoked_owner_is_not_used() {
     let owner = Owner::new(Encryption::On);
     let credentials = owner.issue(Role::Node, "n2");
     let mut requester = owner.requester(Some(&credentials), "n1");
     read_all(&mut requester);
-    // The owner would still serve, but the requester must stop reading.
+    // The owner would still serve, but the requester must send no further reads.
     member::revoke_identity(&owner.directory, Role::Node, &name("n1"), SystemTime::now).unwrap();
     credentials.install_roster(&owner.directory.read_roster().unwrap().1).unwrap();
     let deadline = Instant::now() + PATIENCE;
     let error = loop {
         match read_page(&mut requester) {
-            Ok(_) => assert!(Instant::now() < deadline, "it still reads"),
+            Ok(_) => assert!(Instant::now() < deadline, "the requester still reads"),
             Err(error) => break error,
         }
         std::thread::sleep(Duration::from_millis(50));
@@ -181,7 +182,7 @@ fn a_revoked_owner_is_not_asked_over_the_connection_that_there_is() {
 }
 
 #[test]
-fn who_asks_for_what_it_may_not_have_is_named() {
+fn a_node_that_requests_forbidden_memory_is_named() {
     log::catch();
     let owner = Owner::new(Encryption::On);
     let mut nosy = owner.requester(Some(&owner.issue(Role::Node, "nosy")), "n1");
@@ -220,7 +221,7 @@ fn read_until_refused(requester: &mut TestRequester) -> FabricError {
 }
 
 #[test]
-fn a_connection_ends_with_the_certificate_that_it_began_with() {
+fn a_connection_ends_with_its_certificate() {
     log::catch();
     let owner = Owner::new(Encryption::On);
     let soon = Duration::from_secs(6);
@@ -234,7 +235,7 @@ fn a_connection_ends_with_the_certificate_that_it_began_with() {
 }
 
 #[test]
-fn a_connection_ends_with_the_authority_that_it_began_with() {
+fn a_connection_ends_with_its_authority() {
     log::catch();
     let owner = Owner::new(Encryption::On);
     let credentials = owner.issue(Role::Node, "old");
@@ -256,7 +257,7 @@ fn a_connection_ends_with_the_authority_that_it_began_with() {
 }
 
 #[test]
-fn an_owner_that_speaks_in_clear_is_not_asked() {
+fn an_owner_without_tls_is_not_used() {
     let (_seeds, exporter) = exporter();
     let plain = tcp::TcpServer::start(TcpListener::bind("127.0.0.1:0").unwrap(), &exporter).unwrap();
     let member = Owner::new(Encryption::Off);
@@ -266,8 +267,8 @@ fn an_owner_that_speaks_in_clear_is_not_asked() {
 }
 
 #[test]
-fn half_of_a_handshake_is_not_waited_for_and_disturbs_nobody() {
-    if !is_alone("members::half_of_a_handshake_is_not_waited_for_and_disturbs_nobody") {
+fn an_incomplete_handshake_times_out_and_slows_no_peer() {
+    if !is_alone("members::an_incomplete_handshake_times_out_and_slows_no_peer") {
         return;
     }
     let limit = getrlimit(Resource::Nofile);
@@ -287,7 +288,7 @@ fn half_of_a_handshake_is_not_waited_for_and_disturbs_nobody() {
         let _ = stream.write_all(words[number % 3]);
         silent.push(stream);
         if number % 1000 == 999 {
-            // Existing connections are served, and new ones are accepted.
+            // Existing connections are still served, and new ones are accepted.
             read_all(&mut member);
             read_all(&mut owner.requester(Some(&credentials), "n1"));
         }
@@ -297,8 +298,8 @@ fn half_of_a_handshake_is_not_waited_for_and_disturbs_nobody() {
     for stream in &mut silent {
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         let mut answer = Vec::new();
-        // Closed, or reset because not all bytes were read.
+        // The server has closed the connection, or reset it because it had unread bytes.
         let _ = stream.read_to_end(&mut answer);
-        assert!(answer.len() < 64, "nothing but an alert comes: {answer:?}");
+        assert!(answer.len() < 64, "the server sends at most a TLS alert: {answer:?}");
     }
 }

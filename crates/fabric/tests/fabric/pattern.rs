@@ -1,4 +1,4 @@
-//! A region whose every byte is computed from its offset, without a process that holds it.
+//! A region in which each byte is computed from its offset.
 
 use std::io;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ impl Pattern {
         key(1)
     }
 
-    /// The expected `bytes` at `offset`.
+    /// Returns the expected `bytes` at `offset`.
     pub(crate) fn expected(offset: u64, bytes: u64) -> Vec<u8> {
         (offset..offset + bytes).map(|at| (at * 31 % 251) as u8 ^ (at >> 8) as u8).collect()
     }

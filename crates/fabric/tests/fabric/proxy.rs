@@ -17,7 +17,7 @@ pub(crate) enum ProxyFault {
     FlipRequest,
     /// The connection is reset.
     Cut,
-    /// From some point on, the owner's bytes are dropped, and the connection stays open.
+    /// After some bytes, the owner's bytes are dropped, and the connection stays open.
     Swallow,
 }
 
@@ -28,7 +28,8 @@ pub(crate) struct Proxy {
 }
 
 impl Proxy {
-    /// Causes the fault on the first `connections` connections after `after` bytes, a little later on each.
+    /// Starts a proxy to `to`. On each of the first `connections` connections, it causes the fault after `after` bytes,
+    /// a little later on each.
     pub(crate) fn start(to: SocketAddr, fault: ProxyFault, after: usize, connections: usize) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let (at, faults) = (listener.local_addr().unwrap(), Arc::new(AtomicUsize::new(0)));

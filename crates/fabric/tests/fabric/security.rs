@@ -52,7 +52,7 @@ impl Stream for Inverted {
             }
         }
         let mut copied = 0;
-        // Sometimes fewer than are buffered.
+        // Return at most 7000 bytes, so that some stay buffered.
         let most = self.kept.len().min(7000);
         for space in spaces {
             let part = space.len().min(most - copied);
@@ -128,12 +128,12 @@ impl Security for Word {
     }
 }
 
-/// An owner that requires a word, and the means to connect to it with any word.
+/// An owner whose security requires a word, with functions to connect to it with any word.
 struct Guarded {
     site: Site,
     seeds: Arc<Seeds>,
     address: Address,
-    /// Kept to be dropped last.
+    /// Keeps the server running. Dropped last.
     _server: Box<dyn Any>,
 }
 
@@ -174,7 +174,7 @@ fn cause_of(error: &FabricError) -> &LinkError {
     }
 }
 
-fn everything_passes(provider: Provider) {
+fn all_traffic_passes(provider: Provider) {
     let guarded = Guarded::new(provider, "swordfish");
     let mut requester = guarded.connect(Some("swordfish"));
     let most = READ_BYTES_MAX as u64;
@@ -202,13 +202,13 @@ fn everything_passes(provider: Provider) {
 }
 
 #[test]
-fn everything_passes_through_what_protects_tcp() {
-    everything_passes(Provider::Tcp);
+fn all_traffic_passes_through_the_security_layer_of_tcp() {
+    all_traffic_passes(Provider::Tcp);
 }
 
 #[test]
-fn everything_passes_through_what_protects_sim() {
-    everything_passes(Provider::Sim);
+fn all_traffic_passes_through_the_security_layer_of_sim() {
+    all_traffic_passes(Provider::Sim);
 }
 
 fn strangers_learn_nothing(provider: Provider) {
@@ -225,7 +225,7 @@ fn strangers_learn_nothing(provider: Provider) {
         wait *= 3;
     };
     assert!(error.to_string().contains("the handshake failed"), "{error}");
-    // In clear: the word is not a hello.
+    // Without security, the requester takes the owner's word for an invalid hello.
     let error = guarded.connect(None).read(&key(1), &page, wait).unwrap_err();
     assert!(!error.is_permanent(), "{error}");
     assert_eq!(guarded.connect(Some("swordfish")).read(&key(1), &page, PATIENCE).unwrap(), expected(MEMORY, 0, PAGE));
@@ -241,7 +241,7 @@ fn strangers_learn_nothing_through_sim() {
     strangers_learn_nothing(Provider::Sim);
 }
 
-/// Blocks handshakes for as long as it is closed.
+/// Blocks handshakes while it is closed.
 #[derive(Debug, Default)]
 struct Gate {
     state: Mutex<GateState>,
@@ -329,7 +329,7 @@ impl Drop for Opened {
 }
 
 #[test]
-fn handshakes_take_no_turn_of_those_that_are_served() {
+fn handshakes_do_not_delay_established_connections() {
     let (gate, seeds) = (Arc::new(Gate::default()), Arc::new(Seeds::default()));
     seeds.add(&key(1), &Seed::start());
     let exporter: Arc<dyn Exporter> = seeds;
@@ -359,10 +359,10 @@ fn handshakes_take_no_turn_of_those_that_are_served() {
 }
 
 #[test]
-fn a_handshake_has_a_limit_on_both_sides() {
+fn a_handshake_times_out_on_both_sides() {
     let guarded = Guarded::new(Provider::Sim, "swordfish");
     let page = [Span { extent: MEMORY, offset: 0, bytes: 1 }];
-    // A peer that sends no word.
+    // A requester that sends no word.
     let Address::Sim(server_address) = guarded.address else { panic!("it is in a world") };
     let mut attempt = guarded.site.world.dial(guarded.site.here, server_address);
     let began = guarded.site.world.now();
@@ -379,7 +379,7 @@ fn a_handshake_has_a_limit_on_both_sides() {
     let took = guarded.site.world.now() - began;
     assert!(took > Duration::from_secs(4) && took < Duration::from_secs(8), "{took:?}");
 
-    // A listener that accepts and never sends a word.
+    // An owner that never sends a word: the backlog accepts the connection.
     let silent_address = sim::world::SimAddress { node: guarded.site.there, port: 9 };
     let _listener = guarded.site.world.listen(silent_address).unwrap();
     let security = Some(Arc::new(Word("anybody")) as Arc<dyn Security>);

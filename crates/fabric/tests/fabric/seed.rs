@@ -1,4 +1,5 @@
-//! The exports of a test's owner: the memory of an idle process as a template's, registered memory, and a message queue.
+//! The exports of a test's owner: the memory of an idle process in place of a template, registered memory, and a
+//! message queue.
 
 use std::collections::HashMap;
 use std::io::{self, BufRead, BufReader};
@@ -12,18 +13,18 @@ use farfork_sys::pidfd;
 use farfork_wire::descriptor::ExtentId;
 use farfork_wire::{NodeName, SeedId, Token};
 
-/// Pages of the template's memory. Page N is filled with N as a 64-bit number.
+/// Number of pages of the template's memory. Page N is filled with N as a 64-bit number.
 pub(crate) const PAGES: u64 = 600;
-/// The page that the template itself may not read.
+/// The page that is mapped without access rights (PROT_NONE) in the template.
 pub(crate) const PROTECTED_PAGE: u64 = 5;
 pub(crate) const PAGE: u64 = 4096;
 /// The extent in the template's memory.
 pub(crate) const MEMORY: ExtentId = ExtentId(0);
-/// An extent that the owner has as a copy.
+/// An extent that the owner holds as a copy.
 pub(crate) const COPY: ExtentId = ExtentId(1);
 /// Length of the copy, in bytes: not a multiple of the page size.
 pub(crate) const COPY_BYTES: u64 = 300_001;
-/// Length of the descriptor, in bytes: longer than one read may be.
+/// Length of the descriptor, in bytes: longer than the largest read.
 pub(crate) const DESCRIPTOR_BYTES: usize = 2_500_000;
 const SCRIPT: &str = "
 import ctypes, mmap, sys
@@ -73,7 +74,7 @@ impl Drop for Template {
     }
 }
 
-/// The expected `bytes` of an extent at `offset`.
+/// Returns the expected `bytes` of an extent at `offset`.
 pub(crate) fn expected(extent: ExtentId, offset: u64, bytes: u64) -> Vec<u8> {
     let at = |position: u64| match extent {
         MEMORY => (position / PAGE).to_le_bytes()[(position % 8) as usize],
@@ -88,8 +89,9 @@ pub(crate) struct Seed {
     pub(crate) template: Template,
     copy: Vec<u8>,
     descriptor: Vec<u8>,
-    /// Number of the owner's reads, and of the bytes that it read.
+    /// Number of reads by the owner.
     pub(crate) reads: AtomicU64,
+    /// Number of bytes that the owner has read.
     pub(crate) bytes: AtomicU64,
 }
 

@@ -13,7 +13,7 @@ use farfork_wire::frame::request::{ReadMode, append_open, append_read};
 use crate::seed::{MEMORY, PAGE, expected};
 use crate::support::{Fixture, PATIENCE, Provider};
 
-/// From now on, the owner's replies on existing connections are lost.
+/// Makes the network lose the owner's further replies on existing connections.
 fn swallow_replies(fixture: &Fixture) {
     let deaf = PathConditions { blackhole_chance: 1.0, ..PathConditions::default() };
     fixture.site.world.set_conditions(fixture.site.there, fixture.site.here, &deaf);
@@ -23,7 +23,7 @@ fn heal(fixture: &Fixture) {
     fixture.site.world.set_conditions(fixture.site.there, fixture.site.here, &PathConditions::default());
 }
 
-/// Sends a message that arrives, but whose answer is lost.
+/// Sends a message that arrives, but whose reply is lost.
 fn send_unanswered(fixture: &mut Fixture) {
     fixture.requester.tell(b"first", PATIENCE).unwrap();
     assert_eq!(fixture.seeds.inbox.receive().unwrap().bytes, b"first");
@@ -36,16 +36,16 @@ fn send_unanswered(fixture: &mut Fixture) {
 }
 
 #[test]
-fn an_answer_that_was_lost_is_given_again_and_nothing_is_done_again() {
+fn a_lost_answer_is_sent_again_without_repeating_the_change() {
     let mut fixture = Fixture::new(Provider::Sim);
     send_unanswered(&mut fixture);
     let ended = fixture.requester.finish();
     assert!(ended.len() == 1 && ended[0].0 == 5 && ended[0].1.is_ok(), "{ended:?}");
-    assert!(fixture.seeds.inbox.receive().is_none(), "it was taken once");
+    assert!(fixture.seeds.inbox.receive().is_none(), "the message was delivered once");
 }
 
 #[test]
-fn an_owner_that_was_restarted_says_that_it_does_not_know() {
+fn a_restarted_owner_reports_an_unknown_outcome() {
     let mut fixture = Fixture::new(Provider::Sim);
     send_unanswered(&mut fixture);
     fixture.restart(&fixture.seeds.clone());
@@ -53,12 +53,12 @@ fn an_owner_that_was_restarted_says_that_it_does_not_know() {
     let error = ended[0].1.as_ref().unwrap_err();
     assert!(ended.len() == 1 && error.may_have_taken_effect() && error.is_permanent(), "{error}");
     assert!(error.to_string().contains("does not know whether it did this before"), "{error}");
-    assert!(fixture.seeds.inbox.receive().is_none(), "it was taken once");
+    assert!(fixture.seeds.inbox.receive().is_none(), "the message was delivered once");
     fixture.requester.tell(b"third", PATIENCE).unwrap();
 }
 
 #[test]
-fn silence_is_noticed_within_a_second_and_the_path_used_again_when_it_heals() {
+fn silence_is_noticed_within_a_second_and_a_repaired_path_is_used() {
     let mut fixture = Fixture::new(Provider::Sim);
     fixture.read(MEMORY, 0, 8).unwrap();
     let (world, here, there) = (fixture.site.world.clone(), fixture.site.here, fixture.site.there);
@@ -78,7 +78,7 @@ fn silence_is_noticed_within_a_second_and_the_path_used_again_when_it_heals() {
     assert!(world.now() - healed < Duration::from_secs(3), "{:?}", world.now() - healed);
 }
 
-/// A raw connection.
+/// Opens a connection without the fabric's protocol.
 fn dial(fixture: &Fixture) -> SimStream {
     let Address::Sim(place) = fixture.address else { panic!("it is in a world") };
     let world = &fixture.site.world;
@@ -87,7 +87,7 @@ fn dial(fixture: &Fixture) -> SimStream {
     attempt.poll().unwrap().unwrap()
 }
 
-/// Receives what has arrived. Returns the number of bytes, and whether the stream has ended.
+/// Receives all bytes that have arrived. Returns their number, and whether the stream has ended.
 fn drain(stream: &mut SimStream) -> (usize, bool) {
     let (mut rest, mut taken) = (vec![0; 1 << 20], 0);
     loop {
@@ -100,7 +100,7 @@ fn drain(stream: &mut SimStream) -> (usize, bool) {
 }
 
 #[test]
-fn who_never_reads_is_ended_in_half_a_minute_and_costs_little_until_then() {
+fn a_peer_that_never_reads_is_disconnected_in_half_a_minute() {
     let mut fixture = Fixture::new(Provider::Sim);
     let mut stream = dial(&fixture);
     let mut requests = encode_hello().to_vec();
@@ -118,7 +118,7 @@ fn who_never_reads_is_ended_in_half_a_minute_and_costs_little_until_then() {
 }
 
 #[test]
-fn who_keeps_the_rest_of_a_request_is_ended_in_half_a_minute() {
+fn a_peer_that_withholds_part_of_a_request_is_disconnected() {
     let mut fixture = Fixture::new(Provider::Sim);
     let mut stream = dial(&fixture);
     let mut request = encode_hello().to_vec();
@@ -138,7 +138,7 @@ fn who_keeps_the_rest_of_a_request_is_ended_in_half_a_minute() {
 }
 
 #[test]
-fn a_page_takes_a_round_trip_whatever_else_is_asked_on_another_connection() {
+fn a_page_takes_one_round_trip_next_to_a_busy_connection() {
     let mut fixture = Fixture::new(Provider::Sim);
     let mut bulk = fixture.site.connect(&fixture.address);
     let key = fixture.key.clone();

@@ -17,9 +17,9 @@ use farfork_wire::descriptor::ExtentId;
 
 use crate::seed::{Seed, Seeds, key};
 
-/// Most delay by a busy machine of an operation that takes milliseconds: a hang guard.
+/// Longest time for an operation that takes milliseconds on an idle machine: detects hangs.
 pub(crate) const BUSY_MACHINE: Duration = Duration::from_secs(30);
-/// How long a test waits for an event.
+/// Longest time that a test waits for an event.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The provider of a test.
@@ -33,7 +33,7 @@ pub(crate) enum Provider {
 /// The location of a test's requesters and owners.
 pub(crate) struct Site {
     pub(crate) provider: Provider,
-    /// For `sim`.
+    /// The world of `sim`, with the nodes of requesters (`here`) and owners (`there`).
     pub(crate) world: World,
     pub(crate) here: NodeId,
     pub(crate) there: NodeId,
@@ -78,7 +78,7 @@ impl Site {
         TestRequester { connection, completions: Vec::new() }
     }
 
-    /// Lets some time pass.
+    /// Waits, or lets the world run, for some time.
     pub(crate) fn pass(&self, time: Duration) {
         match self.provider {
             Provider::Sim => {
@@ -129,7 +129,7 @@ fn tcp_server(at: &str, exporter: &Arc<dyn Exporter>) -> tcp::TcpServer {
     tcp::TcpServer::start(listener, exporter).unwrap()
 }
 
-/// Number of connections to a port of this host, as the accepting side sees it.
+/// Returns the number of established connections that were accepted on a port of this host.
 pub(crate) fn connections_of(at: SocketAddr) -> usize {
     let own = format!(":{:04X}", at.port());
     let lines = std::fs::read_to_string("/proc/net/tcp").unwrap();
@@ -162,7 +162,7 @@ impl Fixture {
         Self { site, seed, seeds, key, address, server: Some(server), requester }
     }
 
-    /// Starts a new server at the address of the last one.
+    /// Ends the server, and starts a new one at its address.
     pub(crate) fn restart(&mut self, seeds: &Arc<Seeds>) {
         self.server = None;
         let exporter: Arc<dyn Exporter> = seeds.clone();
@@ -183,7 +183,7 @@ impl Drop for Fixture {
     }
 }
 
-/// A connection that is polled as by an event loop.
+/// A connection, with functions that poll it and wait for completions.
 pub(crate) struct TestRequester {
     pub(crate) connection: Box<dyn Connection>,
     pub(crate) completions: Vec<Completion>,
@@ -232,7 +232,7 @@ impl TestRequester {
         }
     }
 
-    /// Waits for all requests. Returns their results by tag, in the order of completion.
+    /// Waits for all requests. Returns their tags and results, in the order of completion.
     pub(crate) fn finish(&mut self) -> Vec<(u64, Result<Vec<u8>, FabricError>)> {
         while self.connection.unanswered_count() > 0 {
             let before = self.completions.len();
@@ -283,7 +283,7 @@ impl TestRequester {
 /// The tag of a single request.
 const ONE: u64 = 77;
 
-/// The refusal in an error.
+/// Returns the refusal in an error.
 pub(crate) fn refusal<T: std::fmt::Debug>(result: Result<T, FabricError>) -> Refusal {
     match result {
         Err(error @ (FabricError::Refused { refusal, .. } | FabricError::MessageRefused { refusal, .. })) => {

@@ -1,4 +1,4 @@
-//! Faults of networks and foreign peers on `tcp`. Networks damage, cut and drop bytes; peers are slow, silent or speak
+//! Network faults and misbehaving peers on `tcp`. Networks damage, cut and drop bytes; peers are slow, silent or speak
 //! another protocol.
 
 use std::io::{Read, Write};
@@ -40,11 +40,11 @@ fn read_everything(fixture: &Fixture, requester: &mut TestRequester) {
 }
 
 #[test]
-fn flipped_bits_are_never_taken_for_data() {
+fn flipped_bits_are_never_delivered() {
     let (fixture, at) = fixture();
     let flips = [ProxyFault::FlipReply, ProxyFault::FlipRequest];
     for (fault, after) in flips.into_iter().flat_map(|fault| [3, 30, 100, 1000, 3000].map(|after| (fault, after))) {
-        // The first connections are damaged, each at another place. The later ones are not.
+        // The first connections are damaged, each at a different offset. Later connections are not.
         let proxy = Proxy::start(at, fault, after, 6);
         read_everything(&fixture, &mut TestRequester::new(&proxy.address()));
         assert!(proxy.faults() > 0, "{fault:?} after {after} did nothing");
@@ -62,7 +62,7 @@ fn cut_connections_are_resumed() {
 }
 
 #[test]
-fn a_path_that_damages_everything_is_unreachable_and_says_why() {
+fn an_owner_on_a_damaging_path_is_unreachable_with_the_cause() {
     let (fixture, at) = fixture();
     let proxy = Proxy::start(at, ProxyFault::FlipReply, 40, usize::MAX);
     let mut requester = TestRequester::new(&proxy.address());
@@ -70,11 +70,11 @@ fn a_path_that_damages_everything_is_unreachable_and_says_why() {
     let error = requester.read(&fixture.key, &spans, Duration::from_millis(500)).unwrap_err();
     let FabricError::Unreachable { cause, .. } = &error else { panic!("{error:?}") };
     assert!(matches!(**cause, LinkError::Frame(_)), "{error}");
-    assert!(proxy.faults() < 20, "attempts come at growing intervals");
+    assert!(proxy.faults() < 20, "attempts have growing intervals");
 }
 
 #[test]
-fn a_link_that_swallows_packets_is_noticed_and_used_again() {
+fn a_link_that_drops_packets_is_noticed_and_used_again() {
     let (fixture, at) = fixture();
     let proxy = Proxy::start(at, ProxyFault::Swallow, 100_000, 2);
     let mut requester = TestRequester::new(&proxy.address());
@@ -95,7 +95,7 @@ fn a_silent_peer_costs_no_more_than_the_deadline() {
     assert!(matches!(**cause, LinkError::NoResponse) && before.elapsed() < BUSY_MACHINE, "{error}");
 }
 
-/// Answers each connection with these bytes.
+/// Starts a listener that sends these bytes on each connection.
 fn answer_with(bytes: Vec<u8>) -> Address {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = Address::Tcp(listener.local_addr().unwrap());
@@ -127,14 +127,14 @@ fn a_peer_of_another_version_is_refused_with_both_versions() {
 }
 
 #[test]
-fn a_foreign_peer_is_named_as_such() {
+fn a_peer_of_another_protocol_is_named() {
     let mut requester = TestRequester::new(&answer_with(b"SSH-2.0-OpenSSH_9.2p1 Debian-2\r\n".to_vec()));
     let spans = [Span { extent: MEMORY, offset: 0, bytes: 1 }];
     let error = requester.read(&key(1), &spans, Duration::from_millis(300)).unwrap_err();
     assert!(error.to_string().contains("does not speak farfork's fabric protocol"), "{error}");
 }
 
-/// A raw connection that has sent a hello and opened the fixture's seed.
+/// Opens a plain TCP connection, and sends a hello and an OPEN frame for the fixture's seed.
 fn raw_requester(fixture: &Fixture, at: std::net::SocketAddr) -> TcpStream {
     let mut stream = TcpStream::connect(at).unwrap();
     let mut bytes = encode_hello().to_vec();
@@ -144,7 +144,7 @@ fn raw_requester(fixture: &Fixture, at: std::net::SocketAddr) -> TcpStream {
 }
 
 #[test]
-fn a_slow_reader_costs_its_owner_little_and_others_nothing() {
+fn a_slow_reader_uses_little_memory_and_slows_no_peer() {
     let (mut fixture, at) = fixture();
     let mut slow = raw_requester(&fixture, at);
     slow.set_write_timeout(Some(PATIENCE)).unwrap();
@@ -163,19 +163,19 @@ fn a_slow_reader_costs_its_owner_little_and_others_nothing() {
         }
         served = now;
     }
-    // The limit allows for the kernel's buffers on both sides, and for the owner's queue.
+    // The limit includes the kernel's buffers on both sides, and the owner's queue.
     assert!(served < 24 << 20, "{served} bytes were read for a requester that takes none");
     let before = Instant::now();
     assert_eq!(fixture.read(MEMORY, 0, 4096).unwrap(), expected(MEMORY, 0, 4096));
     assert!(before.elapsed() < BUSY_MACHINE);
-    // It gets the remaining bytes once it reads.
+    // The slow requester gets the remaining bytes once it reads.
     let mut taken = vec![0; 40 << 20];
     slow.read_exact(&mut taken).unwrap();
     assert!(fixture.seed.bytes.load(Ordering::Relaxed) > served);
 }
 
 #[test]
-fn bad_requesters_are_shown_out_and_harm_nobody() {
+fn malformed_requests_end_their_connection_only() {
     let (mut fixture, at) = fixture();
     let mut unopened = encode_hello().to_vec();
     append_read(&mut unopened, 1, 7, ReadMode::Exact, &[Span { extent: MEMORY, offset: 0, bytes: 1 }]);
@@ -202,7 +202,7 @@ fn bad_requesters_are_shown_out_and_harm_nobody() {
 }
 
 #[test]
-fn who_never_greets_is_shown_out() {
+fn a_peer_without_a_hello_is_disconnected() {
     let (_fixture, at) = fixture();
     let mut stream = TcpStream::connect(at).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -213,7 +213,7 @@ fn who_never_greets_is_shown_out() {
 }
 
 #[test]
-fn a_thousand_connections_come_and_go() {
+fn a_thousand_connections_are_opened_and_closed() {
     let (mut fixture, at) = fixture();
     fixture.read(MEMORY, 0, 8).unwrap();
     for _ in 0..1000 {
@@ -226,7 +226,7 @@ fn a_thousand_connections_come_and_go() {
     }
     let limit = Instant::now() + PATIENCE;
     while connections_of(at) > 1 {
-        assert!(Instant::now() < limit, "{} are still there", connections_of(at));
+        assert!(Instant::now() < limit, "{} connections are still open", connections_of(at));
         std::thread::sleep(Duration::from_millis(20));
     }
     assert_eq!(fixture.read(MEMORY, 0, 8).unwrap(), expected(MEMORY, 0, 8));
@@ -256,5 +256,5 @@ fn connections_share_an_owner_fairly() {
         slowest = slowest.max(before.elapsed());
     }
     reader.join().unwrap();
-    assert!(slowest < BUSY_MACHINE, "a page took {slowest:?} beside four streams");
+    assert!(slowest < BUSY_MACHINE, "a page took {slowest:?} during four streams");
 }

@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn it_does_not_switch_to_and_fro_at_the_limit() {
+    fn the_priority_does_not_alternate_at_the_limit() {
         let (mut budget, mut clock) = (RealTimeBudget::new(0, 0), (0, 0));
         run(&mut budget, &mut clock, WINDOW_NS, 20);
         assert!(!budget.is_real_time());
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn few_samples_are_kept() {
+    fn the_number_of_samples_is_bounded() {
         let (mut budget, mut clock) = (RealTimeBudget::new(0, 0), (0, 0));
         run(&mut budget, &mut clock, 20 * WINDOW_NS, 5);
         assert!(budget.samples.len() as u64 <= WINDOW_NS / SAMPLE_NS + 2);

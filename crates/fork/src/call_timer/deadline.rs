@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_watch_comes_back_as_it_was() {
+    fn a_call_deadline_is_decoded_as_it_was_encoded() {
         let site = CallSite { number: 232, mark: Some(CallMark::new()), rsp: 0x7ffc_0000, rip: 0x40_1002 };
         let call_deadline = CallDeadline { tid: 77, start_ticks: 5, site, deadline_ns: 1 << 40, result: -11 };
         assert_eq!(CallDeadline::from_bytes(&call_deadline.to_bytes()), call_deadline);

@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_are_taken_when_they_are_due_the_first_one_first() {
+    fn due_calls_are_taken_in_order() {
         let mut schedule = CallSchedule::default();
         [(1, 30), (2, 10), (3, 20), (4, 20)].into_iter().for_each(|(tid, end_ns)| schedule.add(pending(tid, end_ns)));
         assert_eq!(schedule.next_due_ns(), Some(10));
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_a_limit_to_the_calls() {
+    fn the_number_of_scheduled_calls_is_bounded() {
         let mut schedule = CallSchedule::default();
         let threads = i32::try_from(WATCHES_MAX).unwrap();
         (0..=threads).for_each(|tid| schedule.add(pending(tid, 1)));
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_beyond_a_time_are_dropped() {
+    fn calls_that_end_after_the_limit_are_dropped() {
         let mut schedule = CallSchedule::default();
         [(1, 10), (2, 20), (3, 21)].into_iter().for_each(|(tid, end_ns)| schedule.add(pending(tid, end_ns)));
         schedule.drop_later_than(20);

@@ -109,7 +109,7 @@ fn a_tracer_that_detaches_during_an_attempt_does_not_end_the_attempts() {
 }
 
 #[test]
-fn a_thread_gives_up_its_place_where_others_wait() {
+fn an_attempt_releases_its_thread_when_others_wait() {
     let (mut child, call_deadline) = sleeper();
     let (_release, _tracer) = trace(call_deadline.tid);
     let mut threads = AttemptThreads::new().unwrap();
@@ -165,7 +165,7 @@ fn start_timer() -> (JoinHandle<()>, i32, PipeWriter) {
 }
 
 #[test]
-fn a_timer_over_its_budget_is_an_ordinary_process_and_ends_calls_all_the_same() {
+fn a_timer_over_its_budget_ends_calls_with_ordinary_priority() {
     const SCHED_OTHER: u32 = 0;
     let (child, call_deadline) = sleeper();
     let (release, tracer) = trace(call_deadline.tid);
@@ -188,7 +188,7 @@ fn a_timer_over_its_budget_is_an_ordinary_process_and_ends_calls_all_the_same() 
 }
 
 #[test]
-fn threads_of_attempts_have_the_priority_of_the_timer() {
+fn threads_of_attempts_run_with_the_priority_of_the_timer() {
     let caller = rustix::thread::gettid().as_raw_nonzero().get();
     if priority::make_real_time(caller).is_err() {
         // There is no real-time priority without CAP_SYS_NICE, or in a control group without time for real-time

@@ -1,4 +1,5 @@
-//! One capture attempt, from the survey until the parent runs again and only mapping flags can still be refused.
+//! One capture attempt: surveys, stops, reads and clones a process tree, then releases it. Later, only mapping flags can
+//! cause a refusal.
 //!
 //! `owner_thread` calls `capture_tree` in the tracer thread, which stays the template's tracer.
 //! `describe` builds the descriptor afterwards.
@@ -48,11 +49,11 @@ const ATTEMPTS_MAX: usize = 4;
 /// Limit for the main thread of a frozen parent to unmap the injection pages when its capture is aborted.
 const ABORT_UNMAP_LIMIT: Duration = Duration::from_millis(500);
 
-/// Most memory, in bytes, that is scanned before the answer. The scan then takes no longer than the calls that the template
-/// makes meanwhile.
+/// Most anonymous memory, in bytes, that is scanned before the reply. Such a scan takes no longer than the injected calls
+/// that the template makes at the same time.
 const EARLY_SCAN_BYTES_MAX: u64 = 16 << 20;
 
-/// The process that holds the memory of one process while the seed lives.
+/// The process that holds the memory of one captured process while the seed exists.
 #[derive(Debug)]
 pub(super) enum TemplateProcess {
     /// A clone.
@@ -62,7 +63,7 @@ pub(super) enum TemplateProcess {
 }
 
 impl TemplateProcess {
-    /// The process that holds the memory.
+    /// Pid of the process that holds the memory.
     pub(super) fn pid(&self) -> i32 {
         match self {
             Self::Clone(clone) => clone.pid,
@@ -70,7 +71,7 @@ impl TemplateProcess {
         }
     }
 
-    /// The process as a target of injected calls, with the registers and the id known from the parent.
+    /// Returns the process as a target of injected calls. `snapshot` and `survey` are the parent's.
     pub(super) fn injection_target<'a>(
         &'a self,
         snapshot: &'a ProcessSnapshot,
@@ -91,21 +92,22 @@ impl TemplateProcess {
         }
     }
 
-    /// Restores a parent's registers before it is parked, so that it would run on unharmed if this process died.
+    /// Restores the registers of a stopped parent before it is parked, so that it continues unharmed if this process dies.
     pub(super) fn restore_parent(&mut self) {
         if let Self::Parent(stopped) = self {
             stopped.restore();
         }
     }
 
-    /// Kills a clone; releases a parent. `trace_lock` is the parent's lock, if the caller holds it.
+    /// Kills a clone. A stopped parent is released when this value is dropped. `trace_lock` is the parent's lock, if the
+    /// caller holds it.
     pub(super) fn release(&mut self, trace_lock: Option<&TraceLock>) {
         if let Self::Clone(clone) = self {
             clone.kill(trace_lock);
         }
     }
 
-    /// Releases it before it was described. A parent still has the injection pages, which are unmapped first.
+    /// Releases the process after a failed capture. A stopped parent still has the injection pages, so unmaps them first.
     pub(super) fn abort(mut self, injection_pages: &InjectionPages, syscall_at: u64, trace_lock: Option<&TraceLock>) {
         if let Self::Parent(stopped) = &mut self {
             let pid = stopped.snapshot.pid;
@@ -117,7 +119,7 @@ impl TemplateProcess {
                 run_ready(injection_pages.unmap(pid, registers, rescue, &mut injector))
             });
             if let Err(error) = unmapped {
-                tracing::warn!(pid, %error, "pages that were mapped for its capture stay in a process");
+                tracing::warn!(pid, %error, "cannot unmap the injection pages from the process; they stay mapped");
             }
             stopped.add_withheld(&mut injector.withheld_signals);
         }
@@ -125,7 +127,7 @@ impl TemplateProcess {
     }
 }
 
-/// The result of an attempt: for each process of the tree, the first process first.
+/// The result of an attempt. Both lists have one element per process of the tree, starting with the first process.
 pub(super) struct CaptureAttempt {
     pub(super) templates: Vec<TemplateProcess>,
     pub(super) processes: Vec<CapturedProcess>,
@@ -143,7 +145,7 @@ pub(super) struct SharedTreeState {
     pub(super) stopped_ns: i64,
 }
 
-/// State of one process that had to be read at once. Only its mapping flags can still be refused.
+/// State of one process that was read before the reply. Only its mapping flags can still cause a refusal.
 pub(super) struct CapturedProcess {
     pub(super) snapshot: ProcessSnapshot,
     pub(super) survey: Survey,
@@ -151,11 +153,11 @@ pub(super) struct CapturedProcess {
     pub(super) extended_states: Vec<state::ThreadExtendedState>,
     pub(super) answers: Vec<ThreadAnswers>,
     pub(super) pages: InjectionPages,
-    /// Ranges that fork(2) would not pass on (MADV_DONTFORK), and that the template has.
+    /// Ranges with MADV_DONTFORK that the template has, although fork(2) omits such ranges.
     pub(super) dontfork_ranges: Vec<Range<u64>>,
-    /// Contents that the slots of the offered pages must have in the end.
+    /// Bytes to write back to the slots of the offered pages in the template.
     pub(super) offered_contents: Vec<u8>,
-    /// The memory of the process that holds it.
+    /// `/proc/PID/mem` of the template.
     pub(super) mem: File,
     pub(super) root: ProcessRoot,
     /// Program and arguments.
@@ -164,18 +166,19 @@ pub(super) struct CapturedProcess {
     pub(super) posix_timers: Vec<PosixTimer>,
     pub(super) filters: SeccompFilters,
     pub(super) memory: TemplateMemory,
-    /// Pages that it lacks because other seeds have them.
+    /// Pages that the template lacks because other seeds hold them.
     pub(super) inherited: InheritedPages,
 }
 
 impl CapturedProcess {
-    /// Bytes of the pages that hold data. Before the first scan: of those that the process had written at its survey.
+    /// Size in bytes of the pages that hold data, including inherited ones. Before the first scan, counts the memory that
+    /// the process had written at its survey.
     pub(super) fn populated_bytes(&self) -> u64 {
         self.memory.populated_bytes().unwrap_or_else(|| anonymous_bytes(&self.survey)) + self.inherited.bytes()
     }
 }
 
-/// Notes about the children of a tree. A note names its process, unless that is the first one.
+/// Collects the notes for the user. A note starts with the pid of its process, unless that is the first process of the tree.
 pub(super) fn collect_notes(processes: &[CapturedProcess]) -> Vec<String> {
     let first = processes[0].survey.pid;
     let of_one = |survey: &Survey| survey.notes.iter().map(|note| survey.format_note(first, note)).collect::<Vec<_>>();
@@ -187,7 +190,8 @@ fn anonymous_bytes(survey: &Survey) -> u64 {
     survey.profiles.get(&survey.pid).map_or(0, |leader| leader.status.anonymous_bytes)
 }
 
-/// Captures `pid`. Tries again if the process changes its files or shared memory at the wrong moment.
+/// Captures the process tree of `pid`. Retries if a process changes its files or shared memory between its survey and its
+/// pause.
 pub(super) fn capture_tree(pid: i32, options: &CaptureOptions) -> Result<CaptureAttempt, CaptureError> {
     let started_at = Instant::now();
     let timed_out =
@@ -218,7 +222,8 @@ fn attempt_capture(pid: i32, options: &CaptureOptions, trace_lock: &TraceLock) -
     // A stop takes some dozen wake-ups, and on a busy machine each would wait for a CPU, so raise this thread's priority.
     // Failure is harmless.
     let real_time = RealTimeGuard::enter();
-    // A process that requests its own checkpoint waits for the answer, and has no other use for its CPU.
+    // A process that requests its own checkpoint waits for the reply and leaves its CPU idle, so this thread always moves to
+    // that CPU.
     let asks_itself = options.daemon_sockets.caller.is_some();
     let mut cpu_pin = if asks_itself { CpuPin::pin_to(&tree.processes[0].prepared.survey.stat) } else { None };
     let paused_at = Instant::now();
@@ -233,7 +238,7 @@ fn attempt_capture(pid: i32, options: &CaptureOptions, trace_lock: &TraceLock) -
         phase!("prepare.release", released.unzip());
     times.pause = paused_at.elapsed();
     drop(real_time);
-    // Any other process needs its CPU again.
+    // Any other process needs its CPU again, so end the pinning.
     let mut cpu_pin = cpu_pin.filter(|_| asks_itself);
     if let Some(cpu_pin) = &mut cpu_pin {
         templates.iter().filter_map(TemplateProcess::as_clone).for_each(|clone| cpu_pin.pin_template(clone.pid));
@@ -271,7 +276,7 @@ fn injection_pages(tree: &ProcessTree, released: &[ReleasedProcess]) -> Vec<(Inj
     released.iter().map(|one| one.outcome.pages.clone()).zip(syscalls).collect()
 }
 
-/// Reads from all templates what can still be refused, before the answer.
+/// Reads the state of all templates that can still cause a refusal, before the reply.
 fn read_templates(
     tree: ProcessTree,
     released: Vec<ReleasedProcess>,
@@ -295,13 +300,13 @@ fn read_templates(
     Ok((processes, shared))
 }
 
-/// For each process its id, and whether it adopts orphaned descendants (a subreaper, or pid 1).
+/// Returns for each process its inner id, and whether it adopts orphaned descendants (a subreaper, or pid 1).
 fn list_reapers(processes: &[CapturedProcess]) -> Vec<(u32, bool)> {
     let reaps = |one: &CapturedProcess| one.answers[0].is_subreaper || one.survey.inner_id() == 1;
     processes.iter().map(|one| (one.survey.inner_id(), reaps(one))).collect()
 }
 
-/// Reads from a template, before the answer, what can still be refused.
+/// Reads the state of one template that can still cause a refusal, before the reply.
 struct TemplateReader<'a> {
     template: &'a TemplateProcess,
     shared_copies: &'a SharedCopies,
@@ -309,8 +314,8 @@ struct TemplateReader<'a> {
 }
 
 impl TemplateReader<'_> {
-    /// Reads the answers of its threads, mappings that are new since the survey, and how much memory there is. The template
-    /// is detached afterwards.
+    /// Parses the answers of the threads, reads the template's mappings and their populated pages, and moves a clone out of
+    /// the parent's session.
     fn read(
         &self,
         prepared: PreparedProcess,
@@ -336,7 +341,7 @@ impl TemplateReader<'_> {
             ..
         } = paused;
         let dontfork_ranges = unmapped.and(cloned.dontfork_ranges)?;
-        // First take the template out of the pager, so that all later steps see an ordinary process.
+        // First release the template's address space from the pager, so that all later steps see an ordinary process.
         let missing_pages = match (search, cloned.address_space?) {
             (Some(search), Some(space)) => Some(phase!("prepare.leave", search.release_address_space(space))?),
             _ => None,
@@ -387,8 +392,8 @@ impl TemplateReader<'_> {
     }
 }
 
-/// Detaches a clone, and asks it whether mappings are sealed. While the clone works, its pages are scanned if `is_small`:
-/// otherwise the answer would wait for the scan.
+/// Moves a clone out of the parent's session, and probes it for sealed mappings. If `is_small`, scans its pages while the
+/// clone makes these calls. A longer scan would delay the reply.
 fn detach_clone(
     injection_target: &InjectionTarget<'_>,
     space: &mut TemplateMemory,

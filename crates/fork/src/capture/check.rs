@@ -38,9 +38,9 @@ pub struct CheckReport {
 /// Assumptions about the capture.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CheckOptions {
-    /// The process is a child of a seed, or was forked by one, and its missing pages are served by a pager of this node.
+    /// The process is a child of a seed, or was forked by such a child, and a pager of this node serves its missing pages.
     pub is_pager_served: bool,
-    /// How to treat a process whose children would lack something of its namespaces.
+    /// What to do about namespaces of the process that its children would lack.
     pub namespaces: NamespacePolicy,
 }
 
@@ -51,11 +51,11 @@ const STABLE_LIMIT: Duration = Duration::from_secs(2);
 /// Time between two checks of a process that changed.
 const RETRY_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Checks a process without touching it. Retries processes that keep changing for two seconds in all. After that, a
-/// descendant that still changes is in the notes, and the process itself in the refusals.
+/// Checks a process tree without stopping or changing it. Retries processes that change, for at most two seconds in total.
+/// After that, a note names each descendant that still changes; the first process gets a refusal.
 ///
 /// # Errors
-/// If the process cannot be read. What cannot be carried is in the report.
+/// If the process cannot be read. State that cannot be carried is no error: the report lists it.
 pub fn check(pid: i32, options: CheckOptions) -> Result<CheckReport, CaptureError> {
     let (threads, mappings, memory_bytes, file_descriptors) = (0, 0, 0, 0);
     let (refusals, notes, volume_objects) = (Vec::new(), Vec::new(), Vec::new());
@@ -99,15 +99,15 @@ pub fn check(pid: i32, options: CheckOptions) -> Result<CheckReport, CaptureErro
     Ok(report)
 }
 
-/// The check of a tree, as far as its processes share state.
+/// State of a check that all processes of the tree share.
 struct TreeCheck<'a> {
     options: CheckOptions,
     streams: &'a TreeStreams,
-    /// The open files that were checked.
+    /// The open files that were already checked.
     open_files: RunningFileCheck,
 }
 
-/// Calls `look` until the process does not change during the call, or until the deadline.
+/// Calls `look` until it returns something other than `Unstable`, or until the deadline.
 fn retry_unstable<T>(deadline: Instant, mut look: impl FnMut() -> Result<T, CaptureError>) -> Result<T, CaptureError> {
     loop {
         match look() {
@@ -126,7 +126,8 @@ fn survey_process(pid: i32, options: CheckOptions, streams: Option<&TreeStreams>
     Ok(survey)
 }
 
-/// Refusals that a capture finds only when the process is stopped. Empty if the process changes or ends meanwhile.
+/// Returns refusals that a capture finds only once the process is stopped. Returns none if the process changes or ends
+/// during the call.
 fn running_refusals(
     survey: &Survey,
     first: i32,
@@ -151,7 +152,7 @@ fn running_refusals(
 
 impl CheckReport {
     /// Adds a descendant and returns its descriptors. `others` are the processes before it, the tree's first process first.
-    /// A descendant that has ended meanwhile adds no refusals.
+    /// Adds nothing if the descendant has ended.
     fn add_descendant(
         &mut self,
         pid: i32,
@@ -167,7 +168,7 @@ impl CheckReport {
         if tree::has_ended(pid) {
             return Ok(None);
         }
-        // Return all errors before the report changes, so that the call can be repeated after one.
+        // Return all errors before the report changes, so that the call can be repeated after an error.
         let (of_running, refusals) = (of_running?, refusals?);
         let files = match survey {
             Ok(survey) => Some(self.add_survey(survey)?),
@@ -187,7 +188,7 @@ impl CheckReport {
         let pid = survey.pid;
         self.threads += survey.profiles.len();
         self.mappings += survey.maps.len();
-        // Zero if the process has ended meanwhile.
+        // Zero if the process has ended since its survey.
         self.memory_bytes += ProcStatus::read(pid).map_or(0, |status| status.resident_bytes);
         self.file_descriptors += survey.fds.len();
         self.notes.extend(survey.notes.iter().map(|note| survey.format_note(self.pid, note)));

@@ -1,7 +1,7 @@
 //! Builds the descriptors of a tree's processes from the state read in the pause, and from the templates.
 //!
-//! `owner_thread` calls `describe_tree` after the answer, while the parent runs. A fork may already wait for it.
-//! Nothing is refused here except by mapping flags, which only `smaps` shows.
+//! `owner_thread` calls `describe_tree` after the reply, while the parent runs. A fork may already wait for the descriptor.
+//! The only refusals here are about mapping flags, which only `smaps` shows.
 
 use std::ops::Range;
 
@@ -32,7 +32,7 @@ use crate::{kernel, phase};
 pub(super) struct DescribedTree {
     pub(super) descriptor: Descriptor,
     pub(super) shared_copies: Vec<SharedCopy>,
-    /// In the order of the file versions.
+    /// Held files, in the order of the descriptor's file versions.
     pub(super) held_files: Vec<Option<HeldFile>>,
     pub(super) leftovers: LeftoverPages,
 }
@@ -42,7 +42,7 @@ pub(super) struct DescribedTree {
 pub(super) struct LeftoverPages(Vec<(InjectionPages, u64)>);
 
 impl LeftoverPages {
-    /// Unmaps them. If that fails, they stay as long as the template does.
+    /// Unmaps the pages from all clones. If that fails, they stay until the template ends.
     pub(super) fn unmap(&self, templates: &[TemplateProcess], deadline: &Deadline) {
         for (clone, (pages, syscall_at)) in
             templates.iter().zip(&self.0).filter_map(|(template, one)| Some((template.as_clone()?, one)))
@@ -90,7 +90,7 @@ pub(super) fn describe_tree(
     Ok(DescribedTree { descriptor, shared_copies: copies.into_copies(), held_files, leftovers })
 }
 
-/// The volumes of a seed, as its first template sees them.
+/// Returns the volumes that a seed uses, according to the mounts of its first template.
 fn find_volumes(descriptor: &Descriptor, template: i32) -> Result<Vec<VolumeMount>, CaptureError> {
     let root = TreeRoot::find(template).unwrap_or(TreeRoot { pid: template });
     Ok(volume_objects::read_volumes(root)?.used_by(descriptor))
@@ -107,7 +107,7 @@ fn describe_process(
     deadline: &Deadline,
 ) -> Result<(Descriptor, WrittenMappings), CaptureError> {
     let mut injector = Injector::new(template_process.pid(), captured_process.survey.syscall_address, deadline);
-    // A clone has its parent's value until it gets its own.
+    // Read before `restore_offered_pages` changes a clone's value: until then, it is the parent's.
     let oom_score_adj = read_oom_score_adj(captured_process.snapshot.pid, template_process.pid())?;
     let injection_target =
         template_process.injection_target(&captured_process.snapshot, &captured_process.survey, &captured_process.mem);
@@ -214,8 +214,8 @@ fn read_oom_score_adj(pid: i32, subject: i32) -> Result<i32, CaptureError> {
     Ok(line.map_err(CaptureError::reading(pid, "oom_score_adj"))?.parse().unwrap_or(0))
 }
 
-/// The mappings of a clone that has little memory, with their flags. `None` if a flag probe must read them, or for a stopped
-/// parent, whose flags are known.
+/// Reads the mappings of a clone without large mappings, with their flags. Returns `None` if a flag probe must read the
+/// flags, or for a stopped parent, whose flags are known.
 fn read_small_flags(
     template_process: &TemplateProcess,
     space: &TemplateMemory,
@@ -229,8 +229,8 @@ fn read_small_flags(
     areas.map(Some).map_err(CaptureError::reading(space.pid(), "the memory map"))
 }
 
-/// Applies mapping flags to a clone's memory: `small_flags`, else those of a flag probe, else the clone's own. A stopped
-/// parent's are known.
+/// Applies mapping flags to a clone's memory: `small_flags`, else the results of a flag probe, else the clone's `smaps`.
+/// Does nothing for a stopped parent, whose flags are known.
 fn apply_mapping_flags(
     template_process: &TemplateProcess,
     small_flags: Option<Vec<MapEntry>>,
@@ -276,9 +276,9 @@ fn restore_offered_pages(
     }
 }
 
-/// Unmaps the System V shared memory of a clone, and the memory that its children lack. The kernel counts a template as
-/// attached (`shm_nattch`), and programs look at that count; the contents are copied already. Memory that children lack must
-/// not be read from the template.
+/// Unmaps the System V shared memory of a clone, and the memory that its children lack. The kernel would count the template
+/// as attached (`shm_nattch`), and programs read that count; the contents are already copied. The template must not serve
+/// memory that children lack.
 fn unmap_uninherited(
     template_process: &TemplateProcess,
     areas: &[Range<u64>],

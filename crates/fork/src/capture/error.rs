@@ -30,13 +30,13 @@ impl fmt::Display for Refusal {
 /// Why a capture failed. In each case the process runs on as if nothing had happened.
 #[derive(Debug, thiserror::Error)]
 pub enum CaptureError {
-    /// There is no such process, or it ended meanwhile.
+    /// There is no such process, or it ended during the capture.
     #[error("pid {pid} does not exist, or has ended; check the number")]
     ProcessGone {
         /// The process.
         pid: i32,
     },
-    /// It has state that cannot be carried.
+    /// The process has state that cannot be carried.
     #[error("pid {pid} cannot be carried: {}", format_refusals(.refusals))]
     Refused {
         /// The process.
@@ -51,9 +51,9 @@ pub enum CaptureError {
         pid: i32,
         /// The thread.
         tid: i32,
-        /// How long the capture waited for it.
+        /// How long the capture waited for the thread.
         waited: Duration,
-        /// The state it is in, why that cannot be interrupted, and what to do.
+        /// The thread's state, why it cannot be interrupted, and what to do.
         state: String,
     },
     /// The whole attempt took too long.
@@ -76,7 +76,7 @@ pub enum CaptureError {
         /// The state that changed.
         what: String,
     },
-    /// Some of its state could not be read.
+    /// State of the process could not be read.
     #[error("cannot read {what} of pid {pid}: {source}")]
     Read {
         /// The process.

@@ -3,7 +3,7 @@
 //! The node calls `start_capture` or `capture_and_hold`. `restore` uses the descriptor; `seed` serves the memory.
 //! Invariant: on any failure the parent resumes unchanged. `StopGuard` restores its registers and signal masks.
 //! Invariant: unsupported state is refused by name before memory, files or signals of the parent change.
-//! Invariant: a template never runs. It dies with its tracer, at its first instructions at the latest.
+//! Invariant: a template never runs. If its tracer dies, it dies at its first instruction at the latest.
 
 mod attempt;
 mod check;
@@ -48,7 +48,7 @@ pub(crate) use tracer::deadline::Deadline;
 pub use tracer::owner_thread::{CaptureCallbacks, ReadyTemplate, TIMEOUT_GRACE, TemplateGuard};
 pub use volume_objects::{VolumeObject, VolumeObjectKind};
 
-/// Default limit of a capture. A fork of some hundred gigabytes takes about as long.
+/// Default limit of a capture. A fork(2) of several hundred gigabytes takes about as long.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Called with the pid of each new template. The daemon moves the template to its own control group: pages that the parent's
@@ -61,19 +61,18 @@ pub struct CaptureOptions {
     pub node: NodeName,
     /// The parent itself stays stopped and holds the memory; no clone is made.
     pub freeze: bool,
-    /// Limit of the attempt: from the first stop until the process runs again and nothing can be refused any more. The same
-    /// limit applies once more to the completion of the descriptor.
+    /// Limit of the attempt, from the first stop until the reply. The same limit applies once more to the completion of the
+    /// descriptor.
     pub timeout: Duration,
-    /// Called in the tracer thread for each template, after everything else, so it may take its time. Not called in freeze
-    /// mode.
+    /// Called in the tracer thread for each template, after all other steps, so it may be slow. Not called in freeze mode.
     pub on_template: Option<TemplateCallback>,
-    /// The process's connections to the daemon; every other socket is refused.
+    /// The process's connections to the daemon, which are not carried like other sockets.
     pub daemon_sockets: DaemonSockets,
     /// Pages that the process offers for injected calls, if it requests the capture itself.
     pub offered_pages: Option<OfferedPages>,
-    /// The pager that serves its missing pages, if it is a child of a seed or was forked by one.
+    /// The pager that serves the process's missing pages, if it is a child of a seed or was forked by such a child.
     pub serving_pager: Option<ServingPager>,
-    /// How to treat a process whose children would lack something of its namespaces.
+    /// What to do about namespaces of the process that its children would lack.
     pub namespaces: NamespacePolicy,
 }
 
@@ -103,7 +102,7 @@ impl fmt::Debug for CaptureOptions {
     }
 }
 
-/// A captured process.
+/// A captured process tree.
 #[derive(Debug)]
 pub struct CapturedTree {
     /// The state of the processes, without the contents of pages.
@@ -123,9 +122,9 @@ pub struct CapturedTree {
 pub struct CaptureTimes {
     /// From the first interrupted thread until all threads were released.
     pub pause: Duration,
-    /// From the survey until the parent runs and nothing can be refused any more.
+    /// From the start of the survey until the reply. The parent runs again by then.
     pub total: Duration,
-    /// The completion of the descriptor after that.
+    /// The completion of the descriptor, after `total`.
     pub describe: Duration,
     /// Number of threads.
     pub threads: usize,
@@ -139,12 +138,12 @@ pub struct CaptureTimes {
     pub queries: Duration,
     /// In the pause, while the clone is made: files and shared memory.
     pub shared: Duration,
-    /// In the pause: the rest of the clone.
+    /// In the pause: the remaining time until the clone is made.
     pub clone: Duration,
 }
 
 impl CaptureTimes {
-    /// Adds the pause of one more process.
+    /// Adds the phases of one more process's pause.
     fn add_pause(&mut self, other: &Self) {
         self.registers += other.registers;
         self.queries += other.queries;
@@ -169,8 +168,8 @@ pub fn capture_blocking(pid: i32, options: CaptureOptions) -> Result<CapturedTre
 //                                                ├─ state/process_root: read in the pause, while the clone is made
 //                                                ├─ template: makes the clone that never runs
 //                                                └─ files, memory/template_memory, memory/seals,
-//                                                   state/inherited_state: read from it before the answer
-//         ─▶ answer; then describe ── template/flag_probe, memory, state: read from the template
+//                                                   state/inherited_state: read from it before the reply
+//         ─▶ reply; then describe ─── template/flag_probe, memory, state: read from the template
 /// Starts to capture a process. `observer` is called when the template is ready, and again when the capture is complete,
 /// each within the limit and [`TIMEOUT_GRACE`].
 ///
@@ -200,7 +199,7 @@ pub fn spawn_tracer(name: &str, life: impl FnOnce() + Send + 'static) -> std::io
     tracer::owner_thread::spawn_tracer(name, life)
 }
 
-/// Makes the calling thread ready to capture at once.
+/// Prepares the calling thread, so that its first capture is not slower than later ones.
 pub fn warm_up_thread() {
     tracer::thread_pool::warm_up();
 }

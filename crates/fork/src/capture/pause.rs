@@ -1,5 +1,5 @@
-//! The pause of one process, from its stop to its release. It does as little as possible, and as much as possible at the
-//! same time.
+//! The pause of one process, from its stop to its release. It only does work that cannot wait, and runs as much of it as
+//! possible in parallel.
 //!
 //! `tree` calls `PreparedProcess::prepare` before the stop, and `tree_pause` calls `run_pause`. Results that can be checked
 //! later are returned unchecked (`PauseOutcome`).
@@ -40,20 +40,21 @@ pub(super) struct PreparedProcess {
     pub(super) survey: Survey,
     pub(super) shared_sources: SharedSources,
     pub(super) mem: File,
-    /// Its connections to the daemon.
+    /// Connections of the process to the daemon.
     pub(super) daemon_sockets: DaemonSockets,
     /// Pages that the process offers for injected calls.
     pub(super) offered_pages: Option<OfferedPages>,
-    /// Code of the program that makes injected calls safer. Not searched for if the process offers pages.
+    /// Instructions of the program that restore a thread if this process dies. Not searched for if the process offers pages.
     pub(super) gadgets: Option<Gadgets>,
-    /// Its open files, held so that they stay available.
+    /// The open files of the process, held open so that they stay available to its children.
     pub(super) held_files: HeldFileMap,
     /// Finds the clone among the address spaces of the pager, if a pager serves the process.
     pub(super) template_search: Option<TemplateSearch>,
 }
 
 impl PreparedProcess {
-    /// Surveys a process, and prepares its pause. `streams`: the standard streams of its tree, unless it is the first process.
+    /// Surveys a process, and prepares its pause. `streams`: the standard streams of its tree, unless it is the first
+    /// process.
     pub(super) fn prepare(
         pid: i32,
         options: &CaptureOptions,
@@ -80,7 +81,7 @@ impl PreparedProcess {
         let shared = SharedSources::open(&survey)?;
         let mem = open_memory(pid)?;
         let search = options.serving_pager.as_ref().map(|lineage| lineage.start_search(pid)).transpose()?;
-        // The pager identifies a clone of a child by pages that no other process has.
+        // The pager finds the clone of a child by the address of its injection pages, so they must be newly mapped.
         let offer = options.offered_pages.clone().filter(|_| search.is_none() && streams.is_none());
         let gadgets = if offer.is_none() { Gadgets::find(pid, &survey.maps) } else { None };
         let held_files = phase!("prepare.hold", HeldFileMap::open(pid, &survey.fds));
@@ -96,7 +97,7 @@ impl PreparedProcess {
         })
     }
 
-    /// Whether this is still valid for the stopped process, which may have executed another program.
+    /// Whether the preparation is still valid for the stopped process, which may have executed another program.
     pub(super) fn is_current(&self) -> Result<bool, CaptureError> {
         let Survey { pid, program, syscall_address: syscall_at, .. } = &self.survey;
         // Memory of an address space that has ended cannot be read.
@@ -105,7 +106,7 @@ impl PreparedProcess {
     }
 }
 
-/// Results of the pause. Whatever can be checked later is not checked yet.
+/// Results of the pause. Checks that can wait are made later.
 pub(super) struct PauseOutcome {
     pub(super) extended_states: Vec<ThreadExtendedState>,
     pub(super) pages: InjectionPages,
@@ -121,10 +122,10 @@ pub(super) struct PauseOutcome {
     results: ThreadResults,
 }
 
-/// Results of the threads, in their order.
+/// Results of the threads' scripts, in the order of the threads.
 struct ThreadResults {
     scripts: Vec<ThreadScript>,
-    /// Addresses that needed no query.
+    /// `clear_child_tid` address of each thread, if it was known without a query.
     tid_addresses: Vec<Option<u64>>,
     /// For each thread the script with its results, and the answers.
     slots: Vec<(Vec<u8>, Vec<u8>)>,
@@ -155,7 +156,7 @@ impl PauseOutcome {
 //  leader    map pages ─ queries, clones itself ·············································· unmap pages
 //  others              ─ queries ─ registers restored
 //  tracer    registers ─ · · · · · · · · · file states, shared memory ─ root · · · · · · · · · · · · · · · release
-/// The whole pause between stop and release.
+/// Does the work between stop and release.
 pub(super) async fn run_pause(
     stopped: &mut StopGuard,
     prepared: &mut PreparedProcess,
@@ -204,8 +205,8 @@ pub(super) async fn run_pause(
     })
 }
 
-/// The pages for injected calls: those that the process offers, or else pages that are mapped in it. The frame restores the
-/// process if this one dies during the calls that map them.
+/// Returns the pages for injected calls: the offered pages if they are usable, otherwise newly mapped ones. The frame
+/// restores the process if this process dies during the mapping calls.
 async fn map_injection_pages(
     snapshot: &ProcessSnapshot,
     prepared: &PreparedProcess,
@@ -262,9 +263,9 @@ fn choose_end_signal(snapshot: &ProcessSnapshot, survey: &Survey) -> Result<EndS
     Ok(EndSignal::choose(&leader.status, snapshot))
 }
 
-/// The state with which the threads of a stopped process run their scripts.
+/// Parameters for running the scripts of a stopped process's threads.
 struct InjectionSetup<'a> {
-    /// Of each thread, the leader first.
+    /// Extended state of each thread, the leader first.
     extended_states: &'a [ThreadExtendedState],
     pages: &'a InjectionPages,
     /// The frame that protects the leader until its script starts.
@@ -284,7 +285,7 @@ struct PauseWork {
     posix_timers: Result<Vec<PosixTimer>, CaptureError>,
 }
 
-/// Runs the threads' scripts, and meanwhile reads what the tracer can read itself.
+/// Runs the threads' scripts. While they run, reads the state that a tracer can read.
 async fn run_work(
     stopped: &mut StopGuard,
     prepared: &mut PreparedProcess,
@@ -353,7 +354,7 @@ fn copy_shared(
     shared.copy_all(pid, deadline)
 }
 
-/// Reads POSIX timers, if there are any, and signals that arrived after the stop, such as those of timers.
+/// Reads POSIX timers, if there are any, and signals that arrived after the stop, such as timer signals.
 async fn read_posix_timers(
     stopped: &mut StopGuard,
     prepared: &PreparedProcess,
@@ -385,9 +386,9 @@ fn start_scripts(
     for (index, (thread, task)) in snapshot.threads.iter().zip(scripts).enumerate() {
         let running = injection_pages.script_of(index, thread.tid, task.calls.len());
         injector.point_to_script(&running, &thread.registers)?;
-        // Only now: if this process dies, the thread's script unblocks them.
+        // Only now: if this process dies from here on, the thread's script unblocks the signals.
         thread.block_signals(injection_pages.end_signal())?;
-        // Its clone would inherit the armed frame.
+        // Disarm the leader's frame first, because its clone would inherit an armed frame.
         if index == 0 {
             rescue.disarm();
         }

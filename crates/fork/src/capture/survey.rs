@@ -1,5 +1,5 @@
 //! Surveys a running process before it is stopped: what would be carried and refused, and what the pause needs.
-//! All of it may change until the pause; everything that matters is read again from the template.
+//! All of this state may change until the pause; everything that matters is read again from the template.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -29,7 +29,7 @@ pub(super) struct ThreadProfile {
     pub(super) name: Vec<u8>,
     pub(super) status: ProcStatus,
     pub(super) scheduling: SchedulingAttributes,
-    /// `None` for the main thread, which answers a query in the pause.
+    /// `None` for the main thread, which is queried in the pause.
     pub(super) timer_slack_ns: Option<u64>,
 }
 
@@ -44,13 +44,13 @@ impl ThreadProfile {
         Ok(Self { name, status, scheduling: process::read_scheduling(tid)?, timer_slack_ns: None })
     }
 
-    /// Its id in the innermost pid namespace: what the program itself knows.
+    /// The thread's id in its innermost pid namespace, as gettid(2) returns it.
     pub(super) fn inner_id(&self) -> u32 {
         self.status.namespace_ids.last().copied().unwrap_or(0)
     }
 }
 
-/// Timer slack of a thread, in nanoseconds: the kernel may delay its timers by as much.
+/// Reads the timer slack of a thread, in nanoseconds: the most by which the kernel may delay its timers.
 pub(super) fn timer_slack_ns(tid: i32) -> std::io::Result<u64> {
     Ok(process::read_line(&format!("/proc/{tid}/timerslack_ns"))?.parse().unwrap_or(0))
 }
@@ -69,7 +69,8 @@ pub(super) struct Survey {
     pub(super) diagnosis: Option<SockDiag>,
     /// Locked ranges. fork(2) does not lock the copies.
     pub(super) locked: Vec<Range<u64>>,
-    /// Private mappings of hugetlbfs huge pages, with the kernel's flags. A clone loses both.
+    /// Private mappings of hugetlbfs huge pages, with their flags. A clone gets ordinary memory instead; `memory::hugetlb`
+    /// restores some of the flags.
     pub(super) hugetlb: Vec<MapEntry>,
     pub(super) file_systems: FileSystemCache,
     /// Address of a `syscall` instruction.
@@ -78,7 +79,7 @@ pub(super) struct Survey {
     pub(super) notes: Vec<String>,
 }
 
-/// A program that a process runs, and the state of the process meanwhile.
+/// A program that a process runs, and the state of the process while it runs this program.
 struct ExecutedProgram {
     /// Differs for each execve(2).
     auxiliary_vector: AuxiliaryVector,
@@ -86,7 +87,7 @@ struct ExecutedProgram {
     status: ProcStatus,
 }
 
-/// Most surveys of a process that executes another program meanwhile.
+/// Most surveys of a process that executes another program during each of them.
 const PROGRAMS_MAX: usize = 8;
 
 /// How thorough a survey is.
@@ -94,16 +95,17 @@ const PROGRAMS_MAX: usize = 8;
 pub(super) enum SurveyDepth {
     /// Before a capture: what the capture needs, at no cost for the process.
     Quick,
-    /// For a report: with notes. The kernel also walks over all memory of the process.
+    /// For a report: with notes. Reads `smaps`, for which the kernel walks over all memory of the process.
     Thorough {
-        /// A pager of this node serves its missing pages.
+        /// A pager of this node serves the missing pages of the process.
         is_served: bool,
     },
 }
 
 impl Survey {
-    /// Surveys `pid`. What cannot be carried is in `refusals`; an error means that there is nothing to survey. `streams`:
-    /// the standard streams of the tree, unless this is its first process.
+    /// Surveys `pid`. State that cannot be carried is in `refusals`, except for processes that are refused before they are
+    /// surveyed: for them, returns `CaptureError::Refused`. `streams`: the standard streams of the tree, unless this is its
+    /// first process.
     pub(super) fn read(
         pid: i32,
         depth: SurveyDepth,
@@ -179,7 +181,8 @@ impl Survey {
             &survey.fds,
         )?);
         survey.refusals.extend(files::check_caller_socket(pid, &survey.fds, sockets));
-        // A process that requests its own checkpoint waits already. Its timers are refused in the pause, if they must be.
+        // Skipped for a process that requests its own checkpoint, because it already waits. The pause refuses its timers if
+        // necessary.
         if depth != SurveyDepth::Quick || sockets.caller.is_none() {
             survey.refusals.extend(timers::refusals(pid, &timers::list_timers(pid)?, &survey.inner_ids()));
         }
@@ -193,7 +196,7 @@ impl Survey {
         Ok(survey)
     }
 
-    /// Adds refusals and notes about namespaces: what its children would lack, or have otherwise.
+    /// Adds refusals and notes about namespaces that children would lack, or have with other contents.
     pub(super) fn compare_namespaces(&mut self, is_first: bool, policy: NamespacePolicy) -> Result<(), CaptureError> {
         let found = namespaces::compare_namespaces(self.pid, &self.fds, is_first, policy)?;
         self.refusals.extend(found.refusals);
@@ -206,7 +209,7 @@ impl Survey {
         if self.pid == first { note.to_owned() } else { format!("pid {}: {note}", self.pid) }
     }
 
-    /// Ids of its threads in its innermost pid namespace, the main thread's first.
+    /// Ids of the process's threads in its innermost pid namespace, the main thread's first.
     pub(super) fn inner_ids(&self) -> Vec<u32> {
         let others = self.profiles.iter().filter(|(tid, _)| **tid != self.pid).map(|(_, profile)| profile.inner_id());
         std::iter::once(self.inner_id()).chain(others).collect()
@@ -217,8 +220,8 @@ impl Survey {
         self.profiles.get(&self.pid).map_or(0, ThreadProfile::inner_id)
     }
 
-    /// Clears the CPU affinity of a thread, given by its inner id. It is pinned only until it has its answer, not by its own
-    /// choice.
+    /// Sets the CPU affinity of a thread to all CPUs. `thread` is its inner id. The thread is pinned only until it gets its
+    /// reply, not by the program's choice.
     pub(super) fn clear_pinning(&mut self, thread: u32) {
         let kept = self.profiles.values_mut().filter(|profile| profile.inner_id() == thread);
         kept.for_each(|profile| profile.status.cpus.fill(u32::MAX));
@@ -329,7 +332,7 @@ fn flagged_mappings(
     Ok((locked, areas.into_iter().filter(memory::is_private_hugetlb).collect()))
 }
 
-/// Refusals that need no closer look at the process.
+/// Returns the refusals that can be decided before the survey.
 fn quick_refusals(pid: i32, stat: &ProcStat, status: &ProcStatus, sockets: &DaemonSockets) -> Vec<Refusal> {
     let refuse = |reason: String| vec![Refusal::new(format!("pid {pid}"), reason)];
     if pid == companion::owner_pid() {
@@ -357,7 +360,8 @@ fn quick_refusals(pid: i32, stat: &ProcStat, status: &ProcStatus, sockets: &Daem
     if !is_own_request && let Some(group) = freezer::freezing_group(pid) {
         return refuse(format!("it is frozen by the control group {}; thaw that first", group.display()));
     }
-    // The farfork libraries are 64-bit. Any other program that speaks their protocol is detected at the stop.
+    // The farfork libraries are 64-bit. A 32-bit program with its own implementation of their protocol is detected at the
+    // stop.
     if !is_own_request && is_32_bit(pid) {
         return refuse("it is a 32-bit program".to_owned());
     }
@@ -373,7 +377,7 @@ fn is_32_bit(pid: i32) -> bool {
     read.is_ok() && &head[..4] == b"\x7fELF" && head[4] == ELF_CLASS_32
 }
 
-/// Reads the profiles of all threads, but of none that ends meanwhile. `name` and `status` are the leader's.
+/// Reads the profiles of all threads. Omits threads that end during the call. `name` and `status` are the leader's.
 fn read_profiles(pid: i32, name: Vec<u8>, status: ProcStatus) -> Result<BTreeMap<i32, ThreadProfile>, CaptureError> {
     let mut profiles = BTreeMap::new();
     profiles.extend(ThreadProfile::from_status(pid, name, status).ok().map(|profile| (pid, profile)));

@@ -1,4 +1,4 @@
-//! The pause of a whole tree. Each process passes through `pause`; all are released after the last one has. `attempt` calls
+//! The pause of a whole tree. `pause` handles each process; all processes are released together at the end. `attempt` calls
 //! `pause_tree`.
 
 use super::attempt::TemplateProcess;
@@ -29,7 +29,7 @@ pub(super) struct ReleasedProcess {
 }
 
 impl PausedProcess {
-    /// Takes what was read of its files. Call it once.
+    /// Takes the state of its open files. Call it once.
     pub(super) fn take_file_states(&mut self) -> Result<OpenFileStates, CaptureError> {
         std::mem::replace(&mut self.outcome.file_states, Ok(OpenFileStates::default()))
     }
@@ -60,7 +60,7 @@ impl PausedProcess {
     }
 }
 
-/// The part of the pause in which all processes are stopped.
+/// Runs the pause of each process. All processes of the tree are stopped, and stay stopped.
 pub(super) fn pause_tree(
     tree: &mut ProcessTree,
     tids: &[Vec<i32>],

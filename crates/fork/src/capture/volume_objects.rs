@@ -15,15 +15,15 @@ use crate::volume_table::VolumeTable;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum VolumeObjectKind {
-    /// It is open as a descriptor.
+    /// The file is open as a descriptor.
     FileDescriptor,
-    /// It is mapped, as libraries are.
+    /// The file is mapped, as libraries are.
     Mapping,
-    /// The process executes it.
+    /// The process executes the file.
     Executable,
-    /// It is the working directory.
+    /// The directory is the working directory.
     WorkingDirectory,
-    /// It is the root directory (chroot(2)).
+    /// The directory is the root directory (chroot(2)).
     RootDirectory,
 }
 
@@ -42,7 +42,7 @@ pub struct VolumeObject {
     pub path: String,
 }
 
-/// The volumes that a tree sees.
+/// Reads the volumes that are mounted in the tree's mount namespace.
 pub(super) fn read_volumes(root: TreeRoot) -> Result<VolumeTable, CaptureError> {
     VolumeTable::read(root.pid).map_err(CaptureError::reading(root.pid, "the mounts"))
 }
@@ -73,7 +73,7 @@ pub(super) fn list_volume_objects(
     objects
 }
 
-/// Refuses mapped files that were removed from a volume. Those that are open are refused with the open files.
+/// Refuses mapped files that were removed from a volume. `files::refuse_open_files` refuses removed files that are open.
 pub(super) fn refuse_removed_mappings(
     pid: i32,
     root: TreeRoot,
@@ -91,7 +91,7 @@ pub(super) fn refuse_removed_mappings(
     Ok(removed.filter_map(refuse).collect())
 }
 
-/// Why a file that has no name on its volume any more is refused.
+/// Formats the reason for refusing a file that was removed from its volume.
 pub(super) fn removed_reason(link: &[u8], volume: &str) -> String {
     let path = String::from_utf8_lossy(link.strip_suffix(DELETED_SUFFIX).unwrap_or(link)).into_owned();
     format!("{path} was removed from volume {volume}, so that no other node can open it; close it first")

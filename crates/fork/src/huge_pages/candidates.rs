@@ -39,7 +39,7 @@ mod tests {
     const ALL: Range<u64> = 0..100 * UNIT;
 
     #[test]
-    fn nearly_all_of_a_unit_is_there() {
+    fn a_huge_page_needs_nearly_all_its_small_pages() {
         let of = |area: Range<u64>, small: &[(u64, u64)]| {
             find_collapsible_units(area, small.iter().map(|(start, end)| *start..*end))
         };
@@ -62,7 +62,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn missing_pages_are_counted(gaps in prop::collection::vec((0u64..90, 1u64..1500), 1..8)) {
+        fn missing_small_pages_are_counted(gaps in prop::collection::vec((0u64..90, 1u64..1500), 1..8)) {
             let mut at = UNIT;
             let mut runs = Vec::new();
             for (gap, pages) in gaps {

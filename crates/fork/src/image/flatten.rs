@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_are_read_where_they_are() {
+    fn pages_are_read_from_their_owner() {
         let extent = extent();
         let found = |pages: Range<u64>| -> Vec<(Option<u64>, Range<u64>)> {
             let pieces = split_by_owner(&extent, pages).into_iter();
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn runs_become_one_where_they_touch() {
+    fn adjacent_runs_are_merged() {
         let runs = merge_adjacent(vec![
             PageRun { first: 0, count: 2 },
             PageRun { first: 3, count: 2 },

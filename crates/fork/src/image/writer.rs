@@ -159,7 +159,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_small_file_system_keeps_a_twentieth_and_a_large_one_a_gibibyte() {
+    fn the_free_space_reserve_is_a_twentieth_or_one_gibibyte() {
         assert_eq!(reserved_free_bytes(64 << 20), (64 << 20) / 20);
         assert_eq!(reserved_free_bytes(256 << 30), 1 << 30);
     }

@@ -18,7 +18,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_lacks_room_is_told_to_make_some() {
+    fn only_missing_space_gets_a_disk_space_hint() {
         assert!(disk_space_hint(&io::ErrorKind::StorageFull.into()).contains("make room"));
         assert!(disk_space_hint(&io::ErrorKind::QuotaExceeded.into()).contains("--run-dir"));
         assert_eq!(disk_space_hint(&io::ErrorKind::PermissionDenied.into()), "");

@@ -463,7 +463,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_set_goes_on_where_its_child_is() {
+    fn a_prefetch_continues_at_the_page_that_faulted() {
         let slots = VecDeque::from([7..9, 20..24, 3..5]);
         let mut prefetch_request = PrefetchRequest { child: 1, space: 0, source: 0, slots, is_from_set: true };
         assert!(!prefetch_request.rotate_to(5), "the slot is not in the request");

@@ -131,7 +131,7 @@ mod tests {
     };
 
     #[test]
-    fn calls_are_told_apart_by_number_and_arguments() {
+    fn filters_distinguish_calls_by_number_and_arguments() {
         let denies = |number| {
             program(&[
                 (0x20, 0, 0, 0),
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn no_program_allows_nothing() {
+    fn an_empty_filter_allows_nothing() {
         for broken in [
             vec![],
             program(&[(0x20, 0, 0, 64), (0x06, 0, 0, SECCOMP_RET_ALLOW)]),

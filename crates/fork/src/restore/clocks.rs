@@ -19,7 +19,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_clock_that_is_ahead_is_set_back_by_whole_seconds_and_a_rest() {
+    fn a_clock_offset_is_whole_seconds_and_nanoseconds() {
         let origin = Origin {
             node: "n1".parse().unwrap(),
             kernel_release: String::new(),

@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_tells_of_a_loss_and_of_what_comes_after() {
+    fn the_inotify_reports_an_overflow_and_later_events() {
         let notify = create_overflowed_inotify(OFlags::NONBLOCK.bits()).unwrap();
         let (file, mut bytes) = (create_event_source().unwrap(), [0; 64]);
         let path = format!("/proc/self/fd/{}", file.as_raw_fd());

@@ -45,7 +45,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_build_of_the_kernel_will_do() {
+    fn the_same_kernel_build_needs_no_bridge() {
         let (origin, mut node) = of_another_machine();
         assert_eq!(build_bridge_if_needed(&origin, &node).unwrap(), None);
         node.forces_vdso_bridge = true;
@@ -53,14 +53,14 @@ mod tests {
     }
 
     #[test]
-    fn another_build_is_bridged() {
+    fn another_kernel_build_gets_a_vdso_bridge() {
         let (mut origin, node) = of_another_machine();
         origin.vdso_build_id[0] ^= 1;
         assert!(build_bridge_if_needed(&origin, &node).unwrap().is_some());
     }
 
     #[test]
-    fn another_build_that_cannot_be_read_is_refused_with_both_releases() {
+    fn an_unreadable_vdso_of_another_build_is_refused_with_both_releases() {
         let (mut origin, node) = of_another_machine();
         origin.kernel_release = "6.1.0-other".to_owned();
         origin.vdso_build_id[0] ^= 1;
@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn a_vdso_that_could_not_be_read_is_no_proof() {
+    fn unreadable_vdsos_match_only_on_the_same_boot() {
         let (mut origin, mut node) = of_another_machine();
         (origin.vdso_build_id, node.vdso_build_id, origin.vdso_image) = (Vec::new(), Vec::new(), Vec::new());
         assert!(build_bridge_if_needed(&origin, &node).is_err());

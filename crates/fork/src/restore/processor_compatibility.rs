@@ -55,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_with_the_same_processor_or_with_more_instruction_sets_will_do() {
+    fn a_processor_with_the_same_or_more_instruction_sets_is_accepted() {
         let (mut origin, node) = this_machine();
         check_processor(&origin, &node).unwrap();
         origin.cpu_features = Default::default();
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_name_here_is_refused_too() {
+    fn an_unnamed_instruction_set_is_refused() {
         let (mut origin, node) = this_machine();
         origin.cpu_features[7] |= 1 << 31;
         assert!(check_processor(&origin, &node).unwrap_err().to_string().contains("bit 31"));

@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_follow_one_another() {
+    fn parts_of_the_restorer_region_are_consecutive() {
         let r = region();
         assert_eq!(r.plan, CODE_BYTES_MAX + 3 * 4096);
         assert_eq!(r.leader_stack - r.plan, 12_288);
@@ -118,14 +118,14 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_map_gives_the_top() {
+    fn an_empty_map_places_the_region_at_the_top() {
         let placed = region().place(&[]).unwrap();
         assert!(placed.start + placed.bytes + MARGIN_BYTES <= SEARCH_TOP);
         assert!(placed.start + placed.bytes + MARGIN_BYTES > SEARCH_TOP - 2 * PAGE_SIZE);
     }
 
     #[test]
-    fn what_is_occupied_is_kept_clear_of() {
+    fn the_region_avoids_occupied_addresses() {
         let occupied = [(SEARCH_TOP - (4 << 20), SEARCH_TOP + (1 << 30)), (0x1000, SEARCH_TOP - (5 << 20))];
         let narrow = region();
         // The hole between the two ranges is 1 MiB: too small with the margins. No lower hole is large enough.

@@ -160,7 +160,7 @@ mod tests {
     use crate::kernel::vdso_image;
 
     #[test]
-    fn each_function_of_this_kernel_leads_to_itself() {
+    fn each_vdso_function_of_this_kernel_jumps_to_itself() {
         let bridge = VdsoBridge::from_images(vdso_image(), vdso_image()).unwrap();
         assert!(bridge.jumps.len() >= 4, "{:?}", bridge.jumps);
         assert!(bridge.jumps.iter().all(|(offset, target)| *target == Some(*offset as u64)));
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_function_that_is_missing_is_a_system_call() {
+    fn a_missing_vdso_function_becomes_a_system_call() {
         let name = b"__vdso_getcpu\0";
         let mut lesser = vdso_image().to_vec();
         let at = lesser.windows(name.len()).position(|part| part == name).unwrap();
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_library_is_none() {
+    fn a_damaged_vdso_gives_no_bridge() {
         assert_eq!(VdsoBridge::from_images(&[], vdso_image()), None);
         let (whole, cut) = (vdso_image(), &vdso_image()[..4096]);
         for byte in 0..whole.len().min(1024) {

@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn another_machine_gives_a_file_of_equal_bytes_and_what_is_written_to() {
+    fn another_machine_provides_equal_and_written_files() {
         let (read, written) =
             (FileUse { is_read: true, ..FileUse::default() }, FileUse { is_written: true, ..FileUse::default() });
         assert_eq!(decided(Some(b"before"), read, false), FileSource::Node);
@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn on_its_machine_another_file_at_the_path_is_not_the_one() {
+    fn the_same_machine_provides_no_replaced_file() {
         let read = FileUse { is_read: true, ..FileUse::default() };
         assert_eq!(decided(Some(b"before"), read, true), FileSource::Owner);
         assert_eq!(decided(None, read, true), FileSource::Owner);

@@ -59,7 +59,7 @@ impl ContentScene {
 }
 
 #[test]
-fn a_descriptor_survives_the_wire() {
+fn a_captured_descriptor_is_decoded_as_encoded() {
     let scene = scene(false);
     assert_eq!(decode(&encode(scene.descriptor())).unwrap(), *scene.descriptor());
 }
@@ -84,7 +84,7 @@ fn files_keep_paths_offsets_and_sharing() {
 }
 
 #[test]
-fn pipes_and_epolls_are_whole() {
+fn pipes_and_epolls_are_captured_completely() {
     let scene = scene(false);
     let OpenFile::Pipe { pipe, is_write_end: false, content, capacity, flags, .. } = scene.told_file("pipe_read")
     else {
@@ -100,7 +100,7 @@ fn pipes_and_epolls_are_whole() {
 }
 
 #[test]
-fn standard_streams_and_what_shares_them_lead_to_the_caller() {
+fn standard_streams_and_their_duplicates_are_captured_as_such() {
     let scene = scene(false);
     let streams: Vec<&OpenFile> = (0..3).map(|number| scene.open_file(number).1).collect();
     let standard = OpenFile::StandardStream;
@@ -132,7 +132,7 @@ fn shared_memory_is_copied() {
 }
 
 #[test]
-fn private_memory_follows_the_rules_of_fork() {
+fn private_memory_is_captured_as_fork_would_copy_it() {
     for freeze in [false, true] {
         let scene = scene(freeze);
         let dontfork = scene.parent.reported("dontfork");
@@ -154,14 +154,14 @@ fn private_memory_follows_the_rules_of_fork() {
 }
 
 #[test]
-fn file_mappings_are_the_files_until_they_are_written() {
+fn unwritten_file_mappings_are_captured_as_files() {
     let scene = scene(false);
     let Backing::PrivateFile { file, offset: 0, extent } = scene.backing("clean") else { panic!() };
     let file = &scene.descriptor().mapped_files[file as usize];
     let metadata = std::fs::metadata(scene.path("clean")).unwrap();
     assert_eq!((&file.path, file.identity.inode), (&scene.path("clean"), metadata.ino()));
     assert_eq!((file.identity.device, file.identity.bytes), (metadata.dev(), 3 * 4096));
-    assert_eq!(scene.populated(extent), [(0, 3)], "nothing lies behind the file's end");
+    assert_eq!(scene.populated(extent), [(0, 3)], "no pages after the end of the file");
 
     assert_eq!(scene.anonymous("written"), Some(vec![(0, 4)]));
     let (template, written) = (scene.captured.template.pid(), scene.parent.reported("written"));
@@ -173,9 +173,9 @@ fn file_mappings_are_the_files_until_they_are_written() {
 }
 
 /// On Linux 6.13 and later, file times are up to a clock tick ahead of the coarse clock. On earlier kernels, the program's
-/// file may have the time of the stop, and a round shows nothing.
+/// file may have the time of the stop. Such a round is skipped.
 #[test]
-fn a_program_that_was_written_just_before_is_not_changed() {
+fn a_program_written_just_before_prepare_is_unchanged() {
     let directory = TempDir::new().unwrap();
     for round in 0..50 {
         let parent = Parent::start_new_copy("memory", &["1", "0"], directory.path());
@@ -193,7 +193,7 @@ fn a_program_that_was_written_just_before_is_not_changed() {
 }
 
 #[test]
-fn private_mappings_of_files_that_are_open_for_writing_follow_them() {
+fn private_mappings_of_writable_files_show_later_writes() {
     let scene = scene(false);
     let Backing::PrivateWritableFile { file, offset: 0, extent, written: Some(written) } = scene.backing("followed")
     else {
@@ -204,7 +204,7 @@ fn private_mappings_of_files_that_are_open_for_writing_follow_them() {
 }
 
 #[test]
-fn signals_and_attributes_are_carried() {
+fn signals_and_attributes_are_captured() {
     let scene = scene(false);
     let (process, leader) = (&scene.descriptor().process, &scene.descriptor().threads[0]);
     let action = |signal: u32| process.signal_actions.iter().find(|action| action.signal == signal);

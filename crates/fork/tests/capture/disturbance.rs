@@ -22,7 +22,7 @@ fn has_eager_page(descriptor: &Descriptor, address: u64) -> bool {
 }
 
 #[test]
-fn threads_are_captured_in_every_situation_and_go_on() {
+fn threads_are_captured_in_every_state_and_continue() {
     let mut parent = Parent::start("threads", &["spinning"]);
     for _ in 0..CAPTURES / 4 {
         let captured = parent.capture().unwrap();
@@ -49,7 +49,7 @@ fn threads_are_captured_in_every_situation_and_go_on() {
         let holder = thread_named(descriptor, "holder");
         assert_eq!((holder.alt_stack.base, holder.alt_stack.bytes), (parent.reported("altstack"), 65536));
         assert_eq!(holder.signal_mask, 1 << (12 - 1) | 1 << (34 + 3 - 1));
-        assert!(has_eager_page(descriptor, parent.reported("robust")), "a robust mutex in hand is eager");
+        assert!(has_eager_page(descriptor, parent.reported("robust")), "the page of a held robust mutex is eager");
         assert!(has_eager_page(descriptor, holder.clear_child_tid) && holder.clear_child_tid != 0);
     }
     parent.wait_for("round");
@@ -57,7 +57,7 @@ fn threads_are_captured_in_every_situation_and_go_on() {
 }
 
 #[test]
-fn a_parent_never_sees_its_stops() {
+fn a_parent_does_not_notice_its_stops() {
     let mut parent = Parent::start("threads", &[]);
     let data = parent.reported("data");
     for _ in 0..CAPTURES {
@@ -80,7 +80,7 @@ fn a_parent_never_sees_its_stops() {
 
 /// The kernel continues an interrupted sleep by restart_syscall(2), which only the parent's own threads can make.
 #[test]
-fn a_child_of_a_later_seed_makes_the_call_that_was_interrupted() {
+fn a_child_of_a_later_seed_repeats_the_interrupted_call() {
     const RAX: usize = 10;
     const RESTART_SYSCALL: u64 = 219;
     let parent = Parent::start("threads", &[]);
@@ -107,7 +107,7 @@ fn a_template_outlives_its_parent() {
 }
 
 #[test]
-fn a_template_is_handed_to_the_caller_and_is_first_for_the_oom_killer() {
+fn a_template_is_reported_to_the_caller_with_its_oom_score() {
     let parent = Parent::start("threads", &[]);
     let (send, receive) = channel();
     let on_template: capture::TemplateCallback = Box::new(move |pid| send.send(pid).unwrap());
@@ -123,7 +123,7 @@ fn a_template_is_handed_to_the_caller_and_is_first_for_the_oom_killer() {
 
 /// The test runs as soon as the parent resumes, before any other thread has the template.
 #[test]
-fn what_a_parent_closes_nobody_holds_open() {
+fn a_pipe_that_the_parent_closes_is_closed() {
     struct Closing(Parent, Sender<Result<u64, CaptureError>>);
 
     impl CaptureCallbacks for Closing {
@@ -144,7 +144,7 @@ fn what_a_parent_closes_nobody_holds_open() {
     let parent = Parent::start("closes", &[]);
     let (pid, (sender, receiver)) = (parent.pid(), channel());
     capture::start_capture(pid, options(), Box::new(Closing(parent, sender))).unwrap();
-    assert_eq!(receiver.recv().unwrap().unwrap(), 1, "the other end has not heard of it");
+    assert_eq!(receiver.recv().unwrap().unwrap(), 1, "the other end does not see end of file");
     // The capture's thread has ended.
     assert!(receiver.recv().is_err());
 }

@@ -8,7 +8,7 @@ use crate::harness::{Parent, children, mapping_at};
 const AREA_PAGES: u64 = (16 << 20) / 4096;
 
 #[test]
-fn areas_of_much_memory_keep_their_flags() {
+fn large_mappings_keep_their_flags() {
     let parent = Parent::start("advised", &[]);
     for _ in 0..2 {
         let captured = parent.capture().unwrap();
@@ -35,7 +35,7 @@ fn areas_of_much_memory_keep_their_flags() {
         let key = parent.reported("joined") + (1 << 19);
         let around = [key - 1, key, key + (1 << 18) - 1, key + (1 << 18)];
         let is_held = |at: u64| descriptor.mappings.iter().any(|one| one.start <= at && at < one.end);
-        assert_eq!(around.map(is_held), [true, false, false, true], "only the key is left out");
+        assert_eq!(around.map(is_held), [true, false, false, true], "only the MADV_DONTFORK part is left out");
         assert!(!has_area(captured.template.pid(), key) && has_area(captured.template.pid(), key - 1));
         assert_eq!((marks(parent.pid(), key), marks(parent.pid(), key - 1)), (vec!["dc", "dd"], vec!["dd"]));
         // Memory that is excluded from forks and cores is not even in the template.
@@ -45,9 +45,9 @@ fn areas_of_much_memory_keep_their_flags() {
             assert_eq!(marks(parent.pid(), parent.reported(name)), flags, "the parent's {name}");
         }
         assert!(!descriptor.mappings.iter().any(|one| one.start <= absent && absent < one.end));
-        assert_eq!(children(captured.template.pid()), Vec::<i32>::new(), "the twin is gone");
+        assert_eq!(children(captured.template.pid()), Vec::<i32>::new(), "the flag probe is gone");
         drop(captured);
-        assert_eq!(children(parent.pid()), Vec::<i32>::new(), "so is the template");
+        assert_eq!(children(parent.pid()), Vec::<i32>::new(), "the template is gone");
     }
 }
 

@@ -71,7 +71,7 @@ impl Parent {
 
     /// The value that the parent reported under a name.
     pub(crate) fn reported(&self, name: &str) -> u64 {
-        *self.reported.get(name).unwrap_or_else(|| panic!("the parent did not tell {name}"))
+        *self.reported.get(name).unwrap_or_else(|| panic!("the parent did not report {name}"))
     }
 
     /// Waits for a line that begins with `word`. Returns the number after it.
@@ -79,7 +79,7 @@ impl Parent {
         let deadline = Instant::now() + WAIT_LIMIT;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
-            let line = self.lines.recv_timeout(left).unwrap_or_else(|_| panic!("the parent never said {word}"));
+            let line = self.lines.recv_timeout(left).unwrap_or_else(|_| panic!("no line {word} in time"));
             let (name, value) = line.split_once(' ').unwrap_or((&line, "0"));
             assert_ne!(name, "failed", "the parent was disturbed: {line}");
             let value = u64::from_str_radix(value, 16).unwrap_or(0);
@@ -149,14 +149,14 @@ pub(crate) fn options() -> CaptureOptions {
     CaptureOptions::new(NodeName::new("here").expect("a name"))
 }
 
-/// The offer of pages that a program has mapped at an address (`offer` of `parent.h`).
+/// Returns the offer of pages that a program has mapped at `start` (`offer` of `parent.h`).
 pub(crate) fn offer(start: u64) -> OfferedPages {
     const PAGES_BYTES: u64 = 256 << 10;
     let mark = [0x6b72_616d_u64.to_ne_bytes(), start.to_ne_bytes()].concat();
     OfferedPages { pages: start..start + PAGES_BYTES, mark, pinned_thread: None }
 }
 
-/// The word that `known` of the programs computes for a page.
+/// Computes the word of known data for a page, as `known` of `parent.h` does.
 pub(crate) fn known(page: u64) -> u64 {
     page.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(1)
 }
@@ -175,7 +175,7 @@ pub(crate) fn mapping_at(descriptor: &Descriptor, address: u64) -> &Mapping {
     descriptor.mappings.iter().find(holds).unwrap_or_else(|| panic!("{address:#x} is not mapped"))
 }
 
-/// Children of a process, zombies and those without exit signal included.
+/// Children of a process, including zombies and children without an exit signal.
 pub(crate) fn children(pid: i32) -> Vec<i32> {
     let mut children = Vec::new();
     for tid in farfork_sys::process::thread_ids(pid).expect("it lives") {

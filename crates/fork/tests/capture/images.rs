@@ -31,7 +31,7 @@ fn scene() -> ImageScene {
     ImageScene { directory, _files: files, _parent: parent, seed }
 }
 
-/// A reader without other seeds: a seed that inherits nothing needs none.
+/// Returns a reader that knows no other seeds: the seed of these tests inherits no pages.
 fn nobody_else() -> LayerReader {
     let (node, address) = (NodeName::new("here").unwrap(), Address::Tcp(([127, 0, 0, 1], 1).into()));
     let own = LocalSeeds { node, address, table: Arc::default() };
@@ -47,7 +47,7 @@ impl ImageScene {
         self.seed.seal(&nobody_else(), b"about".to_vec(), &self.path(), &ImageProgress::default()).unwrap()
     }
 
-    /// All extents, with populated and other pages.
+    /// The id and the size in bytes of each extent.
     fn extents(&self) -> impl Iterator<Item = (ExtentId, u64)> {
         let extents = self.seed.descriptor().extents.iter().enumerate();
         extents.map(|(index, extent)| (ExtentId(index as u32), extent.bytes))
@@ -77,7 +77,7 @@ fn names(error: &ImageError, path: &Path) {
 }
 
 #[test]
-fn an_image_holds_what_the_template_held() {
+fn an_image_has_the_memory_of_its_template() {
     let scene = scene();
     let image = scene.seal();
     assert_eq!((image.head().daemon_state.as_slice(), image.descriptor()), (&b"about"[..], &**scene.seed.descriptor()));
@@ -104,7 +104,7 @@ fn an_image_holds_what_the_template_held() {
 }
 
 #[test]
-fn an_image_that_was_cut_is_refused_by_name() {
+fn a_truncated_image_is_refused_by_name() {
     let scene = scene();
     let bytes = fs::metadata(scene.seal().path()).unwrap().len();
     for length in [bytes - 1, bytes - PAGE_SIZE, bytes / 2, 4096, 100, 24, 10, 0] {
@@ -151,7 +151,7 @@ fn a_damaged_image_never_gives_a_wrong_byte() {
 }
 
 #[test]
-fn an_image_that_is_not_wanted_leaves_nothing() {
+fn a_cancelled_image_leaves_nothing() {
     let scene = scene();
     let progress = ImageProgress::default();
     progress.cancel();
@@ -162,7 +162,7 @@ fn an_image_that_is_not_wanted_leaves_nothing() {
 
 /// The template ends before its image is complete.
 #[test]
-fn memory_that_cannot_be_read_leaves_nothing() {
+fn an_image_of_unreadable_memory_leaves_nothing() {
     let scene = scene();
     let template = farfork_sys::pidfd::open(scene.seed.template_pid().unwrap()).unwrap();
     farfork_sys::pidfd::send_signal(&template, 9).unwrap();

@@ -14,7 +14,7 @@ use crate::harness::{Parent, WAIT_LIMIT, children, offer, options};
 /// Environment variable of the victim: the parent.
 const PARENT: &str = "FARFORK_TEST_PARENT";
 
-/// The address of the pages that the parent offers; empty for none.
+/// Environment variable of the victim: the address of the pages that the parent offers; empty for none.
 const PAGES: &str = "FARFORK_TEST_PAGES";
 
 const KILLS: u64 = 40;
@@ -32,7 +32,7 @@ fn captures_until_killed() {
 }
 
 #[test]
-fn a_parent_outlives_whoever_captures_it() {
+fn a_parent_survives_a_killed_capturing_process() {
     let mut parent = Parent::start("threads", &["spinning", "64", "tolerant"]);
     for kill in 0..KILLS {
         let mut victim = Command::new(env::current_exe().unwrap())
@@ -49,7 +49,7 @@ fn a_parent_outlives_whoever_captures_it() {
         // A clone with the marks removed may be in progress: the running script sets them again.
         let started_at = Instant::now();
         while marks(parent.pid(), parent.reported("data")) != ["dc"] {
-            assert!(started_at.elapsed() < WAIT_LIMIT, "the marks stay away after kill {kill}");
+            assert!(started_at.elapsed() < WAIT_LIMIT, "the MADV_DONTFORK marks are missing after kill {kill}");
             thread::sleep(Duration::from_millis(1));
         }
     }

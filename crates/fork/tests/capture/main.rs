@@ -4,12 +4,12 @@
 
 mod contents;
 mod disturbance;
-mod ended_within;
 mod flags;
 mod harness;
 mod images;
 mod killed;
+mod killed_within_calls;
 mod offers;
+mod parent_states;
 mod pause;
 mod refusals;
-mod stubborn;

@@ -32,7 +32,7 @@ fn still_runs(parent: &mut Parent) {
     parent.wait_for("runs");
 }
 
-/// Also with more threads than one page has room for.
+/// Also with more threads than one page of slots has room for.
 #[test]
 fn offered_pages_are_used_and_hold_the_same_in_parent_and_template() {
     for threads in ["0", "3", "30"] {
@@ -42,12 +42,12 @@ fn offered_pages_are_used_and_hold_the_same_in_parent_and_template() {
         for round in 0..3 {
             let captured = capture_with(&parent, offer(range.start)).unwrap();
             let (own, copied) = (memory(parent.pid(), &range), memory(captured.template.pid(), &range));
-            assert_ne!(own[..8], [0; 8], "the code is there: they were used");
+            assert_ne!(own[..8], [0; 8], "the pages contain code, so they were used");
             assert!(own == copied, "{threads} threads, round {round}");
             let last = range.end - 512;
-            assert!(word(parent.pid(), last + 64) == known(last + 64 - range.start), "what is not used stays");
+            assert!(word(parent.pid(), last + 64) == known(last + 64 - range.start), "unused bytes stay unchanged");
             let code = mapping_at(&captured.descriptor, range.start);
-            assert_eq!(code.start, range.start, "a child has them");
+            assert_eq!(code.start, range.start, "a child has the pages");
             still_runs(&mut parent);
             // The second capture runs while the first template exists, the third without another template.
             kept.push(captured);
@@ -57,7 +57,7 @@ fn offered_pages_are_used_and_hold_the_same_in_parent_and_template() {
 }
 
 #[test]
-fn what_is_no_pages_to_use_is_left_alone() {
+fn unusable_offered_pages_are_not_changed() {
     for what in ["unmarked", "shared", "writable", "used", "occupied"] {
         let mut parent = Parent::start("offers", &[what]);
         let range = pages(&parent);
@@ -88,9 +88,9 @@ fn what_is_no_pages_to_use_is_left_alone() {
     }
 }
 
-/// A clone would have other contents there, so it could make no calls.
+/// A clone would have zeroes instead of the code (MADV_WIPEONFORK), so it could make no calls.
 #[test]
-fn pages_that_a_fork_wipes_are_refused() {
+fn offered_pages_that_a_fork_wipes_are_refused() {
     let mut parent = Parent::start("offers", &["wiped"]);
     let error = capture_with(&parent, offer(parent.reported("pages"))).unwrap_err();
     assert!(error.to_string().contains("pages that it offers"), "{error}");
@@ -98,17 +98,17 @@ fn pages_that_a_fork_wipes_are_refused() {
     parent.capture().unwrap();
 }
 
-/// The second clone has these pages.
+/// The second clone has these pages (MADV_DONTFORK).
 #[test]
-fn pages_that_no_fork_hands_down_are_as_good_as_others() {
+fn offered_pages_that_a_fork_does_not_copy_are_used() {
     let mut parent = Parent::start("offers", &["absent"]);
     capture_with(&parent, offer(parent.reported("pages"))).unwrap();
     still_runs(&mut parent);
 }
 
-/// A thread's own choice is carried. A CPU to which a thread is pinned only while it waits for its answer is not.
+/// A CPU affinity that a thread has chosen is carried. A CPU to which it is pinned only while it waits for its reply is not.
 #[test]
-fn a_thread_that_is_kept_to_a_cpu_for_its_capture_has_not_chosen_it() {
+fn the_affinity_of_a_thread_pinned_for_capture_is_not_captured() {
     let parent = Parent::start("offers", &["plain", "1"]);
     let (pid, start) = (Pid::from_raw(parent.pid()), parent.reported("pages"));
     let cpus = sched_getaffinity(pid).unwrap();
@@ -124,12 +124,12 @@ fn a_thread_that_is_kept_to_a_cpu_for_its_capture_has_not_chosen_it() {
     };
     assert_eq!(chosen(None), [false, true]);
     assert_eq!(chosen(Some(parent.pid().unsigned_abs())), [true, true]);
-    assert_eq!(sched_getaffinity(pid).unwrap(), first, "the process is left as it is");
+    assert_eq!(sched_getaffinity(pid).unwrap(), first, "the capture does not change the process's affinity");
 }
 
-/// Nothing is mapped that is both writable and executable.
+/// The parent may not have memory that is both writable and executable (PR_SET_MDWE), so no pages can be mapped in it.
 #[test]
-fn a_process_that_may_have_no_other_pages_is_captured_on_those_that_it_offers() {
+fn a_process_that_denies_executable_pages_is_captured_with_offered_ones() {
     let mut parent = Parent::start("offers", &["strict", "2"]);
     let error = parent.capture().unwrap_err();
     assert!(error.to_string().contains("PR_SET_MDWE"), "{error}");

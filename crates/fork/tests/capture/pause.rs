@@ -15,7 +15,7 @@ use crate::harness::Parent;
 
 const SAMPLES: usize = 15;
 
-/// The most that a pause may take beyond fork() (the budget of `docs/specification.md`), and room for other work of a test
+/// The most that a pause may take beyond fork() (the budget of `docs/specification.md`). `ROOM` is for other work of a test
 /// machine.
 const ABOVE_FORK: Duration = Duration::from_micros(300);
 const ROOM: Duration = Duration::from_millis(10);
@@ -53,7 +53,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Phases {
 
 #[test]
 #[ignore = "long: a busy machine has no time for it"]
-fn the_pause_is_that_of_a_fork_and_little_more() {
+fn the_pause_is_little_longer_than_a_fork() {
     let phases = Phases::default();
     let subscriber = tracing_subscriber::registry().with(phases.clone());
     tracing::subscriber::set_global_default(subscriber).unwrap();

@@ -25,7 +25,7 @@ const REFUSED: [(&str, &str, &str); 10] = [
 ];
 
 #[test]
-fn each_is_named_and_the_parent_goes_on() {
+fn each_refused_resource_is_named_and_the_parent_continues() {
     for (what, object, reason) in REFUSED {
         let mut parent = Parent::start("refused", &[what]);
         match parent.capture() {
@@ -45,7 +45,7 @@ fn each_is_named_and_the_parent_goes_on() {
 
 /// State that is refused only after the parent has stopped, and a seed that the caller rejects.
 #[test]
-fn a_parent_that_was_frozen_in_vain_keeps_its_memory_map() {
+fn a_refused_freeze_keeps_the_memory_map_of_the_parent() {
     for what in ["sealed", "pathless_inotify"] {
         let mut parent = Parent::start("refused", &[what]);
         let before = memory_map(&parent);
@@ -63,13 +63,13 @@ fn a_parent_that_was_frozen_in_vain_keeps_its_memory_map() {
     let (sender, receiver) = mpsc::channel();
     let options = CaptureOptions { freeze: true, ..options() };
     capture::start_capture(parent.pid(), options, Box::new(Unwilling(sender))).unwrap();
-    assert!(receiver.recv_timeout(WAIT_LIMIT).expect("it is told"), "nothing stands against it");
+    assert!(receiver.recv_timeout(WAIT_LIMIT).expect("the capture reports its outcome"), "the capture is not refused");
     parent.write(b"still here\n");
     parent.wait_for("still");
     assert_eq!(memory_map(&parent), before);
 }
 
-/// Rejects the seed, and reports whether there would have been one.
+/// Rejects the seed, and reports whether the capture would have made one.
 struct Unwilling(Sender<bool>);
 
 impl CaptureCallbacks for Unwilling {
@@ -79,7 +79,7 @@ impl CaptureCallbacks for Unwilling {
     }
 
     fn capture_completed(&mut self, _: Result<CapturedTree, CaptureError>) {
-        panic!("it was not wanted");
+        panic!("the seed was rejected");
     }
 }
 
@@ -90,7 +90,7 @@ fn memory_map(parent: &Parent) -> Vec<String> {
 }
 
 #[test]
-fn a_check_tells_the_same_without_touching_the_process() {
+fn a_check_finds_the_same_refusals_without_stopping_the_process() {
     let parent = Parent::start("refused", &["socket"]);
     let report = capture::check(parent.pid(), CheckOptions::default()).unwrap();
     assert_eq!((report.threads, report.refusals.len()), (1, 1), "{report:?}");
@@ -140,7 +140,7 @@ fn a_check_of_a_process_that_keeps_calling_execve_gives_a_report() {
 }
 
 #[test]
-fn what_is_no_ordinary_process_is_refused() {
+fn kernel_threads_and_farfork_processes_are_refused() {
     let ours = capture::check(std::process::id() as i32, CheckOptions::default()).unwrap();
     assert!(ours.refusals[0].reason.contains("farfork itself"));
     const KTHREADD: i32 = 2;

@@ -15,21 +15,21 @@ const SMALL_BYTES: u64 = 512 << 10;
 
 /// All scenarios, by name.
 pub(crate) const ALL: &[(&str, fn())] = &[
-    ("the_next_childs_pages_cross_no_network", || next_child_asks_nobody(PagingMode::Prefetch)),
-    ("the_next_childs_single_pages_cross_no_network", || next_child_asks_nobody(PagingMode::Cow)),
-    ("who_takes_all_takes_it_from_the_cache", who_takes_all_takes_it_from_the_cache),
-    ("who_does_not_ask_for_the_cache_does_not_use_it", who_does_not_ask_does_not_use_it),
-    ("a_full_cache_goes_on", a_full_cache_goes_on),
-    ("a_cache_without_room_keeps_nothing", no_room_keeps_nothing),
-    ("a_dropped_seed_leaves_the_cache", dropped_seeds_leave),
-    ("a_wrong_token_opens_no_cache", wrong_tokens_open_nothing),
-    ("pages_of_this_host_are_not_kept", this_host_is_not_kept),
-    ("the_next_pager_begins_without_a_cache", next_pager_begins_without),
+    ("the_next_child_fetches_no_page_over_the_network", || check_next_child_without_network(PagingMode::Prefetch)),
+    ("the_next_cow_child_fetches_no_page_over_the_network", || check_next_child_without_network(PagingMode::Cow)),
+    ("a_settling_child_uses_the_cache", a_settling_child_uses_the_cache),
+    ("a_child_without_the_cache_strategy_does_not_use_the_cache", unused_cache_stays_unused),
+    ("a_full_cache_continues_to_work", a_full_cache_continues_to_work),
+    ("a_cache_with_limit_zero_keeps_nothing", limit_zero_keeps_nothing),
+    ("pages_of_a_dropped_seed_leave_the_cache", dropped_seeds_leave),
+    ("a_wrong_token_reads_no_cached_page", wrong_tokens_open_nothing),
+    ("pages_of_the_same_host_are_not_cached", same_host_is_not_cached),
+    ("the_next_pager_starts_with_an_empty_cache", next_pager_begins_without),
     ("cached_memory_is_discarded", || run_from_cache("discard")),
     ("cached_memory_is_unmapped", || run_from_cache("unmap")),
     ("cached_memory_is_moved", || run_from_cache("remap")),
     ("cached_memory_is_forked", || run_from_cache("fork")),
-    ("cached_memory_and_everything_at_once", || run_from_cache("chaos")),
+    ("cached_memory_works_under_all_operations_at_once", || run_from_cache("chaos")),
 ];
 
 fn cached(paging: PagingMode) -> PagingStrategy {
@@ -42,7 +42,7 @@ impl Series {
     }
 }
 
-fn next_child_asks_nobody(paging: PagingMode) {
+fn check_next_child_without_network(paging: PagingMode) {
     let series = Series::new(PAGES);
     let populated = series.seed.populated_pages();
     let first = series.run_to_end("touch_at_random", cached(paging));
@@ -57,7 +57,7 @@ fn next_child_asks_nobody(paging: PagingMode) {
     series.bed.end();
 }
 
-fn who_does_not_ask_does_not_use_it() {
+fn unused_cache_stays_unused() {
     let series = Series::new(PAGES);
     series.run_to_end("touch_at_random", PagingStrategy::default());
     assert_eq!(series.cache().pages, 0, "pages of a child without the strategy `cache` are not cached");
@@ -68,7 +68,7 @@ fn who_does_not_ask_does_not_use_it() {
     series.bed.end();
 }
 
-fn who_takes_all_takes_it_from_the_cache() {
+fn a_settling_child_uses_the_cache() {
     let series = Series::new(PAGES);
     series.run_to_end("touch_in_order", cached(PagingMode::Prefetch));
     let mut program = series.bed.start("stay", PAGES, &series.plan(cached(PagingMode::Cow)));
@@ -84,7 +84,7 @@ fn who_takes_all_takes_it_from_the_cache() {
     series.bed.end();
 }
 
-fn a_full_cache_goes_on() {
+fn a_full_cache_continues_to_work() {
     let series = Series::new(PAGES);
     series.bed.client.set_cache_limit(SMALL_BYTES).expect("the pager answers");
     for scenario in ["touch_in_order", "touch_at_random", "touch_at_random"] {
@@ -97,7 +97,7 @@ fn a_full_cache_goes_on() {
     series.bed.end();
 }
 
-fn no_room_keeps_nothing() {
+fn limit_zero_keeps_nothing() {
     let series = Series::new(PAGES);
     series.bed.client.set_cache_limit(0).expect("the pager answers");
     for _ in 0..2 {
@@ -132,7 +132,7 @@ fn wrong_tokens_open_nothing() {
     series.bed.end();
 }
 
-fn this_host_is_not_kept() {
+fn same_host_is_not_cached() {
     let seed = TestSeed::new(PAGES, false);
     let bed = Bed::new();
     let owner = start_on_host(&bed.dir.path().join("owner.sock"), &seed);

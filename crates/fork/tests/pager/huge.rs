@@ -16,8 +16,8 @@ use crate::seed::AREA;
 
 /// All scenarios, by name.
 pub(crate) const ALL: &[(&str, fn())] = &[
-    ("huge_pages_come_and_go", huge_pages_come_and_go),
-    ("missing_pages_make_no_huge_one", missing_pages_make_no_huge_one),
+    ("memory_is_correct_while_huge_pages_are_made", memory_is_correct_while_huge_pages_are_made),
+    ("a_huge_page_is_not_made_of_missing_pages", a_huge_page_is_not_made_of_missing_pages),
 ];
 
 /// Limit for one round: a scan of all memory, and the collapses that follow.
@@ -28,7 +28,7 @@ fn tender_of(program: &Program) -> HugePageCollapser {
     HugePageCollapser::open(identity).expect("a program of ours").expect("it runs")
 }
 
-fn huge_pages_come_and_go() {
+fn memory_is_correct_while_huge_pages_are_made() {
     with_program("mix_sizes", PagingStrategy::default(), |stage| {
         stage.program.meet();
         let mut huge_page_collapser = tender_of(&stage.program);
@@ -41,7 +41,7 @@ fn huge_pages_come_and_go() {
 }
 
 /// Requests huge pages from the kernel continuously. The program checks every byte.
-fn missing_pages_make_no_huge_one() {
+fn a_huge_page_is_not_made_of_missing_pages() {
     let strategy = PagingStrategy { mode: PagingMode::Cow, ..PagingStrategy::default() };
     with_program("touch_at_random", strategy, |stage| {
         let pid = stage.program.process.id().cast_signed();

@@ -5,16 +5,16 @@
 
 mod bed;
 mod caching;
-mod deaths;
 mod huge;
-mod remembering;
+mod killed_processes;
 mod scenarios;
 mod seed;
 mod series;
 mod settling;
-mod several;
+mod several_seeds;
 mod simulated;
-mod trusting;
+mod trust_policies;
+mod working_sets;
 mod zygotes;
 
 use libtest_mimic::{Arguments, Trial};
@@ -38,18 +38,18 @@ fn main() {
         huge::ALL,
         settling::ALL,
         caching::ALL,
-        deaths::ALL,
-        remembering::ALL,
-        several::ALL,
+        killed_processes::ALL,
+        working_sets::ALL,
+        several_seeds::ALL,
         simulated::ALL,
-        trusting::ALL,
+        trust_policies::ALL,
         zygotes::ALL,
     ]
     .into_iter()
     .flatten();
-    let long = deaths::LONG
+    let long = killed_processes::LONG
         .iter()
-        .chain(remembering::LONG)
+        .chain(working_sets::LONG)
         .chain(scenarios::LONG)
         .chain(simulated::LONG)
         .map(|test| trial(test).with_ignored_flag(true));

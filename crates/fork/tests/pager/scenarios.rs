@@ -17,46 +17,46 @@ pub(crate) const PAGES: u64 = 2100;
 pub(crate) const ALL: &[(&str, fn())] = &[
     ("pages_arrive_in_any_order", pages_arrive_in_any_order),
     ("pages_arrive_in_order_and_backwards", || run_once("touch_in_order")),
-    ("single_pages_are_fetched_when_asked_so", single_pages_are_fetched_when_asked_so),
+    ("a_window_of_one_fetches_single_pages", a_window_of_one_fetches_single_pages),
     ("cow_fetches_each_page_once_and_alone", cow_fetches_each_page_once_and_alone),
-    ("pages_come_alone_where_windows_cannot_be_had", pages_come_alone_where_windows_cannot_be_had),
-    ("who_touches_little_of_much_gets_little", who_touches_little_of_much_gets_little),
-    ("pages_of_this_host_are_told_apart", pages_of_this_host_are_told_apart),
-    ("the_next_child_finds_connections_made", the_next_child_finds_connections_made),
+    ("single_pages_are_fetched_when_windows_fail", single_pages_are_fetched_when_windows_fail),
+    ("a_child_that_touches_few_of_many_pages_gets_few", a_child_that_touches_few_of_many_pages_gets_few),
+    ("pages_of_the_same_host_are_counted", pages_of_the_same_host_are_counted),
+    ("the_next_child_reuses_open_connections", the_next_child_reuses_open_connections),
     ("discarded_memory_is_zero", || run_once("discard")),
-    ("unmapped_memory_is_gone", || run_once("unmap")),
+    ("unmapped_memory_stays_unmapped", || run_once("unmap")),
     ("moved_memory_is_the_same", || run_once("remap")),
     ("memory_that_is_moved_again_and_again_is_the_same", || run_once("touch_what_moves")),
     ("forked_processes_see_the_same", || run_once("fork")),
     ("memory_that_a_move_leaves_mapped_is_zero_in_forks", memory_that_a_move_leaves_mapped_is_zero_in_forks),
-    ("what_a_fork_makes_longer_is_zero_whatever_moves_there", what_a_fork_makes_longer_is_zero_whatever_moves_there),
-    ("forks_see_what_moves_where_it_is", || run_once("fork_what_moves")),
-    ("places_that_were_left_are_used_again_at_once", places_that_were_left_are_used_again_at_once),
-    ("protection_does_not_matter", || run_once("protect")),
+    ("memory_that_a_forked_process_grows_is_zero", memory_that_a_forked_process_grows_is_zero),
+    ("forks_see_moved_memory_at_its_address", || run_once("fork_what_moves")),
+    ("addresses_of_moved_memory_can_be_reused_at_once", addresses_of_moved_memory_can_be_reused_at_once),
+    ("pages_of_any_protection_arrive", || run_once("protect")),
     ("system_calls_wait_for_pages", || run_once("system_calls")),
     ("a_stack_grows_with_zeroes", || run_once("grow_stack")),
     ("a_heap_grows_with_zeroes", || run_once("grow_heap")),
-    ("what_came_is_wiped_on_fork", what_came_is_wiped_on_fork),
+    ("fetched_pages_are_wiped_on_fork", fetched_pages_are_wiped_on_fork),
     ("locked_memory_grows_with_zeroes", locked_memory_grows_with_zeroes),
-    ("everything_at_once", || run_once("chaos")),
+    ("memory_is_correct_under_all_operations_at_once", || run_once("chaos")),
     ("another_process_reads_missing_pages", another_process_reads_missing_pages),
-    ("pager_is_killed_again_and_again", pager_is_killed_again_and_again),
-    ("pager_is_killed_under_forks", || run_while_pagers_die("fork")),
-    ("pager_is_killed_under_moves", || run_while_pagers_die("remap")),
-    ("pager_is_killed_under_chaos", || run_while_pagers_die("chaos")),
-    ("keeper_is_killed", keeper_is_killed),
-    ("both_are_killed_one_after_the_other", both_are_killed_one_after_the_other),
-    ("owner_forgets_the_seed", owner_forgets_the_seed),
-    ("every_thread_is_told_of_a_loss", every_thread_is_told_of_a_loss),
-    ("owner_stays_away", owner_stays_away),
-    ("owner_comes_back", owner_comes_back),
-    ("a_wrong_token_opens_nothing", a_wrong_token_opens_nothing),
+    ("pages_arrive_while_the_pager_is_killed_repeatedly", pages_arrive_while_the_pager_is_killed_repeatedly),
+    ("forks_are_correct_while_pagers_are_killed", || run_while_pagers_die("fork")),
+    ("moves_are_correct_while_pagers_are_killed", || run_while_pagers_die("remap")),
+    ("all_operations_are_correct_while_pagers_are_killed", || run_while_pagers_die("chaos")),
+    ("a_killed_keeper_is_replaced", a_killed_keeper_is_replaced),
+    ("keeper_and_pager_are_killed_in_turn", keeper_and_pager_are_killed_in_turn),
+    ("memory_of_a_dropped_seed_is_reported_as_lost", memory_of_a_dropped_seed_is_reported_as_lost),
+    ("every_thread_notices_lost_memory", every_thread_notices_lost_memory),
+    ("memory_of_an_unreachable_owner_is_reported_as_lost", memory_of_an_unreachable_owner_is_reported_as_lost),
+    ("a_child_continues_when_its_owner_returns", a_child_continues_when_its_owner_returns),
+    ("a_wrong_token_reads_nothing", a_wrong_token_reads_nothing),
     ("children_share_owner_and_pager", children_share_owner_and_pager),
-    ("a_child_that_never_begins_is_forgotten", a_child_that_never_begins_is_forgotten),
+    ("a_child_that_never_starts_is_removed", a_child_that_never_starts_is_removed),
     ("a_running_child_keeps_its_pager", a_running_child_keeps_its_pager),
     ("a_second_pager_is_refused", a_second_pager_is_refused),
-    ("a_child_without_memory_is_killed_alone", a_child_without_memory_is_killed_alone),
-    ("a_pager_that_nobody_can_reach_ends", a_pager_that_nobody_can_reach_ends),
+    ("only_the_child_without_memory_is_killed", only_the_child_without_memory_is_killed),
+    ("an_unreachable_pager_ends", an_unreachable_pager_ends),
 ];
 
 /// Scenarios of `make test-long`, for which a busy machine is too slow.
@@ -109,12 +109,12 @@ fn run_while_pagers_die(scenario: &str) {
 }
 
 /// Fetches page by page, so that memory is moved before its pages have arrived.
-fn places_that_were_left_are_used_again_at_once() {
+fn addresses_of_moved_memory_can_be_reused_at_once() {
     let strategy = PagingStrategy { mode: PagingMode::Cow, ..PagingStrategy::default() };
     with_program("reuse_what_was_left", strategy, |_| {});
 }
 
-fn what_came_is_wiped_on_fork() {
+fn fetched_pages_are_wiped_on_fork() {
     run_once("wipe_on_fork");
 }
 
@@ -123,7 +123,7 @@ fn memory_that_a_move_leaves_mapped_is_zero_in_forks() {
     run_while_pagers_die("fork_what_was_left_mapped");
 }
 
-fn what_a_fork_makes_longer_is_zero_whatever_moves_there() {
+fn memory_that_a_forked_process_grows_is_zero() {
     run_once("grow_beside_a_fork");
 }
 
@@ -147,7 +147,7 @@ fn pages_arrive_in_any_order() {
     });
 }
 
-fn single_pages_are_fetched_when_asked_so() {
+fn a_window_of_one_fetches_single_pages() {
     let strategy = PagingStrategy { mode: PagingMode::Cow, ..PagingStrategy::default() };
     with_program("stay", strategy, |stage| {
         stage.program.meet();
@@ -170,7 +170,7 @@ fn cow_fetches_each_page_once_and_alone() {
     });
 }
 
-fn pages_come_alone_where_windows_cannot_be_had() {
+fn single_pages_are_fetched_when_windows_fail() {
     let seed = TestSeed::brittle(PAGES);
     let (owner, bed) = (Owner::start(&seed), Bed::new());
     let mut program = bed.start("touch_at_random", PAGES, &seed.plan(owner.address(), PagingStrategy::default()));
@@ -181,7 +181,7 @@ fn pages_come_alone_where_windows_cannot_be_had() {
     bed.end();
 }
 
-fn who_touches_little_of_much_gets_little() {
+fn a_child_that_touches_few_of_many_pages_gets_few() {
     let pages = (1 << 30) / 4096;
     let seed = TestSeed::new(pages, false);
     let owner = Owner::start(&seed);
@@ -196,7 +196,7 @@ fn who_touches_little_of_much_gets_little() {
     bed.end();
 }
 
-fn pages_of_this_host_are_told_apart() {
+fn pages_of_the_same_host_are_counted() {
     let seed = TestSeed::new(PAGES, false);
     let bed = Bed::new();
     let owner = start_on_host(&bed.dir.path().join("owner.sock"), &seed);
@@ -209,7 +209,7 @@ fn pages_of_this_host_are_told_apart() {
     bed.end();
 }
 
-fn the_next_child_finds_connections_made() {
+fn the_next_child_reuses_open_connections() {
     let seed = TestSeed::new(PAGES, false);
     let owner = Owner::start(&seed);
     let bed = Bed::new();
@@ -241,7 +241,7 @@ fn another_process_reads_missing_pages() {
     });
 }
 
-fn pager_is_killed_again_and_again() {
+fn pages_arrive_while_the_pager_is_killed_repeatedly() {
     with_program("touch_slowly", PagingStrategy { mode: PagingMode::Cow, ..PagingStrategy::default() }, |stage| {
         for round in 0..15 {
             sleep(Duration::from_millis(105 + round));
@@ -254,7 +254,7 @@ fn pager_is_killed_again_and_again() {
     });
 }
 
-fn keeper_is_killed() {
+fn a_killed_keeper_is_replaced() {
     with_program("pause_between", PagingStrategy::default(), |stage| {
         stage.program.meet();
         let (keeper, pager) = stage.bed.processes();
@@ -266,7 +266,7 @@ fn keeper_is_killed() {
     });
 }
 
-fn both_are_killed_one_after_the_other() {
+fn keeper_and_pager_are_killed_in_turn() {
     with_program("touch_slowly", PagingStrategy::default(), |stage| {
         for _ in 0..4 {
             sleep(Duration::from_millis(60));
@@ -277,7 +277,7 @@ fn both_are_killed_one_after_the_other() {
     });
 }
 
-fn owner_forgets_the_seed() {
+fn memory_of_a_dropped_seed_is_reported_as_lost() {
     with_program("lose", PagingStrategy { mode: PagingMode::Cow, ..PagingStrategy::default() }, |stage| {
         stage.program.meet();
         let address = stage.owner.take().unwrap().socket_address();
@@ -289,7 +289,7 @@ fn owner_forgets_the_seed() {
 }
 
 /// Single pages and several bulk reads are in flight when the first refusal arrives.
-fn every_thread_is_told_of_a_loss() {
+fn every_thread_notices_lost_memory() {
     with_program("lose_in_threads", PagingStrategy::default(), |stage| {
         stage.program.meet();
         stage.owner.as_ref().unwrap().drop_seed();
@@ -299,7 +299,7 @@ fn every_thread_is_told_of_a_loss() {
     });
 }
 
-fn owner_stays_away() {
+fn memory_of_an_unreachable_owner_is_reported_as_lost() {
     let strategy = PagingStrategy {
         mode: PagingMode::Cow,
         unreachable_timeout: Duration::from_secs(3),
@@ -319,7 +319,7 @@ fn owner_stays_away() {
     });
 }
 
-fn owner_comes_back() {
+fn a_child_continues_when_its_owner_returns() {
     with_program("pause_between", strategy(Duration::from_secs(30)), |stage| {
         stage.program.meet();
         let address = stage.owner.take().unwrap().socket_address();
@@ -335,7 +335,7 @@ fn owner_comes_back() {
     });
 }
 
-fn a_wrong_token_opens_nothing() {
+fn a_wrong_token_reads_nothing() {
     let seed = TestSeed::new(PAGES, false);
     let owner = Owner::start(&seed);
     let bed = Bed::new();
@@ -370,7 +370,7 @@ fn children_share_owner_and_pager() {
     bed.end();
 }
 
-fn a_child_that_never_begins_is_forgotten() {
+fn a_child_that_never_starts_is_removed() {
     let seed = TestSeed::new(PAGES, false);
     let owner = Owner::start(&seed);
     let bed = Bed::new();
@@ -406,7 +406,7 @@ fn a_second_pager_is_refused() {
     bed.end();
 }
 
-fn a_child_without_memory_is_killed_alone() {
+fn only_the_child_without_memory_is_killed() {
     let seed = TestSeed::new(PAGES, false);
     let owner = Owner::start(&seed);
     let bed = Bed::new();
@@ -422,7 +422,7 @@ fn a_child_without_memory_is_killed_alone() {
     bed.end();
 }
 
-fn a_pager_that_nobody_can_reach_ends() {
+fn an_unreachable_pager_ends() {
     let bed = Bed::new();
     std::fs::remove_dir_all(bed.dir.path()).unwrap();
     bed.expect_end();

@@ -11,17 +11,17 @@ use crate::seed::Owner;
 
 /// All scenarios, by name.
 pub(crate) const ALL: &[(&str, fn())] = &[
-    ("a_settled_child_needs_neither_owner_nor_pager", needs_nobody),
-    ("a_settled_child_is_left_to_the_kernel", is_left_to_the_kernel),
-    ("who_hears_that_a_child_has_settled_need_not_ask_again", is_heard_once),
+    ("a_settled_child_needs_neither_owner_nor_pager", needs_no_process),
+    ("a_settled_child_has_no_registered_memory", is_left_to_the_kernel),
+    ("a_settle_request_returns_the_settled_state", settle_request_returns_settled),
     ("a_settled_child_is_settled_for_the_next_pager", is_settled_for_the_next_pager),
-    ("settling_goes_on_under_the_next_pager", goes_on_under_the_next_pager),
-    ("settling_that_fails_harms_nobody", failure_harms_nobody),
-    ("settling_under_discards", || settle_under("discard")),
-    ("settling_under_unmaps", || settle_under("unmap")),
-    ("settling_under_moves", || settle_under("remap")),
-    ("settling_under_forks", || settle_under("fork")),
-    ("settling_under_chaos", || settle_under("chaos")),
+    ("settling_continues_under_the_next_pager", continues_under_the_next_pager),
+    ("a_failed_settle_does_no_harm", failure_does_no_harm),
+    ("a_child_settles_while_memory_is_discarded", || settle_under("discard")),
+    ("a_child_settles_while_memory_is_unmapped", || settle_under("unmap")),
+    ("a_child_settles_while_memory_is_moved", || settle_under("remap")),
+    ("a_child_settles_while_it_forks", || settle_under("fork")),
+    ("a_child_settles_under_all_operations_at_once", || settle_under("chaos")),
 ];
 
 impl Stage {
@@ -61,7 +61,7 @@ fn one_by_one() -> PagingStrategy {
     PagingStrategy { mode: PagingMode::Cow, ..PagingStrategy::default() }
 }
 
-fn needs_nobody() {
+fn needs_no_process() {
     with_program("pause_between", one_by_one(), |stage| {
         stage.program.meet();
         stage.settle_to_the_end();
@@ -89,7 +89,7 @@ fn is_left_to_the_kernel() {
     });
 }
 
-fn is_heard_once() {
+fn settle_request_returns_settled() {
     with_program("pause_between", one_by_one(), |stage| {
         stage.program.meet();
         stage.settle(true);
@@ -117,7 +117,7 @@ fn is_settled_for_the_next_pager() {
     });
 }
 
-fn goes_on_under_the_next_pager() {
+fn continues_under_the_next_pager() {
     with_program("pause_between", one_by_one(), |stage| {
         stage.program.meet();
         stage.settle(true);
@@ -129,7 +129,7 @@ fn goes_on_under_the_next_pager() {
     });
 }
 
-fn failure_harms_nobody() {
+fn failure_does_no_harm() {
     // Long enough for the program's first pages even on a busy machine.
     let strategy = PagingStrategy { unreachable_timeout: Duration::from_secs(3), ..one_by_one() };
     with_program("pause_between", strategy, |stage| {

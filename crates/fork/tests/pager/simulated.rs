@@ -21,13 +21,13 @@ use crate::bed::{AdoptedProgram, Program};
 use crate::seed::{AREA, TestSeed, is_populated};
 
 pub(crate) const ALL: &[(&str, fn())] = &[
-    ("simulated_no_wrong_byte_and_nothing_hangs", || do_no_harm(SEEDS)),
-    ("simulated_the_same_seed_gives_the_same_run", the_same_seed_gives_the_same_run),
+    ("a_simulated_pager_serves_correct_pages_and_never_hangs", || do_no_harm(SEEDS)),
+    ("simulated_runs_of_one_seed_are_equal", the_same_seed_gives_the_same_run),
 ];
 
 /// Scenarios of `make test-long`.
 pub(crate) const LONG: &[(&str, fn())] =
-    &[("simulated_nothing_goes_wrong_with_a_thousand_seeds", || do_no_harm(MANY_SEEDS))];
+    &[("a_simulated_pager_survives_a_thousand_seeds_of_faults", || do_no_harm(MANY_SEEDS))];
 
 /// Number of random seeds of a run, unless one is given.
 const SEEDS: u64 = 250;

@@ -13,8 +13,8 @@ use crate::series::Series;
 
 /// All scenarios, by name.
 pub(crate) const ALL: &[(&str, fn())] = &[
-    ("a_zygotes_copies_are_served_as_children_whoever_dies", copies),
-    ("a_zygote_is_given_what_was_touched", given_what_was_touched),
+    ("copies_of_a_zygote_are_served_while_processes_are_killed", copies),
+    ("a_zygote_prefetches_touched_pages", prefetches_touched_pages),
 ];
 
 const PAGES: u64 = 1024;
@@ -86,7 +86,7 @@ fn copies() {
 }
 
 /// In 64 MiB, a first child touches a twentieth at random, and readahead fetches far more.
-fn given_what_was_touched() {
+fn prefetches_touched_pages() {
     let pages = 16 * PAGES;
     let series = Series::new(pages);
     let first = series.run_to_end("touch_sparsely", PagingStrategy::default());

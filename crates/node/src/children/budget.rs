@@ -13,20 +13,20 @@ use farfork_api::failure::Failure;
 /// How long a reading of the machine's memory is valid. Thousands of children may start each second.
 const MEMORY_INFO_TTL: Duration = Duration::from_millis(50);
 
-/// The part of the machine's memory that stays free. With less, the kernel might kill any process for a child's next page.
+/// This fraction (1/64) of the machine's memory must stay free. With less, the OOM killer might end any process.
 const RESERVE_DIVISOR: u64 = 64;
 
 /// The memory that children may use.
 #[derive(Debug)]
 pub(crate) struct ChildBudget {
-    /// Most bytes of all limits together; `None` if the machine's memory is unknown.
+    /// Largest allowed sum of the limits, in bytes; `None` if the machine's memory is unknown.
     bytes_max: Option<u64>,
     state: Mutex<BudgetState>,
 }
 
 #[derive(Debug, Default)]
 struct BudgetState {
-    /// Limits of children that are being started, in bytes.
+    /// Sum of the limits of children that are being started, in bytes.
     starting_bytes: u64,
     /// The last reading of the machine's memory, with its time; `None` before the first.
     memory_info: Option<(Instant, SystemMemory)>,
@@ -40,16 +40,16 @@ pub(crate) struct MemoryReservation<'a> {
 }
 
 impl ChildBudget {
-    /// The limits of all children may sum to `bytes_max`, or by default to the machine's memory.
+    /// Creates a budget of `bytes_max`, or by default of the machine's memory.
     pub(crate) fn new(bytes_max: Option<u64>) -> Self {
         let machine = SystemMemory::read().ok().map(|memory| memory.total_bytes);
         Self { bytes_max: bytes_max.or(machine), state: Mutex::default() }
     }
 
-    /// Reserves memory for a child with this limit. The limits of live children sum to `living`.
+    /// Reserves memory for a child with this limit. `living` returns the sum of the limits of live children.
     ///
     /// # Errors
-    /// Too little memory is left. The failure says how much.
+    /// Too little memory is left. The failure contains the amounts.
     pub(crate) fn reserve(
         &self,
         object: &str,
@@ -81,7 +81,7 @@ impl ChildBudget {
         Ok(MemoryReservation { budget: self, bytes })
     }
 
-    /// Most bytes of all limits together.
+    /// Returns the largest allowed sum of the limits, in bytes.
     pub(crate) fn bytes_max(&self) -> Option<u64> {
         self.bytes_max
     }
@@ -117,19 +117,19 @@ mod tests {
     use super::ChildBudget;
 
     #[test]
-    fn limits_are_summed_up_with_those_of_children_that_start() {
+    fn memory_limits_of_starting_children_are_included() {
         let budget = ChildBudget::new(Some(100));
         let first = budget.reserve("a child", Some(40), || 20).unwrap();
         assert!(budget.reserve("a child", Some(41), || 20).unwrap_err().to_string().contains("a child"));
         let second = budget.reserve("a child", Some(40), || 20).unwrap();
-        assert!(budget.reserve("a child", None, || 1000).is_ok(), "nobody knows what it will use");
+        assert!(budget.reserve("a child", None, || 1000).is_ok(), "a child without a limit does not count");
         drop((first, second));
         assert!(budget.reserve("a child", Some(80), || 20).is_ok());
         assert!(budget.reserve("a child", Some(81), || 20).is_err());
     }
 
     #[test]
-    fn all_of_the_machine_may_be_promised_and_no_more() {
+    fn limits_up_to_the_memory_of_the_machine_are_accepted() {
         let budget = ChildBudget::new(None);
         let all = budget.bytes_max().unwrap();
         assert!(budget.reserve("a child", Some(all), || 0).is_ok());

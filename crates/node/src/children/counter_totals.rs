@@ -1,5 +1,5 @@
-//! Sums of the pager's counters over all children that a node has had. They never fall, although children end and are
-//! evicted.
+//! Sums of the pager's counters over all children that a node has had. A sum never decreases, although children end and
+//! are evicted.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -14,9 +14,10 @@ pub(super) struct CounterTotals(Mutex<CounterSums>);
 
 #[derive(Debug, Default)]
 struct CounterSums {
-    /// Of evicted children.
+    /// Sums over evicted children.
     evicted: PagerCounters,
-    /// The last reported total: if the pager does not answer, the total must not fall.
+    /// The last reported total. It is the minimum of the next one, which may lack live children if the pager does not
+    /// answer.
     last_reported: PagerCounters,
 }
 
@@ -33,14 +34,14 @@ impl CounterTotals {
         self.sums().evicted
     }
 
-    /// Sums over evicted children and `children`. `forgotten` is the first part.
+    /// Returns the sums over evicted children (`forgotten`) and `children`.
     pub(super) fn total(&self, forgotten: PagerCounters, children: &[Arc<Child>], pager: &PagerLink) -> PagerCounters {
         let mut sum = forgotten;
         let mut answers = true;
         for child in children {
             let counted = match child.exit_record() {
                 Some(ended) => ended.pager,
-                // After one timeout, the pager is not asked again: each further request would take seconds.
+                // After one timeout, the pager gets no further requests: each would take seconds.
                 None if answers => {
                     let stats = pager.client().stats(&child.record().id);
                     answers = !matches!(stats, Err(ClientError::NoReply { .. }));

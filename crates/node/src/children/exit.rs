@@ -36,8 +36,8 @@ impl Exit {
         }
     }
 
-    /// Reports SIGKILL for a child that was killed, for a limit or on request, and whose stub wrote no status, because it
-    /// was killed too. If a child is already ending and its memory is still charged, the OOM killer selects the stub.
+    /// Replaces a lost exit status by SIGKILL if the child was killed, for a limit or on request: its stub was killed
+    /// too, and wrote no status. While an ending child's memory is still charged, the OOM killer selects the stub.
     pub(super) fn adjust_for_kill(self, is_killed: bool) -> Self {
         match self {
             Self::Lost(_) if is_killed => Self::Signal(SIGKILL),
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn whose_container_was_killed_with_it_was_killed() {
+    fn a_child_of_a_killed_container_is_reported_as_killed() {
         let lost = || Exit::Lost("its container was killed before it reported the exit status".to_owned());
         assert_eq!(lost().adjust_for_kill(true), Exit::Signal(9));
         assert_eq!(lost().adjust_for_kill(false), lost());

@@ -11,10 +11,10 @@ use tokio::sync::watch;
 /// Most queued exits per thread. With more, perhaps because the pager is slow, another thread is started.
 const QUEUED_PER_THREAD_MAX: usize = 2;
 
-/// The work at a child's end. It may block.
+/// The cleanup after a child's exit. It may block.
 type ExitTask = Box<dyn FnOnce() + Send>;
 
-/// Handles the ends of a node's children.
+/// The queue of exits of a node's children, and the threads that handle them.
 #[derive(Debug, Default)]
 pub(super) struct ExitWorkers {
     state: Mutex<ExitQueue>,
@@ -57,7 +57,7 @@ impl ExitWorkers {
         }
     }
 
-    /// The next exit. Without one, the calling thread ends.
+    /// Takes the next exit from the queue. If it is empty, the calling thread ends.
     fn next_task(&self) -> Option<ExitTask> {
         let mut state = self.state();
         let next = state.queue.pop_front();
@@ -91,7 +91,7 @@ mod tests {
     const LIMIT: Duration = Duration::from_secs(60);
 
     #[tokio::test]
-    async fn a_few_wait_for_the_thread_that_is_there_and_more_have_another() {
+    async fn exits_share_a_thread_until_its_queue_is_full() {
         let (ends, done) = (Arc::new(ExitWorkers::default()), Arc::new(AtomicUsize::new(0)));
         let (go_on, held) = mpsc::channel::<()>();
         ends.submit(Box::new(move || held.recv().unwrap()));

@@ -1,6 +1,6 @@
-//! Hands children back to a restarted pager. It gets the queue that each container's stub holds (pidfd_getfd(2)), and each
-//! child's id. If that fails, or the child has lost a process, memory has read as zeroes or a thread would wait forever.
-//! Such a child is killed, and its log says why.
+//! Hands children back to a restarted pager. The pager gets each child's id, and the queue of userfaultfds that the
+//! container's stub holds (pidfd_getfd(2)). If that fails, a thread would wait forever. A process that was being forked
+//! has read zeroes. A child with either damage is killed, and the reason is recorded in its directory.
 
 use std::fs;
 use std::io;
@@ -30,7 +30,7 @@ impl ChildSupervisor {
             match self.hand_back_child(child) {
                 Ok(0) => tracing::warn!(child = %id, "handed back to the pager"),
                 Ok(lost) => kill_memory_lost(child, &format!("{lost} processes that it was just forking read zeroes")),
-                // It may have ended meanwhile.
+                // The child may have just ended.
                 Err(_) if child.host_pid().is_err() => {}
                 Err(cause) => kill_memory_lost(child, &cause),
             }
@@ -40,7 +40,7 @@ impl ChildSupervisor {
     fn hand_back_child(&self, child: &Child) -> Result<usize, String> {
         let queue = (|| {
             let process: ProcessIdentity = child.record().process.parse()?;
-            // The stub is its parent from start to end.
+            // The stub is the child's parent for all of the child's life.
             let stub = pidfd::open(ProcStat::read(process.pid)?.parent)?;
             if process.open()?.is_none() {
                 return Err(io::ErrorKind::NotFound.into());

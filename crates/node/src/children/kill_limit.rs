@@ -15,16 +15,16 @@ use super::{Child, Exit};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum KillLimit {
-    /// It ran for this many milliseconds.
+    /// The child ran for its time limit, in milliseconds.
     Time(u64),
-    /// It needed more than this many bytes.
+    /// The child needed more than its memory limit, in bytes.
     Memory(u64),
-    /// Its node had no memory left.
+    /// The child's node had no memory left.
     NodeMemory,
 }
 
 impl KillLimit {
-    /// The limit for which the OOM killer ended a child.
+    /// Returns the limit for which the OOM killer ended a child. `own_bytes_max` is the child's memory limit.
     pub(crate) fn from_memory_end(end: OomCause, own_bytes_max: Option<u64>) -> Self {
         match (end, own_bytes_max) {
             (OomCause::OwnLimit, Some(bytes)) => Self::Memory(bytes),
@@ -43,7 +43,7 @@ impl From<KillLimit> for v1::Limit {
     }
 }
 
-/// A clause about the child, as `it`.
+/// Writes a clause about the child, such as `it had run for its 2s`.
 impl fmt::Display for KillLimit {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
@@ -67,7 +67,7 @@ pub(super) enum KillSource {
     Deadline,
 }
 
-/// The limit that a child was killed for, if any. Its control group must still exist.
+/// Returns the limit that a child was killed for, if any. The child's control group must still exist.
 pub(super) fn find_kill_limit(child: &Child, exit: &Exit, cgroup: &ContainerCgroup) -> Option<KillLimit> {
     let own_bytes_max = child.record().memory_bytes_max;
     match (exit, child.kill_source()) {
@@ -78,12 +78,13 @@ pub(super) fn find_kill_limit(child: &Child, exit: &Exit, cgroup: &ContainerCgro
     }
 }
 
-/// As `find_kill_limit`, for a child that ended while no daemon ran. The OOM killer had killed one of its processes.
+/// As `find_kill_limit`, for a child that ended while no daemon ran. `end` is the cause for which the OOM killer had
+/// killed one of its processes.
 pub(super) fn find_past_kill_limit(child: &Child, exit: &Exit, end: OomCause) -> Option<KillLimit> {
     can_be_oom_kill(exit).then(|| KillLimit::from_memory_end(end, child.record().memory_bytes_max))
 }
 
-/// Whether the OOM killer can cause this exit. SIGBUS: there was no memory for a page. Lost: the stub was killed.
+/// Whether the OOM killer can cause this exit. SIGBUS: there was no memory for a page. `Lost`: the stub was killed.
 fn can_be_oom_kill(exit: &Exit) -> bool {
     matches!(exit, Exit::Signal(SIGKILL | SIGBUS) | Exit::Lost(_))
 }

@@ -16,8 +16,8 @@ use crate::clock;
 use crate::network::ChildForwarding;
 use crate::pager_link::PagerLink;
 
-/// A child that lives longer leaves no root for reuse. Holding a root costs the daemon a descriptor, and a new one costs
-/// little compared with such a life.
+/// After this time, the root file system of a child's container is no longer kept for reuse. A kept root costs the
+/// daemon a descriptor, and a new root costs little compared with a long life.
 const ROOT_REUSE_AGE_MAX: Duration = Duration::from_secs(5);
 
 /// Time for the container's init to report the end of a killed child. An init that is stopped, for example because a child
@@ -74,7 +74,7 @@ async fn wait_container_exit(container: &Arc<RunningContainer>) {
     }
 }
 
-/// Polls for the container's end, if the kernel cannot report it (no memory for another watch).
+/// Polls for the container's end. Used if epoll(7) cannot watch the pidfd of its init.
 async fn poll_container_exit(container: &RunningContainer, error: &std::io::Error) {
     const POLL_INTERVAL: Duration = Duration::from_millis(50);
     tracing::warn!(container = container.id(), %error, "its end cannot be watched, and is polled for");
@@ -116,14 +116,15 @@ async fn enforce_time_limits(child: &Child, container: &RunningContainer) {
     std::future::pending().await
 }
 
-/// Removes the container of a child that has ended. The counters are read before the end is reported, so that waiting
-/// callers can request them. Blocks.
+/// Records a child's end and removes its container. The pager's counters are read before the end is reported, so that
+/// callers that wait for the end find them. Blocks.
 pub(super) fn clean_up(child: &Child, container: &RunningContainer, pager: &PagerLink) {
     let id = &child.record().id;
     let exit = Exit::read(&child.directory().join(STATUS_FILE));
     let limit_met = kill_limit::find_kill_limit(child, &exit, container.cgroup());
     let exit = exit.adjust_for_kill(limit_met.is_some() || child.kill_source().is_some());
-    // All other processes ended with the first one. So one request suffices, unless a reader still uses their memory.
+    // All processes of the container ended with its init. So one release request suffices, unless a reader still uses
+    // their memory.
     let released = pager.release_now(id);
     let counts = released.unwrap_or_else(|| pager.counters(id));
     child.mark_ended(ExitRecord { exit, limit_met, unix_ms: clock::unix_ms_now(), pager: counts });

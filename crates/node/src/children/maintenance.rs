@@ -22,13 +22,13 @@ const MAINTENANCE_INTERVAL: Duration = Duration::from_secs(1);
 /// Minimum age of a child, in milliseconds. Most children end sooner, and a huge page costs more than its small pages did.
 const AGE_MS_MIN: u64 = 3_000;
 
-/// Limit per child and round, so that every child is served.
+/// Longest time per child and round, so that one child does not delay the others.
 const COLLAPSE_TIME_MAX: Duration = Duration::from_millis(100);
 
 /// The children whose pages are collapsed.
 #[derive(Default)]
 struct HugePageCollapse {
-    /// `None` for a child that does not support it.
+    /// By child. `None`: the child's pages cannot be collapsed.
     targets: BTreeMap<ChildId, Option<CollapseTarget>>,
 }
 

@@ -51,7 +51,7 @@ use retention::{CleanedUpChild, EvictionBatch, end_instant};
 pub(crate) use table::HeldChild;
 use table::SharedChildTable;
 
-/// Time to remove the rest of a child that has ended. Its memory may be large.
+/// Longest wait for the cleanup of an ended child. Freeing a large memory takes time.
 const CLEANUP_TIMEOUT: Duration = Duration::from_secs(8);
 
 /// The children of this node.
@@ -67,7 +67,7 @@ pub(crate) struct ChildSupervisor {
     exit_workers: Arc<ExitWorkers>,
 }
 
-/// A child that was just started, with what belongs to it.
+/// A child that was just started, with its container, sockets and forwarding.
 #[derive(Debug)]
 pub(crate) struct StartedChild {
     /// Its description.
@@ -81,7 +81,7 @@ pub(crate) struct StartedChild {
 }
 
 impl ChildSupervisor {
-    /// A supervisor without children. Must be called within the runtime.
+    /// Creates a supervisor without children. Must be called within the runtime.
     ///
     /// # Errors
     /// As inotify_init1(2).
@@ -138,7 +138,7 @@ impl ChildSupervisor {
         Ok(())
     }
 
-    /// Enters the children that had ended before, in the order of their ends.
+    /// Registers the adopted children that have ended for eviction, in the order of their ends.
     fn enter_past_exits(&self) {
         let (now, now_unix_ms) = (Instant::now(), clock::unix_ms_now());
         let mut table = self.table.lock();
@@ -199,7 +199,7 @@ impl ChildSupervisor {
         watchers.spawn(watcher);
     }
 
-    /// The child with this id.
+    /// Returns the child with this id.
     ///
     /// # Errors
     /// No child has this id.
@@ -208,7 +208,7 @@ impl ChildSupervisor {
         child.ok_or_else(|| unknown_child(id))
     }
 
-    /// The child with this id, for a request that needs it to stay listed.
+    /// Returns the child with this id, for a request during which the child must not be evicted.
     ///
     /// # Errors
     /// No child has this id.
@@ -216,9 +216,10 @@ impl ChildSupervisor {
         self.table.hold(id).ok_or_else(|| unknown_child(id))
     }
 
-    /// Finds the child that is this process, or that has forked it: both are in one pid namespace, which no process leaves.
+    /// Finds the child to which process `pid` belongs: a child and its descendants share a pid namespace, which no
+    /// process can leave.
     pub(crate) fn find_by_pid(&self, pid: u32) -> Option<Arc<Child>> {
-        // A node without live children skips the search, because a program waits for the result.
+        // Skip the search if the node has no live children: a program waits for the result.
         if self.count_alive() == 0 {
             return None;
         }
@@ -251,9 +252,10 @@ impl ChildSupervisor {
         self.table.lock().alive().filter_map(|child| child.record().memory_bytes_max).sum()
     }
 
-    /// Sums of the pager's counters over all children that this node has had. Blocks: asks the pager about each live child.
+    /// Returns the sums of the pager's counters over all children that this node has had. Blocks: queries the pager for
+    /// each live child.
     pub(crate) fn pager_counters(&self) -> PagerCounters {
-        // Read under the table's lock, so that a child that is evicted meanwhile counts once.
+        // Read both under the table's lock, so that a child that is being evicted counts exactly once.
         let (children, forgotten) = {
             let table = self.table.lock();
             (table.all().cloned().collect::<Vec<_>>(), self.counter_totals.evicted_total())
@@ -261,7 +263,7 @@ impl ChildSupervisor {
         self.counter_totals.total(forgotten, &children, &self.pager)
     }
 
-    /// Reports when output files of children grow.
+    /// Returns the watcher that reports growth of the children's output files.
     pub(crate) fn output_watcher(&self) -> &Arc<OutputWatcher> {
         &self.output_watcher
     }
@@ -320,7 +322,7 @@ impl ChildSupervisor {
     /// Kills all children, waits for their ends, and evicts them, because the node stops for good.
     pub(crate) async fn kill_all(&self) {
         for child in self.all() {
-            // It may have ended by itself.
+            // The child may have ended by itself.
             let _ = child.kill(rustix::process::Signal::KILL.as_raw().unsigned_abs());
         }
         let mut watchers = std::mem::take(&mut *self.watchers.lock().unwrap_or_else(PoisonError::into_inner));
@@ -335,7 +337,8 @@ fn unknown_child(id: &ChildId) -> Failure {
         .with_next_step("list children with `farfork ps`; those that ended long ago are removed")
 }
 
-/// Disk space of a directory's files. A file with several links counts in part. 0 if the directory cannot be read.
+/// Returns the disk space of a directory's files, in bytes. A file with n links counts 1/n. 0 if the directory cannot
+/// be read.
 fn disk_usage(directory: &Path) -> u64 {
     const BLOCK_BYTES: u64 = 512;
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
@@ -349,7 +352,8 @@ fn remove_directory(directory: &Path) {
     }
 }
 
-/// Opens an adopted child's forwarding again. Without a port or proxy that cannot be opened, the child continues.
+/// Opens an adopted child's forwarding again. If its ports or its proxy cannot be opened, the child continues without
+/// them.
 fn reopen_forwarding(record: &ChildRecord, reopened: &mut ReopenedProxies) -> ChildForwarding {
     let published = BoundPort::bind_all(&record.publish).unwrap_or_else(|failure| {
         tracing::warn!(child = %record.id, %failure, "a child's ports are no longer forwarded");

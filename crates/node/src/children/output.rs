@@ -62,7 +62,8 @@ impl OutputWatcher {
         Ok(FileFollower { watch: self.clone(), descriptor, growth: entry.growth.clone() })
     }
 
-    /// Passes on the kernel's queued events. If the queue has overflowed, all followers are notified.
+    /// Notifies the followers of each file with a queued event. If the queue has overflowed, notifies all. Fails with
+    /// `WouldBlock` once the queue is empty.
     fn wake_followers(&self) -> io::Result<()> {
         let mut buffer = [MaybeUninit::uninit(); EVENT_BYTES];
         let mut reader = Reader::new(&self.inotify.get_ref().0, &mut buffer);
@@ -141,7 +142,7 @@ impl OutputReader {
             let Some((following, status)) = &mut self.follower else {
                 return read_chunk(&self.file, &mut self.offset, self.known_bytes).await;
             };
-            // Both are armed before the read, so that no later event is missed.
+            // Arm both notifications before the read, so that no later event is missed.
             let grown = following.growth.notified();
             tokio::pin!(grown);
             grown.as_mut().enable();
@@ -159,8 +160,8 @@ impl OutputReader {
     }
 }
 
-/// Reads recent output here, because it is still in the page cache: handing the read to another thread takes longer than the
-/// read. A read that would block is made by a thread that may block.
+/// Reads on this thread if the data is in the page cache: handing the read to another thread takes longer than the
+/// read. A read that would block runs on a thread that may block.
 async fn read_chunk(file: &Arc<File>, offset: &mut u64, bytes: u64) -> io::Result<Option<Vec<u8>>> {
     let left = bytes.saturating_sub(*offset);
     if left == 0 {
@@ -224,7 +225,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn without_following_the_end_is_what_is_there() {
+    async fn output_ends_at_its_current_end_without_follow() {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), b"so far").unwrap();
         let mut output = OutputReader::open(file.path()).unwrap();

@@ -45,7 +45,8 @@ pub(crate) struct ChildRecord {
     /// Its limit of processes and threads.
     #[serde(default)]
     pub(crate) processes_max: Option<u64>,
-    /// Whether it is denied what could lead out of its container. (Absent in records of older daemons, which trusted all.)
+    /// Whether it is an untrusted child, which cannot leave its container. (Absent in records of older daemons, which
+    /// trusted all.)
     #[serde(default)]
     pub(crate) untrusted: bool,
     /// Whether it has its own user namespace.
@@ -54,7 +55,7 @@ pub(crate) struct ChildRecord {
     /// Whether its files are read-only.
     #[serde(default)]
     pub(crate) read_only: bool,
-    /// Its network. (Absent in records of older daemons, which had private networks only.)
+    /// Its network mode. (Absent in records of older daemons, which had private networks only.)
     #[serde(default)]
     pub(crate) network: NetworkMode,
     /// Ports of the node that are forwarded to it.
@@ -88,14 +89,15 @@ pub(crate) struct ExitRecord {
 }
 
 impl ChildRecord {
-    /// Writes it into the child's directory, as a whole or not at all. It replaces the record from before the child's end.
+    /// Writes the record into the child's directory, atomically. When the child ends, the record is replaced.
     ///
     /// # Errors
     /// As writing and renaming a file.
     pub(crate) fn write(&self, directory: &Path) -> io::Result<()> {
         let (text, file) = (serde_json::to_vec(self)?, directory.join(RECORD_FILE));
-        // The kernel writes one page at once, whatever happens to the daemon. So a small record needs no draft, and no disk
-        // space if the child has ended: the old record was shorter, because it contained no end.
+        // The kernel writes one page as a whole, even if the daemon is killed. So a small record needs no draft. The
+        // file is not truncated: the old record is shorter, because it contains no end. So the end needs no more disk
+        // space.
         if text.len() as u64 <= PAGE_SIZE {
             return OpenOptions::new().write(true).create(true).truncate(false).open(file)?.write_all(&text);
         }
@@ -104,10 +106,10 @@ impl ChildRecord {
         fs::rename(&draft, file)
     }
 
-    /// Reads it from the child's directory.
+    /// Reads the record from the child's directory.
     ///
     /// # Errors
-    /// As reading a file; `InvalidData` if it is no record.
+    /// As reading a file; `InvalidData` if the file is not a valid record.
     pub(crate) fn read(directory: &Path) -> io::Result<Self> {
         let text = fs::read(directory.join(RECORD_FILE))?;
         serde_json::from_slice(&text).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
@@ -120,7 +122,7 @@ mod tests {
     use std::fs;
 
     #[test]
-    fn a_record_survives_its_file() {
+    fn a_child_record_is_read_back() {
         let pager = PagerCounters { faults: 3, pages_fetched: 40, ..PagerCounters::default() };
         let record = ChildRecord {
             id: "n2.c00f3a96c5d217e84".parse().unwrap(),

@@ -10,15 +10,15 @@ use farfork_wire::ChildId;
 
 use farfork_api::limits::{ENDED_CHILDREN_MAX, UNCOLLECTED_BYTES_MAX, UNCOLLECTED_CHILDREN_MAX, UNCOLLECTED_KEPT_MIN};
 
-/// Orders ended children by the time from which they could be evicted.
+/// A sequence number: it orders ended children by the time at which they joined their queue.
 type Ticket = u64;
 
-/// An ended child of which only files are left.
+/// An ended child that is cleaned up: only its files are left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct CleanedUpChild {
     /// When it ended.
     pub(super) ended_at: Instant,
-    /// Disk space of its files.
+    /// Disk space of its files, in bytes.
     pub(super) bytes: u64,
 }
 
@@ -42,12 +42,12 @@ pub(super) struct Retention {
 
 #[derive(Debug, Default)]
 struct ChildState {
-    /// Number of requests that wait for it.
+    /// Number of requests that wait for the child.
     holders: u32,
-    /// Whether its end was reported to one of them.
+    /// Whether the child's end was reported to a client.
     is_collected: bool,
     cleaned_up: Option<CleanedUpChild>,
-    /// Its queue, if it is in one.
+    /// The queue that the child is in, and its number there.
     queue: Option<(RetentionQueue, Ticket)>,
 }
 
@@ -62,18 +62,19 @@ enum RetentionQueue {
 pub(super) struct EvictionBatch {
     /// Their ids.
     pub(super) children: Vec<ChildId>,
-    /// How many of them had an end that no request has collected.
+    /// How many of the children have an end that no request has collected.
     pub(super) uncollected: usize,
 }
 
 impl Retention {
-    /// Counts a request that waits for the child, whether it has ended or not.
+    /// Counts a request that waits for the child, and removes the child from its queue. The child may have ended or
+    /// not.
     pub(super) fn hold(&mut self, id: &ChildId) {
         self.states.entry(id.clone()).or_default().holders += 1;
         self.leave_queue(id);
     }
 
-    /// A request no longer waits for the child.
+    /// Ends the hold of one request. After the last one, a cleaned-up child joins its queue.
     pub(super) fn release(&mut self, id: &ChildId) {
         let Some(state) = self.states.get_mut(id) else { return };
         state.holders = state.holders.saturating_sub(1);
@@ -181,7 +182,7 @@ impl Retention {
 /// Converts the wall-clock time of an end before this daemon's start to an `Instant`.
 pub(super) fn end_instant(now: Instant, now_unix_ms: u64, ended_unix_ms: u64) -> Instant {
     let ago = Duration::from_millis(now_unix_ms.saturating_sub(ended_unix_ms));
-    // If the machine was booted later, there is no such `Instant`, and the child is kept longer.
+    // A time before the machine's boot has no `Instant`. Such a child is kept longer.
     now.checked_sub(ago.min(UNCOLLECTED_KEPT_MIN)).unwrap_or(now)
 }
 
@@ -204,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_held_child_is_never_forgotten() {
+    fn a_held_child_is_never_evicted() {
         let begin = Instant::now();
         let mut retention = Retention::default();
         let held: Vec<ChildId> = (0..2 * UNCOLLECTED_CHILDREN_MAX).map(child).collect();
@@ -219,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn an_end_that_nobody_has_heard_is_kept_for_a_time() {
+    fn an_uncollected_exit_is_kept_for_a_time() {
         let begin = Instant::now();
         let mut retention = filled(3 * ENDED_CHILDREN_MAX, begin);
         assert_eq!(retention.take_surplus(begin + UNCOLLECTED_KEPT_MIN / 2, usize::MAX), EvictionBatch::default());
@@ -228,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn those_whose_end_was_told_go_before_those_whose_was_not() {
+    fn collected_exits_are_evicted_first() {
         let begin = Instant::now();
         let mut retention = filled(ENDED_CHILDREN_MAX, begin);
         let late = child(ENDED_CHILDREN_MAX);
@@ -238,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn number_and_bytes_are_bounded() {
+    fn number_and_bytes_of_kept_exits_are_bounded() {
         let begin = Instant::now();
         let mut retention = filled(UNCOLLECTED_CHILDREN_MAX + 3, begin);
         let surplus = retention.take_surplus(begin, usize::MAX);
@@ -251,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_counted_of_what_is_forgotten() {
+    fn removed_children_are_not_counted() {
         let begin = Instant::now();
         let mut retention = filled(2, begin);
         retention.hold(&child(0));
@@ -265,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn the_age_of_an_end_outlives_a_daemon() {
+    fn the_age_of_an_exit_is_kept_across_daemon_restarts() {
         let now = Instant::now();
         assert_eq!(end_instant(now, 5_000, 6_000), now);
         let old = end_instant(now, u64::MAX, 0);

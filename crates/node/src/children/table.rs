@@ -1,4 +1,4 @@
-//! The table of a node's children: living ones and ended ones. `retention` decides how long ended ones stay listed.
+//! The table of a node's living and ended children. `retention` decides how long ended children stay listed.
 
 use std::collections::BTreeMap;
 use std::ops::Deref;
@@ -18,11 +18,11 @@ pub(super) struct ChildTable {
     retention: Retention,
 }
 
-/// The table, shared by all that change it. Poisoning is ignored: every change is complete under its lock.
+/// A shared reference to the table. Lock poisoning is ignored: every change is complete when the lock is released.
 #[derive(Debug, Clone, Default)]
 pub(super) struct SharedChildTable(Arc<Mutex<ChildTable>>);
 
-/// A child that a request needs. It is not evicted while this exists.
+/// A child that a request needs. The child is not evicted while this object exists.
 #[derive(Debug)]
 pub(crate) struct HeldChild {
     child: Arc<Child>,
@@ -63,7 +63,7 @@ impl ChildTable {
         self.alive.values().filter(|child| child.is_alive())
     }
 
-    /// Records the child's end, if it is still listed.
+    /// Moves an ended child from the living to the ended ones, if it is still listed.
     pub(super) fn mark_ended(&mut self, id: &ChildId) {
         if let Some((id, child)) = self.alive.remove_entry(id) {
             self.ended.insert(id, child);
@@ -78,12 +78,12 @@ impl ChildTable {
         }
     }
 
-    /// Takes the ended children that are to be evicted now. They are no longer counted.
+    /// Selects the children to evict now, at most `count_max`, and removes their retention states.
     pub(super) fn take_surplus(&mut self, now: Instant, count_max: usize) -> EvictionBatch {
         self.retention.take_surplus(now, count_max)
     }
 
-    /// Removes a child. Returns it if it was listed.
+    /// Removes a child. Returns the child if it was listed.
     pub(super) fn remove(&mut self, id: &ChildId) -> Option<Arc<Child>> {
         self.retention.remove(id);
         self.alive.remove(id).or_else(|| self.ended.remove(id))
@@ -91,12 +91,12 @@ impl ChildTable {
 }
 
 impl HeldChild {
-    /// Records that its end was reported to a client.
+    /// Records that the child's end was reported to a client.
     pub(crate) fn mark_collected(&self) {
         self.table.lock().retention.mark_collected(&self.child.record().id);
     }
 
-    /// The child, for a caller that need not keep it listed.
+    /// Returns the child, for a caller that need not keep it listed.
     pub(crate) fn child(&self) -> &Arc<Child> {
         &self.child
     }

@@ -24,7 +24,7 @@ use tonic::transport::server::Connected;
 
 use super::rate_limited_log::RateLimitedLog;
 
-/// Limit for a handshake: with a slow link and a busy machine, it takes a second.
+/// Longest time for a handshake, which takes a second with a slow link and a busy machine.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Most handshakes at once: for all nodes of a large cluster that connect at the same time, at some kilobytes each.
@@ -36,10 +36,10 @@ const CONNECTIONS_MAX: usize = 2048;
 /// Most connections without a certificate at once, for machines that join.
 const ANONYMOUS_CONNECTIONS_MAX: usize = 32;
 
-/// Lifetime of such a connection: joining takes milliseconds.
+/// Lifetime of a connection without a certificate: joining takes milliseconds.
 const ANONYMOUS_CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Connections that wait until the server takes them.
+/// Most authenticated connections that wait until the server takes them.
 const ACCEPT_QUEUE_MAX: usize = 64;
 
 /// Pause after accept(2) has failed for lack of descriptors or memory.
@@ -50,9 +50,9 @@ const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
 pub(crate) struct AcceptedConnection {
     stream: RevalidatedStream,
     info: ConnectionInfo,
-    /// Time at which it is closed in any case.
+    /// Time after which reads fail; only for a connection without a certificate.
     deadline: Option<Pin<Box<Sleep>>>,
-    /// Counts it among the connections.
+    /// Counts the connection against the limit of its kind until it is dropped.
     _permit: OwnedSemaphorePermit,
 }
 
@@ -73,7 +73,7 @@ impl Connected for AcceptedConnection {
     }
 }
 
-/// Accepts the connections of a listener, for a server. Accepting ends when the stream is dropped.
+/// Accepts and authenticates the connections of a listener. Accepting ends when the returned stream is dropped.
 ///
 /// ```text
 ///  accept ─▶ handshake, at most HANDSHAKES_MAX at once, each within HANDSHAKE_TIMEOUT ─▶ queue ─▶ tonic
@@ -139,7 +139,7 @@ impl MtlsAcceptor {
 
     async fn handle_connection(self: Arc<Self>, stream: TcpStream, address: SocketAddr) {
         match self.authenticate(stream, address).await {
-            // Fails if the server has stopped. Then the peer needs no answer.
+            // Fails if the server has stopped. Then the peer needs no reply.
             Ok(arrival) => drop(self.sink.send(Ok(arrival)).await),
             Err(cause) => self.rejection_log.warn(|| format!("a connection from {address} is refused: {cause}")),
         }

@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Log lines per second about refused peers. Further ones are only counted.
+/// Most log lines per second about refused peers. Further lines are only counted.
 const LINES_PER_SECOND_MAX: usize = 20;
 
 /// Logs warnings about peers at a limited rate, so that a peer cannot fill the disk.
 #[derive(Debug, Default)]
 pub(crate) struct RateLimitedLog(Mutex<LogWindow>);
 
-/// The lines of a second.
+/// The log lines of the current second.
 #[derive(Debug, Default)]
 struct LogWindow {
     began: Option<Instant>,
@@ -21,7 +21,7 @@ struct LogWindow {
 }
 
 impl RateLimitedLog {
-    /// Writes the line, or counts it if this second has enough of them.
+    /// Writes the line, or counts it if this second already has [`LINES_PER_SECOND_MAX`] lines.
     pub(crate) fn warn(&self, text: impl FnOnce() -> String) {
         let mut second = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();

@@ -1,5 +1,6 @@
-//! The reply to the checkpoint request that a child inherits from its parent, which still waits for it. The reply is in
-//! the child's socket before the child runs, with a file for its result, its payload and its end of a channel.
+//! The reply to the checkpoint request that a child inherits from its parent, in which the request was still
+//! unanswered. The reply is sent before the child runs. It carries a file for the child's result, the payload, and the
+//! child's end of a channel.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};
@@ -28,24 +29,25 @@ pub(super) struct ChildIdentity<'a> {
 #[derive(Debug)]
 pub(super) struct CheckpointReply {
     socket: OwnedFd,
-    /// The file for its result.
+    /// The file for the child's result.
     result: File,
-    /// Its end of the channel to its program.
+    /// The child's end of its channel.
     channel: Option<OwnedFd>,
 }
 
-/// The reply to a checkpoint request, opened for a child. It is empty if the parent did not wait for a reply.
+/// The sockets of a child for which a reply was opened. All are `None` if the parent did not wait for a reply.
 #[derive(Debug, Default)]
 pub(super) struct OpenedReply {
     /// The reply, if it is still to be sent.
     pub(super) reply: Option<CheckpointReply>,
     /// The child's end of the socket that carries the reply.
     pub(super) checkpoint_socket: Option<OwnedFd>,
-    /// The daemon's end of its channel, if it has one.
+    /// The daemon's end of the child's channel, if the child has one.
     pub(super) channel: Option<OwnedFd>,
 }
 
-/// Opens what a child's reply needs, and sends the reply if it is known.
+/// Opens the sockets and files of a child's reply. Sends the reply if the child's identity is known
+/// (`Assignment::Immediate`).
 ///
 /// # Errors
 /// As socketpair(2), open(2) and sendmsg(2).

@@ -18,12 +18,12 @@ use farfork_wire::{ChildId, NodeName};
 use super::random_id;
 use crate::children::OutputStream;
 
-/// Minimum of ready directories: as many as can be needed at once. A refill adds up to as many again. Each holds three
+/// Fewest ready directories before a refill: as many as starts at once can need. Each directory holds three
 /// descriptors.
 const READY_MIN: usize = CONCURRENT_STARTS_MAX;
 const READY_MAX: usize = 2 * READY_MIN;
 
-/// A child's directory with its files, which are empty. Only the owner has access. Dropping it removes it.
+/// A child's directory with its empty files. Only the owner has access. Dropping the object removes the directory.
 #[derive(Debug)]
 pub(super) struct ChildDir {
     id: ChildId,
@@ -31,7 +31,7 @@ pub(super) struct ChildDir {
     files: ChildFiles,
 }
 
-/// The files of a child's directory before there is a child, open for writing.
+/// The files of a child's directory before the child is started, open for writing.
 #[derive(Debug)]
 pub(super) struct ChildFiles {
     /// The child's standard output.
@@ -42,7 +42,7 @@ pub(super) struct ChildFiles {
     pub(super) status: OwnedFd,
 }
 
-/// A directory; `None` once a child has it. Dropping it removes it.
+/// A directory that is removed when this object is dropped; `None` once a child owns the directory.
 #[derive(Debug)]
 struct RemoveOnDrop(Option<PathBuf>);
 
@@ -89,12 +89,12 @@ impl Drop for RemoveOnDrop {
 }
 
 impl ChildDirPool {
-    /// An empty pool: the first child waits until its directory is created.
+    /// Creates an empty pool: the first child waits until its directory is created.
     pub(super) fn new(node: NodeName, run_dir: RunDir) -> Self {
         Self { node, run_dir, ready: Mutex::default() }
     }
 
-    /// The parent of the directories.
+    /// Returns the directory that contains the child directories.
     pub(super) fn base_dir(&self) -> PathBuf {
         self.run_dir.children_dir()
     }
@@ -113,7 +113,7 @@ impl ChildDirPool {
         self.ready().len() < READY_MIN
     }
 
-    /// Fills the pool again.
+    /// Fills the pool up to [`READY_MAX`] directories.
     pub(super) fn refill(&self) {
         while self.ready().len() < READY_MAX {
             match ChildDir::create(&self.node, &self.run_dir) {
@@ -123,7 +123,7 @@ impl ChildDirPool {
         }
     }
 
-    /// Adds a directory. If the pool has been filled meanwhile, the directory is removed.
+    /// Adds a directory, or removes the directory if the pool is full.
     fn put_back(&self, child_dir: ChildDir) {
         let mut ready = self.ready();
         if ready.len() < READY_MAX {
@@ -151,7 +151,7 @@ mod tests {
     use std::io::Write as _;
 
     #[test]
-    fn a_nest_is_a_directory_of_its_own_and_goes_when_it_is_not_used() {
+    fn an_unused_child_directory_is_removed() {
         let parent = tempfile::tempdir().unwrap();
         let run_dir = RunDir::new(parent.path().join("run"));
         let _lock = run_dir.acquire().unwrap();
@@ -166,12 +166,12 @@ mod tests {
         assert_eq!(fs::read_dir(&directory).unwrap().count(), 3);
         assert!(!pool.is_low());
         let other = pool.take().unwrap();
-        assert_ne!(other.id, id, "none is given twice");
+        assert_ne!(other.id, id, "each directory is taken once");
         pool.refill();
         assert_eq!(count(), READY_MAX + 2);
         let taken: Vec<_> = (0..=READY_MAX - READY_MIN).map(|_| pool.take().unwrap()).collect();
-        assert!(pool.is_low(), "before none is left");
+        assert!(pool.is_low(), "a pool with some directories left is low");
         drop((taken, other, pool));
-        assert_eq!(count(), 1, "what a child has stays");
+        assert_eq!(count(), 1, "the directory of a child stays");
     }
 }

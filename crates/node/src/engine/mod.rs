@@ -1,7 +1,7 @@
-//! Starts children on this node: joins containers, restore and the pager into one step. Also captures processes, and
-//! keeps zygotes and prestarted children.
+//! Starts children on this node with containers, restore and the pager. Also captures processes, and keeps zygotes and
+//! prestarted children.
 //!
-//! Everything here blocks, and runs on threads of its own.
+//! Its functions block. Callers run them on threads that may block.
 
 mod checkpoint_reply;
 mod child_dir_pool;
@@ -42,8 +42,9 @@ use crate::children::Child;
 use crate::pager_link::PagerLink;
 
 use child_dir_pool::ChildDirPool;
-pub(crate) use options::{SeedAccess, StartOptions};
+pub(crate) use options::{BatchOptions, SeedAccess, StartOptions};
 use prestart::PrestartPool;
+pub(crate) use start::ChildAssignment;
 use zygote_cache::ZygoteCache;
 pub(crate) use zygote_cache::{ZygoteLimits, ZygoteTrigger};
 
@@ -59,7 +60,7 @@ pub(crate) struct Engine {
     pager: Arc<PagerLink>,
     /// Reads this node's and other nodes' seeds.
     other_seeds: LayerReader,
-    /// The latest is last.
+    /// Descriptors of the seeds that were forked last, the latest at the end.
     source_cache: Mutex<VecDeque<Arc<SeedSource>>>,
 }
 
@@ -70,6 +71,17 @@ pub(crate) struct CaptureMode {
     pub(crate) freeze: bool,
     /// The policy for a process whose children would lack parts of its namespaces.
     pub(crate) namespaces: NamespacePolicy,
+}
+
+/// The resources that a capture uses in addition to the process itself.
+#[derive(Debug, Default)]
+pub(crate) struct CaptureInputs {
+    /// The process's connections to this daemon.
+    pub(crate) daemon_sockets: DaemonSockets,
+    /// Pages that the process offers for the capture.
+    pub(crate) offered_pages: Option<OfferedPages>,
+    /// The pager of its missing pages, if it is a child.
+    pub(crate) serving_pager: Option<ServingPager>,
 }
 
 impl Engine {
@@ -84,7 +96,7 @@ impl Engine {
     ) -> Self {
         let name = own.node.clone();
         let zygote_cache = ZygoteCache::new(name.clone(), run_dir.clone(), pager.clone(), zygote_limits);
-        // Created at the start, so that a node has the same number of groups at its start and at its end.
+        // Create the zygotes' group now, so that a node has the same number of groups at its start and at its end.
         if let Some(error) = (zygote_limits.count_max > 0).then(|| pool.cgroups().zygote_group().err()).flatten() {
             tracing::warn!(%error, "the control group of zygotes cannot be created yet");
         }
@@ -103,8 +115,7 @@ impl Engine {
         }
     }
 
-    /// Starts the capture of a process. `caller_sockets`: its connections to this daemon, and the pages that it offers.
-    /// `lineage`: the pager of its missing pages, if it is a child.
+    /// Starts the capture of a process.
     ///
     /// # Errors
     /// The capture could not be started. `observer` gets all later failures.
@@ -112,38 +123,27 @@ impl Engine {
         &self,
         pid: u32,
         mode: CaptureMode,
-        caller_sockets: (DaemonSockets, Option<OfferedPages>),
-        lineage: Option<ServingPager>,
+        inputs: CaptureInputs,
         observer: Box<dyn CaptureCallbacks>,
     ) -> Result<(), Failure> {
-        let options = self.capture_options(mode, caller_sockets, lineage);
+        let options = self.capture_options(mode, inputs);
         capture::start_capture(pid.cast_signed(), options, observer).map_err(|error| capture_failure(pid, &error))
     }
 
     /// Captures a process, which runs on, in the calling thread. The thread holds the template, and returns only when the
     /// seed is dropped.
-    pub(crate) fn capture_and_hold(
-        &self,
-        pid: u32,
-        caller_sockets: (DaemonSockets, Option<OfferedPages>),
-        lineage: Option<ServingPager>,
-        observer: Box<dyn CaptureCallbacks>,
-    ) {
-        capture::capture_and_hold(
-            pid.cast_signed(),
-            self.capture_options(CaptureMode::default(), caller_sockets, lineage),
-            observer,
-        );
+    pub(crate) fn capture_and_hold(&self, pid: u32, inputs: CaptureInputs, observer: Box<dyn CaptureCallbacks>) {
+        capture::capture_and_hold(pid.cast_signed(), self.capture_options(CaptureMode::default(), inputs), observer);
     }
 
     fn capture_options(
         &self,
         CaptureMode { freeze, namespaces }: CaptureMode,
-        (sockets, offer): (DaemonSockets, Option<OfferedPages>),
-        lineage: Option<ServingPager>,
+        CaptureInputs { daemon_sockets, offered_pages, serving_pager }: CaptureInputs,
     ) -> CaptureOptions {
-        // Moves the template, so that pages that only the template still uses are not charged to the parent. This is the
-        // last step: a move can take some milliseconds, until the kernel's readers of the old membership have finished.
+        // Move the template to its own group, so that pages that only the template still uses are not charged to the
+        // parent. This is the last step: a move can take milliseconds, until the kernel's readers of the old membership
+        // have finished.
         let cgroups = self.pool.cgroups().clone();
         let on_template = move |template: i32| {
             if let Err(error) = cgroups.template_group().and_then(|group| group.join(template)) {
@@ -153,21 +153,22 @@ impl Engine {
         CaptureOptions {
             freeze,
             on_template: Some(Box::new(on_template)),
-            daemon_sockets: sockets,
-            offered_pages: offer,
-            serving_pager: lineage,
+            daemon_sockets,
+            offered_pages,
+            serving_pager,
             namespaces,
             ..CaptureOptions::new(self.name.clone())
         }
     }
 
-    /// The pager that serves the missing pages of this child's processes, and the address at which other nodes read them.
+    /// Describes the pager that serves the missing pages of this child's processes. Other nodes read these pages at
+    /// `address`.
     pub(crate) fn lineage(&self, child: &Child, address: SocketAddr) -> ServingPager {
         let (pager, directory) = (self.pager.client().clone(), child.directory().to_owned());
         ServingPager { pager, child: child.record().id.clone(), directory, address }
     }
 
-    /// Reports what a prepare of a process would carry.
+    /// Reports what a prepare of a process would capture, and what it would refuse.
     ///
     /// # Errors
     /// The process does not exist, or cannot be examined.
@@ -192,11 +193,12 @@ impl Engine {
         is_idle || self.child_dirs.is_low() || !self.zygote_cache.is_decided(seed)
     }
 
-    /// Prepares what the next child of a seed with these options needs, in the background.
+    /// Prepares a child directory and a zygote for the next child of a seed with these options. Called in the
+    /// background.
     pub(crate) fn prewarm_next_child(&self, access: &SeedAccess, options: &StartOptions) {
         self.refill_child_dirs();
         // The descriptor is cached, unless the fork failed.
-        self.create_zygote(access, options, (ZygoteTrigger::Requested, Instant::now()));
+        self.create_zygote(access, options, ZygoteTrigger::Requested, Instant::now());
     }
 
     /// Creates the zygote for children with these options, if it is wanted and does not exist. If the descriptor cannot be
@@ -205,10 +207,11 @@ impl Engine {
         &self,
         access: &SeedAccess,
         options: &StartOptions,
-        (why, deadline): (ZygoteTrigger, Instant),
+        trigger: ZygoteTrigger,
+        deadline: Instant,
     ) {
         if let Ok(source) = self.load_source(access, deadline) {
-            self.zygote_cache.create(&source, options, (&self.node, &self.pool), why);
+            self.zygote_cache.create(&source, options, trigger, &self.node, &self.pool);
         }
     }
 
@@ -217,22 +220,24 @@ impl Engine {
         self.zygote_cache.is_enabled() && zygote_cache::has_copyable_options(options)
     }
 
-    /// The zygotes of this node.
+    /// Returns the zygotes of this node.
     pub(crate) fn zygote_cache(&self) -> &ZygoteCache {
         &self.zygote_cache
     }
 
-    /// Whether something is kept for further children. Otherwise there is nothing to evict.
+    /// Whether zygotes, prestarted children or idle connections are kept. Otherwise there is nothing to evict.
     pub(crate) fn has_cached_state(&self) -> bool {
         !self.zygote_cache.is_empty() || !self.prestart_pool.is_empty() || self.other_seeds.connections.has_idle()
     }
 
-    /// Evicts what was not used for long: zygotes and connections to owners. Zygotes of dropped seeds, and speculative ones
-    /// that were not needed, are evicted too. Maintains the other zygotes.
+    /// Evicts zygotes, prestarted children and connections to owners that were not used for long. Also evicts zygotes
+    /// of dropped seeds, and speculative zygotes that are not needed (`is_in_vain`). Collapses huge pages of the other
+    /// zygotes.
     pub(crate) fn evict_unused(&self, is_dropped: impl Fn(&SeedId) -> bool, is_in_vain: impl Fn(&SeedId) -> bool) {
         self.prestart_pool.drop_stale();
         self.zygote_cache.evict_unused(is_dropped, is_in_vain);
-        // Prestarted children still have small pages, and must not be used during the collapse.
+        // Suspend prestarted children during the collapse: those of a collapsed zygote still have small pages, and are
+        // dropped.
         self.prestart_pool.set_suspended(true);
         self.zygote_cache.collapse_huge_pages().iter().for_each(|seed| self.prestart_pool.remove_seed(seed));
         self.prestart_pool.set_suspended(false);
@@ -252,7 +257,7 @@ impl Engine {
         self.zygote_cache.clear();
     }
 
-    /// Creates child directories in advance, in the background.
+    /// Creates child directories in advance. Called in the background.
     pub(crate) fn refill_child_dirs(&self) {
         self.child_dirs.refill();
     }
@@ -263,22 +268,22 @@ impl Engine {
     }
 }
 
-/// The program and arguments of a process; empty if it has ended.
+/// Reads the program and arguments of a process; empty if the process has ended.
 fn read_command_line(pid: u32) -> String {
     let arguments = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     String::from_utf8_lossy(&arguments).replace('\0', " ").trim_end().to_owned()
 }
 
-/// Most refusals in one failure. `farfork check` lists all.
+/// Most refusals in the text of one failure. `farfork check` lists all.
 const REFUSALS_NAMED_MAX: usize = 20;
 
-/// The failure of a process's capture.
+/// Converts the error of a process's capture to a failure.
 pub(crate) fn capture_failure(pid: u32, error: &CaptureError) -> Failure {
     let code = match error {
         CaptureError::ProcessGone { .. } => Code::NotFound,
         _ => Code::FailedPrecondition,
     };
-    // The failure names the process itself.
+    // The failure's object is the process, so the cause need not contain the pid.
     let text = match error {
         CaptureError::Refused { refusals, .. } if refusals.len() > REFUSALS_NAMED_MAX => {
             let named: Vec<String> = refusals[..REFUSALS_NAMED_MAX].iter().map(ToString::to_string).collect();
@@ -313,7 +318,7 @@ fn volume_object(object: VolumeObject) -> v1::VolumeObject {
     v1::VolumeObject { kind: kind.to_owned(), pid: pid.cast_unsigned(), fd, volume, path }
 }
 
-/// A number that is unique, across restarts too: 64 random bits.
+/// Draws an id of 64 random bits, which is unique even across restarts.
 pub(crate) fn random_id() -> io::Result<u64> {
     getrandom::u64().map_err(io::Error::other)
 }

@@ -49,7 +49,7 @@ pub(super) fn find_next_step(error: &ResumeError, network: NetworkMode) -> Optio
     }
 }
 
-/// How to mount the volume that a node lacks.
+/// Returns the next step if a node lacks a volume: how to mount it.
 pub(super) fn mount_volume_step(error: &ResumeError, node: &str) -> Option<String> {
     let ResumeError::VolumeNotMounted { volume, directory, mount_path, .. } = error else { return None };
     Some(match directory.as_str() {
@@ -60,7 +60,7 @@ pub(super) fn mount_volume_step(error: &ResumeError, node: &str) -> Option<Strin
     })
 }
 
-/// Whether a file of the seed is missing on this node. Children may get it from its owner.
+/// Whether the error is a file of the seed that is missing on this node. Children can get it from the seed's owner.
 pub(super) fn is_missing_file(error: &(dyn std::error::Error + 'static)) -> bool {
     matches!(error.downcast_ref(), Some(ResumeError::Restore(RestoreError::MissingFile { .. })))
 }

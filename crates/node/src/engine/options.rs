@@ -16,10 +16,10 @@ use farfork_fork::pager::PagingStrategy;
 use farfork_wire::Token;
 use tonic::Code;
 
-use crate::network::{EgressPolicy, NetworkMode, PortMapping};
+use crate::network::{EgressPolicy, FanOutNetwork, NetworkMode, PortMapping};
 
-/// Default limit of processes and threads of an untrusted child. Nearly all programs have fewer, and a machine sustains a
-/// dozen such children at their limit (the kernel's own limit is 32,768 on small machines).
+/// Default limit of processes and threads of an untrusted child. Nearly all programs have fewer, and a machine sustains
+/// a dozen such children at their limit (the kernel's limit is 32,768 on small machines).
 pub(crate) const UNTRUSTED_TASKS_MAX: u64 = 1024;
 
 /// A seed with its location and its token.
@@ -36,13 +36,13 @@ pub(crate) struct SeedAccess {
 /// The options of a child's start.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct StartOptions {
-    /// Its root.
+    /// Kind of the child's root file system.
     pub(crate) root: RootSpec,
-    /// Paths of the node that the child sees, each with its path inside.
+    /// Paths of the node that are bound into the child's root: path on the node, path in the child.
     pub(crate) binds: Vec<(PathBuf, PathBuf)>,
-    /// Whether it waits before its first instruction.
+    /// Whether the child waits before its first instruction.
     pub(crate) paused: bool,
-    /// Whether its standard input is a pipe.
+    /// Whether its standard input is a pipe to which a client can attach.
     pub(crate) attached: bool,
     /// Its time limit.
     pub(crate) timeout: Option<Duration>,
@@ -66,14 +66,24 @@ pub(crate) struct StartOptions {
     pub(crate) channel: bool,
 }
 
+/// The options that all children of a fork share.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct BatchOptions<'a> {
+    pub(crate) options: &'a StartOptions,
+    /// The network of the fork's children.
+    pub(crate) fan_out: &'a FanOutNetwork,
+    /// Whether the fork has more children than start at once. Then no prestarted child is used.
+    pub(crate) is_fan_out: bool,
+}
+
 impl StartOptions {
-    /// The kind of container that it needs.
+    /// Returns the kind of container that such a child needs.
     pub(crate) fn container(&self) -> ContainerSpec {
         let limited = self.limits != ContainerLimits::default();
         let network = match self.users {
             UsersSpec::Host => self.network.to_container_spec(),
-            // The container's first process stays in the network in which it is created, and the child can see that network
-            // through it.
+            // The container's init stays in the network in which it is created. The child can see that network through
+            // init.
             UsersSpec::Private => NetworkSpec::Private,
         };
         ContainerSpec { root: self.root, network, users: self.users, limited }
@@ -221,7 +231,7 @@ mod tests {
     use farfork_api::v1::{Bind, ChildOptions};
 
     #[test]
-    fn sharing_the_root_is_no_bind() {
+    fn a_shared_root_is_not_a_bind() {
         let bind = Bind { from: "/data".to_owned(), to: "/mnt".to_owned() };
         let shared = vec!["/".to_owned(), "/srv".to_owned()];
         let options = ChildOptions { shared, binds: vec![bind], ..ChildOptions::default() };
@@ -232,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn a_strategy_is_told_by_name() {
+    fn a_strategy_is_parsed_by_name() {
         let options = |strategy: &str| {
             StartOptions::try_from(ChildOptions { strategy: strategy.to_owned(), ..ChildOptions::default() })
         };
@@ -243,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_are_absent_or_sensible() {
+    fn limits_below_the_minimum_are_refused() {
         let options = |memory_bytes_max, cpu_millicores_max| {
             StartOptions::try_from(ChildOptions { memory_bytes_max, cpu_millicores_max, ..ChildOptions::default() })
         };
@@ -259,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn an_untrusted_child_has_a_limit_on_processes() {
+    fn an_untrusted_child_has_a_process_limit() {
         let tasks_max = |processes_max, untrusted| {
             let options = ChildOptions { processes_max, untrusted, ..ChildOptions::default() };
             StartOptions::try_from(options).unwrap().limits.tasks_max
@@ -269,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn a_user_namespace_is_for_untrusted_children() {
+    fn only_untrusted_children_get_a_user_namespace() {
         let options = |untrusted, shared: &[&str]| {
             let shared = shared.iter().map(ToString::to_string).collect();
             let options = ChildOptions { user_namespace: true, untrusted, shared, ..ChildOptions::default() };

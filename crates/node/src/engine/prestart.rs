@@ -1,8 +1,9 @@
 //! Prestarted children: copies of zygotes, made in advance, that wait before their first instruction for the next
 //! request. Such a child then gets its identity and payload, and is released.
 //!
-//! It has run no instruction of its program, so its requester sees no difference. But its clocks have continued from its
-//! parent's since it was made. `find_prestart_obstacle` says which seeds may have prestarted children.
+//! A prestarted child has run no instruction of its program, so its requester sees no difference. But its clocks
+//! started at its parent's time, and have advanced since it was made. `find_prestart_obstacle` finds seeds that may not
+//! have such children.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::AsFd as _;
@@ -25,14 +26,15 @@ use crate::network::{FanOutNetwork, NetworkMode};
 /// A prestarted child ends after this time if it is not requested. Its clocks are ahead by its age, and its open files are
 /// from the time when it was made.
 const PRESTART_AGE_MAX: Duration = Duration::from_secs(3);
-/// Limit of a request's wait for a child in progress: longer than a restore takes, except on an overloaded machine.
+/// Longest wait of a request for a child that is being prestarted: longer than a restore takes, except on an overloaded
+/// machine.
 const PRESTART_WAIT_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// The kind of children that a prestarted child can become.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct PrestartKey {
     token: Token,
-    /// Without the time limit, which has no effect before the child runs.
+    /// The options without the time limit, which has no effect before the child runs.
     options: StartOptions,
     has_payload: bool,
 }
@@ -42,7 +44,7 @@ struct PrestartKey {
 struct PrestartedChild {
     child: RestoredChild,
     restored_at: Instant,
-    /// The files at its paths when it was made.
+    /// The files at the paths of the seed when the child was made.
     files: PathSnapshot,
 }
 
@@ -52,10 +54,11 @@ struct PrestartQueue {
     /// Identifies the queue, so that a reservation notices if the queue was replaced.
     number: u64,
     key: PrestartKey,
-    /// The oldest is first.
+    /// Children that can be taken, the oldest first.
     ready: VecDeque<PrestartedChild>,
-    /// Children in progress, and requests that wait for one of them.
+    /// Number of children that are being made.
     in_progress: usize,
+    /// Number of requests that wait for one of these children.
     waiters: usize,
 }
 
@@ -68,8 +71,8 @@ struct PrestartQueue {
 ///                                  └─▶ none: why
 /// ```
 ///
-/// Up to `PRESTARTED_PER_SEED_MAX` for each seed that is forked child by child. Fan-outs make their copies as fast as
-/// they can. A prestarted child belongs to no request until one takes it. Nothing is left of one that is never taken.
+/// There are up to `PRESTARTED_PER_SEED_MAX` for each seed that is forked child by child. Fan-outs do not use them. A
+/// prestarted child belongs to no request until one takes it. If none takes it, it is removed with all its resources.
 #[derive(Debug, Default)]
 pub(super) struct PrestartPool {
     table: Mutex<BTreeMap<SeedId, PrestartQueue>>,
@@ -80,7 +83,8 @@ pub(super) struct PrestartPool {
     is_suspended: AtomicBool,
 }
 
-/// The reservation of a child in progress. Dropping it ends the waits for that child, whatever the outcome.
+/// The reservation of a child that is being made. Dropping it wakes the requests that wait, whether the child is ready
+/// or not.
 #[derive(Debug)]
 struct PrestartReservation<'a> {
     pool: &'a PrestartPool,
@@ -96,8 +100,8 @@ impl Drop for PrestartReservation<'_> {
 }
 
 impl PrestartKey {
-    /// The kind of a child with these options; `None` if it cannot be prestarted. A network that a fan-out shares does not
-    /// exist yet when children are prestarted.
+    /// Returns the key of a child with these options; `None` if the child cannot be prestarted. A network that a
+    /// fan-out shares does not exist yet when children are prestarted.
     fn for_start(source: &SeedSource, options: &StartOptions, has_payload: bool) -> Option<Self> {
         let is_plain = !options.paused
             && options.publish.is_empty()
@@ -141,8 +145,8 @@ impl PrestartPool {
         self.is_suspended.store(is_held, Ordering::Release);
     }
 
-    /// Takes a child of a seed, if it is of this kind. If none is ready, waits for one in progress that no other request
-    /// waits for.
+    /// Takes a child of a seed, if its key is `kind`. If none is ready, waits for a child in progress that no other
+    /// request waits for.
     fn take(&self, seed: &SeedId, kind: &PrestartKey) -> Option<PrestartedChild> {
         let until = Instant::now() + PRESTART_WAIT_TIMEOUT;
         let (mut table, mut awaited) = (self.table(), None);
@@ -153,7 +157,7 @@ impl PrestartPool {
             if awaited.take().is_some() {
                 queue.waiters -= 1;
             }
-            // A child that is too old is dropped later, when no request waits for that.
+            // Skip children that are too old: `drop_stale` drops them when no request waits.
             if let Some(index) = queue.ready.iter().position(PrestartedChild::is_current) {
                 return queue.ready.remove(index);
             }
@@ -167,8 +171,8 @@ impl PrestartPool {
         }
     }
 
-    /// Reserves the next child of a seed, which the caller makes. `None` if there are enough, or while children of another
-    /// kind exist: if kinds alternated, children would be made in vain.
+    /// Reserves the next child of a seed, which the caller makes. `None` if there are enough, or while children of
+    /// another kind exist: if kinds alternated, children would be made for nothing.
     fn reserve<'a>(&'a self, seed: &'a SeedId, kind: &PrestartKey, most: usize) -> Option<PrestartReservation<'a>> {
         let mut table = self.table();
         let queue = table.entry(seed.clone()).or_insert_with(|| self.new_queue(kind));
@@ -180,9 +184,9 @@ impl PrestartPool {
         let number = queue.number;
         queue.in_progress += usize::from(is_wanted);
         drop(table);
-        // Dropped after the lock is released, because their ends take a while.
+        // Drop the stale children after the lock is released, because ending them takes a while.
         drop(stale);
-        // Created only if it is wanted: dropping a reservation gives its place back.
+        // Create no reservation that is not wanted: dropping it would decrement `in_progress`.
         is_wanted.then(|| PrestartReservation { pool: self, seed, queue: number, ready: None })
     }
 
@@ -191,7 +195,7 @@ impl PrestartPool {
         PrestartQueue { number, key: kind.clone(), ready: VecDeque::new(), in_progress: 0, waiters: 0 }
     }
 
-    /// Enters the outcome of a reservation, unless its seed was removed meanwhile.
+    /// Adds the child of a reservation to its queue, if there is one. Drops it if the queue was removed or replaced.
     fn complete_reservation(&self, seed: &SeedId, queue_number: u64, ready: Option<PrestartedChild>) {
         let mut table = self.table();
         let unwanted = match table.get_mut(seed).filter(|queue| queue.number == queue_number) {
@@ -282,7 +286,7 @@ impl Engine {
         Some(started.map_err(|error| error.failure))
     }
 
-    /// Prestarts up to `most` children for the next requests like this one. Does so only if the seed has a zygote that has
+    /// Prestarts up to `most` children for further requests with these options. Requires a zygote of the seed that has
     /// been copied, or a speculative one.
     pub(crate) fn prestart_children(
         &self,
@@ -307,7 +311,7 @@ impl Engine {
             };
             let restored =
                 self.restore_child(Some(&cached_zygote), start_request, Assignment::Deferred { has_payload });
-            // The restore has used a child directory of the pool.
+            // Replace the child directory that the restore has used.
             self.refill_child_dirs();
             match restored {
                 Ok(restored_child) => {
@@ -328,7 +332,7 @@ impl Engine {
 /// Gives a prestarted child its identity and payload, and releases it.
 ///
 /// # Errors
-/// The child has not run.
+/// A file, reply or message could not be sent. The child has not run.
 fn assign_and_release(
     restored_child: &mut RestoredChild,
     source: &SeedSource,
@@ -366,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_are_made_than_may_stand_by() {
+    fn the_number_of_prestarted_children_is_bounded() {
         let (pool, seed, kind) = (PrestartPool::default(), seed(), kind(true));
         for _ in 0..2 {
             let reservations: Vec<_> = (0..PRESTARTED_PER_SEED_MAX)
@@ -381,17 +385,17 @@ mod tests {
     }
 
     #[test]
-    fn one_that_is_being_made_is_waited_for_by_one_until_it_fails() {
+    fn a_starting_child_has_at_most_one_waiter() {
         let (pool, seed, kind) = (PrestartPool::default(), seed(), kind(true));
         assert!(pool.take(&seed, &kind).is_none());
         let reservation = pool.reserve(&seed, &kind, PRESTARTED_PER_SEED_MAX).unwrap();
         thread::scope(|scope| {
             let first = scope.spawn(|| pool.take(&seed, &kind).is_none());
-            // A wait has a limit, and the machine may be slower than that.
+            // On a slow machine, `take` may time out before its wait is seen here.
             while pool.table()[&seed].waiters == 0 && !first.is_finished() {
                 thread::yield_now();
             }
-            assert!(pool.take(&seed, &kind).is_none(), "another waits for it");
+            assert!(pool.take(&seed, &kind).is_none(), "another request waits for the child in progress");
             drop(reservation);
             assert!(first.join().unwrap());
         });
@@ -399,15 +403,22 @@ mod tests {
     }
 
     #[test]
-    fn what_was_forgotten_or_is_of_another_kind_is_not_taken_for_the_same() {
+    fn a_prestarted_child_is_taken_only_with_equal_options() {
         let (pool, seed) = (PrestartPool::default(), seed());
         let reservation = pool.reserve(&seed, &kind(true), PRESTARTED_PER_SEED_MAX).unwrap();
         assert!(pool.take(&seed, &kind(false)).is_none());
-        assert!(pool.reserve(&seed, &kind(false), PRESTARTED_PER_SEED_MAX).is_none(), "it has the place");
+        assert!(
+            pool.reserve(&seed, &kind(false), PRESTARTED_PER_SEED_MAX).is_none(),
+            "a child of another kind is in progress"
+        );
         pool.remove_seed(&seed);
         let other = pool.reserve(&seed, &kind(false), PRESTARTED_PER_SEED_MAX).unwrap();
         drop(reservation);
-        assert_eq!(pool.table()[&seed].in_progress, 1, "the other's place is its own");
+        assert_eq!(
+            pool.table()[&seed].in_progress,
+            1,
+            "a reservation of a removed queue does not change its successor"
+        );
         drop(other);
         assert!(pool.is_empty());
     }

@@ -14,12 +14,12 @@ use tonic::Code;
 
 use super::{Engine, SeedAccess};
 
-/// Interval between checks of the pager's progress: a working set of some MiB is loaded by then.
+/// Interval between checks of the pager's progress. In this time, the pager loads a working set of a few MiB.
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 impl Engine {
-    /// Prewarms this node for a seed. Returns how many pages its working set has, and how many of them are cached here.
-    /// Pages of this node's own seeds are local, and not cached. Blocks until all pages are there.
+    /// Prewarms this node for a seed. Returns how many pages the seed's working set has, and how many of them are
+    /// cached here. Pages of this node's own seeds are local, and not cached. Blocks until all pages are loaded.
     ///
     /// # Errors
     /// The seed cannot be read, or not in time.
@@ -34,7 +34,7 @@ impl Engine {
         let child_dir = self.child_dirs.take().map_err(|error| failed(&error))?;
         let (_, directory, _) = child_dir.into_parts();
         let progress = self.fill_cache(&source, &directory, deadline);
-        // The plan in the directory was for this request only.
+        // The directory only held the memory plan of this request.
         if let Err(error) = fs::remove_dir_all(&directory) {
             tracing::warn!(directory = %directory.display(), %error, "cannot be removed");
         }

@@ -1,7 +1,7 @@
 //! Decides which children may use a root one after another (`farfork_container::RootReuseKey`).
 //!
-//! Only children of one parent may, whatever their seed, and only after a child that left no trace. The container checks
-//! that.
+//! Only children of the same parent may share a root, even if their seeds differ. The container checks that the
+//! previous child left no trace.
 
 use std::sync::Arc;
 
@@ -11,15 +11,18 @@ use farfork_wire::SeedId;
 use super::StartOptions;
 use crate::network::{FanOutNetwork, NetworkMode};
 
-// A root leaks only through a descriptor of one of its directories. A child in a network of its own can pass none on. A
-// process that may inspect the child on its node can open one. So seeds of one parent share roots while the same
-// processes may inspect the children of each (`farfork_wire::Descriptor::lineage`). That holds while all their threads
-// have the same users, groups and capabilities, and are alike in being dumpable. Children in one network can pass
-// descriptors to each other: their roots belong to the seed, and are dropped with it.
-/// The key by which a child with these options may pass on its root. `None` for a child that is untrusted, has access that
-/// others lack, or is in a network with strangers, to which it could send a descriptor.
+// A root leaks only through a descriptor of one of its directories. A child with its own network cannot pass a
+// descriptor to another container. But a process that may inspect the child on its node can open such a descriptor. So
+// seeds of one parent share roots as long as the same processes may inspect their children. Their key
+// (`farfork_wire::Descriptor::access_group_key`) contains the users, groups, capabilities and dumpable flag of all
+// threads. Children that share a network can pass descriptors to each other: their roots belong to the seed, and are
+// dropped with it.
+/// Returns the key under which a child with these options may reuse a root and pass it on. `None` for a child with
+/// restrictions or additional access, and for a child in the node's network, where it could send a descriptor to any
+/// process.
 pub(super) fn root_reuse_key(
-    (seed, lineage): (&SeedId, &Arc<str>),
+    seed: &SeedId,
+    lineage: &Arc<str>,
     options: &StartOptions,
     fan_out: &FanOutNetwork,
 ) -> Option<RootReuseKey> {
@@ -47,7 +50,7 @@ mod tests {
 
     fn heirs_of(seed: &str, lineage: &str, options: ChildOptions, fan_out: &FanOutNetwork) -> Option<RootReuseKey> {
         let (seed, lineage): (SeedId, Arc<str>) = (seed.parse().unwrap(), lineage.into());
-        root_reuse_key((&seed, &lineage), &StartOptions::try_from(options).unwrap(), fan_out)
+        root_reuse_key(&seed, &lineage, &StartOptions::try_from(options).unwrap(), fan_out)
     }
 
     fn heirs(options: ChildOptions, fan_out: &FanOutNetwork) -> Option<RootReuseKey> {
@@ -55,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plain_child_has_heirs_of_its_parents() {
+    fn children_of_one_parent_reuse_roots() {
         let (one, other) = (FanOutNetwork::default(), FanOutNetwork::default());
         let plain = |fan_out| heirs(ChildOptions::default(), fan_out).unwrap();
         assert_eq!(plain(&one), plain(&other));
@@ -64,7 +67,7 @@ mod tests {
         assert_eq!(shared(&one), shared(&one));
         assert_ne!(shared(&one), shared(&other));
         assert_ne!(shared(&one), plain(&one));
-        assert_eq!(&*shared(&one).lineage, SEED, "by which it is forgotten");
+        assert_eq!(&*shared(&one).lineage, SEED, "the roots are dropped with the seed");
 
         let next = "n1.s0000000000000001";
         let of_next = |lineage, options| heirs_of(next, lineage, options, &one).unwrap();
@@ -74,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn no_other_child_has() {
+    fn children_with_special_options_reuse_no_root() {
         let bind = Bind { from: "/data".to_owned(), to: "/mnt".to_owned() };
         let plain = ChildOptions::default;
         let all = [

@@ -1,4 +1,5 @@
-//! Cache of the descriptors of seeds that were forked here, so that the next child's need not be read.
+//! Cache of the descriptors of seeds that were forked here, so that the next child of a seed starts without reading it
+//! again.
 
 use std::sync::{Arc, PoisonError};
 use std::time::Instant;
@@ -10,17 +11,17 @@ use tonic::Code;
 
 use super::{Engine, SeedAccess};
 
-/// Most descriptors that are kept after a fork, for the next one: a node works with few seeds at a time.
+/// Most descriptors in the cache: a node works with few seeds at a time.
 const SOURCES_MAX: usize = 16;
 
 impl Engine {
-    /// Reads seeds from which other seeds inherit.
+    /// Returns the reader of seeds from which other seeds inherit.
     pub(crate) fn other_seeds(&self) -> &LayerReader {
         &self.other_seeds
     }
 
-    /// The seed's descriptor, from an earlier fork or from its owner. A cached one that still names other seeds is outdated
-    /// when the seed's image contains their part of the memory.
+    /// Returns the seed's descriptor, from an earlier fork or from the seed's owner. A cached descriptor with layers is
+    /// outdated if the seed no longer inherits: its image now contains the inherited pages.
     pub(super) fn load_source(&self, access: &SeedAccess, deadline: Instant) -> Result<Arc<SeedSource>, Failure> {
         let known =
             |source: &&Arc<SeedSource>| source.key.seed == access.key.seed && source.key.token == access.key.token;

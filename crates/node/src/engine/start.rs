@@ -24,12 +24,12 @@ use super::checkpoint_reply::{CheckpointReply, OpenedReply, open_reply};
 use super::child_dir_pool::ChildFiles;
 use super::start_rollback::StartRollback;
 use super::zygote_cache::CachedZygote;
-use super::{Engine, SeedAccess, StartOptions, next_step, root_reuse};
+use super::{BatchOptions, Engine, SeedAccess, StartOptions, next_step, root_reuse};
 use crate::children::{ChildRecord, ChildSockets, KillLimit, StartedChild};
 use crate::clock;
 use crate::network::{BoundPort, ChildForwarding, FanOutNetwork};
 
-/// The error of reading `/proc/PID` for a process that ends meanwhile.
+/// The error of read(2) on a file in `/proc/PID` if the process has ended since the file was opened.
 const ESRCH: i32 = rustix::io::Errno::SRCH.raw_os_error();
 
 /// A request to start one child: seed, options, and the time at which it was received.
@@ -43,23 +43,23 @@ pub(super) struct StartRequest<'a> {
 
 /// The part of a request that differs between the children of a fork.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct ChildAssignment<'a> {
+pub(crate) struct ChildAssignment<'a> {
     /// Its index in its fork.
-    pub(super) index: u32,
-    pub(super) payload: Option<&'a [u8]>,
+    pub(crate) index: u32,
+    pub(crate) payload: Option<&'a [u8]>,
 }
 
-/// The request for which a child is made.
+/// Whether the request that a child is made for is known.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Assignment<'a> {
     Immediate(ChildAssignment<'a>),
-    /// Not assigned yet: waits for the next request. Whether that has a payload is known.
+    /// Not assigned yet: the child waits for the next request, which has a payload or not.
     Deferred {
         has_payload: bool,
     },
 }
 
-/// A restored child: running, or waiting for its assignment. Dropping it leaves nothing of it.
+/// A restored child: running, or waiting for its assignment. Dropping it removes the child with all its resources.
 #[derive(Debug)]
 pub(super) struct RestoredChild {
     pub(super) container: Container,
@@ -67,7 +67,7 @@ pub(super) struct RestoredChild {
     pub(super) restored: RestoredProcess,
     /// The socket on which a copy of a zygote waits.
     pub(super) release_socket: Option<OwnedFd>,
-    /// The reply to its checkpoint request, if it is still to be sent.
+    /// The reply to the checkpoint request, if it is still to be sent.
     pub(super) checkpoint_reply: Option<CheckpointReply>,
     channel: Option<OwnedFd>,
     stdin: Option<OwnedFd>,
@@ -75,25 +75,22 @@ pub(super) struct RestoredChild {
 }
 
 impl Engine {
-    /// Starts the child at `index` of its fork. `requested` is the time of the request. `alone`: the fork has no more
-    /// children than start at once, so a prestarted child may be used.
+    /// Starts one child of a fork. `requested` is the time of the request.
     ///
     /// # Errors
-    /// It could not be started. Nothing of it is left.
+    /// The child could not be started. All its resources are removed.
     pub(crate) fn start(
         &self,
         access: &SeedAccess,
-        (options, fan_out): (&StartOptions, &FanOutNetwork),
-        (index, alone): (u32, bool),
-        payload: Option<&[u8]>,
+        BatchOptions { options, fan_out, is_fan_out }: BatchOptions<'_>,
+        child_assignment: ChildAssignment<'_>,
         requested: Instant,
     ) -> Result<StartedChild, Failure> {
         let source = &*phase!("resume.source", self.load_source(access, requested + START_TIMEOUT))?;
         self.require_volumes(source, options)?;
-        let child_assignment = ChildAssignment { index, payload };
         let owner_source = phase!("resume.files", self.with_owner_files(source, options, requested))?;
         if let Some(source) = &owner_source {
-            // Zygotes and prestarted children have the node's files.
+            // Use no zygote or prestarted child: these have the node's files.
             let start_request = StartRequest { source, options, fan_out, requested_at: requested };
             let restored_child = self
                 .restore_child(None, start_request, Assignment::Immediate(child_assignment))
@@ -101,7 +98,7 @@ impl Engine {
             return self.commit_start(restored_child, start_request).map_err(|error| error.failure);
         }
         let start_request = StartRequest { source, options, fan_out, requested_at: requested };
-        if alone && let Some(started) = self.start_prestarted(start_request, child_assignment) {
+        if !is_fan_out && let Some(started) = self.start_prestarted(start_request, child_assignment) {
             return started;
         }
         let start = |zygote: Option<&CachedZygote>| {
@@ -139,7 +136,7 @@ impl Engine {
         })
     }
 
-    /// The seed with files from its owner, if this node lacks those of the capture.
+    /// Returns the seed with files from its owner, if this node lacks the files of the capture.
     fn with_owner_files(
         &self,
         source: &SeedSource,
@@ -169,14 +166,14 @@ impl Engine {
         }
     }
 
-    /// Restores a child, as a copy of a zygote or from the beginning.
+    /// Restores a child, as a copy of a zygote or in full.
     pub(super) fn restore_child(
         &self,
         zygote: Option<&CachedZygote>,
         start_request: StartRequest<'_>,
         assignment: Assignment<'_>,
     ) -> Result<RestoredChild, StartFailure> {
-        let StartRequest { source, options, fan_out, requested_at: requested } = start_request;
+        let StartRequest { source, options, requested_at: requested, .. } = start_request;
         let failed = |cause: &dyn Display| self.start_failure(source, cause);
         check_task_limit(source, options).map_err(|(cause, next)| {
             let start_failure = failed(&cause);
@@ -195,7 +192,7 @@ impl Engine {
         let OpenedReply { reply, checkpoint_socket, channel } =
             opened.map_err(|error| self.directory_failure(source, &error))?;
 
-        let taken = phase!("resume.container", self.take_container(source, (options, fan_out), requested));
+        let taken = phase!("resume.container", self.take_container(start_request));
         let mut container = taken.map_err(|error| failed(&error))?;
         configure_container(&container, start_request).map_err(|error| failed(&*error))?;
         let forwarding = self.open_forwarding(published, start_request, &container)?;
@@ -215,7 +212,7 @@ impl Engine {
         };
         let resumed = self.resume(zygote, request);
         let (restored, release_socket) =
-            resumed.map_err(|error| self.resume_failure((source, options), &container, &error))?;
+            resumed.map_err(|error| self.resume_failure(start_request, &container, &error))?;
         let waited = container.wait_privileged_forker(&options.limits);
         waited.map_err(|error| StartFailure { progress: StartProgress::MayHaveRun, ..failed(&error) })?;
         Ok(RestoredChild {
@@ -230,7 +227,7 @@ impl Engine {
         })
     }
 
-    /// Records a restored child. From now on it belongs to its user, and outlives the daemon.
+    /// Records a restored child. From now on the child belongs to its user, and outlives the daemon.
     pub(super) fn commit_start(
         &self,
         restored_child: RestoredChild,
@@ -295,8 +292,10 @@ impl Engine {
         container: &Container,
     ) -> Result<ChildForwarding, StartFailure> {
         let StartRequest { options, fan_out, .. } = start_request;
-        let network_context = (options.network, container.init().as_fd(), fan_out);
-        phase!("resume.doors", ChildForwarding::open(published, &options.egress, network_context)).map_err(|error| {
+        let init = container.init().as_fd();
+        let opened =
+            phase!("resume.doors", ChildForwarding::open(published, &options.egress, options.network, init, fan_out));
+        opened.map_err(|error| {
             let StartFailure { failure, .. } =
                 self.start_failure(start_request.source, &format!("the egress of its network: {error}"));
             StartFailure::nowhere(failure.with_next_step(next_step::EGRESS_UNSUPPORTED_STEP))
@@ -305,10 +304,11 @@ impl Engine {
 
     fn resume_failure(
         &self,
-        (source, options): (&SeedSource, &StartOptions),
+        start_request: StartRequest<'_>,
         container: &Container,
         error: &ResumeError,
     ) -> StartFailure {
+        let StartRequest { source, options, .. } = start_request;
         let limit = find_memory_limit(container, &options.limits, error);
         let StartFailure { failure, .. } =
             limit.map_or_else(|| self.start_failure(source, error), |limit| self.start_failure(source, &limit));
@@ -324,20 +324,16 @@ impl Engine {
         StartFailure { failure, progress: start_progress, is_late: is_late(error) }
     }
 
-    fn take_container(
-        &self,
-        source: &SeedSource,
-        (options, fan_out): (&StartOptions, &FanOutNetwork),
-        requested: Instant,
-    ) -> Result<Container, ContainerError> {
-        let (kind, deadline) = (options.container(), requested + START_TIMEOUT);
-        match root_reuse::root_reuse_key((&source.key.seed, &source.lineage), options, fan_out) {
+    fn take_container(&self, start_request: StartRequest<'_>) -> Result<Container, ContainerError> {
+        let StartRequest { source, options, fan_out, requested_at } = start_request;
+        let (kind, deadline) = (options.container(), requested_at + START_TIMEOUT);
+        match root_reuse::root_reuse_key(&source.key.seed, &source.lineage, options, fan_out) {
             Some(root_reuse_key) => self.pool.take_with_reuse(&root_reuse_key, kind, deadline),
             None => self.pool.take(kind, deadline),
         }
     }
 
-    /// Restores the child. For a copy of a zygote, also returns the socket on which it waits.
+    /// Restores the child. For a copy of a zygote, also returns the socket on which the copy waits.
     fn resume(
         &self,
         zygote: Option<&CachedZygote>,
@@ -398,7 +394,8 @@ impl<'a> Assignment<'a> {
     }
 }
 
-/// Checks that a child may have as many processes and threads as its seed. The error is the cause and the next step.
+/// Checks that a child may have as many processes and threads as its seed. The error contains the cause and the next
+/// step.
 fn check_task_limit(source: &SeedSource, options: &StartOptions) -> Result<(), (String, &'static str)> {
     let (tasks, most) = (source.descriptor.task_count(), options.limits.tasks_max);
     match most.filter(|most| *most < tasks) {
@@ -431,7 +428,7 @@ fn configure_container(
 pub(super) struct StartFailure {
     pub(super) failure: Failure,
     pub(super) progress: StartProgress,
-    /// Whether something took too long.
+    /// Whether a step of the start took too long.
     pub(super) is_late: bool,
 }
 
@@ -444,22 +441,22 @@ impl StartFailure {
 /// The progress of a child that could not be started.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum StartProgress {
-    /// A resource was missing, which says nothing about the zygote.
+    /// A resource was missing before the zygote was used.
     NotBegun,
-    /// It was begun, and has certainly not run: it may be made in another way.
+    /// The start had begun, but the child has not run: the start may be retried without the zygote.
     NeverRan,
-    /// It may have run: it must not be started again.
+    /// The child may have run: it must not be started again.
     MayHaveRun,
 }
 
-/// Time since the child was restored.
+/// Returns the time since the child was restored.
 fn time_since_restore(restored: &RestoredProcess) -> Duration {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     now.saturating_sub(Duration::from_nanos(restored.realtime_ns))
 }
 
-/// The identity of the child's process. If the process has already ended, as a short job may have, it gets a start time that
-/// no process has. So a later process with the same pid is not mistaken for it.
+/// Reads the identity of the child's process. If the process has already ended, as a short job may have, the identity
+/// has a start time that no process has. So a later process with the same pid is not mistaken for the child.
 fn read_process_identity(pid: i32) -> io::Result<ProcessIdentity> {
     match ProcessIdentity::of(pid) {
         Err(error) if error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(ESRCH) => {
@@ -469,14 +466,15 @@ fn read_process_identity(pid: i32) -> io::Result<ProcessIdentity> {
     }
 }
 
-/// The limit for which a container was killed before its child was restored.
+/// Returns the limit for which a container was killed before its child was restored.
 fn find_memory_limit(container: &Container, limits: &ContainerLimits, error: &ResumeError) -> Option<KillLimit> {
     let cgroup = container.cgroup();
     let end = if is_retryable(error) { cgroup.oom_cause() } else { cgroup.oom_cause_of_killed() };
     Some(KillLimit::from_memory_end(end?, limits.memory_bytes_max))
 }
 
-/// A child's standard input, with the daemon's end of it if a client will attach.
+/// Opens a child's standard input. If a client will attach, it is a pipe, and the second descriptor is the daemon's
+/// end.
 fn open_stdin(attached: bool) -> io::Result<(OwnedFd, Option<OwnedFd>)> {
     if !attached {
         return Ok((File::open("/dev/null")?.into(), None));

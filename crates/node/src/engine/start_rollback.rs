@@ -13,7 +13,7 @@ use crate::pager_link::PagerLink;
 pub(super) struct StartRollback {
     id: ChildId,
     directory: PathBuf,
-    /// Taken when the guard is disarmed or dropped.
+    /// `None` after the guard is disarmed.
     pager: Option<Arc<PagerLink>>,
 }
 
@@ -31,7 +31,7 @@ impl StartRollback {
         &self.directory
     }
 
-    /// The child is restored: nothing will be undone.
+    /// Keeps the child's directory and registration: the child is restored.
     pub(super) fn disarm(mut self) {
         self.pager = None;
     }

@@ -1,8 +1,8 @@
 //! Prometheus metrics of a node: durations of its operations, its resources, and its pager's counters.
 //!
-//! Names are `farfork_WHAT_UNIT`. Dashboards read them, so do not change one without need. No label contains data of a
-//! user's programs: no id, no command, no name of a seed. Metrics of volumes have the names of volumes and nodes. The port
-//! has no authentication, so there is none by default.
+//! Names are `farfork_WHAT_UNIT`. Dashboards depend on them, so change none without need. No label contains data of
+//! users' programs: no id, no command, no name of a seed. Labels of volume metrics contain names of volumes and nodes.
+//! The port has no authentication, so by default it is not opened.
 
 mod node_collector;
 mod server;
@@ -27,10 +27,10 @@ use node_collector::NodeCollector;
 pub(crate) use server::{serve, to_async_listener};
 use volume_collector::VolumeCollector;
 
-/// Shortest time that a histogram distinguishes, in seconds: a tenth of what a prepare or resume should take.
+/// Upper bound of a histogram's first bucket, in seconds: a tenth of the time that a prepare or resume should take.
 const BUCKET_SECONDS_MIN: f64 = 100e-6;
 
-/// Number of buckets, each twice as long as the one before: up to 6.5 s, above capture's own limit.
+/// Number of buckets. Each bound is twice the previous one, up to 6.5 s, which is longer than a capture may take.
 const BUCKETS: u16 = 17;
 
 /// An operation of a node that may take long, and may fail.
@@ -38,7 +38,7 @@ const BUCKETS: u16 = 17;
 pub(crate) enum MeasuredOperation {
     /// A process becomes a seed.
     Prepare,
-    /// A request for children is answered, on whatever node they start.
+    /// A request for children is handled, on this or other nodes.
     Fork,
     /// A child starts here.
     Resume,
@@ -75,7 +75,7 @@ pub(crate) struct Metrics {
 impl Metrics {
     pub(crate) fn new() -> Self {
         let answer: Family<RequestLabels, Histogram, fn() -> Histogram> = Family::new_with_constructor(histogram);
-        // Created at the start, so that the first event appears as an increase.
+        // Create both series now, so that the first event appears as an increase from 0.
         for work in [MeasuredOperation::Prepare, MeasuredOperation::Fork] {
             drop(answer.get_or_create(&RequestLabels { request: work.name() }));
         }
@@ -93,7 +93,7 @@ impl Metrics {
         self.resume.observe(us_to_seconds(resume_us));
     }
 
-    /// Records the duration of a request, successful or not.
+    /// Records the duration of a request, whether it succeeded or failed.
     pub(crate) fn record_answer(&self, work: MeasuredOperation, took: Duration) {
         self.answer.get_or_create(&RequestLabels { request: work.name() }).observe(took.as_secs_f64());
     }
@@ -104,7 +104,7 @@ impl Metrics {
         self.failures.get_or_create(&kind).inc();
     }
 
-    /// All metrics as text. Blocks: the pager and the offload process are asked.
+    /// Formats all metrics as text. Blocks: sends requests to the pager and the offload process.
     pub(crate) fn render_text(&self, node: Weak<Node>) -> Result<String, fmt::Error> {
         let mut registry = Registry::with_prefix("farfork");
         let mut timed = |name: &str, help: &str, histogram: &Histogram| {
@@ -160,7 +160,7 @@ mod tests {
     use super::{Code, Duration, Failure, MeasuredOperation, Metrics, Weak, code_name, v1};
 
     #[test]
-    fn what_happened_is_told_with_its_unit_and_what_it_is() {
+    fn metrics_have_unit_type_and_help() {
         let metrics = Metrics::new();
         metrics.record_prepare(&v1::Seed { prepare_us: 1500, pause_us: 90, ..v1::Seed::default() });
         metrics.record_resume(700);
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn codes_have_the_names_of_grpc() {
+    fn status_codes_have_their_grpc_names() {
         assert_eq!(code_name(Code::NotFound), "not_found");
         assert_eq!(code_name(Code::Internal), "internal");
     }

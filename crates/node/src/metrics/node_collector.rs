@@ -16,14 +16,14 @@ use prometheus_client::registry::Unit;
 use crate::children::{Child, ChildStatus};
 use crate::node::Node;
 
-/// Collects the metrics of a node, as long as it exists.
+/// Collects the metrics of a node, until the node is dropped.
 #[derive(Debug)]
 pub(super) struct NodeCollector(pub(super) Weak<Node>);
 
 /// Name, help text, unit.
 type MetricDescription = (&'static str, &'static str, Option<Unit>);
 
-/// The value of a label, and the number for it.
+/// The value of a label, and the metric's value for it.
 type LabelledValue = (&'static str, u64);
 
 impl Collector for NodeCollector {

@@ -1,4 +1,5 @@
-//! Serves the metrics over HTTP, to any client that reaches the port: one answer per connection, few at a time.
+//! Serves the metrics over HTTP, to any client that reaches the port: one response per connection, and few connections
+//! at a time.
 
 use std::convert::Infallible;
 use std::io;
@@ -27,8 +28,8 @@ const OPEN_METRICS_CONTENT_TYPE: &str = "application/openmetrics-text; version=1
 /// whose client has disconnected counts until its metrics are gathered.
 const CONNECTIONS_MAX: usize = 8;
 
-/// Limit for a connection, from its first byte to its last. It is longer than the pager takes to answer for all children,
-/// and so short that no client keeps others out.
+/// Longest time for a connection, from accept to its last byte. The pager reports about all children in less time, and
+/// no client can keep others out for longer.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Pause after accept(2) has failed, for example for lack of descriptors.
@@ -40,7 +41,7 @@ const HEAD_BYTES_MAX: usize = 8 << 10;
 /// Registers a listener with the runtime. Must be called within the runtime.
 ///
 /// # Errors
-/// The runtime cannot watch it.
+/// The runtime cannot watch the listener.
 pub(crate) fn to_async_listener(listener: &std::net::TcpListener) -> io::Result<TcpListener> {
     let listener = listener.try_clone()?;
     listener.set_nonblocking(true)?;
@@ -62,7 +63,7 @@ pub(crate) async fn serve(node: Arc<Node>, listener: TcpListener) {
         };
         let node = node.clone();
         tokio::spawn(async move {
-            // Cuts off clients that are slow or send something other than HTTP.
+            // The timeout disconnects clients that are slow. Errors, such as bytes that are not HTTP, are ignored.
             let _ = timeout(CONNECTION_TIMEOUT, serve_connection(node, stream, Arc::new(turn))).await;
         });
     }
@@ -88,7 +89,8 @@ async fn handle_request(
         refusal.headers_mut().insert(ALLOW, "GET, HEAD".parse().expect("a header"));
         return Ok(refusal);
     }
-    // Blocks while the pager is asked, and continues if the client disconnects: the permit is held until the work ends.
+    // Rendering blocks on requests to the pager, and continues if the client disconnects. So the permit is held until
+    // it ends.
     let text = run_with_permit(turn, move || node.metrics.render_text(Arc::downgrade(&node))).await;
     Ok(match text {
         Ok(Ok(text)) => {
@@ -102,7 +104,7 @@ async fn handle_request(
     })
 }
 
-/// Runs blocking work on a thread of its own, and releases the permit when it ends.
+/// Runs blocking work on a separate thread, and releases the permit when the work ends.
 async fn run_with_permit<T: Send + 'static>(
     turn: Arc<OwnedSemaphorePermit>,
     work: impl FnOnce() -> T + Send + 'static,
@@ -128,7 +130,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_turn_lasts_as_long_as_its_work_although_nobody_waits() {
+    async fn a_permit_is_held_until_its_work_ends() {
         let turns = Arc::new(Semaphore::new(1));
         let turn = Arc::new(turns.clone().acquire_owned().await.unwrap());
         let (go_on, waits) = mpsc::channel::<()>();
@@ -141,7 +143,7 @@ mod tests {
         tokio::task::spawn_blocking(move || started.recv()).await.unwrap().unwrap();
         task.abort();
         assert!(task.await.unwrap_err().is_cancelled());
-        assert_eq!(turns.available_permits(), 0, "a thread still works on it");
+        assert_eq!(turns.available_permits(), 0, "the blocking thread still runs");
         go_on.send(()).unwrap();
         drop(timeout(CONNECTION_TIMEOUT, turns.acquire()).await.expect("the turn ends with the work").unwrap());
     }

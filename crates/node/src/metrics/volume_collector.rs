@@ -1,5 +1,5 @@
-//! Asks the node's offload process at each scrape how far the logs of volumes are replicated and published. A node that
-//! serves no volumes has none of these metrics.
+//! At each scrape, queries the node's offload process for the replication and publishing progress of the volumes' logs.
+//! A node that serves no volumes has none of these metrics.
 
 use std::fmt;
 use std::path::Path;
@@ -18,7 +18,7 @@ use prometheus_client::registry::Unit;
 
 use crate::node::Node;
 
-/// Limit for all requests of one scrape. Prometheus itself waits 10 s by default.
+/// Time limit for all requests of one scrape. Prometheus itself waits 10 s by default.
 const SCRAPE_LIMIT: Duration = Duration::from_secs(2);
 
 /// Collects the metrics of a node's volumes.
@@ -70,7 +70,7 @@ struct ReplicaMetric {
     name: &'static str,
     help: &'static str,
     unit: Option<Unit>,
-    /// `None` while it is unknown.
+    /// Returns the metric's value for a replica; `None` while the value is unknown.
     value: fn(&ReplicaStatus) -> Option<i64>,
 }
 
@@ -95,7 +95,7 @@ const REPLICA_METRICS: [ReplicaMetric; 3] = [
     },
 ];
 
-/// The volumes with their replicas, if the offload process answers in time.
+/// Returns the volumes with their replicas. Without a reply from the offload process in time, returns fewer or none.
 fn list_volumes(store: &Path) -> Vec<VolumeStatus> {
     let deadline = Instant::now() + SCRAPE_LIMIT;
     let ask = |request: &ControlRequest| {
@@ -103,7 +103,7 @@ fn list_volumes(store: &Path) -> Vec<VolumeStatus> {
         let is_late = remaining.is_zero();
         match (!is_late).then(|| send_control_request_within(store, request, remaining)) {
             Some(Ok(ControlAnswer::Volumes(volumes))) => volumes,
-            // The processes run only if there are volumes. Missing values appear as a gap.
+            // The offload process runs only if there are volumes. Missing values appear as a gap.
             _ => Vec::new(),
         }
     };
@@ -125,7 +125,7 @@ fn encode_replicas(
     Ok(())
 }
 
-/// The size of each client's log. Bytes that are logged but not published are in use.
+/// Encodes the size of each client's log. The part in use is the difference between logged and published bytes.
 fn encode_log_sizes(encoder: &mut DescriptorEncoder<'_>, volumes: &[VolumeStatus]) -> fmt::Result {
     let help = "Size of the log that each client of a volume has.";
     let mut metric = encoder.encode_descriptor("volume_log_size", help, Some(&Unit::Bytes), MetricType::Gauge)?;
@@ -136,7 +136,7 @@ fn encode_log_sizes(encoder: &mut DescriptorEncoder<'_>, volumes: &[VolumeStatus
     Ok(())
 }
 
-/// The result of the newest check that a replica knows. A volume that was never checked has no values.
+/// Encodes the result of the latest check that any replica has recorded. A volume that was never checked has no values.
 fn encode_checks(encoder: &mut DescriptorEncoder<'_>, volumes: &[VolumeStatus]) -> fmt::Result {
     let checks: Vec<_> = volumes.iter().filter_map(|volume| Some((&volume.name, volume.last_check()?))).collect();
     let help = "When the replicas of a volume were compared last.";
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn each_log_of_each_replica_has_a_value() {
+    fn each_log_of_each_replica_has_a_metric() {
         let [n1, n2] = ["n1", "n2"].map(|name| NodeName::new(name).unwrap());
         let mut record = VolumeRecord::new(1, vec![n1.clone(), n2.clone()], 8 << 20, Durability::Memory);
         record.clients = vec![n2.clone()];
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_without_volumes_has_no_such_metrics() {
+    fn a_node_without_volumes_has_no_volume_metrics() {
         assert!(list_volumes(Path::new("/nonexistent")).is_empty());
     }
 }

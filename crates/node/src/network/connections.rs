@@ -1,6 +1,6 @@
 //! Accepts connections and forwards each to its destination, with a limit on their number.
 //!
-//! As with any process, data that a child sent before it ended is still delivered: its connections drain for
+//! Data that a child sent before it ended is still delivered, as for any process: its connections drain for at most
 //! `DRAIN_TIMEOUT`.
 
 use std::fmt::Display;
@@ -15,13 +15,13 @@ use tokio::time::timeout;
 
 use farfork_api::limits::DRAIN_TIMEOUT;
 
-/// Pause after a failed accept(2), such as one without free file descriptors.
+/// Pause after a failed accept(2), for example for lack of file descriptors.
 const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Time for the runtime to report the connections that are still queued at the listener.
+/// Longest wait for each connection that is still queued at the listener: the runtime may not have reported it yet.
 const DRAIN_ACCEPT_TIMEOUT: Duration = Duration::from_millis(5);
 
-/// Connections that are forwarded now. Dropping this detaches them: they continue on their own.
+/// Tasks of connections that are being forwarded. Dropping the set detaches them: they continue on their own.
 struct ForwardedConnections(JoinSet<()>);
 
 impl Drop for ForwardedConnections {
@@ -30,10 +30,10 @@ impl Drop for ForwardedConnections {
     }
 }
 
-/// Accepts and forwards connections until `closed` resolves, then those that are still queued at the listener. `name`
-/// is the listener's name in the log.
+/// Accepts and forwards connections until `closed` resolves, then the connections that are still queued at the
+/// listener. `name` is the listener's name in the log.
 ///
-/// When this returns or is dropped, the connections continue until they end, for [`DRAIN_TIMEOUT`] at most.
+/// When this future completes or is dropped, the connections continue until they end, for at most [`DRAIN_TIMEOUT`].
 pub(super) async fn accept_and_forward<L>(
     listener: TcpListener,
     name: impl Display,
@@ -74,7 +74,8 @@ pub(super) async fn accept_and_forward<L>(
     }
 }
 
-/// Forwards a connection until it ends. Once the listener is no longer served, it has [`DRAIN_TIMEOUT`] left.
+/// Forwards a connection until it ends. Once the listener is no longer served, the connection may continue for
+/// [`DRAIN_TIMEOUT`].
 async fn forward_until_drained(forward: impl Future<Output = ()>, mut open: watch::Receiver<()>) {
     let mut forward = std::pin::pin!(forward);
     tokio::select! {
@@ -83,14 +84,14 @@ async fn forward_until_drained(forward: impl Future<Output = ()>, mut open: watc
     }
 }
 
-/// Two connections, each of which is copied to the other.
+/// Two connections that are copied to each other. Dropping an incomplete pair resets both.
 struct ConnectionPair {
     ends: [TcpStream; 2],
     is_complete: bool,
 }
 
-/// Copies each connection to the other until both have ended. If one is reset, or this is dropped, both are reset. An
-/// orderly close would look like the end of the data.
+/// Copies each connection to the other until both have ended. If one is reset, or this future is dropped, both are
+/// reset: an orderly close would look like the end of the data.
 ///
 /// # Errors
 /// The error of a read or write on either connection.
@@ -116,7 +117,7 @@ mod tests {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     use tokio::task::JoinHandle;
 
-    /// A child's end, the far end, and the task that forwards between them.
+    /// Returns a child's end, the far end, and the task that forwards between them.
     async fn forwarded() -> (TcpStream, TcpStream, JoinHandle<()>) {
         let [near, far] =
             [TcpListener::bind("127.0.0.1:0").await.unwrap(), TcpListener::bind("127.0.0.1:0").await.unwrap()];
@@ -129,7 +130,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_a_child_has_sent_arrives_when_it_has_ended() {
+    async fn data_of_an_ended_child_arrives() {
         const BYTES: usize = 16 << 20;
         let (mut child, mut far, serving) = forwarded().await;
         let ended = async {
@@ -149,7 +150,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_is_broken_off_is_broken_off_at_the_far_end() {
+    async fn a_reset_connection_is_reset_at_the_far_end() {
         let (child, mut far, _serving) = forwarded().await;
         child.set_zero_linger().unwrap();
         drop(child);

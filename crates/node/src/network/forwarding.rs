@@ -1,4 +1,4 @@
-//! Forwarding into and out of a child's network: its published ports and its egress, for as long as the child lives.
+//! Forwarding into and out of a child's network: its published ports and its egress, as long as the child lives.
 
 use std::collections::HashMap;
 use std::fs;
@@ -24,15 +24,17 @@ pub(crate) struct ChildForwarding {
 }
 
 impl ChildForwarding {
-    /// Opens the requested egress in the network of the process, or in that shared by its fan-out. Must be called
-    /// within the runtime.
+    /// Opens the requested egress in the network of the process, or in the network that its fan-out shares. Must be
+    /// called within the runtime.
     ///
     /// # Errors
     /// The errors of [`EgressProxy::open`].
     pub(crate) fn open(
         published: Vec<BoundPort>,
         egress: &EgressPolicy,
-        (network, process, fan_out): (NetworkMode, BorrowedFd<'_>, &FanOutNetwork),
+        network: NetworkMode,
+        process: BorrowedFd<'_>,
+        fan_out: &FanOutNetwork,
     ) -> io::Result<Self> {
         let egress_proxy = match network {
             _ if egress.is_none() => None,
@@ -42,7 +44,7 @@ impl ChildForwarding {
         Ok(Self { published, egress_proxy })
     }
 
-    /// Forwards connections to the published ports. Never returns; all forwarding ends when this is dropped.
+    /// Forwards connections to the published ports. Never returns; dropping the future ends all forwarding.
     pub(crate) async fn serve(self, container: Arc<RunningContainer>) {
         let Self { published, egress_proxy: _open } = self;
         forward_ports(published, &container).await;
@@ -59,8 +61,8 @@ fn open_proxy_in(egress: &EgressPolicy, process: BorrowedFd<'_>) -> io::Result<E
 pub(crate) struct ReopenedProxies(HashMap<u64, Arc<EgressProxy>>);
 
 impl ReopenedProxies {
-    /// Reopens the forwarding of the child with this process identity. If its egress cannot be opened, the child has
-    /// none. Must be called within the runtime.
+    /// Reopens the forwarding of the child with this process identity. If the egress cannot be opened, the child
+    /// continues without egress. Must be called within the runtime.
     pub(crate) fn reopen(&mut self, published: Vec<BoundPort>, egress: &EgressPolicy, child: &str) -> ChildForwarding {
         let egress_proxy = if egress.is_none() { Ok(None) } else { self.reopen_proxy(egress, child).map(Some) };
         let egress_proxy = egress_proxy.unwrap_or_else(|error| {

@@ -1,5 +1,5 @@
 //! Networks of children ([`NetworkMode`]), and forwarding into and out of a child's own network: published ports and
-//! egress. `engine` uses it to start a child; `children` serves the forwarding.
+//! egress. `engine` selects the network at a child's start; `children` serves the forwarding.
 
 mod connections;
 mod egress;
@@ -27,7 +27,7 @@ pub(crate) use egress::{EgressPolicy, EgressProxy};
 pub(crate) use forwarding::{ChildForwarding, ReopenedProxies};
 pub(crate) use ports::{BoundPort, PortMapping};
 
-/// Which network a child is in.
+/// The kind of network that a child is in.
 ///
 /// ```text
 ///  private    each child alone with a loopback interface      --publish 8080:80: from the node's port 8080 to its 80
@@ -38,12 +38,12 @@ pub(crate) use ports::{BoundPort, PortMapping};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum NetworkMode {
-    /// Its own.
+    /// A network of its own.
     #[default]
     Private,
     /// A network shared by all children of its fork on this node.
     Shared,
-    /// The node's.
+    /// The node's network.
     Host,
 }
 
@@ -64,7 +64,7 @@ impl Default for FanOutNetwork {
 }
 
 impl FanOutNetwork {
-    /// Distinguishes this network from all others of this daemon.
+    /// Number of this network, unique in this daemon.
     pub(crate) fn id(&self) -> u64 {
         self.id
     }
@@ -80,7 +80,8 @@ impl FanOutNetwork {
         Ok(made.insert(Arc::new(network)).clone())
     }
 
-    /// The egress proxy of this network, opened on first use. All children of a fork have the same egress policy.
+    /// Returns the egress proxy of this network, and opens it on first use. All children of a fork have the same egress
+    /// policy.
     fn egress_proxy(&self, egress: &EgressPolicy) -> io::Result<Arc<EgressProxy>> {
         let network = self.get_or_create()?;
         let mut egress_proxy = self.egress_proxy.lock().unwrap_or_else(PoisonError::into_inner);
@@ -93,7 +94,7 @@ impl FanOutNetwork {
 }
 
 impl NetworkMode {
-    /// The network with which a container for this mode is built.
+    /// Returns the network with which a container for this mode is built.
     pub(crate) fn to_container_spec(self) -> NetworkSpec {
         match self {
             Self::Private => NetworkSpec::Private,
@@ -101,11 +102,11 @@ impl NetworkMode {
         }
     }
 
-    /// Makes a container, which was built for this mode, run its child in this network.
+    /// Makes a container that was built for this mode run its child in the mode's network.
     ///
     /// # Errors
-    /// The network cannot be created or entered, or conflicts with a port of the seed. The container can then no longer
-    /// be used.
+    /// The network cannot be created or entered, or a port of the seed conflicts with the node's network. The container
+    /// can no longer be used.
     pub(crate) fn enter(
         self,
         container: &Container,

@@ -1,12 +1,12 @@
-//! Creates sockets in a child's network. A socket stays in the network that it was created in: a thread enters that
-//! network, creates one, and ends.
+//! Creates sockets in a child's network. A socket stays in the network in which it was created: a thread enters the
+//! network, creates the socket, and ends.
 
 use std::io;
 use std::thread;
 
 use tokio::sync::oneshot;
 
-/// Runs `make` on a thread that has entered a network by `enter`.
+/// Runs `make` on a new thread that has entered a network with `enter`.
 ///
 /// # Errors
 /// The network cannot be entered, or `make` fails.

@@ -1,5 +1,6 @@
 //! Published ports of the node. The daemon accepts a connection, and connects to the loopback address in the child's
-//! network. Bytes are copied both ways until both sides have ended, or for a while after the child has ended.
+//! network. Bytes are copied both ways until both sides have closed. After the child's end, this continues for
+//! `DRAIN_TIMEOUT`.
 
 use std::fmt;
 use std::io;
@@ -20,12 +21,12 @@ use tonic::Code;
 
 use super::{connections, netns};
 
-/// A port of the node that is forwarded to one of a child.
+/// A port of the node that is forwarded to a port of a child.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct PortMapping {
-    /// On all IPv4 addresses of the node.
+    /// Port on all IPv4 addresses of the node.
     pub(crate) node: u16,
-    /// In the child's own network.
+    /// Port in the child's own network.
     pub(crate) child: u16,
 }
 
@@ -37,7 +38,7 @@ pub(crate) struct BoundPort {
 }
 
 impl BoundPort {
-    /// Binds all of the ports, or none. Must be called within the runtime.
+    /// Binds all of the ports. If one fails, no port stays bound. Must be called within the runtime.
     ///
     /// # Errors
     /// A port is in use, or this process may not bind it.
@@ -59,7 +60,7 @@ impl BoundPort {
         Ok(Self { port, listener })
     }
 
-    /// Forwards connections into the container until this is dropped.
+    /// Forwards connections into the container until the future is dropped.
     async fn serve(self, container: Arc<RunningContainer>) {
         let Self { port, listener } = self;
         let forward = |stream| forward_connection(stream, container.clone(), port);
@@ -68,7 +69,7 @@ impl BoundPort {
     }
 }
 
-/// Forwards connections to these ports into the container. Never returns; all forwarding ends when this is dropped.
+/// Forwards connections to these ports into the container. Never returns; dropping the future ends all forwarding.
 pub(super) async fn forward_ports(published: Vec<BoundPort>, container: &Arc<RunningContainer>) {
     let mut serving = JoinSet::new();
     for one in published {
@@ -81,7 +82,7 @@ pub(super) async fn forward_ports(published: Vec<BoundPort>, container: &Arc<Run
 /// Forwards one connection. If the child does not listen at the port, the connection is closed.
 async fn forward_connection(outside: TcpStream, container: Arc<RunningContainer>, port: PortMapping) {
     match connect_inside(container, port.child).await {
-        // Both sides see how it ended.
+        // An error needs no log: `copy_both_ways` has reset both connections.
         Ok(inside) => drop(connections::copy_both_ways(outside, inside).await),
         Err(error) => tracing::debug!(%port, %error, "cannot forward a connection to a published port"),
     }
@@ -98,7 +99,7 @@ async fn connect_inside(container: Arc<RunningContainer>, port: u16) -> io::Resu
     TcpSocket::from_std_stream(socket).connect((Ipv4Addr::LOCALHOST, port).into()).await
 }
 
-/// The syntax of `--publish`.
+/// Formats as in `--publish`: `NODE:CHILD`.
 impl fmt::Display for PortMapping {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}", self.node, self.child)
@@ -129,7 +130,7 @@ mod tests {
     use super::{BoundPort, PortMapping, v1};
 
     #[test]
-    fn ports_are_numbers_of_ports() {
+    fn port_numbers_are_checked() {
         let port = |node, child| PortMapping::try_from(v1::PublishedPort { node, child });
         assert_eq!(port(8080, 80).unwrap().to_string(), "8080:80");
         for wrong in [(0, 80), (80, 0), (65_536, 80)] {
@@ -138,7 +139,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_port_is_taken_once() {
+    async fn a_port_in_use_is_refused() {
         let free = std::net::TcpListener::bind("0.0.0.0:0").unwrap();
         let node = free.local_addr().unwrap().port();
         let refused = BoundPort::bind_all(&[PortMapping { node, child: 80 }]).unwrap_err().to_string();

@@ -1,4 +1,4 @@
-//! Tracing layer of a process: writes the spans below a recording's root span into its `PhaseLog`.
+//! Tracing layer of a process: writes the spans below a recording's root span into the recording's `PhaseLog`.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -49,7 +49,7 @@ impl PhaseCollector {
         RecordingFilter(self.0.clone())
     }
 
-    /// Adds a log. Returns its number, which the root span has in its field `recording`.
+    /// Adds a log. Returns its number; the root span must have it in the field `recording`.
     pub(super) fn add_log(&self, log: Arc<PhaseLog>) -> u64 {
         let mut logs = self.logs();
         logs.next += 1;

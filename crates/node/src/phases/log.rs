@@ -1,4 +1,4 @@
-//! The phases of one request on one node, recorded as they begin and end, and their list for the API.
+//! The log of the phases of one request on one node, and its conversion to a list for the API.
 
 use std::borrow::Cow;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -6,8 +6,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use farfork_api::v1;
 
-/// Maximum phases of one recording; further ones are dropped. The start of one child has about 40, so this leaves room
-/// for retries. It bounds what a profile request makes a node keep in memory.
+/// Maximum phases of one recording; further phases are dropped. The start of one child has about 40, so retries fit
+/// too. It bounds the memory that a request for a profile uses.
 const PHASES_MAX: usize = 512;
 
 /// The index of a phase in its log.
@@ -21,7 +21,7 @@ pub(super) const ROOT: PhaseIndex = 0;
 pub(super) struct PhaseLog {
     node: String,
     started: Instant,
-    /// `started` by CLOCK_REALTIME, since 1970. Other processes report their phases by that clock.
+    /// `started` as CLOCK_REALTIME since 1970. Other processes report their phases in CLOCK_REALTIME.
     started_realtime: Duration,
     phases: Mutex<Vec<LoggedPhase>>,
 }
@@ -69,8 +69,8 @@ impl PhaseLog {
         self.push(LoggedPhase { name: Cow::Owned(name), parent, started, ended });
     }
 
-    /// The phases in depth-first order: each after its parent, siblings by their start. No phase extends beyond its
-    /// parent. Phases in progress end now.
+    /// Lists the phases in depth-first order: each after its parent, siblings by their start. No phase extends beyond
+    /// its parent. Phases in progress end now.
     pub(super) fn list(&self) -> Vec<v1::Phase> {
         let now = self.started.elapsed();
         let phases = self.phases();
@@ -86,7 +86,7 @@ impl PhaseLog {
             let end_us = to_us(phase.ended.unwrap_or(now)).clamp(start_us, until_us);
             let (name, node) = (phase.name.to_string(), self.node.clone());
             listed.push(v1::Phase { name, depth, start_us, duration_us: end_us - start_us, node });
-            // Pushed in reverse order, since the last one is popped first.
+            // Push in reverse order, since the last phase is popped first.
             parts[index].sort_by_key(|part| std::cmp::Reverse((phases[*part].started, *part)));
             waiting.extend(parts[index].iter().map(|part| (*part, depth + 1, start_us, end_us)));
         }
@@ -115,7 +115,7 @@ mod tests {
     use super::{Duration, PHASES_MAX, PhaseLog, ROOT};
 
     #[test]
-    fn phases_are_told_within_the_one_they_are_part_of() {
+    fn remote_phases_are_limited_to_their_outer_phase() {
         let log = PhaseLog::new("n1".to_owned(), "resume");
         let outer = log.begin_phase("resume.child", ROOT).unwrap();
         let started = log.started_realtime;
@@ -135,12 +135,12 @@ mod tests {
             [(0, "resume"), (1, "resume.child"), (2, "child.map"), (2, "child.threads"), (1, "resume.record")];
         assert_eq!(names, expected);
         let end = |index: usize| listed[index].start_us + listed[index].duration_us;
-        assert!(end(3) <= end(1), "a clock that is off moves nothing beyond its phase");
-        assert!(end(4) <= end(0), "what goes on ends with the list");
+        assert!(end(3) <= end(1), "a wrong clock moves no phase beyond its parent");
+        assert!(end(4) <= end(0), "a phase in progress ends when it is listed");
     }
 
     #[test]
-    fn a_log_is_bounded() {
+    fn a_phase_log_is_bounded() {
         let log = PhaseLog::new("n1".to_owned(), "prepare");
         let entered = (0..2 * PHASES_MAX).filter_map(|_| log.begin_phase("prepare.stop", ROOT)).count();
         assert_eq!(entered, PHASES_MAX - 1);

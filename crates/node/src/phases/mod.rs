@@ -1,7 +1,7 @@
-//! Phases: the parts of a request's time, recorded while the request runs, if it asks for that.
+//! Phases: the parts of a request's time. They are recorded while the request runs, if its caller wants a profile.
 //!
 //! A phase is a span of target [`TARGET`], in any crate. Its name is `noun.verb` of its subject: `prepare.stop`,
-//! `resume.container`. Scripts read these names, so do not change one without need.
+//! `resume.container`. Scripts depend on these names, so change none without need.
 
 mod collector;
 mod log;
@@ -22,10 +22,10 @@ pub(crate) use recording::PhaseRecording;
 //  answer  ◀─ PhaseRecording::finish ◀─ log ◀─────┴─ span
 //                                            PhaseCollector: sees spans begin and end
 //
-// Work on another thread enters its parent span there. Without a recording no such span is made: the check reads one
-// counter. Another process has no span to enter. Its phase is added afterwards, by an event of the same target with the
-// fields `phase`, `begun_ns` and `ended_ns` (CLOCK_REALTIME). A clone of a span may outlive its phase: the last exit is
-// its end.
+// A thread that works for a request enters the parent span first. Without a recording, no span is made: the check reads
+// one counter. A phase of another process is added afterwards, by an event of the same target with the fields `phase`,
+// `begun_ns` and `ended_ns` (CLOCK_REALTIME). A clone of a span may outlive the phase: the phase ends at the last exit
+// from its span.
 /// The target of the spans that are phases. Other crates repeat the literal, since they do not depend on this one.
 pub const TARGET: &str = "farfork::phase";
 
@@ -39,7 +39,7 @@ where
     collector.with_filter(wanted)
 }
 
-/// Shifts phases whose times are relative to a moment `by` after the request's arrival.
+/// Makes the times of phases relative to the request's arrival: they are relative to a time that is later by `by`.
 pub(crate) fn shift_phases(phases: &mut [v1::Phase], by: Duration) {
     let by_us = u64::try_from(by.as_micros()).unwrap_or(u64::MAX);
     phases.iter_mut().for_each(|phase| phase.start_us = phase.start_us.saturating_add(by_us));

@@ -1,4 +1,4 @@
-//! Records the phases of one request on this node, from its arrival to its answer.
+//! Records the phases of one request on this node, from its arrival to its reply.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use super::TARGET;
 use super::collector::PhaseCollector;
 use super::log::PhaseLog;
 
-/// The recording of a request's phases, if the request asked for one. Dropping it ends the recording.
+/// The recording of a request's phases; empty if its caller wants none. Dropping it ends the recording.
 #[derive(Debug, Default)]
 pub(crate) struct PhaseRecording(Option<ActiveRecording>);
 
@@ -23,7 +23,7 @@ struct ActiveRecording {
 }
 
 impl PhaseRecording {
-    /// Starts a recording with a root phase of this name. Does nothing if it is not wanted, or if the process has no
+    /// Starts a recording with a root phase of this name. Does nothing without `is_wanted`, or if the process has no
     /// [`collector_layer`](super::collector_layer).
     pub(crate) fn start(is_wanted: bool, node: &NodeName, name: &'static str) -> Self {
         let collector =
@@ -35,7 +35,7 @@ impl PhaseRecording {
         Self(Some(ActiveRecording { collector, number, log, root }))
     }
 
-    /// The span to run the request's work in.
+    /// Returns the span in which the request's work must run.
     pub(crate) fn span(&self) -> Span {
         self.0.as_ref().map_or_else(Span::none, |running| running.root.clone())
     }
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_phases_of_who_asked_are_told() {
+    fn only_recorded_requests_report_phases() {
         let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         let subscriber = tracing_subscriber::registry().with(super::super::collector_layer());
         tracing::subscriber::with_default(subscriber, || {
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_collector_nothing_is_told() {
+    fn a_recording_without_a_collector_is_empty() {
         let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         let recording = PhaseRecording::start(true, &"n1".parse().unwrap(), "prepare");
         recording.span().in_scope(work);

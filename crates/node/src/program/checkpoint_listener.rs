@@ -1,6 +1,6 @@
-//! Threads that accept programs. A program whose first message requests a checkpoint is captured by the thread that
-//! reads it. The same thread sends the reply: each hand-over would cost a wake-up, which the program would wait for.
-//! Any other program is passed to the asynchronous runtime; this one follows after its reply.
+//! Threads that accept programs. The thread that reads a program's first message also captures the program, if that is
+//! a checkpoint request, and sends the reply: each hand-over to another thread would cost a wake-up, and the program
+//! waits. After the reply, the program is passed to the asynchronous runtime, as are all other programs.
 //!
 //! A thread ends after every capture: the end of a ptrace(2) tracer releases threads that did not stop for the capture.
 
@@ -25,24 +25,26 @@ use tonic::Code;
 
 use super::connection::{AcceptedProgram, checkpoint_options, encode_failure_reply, encode_seed_reply};
 use super::socket_registry::{SocketRegistration, SocketRegistry};
+use crate::engine::CaptureInputs;
 use crate::node::Node;
 use crate::seeds::{SeedBuilder, check_name};
 
-/// Threads that wait for programs, so that two programs can connect at the same time. A capture keeps a CPU busy, and
-/// few machines have two to spare.
+/// Most threads that wait for programs, so that two programs can connect at the same time. A capture keeps a CPU busy,
+/// and few machines have more than two to spare.
 const LISTENER_THREADS_MAX: usize = 2;
 
-/// Time limit for a program's first message, which it sends right after connecting. Then it is passed to the runtime.
+/// Longest wait for a program's first message, which it sends right after connecting. After that, the program is passed
+/// to the runtime.
 const FIRST_MESSAGE_TIMEOUT: Timespec = Timespec { tv_sec: 0, tv_nsec: 2_000_000 };
 
-/// After this time a program gets the reply that its capture takes too long. The capturing thread continues: it may
-/// hang in the kernel.
+/// After this time, a program gets a failure as the reply: its capture takes too long. The capturing thread continues,
+/// because it may hang in the kernel.
 const CAPTURE_REPLY_TIMEOUT: Duration = capture::DEFAULT_TIMEOUT.saturating_add(capture::TIMEOUT_GRACE);
 
 /// Pause after a failed accept(2).
 const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
 
-/// The listener's threads. Dropping this stops accepting; captures in progress continue.
+/// The listener's threads. Dropping the listener stops accepting; captures in progress continue.
 #[derive(Debug)]
 pub(super) struct CheckpointListener(Arc<ListenerState>);
 
@@ -55,7 +57,7 @@ struct ListenerState {
     accepted: mpsc::UnboundedSender<AcceptedProgram>,
     runtime: Handle,
     permits: Arc<Semaphore>,
-    /// Threads that wait in accept(2).
+    /// Number of threads that wait in accept(2).
     waiting_threads: AtomicUsize,
     is_closed: AtomicBool,
     pending: Mutex<Vec<Arc<PendingCheckpoint>>>,
@@ -93,8 +95,8 @@ impl CheckpointListener {
         Self(listener_state)
     }
 
-    /// Sends a failure to programs whose capture takes too long. Starts a thread if none waits for programs: all may
-    /// hang in captures.
+    /// Sends a failure to programs whose capture takes too long. Starts a thread if no thread waits for programs: all
+    /// may hang in captures.
     pub(super) fn expire_overdue(&self) {
         let listener_state = &self.0;
         let is_overdue = |checkpoint: &&Arc<PendingCheckpoint>| checkpoint.since.elapsed() > CAPTURE_REPLY_TIMEOUT;
@@ -144,7 +146,7 @@ impl ListenerState {
     ///                   └─ checkpoint ─▶ captured ─▶ replied, described, new thread started ─▶ holds the template ─▶ ends
     /// ```
     fn run_thread(self: Arc<Self>) {
-        // Enough others may have been started while this thread was busy.
+        // Stop if enough other threads wait: they may have been started while this thread was busy.
         while self.waiting_threads.load(Ordering::Relaxed) < LISTENER_THREADS_MAX {
             let Ok(permit) = self.runtime.block_on(self.permits.clone().acquire_owned()) else { return };
             self.waiting_threads.fetch_add(1, Ordering::Relaxed);
@@ -167,8 +169,8 @@ impl ListenerState {
         }
     }
 
-    /// Reads a program's first message. Returns the program if that requests a checkpoint; otherwise passes it to the
-    /// runtime.
+    /// Reads a program's first message. Returns the program if the message requests a checkpoint; otherwise passes the
+    /// program to the runtime.
     fn read_first_message(
         &self,
         socket: OwnedFd,
@@ -206,14 +208,14 @@ impl ListenerState {
         let checkpoint =
             Arc::new(PendingCheckpoint { pid, since: Instant::now(), socket, is_replied: AtomicBool::new(false) });
         let options = checkpoint_options(name, ttl, sockets, offered);
-        let caller_sockets = (options.sockets.clone(), options.offer.clone());
+        let (daemon_sockets, offered_pages) = (options.sockets.clone(), options.offer.clone());
         let reply_target = checkpoint.clone();
         let answer = move |made: Result<v1::Seed, Failure>| match made {
             Ok(seed) => reply_target.reply_once(&encode_seed_reply(&seed)),
             Err(failure) => reply_target.reply_once(&encode_failure_reply(&failure)),
         };
         let builder = check_name(&options.name).and_then(|()| {
-            // The program runs, so it cannot be paused.
+            // `lineage_of` refuses paused children, but this program runs, as it has just sent a request.
             let lineage = self.node.lineage_of(pid)?;
             Ok((SeedBuilder::new(self.node.clone(), pid, options, Box::new(answer))?, lineage))
         });
@@ -225,12 +227,8 @@ impl ListenerState {
         match builder {
             Ok((builder, lineage)) => {
                 self.pending().push(checkpoint);
-                self.node.engine.capture_and_hold(
-                    pid,
-                    caller_sockets,
-                    lineage,
-                    Box::new(CaptureObserver { builder, handoff }),
-                );
+                let inputs = CaptureInputs { daemon_sockets, offered_pages, serving_pager: lineage };
+                self.node.engine.capture_and_hold(pid, inputs, Box::new(CaptureObserver { builder, handoff }));
             }
             Err(failure) => {
                 checkpoint.reply_once(&encode_failure_reply(&failure));
@@ -241,7 +239,7 @@ impl ListenerState {
     }
 
     fn hand_off(&self, arrival: AcceptedProgram) {
-        // Fails only while the daemon stops. The connection is then closed here.
+        // Fails only while the daemon stops. Dropping `arrival` then closes the connection.
         let _ = self.accepted.send(arrival);
     }
 
@@ -259,7 +257,7 @@ struct CheckpointRequest {
     offered: Option<CaptureOffer>,
 }
 
-/// A program's first message: empty at the end of the connection, `None` if none arrives in time.
+/// Receives a program's first message: empty at the end of the connection, `None` if no message arrives in time.
 fn receive_first_message(socket: &OwnedFd) -> io::Result<Option<Vec<u8>>> {
     let mut message = vec![0; REQUEST_BYTES_MAX];
     let mut received = fd_passing::receive(socket.as_fd(), &mut message, 0);
@@ -274,10 +272,10 @@ fn receive_first_message(socket: &OwnedFd) -> io::Result<Option<Vec<u8>>> {
 }
 
 impl PendingCheckpoint {
-    /// Sends a reply, unless one was sent before. Returns whether it was sent now.
+    /// Sends a reply, unless one was sent before. Returns whether this reply was sent.
     fn reply_once(&self, reply: &[u8]) -> bool {
         let is_first = !self.is_replied.swap(true, Ordering::AcqRel);
-        // The send buffer is empty, so a failed send means that the program has gone.
+        // The send buffer is empty, so a failed send means that the program has disconnected.
         is_first && fd_passing::send(self.socket.as_fd(), reply, &[]).is_ok()
     }
 }
@@ -291,8 +289,8 @@ struct CaptureObserver {
 impl CaptureCallbacks for CaptureObserver {
     fn template_ready(&mut self, ready_template: Result<ReadyTemplate, CaptureError>) -> bool {
         let is_wanted = self.builder.template_ready(ready_template);
-        // The kernel has queued the woken program on this thread's CPU, since a sender usually sleeps next. This thread
-        // has more work to do, but none that is waited for, so let the program run first.
+        // The reply has woken the program, and the kernel has queued it on this thread's CPU, because a sender usually
+        // sleeps next. This thread has more work, but no process waits for it: let the program run first.
         thread::yield_now();
         if !is_wanted {
             self.handoff.listener.spawn_thread();
@@ -302,13 +300,13 @@ impl CaptureCallbacks for CaptureObserver {
 
     fn capture_completed(&mut self, captured: Result<CapturedTree, CaptureError>) {
         self.builder.capture_completed(captured);
-        // Not earlier: a fork requested right after the reply waits for the seed to be complete.
+        // Not earlier: a fork that is requested right after the reply waits until the seed is complete, and a new
+        // thread would delay that.
         self.handoff.listener.spawn_thread();
     }
 }
 
-/// A program whose capture is in progress. When this is dropped, the program is passed to the runtime for its further
-/// requests.
+/// A program whose capture is in progress. Dropping it passes the program to the runtime for its further requests.
 struct ProgramHandoff {
     listener: Arc<ListenerState>,
     checkpoint: Arc<PendingCheckpoint>,
@@ -319,7 +317,7 @@ impl Drop for ProgramHandoff {
     fn drop(&mut self) {
         self.listener.pending().retain(|other| !Arc::ptr_eq(other, &self.checkpoint));
         let Some((registration, permit)) = self.registration_and_permit.take() else { return };
-        // Most programs send no further request.
+        // Check for the end of the connection: most programs send no further request.
         let has_gone = fd_passing::peek(self.checkpoint.socket.as_fd(), &mut [0; REQUEST_BYTES_MAX], 0);
         if matches!(has_gone, Ok((0, _))) {
             return;

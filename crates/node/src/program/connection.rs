@@ -1,4 +1,4 @@
-//! One connected program: handles its requests in order, and sends replies of all tasks that work for it.
+//! One connected program: handles the program's requests in order, and sends the replies of all tasks that work for it.
 
 use std::collections::HashMap;
 use std::io;
@@ -43,14 +43,14 @@ struct ProgramConnection {
 #[derive(Debug)]
 pub(super) struct AcceptedProgram {
     pub(super) socket: OwnedFd,
-    /// Its first message, if that was read but not handled yet.
+    /// The program's first message, if it was read but not handled yet.
     pub(super) first_message: Option<Vec<u8>>,
     pub(super) registration: Option<SocketRegistration>,
-    /// Its permit out of [`PROGRAM_CONNECTIONS_MAX`](farfork_api::limits::PROGRAM_CONNECTIONS_MAX).
+    /// The connection's permit out of [`PROGRAM_CONNECTIONS_MAX`](farfork_api::limits::PROGRAM_CONNECTIONS_MAX).
     pub(super) permit: OwnedSemaphorePermit,
 }
 
-/// Serves one program until it disconnects. Then its children are killed, and its own seeds are dropped.
+/// Serves one program until it disconnects. Then its children are killed, and the seeds that it owns are dropped.
 pub(super) async fn serve_program(node: Arc<Node>, registry: Arc<SocketRegistry>, arrival: AcceptedProgram) {
     let AcceptedProgram { socket, first_message: first, registration: registered, permit: _permit } = arrival;
     let socket = match ProgramSocket::new(socket) {
@@ -161,7 +161,7 @@ impl ProgramConnection {
         service::prepare_and_wait(&self.node, self.pid, checkpoint_options(name, ttl, sockets, offered)).await
     }
 
-    /// A program may fork its own seeds only.
+    /// Starts children of a seed. A program may fork only seeds of itself.
     async fn fork(&mut self, fork: ForkOptions) -> io::Result<()> {
         if fork.count > FORK_COUNT_MAX {
             let cause = format!("{} children at a time: at most {FORK_COUNT_MAX} can be started", fork.count);
@@ -186,7 +186,8 @@ impl ProgramConnection {
         Ok(())
     }
 
-    /// Replies with a seed. If the program has disconnected meanwhile, the seed would be lost to it, so it is dropped.
+    /// Replies with a seed. If the program has disconnected, the seed is dropped, because the program will never know
+    /// its id.
     async fn reply_seed(&self, socket: &ProgramSocket, seed: v1::Seed) -> io::Result<()> {
         let sent = socket.send(&encode_seed_reply(&seed), &[]).await;
         if sent.is_err()
@@ -211,7 +212,7 @@ impl ProgramConnection {
     }
 }
 
-/// The options for a checkpoint that a program requests of itself.
+/// Returns the options for a checkpoint that a program requests of itself.
 pub(super) fn checkpoint_options(
     name: String,
     ttl: Option<Duration>,
@@ -228,13 +229,13 @@ pub(super) fn checkpoint_options(
     PrepareOptions { name, freeze: false, ttl_ms, sealed: false, labels: HashMap::new(), namespaces, sockets, offer }
 }
 
-/// The reply to the parent of a new seed.
+/// Encodes the reply to the parent of a new seed.
 pub(super) fn encode_seed_reply(seed: &v1::Seed) -> Vec<u8> {
     let v1::Seed { id, pause_us, prepare_us, .. } = seed;
     Reply::Seed { seed: id, pause_us: *pause_us, prepare_us: *prepare_us }.encode()
 }
 
-/// The reply to a failed request.
+/// Encodes the reply to a failed request.
 pub(super) fn encode_failure_reply(failure: &Failure) -> Vec<u8> {
     let (code, text) = (failure.code() as u32, failure.to_string());
     Reply::Failed { batch: 0, index: 0, code, text: &text }.encode()
@@ -248,8 +249,8 @@ impl Drop for ProgramConnection {
     }
 }
 
-/// Drops a seed in a task of its own; the connection does not wait for it. Forced, because the seed's children end with
-/// the program.
+/// Drops a seed in a separate task, for which the connection does not wait. Forced, because the seed's children end
+/// with the program.
 fn drop_seed(node: Arc<Node>, seed: SeedId) {
     tokio::spawn(async move {
         if let Err(error) = service::drop_seed(&node, v1::DropRequest { seed: seed.to_string(), force: true }).await {

@@ -1,5 +1,5 @@
-//! Waits for all children of a program on one node, over a single stream, so that the number of children does not use
-//! up the connection's streams.
+//! Waits for all children of a program on one node, over a single stream. With one stream per child, many children
+//! would exhaust the streams of the connection.
 //!
 //! ```text
 //!  child started ──▶ TendInput ──▶ (its node) ──▶ pieces of its result, its end ──▶ ended, with the result
@@ -31,13 +31,13 @@ use crate::service;
 pub(super) struct WatchedChild {
     pub(super) child: String,
     pub(super) position: ChildPosition,
-    /// The part of its result that has arrived: a memfd.
+    /// A memfd with the part of the child's result that has arrived.
     pub(super) result: Option<File>,
 }
 
 type ExitEventStream = Pin<Box<dyn Stream<Item = Result<v1::TendOutput, Status>> + Send>>;
 
-/// Reports the ends of the children from `inbox`, until it closes or the node does not answer.
+/// Reports the ends of the children from `inbox`, until `inbox` is closed or the stream to the node fails.
 pub(super) async fn watch_exits(
     batch: &Arc<SharedForks>,
     node: &NodeName,
@@ -65,7 +65,7 @@ async fn relay_events(
     inbox: &mut mpsc::UnboundedReceiver<WatchedChild>,
     waiting: &mut HashMap<String, WatchedChild>,
 ) -> Result<(), Failure> {
-    // Unbounded, but a fork's limit bounds the number of children.
+    // The channel is unbounded, but a fork's limit bounds the number of children.
     let (inputs, receiver) = mpsc::unbounded_channel();
     let mut outputs = open_stream(batch, node, UnboundedReceiverStream::new(receiver)).await?;
     loop {

@@ -20,13 +20,13 @@ use super::socket_registry::ChannelSockets;
 use crate::node::Node;
 use crate::service;
 
-/// The signal that kills a child: it cannot be caught.
+/// The signal with which children are killed: it cannot be caught.
 const SIGKILL: u32 = rustix::process::Signal::KILL.as_raw().unsigned_abs();
 
 /// A child's position: the program's number of its batch, and its index in the batch.
 pub(super) type ChildPosition = (u32, u32);
 
-/// The children of one program. Dropping this kills them.
+/// The children of one program. Dropping the table kills them.
 pub(super) struct ProgramForks(Arc<SharedForks>);
 
 /// State that the tasks for a program's children share.
@@ -39,10 +39,10 @@ pub(super) struct SharedForks {
 
 #[derive(Default)]
 struct ForkTable {
-    /// The program has disconnected: further children are killed at once.
+    /// Whether the program has disconnected. Then further children are killed at once.
     is_disconnected: bool,
     running: HashMap<ChildPosition, ForkedChild>,
-    /// By the node that the children run on.
+    /// Queues of the exit watchers, by the node that the children run on.
     exit_watchers: HashMap<NodeName, mpsc::UnboundedSender<WatchedChild>>,
     /// The tasks of the exit watchers.
     watcher_tasks: JoinSet<()>,
@@ -50,18 +50,18 @@ struct ForkTable {
 
 struct ForkedChild {
     child: ChildId,
-    /// The program has requested to kill it.
+    /// Whether the program has requested to kill the child.
     is_kill_requested: bool,
 }
 
 impl ProgramForks {
-    /// An empty table. Reports about children are sent to `replies`.
+    /// Creates an empty table. Reports about children are sent to `replies`.
     pub(super) fn new(node: Arc<Node>, channels: ChannelSockets, replies: mpsc::Sender<OutgoingMessage>) -> Self {
         Self(Arc::new(SharedForks { node, channels, replies, children: Mutex::default() }))
     }
 
-    /// Starts children, and reports the start and the end of each. This continues after the program has disconnected,
-    /// in order to kill children that were just being started.
+    /// Starts children, and reports the start and the end of each. The task continues after the program has
+    /// disconnected, in order to kill children that were being started.
     pub(super) fn fork(&self, fork: ForkOptions) {
         let batch = self.0.clone();
         tokio::spawn(async move { batch.run_fork(fork).await });
@@ -104,7 +104,7 @@ async fn kill_by_id(node: &Node, child: ChildId) {
     }
 }
 
-/// The request to the node. If payloads are requested, each child's payload is its number.
+/// Converts the request for the node. If payloads are requested, each child's payload is its index in decimal.
 fn to_fork_request(fork: &ForkOptions) -> v1::ForkRequest {
     let timeout_ms = fork.timeout.map_or(0, |limit| u64::try_from(limit.as_millis()).unwrap_or(u64::MAX));
     let indices = fork.first..fork.first + if fork.has_payload { fork.count } else { 0 };
@@ -128,7 +128,7 @@ fn to_fork_request(fork: &ForkOptions) -> v1::ForkRequest {
             ..v1::ChildOptions::default()
         }),
         profile: false,
-        // The stream of Tend ends the children instead.
+        // The end of the Tend stream ends the children instead.
         attended: false,
     }
 }
@@ -182,7 +182,7 @@ impl SharedForks {
         self.watch_exit(id.node(), WatchedChild { child: child.id, position, result: None });
     }
 
-    /// The program's end of a child's channel. If the channel cannot be opened, the child is killed.
+    /// Returns the program's end of a child's channel. If the channel cannot be opened, kills the child.
     async fn open_channel(&self, child: &ChildId) -> Option<OwnedFd> {
         let opened = service::open_channel(&self.node, child).await;
         let registered = opened.map_err(|failure| failure.to_string()).and_then(|socket| {
@@ -199,7 +199,7 @@ impl SharedForks {
         }
     }
 
-    /// Passes a child to the exit watcher of its node, and starts that watcher if there is none.
+    /// Passes a child to the exit watcher of its node, and starts the watcher if there is none.
     fn watch_exit(self: &Arc<Self>, node: &NodeName, mut watched_child: WatchedChild) {
         let mut children = self.children();
         if children.is_disconnected {
@@ -219,8 +219,8 @@ impl SharedForks {
         children.watcher_tasks.spawn(async move { exit_watcher::watch_exits(&batch, &node, inbox).await });
     }
 
-    /// Removes a child that has ended. One that the program killed is removed from its node's list too, as its result
-    /// will not be requested.
+    /// Removes a child that has ended. If the program had it killed, the child is removed from its node's list too: its
+    /// result will not be requested.
     pub(super) fn remove_ended(&self, position: ChildPosition) {
         let mut children = self.children();
         if let Some(ForkedChild { child, is_kill_requested: true }) = children.running.remove(&position) {

@@ -1,8 +1,8 @@
-//! Serves programs that request their own checkpoint, and children of it, at a Unix socket of its own.
+//! Serves programs that request checkpoints of themselves, and children of these, at a separate Unix socket.
 //!
-//! The socket's permissions decide which programs may connect. A process can request a seed of itself only: the kernel
-//! names the process that connected. `farfork_program` has the messages, `engine::checkpoint_reply` the reply to a
-//! child.
+//! The socket's permissions decide which programs may connect. A process can request only a seed of itself: the daemon
+//! gets the process from the kernel (SO_PEERCRED). `farfork_program` has the messages, `engine::checkpoint_reply` the
+//! reply to a child.
 
 mod checkpoint_listener;
 mod connection;
@@ -25,7 +25,8 @@ use socket_registry::SocketRegistry;
 
 pub(crate) use socket::listen;
 
-/// How often captures are checked for their time limit: a reply is late by this much at most.
+/// Interval between checks of captures for their time limit. The reply to an overdue capture is late by at most this
+/// time.
 const OVERDUE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Serves programs until `stopped` becomes true; their children are then killed.

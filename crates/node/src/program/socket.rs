@@ -1,5 +1,5 @@
-//! The socket for programs: SOCK_SEQPACKET, so that a message is whole and may carry descriptors. `checkpoint_listener`
-//! accepts connections at it.
+//! The socket for programs: SOCK_SEQPACKET, so that a message is received as a whole and may carry descriptors.
+//! `checkpoint_listener` accepts connections at it.
 
 use std::fs::{self, Permissions};
 use std::io;
@@ -21,7 +21,7 @@ const BACKLOG: i32 = 128;
 #[derive(Debug)]
 pub(super) struct ProgramSocket(AsyncFd<FdOwner<OwnedFd>>);
 
-/// Creates the listening socket, accessible by its owner only. Replaces the socket of an earlier daemon.
+/// Creates the listening socket, to which only its owner can connect. Replaces the socket of an earlier daemon.
 ///
 /// # Errors
 /// The error of socket(2), bind(2) or listen(2).
@@ -47,12 +47,12 @@ impl ProgramSocket {
         Ok(Self(watch_read_write(program)?))
     }
 
-    /// The process that connected; `None` if it has no pid in this daemon's pid namespace.
+    /// Returns the pid of the process that connected; `None` if it has no pid in this daemon's pid namespace.
     pub(super) fn peer_pid(&self) -> io::Result<Option<i32>> {
         fd_passing::peer_pid(self.fd())
     }
 
-    /// The next whole message; `None` at the end of the connection. A message longer than any request is an error.
+    /// Receives the next message; `None` at the end of the connection. A message longer than any request is an error.
     pub(super) async fn receive(&self) -> io::Result<Option<Vec<u8>>> {
         let mut message = vec![0; REQUEST_BYTES_MAX];
         loop {
@@ -66,7 +66,7 @@ impl ProgramSocket {
         }
     }
 
-    /// Sends a message with copies of descriptors.
+    /// Sends a message with copies of descriptors (SCM_RIGHTS).
     pub(super) async fn send(&self, message: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         loop {
             let mut ready = self.0.writable().await?;
@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn messages_go_both_ways_until_the_end() {
+    async fn messages_are_exchanged_until_the_program_ends() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("program.sock");
         let listener = listen(&path).unwrap();

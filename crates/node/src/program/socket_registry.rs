@@ -1,5 +1,5 @@
-//! Registry of the sockets that programs have open to this daemon. A capture carries these over to children, and
-//! refuses every other connected socket.
+//! Registry of the sockets that programs have open to this daemon. A capture supports these sockets, and refuses every
+//! other connected socket.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -8,11 +8,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use farfork_fork::capture::DaemonSockets;
 
-/// Open connections, by the inode of the program's end.
+/// Pids of the connected processes, by the inode of the process's end of the connection.
 #[derive(Debug, Default)]
 pub(super) struct SocketRegistry(Mutex<BTreeMap<u64, u32>>);
 
-/// Registration of a connection, removed when this is dropped.
+/// Registration of a connection. Dropping it removes the connection from the registry.
 #[derive(Debug)]
 pub(super) struct SocketRegistration {
     registry: Arc<SocketRegistry>,
@@ -20,7 +20,7 @@ pub(super) struct SocketRegistration {
 }
 
 /// Registrations of the program's ends of its children's channels. They last as long as the program is connected: it
-/// may keep such a socket open after the child has ended.
+/// may keep a channel's socket open after the child has ended.
 #[derive(Debug)]
 pub(super) struct ChannelSockets {
     pub(super) registry: Arc<SocketRegistry>,
@@ -42,14 +42,14 @@ impl ChannelSockets {
 }
 
 impl SocketRegistry {
-    /// Registers a connection of a process. The inode is reported by the process itself; a false one affects only that
+    /// Registers a connection of a process. The process itself reports the inode; a false inode affects only that
     /// process.
     pub(super) fn register(self: &Arc<Self>, pid: u32, inode: u64) -> SocketRegistration {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(inode, pid);
         SocketRegistration { registry: self.clone(), inode }
     }
 
-    /// The connections of a process. `caller` is the connection at which it waits for the reply.
+    /// Returns the connections of a process. `caller` is the inode of the connection at which it waits for the reply.
     pub(super) fn sockets(&self, pid: u32, caller: u64) -> DaemonSockets {
         let open = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let others = open.iter().filter(|(inode, owner)| **owner == pid && **inode != caller);
@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_has_its_open_connections_only() {
+    fn a_process_has_only_its_open_connections() {
         let registry = Arc::new(SocketRegistry::default());
         let first = registry.register(812, 1);
         let _second = registry.register(812, 2);

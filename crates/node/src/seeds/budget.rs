@@ -1,6 +1,6 @@
-//! Memory budget of templates. A seed that would exceed it is refused at prepare, so that no template is lost for lack
-//! of memory later. A template first shares all pages with its parent. It then holds alone each page that the parent
-//! writes: at most all of them. A sealed seed holds none.
+//! Memory budget of templates. A seed that would exceed the budget is refused at prepare, so that no template is lost
+//! later for lack of memory. A template first shares all pages with its parent. Each page that the parent writes then
+//! belongs to the template alone, in the end perhaps all. A sealed seed has no template.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
@@ -13,28 +13,28 @@ use tonic::Code;
 
 use super::{SealProgress, SeedEntry, SeedRegistry};
 
-/// Maximum number of seeds that a refusal names: a longer list would hide the advice.
+/// Maximum number of seeds that a refusal names: a longer list would hide the next step.
 const SEEDS_NAMED_MAX: usize = 3;
 
 /// Limits of the memory that templates may hold.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct SeedBudget {
-    /// Limit of all templates together; unlimited if `None`.
+    /// Limit of the sum of all templates; unlimited if `None`.
     pub bytes_max: Option<u64>,
     /// Limit for the templates of one user's processes; unlimited if `None`.
     pub user_bytes_max: Option<u64>,
 }
 
-/// The memory that a template may come to hold.
+/// The most memory that a template may hold later, and the user it is charged to.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct MemoryCharge {
     pub(super) bytes: u64,
-    /// The user id of its parent.
+    /// The user id of the template's parent.
     pub(super) user: u32,
 }
 
 impl MemoryCharge {
-    /// A lower bound for a process, from its status(5) in /proc. It is known before the capture.
+    /// Estimates a lower bound for a process before its capture, from /proc/PID/status (RssAnon and VmSwap).
     pub(super) fn estimate_min(pid: u32) -> Self {
         let status = read_text(&format!("/proc/{pid}/status")).unwrap_or_default();
         let kib = |name: &str| {
@@ -44,7 +44,7 @@ impl MemoryCharge {
         Self { bytes: (kib("RssAnon:") + kib("VmSwap:")) << 10, user: process_uid(pid) }
     }
 
-    /// The charge for a template of this process.
+    /// Creates the charge for a template of this process.
     pub(super) fn new(pid: u32, bytes: u64) -> Self {
         Self { bytes, user: process_uid(pid) }
     }
@@ -59,7 +59,7 @@ impl SeedBudget {
     /// Checks whether a template of this process fits next to the charges in `held`.
     ///
     /// # Errors
-    /// It does not fit. The failure names the largest holders.
+    /// The template does not fit. The failure names the seeds that hold most.
     pub(super) fn check_charge(
         &self,
         pid: u32,
@@ -83,7 +83,7 @@ impl SeedBudget {
 }
 
 impl SeedEntry {
-    /// The charge of this seed. It is 0 if an image has its memory, or if its stopped parent is the template.
+    /// Returns the charge of this seed. It is 0 if an image has the memory, or if the stopped parent is the template.
     pub(super) fn memory_charge(&self) -> MemoryCharge {
         let holds_nothing = matches!(self.seal_progress, Some(SealProgress::Sealed { .. })) || self.view.frozen;
         MemoryCharge { bytes: if holds_nothing { 0 } else { self.memory_charge.bytes }, ..self.memory_charge }
@@ -91,12 +91,12 @@ impl SeedEntry {
 }
 
 impl SeedRegistry {
-    /// The sum of all charges, and the limit.
+    /// Returns the sum of all charges, and the limit, in bytes.
     pub(crate) fn charged_bytes(&self) -> (u64, Option<u64>) {
         (self.entries().values().map(|seed| seed.memory_charge().bytes).sum(), self.budget.bytes_max)
     }
 
-    /// Checks the lower bound before the process is stopped.
+    /// Checks the lower bound of a seed's charge before the process is stopped.
     ///
     /// # Errors
     /// Even the lower bound exceeds the budget.
@@ -109,7 +109,7 @@ impl SeedRegistry {
     }
 }
 
-/// The display name and the charge of each seed.
+/// Returns the display name and the charge of each seed.
 pub(super) fn memory_charges<'a>(
     listed: impl Iterator<Item = (&'a SeedId, &'a SeedEntry)>,
 ) -> Vec<(String, MemoryCharge)> {
@@ -121,7 +121,7 @@ fn process_uid(pid: u32) -> u32 {
     fs::metadata(format!("/proc/{pid}")).map_or(0, |process| process.uid())
 }
 
-/// Checks that `wanted` bytes fit into the rest of the budget. The error is the cause of a refusal.
+/// Checks that `wanted` bytes fit into the rest of the budget. The error contains the cause of a refusal.
 fn check_fits(wanted: u64, bytes_max: u64, scope: &str, held: &[(String, MemoryCharge)]) -> Result<(), String> {
     let left = bytes_max.saturating_sub(held.iter().map(|(_, charge)| charge.bytes).sum());
     if wanted <= left {
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_seed_has_room_up_to_the_last_byte() {
+    fn a_seed_may_use_the_budget_to_the_last_byte() {
         let budget = SeedBudget { bytes_max: Some(100 * MIB), user_bytes_max: None };
         let admit = |mib, held: &[(String, MemoryCharge)]| {
             budget.check_charge(7, MemoryCharge { bytes: mib * MIB, user: 0 }, held)
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn users_have_bounds_of_their_own() {
+    fn users_have_separate_budgets() {
         let budget = SeedBudget { bytes_max: None, user_bytes_max: Some(50 * MIB) };
         let admit =
             |user| budget.check_charge(7, MemoryCharge { bytes: 20 * MIB, user }, &held(&[(40, 1000), (900, 0)]));

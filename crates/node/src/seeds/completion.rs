@@ -1,5 +1,6 @@
-//! Completion of a seed: whether it can be forked yet. Prepare is answered as soon as nothing can be refused any more
-//! and the process runs again. The descriptor is completed while the reply travels; a fork that arrives earlier waits.
+//! Completion of a seed: whether it can be forked yet. The reply to prepare is sent as soon as the capture can no
+//! longer be refused and the process runs again. The descriptor is completed while the reply travels. A fork that
+//! arrives before that waits.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -19,40 +20,40 @@ use farfork_api::failure::Failure;
 pub(super) struct SeedCompletion {
     state: Mutex<CompletionState>,
     completed: Condvar,
-    /// Wakes asynchronous waiters; `completed` wakes threads.
+    /// Wakes asynchronous tasks that wait; `completed` wakes threads.
     completed_async: Notify,
 }
 
 #[derive(Debug, Default)]
 struct CompletionState {
-    /// `None` while underway.
+    /// `None` while in progress.
     outcome: Option<Result<(), Failure>>,
-    /// A seed that was dropped before it was complete. The task that drops it takes it from here.
+    /// The seed, if it was unlisted before it was complete. The thread that drops the seed takes it from here.
     dropped_seed: Option<Seed>,
 }
 
 impl SeedCompletion {
-    /// Records the outcome, and wakes all waiters.
+    /// Records the outcome, and wakes all waiting tasks and threads.
     pub(super) fn complete(&self, outcome: Result<(), Failure>) {
         self.state().outcome = Some(outcome);
         self.completed.notify_all();
         self.completed_async.notify_waiters();
     }
 
-    /// Marks the seed as complete. `unlisted` is the seed if it was dropped before.
+    /// Marks the seed as complete. `unlisted` is the seed if it was unlisted before it was complete.
     pub(super) fn complete_with(&self, unlisted: Option<Seed>) {
         self.state().dropped_seed = unlisted;
         self.complete(Ok(()));
     }
 
-    /// The outcome; `None` while underway.
+    /// Returns the outcome; `None` while the completion is in progress.
     pub(super) fn outcome(&self) -> Option<Result<(), Failure>> {
         self.state().outcome.clone()
     }
 
-    /// Waits for the outcome, at most `limit`; `None` if there is none by then.
+    /// Waits for the outcome, at most `limit`; `None` on timeout.
     pub(super) async fn wait(&self, limit: Duration) -> Option<Result<(), Failure>> {
-        // Registered before the check, so that no notification is lost.
+        // Register before the check, so that no notification is lost.
         let completed = self.completed_async.notified();
         if let Some(outcome) = self.outcome() {
             return Some(outcome);
@@ -61,7 +62,7 @@ impl SeedCompletion {
         self.outcome()
     }
 
-    /// Blocks until there is an outcome, at most `limit`. Returns the seed if it was dropped before it was complete.
+    /// Blocks until there is an outcome, at most `limit`. Returns the seed if it was unlisted before it was complete.
     pub(super) fn wait_dropped_seed(&self, limit: Duration) -> Option<Seed> {
         let waited = self.completed.wait_timeout_while(self.state(), limit, |state| state.outcome.is_none());
         waited.unwrap_or_else(PoisonError::into_inner).0.dropped_seed.take()
@@ -78,7 +79,7 @@ mod tests {
     use std::sync::Arc;
 
     #[tokio::test]
-    async fn who_waits_is_told() {
+    async fn a_waiter_gets_the_outcome_of_a_seed() {
         let seed_completion = Arc::new(SeedCompletion::default());
         assert_eq!(seed_completion.wait(Duration::from_millis(1)).await, None);
         let waiting = seed_completion.clone();

@@ -1,4 +1,4 @@
-//! Labels of seeds: keys and values that users set to find seeds by.
+//! Labels of seeds: keys and values with which users find seeds.
 
 use std::collections::HashMap;
 
@@ -7,13 +7,13 @@ use tonic::Code;
 use farfork_api::failure::Failure;
 use farfork_api::limits::LABEL_BYTES_MAX;
 
-/// Maximum labels of a seed: each list of seeds carries them.
+/// Maximum labels of a seed: each list of seeds contains them.
 const LABELS_MAX: usize = 16;
 
 /// Checks the labels of a new seed.
 ///
 /// # Errors
-/// There are too many, or one is malformed.
+/// There are too many labels, or one is malformed.
 pub(crate) fn check_labels(labels: &HashMap<String, String>) -> Result<(), Failure> {
     let refuse = |object: String, cause: String| Err(Failure::new(Code::InvalidArgument, object, cause));
     if labels.len() > LABELS_MAX {
@@ -41,7 +41,7 @@ mod tests {
     use super::check_labels;
 
     #[test]
-    fn labels_are_few_and_plain() {
+    fn labels_are_limited_in_number_and_characters() {
         let labels = |pairs: &[(&str, &str)]| {
             pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
         };

@@ -1,10 +1,10 @@
-//! Lease of a seed with a time to live. It restarts at each fork of the seed, and at each check that finds the seed
-//! needed.
+//! Lease of a seed with a time to live. Each fork of the seed restarts the lease, and so does each check that finds the
+//! seed needed.
 
 use crate::clock;
 
-/// Number of checks per time to live. After its last user has ended, a seed lives between 7/8 of its time to live and
-/// all of it.
+/// Number of checks per time to live. A seed expires between 7/8 and 8/8 of its time to live after its last user has
+/// ended.
 const CHECKS_PER_LEASE: u64 = 8;
 
 /// A seed's lease. Durations are in milliseconds, times in milliseconds since 1970.
@@ -16,13 +16,13 @@ pub(super) struct Lease {
 }
 
 impl Lease {
-    /// The lease of a seed created at this time; `None` without a time to live.
+    /// Creates the lease of a seed that was created at this time; `None` without a time to live.
     pub(super) fn new(ttl_ms: u64, created_unix_ms: u64) -> Option<Self> {
         let expires_unix_ms = created_unix_ms.saturating_add(ttl_ms);
         (ttl_ms > 0).then_some(Self { ttl_ms, renewed_unix_ms: created_unix_ms, expires_unix_ms })
     }
 
-    /// The lease of a sealed seed that a starting daemon loads. It keeps its expiry time.
+    /// Creates the lease of a sealed seed that a starting daemon loads. The lease keeps its expiry time.
     pub(super) fn from_image(ttl_ms: u64, expires_unix_ms: u64) -> Option<Self> {
         (ttl_ms > 0).then_some(Self { ttl_ms, renewed_unix_ms: 0, expires_unix_ms })
     }
@@ -37,12 +37,12 @@ impl Lease {
         self.expires_unix_ms = now_unix_ms.saturating_add(self.ttl_ms);
     }
 
-    /// When the lease expires.
+    /// Returns the time at which the lease expires.
     pub(super) fn expires_unix_ms(&self) -> u64 {
         self.expires_unix_ms
     }
 
-    /// Whether to check if the seed is needed.
+    /// Whether a check is due: is the seed still needed?
     pub(super) fn is_check_due(&self, now_unix_ms: u64) -> bool {
         self.is_expired(now_unix_ms)
             || now_unix_ms.saturating_sub(self.renewed_unix_ms) >= self.ttl_ms / CHECKS_PER_LEASE
@@ -59,7 +59,7 @@ mod tests {
     use super::Lease;
 
     #[test]
-    fn a_lease_lasts_from_its_renewal() {
+    fn a_lease_is_extended_by_its_renewal() {
         assert_eq!(Lease::new(0, 5), None);
         let mut lease = Lease::new(8_000, 10_000).unwrap();
         assert!(

@@ -35,23 +35,23 @@ pub(crate) use preparation::{SeedBuilder, prepare_seed};
 use sealing::SealProgress;
 pub(crate) use sealing::{LoadedImages, load_images};
 
-/// How often leases are checked for expiry and renewal: the precision of `--ttl`.
+/// Interval between checks of leases for expiry and renewal: the precision of `--ttl`.
 pub(crate) const EXPIRY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Options for a new seed.
 #[derive(Debug, Clone)]
 pub(crate) struct PrepareOptions {
-    /// May be empty.
+    /// Name of the seed; may be empty.
     pub(crate) name: String,
-    /// Keep the parent stopped, as the template.
+    /// Whether the parent stays stopped, as the template.
     pub(crate) freeze: bool,
     /// Time to live in milliseconds: the seed is dropped when it was not needed for this long; 0 for never.
     pub(crate) ttl_ms: u64,
-    /// Keys and values to find the seed by.
+    /// Keys and values with which users find the seed.
     pub(crate) labels: HashMap<String, String>,
-    /// The policy if children would lack something of the process's namespaces.
+    /// The policy for a process whose children would lack parts of its namespaces.
     pub(crate) namespaces: NamespacePolicy,
-    /// Copy its memory to an image, which outlives the template.
+    /// Whether the seed's memory is copied to an image, which outlives the template.
     pub(crate) sealed: bool,
     /// The process's connections to this daemon.
     pub(crate) sockets: DaemonSockets,
@@ -85,12 +85,12 @@ struct SeedEntry {
     lease: Option<Lease>,
     /// The state of sealing, if that was requested.
     seal_progress: Option<SealProgress>,
-    /// The memory that its template may come to hold.
+    /// The most memory that its template may hold later.
     memory_charge: MemoryCharge,
 }
 
 impl SeedEntry {
-    /// The seed's view in the API.
+    /// Converts the seed for the API.
     fn to_view(&self) -> v1::Seed {
         let expires_unix_ms = self.lease.map_or(0, |lease| lease.expires_unix_ms());
         v1::Seed { seal: self.seal_progress.as_ref().map(SealProgress::view), expires_unix_ms, ..self.view.clone() }
@@ -98,21 +98,20 @@ impl SeedEntry {
 }
 
 impl SeedRegistry {
-    /// A registry with the sealed seeds that were found in `images`. The fabric serves the seeds of `table` at
-    /// `fabric_address`.
+    /// A registry with the sealed seeds of `images`. The fabric serves the seeds of `table` at `fabric_address`.
     pub(crate) fn new(
         node: NodeName,
         table: Arc<SeedTable>,
         fabric_address: SocketAddr,
-        (images, budget): (PathBuf, SeedBudget),
-        found: LoadedImages,
+        budget: SeedBudget,
+        images: LoadedImages,
     ) -> Self {
-        let LoadedImages { listed, refused } = found;
+        let LoadedImages { directory, listed, refused } = images;
         Self {
             node,
             table,
             fabric_address,
-            images_dir: images,
+            images_dir: directory,
             budget,
             entries: Mutex::new(listed),
             unusable_images: Mutex::new(refused),
@@ -137,7 +136,7 @@ impl SeedRegistry {
         self.entries().get(id).is_some_and(|seed| seed.view.parent_pid == pid)
     }
 
-    /// The seed with this name.
+    /// Finds the seed with this name.
     pub(crate) fn find_by_name(&self, name: &str) -> Option<SeedId> {
         let listed = self.entries();
         listed.iter().find(|(_, seed)| !name.is_empty() && seed.view.name == name).map(|(id, _)| id.clone())
@@ -155,7 +154,7 @@ impl SeedRegistry {
         outcome.unwrap_or_else(|| Err(Failure::new(Code::DeadlineExceeded, format!("seed {id}"), cause)))
     }
 
-    /// The views of all seeds.
+    /// Returns all seeds, converted for the API.
     pub(crate) fn all(&self) -> Vec<v1::Seed> {
         let mut all: Vec<v1::Seed> = self.entries().values().map(SeedEntry::to_view).collect();
         for view in &mut all {
@@ -165,13 +164,13 @@ impl SeedRegistry {
         all
     }
 
-    /// Makes each seed release held files of removed paths beyond its limit.
+    /// Makes each seed release held files whose paths were removed, as far as they exceed the seed's limit.
     pub(crate) fn limit_held_files(&self) {
         let ids: Vec<SeedId> = self.entries().keys().cloned().collect();
         ids.iter().filter_map(|id| self.table.get(id)).for_each(|seed| seed.release_excess_files());
     }
 
-    /// The details of a complete seed.
+    /// Returns the details of a complete seed.
     ///
     /// # Errors
     /// There is no such seed.
@@ -200,12 +199,12 @@ impl SeedRegistry {
         })
     }
 
-    /// The data that another node needs to read a complete seed.
+    /// Returns the data with which a node can read a complete seed, and renews the seed's lease.
     ///
     /// # Errors
     /// There is no such seed, or its template has ended.
     pub(crate) fn access(&self, id: &SeedId) -> Result<v1::SeedAccess, Failure> {
-        // The caller is about to start a child, which no node lists yet.
+        // The caller is about to start a child. Until a node lists the child, the lease keeps the seed.
         self.renew_lease(id);
         let seed = self.table.get(id).ok_or_else(|| self.unknown_seed(id))?;
         if !seed.has_memory() {
@@ -244,7 +243,7 @@ impl SeedRegistry {
         Ok(())
     }
 
-    /// The seeds with a lease that is due for a check: is the seed still needed?
+    /// Returns the seeds whose lease is due for a check.
     pub(crate) fn leases_due(&self, now_unix_ms: u64) -> Vec<SeedId> {
         let is_due = |seed: &SeedEntry| seed.lease.is_some_and(|lease| lease.is_check_due(now_unix_ms));
         self.entries().iter().filter(|(_, seed)| is_due(seed)).map(|(id, _)| id.clone()).collect()
@@ -263,7 +262,8 @@ impl SeedRegistry {
         self.entries().get(id).is_some_and(is_over)
     }
 
-    /// Drops a seed if its lease had expired at that time. It may have been dropped or forked meanwhile.
+    /// Drops a seed if its lease had expired at that time, and was not renewed since. The seed may have been dropped
+    /// already.
     pub(crate) fn drop_expired(&self, id: &SeedId, then_unix_ms: u64) {
         if self.is_lease_expired(id, then_unix_ms) && self.drop_seed(id).is_ok() {
             tracing::info!(seed = %id, "dropped: its lease has expired");
@@ -276,7 +276,7 @@ impl SeedRegistry {
         let all: Vec<SeedId> =
             self.entries().iter().filter(|(_, seed)| !is_sealed(seed)).map(|(id, _)| id.clone()).collect();
         for id in all {
-            // May fail if it was dropped meanwhile.
+            // Fails if another request has dropped the seed.
             let _ = self.drop_seed(&id);
         }
     }
@@ -302,7 +302,7 @@ impl SeedRegistry {
     }
 }
 
-/// Checks the name of a new seed. It has no dot, so it cannot be mistaken for an id.
+/// Checks the name of a new seed. A name has no dot, so it cannot be mistaken for an id.
 ///
 /// # Errors
 /// The name is too long, or has other characters.
@@ -338,7 +338,7 @@ mod tests {
     use super::check_name;
 
     #[test]
-    fn a_name_is_never_taken_for_an_id() {
+    fn a_name_in_the_form_of_an_id_is_refused() {
         assert!(check_name("warm-python_3").is_ok());
         assert!(check_name("").is_ok(), "no name");
         assert!(check_name("n1.s00f3a96c5d217e84").is_err());

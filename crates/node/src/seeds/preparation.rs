@@ -25,7 +25,7 @@ use super::lease::Lease;
 use super::sealing::{self, SealProgress};
 use super::{PrepareOptions, SeedEntry, SeedRegistry, name_taken, to_u32};
 use crate::clock;
-use crate::engine::{CaptureMode, capture_failure, random_id};
+use crate::engine::{CaptureInputs, CaptureMode, capture_failure, random_id};
 use crate::metrics::MeasuredOperation;
 use crate::node::Node;
 use crate::service;
@@ -33,7 +33,7 @@ use crate::service;
 /// Receives the outcome of prepare. Returns whether the requester still wants the seed.
 pub(crate) type PrepareCallback = Box<dyn FnOnce(Result<v1::Seed, Failure>) -> bool + Send>;
 
-/// Makes a seed of a process. If the receiver has been dropped when the seed is ready, the seed is dropped too.
+/// Makes a seed of a process. If the receiver was dropped before the seed is ready, the seed is dropped too.
 ///
 /// # Errors
 /// The name is taken, the process belongs to a paused child, or no capture can be started. A failure of the capture
@@ -44,11 +44,14 @@ pub(crate) fn prepare_seed(
     mut options: PrepareOptions,
 ) -> Result<oneshot::Receiver<Result<v1::Seed, Failure>>, Failure> {
     let mode = CaptureMode { freeze: options.freeze, namespaces: options.namespaces };
-    let caller_sockets = (std::mem::take(&mut options.sockets), options.offer.take());
-    let lineage = node.lineage_of(pid)?;
+    let inputs = CaptureInputs {
+        daemon_sockets: std::mem::take(&mut options.sockets),
+        offered_pages: options.offer.take(),
+        serving_pager: node.lineage_of(pid)?,
+    };
     let (answer, answered) = oneshot::channel();
     let builder = SeedBuilder::new(node.clone(), pid, options, Box::new(move |made| answer.send(made).is_ok()))?;
-    node.engine.capture(pid, mode, caller_sockets, lineage, Box::new(builder))?;
+    node.engine.capture(pid, mode, inputs, Box::new(builder))?;
     Ok(answered)
 }
 
@@ -58,9 +61,9 @@ pub(crate) struct SeedBuilder {
     pid: u32,
     options: PrepareOptions,
     began: Instant,
-    /// Taken when it is called.
+    /// `None` after it was called.
     callback: Option<PrepareCallback>,
-    /// The seed, once it is listed.
+    /// The seed while it is listed but not complete.
     incomplete: Option<IncompleteSeed>,
 }
 
@@ -123,7 +126,7 @@ impl CaptureCallbacks for SeedBuilder {
 }
 
 impl SeedBuilder {
-    /// A builder for the seed of a process that is about to be captured.
+    /// Creates a builder for the seed of a process that is about to be captured.
     ///
     /// # Errors
     /// The name is taken, or the memory budget has no room for the template.
@@ -149,7 +152,7 @@ impl SeedBuilder {
         getrandom::fill(&mut token).map_err(|error| self.process_failure(&error))?;
         let (view, seed_completion) = (self.view(&id, ready_template), Arc::new(SeedCompletion::default()));
         let mut listed = self.node.seeds.entries();
-        // Another request may have taken the name meanwhile.
+        // Another request may have taken the name since the first check.
         if listed.values().any(|other| !view.name.is_empty() && other.view.name == view.name) {
             return Err(name_taken(&view.name));
         }

@@ -1,8 +1,8 @@
-//! Seals seeds: copies their memory, inherited pages included, to an image in the background. The image replaces the
-//! template, and outlives this daemon and all seeds that the seed inherits from.
+//! Seals seeds: copies their memory, including inherited pages, to an image in the background. The image replaces the
+//! template, and outlives this daemon and all seeds from which the seed inherits.
 //!
-//! A starting daemon serves the images of its node before any page can be requested. A damaged image is refused by
-//! name, and stays for inspection until its seed is dropped.
+//! A starting daemon serves the images of its node before any page can be requested. A damaged image is not served:
+//! requests for its seed fail with the reason. The file stays for inspection until its seed is dropped.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, DirBuilder};
@@ -31,13 +31,13 @@ const IMAGE_SUFFIX: &str = ".image";
 /// Suffix of a working set file, next to the image.
 const WORKING_SET_SUFFIX: &str = ".set";
 
-/// Suffixes of files that were not completed.
+/// Suffixes of files that are being written.
 const TEMPORARY_SUFFIXES: [&str; 2] = [".image.new", ".set.new"];
 
 /// nice(2) increment of a thread that writes an image: children and parents have priority.
 const NICENESS: i32 = 10;
 
-/// The data that a restarted daemon needs of a seed, in addition to the descriptor.
+/// The data that a restarted daemon needs about a seed, in addition to the descriptor.
 #[derive(Debug, Serialize, Deserialize)]
 struct SealMetadata {
     name: String,
@@ -73,23 +73,24 @@ pub(super) enum SealProgress {
     Sealed {
         /// Path of the image.
         path: PathBuf,
-        /// Size of the memory in it.
+        /// Size of the memory in the image, in bytes.
         bytes: u64,
     },
-    /// There is no image, for this reason.
+    /// Sealing failed, for this reason. There is no image.
     Failed(String),
 }
 
 /// The images that a starting daemon has found.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct LoadedImages {
+    pub(super) directory: PathBuf,
     pub(super) listed: BTreeMap<SeedId, SeedEntry>,
-    /// Images that cannot be used, and why.
+    /// Images that cannot be used, with the reason.
     pub(super) refused: BTreeMap<SeedId, ImageError>,
 }
 
 impl SealProgress {
-    /// The state in the API.
+    /// Converts the state for the API.
     pub(super) fn view(&self) -> v1::Seal {
         let seal = |state: v1::SealState, (done_bytes, total_bytes), failure: &str, image: String| v1::Seal {
             state: state.into(),
@@ -109,9 +110,9 @@ impl SealProgress {
 }
 
 /// Loads the images of a node's seeds into the served table. Removes files that were not completed.
-pub(crate) fn load_images(directory: &Path, node: &NodeName, table: &SeedTable) -> LoadedImages {
-    let mut found = LoadedImages::default();
-    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+pub(crate) fn load_images(directory: PathBuf, node: &NodeName, table: &SeedTable) -> LoadedImages {
+    let (mut listed, mut refused) = (BTreeMap::new(), BTreeMap::new());
+    for entry in fs::read_dir(&directory).into_iter().flatten().flatten() {
         let (path, name) = (entry.path(), entry.file_name().to_string_lossy().into_owned());
         let id = |suffix| name.strip_suffix(suffix)?.parse::<SeedId>().ok().filter(|id| id.node() == node);
         let is_left = |image: SeedId| !directory.join(format!("{image}{IMAGE_SUFFIX}")).exists();
@@ -119,19 +120,19 @@ pub(crate) fn load_images(directory: &Path, node: &NodeName, table: &SeedTable) 
             let _ = fs::remove_file(&path);
         } else if let Some(id) = id(IMAGE_SUFFIX) {
             match open_image(&path, &id) {
-                Ok((image, listed)) => {
+                Ok((image, entry)) => {
                     tracing::info!(seed = %id, image = %path.display(), "a sealed seed is served again");
                     table.insert(Arc::new(Seed::from_image(image)));
-                    found.listed.insert(id, listed);
+                    listed.insert(id, entry);
                 }
                 Err(error) => {
                     tracing::error!(seed = %id, %error, "a sealed seed is not served");
-                    found.refused.insert(id, error);
+                    refused.insert(id, error);
                 }
             }
         }
     }
-    found
+    LoadedImages { directory, listed, refused }
 }
 
 fn open_image(path: &Path, id: &SeedId) -> Result<(Image, SeedEntry), ImageError> {
@@ -171,11 +172,11 @@ pub(super) fn start_sealing(node: &Arc<Node>, id: &SeedId) {
 }
 
 fn write_image(seeds: &SeedRegistry, others: &LayerReader, id: &SeedId) {
-    // If it fails, the thread runs with normal priority.
+    // If nice(2) fails, the thread runs with normal priority.
     let _ = rustix::process::nice(NICENESS);
     let (Some(seed), Some((about, progress))) = (seeds.table.get(id), seeds.seal_metadata(id)) else { return };
     let path = seeds.image_path(id);
-    // It may exist. If it cannot be created, writing the image fails and reports that.
+    // The directory may exist. If it cannot be created, writing the image fails with that error.
     let _ = DirBuilder::new().recursive(true).mode(0o700).create(&seeds.images_dir);
     match seed.seal(others, about, &path, &progress) {
         Ok(image) => seeds.switch_to_image(id, seed.to_sealed(image)),
@@ -185,7 +186,7 @@ fn write_image(seeds: &SeedRegistry, others: &LayerReader, id: &SeedId) {
             seeds.set_seal_progress(id, SealProgress::Failed(error.to_string()));
         }
     }
-    // Dropping the last reference ends the template, which may take long.
+    // Drop the seed last: this may be the last reference, which ends the template, and that may take long.
     drop(seed);
 }
 
@@ -200,7 +201,7 @@ impl SeedRegistry {
         }
     }
 
-    /// The metadata for the image, and where its progress is reported; `None` if the seed was dropped.
+    /// Returns the metadata for the image, and the object for its progress; `None` if the seed was dropped.
     fn seal_metadata(&self, id: &SeedId) -> Option<(Vec<u8>, Arc<ImageProgress>)> {
         let listed = self.entries();
         let known = listed.get(id)?;
@@ -213,7 +214,7 @@ impl SeedRegistry {
         let path = self.image_path(id);
         let mut listed = self.entries();
         let Some(known) = listed.get_mut(id) else {
-            // Dropped meanwhile.
+            // The seed was dropped during sealing.
             return remove_image(&path);
         };
         known.view.frozen = false;
@@ -238,7 +239,7 @@ pub(super) fn remove_image(path: &Path) {
     if let Err(error) = fs::remove_file(path) {
         tracing::warn!(image = %path.display(), %error, "cannot remove an image");
     }
-    // There is none before the first child.
+    // Before the first child, there is no working set.
     let _ = fs::remove_file(working_set_path(path));
 }
 

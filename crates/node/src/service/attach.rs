@@ -1,4 +1,4 @@
-//! Attach: copies the caller's standard input to a child, and the child's output and end to the caller.
+//! Attach: copies the caller's standard input to a child, and reports the child's output and end to the caller.
 
 use std::sync::Arc;
 
@@ -42,11 +42,11 @@ pub(super) async fn attach(
     }
 }
 
-/// Forwards inputs until they end, which the child sees as the end of its standard input.
+/// Forwards inputs until they end. The child then reads end of file at its standard input.
 async fn forward_stdin(child: Arc<Child>, mut inputs: Streaming<v1::AttachInput>) {
     let mut stdin = child.take_stdin();
     loop {
-        // A child that has ended reads nothing, so stop then.
+        // Stop when the child has ended: it reads nothing more.
         let message = tokio::select! {
             message = inputs.message() => message,
             _ = child.wait_exit() => return,

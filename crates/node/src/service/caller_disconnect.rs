@@ -1,5 +1,5 @@
 //! Ends the children of an attended fork, on all nodes, when its caller disconnects. Until then this node keeps the
-//! StartChildren streams open, so that no node forgets its batch. The end of this node ends no child.
+//! StartChildren streams open, so that no node drops its batch. If this node dies, no child ends.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::node::Node;
 /// A node that runs children of the fork.
 pub(super) struct NodeShare {
     pub(super) node: NodeName,
-    /// Kept open, so that the node does not forget the batch.
+    /// Kept open, so that the node does not drop the batch.
     pub(super) outcomes: Option<OutcomeStream>,
 }
 
@@ -29,7 +29,7 @@ pub(super) async fn end_on_disconnect(
     sink: &ResponseSender<v1::ForkOutcome>,
 ) {
     sink.closed().await;
-    // While this node stops, it closes the connections itself: the caller may still be there.
+    // While this node stops, it closes all connections itself: the caller may not have disconnected.
     if node.is_stopping() {
         return;
     }

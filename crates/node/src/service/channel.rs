@@ -1,5 +1,5 @@
-//! Channels between a program and its children. A channel is a socket pair on one node. If the program's node is
-//! another one, a stream of messages joins them.
+//! Channels between a program and its children. On one node, a channel is a socket pair. Between two nodes, it is a
+//! socket pair on each, joined by a stream of messages.
 //!
 //! ```text
 //!  program ══ socket pair ══ its node ── Peer.OpenChannel ──▶ child's node ══ socket pair ══ child
@@ -42,7 +42,7 @@ pub(crate) async fn open_channel(node: &Arc<Node>, child: &ChildId) -> Result<Ow
     let (reader, writer) = into_async(ours).map_err(socket_failure)?.into_split();
     let (inputs, receiver) = mpsc::channel(STREAM_MESSAGES_MAX);
     let first = v1::ChannelInput { input: Some(Input::Child(child.to_string())) };
-    // The receiver exists, and its queue is empty.
+    // Cannot fail: the receiver exists, and its queue is empty.
     let _ = inputs.try_send(first);
     let answer = peer.open_channel(ReceiverStream::new(receiver)).await;
     let outputs = answer.map_err(forwarded_failure(&object))?.into_inner();
@@ -92,7 +92,7 @@ fn into_async(socket: OwnedFd) -> io::Result<UnixStream> {
     UnixStream::from_std(socket)
 }
 
-/// The next bytes; `None` at the end, or if the other side has closed.
+/// Reads the next bytes; `None` at the end of the stream, or after an error.
 async fn read_chunk(reader: &mut OwnedReadHalf, space: &mut [u8]) -> Option<Vec<u8>> {
     let count = reader.read(space).await.unwrap_or(0);
     (count > 0).then(|| space[..count].to_vec())

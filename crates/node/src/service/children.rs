@@ -1,4 +1,4 @@
-//! Requests about children that are answered at once.
+//! Requests about children that need no stream and no long wait.
 
 use std::sync::Arc;
 
@@ -55,7 +55,7 @@ pub(super) async fn unpause(node: &Arc<Node>, request: v1::UnpauseRequest) -> Re
     }
 }
 
-/// Opens the freezer of a local child. Refuses a child of another node: a client cannot freeze a control group of
+/// Opens the freezer of a local child. Refuses a child of another node: a client cannot write to a control group on
 /// another machine.
 pub(super) fn open_freezer(
     node: &Node,
@@ -122,16 +122,17 @@ async fn inspect_local(node: &Node, id: &ChildId) -> Result<Object, Failure> {
     }))
 }
 
-/// The CPU affinities of its threads. A thread that ends meanwhile is omitted.
+/// Reads the CPU affinities of the child's threads. Omits threads that have ended.
 fn thread_affinities(child: &Child) -> Vec<String> {
     let tids = child.host_pid().ok().and_then(|pid| process::thread_ids(pid).ok()).unwrap_or_default();
     let sets: Vec<Vec<u32>> = tids.into_iter().filter_map(|tid| Some(ProcStatus::read(tid).ok()?.cpus)).collect();
     affinity::format_distinct_sets(sets.iter().map(Vec::as_slice))
 }
 
-/// The children of this node, or of all nodes, with the nodes that did not answer in time.
+/// Lists the children of this node or of all nodes, and the nodes that did not reply in time.
 pub(super) async fn list(node: &Node, request: v1::ListRequest) -> v1::ListChildrenResponse {
-    // Read before the children, so that a child listed in between is in both lists, not in neither.
+    // Read the pending starts before the children: a child that is listed in between is then in both lists, not in
+    // neither.
     let starting = node.pending_starts.seeds();
     let own = if request.living_only { node.children.all_alive() } else { node.children.all() };
     let mut children: Vec<v1::Child> = own.iter().map(|child| child.as_ref().into()).collect();

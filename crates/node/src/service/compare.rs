@@ -1,5 +1,6 @@
-//! Compares a child with its parent, on the child's node, which must see both. The request identifies the parent's
-//! process, so that a node on another machine or in another pid namespace does not take another process for it.
+//! Compares a child with its parent, on the child's node, which must see both processes. The request identifies the
+//! parent by boot id, pid namespace and start time. So a node on another machine or in another pid namespace does not
+//! compare a different process.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -22,10 +23,10 @@ use super::route::{RequestTarget, child_target, forwarded_failure, parse_child_i
 use crate::children::Child;
 use crate::node::Node;
 
-/// Maximum number of reported differences. More would be of the same kind.
+/// Maximum number of reported differences. Further differences are usually of the same kinds.
 const DIFFERENCES_MAX: usize = 1000;
 
-/// Longer values are truncated, in bytes.
+/// Most bytes of a reported value. Longer values are truncated.
 const VALUE_BYTES_MAX: usize = 2048;
 
 /// Compares a child with a process of this machine.
@@ -49,7 +50,7 @@ async fn compare_local(
     request: &v1::CompareRequest,
 ) -> Result<v1::CompareResponse, Failure> {
     check_same_place(child, request)?;
-    // A process that may not be prepared may not be stopped either.
+    // The comparison stops the process: refuse a process that may not be prepared.
     node.lineage_of(request.pid)?;
     if child.is_frozen() {
         let paused = child.failure(Code::FailedPrecondition, "it is paused, so it cannot run injected calls");
@@ -60,13 +61,13 @@ async fn compare_local(
     Ok(to_response(report.map_err(|error| child.failure(Code::FailedPrecondition, error))?))
 }
 
-/// Reads both processes in a separate thread. Its end releases both processes, whatever happens.
+/// Reads both processes in a separate thread. The thread is their tracer: its end releases both, even after a panic.
 async fn read_both(parent: i32, child: i32) -> Result<ComparisonReport, ObserveError> {
     let (answer, answered) = oneshot::channel();
     let work = move || {
         let report = farfork_differ::observe(parent)
             .and_then(|parent| Ok(farfork_differ::compare(&parent, &farfork_differ::observe(child)?)));
-        // The requester may have gone.
+        // The requester may have disconnected.
         let _ = answer.send(report);
     };
     let read_error = |source: io::Error| ObserveError::Read { path: format!("/proc/{child}"), source };
@@ -76,7 +77,7 @@ async fn read_both(parent: i32, child: i32) -> Result<ComparisonReport, ObserveE
         .unwrap_or_else(|_| Err(read_error(io::Error::other("the thread that reads it panicked; see the node's log"))))
 }
 
-/// Identifies the process that has this pid here.
+/// Identifies the process that has this pid on this node.
 fn process_place(pid: u32) -> Result<v1::ProcessPlace, Failure> {
     let failed = |error: io::Error| {
         Failure::new(Code::NotFound, format!("process {pid}"), error)
@@ -87,7 +88,7 @@ fn process_place(pid: u32) -> Result<v1::ProcessPlace, Failure> {
     Ok(v1::ProcessPlace { boot_id: boot_id().to_owned(), pid_namespace, start_ticks })
 }
 
-/// Checks that this node sees the same process under this pid.
+/// Checks that this node sees the requested process under this pid.
 fn check_same_place(child: &Child, request: &v1::CompareRequest) -> Result<(), Failure> {
     if request.place.is_some() && process_place(request.pid).ok() == request.place {
         return Ok(());

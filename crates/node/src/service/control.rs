@@ -1,4 +1,4 @@
-//! The gRPC service for users: passes each request to the file for its kind.
+//! The gRPC service for users: passes each request to the module for its kind.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::node::Node;
 type UnaryResult<T> = Result<Response<T>, Status>;
 type ResponseStream<T> = ReceiverStream<Result<T, Status>>;
 
-/// The requests of users to this node.
+/// Handles the requests of users to this node.
 #[derive(Debug, Clone)]
 pub(crate) struct ControlService(pub(crate) Arc<Node>);
 

@@ -1,4 +1,4 @@
-//! Core files of children: missing pages are fetched first, then the child is stopped while its memory is read, and the
+//! Core files of children. Missing pages are fetched first. Then the child is stopped while its memory is read, and the
 //! file is sent to the caller in pieces.
 
 use std::io;
@@ -23,7 +23,7 @@ use super::stream::{ResponseSender, relay_stream, send, spawn_stream};
 use crate::children::Child;
 use crate::node::Node;
 
-/// Time limit for the caller to accept a piece. The child is stopped meanwhile.
+/// Longest wait until the caller accepts a piece. The child is stopped during that time.
 const CHUNK_SEND_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Sends the core file of a child.
@@ -64,7 +64,8 @@ async fn dump_core_local(
     Ok(())
 }
 
-/// Reads a process in a separate thread. Its end releases the process, whatever happens.
+/// Reads a process in a separate thread. The thread is the process's tracer: its end releases the process, even after a
+/// panic.
 async fn write_core(pid: i32, sink: ResponseSender<v1::CoreEvent>) -> Result<CoreSummary, CoreError> {
     let runtime = Handle::current();
     let (answer, answered) = oneshot::channel();
@@ -72,13 +73,13 @@ async fn write_core(pid: i32, sink: ResponseSender<v1::CoreEvent>) -> Result<Cor
         let mut take = |offset: u64, data: &[u8]| {
             let piece = v1::CorePiece { offset, data: data.to_vec() };
             let sending = send(&sink, v1::CoreEvent { event: Some(Event::Piece(piece)) });
-            // The timeout needs the runtime's timer.
+            // Create the timeout inside the runtime: it needs the runtime's timer.
             match runtime.block_on(async { timeout(CHUNK_SEND_TIMEOUT, sending).await }) {
                 Ok(Ok(())) => ControlFlow::Continue(()),
                 _ => ControlFlow::Break(()),
             }
         };
-        // The requester may have gone.
+        // The requester may have disconnected.
         let _ = answer.send(core_file::dump_core(pid, &mut take));
     };
     let read_error = |source: io::Error| CoreError::Read { what: "memory", source };

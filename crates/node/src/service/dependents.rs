@@ -1,6 +1,5 @@
-//! Finds the dependents of a seed: children on any node that lack a part of their memory, and seeds made of such
-//! children. No counts are kept. The nodes are asked each time, so nothing needs correction when one of them
-//! disappears.
+//! Finds the dependents of a seed: children on any node that lack pages of the seed, and seeds that inherit from it. No
+//! counts are kept: all nodes are queried each time, so nothing needs correction when a node disappears.
 
 use std::sync::Arc;
 
@@ -14,20 +13,20 @@ use crate::clock;
 use crate::node::Node;
 use crate::seeds::EXPIRY_INTERVAL;
 
-/// Maximum number of dependents that are named. Their count is always complete.
+/// Maximum number of dependents that are listed by name. The reported count includes all.
 const DEPENDENTS_NAMED_MAX: usize = 8;
 
 /// The dependents of all seeds in the cluster, at one time.
 #[derive(Debug, Default)]
 pub(super) struct SeedDependents {
-    /// Each dependent, and the seeds that it needs.
+    /// Each dependent with the seeds that it needs.
     needs: Vec<(String, Vec<String>)>,
-    /// Nodes that did not answer. Their children may need any seed.
+    /// Failures of the nodes that did not reply. Their children may need any seed.
     pub(super) unanswered: Vec<Failure>,
 }
 
 impl SeedDependents {
-    /// Asks all nodes.
+    /// Queries all nodes.
     pub(super) async fn collect(node: &Node) -> Self {
         let children = query_other_nodes(node, |mut client, mut question| async move {
             question.get_mut().living_only = true;
@@ -38,7 +37,8 @@ impl SeedDependents {
             (Vec<v1::ListChildrenResponse>, _),
             (Vec<v1::ListSeedsResponse>, _),
         ) = tokio::join!(children, seeds);
-        // Read before the children, so that a child listed in between is in both lists, not in neither.
+        // Read the pending starts before the children: a child that is listed in between is then in both lists, not in
+        // neither.
         let own_starting = node.pending_starts.seeds();
         let own: Vec<v1::Child> = node.children.all_alive().iter().map(|child| child.as_ref().into()).collect();
         let (listed, starting): (Vec<_>, Vec<_>) =
@@ -63,7 +63,7 @@ impl SeedDependents {
         }
     }
 
-    /// The dependents of a seed.
+    /// Returns the dependents of a seed.
     fn dependents_of(&self, seed: &str) -> Vec<&str> {
         let needing = self.needs.iter().filter(|(_, seeds)| seeds.iter().any(|needed| needed == seed));
         needing.map(|(who, _)| who.as_str()).collect()
@@ -80,7 +80,7 @@ impl SeedDependents {
 /// Checks that no dependent needs a seed before it is dropped.
 ///
 /// # Errors
-/// It is needed, or may be needed because a node did not answer.
+/// The seed is needed, or may be needed because a node did not reply.
 pub(super) async fn check_no_dependents(node: &Node, id: &SeedId) -> Result<(), Failure> {
     let (text, seed_dependents) = (id.to_string(), SeedDependents::collect(node).await);
     let refuse = |cause: String| Failure::new(Code::FailedPrecondition, format!("seed {id}"), cause);
@@ -107,9 +107,9 @@ pub(super) async fn check_no_dependents(node: &Node, id: &SeedId) -> Result<(), 
 
 /// Drops seeds whose leases have expired, and renews the leases of seeds that are needed. Runs as long as the daemon.
 ///
-/// Nodes answer at different times. A child may be listed after its own node has answered, and its start may end before
-/// the node that forked it answers. So all nodes are asked again before a seed is dropped. A seed that was forked since
-/// the first check stays.
+/// Nodes reply at different times. A child may be listed after its own node has replied, and its pending start may end
+/// before the node that forked it replies: then no reply mentions it. So all nodes are queried again before a seed is
+/// dropped. A seed that was forked since the first check stays.
 pub(crate) async fn run_lease_expiry(node: Arc<Node>) {
     let mut ticks = tokio::time::interval(EXPIRY_INTERVAL);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -132,7 +132,8 @@ pub(crate) async fn run_lease_expiry(node: Arc<Node>) {
     }
 }
 
-/// The seeds without dependents, if all nodes have answered. Renews the leases of the others.
+/// Returns the seeds without dependents, or none unless all nodes have replied. Renews the leases of the seeds with
+/// dependents.
 async fn without_dependents(node: &Node, seeds: Vec<SeedId>) -> Vec<SeedId> {
     let seed_dependents = SeedDependents::collect(node).await;
     let (needed, others): (Vec<_>, Vec<_>) =

@@ -18,13 +18,13 @@ use super::stream::{CallerDisconnected, ResponseSender, output_failure, send, sp
 use crate::children::{Child, Exit, HeldChild, OutputStream as File};
 use crate::node::Node;
 
-/// How many times `WATCH_POLL_INTERVAL` may pass between the start of a child for a program and the Tend stream that
-/// watches it. Polls are counted instead of time, so that a suspended machine does not use up the limit. The program's
-/// node, which sends both requests, may die in between.
+/// Number of polls after which a child that was started for a program is killed if no Tend stream watches it. The
+/// program's node, which sends both requests, may have died in between. Polls are counted instead of time, so that a
+/// suspended machine does not use up the limit.
 const WATCH_POLLS_MAX: u32 = 20;
 const WATCH_POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Watches each child of this node that the stream names; see `Peer.Tend`.
+/// Reports the end of each child of this node that the stream names; see `Peer.Tend`.
 pub(crate) fn watch_children(
     node: &Arc<Node>,
     mut children: impl Stream<Item = v1::TendInput> + Send + Unpin + 'static,
@@ -54,7 +54,7 @@ impl Drop for KillOnDrop {
 }
 
 fn kill(child: &Child) {
-    // It may have ended on its own.
+    // The child may have ended on its own.
     let _ = child.kill(rustix::process::Signal::KILL.as_raw().unsigned_abs());
 }
 
@@ -85,15 +85,15 @@ async fn watch_child(node: Arc<Node>, child: String, sink: ResponseSender<v1::Te
         Err(failure) => Err(failure),
     };
     match reported {
-        // The program knows of the end, so no further request names this child. It is removed in a task of its own,
-        // which outlives this stream.
+        // The program has the report, so no further request names this child. Remove it in a separate task, which
+        // outlives this stream.
         Ok(Some(id)) => drop(tokio::spawn(async move { node.children.remove(&id).await })),
         Ok(None) => {}
         Err(failure) => drop(send(&sink, to_output(child, Event::Error(failure.into()))).await),
     }
 }
 
-/// Waits for a child's end and reports it. Returns its id if it ended without a failure.
+/// Waits for a child's end and reports it. Returns the child's id if it exited with code 0 and the report was sent.
 async fn report_exit(
     kill_on_drop: KillOnDrop,
     sink: &ResponseSender<v1::TendOutput>,

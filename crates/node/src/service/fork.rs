@@ -1,4 +1,5 @@
-//! Fork: chooses a node for each child, asks those nodes, and relays the outcome of each child as it arrives.
+//! Fork: chooses a node for each child, sends requests to these nodes, and relays the outcome of each child as it
+//! arrives.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -39,8 +40,8 @@ use crate::phases::{self, PhaseRecording};
 ///    ◀── outcome, …, one for each child, whatever happens ──┘
 /// ```
 ///
-/// `is_exit_watched`: the caller waits for each child by `Peer.Tend`. The child's node kills it if no such request
-/// arrives soon, because this node may have died since.
+/// `is_exit_watched`: the caller waits for each child with `Peer.Tend`. If no Tend stream names a child soon, the
+/// child's node kills it, because this node may have died.
 pub(crate) async fn fork(
     node: &Arc<Node>,
     request: v1::ForkRequest,
@@ -64,7 +65,8 @@ async fn start_fork(
     let different: BTreeSet<NodeName> = nodes.iter().cloned().collect();
     let different: Vec<NodeName> = different.into_iter().collect();
     let seed = seeds::describe_seed(node, &request.seed, &different).instrument(locating).await?;
-    // Held until each child is listed or has failed: its node does not know it while the request travels.
+    // Hold the pending start until each child is listed or has failed: while the request travels, the child's node does
+    // not know of it.
     let start = seed.seed.parse().ok().map(|id: SeedId| node.pending_starts.begin(id));
     let batch = if request.attended { random_batch_id(node)? } else { 0 };
     let (sink, outcomes) = mpsc::channel(STREAM_MESSAGES_MAX);
@@ -94,7 +96,7 @@ async fn start_fork(
     Ok(ReceiverStream::new(outcomes))
 }
 
-/// A random, nonzero number for a batch.
+/// Draws a random, nonzero number for a batch.
 fn random_batch_id(node: &Node) -> Result<u64, Failure> {
     let number = random_id().map(|number| number | 1);
     number.map_err(|error| {
@@ -110,7 +112,7 @@ fn random_batch_id(node: &Node) -> Result<u64, Failure> {
 struct PendingFork {
     node: Arc<Node>,
     pending_start: Option<PendingStart>,
-    /// 0 if the caller does not wait for the children.
+    /// Number of the batch; 0 if the fork is not attended.
     batch: u64,
     shares: JoinSet<NodeShare>,
     received_at: Instant,
@@ -118,8 +120,8 @@ struct PendingFork {
     sink: ResponseSender<v1::ForkOutcome>,
 }
 
-/// Reports the phases of the whole request, after all outcomes. If the fork is attended, then waits until the caller
-/// disconnects.
+/// Waits for all outcomes, then reports the phases of the whole request. If the fork is attended, ends its children
+/// when the caller disconnects.
 async fn finish_fork(fork: PendingFork) {
     let PendingFork {
         node,
@@ -187,10 +189,10 @@ async fn choose_nodes(node: &Node, request: &v1::ForkRequest) -> Result<Vec<Node
     Ok(placement::place_round_robin(&nodes, count))
 }
 
-/// The nodes that take children and can run those of a seed, according to the processor of the seed's owner.
+/// Returns the nodes that accept children and whose processor can run children of the seed's owner.
 ///
 /// # Errors
-/// No such node takes children. The failure says why.
+/// No node accepts children. The failure contains the reasons.
 fn candidates(views: Vec<MemberView>, owner: &NodeName) -> Result<Vec<PlacementCandidate>, Failure> {
     let of_owner = views.iter().find(|view| view.member.name == *owner);
     let origin = of_owner.and_then(|view| view.member.processor.clone());
@@ -211,7 +213,7 @@ fn candidates(views: Vec<MemberView>, owner: &NodeName) -> Result<Vec<PlacementC
     Ok(placement::filter_by_processor(origin.as_ref(), ready.into_iter().map(candidate).collect()))
 }
 
-/// The children by node.
+/// Groups the requested children by node.
 fn split_by_node(request: &v1::ForkRequest, nodes: &[NodeName]) -> BTreeMap<NodeName, Vec<v1::ChildSpec>> {
     let mut shares: BTreeMap<NodeName, Vec<v1::ChildSpec>> = BTreeMap::new();
     for (index, node) in nodes.iter().enumerate() {
@@ -222,7 +224,7 @@ fn split_by_node(request: &v1::ForkRequest, nodes: &[NodeName]) -> BTreeMap<Node
     shares
 }
 
-/// Makes one node start its children. A child that the node does not report has failed.
+/// Makes one node start its children. Reports a failure for each child that the node does not report.
 async fn start_share(
     node: Arc<Node>,
     target: NodeName,
@@ -267,7 +269,7 @@ async fn relay_outcomes(
         Failure::new(Code::DeadlineExceeded, &object, cause).with_next_step("see the node's log")
     };
     // If the caller disconnects, the sink closes. The streams are then dropped, and the nodes undo the starts in
-    // progress. A stream of attended children does not end on its own.
+    // progress. A stream of attended children does not end on its own: stop when all are reported.
     while !(is_attended && missing.is_empty())
         && let Some(mut outcome) = tokio::select! {
             outcome = timeout(2 * START_TIMEOUT, source.next()) => outcome.map_err(|_| silent())?.map_err(forwarded_failure(&object))?,
@@ -289,8 +291,8 @@ async fn relay_outcomes(
     Ok(source)
 }
 
-/// Whether a child has the requested isolation, network and process limit: a node ignores fields that its release does
-/// not know.
+/// Whether a child has the requested isolation, network and process limit. A node of an earlier release ignores fields
+/// that it does not know.
 fn has_requested_isolation(child: &v1::Child, options: &v1::ChildOptions) -> bool {
     let network = |of: v1::Network| NetworkMode::from(of);
     let requested = (options.untrusted, options.user_namespace, options.read_only);
@@ -338,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn payloads_are_none_one_or_one_each() {
+    fn a_fork_has_no_payload_one_or_one_for_each_child() {
         for (count, payloads, is_right) in
             [(3, 0, true), (3, 1, true), (3, 3, true), (3, 2, false), (0, 0, false), (1 << 20, 0, false)]
         {
@@ -348,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_earlier_release_starts_is_not_taken_for_more() {
+    fn isolation_that_an_earlier_release_lacks_is_noticed() {
         let (plain, network) = (ChildOptions::default(), Network::Private.into());
         assert!(has_requested_isolation(&Child::default(), &ChildOptions { network, ..plain.clone() }));
         assert!(!has_requested_isolation(&Child::default(), &ChildOptions { untrusted: true, ..plain.clone() }));

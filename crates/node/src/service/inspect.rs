@@ -1,5 +1,5 @@
-//! Inspect: reports all that is known about one object: a child, a seed or a node. The form of an id shows its kind. A
-//! name is looked up among nodes before seeds.
+//! Inspect: reports the details of one object: a child, a seed or a node. The form of an id shows its kind. A name is
+//! looked up among the nodes first, then among the seeds.
 
 use std::sync::Arc;
 
@@ -58,7 +58,7 @@ async fn inspect_node(node: &Arc<Node>, view: MemberView) -> Result<v1::NodeDeta
     Ok(v1::NodeDetail { node: Some(view.into()), cache, zygotes, memory })
 }
 
-/// The memory that this node has committed.
+/// Returns the memory that this node has committed to seeds and children, with the limits.
 fn memory_budget(node: &Node) -> v1::MemoryBudget {
     let (seeds_bytes, seeds_bytes_max) = node.seeds.charged_bytes();
     v1::MemoryBudget {

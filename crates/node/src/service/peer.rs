@@ -13,7 +13,7 @@ use crate::auth::Caller;
 use crate::heartbeat;
 use crate::node::Node;
 
-/// The requests of other nodes to this one.
+/// Handles the requests of other nodes to this node.
 #[derive(Debug, Clone)]
 pub(crate) struct PeerService(pub(crate) Arc<Node>);
 

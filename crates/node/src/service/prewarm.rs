@@ -1,5 +1,5 @@
-//! Prewarm: prepares nodes for children of a seed. The node that receives the request finds the seed, and asks each of
-//! the nodes.
+//! Prewarm: prepares nodes for children of a seed. The node that receives the request finds the seed, and sends a
+//! request to each of the nodes.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use super::seeds;
 use crate::engine::SeedAccess;
 use crate::node::Node;
 
-/// Prewarms the nodes, all at once. Reports exactly one outcome for each, in the order of the request.
+/// Prewarms the nodes concurrently. Returns exactly one outcome for each, in the order of the request.
 pub(super) async fn prewarm(node: &Arc<Node>, request: v1::PrewarmRequest) -> Result<v1::PrewarmResponse, Failure> {
     let v1::PrewarmRequest { seed, nodes } = request;
     if !(1..=PREWARM_NODES_MAX).contains(&nodes.len()) {

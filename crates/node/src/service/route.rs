@@ -1,4 +1,4 @@
-//! Routes a request to the node that its object's id names, or to all nodes.
+//! Routes a request to the node in the id of its object, or to all nodes.
 
 use std::fmt::Display;
 
@@ -17,14 +17,14 @@ use crate::node::Node;
 pub(super) enum RequestTarget {
     /// This node.
     Local,
-    /// Another node, by its client.
+    /// Another node, with a client of it.
     Remote(Client),
 }
 
-/// The node that handles requests about objects of `node`.
+/// Returns the target of requests about objects of `node`.
 ///
 /// # Errors
-/// No node has this name, or it is silent.
+/// No node has this name, or the node is unreachable.
 pub(super) fn resolve_target(
     local_node: &Node,
     node: &NodeName,
@@ -47,12 +47,12 @@ pub(super) fn parse_child_id(text: &str) -> Result<ChildId, Failure> {
     })
 }
 
-/// The failure of another node about an object, for forwarding.
+/// Converts the status from another node to a failure about an object.
 pub(super) fn forwarded_failure(object: impl Display) -> impl FnOnce(Status) -> Failure {
     move |status| Failure::from_status(object, &status)
 }
 
-/// The node that handles a child's requests.
+/// Returns the target of requests about a child.
 ///
 /// # Errors
 /// The errors of [`resolve_target`].
@@ -60,7 +60,7 @@ pub(super) fn child_target(local_node: &Node, id: &ChildId) -> Result<RequestTar
     resolve_target(local_node, id.node(), format!("child {id}"))
 }
 
-/// The node that handles a seed's requests.
+/// Returns the target of requests about a seed.
 ///
 /// # Errors
 /// The errors of [`resolve_target`].
@@ -68,8 +68,8 @@ pub(super) fn seed_target(local_node: &Node, id: &SeedId) -> Result<RequestTarge
     resolve_target(local_node, id.node(), format!("seed {id}"))
 }
 
-/// Sends a query to every other node that is alive. Returns their answers, and a failure for each node that did not
-/// answer in time.
+/// Sends a query to every other node that is alive. Returns the replies, and a failure for each node that did not reply
+/// in time.
 pub(super) async fn query_other_nodes<Answer, Answering>(
     local_node: &Node,
     ask: impl Fn(Client, Request<v1::ListRequest>) -> Answering,
@@ -85,7 +85,8 @@ where
         let answering = ask(node_client(local_node.peers.channel(member.address)), question);
         let object = format!("node {}", member.name);
         tasks.spawn(async move {
-            // The request's own timeout starts once it is connected. A node that hangs does not accept the connection.
+            // The request's own timeout starts when the connection is open, and a node that hangs accepts no
+            // connection. So this timeout is needed too.
             let answer = timeout(CLUSTER_QUERY_TIMEOUT, answering).await;
             let answer = answer.unwrap_or_else(|_| Err(Status::deadline_exceeded("it did not answer in time")));
             answer.map(Response::into_inner).map_err(forwarded_failure(object))

@@ -57,7 +57,7 @@ fn namespace_policy(takes_node_namespaces: bool) -> NamespacePolicy {
     if takes_node_namespaces { NamespacePolicy::UseNode } else { NamespacePolicy::Refuse }
 }
 
-/// Makes a seed. If the caller has disconnected, the seed is dropped: its id would be unknown.
+/// Makes a seed. If the caller disconnects before the seed is ready, the seed is dropped: its id would be unknown.
 pub(crate) async fn prepare_and_wait(node: &Arc<Node>, pid: u32, options: PrepareOptions) -> Result<v1::Seed, Failure> {
     check_name(&options.name)?;
     let answered = seeds::prepare_seed(node, pid, options)?;
@@ -111,7 +111,7 @@ pub(super) async fn inspect(node: &Arc<Node>, text: &str) -> Result<Object, Fail
             Ok(Object::Seed(detail))
         }
         RequestTarget::Remote(mut owner) => {
-            // The owner answers when the seed is complete.
+            // The owner replies when the seed is complete.
             let request = request_with_timeout(PREPARE_TIMEOUT, v1::InspectRequest { id: id.to_string() });
             let answer = owner.inspect(request).await.map_err(forwarded_failure(format!("seed {id}")))?;
             let empty = || Failure::new(Code::Internal, format!("seed {id}"), "its node's answer is empty");
@@ -120,7 +120,7 @@ pub(super) async fn inspect(node: &Arc<Node>, text: &str) -> Result<Object, Fail
     }
 }
 
-/// The seeds of this node, or of all nodes, with the nodes that did not answer in time.
+/// Lists the seeds of this node or of all nodes, and the nodes that did not reply in time.
 pub(super) async fn list(node: &Node, request: v1::ListRequest) -> v1::ListSeedsResponse {
     let mut seeds = node.seeds.all();
     let mut unanswered = Vec::new();
@@ -137,7 +137,7 @@ pub(super) async fn list(node: &Node, request: v1::ListRequest) -> v1::ListSeeds
     v1::ListSeedsResponse { seeds, unanswered }
 }
 
-/// The data that another node needs to read a seed of this node.
+/// Returns the data with which another node can read a seed of this node.
 pub(super) async fn describe_local(node: &Node, request: v1::DescribeSeedRequest) -> Result<v1::SeedAccess, Failure> {
     let v1::DescribeSeedRequest { seed, for_nodes } = request;
     let id = seed.parse().map_err(|_| unknown_seed(&seed))?;
@@ -151,7 +151,7 @@ async fn access_local(node: &Node, id: &SeedId, for_nodes: &[NodeName]) -> Resul
     node.seeds.access(id)
 }
 
-/// The data that these nodes need to read a seed of any node.
+/// Returns the data with which `for_nodes` can read a seed of any node.
 pub(super) async fn describe_seed(node: &Node, text: &str, for_nodes: &[NodeName]) -> Result<v1::SeedAccess, Failure> {
     let id = resolve_seed(node, text).await?;
     let object = format!("seed {id}");
@@ -159,19 +159,19 @@ pub(super) async fn describe_seed(node: &Node, text: &str, for_nodes: &[NodeName
         return access_local(node, &id, for_nodes).await;
     }
     let mut owner = node.peers.peer(id.node(), &object)?;
-    // The owner answers when the seed is complete.
+    // The owner replies when the seed is complete.
     let for_nodes = for_nodes.iter().map(NodeName::to_string).collect();
     let request = request_with_timeout(PREPARE_TIMEOUT, v1::DescribeSeedRequest { seed: id.to_string(), for_nodes });
     Ok(owner.describe_seed(request).await.map_err(forwarded_failure(object))?.into_inner())
 }
 
-/// The owner of the seed that a user has named.
+/// Returns the owner of the seed that a user has named.
 pub(super) async fn find_owner(node: &Node, text: &str) -> Result<NodeName, Failure> {
     Ok(resolve_seed(node, text).await?.node().clone())
 }
 
-/// The id of the seed that a user has named, by id or by name. A name is looked up on this node first, then on all
-/// others. Seeds that are incomplete or have failed have their names too.
+/// Returns the id of the seed that a user has named, by id or by name. A name is looked up on this node first, then on
+/// all others. Also finds seeds that are incomplete or have failed.
 async fn resolve_seed(node: &Node, text: &str) -> Result<SeedId, Failure> {
     if let Ok(id) = text.parse() {
         return Ok(id);

@@ -1,5 +1,5 @@
-//! Settle: a child fetches the rest of its pages, and the caller receives its progress. The pager does the work, with
-//! or without a caller; this module polls it.
+//! Settle: fetches the missing pages of a child, and reports the progress to the caller. The pager fetches the pages,
+//! even if the caller disconnects; this module polls it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use super::stream::{ResponseSender, relay_stream, send, spawn_stream};
 use crate::children::Child;
 use crate::node::Node;
 
-/// How often the pager's progress is polled: as often as people notice a change.
+/// Interval between polls of the pager's progress: people hardly notice shorter ones.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Starts to settle a child, and reports its progress.
@@ -54,7 +54,7 @@ pub(super) async fn report_until_settled<T>(
     loop {
         let progress = poll_progress(node, child, begin).await?;
         let is_settled = progress.state == SettleState::Settled;
-        // A disconnect of the caller ends the reports only, not the settling.
+        // If the caller disconnects, only the reports end: the pager continues to settle the child.
         if send(sink, event(to_message(&progress))).await.is_err() || is_settled {
             return Ok(());
         }
@@ -63,7 +63,7 @@ pub(super) async fn report_until_settled<T>(
     }
 }
 
-/// The progress of a child. If `begin` is set, it starts to settle.
+/// Returns the progress of a child. With `begin`, the pager starts to settle the child.
 async fn poll_progress(node: &Arc<Node>, child: &Arc<Child>, begin: bool) -> Result<SettleProgress, Failure> {
     if !child.is_alive() {
         return Err(child.ended_failure());

@@ -1,6 +1,6 @@
-//! Speculative prewarming of a seed that was not forked yet, if its process's previous seed was forked. Makes a zygote,
+//! Speculative prewarming of a seed that was not forked yet, if the process's previous seed was forked. Makes a zygote,
 //! and one prestarted child if children were forked one by one. For a process's first seed, only the owner makes a
-//! zygote. `speculation` decides; `engine` does the work.
+//! zygote. `speculation` predicts forks; `engine` makes zygotes and children.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,13 +19,14 @@ use crate::engine::{SeedAccess, StartOptions, ZygoteTrigger};
 use crate::node::Node;
 use crate::speculation::{ForkPattern, SpeculationPlan};
 
-/// If the seed is forked within this time, its children need the CPUs. A speculative zygote would be too late, and slow
-/// them down.
+/// Delay before a speculative zygote is made. If the seed is forked within this time, its children need the CPUs, and
+/// the zygote would be too late and slow them down.
 const SPECULATION_DELAY: Duration = Duration::from_millis(2);
-/// Programs that fork children one by one usually fork one of each seed. Further ones are prestarted after a request.
+/// Number of children to prestart for a new seed. Programs that fork children one by one usually fork one of each seed.
+/// Further children are prestarted after a request.
 const SPECULATIVE_PRESTARTS: usize = 1;
 
-/// Prewarms for a process's new, complete seed, according to its previous seed.
+/// Prewarms for a process's new, complete seed, as predicted from the forks of its previous seed (`before`).
 ///
 /// ```text
 ///  seed complete ── SPECULATION_DELAY, unless it is forked at once ─┬─▶ zygote, prestarted child
@@ -39,8 +40,8 @@ pub(crate) fn prewarm_next_seed(node: &Arc<Node>, before: &SeedId, next: &SeedId
     }
 }
 
-/// Prewarms for the first known seed of a process. It is expected to be forked, on this node and with default options,
-/// so its zygote is made. If it is not forked, nothing is made for the process's next seed.
+/// Prewarms for the first known seed of a process: makes a zygote on this node, for default options. If the seed is not
+/// forked, nothing is made for the process's next seed.
 pub(crate) fn prewarm_first_seed(node: &Arc<Node>, seed: &SeedId) {
     node.runtime.spawn(create_first_zygote(node.clone(), seed.clone()));
 }
@@ -71,8 +72,8 @@ async fn prewarm_and_notify(node: Arc<Node>, before: SeedId, seed: SeedId, plan:
     }
 }
 
-/// Announces the seed to another node. A node that does not expect its children, or has an earlier release, gets no
-/// further announcements for this process.
+/// Announces the seed to another node. If the node does not expect children of the seed, or has an earlier release, it
+/// gets no further announcements for this process.
 async fn notify_node(node: Arc<Node>, name: NodeName, seed: SeedId, request: v1::ForetellRequest) {
     if node.fork_history.has_fork_on(&seed, &name) {
         return;
@@ -84,8 +85,8 @@ async fn notify_node(node: Arc<Node>, name: NodeName, seed: SeedId, request: v1:
     }
 }
 
-/// Handles the announcement that a process of another node has a new seed. The answer says whether children of it are
-/// expected here.
+/// Handles the announcement that a process of another node has a new seed. The reply says whether children of the seed
+/// are expected on this node.
 ///
 /// # Errors
 /// The seed does not belong to the caller.
@@ -126,7 +127,7 @@ async fn evict_and_prewarm(node: Arc<Node>, gone: Vec<SeedId>, access: SeedAcces
     }
 }
 
-/// Prewarms this node for children of a seed, unless a request was faster.
+/// Prewarms this node for children of a seed. Makes nothing that is too late because a child was already requested.
 async fn prewarm_local(node: Arc<Node>, access: SeedAccess, fork_pattern: ForkPattern) {
     let ForkPattern { options, has_payload, is_fan_out } = fork_pattern;
     create_speculative_zygote(&node, access.clone(), options.clone()).await;

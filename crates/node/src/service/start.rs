@@ -19,7 +19,7 @@ use super::stream::{ResponseReceiver, ResponseSender};
 use super::{exit_watch, zygote};
 use crate::attended::AttendedBatch;
 use crate::children::Child;
-use crate::engine::{SeedAccess, StartOptions, ZygoteTrigger};
+use crate::engine::{BatchOptions, ChildAssignment, SeedAccess, StartOptions, ZygoteTrigger};
 use crate::metrics::MeasuredOperation;
 use crate::network::FanOutNetwork;
 use crate::node::Node;
@@ -27,14 +27,14 @@ use crate::pending_starts::PendingStart;
 use crate::phases::{self, PhaseRecording};
 use crate::speculation::ForkPattern;
 
-/// Time limit for the zygote of a fan-out that began on another node. Then one child is started without it. It takes
-/// about 20 ms on an idle machine.
+/// Longest wait for the zygote of a fan-out whose first child is on another node. After that, one child is started
+/// without a zygote. On an idle machine, a zygote takes about 20 ms.
 const REMOTE_ZYGOTE_TIMEOUT: Duration = Duration::from_millis(250);
 
-/// Delay before the next prestarted children are made: a short-lived child has ended by then.
+/// Delay before further children are prestarted: a short-lived child ends within this time.
 const PRESTART_DELAY: Duration = Duration::from_millis(5);
 
-/// The children of one request: their common options, and a queue of those that are not started yet.
+/// The children of one request: their common options, and a queue of the children that are not started yet.
 #[derive(Debug)]
 struct StartBatch {
     node: Arc<Node>,
@@ -45,18 +45,18 @@ struct StartBatch {
     profile: bool,
     received_at: Instant,
     sink: ResponseSender<v1::ForkOutcome>,
-    /// There are more children than start at once.
+    /// Whether there are more children than start at once.
     is_fan_out: bool,
-    /// The batch, if the caller waits for the children.
+    /// The batch of attended children; `None` if the fork is not attended.
     attended: Option<Arc<AttendedBatch>>,
-    /// A Tend stream will watch each child.
+    /// Whether a Tend stream will watch each child.
     is_exit_watched: bool,
     /// Held until all children are listed or have failed.
     _pending_start: PendingStart,
     queue: Mutex<VecDeque<v1::ChildSpec>>,
 }
 
-/// The start of a child that has its permit.
+/// The permit and the timing of one child's start.
 struct StartTurn {
     permit: OwnedSemaphorePermit,
     recording: PhaseRecording,
@@ -116,7 +116,7 @@ pub(super) fn start_children(
     Ok(outcomes)
 }
 
-/// Starts as many starters as children may start at once.
+/// Spawns one starter task per child, but at most as many as children may start at once.
 fn spawn_starters(batch: &Arc<StartBatch>, count: usize) {
     for _ in 0..count.min(CONCURRENT_STARTS_MAX) {
         tokio::spawn(run_starter(batch.clone(), AfterStart::TakeNext));
@@ -124,8 +124,8 @@ fn spawn_starters(batch: &Arc<StartBatch>, count: usize) {
 }
 
 /// Starts the children of a fan-out when the zygote is filled, or has failed. The first child of the whole fork is
-/// needed first and is started at once, without a zygote. On another node, one child is started without it if the
-/// zygote takes long.
+/// started at once, without the zygote. On other nodes, one child is started without the zygote if that takes longer
+/// than [`REMOTE_ZYGOTE_TIMEOUT`].
 async fn start_fan_out(batch: Arc<StartBatch>, count: usize) {
     let mut zygote = tokio::spawn(zygote::wait_zygote_filled(
         batch.node.clone(),
@@ -155,8 +155,8 @@ enum AfterStart {
     TakeNext,
 }
 
-/// Starts children of a batch, one after the other. The engine's work blocks, so it runs in a thread of its own. That
-/// thread finishes even if the caller disconnects.
+/// Starts children of a batch, one after the other. The engine blocks, so it runs on a separate thread, which finishes
+/// the child even if the caller disconnects.
 async fn run_starter(mut batch: Arc<StartBatch>, next: AfterStart) {
     loop {
         let Ok(turn) = batch.node.start_permits.clone().acquire_owned().await else { return };
@@ -170,7 +170,7 @@ async fn run_starter(mut batch: Arc<StartBatch>, next: AfterStart) {
             drop(queued);
             start_while_permitted(batch, start_turn, next)
         });
-        // If the start panics, the end of this stream tells the caller.
+        // If the start panics, the stream of outcomes ends without this child: the caller then reports it as failed.
         batch = match starting.await {
             Ok(Some(batch)) => batch,
             _ => return,
@@ -178,7 +178,7 @@ async fn run_starter(mut batch: Arc<StartBatch>, next: AfterStart) {
     }
 }
 
-/// Starts children as long as permits are free that no other request waits for: to continue costs less than to wake
+/// Starts children as long as permits are free that no other request waits for: continuing costs less than waking
 /// another thread. Returns the batch if children are left.
 fn start_while_permitted(
     batch: Arc<StartBatch>,
@@ -198,8 +198,8 @@ fn start_while_permitted(
         schedule_prestart(&batch, has_payload);
         let prewarm = prewarm_work(&batch);
         if is_last || next == AfterStart::Stop {
-            // Dropping the batch ends the stream of outcomes after the last child. The caller need not wait for work
-            // for the next child.
+            // Drop the batch before the work for the next child: this ends the stream of outcomes, so the caller does
+            // not wait for that work.
             drop(batch);
             prewarm.into_iter().for_each(|make_ready| make_ready());
             return None;
@@ -220,14 +220,15 @@ impl StartBatch {
         StartTurn { permit: turn, recording, waited: self.received_at.elapsed(), requested: Instant::now() }
     }
 
-    /// The pattern with which children of the next seed are expected to be requested. Their time limit may differ.
+    /// Returns the pattern with which children of the next seed are expected to be requested. Omits the time limit,
+    /// which may differ.
     fn fork_pattern(&self) -> ForkPattern {
         let options = StartOptions { timeout: None, ..self.options.clone() };
         let has_payload = self.shared_payload.is_some() || self.queue().iter().any(|child| child.payload.is_some());
         ForkPattern { options, has_payload, is_fan_out: self.is_fan_out }
     }
 
-    /// A poisoned lock is usable: no change is left incomplete.
+    /// Ignores poisoning: every change is complete under its lock.
     fn queue(&self) -> MutexGuard<'_, VecDeque<v1::ChildSpec>> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -239,12 +240,13 @@ fn start_one(
     payload: Option<Vec<u8>>,
     requested: Instant,
 ) -> Result<Arc<Child>, Failure> {
-    let StartBatch { node, source, options, fan_out, shared_payload, is_fan_out, .. } = batch;
-    let payload = payload.as_deref().or(shared_payload.as_deref());
+    let StartBatch { node, source, options, fan_out, shared_payload, .. } = batch;
+    let batch_options = BatchOptions { options, fan_out, is_fan_out: batch.is_fan_out };
+    let child_assignment = ChildAssignment { index, payload: payload.as_deref().or(shared_payload.as_deref()) };
     let object = format!("a child of seed {} on node {}", source.key.seed, node.name);
     let memory_reservation =
         node.child_budget.reserve(&object, options.limits.memory_bytes_max, || node.children.sum_memory_limits())?;
-    let started_child = node.engine.start(source, (options, fan_out), (index, !is_fan_out), payload, requested)?;
+    let started_child = node.engine.start(source, batch_options, child_assignment, requested)?;
     drop(memory_reservation);
     let child = phase!("resume.watch", node.children.add(started_child));
     if let Some(attended) = &batch.attended
@@ -258,7 +260,7 @@ fn start_one(
     Ok(child)
 }
 
-/// The work to prepare for the next child, if there is any.
+/// Returns the work that prepares the next child, if there is any.
 fn prewarm_work(batch: &StartBatch) -> Option<impl FnOnce() + Send + use<>> {
     let StartBatch { node, source, options, .. } = batch;
     let is_idle = node.start_permits.available_permits() == CONCURRENT_STARTS_MAX;
@@ -268,8 +270,8 @@ fn prewarm_work(batch: &StartBatch) -> Option<impl FnOnce() + Send + use<>> {
     })
 }
 
-/// If children are forked one by one and more are expected, prestarts them, with or without a payload like the last
-/// child. Waits first, so that the last child has the CPUs for a while.
+/// Prestarts children if they are forked one by one and more are expected. Waits for [`PRESTART_DELAY`] first, so that
+/// the last child has the CPUs.
 fn schedule_prestart(batch: &StartBatch, has_payload: bool) {
     if batch.is_fan_out || batch.node.start_permits.available_permits() < CONCURRENT_STARTS_MAX {
         return;
@@ -288,7 +290,7 @@ fn schedule_prestart(batch: &StartBatch, has_payload: bool) {
     });
 }
 
-/// Reports the outcome. If the caller has disconnected, the child is killed: its id would be unknown.
+/// Reports the outcome. If the caller has disconnected, kills the child: its id would be unknown.
 fn send_outcome(batch: &StartBatch, index: u32, started: Result<Arc<Child>, Failure>, phases: Vec<v1::Phase>) {
     let node = &batch.node;
     let result = match &started {
@@ -318,11 +320,11 @@ fn send_outcome(batch: &StartBatch, index: u32, started: Result<Arc<Child>, Fail
     node.children.evict_ended(EVICTED_PER_START_MAX);
 }
 
-/// Kills a child that no caller knows.
+/// Kills a child whose outcome could not be delivered.
 fn kill_unclaimed(started: Result<Arc<Child>, Failure>) {
     if let Ok(child) = started {
         tracing::info!(child = %child.record().id, "killed: the requester has disconnected");
-        // It may have ended on its own.
+        // The child may have ended on its own.
         let _ = child.kill(rustix::process::Signal::KILL.as_raw().unsigned_abs());
     }
 }

@@ -1,5 +1,4 @@
-//! Response streams, and the output of children. They end when the caller disconnects; `wait` reports the ends of
-//! children.
+//! Response streams, and the output of children as such a stream. A stream ends when the caller disconnects.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -29,7 +28,8 @@ pub(super) async fn send<T>(sink: &ResponseSender<T>, message: T) -> Result<(), 
     sink.send(Ok(message)).await.map_err(|_| CallerDisconnected)
 }
 
-/// A stream that a separate task fills, until it is done or the caller disconnects. A failure ends the stream.
+/// Returns a stream that a separate task fills, until `fill` completes or the caller disconnects. A failure is the last
+/// message of the stream.
 pub(super) fn spawn_stream<T, F>(fill: impl FnOnce(ResponseSender<T>) -> F) -> ReceiverStream<Result<T, Status>>
 where
     T: Send + 'static,
@@ -49,7 +49,7 @@ where
     ReceiverStream::new(receiver)
 }
 
-/// Relays the messages of another node.
+/// Relays the messages of another node's stream to the caller.
 pub(super) async fn relay_stream<T>(
     mut from: Streaming<T>,
     sink: &ResponseSender<T>,
@@ -63,7 +63,7 @@ pub(super) async fn relay_stream<T>(
     Ok(())
 }
 
-/// The output of a child.
+/// Streams the output of a child.
 pub(super) async fn logs(
     node: &Arc<Node>,
     request: v1::LogsRequest,
@@ -113,12 +113,12 @@ async fn logs_local(
     Ok(())
 }
 
-/// A line to add to the end of a child's standard error, if it ended because memory was lost.
+/// Returns a line to add at the end of a child's standard error, if the child's memory was lost.
 pub(super) fn memory_loss_message(child: &Child) -> Option<Vec<u8>> {
     child.memory_loss_cause().map(|text| format!("farfork: {text}\n").into_bytes())
 }
 
-/// The failure to read a child's output.
+/// Creates the failure to read a child's output.
 pub(super) fn output_failure(child: &Child, error: &std::io::Error) -> Failure {
     child.failure(tonic::Code::Internal, format!("cannot read its output: {error}"))
 }

@@ -1,5 +1,5 @@
-//! Wait: reports the ends of children, in the order of the request. No child is evicted meanwhile, on any node. This
-//! node holds its own children from the start, and sends each other node one request for all of its children.
+//! Wait: reports the ends of children, in the order of the request. No awaited child is evicted, on any node. This node
+//! holds its own children from the start, and sends each other node one request for all of that node's children.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -47,11 +47,11 @@ pub(super) fn wait(node: &Arc<Node>, request: v1::WaitRequest) -> ReceiverStream
 /// A child of the request.
 enum AwaitedChild {
     Local(HeldChild),
-    /// On this other node.
+    /// A child on this other node.
     Remote(NodeName),
 }
 
-/// The children of the request, and the waits for those on other nodes, which start at once.
+/// Finds the children of the request. Starts a wait for the children of each other node.
 fn split_children(
     node: &Arc<Node>,
     request: &v1::WaitRequest,
@@ -98,7 +98,7 @@ impl RemoteWait {
         }));
     }
 
-    /// Relays the events of the next child. If the stream fails, opens a new one for the children after it.
+    /// Relays the events of the next child. If the stream fails, opens a new stream for the children after it.
     async fn relay_next(
         &mut self,
         node: &Arc<Node>,
@@ -153,7 +153,8 @@ async fn wait_local(
     sink: &ResponseSender<v1::WaitEvent>,
 ) -> Result<(), Failure> {
     if results {
-        // Whether the output is a result is known only at the end.
+        // Only at the child's end is it known whether the child has a result. If not, its standard output is the
+        // result.
         let has_result = child.can_have_result() && {
             child.wait_exit().await;
             child.has_result()

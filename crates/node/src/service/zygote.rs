@@ -1,7 +1,7 @@
 //! Waits until a seed's zygote is filled, for a fan-out or a speculative prewarm. Creates the zygote if there is none.
 //!
-//! In a fan-out the zygote is made while the first child starts, and the others are forked from it. If it fails, the
-//! others are restored from the seed.
+//! In a fan-out, the zygote is made while the first child starts, and the other children are forked from it. If the
+//! zygote fails, these are restored from the seed.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,11 +12,11 @@ use tokio::time::{sleep, timeout};
 use crate::engine::{SeedAccess, StartOptions, ZygoteTrigger};
 use crate::node::Node;
 
-/// How often a zygote is checked for being filled, which takes some ten milliseconds.
+/// Interval between checks whether a zygote is filled, which takes tens of milliseconds.
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
-/// Waits until the zygote for children with these options is filled, at most [`ZYGOTE_TIMEOUT`]. Creates it if there is
-/// none. Returns at once if such children cannot be copies.
+/// Waits until the zygote for children with these options is filled, at most [`ZYGOTE_TIMEOUT`]. Creates the zygote if
+/// there is none. Returns at once if such children cannot be copies of a zygote.
 pub(super) async fn wait_zygote_filled(node: Arc<Node>, source: SeedAccess, options: StartOptions, why: ZygoteTrigger) {
     if !node.engine.can_copy_zygote(&options) {
         return;
@@ -26,7 +26,7 @@ pub(super) async fn wait_zygote_filled(node: Arc<Node>, source: SeedAccess, opti
         if node.engine.zygote_cache().has_no_entry(&seed) {
             let task_node = node.clone();
             run_in_thread(move || {
-                task_node.engine.create_zygote(&source, &options, (why, Instant::now() + ZYGOTE_TIMEOUT))
+                task_node.engine.create_zygote(&source, &options, why, Instant::now() + ZYGOTE_TIMEOUT)
             })
             .await;
         }

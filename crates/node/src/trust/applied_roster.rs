@@ -1,5 +1,5 @@
-//! The roster that a node's connections and members already conform to. A comparison with a newer one shows what that
-//! revokes.
+//! The roster with which a node's connections and members already comply. A comparison with a newer roster gives the
+//! newly revoked nodes.
 
 use farfork_trust::{Identity, Revocation, Role, Roster};
 use farfork_wire::NodeName;
@@ -20,7 +20,7 @@ impl AppliedRoster {
         self.counter
     }
 
-    /// The nodes that this roster revokes and the previous one did not, or not up to as late a date.
+    /// Returns the nodes that this roster revokes and the previous one (`before`) did not, or only for an earlier date.
     pub(crate) fn revoked_since(&self, before: &Self) -> Vec<NodeName> {
         let new = self.revocations.iter().filter(|entry| !before.revocations.contains(entry));
         new.filter_map(revoked_node).collect()

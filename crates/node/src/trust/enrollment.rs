@@ -1,5 +1,5 @@
-//! Determines a node's identity at its start: from its trust directory, else by joining with a token, else as the first
-//! node of a new cluster.
+//! Determines a node's identity at its start: from its trust directory, otherwise by joining with a token, otherwise by
+//! creating a cluster.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -28,7 +28,7 @@ pub(crate) enum EnrollmentError {
     /// Its trust directory cannot be read.
     #[error(transparent)]
     Credentials(#[from] CredentialsError),
-    /// The cluster cannot be created, or the issued certificate not installed.
+    /// The cluster cannot be created, or the issued certificate cannot be installed.
     #[error(transparent)]
     Member(#[from] MemberError),
     /// No key can be generated.
@@ -46,7 +46,7 @@ pub(crate) enum EnrollmentError {
         /// This node's name.
         name: NodeName,
     },
-    /// It is to join a cluster, but has neither identity nor token.
+    /// The node is to join a cluster, but has neither identity nor token.
     #[error(
         "{directory} has no identity for this node, and --join needs one; \
          print a token with `farfork cluster token` on a node of the cluster, and name its file with --token-file"
@@ -55,10 +55,10 @@ pub(crate) enum EnrollmentError {
         /// The directory.
         directory: String,
     },
-    /// It has a token, but no address of a node.
+    /// The node has a token, but no address of a member.
     #[error("a token without a node to join; name one with --join")]
     NoAddress,
-    /// Every node refused the request.
+    /// Every node refused the request, or could not be reached.
     #[error("no node let it join: {0}")]
     Refused(String),
 }

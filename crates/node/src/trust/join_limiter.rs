@@ -1,5 +1,5 @@
-//! Limits the join requests that are handled at once, by source address. A source that sends many at once does not get
-//! all of them checked before its first wrong token is counted.
+//! Limits the join requests in progress, by source address. Otherwise a source could have many tokens checked at once
+//! before its first wrong token is counted.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// request takes milliseconds.
 pub(crate) const JOINS_PER_ADDRESS_MAX: usize = 8;
 
-/// The number of requests in progress by source address.
+/// The number of requests in progress, by source address.
 #[derive(Debug, Default)]
 pub(crate) struct JoinLimiter(Mutex<HashMap<IpAddr, usize>>);
 
@@ -21,7 +21,7 @@ pub(crate) struct JoinPermit {
 }
 
 impl JoinLimiter {
-    /// A permit for a request from this address; `None` if too many are in progress.
+    /// Takes a permit for a request from this address; `None` if too many are in progress.
     pub(crate) fn acquire(self: &Arc<Self>, from: IpAddr) -> Option<JoinPermit> {
         let mut under_way = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let count = under_way.entry(from).or_default();
@@ -50,14 +50,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_address_has_its_turns_and_gets_them_back() {
+    fn each_address_has_a_limit_of_concurrent_joins() {
         let turns = Arc::new(JoinLimiter::default());
         let (one, other) = (IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2]));
         let held: Vec<JoinPermit> = (0..JOINS_PER_ADDRESS_MAX).map(|_| turns.acquire(one).unwrap()).collect();
         assert!(turns.acquire(one).is_none());
-        assert!(turns.acquire(other).is_some(), "others are not disturbed");
+        assert!(turns.acquire(other).is_some(), "another address is not limited");
         drop(held);
         assert!(turns.acquire(one).is_some());
-        assert!(turns.0.lock().unwrap().is_empty(), "nothing is kept of whoever is done");
+        assert!(turns.0.lock().unwrap().is_empty(), "an address without requests has no entry");
     }
 }

@@ -1,7 +1,7 @@
 //! A node's membership in its cluster: its own certificate, the peers that it trusts, and, if it holds the authority,
 //! the certificates that it issues. `farfork_trust` handles the certificates themselves.
 //!
-//! `enrollment` runs at the start, `renewal` while the node runs, and `service` answers other nodes.
+//! `enrollment` runs at the start, `renewal` while the node runs, and `service` handles requests of other nodes.
 
 mod applied_roster;
 mod enrollment;
@@ -25,12 +25,12 @@ pub(crate) use service::ClusterService;
 pub(crate) enum Security {
     /// Members of its cluster.
     Members(Credentials),
-    /// All peers that reach it (`--insecure`).
+    /// All peers that reach the node (`--insecure`).
     Insecure,
 }
 
 impl Security {
-    /// Its credentials; `None` if it trusts all peers.
+    /// Returns the node's credentials; `None` if it trusts all peers.
     pub(crate) fn credentials(&self) -> Option<&Credentials> {
         match self {
             Self::Members(credentials) => Some(credentials),
@@ -38,7 +38,7 @@ impl Security {
         }
     }
 
-    /// How it connects to other nodes.
+    /// Returns the TLS mode of connections to other nodes.
     pub(crate) fn tls_mode(&self) -> TlsMode {
         self.credentials().map_or(TlsMode::Plaintext, |credentials| TlsMode::Mutual(credentials.clone()))
     }

@@ -1,5 +1,5 @@
-//! Keeps a running node in its cluster. It fetches newer rosters from other nodes, and gets a new key and certificate
-//! before the old ones expire, or after a rotation of the authority.
+//! Keeps a running node in its cluster: fetches newer rosters from other nodes, and gets a new key and certificate
+//! before the old certificate expires, or after a rotation of the authority.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use tonic::Code;
 
 use crate::peers::Peers;
 
-/// How often the node's own certificate is checked. A rotation of the authority reaches all nodes within a few
+/// Interval between checks of the node's own certificate. A rotation of the authority reaches all nodes within a few
 /// intervals.
 const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
@@ -59,7 +59,7 @@ pub(crate) async fn fetch_roster(peers: &Peers, address: SocketAddr, counter: u6
 /// Generates a new key for this node, and has it signed by the node that holds the authority.
 ///
 /// # Errors
-/// No node that answers holds the authority, or the files cannot be written.
+/// No reachable node holds the authority, or the files cannot be written.
 pub(crate) async fn renew_certificate(peers: &Peers) -> Result<(), Failure> {
     let object = format!("certificate of node `{}`", peers.local_name());
     let failed = |cause: String| Failure::new(Code::Internal, &object, cause);
@@ -106,7 +106,7 @@ async fn request_from_peers(peers: &Peers, request: Vec<u8>, object: &str) -> Re
     Err(Failure::new(Code::Unavailable, object, cause).with_next_step(step))
 }
 
-/// Works with files in a separate thread.
+/// Runs `work`, which accesses files, in a separate thread.
 pub(super) async fn with_credentials<T: Send + 'static>(
     credentials: &Credentials,
     work: impl FnOnce(&Credentials) -> Result<T, String> + Send + 'static,

@@ -1,5 +1,5 @@
-//! The gRPC service for membership. A node without the authority forwards a join request to the node that holds it. For
-//! a renewal, a node asks the other nodes itself.
+//! The gRPC service for membership. A node without the authority forwards a join request to the node that holds the
+//! authority. It does not forward a renewal: the requesting node tries all nodes itself.
 
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -21,7 +21,7 @@ use crate::auth::Caller;
 use crate::control_port::ConnectionInfo;
 use crate::peers::Peers;
 
-/// The membership requests of machines, nodes and users.
+/// Handles the membership requests of machines, nodes and users.
 #[derive(Debug, Clone)]
 pub(crate) struct ClusterService {
     peers: Arc<Peers>,
@@ -106,8 +106,8 @@ impl ClusterService {
         Ok(issued)
     }
 
-    /// Forwards a join request to the node that reported to hold the authority, as one request. A peer without a
-    /// certificate must not cause work on the whole cluster.
+    /// Forwards a join request only to the node that reported that it holds the authority. A peer without a certificate
+    /// must not cause requests to all nodes.
     async fn forward_to_authority(
         &self,
         from: IpAddr,
@@ -132,7 +132,8 @@ fn no_authority_failure(object: &str) -> Failure {
         .with_next_step("join at the node where `farfork cluster init` was run")
 }
 
-/// Works with the authority's files. Turns an error into the failure of the request.
+/// Runs `work`, which uses the authority's files, in a separate thread. Converts an error to the failure of the
+/// request.
 async fn run_authority(
     credentials: &Credentials,
     object: &str,

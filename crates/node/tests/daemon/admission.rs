@@ -1,4 +1,4 @@
-//! Which peers a daemon admits at its control port, what each may request, and what its log says of the others.
+//! Tests which peers a daemon admits at its control port, what each may request, and the log lines about refused peers.
 
 use std::fs;
 use std::io::{Read as _, Write as _};
@@ -20,18 +20,18 @@ use crate::harness::{TestDaemon, block_on, name, run_dirs, token_file, trust_dir
 
 pub(crate) const TESTS: &[(&str, fn())] = &[
     ("a_machine_joins_with_a_token", joins),
-    ("who_passes_a_machine_on_learns_nothing_that_opens_anything", seen_on_its_way),
-    ("a_wrong_token_is_counted_and_its_bearer_has_to_wait", guesses),
-    ("many_guesses_at_once_are_not_all_looked_at", guesses_at_once),
-    ("a_machine_that_joins_is_passed_on_to_the_authority_alone", passed_on_once),
-    ("without_a_token_nobody_joins", no_token),
+    ("a_node_that_forwards_a_join_learns_no_secret", forwarded_join),
+    ("a_wrong_token_is_counted_and_delays_the_next_attempt", guesses),
+    ("concurrent_guesses_are_limited", guesses_at_once),
+    ("a_join_is_forwarded_only_to_the_authority", passed_on_once),
+    ("joining_needs_a_token", no_token),
     ("the_first_node_makes_its_own_cluster", first),
-    ("each_role_may_ask_for_its_part", roles),
-    ("strangers_are_named_and_kept_out", strangers),
-    ("a_revoked_node_is_out_everywhere", revoked),
-    ("a_revoked_node_is_not_called_any_more", revoked_is_left),
-    ("a_client_hears_of_revocations_and_asks_no_revoked_node", client_hears),
-    ("a_request_without_end_ends_with_the_right_to_ask", standing),
+    ("each_role_may_call_its_methods", roles),
+    ("strangers_are_named_and_refused", strangers),
+    ("a_revoked_node_is_refused_by_every_node", revoked),
+    ("a_revoked_node_is_not_called", revoked_is_left),
+    ("a_client_gets_revocations_and_calls_no_revoked_node", client_gets_revocations),
+    ("a_streaming_request_ends_when_its_certificate_becomes_invalid", standing),
     ("keys_and_authority_rotate_under_running_nodes", rotates),
 ];
 
@@ -73,7 +73,7 @@ fn joins() {
     let first = TrustDirectory::new(trust_dir(&dir_a, "a"));
     let a = TestDaemon::start("a", &dir_a, None);
     let b = TestDaemon::start("b", &dir_b, Some(a.address()));
-    // By a node without the authority, which forwards the request.
+    // Join through a node without the authority, which forwards the request.
     let dir_c = dir_a.with_file_name("c");
     write_token(&first, &dir_c);
     let c = TestDaemon::start("c", &dir_c, Some(b.address()));
@@ -87,7 +87,7 @@ fn joins() {
 }
 
 /// A forwarding node sees a join request. It can repeat the request, but cannot join with its own key or under another name.
-fn seen_on_its_way() {
+fn forwarded_join() {
     let (_parent, dir_a, _) = run_dirs();
     let first = TrustDirectory::new(trust_dir(&dir_a, "a"));
     let a = TestDaemon::start("a", &dir_a, None);
@@ -113,7 +113,7 @@ fn seen_on_its_way() {
     };
     let answer = join(seen.clone()).expect("it joins");
     install(&machine, &answer, "machine").expect("it is its own certificate");
-    // A repeated request gives the same machine the same name. A thief does not have its key.
+    // A repeated request gives a certificate with the same name for the same key. A thief does not have the key.
     let again = join(seen.clone()).expect("an answer may be lost");
     install(&thief, &again, "thief").expect_err("the key is another");
     install(&machine, &again, "machine-again").expect("the key is the same");
@@ -129,7 +129,7 @@ fn guesses() {
     let a = TestDaemon::start("a", &dir_a, None);
     let dir_c = dir_a.with_file_name("c");
     let first = TrustDirectory::new(trust_dir(&dir_a, "a"));
-    // A token of the right cluster, with a secret that was never drawn.
+    // Each guess is a token of the right cluster with a wrong secret.
     let pin = member::create_join_token(&first, SystemTime::now(), TOKEN_VALID).expect("a token").authority;
     let mut last = String::new();
     for guess in 0..5 {
@@ -172,7 +172,7 @@ fn passed_on_once() {
     until("all know each other", || (b.alive() == ["a", "a2", "b"]).then_some(()));
     let dir_c = dir_a.with_file_name("c");
     write_token(&first, &dir_c);
-    // It still counts as alive for some seconds.
+    // After the kill, `a` still counts as alive for some seconds.
     a.signal(Signal::KILL);
     a.wait();
     let mut c = TestDaemon::spawn("c", &dir_c, Some(b.address()));
@@ -188,7 +188,7 @@ fn no_token() {
     assert!(!c.wait().success());
     let said = c.said();
     assert!(said.contains("--token-file") && said.contains("farfork cluster token"), "{said}");
-    // A token of another cluster: the machine detects that before it sends the secret.
+    // With a token of another cluster, the machine refuses to send the secret.
     let (_other, other_dir, _) = run_dirs();
     write_token(&TrustDirectory::new(trust_dir(&other_dir, "a")), &dir_a.with_file_name("c"));
     let mut c = TestDaemon::spawn("c", &dir_a.with_file_name("c"), Some(a.address()));
@@ -250,12 +250,12 @@ fn strangers() {
         let _ = stream.write_all(bytes);
         let mut answer = Vec::new();
         let _ = stream.read_to_end(&mut answer);
-        assert!(answer.len() < 100, "nothing but an alert: {answer:?}");
+        assert!(answer.len() < 100, "the daemon sends at most a TLS alert: {answer:?}");
         let port = stream.local_addr().expect("an address").port().to_string();
         a.says(&["is refused", &format!("from 127.0.0.1:{port}")]);
     }
     a.says(&["it does not speak TLS"]);
-    assert_eq!(ask(a.address(), &member).expect("others are not disturbed"), 1);
+    assert_eq!(ask(a.address(), &member).expect("other clients are still served"), 1);
 }
 
 fn revoked() {
@@ -275,7 +275,7 @@ fn revoked() {
     assert_eq!(a.alive(), ["a", "b"]);
 }
 
-fn client_hears() {
+fn client_gets_revocations() {
     let (_parent, dir_a, dir_b) = run_dirs();
     let first = TrustDirectory::new(trust_dir(&dir_a, "a"));
     let a = TestDaemon::start("a", &dir_a, None);
@@ -287,7 +287,7 @@ fn client_hears() {
     member::revoke_identity(&first, Role::Node, &name("b"), SystemTime::now).expect("it is revoked");
     let (_, roster) = first.read_roster().expect("a roster");
     for role in [Role::Client, Role::ReadOnly] {
-        // It runs on, with the last roster that it received. Only the client itself can refuse.
+        // `b` continues to run with the last roster that it received, so only the client itself can refuse.
         ask(b.address(), &open(&files(role))).expect("the client does not know the revocation");
         until("the client has the new roster", || {
             ask(a.address(), &open(&files(role))).expect("it answers");
@@ -298,7 +298,7 @@ fn client_hears() {
     }
 }
 
-/// A request that stays open until it is cut off. Returns the reason.
+/// Sends a request that stays open until the daemon closes the connection. Returns the error.
 fn stands(address: SocketAddr, credentials: Credentials) -> JoinHandle<String> {
     thread::spawn(move || {
         block_on(async {
@@ -329,7 +329,7 @@ fn standing() {
     a.says(&["closed a control-port connection", "farfork://test/client/revoked was revoked"]);
     assert!(!of_old.is_finished(), "other connections stay open");
     member::begin_rotation(&first, SystemTime::now()).expect("a second authority");
-    until("a has a key of it", || open(&first).is_issued_by_current_authority().then_some(()));
+    until("a has a certificate of the new authority", || open(&first).is_issued_by_current_authority().then_some(()));
     assert!(!of_old.is_finished(), "the old one is still trusted");
     member::end_rotation(&first).expect("the rotation ends");
     ended(of_old);
@@ -347,16 +347,16 @@ fn revoked_is_left() {
     let c = TestDaemon::start("c", &dir_c, Some(a.address()));
     until("all know each other", || (b.alive() == ["a", "b", "c"] && c.alive() == b.alive()).then_some(()));
     member::revoke_identity(&first, Role::Node, &name("c"), SystemTime::now).expect("it is revoked");
-    // It still answers. Both have a connection to it, and close it.
+    // `c` still replies. `a` and `b` have connections to it, and must close them.
     for node in [&a, &b] {
-        until("it is no member", || {
+        until("c is not a member", || {
             let nodes = node.nodes().expect("it answers");
             nodes.iter().all(|known| known.name != "c").then_some(())
         });
         node.says(&["was revoked, and is no longer a member", "node=c"]);
     }
     assert_eq!(a.alive(), ["a", "b"]);
-    // With a token it joins again.
+    // `c` joins again with a token.
     drop(c);
     fs::remove_dir_all(trust_dir(&dir_c, "c")).expect("its identity");
     write_token(&first, &dir_c);
@@ -373,7 +373,7 @@ fn rotates() {
     let before = fs::read(second.identity_path()).expect("its key");
     member::begin_rotation(&first, SystemTime::now()).expect("a second authority");
     let authority = first.read_roster().expect("a roster").0.authorities()[0].clone();
-    // They renew on their own, one after the other.
+    // Both nodes renew their certificates without a command.
     let has_new = |directory: &TrustDirectory| open(directory).is_issued_by_current_authority();
     until("both have keys of the new authority", || (has_new(&first) && has_new(&second)).then_some(()));
     assert_ne!(fs::read(second.identity_path()).expect("its key"), before);

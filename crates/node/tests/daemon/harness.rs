@@ -1,4 +1,4 @@
-//! Daemons of a test, their directories, and the cluster of which they are members.
+//! Starts the daemons of a test, and creates their directories and their cluster.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -18,18 +18,18 @@ use farfork_wire::NodeName;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-/// Time limit for a daemon to answer, to end, or to discover another one.
+/// Time limit for a daemon to reply, to end, or to discover another daemon.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// The nodes that have an identity before they start; `a` holds the authority.
 const MEMBERS: [&str; 2] = ["b", "a2"];
 
-/// A node's trust directory, next to the run directories of the test.
+/// Returns a node's trust directory, next to the run directories of the test.
 pub(crate) fn trust_dir(run_dir: &Path, name: &str) -> PathBuf {
     run_dir.with_file_name(format!("trust-{name}"))
 }
 
-/// The file with a node's join token.
+/// Returns the path of the file with a node's join token.
 pub(crate) fn token_file(run_dir: &Path) -> PathBuf {
     run_dir.with_extension("token")
 }
@@ -39,7 +39,7 @@ pub(crate) fn name(text: &str) -> NodeName {
     NodeName::new(text).expect("a name")
 }
 
-/// Run directories for two daemons, and a cluster.
+/// Returns run directories for two daemons, `a` and `b`, and creates a cluster with their identities.
 pub(crate) fn run_dirs() -> (TempDir, PathBuf, PathBuf) {
     let parent = tempfile::tempdir().expect("a directory");
     let (one, other) = (parent.path().join("a"), parent.path().join("b"));
@@ -58,7 +58,7 @@ pub(crate) fn block_on<T>(work: impl Future<Output = T>) -> T {
     runtime.block_on(work)
 }
 
-/// A daemon. It is stopped when this is dropped.
+/// A daemon process. Dropping this stops the daemon.
 pub(crate) struct TestDaemon {
     process: Child,
     pub(crate) run_dir: RunDir,
@@ -73,7 +73,7 @@ impl TestDaemon {
         Self { process: command.spawn().expect("a process"), run_dir: RunDir::new(run_dir) }
     }
 
-    /// Starts a daemon, and waits until it answers.
+    /// Starts a daemon, and waits until it replies.
     pub(crate) fn start(name: &str, run_dir: &Path, join: Option<SocketAddr>) -> Self {
         let node = Self::spawn(name, run_dir, join);
         until("the daemon answers", || node.nodes().ok());
@@ -88,7 +88,7 @@ impl TestDaemon {
         })
     }
 
-    /// Names of the nodes that it considers alive.
+    /// Returns the names of the nodes that the daemon considers alive.
     pub(crate) fn alive(&self) -> Vec<String> {
         let nodes = self.nodes().expect("it answers").into_iter();
         nodes.filter(|node| node.state() == NodeState::Alive).map(|node| node.name).collect()
@@ -99,7 +99,7 @@ impl TestDaemon {
         own_view.expect("it knows itself").address.parse().expect("an address")
     }
 
-    /// Its failure for an id that does not exist.
+    /// Requests the details of an id that does not exist. Returns the failure.
     pub(crate) fn inspect(&self, id: &str) -> Failure {
         block_on(async {
             let mut client = client::connect(&self.run_dir.socket()).await.expect("it answers");
@@ -121,18 +121,18 @@ impl TestDaemon {
         self.process.try_wait().expect("wait(2) works").is_none()
     }
 
-    /// The daemon's log so far.
+    /// Returns the daemon's log so far.
     pub(crate) fn said(&self) -> String {
         fs::read_to_string(self.run_dir.root().with_extension("log")).expect("its log")
     }
 
-    /// Waits until one line of the log has all of these parts.
+    /// Waits until a line of the log contains all of these parts.
     pub(crate) fn says(&self, parts: &[&str]) {
         let line = |said: String| said.lines().any(|line| parts.iter().all(|part| line.contains(part)));
         until(&format!("the log has {parts:?}"), || line(self.said()).then_some(()));
     }
 
-    /// Its resident memory, in bytes.
+    /// Returns the daemon's resident memory, in bytes.
     pub(crate) fn memory_bytes(&self) -> u64 {
         let status = fs::read_to_string(format!("/proc/{}/status", self.process.id())).expect("it lives");
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a status");

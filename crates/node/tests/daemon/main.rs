@@ -1,13 +1,14 @@
-//! Daemons as processes on this machine's loopback: how they discover, lose and rediscover each other, and which peers
-//! they admit. End-to-end tests cover processes and children. Needs root, as the daemon does.
+//! Tests of daemons as processes on the loopback interface: how they discover, lose and rediscover each other, and
+//! which peers they admit. End-to-end tests in `farfork-cli` cover processes and children. Needs root, as the daemon
+//! does.
 //!
-//! This program is also the daemon and the pager that it tests: `node NAME DIR [JOIN]`, and `pager`, as the daemon
-//! calls it.
+//! This program is also the daemon and the pager of the tests: it runs as `node NAME DIR [JOIN]`, and as `pager …`,
+//! which the daemon starts.
 
 mod admission;
-mod crowd;
 mod harness;
 mod neighbours;
+mod silent_connections;
 
 use std::path::Path;
 use std::time::Duration;
@@ -45,7 +46,7 @@ fn run_tests() {
             Ok(())
         })
     };
-    let tests = [neighbours::TESTS, admission::TESTS, crowd::TESTS].concat();
+    let tests = [neighbours::TESTS, admission::TESTS, silent_connections::TESTS].concat();
     libtest_mimic::run(&Arguments::from_args(), tests.iter().map(trial).collect()).exit();
 }
 

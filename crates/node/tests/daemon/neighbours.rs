@@ -1,4 +1,4 @@
-//! How nodes discover, lose and rediscover each other.
+//! Tests how nodes discover, lose and rediscover each other.
 
 use std::fs;
 use std::io;
@@ -10,15 +10,15 @@ use rustix::process::Signal;
 use crate::harness::{TestDaemon, run_dirs, trust_dir, until};
 
 pub(crate) const TESTS: &[(&str, fn())] = &[
-    ("who_leaves_is_gone_at_once_and_leaves_nothing", who_leaves),
+    ("a_leaving_node_is_removed_at_once_and_leaves_nothing", leaving_node),
     ("a_daemon_that_stops_refuses_connections_at_once", refuses),
-    ("a_killed_daemon_knows_its_cluster_again", killed),
+    ("a_restarted_daemon_rejoins_its_cluster", killed),
     ("a_run_directory_has_one_daemon", one_daemon),
-    ("a_name_has_one_node", one_name),
-    ("a_request_goes_to_the_node_of_its_object", passed_on),
+    ("a_name_belongs_to_one_node", one_name),
+    ("a_request_is_forwarded_to_the_node_of_its_object", passed_on),
 ];
 
-fn who_leaves() {
+fn leaving_node() {
     let (_parent, dir_a, dir_b) = run_dirs();
     let a = TestDaemon::start("a", &dir_a, None);
     let mut b = TestDaemon::start("b", &dir_b, Some(a.address()));
@@ -27,12 +27,12 @@ fn who_leaves() {
     assert!(b.wait().success());
     assert_eq!(a.alive(), ["a"]);
     for left in [b.run_dir.socket(), b.run_dir.fabric_socket(), b.run_dir.member_file(), dir_b.join("pager.sock")] {
-        assert!(!left.exists(), "{} is left", left.display());
+        assert!(!left.exists(), "{} still exists", left.display());
     }
 }
 
-/// The stopping daemon waits for a silent peer meanwhile. A busy machine may notice its end first, so several daemons
-/// are tried.
+/// A stopping daemon waits for its stopped peer, and must already refuse connections. On a busy machine, the daemon may
+/// end before the test connects, so the test tries several daemons.
 fn refuses() {
     const DAEMONS_MAX: usize = 5;
     let has_refused = (0..DAEMONS_MAX).any(|_| {
@@ -50,17 +50,17 @@ fn refuses() {
         assert!(a.wait().success());
         still_runs
     });
-    assert!(has_refused, "it takes connections that nothing answers");
+    assert!(has_refused, "a stopping daemon accepts connections that get no reply");
 }
 
 fn killed() {
     let (_parent, dir_a, dir_b) = run_dirs();
     let mut a = TestDaemon::start("a", &dir_a, None);
     let _b = TestDaemon::start("b", &dir_b, Some(a.address()));
-    until("a has written down that it knows b", || fs::exists(a.run_dir.member_file()).unwrap_or(false).then_some(()));
+    until("a has written members.json", || fs::exists(a.run_dir.member_file()).unwrap_or(false).then_some(()));
     a.signal(Signal::KILL);
     a.wait();
-    // Under another name, since its port differs too, and `a` counts as alive for some seconds.
+    // Start under another name: the port differs too, and `a` counts as alive for some seconds.
     let again = TestDaemon::start("a2", &dir_a, None);
     assert!(again.alive().contains(&"b".to_owned()), "it found its cluster without --join");
     // The pager outlived the daemon. No child needed it, so it was replaced by one with the new trust policy.

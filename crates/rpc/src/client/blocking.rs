@@ -1,4 +1,4 @@
-//! Blocking use of a client, for threads that wait: for the client's socket, or for the answer to one call.
+//! Blocking use of a client: waits for the client's socket, or for the reply to one call.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -10,19 +10,19 @@ use super::connection::Client;
 use super::protocol::SessionHandle;
 use super::request::{CallError, Completion, OutgoingRequest, RequestPayload, SubmitError};
 
-/// Longest sleep. It is a safeguard, not a schedule.
+/// Longest sleep: a safeguard if an event or timeout is missed.
 const SLEEP_MAX: Duration = Duration::from_secs(1);
 
-/// How long a call spins for its answer before it sleeps: a few hops of a fast network.
+/// Longest time that a call spins for its reply before it sleeps: a few hops of a fast network.
 const ANSWER_SPIN_LIMIT: Duration = Duration::from_micros(300);
 
-/// Why a blocking call has no answer.
+/// Why a blocking call has no reply.
 #[derive(Debug, thiserror::Error)]
 pub enum BlockingCallError {
     /// The request was not accepted.
     #[error(transparent)]
     Submit(#[from] SubmitError),
-    /// The request ended without an answer.
+    /// The request ended without a reply.
     #[error(transparent)]
     Call(#[from] CallError),
     /// poll(2) failed.
@@ -31,11 +31,11 @@ pub enum BlockingCallError {
 }
 
 impl Client {
-    /// Waits until a poll has something to do, or until `until`. It spins for a while before it sleeps. It returns at once
-    /// if the last poll may have left data.
+    /// Waits until [`Client::poll`] has something to do, or until `until`. Spins for a while before it sleeps. Returns
+    /// at once if the last poll may have left data.
     ///
     /// # Errors
-    /// When poll(2) fails.
+    /// The error of poll(2).
     pub fn wait_ready(&mut self, now: Instant, until: Option<Instant>) -> io::Result<()> {
         if self.has_more {
             return Ok(());
@@ -58,10 +58,11 @@ impl Client {
         }
     }
 
-    /// Sends a request and waits for its answer. `others` gets the requests that end in the meantime.
+    /// Sends a request and waits for its reply. `others` gets the completions of other requests that end during the
+    /// wait.
     ///
     /// # Errors
-    /// Why there is no answer.
+    /// [`BlockingCallError`]: the reason why there is no reply.
     pub fn call_blocking(
         &mut self,
         session: SessionHandle,
@@ -91,7 +92,7 @@ impl Client {
         }
     }
 
-    /// Waits until a poll has something to do. It spins longer before it sleeps, because an answer is due.
+    /// Waits until [`Client::poll`] has something to do. Spins longer before it sleeps, because a reply is due.
     fn wait_answer(&mut self, now: Instant) -> io::Result<()> {
         match self.spin.as_mut().filter(|spin| spin.should_spin_for(now, ANSWER_SPIN_LIMIT)) {
             Some(spin) => {

@@ -1,4 +1,5 @@
-//! A client and its connection. Streams are replaced when they fail. Requests are kept until they end.
+//! A client and its connection. A stream that fails is replaced by a new one. Requests are kept until they end, and
+//! sent again.
 
 use std::fmt;
 use std::io::{self, IoSlice};
@@ -21,7 +22,8 @@ const RETRY_DELAY_MIN: Duration = Duration::from_millis(5);
 /// Longest delay before a reconnection.
 const RETRY_DELAY_MAX: Duration = Duration::from_millis(500);
 
-/// How often a client checks on an open connection whether the server is still trusted; servers check as often.
+/// Interval between checks on an open connection whether the server is still trusted. Servers check clients at the same
+/// interval.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Why a connection ended.
@@ -30,7 +32,7 @@ pub enum ConnectionError {
     /// The connection could not be established, or broke.
     #[error("the connection broke: {0}")]
     Broken(#[from] io::Error),
-    /// The server closed it.
+    /// The server closed the connection.
     #[error("the server closed the connection")]
     Closed,
     /// The server violates the protocol.
@@ -41,10 +43,11 @@ pub enum ConnectionError {
     NoResponse,
 }
 
-/// A client of one server. Only [`Client::wait_ready`] blocks, and the calls that use it.
+/// A client of one server. Only [`Client::wait_ready`] and the functions that use it block.
 ///
-/// A caller submits requests, polls, and waits when a poll found nothing. The client connects when there is a request to
-/// send, and reconnects when the connection breaks. It then sends unanswered requests again; each is executed once.
+/// A caller submits requests, polls, and waits when a poll found nothing. The client connects when there is a request
+/// to send, and reconnects when the connection breaks. It then sends unanswered requests again; the server executes
+/// each at most once.
 pub struct Client {
     protocol: ClientProtocol,
     connector: Box<dyn Connector>,
@@ -56,9 +59,9 @@ pub struct Client {
     retry_at: Option<Instant>,
     pub(super) retry_delay: Duration,
     checked_at: Instant,
-    /// Whether the last poll may have left something to receive.
+    /// Whether the last poll may have left received bytes in the stream.
     pub(super) has_more: bool,
-    /// `None` if the client may not spin before it sleeps.
+    /// State of adaptive spinning; `None` if the client may not spin before it sleeps.
     pub(super) spin: Option<AdaptiveSpin>,
     last_error: Option<ConnectionError>,
 }
@@ -73,7 +76,8 @@ impl fmt::Debug for Client {
 }
 
 impl Client {
-    /// A client without a connection yet. If `spins`, it spins for a while before it sleeps, as long as that pays off.
+    /// Creates a client, which connects with the first request. With `spins`, it spins for a while before it sleeps, as
+    /// long as spinning finds events.
     pub fn new(connector: Box<dyn Connector>, spins: bool) -> Self {
         let new_id = || {
             let mut bytes = [0; 16];
@@ -106,8 +110,8 @@ impl Client {
         }
     }
 
-    /// Opens a session with room for `window` unanswered requests, at most [`farfork_wire::rpc::WINDOW_MAX`]. Returns `None`
-    /// when there are too many sessions.
+    /// Opens a session with room for `window` unanswered requests, at most [`farfork_wire::rpc::WINDOW_MAX`]. Returns
+    /// `None` if there are too many sessions.
     pub fn open_session(&mut self, window: u64) -> Option<SessionHandle> {
         self.protocol.open_session(window.clamp(1, farfork_wire::rpc::WINDOW_MAX))
     }
@@ -117,7 +121,7 @@ impl Client {
         self.protocol.close_session(session);
     }
 
-    /// Accepts a request. It is sent with the next [`Client::poll`], together with all others accepted until then.
+    /// Queues a request. The next [`Client::poll`] sends all queued requests together.
     ///
     /// # Errors
     /// [`SubmitError`]: nothing was sent, and there will be no completion.
@@ -131,7 +135,7 @@ impl Client {
         self.protocol.submit(now, session, call, body)
     }
 
-    /// Cancels a request by its tag. Whether the server executed it is not known.
+    /// Cancels a request by its tag. Returns false if the request has ended. The server may have executed the request.
     pub fn cancel(&mut self, session: SessionHandle, tag: u64) -> bool {
         self.protocol.cancel(session, tag)
     }
@@ -141,7 +145,7 @@ impl Client {
         self.protocol.unanswered_count()
     }
 
-    /// Why the last connection ended, if it did.
+    /// Returns the reason why the last connection ended; `None` if none has ended.
     pub fn last_error(&self) -> Option<&ConnectionError> {
         self.last_error.as_ref()
     }
@@ -181,7 +185,8 @@ impl Client {
             }
         }
         self.check_server_trusted(now)?;
-        // Bytes that arrived before the stream broke are valid: the server's reason for a refusal, for example.
+        // Receive even if sending failed: bytes that arrived before the stream broke are valid, such as the server's
+        // reason for a refusal.
         let sent = self.send_queued();
         let received = self.receive_frames(now, on_end)?;
         sent?;
@@ -232,7 +237,8 @@ impl Client {
         }
     }
 
-    /// Closes the connection. An incompatible server fails all requests, because a reconnection would find the same version.
+    /// Closes the connection. If the server is incompatible, fails all requests, because a new connection would find
+    /// the same version.
     fn handle_failure(&mut self, cause: ConnectionError, now: Instant) {
         tracing::debug!(connector = ?self.connector, %cause, "an RPC connection failed");
         if self.stream.take().is_some() {
@@ -246,15 +252,16 @@ impl Client {
         self.last_error = Some(cause);
     }
 
-    /// Sends what can be sent. For callers that submit more requests between two polls, or serve other connections.
+    /// Sends queued bytes without receiving. For callers that submit many requests, or serve other connections, between
+    /// two polls.
     pub fn flush(&mut self, now: Instant) {
         if let Err(cause) = self.send_queued() {
             self.handle_failure(cause, now);
         }
     }
 
-    /// The present socket, for callers that wait for several clients at once. It changes with each connection
-    /// ([`Client::connection_count`]).
+    /// Returns the current socket, for callers that wait for several clients at once. The socket changes with each
+    /// connection ([`Client::connection_count`]).
     pub fn socket(&self) -> Option<BorrowedFd<'_>> {
         self.stream.as_ref().and_then(|stream| stream.socket())
     }
@@ -278,7 +285,7 @@ impl Client {
         inside || (self.protocol.unsent_bytes() > 0 && (self.is_handshake_done || self.stream.is_none()))
     }
 
-    /// When to poll even if nothing was received.
+    /// Returns the time at which the caller must poll even if nothing was received.
     pub fn next_timeout(&self) -> Option<Instant> {
         let retry = self.retry_at.filter(|_| self.stream.is_none() && self.protocol.needs_connection());
         [self.protocol.next_timeout(), retry].into_iter().flatten().min()

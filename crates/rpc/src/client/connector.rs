@@ -12,10 +12,11 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with, 
 
 /// Connects to one server.
 pub trait Connector: fmt::Debug + Send {
-    /// Starts a connection without waiting for it. Until it is established, the stream receives nothing and accepts nothing.
+    /// Starts a connection without waiting until it is established. Until then, the stream receives nothing and accepts
+    /// no bytes to send.
     ///
     /// # Errors
-    /// When the connection cannot be started.
+    /// The connection cannot be started.
     fn connect(&mut self) -> io::Result<Box<dyn Stream>>;
 }
 
@@ -27,12 +28,12 @@ pub struct TcpConnector {
 }
 
 impl TcpConnector {
-    /// Connects to this address without authentication.
+    /// Creates a connector to this address, without authentication.
     pub fn new(to: SocketAddr) -> Self {
         Self { address: to, security: None }
     }
 
-    /// Connects to this address, with `security` wrapped around the stream.
+    /// Creates a connector to this address. `security` wraps each stream.
     pub fn secured(to: SocketAddr, security: Arc<dyn Security>) -> Self {
         Self { address: to, security: Some(security) }
     }

@@ -1,4 +1,5 @@
-//! Decides when to ping a silent server, and when to close the connection, while replies are due. Pure: time is an argument.
+//! While replies are due, decides when to ping a silent server, and when to close the connection. Pure: time is an
+//! argument.
 
 use std::time::{Duration, Instant};
 
@@ -21,17 +22,17 @@ impl KeepaliveTimer {
         Self { since: now, ping_sent: false }
     }
 
-    /// Starts the timer: from now on, the server owes a reply.
+    /// Starts the timer when the first reply becomes due.
     pub(super) fn start(&mut self, now: Instant) {
         *self = Self::new(now);
     }
 
-    /// Restarts the timer: something was received.
+    /// Restarts the timer because bytes were received.
     pub(super) fn reset(&mut self, now: Instant) {
         *self = Self::new(now);
     }
 
-    /// Whether to send a ping now. It returns `true` once for each period of silence.
+    /// Whether to send a ping now: true once for each period of silence. Fails if the server was silent for too long.
     pub(super) fn should_ping(&mut self, now: Instant) -> Result<bool, ConnectionError> {
         let silent = now.saturating_duration_since(self.since);
         if silent >= TIMEOUT_AFTER {

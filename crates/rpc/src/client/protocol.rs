@@ -1,6 +1,7 @@
 //! The client's side of the protocol. Pure: bytes and time are arguments. [`Client`](super::Client) moves the bytes.
 //!
-//! Requests are accepted in every state. They are sent when their session is open, and again when it is resumed.
+//! Requests are accepted in every state. They are sent when their session is open, and again when the session is
+//! resumed on a new connection.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -19,13 +20,13 @@ use crate::retransmit::{RetransmitBuffer, SLICES_MAX, SendQueue};
 /// Most bytes of unanswered requests.
 const HELD_BYTES_MAX: usize = 64 << 20;
 
-/// The owner of all frames: a client has one retransmit buffer.
+/// The owner number of all frames: a client has one retransmit buffer.
 pub(super) const BUFFER_OWNER: u16 = 0;
 
 /// Approximate size of a control frame, in bytes.
 const CONTROL_FRAME_BYTES: usize = 32;
 
-/// A session of a client.
+/// Refers to a session of a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct SessionHandle(pub(super) u16);
 
@@ -41,7 +42,7 @@ pub(crate) struct ClientProtocol {
     /// Requests that ended without a frame.
     pub(super) ended_requests: VecDeque<(u64, CallError)>,
     pub(super) unanswered: usize,
-    /// A lower bound of all deadlines; the request with this deadline may have ended.
+    /// A lower bound of all deadlines. The request with this deadline may already have ended.
     pub(super) deadline_hint: Option<Instant>,
     pub(super) keepalive: KeepaliveTimer,
 }
@@ -69,7 +70,7 @@ impl fmt::Debug for ClientProtocol {
 }
 
 impl ClientProtocol {
-    /// `new_id` must return ids that are unique and cannot be guessed.
+    /// Creates the state without a connection. `new_id` must return ids that are unique and cannot be guessed.
     pub(crate) fn new(now: Instant, new_id: Box<dyn FnMut() -> SessionId + Send>) -> Self {
         Self {
             decoder: FrameDecoder::default(),
@@ -85,7 +86,7 @@ impl ClientProtocol {
         }
     }
 
-    /// Accepts a request. It is sent with the next bytes.
+    /// Queues a request, or stores it until its session is open.
     pub(crate) fn submit(
         &mut self,
         now: Instant,
@@ -124,7 +125,7 @@ impl ClientProtocol {
         Ok(())
     }
 
-    /// Cancels a request. Whether the server executed it is not known.
+    /// Cancels a request. Returns false if the request has ended. The server may have executed the request.
     pub(crate) fn cancel(&mut self, key: SessionHandle, tag: u64) -> bool {
         let session = self.sessions.get(usize::from(key.0)).and_then(Option::as_ref);
         let Some(id) = session.and_then(|session| session.requests.find(|request| request.tag == tag)) else {
@@ -134,7 +135,7 @@ impl ClientProtocol {
         true
     }
 
-    /// Ends a request without an answer.
+    /// Ends a request without a reply.
     pub(super) fn end_request(&mut self, slot: usize, id: u64, error: CallError) {
         let Some(session) = self.sessions[slot].as_mut() else { return };
         let is_open = session.stage == SessionStage::Open;
@@ -157,7 +158,7 @@ impl ClientProtocol {
         self.unanswered > 0
     }
 
-    /// A connection was started.
+    /// Handles the start of a connection: queues the hello.
     pub(crate) fn handle_connected(&mut self, now: Instant) {
         debug_assert_eq!(self.state, ConnectionState::Down);
         self.state = ConnectionState::Greeting;
@@ -166,7 +167,7 @@ impl ClientProtocol {
         self.append_with(|out| out.extend_from_slice(&VersionRange::SUPPORTED.encode()));
     }
 
-    /// The connection ended. What was sent will be sent again.
+    /// Handles the end of the connection. All unanswered requests will be sent again.
     pub(crate) fn handle_disconnected(&mut self) {
         self.state = ConnectionState::Down;
         self.send_queue.clear();
@@ -197,7 +198,7 @@ impl ClientProtocol {
         self.send_queue.queued_bytes()
     }
 
-    /// The bytes to send next, as slices.
+    /// Fills `slices` with the bytes to send next. Returns the number of slices.
     pub(crate) fn slices<'a>(&'a self, slices: &mut [IoSlice<'a>; SLICES_MAX]) -> usize {
         self.send_queue.slices(slices, |_| &self.retransmit)
     }
@@ -208,10 +209,10 @@ impl ClientProtocol {
         queue.mark_sent(count, |_, ended| ended.release(spool));
     }
 
-    /// Ends overdue requests, and pings the server if it was silent for a while.
+    /// Ends overdue requests, and pings the server if it has been silent for a while.
     ///
     /// # Errors
-    /// When the server was silent for too long. The connection must end.
+    /// The server was silent for too long. The caller must close the connection.
     pub(crate) fn advance(&mut self, now: Instant) -> Result<(), super::ConnectionError> {
         if self.deadline_hint.is_some_and(|hint| hint <= now) {
             self.expire_requests(now);
@@ -254,7 +255,7 @@ impl ClientProtocol {
         }
     }
 
-    /// When [`ClientProtocol::advance`] has something to do.
+    /// Returns the time at which [`ClientProtocol::advance`] has something to do.
     pub(crate) fn next_timeout(&self) -> Option<Instant> {
         let owed =
             self.state != ConnectionState::Down && (self.unanswered > 0 || self.state == ConnectionState::Greeting);

@@ -10,7 +10,8 @@ use super::request::{CallError, Completion};
 use super::session::SessionStage;
 use crate::frame_decoder::StagingBuffer;
 
-/// Bytes of received replies after which a client acknowledges them, if no request did before.
+/// Bytes of received replies after which a client sends an acknowledgement, unless a request has acknowledged them
+/// before.
 const UNACKNOWLEDGED_BYTES_MAX: usize = 256 << 10;
 
 impl ClientProtocol {
@@ -19,12 +20,12 @@ impl ClientProtocol {
         self.decoder.restore_partial(staging);
     }
 
-    /// The buffers to receive into.
+    /// Returns the buffers to receive into.
     pub(crate) fn receive_buffers<'a>(&'a mut self, staging: &'a mut StagingBuffer) -> [IoSliceMut<'a>; 2] {
         self.decoder.receive_buffers(staging)
     }
 
-    /// Saves the bytes in the staging buffer, and empties it. For when nothing was received.
+    /// Saves the bytes in the staging buffer, and empties it. Called if nothing was received.
     pub(crate) fn save_partial(&mut self, staging: &mut StagingBuffer) {
         self.decoder.save_partial(staging);
     }
@@ -32,7 +33,7 @@ impl ClientProtocol {
     /// Handles received bytes, reports the requests that they complete, and leaves the staging buffer empty.
     ///
     /// # Errors
-    /// When the server violates the protocol. The connection must end.
+    /// The server violated the protocol. The caller must close the connection.
     pub(crate) fn handle_received(
         &mut self,
         staging: &mut StagingBuffer,
@@ -87,7 +88,7 @@ impl ClientProtocol {
         }
     }
 
-    /// Acknowledges replies when many bytes have been received and no request acknowledged them.
+    /// Acknowledges replies if many bytes have been received that no request has acknowledged.
     fn acknowledge_received(&mut self, slot: usize, payload_bytes: usize) {
         let Some(session) = self.sessions[slot].as_mut() else { return };
         session.unacknowledged_bytes += payload_bytes;

@@ -13,11 +13,12 @@ const DETACHED_PAYLOAD_BYTES_MIN: usize = 16 << 10;
 /// A request without its payload.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct OutgoingRequest {
-    /// The handler to call.
+    /// Id of the handler to call.
     pub handler: u32,
-    /// The caller's name for the request; it is returned in the completion.
+    /// The caller's id for the request. The completion contains it.
     pub tag: u64,
-    /// When the caller gives up. A request that has not started by then does not start. `None`, or more than an hour: never.
+    /// Time at which the caller stops waiting. The server does not start a request after its deadline. `None`, or more
+    /// than an hour from now, means no deadline.
     pub deadline: Option<Instant>,
     /// Whether request and reply have end-to-end payload checksums.
     pub checked: bool,
@@ -39,9 +40,9 @@ impl OutgoingRequest {
 /// A request's payload.
 #[derive(Debug)]
 pub enum RequestPayload<'a> {
-    /// Copied once, into the buffer from which it is sent.
+    /// Bytes that are copied once, into the buffer from which they are sent.
     Borrowed(&'a [u8]),
-    /// Moved; a long one is not copied.
+    /// Bytes that are moved: a long payload is not copied.
     Owned(Vec<u8>),
 }
 
@@ -78,7 +79,7 @@ impl RequestPayload<'_> {
     }
 }
 
-/// Why a request was not accepted. Nothing was sent.
+/// Why a request was not accepted. It was not sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SubmitError {
     /// The window or the memory for requests is full. Wait until a request ends.
@@ -104,7 +105,7 @@ pub struct Completion<'a> {
     pub result: Result<ReceivedPayload<'a>, CallError>,
 }
 
-/// Why a request has no answer.
+/// Why a request has no reply.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CallError {
     /// The handler refused the request.
@@ -116,19 +117,19 @@ pub enum CallError {
     /// The server ended the request.
     #[error("{0}")]
     Status(Status),
-    /// The deadline passed. The request may have been executed, or may still be.
+    /// The deadline passed. The request may have been executed, or may be executed later.
     #[error("its deadline passed")]
     DeadlineExceeded,
     /// The request was cancelled. It may have been executed.
     #[error("it was cancelled")]
     Cancelled,
-    /// The server has forgotten the session, or was restarted. The request may have been executed, but not twice.
+    /// The server has dropped the session, or was restarted. The request may have been executed, but not twice.
     #[error("the server has lost the session; the request may or may not have been executed")]
     SessionLost,
     /// The server refuses the session.
     #[error("{0}")]
     SessionRefused(OpenOutcome),
-    /// The server speaks another version.
+    /// Client and server have no protocol version in common.
     #[error("{0}")]
     Incompatible(RpcFrameError),
 }

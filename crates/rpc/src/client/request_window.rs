@@ -9,14 +9,14 @@ use crate::retransmit::{FrameLocation, RetransmitBuffer};
 /// A request that has not ended.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct PendingRequest {
-    /// The caller's name for it.
+    /// The caller's id for the request.
     pub(super) tag: u64,
     pub(super) handler: u32,
     pub(super) checked: bool,
-    /// Whether it was sent, so that the server may have received it.
+    /// Whether the request was sent, so that the server may have received it.
     pub(super) sent: bool,
     pub(super) deadline: Option<Instant>,
-    /// Its sealed frame.
+    /// Location of its sealed frame in the retransmit buffer.
     pub(super) location: FrameLocation,
 }
 
@@ -51,7 +51,7 @@ impl RequestWindow {
         self.oldest_pending
     }
 
-    /// The id of the next request, if the window has room.
+    /// Returns the id of the next request, if the window has room.
     pub(super) fn next_id(&self) -> Option<u64> {
         (self.next_id - self.oldest_pending < self.window).then_some(self.next_id)
     }
@@ -63,7 +63,7 @@ impl RequestWindow {
         self.next_id += 1;
     }
 
-    /// Whether this id was assigned.
+    /// Whether a request has had this id.
     pub(super) fn was_issued(&self, id: u64) -> bool {
         id < self.next_id
     }
@@ -73,7 +73,7 @@ impl RequestWindow {
         is_inside.then(|| self.index(id)).and_then(|index| self.entries[index].as_mut())
     }
 
-    /// Removes a request that ended.
+    /// Removes a request that ended, and returns it.
     pub(super) fn take(&mut self, id: u64) -> Option<PendingRequest> {
         if id < self.oldest_pending || id >= self.next_id {
             return None;
@@ -90,17 +90,17 @@ impl RequestWindow {
         (self.oldest_pending..self.next_id).filter(|id| self.entries[self.index(*id)].is_some())
     }
 
-    /// The first pending request that matches.
+    /// Returns the id of the first pending request that matches.
     pub(super) fn find(&self, matches: impl Fn(&PendingRequest) -> bool) -> Option<u64> {
         self.ids().find(|id| self.entries[self.index(*id)].as_ref().is_some_and(&matches))
     }
 
-    /// The earliest deadline.
+    /// Returns the earliest deadline of the pending requests.
     pub(super) fn next_deadline(&self) -> Option<Instant> {
         self.ids().filter_map(|id| self.entries[self.index(id)].as_ref()?.deadline).min()
     }
 
-    /// Seals a request's frame again, for another connection.
+    /// Seals a request's frame again for a new connection: slot, remaining time and acknowledgement have changed.
     pub(super) fn reseal(
         &mut self,
         id: u64,
@@ -120,7 +120,8 @@ impl RequestWindow {
     }
 }
 
-/// Time to the deadline, as encoded in a request. A deadline beyond an hour counts as none.
+/// Encodes the time to the deadline in microseconds; 0 for none. A time that does not fit 32 bits (more than an hour)
+/// counts as none.
 pub(super) fn remaining_us(deadline: Option<Instant>, now: Instant) -> u32 {
     let Some(deadline) = deadline else { return 0 };
     u32::try_from(deadline.saturating_duration_since(now).as_micros()).unwrap_or(0).max(1)

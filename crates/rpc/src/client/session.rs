@@ -20,18 +20,18 @@ pub(super) enum SessionStage {
     Closed,
     Opening,
     Open,
-    /// The caller closed it while its OPEN was unanswered. The CLOSE is sent after the answer.
+    /// The caller closed the session while its OPEN was unanswered. The CLOSE is sent after the reply to the OPEN.
     Closing,
 }
 
 impl ClientSession {
-    /// A session that the server does not know yet.
+    /// Creates a session that the server does not know yet.
     pub(super) fn new(id: SessionId, window: u64) -> Self {
         let requests = RequestWindow::new(window);
         Self { id, stage: SessionStage::Closed, epoch: 0, is_established: false, requests, unacknowledged_bytes: 0 }
     }
 
-    /// Removes the request that a reply answers. `None` if the request has ended already.
+    /// Removes and returns the request of a reply; `None` if the request has ended already.
     pub(super) fn take_answered(&mut self, head: &ReplyHead) -> Result<Option<PendingRequest>, RpcFrameError> {
         let unasked = RpcFrameError::Invalid("it answers no request");
         if self.stage != SessionStage::Open {

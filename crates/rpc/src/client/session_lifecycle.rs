@@ -1,4 +1,4 @@
-//! The lifecycle of a client's sessions: opened, resumed on another connection, replaced by new ones, closed.
+//! The lifecycle of a client's sessions: open, resume on a new connection, replace by a new session, close.
 
 use std::time::Instant;
 
@@ -56,7 +56,7 @@ impl ClientProtocol {
         self.append_frame(&ClientFrame::Open { slot: slot as u16, session: id, epoch, resumed: known });
     }
 
-    /// Handles the server's answer to an OPEN.
+    /// Handles the server's reply to an OPEN.
     pub(super) fn handle_opened(
         &mut self,
         slot: usize,
@@ -98,7 +98,8 @@ impl ClientProtocol {
         Ok(())
     }
 
-    /// Replaces a session by a new one. Requests that the server may have executed for the old one are not sent again.
+    /// Replaces a session by a new one. Ends the requests that were sent: the server may have executed them for the old
+    /// session.
     fn restart_session(&mut self, slot: usize) {
         let id = (self.new_session_id)();
         let Some(session) = self.sessions[slot].as_mut() else { return };

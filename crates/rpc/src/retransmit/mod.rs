@@ -1,4 +1,4 @@
-//! Frames that are held until they are answered or acknowledged, and sent from where they are stored.
+//! Stores frames until they are answered or acknowledged. They are sent from here without a copy.
 
 mod send_queue;
 
@@ -7,7 +7,7 @@ use std::ops::Range;
 
 pub(crate) use send_queue::{SLICES_MAX, SendQueue};
 
-/// Size of a segment, in bytes: some hundred small frames, and small enough to stay in a core's cache.
+/// Size of a segment, in bytes: several hundred small frames, and small enough to stay in a core's cache.
 pub(crate) const SEGMENT_BYTES: usize = 64 << 10;
 
 /// Most segments that are kept for reuse.
@@ -19,7 +19,7 @@ pub(crate) struct FrameLocation {
     segment: u64,
     offset: u32,
     bytes: u32,
-    /// Whether its payload is in the next segment.
+    /// Whether the frame's payload is in the next segment.
     has_detached_payload: bool,
 }
 
@@ -32,7 +32,7 @@ struct Segment {
     run_refs: u32,
     /// Whether no more frames may be appended.
     is_sealed: bool,
-    /// Bytes that are accounted for it.
+    /// Bytes of this segment that are counted in the buffer's `held_bytes`.
     held_bytes: usize,
 }
 
@@ -47,11 +47,11 @@ impl Segment {
 //              +--------------++--------------++----------+
 //   send queue         +--- run ---++- run -++-- run ---+    frames that are still to be sent
 //
-// Frames are appended to segments of one size and never moved. A segment is reused once all its frames are
-// released and no run of the [`SendQueue`] refers to it. A long payload that its caller gave away is a segment of
-// its own. It directly follows the segment that ends with its head.
+// Frames are appended to segments of one size and never moved. A segment is reused once all its frames are released and
+// no run of the [`SendQueue`] refers to it. A long payload that its caller moved here is a separate segment. It
+// directly follows the segment that ends with the payload's head.
 
-/// The segments of one owner.
+/// The segments of one owner: a client, a server session, or a connection's control frames.
 #[derive(Debug, Default)]
 pub(crate) struct RetransmitBuffer {
     segments: VecDeque<Segment>,
@@ -62,18 +62,19 @@ pub(crate) struct RetransmitBuffer {
 }
 
 impl RetransmitBuffer {
-    /// Bytes of all segments in use.
+    /// Capacity of all segments in use, in bytes.
     pub(crate) fn held_bytes(&self) -> usize {
         self.held_bytes
     }
 
-    /// The buffer to which a frame of at least `bytes` is appended. The frame ends where the buffer ends.
+    /// Returns the buffer to which the caller appends a frame of at least `bytes`. [`RetransmitBuffer::end_frame`]
+    /// takes the end of the buffer as the frame's end.
     pub(crate) fn begin_frame(&mut self, bytes: usize) -> &mut Vec<u8> {
         let fits = self.segments.back().is_some_and(|last| {
             !last.is_sealed && (last.bytes.is_empty() || last.bytes.len() + bytes <= SEGMENT_BYTES)
         });
         if !fits {
-            // The first one grows on demand: in a flood of connections, most send no more than a hello.
+            // The first segment grows on demand: in a flood of connections, most send no more than a hello.
             let is_first = self.first_segment == 0 && self.segments.is_empty();
             let new = || Vec::with_capacity(if is_first { bytes } else { SEGMENT_BYTES });
             let spare = self.spare_buffers.pop().unwrap_or_else(new);
@@ -82,12 +83,12 @@ impl RetransmitBuffer {
         &mut self.segments.back_mut().expect("a segment was pushed").bytes
     }
 
-    /// The buffer that `begin_frame` returned, while the frame is being written.
+    /// Returns the buffer that `begin_frame` returned, while the frame is being written.
     pub(crate) fn current_buffer(&mut self) -> &mut Vec<u8> {
         &mut self.segments.back_mut().expect("a frame was opened").bytes
     }
 
-    /// Completes the frame that was appended from `start` on.
+    /// Completes the frame that was appended at offset `start`.
     pub(crate) fn end_frame(&mut self, start: usize) -> FrameLocation {
         let segment = self.first_segment + self.segments.len() as u64 - 1;
         let last = self.segments.back_mut().expect("a frame was opened");
@@ -103,7 +104,7 @@ impl RetransmitBuffer {
         }
     }
 
-    /// As [`RetransmitBuffer::end_frame`], for a frame whose payload is not copied.
+    /// As [`RetransmitBuffer::end_frame`], for a frame whose payload is moved into a segment of its own.
     pub(crate) fn end_frame_detached(&mut self, start: usize, payload: Vec<u8>) -> FrameLocation {
         let location = self.end_frame(start);
         self.segments.back_mut().expect("a frame was closed").is_sealed = true;
@@ -121,7 +122,7 @@ impl RetransmitBuffer {
         location.segment >= self.first_segment
     }
 
-    /// A frame, and its payload if that is in a segment of its own.
+    /// Returns a frame, and its payload if that is in a segment of its own.
     pub(crate) fn frame_mut(&mut self, location: &FrameLocation) -> (&mut [u8], Option<&[u8]>) {
         let index = (location.segment - self.first_segment) as usize;
         let mut segments = self.segments.range_mut(index..);
@@ -132,7 +133,7 @@ impl RetransmitBuffer {
         (frame, apart)
     }
 
-    /// Releases a frame.
+    /// Releases a frame: it will not be sent again.
     pub(crate) fn release_frame(&mut self, location: &FrameLocation) {
         self.release_segment_ref(location.segment);
         if location.has_detached_payload {
@@ -176,7 +177,8 @@ impl RetransmitBuffer {
         }
     }
 
-    /// Drops the oldest segment with all its frames, unless it is queued for sending or the last one.
+    /// Drops the oldest segment with all its frames, unless it is the last segment or parts of it are queued for
+    /// sending. Returns whether it was dropped.
     pub(crate) fn evict_oldest(&mut self) -> bool {
         let evictable = self.segments.len() > 1 && self.segments[0].run_refs == 0;
         if evictable {
@@ -187,7 +189,7 @@ impl RetransmitBuffer {
         evictable
     }
 
-    /// Forgets all runs of the send queue: nothing is to be sent any more.
+    /// Drops the references of all runs, because the send queue was cleared.
     pub(crate) fn clear_run_refs(&mut self) {
         self.segments.iter_mut().for_each(|segment| segment.run_refs = 0);
         for index in (0..self.segments.len()).rev() {

@@ -1,11 +1,11 @@
-//! The queue of frames that are still to be sent, in order: runs of frames in retransmit buffers.
+//! The queue of frames to send, in order: runs of frames in retransmit buffers.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
 
 use super::{FrameLocation, RetransmitBuffer};
 
-/// Most slices of one send. The kernel accepts 1,024, but this many fill a socket.
+/// Most slices of one sendmsg(2). The kernel accepts 1,024, but this many usually fill the socket's buffer.
 pub(crate) const SLICES_MAX: usize = 64;
 
 /// Frames that are adjacent in a segment.
@@ -25,7 +25,7 @@ pub(crate) struct SendQueue {
 }
 
 impl SendQueue {
-    /// Number of bytes to send.
+    /// Number of queued bytes.
     pub(crate) fn queued_bytes(&self) -> usize {
         self.queued_bytes
     }
@@ -56,7 +56,7 @@ impl SendQueue {
         }
     }
 
-    /// The bytes to send next, as slices.
+    /// Fills `slices` with the bytes to send next. Returns the number of slices.
     pub(crate) fn slices<'a>(
         &self,
         slices: &mut [IoSlice<'a>; SLICES_MAX],
@@ -70,7 +70,7 @@ impl SendQueue {
         count
     }
 
-    /// Records that `count` bytes were sent. `ended` gets each completed run and its owner.
+    /// Records that `count` bytes were sent. `ended` gets each run that was sent completely, with its owner.
     pub(crate) fn mark_sent(&mut self, mut count: usize, mut ended: impl FnMut(u16, SentRun)) {
         assert!(count <= self.queued_bytes, "more bytes were sent than queued");
         self.queued_bytes -= count;
@@ -119,7 +119,7 @@ impl SendQueue {
     }
 }
 
-/// A completed run. Its retransmit buffer must be notified.
+/// A run that was sent completely. The caller must call [`SentRun::release`] with the run's retransmit buffer.
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct SentRun(u64);

@@ -1,4 +1,4 @@
-//! One client's connection and its stream: receives, passes frames to the protocol, and sends everything that is ready.
+//! One client's connection and its stream: receives, passes frames to the protocol, and sends queued bytes.
 
 use std::io::{self, IoSlice};
 use std::os::fd::BorrowedFd;
@@ -24,8 +24,8 @@ pub(super) enum DisconnectCause {
 }
 
 impl DisconnectCause {
-    /// Whether the client violated the protocol, or may not connect. Only these causes are logged with the client's name;
-    /// other connections end all the time.
+    /// Whether the client violated the protocol, or may not connect. Only these causes are logged as warnings; other
+    /// ends of connections are normal.
     pub(super) fn is_peer_fault(&self) -> bool {
         match self {
             Self::Frame(_) => true,
@@ -40,7 +40,7 @@ impl DisconnectCause {
 pub(super) enum TurnOutcome {
     /// Nothing was received.
     Idle,
-    /// Bytes were received; there may be more.
+    /// Bytes were received or handled; there may be more.
     Received,
 }
 
@@ -62,11 +62,11 @@ pub(super) struct ServerConnection {
     is_handshake_done: bool,
     /// The client's name, for the log.
     pub(super) peer_name: String,
-    /// The last round in which it had a turn.
+    /// The last round in which the connection had a turn.
     pub(super) last_round: u64,
-    /// The interest that is registered for its socket; `None` for a new connection.
+    /// The interest that is registered with epoll(7) for its socket; `None` for a new connection.
     pub(super) registered_interest: Option<Interest>,
-    /// Bytes that are accounted for it in the shared state.
+    /// Bytes of this connection that are counted in the shared state.
     pub(super) accounted_bytes: usize,
 }
 
@@ -134,7 +134,8 @@ impl ServerConnection {
         Ok(TurnOutcome::Received)
     }
 
-    /// The events that let it proceed: requests, unless too many replies are queued; space, while replies are queued.
+    /// Returns the events that the connection waits for: bytes to receive, unless too many replies are queued; space to
+    /// send, while replies are queued.
     pub(super) fn interest(&self) -> Interest {
         let has_unsent = self.is_handshake_done && self.protocol.unsent_bytes() > 0;
         Interest { receive: self.protocol.can_receive(), send: has_unsent || self.stream.has_unsent() }

@@ -1,4 +1,4 @@
-//! The table of handlers: which handler a request calls.
+//! The table of handlers, by the id that a request contains.
 
 use std::fmt;
 use std::sync::Arc;
@@ -31,18 +31,19 @@ impl fmt::Debug for HandlerTable {
 }
 
 impl HandlerTable {
-    /// Adds a handler that answers at once. It must be fast, because all connections of its thread wait for it.
+    /// Adds a handler that replies before it returns. It must be fast, because all connections of its thread wait for
+    /// it.
     ///
     /// # Panics
-    /// When the id is taken.
+    /// Another handler has the id.
     pub fn add_handler(&mut self, id: u32, handler: impl FnMut(&[u8], &mut ReplyWriter<'_>) + Send + 'static) {
         self.insert(id, Handler::Immediate(Box::new(handler)));
     }
 
-    /// Adds a handler that answers later, from any thread.
+    /// Adds a handler that replies later, from any thread.
     ///
     /// # Panics
-    /// When the id is taken.
+    /// Another handler has the id.
     pub fn add_deferred_handler(
         &mut self,
         id: u32,

@@ -1,4 +1,4 @@
-//! Accepts new connections. One thread accepts, and distributes the connections over all threads.
+//! Accepts new connections. One thread accepts all connections, and distributes them over all threads.
 
 use std::fmt;
 use std::io;
@@ -11,13 +11,13 @@ use farfork_fabric::transport::{PlainStream, Security, Stream};
 use rustix::io::Errno;
 use rustix::net::{SocketAddrAny, SocketFlags, acceptfrom_with, sockopt};
 
-/// Most connections that are accepted at once, so that a flood of them does not delay existing connections.
+/// Most connections that are accepted in one round, so that a flood of them does not delay existing connections.
 const ACCEPTS_MAX: usize = 64;
 
-/// How long the server accepts nothing after the process has run out of file descriptors.
+/// Pause of accepting after accept(2) has failed, for example for lack of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Idle time before the first keepalive probe. A client that vanished is noticed within half a minute.
+/// Idle time before the first TCP keepalive probe. A client whose machine has failed is detected within half a minute.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
 
 /// Interval between two probes.
@@ -31,7 +31,7 @@ pub trait Acceptor: fmt::Debug + Send + Sync {
     /// Makes a stream from a connected, nonblocking socket.
     ///
     /// # Errors
-    /// When the connection must not be served.
+    /// The connection must not be served.
     fn accept(&self, socket: OwnedFd) -> io::Result<Box<dyn Stream>>;
 }
 
@@ -74,17 +74,17 @@ impl Listener {
         self.paused_until = Some(now + ACCEPT_PAUSE);
     }
 
-    /// Accepts waiting connections, within the limit. `on_accept` gets each connection with its number and the peer's
-    /// address.
+    /// Accepts waiting connections, at most [`ACCEPTS_MAX`]. `on_accept` gets each connection with its number and the
+    /// peer's address.
     ///
     /// # Errors
-    /// When no connection can be accepted for now.
+    /// The error of accept4(2): no connection can be accepted for now.
     pub(super) fn accept(&mut self, mut on_accept: impl FnMut(usize, Box<dyn Stream>, String)) -> Result<(), Errno> {
         for _ in 0..ACCEPTS_MAX {
             let (socket, from) = match acceptfrom_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
                 Ok(accepted) => accepted,
                 Err(Errno::AGAIN) => return Ok(()),
-                // The client has given up, or a signal interrupted the call. The next connection may be good.
+                // The client has disconnected, or a signal interrupted the call. Try the next connection.
                 Err(Errno::CONNABORTED | Errno::INTR) => continue,
                 Err(errno) => return Err(errno),
             };

@@ -39,11 +39,11 @@ pub(crate) use {
 pub struct ServerConfig {
     /// Number of threads. Connections are distributed over them.
     pub threads: usize,
-    /// Whether a thread spins for a while before it sleeps, as long as that pays off.
+    /// Whether a thread spins for a while before it sleeps, as long as spinning finds events.
     pub should_spin: bool,
 }
 
-/// Serves until it is dropped. That ends its threads and connections at once.
+/// Serves until it is dropped. Dropping it ends its threads and connections at once.
 #[derive(Debug)]
 pub struct Server {
     address: SocketAddr,
@@ -52,10 +52,10 @@ pub struct Server {
 }
 
 impl Server {
-    /// Serves connections to `listener`. Each thread has handlers of its own.
+    /// Starts to serve connections to `listener`. Each thread has its own handlers.
     ///
     /// # Errors
-    /// When the process cannot create another file descriptor or thread.
+    /// The process cannot create another file descriptor or thread.
     pub fn start(
         listener: TcpListener,
         config: &ServerConfig,
@@ -78,7 +78,7 @@ impl Server {
         Ok(server)
     }
 
-    /// The address that it listens on.
+    /// Returns the address on which the server listens.
     pub fn address(&self) -> SocketAddr {
         self.address
     }

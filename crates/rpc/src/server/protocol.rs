@@ -12,17 +12,17 @@ use super::session_table::SessionTable;
 use crate::frame_decoder::{FrameDecoder, ReceivedPayload, StagingBuffer};
 use crate::retransmit::SLICES_MAX;
 
-/// Queued bytes for a client after which its further requests wait. One more reply may exceed the limit.
+/// Most queued bytes for a client. Beyond it, its further requests wait. One reply may exceed the limit.
 const SEND_QUEUE_BYTES_MAX: usize = 4 << 20;
 
-/// Most bytes that are held for a connection: unacknowledged replies of all its sessions, what these remember of requests,
-/// and the received part of a payload. Beyond it, requests are refused. It is as much as four sessions may keep.
+/// Most bytes that are held for a connection: unacknowledged replies and request windows of all its sessions, and the
+/// received part of a payload. Beyond it, requests are refused. The limit equals the reply caches of four sessions.
 pub(crate) const HELD_BYTES_MAX: usize = 128 << 20;
 
-/// How long a connection may exist without a hello.
+/// Longest time that a connection may exist without a hello.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long a client may accept no queued replies, or send nothing more of a long payload.
+/// Longest time in which a client may accept no bytes of queued replies, or send no bytes of an incomplete frame.
 const STALL_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Executes requests.
@@ -46,9 +46,9 @@ pub(crate) struct ServerProtocol {
     decoder: FrameDecoder<ClientFrame>,
     sessions: SessionTable,
     has_greeted: bool,
-    /// Whether received frames may still be undecoded.
+    /// Whether received bytes may contain frames that are not decoded yet.
     has_unparsed: bool,
-    /// Most bytes that may be held for it at present.
+    /// Most bytes that may be held for the connection at present.
     held_bytes_max: usize,
     received_at: Instant,
     /// Time of the last progress: when it connected, received bytes, or sent bytes.
@@ -57,7 +57,7 @@ pub(crate) struct ServerProtocol {
 }
 
 impl ServerProtocol {
-    /// A new connection. The hello is the first frame to send.
+    /// Creates the state of a new connection, and queues the hello.
     pub(crate) fn new(now: Instant) -> Self {
         let mut session_table = SessionTable::default();
         session_table.append_control_frame(|out| out.extend_from_slice(&VersionRange::SUPPORTED.encode()));
@@ -88,14 +88,14 @@ impl ServerProtocol {
         self.held_bytes_max = bytes;
     }
 
-    /// Whether the connection may receive. It may not while too many replies are queued, while received requests wait, or
+    /// Whether the connection may receive. Not while too many replies are queued, while received requests wait, or
     /// while there is no space for the rest of a payload.
     pub(crate) fn can_receive(&self) -> bool {
         !self.has_unparsed && !self.is_send_queue_full() && !self.is_payload_blocked()
     }
 
-    /// Whether there is no space for a payload that is being received. Space becomes free when other connections acknowledge
-    /// replies or are closed as stalled. So it never depends on a later frame of this stream.
+    /// Whether there is no space for a payload that is being received. Space becomes free when other connections
+    /// acknowledge replies or are closed as stalled. So the wait never depends on a later frame of this stream.
     pub(crate) fn is_payload_blocked(&self) -> bool {
         self.decoder.has_partial_payload() && self.held_bytes() >= self.held_bytes_max
     }
@@ -114,7 +114,7 @@ impl ServerProtocol {
         self.decoder.restore_partial(staging);
     }
 
-    /// The buffers to receive into.
+    /// Returns the buffers to receive into.
     pub(crate) fn receive_buffers<'a>(&'a mut self, staging: &'a mut StagingBuffer) -> [IoSliceMut<'a>; 2] {
         self.decoder.receive_buffers(staging)
     }
@@ -127,7 +127,7 @@ impl ServerProtocol {
         self.has_unparsed = true;
     }
 
-    /// Saves the bytes in the staging buffer, and empties it. For when nothing was received.
+    /// Saves the bytes in the staging buffer, and empties it. Called if nothing was received.
     pub(crate) fn save_partial(&mut self, staging: &mut StagingBuffer) {
         self.decoder.save_partial(staging);
     }
@@ -135,7 +135,7 @@ impl ServerProtocol {
     /// Handles frames while there is space for replies, and leaves the staging buffer empty.
     ///
     /// # Errors
-    /// When the client violates the protocol. The connection must end once the queued bytes were sent.
+    /// The client violated the protocol. The caller must close the connection after sending the queued bytes.
     pub(crate) fn handle_received(
         &mut self,
         staging: &mut StagingBuffer,
@@ -191,7 +191,7 @@ impl ServerProtocol {
         Ok(())
     }
 
-    /// The requests to the registry since the last call.
+    /// Returns the requests to the registry since the last call.
     pub(crate) fn take_session_requests(&mut self) -> Vec<SessionRequest> {
         std::mem::take(&mut self.session_requests)
     }
@@ -221,7 +221,7 @@ impl ServerProtocol {
         self.sessions.unsent_bytes()
     }
 
-    /// The bytes to send next, as slices.
+    /// Fills `slices` with the bytes to send next. Returns the number of slices.
     pub(crate) fn slices<'a>(&'a self, slices: &mut [IoSlice<'a>; SLICES_MAX]) -> usize {
         self.sessions.slices(slices)
     }
@@ -239,7 +239,7 @@ impl ServerProtocol {
         (!self.has_greeted && since >= HELLO_TIMEOUT) || (owes && since >= STALL_TIMEOUT)
     }
 
-    /// The sessions of the connection, which has ended, for the registry.
+    /// Returns the sessions of the connection, which has ended, for the registry.
     pub(crate) fn into_sessions(self) -> impl Iterator<Item = Box<ServerSession>> {
         self.sessions.into_sessions()
     }

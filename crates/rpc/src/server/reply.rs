@@ -1,4 +1,5 @@
-//! The writer for a handler's reply. The bytes are written straight to the buffer that they are sent from and cached in.
+//! The writer for a handler's reply. It writes directly to the buffer in which the reply is cached and from which it is
+//! sent.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,16 +15,16 @@ pub(crate) trait ReplySink: Send + Sync {
     fn deliver(&self, ticket: RequestKey, status: Status, payload: Vec<u8>);
 }
 
-/// Identifies a request to the server, on any connection of its session.
+/// Identifies a request in the server, independent of the connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RequestKey {
     pub(crate) session: SessionId,
     pub(crate) id: u64,
-    /// Whether its reply has a checksum.
+    /// Whether the reply has a checksum.
     pub(crate) checked: bool,
 }
 
-/// The reply to a request. A handler that returns without writing anything has sent an empty reply.
+/// Writes the reply to a request. If a handler returns without writing, the reply is empty.
 #[derive(Debug)]
 pub struct ReplyWriter<'a> {
     out: &'a mut Vec<u8>,
@@ -50,7 +51,7 @@ impl<'a> ReplyWriter<'a> {
         self.out.extend_from_slice(bytes);
     }
 
-    /// Appends `count` zeroes to the reply, to be overwritten.
+    /// Appends `count` zeroes to the reply, and returns them for overwriting.
     pub fn append_zeroed(&mut self, count: usize) -> &mut [u8] {
         self.inline_payload();
         let at = self.out.len();
@@ -64,7 +65,7 @@ impl<'a> ReplyWriter<'a> {
         write(self.out)
     }
 
-    /// Sets the whole reply, and replaces what was written. A long payload is not copied.
+    /// Replaces the whole reply by `payload`. A long payload is not copied.
     pub fn set_payload(&mut self, payload: Vec<u8>) {
         self.out.truncate(self.start);
         if payload.len() < DETACHED_PAYLOAD_BYTES_MIN {
@@ -86,12 +87,12 @@ impl<'a> ReplyWriter<'a> {
         self.outcome = HandlerOutcome::Answered(status, None);
     }
 
-    /// Defers the reply. `cancelled` tells the handler that the client no longer waits.
+    /// Defers the reply. `cancelled` becomes true when the client no longer waits for the reply.
     pub(crate) fn defer(&mut self, cancelled: Arc<AtomicBool>) {
         self.outcome = HandlerOutcome::Deferred(cancelled);
     }
 
-    /// Copies a payload that was set apart into the buffer, so that more can follow it.
+    /// Copies a payload that is stored separately into the buffer, so that further bytes can follow it.
     fn inline_payload(&mut self) {
         if let HandlerOutcome::Answered(_, apart @ Some(_)) = &mut self.outcome {
             self.out.extend_from_slice(&apart.take().expect("it was matched"));
@@ -110,7 +111,7 @@ impl<'a> ReplyWriter<'a> {
     }
 }
 
-/// A request that is answered later, from any thread. If it is dropped, the caller gets `Abandoned`.
+/// A reply that is sent later, from any thread. If it is dropped unanswered, the caller gets `Status::Abandoned`.
 pub struct DeferredReply {
     ticket: RequestKey,
     sink: Arc<dyn ReplySink>,
@@ -129,12 +130,12 @@ impl DeferredReply {
         Self { ticket, sink: returns, cancelled, is_unanswered: true }
     }
 
-    /// Whether the client no longer waits for the answer.
+    /// Whether the client no longer waits for the reply.
     pub fn is_cancelled(&self) -> bool {
         self.cancelled.load(Ordering::Relaxed)
     }
 
-    /// Answers the request.
+    /// Sends the reply.
     pub fn answer(mut self, payload: Vec<u8>) {
         if payload.len() > PAYLOAD_BYTES_MAX {
             let reason = format!("the answer has {} bytes, {PAYLOAD_BYTES_MAX} at most", payload.len());

@@ -1,7 +1,8 @@
-//! The server's state of one session: which requests were executed, and the replies that the client may not have received.
+//! The server's state of one session: the ids of executed requests, and the replies that the client may not have
+//! received.
 //!
-//! A request is executed only if its id is unseen, so at most once. A duplicate gets the cached reply. A session over its
-//! limit drops the oldest replies, but still knows that their requests were executed.
+//! A request is executed only if its id is new, so at most once. A duplicate gets the cached reply. A session over its
+//! limit drops the oldest replies, but keeps the record that their requests were executed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,7 +12,7 @@ use farfork_wire::rpc::{ReplyHead, RpcFrameError, SessionId, Status, WINDOW_MAX}
 use super::reply::{DETACHED_PAYLOAD_BYTES_MIN, RequestKey};
 use crate::retransmit::{FrameLocation, RetransmitBuffer, SendQueue};
 
-/// Most bytes of cached replies in a session: two of the longest.
+/// Most bytes of cached replies in a session: two replies of the largest size.
 const REPLY_CACHE_BYTES_MAX: usize = 32 << 20;
 
 /// Initial size of the window, in requests.
@@ -27,12 +28,12 @@ const WINDOW_MIN: usize = 64;
 #[derive(Debug)]
 pub(crate) struct ServerSession {
     pub(super) id: SessionId,
-    /// The slot is equal on all connections, because cached replies contain it.
+    /// The session's slot, the same on all its connections, because cached replies contain it.
     pub(super) slot: u16,
     pub(super) epoch: u32,
     /// All requests with smaller ids are acknowledged.
     acknowledged_below: u64,
-    /// Entries by request id modulo their number, which is a power of two.
+    /// Entries by request id modulo the number of entries, which is a power of two.
     entries: Vec<RequestEntry>,
     pub(super) replies: RetransmitBuffer,
 }
@@ -41,21 +42,21 @@ pub(crate) struct ServerSession {
 enum RequestEntry {
     #[default]
     Unseen,
-    /// The handler answers later. The flag tells it that the client has cancelled the request.
+    /// The handler replies later. The flag becomes true if the client cancels the request.
     Deferred(Arc<AtomicBool>),
     Replied(FrameLocation),
 }
 
-/// How to handle a request.
+/// The way to handle a request.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Admission {
     /// Execute it.
     New,
-    /// Ignore it: its reply was acknowledged, or is still due.
+    /// Ignore it: its reply was acknowledged, or is not complete yet.
     Duplicate,
     /// Send its reply again.
     Replay(FrameLocation),
-    /// Answer that its reply was evicted.
+    /// Reply that the cached reply was evicted.
     ReplyEvicted,
 }
 
@@ -65,12 +66,12 @@ impl ServerSession {
         Self { id, slot, epoch: 0, acknowledged_below: 0, entries, replies: RetransmitBuffer::default() }
     }
 
-    /// Bytes that it holds: replies and the window.
+    /// Bytes that the session holds: replies and the window.
     pub(crate) fn held_bytes(&self) -> usize {
         self.replies.held_bytes() + self.entries.len() * size_of::<RequestEntry>()
     }
 
-    /// Whether a deferred reply is still due.
+    /// Whether a deferred reply is not complete yet.
     pub(crate) fn has_deferred(&self) -> bool {
         self.entries.iter().any(|entry| matches!(entry, RequestEntry::Deferred(_)))
     }
@@ -83,7 +84,7 @@ impl ServerSession {
         id.checked_sub(self.acknowledged_below).is_some_and(|ahead| ahead < self.entries.len() as u64)
     }
 
-    /// Decides how to handle a request. Its client has the replies to all requests before `floor`.
+    /// Decides how to handle a request. The request acknowledges the replies to all requests before `floor`.
     pub(super) fn admit(&mut self, id: u64, floor: u64) -> Result<Admission, RpcFrameError> {
         self.acknowledge(floor);
         let Some(ahead) = id.checked_sub(self.acknowledged_below) else { return Ok(Admission::Duplicate) };
@@ -113,7 +114,7 @@ impl ServerSession {
         }
     }
 
-    /// Forgets the requests before `floor`. Those that still run end without a reply.
+    /// Drops the records of the requests before `floor`. Deferred ones among them are cancelled.
     pub(super) fn acknowledge(&mut self, floor: u64) {
         let count = floor.saturating_sub(self.acknowledged_below).min(self.entries.len() as u64);
         for id in self.acknowledged_below..self.acknowledged_below + count {
@@ -137,7 +138,7 @@ impl ServerSession {
         self.in_window(id) && matches!(self.entries[self.index(id)], RequestEntry::Deferred(_))
     }
 
-    /// Tells the handler that the client has cancelled the request. Returns whether the reply was deferred.
+    /// Sets the flag that the client has cancelled the request. Returns whether the reply was deferred.
     pub(super) fn cancel_deferred(&mut self, id: u64) -> bool {
         match self.in_window(id).then(|| &self.entries[self.index(id)]) {
             Some(RequestEntry::Deferred(cancelled)) => {
@@ -148,7 +149,7 @@ impl ServerSession {
         }
     }
 
-    /// Answers a deferred request, unless it was cancelled or forgotten.
+    /// Stores the reply to a deferred request, unless the request was cancelled or acknowledged.
     pub(crate) fn complete_deferred(
         &mut self,
         ticket: RequestKey,
@@ -170,7 +171,8 @@ impl ServerSession {
         self.store_reply(&head, start, is_long.then_some(payload), queue);
     }
 
-    /// Seals a reply whose payload is written or is in `apart`. Then caches it, and queues it for sending.
+    /// Seals a reply whose payload is already written, or is in `apart`. Then caches the reply, and queues it for
+    /// sending.
     pub(super) fn store_reply(
         &mut self,
         head: &ReplyHead,
@@ -213,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_is_new_once() {
+    fn a_repeated_request_is_not_new() {
         let mut session = session();
         assert_eq!(session.admit(5, 5), Ok(Admission::New));
         let location = reply(&mut session, 10);
@@ -235,11 +237,15 @@ mod tests {
         for id in 100..100 + WINDOW_MAX {
             assert!(matches!(session.admit(id, 100), Ok(Admission::Replay(_))));
         }
-        assert_eq!(session.admit(u64::MAX, u64::MAX - 3), Ok(Admission::New), "all is acknowledged at once");
+        assert_eq!(
+            session.admit(u64::MAX, u64::MAX - 3),
+            Ok(Admission::New),
+            "one request acknowledges all earlier ones"
+        );
     }
 
     #[test]
-    fn what_was_not_kept_is_not_executed_again() {
+    fn a_request_with_an_evicted_reply_is_not_executed_again() {
         let mut session = session();
         for id in 0..40 {
             assert_eq!(session.admit(id, 0), Ok(Admission::New));

@@ -7,17 +7,16 @@ use farfork_wire::rpc::{OpenOutcome, SessionId};
 
 use super::session::ServerSession;
 
-/// How long a session without a connection is kept. A client that returns later learns that the outcome of its requests is
-/// lost.
+/// Time for which a session without a connection is kept. A client that reconnects later gets `OpenOutcome::Expired`.
 pub const SESSION_IDLE_MAX: Duration = Duration::from_secs(60);
 
 /// Most sessions of a server.
 const SESSIONS_MAX: usize = 1 << 16;
 
-/// Most bytes of parked sessions. The session that was parked first is dropped first.
+/// Most bytes of parked sessions. Beyond it, the sessions that were parked first are dropped.
 const PARKED_BYTES_MAX: usize = 256 << 20;
 
-/// The location of a connection: the thread, and the connection's number there.
+/// The location of a connection: the number of its thread, and its number in that thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ConnectionLocation {
     pub(crate) worker: usize,
@@ -44,7 +43,7 @@ pub(crate) enum ClaimOutcome {
     HeldBy(ConnectionLocation),
 }
 
-/// The place of a session.
+/// The location of a session.
 #[derive(Debug)]
 pub(crate) enum SessionLocation<'a> {
     /// On a connection.
@@ -74,7 +73,7 @@ enum SessionEntry {
 }
 
 impl SessionRegistry {
-    /// Gives a session to a connection.
+    /// Assigns a session to a connection, unless the claim must be refused or an older connection has the session.
     pub(crate) fn claim(&mut self, claim: &SessionClaim, location: ConnectionLocation) -> ClaimOutcome {
         let known_epoch = match self.sessions.get(&claim.session) {
             None if claim.is_resumed => return ClaimOutcome::Refused(OpenOutcome::Expired),
@@ -151,7 +150,7 @@ impl SessionRegistry {
         })
     }
 
-    /// Removes the sessions that were parked for too long, unless a handler still runs for them.
+    /// Removes the sessions that were parked for too long, unless a deferred reply is not complete yet.
     pub(crate) fn expire_parked(&mut self, now: Instant) {
         let parked_bytes = &mut self.parked_bytes;
         self.sessions.retain(|_, entry| match entry {

@@ -12,13 +12,13 @@ use super::session::{Admission, ServerSession};
 use crate::frame_decoder::ReceivedPayload;
 use crate::retransmit::{RetransmitBuffer, SLICES_MAX, SendQueue};
 
-/// The owner of frames that belong to no session.
+/// The owner number of frames that belong to no session.
 const CONTROL_OWNER: u16 = u16::MAX;
 
 /// Most deferred requests of a connection.
 const DEFERRED_MAX: usize = 1 << 14;
 
-/// Size of a small reply, in bytes. A segment with this much space is used before another one is started.
+/// Size of a small reply, in bytes. A segment with this much space left is used for the next reply.
 const SMALL_REPLY_BYTES: usize = 64;
 
 const SESSION_NOT_OPEN: RpcFrameError = RpcFrameError::Invalid("its session is not open");
@@ -31,7 +31,7 @@ pub(super) struct SessionTable {
     control_frames: RetransmitBuffer,
     send_queue: SendQueue,
     deferred_count: usize,
-    /// Bytes that all its sessions hold.
+    /// Bytes that all sessions hold.
     held_bytes: usize,
 }
 
@@ -39,7 +39,7 @@ pub(super) struct SessionTable {
 enum SessionSlot {
     #[default]
     Empty,
-    /// A claim is unanswered.
+    /// The registry has not decided the claim yet.
     Claimed,
     Open(Box<ServerSession>),
 }
@@ -49,7 +49,7 @@ impl SessionTable {
         self.send_queue.queued_bytes()
     }
 
-    /// Bytes that its sessions hold.
+    /// Returns the bytes that all sessions hold.
     pub(super) fn held_bytes(&self) -> usize {
         self.held_bytes
     }
@@ -121,7 +121,7 @@ impl SessionTable {
         service: &mut impl RequestExecutor,
     ) -> Result<(), RpcFrameError> {
         if self.held_bytes >= held_bytes_max {
-            // Its acknowledgement may free space.
+            // Process the request's acknowledgement first: it may free space.
             self.acknowledge(head.slot, head.id - u64::from(head.oldest_pending_distance))?;
         }
         let has_room = self.held_bytes < held_bytes_max;

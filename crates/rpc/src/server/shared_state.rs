@@ -12,8 +12,8 @@ use rustix::event::{EventfdFlags, eventfd};
 use super::reply::{ReplySink, RequestKey};
 use super::session_registry::{SessionLocation, SessionRegistry};
 
-/// Most bytes that are held for all connections of a server. Beyond it, requests of connections that hold much are refused
-/// until they hold less. Parked sessions have a limit of their own.
+/// Most bytes that are held for all connections of a server. Beyond it, requests of connections that hold much are
+/// refused. Parked sessions have a separate limit.
 const HELD_BYTES_MAX: usize = 1 << 30;
 
 /// A message to a thread.
@@ -21,7 +21,7 @@ const HELD_BYTES_MAX: usize = 1 << 30;
 pub(crate) enum WorkerMessage {
     /// A new connection, and the peer's address.
     NewConnection(Box<dyn Stream>, String),
-    /// A session of this connection was resumed on another one.
+    /// A session of this connection was resumed on another connection.
     CloseConnection(u64),
     /// A deferred reply for a session of this connection.
     DeferredReply { peer: u64, ticket: RequestKey, status: Status, payload: Vec<u8> },
@@ -32,7 +32,7 @@ pub(crate) enum WorkerMessage {
 pub(crate) struct SharedState {
     registry: Mutex<SessionRegistry>,
     worker_queues: Vec<WorkerQueue>,
-    /// Bytes held for connections, as of the last turn of each.
+    /// Bytes held for all connections, each as of its last turn.
     held_bytes: AtomicUsize,
     held_bytes_max: usize,
     stopped: AtomicBool,
@@ -49,7 +49,7 @@ impl SharedState {
         Self::with_limit(workers, HELD_BYTES_MAX)
     }
 
-    /// As [`SharedState::new`], with another limit for the bytes held for all connections.
+    /// As [`SharedState::new`], with the given limit for the bytes held for all connections.
     pub(crate) fn with_limit(workers: usize, held_bytes_max: usize) -> io::Result<Self> {
         let new_queue = || -> io::Result<WorkerQueue> {
             let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
@@ -94,7 +94,7 @@ impl SharedState {
         !self.worker_queues[worker].messages.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
     }
 
-    /// The descriptor that becomes readable when there is a message.
+    /// Returns the eventfd(2) that becomes readable when there is a message.
     pub(super) fn wakeup_fd(&self, worker: usize) -> &OwnedFd {
         &self.worker_queues[worker].wakeup_fd
     }
@@ -140,7 +140,7 @@ impl ReplySink for SharedState {
                     WorkerMessage::DeferredReply { peer: location.connection, ticket, status, payload },
                 );
             }
-            // The session was closed, so the reply is not needed.
+            // The session was closed: drop the reply.
             None => {}
         }
     }

@@ -1,4 +1,4 @@
-//! A thread of a server: waits for the sockets of its connections, accepts new ones, and spins before it sleeps.
+//! A thread of a server: waits for the sockets of its connections, accepts new connections, and spins before it sleeps.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -16,7 +16,7 @@ use super::handlers::HandlerTable;
 use super::listener::{Acceptor, Listener};
 use super::shared_state::{SharedState, WorkerMessage};
 
-/// Most events of one wait.
+/// Most events of one epoll_wait(2).
 const EVENTS_MAX: usize = 256;
 
 const MESSAGE_TOKEN: u64 = 0;
@@ -30,7 +30,7 @@ pub(super) struct Worker {
     connections: ConnectionTable,
     epoll: OwnedFd,
     listener: Option<Listener>,
-    /// `None` if the thread may not spin before it sleeps.
+    /// State of adaptive spinning; `None` if the thread may not spin before it sleeps.
     spin: Option<AdaptiveSpin>,
 }
 
@@ -94,7 +94,8 @@ impl Worker {
         }
     }
 
-    /// Ends a round. If it received something, the thread spins for the next event; otherwise it yields the CPU.
+    /// Ends a round. After a round that received bytes, the thread spins for the next event; otherwise it yields the
+    /// CPU.
     fn end_round(&mut self, began: Instant) -> Instant {
         let Some(spin) = &mut self.spin else { return began };
         if !self.connections.take_did_work() {
@@ -107,7 +108,7 @@ impl Worker {
         now
     }
 
-    /// Longest time to wait.
+    /// Returns the timeout for epoll_wait(2).
     fn wait_timeout(&self, now: Instant) -> Timespec {
         let looks_again = || self.spin.as_ref().is_some_and(|spin| spin.should_spin(now));
         let wait = if self.connections.has_requeued() || looks_again() {

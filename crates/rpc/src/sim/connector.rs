@@ -21,7 +21,7 @@ pub struct SimConnector {
 }
 
 impl SimConnector {
-    /// Connects from this node to this address, with or without security.
+    /// Creates a connector from this node to this address, with or without security.
     pub fn new(world: &World, from: NodeId, to: SimAddress, security: Option<Arc<dyn Security>>) -> Self {
         Self { world: world.clone(), from, to, security }
     }
@@ -37,7 +37,7 @@ impl client::Connector for SimConnector {
     }
 }
 
-/// A stream that receives and accepts nothing until it is connected, like a connecting socket.
+/// A stream that receives nothing and accepts no bytes until it is connected, like a connecting socket.
 #[derive(Debug)]
 enum ConnectingStream {
     Connecting(SimConnectAttempt),

@@ -11,7 +11,7 @@ use farfork_fabric::transport::{Security, Stream};
 
 use crate::server::{Clock, ConnectionTable, HandlerTable, SharedState, WorkerMessage};
 
-/// Serves until it is dropped. That ends all connections at once, and forgets all sessions.
+/// Serves until it is dropped. Dropping it ends all connections at once, and drops all sessions.
 pub struct SimServer {
     world: World,
     address: SimAddress,
@@ -19,7 +19,8 @@ pub struct SimServer {
 }
 
 impl SimServer {
-    /// Serves connections to an address, with this many actors instead of threads. Each has handlers of its own.
+    /// Starts to serve connections to an address, with `threads` actors instead of threads. Each actor has its own
+    /// handlers.
     ///
     /// # Errors
     /// `AddrInUse`; or the process cannot create another file descriptor.
@@ -45,7 +46,7 @@ impl SimServer {
         Ok(server)
     }
 
-    /// The address that it listens on.
+    /// Returns the address on which the server listens.
     pub fn address(&self) -> SimAddress {
         self.address
     }
@@ -65,7 +66,7 @@ impl fmt::Debug for SimServer {
     }
 }
 
-/// The listener. One of the actors has it.
+/// The listener of a server. One of the actors has it.
 struct SimAcceptor {
     listener: SimListener,
     security: Option<Arc<dyn Security>>,

@@ -15,7 +15,8 @@ use crate::server::{
     SessionRegistry, SessionRequest,
 };
 
-/// Echoes, or answers with as many bytes as the handler's number says. Every tenth request runs forever.
+/// Counts the executions of each request. Handler 0 echoes the payload; handler N replies with N bytes. Every tenth
+/// request never gets a reply.
 #[derive(Default)]
 struct CountingExecutor {
     executed: HashMap<(SessionId, u64), u32>,
@@ -54,7 +55,7 @@ impl ServerEnd {
         }
     }
 
-    /// Passes bytes to the server while it may receive. Returns how many it took.
+    /// Passes bytes to the server while it may receive. Returns the number of bytes that it received.
     fn feed(&mut self, mut bytes: &[u8]) -> Result<usize, RpcFrameError> {
         let mut taken = 0;
         while !bytes.is_empty() && self.protocol.can_receive() {
@@ -88,7 +89,7 @@ impl ServerEnd {
         }
     }
 
-    /// Takes everything that the server sends, as its client. Returns the frames; of long payloads, only the heads.
+    /// Takes all bytes that the server sends. Returns the frames' heads, without payloads.
     fn take_sent(&mut self) -> Vec<ServerFrame> {
         let mut bytes = Vec::new();
         while self.protocol.unsent_bytes() > 0 {
@@ -208,7 +209,7 @@ fn a_replayed_request_is_executed_once_and_answered_each_time() {
 }
 
 #[test]
-fn a_client_that_never_reads_is_not_read_either() {
+fn requests_of_a_client_that_never_reads_are_not_read() {
     let mut end = ServerEnd::greeted(1);
     let mut fed = 0;
     for id in 0..4000 {
@@ -224,9 +225,9 @@ fn a_client_that_never_reads_is_not_read_either() {
 }
 
 #[test]
-fn what_is_beyond_the_window_or_not_open_ends_the_connection() {
+fn requests_outside_the_window_end_the_connection() {
     let is_refused = |bytes: &[u8]| ServerEnd::greeted(1).feed(bytes).is_err();
-    assert!(!is_refused(&request(0, 5000, 0, 0, &[])), "all before it is acknowledged");
+    assert!(!is_refused(&request(0, 5000, 0, 0, &[])), "it acknowledges all earlier requests");
     assert!(is_refused(&[request(0, 0, 0, 7, &[]), request(0, 4095, 4095, 0, &[]), request(1, 0, 0, 0, &[])].concat()));
     assert!(is_refused(&open(0, 9, 0, false)), "the slot is taken");
     assert!(is_refused(&[&[0u8; 32][..]].concat()), "no kind, no checksum");
@@ -236,7 +237,7 @@ fn what_is_beyond_the_window_or_not_open_ends_the_connection() {
 }
 
 #[test]
-fn announced_bytes_cost_nothing_until_they_come() {
+fn announced_bytes_use_no_memory() {
     let mut end = ServerEnd::greeted(1);
     let head =
         RequestHead { slot: 0, handler: 0, id: 0, oldest_pending_distance: 0, remaining_us: 0, has_payload_crc: true };
@@ -251,7 +252,7 @@ fn announced_bytes_cost_nothing_until_they_come() {
 }
 
 #[test]
-fn what_is_longer_than_any_may_be_ends_the_connection_at_its_head() {
+fn an_oversized_payload_ends_the_connection_at_its_head() {
     let mut frame = request(0, 0, 0, 0, &[]);
     frame[8..12].copy_from_slice(&(PAYLOAD_BYTES_MAX as u32 + 1).to_le_bytes());
     let refused = ServerEnd::greeted(1).feed(&frame).unwrap_err();
@@ -259,7 +260,7 @@ fn what_is_longer_than_any_may_be_ends_the_connection_at_its_head() {
 }
 
 #[test]
-fn who_keeps_the_rest_of_a_frame_is_ended_in_half_a_minute() {
+fn a_client_that_withholds_part_of_a_frame_is_disconnected() {
     let frame = request(0, 0, 0, 0, &[1; 100]);
     for withheld in [1, 50, 100, frame.len() - 1] {
         let mut end = ServerEnd::greeted(1);
@@ -291,7 +292,7 @@ fn a_damaged_long_payload_is_not_executed() {
 }
 
 #[test]
-fn an_unknown_version_is_told_ours_before_the_end() {
+fn a_peer_of_another_version_gets_ours_before_the_end() {
     let mut end = ServerEnd::new();
     let theirs = VersionRange { newest: 9, oldest: 8 };
     assert_eq!(end.feed(&theirs.encode()), Err(RpcFrameError::Version { theirs, ours: VersionRange::SUPPORTED }));
@@ -309,16 +310,19 @@ fn an_answer_that_is_too_long_is_refused() {
     end.feed(&request(0, 0, 0, (16 << 20) + 1, &[])).unwrap();
     assert!(end.protocol.unsent_bytes() < 1000);
     let ticket = RequestKey { session: SessionId::from_bytes([0; 16]), id: 7, checked: false };
-    assert!(end.protocol.complete_deferred(ticket, Status::Answered, Vec::new()).is_ok(), "nobody asked: passed over");
+    assert!(
+        end.protocol.complete_deferred(ticket, Status::Answered, Vec::new()).is_ok(),
+        "a reply without a request is ignored"
+    );
 }
 
 #[test]
-fn who_acknowledges_nothing_is_refused_before_its_replies_fill_the_memory() {
+fn a_client_that_acknowledges_nothing_is_refused_at_a_limit() {
     const SLOTS: u16 = 8;
     let mut end = ServerEnd::greeted(SLOTS);
     end.take_sent();
     let mut refused = 0;
-    // Without the requests that run forever.
+    // Skip the requests that never get a reply.
     let ids = (0..60u64).filter(|id| id % 10 != 7);
     for (id, slot) in ids.flat_map(|id| (0..SLOTS).map(move |slot| (id, slot))) {
         end.feed(&request(slot, id, id as u32, 1 << 20, &[])).unwrap();

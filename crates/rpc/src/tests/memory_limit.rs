@@ -18,7 +18,7 @@ use crate::server::{ConnectionTable, SharedState, WorkerMessage};
 /// Limit of the bytes held for all connections of the test's server.
 const HELD_BYTES_MAX: usize = 6 << 20;
 
-/// Length of each answer, in bytes.
+/// Length of each reply, in bytes.
 const ANSWER_BYTES: usize = 300_000;
 
 /// A thread of a server, run step by step.
@@ -43,7 +43,7 @@ impl TestWorker {
         Self { world, nodes, shared_state, connections: connection_table }
     }
 
-    /// A client that has sent its hello and opened a session with this number.
+    /// Connects a client that sends its hello and opens a session with this number.
     fn connect(&mut self, session: u8) -> SimStream {
         let (mut client, server) = self.world.connect_pair(self.nodes[0], self.nodes[1]);
         self.shared_state.send_message(0, WorkerMessage::NewConnection(Box::new(server), format!("client {session}")));
@@ -111,7 +111,7 @@ fn send(client: &mut SimStream, bytes: &[u8]) {
 }
 
 #[test]
-fn those_that_hold_much_are_refused_and_those_beside_them_served() {
+fn only_clients_that_use_much_memory_are_refused() {
     let mut thread = TestWorker::new();
     let (mut greedy, mut modest) = (thread.connect(1), thread.connect(2));
     let statuses: Vec<Status> = (0..40).map(|id| thread.submit_request(&mut greedy, 1, id, id as u32)).collect();
@@ -125,7 +125,7 @@ fn those_that_hold_much_are_refused_and_those_beside_them_served() {
 }
 
 #[test]
-fn a_payload_waits_until_there_is_room_and_nobody_else_does() {
+fn a_large_payload_waits_for_memory_and_delays_no_other_client() {
     let mut thread = TestWorker::new();
     let (mut greedy, mut sender, mut modest) = (thread.connect(1), thread.connect(2), thread.connect(3));
     (0..40).for_each(|id| _ = thread.submit_request(&mut greedy, 1, id, id as u32));
@@ -145,7 +145,7 @@ fn a_payload_waits_until_there_is_room_and_nobody_else_does() {
     let taken = frame.len() - rest.len();
     assert!((1 << 20..3 << 20).contains(&taken), "{taken} bytes were taken");
     assert_eq!(thread.submit_request(&mut modest, 1, 0, 0), Status::Answered);
-    // There is space again: the server receives the rest after its next sweep.
+    // The acknowledgement frees space: the server receives the rest after its next sweep.
     assert_eq!(thread.submit_request(&mut greedy, 1, 40, 0), Status::Answered);
     let mut answers = Vec::new();
     for _ in 0..60 {

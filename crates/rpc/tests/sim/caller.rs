@@ -1,5 +1,5 @@
-//! A test's client as an actor of a simulated world. It sends random requests, cancels some, closes and opens sessions, and
-//! records how each request ends.
+//! A test's client as an actor of a simulated world. It sends random requests, cancels some, closes and opens sessions,
+//! and records the end of each request.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -22,16 +22,17 @@ const WINDOW: u64 = 32;
 /// Longest time between two random actions, in microseconds.
 const ASK_INTERVAL_US_MAX: u64 = 40_000;
 
-/// Longest payload that the head's checksum covers. Longer ones need their own checksum in a world that flips bits.
+/// Longest payload that the head's checksum covers. Longer payloads need their own checksum, because the world flips
+/// bits.
 const COVERED_BYTES: usize = 256;
 
-/// A client.
+/// A client, and the requests that it has sent.
 pub(crate) struct Caller {
     world: World,
     node: NodeId,
     client: Client,
     sessions: Vec<SessionHandle>,
-    /// Number and handler of each request.
+    /// The handler of each request, by number.
     submitted: BTreeMap<u64, u32>,
     ended: BTreeMap<u64, Result<(), CallError>>,
     next_number: u64,
@@ -39,7 +40,7 @@ pub(crate) struct Caller {
     ask_at: Option<Instant>,
 }
 
-/// The test's handle of a caller, which is also an actor of the world.
+/// A shared reference to a caller. The test and the world, as an actor, have one each.
 #[derive(Clone)]
 pub(crate) struct Shared(Arc<Mutex<Caller>>);
 
@@ -76,12 +77,12 @@ impl Shared {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Stops random actions. The caller only waits from now on.
+    /// Stops random actions. From now on, the caller only waits for replies.
     pub(crate) fn stop_asking(&self) {
         self.lock().ask_at = None;
     }
 
-    /// Sends requests that only end with their answers. Returns the number of the first one.
+    /// Sends requests without deadlines. Returns the number of the first one.
     pub(crate) fn ask_calmly(&self, count: u64) -> u64 {
         let mut caller = self.lock();
         let now = caller.world.local_time(caller.node);
@@ -95,12 +96,12 @@ impl Shared {
         self.lock().client.unanswered_count()
     }
 
-    /// Number of requests that have ended with an answer.
+    /// Number of requests that have ended with a reply.
     pub(crate) fn answered(&self) -> usize {
         self.lock().ended.values().filter(|outcome| outcome.is_ok()).count()
     }
 
-    /// Checks the outcomes of all requests. Those from number `first_calm_number` on must have been answered.
+    /// Checks the outcomes of all requests. Requests with `first_calm_number` or a greater number must have replies.
     pub(crate) fn check(&self, works: &Works, first_calm_number: u64) {
         let caller = self.lock();
         assert_eq!(caller.submitted.len(), caller.ended.len(), "each request has ended");
@@ -108,7 +109,9 @@ impl Shared {
             let executed = works.has_executed(*number);
             match outcome {
                 Ok(()) => assert!(executed, "request {number} was answered, but not executed"),
-                Err(CallError::Status(Status::Overloaded | Status::NoHandler)) => panic!("there is no reason for that"),
+                Err(CallError::Status(Status::Overloaded | Status::NoHandler)) => {
+                    panic!("request {number} got a status that no handler or limit can cause")
+                }
                 Err(error) => {
                     assert!(*number < first_calm_number, "request {number} ended though nothing was wrong: {error}")
                 }

@@ -1,5 +1,5 @@
-//! Tests of sessions that move between connections of different threads. The test drives the clients step by step, because
-//! the timing matters.
+//! Tests of sessions that move between connections of different threads. The test sends frames itself, step by step,
+//! because the timing matters.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::time::Duration;
@@ -39,7 +39,7 @@ impl ClaimScene {
         self.world.run_until(self.world.now() + time, || false);
     }
 
-    /// A connection that sends a hello and opens the session.
+    /// Connects, sends a hello and opens the session.
     fn open(&self, epoch: u32) -> SimStream {
         let mut attempt = self.world.dial(self.client, self.server_address);
         self.world.run_until(self.world.now() + Duration::from_secs(1), || attempt.is_ready());
@@ -51,7 +51,7 @@ impl ClaimScene {
         stream
     }
 
-    /// The frames that the server has sent on a connection, after its hello.
+    /// Receives the frames that the server has sent on a connection, after its hello.
     fn hear(&self, stream: &mut SimStream) -> Vec<(ServerFrame, Vec<u8>)> {
         self.pass(Duration::from_millis(5));
         let mut bytes = vec![0; 1 << 20];
@@ -106,7 +106,7 @@ fn is_answer(answers: &[(ServerFrame, Vec<u8>)], to: u64) -> bool {
 }
 
 #[test]
-fn a_session_goes_to_a_connection_of_another_thread_with_what_it_remembers() {
+fn a_session_moves_to_another_thread_with_its_replies() {
     let scene = ClaimScene::new();
     let mut first = scene.open(0);
     assert!(is_open(&scene.hear(&mut first), 0));
@@ -120,13 +120,13 @@ fn a_session_goes_to_a_connection_of_another_thread_with_what_it_remembers() {
 }
 
 #[test]
-fn a_session_survives_a_claimant_that_is_gone_before_it_gets_it() {
+fn a_session_survives_a_claimant_that_disconnects() {
     let scene = ClaimScene::new();
     let mut first = scene.open(0);
     assert!(is_open(&scene.hear(&mut first), 0));
     send(&mut first, &request(1));
     assert!(is_answer(&scene.hear(&mut first), 1));
-    // The connection is closed when the first connection's thread has released the session.
+    // Close the second connection before the first connection's thread has released the session.
     drop(scene.open(1));
     scene.pass(Duration::from_millis(20));
     let mut third = scene.open(2);

@@ -1,5 +1,6 @@
-//! Random faults during calls, with hundreds of random seeds. Connections break, are delayed, cut, damaged and reordered;
-//! nodes stop or slow down, clocks drift, servers restart. A seed that fails prints the command that repeats it.
+//! Random faults during calls, with hundreds of random seeds. Connections break, are delayed, cut, damaged and
+//! reordered; nodes stop or slow down, clocks drift, servers restart. For a seed that fails, the command that repeats
+//! it is printed.
 
 use std::time::{Duration, Instant};
 
@@ -10,19 +11,19 @@ use farfork_rpc::sim::SimServer;
 use crate::caller::Shared;
 use crate::works::Works;
 
-/// Seeds of a run, unless one is chosen.
+/// Number of random seeds of a run, unless `FARFORK_SIM_SEED` selects one.
 const SEEDS: u64 = 250;
 
-/// Seeds of a run by `make test-long`.
+/// Number of random seeds of a run by `make test-long`.
 const MANY_SEEDS: u64 = 1000;
 
-/// Clients in a world, each on its own node.
+/// Number of clients in a world, each on its own node.
 const CALLERS: u64 = 3;
 
 /// Duration of the faults, in the world's time.
 const CHAOS: Duration = Duration::from_secs(4);
 
-/// How long requests may take after the faults have stopped.
+/// Longest time that requests may take after the faults have stopped.
 const CALM: Duration = Duration::from_secs(60);
 
 /// Longest delay of a deferred reply, in microseconds.
@@ -61,7 +62,7 @@ impl FaultScene {
         scene
     }
 
-    /// Restarts the server, which then has no state.
+    /// Starts the server, or restarts it without its state.
     fn restart(&mut self) {
         self.server = None;
         let works = self.works.clone();
@@ -69,7 +70,7 @@ impl FaultScene {
         self.server = Some(server.unwrap());
     }
 
-    /// Runs the world until `until`, or until `each` returns `None`. `each` returns when it wants to be called next.
+    /// Runs the world until `until`, or until `each` returns `None`. `each` returns the time of its next call.
     fn run(&mut self, until: Instant, mut each: impl FnMut(&mut Self) -> Option<Instant>) {
         while self.world.now() < until {
             let Some(wanted) = each(self) else { return };
@@ -96,11 +97,12 @@ impl FaultScene {
         self.gives_up = false;
     }
 
-    /// Stops the faults. All requests must end, and those sent afterwards must be answered.
+    /// Checks that all requests end after the faults, and that new requests get replies.
     fn recover(&mut self) {
         self.callers.iter().for_each(Shared::stop_asking);
         self.settle();
-        // A connection may have broken, or the server restarted, while no requests were sent. The next request shows that.
+        // The next request of a client may fail: its connection may have broken, or the server was restarted, while no
+        // requests were sent.
         self.callers.iter().for_each(|caller| _ = caller.ask_calmly(1));
         self.settle();
         let first_calm_number: Vec<u64> = self.callers.iter().map(|caller| caller.ask_calmly(10)).collect();
@@ -123,7 +125,7 @@ impl FaultScene {
     }
 }
 
-/// Runs one seed. Returns a fingerprint of the run, and the number of answered requests.
+/// Runs one random seed. Returns the digest of the run's events, and the number of answered requests.
 fn run(seed: u64) -> (u64, usize) {
     let mut nodes = Vec::new();
     let mut scene = FaultScene::new(seed, &mut nodes);

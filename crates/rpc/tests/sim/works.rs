@@ -1,4 +1,4 @@
-//! The handlers of the tests, and a record of what they executed.
+//! The handlers of the tests, and a record of the requests that they executed.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -6,9 +6,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use farfork_fabric::sim::World;
 use farfork_rpc::{DeferredReply, HandlerTable};
 
-/// Handlers: one answers at once, one later, one with a long payload that it moves.
+/// Handler that replies before it returns.
 pub(crate) const AT_ONCE: u32 = 1;
+/// Handler that replies later.
 pub(crate) const LATER: u32 = 2;
+/// Handler that replies with a long payload, which is moved.
 pub(crate) const LONG: u32 = 3;
 
 /// The requests that were executed, by any server and thread.
@@ -27,7 +29,7 @@ impl Works {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The handlers of one thread.
+    /// Returns the handlers of one thread.
     pub(crate) fn handlers(&self) -> HandlerTable {
         let mut handlers = HandlerTable::default();
         let works = self.clone();
@@ -57,12 +59,12 @@ impl Works {
         self.lock().executed.contains_key(&number)
     }
 
-    /// Number of deferred replies that are still due.
+    /// Number of deferred replies that are not sent yet.
     pub(crate) fn later(&self) -> usize {
         self.lock().later.len()
     }
 
-    /// Answers one of the deferred requests, or drops it.
+    /// Sends one of the deferred replies, or drops it.
     pub(crate) fn finish_one(&self, world: &World, may_give_up: bool) {
         let count = self.later() as u64;
         if count == 0 {
@@ -78,13 +80,13 @@ impl Works {
     }
 }
 
-/// The payload of a request; most are short.
+/// Returns the payload of a request. Most payloads are short.
 pub(crate) fn body_of(number: u64) -> Vec<u8> {
     let bytes = if number.is_multiple_of(31) { 40_000 } else { number as usize % 600 };
     [&number.to_le_bytes()[..], &pattern(7, number, bytes)].concat()
 }
 
-/// The payload of the answer.
+/// Returns the payload of the reply to a request.
 pub(crate) fn answer_to(number: u64, handler: u32) -> Vec<u8> {
     pattern(13, number, if handler == LONG { 40_000 } else { number as usize % 900 })
 }

@@ -20,7 +20,7 @@ impl TypedCall for Add {
 }
 
 #[test]
-fn many_in_flight_on_several_sessions_are_all_answered() {
+fn many_requests_of_several_sessions_are_all_answered() {
     let server = serve(2, echo);
     let (mut client, first) = client_of(server.address());
     let sessions = [first, client.open_session(100).unwrap(), client.open_session(1).unwrap()];
@@ -51,7 +51,7 @@ fn many_in_flight_on_several_sessions_are_all_answered() {
 }
 
 #[test]
-fn the_longest_payloads_go_both_ways() {
+fn the_longest_payloads_are_sent_and_received() {
     let server = serve(1, || {
         let mut handlers = echo();
         handlers.add_handler(2, |payload, reply| reply.set_payload(payload.to_vec()));
@@ -71,7 +71,7 @@ fn the_longest_payloads_go_both_ways() {
 }
 
 #[test]
-fn values_are_asked_and_answered() {
+fn typed_calls_return_typed_values() {
     let server = serve(1, || {
         let mut handlers = HandlerTable::default();
         handlers
@@ -88,7 +88,7 @@ fn values_are_asked_and_answered() {
     assert!(matches!(unknown, BlockingCallError::Call(CallError::Status(Status::NoHandler))));
 }
 
-/// A server whose handler 5 passes requests to the test, which answers them.
+/// Starts a server whose handler 5 passes requests to the test, which replies.
 fn deferring() -> (farfork_rpc::Server, mpsc::Receiver<(Vec<u8>, DeferredReply)>) {
     let (passing, passed) = mpsc::channel();
     let server = serve(1, move || {
@@ -102,7 +102,7 @@ fn deferring() -> (farfork_rpc::Server, mpsc::Receiver<(Vec<u8>, DeferredReply)>
 }
 
 #[test]
-fn answers_may_come_later_and_out_of_order() {
+fn deferred_answers_may_arrive_out_of_order() {
     let (server, passed) = deferring();
     let (mut client, session) = client_of(server.address());
     let now = Instant::now();
@@ -152,7 +152,7 @@ fn a_cancelled_request_ends_at_once_and_its_handler_sees_it() {
         ended.set(ended.get() + 1);
     };
     poll_until(&mut client, on_end, || ended.get() == 1);
-    assert_eq!(call(&mut client, session, ECHO, b"y"), b"y", "the server has read what came before");
+    assert_eq!(call(&mut client, session, ECHO, b"y"), b"y", "the server has received the CANCEL frame");
     assert!(deferred.is_cancelled());
     deferred.answer(b"too late".to_vec());
     assert_eq!(call(&mut client, session, ECHO, b"z"), b"z");
@@ -160,7 +160,7 @@ fn a_cancelled_request_ends_at_once_and_its_handler_sees_it() {
 }
 
 #[test]
-fn what_is_overdue_ends_and_never_begins() {
+fn an_overdue_request_is_never_executed() {
     let (executing, executed) = mpsc::channel();
     let server = serve(1, move || {
         let executing = executing.clone();

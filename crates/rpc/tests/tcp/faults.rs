@@ -14,14 +14,15 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use crate::proxy::Proxy;
 use crate::{ECHO, call, client_of, echo, log, poll_until, serve};
 
-/// Silent connections that a server must tolerate during its work. Both ends are in this process.
+/// Number of silent connections that a server must tolerate while it serves others. Both ends are in this process.
 const HALF_OPEN: usize = 10_000;
 
-/// Most of them that the server may have at a time: the limit of its two threads, and those on their way.
+/// Most silent connections that the server may have at a time: the limit of its two threads, and those that are not
+/// accepted yet.
 const HELD_MAX: usize = 2 * 2048 + 700;
 
 #[test]
-fn nothing_is_executed_twice_however_often_the_link_is_cut() {
+fn no_request_is_executed_twice_when_the_link_is_cut() {
     let executed = Arc::<Mutex<HashMap<u64, u32>>>::default();
     let counting = Arc::clone(&executed);
     let server = serve(3, move || {
@@ -66,7 +67,7 @@ fn nothing_is_executed_twice_however_often_the_link_is_cut() {
 }
 
 #[test]
-fn a_server_that_began_anew_says_that_outcomes_are_lost() {
+fn a_restarted_server_reports_lost_outcomes() {
     let (listener, relay) = (TcpListener::bind("127.0.0.1:0").unwrap(), serve(1, echo));
     drop(listener);
     let address = relay.address();
@@ -76,7 +77,8 @@ fn a_server_that_began_anew_says_that_outcomes_are_lost() {
     let listener = TcpListener::bind(address).unwrap();
     let config = farfork_rpc::server::ServerConfig { threads: 1, should_spin: false };
     let acceptor = Arc::new(farfork_rpc::server::PlainAcceptor);
-    // The request may be sent before the client notices. Then its outcome is lost, or the new server answers it.
+    // If the client sends the request before it notices the restart, the outcome is lost. Otherwise the new server
+    // replies.
     let _server = farfork_rpc::Server::start(listener, &config, acceptor, echo).unwrap();
     let request = OutgoingRequest { handler: ECHO, ..OutgoingRequest::default() };
     match client.call_blocking(session, &request, RequestPayload::Borrowed(b"after"), |_| {}) {
@@ -84,7 +86,7 @@ fn a_server_that_began_anew_says_that_outcomes_are_lost() {
         Err(farfork_rpc::client::BlockingCallError::Call(cause)) => assert_eq!(cause, CallError::SessionLost),
         Err(other) => panic!("{other}"),
     }
-    assert_eq!(call(&mut client, session, ECHO, b"later"), b"later", "the session was begun anew");
+    assert_eq!(call(&mut client, session, ECHO, b"later"), b"later", "the client has a new session");
 }
 
 #[test]
@@ -115,14 +117,14 @@ fn a_client_of_another_version_learns_ours() {
 }
 
 #[test]
-fn those_who_talk_nonsense_do_not_disturb_others() {
+fn clients_that_send_garbage_disturb_no_other() {
     let server = serve(1, echo);
     let (mut client, session) = client_of(server.address());
     for nonsense in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0; 4000], &[255; 20]] {
         let mut hostile = TcpStream::connect(server.address()).unwrap();
         hostile.write_all(nonsense).unwrap();
         assert_eq!(call(&mut client, session, ECHO, b"x"), b"x");
-        // The client is disconnected, with at most the server's hello received.
+        // The hostile client is disconnected, and has received at most the server's hello.
         let mut received = Vec::new();
         let _ = hostile.read_to_end(&mut received);
         assert!(received.len() <= HELLO_BYTES);
@@ -130,7 +132,7 @@ fn those_who_talk_nonsense_do_not_disturb_others() {
 }
 
 #[test]
-fn thousands_of_half_open_connections_are_borne_and_ended() {
+fn thousands_of_half_open_connections_are_closed() {
     log::catch();
     let limit = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).unwrap();
@@ -140,12 +142,13 @@ fn thousands_of_half_open_connections_are_borne_and_ended() {
     let (mut client, session) = client_of(server.address());
     let silent: Vec<TcpStream> = (0..HALF_OPEN).map(|_| TcpStream::connect(server.address()).unwrap()).collect();
     assert_eq!(call(&mut client, session, ECHO, b"still"), b"still");
-    // Connections that the server closed: to make room for others, or because they sent no hello for five seconds.
+    // Log lines about connections that the server has closed: too many were silent, or they sent no hello within five
+    // seconds.
     let named = log::count(&["ends a connection", "127.0.0.1"]);
     assert!(named > 0 && named < HALF_OPEN / 4, "{named} lines in the log");
     let held = std::fs::read_dir("/proc/self/fd").unwrap().count() - HALF_OPEN;
     assert!(held < HELD_MAX, "{held} descriptors other than the clients'");
-    // The server closes each of them, because it sends no hello in time.
+    // The server closes each silent connection, because it sends no hello in time.
     for mut stream in silent {
         let mut received = Vec::new();
         let _ = stream.read_to_end(&mut received);

@@ -15,10 +15,10 @@ use farfork_rpc::client::TcpConnector;
 use farfork_rpc::server::{PlainAcceptor, ServerConfig};
 use farfork_rpc::{Client, HandlerTable, OutgoingRequest, RequestPayload, Server, SessionHandle};
 
-/// The handler that echoes.
+/// Id of the handler that echoes the payload.
 const ECHO: u32 = 1;
 
-/// A server with this many threads.
+/// Starts a server with this many threads.
 fn serve(threads: usize, handlers: impl Fn() -> HandlerTable) -> Server {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let config = ServerConfig { threads, should_spin: true };
@@ -51,7 +51,7 @@ fn poll_until(client: &mut Client, mut on_end: impl FnMut(farfork_rpc::Completio
         if until() {
             return;
         }
-        assert!(now < deadline, "nothing comes: {:?}", client.last_error());
+        assert!(now < deadline, "the condition does not hold in time: {:?}", client.last_error());
         client.wait_ready(now, Some(now + Duration::from_millis(20))).unwrap();
     }
 }

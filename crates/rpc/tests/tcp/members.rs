@@ -18,7 +18,7 @@ fn name(text: &str) -> NodeName {
     NodeName::new(text).unwrap()
 }
 
-/// The first two nodes of a cluster.
+/// Creates a cluster of two nodes. Returns their credentials.
 fn cluster(scratch: &Path, encryption: Encryption) -> [Credentials; 2] {
     let [first, second] = ["n1", "n2"].map(|node| TrustDirectory::new(scratch.join(node)));
     member::create_cluster(&first, &name("blue"), &name("n1"), SystemTime::now()).unwrap();
@@ -37,7 +37,7 @@ fn client_of(server: &Server, credentials: &Credentials) -> Client {
     Client::new(Box::new(TcpConnector::secured(server.address(), security)), true)
 }
 
-/// A client with a session that has been used.
+/// Connects a client, and makes a call in its session.
 fn connected(server: &Server, credentials: &Credentials) -> (Client, SessionHandle) {
     let mut client = client_of(server, credentials);
     let session = client.open_session(64).unwrap();
@@ -46,7 +46,7 @@ fn connected(server: &Server, credentials: &Credentials) -> (Client, SessionHand
 }
 
 #[test]
-fn members_call_each_other_encrypted_or_in_clear() {
+fn members_call_each_other_with_or_without_encryption() {
     for encryption in [Encryption::On, Encryption::Off] {
         let scratch = tempfile::tempdir().unwrap();
         let [first, second] = cluster(scratch.path(), encryption);
@@ -61,7 +61,7 @@ fn members_call_each_other_encrypted_or_in_clear() {
 }
 
 #[test]
-fn strangers_are_not_served_and_disturb_nobody() {
+fn strangers_are_not_served_and_disturb_no_member() {
     let (blue, red) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     log::catch();
     let [first, second] = cluster(blue.path(), Encryption::On);
@@ -88,7 +88,7 @@ fn strangers_are_not_served_and_disturb_nobody() {
     assert_eq!(call(&mut member, session, ECHO, b"a member"), b"a member");
 }
 
-/// Repeats a call until one fails. Returns why the connection ended.
+/// Repeats a call until the connection fails. Returns the cause.
 fn call_until_refused(client: &mut Client, session: SessionHandle) -> String {
     let deadline = Instant::now() + Duration::from_secs(60);
     while client.last_error().is_none() {
@@ -102,7 +102,7 @@ fn call_until_refused(client: &mut Client, session: SessionHandle) -> String {
 }
 
 #[test]
-fn a_revoked_server_is_not_asked_over_the_connection_that_there_is() {
+fn an_open_connection_to_a_revoked_server_is_not_used() {
     let scratch = tempfile::tempdir().unwrap();
     let [first, second] = cluster(scratch.path(), Encryption::On);
     let server = serve(&first);
@@ -115,7 +115,7 @@ fn a_revoked_server_is_not_asked_over_the_connection_that_there_is() {
 }
 
 #[test]
-fn a_revoked_client_loses_the_connection_that_it_has() {
+fn an_open_connection_of_a_revoked_client_is_closed() {
     log::catch();
     let scratch = tempfile::tempdir().unwrap();
     let [first, second] = cluster(scratch.path(), Encryption::On);

@@ -1,4 +1,4 @@
-//! A proxy between client and server that can be cut: all its connections end, and new ones are possible.
+//! A proxy between client and server that can be cut: all its connections end, but new ones are accepted.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};

@@ -148,7 +148,7 @@ mod tests {
 
     /// Uses real mounts in the test's own mount namespace. The other program's mount is older than the usual one.
     #[test]
-    fn somebody_elses_mount_is_not_used() {
+    fn a_cgroup_mount_of_another_program_is_not_used() {
         if let Some(foreign) = std::env::var_os(FOREIGN_VARIABLE) {
             let found = mounted_hierarchies().unwrap();
             assert!(table::read_thread_mounts().unwrap().iter().any(|mount| mount.point == Path::new(&foreign)));
@@ -174,7 +174,7 @@ mod tests {
 
     /// The order of the lines does not matter, nor whether the hierarchy also has the usual mount.
     #[test]
-    fn mounts_elsewhere_count_where_there_are_no_others() {
+    fn cgroup_mounts_at_other_paths_are_a_fallback() {
         let tops = |table: &str| {
             let found = from_tables(&table::parse(table.as_bytes()).unwrap(), MEMBERSHIP);
             found.into_iter().map(|hierarchy| hierarchy.top).collect::<Vec<_>>()
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn hybrid_hierarchies_are_told_apart() {
+    fn hybrid_hierarchies_are_distinguished() {
         let mounts = table::parse(HYBRID.as_bytes()).unwrap();
         let found = from_tables(&mounts, MEMBERSHIP);
         let own: Vec<_> = found

@@ -196,7 +196,7 @@ mod tests {
 
     /// /proc/cpuinfo lists the features that the kernel detected. A feature that the kernel disabled is missing there.
     #[test]
-    fn the_kernel_knows_these_features_by_these_names() {
+    fn feature_names_equal_those_of_the_kernel() {
         let text = std::fs::read_to_string("/proc/cpuinfo").unwrap();
         let flags: Vec<&str> =
             text.lines().find(|line| line.starts_with("flags")).unwrap().split_whitespace().collect();

@@ -60,14 +60,14 @@ unsafe fn read_xcr0() -> u64 {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn this_machine_has_at_least_sse() {
+    fn this_machine_has_sse() {
         let state = super::extended_state().unwrap();
         assert_eq!(state.xcr0 & 3, 3);
         assert!(state.bytes >= 576);
     }
 
     #[test]
-    fn dynamic_components_are_left_out() {
+    fn dynamic_state_components_are_excluded() {
         assert_eq!(super::default_state_bytes(3), 576);
         let state = super::extended_state().unwrap();
         assert_eq!(state.bytes as usize, super::default_state_bytes(state.xcr0 | super::DYNAMIC_COMPONENTS));

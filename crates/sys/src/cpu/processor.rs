@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_goes_on_only_where_its_xsave_writes_the_same() {
+    fn a_program_continues_only_on_processors_with_equal_xsave_state() {
         for (origin_name, origin_xcr0, origin_bytes) in RECORDED {
             let origin = processor(origin_xcr0, origin_bytes);
             for (name, xcr0, bytes) in RECORDED {
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn each_surplus_component_is_named() {
+    fn each_additional_state_component_is_named() {
         let lesser = processor(0x7, 832);
         let named = |xcr0: u64| processor(xcr0, 2696).mismatch(&lesser);
         let surplus = |names: &[&str]| {
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn more_instruction_sets_with_the_same_state_do_no_harm() {
+    fn additional_instruction_sets_with_equal_state_are_accepted() {
         let (mut greater, lesser) = (processor(0x7, 832), processor(0x7, 832));
         greater.features[0] = 1 << 23;
         assert_eq!(greater.mismatch(&lesser), None);
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn this_machine_is_like_itself() {
+    fn this_machine_matches_itself() {
         let this = ProcessorFeatures::detect().unwrap();
         assert_eq!(this.mismatch(&this), None);
     }

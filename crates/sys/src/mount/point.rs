@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_one_removes_it() {
+    fn the_last_release_removes_the_mount_point() {
         let above = tempfile::tempdir().unwrap();
         let path = above.path().join("point");
         let (one, two) = (MountPoint::acquire(&path).unwrap(), MountPoint::acquire(&path).unwrap());
@@ -91,14 +91,14 @@ mod tests {
     }
 
     #[test]
-    fn one_that_was_there_before_stays() {
+    fn a_directory_that_existed_before_is_kept() {
         let above = tempfile::tempdir().unwrap();
         MountPoint::acquire(above.path()).unwrap().release();
         assert!(above.path().exists());
     }
 
     #[test]
-    fn one_of_a_process_that_died_is_removed() {
+    fn a_mount_point_of_a_dead_process_is_removed() {
         let above = tempfile::tempdir().unwrap();
         let path = above.path().join("point");
         drop(MountPoint::acquire(&path).unwrap()); // `release` is not called

@@ -145,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn served_file_systems_are_known_by_their_type() {
+    fn network_and_fuse_file_systems_are_recognized_by_type() {
         for served in ["fuse", "fuse.sshfs", VOLUME_FILESYSTEM, "fuseblk", "nfs4", "9p"] {
             assert!(is_served(served), "{served}");
         }

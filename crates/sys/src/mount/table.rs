@@ -98,14 +98,30 @@ impl MountTable {
 /// # Errors
 /// As statx(2).
 pub fn with_replaced_mount(text: &[u8], point: &Path) -> io::Result<Option<Vec<u8>>> {
-    let now = statx(CWD, point, AtFlags::NO_AUTOMOUNT, StatxFlags::MNT_ID)?;
-    let is_numbered = now.stx_mask & StatxFlags::MNT_ID.bits() != 0;
-    let numbers = (now.stx_mnt_id, (now.stx_dev_major, now.stx_dev_minor));
-    Ok(if is_numbered { move_mount_last(text, point, numbers) } else { None })
+    Ok(MountIdentity::read(point)?.and_then(|identity| move_mount_last(text, point, identity)))
 }
 
-/// Moves the line of the mount at `point` to the end of the text, and puts these ids of mount and file system into it.
-fn move_mount_last(text: &[u8], point: &Path, (id, (major, minor)): (u64, (u32, u32))) -> Option<Vec<u8>> {
+/// The numbers by which the table identifies a mount and its file system.
+#[derive(Debug, Clone, Copy)]
+struct MountIdentity {
+    mount_id: u64,
+    /// Device number of the file system.
+    major: u32,
+    minor: u32,
+}
+
+impl MountIdentity {
+    /// The numbers of the mount at `point`; `None` if statx(2) does not return mount ids.
+    fn read(point: &Path) -> io::Result<Option<Self>> {
+        let now = statx(CWD, point, AtFlags::NO_AUTOMOUNT, StatxFlags::MNT_ID)?;
+        let has_mount_id = now.stx_mask & StatxFlags::MNT_ID.bits() != 0;
+        let identity = Self { mount_id: now.stx_mnt_id, major: now.stx_dev_major, minor: now.stx_dev_minor };
+        Ok(has_mount_id.then_some(identity))
+    }
+}
+
+/// Moves the line of the mount at `point` to the end of the text, and puts these numbers of mount and file system into it.
+fn move_mount_last(text: &[u8], point: &Path, identity: MountIdentity) -> Option<Vec<u8>> {
     const POINT: usize = 4;
     let is_there =
         |line: &&[u8]| line.split(|byte| *byte == b' ').nth(POINT).is_some_and(|field| unescape(field) == point);
@@ -115,7 +131,8 @@ fn move_mount_last(text: &[u8], point: &Path, (id, (major, minor)): (u64, (u32, 
     let mut fields = line.splitn(POINT, |byte| *byte == b' ');
     let [_, parent, _, rest] = [fields.next()?, fields.next()?, fields.next()?, fields.next()?];
     let mut renewed: Vec<u8> = lines().filter(|line| !is_there(line)).flatten().copied().collect();
-    renewed.extend(format!("{id} ").into_bytes());
+    let MountIdentity { mount_id, major, minor } = identity;
+    renewed.extend(format!("{mount_id} ").into_bytes());
     renewed.extend(parent);
     renewed.extend(format!(" {major}:{minor} ").into_bytes());
     renewed.extend(rest);
@@ -244,7 +261,7 @@ mod tests {
 ";
 
     #[test]
-    fn fields_are_taken_apart() {
+    fn fields_of_a_mount_table_are_parsed() {
         let table = parse(STACKED.as_bytes()).unwrap();
         assert_eq!(table.len(), 7);
         assert_eq!((table[0].id, table[0].parent, table[0].device.as_str()), (27, 1, "254:0"));
@@ -264,13 +281,14 @@ mod tests {
 
     #[test]
     fn a_mount_that_took_anothers_place_stands_last() {
-        let renewed = move_mount_last(STACKED.as_bytes(), Path::new("/srv/a"), (40, (0, 50))).unwrap();
+        let identity = MountIdentity { mount_id: 40, major: 0, minor: 50 };
+        let renewed = move_mount_last(STACKED.as_bytes(), Path::new("/srv/a"), identity).unwrap();
         let (renewed, old) = (parse(&renewed).unwrap(), parse(STACKED.as_bytes()).unwrap());
         let [before @ .., last] = &renewed[..] else { panic!("it is empty") };
         assert_eq!(*last, Mount { id: 40, device: "0:50".to_owned(), ..old[5].clone() });
         assert!(before.iter().eq(old.iter().filter(|mount| mount.id != 31)));
         for several_or_none in ["/dev/pts", "/srv"] {
-            assert_eq!(move_mount_last(STACKED.as_bytes(), Path::new(several_or_none), (40, (0, 50))), None);
+            assert_eq!(move_mount_last(STACKED.as_bytes(), Path::new(several_or_none), identity), None);
         }
     }
 

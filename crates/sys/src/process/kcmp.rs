@@ -11,20 +11,29 @@ use crate::sched_attr::sched_getattr;
 /// `KCMP_FILE`: compares two open file descriptions.
 const KCMP_FILE: libc::c_int = 0;
 
+/// A file descriptor of another task.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TaskFd {
+    /// The process or thread that has it open.
+    pub pid: i32,
+    /// Its number there.
+    pub fd: u32,
+}
+
 /// Whether descriptors `a` and `b` of process `pid` refer to the same open file description.
 ///
 /// # Errors
 /// EBADF if one of them is closed; EPERM if the caller lacks the right.
 pub fn is_same_open_file(pid: i32, a: u32, b: u32) -> io::Result<bool> {
-    is_same_open_file_across((pid, a), (pid, b))
+    is_same_open_file_across(TaskFd { pid, fd: a }, TaskFd { pid, fd: b })
 }
 
-/// Whether two descriptors, each `(pid, number)`, refer to the same open file description.
+/// Whether the descriptors of two tasks refer to the same open file description.
 ///
 /// # Errors
 /// As [`is_same_open_file`].
-pub fn is_same_open_file_across(a: (i32, u32), b: (i32, u32)) -> io::Result<bool> {
-    kcmp_equal((a.0, b.0), KCMP_FILE, (u64::from(a.1), u64::from(b.1)))
+pub fn is_same_open_file_across(a: TaskFd, b: TaskFd) -> io::Result<bool> {
+    kcmp_equal((a.pid, b.pid), KCMP_FILE, (u64::from(a.fd), u64::from(b.fd)))
 }
 
 /// The order of the open file descriptions of two such descriptors, in the kernel's total order; `Equal` if they are the
@@ -32,8 +41,8 @@ pub fn is_same_open_file_across(a: (i32, u32), b: (i32, u32)) -> io::Result<bool
 ///
 /// # Errors
 /// As [`is_same_open_file`].
-pub fn compare_open_files(a: (i32, u32), b: (i32, u32)) -> io::Result<Ordering> {
-    Ok(match kcmp((a.0, b.0), KCMP_FILE, (u64::from(a.1), u64::from(b.1)))? {
+pub fn compare_open_files(a: TaskFd, b: TaskFd) -> io::Result<Ordering> {
+    Ok(match kcmp((a.pid, b.pid), KCMP_FILE, (u64::from(a.fd), u64::from(b.fd)))? {
         0 => Ordering::Equal,
         1 => Ordering::Less,
         _ => Ordering::Greater,
@@ -153,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn our_own_thread_is_described() {
+    fn this_thread_is_described() {
         let tid = rustix::thread::gettid().as_raw_nonzero().get();
         assert_eq!(read_robust_list(tid).unwrap().1, 24);
         assert!(read_scheduling(tid).unwrap().nice.abs() <= 20);

@@ -54,7 +54,7 @@ mod tests {
     use super::KernelStackSummary;
 
     #[test]
-    fn a_thread_is_told_with_its_name_and_state() {
+    fn a_kernel_stack_has_thread_name_and_state() {
         let stopped = Command::new("sh").args(["-c", "kill -STOP $$"]).spawn();
         let mut stopped = stopped.unwrap();
         let pid = stopped.id().cast_signed();

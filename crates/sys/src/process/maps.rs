@@ -179,7 +179,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_with_spaces_and_newline_is_read() {
+    fn a_path_with_spaces_and_newline_is_parsed() {
         let text = b"55d0c000-55d0d000 r-xs 00001000 fe:01 42                 /tmp/a b\\012c (deleted)\nSize: 4 kB\nVmFlags: rd ex sh \n";
         let entries = parse(text).unwrap();
         let entry = &entries[0];
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_is_cut_out() {
+    fn a_range_is_subtracted_from_a_mapping() {
         let text = b"10000-20000 rwxp 00000000 00:00 0 \n";
         let cut = |range| -> Vec<(u64, u64)> {
             parse(text).unwrap().remove(0).subtract(&range).map(|piece| (piece.start, piece.end)).collect()
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn our_own_map_has_a_stack_and_flags() {
+    fn the_map_of_this_process_has_a_stack_and_flags() {
         let pid = std::process::id() as i32;
         assert!(read_maps(pid).unwrap().iter().any(|entry| entry.path == b"[stack]" && entry.protection & 2 != 0));
         assert!(read_smaps(pid).unwrap().iter().any(|entry| entry.path == b"[stack]" && entry.has_flag("gd")));

@@ -23,7 +23,7 @@ use rustix::fs::{Mode, OFlags, RawDir};
 
 pub use fd::{EpollEntry, EventCounter, FdDirectory, FdInfo, LockEntry, LockKind, TimerState, WatchEntry};
 pub use kcmp::{
-    DeadlineAttributes, SchedulingAttributes, SharedResource, compare_open_files, is_same_open_file,
+    DeadlineAttributes, SchedulingAttributes, SharedResource, TaskFd, compare_open_files, is_same_open_file,
     is_same_open_file_across, read_robust_list, read_scheduling, share_resource,
 };
 pub use kernel_stacks::KernelStackSummary;
@@ -174,7 +174,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn our_own_limits_agree_with_the_system_call() {
+    fn limits_of_this_process_agree_with_the_system_call() {
         let limits = read_limits(std::process::id() as i32).unwrap();
         assert_eq!(limits.len(), 16);
         let files = rustix::process::getrlimit(rustix::process::Resource::Nofile);
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn our_own_name_is_that_of_stat() {
+    fn the_thread_name_equals_the_name_in_the_stat_file() {
         let pid = std::process::id() as i32;
         assert_eq!(thread_name(pid, pid).unwrap(), ProcStat::read(pid).unwrap().name);
         assert!(read_line("/proc/self/oom_score_adj").unwrap().parse::<i32>().is_ok());

@@ -41,7 +41,7 @@ mod tests {
     use super::ResidentMemory;
 
     #[test]
-    fn both_kinds_are_summed_up() {
+    fn shared_and_private_memory_are_summed_up() {
         let text = "55-7f ---p 00000000 00:00 0 [rollup]\nRss: 20 kB\nShared_Clean:    8 kB\nShared_Dirty:    4 kB\n\
                     Private_Clean:   2 kB\nPrivate_Dirty:   6 kB\n";
         let residence = ResidentMemory { shared_bytes: 12 << 10, private_bytes: 8 << 10 };
@@ -50,7 +50,7 @@ mod tests {
     }
 
     #[test]
-    fn we_are_resident() {
+    fn this_process_has_resident_memory() {
         assert!(ResidentMemory::read(std::process::id().cast_signed()).unwrap().private_bytes > 0);
     }
 }

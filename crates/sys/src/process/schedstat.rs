@@ -57,14 +57,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_run_is_read() {
+    fn the_last_run_time_is_parsed() {
         let text = "cat (14304, #threads: 1)\n----\nse.exec_start    :       1528109.680112\nse.vruntime : 147.3\n";
         assert_eq!(parse_last_run(text), Some(1_528_109_680_112));
         assert_eq!(parse_last_run("se.vruntime : 147.3"), None);
     }
 
     #[test]
-    fn the_time_on_processors_is_read() {
+    fn the_cpu_time_is_parsed() {
         let expected = SchedStat { ran_ns: 981_109, waited_ns: 1_825_105, timeslices: 14 };
         assert_eq!(SchedStat::parse("981109 1825105 14\n"), Some(expected));
         assert_eq!(SchedStat::parse("981109 1825105"), None);

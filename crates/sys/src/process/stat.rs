@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_with_parentheses_is_read() {
+    fn a_name_with_parentheses_is_parsed() {
         let mut text = b"7 (a) (b) S 1 7 7 0 -1 4194304".to_vec();
         for field in 10..=52 {
             text.extend(format!(" {field}").bytes());
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn our_own_is_read() {
+    fn the_stat_file_of_this_process_is_read() {
         let stat = ProcStat::read(std::process::id() as i32).unwrap();
         assert!(stat.start_stack != 0 && !stat.is_kernel_thread());
     }

@@ -164,7 +164,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn our_own_is_read() {
+    fn the_status_file_of_this_process_is_read() {
         let status = ProcStatus::read(std::process::id() as i32).unwrap();
         assert_eq!(status.process, std::process::id() as i32);
         assert_eq!(status.uids[0], rustix::process::getuid().as_raw());
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn nested_ids_and_sets_are_read() {
+    fn nested_ids_and_signal_sets_are_parsed() {
         let status = ProcStatus::parse(
             "Name:\tx: y\nState:\tS (sleeping)\nTgid:\t9\nNSpid:\t9\t2\nNSpgid:\t8\t1\nNSsid:\t7\t1\nCapBnd:\tff\nUmask:\t0022\nTHP_enabled:\t0\nCpus_allowed:\t1,80000000\nx86_Thread_features:\tshstk wrss \nvoluntary_ctxt_switches:\t7\n",
         );

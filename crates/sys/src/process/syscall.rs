@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_call_is_read() {
+    fn a_system_call_is_parsed() {
         let text = "25 0x7f0000 0x1000 0x2000 0x1 0x0 0x0 0x7ffc10 0x7f10";
         let arguments = [0x7f_0000, 0x1000, 0x2000, 1, 0, 0];
         let (stack_pointer, instruction_pointer) = (0x7ffc10, 0x7f10);
@@ -64,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sleeping_process_tells_its_call() {
+    fn the_system_call_of_a_sleeping_process_is_read() {
         let mut child = std::process::Command::new("sleep").arg("100").spawn().unwrap();
         let tid = child.id().cast_signed();
         let sleeps =

@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn connections_to_anybody_are_redirected() {
+    fn connections_to_any_address_are_redirected() {
         redirected(|_| {
             for address in [SOMEBODY, NAMES, SocketAddrV4::new(Ipv4Addr::new(10, 1, 2, 3), 1)] {
                 assert_eq!(said_by(address).unwrap(), address.to_string());
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn datagrams_say_whom_they_are_for() {
+    fn redirected_datagrams_have_their_destination() {
         redirected(|datagrams| {
             let client = UdpSocket::bind((OWN, 0)).unwrap();
             let mut buffer = [0; 64];

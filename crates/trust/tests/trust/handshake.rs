@@ -17,7 +17,7 @@ fn pattern(bytes: usize) -> Vec<u8> {
 }
 
 #[test]
-fn nodes_know_each_other_and_talk() {
+fn nodes_authenticate_each_other_and_exchange_data() {
     let bed = Bed::new("blue");
     let second = bed.issue(Role::Node, "n2");
     for (ours, theirs, is_clear) in [
@@ -42,7 +42,7 @@ fn nodes_know_each_other_and_talk() {
 }
 
 #[test]
-fn what_goes_in_clear_is_clear_and_what_does_not_is_not() {
+fn data_is_readable_on_the_wire_only_without_encryption() {
     let bed = Bed::new("blue");
     let second = bed.issue(Role::Node, "n2");
     let secret = b"a page of somebody's memory";
@@ -58,7 +58,7 @@ fn what_goes_in_clear_is_clear_and_what_does_not_is_not() {
 }
 
 #[test]
-fn a_client_need_not_wait_for_its_welcome() {
+fn a_client_may_send_before_the_handshake_reply() {
     let bed = Bed::new("blue");
     let second = bed.issue(Role::Node, "n2");
     let (client, server) = (open(&second, Encryption::Off), open(&bed.first, Encryption::Off));
@@ -79,7 +79,7 @@ fn a_client_need_not_wait_for_its_welcome() {
 }
 
 #[test]
-fn a_node_of_another_cluster_is_a_stranger() {
+fn a_node_of_another_cluster_is_refused() {
     let (blue, other) = (Bed::new("blue"), Bed::new("blue"));
     let (mut client, mut server) = pair(&open(&other.first, Encryption::On), &open(&blue.first, Encryption::On), None);
     let (one, _) = shake(&mut client, &mut server);
@@ -89,7 +89,7 @@ fn a_node_of_another_cluster_is_a_stranger() {
 }
 
 #[test]
-fn a_refusal_is_told_as_often_as_one_asks() {
+fn a_refusal_is_reported_by_every_call() {
     let bed = Bed::new("blue");
     let expired = bed.issue_at(Role::Node, "n2", SystemTime::now() - 2 * NODE_VALID, NODE_VALID);
     let (mut client, mut server) = pair(&open(&expired, Encryption::On), &open(&bed.first, Encryption::On), None);
@@ -102,7 +102,7 @@ fn a_refusal_is_told_as_often_as_one_asks() {
 }
 
 #[test]
-fn a_certificate_beside_another_cluster_s_roster_is_no_identity() {
+fn a_certificate_with_the_roster_of_another_cluster_is_refused() {
     let (blue, other) = (Bed::new("blue"), Bed::new("blue"));
     let stranger = other.issue(Role::Node, "n2");
     let victim = blue.issue(Role::Node, "n2");
@@ -153,7 +153,7 @@ fn a_revoked_node_is_refused_until_it_joins_again() {
 }
 
 #[test]
-fn only_nodes_come_to_the_fabric() {
+fn only_nodes_connect_to_the_fabric() {
     let bed = Bed::new("blue");
     let first = open(&bed.first, Encryption::On);
     for role in [Role::Client, Role::ReadOnly] {
@@ -241,7 +241,7 @@ fn assert_carried(sizes: Vec<usize>, encryption: Encryption) {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
     #[test]
-    fn any_pieces_make_the_same_stream(
+    fn pieces_of_any_size_make_the_same_stream(
         sizes in proptest::collection::vec(0usize..700, 1..40),
         is_on: bool,
     ) {

@@ -24,7 +24,7 @@ fn hears(bytes: &[u8], is_server: bool) -> PeerError {
 }
 
 #[test]
-fn who_speaks_in_clear_is_told_from_who_lies() {
+fn plaintext_is_distinguished_from_a_closed_connection() {
     for is_server in [true, false] {
         for plain in [&b"FFABRIC\0\x01\0\0\0abcd"[..], b"GET / HTTP/1.1\r\n\r\n", &[0; 100], &[22, 9, 9, 9, 9]] {
             assert_eq!(hears(plain, is_server), PeerError::Plaintext, "{plain:?}");
@@ -35,7 +35,7 @@ fn who_speaks_in_clear_is_told_from_who_lies() {
 }
 
 #[test]
-fn a_record_without_end_is_not_waited_for() {
+fn an_oversized_record_is_refused() {
     let header = [22, 3, 3, 0xff, 0xff];
     assert_eq!(hears(&[&header[..], &[0; 30_000]].concat(), true), PeerError::Plaintext);
 }
@@ -61,7 +61,7 @@ fn a_changed_byte_ends_an_encrypted_stream() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
     #[test]
-    fn garbage_gets_nobody_in(bytes in proptest::collection::vec(any::<u8>(), 0..2000), is_server: bool) {
+    fn garbage_never_completes_a_handshake(bytes in proptest::collection::vec(any::<u8>(), 0..2000), is_server: bool) {
         hears(&bytes, is_server);
         hears(&[&[22, 3, 1, 1, 44][..], &bytes].concat(), is_server);
         hears(&[&[22, 3, 3, 0, 60, 1, 0, 0, 56, 3, 3][..], &bytes].concat(), is_server);

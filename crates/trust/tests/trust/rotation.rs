@@ -54,7 +54,7 @@ fn a_machine_joins_with_a_token() {
 }
 
 #[test]
-fn a_certificate_is_for_the_key_that_signed_the_request_or_for_none() {
+fn a_certificate_is_issued_only_for_the_key_of_its_request() {
     let bed = Bed::new("blue");
     let second = bed.issue(Role::Node, "n2");
     let key = UncertifiedKey::generate().unwrap();
@@ -81,7 +81,7 @@ fn a_certificate_is_for_the_key_that_signed_the_request_or_for_none() {
 }
 
 #[test]
-fn what_is_not_this_members_certificate_replaces_none() {
+fn only_a_certificate_of_this_member_is_installed() {
     let bed = Bed::new("blue");
     let second = bed.issue(Role::Node, "n2");
     let before = second.read_identity().unwrap();
@@ -118,7 +118,7 @@ fn what_is_not_this_members_certificate_replaces_none() {
 }
 
 #[test]
-fn a_node_renews_its_key_and_connections_go_on() {
+fn connections_continue_after_a_key_renewal() {
     let bed = Bed::new("blue");
     let second = bed.issue(Role::Node, "n2");
     let (one, other) = (open(&second, Encryption::On), open(&bed.first, Encryption::On));
@@ -133,7 +133,7 @@ fn a_node_renews_its_key_and_connections_go_on() {
 }
 
 #[test]
-fn an_authority_is_rotated_without_a_moment_without_trust() {
+fn nodes_trust_each_other_throughout_a_rotation() {
     let bed = Bed::new("blue");
     let second = bed.issue(Role::Node, "n2");
     let (one, other) = (open(&bed.first, Encryption::On), open(&second, Encryption::On));
@@ -166,7 +166,7 @@ fn an_authority_is_rotated_without_a_moment_without_trust() {
 }
 
 #[test]
-fn a_rotation_that_was_interrupted_is_taken_up_and_loses_no_authority() {
+fn an_interrupted_rotation_continues_and_loses_no_authority() {
     let bed = Bed::new("blue");
     let second = open(&bed.issue(Role::Node, "n2"), Encryption::On);
     let original = second.roster().0.authorities()[0].clone();
@@ -185,7 +185,7 @@ fn a_rotation_that_was_interrupted_is_taken_up_and_loses_no_authority() {
 }
 
 #[test]
-fn an_end_of_a_rotation_that_was_interrupted_is_taken_up() {
+fn an_interrupted_end_of_a_rotation_is_completed() {
     let bed = Bed::new("blue");
     let key_file = bed.first.root().join("authority.old.pem");
     member::begin_rotation(&bed.first, SystemTime::now()).unwrap();
@@ -203,7 +203,7 @@ fn an_end_of_a_rotation_that_was_interrupted_is_taken_up() {
 }
 
 #[test]
-fn what_the_old_authority_issued_is_worth_nothing_in_the_end() {
+fn certificates_of_the_old_authority_are_refused_after_a_rotation() {
     let bed = Bed::new("blue");
     let second = bed.issue(Role::Node, "n2");
     let other = open(&second, Encryption::On);
@@ -228,7 +228,7 @@ fn a_damaged_file_leaves_the_credentials_as_they_are() {
 }
 
 #[test]
-fn an_older_roster_does_not_come_back() {
+fn an_older_roster_is_not_installed() {
     let bed = Bed::new("blue");
     let second = bed.issue(Role::Node, "n2");
     let (_, old) = bed.first.read_roster().unwrap();
@@ -241,7 +241,7 @@ fn an_older_roster_does_not_come_back() {
 }
 
 #[test]
-fn what_would_be_good_for_ever_is_refused() {
+fn tokens_and_certificates_of_unlimited_validity_are_refused() {
     let (bed, now) = (Bed::new("blue"), SystemTime::now());
     for valid in [TOKEN_VALID_MAX + Duration::from_secs(1), Duration::MAX] {
         assert!(matches!(member::create_join_token(&bed.first, now, valid), Err(MemberError::TokenValidity)));
@@ -259,7 +259,7 @@ fn what_would_be_good_for_ever_is_refused() {
 }
 
 #[test]
-fn revoking_takes_the_tokens_with_it() {
+fn a_revocation_invalidates_all_join_tokens() {
     let bed = Bed::new("blue");
     let now = SystemTime::now();
     let token = member::create_join_token(&bed.first, now, HOUR).unwrap();
@@ -271,7 +271,7 @@ fn revoking_takes_the_tokens_with_it() {
 }
 
 #[test]
-fn a_revoked_node_does_not_come_back_by_renewing() {
+fn a_revoked_node_cannot_renew_its_certificate() {
     let bed = Bed::new("blue");
     let out = open(&bed.issue(Role::Node, "n2"), Encryption::On).own_peer();
     let request = UncertifiedKey::generate().unwrap().certificate_request().unwrap();
@@ -287,7 +287,7 @@ fn a_revoked_node_does_not_come_back_by_renewing() {
 }
 
 #[test]
-fn a_cluster_is_not_made_twice() {
+fn a_cluster_is_not_created_twice() {
     let bed = Bed::new("blue");
     let again = member::create_cluster(&bed.first, &name("red"), &name("n1"), SystemTime::now());
     assert!(matches!(again, Err(MemberError::Directory(DirectoryError::AlreadyExists { .. }))));

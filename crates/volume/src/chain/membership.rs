@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_member_is_never_removed_and_an_old_accusation_is_void() {
+    fn the_last_member_and_members_of_newer_epochs_are_not_removed() {
         let mut record = test_record(&["n1", "n2"], &[]);
         assert!(remove_member(&mut record, &node("n1"), 1));
         assert_eq!((record.chain.clone(), record.epoch), (vec![node("n2")], 2));
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copied_tree_stays_while_only_the_writer_changes() {
+    fn a_change_of_the_writer_does_not_outdate_a_copied_tree() {
         let mut record = test_record(&["n1", "n2"], &["n1"]);
         assert!(begin_join(&mut record, &node("n3")));
         let joined = record.clone();
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_replaced_replica_loses_its_place_and_its_term() {
+    fn a_replaced_replica_leaves_the_chain_and_its_term_ends() {
         let mut record = test_record(&["n1", "n2"], &["n1"]);
         assert!(!replace_replica(&mut record, &node("n1"), &node("n3")), "n3 is a replica");
         record.replicas.pop();

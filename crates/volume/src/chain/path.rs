@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn the_log_of_the_writer_begins_at_its_node_and_visits_each_member_once() {
+    fn the_path_of_the_writer_log_starts_at_its_node() {
         let mut record = test_record(&["n1", "n2", "n3"], &["n1", "n2", "n3", "n4"]);
         for (client, expected) in
             [vec!["n1", "n2", "n3"], vec!["n2", "n1", "n3"], vec!["n3", "n1", "n2"], vec!["n4", "n1", "n2", "n3"]]
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn other_logs_begin_at_the_head_and_a_fenced_node_is_off_the_path() {
+    fn other_logs_start_at_the_head_and_skip_a_fenced_node() {
         let mut record = test_record(&["n1", "n3"], &["n2", "n3"]);
         record.writer = Some(0);
         assert_eq!(path(&record, 0, "n2"), ["n2", "n1", "n3"]);
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn a_replica_that_catches_up_comes_last() {
+    fn a_joining_replica_is_last_on_the_path() {
         let mut record = test_record(&["n1", "n2"], &["n2"]);
         record.joining = Some(NodeName::new("n3").unwrap());
         record.writer = Some(0);

@@ -151,7 +151,7 @@ proptest! {
     }
 
     #[test]
-    fn two_change_sets_are_as_good_as_one(effects in vec(effect(), 1..40), cut in 0..40_usize) {
+    fn two_change_sets_have_the_effect_of_one(effects in vec(effect(), 1..40), cut in 0..40_usize) {
         let records = with_attributes(effects);
         let cut = cut.min(records.len());
         let mut volume = ModelVolume::default();

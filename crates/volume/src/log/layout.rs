@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_later_version_is_named() {
+    fn a_log_header_of_a_later_version_is_named() {
         let mut bytes = HEADER.encode();
         bytes[8] = 3;
         let sum = crc32c::crc32c(&bytes[..bytes.len() - 4]);

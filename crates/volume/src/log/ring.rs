@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_that_would_wrap_begins_the_next_lap() {
+    fn a_record_that_would_wrap_starts_the_next_lap() {
         let mut ring = LogRing::new(RING_BYTES, LogPoint { sequence: 9, position: 3 * PAGE_BYTES + 64 });
         let placement = ring.place(shape(4096)).unwrap();
         let filled = (PAGE_BYTES - 64 - HEADER_BYTES) as u32;

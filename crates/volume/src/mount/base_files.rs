@@ -4,7 +4,8 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use fuser::BackingId;
 
@@ -17,6 +18,8 @@ pub(super) struct BaseFiles {
     files: Mutex<HashMap<InodeNumber, BaseFile>>,
     /// Number of inodes that are open for passthrough.
     passthrough_inodes: AtomicU64,
+    /// Notified when an inode is no longer open for passthrough.
+    passthrough_ended: Condvar,
 }
 
 #[derive(Debug, Default)]
@@ -110,6 +113,14 @@ impl BaseFiles {
             && self.lock().get(&inode).is_some_and(|base| base.passthrough.is_some())
     }
 
+    /// Waits until an inode is not open for passthrough, at most for `limit`.
+    pub(super) fn wait_for_passthrough(&self, inode: InodeNumber, limit: Duration) {
+        let is_open = |files: &mut HashMap<InodeNumber, BaseFile>| {
+            files.get(&inode).is_some_and(|base| base.passthrough.is_some())
+        };
+        drop(self.passthrough_ended.wait_timeout_while(self.lock(), limit, is_open));
+    }
+
     /// Counts an open file of an inode with passthrough less.
     pub(super) fn remove_passthrough(&self, inode: InodeNumber) {
         let mut files = self.lock();
@@ -119,6 +130,7 @@ impl BaseFiles {
         if passthrough.count == 0 {
             base.passthrough = None;
             self.passthrough_inodes.fetch_sub(1, Ordering::Relaxed);
+            self.passthrough_ended.notify_all();
         }
     }
 

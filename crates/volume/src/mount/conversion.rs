@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn received_times_are_those_of_the_kernel() {
+    fn times_from_the_kernel_are_converted_exactly() {
         for (seconds, nanoseconds) in [(0, 0), (5, 7), (-1, 999_999_999), (-7, 3), (-7, 0)] {
             // `system_time_from_time` in fuser 0.18.
             let distance = Duration::new(i64::unsigned_abs(seconds), nanoseconds);

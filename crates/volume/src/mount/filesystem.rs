@@ -21,7 +21,7 @@ use super::conversion::{caller_of, error_of, file_type_of, kind_of, name_of, num
 use super::data::SeekTarget;
 use super::execution::PlannedOperation;
 use super::open_modes::is_appending;
-use super::operations::{LookupRequest, WritePlace, WriteRequest, check_path};
+use super::operations::{LookupRequest, WritePlace, WriteRequest, check_paths};
 use super::passthrough::enable_passthrough;
 use crate::publish::available_bytes;
 use crate::record::{EntryKey, FileKind};
@@ -193,10 +193,11 @@ impl Filesystem for VolumeFilesystem {
             Ok(name) => EntryKey { parent: number_of(parent), name },
             Err(error) => return reply.error(error_of(error)),
         };
-        let (key, thread, watch) = (entry.clone(), request.pid(), self.client.watch_path(number_of(parent)));
+        let (key, thread) = (entry.clone(), request.pid());
+        let watches = [key.parent, inode].map(|walked| self.client.watch_path(walked));
         self.client.change(
             move |namespace| {
-                check_path(watch.as_ref(), thread)?;
+                check_paths(&watches, thread)?;
                 namespace.plan_link(inode, key.parent, &key.name, caller)
             },
             move |linked| answer_entry(reply, linked.and_then(|()| client.answer_created(&entry, inode))),

@@ -81,6 +81,9 @@ impl KernelCaches {
             self.queue(InodeTask::Invalidate(inode));
             if cached.permissions.contains(&inode) {
                 self.stale_entries.add_permissions(inode);
+                // The kernel reads the attributes again when it walks the path again, also those of the root, which it does not
+                // look up.
+                self.invalidate_attributes(inode);
                 // The thread lives as long as this process.
                 let _ = self.inodes.send(InodeTask::ConfirmPermissions(inode));
             }

@@ -1,6 +1,8 @@
 //! How the kernel reads and writes an open file: through its page cache, with a request for each call, or by passthrough.
 
 use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
 
 use fuser::{BackingId, FileHandle, FopenFlags, ReplyOpen};
 use rustix::fs::OFlags;
@@ -13,6 +15,10 @@ use crate::record::InodeNumber;
 const APPENDING: u64 = 1;
 /// Bit of the handle of an open file that the kernel has opened for passthrough.
 const PASSTHROUGH: u64 = 2;
+
+/// Longest wait of an open(2) with O_RDWR for open files with passthrough. The kernel reports a close(2) only after it has returned,
+/// so a program that has just closed the file is waited for.
+const PASSTHROUGH_WAIT_MAX: Duration = Duration::from_secs(1);
 
 /// Which calls open(2) allows, by its flags.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,7 +49,21 @@ pub(super) fn is_appending(flags: i32) -> bool {
 
 impl VolumeClient {
     /// Answers an open(2) with these flags. The file is counted as open already.
-    pub(super) fn answer_opened(&self, inode: InodeNumber, flags: i32, reply: ReplyOpen) {
+    pub(super) fn answer_opened(self: &Arc<Self>, inode: InodeNumber, flags: i32, reply: ReplyOpen) {
+        if AccessMode::of(flags) == AccessMode::ReadWrite && self.base_files.has_passthrough(inode) {
+            let client = Arc::clone(self);
+            // No thread that serves requests may wait. If no thread can be started, dropping the reply answers EIO.
+            let waiting = thread::Builder::new().name("open".to_owned());
+            let _ = waiting.spawn(move || {
+                client.base_files.wait_for_passthrough(inode, PASSTHROUGH_WAIT_MAX);
+                client.answer_open_mode(inode, flags, reply);
+            });
+        } else {
+            self.answer_open_mode(inode, flags, reply);
+        }
+    }
+
+    fn answer_open_mode(&self, inode: InodeNumber, flags: i32, reply: ReplyOpen) {
         match self.begin_passthrough(inode, AccessMode::of(flags), &reply) {
             Ok(None) => {
                 let (handle, cache_use) = self.choose_cache_use(inode, flags);

@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_file_that_was_found_after_an_old_one_is_opened() {
+    fn a_retried_open_gets_only_the_newly_found_file() {
         let data = || Arc::new(tempfile::tempfile().unwrap());
         let (retries, old, new) = (OpenRetries::default(), InodeNumber(5), InodeNumber(6));
         retries.hold(1, old, data());

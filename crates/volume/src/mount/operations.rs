@@ -5,6 +5,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::sync::Arc;
 
 use fuser::{FileAttr, FileHandle, FopenFlags, INodeNo, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyWrite, Request};
+use rustix::fs::Mode;
 use rustix::io::Errno;
 
 use super::answer::{answer_empty, answer_entry, answer_write};
@@ -57,7 +58,7 @@ pub(super) enum WritePlace {
 impl VolumeFilesystem {
     /// Answers an open(2) when the view, and what the kernel has of inodes, are as other clients have logged before. That may
     /// need requests of this mount to be served, so no thread waits.
-    pub(super) fn answer_opening(&self, answer: impl FnOnce(&VolumeClient) + Send + 'static) {
+    pub(super) fn answer_opening(&self, answer: impl FnOnce(&Arc<VolumeClient>) + Send + 'static) {
         let client = Arc::clone(&self.client);
         if !client.may_be_stale() {
             let answering = Arc::clone(&client);
@@ -190,7 +191,8 @@ impl VolumeFilesystem {
         });
     }
 
-    /// Executes unlink(2) or rmdir(2), and gives the answer. The kernel takes a directory for removed if it has one of the name.
+    /// Executes unlink(2) or rmdir(2), and gives the answer. The kernel takes a directory for removed if it has one of the name, and
+    /// checks the owner of the file that it has of the name if the directory is sticky.
     pub(super) fn remove_entry(
         &self,
         request: &Request,
@@ -210,7 +212,7 @@ impl VolumeFilesystem {
             check_path(watch.as_ref(), thread)?;
             let effects = plan(namespace, key.parent, &key.name, caller)?;
             let target = namespace.lookup(key.parent, &key.name)?;
-            if namespace.inode(target)?.is_directory() {
+            if namespace.inode(target)?.is_directory() || is_sticky(namespace, key.parent) {
                 checking.check_entry(thread, &key, Some(target))?;
             }
             Ok(effects)
@@ -229,12 +231,14 @@ impl VolumeFilesystem {
         let target_entry = rename.target_entry();
         let watches = [rename.parent, rename.new_parent].map(|parent| self.client.watch_path(parent));
         let checked_plan = move |namespace: &VolumeNamespace| {
-            watches.iter().try_for_each(|watch| check_path(watch.as_ref(), thread))?;
+            check_paths(&watches, thread)?;
             let effects = namespace.plan_rename(&rename, caller)?;
             let (source, target) = (rename.source_entry(), rename.target_entry());
             let moved = namespace.lookup(source.parent, &source.name)?;
             checking.check_entry(thread, &source, Some(moved))?;
-            let must_match = rename.kind == RenameKind::Exchange || namespace.inode(moved)?.is_directory();
+            let must_match = rename.kind == RenameKind::Exchange
+                || namespace.inode(moved)?.is_directory()
+                || is_sticky(namespace, target.parent);
             if must_match {
                 checking.check_entry(thread, &target, namespace.lookup(target.parent, &target.name).ok())?;
             }
@@ -300,6 +304,17 @@ impl VolumeClient {
 /// Checks the path of a directory in which a thread changes an entry.
 pub(super) fn check_path(watch: Option<&PathWatch>, thread: u32) -> Result<(), Errno> {
     watch.map_or(Ok(()), |watch| watch.check(thread))
+}
+
+/// As `check_path`, for a call with several paths.
+pub(super) fn check_paths(watches: &[Option<PathWatch>], thread: u32) -> Result<(), Errno> {
+    watches.iter().try_for_each(|watch| check_path(watch.as_ref(), thread))
+}
+
+/// Whether only the owner of a file may remove it from a directory. The kernel has checked the owner of the inode that it has for
+/// the name.
+fn is_sticky(namespace: &VolumeNamespace, directory: InodeNumber) -> bool {
+    namespace.inode(directory).is_ok_and(|inode| u32::from(inode.attributes.mode) & Mode::SVTX.bits() != 0)
 }
 
 /// A thread that walks a path again gets a file that it can open. If that is dropped at the same time, the name has another one.

@@ -237,7 +237,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_that_come_while_a_request_is_on_its_way_share_the_next_one() {
+    fn answers_added_during_a_request_share_the_next_request() {
         let requests = RefreshRequests::default();
         let given = Arc::new(AtomicU32::new(0));
         let answer = || -> DeferredAnswer {

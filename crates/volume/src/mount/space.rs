@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_report_that_does_not_count_all_records_refuses_none() {
+    fn an_incomplete_space_report_refuses_no_record() {
         let mut space = SpaceEstimate::default();
         space.request_check(point(1));
         space.answer_check(room(100));
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_term_begins_before_its_first_report_where_space_was_ample() {
+    fn a_new_term_starts_before_its_first_report_if_space_is_ample() {
         let mut space = SpaceEstimate::default();
         space.report(TreeSpace::Free(AMPLE_BYTES));
         space.start_term(None);

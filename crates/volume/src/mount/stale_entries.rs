@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_looks_up_again_may_go_on() {
+    fn a_thread_that_repeats_the_lookup_may_continue() {
         let stale = StaleEntries::default();
         assert_eq!(stale.check(1, &key("a"), Some(NEW)), Ok(()));
         stale.add(key("a"), OLD);
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn an_inode_that_is_being_opened_may_have_been_found_by_an_old_name() {
+    fn an_inode_found_by_an_invalidated_name_is_stale() {
         let stale = Arc::<StaleEntries>::default();
         let is_stale = |inode| is_stale_for_new_thread(&stale.watch_path(vec![inode]));
         stale.add(key("a"), OLD);
@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn other_permissions_on_a_path_are_read_before_the_call_is_permitted() {
+    fn changed_permissions_of_a_path_are_read_before_the_call() {
         let (stale, file) = (Arc::<StaleEntries>::default(), InodeNumber(7));
         stale.add_permissions(OLD);
         let is_stale = || is_stale_for_new_thread(&stale.watch_path(vec![file, OLD]));

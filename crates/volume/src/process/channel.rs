@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_message_arrives_as_it_was_sent_and_a_length_has_a_limit() {
+    fn a_message_is_received_as_sent_and_its_length_is_limited() {
         let (one, other) = UnixStream::pair().unwrap();
         let (mut one, mut other) = (MessageChannel { stream: one }, MessageChannel { stream: other });
         one.send(&(7_u32, "text".to_owned())).unwrap();

@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn methods_are_known_by_their_names() {
+    fn copy_methods_parse_from_their_names() {
         for method in CopyMethod::ALL {
             assert_eq!(method.name().parse(), Ok(method));
         }

@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn a_killed_process_is_started_again_and_the_other_runs_on() {
+    fn a_killed_process_is_restarted_and_the_other_continues() {
         let mut supervisor = NodeSupervisor::start(|_| shell("exec sleep 1000")).unwrap();
         let [worker, offload] = ProcessRole::OF_NODE.map(|role| supervisor.process_id(role));
         let killed = pidfd::open(worker.cast_signed()).unwrap();

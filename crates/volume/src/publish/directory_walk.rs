@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn few_directories_are_open_however_many_there_are() {
+    fn the_number_of_open_directories_is_bounded() {
         let top = tempfile::tempdir().unwrap();
         for outer in 0..30 {
             for inner in 0..30 {

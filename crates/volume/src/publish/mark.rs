@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_torn_mark_leaves_the_one_before() {
+    fn a_torn_mark_keeps_the_previous_one() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("published");
         MarkFile::create(&path, PublishedMark::start_of(0)).unwrap();

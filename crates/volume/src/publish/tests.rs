@@ -373,7 +373,7 @@ fn a_path_longer_than_path_max_is_published() {
 }
 
 #[test]
-fn attributes_of_the_model_are_those_of_the_root() {
+fn the_model_has_the_attributes_of_the_root() {
     let directory = test_directory();
     let tree = directory.path().join("shared");
     create_tree(&tree);

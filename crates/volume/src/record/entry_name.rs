@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_names_of_linux_are_names() {
+    fn only_valid_linux_file_names_are_accepted() {
         for wrong in [&b""[..], b".", b"..", b"a/b", b"a\0b", &[b'x'; 256]] {
             assert_eq!(EntryName::new(wrong), None, "{}", wrong.escape_ascii());
         }

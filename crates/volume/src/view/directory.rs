@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn reading_continues_where_it_was_while_entries_change() {
+    fn directory_reads_continue_at_their_position_while_entries_change() {
         let mut entries = DirectoryEntries::default();
         for (index, text) in ["a", "b", "c"].into_iter().enumerate() {
             entries.set(name(text), InodeNumber(10 + index as u64));

@@ -130,7 +130,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn segments_are_as_a_byte_by_byte_model_has_them(
+        fn segments_agree_with_a_byte_by_byte_model(
             steps in proptest::collection::vec((0..3_u8, 0..60_u64, 1..20_u64), 1..40),
             query in (0..60_u64, 1..20_u64),
         ) {

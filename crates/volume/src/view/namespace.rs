@@ -201,17 +201,19 @@ impl VolumeNamespace {
         }
     }
 
-    /// An inode and the directories above it, without the root. For a file with several entries, those above each one.
+    /// An inode and the directories above it, with the root. For a file with several entries, those above each one.
     pub fn path_of(&self, inode: InodeNumber) -> Vec<InodeNumber> {
         let mut path = Vec::new();
         let mut pending = vec![inode];
         while let Some(current) = pending.pop().filter(|_| path.len() < PATH_INODES_MAX) {
             // A directory without an entry keeps its parent, so a circle is not excluded.
-            if current == InodeNumber::ROOT || path.contains(&current) {
+            if path.contains(&current) {
                 continue;
             }
             path.push(current);
-            if let Ok(inode) = self.inode(current) {
+            if current != InodeNumber::ROOT
+                && let Ok(inode) = self.inode(current)
+            {
                 pending.extend(inode.other_parents.iter().copied().chain([inode.parent]));
             }
         }

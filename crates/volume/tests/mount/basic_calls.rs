@@ -11,15 +11,15 @@ use rustix::io::Errno;
 use super::mounted_volume::MountedVolume;
 
 pub(crate) const TESTS: &[(&str, fn())] = &[
-    ("what_is_written_is_read_after_a_remount", what_is_written_is_read_after_a_remount),
-    ("every_kind_of_rename", every_kind_of_rename),
+    ("written_data_is_read_after_a_remount", written_data_is_read_after_a_remount),
+    ("every_kind_of_rename_works", every_kind_of_rename_works),
     ("an_unlinked_file_stays_while_it_is_open", an_unlinked_file_stays_while_it_is_open),
     ("holes_are_found_and_read_as_zeroes", holes_are_found_and_read_as_zeroes),
     ("a_shared_mapping_is_written_back", a_shared_mapping_is_written_back),
     ("a_file_larger_than_the_log_is_copied", a_file_larger_than_the_log_is_copied),
-    ("the_shared_area_is_an_ordinary_tree", the_shared_area_is_an_ordinary_tree),
+    ("the_shared_directory_is_an_ordinary_tree", the_shared_directory_is_an_ordinary_tree),
     ("flags_of_open_are_honoured", flags_of_open_are_honoured),
-    ("the_longest_name_and_no_longer", the_longest_name_and_no_longer),
+    ("names_up_to_the_longest_are_accepted", names_up_to_the_longest_are_accepted),
     ("thousands_of_files_are_open_at_a_time", thousands_of_files_are_open_at_a_time),
     ("a_volume_is_mounted_once", a_volume_is_mounted_once),
     ("a_mount_below_stays_when_the_volume_is_unmounted", a_mount_below_stays_when_the_volume_is_unmounted),
@@ -27,7 +27,7 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
     ("a_time_before_1970_is_kept", a_time_before_1970_is_kept),
 ];
 
-fn what_is_written_is_read_after_a_remount() {
+fn written_data_is_read_after_a_remount() {
     let mut volume = MountedVolume::create();
     let root = volume.path();
     fs::create_dir(root.join("directory")).unwrap();
@@ -46,7 +46,7 @@ fn what_is_written_is_read_after_a_remount() {
     assert_eq!(after.nlink(), 2);
 }
 
-fn every_kind_of_rename() {
+fn every_kind_of_rename_works() {
     let volume = MountedVolume::create();
     let path = |name: &str| volume.path().join(name);
     let rename = |old: &str, new: &str, flags| renameat_with(CWD, path(old), CWD, path(new), flags);
@@ -141,7 +141,7 @@ fn a_file_larger_than_the_log_is_copied() {
     assert!(fs::read(volume.path().join("large")).unwrap() == data);
 }
 
-fn the_shared_area_is_an_ordinary_tree() {
+fn the_shared_directory_is_an_ordinary_tree() {
     let mut volume = MountedVolume::create();
     fs::create_dir(volume.path().join("directory")).unwrap();
     let file = File::create(volume.path().join("directory/file")).unwrap();
@@ -209,7 +209,7 @@ fn a_volume_is_mounted_once() {
     fs::write(volume.path().join("file"), b"still mounted").unwrap();
 }
 
-fn the_longest_name_and_no_longer() {
+fn names_up_to_the_longest_are_accepted() {
     let mut volume = MountedVolume::create();
     let longest = "n".repeat(255);
     fs::write(volume.path().join(&longest), b"x").unwrap();

@@ -17,13 +17,13 @@ use super::volume_cluster::{THREE_NODES, VolumeCluster};
 
 /// The tests of this file.
 pub(crate) const TESTS: &[(&str, fn())] = &[
-    ("what_one_node_wrote_the_others_read", what_one_node_wrote_the_others_read),
+    ("written_data_is_read_on_other_nodes", written_data_is_read_on_other_nodes),
     ("a_file_that_changed_elsewhere_is_read_anew", a_file_that_changed_elsewhere_is_read_anew),
     ("names_that_changed_elsewhere_are_seen", names_that_changed_elsewhere_are_seen),
     ("nodes_write_in_turns", nodes_write_in_turns),
     ("a_killed_process_of_any_node_loses_nothing", a_killed_process_of_any_node_loses_nothing),
     ("a_stopped_replica_leaves_the_chain_and_returns", a_stopped_replica_leaves_the_chain_and_returns),
-    ("a_writer_that_returns_drops_what_it_had_not_replicated", a_writer_that_returns_drops_what_it_had_not_replicated),
+    ("a_returning_writer_drops_unreplicated_records", a_returning_writer_drops_unreplicated_records),
     ("a_client_whose_node_has_copied_the_volume_is_replaced", a_client_whose_node_has_copied_the_volume_is_replaced),
     ("a_replica_is_replaced_by_another_node", a_replica_is_replaced_by_another_node),
     ("another_node_continues_after_the_death_of_the_writers", another_node_continues_after_the_death_of_the_writers),
@@ -56,7 +56,7 @@ fn wait_for_content(cluster: &VolumeCluster, node: usize, name: &str, bytes: &[u
     cluster.nodes[node].wait_for("the content is as expected", || fs::read(&path).is_ok_and(|found| found == bytes));
 }
 
-fn what_one_node_wrote_the_others_read() {
+fn written_data_is_read_on_other_nodes() {
     let cluster = VolumeCluster::three_replicas();
     for round in 0..20_u8 {
         let (writer, name) = (usize::from(round) % 3, format!("file-{round}"));
@@ -209,7 +209,7 @@ fn another_node_continues_after_the_death_of_the_writers() {
 }
 
 /// The log of its client is valid beyond what the others have. It is not the writer any more, so none of that may count.
-fn a_writer_that_returns_drops_what_it_had_not_replicated() {
+fn a_returning_writer_drops_unreplicated_records() {
     let cluster = VolumeCluster::mounted(&THREE_NODES, LOG_BYTES, Durability::Memory, SHORT_DETECTION_MS);
     for round in 0..3 {
         let name = |name: &str| format!("{name}-{round}");

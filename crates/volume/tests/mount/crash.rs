@@ -26,7 +26,7 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
     ("all_processes_killed_at_once_lose_nothing", || kill_under_load(&[ALL_AT_ONCE], 20, Durability::Memory)),
     ("all_processes_killed_at_once_lose_nothing_on_disk", || kill_under_load(&[ALL_AT_ONCE], 8, Durability::Disk)),
     ("nothing_is_written_below_the_mount_of_a_killed_client", nothing_is_written_below_the_mount_of_a_killed_client),
-    ("a_client_recovers_what_was_not_published", a_client_recovers_what_was_not_published),
+    ("a_client_recovers_unpublished_records", a_client_recovers_unpublished_records),
     ("a_stopped_worker_is_replaced", a_stopped_worker_is_replaced),
 ];
 
@@ -221,7 +221,7 @@ pub(crate) fn stop(process_id: u32) {
 }
 
 /// The offload process is stopped while a program writes, and continues when the next client already waits for it.
-fn a_client_recovers_what_was_not_published() {
+fn a_client_recovers_unpublished_records() {
     let volume = MountedVolume::create();
     let offload = farfork_sys::pidfd::open(volume.process_id(ProcessRole::Offload) as i32).unwrap();
     for round in 0..3 {

@@ -17,8 +17,8 @@ use super::test_node::NO_DETECTION_MS;
 use super::volume_cluster::{THREE_NODES, VolumeCluster};
 
 pub(crate) const TESTS: &[(&str, fn())] = &[
-    ("first_figures_next_to_a_floor", first_figures_next_to_a_floor),
-    ("a_hundred_thousand_files", a_hundred_thousand_files),
+    ("first_figures_are_printed_next_to_a_floor", first_figures_are_printed_next_to_a_floor),
+    ("a_volume_holds_a_hundred_thousand_files", a_volume_holds_a_hundred_thousand_files),
 ];
 
 const LOG_BYTES: u64 = 64 << 20;
@@ -27,7 +27,7 @@ const SYNCED_WRITES: u64 = 2_000;
 const STREAM_BYTES: u64 = 512 << 20;
 const FILES: u32 = 5_000;
 
-fn first_figures_next_to_a_floor() {
+fn first_figures_are_printed_next_to_a_floor() {
     let (mean, p99) = measure_ping_pongs();
     println!("two round trips of {OPERATION_BYTES} bytes over a loopback socket: mean {mean:.1?}, p99 {p99:.1?}");
     for durability in [Durability::Memory, Durability::Disk] {
@@ -98,7 +98,7 @@ fn measure_ping_pongs() -> (Duration, Duration) {
 }
 
 /// Times of creation, of a remount, which reads the whole namespace, and of removal.
-fn a_hundred_thousand_files() {
+fn a_volume_holds_a_hundred_thousand_files() {
     const DIRECTORIES: u32 = 100;
     const FILES_PER_DIRECTORY: u32 = 1_000;
     let mut volume = MountedVolume::create_with(LOG_BYTES, Durability::Memory);

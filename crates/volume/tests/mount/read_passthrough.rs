@@ -1,18 +1,19 @@
 //! Mounts with passthrough: the kernel reads published files by itself, and no program sees old data.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, OpenOptions, Permissions};
 use std::os::fd::AsFd as _;
-use std::os::unix::fs::FileExt as _;
+use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::mpsc;
 use std::thread;
 
 use farfork_cluster::catalog::Durability;
+use farfork_sys::shared_mapping::SharedMapping;
 use farfork_volume::mount::MountOptions;
 use farfork_volume::process::ProcessRole;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use rustix::process::Signal;
 
 use super::mounted_volume::LOG_BYTES;
@@ -24,7 +25,11 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
     ("a_passthrough_reader_sees_each_later_change", a_passthrough_reader_sees_each_later_change),
     ("a_passthrough_reader_sees_changes_of_another_node", a_passthrough_reader_sees_changes_of_another_node),
     ("unpublished_data_is_read_from_the_log", unpublished_data_is_read_from_the_log),
-    ("mappings_of_a_passthrough_file_see_later_changes", mappings_of_a_passthrough_file_see_later_changes),
+    ("a_program_runs_from_a_passthrough_file", a_program_runs_from_a_passthrough_file),
+    (
+        "a_file_is_opened_for_writing_after_its_last_passthrough_reader",
+        a_file_is_opened_for_writing_after_its_last_passthrough_reader,
+    ),
 ];
 
 /// Data of one file, larger than the kernel's readahead.
@@ -70,14 +75,9 @@ impl PassthroughPair {
         found.unwrap()
     }
 
-    /// Opens a file on the first node for reading and writing, after the kernel has released its passthrough readers.
+    /// Opens a file on the first node for reading and writing.
     fn open_writer(&self, name: &str) -> File {
-        let mut file = None;
-        self.cluster.nodes[0].wait_for("no file is open for passthrough", || {
-            file = OpenOptions::new().read(true).write(true).open(self.path(0, name)).ok();
-            file.is_some()
-        });
-        file.unwrap()
+        OpenOptions::new().read(true).write(true).open(self.path(0, name)).unwrap()
     }
 
     /// Reads the whole file while the client of the first node is stopped. None if the kernel waits for it.
@@ -185,32 +185,33 @@ fn unpublished_data_is_read_from_the_log() {
     }
 }
 
-fn mappings_of_a_passthrough_file_see_later_changes() {
+fn a_program_runs_from_a_passthrough_file() {
     let pair = PassthroughPair::create();
+    pair.publish("cat", &fs::read("/bin/cat").unwrap());
+    fs::set_permissions(pair.path(0, "cat"), Permissions::from_mode(0o755)).unwrap();
     pair.publish("file", &pattern(4));
-    let reader = pair.open_passthrough("file");
-    let writer = OpenOptions::new().write(true).open(pair.path(0, "file")).unwrap();
-    let map = |file: &File, access, flags| {
-        // SAFETY: the kernel chooses the address, and nothing else uses the mapping.
-        unsafe { mmap(std::ptr::null_mut(), FILE_BYTES, access, flags, file, 0) }
-    };
-    let mapping = map(&reader, ProtFlags::READ, MapFlags::SHARED).unwrap();
-    // SAFETY: the mapping has this many bytes, and the file is not truncated.
-    let first_byte = || unsafe { mapping.cast::<u8>().read_volatile() };
-    assert_eq!(first_byte(), 4);
-    writer.write_all_at(&[77], 0).unwrap();
-    assert_eq!(first_byte(), 77);
-    // SAFETY: nothing uses the mapping any more.
-    unsafe { munmap(mapping, FILE_BYTES).unwrap() };
-    drop((reader, writer));
-    let writer = pair.open_writer("file");
-    let shared = map(&writer, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED).unwrap();
-    // SAFETY: as above; the byte is in the mapping.
-    unsafe {
-        shared.cast::<u8>().write_volatile(78);
-        munmap(shared, FILE_BYTES).unwrap();
+    for _ in 0..3 {
+        let output = Command::new(pair.path(0, "cat")).arg(pair.path(0, "file")).output().unwrap();
+        assert!(output.status.success() && output.stdout == pattern(4), "{output:?}");
     }
-    writer.sync_all().unwrap();
-    drop(writer);
-    assert_eq!(read_all(&pair.open_passthrough("file"))[0], 78);
+}
+
+fn a_file_is_opened_for_writing_after_its_last_passthrough_reader() {
+    let pair = PassthroughPair::create();
+    pair.publish("file", &pattern(5));
+    for round in 0..50 {
+        drop(pair.open_reader("file"));
+        // The kernel may not have reported the close(2) yet: open(2) waits for it.
+        let writer = pair.open_writer("file");
+        let mapping = SharedMapping::map_file(&writer, FILE_BYTES).unwrap();
+        mapping.store(0, &[round]);
+        drop(mapping);
+        writer.sync_all().unwrap();
+        drop(writer);
+        assert_eq!(read_all(&pair.open_reader("file"))[0], round);
+    }
+    let reader = pair.open_passthrough("file");
+    assert_eq!(open_read_write(&pair.path(0, "file")), Err(Errno::TXTBSY));
+    drop(reader);
+    assert_eq!(open_read_write(&pair.path(0, "file")), Ok(()));
 }

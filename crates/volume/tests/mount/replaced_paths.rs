@@ -4,7 +4,7 @@
 use std::cell::Cell;
 use std::fs::{self, File, Permissions};
 use std::io;
-use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::os::unix::fs::{PermissionsExt as _, chown, symlink};
 use std::path::{Path, PathBuf};
 use std::thread;
 
@@ -20,10 +20,12 @@ use super::volume_cluster::VolumeCluster;
 
 /// The tests of this file.
 pub(crate) const TESTS: &[(&str, fn())] = &[
-    ("a_path_leads_through_the_directory_that_has_the_name_now", path_through_directory),
-    ("a_symbolic_link_leads_to_its_target_of_now", path_through_link),
+    ("a_path_leads_through_the_current_directory_of_a_name", path_through_directory),
+    ("a_symbolic_link_leads_to_its_current_target", path_through_link),
     ("permissions_that_another_node_has_changed_are_checked", changed_permissions),
     ("an_open_directory_that_another_node_has_renamed_stays_usable", renamed_open_directory),
+    ("a_link_is_made_to_the_current_file_of_a_name", link_to_replaced_file),
+    ("a_sticky_directory_protects_the_file_that_another_node_has_put_there", replaced_file_in_sticky_directory),
 ];
 
 const ROUNDS: u32 = 20;
@@ -127,13 +129,54 @@ fn changed_permissions() {
         }
         set_mode(&name, 0o644);
         assert_eq!(open_as_user(&name), Ok(()), "round {round}");
-        for (changed, denied, permitted) in [(name.as_str(), 0o600, 0o644), ("folder", 0o700, 0o755)] {
+        for (changed, denied, permitted) in
+            [(name.as_str(), 0o600, 0o644), ("folder", 0o700, 0o755), (".", 0o700, 0o755)]
+        {
             set_mode(changed, denied);
             assert_eq!(open_as_user(&name), Err(Errno::ACCESS), "{changed}, round {round}");
             set_mode(changed, permitted);
             // The kernel refuses by itself until it has the new mode.
             cluster.nodes[1].wait_for("the user may open the file", || open_as_user(&name).is_ok());
         }
+    }
+}
+
+fn link_to_replaced_file() {
+    let (_cluster, here, there) = mounted_pair();
+    for round in 0..ROUNDS {
+        let name = |text: &str| format!("{text}-{round}");
+        write(&here.join(name("file")), "old");
+        write(&here.join(name("next")), "new");
+        assert_eq!(fs::read_to_string(there.join(name("file"))).unwrap(), "old");
+        fs::rename(here.join(name("file")), here.join(name("previous"))).unwrap();
+        fs::rename(here.join(name("next")), here.join(name("file"))).unwrap();
+        fs::hard_link(there.join(name("file")), there.join(name("link"))).unwrap();
+        assert_eq!(fs::read_to_string(there.join(name("link"))).unwrap(), "new", "round {round}");
+    }
+}
+
+/// The kernel compares the user with the owner of the file that it has for the name.
+fn replaced_file_in_sticky_directory() {
+    let (_cluster, here, there) = mounted_pair();
+    let (user, root) = (Uid::from_raw(1000), File::open(&there).unwrap());
+    for round in 0..ROUNDS {
+        let name = format!("directory-{round}");
+        fs::create_dir(here.join(&name)).unwrap();
+        fs::set_permissions(here.join(&name), Permissions::from_mode(0o1777)).unwrap();
+        let [removed, replaced, source] = ["removed", "replaced", "source"].map(|file| format!("{name}/{file}"));
+        for file in [&removed, &replaced, &source] {
+            write(&here.join(file), "of the user");
+            chown(here.join(file), Some(user.as_raw()), None).unwrap();
+            assert_eq!(fs::read_to_string(there.join(file)).unwrap(), "of the user");
+        }
+        for file in [&removed, &replaced] {
+            write(&here.join("next"), "of root");
+            fs::rename(here.join("next"), here.join(file)).unwrap();
+        }
+        set_thread_res_uid(Uid::ROOT, user, Uid::ROOT).unwrap();
+        let results = (unlinkat(&root, &removed, AtFlags::empty()), renameat(&root, &source, &root, &replaced));
+        set_thread_res_uid(Uid::ROOT, Uid::ROOT, Uid::ROOT).unwrap();
+        assert_eq!(results, (Err(Errno::PERM), Err(Errno::PERM)), "round {round}");
     }
 }
 

@@ -31,7 +31,7 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
     ("a_client_without_its_offload_process_misses_nothing", a_client_without_its_offload_process_misses_nothing),
     ("a_renamed_file_is_not_opened_by_its_old_name", a_renamed_file_is_not_opened_by_its_old_name),
     ("a_name_that_is_replaced_all_the_time_can_be_opened", a_name_that_is_replaced_all_the_time_can_be_opened),
-    ("a_rename_moves_the_file_to_which_the_name_leads", a_rename_moves_the_file_to_which_the_name_leads),
+    ("a_rename_moves_the_current_file_of_the_name", a_rename_moves_the_current_file_of_the_name),
     ("a_directory_that_another_client_has_moved_stays_usable", a_directory_that_another_client_has_moved_stays_usable),
     ("reading_takes_no_write_permission", reading_takes_no_write_permission),
 ];
@@ -290,7 +290,7 @@ fn assert_contended(result: io::Result<()>) {
 }
 
 /// The kernel of node 1 has an older file of the name when it sends the request.
-fn a_rename_moves_the_file_to_which_the_name_leads() {
+fn a_rename_moves_the_current_file_of_the_name() {
     let pair = MountedPair::create();
     let replace = |version: u32| {
         fs::write(pair.path(0, "new"), version.to_string()).unwrap();

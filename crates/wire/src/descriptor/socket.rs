@@ -193,7 +193,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn mapped_addresses_are_of_version_4() {
+    fn mapped_addresses_are_ipv4_addresses() {
         const INET6: u16 = 10;
         let mut address = vec![0; 28];
         address[..2].copy_from_slice(&INET6.to_ne_bytes());

@@ -129,7 +129,7 @@ fn data_frame(id: u64, data: &[u8], extent_bytes: u64) -> Vec<u8> {
 }
 
 #[test]
-fn proven_data_is_the_same_but_for_its_checksum() {
+fn data_without_checksum_differs_only_in_the_checksum() {
     let (summed, mut proven) = (data_frame(7, &[5; 100], 9), data_frame(7, &[5; 100], 9));
     seal_data_without_checksum(&mut proven, 7, 9);
     let header = |frame: &[u8]| Header::decode(frame.first_chunk().unwrap()).unwrap();
@@ -139,7 +139,7 @@ fn proven_data_is_the_same_but_for_its_checksum() {
 
 proptest! {
     #[test]
-    fn an_open_survives(handle in 0..HANDLES_MAX, number: u64, token: [u8; 16]) {
+    fn an_open_frame_is_decoded_as_encoded(handle in 0..HANDLES_MAX, number: u64, token: [u8; 16]) {
         let (seed, token) = (seed(number), Token::from_bytes(token));
         let mut out = Vec::new();
         append_open(&mut out, handle, &seed, &token);
@@ -147,7 +147,7 @@ proptest! {
     }
 
     #[test]
-    fn a_read_survives(id: u64, handle in 0..HANDLES_MAX, spans in spans()) {
+    fn a_read_frame_is_decoded_as_encoded(id: u64, handle in 0..HANDLES_MAX, spans in spans()) {
         let mut out = Vec::new();
         append_read(&mut out, id, handle, ReadMode::Exact, &spans);
         prop_assert_eq!(Header::decode(out.first_chunk().unwrap()).unwrap().id, id);
@@ -155,20 +155,20 @@ proptest! {
     }
 
     #[test]
-    fn data_survives(id: u64, data in vec(any::<u8>(), 0..9000), extent_bytes: u64) {
+    fn a_data_frame_is_decoded_as_encoded(id: u64, data in vec(any::<u8>(), 0..9000), extent_bytes: u64) {
         let frame = data_frame(id, &data, extent_bytes);
         prop_assert_eq!(decode_reply(&frame), Reply::Data { data: &data, extent_bytes });
     }
 
     #[test]
-    fn a_refusal_survives(id: u64, refusal in refusals()) {
+    fn a_refusal_frame_is_decoded_as_encoded(id: u64, refusal in refusals()) {
         let mut out = Vec::new();
         append_refused(&mut out, id, refusal);
         prop_assert_eq!(decode_reply(&out), Reply::Refused(refusal));
     }
 
     #[test]
-    fn grants_survive(id: u64, grants in vec(any::<(u32, u64, u64)>(), 0..100)) {
+    fn grant_frames_are_decoded_as_encoded(id: u64, grants in vec(any::<(u32, u64, u64)>(), 0..100)) {
         let grant = |(extent, address, bytes)| Grant { extent: ExtentId(extent), address, bytes };
         let grants: Vec<_> = grants.into_iter().map(grant).collect();
         let mut out = Vec::new();
@@ -177,7 +177,7 @@ proptest! {
     }
 
     #[test]
-    fn changes_survive(
+    fn change_frames_are_decoded_as_encoded(
         id: u64, handle in 0..HANDLES_MAX, (spans, data) in spans_with_data(), name: [u8; 16], sent_below: u64,
     ) {
         let mut out = Vec::new();
@@ -193,7 +193,7 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_panic(bytes in vec(any::<u8>(), 0..200), kind in 0u8..24) {
+    fn decoding_any_bytes_does_not_panic(bytes in vec(any::<u8>(), 0..200), kind in 0u8..24) {
         let _ = decode(&bytes);
         // Decode the bytes again after a header whose checksums match, so that the body's decoder gets them.
         let mut out = Vec::new();
@@ -210,7 +210,7 @@ proptest! {
     }
 
     #[test]
-    fn a_flipped_bit_is_seen(frame in frames(), at: prop::sample::Index, bit in 0u8..8) {
+    fn a_flipped_bit_is_detected(frame in frames(), at: prop::sample::Index, bit in 0u8..8) {
         prop_assert!(decode(&frame).is_ok());
         let mut damaged = frame.clone();
         damaged[at.index(frame.len())] ^= 1 << bit;
@@ -218,12 +218,12 @@ proptest! {
     }
 
     #[test]
-    fn a_cut_frame_is_seen(frame in frames(), at: prop::sample::Index) {
+    fn a_truncated_frame_is_detected(frame in frames(), at: prop::sample::Index) {
         prop_assert!(decode(&frame[..at.index(frame.len())]).is_err());
     }
 
     #[test]
-    fn a_damaged_hello_is_seen(at in 0..HELLO_BYTES, bit in 0u8..8) {
+    fn a_damaged_hello_is_detected(at in 0..HELLO_BYTES, bit in 0u8..8) {
         let mut hello = encode_hello();
         hello[at] ^= 1 << bit;
         let refused = decode_hello(&hello);
@@ -232,7 +232,7 @@ proptest! {
 }
 
 #[test]
-fn a_hello_of_another_version_names_both() {
+fn a_hello_of_another_version_names_both_versions() {
     assert_eq!(decode_hello(&encode_hello()), Ok(()));
     let refused = decode_hello(&encode_version(9)).unwrap_err();
     assert_eq!(refused, FabricFrameError::Version { theirs: 9 });
@@ -241,7 +241,7 @@ fn a_hello_of_another_version_names_both() {
 }
 
 #[test]
-fn the_layout_is_this_one() {
+fn the_layout_of_frames_is_unchanged() {
     let mut out = Vec::new();
     append_read(&mut out, 0x0102, 3, ReadMode::Clip, &[Span { extent: ExtentId::DESCRIPTOR, offset: 5, bytes: 6 }]);
     let body = [3, 0, 0, 0, 1, 0, 0, 0, 255, 255, 255, 255, 6, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0];
@@ -264,7 +264,7 @@ fn the_layout_is_this_one() {
 }
 
 #[test]
-fn a_write_whose_bytes_do_not_fill_its_spans_makes_no_sense() {
+fn a_write_that_does_not_fill_its_spans_is_refused() {
     let mut out = Vec::new();
     append_write(&mut out, 9, 3, &[Span { extent: ExtentId(1), offset: 5, bytes: 2 }], b"ab");
     let body = out.split_off(HEADER_BYTES);
@@ -275,7 +275,7 @@ fn a_write_whose_bytes_do_not_fill_its_spans_makes_no_sense() {
 }
 
 #[test]
-fn limits_are_kept_by_both_sides() {
+fn spans_outside_the_limits_are_refused() {
     let span = |bytes| Span { extent: ExtentId(0), offset: u64::MAX, bytes };
     assert!(check_spans(ReadMode::Exact, &[]).is_err());
     assert!(check_spans(ReadMode::Exact, &[span(0)]).is_err());

@@ -70,7 +70,7 @@ fn receive<M: FrameHead>(bytes: &[u8]) -> Result<Option<Frame<M>>, RpcFrameError
 
 proptest! {
     #[test]
-    fn a_request_survives(head in request_heads(), payload in vec(any::<u8>(), 0..2000)) {
+    fn a_request_is_decoded_as_encoded(head in request_heads(), payload in vec(any::<u8>(), 0..2000)) {
         let bytes = request_frame(&head, &payload);
         let frame = receive::<ClientFrame>(&bytes).unwrap().unwrap();
         prop_assert_eq!(frame.head, ClientFrame::Request(head));
@@ -79,7 +79,7 @@ proptest! {
     }
 
     #[test]
-    fn a_reply_survives(head in reply_heads(), payload in vec(any::<u8>(), 0..2000)) {
+    fn a_reply_is_decoded_as_encoded(head in reply_heads(), payload in vec(any::<u8>(), 0..2000)) {
         let bytes = reply_frame(&head, &payload);
         let frame = receive::<ServerFrame>(&bytes).unwrap().unwrap();
         prop_assert_eq!(frame.head, ServerFrame::Reply(head));
@@ -87,7 +87,7 @@ proptest! {
     }
 
     #[test]
-    fn other_frames_survive(frame in bare_asks(), slot in SLOTS, epoch: u32, outcome in 0u32..5) {
+    fn other_frames_are_decoded_as_encoded(frame in bare_asks(), slot in SLOTS, epoch: u32, outcome in 0u32..5) {
         let mut bytes = Vec::new();
         frame.append(&mut bytes);
         prop_assert_eq!(receive::<ClientFrame>(&bytes).unwrap().unwrap().head, frame);
@@ -100,7 +100,7 @@ proptest! {
     }
 
     #[test]
-    fn a_payload_apart_gives_the_same_head(head in request_heads(), payload in vec(any::<u8>(), 257..2000)) {
+    fn a_separate_payload_gives_the_same_head(head in request_heads(), payload in vec(any::<u8>(), 257..2000)) {
         let whole = request_frame(&head, &payload);
         let mut apart = vec![0; head.head_bytes()];
         head.seal(&mut apart, Some(&payload));
@@ -108,7 +108,7 @@ proptest! {
     }
 
     #[test]
-    fn damage_is_seen(
+    fn damage_is_detected(
         head in request_heads(),
         payload in vec(any::<u8>(), 0..600),
         at: prop::sample::Index,
@@ -124,13 +124,13 @@ proptest! {
     }
 
     #[test]
-    fn what_is_cut_short_is_waited_for(head in reply_heads(), payload in vec(any::<u8>(), 0..600), at: prop::sample::Index) {
+    fn a_truncated_frame_is_incomplete(head in reply_heads(), payload in vec(any::<u8>(), 0..600), at: prop::sample::Index) {
         let bytes = reply_frame(&head, &payload);
         prop_assert_eq!(receive::<ServerFrame>(&bytes[..at.index(bytes.len())]), Ok(None));
     }
 
     #[test]
-    fn garbage_is_refused_or_waited_for(bytes in vec(any::<u8>(), 0..400)) {
+    fn garbage_is_refused_or_incomplete(bytes in vec(any::<u8>(), 0..400)) {
         prop_assert!(!matches!(receive::<ClientFrame>(&bytes), Ok(Some(_))));
         prop_assert!(!matches!(receive::<ServerFrame>(&bytes), Ok(Some(_))));
         if let Some(hello) = bytes.first_chunk::<HELLO_BYTES>() {
@@ -140,7 +140,7 @@ proptest! {
 
     /// Heads with a matching checksum and arbitrary fields: each is refused, or decodes to a valid frame.
     #[test]
-    fn sealed_garbage_does_not_panic(mut bytes in vec(any::<u8>(), 32..400), payload_bytes in 0u32..500, flags in 0u8..4) {
+    fn garbage_with_valid_checksums_does_not_panic(mut bytes in vec(any::<u8>(), 32..400), payload_bytes in 0u32..500, flags in 0u8..4) {
         bytes[4] %= 20;
         bytes[5] = flags;
         bytes[8..12].copy_from_slice(&payload_bytes.to_le_bytes());
@@ -157,7 +157,7 @@ proptest! {
     }
 
     #[test]
-    fn a_greeting_survives_and_its_damage_is_seen(newest: u16, oldest: u16, at in 0..HELLO_BYTES, bit in 0u8..8) {
+    fn a_hello_is_decoded_as_encoded_and_damage_is_detected(newest: u16, oldest: u16, at in 0..HELLO_BYTES, bit in 0u8..8) {
         let versions = VersionRange { newest: newest.max(oldest), oldest: newest.min(oldest) };
         let mut bytes = versions.encode();
         prop_assert_eq!(VersionRange::decode(&bytes), Ok(versions));
@@ -167,7 +167,7 @@ proptest! {
 }
 
 #[test]
-fn the_newest_shared_version_is_spoken() {
+fn the_newest_common_version_is_negotiated() {
     let ours = VersionRange { newest: 5, oldest: 3 };
     assert_eq!(ours.negotiate(VersionRange { newest: 9, oldest: 4 }), Ok(5));
     assert_eq!(ours.negotiate(VersionRange { newest: 4, oldest: 1 }), Ok(4));
@@ -187,7 +187,7 @@ fn an_oversized_frame_is_refused_before_its_payload() {
 
 /// The bytes of version 1, kept so that a change of the format is noticed.
 #[test]
-fn version_1_has_these_bytes() {
+fn the_bytes_of_version_1_are_unchanged() {
     let head = RequestHead {
         slot: 3,
         handler: 7,

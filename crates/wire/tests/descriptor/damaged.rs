@@ -19,12 +19,12 @@ fn with_body(change: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
 
 proptest! {
     #[test]
-    fn no_bytes_panic(bytes in prop::collection::vec(any::<u8>(), 0..2000)) {
+    fn decoding_any_bytes_does_not_panic(bytes in prop::collection::vec(any::<u8>(), 0..2000)) {
         let _ = decode(&bytes);
     }
 
     #[test]
-    fn no_body_panics(changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8)) {
+    fn decoding_any_body_does_not_panic(changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8)) {
         let bytes = with_body(|body| {
             for (index, value) in changes {
                 let at = index.index(body.len());
@@ -35,7 +35,7 @@ proptest! {
     }
 
     #[test]
-    fn no_announced_length_allocates(at in 0_usize..400) {
+    fn an_announced_length_allocates_nothing(at in 0_usize..400) {
         let bytes = with_body(|body| {
             let at = at.min(body.len());
             let huge = [0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f];

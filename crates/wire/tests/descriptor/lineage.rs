@@ -5,7 +5,7 @@ use farfork_wire::descriptor::{Credentials, Descriptor};
 use super::{Corruption, credentials, descriptor};
 
 #[test]
-fn a_lineage_is_one_parents_while_it_is_who_it_was() {
+fn an_access_group_is_one_parent_with_unchanged_credentials() {
     let group_key = |descriptor: &Descriptor| descriptor.access_group_key(&"n1".parse().unwrap());
     let first = group_key(&descriptor());
     let same: [Corruption; 4] = [

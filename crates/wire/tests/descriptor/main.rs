@@ -245,12 +245,12 @@ fn member(pid: u32, parent: u32) -> DescendantProcess {
 }
 
 #[test]
-fn what_is_written_is_read() {
+fn a_descriptor_is_decoded_as_encoded() {
     assert_eq!(decode(&encode(&descriptor())).unwrap(), descriptor());
 }
 
 #[test]
-fn each_cut_and_each_flipped_bit_is_noticed() {
+fn each_truncation_and_each_flipped_bit_is_detected() {
     let bytes = encode(&descriptor());
     for length in 0..bytes.len() {
         assert!(decode(&bytes[..length]).is_err(), "cut to {length} bytes");
@@ -263,14 +263,14 @@ fn each_cut_and_each_flipped_bit_is_noticed() {
 }
 
 #[test]
-fn another_version_is_named() {
+fn a_descriptor_of_another_version_is_named() {
     let mut bytes = encode(&descriptor());
     bytes[8] = 9;
     assert!(matches!(decode(&bytes), Err(DecodeError::Version { found: 9 })));
 }
 
 #[test]
-fn nonsense_is_refused() {
+fn an_inconsistent_descriptor_is_refused() {
     fn at(first: u64) -> InheritedRun {
         InheritedRun { first, count: 1, layer: 0, extent: ExtentId(0), layer_page: 0 }
     }
@@ -327,7 +327,7 @@ fn nonsense_is_refused() {
 }
 
 #[test]
-fn nonsense_about_trees_is_refused() {
+fn an_inconsistent_process_tree_is_refused() {
     let changes: &[(&str, Corruption)] = &[
         ("a process that precedes its parent", |d| d.descendants[0].relations.parent = 1),
         ("a zombie without a parent", |d| d.zombies[0].relations.parent = 3),
@@ -354,7 +354,7 @@ fn nonsense_about_trees_is_refused() {
 }
 
 #[test]
-fn nonsense_about_roots_is_refused() {
+fn an_inconsistent_root_directory_is_refused() {
     require_refusal(&[
         ("a root of the first process's that is nowhere", |d| {
             d.process.root = Some("/jail".into());
@@ -372,7 +372,7 @@ fn nonsense_about_roots_is_refused() {
 }
 
 #[test]
-fn nonsense_about_memory_in_common_is_refused() {
+fn inconsistent_shared_memory_is_refused() {
     require_refusal(&[
         ("a zombie with memory", |d| d.zombies[0].relations.shares_memory = true),
         ("a member of two address spaces", |d| {
@@ -409,7 +409,7 @@ fn nonsense_about_memory_in_common_is_refused() {
 }
 
 #[test]
-fn nonsense_about_resources_is_refused() {
+fn inconsistent_resources_are_refused() {
     require_refusal(&[
         ("guard pages outside of their mapping", |d| d.mappings[0].guards = vec![PageRun { first: 1, count: 2 }]),
         ("an interval timer that is not there", |d| d.process.interval_timers[0].which = 3),

@@ -18,7 +18,7 @@ fn private(object: u32, offset: u64, written: Option<ExtentId>) -> Backing {
 }
 
 #[test]
-fn they_stand_behind_one_another_in_the_file_of_all() {
+fn written_pages_are_consecutive_in_the_memory_file() {
     let mut descriptor = with_private_object();
     let (file, offset, written) = (0, 0x1000, Some(ExtentId(0)));
     descriptor.mappings[0].backing = Backing::PrivateWritableFile { file, offset, extent: ExtentId(0), written };
@@ -37,7 +37,7 @@ fn they_stand_behind_one_another_in_the_file_of_all() {
 }
 
 #[test]
-fn nonsense_is_refused() {
+fn inconsistent_private_mappings_are_refused() {
     let changes: [(&str, Corruption); 6] = [
         ("a private mapping of an object that is missing", |d| d.mappings[2].backing = private(1, 0, None)),
         ("a private mapping from half a page on", |d| d.mappings[2].backing = private(0, 0x800, None)),

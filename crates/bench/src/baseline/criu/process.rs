@@ -187,7 +187,7 @@ mod tests {
     use super::first_error;
 
     #[test]
-    fn the_first_error_that_matters_is_told() {
+    fn the_first_error_of_the_log_is_reported() {
         let log = "(00.0) Error (criu/util.c:1533): rlimit: Can't setup RLIMIT_NOFILE for self\n\
                    (00.1) Warn  (criu/x.c:1): slow\n\
                    (00.2) Error (criu/vdso.c:381): vdso: Unexpected rt vDSO area bounds\n\

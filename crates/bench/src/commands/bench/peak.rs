@@ -48,7 +48,7 @@ pub(crate) struct BenchPeak {
     /// Whether nodes keep zygotes.
     #[arg(long, value_name = "on|off|both", default_value = "both")]
     zygotes: ZygoteChoice,
-    /// How children get their memory, as `farfork fork --strategy`. Can be repeated [default: as `farfork fork`].
+    /// Paging strategy of children, as `farfork fork --strategy`. Can be repeated [default: as `farfork fork`].
     #[arg(long, value_name = "STRATEGY")]
     strategy: Vec<String>,
     /// Write each sample to this file, as a line of JSON.

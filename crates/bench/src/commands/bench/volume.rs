@@ -72,7 +72,7 @@ pub(crate) struct BenchVolume {
     /// Whether a program on each replica computes meanwhile.
     #[arg(long, value_name = "idle|busy|both", default_value = "both")]
     replicas: LoadChoice,
-    /// Where the work of replicating is done: in a process of its own, in the daemon, or both in one run.
+    /// Place of the replication work: a separate process, the daemon, or both in one run.
     ///
     /// See `farfork node --volume-offload`.
     #[arg(long, value_name = "on|inline|both", default_value = "on")]

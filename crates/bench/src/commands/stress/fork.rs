@@ -67,7 +67,7 @@ pub(super) struct ForkLoadArgs {
     /// Minimum rate of each client, in children per second. No client may wait longer for a child than the rate allows.
     #[arg(long, value_name = "RATE", default_value_t = 0.1, value_parser = parse_rate)]
     floor: f64,
-    /// How children get their memory, as `farfork fork --strategy` [default: as `farfork fork`].
+    /// Paging strategy of children, as `farfork fork --strategy` [default: as `farfork fork`].
     #[arg(long, value_name = "STRATEGY", default_value = "", hide_default_value = true)]
     strategy: String,
     /// Number of containers that each node keeps ready [default: as `farfork node`].

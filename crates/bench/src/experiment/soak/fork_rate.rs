@@ -105,7 +105,7 @@ impl RateBenchmark {
     /// Measures the rate once. Checks every result.
     async fn measure(&self, soak_cluster: &SoakCluster) -> Result<ForkRate, BenchError> {
         let parent = ParentProgram::start(&SPARSE, &self.parent, MIB, PAYLOAD_PATH.as_ref())?;
-        let mut floor = LocalFanout::start(&self.floor, MIB, (NAMESPACE_SETS, ChildNetwork::Private))?;
+        let mut floor = LocalFanout::start(&self.floor, MIB, NAMESPACE_SETS, ChildNetwork::Private)?;
         let mut client = soak_cluster.client(0).await?;
         let request = v1::PrepareRequest { pid: parent.pid(), ..Default::default() };
         let object = format!("process {}", parent.pid());
@@ -140,7 +140,7 @@ mod tests {
     use super::ForkRate;
 
     #[test]
-    fn nine_tenths_are_kept_whatever_the_machine_does() {
+    fn a_fork_rate_of_nine_tenths_is_not_slower() {
         let rate = |per_s, of_floor| ForkRate { per_s, of_floor };
         assert!(rate(50.0, 0.091).is_not_slower_than(&rate(100.0, 0.1)), "the machine has become slower");
         assert!(rate(100.0, 0.066).is_not_slower_than(&rate(100.0, 0.1)), "local forks have become faster");

@@ -313,7 +313,7 @@ mod tests {
     use super::{Rng, RoundScript, SoakAction};
 
     #[test]
-    fn the_same_seed_gives_the_same_rounds() {
+    fn equal_seeds_give_equal_rounds() {
         let rounds = |seed| {
             let mut rng = Rng::with_seed(seed);
             (0..20).map(|_| RoundScript::random(&mut rng)).collect::<Vec<_>>()
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn every_kind_of_deed_comes_and_names_who_is_there() {
+    fn every_kind_of_action_occurs_and_names_existing_children() {
         let mut rng = Rng::with_seed(1);
         let mut kinds = BTreeSet::new();
         for _ in 0..500 {

@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_is_met_only_where_there_is_one_and_its_node_says_so() {
+    fn an_end_counts_as_limited_only_with_a_limit_and_a_report() {
         let end = |how, limit: &str, said: &str| {
             let (limit, said) = (limit.to_owned(), said.to_owned());
             ObservedEnd { exit: Some(how), output: said, memory_lost: String::new(), limit }
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn an_end_is_right_only_where_something_allows_it() {
+    fn an_end_is_correct_only_if_it_was_allowed() {
         let nothing = AllowedEnds::default();
         let (killed, lost) = (AllowedEnds { killed: true, ..nothing }, AllowedEnds { lost: true, ..nothing });
         let is_fault = |verdict| matches!(verdict, EndVerdict::Unexpected(_));

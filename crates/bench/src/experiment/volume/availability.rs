@@ -230,7 +230,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slow_seconds_are_those_of_the_fault() {
+    fn slow_seconds_are_counted_for_their_fault() {
         let fault = |from_s: f64| InjectedFault { kind: FaultKind::WorkerKilled, node: 1, from_s, until_s: from_s };
         let run = AvailabilityRun {
             per_s: vec![100.0, 100.0, 10.0, 40.0, 100.0, 100.0, 20.0, 100.0],

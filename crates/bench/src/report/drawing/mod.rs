@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn a_logarithmic_plot_has_its_points_in_equal_steps() {
+    fn a_logarithmic_plot_places_powers_at_equal_distances() {
         let svg = draw_plot(&plot(PlotKind::BySize)).unwrap();
         let points = circles(&svg);
         assert_eq!(points.len(), 3, "{svg}");
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bar_is_as_long_as_its_figure() {
+    fn the_length_of_a_bar_is_proportional_to_its_figure() {
         let bars = ReportPlot::new(PlotKind::Bars, "b", "Bars", PlotAxis::new("", "ms"), PlotAxis::new("", ""))
             .with_categories(["json".to_owned(), "image".to_owned()])
             .with_series("own", SeriesRole::Measured, [PlotPoint::new(0.0, 10.0), PlotPoint::new(1.0, 20.0)]);

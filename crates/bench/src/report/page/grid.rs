@@ -165,7 +165,7 @@ mod tests {
     use crate::report::table::{BetterDirection, ReportCell, ReportFigure, ReportTable};
 
     #[test]
-    fn a_column_has_only_the_parts_that_its_figures_have() {
+    fn a_column_has_only_the_parts_of_its_figures() {
         let mut table = ReportTable::new("t", "", &["MiB", "pause", "prepare"]);
         let figure = |value| ReportFigure::single(value, "ms", BetterDirection::Lower);
         table.add_row([ReportCell::text(1), Some(figure(1.0).with_floor(Some(0.5))).into(), Some(figure(2.0)).into()]);
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn figures_of_several_units_have_each_their_own() {
+    fn figures_of_different_units_show_their_unit() {
         let mut table = ReportTable::new("t", "", &["figure", "farfork"]);
         for unit in ["ms", "KiB"] {
             let figure = ReportFigure::single(3.0, unit, BetterDirection::Lower);

@@ -109,7 +109,7 @@ mod tests {
     use super::escape;
 
     #[test]
-    fn text_stays_in_its_cell() {
+    fn special_characters_of_a_cell_are_escaped() {
         assert_eq!(escape("a|b\nc <x> `*_[d](e)\\"), "a\\|b c &lt;x> \\`\\*\\_\\[d\\](e)\\\\");
     }
 }

@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn names_become_files_of_one_directory() {
+    fn names_become_file_names_without_directories() {
         assert_eq!(join_distinct(["a", "b", "a"].into_iter()), "a; b");
         assert_eq!(plot_file("fork", "../../etc/passwd"), "fork-------etc-passwd.svg");
         assert_eq!([3.25, 61.0, 200.0].map(duration_text), ["3.2 s", "61 s", "3 min 20 s"]);

@@ -66,7 +66,7 @@ fn no_line_is_wider_than_a_terminal() {
 }
 
 #[test]
-fn a_row_is_below_the_reference_only_where_all_of_it_is() {
+fn a_row_is_below_the_reference_only_if_all_its_samples_are() {
     let mut report = report(&[1], 1.0);
     let idle = ForkSampleKey::for_farfork(1, ForkFigure::Resume).with_place(ChildPlace::Own).with_pace(Pace::Idle);
     (0..9).for_each(|_| report.samples.add(idle, 29.18).unwrap());

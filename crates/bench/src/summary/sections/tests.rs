@@ -224,7 +224,7 @@ fn a_function_is_compared_with_a_child_of_os_fork() {
 }
 
 #[test]
-fn one_machine_of_two_threads_has_the_reference_of_its_table() {
+fn a_reference_is_taken_from_the_table_of_its_row() {
     let section = connect_section();
     let of = |table, row| figure(&section, table, row, "authenticated").reference;
     assert_eq!((of("threads", "2"), of("machines", "1")), (Some(375.9), Some(397.3)));
@@ -242,7 +242,7 @@ fn a_stress_test_has_its_stable_interval_and_the_rate_of_each_client() {
 }
 
 #[test]
-fn a_peak_is_that_of_the_stable_interval() {
+fn a_peak_is_measured_in_the_stable_interval() {
     let section = peak_section();
     let stable = figure(&section, "rate", "helloworld", "stable interval");
     assert_eq!((stable.median, section.plots.len()), (202.0, 1));
@@ -251,7 +251,7 @@ fn a_peak_is_that_of_the_stable_interval() {
 }
 
 #[test]
-fn the_best_warm_start_is_next_to_the_floor_of_as_many() {
+fn the_best_warm_start_has_the_floor_of_equal_concurrency() {
     let section = warm_start_section();
     let json = figure(&section, "best", "json", "rate");
     assert_eq!((json.median, json.floor, json.reference), (400.0, Some(1600.0), Some(1651.0)));

@@ -200,7 +200,7 @@ mod tests {
     use super::{EMBEDDED, FunctionSource};
 
     #[test]
-    fn functions_are_named_or_are_files() {
+    fn a_function_is_an_embedded_name_or_a_file() {
         assert_eq!(FunctionSource::embedded().len(), EMBEDDED.len());
         assert_eq!(FunctionSource::parse("json").unwrap().file, None);
         let directory = tempfile::tempdir().unwrap();

@@ -122,7 +122,7 @@ pub(crate) struct Fork {
     /// Print the ids of the children and exit. The children keep running.
     #[arg(long)]
     detach: bool,
-    /// How to fetch memory: `cow`, `prefetch` or `eager`, optionally with `,cache` and `,first` [default: prefetch].
+    /// Paging strategy: `cow`, `prefetch` or `eager`, optionally with `,cache` and `,first` [default: prefetch].
     ///
     /// `cow` fetches a page when the child touches it. `prefetch` also fetches pages that the child may touch soon, and
     /// pages that earlier children touched. `eager` fetches all memory before the child runs.
@@ -183,7 +183,7 @@ pub(crate) struct Fork {
     /// The fork is refused if the parent has a file open for writing.
     #[arg(long)]
     read_only: bool,
-    /// What to do if a file that the parent has open or mapped was changed in place after prepare [default: refuse].
+    /// Policy for files of the parent that were changed in place after prepare [default: refuse].
     #[arg(long, value_name = "POLICY", default_value = "refuse", hide_default_value = true)]
     changed_files: ChangedFiles,
     /// Print the time that each phase took, and the memory statistics of the children.
@@ -218,7 +218,7 @@ impl Fork {
                 (attached::attach_child(&mut client, child, !payload_is_stdin).await?, Value::Null)
             }
             [ChildOutcome::Failed { failure, .. }] => return Err(failure.clone().into()),
-            _ => wait_and_print(&mut client, &seed, (&outcomes, &children), global.json).await?,
+            _ => wait_and_print(&mut client, &seed, &outcomes, &children, global.json).await?,
         };
         if with_profile {
             let profile = Profile::collect(&client, &outcomes, phases).await;
@@ -304,11 +304,13 @@ fn report_detached(seed: &str, outcomes: &[ChildOutcome], json: bool) -> (ExitCo
     (if all_run { ExitCode::SUCCESS } else { ExitCode::FAILURE }, outcomes::outcomes_json(seed, outcomes))
 }
 
-/// Waits for the children, and prints their results in order. Returns the exit status and the JSON document.
+/// Waits for `children`, which are those that were started, and prints the results in order. Returns the exit status and
+/// the JSON document.
 async fn wait_and_print(
     client: &mut farfork_api::client::Client,
     seed: &str,
-    (outcomes, children): (&[ChildOutcome], &[String]),
+    outcomes: &[ChildOutcome],
+    children: &[String],
     json: bool,
 ) -> anyhow::Result<(ExitCode, Value)> {
     if !json {

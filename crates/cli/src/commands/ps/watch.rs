@@ -45,7 +45,7 @@ mod tests {
     }
 
     #[test]
-    fn what_runs_is_seen_however_many_have_ended() {
+    fn running_children_are_shown_before_ended_ones() {
         let mut children = vec![child("old", 1), child("runs", 0), child("new", 9)];
         assert!(summary(&children).ends_with("1 running, 0 paused, 2 ended, on 1 nodes"));
         assert_eq!(truncate_to_fit(&mut children, TerminalSize { lines: 6, columns: 80 }), 1);

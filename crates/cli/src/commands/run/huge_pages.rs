@@ -51,7 +51,7 @@ mod tests {
     use super::add_malloc_tunable;
 
     #[test]
-    fn what_a_user_said_stays() {
+    fn malloc_tunables_of_the_user_are_kept() {
         let with = |existing: &str| add_malloc_tunable(Some(existing.to_owned()));
         assert_eq!(add_malloc_tunable(None), "glibc.malloc.hugetlb=1");
         assert_eq!(with(""), "glibc.malloc.hugetlb=1");

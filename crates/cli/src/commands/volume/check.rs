@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_to_do_is_named() {
+    fn an_unsettled_check_names_the_next_step() {
         let (open, undecided, repaired) = (report(&["n2"], &[]), report(&[], &[]), report(&["n2"], &["n2"]));
         assert!(!view(open.clone()).is_settled() && view(open).next_step().contains("check data --repair"));
         assert!(!view(undecided.clone()).is_settled() && view(undecided).next_step().contains("--good NODE"));

@@ -47,7 +47,7 @@ pub(crate) struct CreateVolume {
     /// Size of the log that each node gets when it mounts the volume, from 8MiB to 2GiB.
     #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = parse_log_size)]
     log_size: u64,
-    /// Where each replica has data when fsync returns.
+    /// Storage that has the data on each replica when fsync returns.
     ///
     /// `memory` survives the death of every process. `disk` also survives a power failure of all nodes.
     #[arg(long, value_name = "memory|disk", default_value = "memory", value_parser = parse_durability)]

@@ -53,10 +53,12 @@ pub(crate) struct MountVolume {
     /// Let the kernel read files by itself while no program of this node can write them.
     ///
     /// Published data is then read as fast as from the local file system, without a request to the client process. Use this
-    /// option for volumes that are mostly read, such as models, datasets and programs. While a program of this node has a
-    /// file open in this way, each write to it waits until the data is published, and open(2) with O_RDWR fails with
-    /// ETXTBSY. Programs of other nodes are not affected. Needs Linux 6.9; without it, or if the node's store is on
-    /// overlayfs, each read is a request.
+    /// option for volumes that are mostly read, such as models, datasets and programs.
+    ///
+    /// While a program of this node has a file open in this way, each write to it waits until the data is published. open(2)
+    /// with O_RDWR waits for a second, and then fails with ETXTBSY. Programs of other nodes are not affected.
+    ///
+    /// This needs Linux 6.9. On an older kernel, or if the node's store is on overlayfs, each read is a request.
     #[arg(long)]
     read_passthrough: bool,
     /// Serve the mount in this process, in a new session. The command starts its background process so.
@@ -237,7 +239,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_failure_names_each_thing_once() {
+    fn the_cause_of_a_failure_is_not_repeated() {
         let supervisor = format!("farfork: volume data: {CLIENT_ENDED}\n");
         let logged = format!("farfork: client of volume data: volume data: node n3 has no live replica\n{supervisor}");
         assert_eq!(cause_of_failure(&logged, "volume data"), "node n3 has no live replica");

@@ -28,7 +28,7 @@ pub(crate) struct ClientArguments {
     store: PathBuf,
     /// Name of the volume.
     volume: String,
-    /// Where to mount it.
+    /// Mount point.
     directory: PathBuf,
     /// Let the kernel read published data from the shared tree by itself.
     #[arg(long)]
@@ -58,7 +58,7 @@ pub(crate) struct OffloadArguments {
     /// Time in which the replicas of each volume are compared once, in hours; 0 for never.
     #[arg(long, value_name = "HOURS")]
     scrub_hours: u32,
-    /// How data gets into shared trees while the worker does not run.
+    /// Method to copy data into shared trees while the worker does not run.
     #[arg(long, value_name = "METHOD", default_value_t = CopyMethod::default())]
     copy: CopyMethod,
     /// CPUs that it may use, such as 1 or 2-3.
@@ -77,7 +77,7 @@ pub(crate) struct WorkerArguments {
     /// Store of the node.
     #[arg(long, value_name = "DIR")]
     store: PathBuf,
-    /// How data gets into shared trees.
+    /// Method to copy data into shared trees.
     #[arg(long, value_name = "METHOD", default_value_t = CopyMethod::default())]
     copy: CopyMethod,
     #[command(flatten)]

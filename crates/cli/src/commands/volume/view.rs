@@ -249,7 +249,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_full_disk_is_a_state() {
+    fn a_full_disk_is_shown_as_a_state() {
         let mut status = status();
         status.replicas[0].is_full = true;
         assert_eq!(ReplicaView::all(&status)[0].state(), "disk full");

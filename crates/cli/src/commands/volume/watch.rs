@@ -156,7 +156,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rates_are_differences_by_time() {
+    fn rates_are_differences_divided_by_time() {
         let (mut first, taken) = (status(), Instant::now());
         let earlier = StatusSnapshot { taken, replicas: ReplicaView::all(&first) };
         first.replicas[0].logs[0].logged += 4000;

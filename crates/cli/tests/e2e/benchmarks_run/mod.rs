@@ -46,36 +46,47 @@ const RUN_LIMIT: Duration = Duration::from_secs(240);
 /// For killed processes to disappear from `/proc`.
 const REMAINS_LIMIT: Duration = Duration::from_secs(60);
 
-/// Every figure of a size: system, operation, node, pace.
-const FIGURES: [(&str, &str, Option<&str>, &str); 28] = [
-    ("farfork", "checkpoint", None, "back_to_back"),
-    ("farfork", "checkpoint", None, "idle"),
-    ("farfork", "checkpoint_pause", None, "back_to_back"),
-    ("farfork", "checkpoint_pause", None, "idle"),
-    ("farfork", "pause", None, "back_to_back"),
-    ("farfork", "pause", None, "idle"),
-    ("farfork", "prepare", None, "back_to_back"),
-    ("farfork", "prepare", None, "idle"),
-    ("farfork", "prepare_on_node", None, "back_to_back"),
-    ("farfork", "prepare_on_node", None, "idle"),
-    ("farfork", "resume", Some("own"), "back_to_back"),
-    ("farfork", "resume", Some("own"), "idle"),
-    ("farfork", "resume", Some("other"), "back_to_back"),
-    ("farfork", "resume", Some("other"), "idle"),
-    ("farfork", "resume_spoke", Some("own"), "back_to_back"),
-    ("farfork", "resume_spoke", Some("own"), "idle"),
-    ("farfork", "resume_spoke", Some("other"), "back_to_back"),
-    ("farfork", "resume_spoke", Some("other"), "idle"),
-    ("farfork", "resume_answer", Some("own"), "back_to_back"),
-    ("farfork", "resume_answer", Some("own"), "idle"),
-    ("farfork", "resume_answer", Some("other"), "back_to_back"),
-    ("farfork", "resume_answer", Some("other"), "idle"),
-    ("farfork", "execution", Some("own"), "back_to_back"),
-    ("farfork", "execution", Some("other"), "back_to_back"),
-    ("local_fork", "pause", None, "back_to_back"),
-    ("local_fork", "execution", None, "back_to_back"),
-    ("local_fork", "execution_writing", None, "back_to_back"),
-    ("link", "memory_copy", None, "back_to_back"),
+/// A figure that the fork benchmark prints for each size.
+struct ExpectedFigure<'a> {
+    /// The system that forks.
+    by: &'a str,
+    /// The measured operation.
+    name: &'a str,
+    /// The node of the child, relative to its seed.
+    node: Option<&'a str>,
+    pace: &'a str,
+}
+
+/// Every figure of a size.
+const FIGURES: [ExpectedFigure<'_>; 28] = [
+    ExpectedFigure { by: "farfork", name: "checkpoint", node: None, pace: "back_to_back" },
+    ExpectedFigure { by: "farfork", name: "checkpoint", node: None, pace: "idle" },
+    ExpectedFigure { by: "farfork", name: "checkpoint_pause", node: None, pace: "back_to_back" },
+    ExpectedFigure { by: "farfork", name: "checkpoint_pause", node: None, pace: "idle" },
+    ExpectedFigure { by: "farfork", name: "pause", node: None, pace: "back_to_back" },
+    ExpectedFigure { by: "farfork", name: "pause", node: None, pace: "idle" },
+    ExpectedFigure { by: "farfork", name: "prepare", node: None, pace: "back_to_back" },
+    ExpectedFigure { by: "farfork", name: "prepare", node: None, pace: "idle" },
+    ExpectedFigure { by: "farfork", name: "prepare_on_node", node: None, pace: "back_to_back" },
+    ExpectedFigure { by: "farfork", name: "prepare_on_node", node: None, pace: "idle" },
+    ExpectedFigure { by: "farfork", name: "resume", node: Some("own"), pace: "back_to_back" },
+    ExpectedFigure { by: "farfork", name: "resume", node: Some("own"), pace: "idle" },
+    ExpectedFigure { by: "farfork", name: "resume", node: Some("other"), pace: "back_to_back" },
+    ExpectedFigure { by: "farfork", name: "resume", node: Some("other"), pace: "idle" },
+    ExpectedFigure { by: "farfork", name: "resume_spoke", node: Some("own"), pace: "back_to_back" },
+    ExpectedFigure { by: "farfork", name: "resume_spoke", node: Some("own"), pace: "idle" },
+    ExpectedFigure { by: "farfork", name: "resume_spoke", node: Some("other"), pace: "back_to_back" },
+    ExpectedFigure { by: "farfork", name: "resume_spoke", node: Some("other"), pace: "idle" },
+    ExpectedFigure { by: "farfork", name: "resume_answer", node: Some("own"), pace: "back_to_back" },
+    ExpectedFigure { by: "farfork", name: "resume_answer", node: Some("own"), pace: "idle" },
+    ExpectedFigure { by: "farfork", name: "resume_answer", node: Some("other"), pace: "back_to_back" },
+    ExpectedFigure { by: "farfork", name: "resume_answer", node: Some("other"), pace: "idle" },
+    ExpectedFigure { by: "farfork", name: "execution", node: Some("own"), pace: "back_to_back" },
+    ExpectedFigure { by: "farfork", name: "execution", node: Some("other"), pace: "back_to_back" },
+    ExpectedFigure { by: "local_fork", name: "pause", node: None, pace: "back_to_back" },
+    ExpectedFigure { by: "local_fork", name: "execution", node: None, pace: "back_to_back" },
+    ExpectedFigure { by: "local_fork", name: "execution_writing", node: None, pace: "back_to_back" },
+    ExpectedFigure { by: "link", name: "memory_copy", node: None, pace: "back_to_back" },
 ];
 
 fn fork() {
@@ -87,7 +98,7 @@ fn fork() {
     let expected: BTreeSet<&str> = FORK_KEYS.into();
     assert_eq!(keys, expected);
     for mib in [1, 4] {
-        for figure in FIGURES {
+        for figure in &FIGURES {
             require_figure(&document, mib, figure);
         }
     }
@@ -112,7 +123,8 @@ const FORK_KEYS: [&str; 11] = [
     "version",
 ];
 
-fn require_figure(document: &Value, mib: u64, (by, name, node, pace): (&str, &str, Option<&str>, &str)) {
+fn require_figure(document: &Value, mib: u64, expected: &ExpectedFigure<'_>) {
+    let ExpectedFigure { by, name, node, pace } = *expected;
     let figures = document["figures"].as_array().expect("a list of figures");
     let is = |figure: &&Value| {
         let is = |key: &str, value: Value| figure[key] == value;
@@ -160,7 +172,8 @@ fn fork_measures_first_children() {
         let plan = ["first", "foretold", "fresh"].map(|key| &document["plan"][key]);
         assert_eq!(plan, told.map(Value::from).each_ref(), "{option}");
         for (node, pace) in [("own", "back_to_back"), ("own", "idle"), ("other", "back_to_back"), ("other", "idle")] {
-            require_figure(&document, 1, ("farfork", "resume", Some(node), pace));
+            let expected = ExpectedFigure { by: "farfork", name: "resume", node: Some(node), pace };
+            require_figure(&document, 1, &expected);
         }
     }
 }

@@ -61,7 +61,7 @@ fn a_record_of_an_earlier_revision_conflicts() {
 }
 
 #[test]
-fn revisions_are_not_used_again_with_the_name() {
+fn a_recreated_volume_gets_a_higher_revision() {
     let directory = tempfile::tempdir().unwrap();
     let catalog = catalog_in(directory.path());
     let name = volume_name("data");
@@ -165,7 +165,7 @@ fn a_damaged_or_newer_file_is_refused_and_not_overwritten() {
 }
 
 #[test]
-fn a_change_that_leaves_the_record_writes_nothing() {
+fn a_cancelled_change_writes_nothing() {
     let directory = tempfile::tempdir().unwrap();
     let catalog = catalog_in(directory.path());
     let name = volume_name("data");

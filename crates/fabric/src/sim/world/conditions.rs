@@ -2,25 +2,25 @@
 
 use std::time::Duration;
 
-/// How a path from one node to another treats packets. The way back is a separate path.
+/// Delays, bandwidth and faults of the path from one node to another. The opposite direction is a separate path.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PathConditions {
-    /// Shortest delay of a segment, after its last byte was sent.
+    /// Shortest delay of a segment, from the sending of its last byte to its arrival.
     pub delay_min: Duration,
-    /// Longest delay. Segments of one connection stay in order; those of two connections may overtake each other.
+    /// Longest delay. Segments of one connection stay in order; segments of two connections may overtake each other.
     pub delay_max: Duration,
     /// Bandwidth of the path in bytes per second, for all connections together.
     pub bytes_per_s: u64,
     /// Chance that a segment resets its connection, at both ends.
     pub reset_chance: f64,
-    /// Chance that a segment is the last that its connection delivers. Later ones are lost silently.
+    /// Chance that a connection silently loses a segment and all later ones of this direction.
     pub blackhole_chance: f64,
     /// Chance that a segment arrives with one bit flipped.
     pub bit_flip_chance: f64,
 }
 
 impl Default for PathConditions {
-    /// A network within one rack, without faults.
+    /// Returns the conditions of a network within one rack, without faults.
     fn default() -> Self {
         Self {
             delay_min: Duration::from_micros(20),
@@ -33,7 +33,7 @@ impl Default for PathConditions {
     }
 }
 
-/// How a node's clock differs from the world's.
+/// The difference between a node's clock and the world's clock.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ClockSkew {
     /// Offset at the beginning, in microseconds; negative if the clock is slow.
@@ -42,11 +42,11 @@ pub struct ClockSkew {
     pub drift_ppm: i32,
 }
 
-/// Every clock starts this far ahead of the world's beginning, so that offsets may be negative.
+/// Time that every clock shows at the world's beginning, so that offsets may be negative.
 const CLOCK_ORIGIN_OFFSET: Duration = Duration::from_secs(4000);
 
 impl ClockSkew {
-    /// The clock's time since the world's origin, when `elapsed` has passed in the world.
+    /// Returns the time that the clock shows when `elapsed` has passed in the world.
     pub(super) fn to_local(self, elapsed: Duration) -> Duration {
         let passed = i128::from(elapsed.as_nanos() as u64);
         let drift = passed * i128::from(self.drift_ppm) / 1_000_000;
@@ -54,7 +54,7 @@ impl ClockSkew {
         Duration::from_nanos(u64::try_from(shown).unwrap_or(0))
     }
 
-    /// The world's time when the clock shows at least `local`.
+    /// Returns the world's time at which the clock shows at least `local`.
     pub(super) fn to_world(self, local: Duration) -> Duration {
         let shown =
             local.as_nanos() as i128 - CLOCK_ORIGIN_OFFSET.as_nanos() as i128 - i128::from(self.offset_us) * 1000;
@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_clock_shows_what_it_was_waited_for() {
+    fn a_skewed_clock_has_reached_the_time_that_was_waited_for() {
         for faster_ppm in [-200_000, -7, 0, 3, 150_000] {
             for ahead_us in [-1_000_000_000, 0, 999] {
                 let skew = ClockSkew { offset_us: ahead_us, drift_ppm: faster_ppm };

@@ -1,7 +1,7 @@
 //! The events of the simulated network, each with its time.
 //!
-//! An arrival event takes the first packet of its pipe, whichever packet it was scheduled for. So the bytes of a connection
-//! keep their order, whatever delays were drawn and however long a path was cut.
+//! A delivery event takes the first packet of its pipe, not the packet for which it was scheduled. So the bytes of a
+//! connection keep their order, with any delays and after any cut of a path.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use super::SimAddress;
 use super::network::{ACCEPTOR_SIDE, DIALER_SIDE, Network};
 use super::pipe::SimPacket;
 
-/// Most connections that wait to be accepted. Further ones are refused.
+/// Most connections that wait to be accepted. Further connections are refused.
 const BACKLOG_MAX: usize = 128;
 
 /// An event in the network.
@@ -26,7 +26,7 @@ impl Network {
         self.next_event += 1;
     }
 
-    /// Time of the next event.
+    /// Returns the time of the next event.
     pub(super) fn next_event_at(&self) -> Option<Duration> {
         self.events.first_key_value().map(|((at, _), _)| *at)
     }
@@ -78,7 +78,7 @@ impl Network {
     fn deliver_packet(&mut self, id: u64, side: usize) {
         let Some(connection) = self.connections.get_mut(&id) else { return };
         let bytes = connection.pipes[side].deliver_next();
-        // Like TCP: data to a closed end is answered with a reset.
+        // As in TCP, the reply to data for a closed end is a reset.
         if bytes > 0 && !connection.open[side] {
             self.send_packet(id, side, SimPacket::Reset, self.now);
         }

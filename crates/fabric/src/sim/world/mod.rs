@@ -1,8 +1,9 @@
 //! A world of simulated nodes: one random seed determines its network, time and faults.
 //!
-//! Everything runs in the thread that calls [`World::step`], and no real time passes. Only the seed and the calls decide
-//! what happens: equal runs have equal [`World::trace_digest`]. Participants are an [`Actor`] (a server), or the caller
-//! itself (a test's requester), which polls its streams between steps. Each node has its own clock ([`World::local_time`]).
+//! Everything runs in the thread that calls [`World::step`], and no real time passes. Only the random seed and the
+//! calls determine the events: equal runs have equal [`World::trace_digest`]. A participant is an [`Actor`] (a server),
+//! or the caller itself (a test's requester), which polls its streams between steps. Each node has its own clock
+//! ([`World::local_time`]).
 
 mod conditions;
 mod events;
@@ -25,7 +26,7 @@ pub use stream::{SimConnectAttempt, SimListener, SimStream};
 use network::{ACCEPTOR_SIDE, DIALER_SIDE, Network, NodeState};
 use scheduler::ActorTable;
 
-/// Duration of a round of turns, so that time advances even if an actor is always ready.
+/// Duration of a round of turns. With it, time advances even if an actor is always ready.
 const ROUND_DURATION: Duration = Duration::from_micros(2);
 
 /// Lifetime of a world, as a limit for waits without a deadline: about three years.
@@ -35,7 +36,7 @@ const WORLD_DURATION: Duration = Duration::from_secs(100_000_000);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeId(u32);
 
-/// An address of a listener. As text, `2:7001`: node and port.
+/// An address of a listener. Text form: `2:7001`, node and port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SimAddress {
     /// The node.
@@ -84,7 +85,7 @@ impl World {
         Self { shared: Arc::new(WorldState { random_seed: seed, origin: Instant::now(), network, actors }) }
     }
 
-    /// The seed of the world.
+    /// Returns the random seed of the world.
     pub fn random_seed(&self) -> u64 {
         self.shared.random_seed
     }
@@ -111,44 +112,44 @@ impl World {
         NodeId(nodes.len() as u32 - 1)
     }
 
-    /// A node's name.
+    /// Returns a node's name.
     pub fn node_name(&self, node: NodeId) -> String {
         self.network().nodes[node.0 as usize].name.clone()
     }
 
-    /// The time of a clock without skew.
+    /// Returns the time of a clock without skew.
     pub fn now(&self) -> Instant {
         self.shared.origin + ClockSkew::default().to_local(self.network().now)
     }
 
-    /// A time that no test reaches.
+    /// Returns a time that no test reaches.
     pub fn end_of_time(&self) -> Instant {
         self.shared.origin + WORLD_DURATION
     }
 
-    /// The time of a node's own clock.
+    /// Returns the time of a node's own clock.
     pub fn local_time(&self, node: NodeId) -> Instant {
         let network = self.network();
         self.shared.origin + network.nodes[node.0 as usize].skew.to_local(network.now)
     }
 
-    /// The time of a clock without skew when a node's own clock shows `local`.
+    /// Returns the time of a clock without skew when a node's own clock shows `local`.
     pub fn to_world_time(&self, node: NodeId, local: Instant) -> Instant {
         self.shared.origin + ClockSkew::default().to_local(self.elapsed_at_local(node, local))
     }
 
-    /// The time since the world's beginning when a node's own clock shows `local`.
+    /// Returns the time since the world's beginning when a node's own clock shows `local`.
     fn elapsed_at_local(&self, node: NodeId, local: Instant) -> Duration {
         let shown = local.saturating_duration_since(self.shared.origin);
         self.network().nodes[node.0 as usize].skew.to_world(shown)
     }
 
-    /// A random number below `limit`, from the world's seed.
+    /// Draws a random number below `limit`, from the world's seed.
     pub fn random_below(&self, limit: u64) -> u64 {
         self.network().random.u64(..limit)
     }
 
-    /// A random decision: `true` with this chance.
+    /// Draws a random decision: `true` with this chance.
     pub fn random_bool(&self, chance: f64) -> bool {
         self.network().random.f64() < chance
     }
@@ -178,12 +179,13 @@ impl World {
         !state.stopped && state.paused_until <= network.now
     }
 
-    /// Sets the conditions of the path from one node to another. The way back is a separate path.
+    /// Sets the conditions of the path from one node to another. The opposite direction is a separate path.
     pub fn set_conditions(&self, from: NodeId, to: NodeId, conditions: &PathConditions) {
         self.network().set_conditions(from, to, conditions.clone());
     }
 
-    /// Cuts the path from one node to another, or repairs it. Packets that were sent in between arrive after the repair.
+    /// Cuts the path from one node to another, or repairs it. Packets that are sent during a cut arrive after the
+    /// repair.
     pub fn set_link_down(&self, from: NodeId, to: NodeId, cut: bool) {
         self.network().set_link_down(from, to, cut);
     }
@@ -193,7 +195,7 @@ impl World {
         self.network().reset_connections_between(one, other);
     }
 
-    /// A pair of connected streams. The first one is at node `from`.
+    /// Creates a pair of connected streams. The first one is at node `from`.
     pub fn connect_pair(&self, from: NodeId, to: NodeId) -> (SimStream, SimStream) {
         let connection = self.network().connect_pair(from, to);
         (SimStream::new(self, connection, DIALER_SIDE), SimStream::new(self, connection, ACCEPTOR_SIDE))
@@ -213,12 +215,12 @@ impl World {
         SimConnectAttempt::new(self, connection)
     }
 
-    /// A number that is equal for two worlds only if their events were the same.
+    /// Returns a number that is equal for two worlds only if their events were the same.
     pub fn trace_digest(&self) -> u64 {
         self.network().trace.digest()
     }
 
-    /// The last events, one per line, for a failing test to print.
+    /// Formats the last events, one per line, for a failing test to print.
     pub fn format_trace(&self) -> String {
         self.network().trace.format()
     }

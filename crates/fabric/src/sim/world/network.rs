@@ -11,7 +11,7 @@ use super::pipe::{SimPacket, SimPipe};
 use super::trace::EventTrace;
 use super::{NodeId, SimAddress};
 
-/// Longest segment, in bytes. A long frame has several, so that it may be cut anywhere.
+/// Longest segment, in bytes. A long frame has several segments, so faults can hit it in the middle.
 const SEGMENT_BYTES_MAX: usize = 16 << 10;
 
 /// The side of a connection that dialled, and the side that accepted.
@@ -33,9 +33,9 @@ pub(super) struct NodeState {
 pub(super) struct NetworkPath {
     conditions: PathConditions,
     pub(super) is_down: bool,
-    /// Events that occur once the path is repaired.
+    /// Events that were due during a cut. They occur once the path is repaired.
     pub(super) held_events: Vec<NetworkEvent>,
-    /// When its last byte has been sent.
+    /// Time at which the path has sent its last queued byte.
     free_at: Duration,
 }
 
@@ -119,7 +119,7 @@ impl Network {
         connection
     }
 
-    /// A connection between two nodes that is established at once.
+    /// Adds a connection between two nodes that is already established.
     pub(super) fn connect_pair(&mut self, from: NodeId, to: NodeId) -> u64 {
         let id = self.add_connection(from, to);
         if let Some(connection) = self.connections.get_mut(&id) {
@@ -133,7 +133,7 @@ impl Network {
         let id = self.next_connection;
         self.next_connection += 1;
         let pipes = [SimPipe::default(), SimPipe::default()];
-        // The acceptor's side is open as soon as it is in the backlog.
+        // The acceptor's side opens when the connection enters the backlog.
         let connection = SimConnection { nodes: [from, to], pipes, open: [true, false], accepted: None };
         self.connections.insert(id, connection);
         id
@@ -143,7 +143,7 @@ impl Network {
         self.listeners.get_mut(&at)?.pop_front()
     }
 
-    /// The node that opened a connection.
+    /// Returns the node that opened a connection.
     pub(super) fn dialer_node(&self, id: u64) -> Option<NodeId> {
         self.connections.get(&id).map(|connection| connection.nodes[DIALER_SIDE])
     }
@@ -193,7 +193,7 @@ impl Network {
         }
     }
 
-    /// Resets a connection. Each side sees that after its delay.
+    /// Resets a connection. Each side receives the reset after its delay.
     pub(super) fn reset(&mut self, id: u64) {
         self.trace.record(self.now, format_args!("connection {id} breaks"));
         for side in [DIALER_SIDE, ACCEPTOR_SIDE] {
@@ -222,7 +222,7 @@ impl Network {
         self.schedule(at, NetworkEvent::Delivery { connection: id, side: 1 - side });
     }
 
-    /// Closes one side, which was dropped.
+    /// Closes one side of a connection, because its stream was dropped.
     pub(super) fn close(&mut self, id: u64, side: usize) {
         let Some(connection) = self.connections.get_mut(&id) else { return };
         connection.open[side] = false;

@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::io::IoSliceMut;
 use std::time::Duration;
 
-/// Most bytes in one direction. A sender waits for its peer to receive some. As large as a socket's buffers, some hundred
-/// KiB.
+/// Most bytes in one direction. Beyond it, a sender waits until its peer has received some. About the size of a
+/// socket's buffers.
 pub(super) const WINDOW_BYTES: usize = 256 << 10;
 
 /// A packet on its way.
@@ -26,9 +26,9 @@ pub(super) struct SimPipe {
     arrived: VecDeque<u8>,
     /// Bytes in flight or arrived.
     held_bytes: usize,
-    /// When the last packet arrives: packets keep their order.
+    /// Time at which the last packet arrives. Later packets arrive later, because packets keep their order.
     pub(super) last_arrival: Duration,
-    /// Nothing more arrives, and neither side is notified.
+    /// Whether all further packets are lost, without notice to either side.
     pub(super) is_blackholed: bool,
     has_ended: bool,
     is_reset: bool,
@@ -40,7 +40,7 @@ impl SimPipe {
         WINDOW_BYTES.saturating_sub(self.held_bytes)
     }
 
-    /// Sends a packet.
+    /// Adds a packet to the packets in flight.
     pub(super) fn push(&mut self, packet: SimPacket) {
         if let SimPacket::Segment(bytes) = &packet {
             self.held_bytes += bytes.len();
@@ -48,7 +48,7 @@ impl SimPipe {
         self.in_flight.push_back(packet);
     }
 
-    /// Delivers the oldest packet. Returns its number of bytes.
+    /// Delivers the oldest packet in flight. Returns its number of bytes.
     pub(super) fn deliver_next(&mut self) -> usize {
         match self.in_flight.pop_front() {
             Some(SimPacket::Segment(bytes)) => {
@@ -62,12 +62,12 @@ impl SimPipe {
         0
     }
 
-    /// Whether its reader was notified that the connection was reset.
+    /// Whether the reset of the connection has reached the reader.
     pub(super) fn is_reset(&self) -> bool {
         self.is_reset
     }
 
-    /// Whether its reader would get something.
+    /// Whether a read would return bytes, the end of the stream or an error.
     pub(super) fn is_readable(&self) -> bool {
         !self.arrived.is_empty() || self.has_ended || self.is_reset
     }
@@ -82,7 +82,7 @@ impl SimPipe {
         self.has_ended && self.arrived.is_empty()
     }
 
-    /// Reads at most `bytes_max` into the spaces, in their order.
+    /// Reads at most `bytes_max` bytes into the spaces, in their order.
     pub(super) fn read_into(&mut self, spaces: &mut [IoSliceMut<'_>], bytes_max: usize) -> usize {
         let mut taken = 0;
         for space in spaces {

@@ -5,15 +5,15 @@ use std::time::{Duration, Instant};
 
 use super::{NodeId, ROUND_DURATION, World};
 
-/// A participant in a world. It gets a turn whenever it has something to do.
+/// A participant in a world. It gets a turn whenever it is ready or its timeout has passed.
 pub trait Actor: Send {
-    /// Does what can be done now. `now` is the time of its node's clock.
+    /// Does all work that is possible now. `now` is the time of its node's clock.
     fn run_turn(&mut self, now: Instant);
 
     /// Whether a turn would find something to do.
     fn is_ready(&self) -> bool;
 
-    /// When it needs a turn even if it is not ready, by its node's clock.
+    /// Returns the time at which it needs a turn even if it is not ready, by its node's clock.
     fn next_timeout(&self) -> Option<Instant>;
 }
 
@@ -29,7 +29,7 @@ pub(super) struct ActorTable {
 
 struct ActorSlot {
     node: NodeId,
-    /// `None` during its turn.
+    /// The actor; `None` during its turn.
     actor: Option<Box<dyn Actor>>,
 }
 
@@ -46,12 +46,12 @@ impl World {
     /// Removes an actor.
     pub fn remove_actor(&self, id: ActorId) {
         let actor_slot = self.actors().slots.remove(&id);
-        // Dropped here, without locks: it may own streams or worlds.
+        // Drop the actor after the lock is released: it may own streams, whose drop takes locks.
         drop(actor_slot);
     }
 
-    /// Gives each ready actor a turn, in an order that the seed decides. If none is ready, advances the time to the next
-    /// event, at most to `until` (of a clock without skew). Returns whether there was an event before that.
+    /// Gives each ready actor a turn, in an order that the seed decides. If none is ready, advances the time to the
+    /// next event, at most to `until` (of a clock without skew). Returns false if there was no event before `until`.
     pub fn step(&self, until: Instant) -> bool {
         let mut ready = self.ready_actors();
         if ready.is_empty() {
@@ -67,7 +67,8 @@ impl World {
         true
     }
 
-    /// Steps until `done` returns `true`. Returns whether it did before `until` (of a clock without skew).
+    /// Steps until `done` returns `true`. Returns `false` if that did not happen before `until` (of a clock without
+    /// skew).
     pub fn run_until(&self, until: Instant, mut done: impl FnMut() -> bool) -> bool {
         while !done() {
             if self.now() >= until {
@@ -110,7 +111,7 @@ impl World {
         next.is_some_and(|next| next < until)
     }
 
-    /// The time of the next turn that an actor needs. Actors of stopped nodes get none.
+    /// Returns the time at which the next actor needs a turn. Actors of stopped nodes get no turns.
     fn next_turn_at(&self) -> Option<Duration> {
         let wants_at = |actor_slot: &ActorSlot| {
             let actor = actor_slot.actor.as_ref()?;

@@ -8,7 +8,7 @@ use super::network::{ACCEPTOR_SIDE, DIALER_SIDE};
 use super::{NodeId, SimAddress, World};
 use crate::transport;
 
-/// One in this many receive calls returns fewer bytes than have arrived.
+/// On average, one of this many receive calls returns fewer bytes than have arrived.
 const SHORT_READ_INTERVAL: u32 = 8;
 
 /// One end of a simulated connection. Dropping it closes the connection after the sent bytes.
@@ -23,7 +23,7 @@ impl SimStream {
         Self { world: world.clone(), connection, side }
     }
 
-    /// The connection's number in its world, as in the trace.
+    /// Returns the connection's number in its world, as in the trace.
     pub fn connection_number(&self) -> u64 {
         self.connection
     }
@@ -101,7 +101,7 @@ impl SimConnectAttempt {
         Self { stream: Some(SimStream::new(world, connection, DIALER_SIDE)) }
     }
 
-    /// The stream, once it is connected; `None` before, and after it was returned.
+    /// Returns the stream once it is connected; `None` before that, and after the stream was returned.
     ///
     /// # Errors
     /// `ConnectionRefused` if there is no listener.
@@ -140,7 +140,7 @@ impl SimListener {
         Self { world: world.clone(), address: at }
     }
 
-    /// The next waiting connection, and the node that opened it.
+    /// Accepts the next waiting connection. Returns its stream, and the node that opened it.
     pub fn accept(&self) -> Option<(SimStream, NodeId)> {
         let mut network = self.world.network();
         let connection = network.accept(self.address)?;
@@ -154,7 +154,7 @@ impl SimListener {
         self.world.network().can_accept(self.address)
     }
 
-    /// The address that it listens on.
+    /// Returns the address on which it listens.
     pub fn address(&self) -> SimAddress {
         self.address
     }

@@ -27,7 +27,7 @@ fn receive(stream: &mut SimStream, into: &mut Vec<u8>) -> std::io::Result<Option
     Ok(count)
 }
 
-/// Sends numbered bytes one way until all have arrived. Returns them, and the elapsed time.
+/// Sends numbered bytes one way until all have arrived. Returns the received bytes, and the elapsed time.
 fn transfer(world: &World, from: &mut SimStream, to: &mut SimStream, bytes: usize) -> (Vec<u8>, Duration) {
     let whole: Vec<u8> = (0..bytes).map(|at| (at * 7 % 251) as u8).collect();
     let (mut sent, mut received, began) = (0, Vec::new(), world.now());
@@ -53,7 +53,7 @@ fn bytes_arrive_in_order_in_the_time_that_the_path_takes() {
     assert!(took > Duration::from_secs(2) && took < Duration::from_millis(2100), "{took:?}");
     drop(from);
     assert!(world.run_until(world.now() + Duration::from_secs(1), || to.is_ready(true, false)));
-    assert_eq!(receive(&mut to, &mut Vec::new()).unwrap(), Some(0), "its end follows");
+    assert_eq!(receive(&mut to, &mut Vec::new()).unwrap(), Some(0), "the end of the stream follows the bytes");
     to.send(&[IoSlice::new(b"x")]).unwrap();
     let limit = world.now() + Duration::from_secs(1);
     while to.send(&[IoSlice::new(b"x")]).is_ok() {
@@ -62,7 +62,7 @@ fn bytes_arrive_in_order_in_the_time_that_the_path_takes() {
 }
 
 #[test]
-fn who_does_not_read_is_not_sent_more_than_a_window() {
+fn a_peer_that_does_not_read_gets_one_window() {
     let (world, a, b) = two_nodes(2);
     let (mut from, mut to) = world.connect_pair(a, b);
     let mut sent = 0;
@@ -77,7 +77,7 @@ fn who_does_not_read_is_not_sent_more_than_a_window() {
 }
 
 #[test]
-fn connecting_takes_a_listener() {
+fn connecting_needs_a_listener() {
     let (world, a, b) = two_nodes(3);
     let at = SimAddress { node: b, port: PORT };
     let soon = |world: &World| world.now() + Duration::from_secs(1);
@@ -99,7 +99,11 @@ fn connecting_takes_a_listener() {
     let mut lost = waits.poll().unwrap().unwrap();
     drop(listener);
     assert!(world.run_until(soon(&world), || lost.is_ready(true, false)));
-    assert_eq!(receive(&mut lost, &mut Vec::new()).unwrap(), Some(0), "a listener's end is that of who waits");
+    assert_eq!(
+        receive(&mut lost, &mut Vec::new()).unwrap(),
+        Some(0),
+        "dropping a listener closes connections in its backlog"
+    );
 }
 
 #[test]
@@ -122,7 +126,7 @@ fn a_cut_path_holds_bytes_back_until_it_is_healed() {
 }
 
 #[test]
-fn each_fault_does_what_it_says() {
+fn each_simulated_fault_takes_effect() {
     let (world, a, b) = two_nodes(5);
     let limit = world.now() + Duration::from_secs(100);
     set_conditions_both_ways(&world, a, b, &PathConditions { bit_flip_chance: 1.0, ..PathConditions::default() });
@@ -146,7 +150,7 @@ fn each_fault_does_what_it_says() {
 }
 
 #[test]
-fn clocks_go_as_they_are_set() {
+fn simulated_clocks_follow_their_skew() {
     let (world, a, b) = two_nodes(6);
     world.set_clock_skew(b, ClockSkew { offset_us: -5_000_000, drift_ppm: 100_000 });
     let (right, fast) = (world.local_time(a), world.local_time(b));
@@ -160,7 +164,7 @@ fn clocks_go_as_they_are_set() {
     assert!((right - world.now()).abs_diff(Duration::from_secs(10)) < Duration::from_millis(1));
 }
 
-/// Runs a world with many faults.
+/// Runs a world with many faults. Returns the digest and the text of its trace.
 fn run_faulty_world(seed: u64) -> (u64, String) {
     let (world, a, b) = two_nodes(seed);
     let conditions = PathConditions { reset_chance: 0.01, bit_flip_chance: 0.05, ..PathConditions::default() };
@@ -177,7 +181,7 @@ fn run_faulty_world(seed: u64) -> (u64, String) {
 }
 
 #[test]
-fn the_same_seed_is_the_same_world_and_another_is_not() {
+fn equal_seeds_give_equal_worlds_and_others_differ() {
     for seed in 0..20 {
         assert_eq!(run_faulty_world(seed), run_faulty_world(seed));
         assert_ne!(run_faulty_world(seed).0, run_faulty_world(seed + 1).0);

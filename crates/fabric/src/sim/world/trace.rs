@@ -1,5 +1,5 @@
-//! The trace of a simulated world: a digest that is equal for two runs only if they were the same, and the last events as
-//! text.
+//! The trace of a simulated world: a digest that is equal for two runs only if their events were the same, and the last
+//! events as text.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -29,12 +29,12 @@ impl EventTrace {
         self.events.push_back(line);
     }
 
-    /// The digest of all events so far.
+    /// Returns the digest of all events so far.
     pub(super) fn digest(&self) -> u64 {
         self.digest
     }
 
-    /// The last events, one per line.
+    /// Formats the last events, one per line.
     pub(super) fn format(&self) -> String {
         self.events.iter().flat_map(|line| [line.as_str(), "\n"]).collect()
     }

@@ -11,7 +11,7 @@ use super::inotify_watches;
 use crate::capture::state::tree_root::TreeRoot;
 use crate::capture::survey::ThreadProfile;
 
-/// A timerfd in its state at the pause, or why it cannot be carried.
+/// Builds a timerfd in its state at the pause. The error says why it cannot be carried.
 pub(super) fn build_timer_fd(info: &FdInfo, flags: u32) -> Result<OpenFile, String> {
     let timer = info.timer.ok_or("the kernel does not show its state")?;
     let is_cancelled_by_clock = has_cancel_on_set(&timer);
@@ -36,13 +36,13 @@ fn has_cancel_on_set(timer: &TimerState) -> bool {
     WALL_CLOCKS.contains(&timer.clock) && timer.flags & CANCELLED_BY_CLOCK == CANCELLED_BY_CLOCK
 }
 
-/// A signalfd.
+/// Builds a signalfd.
 pub(super) fn build_signal_fd(info: &FdInfo, flags: u32) -> Result<OpenFile, String> {
     let mask = info.signal_mask.ok_or("the kernel does not show its signals")?;
     Ok(OpenFile::SignalFd { mask, flags })
 }
 
-/// An inotify instance of a tree with root `root`, with `unread` bytes in its queue.
+/// Builds an inotify instance. `root` is the root of the tree; `unread` is the number of bytes in the queue.
 pub(super) fn build_inotify(root: TreeRoot, info: &FdInfo, unread: u64, flags: u32) -> Result<OpenFile, String> {
     Ok(OpenFile::Inotify {
         has_lost: unread > 0,
@@ -51,8 +51,8 @@ pub(super) fn build_inotify(root: TreeRoot, info: &FdInfo, unread: u64, flags: u
     })
 }
 
-/// Why an epoll instance cannot be carried: a file that it watches is no longer open under its registered number, but the
-/// epoll still reports it. `is_open` says whether a number refers to an inode.
+/// Returns why an epoll instance cannot be carried: a file that it watches is no longer open under its registered number,
+/// but epoll still reports its events. `is_open` says whether a number refers to an inode.
 pub(super) fn find_closed_targets(info: &FdInfo, is_open: impl Fn(u32, u64) -> bool) -> Vec<String> {
     let lost = info.epoll.iter().filter(|entry| !is_open(entry.number, entry.inode));
     let reason = |entry: &EpollEntry| {
@@ -79,8 +79,8 @@ impl<'a> LockHolder<'a> {
     }
 }
 
-/// Why a process could not take one of its leases again: the file belongs to another user (fcntl(2), F_SETLEASE), because
-/// the process has changed its own user id.
+/// Returns why a process could not take one of its leases again: the file belongs to another user (fcntl(2), F_SETLEASE),
+/// because the process has changed its own user id.
 fn refuse_foreign_lease(holder: LockHolder<'_>, number: u32) -> Option<String> {
     const CAP_LEASE: u64 = 1 << 28;
     let LockHolder { pid, status } = holder;
@@ -94,7 +94,7 @@ fn refuse_foreign_lease(holder: LockHolder<'_>, number: u32) -> Option<String> {
     })
 }
 
-/// A lock that is held through a descriptor, or why it cannot be carried.
+/// Builds a lock that is held through a descriptor. The error says why it cannot be carried.
 pub(super) fn build_lock(holder: LockHolder<'_>, number: u32, entry: &LockEntry) -> Result<FileLock, String> {
     let kind = match entry.kind {
         LockKind::Flock => FileLockKind::Flock,

@@ -33,7 +33,7 @@ const O_CLOEXEC: u32 = 0o2_000_000;
 #[derive(Debug, Default)]
 pub(crate) struct OpenFileTable {
     pub(crate) files: Vec<OpenFile>,
-    /// Terminals that its processes drive, ascending.
+    /// Pseudo-terminals whose master a process of the tree has open, in ascending order.
     pub(crate) terminals: Vec<PseudoTerminal>,
     pub(crate) versions: Vec<FileVersion>,
     index: OpenFileIndex,
@@ -45,7 +45,7 @@ pub(crate) struct OpenFileTable {
 }
 
 impl OpenFileTable {
-    /// A table of a tree that drives these terminals.
+    /// Returns an empty table of a tree with these terminals.
     pub(crate) fn with_terminals(terminals: Vec<PseudoTerminal>) -> Self {
         Self { terminals, ..Self::default() }
     }
@@ -55,7 +55,7 @@ impl OpenFileTable {
         self.streams = Some(streams);
     }
 
-    /// Where the standard streams of the tree lead. `None` until the first process was added.
+    /// The standard streams of the tree. `None` until the first process was added.
     pub(crate) fn streams(&self) -> Option<&TreeStreams> {
         self.streams.as_ref()
     }
@@ -69,20 +69,20 @@ pub(crate) struct ProcessFiles {
     pub(crate) owners: Vec<FileOwner>,
 }
 
-/// For translating the recipients of readiness signals: the threads of a process, and the processes of its tree.
+/// Translates ids of signal recipients and message senders to the ids that the program knows.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PidTranslation<'a> {
     pub(crate) pid: i32,
     pub(crate) profiles: &'a BTreeMap<i32, ThreadProfile>,
-    /// The ids that the processes know, by the ids in this pid namespace.
+    /// Inner ids of the tree's processes, by their pids in farfork's pid namespace.
     pub(crate) inner_ids: &'a BTreeMap<i32, u32>,
 }
 
-/// Why a file is refused that signals its readiness to another process.
+/// The reason for refusing a file that signals its readiness to another process.
 pub(super) const FOREIGN_OWNER_REASON: &str = "it signals its readiness to another process or a group (F_SETOWN), which is not carried; make the process its owner first";
 
 impl PidTranslation<'_> {
-    /// `None` if the recipient is another process or a group.
+    /// Returns the recipient of a file's readiness signals. `None` if it is another process or a group.
     pub(super) fn translate_owner(&self, number: u32, owner: &FdOwner) -> Option<FileOwner> {
         let signal = owner.signal;
         match owner.target {
@@ -93,15 +93,15 @@ impl PidTranslation<'_> {
     }
 }
 
-/// Builds open files from the table of `fd_pid`: the process's, or this process's own for files in flight.
+/// Builds open files from the descriptor table of `fd_pid`: the captured process, or this process for files in flight.
 pub(super) struct FileTableBuilder<'a> {
-    /// For messages.
+    /// The captured process, for error messages.
     pub(super) pid: i32,
     pub(super) fd_pid: i32,
     pub(super) root: TreeRoot,
     pub(super) fds: &'a [OpenFd],
     pub(super) file_states: &'a OpenFileStates,
-    /// Has the pipes and sockets of all processes of the tree.
+    /// State of the pipes and sockets of all processes of the tree.
     pub(super) tree_states: &'a OpenFileStates,
     pub(super) shared_copies: &'a SharedCopies,
     pub(super) pids: PidTranslation<'a>,
@@ -113,8 +113,8 @@ pub(super) struct FileTableBuilder<'a> {
 }
 
 impl FileTableBuilder<'_> {
-    /// Builds the files of a stopped process. `infos` belong to its descriptors. Open files that no earlier process has are
-    /// added to the table. The first process must be built first.
+    /// Builds the files of a stopped process. `infos` are the `fdinfo` of its descriptors, in their order. Adds open files
+    /// that no earlier process has to the table. The first process must be built first.
     pub(super) fn build_process_files(mut self, infos: &[FdInfo]) -> Result<ProcessFiles, CaptureError> {
         for (fd, info) in self.fds.iter().zip(infos) {
             self.add_fd(fd, info)?;
@@ -133,7 +133,7 @@ impl FileTableBuilder<'_> {
         Ok(())
     }
 
-    /// The `fdinfo` from the pause, if it was read; else from now.
+    /// Returns the `fdinfo` that was read during the clone, if any; otherwise `now`.
     fn fdinfo_of<'i>(&'i self, fd: &OpenFd, now: &'i FdInfo) -> Result<&'i FdInfo, CaptureError> {
         match self.file_states.fdinfo.get(&fd.number) {
             Some(then) if (then.mount, then.inode) == (now.mount, now.inode) => Ok(then),
@@ -142,7 +142,7 @@ impl FileTableBuilder<'_> {
         }
     }
 
-    /// Index of the open file that a descriptor refers to. A new one is added.
+    /// Returns the index of the open file that a descriptor refers to. Adds the file if it is new.
     pub(super) fn index_of(&mut self, fd: &OpenFd, now: &FdInfo) -> Result<u32, CaptureError> {
         let info = &self.fdinfo_of(fd, now)?.clone();
         let (identity, descriptor) = (fd.open_file_key(info), (self.fd_pid, fd.number));
@@ -222,25 +222,25 @@ impl FileTableBuilder<'_> {
         })
     }
 
-    /// Its path, relative to the root of the tree.
+    /// Path of the file, relative to the root of the tree.
     fn path(&self, fd: &OpenFd) -> String {
         String::from_utf8_lossy(&fd.link).into_owned()
     }
 
-    /// The built file, or a refusal.
+    /// Returns the built file, or turns the reason against it into a refusal.
     fn or_refusal(&self, fd: &OpenFd, made: Result<OpenFile, String>) -> Result<OpenFile, CaptureError> {
         let refuse = |reason| CaptureError::refused(self.pid, vec![Refusal::new(self.fd_name(fd), reason)]);
         made.map_err(refuse)
     }
 
-    /// A pidfd of a process of the tree. Other processes are not in a child's container.
+    /// Builds a pidfd. Refuses a pidfd of a process outside the tree: a child's container lacks that process.
     fn build_pidfd(&self, fd: &OpenFd, info: &FdInfo, flags: u32) -> Result<OpenFile, CaptureError> {
         let known = info.process.and_then(|pid| self.pids.inner_ids.get(&pid));
         let made = known.map(|pid| OpenFile::PidFd { pid: *pid, flags });
         self.or_refusal(fd, made.ok_or_else(|| FOREIGN_PIDFD_REASON.to_owned()))
     }
 
-    /// Adds those locks on a known open file that belong to the process, not to the file.
+    /// Adds the locks on a known open file that belong to the process, not to the open file.
     fn add_process_locks(&mut self, fd: &OpenFd, info: &FdInfo) {
         let holder = LockHolder::new(self.pid, self.pids.profiles);
         let locks = info.locks.iter().filter_map(|entry| anon_inode::build_lock(holder, fd.number, entry).ok());
@@ -283,7 +283,8 @@ impl FileTableBuilder<'_> {
         Ok(OpenFile::Socket(socket))
     }
 
-    /// A socket with a file is bound to its original name again, before the file is moved to its present name.
+    /// Checks that a child can bind the socket. A socket with a file is bound to its original name; then the file is moved
+    /// to its present name.
     fn check_bound_path(&self, socket: &Socket) -> Result<(), String> {
         let Some(name) = socket.bind_path().filter(|_| socket.file.is_some()) else { return Ok(()) };
         let path = Path::new(OsStr::from_bytes(name));
@@ -297,7 +298,7 @@ impl FileTableBuilder<'_> {
         ))
     }
 
-    /// Sets the senders of messages, by the ids that the processes know.
+    /// Sets the senders of received messages, with the ids that the program knows.
     fn translate_senders(&self, inode: u64, socket: &mut Socket) -> Result<(), String> {
         let arrived = self.tree_states.sockets.get(&inode).map_or(&[][..], |contents| &contents.receive_queue);
         for (message, arrived) in socket.received_messages.iter_mut().zip(arrived) {
@@ -361,8 +362,9 @@ impl FileTableBuilder<'_> {
         info.epoll.iter().map(target).collect()
     }
 
-    /// The standard stream of a descriptor. Descriptors 0, 1 and 2 of the first process have the stream of their number. Any
-    /// other one has a stream that it leads to: one of its own number if possible, else one of its direction.
+    /// Chooses the standard stream for a descriptor. Descriptors 0, 1 and 2 of the first process get the stream of their
+    /// number. Any other descriptor gets a stream with the same file, preferably with its own number, then with its
+    /// direction.
     fn choose_stream(&self, fd: &OpenFd, info: &FdInfo) -> StandardStream {
         const STREAMS: [StandardStream; 3] = [StandardStream::Input, StandardStream::Output, StandardStream::Error];
         let order: [u32; 3] = if info.flags & O_ACCMODE == O_RDONLY { [0, 1, 2] } else { [1, 2, 0] };

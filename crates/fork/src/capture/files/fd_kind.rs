@@ -23,7 +23,7 @@ pub(in super::super) enum FdKind {
     Directory,
     /// A deleted directory, which is empty.
     DeletedDirectory(FileStatus),
-    /// Also a deleted named pipe.
+    /// A pipe, or a deleted named pipe.
     Pipe,
     NamedPipe,
     EventFd,
@@ -43,7 +43,7 @@ pub(in super::super) enum FdKind {
     Socket,
     /// A connection of the process to the daemon.
     DaemonSocket {
-        /// Whether the process waits on it for its role, parent or child.
+        /// Whether the process waits on it for the reply to its checkpoint request.
         is_caller: bool,
     },
     /// Anything else, as a description for the user.
@@ -51,7 +51,7 @@ pub(in super::super) enum FdKind {
 }
 
 impl FdKind {
-    /// Whether it is found by its path, also on another node.
+    /// Whether a child opens the file by its path, also on another node.
     pub(super) fn has_path(&self) -> bool {
         matches!(self, Self::Regular | Self::Directory | Self::NamedPipe)
     }
@@ -62,7 +62,7 @@ const MEMFD_PREFIX: &[u8] = b"/memfd:";
 /// The directory of POSIX shared memory.
 pub(in super::super) const SHARED_MEMORY_PREFIX: &[u8] = b"/dev/shm/";
 
-/// The kernel appends this to the path of a file that is no longer where it was opened.
+/// The kernel appends this to the path of a file that was deleted or replaced since it was opened.
 pub(in super::super) const DELETED_SUFFIX: &[u8] = b" (deleted)";
 
 /// Major and minor numbers of null, zero, full, random and urandom.
@@ -74,7 +74,7 @@ pub(super) struct Inode {
     statx: Statx,
     pub(super) device: u64,
     pub(super) number: u64,
-    /// The mount through which it is reached.
+    /// Id of the mount through which the link refers to the inode.
     pub(super) mount: u64,
     pub(super) links: u32,
     mode: u16,
@@ -84,7 +84,7 @@ pub(super) struct Inode {
     block_bytes: u32,
     /// Device number, if it is a device file.
     device_number: u64,
-    /// Whether it is a file that this node does not have at its path.
+    /// Whether the inode is a regular file that this node lacks at the path of the link.
     is_absent_on_node: bool,
 }
 
@@ -116,7 +116,7 @@ impl Inode {
         !link.starts_with(MEMFD_PREFIX) && !link.starts_with(SHARED_MEMORY_PREFIX)
     }
 
-    /// Its identity at this time.
+    /// Identity of the file when this inode was read.
     pub(super) fn identity(&self) -> FileIdentity {
         file_identity::from_statx(&self.statx)
     }
@@ -127,8 +127,8 @@ impl Inode {
     }
 }
 
-/// The kind to use instead for a descriptor whose path now leads to something else: its mount was removed, or is covered by
-/// another. A file is then kept like a deleted one.
+/// Returns the kind to use instead of `kind` if the path now leads to another file: the mount was removed, or another mount
+/// covers it. A regular file is then kept like a deleted one.
 pub(super) fn kind_without_path(kind: &FdKind, links: &FdDirectory, link: &[u8], inode: &Inode) -> Option<FdKind> {
     if !kind.has_path()
         || inode.links == 0
@@ -145,11 +145,11 @@ pub(super) fn kind_without_path(kind: &FdKind, links: &FdDirectory, link: &[u8],
     })
 }
 
-/// Why a location is refused that can be reached only through an open descriptor.
+/// The reason for refusing a location that can be reached only through an open descriptor.
 pub(in super::super) const NO_PATH_REASON: &str =
     "is on a mount that was removed, or is covered by another mount, so that no path leads there; that is not carried";
 
-/// The kind of a kernel file that holds no data to copy, if it is one.
+/// Returns the kind of a kernel file without data to copy. `None` for other files.
 pub(super) fn pseudo_file_kind(links: &FdDirectory, number: &str, link: &[u8]) -> Option<FdKind> {
     /// POSIX message queues (mq_overview(7)), memfd_secret(2), `/proc`, `/sys`, and control groups.
     const PSEUDO_FILE_SYSTEMS: [(u64, &str); 6] = [
@@ -210,7 +210,7 @@ fn is_memory(link: &[u8], inode: &Inode, is_on_hugetlbfs: impl FnOnce() -> bool)
         || (inode.block_bytes >= HUGE_PAGE_BYTES_MIN && is_on_hugetlbfs())
 }
 
-/// Whether no path leads to it any more, or only a path that the kernel does not report.
+/// Whether no path leads to the inode, or only a path that the kernel does not report.
 fn is_unlinked(link: &[u8], inode: &Inode) -> bool {
     let is_there = || {
         let found = fs::metadata(OsStr::from_bytes(link));

@@ -17,12 +17,13 @@ use crate::capture::error::{CaptureError, Refusal};
 use crate::capture::shared::SharedCopies;
 use crate::capture::state::tree_root::TreeRoot;
 
-/// This process's copies of files in flight, with the state that keeps changing.
+/// This process's copies of files in flight, with the state that must be read in the pause.
 #[derive(Debug, Default)]
 pub(crate) struct InflightFiles {
-    /// By the number of the copy, which is open as long as the messages exist.
+    /// The copies, by descriptor number. Each is open as long as the `QueuedMessage` that owns it.
     fds: BTreeMap<u32, OpenFd>,
-    /// `None` if no file is in flight. Pipes and sockets are in the state of their processes.
+    /// State of the copies; `None` if no file is in flight. The state of pipes and sockets is in the `OpenFileStates` of the
+    /// process.
     file_states: Option<Box<OpenFileStates>>,
 }
 
@@ -36,7 +37,7 @@ impl InflightFiles {
         contents.signal_owners.extend(more.signal_owners);
     }
 
-    /// Memory files in flight: the path to open each, and its link.
+    /// Returns for each memory file in flight a path to open it, and its link.
     pub(crate) fn memory_files(&self) -> impl Iterator<Item = (String, &Vec<u8>)> {
         let memory = self.fds.values().filter(|fd| fd.kind == FdKind::Memory);
         memory.map(|fd| (format!("/proc/self/fd/{}", fd.number), &fd.link))
@@ -123,7 +124,7 @@ impl OpenFileTable {
         if builder.refusals.is_empty() { Ok(()) } else { Err(CaptureError::refused(builder.pid, builder.refusals)) }
     }
 
-    /// Copies of the files in flight, marked if they lead to a standard stream.
+    /// Returns the copies of files in flight, marked if they refer to a standard stream.
     fn mark_inflight_streams(&self, pool: &OpenFileStates, own: i32) -> Vec<OpenFd> {
         let is_standard =
             |fd: &OpenFd| self.streams().is_some_and(|streams| streams.matching_streams(own, fd).next().is_some());
@@ -153,9 +154,9 @@ impl FileTableBuilder<'_> {
         let fd =
             &self.fds[position.map_err(|_| CaptureError::Unstable { pid: self.pid, what: INFLIGHT_FD.to_owned() })?];
         let kept = match fd.kind {
-            FdKind::Epoll => Some("epoll instances are not carried there".to_owned()),
+            FdKind::Epoll => Some("epoll instances are not carried in flight".to_owned()),
             FdKind::Terminal | FdKind::TerminalMaster if !fd.is_standard_stream => {
-                Some("terminals are not carried there".to_owned())
+                Some("terminals are not carried in flight".to_owned())
             }
             _ => fd.refusal(),
         };
@@ -175,7 +176,7 @@ impl FileTableBuilder<'_> {
         Ok(index)
     }
 
-    /// The name of a descriptor in messages.
+    /// Names a descriptor in error messages.
     pub(super) fn fd_name(&self, fd: &OpenFd) -> String {
         if self.are_inflight {
             let link = String::from_utf8_lossy(&fd.link);

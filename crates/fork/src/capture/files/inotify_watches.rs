@@ -12,7 +12,8 @@ use farfork_wire::descriptor::{InotifyWatch, RESTORED_NUMBER_MAX};
 
 use crate::capture::state::tree_root::TreeRoot;
 
-/// The watches of an inotify instance by path, or why one of them has no path. `root` is the root of the tree.
+/// Finds the paths of an inotify instance's watches. The error says why a watch cannot be carried. `root` is the root of the
+/// tree.
 pub(super) fn resolve_watches(root: TreeRoot, entries: &[WatchEntry]) -> Result<Vec<InotifyWatch>, String> {
     let mounts = std::fs::read(format!("/proc/{}/mountinfo", root.pid)).and_then(|text| table::parse(&text));
     let mounts = mounts.map_err(|error| format!("its mounts cannot be read: {error}"))?;
@@ -37,7 +38,7 @@ pub(super) fn resolve_watches(root: TreeRoot, entries: &[WatchEntry]) -> Result<
     Ok(watches)
 }
 
-/// Tries each mount of the file system, until one shows the inode.
+/// Finds a path of a watched inode: tries each mount of its file system.
 fn find_path(root: TreeRoot, entry: &WatchEntry, mounts: &[Mount]) -> Option<PathBuf> {
     /// Minor numbers of the kernel's own device numbers have 20 bits.
     const MINOR_BITS: u32 = 20;

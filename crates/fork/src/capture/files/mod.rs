@@ -47,12 +47,12 @@ use states::LazyFdLinks;
 /// Most links of `/proc` are shorter, in bytes. Longer ones are read a second time.
 const LINK_BYTES_GUESS: usize = 128;
 
-/// A process's connections to the daemon, by the inodes of its ends. A child gets other connections instead.
+/// A process's connections to the daemon, by the inodes of the process's sockets. A child gets other sockets instead.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DaemonSockets {
-    /// The one on which the process waits to learn whether it is the parent or a child.
+    /// The connection on which the process waits for the reply to its checkpoint request.
     pub caller: Option<u64>,
-    /// The others. A child reads end of file from them.
+    /// All other connections. A child reads end of file from them.
     pub eof_in_child: Vec<u64>,
     /// Whether files that the process can read are copied in the pause, like deleted files.
     pub copies_files: bool,
@@ -69,14 +69,14 @@ pub(super) struct OpenFd {
     pub(super) inode: u64,
     mount: u64,
     is_deleted: bool,
-    /// Identity at the time of reading, of a regular file at its path.
+    /// Identity of the file when it was read. Set for regular files that children open by path.
     version: Option<FileIdentity>,
-    /// Whether it is a standard stream, or leads where one of them leads.
+    /// Whether the descriptor is a standard stream, or refers to the same file as one.
     pub(super) is_standard_stream: bool,
 }
 
-/// All descriptors of a process, ascending. One that is closed meanwhile is left out. `streams`: the streams of the tree,
-/// unless this is its first process.
+/// Lists all descriptors of a process, in ascending order. Omits descriptors that are closed during the call. `streams`: the
+/// streams of the tree, unless this is its first process.
 pub(super) fn list_open_fds(
     pid: i32,
     sockets: &DaemonSockets,
@@ -100,7 +100,7 @@ pub(super) fn list_open_fds(
     Ok(fds)
 }
 
-/// Why a descriptor was not read. If it was closed meanwhile, the process must be surveyed again.
+/// Returns the error for a descriptor that could not be read. If it was closed, the process must be surveyed again.
 fn fd_read_error(pid: i32, number: u32, source: io::Error) -> CaptureError {
     match source.kind() {
         io::ErrorKind::NotFound => CaptureError::Unstable { pid, what: format!("fd {number}") },
@@ -109,7 +109,7 @@ fn fd_read_error(pid: i32, number: u32, source: io::Error) -> CaptureError {
 }
 
 impl DaemonSockets {
-    /// The sockets as seen by a descendant of the process that may be waiting.
+    /// Returns the connections of a descendant: it may share them, but does not wait for a reply.
     pub(super) fn for_descendant(&self) -> Self {
         Self {
             caller: None,
@@ -118,7 +118,7 @@ impl DaemonSockets {
         }
     }
 
-    /// The kind to use instead for one of these sockets, and for a file that is to be copied.
+    /// Returns the kind to use instead for a connection to the daemon, or for a file that must be copied.
     fn override_kind(&self, fd: &OpenFd, links: &FdDirectory) -> Option<FdKind> {
         if fd.kind == FdKind::Regular && self.copies_files && versions::is_readable_by_owner(fd, links) {
             return Some(FdKind::Memory);
@@ -163,8 +163,8 @@ impl OpenFd {
         })
     }
 
-    /// Reads a descriptor of a stopped process, whose `fdinfo` is `info`. Uses `known`, from shortly before, if the file
-    /// cannot have changed; otherwise opens `links`, which the caller keeps.
+    /// Reads a descriptor of a stopped process, whose `fdinfo` is `info`. Uses `known`, from the survey, if the file cannot
+    /// have changed. Otherwise reads the link; `links` stays open for later calls.
     fn reuse_known(
         number: u32,
         known: Option<&Self>,
@@ -185,8 +185,8 @@ impl OpenFd {
         (self.device, self.inode) == (other.device, other.inode)
     }
 
-    /// Whether it refers to the same file as before, judged by `fdinfo`. Inode numbers of files without a path are not
-    /// reused, and the path of a device does not change its target. Other files may be renamed or removed meanwhile, and
+    /// Whether `fdinfo` proves that the number still refers to the same file. Inode numbers of files without a path are not
+    /// reused, and the path of a device does not change its target. Other files may have been renamed or removed, and
     /// anonymous kernel objects share one inode.
     fn matches_fdinfo(&self, info: &FdInfo) -> bool {
         let is_lasting = match self.kind {
@@ -204,7 +204,7 @@ impl OpenFd {
         now.is_ok_and(|now| (now.device, now.inode, &now.link) == (self.device, self.inode, &self.link))
     }
 
-    /// A duplicate of the descriptor; NotFound if its number was reused meanwhile.
+    /// Duplicates the descriptor into this process. Returns NotFound if its number was reused.
     fn duplicate(&self, process: &OwnedFd) -> io::Result<OwnedFd> {
         let copy = pidfd::get_fd(process, self.number)?;
         let found = fstat(&copy)?;
@@ -212,7 +212,7 @@ impl OpenFd {
         is_it.then_some(copy).ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
-    /// Whether its file has state that fork(2) shares and that keeps changing.
+    /// Whether its file has state that parent and clone share after fork(2), and that may change.
     pub(super) fn has_shared_state(&self) -> bool {
         match self.kind {
             FdKind::Regular
@@ -234,18 +234,18 @@ impl OpenFd {
         }
     }
 
-    /// Whether it is a directory that children find by its path.
+    /// Whether the file is a directory that children open by its path.
     pub(super) fn is_directory_with_path(&self) -> bool {
         self.kind == FdKind::Directory && !self.is_standard_stream
     }
 
-    /// Whether it had a path that was removed.
+    /// Whether the path of the file was removed.
     fn is_removed_from_path(&self) -> bool {
         let is_file = matches!(self.kind, FdKind::Memory | FdKind::DeletedDirectory(_));
         self.is_deleted && is_file && !self.is_standard_stream && self.link.ends_with(DELETED_SUFFIX)
     }
 
-    /// Whether open files of this kind lead to the same stream if they have the same inode.
+    /// Whether all open files of this kind with the same inode are the same stream.
     fn has_one_stream_per_inode(&self) -> bool {
         matches!(self.kind, FdKind::Pipe | FdKind::NamedPipe | FdKind::Terminal | FdKind::Socket)
     }
@@ -268,7 +268,7 @@ impl OpenFd {
     }
 }
 
-/// Open files that cannot be carried, with reasons. `root` shows the tree's files.
+/// Refuses open files that cannot be carried. `root` is the root of the tree.
 pub(super) fn refuse_open_files(pid: i32, root: TreeRoot, fds: &[OpenFd]) -> Result<Vec<Refusal>, CaptureError> {
     let mut refusals = Vec::new();
     for fd in fds {
@@ -280,8 +280,8 @@ pub(super) fn refuse_open_files(pid: i32, root: TreeRoot, fds: &[OpenFd]) -> Res
     Ok(refusals)
 }
 
-/// Refuses files and directories that were removed from a volume while they were open. A copy would hide what other nodes do
-/// to the volume.
+/// Refuses files and directories that were removed from a volume while they were open. A child's copy would miss changes
+/// that other nodes make.
 fn refuse_removed_from_volumes(pid: i32, root: TreeRoot, fds: &[OpenFd]) -> Result<Vec<Refusal>, CaptureError> {
     let mut removed = fds.iter().filter(|fd| fd.is_removed_from_path()).peekable();
     if removed.peek().is_none() {
@@ -295,8 +295,8 @@ fn refuse_removed_from_volumes(pid: i32, root: TreeRoot, fds: &[OpenFd]) -> Resu
     Ok(removed.filter_map(refuse).collect())
 }
 
-/// A process that requests its own capture waits on a socket, on which its children will be answered. If it has no such
-/// socket, another process made the request.
+/// Refuses a process that lacks the socket on which its own checkpoint was requested: another process made the request. The
+/// children get their replies on this socket.
 pub(super) fn check_caller_socket(pid: i32, fds: &[OpenFd], sockets: &DaemonSockets) -> Option<Refusal> {
     let inode = sockets.caller?;
     let waits = fds.iter().any(|fd| fd.kind == FdKind::DaemonSocket { is_caller: true } && !fd.is_standard_stream);
@@ -345,7 +345,7 @@ fn refuse_unsupported_sockets(pid: i32, fds: &[OpenFd]) -> Result<Vec<Refusal>, 
     Ok(refusals)
 }
 
-/// Descriptors of sockets that are bound to the address of an interface of their network.
+/// Lists the descriptors of sockets that are bound to the address of a network interface.
 pub(super) fn list_interface_sockets(pid: i32, fds: &[OpenFd]) -> Result<Vec<u32>, CaptureError> {
     let mut numbers = Vec::new();
     for (fd, copy) in open_sockets(pid, fds).map_err(CaptureError::reading(pid, "the sockets"))? {
@@ -355,7 +355,7 @@ pub(super) fn list_interface_sockets(pid: i32, fds: &[OpenFd]) -> Result<Vec<u32
     Ok(numbers)
 }
 
-/// Opens a socket diagnosis if the process has sockets whose peers only the kernel knows.
+/// Opens a sock_diag(7) socket in the process's network if `sockets::needs_diagnosis` is true for one of its sockets.
 pub(super) fn open_socket_diagnosis(pid: i32, fds: &[OpenFd]) -> Result<Option<SockDiag>, CaptureError> {
     let mut all = open_sockets(pid, fds).map_err(CaptureError::reading(pid, "the sockets"))?;
     if !all.any(|(_, copy)| sockets::needs_diagnosis(copy.as_fd())) {
@@ -364,15 +364,16 @@ pub(super) fn open_socket_diagnosis(pid: i32, fds: &[OpenFd]) -> Result<Option<S
     SockDiag::open(pid).map(Some).map_err(CaptureError::reading(pid, "the sockets"))
 }
 
-/// The sockets other than standard streams, each with a duplicate. One that is closed meanwhile is left out. Drop each
-/// duplicate before the next: the process may run, and a socket that it closes stays open as long as a duplicate is.
+/// Iterates over the sockets other than standard streams, each with a duplicate. Omits sockets that are closed during the
+/// call. Drop each duplicate before the next: the process may run, and a socket that it closes stays open while a duplicate
+/// exists.
 fn open_sockets(pid: i32, fds: &[OpenFd]) -> io::Result<impl Iterator<Item = (&OpenFd, OwnedFd)>> {
     let mut wanted = fds.iter().filter(|fd| fd.kind == FdKind::Socket && !fd.is_standard_stream).peekable();
     let process = wanted.peek().map(|_| pidfd::open(pid)).transpose()?;
     Ok(wanted.filter_map(move |fd| Some((fd, fd.duplicate(process.as_ref()?).ok()?))))
 }
 
-/// Notes for the user about open files that are carried. The first process must be first.
+/// Returns notes for the user about pipes with only one end in the tree. The first process of the tree must be first.
 pub(super) fn file_notes(processes: &[(i32, Vec<OpenFd>)]) -> Result<Vec<String>, CaptureError> {
     let mut ends = Vec::new();
     for (pid, fds) in processes {

@@ -6,7 +6,7 @@
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
-use farfork_sys::process::{self, FdInfo};
+use farfork_sys::process::{self, FdInfo, TaskFd};
 
 use super::OpenFd;
 
@@ -19,9 +19,9 @@ pub(super) type OpenFileKey = (u64, u64, Option<u32>);
 /// An open file that was found before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct KnownOpenFile {
-    /// Its first known descriptor.
+    /// The first known descriptor of the open file.
     pub(super) first: ProcessFd,
-    /// Its index among the open files.
+    /// Index among the open files of the descriptor.
     pub(super) index: u32,
 }
 
@@ -41,8 +41,9 @@ impl OpenFileIndex {
     /// kcmp(2) fails, because a process was killed for example, the files count as different.
     pub(super) fn find(&self, identity: OpenFileKey, descriptor: ProcessFd) -> Result<KnownOpenFile, usize> {
         let alike = self.0.get(&identity).map_or(&[][..], Vec::as_slice);
-        let order = |first| process::compare_open_files(first, descriptor).unwrap_or(Ordering::Less);
-        alike.binary_search_by(|known| order(known.first)).map(|position| alike[position])
+        let task_fd = |(pid, fd): ProcessFd| TaskFd { pid, fd };
+        let order = |first| process::compare_open_files(task_fd(first), task_fd(descriptor)).unwrap_or(Ordering::Less);
+        alike.binary_search_by(|(first, _)| order(*first)).map(|position| alike[position])
     }
 
     /// Adds an open file at its position.
@@ -67,7 +68,7 @@ mod tests {
         let descriptor = |file: &OwnedFd| (own, file.as_raw_fd().cast_unsigned());
         let (mut firsts, identity) = (OpenFileIndex::default(), (0, 0, None));
         for (index, file) in files.iter().enumerate() {
-            let position = firsts.find(identity, descriptor(file)).expect_err("none of those before is it");
+            let position = firsts.find(identity, descriptor(file)).expect_err("no earlier file is the same");
             firsts.insert(identity, position, KnownOpenFile { first: descriptor(file), index: index as u32 });
         }
         for (index, (file, duplicate)) in files.iter().zip(&duplicates).enumerate() {

@@ -1,6 +1,6 @@
-//! Detects files of a process that its node does not have at their paths. They are carried like deleted files. Writes of a
-//! child are in its overlay layer, and its payload is in its own directory. A service may have its own mounts, like those of
-//! a container runtime. A mount may have been removed, or covered by another.
+//! Detects files of a process that its node lacks at their paths. They are carried like deleted files. Examples are a
+//! child's payload and the files in its overlay layer, files on the private mounts of a service or container, and files
+//! whose mount was removed or covered.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -26,13 +26,13 @@ pub(in crate::capture) fn is_absent_on_node(
     !has_same_times(path, found) && is_not_bind_mount(directory, mount_table, is_its).unwrap_or(true)
 }
 
-/// Whether a path still leads to the file that a process with the same mounts has open. `found`: its statx(2) result. It
-/// does not if something was mounted over it, or if its own mount was removed (MNT_DETACH).
+/// Whether a path still leads to the file that a process with the same mounts has open. `found`: its statx(2) result. False
+/// if another mount covers the path, or if the file's mount was removed (MNT_DETACH).
 pub(in crate::capture) fn is_at_path(path: &[u8], found: &Statx) -> bool {
     let identity = |found: &Statx| (found.stx_dev_major, found.stx_dev_minor, found.stx_ino);
     let path = Path::new(OsStr::from_bytes(path));
     match statx(CWD, path, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::BASIC_STATS | StatxFlags::MNT_ID) {
-        // Another file in the same mount may have got the name just now.
+        // On the same mount, another inode means only that the file was replaced just now.
         Ok(at_path) => at_path.stx_mnt_id == found.stx_mnt_id || identity(&at_path) == identity(found),
         Err(error) => !matches!(error, Errno::NOENT | Errno::NOTDIR),
     }
@@ -40,7 +40,7 @@ pub(in crate::capture) fn is_at_path(path: &[u8], found: &Statx) -> bool {
 
 /// Whether a path still leads to a mapped file. On an overlay, the mapped file is the one in its layer, on another mount.
 pub(in crate::capture) fn is_mapping_at_path(path: &[u8], found: impl Fn() -> Option<Statx>) -> bool {
-    /// A file that is being written looks different each time.
+    /// Size and times of a file that is being written may differ between two statx(2) calls.
     const STAT_RETRIES_MAX: usize = 3;
     let is_it = |found: &Statx| is_at_path(path, found) || has_same_times(path, found);
     (0..STAT_RETRIES_MAX).any(|_| found().is_none_or(|found| is_it(&found)))
@@ -57,8 +57,8 @@ fn has_same_times(path: &[u8], found: &Statx) -> bool {
     statx(CWD, path, AtFlags::empty(), StatxFlags::BASIC_STATS).is_ok_and(|at_path| look(&at_path) == look(found))
 }
 
-/// In a container made by farfork, only files on mounts that were made for it are its own. Mounts that the user has bound
-/// are for its children, too.
+/// Whether a file may differ from the node's. In a container of farfork, only files on mounts that farfork made do; its
+/// children get the user's bind mounts, too.
 fn is_not_bind_mount(
     directory: BorrowedFd<'_>,
     mount_table: &str,

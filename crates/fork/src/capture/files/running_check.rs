@@ -29,7 +29,7 @@ pub(in crate::capture) struct RunningFileCheck {
 #[derive(Debug, Clone, Copy)]
 pub(in crate::capture) struct CheckedProcess<'a> {
     pub(in crate::capture) pid: i32,
-    /// Shows the tree's files.
+    /// Root of the tree.
     pub(in crate::capture) root: TreeRoot,
     pub(in crate::capture) fds: &'a [OpenFd],
     pub(in crate::capture) profiles: &'a BTreeMap<i32, ThreadProfile>,
@@ -40,7 +40,7 @@ pub(in crate::capture) struct CheckedProcess<'a> {
 struct ProcessHandles {
     infos: FdDirectory,
     links: FdDirectory,
-    /// A pidfd.
+    /// Pidfd of the process.
     process: OwnedFd,
 }
 
@@ -66,7 +66,7 @@ impl RunningFileCheck {
                 Ok(reasons) => {
                     refusals.extend(reasons.into_iter().map(|why| Refusal::new(fd_object(pid, fd.number), why)))
                 }
-                // The descriptor was closed meanwhile.
+                // The descriptor was closed during the check.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => return Err(fd_read_error(pid, fd.number, error)),
             }

@@ -1,13 +1,13 @@
-//! The standard streams of a tree: where the streams of its first process lead out of the tree.
+//! The standard streams of a tree: the files outside the tree that descriptors 0, 1 and 2 of its first process lead to.
 //!
-//! A stream that leads to another process of the tree is an ordinary pipe. The stream that it replaced is the one with
+//! A descriptor that leads to another process of the tree is an ordinary pipe. Then the standard stream is the descriptor of
 //! the same number in the process at the pipe's other end.
 
 use std::io;
 use std::os::fd::AsFd;
 
 use farfork_sys::pidfd;
-use farfork_sys::process::{self, FdDirectory};
+use farfork_sys::process::{self, FdDirectory, TaskFd};
 
 use super::{FdKind, O_ACCMODE, O_RDWR, OpenFd, sockets};
 use crate::capture::error::CaptureError;
@@ -28,8 +28,8 @@ pub(in crate::capture) struct TreeStreams {
 struct TreeStream {
     /// The descriptor of the first process.
     inner: OpenFd,
-    /// The process that has the stream, under the same number: the first process itself, if the stream leads out of the
-    /// tree. `None` if it leads to other processes, and none of them has the stream any more.
+    /// The process whose descriptor of this number leads out of the tree: usually the first process itself. `None` if the
+    /// stream was redirected into the tree, and no process has the original stream.
     outer: Option<StreamHolder>,
 }
 
@@ -49,7 +49,7 @@ struct PipeEnd {
 }
 
 impl TreeStreams {
-    /// The streams of `pid`, which has these descriptors, if they lead out of its tree.
+    /// Returns the streams of `pid`, which has these descriptors. Assumes that they lead out of its tree.
     pub(in crate::capture) fn from_fds(pid: i32, fds: &[OpenFd]) -> Self {
         let own = fds.iter().filter(|fd| fd.number <= STREAM_FD_MAX && !fd.is_self_made(pid)).cloned();
         Self {
@@ -60,8 +60,8 @@ impl TreeStreams {
         }
     }
 
-    /// Resolves streams that lead to other processes of the tree. `processes` is called only if there may be any. A process
-    /// that ends meanwhile has no streams.
+    /// Resolves streams that lead to other processes of the tree. `processes` lists the tree; it is called only if a stream
+    /// is a pipe. Ignores processes that end during the call.
     pub(in crate::capture) fn resolve_inner_pipes(
         mut self,
         processes: impl FnOnce() -> Result<Vec<i32>, CaptureError>,
@@ -91,14 +91,15 @@ impl TreeStreams {
         self.streams.iter().any(|stream| stream.is_inner(self.root_pid))
     }
 
-    /// The streams when the first process has these descriptors; `None` if its streams have been redirected since.
+    /// Updates the streams to the present descriptors of the first process. Returns `None` if its streams were redirected
+    /// since the survey.
     pub(in crate::capture) fn refresh(&self, fds: &[OpenFd]) -> Option<Self> {
         let mut now = Self::from_fds(self.root_pid, fds);
         for before in self.streams.iter().filter(|stream| stream.is_inner(self.root_pid)) {
             let stream = now.streams.iter_mut().find(|stream| stream.inner.has_same_target(&before.inner))?;
             stream.outer.clone_from(&before.outer);
         }
-        // A new stream into a pipe may lead into the tree.
+        // A new pipe may lead into the tree.
         let is_known = |own: &OpenFd| self.streams.iter().any(|before| before.inner.has_same_target(own));
         now.streams.iter().all(|stream| stream.inner.kind != FdKind::Pipe || is_known(&stream.inner)).then_some(now)
     }
@@ -108,15 +109,15 @@ impl TreeStreams {
         self.root_pid
     }
 
-    /// The streams that a descriptor of a process leads to.
+    /// Returns the numbers of the streams that a descriptor of a process leads to.
     pub(super) fn matching_streams(&self, pid: i32, fd: &OpenFd) -> impl Iterator<Item = u32> {
         let outer = self.streams.iter().filter_map(|stream| stream.outer.as_ref());
         outer.filter(move |holder| holder.has_same_stream(pid, fd)).map(|holder| holder.fd.number)
     }
 
-    /// Marks standard streams. Descriptors 0, 1 and 2 always are: a parent that was started in the background has
-    /// `/dev/null` there, and its children must still be reachable. Files that share an open file with them are marked, too,
-    /// and pipes, terminals and sockets that are the same as theirs.
+    /// Marks the descriptors that are standard streams. Even `/dev/null` counts as one, because children of a parent that
+    /// was started in the background must be reachable. Also marks descriptors with the same open file as a stream, and
+    /// pipes, terminals and sockets with the same inode.
     pub(in crate::capture) fn mark_standard(&self, pid: i32, fds: &mut [OpenFd]) {
         for fd in fds.iter_mut() {
             let is_led = self.matching_streams(pid, fd).next().is_some();
@@ -136,13 +137,13 @@ impl StreamHolder {
         Ok(Self { pid, fd: OpenFd::read(&FdDirectory::open_links(pid)?, number)? })
     }
 
-    /// Whether a descriptor of process `pid` leads where the stream does.
+    /// Whether a descriptor of process `pid` leads to the same file as the stream.
     fn has_same_stream(&self, pid: i32, fd: &OpenFd) -> bool {
         let (holder, stream) = (self.pid, &self.fd);
         if (pid, fd.number) == (holder, stream.number) {
             return true;
         }
-        // `/dev/null` under another number is a file of its own, even if it is the same open file.
+        // `/dev/null` under another number counts as another file, even if it is the same open file.
         let is_same_inode = (fd.device, fd.inode) == (stream.device, stream.inode) && fd.kind != FdKind::Device;
         let is_same_file =
             || process::is_same_open_file_across((pid, fd.number), (holder, stream.number)).unwrap_or(false);
@@ -151,8 +152,8 @@ impl StreamHolder {
 }
 
 impl OpenFd {
-    /// Whether it is a file that a process makes for itself and that no process gets as a stream. If a process was started
-    /// without streams, the first files that it makes get their numbers.
+    /// Whether the process made the file for itself, so that it is no stream. In a process that was started without streams,
+    /// the first files that it opens get the numbers 0, 1 and 2.
     fn is_self_made(&self, pid: i32) -> bool {
         match &self.kind {
             FdKind::EventFd | FdKind::Epoll | FdKind::TimerFd | FdKind::SignalFd | FdKind::Inotify | FdKind::PidFd => {
@@ -178,6 +179,18 @@ impl OpenFd {
     }
 }
 
+/// Whether a descriptor leads where a standard stream does. Each is given with its process.
+fn is_same_stream((pid, fd): (i32, &OpenFd), (of, stream): (i32, &OpenFd)) -> bool {
+    if (pid, fd.number) == (of, stream.number) {
+        return true;
+    }
+    // `/dev/null` under another number is a file of its own, even if it is the same open file.
+    let is_same_inode = (fd.device, fd.inode) == (stream.device, stream.inode) && fd.kind != FdKind::Device;
+    let (task_fd, stream_fd) = (TaskFd { pid, fd: fd.number }, TaskFd { pid: of, fd: stream.number });
+    let is_same_file = || process::is_same_open_file_across(task_fd, stream_fd).unwrap_or(false);
+    is_same_inode && (fd.has_one_stream_per_inode() || is_same_file())
+}
+
 /// The pipe ends of a process.
 fn list_pipe_ends(pid: i32) -> io::Result<Vec<PipeEnd>> {
     let (links, infos) = (FdDirectory::open_links(pid)?, FdDirectory::open_infos(pid)?);
@@ -193,8 +206,8 @@ fn list_pipe_ends(pid: i32) -> io::Result<Vec<PipeEnd>> {
     Ok(ends)
 }
 
-/// The process that has the stream which a descriptor of the first process was, before it was redirected into the tree. The
-/// first process itself, if it was not redirected; `None` if no process has the stream any more.
+/// Follows pipes from descriptor `number` of the first process, to find the process whose descriptor of that number leads
+/// out of the tree. Returns the first process if its descriptor does, and `None` if the pipes lead back to it.
 fn find_outer_holder(first: i32, number: u32, ends: &[PipeEnd]) -> Option<i32> {
     let mut pid = first;
     let mut seen = vec![pid];
@@ -211,7 +224,8 @@ fn find_outer_holder(first: i32, number: u32, ends: &[PipeEnd]) -> Option<i32> {
     }
 }
 
-/// The process with the other end of a pipe: preferably another process, and preferably as a standard stream.
+/// Returns the process with the other end of a pipe. Prefers another process, and one that has this end as a standard
+/// stream.
 fn find_peer_process(end: &PipeEnd, ends: &[PipeEnd]) -> Option<i32> {
     let is_other = |one: &&PipeEnd| one.inode == end.inode && one.access != end.access && one.access != O_RDWR;
     let others = ends.iter().filter(is_other).filter(|_| end.access != O_RDWR);
@@ -228,9 +242,9 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_is_followed_through_the_tree() {
+    fn the_outer_end_of_a_stream_is_found_through_the_tree() {
         let out = [end(1, 1, 7, O_WRONLY), end(1, 0, 5, O_RDONLY)];
-        assert_eq!(find_outer_holder(1, 1, &out), Some(1), "nobody of the tree reads it");
+        assert_eq!(find_outer_holder(1, 1, &out), Some(1), "no process of the tree reads it");
         let one = [end(1, 1, 7, O_WRONLY), end(2, 0, 7, O_RDONLY), end(2, 1, 8, O_WRONLY)];
         assert_eq!(find_outer_holder(1, 1, &one), Some(2));
         let two = [end(1, 1, 7, O_WRONLY), end(2, 0, 7, O_RDONLY), end(2, 1, 8, O_WRONLY), end(3, 0, 8, O_RDONLY)];
@@ -240,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_that_leads_back_is_no_stream() {
+    fn a_stream_that_returns_to_its_process_has_no_outer_end() {
         let own = [end(1, 1, 7, O_WRONLY), end(1, 9, 7, O_RDONLY)];
         assert_eq!(find_outer_holder(1, 1, &own), None);
         let round = [end(1, 1, 7, O_WRONLY), end(2, 0, 7, O_RDONLY), end(2, 1, 8, O_WRONLY), end(1, 5, 8, O_RDONLY)];
@@ -250,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn who_reads_is_preferred_to_who_merely_has_an_end() {
+    fn a_process_that_reads_standard_input_is_preferred() {
         let ends = [end(1, 1, 7, O_WRONLY), end(1, 9, 7, O_RDONLY), end(4, 8, 7, O_RDONLY), end(3, 0, 7, O_RDONLY)];
         assert_eq!(find_outer_holder(1, 1, &ends), Some(3));
     }

@@ -32,7 +32,7 @@ pub(crate) struct PipeState {
 pub(crate) struct OpenFileStates {
     /// All descriptors of the process.
     fd_table: ProcessFdTable,
-    /// `fdinfo` of those whose state was read, by descriptor number.
+    /// `fdinfo` of the descriptors whose state was read, by number.
     pub(super) fdinfo: BTreeMap<u32, FdInfo>,
     /// By inode.
     pub(super) pipes: BTreeMap<u64, PipeState>,
@@ -53,9 +53,9 @@ pub(crate) struct OpenFileStates {
 /// The descriptors of a process.
 #[derive(Debug, Default)]
 pub(super) struct ProcessFdTable {
-    /// Ascending.
+    /// By ascending number.
     pub(super) fds: Vec<OpenFd>,
-    /// The `fdinfo` of each.
+    /// The `fdinfo` of each descriptor, in the same order.
     pub(super) infos: Vec<FdInfo>,
 }
 
@@ -63,9 +63,9 @@ pub(super) struct ProcessFdTable {
 #[derive(Debug)]
 pub(super) struct FdStateSource<'a> {
     pub(super) pid: i32,
-    /// Its `fdinfo` directory.
+    /// The `fdinfo` directory of the process.
     pub(super) infos: &'a FdDirectory,
-    /// Set if it has sockets whose peers only the kernel knows.
+    /// Set if the process has sockets whose peers only sock_diag(7) shows.
     pub(super) diagnosis: Option<&'a SockDiag>,
 }
 
@@ -118,7 +118,7 @@ impl OpenFileStates {
                 Ok((fd, info))
             });
             let (fd, info) = found.map_err(|error| {
-                // Errors for a number that was reused since the survey depend on its new file.
+                // If the number was reused since the survey, the error concerns another file: survey again.
                 let is_another = known.is_some_and(|known| !known.is_unchanged(pid));
                 super::fd_read_error(pid, number, if is_another { io::ErrorKind::NotFound.into() } else { error })
             })?;
@@ -145,7 +145,7 @@ impl OpenFileStates {
             timerfd_gettime(self.duplicate_fd(pid, fd)?)?;
             info = infos.info(fd.number)?;
         }
-        // A number that was reused meanwhile is not read.
+        // Skip a pipe whose number was reused since its link was read.
         let is_pipe = matches!(fd.kind, FdKind::Pipe | FdKind::NamedPipe) && fd.inode == info.inode;
         if is_pipe && info.flags & O_ACCMODE != O_WRONLY && !self.pipes.contains_key(&info.inode) {
             let copy = self.duplicate_fd(pid, fd)?;
@@ -183,7 +183,7 @@ impl OpenFileStates {
         self.inflight.merge(&mut other.inflight);
     }
 
-    /// A copy of a descriptor of the process.
+    /// Duplicates a descriptor of the process into this process.
     fn duplicate_fd(&mut self, pid: i32, fd: &OpenFd) -> io::Result<OwnedFd> {
         if self.pidfd.is_none() {
             self.pidfd = Some(pidfd::open(pid)?);
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_that_leads_elsewhere_since_the_survey_is_looked_at_again() {
+    fn a_descriptor_number_that_was_reused_is_read_again() {
         let (_held, input) = std::io::pipe().map(|(reader, writer)| (writer, reader)).unwrap();
         let mut sleeper =
             Command::new("sleep").arg("60").stdin(Stdio::from(input)).stdout(Stdio::null()).spawn().unwrap();

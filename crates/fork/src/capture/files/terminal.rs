@@ -52,16 +52,16 @@ impl TerminalEnd {
 /// An end, with its process and descriptor number.
 pub(crate) type ProcessTerminalEnd<'a> = (i32, u32, &'a TerminalEnd);
 
-/// The part of a process's state that terminals depend on. Each id is as in this pid namespace, and as the child will know
-/// it.
+/// The part of a process's state that terminals depend on. Each pair has the id in farfork's pid namespace and the id in the
+/// child.
 #[derive(Debug)]
 pub(crate) struct SessionMember {
     pub(crate) pid: i32,
     pub(crate) session: (i32, u32),
     pub(crate) group: (i32, u32),
-    /// Number of its controlling terminal.
+    /// Number of the process's controlling terminal.
     pub(crate) terminal: Option<u32>,
-    /// Whether it is a zombie: it and its group remain until it is waited for.
+    /// Whether the process is a zombie: its id and its group remain until its parent waits for it.
     pub(crate) has_ended: bool,
 }
 
@@ -71,7 +71,7 @@ pub(super) fn read_terminal_end(copy: &OwnedFd, kind: &FdKind) -> io::Result<Ter
         return terminal::read_master(copy.as_fd()).map(TerminalEnd::Master);
     }
     match read_slave(copy) {
-        // Its master was closed.
+        // EIO: the master was closed.
         Err(error) if error.raw_os_error() == Some(rustix::io::Errno::IO.raw_os_error()) => Ok(TerminalEnd::HungUp),
         other => other,
     }
@@ -88,8 +88,7 @@ fn terminal_ends(fds: &[OpenFd]) -> impl Iterator<Item = &OpenFd> {
     fds.iter().filter(|fd| matches!(fd.kind, FdKind::Terminal | FdKind::TerminalMaster) && !fd.is_standard_stream)
 }
 
-/// Refuses ends that cannot be carried, no matter which process has the other ends. `root` shows which terminals are the
-/// tree's.
+/// Refuses ends that cannot be carried, no matter which process has the other ends. `root` is the root of the tree.
 pub(super) fn refuse_terminals(pid: i32, root: TreeRoot, fds: &[OpenFd]) -> Result<Vec<Refusal>, CaptureError> {
     if terminal_ends(fds).next().is_none() {
         return Ok(Vec::new());
@@ -97,7 +96,7 @@ pub(super) fn refuse_terminals(pid: i32, root: TreeRoot, fds: &[OpenFd]) -> Resu
     let mut refusals = Vec::new();
     let process = pidfd::open(pid).map_err(CaptureError::reading(pid, "the terminals"))?;
     for fd in terminal_ends(fds).filter(|fd| fd.kind == FdKind::TerminalMaster) {
-        // An end that was closed meanwhile is left out.
+        // Skip an end that was closed during the call.
         let Ok(copy) = fd.duplicate(&process) else { continue };
         let master =
             terminal::read_master(copy.as_fd()).map_err(CaptureError::reading(pid, format!("fd {}", fd.number)))?;
@@ -121,19 +120,19 @@ fn refuse_foreign_master(pid: i32, number: u32) -> Refusal {
     Refusal::new(fd_object(pid, number), reason)
 }
 
-/// Refuses ends whose other ends none of the processes has.
+/// Refuses ends of terminals whose other end none of the processes has open.
 pub(in crate::capture) fn refuse_unpaired<'a>(
     processes: impl Iterator<Item = (i32, &'a [OpenFd])>,
 ) -> Result<Vec<Refusal>, CaptureError> {
     let mut found = Vec::new();
     for (pid, fds) in processes.filter(|(_, fds)| terminal_ends(fds).next().is_some()) {
-        // A process that has ended meanwhile is left out.
+        // Skip a process that has ended.
         let process = match pidfd::open(pid).map_err(CaptureError::reading(pid, "the terminals")) {
             Err(CaptureError::ProcessGone { .. }) => continue,
             opened => opened?,
         };
         for fd in terminal_ends(fds) {
-            // An end that was closed meanwhile is left out.
+            // Skip an end that was closed during the call.
             let Ok(copy) = fd.duplicate(&process) else { continue };
             let end =
                 read_terminal_end(&copy, &fd.kind).map_err(CaptureError::reading(pid, format!("fd {}", fd.number)))?;
@@ -177,7 +176,7 @@ fn is_on_tree_devpts(root: TreeRoot, fd: &OpenFd) -> bool {
     fs::metadata(root.resolve(Path::new(DEVPTS_PATH))).is_ok_and(|directory| directory.dev() == fd.device)
 }
 
-/// Why a master cannot be carried, no matter which data is queued.
+/// Returns why a master cannot be carried, no matter which data is queued.
 fn refuse_master(pid: i32, root: TreeRoot, fd: &OpenFd, master: &PtyMaster) -> Option<String> {
     let number = master.number;
     if !is_ptmx_of_mounts(pid, root, fd) {
@@ -201,7 +200,7 @@ fn refuse_master(pid: i32, root: TreeRoot, fd: &OpenFd, master: &PtyMaster) -> O
     None
 }
 
-/// Whether it was opened in the mount namespace of the process, where `/dev/ptmx` leads to its own `/dev/pts`.
+/// Whether a master was opened in the mount namespace of the process, where `/dev/ptmx` leads to its own `/dev/pts`.
 fn is_ptmx_of_mounts(pid: i32, root: TreeRoot, fd: &OpenFd) -> bool {
     let mounts = fs::read(format!("/proc/{}/mountinfo", root.pid)).and_then(|text| table::parse(&text));
     let opened = FdInfo::read(pid, fd.number);
@@ -209,7 +208,7 @@ fn is_ptmx_of_mounts(pid: i32, root: TreeRoot, fd: &OpenFd) -> bool {
     mounts.iter().any(|mount| u64::from(mount.id) == opened.mount)
 }
 
-/// The terminals of a tree, ascending, or refusals. `root` shows the tree's files.
+/// Builds the terminals of a tree, by ascending number. `root` is the root of the tree.
 pub(in crate::capture) fn describe_terminals<'a>(
     ends: impl Iterator<Item = ProcessTerminalEnd<'a>> + Clone,
     session_members: &[SessionMember],
@@ -279,8 +278,8 @@ fn build_terminal(master: &PtyMaster, seats: &[SessionMember], root: TreeRoot) -
     })
 }
 
-/// The session that a terminal controls. It is carried only if all processes of the session have the terminal: children of
-/// its leader inherit it at their fork, and cannot get it in another way.
+/// Builds the session that a terminal controls. It is carried only if all processes of the session have the terminal: in a
+/// child, all processes of a session inherit it from the leader.
 fn build_controlled_session(
     master: &PtyMaster,
     session: i32,

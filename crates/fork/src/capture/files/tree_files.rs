@@ -1,8 +1,8 @@
 //! The open files of all processes of a tree, read in the pause. No duplicate of them is left when the pause ends.
 //!
-//! A duplicate in another process, even a brief one, keeps close(2) from closing the open file. Then an epoll reports it
-//! under a number that is another file's by now (epoll(7)). Its peer sees no end of file, its port and locks stay taken, and
-//! a program that was written to it cannot be executed.
+//! A duplicate in another process, even a brief one, keeps close(2) from closing the open file. Then epoll still reports the
+//! file under its old number, which may be another file's (epoll(7)). A peer sees no end of file, ports and locks stay
+//! taken, and a program that was just written cannot be executed (ETXTBSY).
 
 use super::builder::FileTableBuilder;
 use super::states::ProcessFdTable;
@@ -19,9 +19,9 @@ use crate::capture::tree_pause::PausedProcess;
 
 /// The open files of a tree, with the state that they depend on.
 pub(in crate::capture) struct TreeFiles {
-    /// Of each process, the first one first.
+    /// State of each process, the first process first.
     pub(in crate::capture) processes: Vec<ProcessFileState>,
-    /// Without the held files.
+    /// State of the tree. Its `held_files` are still empty.
     pub(in crate::capture) shared: SharedTreeState,
 }
 
@@ -37,7 +37,7 @@ struct TreeContext<'a> {
     tree: &'a ProcessTree,
     shared_copies: &'a SharedCopies,
     relations: &'a TreeRelations,
-    /// Has the pipes and sockets of all processes.
+    /// State of the pipes and sockets of all processes.
     tree_states: &'a OpenFileStates,
 }
 

@@ -23,7 +23,7 @@ use crate::file_identity;
 /// (`LimitNOFILE=`; 65,536 if raised as the guide says). Further files are not held, and a fork that needs one is refused.
 const HELD_FILES_MAX: usize = 16_384;
 
-/// Most bytes of a file of which a child gets a copy. The copy is in the child's memory.
+/// Largest file, in bytes, of which a child gets a copy. The copy takes up memory of the child.
 const COPIED_BYTES_MAX: u64 = 1 << 30;
 
 /// Pseudo files of the kernel, whose contents are made when they are read.
@@ -147,7 +147,7 @@ pub(super) fn is_readable_by_owner(fd: &OpenFd, links: &FdDirectory) -> bool {
     !is_pseudo_path(&fd.link) && link().is_ok_and(|link| link.st_mode & OWNER_MAY_READ != 0)
 }
 
-/// The version of an open file, if it has a path and bytes.
+/// Returns the version of a regular open file. `None` for pseudo files, and for descriptors of a location only (O_PATH).
 pub(super) fn open_file_version(fd: &OpenFd, file: &OpenFile, index: u32) -> Option<FileVersion> {
     let OpenFile::Regular { flags, .. } = file else { return None };
     let is_place = OFlags::from_bits_retain(*flags).contains(OFlags::PATH);
@@ -189,7 +189,7 @@ impl VersionCompletion<'_> {
 
     fn set_mapped_versions(&self, descriptor: &mut Descriptor) {
         for file in &mut descriptor.mapped_files {
-            // Open files were read in the pause: if the times are the same, the file has not changed since. Up to Linux
+            // Open files were read in the pause: if one has the same times, this file has not changed since. Up to Linux
             // 6.12, a change before the pause in the same clock tick has the same time, so the time alone is not enough.
             let is_as_in_pause = |open: &FileVersion| has_same_times(&open.identity, &file.identity);
             let may_be_later = file.identity.changed_ns >= self.stopped_ns;
@@ -208,7 +208,8 @@ impl VersionCompletion<'_> {
         format!("/proc/{template}/map_files/{:x}-{:x}", range.start, range.end)
     }
 
-    /// Adds files of shared writable mappings: each child has its own copy, in case their path leads elsewhere.
+    /// Adds the versions of files with shared writable mappings. Each child gets its own copy if the path leads to another
+    /// file.
     fn add_mapped_versions(&self, descriptor: &mut Descriptor, held_files: &mut Vec<Option<HeldFile>>) {
         let members = descriptor.descendants.iter().flat_map(|member| &member.mappings);
         let written = |mapping: &Mapping| match mapping.backing {
@@ -263,15 +264,15 @@ fn add_digest(version: &mut FileIdentity, file: Option<File>, path: &str, stoppe
         let is_as_then =
             || file_identity::stat_identity(&file).is_ok_and(|now| file_identity::has_same_content(version, &now));
         let digest = is_as_then().then(|| file_identity::compute_digest(&file).ok().flatten()).flatten();
-        // The file may be written meanwhile, so check again.
+        // The file may have been written while it was read, so check again.
         digest.filter(|_| is_as_then())
     });
     version.digest = version.digest.or(digest);
     set_node_numbers(version, path, stopped_ns);
 }
 
-/// Sets the device and inode that the node knows; a process in its own container knows others. A file whose times may have
-/// changed since the stop keeps its own: rename(2) gives the old and the new file of a path the same time.
+/// Sets device and inode to the numbers on the node; in a container, the process sees others. A file that may have changed
+/// since the stop keeps its numbers: rename(2) gives the old and the new file of a path the same time.
 fn set_node_numbers(version: &mut FileIdentity, path: &str, stopped_ns: i64) {
     if version.changed_ns >= stopped_ns {
         return;
@@ -283,7 +284,7 @@ fn set_node_numbers(version: &mut FileIdentity, path: &str, stopped_ns: i64) {
     }
 }
 
-/// Adds an extent for each held file that is small enough for a copy. All versions of a file share one.
+/// Adds an extent for each held file that is small enough for a copy. All versions of a file share one extent.
 fn add_extents(descriptor: &mut Descriptor, held_files: &[Option<HeldFile>]) {
     let mut known: BTreeMap<(u64, u64), ExtentId> = BTreeMap::new();
     for (index, (version, held_file)) in descriptor.file_versions.iter_mut().zip(held_files).enumerate() {

@@ -1,6 +1,6 @@
-//! Pages that a process inherits from other seeds: the process is a child of a seed, or was forked by one.
+//! Pages that a process inherits from other seeds: the process is a child of a seed, or was forked by such a child.
 //!
-//! A page that the process never touched is still with the seed that owns it, and only the pager knows these pages.
+//! A page that the process never touched exists only in the seed that owns it, and only the pager knows these pages.
 //! `attempt`, `pause` and `template` call this module. If a step fails, mappings of the template are still registered
 //! with the pager, and the template is refused for that.
 
@@ -22,9 +22,9 @@ use crate::pager::{ClientError, MapSegment, MemoryPlan, PagerClient};
 /// The pager that serves the missing pages of a process.
 #[derive(Debug, Clone)]
 pub struct ServingPager {
-    /// The client of that pager.
+    /// Client of the pager.
     pub pager: PagerClient,
-    /// The child that the process is, or that forked it.
+    /// The child that this process belongs to.
     pub child: ChildId,
     /// The child's directory, with the memory plan.
     pub directory: PathBuf,
@@ -60,13 +60,13 @@ impl ServingPager {
 }
 
 impl TemplateSearch {
-    /// Skips an older space: the clone of another process, which may look like this one's.
+    /// Skips the address space of another process's clone, which may have its injection pages at the same address.
     pub(super) fn skip_address_space(&mut self, found: u32) {
         self.first_number = self.first_number.max(found + 1);
     }
 
-    /// Finds the template's space in the pause. `None` if the process is not served: it executes another program, or has all
-    /// of its pages.
+    /// Finds the template's address space in the pause. `None` if the pager does not serve the process: it executes another
+    /// program, or has all of its pages.
     pub(super) fn find_address_space(&self, injection_pages: &InjectionPages) -> Result<Option<u32>, CaptureError> {
         let ServingPager { pager, child, .. } = &self.pager;
         match pager.find_space(child, self.first_number, injection_pages.mapped_range().start) {
@@ -77,7 +77,7 @@ impl TemplateSearch {
         }
     }
 
-    /// Reads, after the pause, which pages the template of this space lacks. The pager no longer serves the space then.
+    /// Reads which pages the template lacks, and makes the pager close the template's address space. Called after the pause.
     pub(super) fn release_address_space(&self, space: u32) -> Result<MissingPages, CaptureError> {
         let ServingPager { pager, child, directory, address } = &self.pager;
         let segments = pager.list_segments(child, space).map_err(pager_error(self.pid))?;
@@ -89,7 +89,7 @@ impl TemplateSearch {
 }
 
 impl MissingPages {
-    /// The pages that the template inherits: missing at its pager, and not present in it.
+    /// Returns the pages that the template inherits: listed by the pager, and not present in the template.
     pub(super) fn inherited_pages(&self, pid: i32, space: &TemplateMemory) -> Result<InheritedPages, CaptureError> {
         let populated: Vec<_> = space.populated_ranges().collect();
         let inherited = InheritedPages::from_plan(&self.plan, &self.segments, &populated, self.address);

@@ -1,4 +1,4 @@
-//! The pages that a template inherits: those that its map at the pager shows and that it does not have. Pure.
+//! Computes the pages that a template inherits: pages that its map at the pager shows and that the template lacks. Pure.
 
 use std::net::SocketAddr;
 use std::ops::Range;
@@ -16,7 +16,7 @@ struct InheritedRange {
     end: u64,
     /// Index into the layers.
     layer: u32,
-    /// The extent in that layer, and the page of it that is at `start`.
+    /// The extent in that layer, and the number of its page at `start`.
     extent: ExtentId,
     page: u64,
 }
@@ -25,12 +25,12 @@ struct InheritedRange {
 #[derive(Debug, Default)]
 pub(in crate::capture) struct InheritedPages {
     layers: Vec<Layer>,
-    /// Ascending.
+    /// By ascending address.
     ranges: Vec<InheritedRange>,
 }
 
 impl InheritedPages {
-    /// The pages of the plan that the segments show and the template does not hold. Segments and `populated` are ascending.
+    /// Returns the pages of the plan that the segments show and the template lacks. Segments and `populated` are ascending.
     /// `address`: where other nodes read the seeds of this node.
     pub(super) fn from_plan(
         plan: &MemoryPlan,
@@ -67,7 +67,7 @@ impl InheritedPages {
         &self.layers
     }
 
-    /// The runs between two addresses, in pages from `start`.
+    /// Returns the inherited runs between two addresses. Page numbers count from `start`.
     pub(in crate::capture) fn runs_between(&self, start: u64, end: u64) -> Vec<InheritedRun> {
         let clipped = |range: &InheritedRange| {
             let (from, to) = (range.start.max(start), range.end.min(end));
@@ -78,7 +78,7 @@ impl InheritedPages {
         self.ranges_from(start).take_while(|range| range.start < end).map(clipped).collect()
     }
 
-    /// Whether a page is inherited; the template does not have it then.
+    /// Whether a page is inherited, so that the template lacks it.
     pub(in crate::capture) fn contains(&self, address: u64) -> bool {
         self.ranges_from(address).next().is_some_and(|range| range.start <= address)
     }
@@ -129,11 +129,11 @@ fn subtract_ranges(range: Range<u64>, present: &[Range<u64>]) -> Vec<Range<u64>>
     missing
 }
 
-/// A source, with the address at which other nodes reach it.
+/// Builds the layer of a source, with the address at which other nodes reach it.
 fn build_layer(source: &PageSource, address: SocketAddr) -> Layer {
     let owner = match source.owner {
         Address::Tcp(owner) => owner,
-        // Only seeds of this node are read through another provider.
+        // Only seeds of this node are read through shared memory or the simulation.
         Address::Shm(_) | Address::Sim(_) => address,
     };
     Layer { seed: source.seed.clone(), token: source.token, owner }
@@ -153,7 +153,7 @@ mod tests {
         PageSource { seed, token: Token::from_bytes([number as u8; 16]), owner: owner.parse().unwrap() }
     }
 
-    /// Extents 0 and 2. The page numbers encode source and page.
+    /// A plan with extents 0 and 2. The origin of each page follows from its number.
     fn plan(populated: &[bool]) -> MemoryPlan {
         let runs = |id: u32| {
             let is_there = |page: &u64| populated[(page + u64::from(id)) as usize % populated.len()];
@@ -180,7 +180,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_shown_and_not_held_is_inherited(
+        fn mapped_pages_that_are_not_private_are_inherited(
             populated in prop::collection::vec(any::<bool>(), 7..8),
             held in prop::collection::vec(any::<bool>(), 100..101),
             cuts in (0..20_u64, 20..40_u64, 0..20_u64, 20..40_u64),

@@ -1,6 +1,6 @@
 //! Executes system calls in stopped threads: a single call, or a script of many.
 //!
-//! A call that has started is never abandoned: a thread released inside it would run on with foreign registers.
+//! A call that has started is never abandoned: a thread released inside the call would continue with the call's registers.
 //! If it outlasts the deadline (fork of a huge process, a freezer), the injector still waits for it, and the attempt
 //! fails afterwards. `owner_thread` reports the timeout to the caller in time.
 
@@ -30,7 +30,7 @@ pub(in crate::capture) struct InjectedCall {
     pub(in crate::capture) name: &'static str,
     pub(in crate::capture) number: u64,
     pub(in crate::capture) arguments: [u64; 6],
-    /// Any value may be its result, because it never fails.
+    /// The call never fails, so no result is an error.
     never_fails: bool,
 }
 
@@ -68,10 +68,12 @@ impl InjectedCall {
 //  call    registers → vdso's `syscall` ─ PTRACE_SYSCALL ─▶ entry ─ INTERRUPT, CONT ─▶ PTRACE_EVENT_STOP
 //  script  registers → our own code     ─ CONT ─▶ all calls ─ tgkill(itself) ─▶ stop before that signal's delivery
 //
-// Single steps would be simpler, but the kernel forces the SIGTRAP that ends one: it resets the parent's disposition
-// if that signal is ignored or blocked, and kills the parent if the tracer dies. Neither stop above does harm when the
-// tracer dies. From both, the kernel restarts an interrupted call by itself once the old registers are back.
-/// Makes stopped threads execute system calls, and handles reports that arrive meanwhile. The threads' signals are blocked.
+// Single steps would be simpler, but the kernel forces the SIGTRAP that ends a step. The kernel then resets the parent's
+// disposition of SIGTRAP if that signal is ignored or blocked, and kills the parent if the tracer dies. Neither stop above
+// does harm when the tracer dies. From both, the kernel restarts an interrupted call by itself once the old registers are
+// back.
+/// Makes stopped threads execute system calls, and handles ptrace reports that arrive during the calls. The threads' signals
+/// are blocked.
 #[derive(Debug)]
 pub(in crate::capture) struct Injector<'a> {
     pid: i32,
@@ -80,9 +82,10 @@ pub(in crate::capture) struct Injector<'a> {
     deadline: &'a Deadline,
     /// A new tracee: the clone made by a call with CLONE_PTRACE.
     new_clone: Option<i32>,
-    /// Receives the reports, if other processes of the tree are stopped, too; otherwise this thread waits itself.
+    /// Receives the reports if several pauses run concurrently. `None`: this thread waits for reports itself.
     executor: Option<&'a PauseExecutor<'a>>,
-    /// Signals that arrived meanwhile although the others are blocked. They are sent again when the thread is released.
+    /// Signals that cannot be blocked and arrived during calls, each with its thread id. They are sent again when the thread
+    /// is released.
     pub(in crate::capture) withheld_signals: Vec<(i32, i32)>,
 }
 
@@ -98,7 +101,7 @@ impl<'a> Injector<'a> {
         }
     }
 
-    /// An injector whose pause runs concurrently with others.
+    /// Returns an injector for a pause that runs concurrently with others.
     pub(in crate::capture) fn with_executor(pid: i32, syscall_at: u64, pause_executor: &'a PauseExecutor<'a>) -> Self {
         let mut alone = Self::new(pid, syscall_at, pause_executor.deadline());
         alone.executor = Some(pause_executor);
@@ -126,8 +129,8 @@ impl<'a> Injector<'a> {
         self.execute(tid, &registers, call).await
     }
 
-    /// Makes one call in one thread, protected by `rescue`: if this process dies meanwhile, the frame restores the thread.
-    /// The registers still lead to the frame afterwards. The caller disarms it when they no longer do.
+    /// Makes one call in one thread, protected by `rescue`: if this process dies during the call, the frame restores the
+    /// thread. Afterwards the registers still point to the frame. The caller disarms it once they no longer do.
     pub(in crate::capture) async fn call_with_frame(
         &mut self,
         tid: i32,
@@ -156,12 +159,12 @@ impl<'a> Injector<'a> {
                     resume(ptrace::interrupt(tid).and_then(|()| ptrace::resume(tid, 0)))?;
                 }
                 (true, _, EVENT_STOP) => break,
-                // The thread would fault there forever.
+                // The thread would fault at this address forever.
                 (false, signal, event) if RunningScript::is_fault_stop(signal, event) => {
                     let cause = io::Error::other("its vdso was moved or unmapped");
                     return Err(CaptureError::tracing("make calls in", tid)(cause));
                 }
-                // A group stop, or a signal that cannot be blocked. It is repeated at the end, by the kernel or by this
+                // A group stop, or a signal that cannot be blocked. It is repeated at the release, by the kernel or by this
                 // process.
                 (_, signal, event) => {
                     self.withheld_signals.extend((event == 0).then_some((tid, signal)));
@@ -198,8 +201,8 @@ impl<'a> Injector<'a> {
         ptrace::resume(running.tid(), 0).map_err(CaptureError::tracing("resume", running.tid()))
     }
 
-    /// Waits until all scripts that `must` selects have ended. Removes them, and others that have ended. The registers of
-    /// their threads then lead to rt_sigreturn(2), so their slots are free.
+    /// Waits until all scripts that `must` selects have ended. Removes all ended scripts from `running`. The registers of
+    /// their threads then point to rt_sigreturn(2), so their slots are free.
     pub(in crate::capture) async fn wait_scripts(
         &mut self,
         running: &mut Vec<RunningScript>,
@@ -286,8 +289,8 @@ impl<'a> Injector<'a> {
     /// Records a report of a thread that runs no script: the first stop of a new clone, or an end.
     fn record_report(&mut self, tid: i32, report: TraceeEvent) -> Result<(), CaptureError> {
         match report {
-            // A clone was killed. Its user will find that. The working threads must still be waited for. The kernel reports
-            // the end until it is reaped.
+            // A clone was killed, which its later user will notice. Threads that make calls must still be waited for. Reap
+            // the clone: the kernel reports its end until then.
             TraceeEvent::Ended if self.executor.is_some_and(|pause_executor| !pause_executor.contains(tid)) => {
                 let _ = ptrace::reap(tid);
                 self.new_clone.get_or_insert(tid);
@@ -315,7 +318,7 @@ impl Drop for Injector<'_> {
     }
 }
 
-/// The general registers of a stopped thread, which must run 64-bit code.
+/// Reads the general registers of a stopped thread. Fails if the thread runs 32-bit code.
 pub(in crate::capture) fn read_registers(tid: i32) -> Result<Registers, CaptureError> {
     let registers = ptrace::read_registers(tid).map_err(CaptureError::tracing("read the registers of", tid))?;
     registers.ok_or_else(|| CaptureError::Trace {
@@ -325,8 +328,8 @@ pub(in crate::capture) fn read_registers(tid: i32) -> Result<Registers, CaptureE
     })
 }
 
-/// Address of a `syscall` instruction in a process's vdso. The kernel maps the same vdso into most processes, so the offset
-/// found last is tried first.
+/// Finds the address of a `syscall` instruction in a process's vdso. The kernel maps the same vdso into most processes, so
+/// tries the last found offset first.
 pub(in crate::capture) fn find_vdso_syscall(pid: i32, vdso: &MapEntry) -> io::Result<Option<u64>> {
     const SYSCALL: [u8; 2] = [0x0f, 0x05];
     static LAST_OFFSET: AtomicU64 = AtomicU64::new(0);

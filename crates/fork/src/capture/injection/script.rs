@@ -1,7 +1,7 @@
-//! Scripts: many system calls in one run. A script is a list of calls in a thread's memory; `CODE` makes them.
+//! A script is a list of system calls in a thread's memory. `CODE` makes all of them in one run.
 //!
-//! `InjectionPages` holds the scripts and `Injector` runs them. The last own call is tgkill(2) of the thread itself, which
-//! stops at that signal. The entry after it, rt_sigreturn(2), runs only if no tracer holds the thread any more.
+//! `InjectionPages` holds the scripts and `Injector` runs them. The last call is tgkill(2) of the thread itself, which stops
+//! at that signal. The entry after it, rt_sigreturn(2), runs only if the tracer has died.
 
 use farfork_sys::process::ProcStatus;
 use farfork_sys::ptrace::Registers;
@@ -15,8 +15,8 @@ pub(in crate::capture) const ENTRY_BYTES: usize = 64;
 pub(in crate::capture) const TRAILER_ENTRIES: usize = 2;
 const RESULT_OFFSET: usize = 56;
 
-/// The program. It reads the word at rsp after each call: a clone, whose stack pointer is unmapped, would die at its first
-/// instructions if it ever ran.
+/// The machine code. After each call, it reads the word at rsp. So a clone, whose stack pointer is unmapped, would die at
+/// its first instructions if it ever ran.
 pub(in crate::capture) const CODE: [u8; 56] = [
     0x49, 0x8b, 0x07, //             0: mov  (%r15), %rax
     0x48, 0x83, 0xf8, 0xff, //          cmp  $-1, %rax
@@ -39,7 +39,7 @@ pub(in crate::capture) const CODE: [u8; 56] = [
 /// Offset of the instruction after the calls' `syscall`.
 const AFTER_SYSCALL_OFFSET: u64 = 0x23;
 
-/// Offset of the rt_sigreturn.
+/// Offset of the code that calls rt_sigreturn(2).
 const SIGRETURN_OFFSET: u64 = 0x31;
 
 const TGKILL: u64 = 234;
@@ -58,7 +58,7 @@ impl EndSignal {
         Self([SIGURG, SIGWINCH, SIGCHLD].into_iter().find(is_free).unwrap_or(SIGURG))
     }
 
-    /// All signals but this one.
+    /// Signal mask that blocks all signals but this one.
     pub(in crate::capture) fn blocked_mask(self) -> u64 {
         !(1 << (self.0 - 1))
     }
@@ -95,7 +95,7 @@ pub(in crate::capture) fn read_word(bytes: &[u8], at: usize) -> u64 {
     u64::from_ne_bytes(std::array::from_fn(|index| bytes[at + index]))
 }
 
-/// A script that runs.
+/// A script that runs in a thread.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::capture) struct RunningScript {
     pub(super) tid: i32,
@@ -103,9 +103,9 @@ pub(in crate::capture) struct RunningScript {
     pub(super) code: u64,
     /// Address of the first call.
     pub(super) script: u64,
-    /// Address of the entry that ends it.
+    /// Address of the tgkill(2) entry, which ends the script.
     pub(super) end_call_address: u64,
-    /// Address of the word that is read after each call; that is a signal frame, if there is one.
+    /// Stack pointer: address of the word that `CODE` reads after each call. The thread's signal frame, if it has one.
     pub(super) rsp: u64,
     pub(super) end_signal: EndSignal,
 }
@@ -120,8 +120,8 @@ impl RunningScript {
         Registers { rip: self.code, r15: self.script, rsp: self.rsp, orig_rax: u64::MAX, rax: 0, ..*base }
     }
 
-    /// Registers for a script that has ended, which lead to rt_sigreturn(2). The slot may be overwritten from now on: if
-    /// this process dies, the thread must not read its next call there.
+    /// Registers that move the thread from an ended script to rt_sigreturn(2). Then the slot may be overwritten: if this
+    /// process dies, the thread does not read its next call from the slot.
     pub(in crate::capture) fn sigreturn_registers(&self, ended: &Registers) -> Registers {
         Registers { rip: self.code + SIGRETURN_OFFSET, rsp: self.rsp, orig_rax: u64::MAX, ..*ended }
     }
@@ -148,17 +148,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_code_jumps_where_it_should() {
+    fn jumps_of_the_injected_code_have_correct_targets() {
         let jump = |at: usize| (at + 2).wrapping_add_signed(isize::from(CODE[at + 1].cast_signed()));
         let syscall = CODE.windows(2).position(|window| window == [0x0f, 0x05]).unwrap();
         assert_eq!(syscall as u64 + 2, AFTER_SYSCALL_OFFSET);
         assert_eq!((CODE[7], jump(7)), (0x74, SIGRETURN_OFFSET as usize), "the end is the rt_sigreturn");
-        assert_eq!((CODE[0x2f], jump(0x2f)), (0xeb, 0), "the loop begins at the beginning");
+        assert_eq!((CODE[0x2f], jump(0x2f)), (0xeb, 0), "the loop jumps to the first instruction");
         assert_eq!(CODE[SIGRETURN_OFFSET as usize..], [0xb8, 15, 0, 0, 0, 0x0f, 0x05]);
     }
 
     #[test]
-    fn a_script_ends_with_the_threads_own_signal() {
+    fn a_script_ends_with_a_signal_to_its_thread() {
         let call = InjectedCall::new("brk", 12, [7]);
         let bytes = encode(&[call], (3, 4), EndSignal(23));
         let words: Vec<u64> = bytes.chunks(8).map(|word| super::read_word(word, 0)).collect();

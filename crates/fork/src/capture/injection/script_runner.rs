@@ -22,7 +22,7 @@ pub(in crate::capture) struct InjectionTarget<'a> {
     pub(in crate::capture) pid: i32,
     /// Registers for injected calls.
     pub(in crate::capture) registers: &'a Registers,
-    /// Its id in its pid namespace.
+    /// Id of the main thread in its pid namespace.
     pub(in crate::capture) inner_id: u32,
     pub(in crate::capture) mem: &'a File,
 }

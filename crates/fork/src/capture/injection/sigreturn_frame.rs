@@ -1,7 +1,7 @@
 //! A signal frame on a thread's own stack. It protects calls that map or unmap `InjectionPages`, or reap a template.
 //!
 //! While the tracer lives, it stops the thread after the call. If the tracer dies, the call returns into rt_sigreturn(2),
-//! which loads the thread's whole state. So the frame stays until the thread's registers lead to its script, or are
+//! which loads the thread's whole state. So the frame stays until the thread's registers point to its script, or are
 //! restored. If the program lacks the code or the stack for a frame, the call is made in the vdso, unprotected.
 
 use std::cell::Cell;
@@ -33,7 +33,7 @@ const SYSCALL_RETURN: &[u8] = &[0x0f, 0x05, 0xc3];
 /// `mov $15, %rax; syscall`, and with `%eax`: the code to which a signal handler returns.
 const SIGRETURN: [&[u8]; 2] = [&[0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05], &[0xb8, 0x0f, 0, 0, 0, 0x0f, 0x05]];
 
-/// Addresses of the two code sequences.
+/// Addresses of `syscall; ret` and of the rt_sigreturn(2) code, or their offsets in a mapping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::capture) struct Gadgets {
     syscall_return: u64,
@@ -41,9 +41,9 @@ pub(in crate::capture) struct Gadgets {
 }
 
 impl Gadgets {
-    /// Finds them in a process's code. Results are cached by file.
+    /// Finds both code sequences in a process's memory. Results are cached by file.
     pub(in crate::capture) fn find(pid: i32, maps: &[MapEntry]) -> Option<Self> {
-        /// By device, inode and offset of a mapping.
+        /// Offsets, by device, inode and file offset of a mapping.
         static GADGET_CACHE: Mutex<BTreeMap<(u64, u64, u64), Option<Gadgets>>> = Mutex::new(BTreeMap::new());
         const READ_EXECUTE: u8 = 5;
         let is_code = |entry: &&MapEntry| {
@@ -62,12 +62,12 @@ impl Gadgets {
                 offsets
             })?;
             let gadgets = offsets.rebase(entry.start);
-            // The file may have been another one when it was searched.
+            // The cached offsets may belong to an earlier file with the same inode.
             gadgets.is_present(pid).then_some(gadgets)
         })
     }
 
-    /// Offsets in one mapping.
+    /// Searches one mapping. Returns offsets from its start.
     fn find_in_mapping(pid: i32, entry: &MapEntry) -> Option<Self> {
         let mut code = vec![0; entry.bytes() as usize];
         let read = read_process(pid, entry.start, &mut code).ok()?;
@@ -130,7 +130,8 @@ impl SigreturnFrame {
         let mut saved = vec![0; bytes as usize];
         mem.read_exact_at(&mut saved, address).ok()?;
         let registers = thread.restart_registers().to_words();
-        // An invalid mode: sigaltstack(2) fails, which rt_sigreturn(2) ignores, and the alternate stack does not change.
+        // These flags are invalid: sigaltstack(2) fails, rt_sigreturn(2) ignores that, and the alternate stack does not
+        // change.
         let alt_stack = AltStack { base: 0, bytes: 0, flags: 0x70 };
         let (xstate, signal_mask) = (thread_extended_state.xstate(), thread.signal_mask);
         let state = SignalFrameState { registers: &registers, xstate, signal_mask, alt_stack };
@@ -139,7 +140,7 @@ impl SigreturnFrame {
         Some(Self { gadgets, stack_address: address, frame, saved_stack: saved, is_armed: Cell::new(false) })
     }
 
-    /// Writes the frame onto the stack. Not while a clone is made, which would inherit it.
+    /// Writes the frame onto the stack. Must not be called while a clone is made, which would inherit the frame.
     fn arm(&self, mem: &File) -> bool {
         if !self.is_armed.get() {
             self.is_armed.set(mem.write_all_at(&self.frame, self.stack_address).is_ok());
@@ -147,7 +148,7 @@ impl SigreturnFrame {
         self.is_armed.get()
     }
 
-    /// Restores the contents of the stack. Not while the thread's registers lead to the frame.
+    /// Restores the contents of the stack. Must not be called while the thread's registers point to the frame.
     fn disarm(&self, mem: &File) {
         // It fails only if the process was killed: nothing is left to restore.
         let _ = mem.write_all_at(&self.saved_stack, self.stack_address);
@@ -161,7 +162,7 @@ impl SigreturnFrame {
         Registers { rip, rsp, orig_rax: u64::MAX, ..*registers }
     }
 
-    /// Moves a call to code that returns into the frame.
+    /// Changes the registers of a call, so that its code returns into the frame.
     pub(in crate::capture) fn redirect_call(&self, registers: Registers) -> Registers {
         Registers { rip: self.gadgets.syscall_return, rsp: self.stack_address, ..registers }
     }
@@ -177,17 +178,18 @@ pub(in crate::capture) struct RescueFrame<'a> {
 }
 
 impl<'a> RescueFrame<'a> {
-    /// No frame: the calls are not protected.
+    /// Returns a value without a frame: calls with it are not protected.
     pub(in crate::capture) fn without_frame(mem: &'a File) -> Self {
         Self { frame: None, mem }
     }
 
-    /// Writes the frame onto the stack; `None` if there is no frame. Not while a clone is made, which would inherit it.
+    /// Writes the frame onto the stack; `None` if there is no frame. Must not be called while a clone is made, which would
+    /// inherit the frame.
     pub(in crate::capture) fn arm(self) -> Option<&'a SigreturnFrame> {
         self.frame.filter(|frame| frame.arm(self.mem))
     }
 
-    /// Restores the contents of the stack. Not while the thread's registers lead to the frame.
+    /// Restores the contents of the stack. Must not be called while the thread's registers point to the frame.
     pub(in crate::capture) fn disarm(self) {
         if let Some(frame) = self.frame {
             frame.disarm(self.mem);
@@ -218,7 +220,7 @@ mod tests {
     use farfork_sys::process;
 
     #[test]
-    fn our_own_libc_has_both() {
+    fn the_libc_of_this_process_has_both_gadgets() {
         let pid = std::process::id() as i32;
         let maps = process::read_maps(pid).unwrap();
         let gadgets = Gadgets::find(pid, &maps).expect("this program uses glibc");

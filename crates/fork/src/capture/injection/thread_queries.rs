@@ -1,7 +1,7 @@
 //! State that only the process itself can query: system calls that all of its threads make in the pause, in parallel.
 //!
-//! `pause` calls `build_scripts` and parses the results as `ThreadAnswers`. The leader skips the calls whose answers
-//! its template inherits: `state::inherited_state` asks the template later.
+//! `pause` calls `build_scripts` and parses the results as `ThreadAnswers`. The leader skips calls about state that its
+//! template inherits: `state::inherited_state` queries the template later.
 
 use farfork_wire::descriptor::{AltStack, IntervalTimer};
 
@@ -21,32 +21,32 @@ pub(in crate::capture) struct ThreadAnswers {
     pub(in crate::capture) clear_child_tid: u64,
     /// Whether reading the time stamp counter raises SIGSEGV (PR_SET_TSC).
     pub(in crate::capture) is_tsc_forbidden: bool,
-    /// Only of the leader.
+    /// Only set for the leader.
     pub(in crate::capture) parent_death_signal: u32,
-    /// Only of the leader: those that are armed.
+    /// The armed timers. Only set for the leader.
     pub(in crate::capture) interval_timers: Vec<IntervalTimer>,
-    /// Only of the leader. A clone does not inherit it.
+    /// Only set for the leader. A clone does not inherit it.
     pub(in crate::capture) is_subreaper: bool,
     pub(in crate::capture) personality: u32,
-    /// Not of the leader, whose template has inherited them.
+    /// `None` for the leader: its template inherits them, and is queried later.
     pub(in crate::capture) securebits: Option<u32>,
-    /// Only of the leader. A template loses its own when its priority is raised.
+    /// Only set for the leader. The template's own value is lost when its priority is raised.
     pub(in crate::capture) timer_slack_ns: u64,
 }
 
-/// Indices of the calls whose results are answers.
+/// Indices of the calls that return an answer as their result.
 const PERSONALITY_INDEX: usize = 0;
-/// Of the leader.
+/// Index in the leader's script.
 const TIMER_SLACK_INDEX: usize = 1;
-/// Of the other threads.
+/// Index in the scripts of the other threads.
 const SECUREBITS_INDEX: usize = 1;
 
 /// Offsets of answers in a thread's slot.
 const ALT_STACK_OFFSET: u64 = 0;
 const TID_ADDRESS_OFFSET: u64 = 24;
-/// Of threads other than the leader.
+/// Only in slots of threads other than the leader.
 const TSC_MODE_OFFSET: u64 = 32;
-/// Of the leader.
+/// Only in the slot of the leader.
 const DEATH_SIGNAL_OFFSET: u64 = 32;
 const TIMERS_OFFSET: u64 = 40;
 
@@ -62,7 +62,8 @@ const _: () = assert!(SUBREAPER_OFFSET + 8 <= ANSWER_BYTES);
 //  the others     │ personality(-1)   prctl(PR_GET_SECUREBITS)
 //                 │ sigaltstack(NULL, buf)         prctl(PR_GET_TSC, buf)
 //  all            │ prctl(PR_GET_TID_ADDRESS, buf), if the thread is not glibc's
-/// The calls of the threads, the leader first; and the clear_child_tid addresses that need no call.
+/// Builds the scripts of the threads, the leader first. Also returns the clear_child_tid addresses, each `None` if a call
+/// must query it.
 pub(in crate::capture) fn build_scripts(
     snapshot: &ProcessSnapshot,
     thread_extended_state: &[ThreadExtendedState],
@@ -159,7 +160,8 @@ const fn interval_timer_offset(which: usize) -> u64 {
 }
 
 impl ThreadAnswers {
-    /// Parses a thread's finished script and its answers. `tid_address` is the address, if it needed no call.
+    /// Parses a thread's finished script and its answers. `tid_address` is the clear_child_tid address, if it needed no
+    /// call.
     pub(in crate::capture) fn parse(
         (script, bytes): (&[u8], &[u8]),
         is_leader: bool,

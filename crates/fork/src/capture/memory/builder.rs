@@ -39,7 +39,7 @@ struct MemoryMapBuilder<'a> {
     pid: i32,
     template_pid: i32,
     shared: &'a SharedCopies,
-    /// The executable, if it is a shared object. It cannot be written to.
+    /// Index of the executable, if it is a shared object. No process can write to it.
     exe_object: Option<u32>,
     inherited: &'a InheritedPages,
     regions: Vec<PageRegion>,
@@ -109,7 +109,7 @@ impl MemoryMapBuilder<'_> {
         Ok(())
     }
 
-    /// An extent for memory without a file: pages of the template and inherited pages.
+    /// Adds an extent for memory without a file: pages of the template and inherited pages.
     fn build_anonymous(&mut self, entry: &MapEntry) -> Option<ExtentId> {
         let (populated, inherited) =
             (self.populated_runs(entry, |_| true), self.inherited.runs_between(entry.start, entry.end));
@@ -121,7 +121,8 @@ impl MemoryMapBuilder<'_> {
         Some(id)
     }
 
-    /// A private file mapping. The owner serves it if the process has written to it; otherwise its file does.
+    /// Builds a private file mapping. If the process has written to it, the owner serves all its pages; otherwise children
+    /// can map the file.
     fn build_private_file(&mut self, entry: &MapEntry) -> Result<Backing, CaptureError> {
         if let Some(object) = self.shared_object_of(entry) {
             return Ok(self.build_private_object(entry, object));
@@ -136,8 +137,8 @@ impl MemoryMapBuilder<'_> {
         Ok(Backing::PrivateFile { file, offset: entry.offset, extent })
     }
 
-    /// A private file mapping that the owner serves completely: written pages, and the file's own, which the owner reads
-    /// through the same mapping.
+    /// Builds a private file mapping that the owner serves completely: written pages, and the file's own, which the owner
+    /// reads through the same mapping.
     fn build_written_file(&mut self, entry: &MapEntry) -> Result<Backing, CaptureError> {
         let file_bytes = match std::fs::metadata(self.map_files_link(entry)) {
             // Pages that were not written show the file, which may be changed in place.
@@ -157,8 +158,8 @@ impl MemoryMapBuilder<'_> {
         Ok(Backing::Anonymous { extent: self.add_extent(entry, merge_runs(runs)) })
     }
 
-    /// The shared object of a private mapping. Not the executable: its pages never change, and are fetched when they are
-    /// touched.
+    /// Returns the shared object of a private mapping. `None` for the executable: its pages never change, and are fetched
+    /// when they are touched.
     fn shared_object_of(&self, entry: &MapEntry) -> Option<u32> {
         use std::os::unix::fs::MetadataExt;
         if self.shared.is_empty() {
@@ -174,8 +175,8 @@ impl MemoryMapBuilder<'_> {
         Backing::PrivateObject { object, offset: entry.offset, written: self.add_extent(entry, pages) }
     }
 
-    /// Private hugetlbfs memory of a process that is its own template, with the data of its file. A page that neither of
-    /// them has must not be read: reading would allocate it.
+    /// Builds private hugetlbfs memory of a stopped parent: pages of the process, and data of its file. Omits pages that
+    /// neither has, because reading them would allocate them.
     fn build_hugetlb_file(&mut self, entry: &MapEntry) -> Result<Backing, CaptureError> {
         let data = File::open(self.map_files_link(entry)).and_then(|file| hugetlbfs::find_present_ranges(&file));
         let data = data.map_err(|source| self.refusal_of(entry, &mapping_error(entry, &source)))?;
@@ -200,7 +201,7 @@ impl MemoryMapBuilder<'_> {
         Ok(Backing::SharedMemory { object, offset: entry.offset })
     }
 
-    /// Index of a mapping's file, and its size in bytes.
+    /// Returns the index of a mapping's file, and the file's size in bytes. Adds a new file.
     fn file_index(&mut self, entry: &MapEntry) -> Result<(u32, u64), CaptureError> {
         let key = (entry.device, entry.inode);
         if let Some(index) = self.file_indices.get(&key) {
@@ -227,12 +228,12 @@ impl MemoryMapBuilder<'_> {
         CaptureError::refused(self.pid, vec![Refusal::new(object, reason)])
     }
 
-    /// The populated pages of a mapping that `wanted` selects, counted from its start.
+    /// Returns the populated pages of a mapping that `wanted` selects. Page numbers count from its start.
     fn populated_runs(&self, entry: &MapEntry, wanted: impl Fn(&PageRegion) -> bool) -> Vec<PageRun> {
         self.populated_and_guard_runs(entry, |region| !region.is_guard() && wanted(region))
     }
 
-    /// Like `populated_runs`, but guard pages are passed to `wanted`, too.
+    /// Like `populated_runs`, but also passes guard pages to `wanted`.
     fn populated_and_guard_runs(&self, entry: &MapEntry, wanted: impl Fn(&PageRegion) -> bool) -> Vec<PageRun> {
         let from = self.regions.partition_point(|region| region.end <= entry.start);
         let inside = self.regions[from..].iter().take_while(|region| region.start < entry.end);
@@ -250,7 +251,7 @@ impl MemoryMapBuilder<'_> {
         inside.any(|region| region.is_huge() && !region.is_file()) && !entry.is_shared
     }
 
-    /// An extent for the pages of a mapping; `None` if there is nothing to fetch.
+    /// Adds an extent for the pages of a mapping. Returns `None` if there is nothing to fetch.
     fn add_extent(&mut self, entry: &MapEntry, populated: Vec<PageRun>) -> Option<ExtentId> {
         (!populated.is_empty()).then(|| self.push_extent(entry, populated))
     }
@@ -276,7 +277,7 @@ fn has_path(entry: &MapEntry) -> bool {
 /// Refuses anything but a regular file without opening it: opening a device can have side effects.
 fn identify_regular(link: &str) -> io::Result<FileIdentity> {
     if !std::fs::metadata(link)?.is_file() {
-        return Err(io::Error::other("it is no regular file"));
+        return Err(io::Error::other("it is not a regular file"));
     }
     read_identity(Path::new(link))
 }

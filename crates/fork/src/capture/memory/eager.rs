@@ -1,6 +1,6 @@
-//! Pages that a child needs before it runs. The kernel touches them where it cannot wait for a page fault. That is at a
-//! thread's exit (robust futexes, clear_child_tid), when it is scheduled (rseq), and when a process reads the arguments and
-//! the environment in /proc.
+//! Pages that a child needs before it runs, because the kernel accesses them where it cannot wait for a page fault. It does
+//! so when a thread exits (robust futexes, clear_child_tid) or is scheduled (rseq), and when a process reads arguments or
+//! environment in /proc.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -29,8 +29,8 @@ pub(in crate::capture) struct LocalMemory<'a> {
 }
 
 impl LocalMemory<'_> {
-    /// Fails for pages that the template inherits or that do not exist: it would read zeroes there, or nothing. Nothing is
-    /// missed, because the process itself has touched all memory that the kernel uses for it.
+    /// Reads memory of the template. Fails for inherited pages, which would read as zeroes, and for unmapped ones. No eager
+    /// page is lost, because the process itself has touched all memory that the kernel uses for it.
     fn read_exact_at(&self, into: &mut [u8], address: u64) -> io::Result<()> {
         let last = address.saturating_add((into.len() as u64).saturating_sub(1));
         if self.inherited.contains(address / PAGE_SIZE * PAGE_SIZE)
@@ -42,7 +42,7 @@ impl LocalMemory<'_> {
     }
 }
 
-/// The eager pages of all threads, read from the template: ascending, adjacent pages in one piece.
+/// Reads the eager pages of all threads from the template, by ascending address.
 pub(in crate::capture) fn read_eager_pages(
     mem: &LocalMemory<'_>,
     threads: &[Thread],

@@ -1,5 +1,5 @@
-//! Detects by device which mapped files are on file systems of the kernel; mapping flags would show them too late. Also
-//! detects mapped files that the node does not have.
+//! Detects by device which mapped files are on hugetlbfs or sysfs, because mapping flags are read too late. Also detects
+//! mapped files that the node lacks at their paths.
 
 use std::collections::BTreeMap;
 
@@ -16,15 +16,16 @@ use crate::capture::files::{DELETED_SUFFIX, path_identity};
 /// VmFlags of a mapping of hugetlbfs huge pages.
 pub(super) const HUGETLB_FLAG: &str = "ht";
 
-/// A flag of farfork, which `smaps` does not have: a shared mapping of a file that is the process's own.
+/// A flag of farfork, which `smaps` does not have. It marks a shared mapping of a file that is copied, because the node
+/// lacks it at its path or `copies_files` is set.
 pub(super) const OWN_FILE_FLAG: &str = "own";
 
-/// Results so far.
+/// Results of earlier checks: each device and each file is checked once.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct FileSystemCache {
     /// By device.
     kinds: BTreeMap<u64, FileSystemKind>,
-    /// Whether files of shared mappings are copied in the pause, like deleted ones.
+    /// Whether files of shared mappings are copied in the pause, like deleted files.
     copies_files: bool,
     /// Whether a file is at its path, by device and inode.
     path_matches: BTreeMap<(u64, u64), bool>,
@@ -43,7 +44,7 @@ impl FileSystemCache {
         Self { copies_files, ..Self::default() }
     }
 
-    /// Marks hugetlbfs mappings, as `smaps` would, and shared mappings of files that are the process's own.
+    /// Marks hugetlbfs mappings, as `smaps` would, and shared mappings of files that are copied ([`OWN_FILE_FLAG`]).
     pub(crate) fn mark_mappings(&mut self, pid: i32, maps: &mut [MapEntry]) {
         for entry in maps.iter_mut().filter(|entry| is_on_virtual_device(entry)) {
             if self.kind_of(pid, entry) == FileSystemKind::Hugetlbfs && !entry.has_flag(HUGETLB_FLAG) {
@@ -75,7 +76,7 @@ impl FileSystemCache {
         maps.iter().filter(|entry| is_on_virtual_device(entry)).filter(is_devices).map(refusal).collect()
     }
 
-    /// Whether a mapped file of the node is at its path. Each file is checked once.
+    /// Whether a mapped file is still at its path on this node. Each file is checked once.
     fn is_at_path(&mut self, pid: i32, entry: &MapEntry) -> bool {
         if !entry.path.starts_with(b"/") || entry.path.ends_with(DELETED_SUFFIX) {
             return true;
@@ -97,7 +98,7 @@ fn is_absent_on_node(pid: i32, entry: &MapEntry) -> bool {
     let link = format!("/proc/{pid}/map_files/{}", entry.range_name());
     let found = statx(CWD, link, AtFlags::empty(), StatxFlags::BASIC_STATS);
     let mounts = format!("/proc/{pid}/mountinfo");
-    // A mapping on an overlay is of the file in its layer, whose mount is in no table.
+    // On an overlay, the mapped file is the one in a layer, whose mount is in no mount table. So compare devices.
     let device = format!("{}:{}", major(entry.device), minor(entry.device));
     let is_its = |mount: &Mount| mount.device == device;
     found.is_ok_and(|found| {
@@ -109,7 +110,7 @@ fn is_regular_file(found: &Statx) -> bool {
     FileType::from_raw_mode(found.stx_mode.into()).is_file()
 }
 
-/// Whether a file may be on hugetlbfs or sysfs: it is not on the device of a driver.
+/// Whether a mapped file may be on hugetlbfs or sysfs: its device has the major number 0, so it has no driver.
 fn is_on_virtual_device(entry: &MapEntry) -> bool {
     entry.inode != 0 && major(entry.device) == 0
 }

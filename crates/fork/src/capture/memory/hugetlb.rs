@@ -1,8 +1,8 @@
 //! Replaces private hugetlbfs memory of a clone by ordinary memory with the same contents, while the parent is stopped.
 //!
-//! If the clone kept sharing it, a write of the parent would take one more huge page. If none is free, the kernel takes the
-//! page from the clone, or kills the parent if it has reserved none. All mappings are replaced before any contents are
-//! copied: a copy that fails leaves nothing shared.
+//! If the clone kept sharing this memory, each write of the parent would need one more huge page. If none is free, the
+//! kernel takes the page from the clone, or kills the parent if it has no reservation. All mappings are replaced before any
+//! contents are copied: a copy that fails leaves nothing shared.
 
 use std::fs::File;
 use std::io;
@@ -33,8 +33,8 @@ const MUNMAP: u64 = 11;
 const MADVISE: u64 = 28;
 
 //  clone   mmap(MAP_FIXED) over each mapping ─ madvise(MADV_HUGEPAGE) ─ contents, from the parent
-/// Replaces hugetlbfs memory of a clone of a stopped process, which has `mapped_bytes` mapped, with the injection pages. An
-/// earlier, `discarded` clone only loses it.
+/// Replaces the private hugetlbfs memory of a clone. `mapped_bytes`: size of all mappings of the stopped process, including
+/// the injection pages. In an earlier clone, `discarded`, only unmaps that memory.
 pub(in crate::capture) async fn replace_hugetlb(
     process: &PreparedProcess,
     mapped_bytes: u64,
@@ -78,7 +78,7 @@ fn may_have_hugetlb(survey: &Survey, mapped_bytes: u64, injection_range: Range<u
     !survey.hugetlb.is_empty() || surveyed + (injection_range.end - injection_range.start) != mapped_bytes
 }
 
-/// The advice for the ordinary memory that replaces a mapping.
+/// Returns the madvise(2) advice for the ordinary memory that replaces a mapping.
 fn list_advice(survey: &Survey, mapping: &MapEntry) -> impl Iterator<Item = u64> {
     const MADV_HUGEPAGE: u64 = 14;
     const ADVICE_BY_FLAG: [(&str, u64); 3] = [("dd", 16), ("sr", 2), ("rr", 1)];
@@ -87,7 +87,8 @@ fn list_advice(survey: &Survey, mapping: &MapEntry) -> impl Iterator<Item = u64>
     std::iter::once(MADV_HUGEPAGE).chain(again.map(|(_, advice)| advice))
 }
 
-/// The call that maps ordinary memory over a mapping. It reserves nothing, because the mapping may never be filled.
+/// Returns the call that maps ordinary memory over a mapping. It reserves no memory, because the mapping may never be
+/// filled.
 fn map_anonymous_call(mapping: &MapEntry) -> InjectedCall {
     const MAP_PRIVATE: u64 = 0x02;
     const MAP_FIXED: u64 = 0x10;
@@ -167,8 +168,8 @@ impl<'a> HugePageCopier<'a> {
         CaptureError::reading(self.pid, "its memory in huge pages of hugetlbfs")
     }
 
-    /// Reads a chunk. If the process shares the page with its own child, process_vm_readv(2) would make the kernel copy the
-    /// page first.
+    /// Reads a chunk of the process's memory. Uses `/proc/PID/mem` if the process shares the page with a child of its own:
+    /// process_vm_readv(2) would make the kernel copy the page.
     fn read_chunk(&mut self, at: Range<u64>) -> io::Result<()> {
         let chunk = &mut self.chunk[..(at.end - at.start) as usize];
         if self.tables.is_any_shared(at.start, at.start + PAGE_SIZE)? {

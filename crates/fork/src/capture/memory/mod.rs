@@ -73,7 +73,7 @@ pub(super) fn is_shared_object(entry: &MapEntry) -> bool {
     classify_mapping(entry) == Ok(MappingKind::SharedObject)
 }
 
-/// The kernel appends this to the path of a file that is no longer where it was opened.
+/// Whether a path has the suffix that the kernel appends if the file was deleted or replaced.
 fn is_deleted(path: &[u8]) -> bool {
     path.ends_with(DELETED_SUFFIX)
 }
@@ -88,7 +88,7 @@ pub(super) fn is_private_hugetlb(entry: &MapEntry) -> bool {
     !entry.is_shared && is_hugetlb(entry)
 }
 
-/// The addresses at which a mapping shows a part of its file.
+/// Returns the addresses at which a mapping shows a part of its file; `None` if it does not.
 pub(super) fn mapped_range_of(entry: &MapEntry, part: &Range<u64>) -> Option<Range<u64>> {
     let (first, behind) = (part.start.max(entry.offset), part.end.min(entry.offset + entry.bytes()));
     (first < behind).then(|| entry.start + first - entry.offset..entry.start + behind - entry.offset)
@@ -144,7 +144,7 @@ pub(super) fn refuse_mappings<'a>(pid: i32, maps: impl IntoIterator<Item = &'a M
     maps.into_iter().filter(|entry| !is_dontfork(entry)).filter_map(refusal).collect()
 }
 
-/// Refuses mappings because of their files. The process may unmap them meanwhile.
+/// Refuses mappings because of their files. Ignores mappings that the process unmaps during the call.
 pub(super) fn file_refusals<'a>(pid: i32, maps: impl IntoIterator<Item = &'a MapEntry>) -> Vec<Refusal> {
     let refusal = |entry: &MapEntry| {
         let bytes = || std::fs::metadata(format!("/proc/{pid}/map_files/{}", entry.range_name())).ok();
@@ -160,20 +160,20 @@ pub(super) fn file_refusals<'a>(pid: i32, maps: impl IntoIterator<Item = &'a Map
     maps.into_iter().filter(|entry| !is_dontfork(entry)).filter_map(refusal).collect()
 }
 
-/// The path of a mapped file, which is opened by its path.
+/// Returns the path of a mapped file, by which children open it.
 fn check_path(entry: &MapEntry) -> Result<&str, &'static str> {
     str::from_utf8(&entry.path).map_err(|_| "the path of its file is not UTF-8")
 }
 
-/// Checks that a whole segment is attached. A segment that was partly unmapped cannot be attached like that.
+/// Checks that a whole System V segment is attached. shmat(2) cannot attach a part of a segment.
 fn check_segment_size(entry: &MapEntry, segment_bytes: u64) -> Result<(), &'static str> {
     let is_whole = entry.offset == 0 && entry.bytes() == segment_bytes.next_multiple_of(PAGE_SIZE);
     let reason = "it is a part of a segment of System V shared memory, whose rest was unmapped";
     is_whole.then_some(()).ok_or(reason)
 }
 
-/// Whether children lack a mapping, according to its flags. It is marked MADV_DONTFORK; and it is not private memory without
-/// a file, or is marked MADV_DONTDUMP as well (decision 014).
+/// Whether children lack a mapping, according to its flags: it is marked MADV_DONTFORK, and it is shared, has a file or is
+/// also marked MADV_DONTDUMP (decision 014).
 pub(super) fn is_dontfork(entry: &MapEntry) -> bool {
     entry.has_flag("dc") && (entry.has_flag("dd") || !is_private_anonymous(entry))
 }
@@ -183,7 +183,7 @@ pub(super) fn is_private_anonymous(entry: &MapEntry) -> bool {
     classify_mapping(entry) == Ok(MappingKind::Anonymous) && entry.inode == 0
 }
 
-/// Sorted runs; those that touch or overlap become one. `runs` must be ascending.
+/// Merges runs that touch or overlap. `runs` must be ascending.
 pub(super) fn merge_runs(runs: impl IntoIterator<Item = PageRun>) -> Vec<PageRun> {
     let mut merged: Vec<PageRun> = Vec::new();
     for run in runs.into_iter().filter(|run| run.count > 0) {
@@ -198,7 +198,7 @@ pub(super) fn merge_runs(runs: impl IntoIterator<Item = PageRun>) -> Vec<PageRun
     merged
 }
 
-/// For messages: an error about a mapping's file.
+/// Formats an error about a mapping's file.
 fn mapping_error(entry: &MapEntry, source: &io::Error) -> String {
     format!("its file {} cannot be inspected: {source}", String::from_utf8_lossy(&entry.path))
 }
@@ -210,7 +210,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn merged_runs_hold_the_same_pages_and_never_touch(mut firsts in prop::collection::vec((0_u64..200, 0_u64..9), 0..40)) {
+        fn merged_runs_have_the_same_pages_and_are_not_adjacent(mut firsts in prop::collection::vec((0_u64..200, 0_u64..9), 0..40)) {
             firsts.sort_unstable();
             let runs: Vec<PageRun> = firsts.iter().map(|(first, count)| PageRun { first: *first, count: *count }).collect();
             let merged = merge_runs(runs.iter().copied());

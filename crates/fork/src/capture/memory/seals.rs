@@ -1,8 +1,8 @@
-//! Detects sealed mappings (mseal(2)), which a child cannot rebuild, before the answer. Only mapping flags in `smaps` show
-//! the seal, and these are read after the answer.
+//! Detects sealed mappings (mseal(2)), which a child cannot rebuild, before the reply. Only mapping flags in `smaps` show
+//! the seal, and they are read after the reply.
 //!
 //! A template makes mprotect(2) calls that set the protection each mapping already has. A sealed mapping returns EPERM.
-//! For any other the kernel changes nothing. A parent never makes these calls.
+//! For any other mapping, the call changes nothing. A parent never makes these calls.
 
 use farfork_sys::process::MapEntry;
 
@@ -20,8 +20,8 @@ pub(in crate::capture) struct SealProbes<'a> {
 }
 
 impl<'a> SealProbes<'a> {
-    /// Probes for all mappings of the program in a template. None with READ_IMPLIES_EXEC, where readable memory is also
-    /// executable: such a call would change mappings, so their flags must decide.
+    /// Builds the probes for all mappings of the program. Builds none under READ_IMPLIES_EXEC (personality(2)): there, the
+    /// call would make readable mappings executable. Then mapping flags show the seals later.
     pub(in crate::capture) fn for_mappings(personality: u32, entries: &'a [MapEntry]) -> Self {
         const READ_IMPLIES_EXEC: u32 = 0x40_0000;
         if personality & READ_IMPLIES_EXEC != 0 {
@@ -32,12 +32,12 @@ impl<'a> SealProbes<'a> {
         Self { mappings: entries, calls }
     }
 
-    /// The first calls, which are made together with others.
+    /// Returns the first calls, which `SessionDetach` makes in its own script.
     pub(in crate::capture) fn first_calls(&self) -> &[InjectedCall] {
         &self.calls[..self.calls.len().min(PROBES_MAX)]
     }
 
-    /// Makes the other calls, and checks all results.
+    /// Makes the other calls, and checks all results. `results`: the results of the first calls.
     pub(in crate::capture) fn run(
         &self,
         pid: i32,

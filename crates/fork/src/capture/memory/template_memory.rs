@@ -1,7 +1,7 @@
 //! The address space of a template: its mappings, and which of their pages are populated.
 //!
-//! Mappings, and the pages of a small template, are read before the answer. Other pages are scanned after it. Mapping flags
-//! are read after it, too: `smaps` shows them only after a walk over all pages.
+//! Mappings, and the pages of a small template, are read before the reply. Other pages and mapping flags are read after the
+//! reply, because `smaps` walks over all pages to show the flags.
 
 use std::ops::Range;
 use std::os::unix::fs::MetadataExt;
@@ -29,10 +29,10 @@ const FLAG_PROBE_BYTES_MIN: u64 = 24 << 20;
 /// The memory of a template, or of a stopped parent.
 #[derive(Debug)]
 pub(crate) struct TemplateMemory {
-    /// For messages.
+    /// The captured process, for error messages.
     pub(super) pid: i32,
     pub(super) template_pid: i32,
-    /// Ascending.
+    /// By ascending address.
     pub(super) mappings: Vec<MapEntry>,
     /// Pages that hold data, ascending; empty before the scan.
     pub(super) regions: Vec<PageRegion>,
@@ -40,7 +40,7 @@ pub(crate) struct TemplateMemory {
 }
 
 impl TemplateMemory {
-    /// Reads the memory of `subject`, which is a template of `pid` or `pid` itself, without `injection_range`.
+    /// Reads the memory map of `subject`, which is a template of `pid` or `pid` itself. Omits `injection_range`.
     pub(crate) fn read(
         pid: i32,
         subject: i32,
@@ -57,7 +57,7 @@ impl TemplateMemory {
         if !found.is_empty() {
             return Err(CaptureError::refused(pid, found));
         }
-        // A clone has none, unless one was mapped after the survey.
+        // A clone has no such mapping, unless it was mapped after the survey.
         if subject != pid && entries.iter().any(is_private_hugetlb) {
             return Err(CaptureError::Unstable { pid, what: "its memory in huge pages of hugetlbfs".to_owned() });
         }
@@ -72,17 +72,17 @@ impl TemplateMemory {
         Ok(space)
     }
 
-    /// The process, for messages.
+    /// The captured process, for error messages.
     pub(crate) fn pid(&self) -> i32 {
         self.pid
     }
 
-    /// Its mappings, ascending.
+    /// The mappings, by ascending address.
     pub(crate) fn mappings(&self) -> &[MapEntry] {
         &self.mappings
     }
 
-    /// Bytes of its own pages that hold data; `None` before the scan.
+    /// Size in bytes of the populated pages that are not a file's; `None` before the scan.
     pub(crate) fn populated_bytes(&self) -> Option<u64> {
         let bytes = self
             .regions
@@ -111,9 +111,9 @@ impl TemplateMemory {
         self.mappings.iter().all(|entry| covering_mapping(flagged, entry).is_some())
     }
 
-    /// Copies mapping flags from `flagged`, the mappings of a flag probe. Those at the `marked` addresses were marked
-    /// MADV_WIPEONFORK there. Some flags are refused. A mapping without known flags could have any of them, so it is an
-    /// error.
+    /// Copies mapping flags from `flagged`, the mappings of a flag probe. The probe itself marked the mappings at the
+    /// `marked` addresses MADV_WIPEONFORK. Refuses mappings with certain flags. A mapping without known flags is an error,
+    /// because it could have any flag.
     pub(crate) fn apply_flags(&mut self, flagged: &[MapEntry], marked: &[u64]) -> Result<(), CaptureError> {
         for entry in &mut self.mappings {
             let Some(same) = covering_mapping(flagged, entry) else {
@@ -133,14 +133,14 @@ impl TemplateMemory {
         if found.is_empty() { Ok(()) } else { Err(CaptureError::refused(self.pid, found)) }
     }
 
-    /// Attached System V shared memory segments.
+    /// Ranges of attached System V shared memory segments.
     pub(crate) fn sysv_ranges(&self) -> Vec<Range<u64>> {
         let is_attached = |entry: &&MapEntry| entry.is_shared && entry.path.starts_with(SEGMENT_PREFIX);
         let segments = self.mappings.iter().filter(is_attached);
         segments.map(|entry| entry.start..entry.end).collect()
     }
 
-    /// Marks mappings as locked; those of a clone never are.
+    /// Marks the mappings of the parent's locked ranges. A clone's memory is never locked.
     pub(crate) fn mark_locked(&mut self, locked: &[Range<u64>]) {
         let is_locked = |entry: &MapEntry| locked.iter().any(|area| area.start <= entry.start && entry.end <= area.end);
         self.mappings
@@ -149,8 +149,8 @@ impl TemplateMemory {
             .for_each(|entry| entry.add_flag("lo"));
     }
 
-    /// Marks ranges that the template has but that fork(2) would not pass on. Without their marks, they may have been merged
-    /// with adjacent mappings, so these are split again. The ranges are ascending.
+    /// Marks ranges that the template has although fork(2) omits such ranges. The kernel may have merged them with adjacent
+    /// mappings, so splits these again. `areas` are ascending.
     pub(crate) fn mark_dontfork(&mut self, areas: &[Range<u64>]) {
         let entries = std::mem::take(&mut self.mappings);
         self.mappings = entries.into_iter().flat_map(|entry| split_at_ranges(entry, areas)).collect();
@@ -205,8 +205,7 @@ impl TemplateMemory {
     }
 }
 
-/// Splits a mapping at the borders of ascending ranges, and marks the parts inside them MADV_DONTFORK. None of them has a
-/// file.
+/// Splits a mapping at the borders of ascending ranges, and marks the parts inside them MADV_DONTFORK. No range has a file.
 fn split_at_ranges(entry: MapEntry, areas: &[Range<u64>]) -> Vec<MapEntry> {
     let from = areas.partition_point(|area| area.end <= entry.start);
     let (mut parts, mut at) = (Vec::new(), entry.start);
@@ -227,14 +226,14 @@ fn split_at_ranges(entry: MapEntry, areas: &[Range<u64>]) -> Vec<MapEntry> {
     parts
 }
 
-/// The mapping among `others`, which are ascending, that covers all of `entry`.
+/// Returns the mapping among `others`, which are ascending, that covers all of `entry`.
 fn covering_mapping<'a>(others: &'a [MapEntry], entry: &MapEntry) -> Option<&'a MapEntry> {
     let at = others.partition_point(|other| other.end <= entry.start);
     others.get(at).filter(|other| other.start <= entry.start && entry.end <= other.end)
 }
 
-/// The walks over mappings whose pages matter. Only in private file mappings, the pages of the file must be distinguished
-/// from written ones.
+/// Plans the page table walks over mappings whose pages matter. Adjacent mappings share a walk. Where a mapping may have a
+/// file, the walk distinguishes file pages from written ones.
 fn plan_scans(entries: &[MapEntry]) -> Vec<(Range<u64>, ScanDetail)> {
     let mut walks: Vec<(Range<u64>, ScanDetail)> = Vec::new();
     let mut goes_on = false;
@@ -245,7 +244,7 @@ fn plan_scans(entries: &[MapEntry]) -> Vec<(Range<u64>, ScanDetail)> {
                 ScanDetail::Populated
             }
             Ok(MappingKind::Anonymous) => ScanDetail::Owner,
-            // Their pages are not scanned.
+            // Pages of other mappings are not scanned.
             _ => {
                 goes_on = false;
                 continue;

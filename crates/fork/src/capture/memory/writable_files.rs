@@ -22,7 +22,7 @@ pub(crate) struct WrittenMapping {
     pub(crate) pages: Vec<PageRun>,
 }
 
-/// Links these mappings to their files. `written`: one item per process, the first one first.
+/// Links private mappings of writable files to their files. `written`: one item per process, the first process first.
 pub(crate) fn link_writable_files(descriptor: &mut Descriptor, written: Vec<WrittenMappings>) {
     let uses = collect_file_uses(descriptor);
     let is_written = |file: u32| {

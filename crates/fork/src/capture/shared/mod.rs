@@ -27,10 +27,11 @@ use super::survey::Survey;
 use super::tracer::deadline::Deadline;
 use sysv_shm::SysvSegment;
 
-/// Most bytes of shared memory that a pause copies. At some GB/s, the process is stopped for some seconds already.
+/// Most bytes of shared memory that a pause copies. Copying this much takes several seconds, in which the process is
+/// stopped.
 const SHARED_BYTES_MAX: u64 = 16 << 30;
 
-/// Bytes copied between two checks of the deadline: some milliseconds.
+/// Bytes copied between two checks of the deadline, in a few milliseconds.
 const COPY_CHUNK_BYTES: usize = 16 << 20;
 
 /// Prefix of a System V shared memory segment in a memory map.
@@ -102,11 +103,11 @@ struct SharedSource {
     name: String,
     kind: SharedObjectKind,
     file: File,
-    /// Whether it is on hugetlbfs.
+    /// Whether the object is on hugetlbfs.
     is_hugetlb: bool,
-    /// Whether it cannot be written to, because it is being executed.
+    /// Whether the contents cannot change, because the file is being executed.
     is_immutable: bool,
-    /// Allocated and touched, for the data that the survey found.
+    /// Buffers for the data that was found before the pause, allocated and touched.
     buffers: Vec<DataRun>,
 }
 
@@ -165,7 +166,7 @@ impl SharedSources {
         self.1.merge(others.1);
     }
 
-    /// Adds memory that is in flight in sockets, which only the pause shows.
+    /// Adds memory files in flight in sockets, which are found only in the pause.
     pub(super) fn add_inflight(&mut self, inflight_files: &InflightFiles) -> io::Result<()> {
         for (path, link) in inflight_files.memory_files() {
             let source = SharedSource::open(&path, link, &[])?;
@@ -192,7 +193,7 @@ impl SharedSources {
             if others.clone().any(|other| other.0.iter().any(|known| known.key == source.key)) {
                 continue;
             }
-            // Not zero: the allocator would return untouched pages, which would fault in the pause.
+            // Filled with ones: for zeroes, the allocator would return untouched pages, which would fault in the pause.
             source.buffers = runs
                 .iter()
                 .map(|(offset, bytes)| DataRun { offset: *offset, bytes: vec![1; *bytes as usize] })
@@ -206,7 +207,7 @@ impl SharedSources {
         Ok(())
     }
 
-    /// A refusal if they are too large to be copied.
+    /// Returns a refusal if the objects are too large to be copied.
     pub(super) fn size_refusal(&self, pid: i32) -> Result<Option<Refusal>, CaptureError> {
         let mut total = 0;
         for source in &self.0 {
@@ -275,7 +276,7 @@ impl SharedSource {
         })
     }
 
-    /// A segment that is not attached.
+    /// Returns a System V segment that the process has not attached.
     fn from_segment(file: File, segment: SysvSegment) -> io::Result<Self> {
         let metadata = file.metadata()?;
         let (key, is_huge) = ((metadata.dev(), metadata.ino()), hugetlbfs::is_on_hugetlbfs(&file)?);
@@ -283,7 +284,7 @@ impl SharedSource {
         Ok(Self { key, name, kind, file, is_hugetlb: is_huge, is_immutable: false, buffers: Vec::new() })
     }
 
-    /// Offset and length, in bytes, of each run of data.
+    /// Returns offset and length, in bytes, of each run of data.
     fn data_ranges(&self) -> io::Result<Vec<(u64, u64)>> {
         if self.is_hugetlb {
             return Ok(hugetlbfs::find_present_ranges(&self.file)?
@@ -391,7 +392,7 @@ pub(super) struct SharedObjectTable {
 }
 
 impl SharedCopies {
-    /// Adds objects that another process of the tree has, and that none had before the pause.
+    /// Adds the copies of another process of the tree, unless an object is already known.
     pub(super) fn merge(&mut self, other: Self) {
         for ((key, named), copy) in other.keys.into_iter().zip(other.attributes).zip(other.copies) {
             if !self.keys.contains(&key) {
@@ -407,7 +408,7 @@ impl SharedCopies {
         self.keys.iter().position(|key| *key == (device, inode)).map(|index| index as u32)
     }
 
-    /// Whether there are none.
+    /// Whether there are no objects.
     pub(super) fn is_empty(&self) -> bool {
         self.keys.is_empty()
     }
@@ -461,7 +462,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn holes_read_as_zeroes() {
+    fn holes_are_read_as_zeroes() {
         let run = |offset, byte| DataRun { offset, bytes: vec![byte; 4096] };
         let copy = SharedCopy { bytes: 5 * 4096, runs: vec![run(4096, 1), run(3 * 4096, 3)] };
         let mut all = vec![9; 6 * 4096];

@@ -79,7 +79,7 @@ impl IpcSources {
         for ListedSemaphoreSet { identity, count, creator_uid: maker, was_changed } in
             parse_semaphore_sets(&sets).ok_or_else(malformed)?
         {
-            // A set that was removed meanwhile counts as unused by the process.
+            // A set that was removed since it was listed counts as unused by the process.
             let last = |number| system_v::semaphore_last_pid(identity.id, number).ok();
             let is_used = (0..count).any(|number| last(number) == Some(pid));
             let is_new = || maker == user && !was_changed && (0..count).all(|number| last(number) == Some(0));
@@ -173,7 +173,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lists_are_read() {
+    fn lists_of_semaphore_sets_and_message_queues_are_parsed() {
         let sets = "       key      semid perms      nsems   uid   gid  cuid  cgid      otime      ctime\n\
                     -559038737      32769   600          3  1000   100  1000   100 1700000000 1700000000\n";
         let parsed = parse_semaphore_sets(sets).unwrap();

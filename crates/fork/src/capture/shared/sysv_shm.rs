@@ -1,6 +1,6 @@
 //! System V shared memory segments in the namespace of a process (sysvipc(7)).
 //!
-//! Attached segments are in the process's memory map. Of the others, those are carried that the process created.
+//! Attached segments are in the process's memory map. Other segments are carried if the process created them.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -25,7 +25,7 @@ pub(super) struct SysvSegment {
 }
 
 impl SysvSegment {
-    /// The segment as the descriptor has it.
+    /// Converts the segment to its entry in the descriptor.
     pub(super) fn to_shared_kind(self) -> SharedObjectKind {
         const SHM_DEST: u32 = 0o1000;
         const PERMISSIONS: u32 = 0o777;
@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_list_is_read() {
+    fn the_list_of_segments_is_parsed() {
         let text = "       key      shmid perms                  size  cpid  lpid nattch   uid   gid  cuid  cgid      atime      dtime      ctime                   rss                  swap\n\
                     -559038737          3  1640                 12288  9999  9999      2  1000   100  1000   100 1700000000          0 1700000000                  4096                     0\n";
         let expected = SharedObjectKind::SystemV {

@@ -9,8 +9,8 @@ use farfork_sys::process;
 
 use crate::capture::error::CaptureError;
 
-/// How long execve(2) may take from the end of the old address space to the first instruction. Meanwhile it reads the
-/// program's first pages, and waits for a CPU on a busy machine.
+/// How long execve(2) may take from the end of the old address space to the first instruction. In that time, the kernel
+/// reads the program's first pages, and waits for a CPU on a busy machine.
 const EXEC_LIMIT: Duration = Duration::from_secs(1);
 /// Time between two reads of the vector.
 const EXEC_INTERVAL: Duration = Duration::from_micros(100);
@@ -22,7 +22,8 @@ const EXEC_INTERVAL: Duration = Duration::from_micros(100);
 pub(in crate::capture) struct AuxiliaryVector(Vec<u8>);
 
 impl AuxiliaryVector {
-    /// Reads the vector of `pid`. While execve(2) builds the address space there is none yet; waits for it.
+    /// Reads the vector of `pid`. While execve(2) builds the address space, the vector is all zeroes; waits until it is
+    /// filled.
     pub(in crate::capture) fn read(pid: i32) -> Result<Self, CaptureError> {
         let deadline = Instant::now() + EXEC_LIMIT;
         loop {
@@ -30,7 +31,7 @@ impl AuxiliaryVector {
                 io::ErrorKind::NotFound => CaptureError::ProcessGone { pid },
                 _ => CaptureError::reading(pid, "the auxiliary vector")(error),
             })?;
-            // An exiting process has no address space, and so no words.
+            // An exiting process has no address space, so its vector is empty.
             if words.is_empty() || words.iter().any(|byte| *byte != 0) {
                 return Ok(Self(words));
             }
@@ -46,7 +47,7 @@ impl AuxiliaryVector {
         Ok(*self == Self::read(pid)?)
     }
 
-    /// The error for a process that has executed another program meanwhile.
+    /// Returns the error for a process that executed another program during its survey.
     pub(in crate::capture) fn changed_error(pid: i32) -> CaptureError {
         CaptureError::Unstable { pid, what: "its program, by execve(2)".to_owned() }
     }

@@ -1,7 +1,8 @@
 //! The clear_child_tid address (set_tid_address(2)) of glibc threads, read from memory. Any other thread is queried.
 //!
-//! glibc registers the field `tid` of the descriptor that the thread pointer refers to. The layout has been the same since
-//! 2.3. A descriptor is glibc's if it points to itself, holds the thread's id, and has the robust list after it.
+//! glibc registers the field `tid` of its thread descriptor (`struct pthread`), to which the thread pointer refers. The
+//! layout has been the same since glibc 2.3. A descriptor is glibc's if it points to itself, holds the thread's id, and has
+//! the robust list after it.
 
 use crate::capture::stop::stop_guard::StoppedThread;
 
@@ -12,10 +13,10 @@ const TID_OFFSET: usize = 0x2d0;
 /// `robust_head`.
 const ROBUST_HEAD_OFFSET: u64 = 0x2e0;
 
-/// Bytes that are read of a descriptor.
+/// Number of bytes that are read of a thread descriptor.
 const READ_BYTES: usize = TID_OFFSET + 4;
 
-/// The registered addresses of glibc threads; `None` for any other thread. Each thread is given with its id in its pid
+/// Returns the registered addresses of glibc threads; `None` for any other thread. `threads`: each with its id in its pid
 /// namespace and the head of its robust futex list.
 pub(in crate::capture) fn tid_addresses<'a>(
     pid: i32,
@@ -48,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_descriptor_that_fits_is_believed() {
+    fn only_a_consistent_thread_descriptor_is_accepted() {
         let mut bytes = [0; READ_BYTES];
         bytes[SELF_OFFSET..SELF_OFFSET + 8].copy_from_slice(&0x7000_u64.to_ne_bytes());
         bytes[TID_OFFSET..].copy_from_slice(&41_u32.to_ne_bytes());

@@ -1,8 +1,8 @@
-//! State that fork(2) copies and only system calls show. None of it is refused, so it is queried after the answer.
+//! State that fork(2) copies and only system calls show. None of it is refused, so it is queried after the reply.
 //!
-//! Before the answer, `SessionDetach` gives the template its own session, out of reach of kill(0) and terminals. The
-//! same script probes for sealed mappings (`memory::seals`). After the answer, the template first leaves the descriptor
-//! table that it shares with the parent.
+//! Before the reply, `SessionDetach` gives the template its own session, out of reach of kill(0) and terminals. The
+//! same script probes for sealed mappings (`memory::seals`). After the reply, the template first leaves the descriptor table
+//! that it shares with the parent.
 
 use farfork_wire::descriptor::{AltStack, SignalAction};
 
@@ -15,7 +15,7 @@ use crate::capture::injection::thread_queries::{
     PRCTL, alt_stack_call, parse_alt_stack, parse_tsc_forbidden, securebits_call, tsc_mode_call,
 };
 
-/// Calls other than those for signals.
+/// Number of calls other than those for signals.
 const FIXED_CALLS: usize = 7;
 
 /// Indices of calls whose results are used.
@@ -27,13 +27,13 @@ const MEMBARRIER_INDEX: usize = 5;
 /// Most calls of [`crate::capture::memory::seals`] in one script: as many as fit into a slot next to setsid.
 pub(in crate::capture) const PROBES_MAX: usize = SLOTS_BYTES_MIN as usize / ENTRY_BYTES - TRAILER_ENTRIES - 1;
 
-/// Offset of the answers.
+/// Offset of the answers in the slot.
 const ANSWERS_OFFSET: u64 = ((FIXED_CALLS + SIGNALS as usize + TRAILER_ENTRIES) * ENTRY_BYTES) as u64;
 
-/// Offset of the answer about reading time stamps.
+/// Offset of the answer to `tsc_mode_call`, from the first answer.
 const TSC_MODE_OFFSET: u64 = 24;
 
-/// Offset of the signal dispositions, and the size of one.
+/// Offset of the signal dispositions from the first answer, and size of one disposition.
 const ACTIONS_OFFSET: u64 = 64;
 const ACTION_BYTES: u64 = 32;
 const SIGNALS: u64 = 64;
@@ -48,7 +48,7 @@ pub(in crate::capture) struct InheritedState {
     /// Registrations for membarrier(2).
     pub(in crate::capture) memory_barriers: u32,
     pub(in crate::capture) dumpable: u32,
-    /// The leader's.
+    /// Alternate stack of the leader.
     pub(in crate::capture) alt_stack: AltStack,
     /// Whether reading the CPU's time stamp counter raises a signal in the leader (PR_SET_TSC).
     pub(in crate::capture) is_tsc_forbidden: bool,
@@ -56,7 +56,7 @@ pub(in crate::capture) struct InheritedState {
     pub(in crate::capture) signal_actions: Vec<SignalAction>,
 }
 
-/// A query that is under way.
+/// A query that was started.
 pub(in crate::capture) struct InheritedStateQuery {
     running: RunningScript,
     calls: Vec<InjectedCall>,
@@ -74,7 +74,7 @@ impl InheritedStateQuery {
         Ok(Self { running: injection_target.start_script(&calls, runner)?, calls })
     }
 
-    /// Waits for the answers.
+    /// Waits for the end of the query, and parses the answers.
     pub(in crate::capture) fn finish(
         self,
         injection_target: &InjectionTarget<'_>,
@@ -91,7 +91,7 @@ impl InheritedStateQuery {
             brk: result(BRK_INDEX)?,
             dumpable: result(DUMPABLE_INDEX)? as u32,
             securebits: result(INHERITED_SECUREBITS_INDEX)? as u32,
-            // Kernels before Linux 6.3 do not show it.
+            // Kernels before Linux 6.3 do not report registrations.
             memory_barriers: result(MEMBARRIER_INDEX).unwrap_or(0) as u32,
             alt_stack: parse_alt_stack(answers),
             is_tsc_forbidden: parse_tsc_forbidden(answers, TSC_MODE_OFFSET as usize),
@@ -132,8 +132,8 @@ impl SessionDetach {
     }
 }
 
-/// Makes a clone leave the parent's descriptor table for an empty one, which closes or flushes no file. A parent keeps its
-/// own, and makes a call without effect instead.
+/// Returns the call by which a clone leaves the parent's descriptor table for an empty one. It closes and flushes no file. A
+/// stopped parent keeps its table, so its call has no effect.
 fn leave_files_call(is_clone: bool) -> InjectedCall {
     const CLOSE_RANGE: u64 = 436;
     const CLOSE_RANGE_UNSHARE: u64 = 2;
@@ -149,8 +149,7 @@ fn leave_files_call(is_clone: bool) -> InjectedCall {
 //
 //  slot   calls          answers   0         24    64 + 32 × (signal − 1)
 //         with results             stack_t   int   struct sigaction of each signal
-/// Calls whose results are answers precede the others. All signals are queried: that is cheaper than finding the relevant
-/// ones in `/proc`.
+/// Builds the calls of a query. All signals are queried, because that is cheaper than finding the relevant ones in `/proc`.
 fn query_calls(answers: u64, is_clone: bool) -> Vec<InjectedCall> {
     const BRK: u64 = 12;
     const RT_SIGACTION: u64 = 13;

@@ -62,12 +62,12 @@ impl ThreadExtendedState {
         Ok(Self { xstate, robust_list })
     }
 
-    /// Extended state.
+    /// Extended state in the XSAVE layout.
     pub(super) fn xstate(&self) -> &[u8] {
         &self.xstate
     }
 
-    /// Components of the extended state that the CPU has enabled.
+    /// Components of the extended state that are enabled (XCR0).
     pub(super) fn xcr0(&self) -> u64 {
         xcr0(&self.xstate)
     }
@@ -78,19 +78,19 @@ impl ThreadExtendedState {
     }
 }
 
-/// The kernel stores XCR0 in a copy of the extended state, among the bytes reserved for software.
+/// Reads XCR0 from a copy of the extended state. The kernel stores it among the bytes reserved for software.
 pub(super) fn xcr0(xstate: &[u8]) -> u64 {
     const XCR0_OFFSET: usize = 464;
     xstate.get(XCR0_OFFSET..XCR0_OFFSET + 8).map_or(0, |bytes| read_word(bytes, 0))
 }
 
-/// Components that are not in their initial state: XSTATE_BV, the first word of the header.
+/// Returns the components that are not in their initial state: XSTATE_BV, the first word of the header.
 fn components_in_use(xstate: &[u8]) -> u64 {
     const HEADER_OFFSET: usize = 512;
     xstate.get(HEADER_OFFSET..HEADER_OFFSET + 8).map_or(0, |bytes| read_word(bytes, 0))
 }
 
-/// The threads of a stopped process, the leader first.
+/// Builds the threads of a stopped process, the leader first.
 pub(super) fn build_threads(
     snapshot: &ProcessSnapshot,
     extended_states: Vec<ThreadExtendedState>,
@@ -114,8 +114,8 @@ pub(super) fn build_threads(
     Ok(threads)
 }
 
-/// The CPU affinity of a thread, if it is a restriction of its control group's CPUs; otherwise empty. A child on another
-/// node must not be bound to the CPUs of the parent's group.
+/// Returns the CPU affinity of a thread if it excludes CPUs of the control group, otherwise an empty list. A child on
+/// another node must not be bound to the CPUs of the parent's group.
 fn restricted_cpus(cpus: &[u32], offered: Option<&[u32]>) -> Vec<u32> {
     let Some(offered) = offered else { return Vec::new() };
     let word = |set: &[u32], index: usize| set.get(index).copied().unwrap_or(0);
@@ -127,7 +127,7 @@ fn profile_of(profiles: &BTreeMap<i32, ThreadProfile>, pid: i32, tid: i32) -> Re
     profiles.get(&tid).ok_or_else(|| CaptureError::Unstable { pid, what: format!("thread {tid}") })
 }
 
-/// A thread, without its CPU affinity and its seccomp filters. `leader`: the credentials of the main thread.
+/// Builds a thread, without its CPU affinity and its seccomp filters. `leader`: the credentials of the main thread.
 fn build_thread(
     thread: &StoppedThread,
     thread_extended_state: ThreadExtendedState,
@@ -199,19 +199,18 @@ pub(super) struct ProcessWideState {
     /// Program and arguments.
     pub(super) arguments: Vec<String>,
     pub(super) inherited: InheritedState,
-    /// Those that are armed.
+    /// The armed interval timers.
     pub(super) interval_timers: Vec<IntervalTimer>,
     pub(super) posix_timers: Vec<PosixTimer>,
     /// The filters of all threads.
     pub(super) seccomp_filters: Vec<SeccompFilter>,
     pub(super) is_subreaper: bool,
-    /// Of the parent.
+    /// OOM score adjustment of the parent.
     pub(super) oom_score_adj: i32,
 }
 
 impl ProcessWideState {
-    /// Builds the process: its ids are the parent's, and the rest is the template's. Does not set the shared object that it
-    /// executes.
+    /// Builds the process: its ids are the parent's, and the rest is the template's. Does not set `exe_object`.
     pub(super) fn build_process(self, survey: &Survey, snapshot: &ProcessSnapshot) -> Result<Process, CaptureError> {
         let Self { pid: subject, inherited, .. } = self;
         let pid = survey.pid;
@@ -249,7 +248,7 @@ impl ProcessWideState {
     }
 }
 
-/// Program and arguments of the process.
+/// Reads the program name and arguments from `subject`, which holds the memory of `pid`.
 pub(super) fn read_arguments(pid: i32, subject: i32) -> Result<Vec<String>, CaptureError> {
     let cmdline = process::read_bytes(&format!("/proc/{subject}/cmdline"));
     let cmdline = cmdline.map_err(CaptureError::reading(pid, "cmdline"))?;

@@ -1,9 +1,9 @@
-//! Compares the namespaces of a process with the node's. What its children would lack is refused, other differences are
-//! noted.
+//! Compares the namespaces of a process with the node's. Refuses resources that its children would lack, and notes other
+//! differences.
 //!
-//! A child runs in namespaces of its container, made from the node's. It does not see what the parent sees in its own
-//! (mounts, host name, IPC limits, control groups, network). Open files are carried nevertheless (`path_identity`). A
-//! process in the node's namespaces has no differences. Nor has a child that is forked again: containers are alike.
+//! A child runs in namespaces of its container, made from the node's. It does not see the mounts, host name, IPC limits,
+//! control groups and network of the parent's own namespaces. Open files are carried nevertheless (`path_identity`). A
+//! process in the node's namespaces has no differences. Nor has a child that is prepared itself: containers are alike.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -20,13 +20,13 @@ use rustix::fs::{AtFlags, CWD, Statx, StatxFlags, statx};
 use crate::capture::error::{CaptureError, Refusal};
 use crate::capture::files::{self, OpenFd};
 
-/// How to treat a process in its own namespaces whose children would lack something of them.
+/// What to do if a process has its own namespaces, and its children would lack resources of these.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum NamespacePolicy {
-    /// Refuse it, and name what they would lack.
+    /// Refuse the process, and name the resources.
     #[default]
     Refuse,
-    /// Use the node's namespaces, and note what they lack.
+    /// Give children the node's namespaces, and note the resources that they lack.
     UseNode,
 }
 
@@ -90,7 +90,7 @@ pub(in crate::capture) fn compare_namespaces(
     }
     let has_own_groups = is_first && is_own(NamespaceKind::ControlGroups);
     findings.add_note(has_own_groups, "its control groups have a root of their own: its children see their node's");
-    // Nodes on one machine have their own networks, while parents are in the machine's.
+    // Several nodes on one machine each have their own network, while parents are in the machine's network.
     if is_own(NamespaceKind::Network) && !is_in_host_network(pid) {
         findings.refusals.extend(refuse_interface_sockets(pid, fds)?);
         findings.add_note(is_first, "its network is its own: its children are in networks of their node's");
@@ -110,7 +110,7 @@ impl NamespaceFindings {
     }
 }
 
-/// Kinds of namespaces that a process may have of its own.
+/// Kinds of namespaces that are compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum NamespaceKind {
     Mounts,
@@ -123,7 +123,7 @@ enum NamespaceKind {
 impl NamespaceKind {
     const ALL: [Self; 5] = [Self::Mounts, Self::HostName, Self::Ipc, Self::ControlGroups, Self::Network];
 
-    /// Its name in `/proc/PID/ns`.
+    /// Name of the namespace's link in `/proc/PID/ns`.
     fn name(self) -> &'static str {
         match self {
             Self::Mounts => "mnt",
@@ -149,8 +149,8 @@ impl NamespaceId {
 /// Inode of the kernel's initial network namespace, since Linux 6.18 (linux/nsfs.h, NET_NS_INIT_INO).
 const FIRST_NETWORK_INODE: u64 = 0xEFFF_FFF9;
 
-/// Whether a process is in the network of the machine's first process. If this node may not inspect that process, it is the
-/// kernel's initial network.
+/// Whether a process is in the network namespace of pid 1. If this node may not inspect pid 1, uses the kernel's initial
+/// network namespace instead.
 fn is_in_host_network(pid: i32) -> bool {
     static HOST_NETWORK: OnceLock<NamespaceId> = OnceLock::new();
     let machine = *HOST_NETWORK.get_or_init(|| {
@@ -167,7 +167,7 @@ fn node_namespace(kind: NamespaceKind) -> NamespaceId {
 }
 
 /// Refuses directories of a process with its own mounts (root, current, open) that the node does not have at the same path.
-/// A different root explains all others.
+/// If the root differs, returns only that refusal, because it explains all others.
 fn refuse_missing_directories(pid: i32, fds: &[OpenFd]) -> Vec<Refusal> {
     let refusal = |object: &str, path: &[u8]| {
         let path = String::from_utf8_lossy(path);
@@ -229,7 +229,7 @@ impl UtsIpcSettings {
         for name in IPC_LIMITS {
             match fs::read_to_string(format!("/proc/sys/{name}")) {
                 Ok(value) => drop(ipc_limits.insert(name, value.split_whitespace().collect::<Vec<_>>().join(" "))),
-                // A kernel without message queues does not have it.
+                // A kernel without message queues does not have this setting.
                 Err(absent) if absent.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => return Err(error),
             }
@@ -241,7 +241,7 @@ impl UtsIpcSettings {
         })
     }
 
-    /// Settings that differ in children: the object, and the reason for the refusal.
+    /// Returns the settings that differ in children: the object, and the reason for the refusal.
     fn differences_from<'a>(&'a self, children: &'a Self) -> impl Iterator<Item = (String, String)> + 'a {
         let names = [
             ("host name", &self.host_name, &children.host_name),
@@ -269,14 +269,14 @@ mod tests {
     }
 
     #[test]
-    fn only_what_differs_is_lost() {
+    fn only_differing_namespace_state_is_listed() {
         assert_eq!(names("a", "1").differences_from(&names("a", "1")).count(), 0);
         let lost: Vec<String> = names("a", "1").differences_from(&names("b", "2")).map(|(what, _)| what).collect();
         assert_eq!(lost, ["host name", "/proc/sys/kernel/shmmax"]);
     }
 
     #[test]
-    fn who_has_our_namespaces_is_told_nothing() {
+    fn a_process_in_the_same_namespaces_has_no_findings() {
         let pid = std::process::id().cast_signed();
         let findings = compare_namespaces(pid, &[], true, NamespacePolicy::Refuse).unwrap();
         assert!(findings.refusals.is_empty() && findings.notes.is_empty(), "{findings:?}");

@@ -1,6 +1,5 @@
-//! The root directory of a process, read in the pause while the template is made. Reading it from the template afterwards
-//! would delay the answer. Arguments are read afterwards nevertheless: they are in memory, which is locked while fork(2)
-//! copies it.
+//! The root directory of a process, read in the pause while the template is made. Reading it from the template later would
+//! delay the reply. The arguments are still read later: they are in memory, which is locked while fork(2) copies it.
 
 use crate::capture::error::CaptureError;
 use crate::capture::state::proc_link::read_proc_link;
@@ -16,7 +15,7 @@ pub(in crate::capture) struct ProcessRoot {
 impl ProcessRoot {
     /// Reads the root of a stopped process.
     pub(in crate::capture) fn read(pid: i32) -> Result<Self, CaptureError> {
-        // A process enters a user namespace alone, and may do so at any time.
+        // A process may enter a new user namespace at any time, without its parent and children.
         if let Some(refusal) = user_namespace::refusal(pid) {
             return Err(CaptureError::refused(pid, vec![refusal]));
         }

@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_asks_somebody_is_told() {
+    fn filters_that_notify_a_supervisor_are_found() {
         let instruction =
             |code: u16, constant: u32| [&code.to_ne_bytes()[..], &[0, 0], &constant.to_ne_bytes()].concat();
         let (load, allow) = (instruction(0x20, 0x7fc0_0000), instruction(0x06, 0x7fff_0000));

@@ -20,8 +20,8 @@ const NS_PER_US: u64 = 1000;
 const PROCESS_CPU_CLOCK: i64 = 2;
 const LISTED_PROCESS_CPU_CLOCK: i64 = -6;
 
-/// The number of another CPU-time clock contains its owner's inverted id, whether that is a thread, and one of three ways to
-/// count. A fourth value marks the clock of a device (`include/linux/posix-timers.h`).
+/// The number of any other CPU-time clock contains the inverted id of its owner, whether the owner is a thread, and one of
+/// three ways to count. A fourth value marks the clock of a device (`include/linux/posix-timers.h`).
 const CLOCK_ID_SHIFT: u32 = 3;
 const CLOCK_PER_THREAD: i64 = 4;
 const CLOCK_TYPE_MASK: i64 = 3;
@@ -46,11 +46,11 @@ pub(in crate::capture) struct ListedTimer {
     value: u64,
     /// 0 if no signal is sent.
     signal: u32,
-    /// The thread that gets the signal, by its id on the host; 0 for the process.
+    /// The thread that gets the signal, by its id in farfork's pid namespace; 0 for the process.
     tid: i32,
 }
 
-/// The POSIX timers of a process, ascending by number.
+/// Lists the POSIX timers of a process, by ascending number.
 pub(in crate::capture) fn list_timers(pid: i32) -> Result<Vec<ListedTimer>, CaptureError> {
     let text = process::read_text(&format!("/proc/{pid}/timers")).map_err(CaptureError::reading(pid, "the timers"))?;
     let unknown = || std::io::Error::new(std::io::ErrorKind::InvalidData, "its format is not known");
@@ -87,8 +87,7 @@ fn parse_timers(text: &str) -> Option<Vec<ListedTimer>> {
     Some(timers)
 }
 
-/// Refuses timers that cannot be carried. `threads`: the threads of the process, by the ids that it knows, the first one
-/// first.
+/// Refuses timers that cannot be carried. `threads`: inner ids of the process's threads, the main thread's first.
 pub(in crate::capture) fn refusals(pid: i32, timers: &[ListedTimer], threads: &[u32]) -> Vec<Refusal> {
     let refuse = |timer: &ListedTimer| {
         let reason =
@@ -99,7 +98,7 @@ pub(in crate::capture) fn refusals(pid: i32, timers: &[ListedTimer], threads: &[
 }
 
 impl ListedTimer {
-    /// Why a child could not have its clock.
+    /// Returns why a child cannot have the timer's clock.
     fn refused_clock(&self, threads: &[u32]) -> Option<&'static str> {
         /// Wall clock, monotonic, CPU time of the process, boot time, the alarm clocks of both, and TAI.
         const CARRIED_CLOCKS: [i64; 7] = [0, 1, 2, 7, 8, 9, 11];
@@ -161,7 +160,8 @@ pub(in crate::capture) async fn read_remaining(
     Ok(timers)
 }
 
-/// Runs one script in the leader's slot. Returns the contents of the slot, and how long the process had been stopped.
+/// Runs one script in the leader's slot. Returns the contents of the slot, and the nanoseconds from `since` to the start of
+/// the script.
 async fn run_query_script(
     leader: &InjectionTarget<'_>,
     timers: &[ListedTimer],
@@ -189,8 +189,8 @@ async fn run_query_script(
     Ok((slot, passed_ns))
 }
 
-/// An interval timer that is armed, or has expired and is rearmed when its signal is delivered. `bytes` hold `struct
-/// itimerval` at an offset.
+/// Parses an interval timer (`struct itimerval`). Returns `None` unless it is armed, or has expired and is rearmed when its
+/// signal is delivered.
 pub(in crate::capture) fn parse_interval_timer(which: usize, bytes: &[u8], at: usize) -> Option<IntervalTimer> {
     let time = parse_time(bytes, at, NS_PER_US);
     (time != TimerSpec::default()).then_some(IntervalTimer { which: which as u32, time })
@@ -209,7 +209,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_list_is_read() {
+    fn the_list_of_timers_is_parsed() {
         let text = "ID: 3\nsignal: 34/0000000000000007\nnotify: signal/tid.42\nClockID: 0\n\
                     ID: 0\nsignal: 0/00007fff86e452a8\nnotify: none/pid.2634\nClockID: -2\n";
         let timers = parse_timers(text).unwrap();
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn clocks_of_processor_time_are_carried_where_it_is_told_whose() {
+    fn cpu_time_timers_are_restored_if_their_thread_is_known() {
         const THREADS: [u32; 2] = [41, 42];
         let refused = |clock: i64, threads: &[u32]| {
             let timer = ListedTimer { clock, ..ListedTimer::default() };

@@ -14,7 +14,8 @@ use crate::capture::error::{CaptureError, Refusal};
 use crate::capture::files::{NO_PATH_REASON, path_identity};
 use crate::capture::state::proc_link::read_proc_link;
 
-/// A process in the tree's mount namespace whose root is the root of that namespace. It shows the tree's files.
+/// A process in the tree's mount namespace whose root is the root of that namespace. The tree's paths are resolved through
+/// its `/proc/PID/root`.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::capture) struct TreeRoot {
     pub(in crate::capture) pid: i32,
@@ -38,7 +39,7 @@ impl TreeRoot {
         })
     }
 
-    /// The path, in this mount namespace, of what the tree has at a path without symbolic links.
+    /// Converts a path of the tree, without symbolic links, to a path in farfork's mount namespace.
     pub(in crate::capture) fn resolve(&self, path: &Path) -> PathBuf {
         Path::new(&format!("/proc/{}/root", self.pid)).join(path.strip_prefix("/").unwrap_or(path))
     }
@@ -50,7 +51,7 @@ impl TreeRoot {
         root.is_ok_and(|root| openat2(root, path, flags, Mode::empty(), ResolveFlags::IN_ROOT).is_ok())
     }
 
-    /// Refuses a process's root, to which its link in /proc points, if the tree does not have it at that path.
+    /// Refuses a process whose root is not at the path `link` of the tree. `link` is the text of `/proc/PID/root`.
     pub(in crate::capture) fn refusal(&self, pid: i32, link: &str) -> Option<Refusal> {
         if link == ROOT_PATH {
             return None;
@@ -65,8 +66,8 @@ impl TreeRoot {
     }
 }
 
-/// Refuses a current directory that is no longer at its path. It is not checked if the process has other mounts than this
-/// one. A removed directory is carried.
+/// Refuses a current directory that is no longer at its path. Does not check processes in other mount namespaces. A removed
+/// directory is carried.
 pub(in crate::capture) fn refuse_current_directory(pid: i32) -> Option<Refusal> {
     let refuse = |reason: String| Some(Refusal::new(format!("pid {pid}, current directory"), reason));
     let link = format!("/proc/{pid}/cwd");
@@ -99,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_root_must_be_where_its_path_leads() {
+    fn a_root_must_be_the_directory_at_its_path() {
         let pid = std::process::id().cast_signed();
         let root = TreeRoot::find(pid).unwrap();
         assert_eq!(root.refusal(pid, "/"), None);

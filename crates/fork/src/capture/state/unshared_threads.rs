@@ -17,7 +17,7 @@ const TABLES: [(SharedResource, &str); 2] = [
 /// Namespaces that a thread can enter while it keeps its directory.
 const NAMESPACES: [&str; 3] = ["net", "ipc", "uts"];
 
-/// Refuses threads of a running process that have their own tables or namespaces. A thread that ends meanwhile is left out.
+/// Refuses threads of a running process that have their own tables or namespaces. Omits threads that end during the call.
 pub(in crate::capture) fn refuse_unshared_threads(pid: i32, tids: impl Iterator<Item = i32>) -> Vec<Refusal> {
     let mut others = tids.filter(|tid| *tid != pid).peekable();
     if others.peek().is_none() {
@@ -29,7 +29,7 @@ pub(in crate::capture) fn refuse_unshared_threads(pid: i32, tids: impl Iterator<
         .collect()
 }
 
-/// The checks that are fast enough for the pause.
+/// Refuses a thread that has its own tables. Fast enough for the pause.
 pub(in crate::capture) fn refuse_unshared_table(pid: i32, tid: i32) -> Option<Refusal> {
     let (_, reason) =
         TABLES.into_iter().find(|(table, _)| matches!(process::share_resource(pid, tid, *table), Ok(false)))?;

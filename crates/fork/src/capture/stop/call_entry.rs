@@ -13,7 +13,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use super::call_timeouts::LimitedCall;
 
-/// Samples per clock. Each sample may be late, but never early.
+/// Samples per clock. The bounds of each sample are valid, but they are wide if the thread was interrupted.
 const SAMPLES: usize = 3;
 
 /// A thread that sleeps in a call with a time limit, as observed before its stop.
@@ -21,7 +21,7 @@ const SAMPLES: usize = 3;
 pub(crate) struct SleepingCall {
     call: SystemCall,
     switch_out: SwitchOut,
-    /// Its voluntary context switches so far.
+    /// Number of voluntary context switches of the thread so far.
     voluntary_switches: u64,
     /// When it was interrupted, by CLOCK_MONOTONIC.
     interrupted_ns: Option<u64>,
@@ -31,7 +31,7 @@ pub(crate) struct SleepingCall {
 #[derive(Debug, Clone, Copy)]
 struct SwitchOut {
     processor: u32,
-    /// By the scheduler clock of that CPU.
+    /// Time of the switch, by the scheduler clock of that CPU.
     at_ns: u64,
     /// The CPU time that it had used and waited for by then.
     time: SchedStat,
@@ -62,13 +62,13 @@ impl SleepingCall {
         Some(Self { call, switch_out: SwitchOut::read(tid, time)?, voluntary_switches: sleeps, interrupted_ns: None })
     }
 
-    /// Records the time. Call it just before the thread is interrupted.
+    /// Records the time of the interruption. Call it just before the thread is interrupted.
     pub(crate) fn mark_interrupted(&mut self) {
         self.interrupted_ns = Some(clock::monotonic_ns());
     }
 
-    /// The call of the stopped thread, if the thread is in the same place and has gone to sleep only once since: in the
-    /// stop.
+    /// Returns the call of the stopped thread, if the thread is at the same instruction and has slept only once since: in
+    /// the stop.
     pub(crate) fn to_stopped(self, tid: i32, stack_pointer: u64, instruction_pointer: u64) -> Option<StoppedCall> {
         const STOP_SWITCHES: u64 = 1;
         if (self.call.stack_pointer, self.call.instruction_pointer) != (stack_pointer, instruction_pointer) {
@@ -93,9 +93,9 @@ impl SwitchOut {
 }
 
 impl StoppedCall {
-    /// When the thread entered the call in which it is stopped, by CLOCK_MONOTONIC; possibly later than it did, never
-    /// earlier. `None` if that may be a later call than the observed one: a thread that was woken before it was interrupted
-    /// may have left that call, and entered the next without sleeping.
+    /// Returns when the thread entered the call in which it is stopped, by CLOCK_MONOTONIC. The result may be too late,
+    /// never too early. `None` if the call may be a later one than the observed one: a thread that was woken before it was
+    /// interrupted may have left that call, and entered the next without sleeping.
     pub(crate) fn entered_at_ns(&self, clocks: &mut ProcessorClocks) -> Option<u64> {
         let woken_ns = clocks.get(self.switch_out.processor)?.earliest_ns(self.woken_at_ns()?)?;
         if woken_ns < self.before.interrupted_ns? {
@@ -104,8 +104,8 @@ impl StoppedCall {
         clocks.get(self.before.switch_out.processor)?.latest_ns(self.before.switch_out.at_ns)
     }
 
-    /// When the thread was woken, by the scheduler clock of the CPU on which it stopped. Since then it has run, or waited
-    /// for a CPU.
+    /// Returns when the thread was woken, by the scheduler clock of the CPU on which it stopped. Since then it has run, or
+    /// waited for a CPU.
     fn woken_at_ns(&self) -> Option<u64> {
         let (before, now) = (&self.before.switch_out.time, &self.switch_out.time);
         let awake_ns = now.ran_ns.checked_sub(before.ran_ns)? + now.waited_ns.checked_sub(before.waited_ns)?;
@@ -129,7 +129,7 @@ impl ClockOffset {
         scheduler_ns.checked_add_signed(self.most_ns)
     }
 
-    /// Measures the offset of a CPU, to which the calling thread moves meanwhile.
+    /// Measures the offset of a CPU. The calling thread moves to that CPU during the measurement.
     fn measure(processor: u32) -> Option<Self> {
         let before = sched_getaffinity(None).ok()?;
         let mut only = CpuSet::new();
@@ -139,7 +139,7 @@ impl ClockOffset {
         only.set(processor as usize);
         sched_setaffinity(None, &only).ok()?;
         let looks: Vec<_> = (0..SAMPLES).filter_map(|_| Self::sample()).collect();
-        // The thread was allowed to run there before.
+        // This cannot fail: the thread was allowed to run on these CPUs before.
         let _ = sched_setaffinity(None, &before);
         let least_ns = looks.iter().map(|look| look.least_ns).max()?;
         Some(Self { least_ns, most_ns: looks.iter().map(|look| look.most_ns).min()? })
@@ -147,7 +147,8 @@ impl ClockOffset {
 
     fn sample() -> Option<Self> {
         let started_ns = clock::monotonic_ns().cast_signed();
-        // This makes the kernel record the time. sched_yield(2) would do so, too, but gives up the CPU.
+        // This call makes the kernel update the time that `read_last_run_ns` reads. sched_yield(2) would do so, too, but
+        // gives up the CPU.
         let _ = clock_gettime(ClockId::ThreadCPUTime);
         let own = rustix::thread::gettid().as_raw_nonzero().get();
         let last_run_ns = process::read_last_run_ns(own).ok()?.cast_signed();
@@ -155,7 +156,7 @@ impl ClockOffset {
     }
 }
 
-/// The clocks of CPUs, each measured once: for calls that are judged together.
+/// Clock offsets of CPUs, each measured once. For calls that are judged at the same time.
 #[derive(Debug, Default)]
 pub(crate) struct ProcessorClocks(BTreeMap<u32, Option<ClockOffset>>);
 
@@ -174,7 +175,7 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_secs(30);
 
-    /// A sleeping program, the time before its start, and a time at which it was seen asleep.
+    /// Starts a program that sleeps. Returns it, the time before its start, and a time at which it was seen asleep.
     fn sleeper() -> (Child, u64, u64) {
         let begun_ns = clock::monotonic_ns();
         let sleeper = Command::new("sleep").arg("60").spawn().unwrap();
@@ -191,12 +192,12 @@ mod tests {
         let stopped = crate::capture::Deadline::after(LIMIT).wait_report().unwrap();
         assert!(matches!(stopped, (of, ptrace::TraceeEvent::Stopped { .. }) if of == tid));
         let registers = ptrace::read_registers(tid).unwrap().unwrap();
-        seen.to_stopped(tid, registers.rsp, registers.rip).expect("it is where it was")
+        seen.to_stopped(tid, registers.rsp, registers.rip).expect("the thread is still in its call")
     }
 
     /// On a busy machine a wait may seem younger, never older, so the best of several counts.
     #[test]
-    fn a_wait_is_no_older_than_it_is_and_hardly_younger() {
+    fn the_start_of_a_wait_is_exact_or_slightly_late() {
         const ATTEMPTS: usize = 50;
         const LATE_NS_MAX: u64 = 50_000_000;
         let late_ns: Vec<u64> =
@@ -204,7 +205,8 @@ mod tests {
         assert!(late_ns.len() < ATTEMPTS, "each seems to have begun later than it was seen: {late_ns:?} ns");
     }
 
-    /// How much later than observed a wait seems to have begun. It never seems to have begun before the program.
+    /// Returns how many nanoseconds later than observed a wait seems to have begun. It never seems to have begun before the
+    /// program.
     fn how_late() -> u64 {
         const ROUNDING_NS: u64 = 1_000_000;
         let (mut sleeper, begun_ns, sleeps_ns) = sleeper();
@@ -222,16 +224,16 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_was_woken_before_may_be_in_a_later_call() {
+    fn a_thread_that_was_woken_may_be_in_a_later_call() {
         let (mut sleeper, ..) = sleeper();
         let tid = sleeper.id().cast_signed();
         ptrace::seize(tid, 0).unwrap();
         let seen = SleepingCall::observe(tid).expect("it sleeps");
         let mut stopped = stop(tid, seen);
         let mut clocks = ProcessorClocks::default();
-        assert_eq!(stopped.entered_at_ns(&mut clocks), None, "nobody has told it to stop");
+        assert_eq!(stopped.entered_at_ns(&mut clocks), None, "no interruption was recorded");
         stopped.before.mark_interrupted();
-        assert_eq!(stopped.entered_at_ns(&mut clocks), None, "it was told behind that");
+        assert_eq!(stopped.entered_at_ns(&mut clocks), None, "the interruption was recorded after the wake-up");
         sleeper.kill().unwrap();
         sleeper.wait().unwrap();
     }

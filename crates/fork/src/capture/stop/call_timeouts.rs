@@ -42,12 +42,12 @@ pub(crate) struct LimitedCall {
 pub(crate) struct TimeLimit {
     /// How long the call may take.
     pub(crate) limit: Duration,
-    /// Its result when that time is over, as in the result register.
+    /// The value of the result register when the call times out.
     pub(crate) result: i64,
 }
 
 impl LimitedCall {
-    /// The call with this number and these arguments; `None` if it has no limit that a stop would lose.
+    /// Returns the call with this number and these arguments; `None` if it has no limit that a stop would lose.
     pub(crate) fn from_arguments(number: u64, arguments: &[u64; 6]) -> Option<Self> {
         const TIMER_ABSTIME: u64 = 1;
         const FUTEX_COMMAND: u64 = 127;
@@ -78,7 +78,7 @@ impl LimitedCall {
         location.map(|location| Self { number, location })
     }
 
-    /// The call in the registers of a thread.
+    /// Returns the call in the registers of a thread.
     pub(crate) fn from_registers(registers: &Registers) -> Option<Self> {
         let Registers { rdi, rsi, rdx, r10, r8, r9, .. } = *registers;
         Self::from_arguments(restart::call_number(registers), &[rdi, rsi, rdx, r10, r8, r9])
@@ -126,7 +126,7 @@ fn parse_pair(bytes: &[u8], unit_ns: u64) -> Option<Duration> {
     (fraction < NS_PER_S && i64::try_from(seconds).is_ok()).then(|| Duration::new(seconds, fraction as u32))
 }
 
-/// A duplicate of a thread's file descriptor in this process.
+/// Duplicates a thread's file descriptor into this process.
 pub(super) fn duplicate_fd(tid: i32, fd: u64) -> Option<OwnedFd> {
     let process = ProcStatus::read(tid).ok()?.process;
     pidfd::get_fd(&pidfd::open(process).ok()?, fd as u32).ok()

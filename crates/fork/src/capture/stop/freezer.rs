@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use farfork_sys::mount::watch::MountWatch;
 use farfork_sys::process;
 
-/// The control group that keeps `pid` frozen, if any. If a file cannot be read, the process counts as not frozen: the
-/// attempt has its own time limit.
+/// Returns the control group that keeps `pid` frozen, if any. If a file cannot be read, the process counts as not frozen:
+/// the attempt has its own time limit.
 pub(in crate::capture) fn freezing_group(pid: i32) -> Option<PathBuf> {
     let memberships = process::read_text(&format!("/proc/{pid}/cgroup")).ok()?;
     let mounts = mount_table().ok()?;
@@ -26,7 +26,7 @@ pub(in crate::capture) fn freezing_group(pid: i32) -> Option<PathBuf> {
     })
 }
 
-/// The mount table of this process. It is read again only after a change: a machine may have thousands of mounts.
+/// Returns the mount table of this process. Reads it again only after a change: a machine may have thousands of mounts.
 fn mount_table() -> io::Result<Arc<str>> {
     static MOUNT_TABLE: Mutex<Option<(MountWatch, Arc<str>)>> = Mutex::new(None);
     let mut known = MOUNT_TABLE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -56,7 +56,7 @@ fn is_frozen_v2(group: &Path) -> bool {
     fs::read_to_string(group.join("cgroup.events")).is_ok_and(|events| events.lines().any(|line| line == "frozen 1"))
 }
 
-/// The directory of a group: the root in mountinfo is a prefix of the group's path.
+/// Finds the directory of a group: the root in mountinfo is a prefix of the group's path.
 fn group_directory(mounts: &str, filesystem: &str, controllers: &str, path: &str) -> Option<PathBuf> {
     mounts.lines().find_map(|line| {
         let (mount, source) = line.split_once(" - ")?;
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn we_are_not_frozen() {
+    fn this_process_is_not_frozen() {
         assert_eq!(freezing_group(std::process::id() as i32), None);
     }
 }

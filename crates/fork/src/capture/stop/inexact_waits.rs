@@ -18,11 +18,12 @@ const SOCK_STREAM: i32 = 1;
 /// Why a wait is not kept exactly.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum InexactReason {
-    /// It may read a terminal that has a time limit.
+    /// The call may read a terminal that has a time limit.
     TerminalRead,
-    /// Its own limit starts again when the call is repeated.
+    /// The call's own limit starts again when the call is repeated.
     CallLimit,
-    /// It waits on after it has transferred a part. If it is interrupted then, it returns that part only.
+    /// The call continues to wait after it has transferred a part. If it is interrupted after that, it returns only that
+    /// part.
     PartialTransfer { option: u32, needs_stream: bool },
 }
 
@@ -34,7 +35,7 @@ struct InexactCall {
     reason: InexactReason,
 }
 
-/// Notes on those threads that wait in such a call: which call, and why.
+/// Returns a note for each thread whose wait is not kept exactly: its call, and the reason.
 pub(in crate::capture) fn inexact_notes(threads: impl Iterator<Item = i32>) -> Vec<String> {
     let mut notes: Vec<String> = threads.filter_map(inexact_note).collect();
     let more = notes.len().saturating_sub(THREADS_MAX);
@@ -91,7 +92,7 @@ impl InexactCall {
     }
 }
 
-/// Whether reads of a terminal return what they have when their time is over. With VMIN, the time starts only at the first
+/// Whether a read of the terminal has a time limit from its start (VTIME). With VMIN, the time starts only at the first
 /// byte.
 fn has_terminal_timeout(tid: i32, fd: u64) -> bool {
     let settings = duplicate_fd(tid, fd).and_then(|terminal| tcgetattr(&terminal).ok());

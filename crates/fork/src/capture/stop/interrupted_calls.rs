@@ -31,12 +31,12 @@ const NEGLIGIBLE_NS: u64 = 3_000_000;
 struct InterruptedCall {
     tid: i32,
     call: LimitedCall,
-    /// Its limit, unless that is a socket option.
+    /// Time limit of the call; `None` if a socket option holds it.
     limit: Option<TimeLimit>,
     site: CallSite,
-    /// The mark, if the call would lose time.
+    /// The mark, if the kernel would restart the call with its whole limit.
     mark: Option<CallMark>,
-    /// Whether it was interrupted before.
+    /// Whether the call was already interrupted by an earlier stop.
     is_interrupted_again: bool,
     stopped_call: Option<StoppedCall>,
     stopped_at_ns: u64,
@@ -62,7 +62,7 @@ pub(in crate::capture) fn observe_thread(tid: i32) {
     }
 }
 
-/// Records the time. Call it just before the thread is interrupted.
+/// Records the time of the interruption. Call it just before the thread is interrupted.
 pub(in crate::capture) fn mark_interrupted(tid: i32) {
     SEEN.with_borrow_mut(|all| all.get_mut(&tid).into_iter().for_each(SleepingCall::mark_interrupted));
 }
@@ -118,7 +118,7 @@ impl InterruptedCall {
             entered.unwrap_or(u64::MAX).min(self.stopped_at_ns).saturating_add(limit_ns)
         });
         self.remember_end(end_ns);
-        // With its whole limit from now on, the call would end hardly later: that is not worth a stop.
+        // Even with its whole limit from now on, the call would end at most `NEGLIGIBLE_NS` late: not worth a stop.
         if self.stopped_at_ns.saturating_add(limit_ns) < end_ns.saturating_add(NEGLIGIBLE_NS) {
             return None;
         }

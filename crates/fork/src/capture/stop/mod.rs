@@ -1,7 +1,8 @@
 //! Stops every thread of a process, or explains why that fails.
 //!
 //! A thread is seized, then interrupted. The list of threads is read again until it holds no new one while all known
-//! threads are stopped. A thread that did not stop cannot be detached either: that takes the end of the tracing thread.
+//! threads are stopped. A thread that did not stop cannot be detached either: only the end of the tracing thread releases
+//! it.
 
 pub(crate) mod call_entry;
 pub(crate) mod call_timeouts;
@@ -29,7 +30,8 @@ use super::tracer::deadline::{Deadline, WaitError};
 /// Limit for the stop of threads that are released at once.
 const RELEASE_LIMIT: Duration = Duration::from_millis(100);
 
-/// Threads that were interrupted before the wait for them. The stops of all processes of a tree then take the time of one.
+/// Threads that were interrupted, and were not waited for yet. If all processes of a tree are interrupted first, their stops
+/// take the time of one.
 #[derive(Debug, Default)]
 pub(super) struct PendingStops {
     awaited: Vec<i32>,
@@ -37,7 +39,7 @@ pub(super) struct PendingStops {
 }
 
 impl PendingStops {
-    /// Interrupts the threads of a process. Errors are found when the threads are waited for.
+    /// Interrupts the threads of a process. Ignores errors: the wait for the threads finds them.
     pub(super) fn interrupt_process(&mut self, pid: i32) {
         for tid in list_threads(pid).unwrap_or_default() {
             if matches!(seize_thread(pid, tid), Ok(true)) {
@@ -52,7 +54,7 @@ impl PendingStops {
         self.stopped.contains(&tid) || self.awaited.contains(&tid)
     }
 
-    /// Removes a thread that has stopped or was interrupted. The caller must wait for it then.
+    /// Removes a thread, and returns the progress of its stop. The caller must wait for an interrupted thread.
     fn remove(&mut self, tid: i32) -> Option<StopProgress> {
         let taken = |tids: &mut Vec<i32>| tids.iter().position(|known| *known == tid).map(|at| tids.swap_remove(at));
         match (taken(&mut self.stopped), taken(&mut self.awaited)) {
@@ -78,7 +80,7 @@ impl PendingStops {
 
     /// Releases all threads that were not waited for. They resume unchanged.
     pub(super) fn release(&mut self) {
-        // A timer costs more than this check.
+        // Without threads to wait for, create no deadline: its timer costs more than this check.
         let deadline = (!self.awaited.is_empty()).then(|| Deadline::after(RELEASE_LIMIT));
         while let Some(deadline) = deadline.as_ref().filter(|_| !self.awaited.is_empty()) {
             match deadline.wait_report() {
@@ -99,7 +101,7 @@ impl PendingStops {
     }
 }
 
-/// How far the stop of an interrupted thread is.
+/// Progress of the stop of an interrupted thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum StopProgress {
     Interrupted,
@@ -136,23 +138,23 @@ pub(super) fn finish_stop(
             }
         }
         for tid in &seized {
-            // ESRCH: the thread has ended meanwhile, which the wait reports.
+            // ESRCH: the thread has ended, which the wait reports.
             let _ = interrupt_thread(*tid);
         }
         awaited.append(&mut seized);
         wait_stops(pid, awaited, deadline, (&mut stopped, &mut ended), pending_stops)?;
-        // Stopped threads create no others: if the kernel counts as many, none is missing.
+        // Stopped threads create no others: if the kernel counts the same number, none is missing.
         if process::thread_count(pid).is_ok_and(|count| count == stopped.len()) {
             break;
         }
         all = list_proc_threads(pid)?;
     }
-    // The leader first, as everywhere.
+    // Put the leader first, as callers expect.
     stopped.sort_unstable_by_key(|tid| (*tid != pid, *tid));
     Ok(stopped)
 }
 
-/// The threads of a process. A single thread needs no list.
+/// Lists the threads of a process. Does not read the list of a single thread.
 fn list_threads(pid: i32) -> Result<Vec<i32>, CaptureError> {
     if matches!(process::thread_count(pid), Ok(1)) { Ok(vec![pid]) } else { list_proc_threads(pid) }
 }
@@ -161,7 +163,7 @@ fn list_proc_threads(pid: i32) -> Result<Vec<i32>, CaptureError> {
     process::thread_ids(pid).map_err(|_| CaptureError::ProcessGone { pid })
 }
 
-/// Seizes and interrupts one thread; the others run on.
+/// Seizes and interrupts one thread. The other threads continue to run.
 pub(super) fn stop_thread(tid: i32, deadline: &Deadline) -> Result<(), CaptureError> {
     if !seize_thread(tid, tid)? {
         return Err(CaptureError::ProcessGone { pid: tid });
@@ -175,7 +177,7 @@ fn interrupt_thread(tid: i32) -> io::Result<()> {
     ptrace::interrupt(tid)
 }
 
-/// Seizes a thread. Returns false if it has ended meanwhile.
+/// Seizes a thread. Returns false if it has ended.
 fn seize_thread(pid: i32, tid: i32) -> Result<bool, CaptureError> {
     let Err(source) = tracers::seize(tid) else { return Ok(true) };
     let Ok(status) = ProcStatus::read(tid) else {

@@ -23,17 +23,17 @@ use crate::capture::tracer::executor::run_ready;
 /// Limit for all queries of all threads.
 const QUERIES_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Most bytes of one answer. It is small, so that many queries fit into one script.
+/// Size of a result buffer, in bytes. It is small, so that many queries fit into one script.
 const RESULT_BUFFER_BYTES: u64 = 64;
 
-/// Queries of one script: each takes an entry and a result buffer.
+/// Most queries of one script: each takes an entry and a result buffer.
 const QUERIES_PER_SCRIPT: usize =
     (SLOTS_BYTES_MIN as usize - TRAILER_ENTRIES * ENTRY_BYTES) / (ENTRY_BYTES + RESULT_BUFFER_BYTES as usize);
 
 /// An argument of a query.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum QueryArgument {
-    /// This number.
+    /// A constant.
     Number(u64),
     /// The address of the result buffer, which has 64 bytes.
     ResultBuffer,
@@ -42,9 +42,9 @@ pub enum QueryArgument {
 /// A system call that only reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QueryCall {
-    /// Its number on x86-64.
+    /// Number of the system call on x86-64.
     pub number: u64,
-    /// Its arguments.
+    /// Arguments of the system call.
     pub arguments: [QueryArgument; 6],
 }
 
@@ -70,7 +70,7 @@ impl StoppedProcess {
     /// Makes threads run these queries. Returns the results of each thread in order, the main thread first.
     ///
     /// # Errors
-    /// The process may not be allowed executable memory, or may not finish its calls in time.
+    /// If the process may not have executable memory, or does not finish its calls in time.
     pub fn run_queries(
         &mut self,
         thread_selection: QueryThreads,
@@ -151,7 +151,7 @@ impl QuerySession<'_> {
         inner_ids: &[u32],
         runner: &mut ScriptRunner<'_, '_>,
     ) -> Result<Vec<Vec<QueryResult>>, CaptureError> {
-        // Code, and the frames that restore the threads.
+        // Write the code, and the frames that restore the threads.
         let scripts: Vec<ThreadScript> =
             inner_ids.iter().map(|id| ThreadScript { calls: Vec::new(), inner_id: *id }).collect();
         runner.pages.write(self.snapshot, self.extended_states, &scripts, self.rescue.mem)?;
@@ -165,7 +165,7 @@ impl QuerySession<'_> {
         Ok(all)
     }
 
-    /// Runs one script of one thread, in the first slot, which may use the space of all.
+    /// Runs one script of one thread, in the first slot. The script may use the space of all slots.
     fn query_thread(
         &self,
         index: usize,

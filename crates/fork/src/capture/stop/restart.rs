@@ -15,7 +15,8 @@ const ERESTARTNOHAND: i64 = -514;
 const ERESTART_RESTARTBLOCK: i64 = -516;
 const EINTR: i64 = -4;
 
-/// System calls that the kernel ends with EINTR at a stop that no signal caused (signal(7)). They have done nothing then.
+/// System calls that the kernel ends with EINTR at a stop that no signal caused (signal(7)). In that case they have had no
+/// effect.
 const NEVER_RESTARTED: [u64; 23] = [
     0, 1, 19, 20, // read, write, readv, writev: of a socket with a time limit
     40, 42, 43, 44, 45, 46, 47, // sendfile, connect, accept, sendto, recvfrom, sendmsg, recvmsg: the same
@@ -31,7 +32,7 @@ const NEVER_RESTARTED_POLLS: [u64; 4] = [232, 281, 333, 441];
 /// make it, and only until its next rt_sigreturn(2). In any other thread it ends with EINTR.
 const RESTART_SYSCALL: u64 = 219;
 
-/// The calls that it may continue: poll, nanosleep, futex, clock_nanosleep.
+/// The calls that restart_syscall(2) may continue: poll, nanosleep, futex, clock_nanosleep.
 const RESTART_BLOCK_CALLS: [u64; 4] = [7, 35, 202, 230];
 
 /// Bytes of `mov $NUMBER, %eax; syscall`, as libc and Go's runtime make these calls.
@@ -58,7 +59,8 @@ pub(in crate::capture) fn resolve_restart(
 }
 
 /// A mark in the upper half of the number of a restarted call. The kernel uses the lower half alone, and keeps both halves
-/// while the call lasts, even if it is interrupted. So the mark shows whether a thread is still in that call. Not zero.
+/// while the call lasts, even if it is interrupted. So the mark shows whether a thread is still in that call. It is never
+/// zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct CallMark(u32);
 
@@ -66,15 +68,15 @@ const MARK_SHIFT: u32 = 32;
 const NUMBER_MASK: u64 = u32::MAX as u64;
 
 impl CallMark {
-    /// A new mark, which no other call has. It has 31 bits, because a negative number means no call. The first one is
-    /// random.
+    /// Returns a new mark, which no other call has. It has 31 bits, because a negative number means no call. The first mark
+    /// differs from process to process.
     pub(crate) fn new() -> Self {
         static NEXT_MARK: OnceLock<AtomicU32> = OnceLock::new();
         let next = NEXT_MARK.get_or_init(|| AtomicU32::new((clock::monotonic_ns() as u32) ^ std::process::id() << 8));
         Self((next.fetch_add(1, Ordering::Relaxed) & (u32::MAX >> 1)).max(1))
     }
 
-    /// The mark of a thread's call, if it has one.
+    /// Returns the mark of a thread's call, if it has one.
     pub(crate) fn from_registers(registers: &Registers) -> Option<Self> {
         let mark = (registers.orig_rax >> MARK_SHIFT) as u32;
         (is_in_call(registers) && mark != 0).then_some(Self(mark))
@@ -85,18 +87,19 @@ impl CallMark {
         self.0
     }
 
-    /// The mark of a number from [`Self::to_number`]; `None` if it is no mark.
+    /// Converts a number from [`Self::to_number`] to a mark; `None` if it is not a valid mark.
     pub(crate) fn from_number(number: u32) -> Option<Self> {
         (number != 0 && number <= u32::MAX >> 1).then_some(Self(number))
     }
 
-    /// A call's number with this mark.
+    /// Returns a call number with this mark.
     pub(crate) fn apply_to(self, number: u64) -> u64 {
         number & NUMBER_MASK | u64::from(self.0) << MARK_SHIFT
     }
 }
 
-/// The number of the call that a thread is in, without its mark. Outside of calls, a number that no call has.
+/// Returns the number of the call that a thread is in, without its mark. Outside of calls, returns a number that no call
+/// has.
 pub(crate) fn call_number(registers: &Registers) -> u64 {
     registers.orig_rax & NUMBER_MASK
 }
@@ -106,7 +109,7 @@ pub(crate) fn is_in_call(registers: &Registers) -> bool {
     registers.orig_rax as i64 >= 0
 }
 
-/// Registers that repeat an interrupted call; `None` if the thread was in no such call.
+/// Returns registers that repeat an interrupted call; `None` if the thread was not in such a call.
 fn restart_registers(registers: &Registers, results: &[i64]) -> Option<Registers> {
     (is_in_call(registers) && results.contains(&(registers.rax as i64))).then(|| Registers {
         rax: call_number(registers),
@@ -142,10 +145,10 @@ pub(crate) fn uses_restart_block(registers: &Registers) -> bool {
         && registers.rax as i64 == ERESTART_RESTARTBLOCK
 }
 
-/// The parent's registers. A call that the stop has ended with EINTR gets the result ERESTARTNOHAND, as if the kernel
-/// restarted it, and a mark. When the thread resumes, the kernel decides: it repeats the call, or it runs the handler of a
-/// signal that has arrived meanwhile and returns EINTR. All other restarts are left to the kernel, except those of marked
-/// calls: a restart by restart_syscall(2) would remove the mark.
+/// Returns the registers with which a thread of the parent resumes. A call that the stop has ended with EINTR gets the
+/// result ERESTARTNOHAND, as if the kernel restarted it, and a mark. When the thread resumes, the kernel decides: it repeats
+/// the call, or it runs the handler of a signal that arrived after the stop and returns EINTR. All other restarts are left
+/// to the kernel, except those of marked calls: a restart by restart_syscall(2) would remove the mark.
 pub(crate) fn parent_registers(registers: &Registers) -> Registers {
     if !restarts_full_timeout(registers) {
         return *registers;
@@ -154,11 +157,12 @@ pub(crate) fn parent_registers(registers: &Registers) -> Registers {
     Registers { rax: ERESTARTNOHAND as u64, orig_rax: mark.apply_to(registers.orig_rax), ..*registers }
 }
 
-/// A child's registers, made from the parent's. Calls that the kernel would have restarted are repeated, because the child's
-/// kernel did not see them begin and cannot restart them. Relative sleeps start again with their full time.
+/// Converts the parent's registers to a child's. Calls that the kernel would have restarted are repeated, because the
+/// child's kernel did not see them begin and cannot restart them. Relative sleeps start again with their full time; with a
+/// mark (`StoppedThread::child_state`), the call timer ends them earlier.
 ///
-/// `signal_waits`: a signal is pending that the thread does not block. The kernel then returns EINTR from a call that it
-/// restarts only without a handler.
+/// `signal_waits`: a signal is pending that the thread does not block. In that case the kernel returns EINTR from a call
+/// that it restarts only if no handler runs.
 pub(in crate::capture) fn child_registers(parent: &Registers, signal_waits: bool) -> Registers {
     const RESTARTED_RESULTS: [i64; 4] = [ERESTARTSYS, ERESTARTNOINTR, ERESTARTNOHAND, ERESTART_RESTARTBLOCK];
     // The kernel has already prepared the restart: only the call number is wrong for the child.
@@ -178,7 +182,7 @@ pub(in crate::capture) fn restarts_call(parent: &Registers, child: &Registers) -
     is_in_call(parent) && child.rip == parent.rip.wrapping_sub(SYSCALL_BYTES) && child.rax == call_number(parent)
 }
 
-/// The site of the call that registers are about to make: number, mark, stack pointer and return address.
+/// Returns the site of the marked call that registers are about to make: number, mark, stack pointer and return address.
 pub(crate) fn call_site(words: &[u64]) -> Option<(u64, CallMark, u64, u64)> {
     let words: &[u64; REGISTER_WORDS] = words.try_into().ok()?;
     let [rax, rip, rsp] = [10, 16, 19].map(|index: usize| words[index]);
@@ -223,10 +227,10 @@ mod tests {
     }
 
     #[test]
-    fn an_epoll_wait_ended_by_the_stop_is_restarted_by_the_kernel_in_the_parent_and_made_again_in_a_child() {
+    fn an_epoll_wait_ended_by_the_stop_is_restarted() {
         let again = parent_registers(&stopped(EPOLL_WAIT, EINTR));
         assert_eq!((again.rax as i64, call_number(&again), again.rip), (ERESTARTNOHAND, EPOLL_WAIT, 0x1002));
-        assert_eq!(parent_registers(&again), again, "its mark stays for as long as it lasts");
+        assert_eq!(parent_registers(&again), again, "the mark stays as long as the call lasts");
         assert_ne!(
             CallMark::from_registers(&parent_registers(&stopped(EPOLL_WAIT, EINTR))),
             CallMark::from_registers(&again)
@@ -242,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn only_calls_that_have_done_nothing_are_restarted() {
+    fn only_calls_without_effect_are_restarted() {
         const CLOSE: u64 = 3;
         let closing = stopped(CLOSE, EINTR);
         assert_eq!(parent_registers(&closing), closing);
@@ -252,33 +256,33 @@ mod tests {
     }
 
     #[test]
-    fn a_sleep_is_left_to_the_kernel_in_the_parent_and_made_again_in_a_child() {
+    fn a_sleep_is_restarted_by_the_kernel_in_the_parent_and_repeated_in_a_child() {
         let asleep = stopped(NANOSLEEP, ERESTART_RESTARTBLOCK);
         assert_eq!(parent_registers(&asleep), asleep);
         assert_eq!((child_registers(&asleep, false).rax, child_registers(&asleep, false).rip), (NANOSLEEP, 0x1000));
     }
 
     #[test]
-    fn a_sleep_that_was_restarted_before_is_known_by_its_code() {
+    fn a_restarted_sleep_is_recognized_by_its_error_code() {
         let code = |number: u8| move |_| Some([0xb8, number, 0, 0, 0, 0x0f, 0x05]);
         let again = stopped(RESTART_SYSCALL, ERESTART_RESTARTBLOCK);
         let named = resolve_restart(&again, code(NANOSLEEP as u8));
-        assert_eq!((named.orig_rax, named.rax), (NANOSLEEP, again.rax), "the kernel restarts the parent's as before");
+        assert_eq!((named.orig_rax, named.rax), (NANOSLEEP, again.rax), "the parent's call restarts as before");
         assert_eq!((child_registers(&named, false).rax, child_registers(&named, false).rip), (NANOSLEEP, 0x1000));
-        assert_eq!(resolve_restart(&again, code(EPOLL_WAIT as u8)), again, "nothing that could have been restarted so");
+        assert_eq!(resolve_restart(&again, code(EPOLL_WAIT as u8)), again, "restart_syscall(2) cannot continue it");
         assert_eq!(resolve_restart(&again, |_| None), again);
         let prepared = stopped(NANOSLEEP, RESTART_SYSCALL as i64);
         assert_eq!((child_registers(&prepared, false).rax, child_registers(&prepared, false).rip), (NANOSLEEP, 0x1002));
     }
 
     #[test]
-    fn computing_threads_stay_where_they_are() {
+    fn computing_threads_keep_their_registers() {
         let computing = stopped(u64::MAX, EINTR);
         assert_eq!((parent_registers(&computing), child_registers(&computing, false)), (computing, computing));
     }
 
     #[test]
-    fn only_inside_the_sequence_is_it_aborted() {
+    fn an_rseq_section_is_aborted_only_inside_it() {
         let sequence = RseqCriticalSection { start: 0x1000, bytes: 4, abort_address: 0x2000 };
         let at = |rip| sequence.abort_registers(&Registers { rip, ..Registers::default() }).rip;
         assert_eq!((at(0xfff), at(0x1000), at(0x1003), at(0x1004)), (0xfff, 0x2000, 0x2000, 0x1004));

@@ -20,7 +20,7 @@ use crate::capture::injection::script::EndSignal;
 /// Limit for the end of killed threads. The last of them tears down their memory.
 const END_LIMIT: Duration = Duration::from_secs(2);
 
-/// Time between two checks for their end.
+/// Time between two checks for the end of killed threads.
 const END_INTERVAL: Duration = Duration::from_micros(200);
 
 /// A stopped thread.
@@ -29,17 +29,17 @@ pub(in crate::capture) struct StoppedThread {
     pub(in crate::capture) tid: i32,
     /// The registers with which it resumes: its registers at the stop, after the rules of [`restart`].
     pub(in crate::capture) registers: Registers,
-    /// Its signal mask, outside of sigsuspend(2) and similar calls.
+    /// Signal mask of the thread, outside of sigsuspend(2) and similar calls.
     pub(in crate::capture) signal_mask: u64,
     pub(in crate::capture) pending_signals: Vec<[u8; ptrace::SIGINFO_BYTES]>,
     pub(in crate::capture) rseq: Option<ptrace::RseqConfiguration>,
-    /// The time that its call had left, if it is known.
+    /// Remaining time of its interrupted call, if it is known.
     pub(in crate::capture) pending_call: Option<RestartableCall>,
     /// Whether a signal is pending that it does not block.
     has_deliverable_signal: bool,
 }
 
-/// A process as it was stopped, the leader first.
+/// State of a process at its stop. The first thread is the leader.
 #[derive(Debug, Clone, Default)]
 pub(in crate::capture) struct ProcessSnapshot {
     pub(in crate::capture) pid: i32,
@@ -58,7 +58,7 @@ pub(in crate::capture) struct StopGuard {
 }
 
 impl StopGuard {
-    /// Reads from stopped threads what determines how they resume. From here on, drop restores them.
+    /// Reads the state with which stopped threads resume. From here on, dropping the guard restores and releases them.
     pub(in crate::capture) fn new(pid: i32, tids: &[i32]) -> Result<Self, CaptureError> {
         let pending = ptrace::read_pending_signals(pid, SignalQueue::Process)
             .map_err(CaptureError::tracing("read the pending signals of", pid))?;
@@ -70,7 +70,7 @@ impl StopGuard {
         Ok(Self { snapshot, withheld_signals: Vec::new(), are_others_restored: false, is_leader_restored: false })
     }
 
-    /// Adds stop signals, which are sent again when the threads are released.
+    /// Adds signals that were withheld from threads. They are sent again when the threads are released.
     pub(in crate::capture) fn add_withheld(&mut self, signals: &mut Vec<(i32, i32)>) {
         self.withheld_signals.append(signals);
     }
@@ -97,7 +97,7 @@ impl StopGuard {
         Ok(())
     }
 
-    /// Restores all threads but the leader, which is still in use.
+    /// Restores all threads but the leader, which still makes calls.
     pub(in crate::capture) fn restore_others(&mut self) {
         if !std::mem::replace(&mut self.are_others_restored, true) {
             self.snapshot.threads.iter().skip(1).for_each(StoppedThread::restore);
@@ -111,7 +111,7 @@ impl ProcessSnapshot {
         &self.threads[0]
     }
 
-    /// Whether a signal is in any queue.
+    /// Whether a signal is pending for the process or one of its threads.
     pub(in crate::capture) fn has_pending(&self, signal: i32) -> bool {
         let mut all = self.pending_signals.iter().chain(self.threads.iter().flat_map(|one| &one.pending_signals));
         all.any(|info| signal_number(info) == signal)
@@ -129,7 +129,7 @@ impl StopGuard {
         self.restore();
         let tids = self.snapshot.threads.iter().map(|thread| thread.tid);
         let mut killed: Vec<i32> = tids.filter(|tid| ptrace::detach(*tid).is_err()).collect();
-        // If the process is this one's own child, its end is left to the code that started it.
+        // If the process is a child of this process, the code that started it must reap it.
         killed.retain(|tid| *tid != self.snapshot.pid || !is_own_child(*tid));
         reap_killed(killed);
         for (_, signal) in &self.withheld_signals {
@@ -144,12 +144,12 @@ fn is_own_child(pid: i32) -> bool {
     ProcStat::read(pid).is_ok_and(|stat| stat.parent == std::process::id() as i32)
 }
 
-/// Reaps threads that were killed while they were stopped, and so cannot be released. Otherwise the kernel does not report
-/// the end of the process to its parent, and this thread may live as long as a seed.
+/// Reaps threads that were killed while they were stopped, and so cannot be detached. Before that, the kernel does not
+/// report the end of the process to its parent, and this thread may live as long as a seed.
 fn reap_killed(mut killed: Vec<i32>) {
     let started_at = Instant::now();
     loop {
-        // A thread that is no tracee any more was reaped, or has been released after all.
+        // A thread that is not a tracee any more was reaped or detached.
         killed.retain(|tid| matches!(ptrace::reap(*tid), Ok(false)));
         if killed.is_empty() {
             return;
@@ -200,8 +200,8 @@ impl StoppedThread {
         restart::child_registers(&self.registers, self.has_deliverable_signal)
     }
 
-    /// State of the child's thread: its registers, and the remaining time of a call that is repeated with less time than its
-    /// limit. Such a call has a mark.
+    /// Returns the state of the child's thread: its registers, and the remaining time of a call that is repeated with less
+    /// time than its limit. Such a call has a mark.
     pub(in crate::capture) fn child_state(&self) -> (Registers, Option<RestartableCall>) {
         let child = self.restart_registers();
         match self.pending_call.filter(|_| restart::restarts_call(&self.registers, &child)) {
@@ -216,10 +216,10 @@ impl StoppedThread {
             .map_err(CaptureError::tracing("block the signals of", self.tid))
     }
 
-    /// Restores its signal mask and registers. The registers are last: until then they lead to code that restores both if
+    /// Restores its signal mask and registers. The registers are last: until then they point to code that restores both if
     /// this process dies.
     pub(in crate::capture) fn restore(&self) {
-        // A thread that was killed meanwhile has nothing left to restore.
+        // If the thread was killed, nothing is left to restore.
         let _ = ptrace::write_signal_mask(self.tid, self.signal_mask);
         let _ = ptrace::write_registers(self.tid, &self.registers);
     }
@@ -270,13 +270,13 @@ pub(super) fn read_call_site(tid: i32, address: u64) -> Option<[u8; restart::CAL
     (read == code.len()).then_some(code)
 }
 
-/// The first word of a siginfo_t.
+/// Returns the signal number: the first word of a siginfo_t.
 fn signal_number(info: &[u8; ptrace::SIGINFO_BYTES]) -> i32 {
     i32::from_ne_bytes([info[0], info[1], info[2], info[3]])
 }
 
-/// The rule for restartable sequences. Injected system calls make the kernel forget the sequence in progress, and the thread
-/// would continue inside it unprotected. So parent and child continue at the abort handler.
+/// Moves a thread out of a restartable sequence (rseq). Injected system calls make the kernel forget the sequence in
+/// progress, and the thread would continue inside it unprotected. So parent and child continue at its abort handler.
 fn abort_rseq(tid: i32, rseq_address: u64, registers: &Registers) -> Registers {
     /// Offset of the pointer `rseq_cs` in `struct rseq`.
     const RSEQ_CS_OFFSET: u64 = 8;

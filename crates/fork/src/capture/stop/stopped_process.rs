@@ -9,13 +9,13 @@ use crate::capture::stop::stop_threads;
 use crate::capture::tracer::deadline::Deadline;
 use crate::capture::tracer::trace_lock::TraceLock;
 
-/// All threads of a process, stopped by the calling thread, which alone may read their registers. Dropping it resumes them.
-/// If stopping fails, only the end of the calling thread releases the threads that it has stopped: call it from a thread
-/// that may end.
+/// All threads of a process, stopped by the calling thread, which alone may read their registers. Dropping this value
+/// resumes them. If `stop` fails, only the end of the calling thread releases the threads that it has stopped: call it from
+/// a thread that may end.
 #[derive(Debug)]
 pub struct StoppedProcess {
     pub(super) stopped: StopGuard,
-    /// After `stopped`, so that it is dropped after the stop is over.
+    /// Declared after `stopped`, so that it is dropped when the threads run again.
     _call_timeouts: CallTimeoutGuard,
     _lock: TraceLock,
 }
@@ -34,7 +34,7 @@ impl StoppedProcess {
     /// Stops a process, within a time limit.
     ///
     /// # Errors
-    /// The process has ended, is traced already, or does not stop.
+    /// If the process has ended, is already traced, or does not stop.
     pub fn stop(pid: i32, limit: Duration) -> Result<Self, CaptureError> {
         let trace_lock = TraceLock::acquire(pid, limit).ok_or(CaptureError::ProcessGone { pid })?;
         let deadline = Deadline::after(limit);
@@ -44,7 +44,7 @@ impl StoppedProcess {
         Ok(Self { stopped: StopGuard::new(pid, &threads)?, _call_timeouts: call_timeouts, _lock: trace_lock })
     }
 
-    /// Its threads, the main one first.
+    /// Ids of its threads, the main thread's first.
     pub fn threads(&self) -> impl Iterator<Item = i32> {
         self.stopped.snapshot.threads.iter().map(|thread| thread.tid)
     }

@@ -35,8 +35,7 @@ pub(super) fn seize(tid: i32) -> io::Result<()> {
     }
 }
 
-/// Returns the tracer of a thread if it stays: not the calling thread, not the call timer, and not released within the
-/// limit.
+/// Returns the tracer of a thread if it does not detach within the limit. Ignores the calling thread and the call timer.
 pub(in crate::capture) fn staying(tid: i32, seen: &ProcStatus) -> Option<i32> {
     let own = rustix::thread::gettid().as_raw_nonzero().get();
     let started_at = Instant::now();
@@ -56,12 +55,12 @@ fn is_call_timer(tracer: i32) -> bool {
     process::thread_name(tracer, tracer).map_or(true, |name| name == call_timer::THREAD_NAME.as_bytes())
 }
 
-/// The refusal of a thread that another process traces.
+/// Returns the refusal of a thread that another process traces.
 pub(super) fn refusal(tid: i32, tracer: i32) -> Refusal {
     Refusal::new(format!("thread {tid}"), format!("pid {tracer} traces it already; detach that tracer first"))
 }
 
-/// The refusal of a process that was only surveyed, if its tracer stays.
+/// Returns the refusal of a surveyed process, if its tracer stays.
 pub(in crate::capture) fn refusal_of_staying(pid: i32, seen: &ProcStatus) -> Option<Refusal> {
     staying(pid, seen).map(|tracer| refusal(pid, tracer))
 }
@@ -94,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tracer_that_lets_go_is_waited_for() {
+    fn a_tracer_that_detaches_is_waited_for() {
         let mut sleeper = sleeper();
         let tid = sleeper.id().cast_signed();
         // On a busy machine a tracer may detach late.
@@ -113,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tracer_that_stays_is_named() {
+    fn a_tracer_that_does_not_detach_is_named() {
         let mut sleeper = sleeper();
         let tid = sleeper.id().cast_signed();
         let (release, released) = mpsc::channel::<()>();

@@ -18,23 +18,23 @@ use crate::capture::survey::Survey;
 use crate::capture::template::TemplateClone;
 use crate::phase;
 
-/// The clone, and the results of making it. Its clones must be killed after all processes of the tree have been paused:
-/// waiting for an end takes the reports of others.
+/// The clone, and the results of making it. Kill its clones only after all processes of the tree were paused: waiting for
+/// the end of a clone consumes the reports of other processes.
 pub(in crate::capture) struct CloneOutcome {
     /// `None` in freeze mode.
     pub(in crate::capture) clone: Option<TemplateClone>,
     /// An earlier clone, which lacks MADV_DONTFORK memory and must be killed.
     pub(in crate::capture) discarded: Option<TemplateClone>,
-    /// The ranges that it lacks.
+    /// The ranges that `discarded` lacks.
     pub(in crate::capture) dontfork_ranges: Result<Vec<Range<u64>>, CaptureError>,
-    /// Contents of the process's slots, if more of them was overwritten for a second clone.
+    /// Contents of the process's slots before a second clone overwrote them.
     pub(in crate::capture) saved_slots: Option<Vec<u8>>,
     /// Id of the clone's address space at the pager, if a pager serves the process.
     pub(in crate::capture) address_space: Result<Option<u32>, CaptureError>,
 }
 
 impl CloneOutcome {
-    /// The outcome if no memory is missing. In freeze mode there is no clone.
+    /// Returns the outcome if no memory is missing. `clone` is `None` in freeze mode.
     pub(in crate::capture) fn without_dontfork(clone: Option<TemplateClone>) -> Self {
         Self { clone, discarded: None, dontfork_ranges: Ok(Vec::new()), saved_slots: None, address_space: Ok(None) }
     }
@@ -65,7 +65,7 @@ impl CloneOutcome {
         Ok(outcome)
     }
 
-    /// Makes a second clone, if needed. Returns the ranges that the first lacks.
+    /// Makes a second clone, if needed. Returns the ranges that the first clone lacks.
     async fn clone_again(
         &mut self,
         snapshot: &ProcessSnapshot,
@@ -103,7 +103,7 @@ impl CloneOutcome {
     }
 }
 
-/// The pager's address space of the clone that was made last.
+/// Finds the id of the last clone's address space at the pager.
 fn find_address_space(
     prepared: &PreparedProcess,
     injection_pages: &InjectionPages,

@@ -1,7 +1,7 @@
-//! MADV_DONTFORK memory. fork(2) leaves it out, but a seed, as a copy of the process, has it (decision 014).
+//! MADV_DONTFORK memory: fork(2) omits it, but a seed, as a copy of the process, includes it (decision 014).
 //!
 //! A program such as Node.js, whose heap is marked so, cannot run without it. A clone that lacks memory is smaller than
-//! the process, which the kernel shows at once. Only then are the two maps compared, and the leader clones itself
+//! the process, which `/proc/PID/statm` shows at once. Only then are the two maps compared, and the leader clones itself
 //! again. If the kernel forbids MADV_DOFORK (mappings of drivers), a mapping stays absent.
 
 use std::collections::BTreeSet;
@@ -23,7 +23,7 @@ use crate::capture::template::clone_call;
 /// died between two of them.
 const RUNS_MAX: usize = (SLOTS_BYTES_MIN as usize / ENTRY_BYTES - TRAILER_ENTRIES - 1) / 2;
 
-/// Memory that fork(2) leaves out and a seed has.
+/// Memory that fork(2) omits and a seed includes.
 pub(in crate::capture) struct DontforkMemory {
     /// One range per mapping, ascending.
     pub(in crate::capture) ranges: Vec<Range<u64>>,
@@ -32,15 +32,15 @@ pub(in crate::capture) struct DontforkMemory {
 
 /// The result of a second clone.
 pub(in crate::capture) struct SecondClone {
-    /// Its id in the leader's pid namespace.
+    /// Id of the clone in the leader's pid namespace.
     pub(in crate::capture) inner_pid: u64,
-    /// Whether everything in the leader is marked as before.
+    /// Whether all marks of the leader's memory were restored.
     pub(in crate::capture) remark_result: Result<(), CaptureError>,
-    /// Contents of the leader's slots, which the clone's slots do not have.
+    /// Contents of the leader's slots before the script. The clone's slots contain the script.
     pub(in crate::capture) saved_slots: Vec<u8>,
 }
 
-/// Mappings with nothing but unmapped addresses between them.
+/// Mappings without other mappings between them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct MappingRun {
     range: Range<u64>,
@@ -48,7 +48,8 @@ struct MappingRun {
 }
 
 impl DontforkMemory {
-    /// Finds the memory that a clone lacks of a stopped process, which has `mapped` bytes mapped. `None` if it lacks none.
+    /// Finds the memory of a stopped process that its clone lacks. `mapped`: size of the process's mappings, in bytes.
+    /// `None` if the clone lacks nothing.
     pub(in crate::capture) fn find(pid: i32, mapped: u64, clone: i32) -> Result<Option<Self>, CaptureError> {
         if mapped == address_space_bytes(clone)? {
             return Ok(None);
@@ -115,7 +116,7 @@ impl DontforkMemory {
     }
 }
 
-/// The result of madvise(2) if it has done its work and has found unmapped addresses (ENOMEM).
+/// The result of madvise(2) if it has advised all mappings, and some addresses were unmapped (ENOMEM).
 const UNMAPPED_RESULT: u64 = (rustix::io::Errno::NOMEM.raw_os_error() as u64).wrapping_neg();
 
 /// Merges wanted mappings into as few runs as possible.

@@ -17,7 +17,7 @@ use crate::capture::template::{TemplateClone, clone_call, reap_call};
 use crate::capture::tracer::deadline::Deadline;
 use crate::capture::tracer::executor::run_ready;
 
-/// Most mappings that are marked: as many as fit into a script. Other mappings are few and small, or their pages are copied.
+/// Most large mappings that are marked: as many as fit into a script. The probe gets the pages of all other mappings.
 pub(in crate::capture) const LARGE_MAPPINGS_MAX: usize = 64;
 
 //  template   madvise(large mapping, MADV_WIPEONFORK) … ─ clone ────────────────────────── wait4(probe)
@@ -25,10 +25,10 @@ pub(in crate::capture) const LARGE_MAPPINGS_MAX: usize = 64;
 //
 // The template keeps the marks: it is never forked again, and its pages stay. A mapping with pages cannot have had the
 // mark in the parent, since fork(2) would have wiped it.
-/// The mappings of `clone`, with their flags. Those in `large` have the flag `wf`, too.
+/// Reads the mappings of `clone`, with their flags. Those in `large` have the flag `wf`, too.
 ///
 /// # Errors
-/// A limit may forbid one more process. The flags can still be read from the template itself.
+/// For example, if a limit forbids one more process. The flags can still be read from the template itself.
 pub(in crate::capture) fn read_flags(
     clone: &TemplateClone,
     large: &[&MapEntry],
@@ -60,7 +60,7 @@ fn wipe_on_fork_call(entry: &MapEntry) -> InjectedCall {
 struct FlagProbe(i32);
 
 impl FlagProbe {
-    /// Kills it, and waits until it has ended.
+    /// Kills the probe, and waits until it has ended.
     fn kill_and_reap(mut self, deadline: &Deadline) {
         self.kill();
         while let Ok((tid, report)) = deadline.wait_report() {
@@ -81,7 +81,7 @@ impl FlagProbe {
 }
 
 impl Drop for FlagProbe {
-    /// A probe whose flags were not read must not stay.
+    /// Kills a probe after an error.
     fn drop(&mut self) {
         self.kill();
     }

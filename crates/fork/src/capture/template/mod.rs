@@ -38,7 +38,7 @@ const KILL_LIMIT: Duration = Duration::from_secs(5);
 /// Limit for the stop of the parent's main thread to reap a template. Beyond it, the zombie stays until the parent ends.
 const REAP_LIMIT: Duration = Duration::from_millis(500);
 
-/// An address that is never mapped (vm.mmap_min_addr): a template's stack pointer.
+/// Stack pointer of a template: an address that is never mapped (vm.mmap_min_addr).
 const UNMAPPED_STACK: u64 = 0x10;
 
 const CLONE: u64 = 56;
@@ -54,7 +54,7 @@ const CLONE_PTRACE: u64 = 0x2000;
 #[derive(Debug)]
 pub(super) struct TemplateClone {
     pub(super) pid: i32,
-    /// Its id in the parent's innermost pid namespace.
+    /// Id of the clone in the parent's innermost pid namespace.
     inner_pid: u64,
     /// Registers for injected calls.
     pub(super) registers: Registers,
@@ -64,16 +64,16 @@ pub(super) struct TemplateClone {
     has_ended: bool,
 }
 
-/// The call that makes a template.
+/// Returns the call that makes a template.
 pub(super) fn clone_call() -> InjectedCall {
     InjectedCall::new("clone", CLONE, [CLONE_PTRACE | CLONE_FILES, UNMAPPED_STACK])
 }
 
-/// The call that reaps a dead child of the caller, whose id for it is `inner_id`. It never waits.
+/// Returns the call that reaps a dead child. `inner_id`: the child's id in the caller's pid namespace. The call never waits.
 pub(super) fn reap_call(inner_id: u64) -> InjectedCall {
     const WAIT4: u64 = 61;
     const WNOHANG: u64 = 1;
-    /// Also children without an exit signal.
+    /// __WALL: also children without an exit signal.
     const WAIT_ALL: u64 = 0x4000_0000;
     InjectedCall::new("wait4", WAIT4, [inner_id, 0, WAIT_ALL | WNOHANG, 0])
 }
@@ -91,7 +91,7 @@ impl TemplateClone {
         let pid = injector.wait_clone().await?;
         ptrace::set_options(pid, ptrace::OPTION_EXIT_KILL | ptrace::OPTION_TRACE_SYSCALL_GOOD | options)
             .map_err(CaptureError::tracing("set the options of template", pid))?;
-        // It runs only for injected calls, for which this thread waits, so raise its priority. Failure is harmless.
+        // The clone runs only for injected calls, for which this thread waits, so raise its priority. Failure is harmless.
         let _ = priority::make_real_time(pid);
         let (registers, syscall_at) = (read_registers(pid)?, injector.syscall_address());
         Ok(Self {
@@ -105,7 +105,7 @@ impl TemplateClone {
         })
     }
 
-    /// Its id in the parent's innermost pid namespace.
+    /// Id of the clone in the parent's innermost pid namespace.
     pub(super) fn inner_id(&self) -> u32 {
         self.inner_pid as u32
     }
@@ -115,12 +115,12 @@ impl TemplateClone {
         InjectionTarget { pid: self.pid, registers: &self.registers, inner_id: self.inner_id(), mem }
     }
 
-    /// Makes it an ordinary process again, as control groups require. No more calls are injected.
+    /// Resets the scheduling priority to an ordinary one, as control groups require. Call it after the last injected call.
     pub(super) fn clear_options(&self) {
         let _ = priority::make_ordinary(self.pid);
     }
 
-    /// Raises its OOM score.
+    /// Raises the OOM score adjustment, so that the template is killed before its parent.
     pub(super) fn raise_oom_score(&self) -> Result<(), CaptureError> {
         let path = format!("/proc/{}/oom_score_adj", self.pid);
         let now: i32 = process::read_line(&path).ok().and_then(|line| line.parse().ok()).unwrap_or(0);
@@ -131,14 +131,14 @@ impl TemplateClone {
         Ok(())
     }
 
-    /// Kills and reaps it, within limits. The zombie that remains in the parent is reaped by the parent's main thread.
-    /// `trace_lock` is the parent's lock, if the caller holds it.
+    /// Kills and reaps the clone, within time limits. The zombie that remains in the parent is reaped by the parent's main
+    /// thread. `trace_lock` is the parent's lock, if the caller holds it.
     pub(super) fn kill(&mut self, trace_lock: Option<&TraceLock>) {
         if std::mem::replace(&mut self.has_ended, true) {
             return;
         }
-        // The template tears down its memory itself, which takes long if there is much: no other process should wait for
-        // that.
+        // The template frees its own memory, which takes long if there is much. With ordinary priority, it does not delay
+        // other processes.
         let _ = priority::make_ordinary(self.pid);
         if let Some(pid) = Pid::from_raw(self.pid) {
             let _ = kill_process(pid, Signal::KILL);
@@ -158,7 +158,7 @@ impl TemplateClone {
 
     fn wait_end(&self) -> bool {
         let deadline = Deadline::after(KILL_LIMIT);
-        // It may have been reaped before, if another process killed it.
+        // If another process killed it, it may already be reaped.
         if !matches!(ptrace::reap(self.pid), Ok(false)) {
             return true;
         }
@@ -225,10 +225,10 @@ impl Drop for TemplateClone {
     }
 }
 
-/// The OOM score of a template: half-way between the score of the seed's children and the parent's, or the default of 0 if
-/// that is higher. For each point, the kernel adds a thousandth of the memory to the size of a process. So a process is
-/// killed before a larger one only if the sizes differ by less than the distance of their scores. A template is as large as
-/// its parent, and often larger than a child.
+/// Returns the OOM score adjustment of a template: half-way between the children's and the parent's, which counts as at
+/// least 0. For each point, the kernel adds a thousandth of all memory to the size of a process. So it kills a smaller
+/// process first only if the sizes differ by less than the distance of the scores. A template is as large as its parent, and
+/// often larger than a child.
 fn template_oom_score(parents: i32) -> i32 {
     if parents < OOM_SCORE_ADJUSTMENT { i32::midpoint(parents.max(0), OOM_SCORE_ADJUSTMENT) } else { parents }
 }
@@ -238,8 +238,8 @@ mod tests {
     use super::template_oom_score;
 
     #[test]
-    fn a_template_goes_before_its_parent_and_after_children() {
+    fn the_oom_score_of_a_template_is_between_parent_and_children() {
         assert_eq!((template_oom_score(0), template_oom_score(-1000), template_oom_score(500)), (450, 450, 700));
-        assert_eq!((template_oom_score(900), template_oom_score(1000)), (900, 1000), "of a child that is forked on");
+        assert_eq!((template_oom_score(900), template_oom_score(1000)), (900, 1000), "a parent that is a child");
     }
 }

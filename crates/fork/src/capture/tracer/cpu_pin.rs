@@ -1,7 +1,7 @@
 //! Pins the tracer to the CPU of the captured process, if that avoids waiting. `attempt` calls it.
 //!
-//! The tracer and the process hand over to each other half a dozen times. That takes 2 to 3 µs each on one CPU, and 15 µs or
-//! more between two CPUs of a virtual machine.
+//! The tracer and the process wake each other half a dozen times. Each wake-up takes 2 to 3 µs on one CPU, and 15 µs or more
+//! between two CPUs of a virtual machine.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 /// A stop takes 20 to 60 µs. One that takes longer than this has waited for a CPU.
 const BUSY_STOP: Duration = Duration::from_micros(400);
 
-// Between two CPUs a hand-over takes an interrupt, and longer still if the other CPU sleeps. A process that requests
+// Between two CPUs, a wake-up takes an interrupt, and longer still if the other CPU sleeps. A process that requests
 // its own capture has no other use for its CPU, so the tracer always joins it. Any other process is joined only if its
 // CPU is busy: a thread woken on a CPU that another thread uses waits for the end of that thread's time slice, 3 to
 // 4 ms. On the tracer's CPU it runs as soon as the tracer, a real-time thread, sleeps.
@@ -21,7 +21,7 @@ const BUSY_STOP: Duration = Duration::from_micros(400);
 pub(in crate::capture) struct CpuPin {
     saved_cpus: CpuSet,
     pinned_cpu: CpuSet,
-    /// Other processes that are pinned for as long.
+    /// Other processes, which stay pinned as long as this value exists.
     pinned_others: Vec<Pid>,
 }
 
@@ -53,7 +53,7 @@ impl CpuPin {
 
 impl Drop for CpuPin {
     fn drop(&mut self) {
-        // The CPU on which a template ends does not matter to the process that it was cloned from.
+        // Templates get the saved CPUs of this thread, not their parents': the CPU of a template does not matter.
         for pid in self.pinned_others.iter().copied().map(Some).chain([None]) {
             let _ = sched_setaffinity(pid, &self.saved_cpus);
         }
@@ -65,10 +65,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_thread_goes_where_a_process_is_and_comes_back() {
+    fn a_pinned_thread_gets_its_affinity_back() {
         let before = sched_getaffinity(None).unwrap();
         let pid = std::process::id() as i32;
-        assert!(CpuPin::pin_to_busy(pid, Duration::ZERO).is_none(), "a quick stop moves nobody");
+        assert!(CpuPin::pin_to_busy(pid, Duration::ZERO).is_none(), "a quick stop pins no thread");
         let join: [fn(i32) -> Option<CpuPin>; 2] =
             [|pid| CpuPin::pin_to_busy(pid, BUSY_STOP), |pid| CpuPin::pin_to(&ProcStat::read(pid).unwrap())];
         for join in join {
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_taken_along_comes_back_as_well() {
+    fn a_pinned_template_gets_its_affinity_back() {
         let before = sched_getaffinity(None).unwrap();
         let mut sleeper = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let pid = Pid::from_child(&sleeper);

@@ -35,7 +35,7 @@ pub(in crate::capture) struct PauseExecutor<'a> {
 }
 
 impl<'a> PauseExecutor<'a> {
-    /// For stopped processes, each given by its threads, the leader first.
+    /// Returns an executor for stopped processes. `processes`: the threads of each, the leader first.
     pub(in crate::capture) fn new(processes: &[Vec<i32>], deadline: &'a Deadline) -> Self {
         let threads = processes.iter().flat_map(|tids| tids.iter().map(|tid| (*tid, tids[0])));
         let is_of_one = processes.len() == 1;
@@ -52,7 +52,7 @@ impl<'a> PauseExecutor<'a> {
         self.threads.contains_key(&tid)
     }
 
-    /// Waits for the next report of a thread of the process, or of a clone of it.
+    /// Waits for the next report of a thread or a clone of the process.
     pub(in crate::capture) async fn next_report(&self, pid: i32) -> WaitResult {
         poll_fn(|_| self.take_report(pid).map_or(Poll::Pending, Poll::Ready)).await
     }
@@ -106,7 +106,7 @@ impl<'a> PauseExecutor<'a> {
         Some(pid)
     }
 
-    /// The process whose thread or new clone this is.
+    /// Returns the process whose thread or new clone this is.
     fn process_of(&self, tid: i32, pending: &[i32]) -> i32 {
         match (self.threads.get(&tid), pending) {
             (Some(pid), _) => *pid,
@@ -116,7 +116,7 @@ impl<'a> PauseExecutor<'a> {
     }
 }
 
-/// The result of a future that waits in place, and so is never pending.
+/// Returns the result of a future that waits in place, and so is never pending.
 pub(in crate::capture) fn run_ready<T>(future: impl Future<Output = T>) -> T {
     match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(outcome) => outcome,

@@ -23,9 +23,9 @@ use crate::capture::error::CaptureError;
 use crate::capture::stop::interrupted_calls;
 use crate::capture::{CaptureOptions, CaptureTimes, CapturedTree};
 
-/// How much longer than its limit an attempt, or the completion after it, may take before it is given up. Its thread then
-/// hangs in a system call, on a file of /proc whose lock is held. The survey before the pause and the reads after it have no
-/// limit of their own; they take seconds if some dozen other threads want each CPU.
+/// How long a caller waits after the limit of an attempt, or of the completion, before it gives up. By then, the tracer
+/// hangs in a system call, such as a read of a /proc file whose lock is held. The survey before the pause and the reads
+/// after it have no limit of their own; they take seconds if dozens of other threads want each CPU.
 pub const TIMEOUT_GRACE: Duration = Duration::from_secs(20);
 
 /// Limit for the end of a template. The limits of its kill and of its reaping add up to less.
@@ -40,7 +40,7 @@ const WAITER_STACK_BYTES: usize = 64 << 10;
 /// Thread name of a tracer.
 pub(super) const TRACER_NAME: &str = "tracer";
 
-/// Owns the processes that hold a seed's memory. Dropping it ends templates; a frozen parent runs on.
+/// Owns the processes that hold a seed's memory. Dropping it ends templates and resumes a frozen parent.
 #[derive(Debug)]
 pub struct TemplateGuard {
     /// One per process, in the order of the descriptor.
@@ -67,7 +67,7 @@ impl TemplateGuard {
 impl Drop for TemplateGuard {
     fn drop(&mut self) {
         drop(self.release_pipe.take());
-        // A callback has dropped it in the owner thread itself, which ends the template after the callback returns.
+        // If a callback drops it in the owner thread itself, that thread ends the template after the callback returns.
         if thread::current().id() == self.owner {
             return;
         }
@@ -78,15 +78,15 @@ impl Drop for TemplateGuard {
     }
 }
 
-/// A captured process that runs again. It can still be refused only for mapping flags that only the kernel shows. The rest
-/// of its descriptor is read from the template afterwards.
+/// A captured process that runs again. Only its mapping flags, which `smaps` shows later, can still cause a refusal. The
+/// rest of its descriptor is read from the template later.
 #[derive(Debug, Clone)]
 pub struct ReadyTemplate {
     /// The process that holds the memory.
     pub template_pid: i32,
     /// Program and arguments of the process.
     pub arguments: Vec<String>,
-    /// Bytes of the pages that the template itself holds.
+    /// Size in bytes of all pages with data: the templates' own pages and inherited ones.
     pub populated_bytes: u64,
     /// Notes about its children: state that is not carried, and state that will differ.
     pub notes: Vec<String>,
@@ -95,7 +95,7 @@ pub struct ReadyTemplate {
 }
 
 /// Callbacks of a capture, called in the thread that makes it. A hand-over to another thread would add a wake-up before the
-/// answer.
+/// reply.
 pub trait CaptureCallbacks: Send {
     /// The template is ready, or the capture failed. Returns whether the seed is wanted; if not, the template is ended, and
     /// no further call follows.
@@ -105,7 +105,7 @@ pub trait CaptureCallbacks: Send {
     fn capture_completed(&mut self, captured: Result<CapturedTree, CaptureError>);
 }
 
-/// A capture that a thread is to make.
+/// A capture that was requested from a thread.
 pub(in crate::capture) struct CaptureJob {
     pid: i32,
     options: CaptureOptions,
@@ -141,7 +141,7 @@ pub(in crate::capture) fn spawn_tracer(name: &str, life: impl FnOnce() + Send + 
         }
     };
     let attendant = thread::Builder::new().name(name.to_owned()).stack_size(WAITER_STACK_BYTES);
-    // Tracers request their own replacements.
+    // A tracer that captures starts its own replacement (`thread_pool`), so the owner must start the thread.
     companion::spawn_in_owner(attendant, attend)
 }
 
@@ -182,9 +182,9 @@ pub(in crate::capture) fn capture_blocking(pid: i32, options: CaptureOptions) ->
 
 //  start ── thread ─▶ attempt ─ template_ready ─▶ describe ─ capture_completed ─▶ parked ◀─ Template dropped
 //                      │                                                            └─ kill, reap ─▶ thread ends
-//                      └─ error: thread ends, and with it the kernel releases whatever did not stop
-/// The life of an owner thread. `is_done` is called when no caller waits any more, neither for the capture nor for what
-/// follows its answer.
+//                      └─ error: thread ends, and with it the kernel releases threads that did not stop
+/// Runs an owner thread: captures a process, and holds its template. Calls `is_done` when no caller waits any more, neither
+/// for the reply nor for the descriptor.
 pub(in crate::capture) fn run_owner(job: CaptureJob, is_done: impl FnOnce()) {
     let CaptureJob { pid, mut options, phase, callbacks: mut observer } = job;
     let (release_reader, release_writer) = match thread_pool::take_pipe() {
@@ -194,7 +194,8 @@ pub(in crate::capture) fn run_owner(job: CaptureJob, is_done: impl FnOnce()) {
             return is_done();
         }
     };
-    // If this process is killed meanwhile, the stopped processes are still resumed, and the call timer is still notified.
+    // If this process is killed in this section, the stopped processes are still resumed, and the call timer is still
+    // notified.
     let pause = CriticalSection::enter();
     let attempt = || phase.in_scope(|| attempt::capture_tree(pid, &options));
     let captured = catch_unwind(AssertUnwindSafe(attempt)).unwrap_or(Err(CaptureError::TracerLost { pid }));
@@ -210,8 +211,8 @@ pub(in crate::capture) fn run_owner(job: CaptureJob, is_done: impl FnOnce()) {
     };
     let populated_bytes = shared.relations.with_own_memory(&processes).map(CapturedProcess::populated_bytes).sum();
     let ready_template = ready_template(&templates, &processes, populated_bytes, times);
-    // Do this first: the callback may wait for a thread of this process, or for a lock, and this process may be killed
-    // meanwhile.
+    // Do this before the callback: it may wait for a thread or a lock of this process, and this process may be killed in
+    // that time.
     let left = interrupted_calls::schedule_call_timeouts();
     drop(pause);
     let is_wanted = observer.template_ready(Ok(ready_template));

@@ -1,7 +1,7 @@
 //! Threads that are ready for captures. Starting a thread takes as long as surveying a process, and a thread's first steps,
 //! in untouched memory, are its slowest.
 //!
-//! A thread that has captured stays with its template. After the answer, it makes another thread ready.
+//! A thread that has captured stays with its template. When its capture is complete, it makes another thread ready.
 
 use std::cell::Cell;
 use std::io::{self, PipeReader, PipeWriter};
@@ -15,8 +15,7 @@ use super::owner_thread::{self, CaptureJob};
 /// Threads that are kept ready. More captures at the same time start threads of their own.
 const POOL_MAX: usize = 2;
 
-/// Heap that a capture of a small process allocates, in bytes. The allocator does not return so little to the system at
-/// once.
+/// Heap that a capture of a small process allocates, in bytes. When it is freed, the allocator keeps this much for later.
 const HEAP_BYTES: usize = 96 << 10;
 
 /// Stack depth of a capture, in bytes.
@@ -55,11 +54,11 @@ pub(in crate::capture) fn submit(job: CaptureJob) -> Result<(), Box<CaptureJob>>
 }
 
 thread_local! {
-    /// The pipe by which this thread's template will be held.
+    /// The pipe whose closing will end this thread's template.
     static PIPE: Cell<Option<(PipeReader, PipeWriter)>> = const { Cell::new(None) };
 }
 
-/// The pipe that the calling thread has prepared, or a new one.
+/// Returns the pipe that the calling thread has prepared, or a new one.
 pub(in crate::capture) fn take_pipe() -> io::Result<(PipeReader, PipeWriter)> {
     PIPE.take().map_or_else(io::pipe, Ok)
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 static LOCKED_PIDS: Mutex<BTreeSet<i32>> = Mutex::new(BTreeSet::new());
 static LOCK_RELEASED: Condvar = Condvar::new();
 
-/// The right to trace a process until it is dropped.
+/// The right to trace a process, until this value is dropped.
 #[derive(Debug)]
 pub(in crate::capture) struct TraceLock {
     pid: i32,
@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_has_one_turn_and_others_have_theirs() {
+    fn a_trace_lock_excludes_only_the_same_process() {
         let one = TraceLock::acquire(-7, Duration::ZERO).unwrap();
         assert!(TraceLock::acquire(-7, Duration::from_millis(1)).is_none());
         assert!(TraceLock::acquire(-8, Duration::ZERO).is_some());

@@ -28,16 +28,16 @@ pub(super) struct ChildrenLists {
 pub(super) enum ListedChild {
     /// A living child, by its id.
     Living(i32, ProcStat),
-    /// A zombie: its id here, its id in its own pid namespace, its state.
+    /// A zombie: its id in farfork's pid namespace, its id in its own pid namespace, its state.
     Unreaped(i32, u32, ProcStat),
-    /// It is exiting, and not a zombie yet.
+    /// A child that is exiting, and not a zombie yet.
     Exiting,
     /// A known child, which was not inspected.
     Known(i32),
 }
 
 impl ChildrenLists {
-    /// Opens the lists of a process's threads. A thread that ends meanwhile has no children any more.
+    /// Opens the lists of a process's threads. Omits threads that have ended: they have no children any more.
     pub(super) fn open(pid: i32, tids: impl Iterator<Item = i32>) -> Self {
         Self { lists: tids.filter_map(|tid| Some((tid, open_list(pid, tid).ok()?))).collect() }
     }
@@ -63,7 +63,7 @@ impl ChildrenLists {
         Ok(found)
     }
 
-    /// Lists all children of a stopped process, whose threads are `tids`. Known ones are not inspected.
+    /// Lists all children of a stopped process, whose threads are `tids`. Does not inspect known children.
     pub(super) fn list_all(
         &mut self,
         pid: i32,

@@ -68,7 +68,8 @@ pub(in super::super) fn merge_descriptors(
     merged
 }
 
-/// The eager pages of the process that owns the address space of process `number`, which is built with them.
+/// Returns the eager pages of the process that owns the address space of process `number`. That address space is built with
+/// them.
 fn eager_pages_of(merged: &mut Descriptor, number: u32) -> &mut Vec<EagerBytes> {
     match merged.address_space_owner(number).checked_sub(1) {
         Some(member) => &mut merged.descendants[member as usize].eager_bytes,
@@ -89,7 +90,7 @@ fn add_eager(known: &mut Vec<EagerBytes>, others: Vec<EagerBytes>) {
     }
 }
 
-/// The extents and files of a process follow those of the others.
+/// Shifts a mapping's indices of extents and files, which are appended to those of earlier processes.
 fn shift_indices(mapping: &mut Mapping, extents: u32, files: u32) {
     match &mut mapping.backing {
         Backing::Anonymous { extent: Some(extent) } => extent.0 += extents,

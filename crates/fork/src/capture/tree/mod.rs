@@ -1,7 +1,7 @@
 //! A process and all of its descendants, captured as one. A process without children is a tree, too.
 //!
 //! `attempt` surveys and stops the tree; `tree_pause` pauses its processes. A stopped process forks no children, so the
-//! lists of children are complete when the last process is stopped, however many were forked meanwhile.
+//! lists of children are complete when the last process is stopped, even if more processes were forked during the stop.
 
 mod children_lists;
 mod merge;
@@ -60,9 +60,9 @@ enum StopReport {
 /// One process of a tree.
 pub(super) struct TreeProcess {
     pub(super) prepared: PreparedProcess,
-    /// Index of its parent.
+    /// Index of its parent in the tree.
     parent: usize,
-    /// Read in the pause; of the first process, before it.
+    /// Read in the pause. For the first process, read before the pause.
     stat: ProcStat,
     /// Set if a signal had stopped the process.
     stop_report: Option<StopReport>,
@@ -91,7 +91,7 @@ pub(super) struct ProcessTree {
     /// The first process first; each other one follows its parent.
     pub(super) processes: Vec<TreeProcess>,
     unreaped: Vec<UnreapedChild>,
-    /// Where the standard streams of the processes lead.
+    /// The standard streams of the tree.
     pub(super) streams: TreeStreams,
 }
 
@@ -134,7 +134,7 @@ impl TreeProcess {
     /// Reads the state that is only valid when it and its parent are stopped.
     fn read_stopped(&mut self, parent: i32) -> Result<(), CaptureError> {
         let pid = self.pid();
-        // The survey compared it with the parent that it had then.
+        // The survey compared its tables with those of its parent at that time.
         let is_parent_still = self.stat.parent == parent;
         let common =
             if is_parent_still { self.shared_tables.recheck(pid, parent)? } else { SharedTables::read(pid, parent)? };
@@ -184,7 +184,7 @@ impl ProcessTree {
         if refusals.is_empty() { Ok(tree) } else { Err(CaptureError::refused(pid, refusals)) }
     }
 
-    /// Stops all processes, also those that are forked meanwhile. Returns the threads of each process.
+    /// Stops all processes, including those that are forked during the stop. Returns the threads of each process.
     pub(super) fn stop(
         &mut self,
         options: &CaptureOptions,
@@ -224,8 +224,8 @@ impl ProcessTree {
                 let (pid, phase) = (self.processes[0].pid(), "stopping a tree whose processes keep forking and ending");
                 return Err(CaptureError::TimedOut { pid, limit: deadline.limit(), phase });
             }
-            // If a process has ended meanwhile, its children have a new parent, whose lists may have been read already: read
-            // them again.
+            // If a process has ended during this pass, its children have a new parent, whose lists may already have been
+            // read: read them again.
             orphans_possible = false;
             let mut index = 0;
             while index < self.processes.len() {
@@ -255,7 +255,7 @@ impl ProcessTree {
         self.processes[1..].iter_mut().try_for_each(|one| one.read_stopped(pids[one.parent]))
     }
 
-    /// Adds the children of a stopped process that are not in the tree yet. Returns whether none has ended meanwhile.
+    /// Adds the children of a stopped process that are not in the tree yet. Returns whether none of them has ended.
     fn add_children(
         &mut self,
         index: usize,
@@ -264,7 +264,7 @@ impl ProcessTree {
     ) -> Result<bool, CaptureError> {
         let TreeStopProgress { surveyed, pending_stops, stopped_tids } = progress;
         let (pid, mut all_lived) = (self.processes[index].pid(), true);
-        // A process with a pending stop is no template. The wait for its stop shows whether it has ended since.
+        // A process with a pending stop is not a template. The wait for its stop shows whether it has ended since.
         let is_known = |child: i32| surveyed.contains_key(&child) && pending_stops.contains(child);
         for found in self.processes[index].children_lists.list_all(pid, &stopped_tids[index], is_known)? {
             match found {

@@ -1,8 +1,8 @@
 //! The parent, group and session of each process of a tree, by the ids that the processes themselves know.
 //!
-//! A child's container does not have the session and group of the tree's first process. The first process leads its own
-//! there, and processes that shared them with it share the new ones. A process can be forked into the session that
-//! its parent has, or had before setsid(2). It can also have the session of an ended sibling, which forked it there.
+//! In a child's container, the first process leads a new session and a new group. Processes that shared the old ones with it
+//! share the new ones. A process can be forked into the session that its parent has, or had before setsid(2). It can also
+//! have the session of an ended sibling, which forked the process.
 
 use std::collections::BTreeMap;
 
@@ -22,9 +22,9 @@ pub(in super::super) struct TreeRelations {
     /// Whether a signal had stopped each of them, and whether its parent had waited for the stop.
     pub(super) stop_reports: Vec<Option<StopReport>>,
     pub(super) zombies: Vec<Zombie>,
-    /// The ids that the processes themselves know, by the ids in this pid namespace.
+    /// Inner ids of the processes, by their ids in farfork's pid namespace.
     pub(in super::super) inner_ids: BTreeMap<i32, u32>,
-    /// For matching terminals to sessions: the living by process number, then those that have ended.
+    /// For matching terminals to sessions: the living processes by process number, then the ended ones.
     pub(in super::super) session_members: Vec<SessionMember>,
     /// Groups whose leaders have ended and were reaped, with their sessions.
     leaderless_groups: BTreeMap<u32, u32>,
@@ -51,7 +51,7 @@ impl<'a> RelatedProcess<'a> {
 }
 
 impl TreeRelations {
-    /// The relations of a stopped tree, or a refusal for each one that cannot be rebuilt.
+    /// Builds the relations of a stopped tree. Returns a refusal for each relation that cannot be rebuilt.
     pub(in super::super) fn from_tree(tree: &ProcessTree) -> Result<Self, Vec<Refusal>> {
         let ProcessTree { processes, unreaped: dead, .. } = tree;
         let living = processes.iter().map(|one| (one.pid(), one.prepared.survey.inner_id()));
@@ -103,7 +103,7 @@ impl TreeRelations {
         if refusals.is_empty() { Ok(tree_relations) } else { Err(refusals) }
     }
 
-    /// Selects from one item per process those whose process does not share its parent's memory.
+    /// Selects the items of processes that do not share their parent's memory. `all` has one item per process.
     pub(in super::super) fn with_own_memory<'a, T>(&'a self, all: &'a [T]) -> impl Iterator<Item = &'a T> {
         let (first, others) = all.split_at(1);
         let others =
@@ -111,7 +111,7 @@ impl TreeRelations {
         first.iter().chain(others.map(|(one, _)| one))
     }
 
-    /// The relations of `process`, whose parent has the index `parent`. `first` is the tree's first process.
+    /// Builds the relations of `process`, whose parent has the index `parent`. `first` is the tree's first process.
     fn build_relations(
         &mut self,
         first: RelatedProcess<'_>,
@@ -168,8 +168,8 @@ impl TreeRelations {
     }
 
     /// Adds a short-lived leader for the foreground group of a session's terminal: all its processes may have ended and been
-    /// reaped. The session's leader forks it. Its inner id is known only if the processes see the ids that this process
-    /// sees.
+    /// reaped. The session's leader forks it. The group's inner id is known only if it is the same as in farfork's pid
+    /// namespace.
     pub(in super::super) fn add_foreground_leader(&mut self, session: i32, group: i32) {
         let leader = self
             .session_members
@@ -226,8 +226,8 @@ impl TreeRelations {
     }
 
     /// Checks processes that share their parent's memory. They are forked after the parent's memory was built, into the
-    /// session that the parent has by then. Their children with own memory are refused earlier; those that have ended are
-    /// refused here.
+    /// session that the parent has by then. `refuse_late_fork` refuses their living children with own memory; this function
+    /// refuses their ended children.
     fn check_shared_memory_sessions(&self, tree: &ProcessTree, refusals: &mut Vec<Refusal>) {
         let session_of = |number: u32| match number.checked_sub(1) {
             Some(member) => self.kinships[member as usize].session,
@@ -273,7 +273,7 @@ impl TreeRelations {
     }
 
     /// Checks that a process with an ended session leader becomes a child of its parent when the short-lived leader ends.
-    /// `reapers`: for each process its id, and whether it adopts orphans.
+    /// `reapers`: for each process its inner id, and whether it adopts orphans.
     pub(in super::super) fn check_reapers(&self, reapers: &[(u32, bool)]) -> Result<(), Vec<Refusal>> {
         let session_orphans = self.kinships.iter().zip(&reapers[1..]).filter(|(kinship, _)| kinship.is_session_orphan);
         let lost = session_orphans.filter(|(kinship, _)| !reapers[kinship.parent as usize].1);
@@ -282,7 +282,7 @@ impl TreeRelations {
     }
 }
 
-/// The relations of a process that shares nothing with its parent.
+/// Returns the relations of a process that shares nothing with its parent.
 fn bare_relations(parent: u32, group: u32, session: u32) -> ProcessRelations {
     ProcessRelations {
         parent,
@@ -297,7 +297,7 @@ fn bare_relations(parent: u32, group: u32, session: u32) -> ProcessRelations {
     }
 }
 
-/// The inner id of a group or session whose leader has ended. `ids`: its id in each pid namespace, outermost first.
+/// Returns the inner id of a group or session whose leader has ended. `ids`: its id in each pid namespace, outermost first.
 fn inner_id_of_ended_leader(id: i32, ids: &[u32]) -> Option<u32> {
     let inner = ids.last().filter(|inner| **inner != 0)?;
     (ids.first() == Some(&id.unsigned_abs())).then_some(*inner)
@@ -316,7 +316,7 @@ fn session_refusal(pid: i32, process_relations: &ProcessRelations) -> Refusal {
     Refusal::new(format!("pid {pid}"), reason)
 }
 
-/// A process that has ended, of which only the id remains: the id of a group or a session.
+/// Builds an ended process whose id remains only as the id of a group or a session.
 fn short_lived_leader(pid: u32, process_relations: ProcessRelations) -> Zombie {
     Zombie { pid, relations: process_relations, status: 0, name: Vec::new(), is_reaped: true }
 }

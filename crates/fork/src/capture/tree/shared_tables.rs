@@ -11,7 +11,7 @@ use crate::capture::error::{CaptureError, Refusal};
 #[derive(Debug, Clone, Copy)]
 struct ShareableTable {
     resource: SharedResource,
-    /// For messages.
+    /// Name for error messages.
     name: &'static str,
     /// The flag of clone(2).
     clone_flag: &'static str,
@@ -29,7 +29,7 @@ const FILES_TABLE: ShareableTable =
 /// Namespaces in which a process can differ from its parent.
 const NAMESPACES: [&str; 8] = ["cgroup", "ipc", "mnt", "net", "pid", "time", "user", "uts"];
 
-/// Why `pid` cannot be forked in one container with `others`, of which the first is the tree's first process.
+/// Returns why `pid` cannot be forked in one container with `others`. The first of `others` is the tree's first process.
 pub(in super::super) fn refuse_unsupported_sharing(pid: i32, others: &[i32]) -> Result<Vec<Refusal>, CaptureError> {
     let mut refusals = Vec::new();
     for table in [MEMORY_TABLE, HANDLERS_TABLE, DIRECTORY_TABLE, FILES_TABLE] {
@@ -68,7 +68,7 @@ impl SharedTables {
         Self { directory: true, files: true, memory: true, handlers: true }.recheck(pid, parent)
     }
 
-    /// The tables that are still shared. A table that was not shared before is never shared later.
+    /// Returns the tables that are still shared. A table that was not shared before is never shared later.
     pub(super) fn recheck(self, pid: i32, parent: i32) -> Result<Self, CaptureError> {
         let has = |was_shared: bool, table| Ok::<_, CaptureError>(was_shared && shares_table(pid, parent, table)?);
         Ok(Self {
@@ -84,8 +84,8 @@ fn shares_table(pid: i32, other: i32, table: ShareableTable) -> Result<bool, Cap
     process::share_resource(pid, other, table.resource).map_err(CaptureError::reading(pid, table.name))
 }
 
-/// Refuses a process with its own memory whose parent shares its memory with the grandparent. When such a parent is made in
-/// a child, no process can be forked any more.
+/// Refuses a process with its own memory whose parent shares its memory with the grandparent. In a child, such a parent is
+/// made so late that no process can be forked any more.
 fn refuse_late_fork(pid: i32, others: &[i32]) -> Result<Option<Refusal>, CaptureError> {
     let parent_of =
         |pid: i32| Ok::<_, CaptureError>(ProcStat::read(pid).map_err(|_| CaptureError::ProcessGone { pid })?.parent);

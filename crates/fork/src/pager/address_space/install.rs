@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn what_moves_meanwhile_is_not_taken_for_a_gap() {
+    fn a_page_that_moves_during_installation_is_retried() {
         let (moved, changing) = (Err(Errno::NOENT), Err(Errno::AGAIN));
         let (outcome, _) = filled(&[moved, moved, changing]);
         assert!(matches!(outcome, InstallOutcome::Retry { from: 0, .. }), "{outcome:?}");
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gap_is_skipped() {
+    fn an_unmapped_gap_is_skipped() {
         let gap = Err(Errno::NOENT);
         let (outcome, calls) = filled(&[gap, gap, gap, Ok(())]);
         assert!(matches!(outcome, InstallOutcome::Complete), "{outcome:?}");

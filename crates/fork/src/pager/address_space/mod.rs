@@ -452,7 +452,7 @@ mod tests {
     use crate::pager::plan::origin::{PageOrigin, PopulatedRun};
 
     #[test]
-    fn a_page_that_somebody_waits_for_is_wanted_whatever_became_of_it() {
+    fn a_page_that_a_thread_waits_for_is_always_installed() {
         let (start, extent, bytes) = (1 << 40, ExtentId(1), PAGE_SIZE);
         let map = PageMap::from_segments([MapSegment { start, end: start + bytes, extent, first_page: 0 }]);
         let runs = [PopulatedRun { first: 0, count: 1, origin: PageOrigin { source: 0, extent, page: 0 } }];

@@ -111,7 +111,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn agrees_with_a_tree(
+        fn a_slot_bitmap_agrees_with_a_tree(
             changes in prop::collection::vec((any::<bool>(), 0..SLOTS, 0..SLOTS), 0..20),
             others in prop::collection::vec((0..SLOTS, 0..SLOTS), 0..4),
             queried in (0..SLOTS, 0..SLOTS),

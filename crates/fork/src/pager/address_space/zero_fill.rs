@@ -32,7 +32,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn zero_runs_grow_only_in_order() {
+    fn zero_fill_windows_grow_only_for_ascending_faults() {
         let mut runs = ZeroFillWindow::default();
         assert_eq!(runs.next_window(0x10000), 16);
         assert_eq!(runs.next_window(0x20000), 32);

@@ -53,7 +53,7 @@ fn cached_pages(cache: &mut PageCache, key: &SeedKey, extent: u32, pages: std::o
 }
 
 #[test]
-fn pages_are_found_under_their_seed_and_token_only() {
+fn cached_pages_are_found_only_with_their_seed_and_token() {
     let (mut cache, now) = (PageCache::new(1 << 20), Instant::now());
     insert_pages(&mut cache, &first_seed(), 3, 10..20, now);
     assert_eq!(cached_pages(&mut cache, &first_seed(), 3, 8..22), (10..20).collect::<Vec<_>>());
@@ -67,7 +67,7 @@ fn pages_are_found_under_their_seed_and_token_only() {
 }
 
 #[test]
-fn neighbours_come_together_within_a_slab() {
+fn adjacent_cached_pages_are_returned_up_to_the_slab_end() {
     let (mut cache, now) = (PageCache::new(1 << 20), Instant::now());
     insert_pages(&mut cache, &first_seed(), 0, 0..100, now);
     let expected: Vec<u8> = (2..64).flat_map(|number| page_bytes(&first_seed(), 0, number)).collect();
@@ -76,7 +76,7 @@ fn neighbours_come_together_within_a_slab() {
 }
 
 #[test]
-fn the_limit_holds_and_what_was_used_longest_ago_goes() {
+fn the_cache_evicts_the_least_recently_used_pages() {
     let (mut cache, now) = (PageCache::new(3 * SLAB_BYTES + 5), Instant::now());
     insert_pages(&mut cache, &first_seed(), 0, 0..64, now);
     insert_pages(&mut cache, &second_seed(), 0, 0..64, now);
@@ -91,7 +91,7 @@ fn the_limit_holds_and_what_was_used_longest_ago_goes() {
 }
 
 #[test]
-fn a_full_cache_takes_any_number_of_pages() {
+fn a_full_cache_accepts_any_number_of_pages() {
     let (mut cache, now) = (PageCache::new(2 * SLAB_BYTES), Instant::now());
     for round in 0..40 {
         for key in [first_seed(), second_seed()] {
@@ -106,7 +106,7 @@ fn a_full_cache_takes_any_number_of_pages() {
 }
 
 #[test]
-fn a_seed_leaves_with_all_its_pages() {
+fn removing_a_seed_removes_all_its_pages() {
     let (mut cache, now) = (PageCache::new(1 << 20), Instant::now());
     insert_pages(&mut cache, &first_seed(), 0, 0..100, now);
     insert_pages(&mut cache, &second_seed(), 0, 0..10, now);
@@ -119,7 +119,7 @@ fn a_seed_leaves_with_all_its_pages() {
 }
 
 #[test]
-fn another_limit_begins_anew_and_the_same_does_not() {
+fn a_changed_limit_empties_the_cache() {
     let (mut cache, now) = (PageCache::new(1 << 20), Instant::now());
     insert_pages(&mut cache, &first_seed(), 0, 0..10, now);
     cache.set_limit(1 << 20);
@@ -131,7 +131,7 @@ fn another_limit_begins_anew_and_the_same_does_not() {
 }
 
 #[test]
-fn owners_are_asked_and_silent_ones_not_for_ever() {
+fn owners_are_revalidated_until_they_are_silent_too_long() {
     let (mut cache, begin) = (PageCache::new(1 << 20), Instant::now());
     insert_pages(&mut cache, &first_seed(), 0, 0..10, begin);
     let ask = || RevalidationAction::CheckOwner(first_seed(), owner());

@@ -345,7 +345,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_settling_fails_by_its_own_reads_alone() {
+    fn only_reads_of_a_settle_end_that_settle() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let underway = |since| SettlePhase::Running { cursors: BTreeMap::new(), since };

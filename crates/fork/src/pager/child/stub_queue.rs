@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wanted_stays_and_the_rest_goes() {
+    fn pruning_keeps_only_wanted_userfaultfds() {
         let socket = fd_passing::self_connected_socket().unwrap();
         let stub = socket.try_clone().unwrap();
         let mut queue = StubQueue::new(socket);
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rotation_that_was_cut_short_is_passed_over() {
+    fn an_interrupted_rotation_is_ignored() {
         let mut queue = StubQueue::new(fd_passing::self_connected_socket().unwrap());
         let file = tempfile::tempfile().unwrap();
         queue.add(0, file.as_fd()).unwrap();

@@ -366,7 +366,7 @@ mod tests {
     use crate::pager::plan::origin::{PageOrigin, PopulatedRun};
 
     #[test]
-    fn units_are_found_by_address_where_all_is_data() {
+    fn huge_page_slots_are_found_only_without_holes() {
         let extent = ExtentId(3);
         let run = |first, count| PopulatedRun { first, count, origin: PageOrigin { source: 0, extent, page: first } };
         // The third huge page has a hole.

@@ -264,7 +264,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_message_of_another_form_is_not_taken_for_another_message() {
+    fn a_message_of_another_version_is_not_decoded() {
         let bytes = encode(&PagerRequest::Stop).unwrap();
         assert_eq!(decode::<PagerRequest>(&bytes).unwrap(), PagerRequest::Stop);
         let mut newer = bytes.clone();

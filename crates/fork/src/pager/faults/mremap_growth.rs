@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_moves_and_grows_is_one() {
+    fn only_a_moving_and_growing_mremap_is_recognized() {
         assert_eq!(MremapGrowth::from_system_call(&call(0x3000, 0x2000, MREMAP_MAYMOVE)), None);
         assert_eq!(MremapGrowth::from_system_call(&call(0x2000, 0x3000, 0)), None);
         assert_eq!(MremapGrowth::from_system_call(&call(0, 0x3000, MREMAP_MAYMOVE)), None);
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn who_says_where_to_waits_there() {
+    fn a_fixed_mremap_grows_at_its_target() {
         let grown = MremapGrowth::from_system_call(&call(0x1000, 0x3000, MREMAP_MAYMOVE | MREMAP_FIXED)).unwrap();
         assert_eq!(grown.new_range(0x90_1000), Some(0x90_0000..0x90_3000));
         assert_eq!(grown.new_range(0x90_2000), None);

@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_are_the_numbers() {
+    fn counters_are_converted_to_words_and_back() {
         let words: [u64; COUNTER_COUNT] = std::array::from_fn(|index| index as u64 + 1);
         let counters = PagerCounters::from_words(words);
         assert_eq!(counters.to_words(), words);

@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn a_forked_space_has_the_map_of_that_moment() {
+    fn a_forked_address_space_has_the_map_at_its_fork() {
         let fork = |number| JournalRecord::Message(0, UffdEvent::Fork { number });
         let records = vec![
             fork(41),
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn processes_have_spaces_as_they_arrive() {
+    fn arriving_userfaultfds_become_address_spaces() {
         let records = vec![
             JournalRecord::UffdArrived(2, 62),
             JournalRecord::Message(2, UNMAP),
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn a_snapshot_stands_in_for_the_plan_and_numbers_go_on() {
+    fn a_snapshot_replaces_the_plan_and_ids_continue() {
         let segments = vec![MapSegment { start: 0x1000, end: 0x3000, extent: ExtentId(1), first_page: 0 }];
         let snapshot =
             JournalSnapshot { spaces: vec![AddressSpaceSnapshot { id: 7, uffd: 50, segments }], next_space: 9 };

@@ -22,7 +22,7 @@ fn write_unread_batch(journal: &mut Journal, space: AddressSpaceId, messages: &[
 }
 
 #[test]
-fn a_successor_sees_every_event_but_no_fault() {
+fn a_reopened_journal_has_every_event_but_no_fault() {
     let dir = tempfile::tempdir().unwrap();
     let mut journal = Journal::create(dir.path(), AdoptionState::AwaitingUffd { socket: 9 }).unwrap();
     journal.set_state(AdoptionState::Active { uffd: 12 });
@@ -44,7 +44,7 @@ fn a_successor_sees_every_event_but_no_fault() {
 }
 
 #[test]
-fn a_snapshot_takes_the_place_of_records() {
+fn a_snapshot_replaces_records() {
     let dir = tempfile::tempdir().unwrap();
     let mut journal = Journal::create(dir.path(), AdoptionState::Active { uffd: 5 }).unwrap();
     while !journal.needs_compaction(|| false) {
@@ -61,7 +61,7 @@ fn a_snapshot_takes_the_place_of_records() {
 }
 
 #[test]
-fn a_snapshot_waits_for_what_it_could_not_tell() {
+fn a_snapshot_waits_for_unresolved_changes() {
     let dir = tempfile::tempdir().unwrap();
     let mut journal = Journal::create(dir.path(), AdoptionState::Active { uffd: 5 }).unwrap();
     let mut changes = 0;
@@ -78,7 +78,7 @@ fn a_snapshot_waits_for_what_it_could_not_tell() {
 }
 
 #[test]
-fn reading_nothing_leaves_nothing() {
+fn reading_no_messages_writes_no_record() {
     let dir = tempfile::tempdir().unwrap();
     let mut journal = Journal::create(dir.path(), AdoptionState::Active { uffd: 5 }).unwrap();
     let uffd = Userfaultfd::create().unwrap();

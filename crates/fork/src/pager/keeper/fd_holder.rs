@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn its_command_line_says_holder_in_the_place_that_there_is() {
+    fn the_command_line_names_the_holder_if_it_fits() {
         let command_line = fd_holder_command_line(b"/proc/self/exe\0pager\0--run-dir\0/run/x\0").unwrap();
         assert_eq!(command_line, b"farfork\0holder\0--run-dir\0/run/x\0\0\0\0\0\0\0");
         assert_eq!(fd_holder_command_line(b"/usr/bin/test\0--exact\0"), None);

@@ -152,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_lives_is_found_and_who_has_ended_is_not() {
+    fn only_running_processes_are_alive() {
         let table = RoleTable::new().unwrap();
         assert_eq!(table.first_alive(&[ProcessRole::Keeper, ProcessRole::Pager]), None);
         let own = pidfd::open(std::process::id() as i32).unwrap();
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_process_does_not_live() {
+    fn a_descriptor_of_another_kind_is_not_a_running_process() {
         let table = RoleTable::new().unwrap();
         let file = tempfile::tempfile().unwrap();
         table.assign(ProcessRole::FdHolder, file.as_raw_fd());
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_holder_is_who_said_so_as_long_as_there_is_one() {
+    fn this_process_is_the_holder_while_that_role_is_assigned() {
         let table = RoleTable::new().unwrap();
         table.set_fd_holder();
         assert!(!table.is_fd_holder(), "the page is empty");

@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_told_is_read_again() {
+    fn a_trust_policy_is_read_back() {
         let run_dir = tempfile::tempdir().unwrap();
         assert_eq!(TrustPolicy::read(run_dir.path()).unwrap(), None);
         let directory = PathBuf::from("/etc/far fork");

@@ -429,7 +429,7 @@ pub(super) mod tests {
 
     proptest! {
         #[test]
-        fn agrees_with_the_model(events in prop::collection::vec(event(), 0..40)) {
+        fn a_page_map_agrees_with_the_model(events in prop::collection::vec(event(), 0..40)) {
             let (mut map, mut model) = begin();
             check(&map, &model);
             let mut undone = Vec::new();
@@ -448,7 +448,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_page_that_is_nowhere_has_no_place() {
+    fn an_unmapped_page_has_no_address() {
         let mut map =
             PageMap::from_segments([MapSegment { start: 0x1000, end: 0x3000, extent: ExtentId(4), first_page: 0 }]);
         assert_eq!(map.address_of(ExtentId(4), 1), Some((0x2000, 1)));

@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_survives_its_file_which_only_the_owner_reads() {
+    fn a_plan_is_read_back_from_a_file_of_mode_0600() {
         use std::os::unix::fs::PermissionsExt;
         let dir = tempfile::tempdir().unwrap();
         plan().write(dir.path()).unwrap();
@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_that_gets_a_plan_of_its_own_leaves_others_theirs() {
+    fn a_new_plan_of_a_copy_does_not_change_the_shared_plan() {
         let [zygote, copy] = [(); 2].map(|()| tempfile::tempdir().unwrap());
         plan().write_for_copies(zygote.path()).unwrap();
         MemoryPlan::link_for_copy(zygote.path(), copy.path()).unwrap();
@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused() {
+    fn an_inconsistent_plan_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         assert!(matches!(MemoryPlan::read(dir.path()), Err(PlanError::Read { .. })));
         let mut overlapping = plan();

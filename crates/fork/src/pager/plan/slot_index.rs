@@ -183,7 +183,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn slots_count_the_pages(
+        fn slots_number_the_populated_pages(
             extents in prop::collection::vec(prop::collection::vec((0u64..5, 1u64..5), 0..6), 0..4),
             from in 0u64..40, count in 0u64..40,
         ) {

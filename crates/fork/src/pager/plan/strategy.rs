@@ -125,7 +125,7 @@ mod tests {
     use super::{PagingMode, PagingStrategy, PagingStrategyError};
 
     #[test]
-    fn texts_are_strategies_and_back() {
+    fn strategies_are_parsed_and_shown() {
         for (text, paging, cache, first, shown) in [
             ("cow", PagingMode::Cow, false, false, "cow"),
             ("prefetch", PagingMode::Prefetch, false, false, "prefetch"),
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_named() {
+    fn contradictions_and_unknown_strategies_are_named() {
         let parse = |text: &str| text.parse::<PagingStrategy>().unwrap_err();
         assert_eq!(parse("cow,eager"), PagingStrategyError::Contradiction(PagingMode::Cow, PagingMode::Eager));
         assert_eq!(parse("cow,fast"), PagingStrategyError::Unknown("fast".to_owned()));

@@ -64,7 +64,7 @@ fn shuffled(slots: u64, seed: u64) -> Vec<u64> {
 }
 
 #[test]
-fn a_lone_touch_brings_one_page_and_the_third_the_region() {
+fn repeated_faults_of_a_region_fetch_growing_windows() {
     let mut readahead = ReadaheadState::new(4 * REGION_SLOTS, REGION_SLOTS);
     let mut window = |slot| readahead.on_fault(slot, FaultState::NotRequested, false).window;
     assert_eq!(window(700), 700..701);
@@ -75,7 +75,7 @@ fn a_lone_touch_brings_one_page_and_the_third_the_region() {
 }
 
 #[test]
-fn one_page_at_a_time_when_told_so() {
+fn a_window_of_one_fetches_single_pages() {
     let mut readahead = ReadaheadState::new(100, 1);
     for slot in 0..100 {
         let ahead = readahead.on_fault(slot, FaultState::NotRequested, slot > 0);
@@ -85,7 +85,7 @@ fn one_page_at_a_time_when_told_so() {
 }
 
 #[test]
-fn a_run_has_as_much_ahead_as_behind() {
+fn a_sequential_read_fetches_at_most_twice_its_pages() {
     let mut process = ReadingProcess::new(GIB_SLOTS, usize::MAX);
     for slot in 0..GIB_SLOTS / 20 {
         process.touch(slot);
@@ -95,7 +95,7 @@ fn a_run_has_as_much_ahead_as_behind() {
 }
 
 #[test]
-fn everything_comes_to_who_touches_everything() {
+fn a_process_that_touches_all_pages_gets_all_with_few_faults() {
     for (slots, part) in [(256, 16), (1024, 32), (16 << 10, 60), (64 << 10, 40), (GIB_SLOTS, 16)] {
         let mut process = ReadingProcess::new(slots, usize::MAX);
         shuffled(slots, slots).into_iter().for_each(|slot| process.touch(slot));
@@ -104,7 +104,7 @@ fn everything_comes_to_who_touches_everything() {
 }
 
 #[test]
-fn who_waits_beside_its_own_stream_is_brought_a_window() {
+fn a_fault_next_to_a_stream_fetches_a_window() {
     for slots_per_fault in [0, 10, 40] {
         let mut process = ReadingProcess::new(GIB_SLOTS, slots_per_fault);
         shuffled(GIB_SLOTS, 1).into_iter().for_each(|slot| process.touch(slot));
@@ -114,7 +114,7 @@ fn who_waits_beside_its_own_stream_is_brought_a_window() {
 }
 
 #[test]
-fn pages_come_alone_once_others_could_not() {
+fn faults_fetch_single_pages_after_windows_failed() {
     let mut readahead = ReadaheadState::new(4 * REGION_SLOTS, REGION_SLOTS);
     let mut fault_around = |slot| readahead.on_fault(slot, FaultState::NotRequested, false).fault_around;
     assert_eq!(fault_around(700), 700..701);
@@ -126,7 +126,7 @@ fn pages_come_alone_once_others_could_not() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(8))]
     #[test]
-    fn who_touches_little_gets_little(seed in any::<u64>(), part in prop_oneof![Just(20), 20u64..400], slots_per_fault in 0usize..80) {
+    fn a_process_that_touches_few_pages_gets_few(seed in any::<u64>(), part in prop_oneof![Just(20), 20u64..400], slots_per_fault in 0usize..80) {
         let mut process = ReadingProcess::new(GIB_SLOTS, slots_per_fault);
         let touched = (GIB_SLOTS / part) as usize;
         shuffled(GIB_SLOTS, seed).into_iter().take(touched).for_each(|slot| process.touch(slot));
@@ -143,7 +143,7 @@ enum ReadaheadStep {
 
 proptest! {
     #[test]
-    fn ranges_stay_inside_and_counts_are_right(
+    fn readahead_windows_stay_in_the_map_and_counts_are_correct(
         slots in 1u64..5000, window in 0u64..600,
         steps in prop::collection::vec(prop_oneof![
             (any::<u64>(), any::<bool>(), any::<bool>()).prop_map(|(slot, late, follows)| ReadaheadStep::Fault(slot, late, follows)),

@@ -131,7 +131,7 @@ mod tests {
     };
 
     #[test]
-    fn what_would_run_is_read() {
+    fn the_number_of_runnable_threads_is_parsed() {
         assert_eq!(parse_runnable_threads("0.20 0.18 0.12 3/80 11206\n"), Some(3));
         assert_eq!(
             [
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn only_who_knows_where_packets_come_from_looks_and_not_twice_in_a_row() {
+    fn a_stream_moves_the_pager_once_per_interval_to_a_known_cpu() {
         let (mut placement, now) = (CpuPlacement::default(), Instant::now());
         placement.on_stream_data(None, now);
         placement.on_stream_data(Some(u32::MAX), now);
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn it_looks_for_a_child_that_takes_page_after_page_and_no_stream() {
+    fn single_page_faults_without_a_stream_check_the_cpu_of_the_child() {
         let (mut placement, now, own) = (CpuPlacement::default(), Instant::now(), Some(std::process::id() as i32));
         let faults = |placement: &mut CpuPlacement, pid, count, now| {
             (0..count).for_each(|_| placement.on_single_fault(pid, now));
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn it_looks_less_often_for_who_stays() {
+    fn the_cpu_of_a_child_that_stays_is_checked_less_often() {
         let (mut placement, now) = (CpuPlacement::default(), Instant::now());
         let mut looks = |elsewhere: &[bool]| {
             elsewhere.iter().for_each(|elsewhere| placement.adjust_check_interval(*elsewhere));

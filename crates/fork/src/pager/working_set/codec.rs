@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn a_set_is_read_back_as_far_as_it_goes() {
+    fn a_truncated_set_is_read_back_in_part() {
         let set = report(6).pages;
         let mut bytes = encode_set(&set);
         assert_eq!(decode_set(&bytes[..bytes.len() - 1]), set[..2]);

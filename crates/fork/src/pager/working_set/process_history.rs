@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_are_found_by_their_addresses() {
+    fn recorded_pages_are_found_by_address() {
         let before = layout(LOADED_AT, &[(7, 100, 50), (7, 0, 0), (9, 100, 10)]);
         let set =
             [run(2, 4, 2, true), run(0, 10, 30, false), run(1, 0, 1, false), run(0, 48, 2, false), run(5, 0, 1, false)];
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn the_next_seed_of_a_process_begins_with_what_is_known() {
+    fn the_next_seed_of_a_process_inherits_its_working_set() {
         let (mut history, same) = (ProcessHistory::default(), || layout(LOADED_AT, &[(7, 100, 50)]));
         assert_eq!(initial_set(&mut history, 1, 1, same()), []);
         history.find_by_report(&report(1, 3)).unwrap().apply_report(&report(1, 3));
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_is_kept_than_is_good() {
+    fn the_history_is_bounded() {
         let mut history = ProcessHistory::default();
         for pid in 0..1000 {
             initial_set(&mut history, pid, 1, layout(LOADED_AT, &[(7, 0, 1 << 20)]));

@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_set_is_there_for_a_second_and_for_its_token() {
+    fn a_cached_set_expires_and_needs_its_token() {
         let key = |number: u8, token| {
             let seed = format!("n1.s{number:016x}").parse().unwrap();
             Arc::new(SeedKey { seed, token: Token::from_bytes([token; 16]) })

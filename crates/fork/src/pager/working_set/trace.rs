@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn touches_are_told_once_and_in_order() {
+    fn touches_are_reported_once_and_in_order() {
         let mut trace = AccessTrace::new(1000);
         trace.record_touch(7);
         trace.record_fetched(std::slice::from_ref(&(0..32)));
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_given_is_no_news_and_trials_end_with_a_touch() {
+    fn received_pages_are_not_reported_and_a_touch_ends_a_trial() {
         let mut trace = AccessTrace::new(1000);
         trace.record_touch(20);
         trace.record_received_set(&[0..10, 12..14], &[10, 11, 20, 30, 31, 40]);
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_bounded_and_none_is_empty() {
+    fn a_trace_is_bounded_and_a_disabled_one_is_empty() {
         let mut trace = AccessTrace::new(4 * SET_PAGES_MAX);
         trace.record_fetched(&[0..SET_PAGES_MAX - 1, SET_PAGES_MAX..3 * SET_PAGES_MAX]);
         trace.record_touch(0);

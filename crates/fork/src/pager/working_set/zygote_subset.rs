@@ -49,7 +49,7 @@ mod tests {
     }
 
     #[test]
-    fn what_came_along_is_left_out_unless_much_beside_it_was_touched() {
+    fn prefetched_pages_are_kept_only_next_to_many_touched_ones() {
         let sparse = [run(1, 0, 127), run(2, 600, 64), run(2, 500, 12)];
         let dense = [run(1, 512, 100), run(1, 900, 28)];
         let along = [run(1, 200, 700), run(2, 612, 400), run(3, 0, 512)];
@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn a_small_set_is_taken_as_a_whole_and_what_was_touched_always() {
+    fn touched_pages_and_small_sets_are_kept_whole() {
         assert_eq!(pages(&[run(1, 0, 1), MarkedRun::SEPARATOR, run(2, 0, 1023)]), [run(1, 0, 1), run(2, 0, 1023)]);
         assert_eq!(pages(&[run(1, 0, 1), MarkedRun::SEPARATOR, run(2, 0, 1024)]), [run(1, 0, 1)]);
         assert_eq!(pages(&[run(1, 0, 9000)]), [run(1, 0, 9000)]);

@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_of_other_tables_are_no_way_around() {
+    fn system_calls_of_other_abis_are_denied() {
         const X32: u32 = 0x4000_0000;
         const I386: u32 = 0x4000_0003;
         assert_eq!(answer(AUDIT_ARCH_X86_64, X32 | 165, 0), SECCOMP_RET_ENOSYS);
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_may_be_made_and_namespaces_not() {
+    fn threads_are_allowed_and_new_namespaces_are_denied() {
         const THREAD: u32 = 0x003d_0f00;
         const SIGCHLD: u32 = 17;
         assert_eq!(
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn sockets_stay_in_the_network() {
+    fn sockets_of_denied_families_are_refused() {
         let inet = 2;
         assert_eq!(answer(AUDIT_ARCH_X86_64, SYS_SOCKET, inet), SECCOMP_RET_ALLOW);
         DENIED_FAMILIES
@@ -262,7 +262,7 @@ mod tests {
 
     /// Compares the numbers with the system's header, if it is installed.
     #[test]
-    fn numbers_are_those_of_the_kernel() {
+    fn system_call_numbers_equal_the_kernel_header() {
         let Ok(header) = std::fs::read_to_string("/usr/include/x86_64-linux-gnu/asm/unistd_64.h") else { return };
         let number_of = |name: &str| {
             let line = header.lines().find_map(|line| line.strip_prefix(&format!("#define __NR_{name} ")))?;

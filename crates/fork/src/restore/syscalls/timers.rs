@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_split_and_never_disarm() {
+    fn split_times_never_disarm_a_timer() {
         assert_eq!(
             encode_itimerspec(TimerSpec { remaining_ns: 3_000_000_004, interval_ns: 5_000_000_006 }),
             [5, 6, 3, 4]

@@ -1,4 +1,5 @@
-// A parent with much memory. Each area has its own madvise(2) flags. Adjacent areas would be one without them.
+// A parent with much memory. Each area has its own madvise(2) flags. Without the flags, the kernel would merge adjacent
+// areas.
 #include "parent.h"
 
 #define AREA_BYTES (16UL << 20)

@@ -1,5 +1,5 @@
-// A parent of some mebibytes (its argument). For each line on its standard input, it forks and reports how long that took,
-// in nanoseconds.
+// A parent with memory. Its arguments are the size in mebibytes and the number of sleeping threads. For each line on its
+// standard input, it forks and reports how long fork() took, in nanoseconds.
 #include "parent.h"
 
 #include <time.h>

@@ -7,7 +7,7 @@ static void *sleeper(void *unused) {
     return unused;
 }
 
-// A thread that is in the pages, as if a capture had died while it used them.
+// A thread that executes code in the pages, as if a capture had died while it used them.
 static void *occupier(void *code) {
     ((void (*)(void))code)();
     return code;

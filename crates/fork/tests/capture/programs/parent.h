@@ -1,5 +1,5 @@
-// The common start of all parents of these tests: only the standard streams are open, and lines `NAME VALUE` report values
-// to the test. The last line is `ready`.
+// Common code of all parents of these tests. Only the standard streams are open, and lines `NAME VALUE` report values to the
+// test. The last line is `ready`.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -52,7 +52,7 @@ static inline uint64_t known(uint64_t page) { return page * 0x9e3779b97f4a7c15UL
 // Offers pages for the calls of a capture: one for code, the others writable, with a mark (a word, and their address).
 static inline char *offer(int flags, int code_rights) {
     char *pages = CHECK(mmap(NULL, PAGES_BYTES, PROT_READ | PROT_WRITE, flags | MAP_ANONYMOUS, -1, 0));
-    // A capture that takes these words for its calls ends the process with the first.
+    // A capture that made calls from these words would end the process with the first call.
     for (size_t at = PAGE + 64; at < PAGES_BYTES; at += 64) *(uint64_t *)(pages + at) = SYS_exit_group;
     // Unused words must not change.
     for (size_t at = 2 * PAGE + 64; at < PAGES_BYTES; at += 512) *(uint64_t *)(pages + at) = known(at);

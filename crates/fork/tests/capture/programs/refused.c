@@ -1,4 +1,4 @@
-// A parent with one thing that cannot be carried, named by its argument.
+// A parent with one resource that cannot be carried. Its argument names the resource.
 #include "parent.h"
 
 #include <linux/netlink.h>
@@ -46,7 +46,7 @@ static void make(const char *what) {
         char *at = CHECK(mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
         CHECK(syscall(462 /* mseal */, at, PAGE, 0));
     }
-    // Needs another process, which passes through the pause at the same time.
+    // Forks a second process, so that two pauses run at the same time.
     if (!strcmp(what, "unforked")) {
         if (CHECK(fork()) == 0) {
             prctl(PR_SET_PDEATHSIG, SIGKILL);

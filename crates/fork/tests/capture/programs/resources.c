@@ -1,4 +1,4 @@
-// A parent with one of everything that fork shares or changes. Its argument is a directory to make files in.
+// A parent with one resource of each kind that fork(2) shares or changes. Its argument is the directory for its files.
 #include "parent.h"
 
 #include <sys/epoll.h>

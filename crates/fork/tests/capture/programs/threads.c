@@ -8,7 +8,7 @@
 
 #define DATA_PAGES 2048
 
-// Every second page of the first part of the data, which a process whose tracers die excludes from fork(2).
+// Number of pages that a tolerant parent excludes from fork(2): every second page from the start of the data.
 #define UNFORKED_PLACES 60
 
 static pthread_mutex_t robust, lock = PTHREAD_MUTEX_INITIALIZER;
@@ -27,7 +27,7 @@ static void *waiter(void *unused) {
     return unused;
 }
 
-// A futex wait with an alternate stack, blocked signals and a robust mutex in hand.
+// A futex wait with an alternate stack, blocked signals and a held robust mutex.
 static void *holder(void *unused) {
     stack_t stack = {.ss_sp = malloc(65536), .ss_size = 65536};
     CHECK(sigaltstack(&stack, NULL));
@@ -98,7 +98,8 @@ static void *restarter(void *unused) {
 int main(int count, char **words) {
     begin();
     int spinning = count > 1 && !strcmp(words[1], "spinning");
-    // Its tracers die. A stop whose tracer dies ends epoll_wait with EINTR, which no other process undoes.
+    // A tolerant parent accepts EINTR from epoll_wait: a stop whose tracer dies ends the call, and no other process restarts
+    // it.
     int tolerant = count > 3;
     // Ballast, in mebibytes, makes a clone slow.
     if (count > 2) memset(malloc(strtoul(words[2], NULL, 10) << 20), 1, strtoul(words[2], NULL, 10) << 20);
@@ -130,7 +131,7 @@ int main(int count, char **words) {
         if (epoll_wait(epoll, &event, 1, 5) && !(tolerant && errno == EINTR)) die("epoll_wait");
         data[(round % DATA_PAGES) * PAGE / 8 + 1] = round + 1;
         int status;
-        if (waitpid(-1, &status, WNOHANG) != -1 || errno != ECHILD) die("waitpid found a stranger");
+        if (waitpid(-1, &status, WNOHANG) != -1 || errno != ECHILD) die("waitpid found an unknown child");
         if (round % 20 == 0) tell("round", round);
     }
 }

@@ -35,11 +35,11 @@ pub(super) const SIGBUS: u32 = rustix::process::Signal::BUS.as_raw().unsigned_ab
 /// The state of a child.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum ChildStatus {
-    /// It is stopped, before its first instruction or later.
+    /// The child is stopped, before its first instruction or later.
     Paused,
-    /// It runs.
+    /// The child runs.
     Running,
-    /// It has ended.
+    /// The child has ended.
     Ended(ExitRecord),
 }
 
@@ -57,11 +57,11 @@ pub(crate) enum OutputStream {
 /// The daemon's ends of a new child's pipes and sockets.
 #[derive(Debug, Default)]
 pub(crate) struct ChildSockets {
-    /// Its standard input, if it is attached.
+    /// The child's standard input, if a client may attach to it.
     pub(crate) stdin: Option<pipe::Sender>,
-    /// The socket on which it waits, if it is paused.
+    /// The socket on which a child that is started paused waits before its first instruction.
     pub(crate) unpause_socket: Option<OwnedFd>,
-    /// Its channel, if it has one.
+    /// The child's channel, if it has one.
     pub(crate) channel: Option<OwnedFd>,
 }
 
@@ -75,7 +75,7 @@ pub(crate) struct Child {
     is_cleaned_up: watch::Sender<bool>,
     /// The daemon's end of its standard input, until a client attaches.
     stdin: Mutex<Option<pipe::Sender>>,
-    /// The daemon's end of its channel, until its program takes it.
+    /// The daemon's end of the child's channel, until a program takes it.
     channel: Mutex<Option<OwnedFd>>,
     /// The socket on which a child that was started paused waits. Locked while the child is paused or unpaused.
     unpause_socket: Mutex<Option<OwnedFd>>,
@@ -85,16 +85,16 @@ pub(crate) struct Child {
     kill_source: OnceLock<KillSource>,
     /// Whether this daemon has sent it SIGKILL.
     is_killed: watch::Sender<bool>,
-    /// Whether its container's root must not be reused.
+    /// Whether the root file system of the child's container must not be reused.
     is_root_reuse_disabled: AtomicBool,
     /// Whether a client may pause it through its control group.
     has_external_freezer: AtomicBool,
-    /// Whether a Tend stream has waited for its end.
+    /// Whether a Tend stream has waited for the child's end.
     is_exit_watched: AtomicBool,
 }
 
 impl Child {
-    /// Describes a new child. `cgroup` is its container's.
+    /// Creates the object for a new child. `cgroup` is the control group of its container.
     pub(super) fn from_started(
         record: ChildRecord,
         directory: PathBuf,
@@ -123,28 +123,28 @@ impl Child {
         }
     }
 
-    /// Excludes its container's root from reuse.
+    /// Excludes the root file system of the child's container from reuse.
     pub(crate) fn disable_root_reuse(&self) {
         self.is_root_reuse_disabled.store(true, Ordering::Release);
     }
 
-    /// Whether its container's root must not be reused.
+    /// Whether the root file system of the child's container must not be reused.
     pub(super) fn is_root_reuse_disabled(&self) -> bool {
         self.is_root_reuse_disabled.load(Ordering::Acquire)
     }
 
-    /// Records that a Tend stream waits for its end.
+    /// Records that a Tend stream waits for the child's end.
     pub(crate) fn set_exit_watched(&self) {
         self.is_exit_watched.store(true, Ordering::Release);
     }
 
-    /// Whether a Tend stream has waited for its end.
+    /// Whether a Tend stream has waited for the child's end.
     pub(crate) fn is_exit_watched(&self) -> bool {
         self.is_exit_watched.load(Ordering::Acquire)
     }
 
-    /// Describes a child that an earlier daemon started. A child that waited for its first instruction ended with that
-    /// daemon. A child that was paused later is still paused.
+    /// Creates the object for a child that an earlier daemon started. A child that waited for its first instruction
+    /// ended with that daemon. A child that was paused later is still paused.
     pub(super) fn from_record(record: ChildRecord, directory: PathBuf, cgroup: Option<ContainerCgroup>) -> Self {
         let child = Self::from_started(record, directory, ChildSockets::default(), cgroup);
         // The earlier daemon may have let a client use the freezer.
@@ -162,7 +162,7 @@ impl Child {
         &self.record
     }
 
-    /// Pid of its first process on this node. The process may have ended.
+    /// Pid of the child's first process on this node. The process may have ended.
     pub(super) fn pid(&self) -> Option<i32> {
         Some(self.record.process.parse::<ProcessIdentity>().ok()?.pid)
     }
@@ -171,13 +171,13 @@ impl Child {
         &self.directory
     }
 
-    /// Its state now, and later changes.
+    /// Returns a receiver of the child's current state and its later changes.
     pub(crate) fn status(&self) -> watch::Receiver<ChildStatus> {
         self.read_freezer();
         self.status.subscribe()
     }
 
-    /// How it ended, if it has.
+    /// Returns how the child ended; `None` if it is alive.
     pub(crate) fn exit_record(&self) -> Option<ExitRecord> {
         match &*self.status.borrow() {
             ChildStatus::Ended(ended) => Some(ended.clone()),
@@ -185,12 +185,12 @@ impl Child {
         }
     }
 
-    /// Whether it has not ended.
+    /// Whether the child has not ended.
     pub(crate) fn is_alive(&self) -> bool {
         !matches!(*self.status.borrow(), ChildStatus::Ended(_))
     }
 
-    /// Waits until it ends.
+    /// Waits until the child ends.
     pub(crate) async fn wait_exit(&self) -> ExitRecord {
         let mut status = self.status();
         let ended = status.wait_for(|status| matches!(status, ChildStatus::Ended(_))).await;
@@ -200,21 +200,21 @@ impl Child {
         }
     }
 
-    /// The pager's reason why its memory is lost, if it is.
+    /// Reads the reason why the child's memory is lost; `None` if it is not lost.
     pub(crate) fn memory_loss_cause(&self) -> Option<String> {
         let text = fs::read_to_string(self.directory.join(LOST_FILE)).ok()?;
         Some(text.trim_end().to_owned())
     }
 
-    /// Whether all of its memory is local, so that it no longer needs its seed.
+    /// Whether all of the child's memory is on this node, so that the child no longer needs its seed.
     pub(crate) fn is_memory_settled(&self) -> bool {
         self.directory.join(SETTLED_FILE).exists()
     }
 
-    /// Pid of its process on the host.
+    /// Returns the host's pid of the child's process.
     ///
     /// # Errors
-    /// It has ended.
+    /// The child has ended.
     pub(crate) fn host_pid(&self) -> Result<i32, Failure> {
         let process: ProcessIdentity =
             self.record.process.parse().map_err(|error: io::Error| self.process_failure(&error))?;
@@ -222,20 +222,21 @@ impl Child {
         if is_there { Ok(process.pid) } else { Err(self.ended_failure()) }
     }
 
-    /// The failure of a request that needs a live child.
+    /// Creates the failure of a request that needs a live child.
     pub(crate) fn ended_failure(&self) -> Failure {
         self.failure(Code::FailedPrecondition, "it has ended")
             .with_next_step("forget it with `farfork rm`, or see how it ended with `farfork inspect`")
     }
 
-    /// Returns how much of its memory is missing. With `begin`, the pager starts to fetch all of it. Blocks.
+    /// Returns how many pages of the child's memory are missing. With `begin`, the pager starts to fetch them all.
+    /// Blocks.
     ///
     /// # Errors
-    /// The pager does not serve it.
+    /// The child has ended, or the pager does not serve it.
     pub(crate) fn settle_memory(&self, pager: &PagerLink, begin: bool) -> Result<SettleProgress, Failure> {
         match pager.client().settle(&self.record.id, begin, self.host_pid()?) {
             Ok(progress) => Ok(progress),
-            // A restarted pager does not know the children that need none.
+            // A restarted pager does not know settled children, because they need no pager.
             Err(_) if self.is_memory_settled() => {
                 Ok(SettleProgress { total_pages: 0, missing_pages: 0, state: SettleState::Settled })
             }
@@ -243,7 +244,8 @@ impl Child {
         }
     }
 
-    /// Where its memory is. Blocks, because the kernel examines each page.
+    /// Returns how much of the child's memory is shared, private, remote, and of files. Blocks, because the kernel
+    /// examines each page.
     pub(crate) fn memory_use(&self, counted: Option<&PagerCounters>) -> v1::MemoryUse {
         let process = self.record.process.parse().ok().filter(|_| self.is_alive());
         let pid = process.map(|process: ProcessIdentity| process.pid);
@@ -262,32 +264,32 @@ impl Child {
         }
     }
 
-    /// Takes the daemon's end of its standard input. Only one caller can have it.
+    /// Takes the daemon's end of the child's standard input. Later calls return `None`.
     pub(crate) fn take_stdin(&self) -> Option<pipe::Sender> {
         self.stdin.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// Takes the daemon's end of its channel. Only one program can have it.
+    /// Takes the daemon's end of the child's channel. Later calls return `None`.
     pub(crate) fn take_channel(&self) -> Option<OwnedFd> {
         self.channel.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// Whether a client can still attach to its standard input.
+    /// Whether a client can still attach to the child's standard input.
     pub(super) fn has_stdin(&self) -> bool {
         self.stdin.lock().unwrap_or_else(PoisonError::into_inner).is_some()
     }
 
-    /// Whether it has returned a result.
+    /// Whether the child has returned a result.
     pub(crate) fn has_result(&self) -> bool {
         fs::metadata(self.directory.join(OutputStream::Result.file_name())).is_ok_and(|file| file.len() > 0)
     }
 
-    /// Whether it can return a result: its program requested its own checkpoint.
+    /// Whether the child can return a result: its program requested its own checkpoint.
     pub(crate) fn can_have_result(&self) -> bool {
         self.directory.join(OutputStream::Result.file_name()).exists()
     }
 
-    /// Opens one of its outputs. With `follow`, the reader also returns later output.
+    /// Opens an output of the child. With `follow`, the reader also returns later output.
     ///
     /// # Errors
     /// The file cannot be read or watched.
@@ -309,13 +311,13 @@ impl Child {
         self.kill_source.get().copied()
     }
 
-    /// Waits until this daemon sends it SIGKILL.
+    /// Waits until this daemon sends the child SIGKILL.
     pub(super) async fn wait_killed(&self) {
         // The sender lives as long as the child.
         let _ = self.is_killed.subscribe().wait_for(|is_killed| *is_killed).await;
     }
 
-    /// Records that its container is removed, and that the pager has released it.
+    /// Records that the child's container is removed, and that the pager has released the child.
     pub(super) fn mark_cleaned_up(&self) {
         self.is_cleaned_up.send_replace(true);
     }
@@ -325,13 +327,13 @@ impl Child {
         *self.is_cleaned_up.borrow()
     }
 
-    /// Waits, at most `limit`, until a child that has ended is cleaned up. Returns whether it is.
+    /// Waits, at most `limit`, until a child that has ended is cleaned up. Returns false on timeout.
     pub(super) async fn wait_cleaned_up(&self, limit: Duration) -> bool {
         let mut is_cleaned_up = self.is_cleaned_up.subscribe();
         timeout(limit, is_cleaned_up.wait_for(|is_cleaned_up| *is_cleaned_up)).await.is_ok()
     }
 
-    /// Records its end in its directory, and notifies all that wait for it.
+    /// Records the child's end in its directory, and notifies all tasks that wait for the end.
     pub(super) fn mark_ended(&self, ended: ExitRecord) {
         let record = ChildRecord { ended: Some(ended.clone()), ..self.record.clone() };
         if let Err(error) = record.write(&self.directory) {
@@ -341,7 +343,7 @@ impl Child {
         self.status.send_replace(ChildStatus::Ended(ended));
     }
 
-    /// A failure about this child.
+    /// Creates a failure about this child.
     pub(crate) fn failure(&self, code: Code, cause: impl std::fmt::Display) -> Failure {
         Failure::new(code, format!("child {}", self.record.id), cause)
     }
@@ -370,7 +372,8 @@ impl From<&Child> for v1::Child {
 }
 
 impl Child {
-    /// Its state for the API. The fields about settled or lost memory have the values of a child that was just started.
+    /// Converts the child for the API. The fields about settled or lost memory have the values of a child that was just
+    /// started.
     pub(crate) fn to_started_view(&self) -> v1::Child {
         let ChildRecord { id, seed, command, process, resume_us, started_unix_ms, .. } = self.record();
         let ChildRecord { memory_bytes_max, cpu_millicores_max, processes_max, inherits, .. } = self.record();

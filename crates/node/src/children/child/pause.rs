@@ -1,9 +1,9 @@
 //! Pausing, unpausing and signalling a child.
 //!
-//! A child that was started paused waits at a socket before its first instruction. Any other is paused by freezing its
-//! container's control group, with all that it has forked and the container's init. Init reaps the child: if the child ends
-//! while frozen, it must be thawed, or its end is never reported. The group stays frozen across restarts of the daemon. A
-//! client may freeze it directly (`open_freezer`). Then the group says whether the child is paused.
+//! A child that was started paused waits at a socket before its first instruction. Any other child is paused by
+//! freezing its container's control group, which includes the container's init. Init reaps the child: if the child
+//! ends while frozen, the group must be thawed, or the end is never reported. The group stays frozen across restarts
+//! of the daemon. If a client may freeze the group directly (`open_freezer`), the freezer's state is authoritative.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -21,15 +21,15 @@ use tonic::Code;
 use super::super::kill_limit::KillSource;
 use super::{Child, ChildStatus, SIGKILL};
 
-/// Time for all threads of a child to stop: less than a client waits for an answer. A system call that waits for a page over
-/// a slow link stops only when the page arrives.
+/// Longest wait until all threads of a child are frozen: shorter than a client's timeout. A system call that waits for
+/// a page over a slow link freezes only when the page arrives.
 const PAUSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl Child {
-    /// Stops it, with all processes that it has forked. A paused child stays paused. Blocks.
+    /// Stops the child, with all processes that it has forked. A paused child stays paused. Blocks.
     ///
     /// # Errors
-    /// It has ended; or it does not stop in time, and runs on.
+    /// The child has ended; or it did not freeze within [`PAUSE_TIMEOUT`], and continues to run.
     pub(crate) fn pause(&self) -> Result<(), Failure> {
         // Locked until the end, so that pauses and unpauses do not overlap.
         let unpause_socket = self.unpause_socket.lock().unwrap_or_else(PoisonError::into_inner);
@@ -53,10 +53,10 @@ impl Child {
         Ok(())
     }
 
-    /// Lets it continue, or start. A running child is not affected.
+    /// Lets the child continue, or execute its first instruction. A running child is not affected.
     ///
     /// # Errors
-    /// It has ended, or cannot be reached.
+    /// The child has ended, or its unpause socket or control group failed.
     pub(crate) fn unpause(&self) -> Result<(), Failure> {
         let mut unpause_socket = self.unpause_socket.lock().unwrap_or_else(PoisonError::into_inner);
         self.check_alive()?;
@@ -74,10 +74,10 @@ impl Child {
         Ok(())
     }
 
-    /// Lets a client freeze and thaw it directly. Returns the directory of its control group.
+    /// Lets a client freeze and thaw the child directly. Returns the directory of the child's control group.
     ///
     /// # Errors
-    /// It has ended, it waits for its first instruction, or the node has no freezer of cgroup version 2.
+    /// The child has ended, it waits for its first instruction, or the node has no freezer of cgroup version 2.
     pub(crate) fn open_freezer(&self) -> Result<PathBuf, Failure> {
         let unpause_socket = self.unpause_socket.lock().unwrap_or_else(PoisonError::into_inner);
         self.check_alive()?;
@@ -106,15 +106,15 @@ impl Child {
         }
     }
 
-    /// Whether it is frozen. A child that waits for its first instruction is not.
+    /// Whether the child is frozen. A child that waits for its first instruction is not frozen.
     pub(crate) fn is_frozen(&self) -> bool {
         self.cgroup.as_ref().is_some_and(|group| group.is_frozen())
     }
 
-    /// Sends it a signal. A paused child gets the signal when it continues, except that SIGKILL ends it at once.
+    /// Sends the child a signal. A paused child gets the signal when it continues, except that SIGKILL ends it at once.
     ///
     /// # Errors
-    /// It has ended, or the number is no signal.
+    /// The child has ended, or the number is not a signal number.
     pub(crate) fn kill(&self, signal: u32) -> Result<(), Failure> {
         if signal == SIGKILL {
             // Only the first cause counts.
@@ -123,13 +123,13 @@ impl Child {
         self.send_signal(signal)
     }
 
-    /// Kills it at its deadline. It may just have ended.
+    /// Kills the child at its deadline. Does nothing if the child has just ended.
     pub(in crate::children) fn kill_on_deadline(&self) {
         let _ = self.kill_source.set(KillSource::Deadline);
         let _ = self.send_signal(SIGKILL);
     }
 
-    /// Kills it because its memory is lost.
+    /// Kills the child because its memory is lost.
     pub(in crate::children) fn kill_memory_lost(&self) {
         let _ = self.send_signal(SIGKILL);
     }
@@ -156,7 +156,7 @@ impl Child {
         }
     }
 
-    /// Whether its process has ended, reaped or not.
+    /// Whether the child's process has ended, even if it is not reaped yet.
     fn has_exited(&self) -> bool {
         let process =
             self.record.process.parse().ok().and_then(|process: ProcessIdentity| process.open().ok().flatten());
@@ -174,7 +174,7 @@ impl Child {
         self.transition_status(ChildStatus::Paused, ChildStatus::Running);
     }
 
-    /// Changes the state from `from` to `to`. A child that has ended meanwhile stays ended.
+    /// Changes the state from `from` to `to`. Any other state, such as ended, stays.
     fn transition_status(&self, from: ChildStatus, to: ChildStatus) {
         self.status.send_if_modified(|status| {
             let changes = *status == from;

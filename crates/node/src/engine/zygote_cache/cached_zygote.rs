@@ -1,4 +1,5 @@
-//! A zygote that the cache owns. Its last user ends it, and removes its directory and the pager's record of it.
+//! A zygote that the cache owns. Dropping the last reference ends it, removes its directory and releases it from the
+//! pager.
 
 use std::fs;
 use std::io;
@@ -11,17 +12,17 @@ use farfork_wire::ChildId;
 
 use crate::pager_link::PagerLink;
 
-/// A zygote that its last user removes.
+/// A zygote that is ended and removed with its last reference.
 #[derive(Debug)]
 pub(crate) struct CachedZygote {
-    /// Taken when this is dropped.
+    /// `None` only during the drop.
     pub(super) zygote: Option<Zygote>,
     pub(super) pager: Arc<PagerLink>,
-    /// Whether it was made before any child was requested.
+    /// Whether the zygote was made before any child was requested.
     pub(super) is_speculative: bool,
-    /// Whether the pager has filled it.
+    /// Whether the pager has filled the zygote with all its pages.
     pub(super) is_filled: AtomicBool,
-    /// Whether a child was made from it.
+    /// Whether a child was made from the zygote.
     pub(super) is_proven: AtomicBool,
 }
 
@@ -30,14 +31,14 @@ impl CachedZygote {
         self.zygote.as_ref().expect("only a drop takes it")
     }
 
-    /// Whether the pager still fills it. If the pager cannot answer, the zygote is used as it is.
+    /// Whether the pager still fills the zygote. If the pager does not reply, the zygote counts as filled.
     pub(crate) fn is_filling(&self) -> bool {
         let is_filling = self.pager.client().is_zygote_filling(self.zygote().id()).unwrap_or(false);
         self.is_filled.store(!is_filling, Ordering::Relaxed);
         is_filling
     }
 
-    /// Whether it is speculative, and no child was made from it yet.
+    /// Whether the zygote is speculative, and no child was made from it yet.
     pub(super) fn is_unused_speculation(&self) -> bool {
         self.is_speculative && !self.is_proven.load(Ordering::Relaxed)
     }

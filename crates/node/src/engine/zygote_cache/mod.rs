@@ -1,7 +1,7 @@
 //! The zygotes of a node: which seeds have one, when each was last used, and when it is retired.
 //!
-//! A zygote belongs to the node, has a directory of its own, and ends with the daemon. The next daemon removes what an
-//! earlier one left.
+//! A zygote belongs to the node, has a directory of its own, and ends with the daemon. After a crash, the next daemon
+//! removes the directories of its zygotes.
 
 mod cached_zygote;
 
@@ -33,12 +33,12 @@ use crate::pager_link::PagerLink;
 pub(crate) use cached_zygote::CachedZygote;
 use cached_zygote::{release_zygote, remove_directory};
 
-/// Time for which a zygote counts as in use after its last copy. The pager looks every second for the pages that it lacks.
+/// Time for which a zygote counts as in use after its last copy.
 const IN_USE_AGE_MAX: Duration = Duration::from_secs(3);
-/// Limit for one round that collapses small pages of a zygote into huge ones.
+/// Longest time of one round that collapses small pages of a zygote into huge ones.
 const COLLAPSE_TIME_MAX: Duration = Duration::from_millis(100);
-/// Pause before a seed gets another zygote, after one took too long: the machine was too busy, which lasts for some seconds.
-/// Each try may delay a child by as much as it takes.
+/// Pause before a seed gets another zygote, after one took too long: the machine was too busy, which usually lasts for
+/// seconds. Each further try may delay a child.
 const LATE_PAUSE: Duration = Duration::from_secs(10);
 /// Most seeds that are recorded as having no zygote: more than a node works with at a time.
 const UNSUITABLE_MAX: usize = 64;
@@ -61,10 +61,11 @@ pub(crate) struct ZygoteCache {
     limits: ZygoteLimits,
     table: Mutex<BTreeMap<SeedId, ZygoteState>>,
     copies: AtomicU64,
-    /// The copies that were prestarted when they were requested.
+    /// Number of copies that were prestarted when they were requested.
     prestarted_copies: AtomicU64,
-    /// Speculative zygotes, and those of them that were copied.
+    /// Number of speculative zygotes.
     speculative: AtomicU64,
+    /// Number of speculative zygotes that were copied.
     speculative_used: AtomicU64,
     /// Notified whenever the state of a seed's zygote changes.
     changed: Notify,
@@ -75,7 +76,7 @@ pub(crate) struct ZygoteCache {
 pub(crate) enum ZygoteTrigger {
     /// A child was requested.
     Requested,
-    /// A child is expected: one was requested from the previous seed of the process, or this seed is the first.
+    /// A child is expected: a child of the process's previous seed was requested, or the process has no previous seed.
     Speculative,
 }
 
@@ -102,14 +103,14 @@ enum ZygoteState {
 }
 
 impl ZygoteState {
-    /// The state of a seed whose zygote failed; `is_late`: it took too long.
+    /// Creates the state of a seed whose zygote failed. `is_late`: the zygote took too long.
     fn unsuitable(is_late: bool) -> Self {
         Self::Unsuitable { until: is_late.then(|| Instant::now() + LATE_PAUSE) }
     }
 }
 
-/// The reservation of a zygote that is being made. However that ends, even in a panic, dropping this enters the outcome and
-/// ends all waits. Without a zygote, the seed is marked as unsuitable.
+/// The reservation of a zygote that is being made. Dropping it, even in a panic, stores the outcome and wakes all
+/// waiting tasks. Without a zygote, the seed becomes unsuitable.
 #[derive(Debug)]
 struct ZygoteReservation<'a> {
     cache: &'a ZygoteCache,
@@ -145,7 +146,7 @@ impl Drop for ZygoteReservation<'_> {
 }
 
 impl ZygoteCache {
-    /// An empty cache. Removes the zygotes of an earlier daemon.
+    /// Creates an empty cache, and removes the zygotes of an earlier daemon.
     pub(super) fn new(node: NodeName, run_dir: RunDir, pager: Arc<PagerLink>, limits: ZygoteLimits) -> Self {
         for entry in fs::read_dir(run_dir.zygotes_dir()).into_iter().flatten().flatten() {
             match entry.file_name().to_str().and_then(|name| name.parse().ok()) {
@@ -167,7 +168,7 @@ impl ZygoteCache {
         }
     }
 
-    /// The zygote for a child with these options.
+    /// Returns the zygote for a child with these options, and marks it as used now.
     pub(super) fn find(&self, source: &SeedSource, options: &StartOptions) -> Option<Arc<CachedZygote>> {
         match self.table().get_mut(&source.key.seed) {
             Some(ZygoteState::Ready { zygote, used }) if can_copy_zygote(source, options) => {
@@ -203,7 +204,7 @@ impl ZygoteCache {
                 *used = Instant::now();
                 self.record_copy(zygote);
             }
-            // The zygote has ended meanwhile.
+            // The zygote has ended since the child was prestarted.
             _ => drop(self.copies.fetch_add(1, Ordering::Relaxed)),
         }
     }
@@ -224,7 +225,7 @@ impl ZygoteCache {
         }
     }
 
-    /// A seed's zygote, unless it is known to be filled.
+    /// Returns a seed's zygote, unless it is known to be filled.
     pub(crate) fn find_filling(&self, seed: &SeedId) -> Option<Arc<CachedZygote>> {
         match self.table().get(seed) {
             Some(ZygoteState::Ready { zygote, .. }) if !zygote.is_filled.load(Ordering::Relaxed) => {
@@ -234,7 +235,7 @@ impl ZygoteCache {
         }
     }
 
-    /// How many zygotes there are, and how many children were made from them.
+    /// Returns the numbers of zygotes, and of children that were made from them.
     pub(crate) fn counts(&self) -> ZygoteUse {
         let ready_count = self.table().values().filter(|entry| matches!(entry, ZygoteState::Ready { .. })).count();
         let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
@@ -261,20 +262,21 @@ impl ZygoteCache {
         self.limits.count_max == 0 || self.table().contains_key(seed)
     }
 
-    /// Makes a seed's zygote, if children with these options use one and there is none. A speculative one does not replace
-    /// another.
+    /// Makes a seed's zygote, if children with these options use one and the seed has no entry. A speculative zygote
+    /// does not replace another one.
     pub(super) fn create(
         &self,
         source: &SeedSource,
         options: &StartOptions,
-        (node, pool): (&LocalNode, &ContainerPool),
-        why: ZygoteTrigger,
+        trigger: ZygoteTrigger,
+        node: &LocalNode,
+        pool: &ContainerPool,
     ) {
         let seed = &source.key.seed;
         if self.limits.count_max == 0 || !can_copy_zygote(source, options) {
             return;
         }
-        let Some(mut reservation) = self.reserve(seed, why) else { return };
+        let Some(mut reservation) = self.reserve(seed, trigger) else { return };
         if let Some(reason) = find_zygote_obstacle(&source.descriptor, node) {
             tracing::debug!(%seed, reason, "it has no zygote");
             return;
@@ -284,7 +286,7 @@ impl ZygoteCache {
                 tracing::debug!(%seed, zygote = %zygote.id(), pid = zygote.pid(), "a zygote is ready");
                 reservation.complete(zygote);
             }
-            Err(error) if why == ZygoteTrigger::Speculative => {
+            Err(error) if trigger == ZygoteTrigger::Speculative => {
                 tracing::debug!(%seed, %error, "no speculative zygote could be created");
                 drop(reservation);
                 // Most probably the seed was dropped. Otherwise the next request for a child makes another zygote.
@@ -335,8 +337,8 @@ impl ZygoteCache {
         Some(ZygoteReservation { cache: self, seed, trigger: why, outcome: ZygoteState::Unsuitable { until: None } })
     }
 
-    /// Enters the outcome of a reservation, unless the seed was dropped meanwhile. If there are too many zygotes, an unused
-    /// speculative one ends, or else the least recently used one.
+    /// Stores the outcome of a reservation, unless the seed's entry was removed. If there are too many zygotes, an
+    /// unused speculative one ends, or else the least recently used one.
     fn complete_reservation(&self, seed: &SeedId, entry: ZygoteState) {
         let mut removed = Vec::new();
         {
@@ -361,7 +363,7 @@ impl ZygoteCache {
             }
         }
         self.changed.notify_waiters();
-        // Dropped after the lock is released, because their ends take a while.
+        // Drop the removed zygotes after the lock is released, because ending them takes a while.
         drop(removed);
     }
 
@@ -372,7 +374,8 @@ impl ZygoteCache {
         drop(removed);
     }
 
-    /// Ends a zygote that failed. The seed gets no other one, or none for a while if this one only took too long.
+    /// Ends a zygote that failed. The seed gets no other zygote; or, if this one only took too long, none for
+    /// [`LATE_PAUSE`].
     pub(super) fn retire_failed(&self, seed: &SeedId, is_late: bool) {
         let removed = self.table().insert(seed.clone(), ZygoteState::unsuitable(is_late));
         self.changed.notify_waiters();
@@ -384,7 +387,8 @@ impl ZygoteCache {
         self.table().is_empty()
     }
 
-    /// Ends zygotes that were not used for long, those of dropped seeds, and speculative ones that were not needed.
+    /// Ends zygotes that were not used for long, zygotes of dropped seeds, and unused speculative zygotes whose seeds
+    /// are only forked on other nodes (`is_in_vain`).
     pub(super) fn evict_unused(&self, is_dropped: impl Fn(&SeedId) -> bool, is_in_vain: impl Fn(&SeedId) -> bool) {
         let is_over = |(seed, entry): &(&SeedId, &ZygoteState)| match entry {
             _ if is_dropped(seed) => true,
@@ -401,7 +405,7 @@ impl ZygoteCache {
     /// Collapses small pages of zygotes in use into huge ones, because a fork copies an entry for each small page. Returns
     /// the seeds whose zygotes have more huge pages now.
     pub(super) fn collapse_huge_pages(&self) -> Vec<SeedId> {
-        // Holds no reference to a zygote, so that each may end meanwhile.
+        // Hold no reference to a zygote during the collapse, so that the zygote may end.
         let collapsers: Vec<_> = self
             .in_use()
             .into_iter()
@@ -444,15 +448,15 @@ impl ZygoteCache {
     }
 }
 
-/// Whether a child of a seed with these options is to be a copy of a zygote. A child whose sockets' addresses may be in use
-/// is not: its refusal would say nothing about the zygote.
+/// Whether a child of a seed with these options is to be a copy of a zygote. A child whose sockets' addresses may be in
+/// use is not: its failure would retire a zygote that works.
 fn can_copy_zygote(source: &SeedSource, options: &StartOptions) -> bool {
     has_copyable_options(options) && (options.network == NetworkMode::Private || !has_bound_sockets(&source.descriptor))
 }
 
-/// Whether a child with these options can be a copy of a zygote, whatever its seed. Limits would count the zygote's memory
-/// in an unexpected way. Bound paths may have files that the zygote maps. A request for another strategy expects that
-/// strategy. An untrusted child shares no memory with others.
+/// Whether a child with these options can be a copy of a zygote, if its seed allows it. A memory limit would not count
+/// pages that are shared with the zygote as expected. Bound paths may replace files that the zygote maps. A request for
+/// another strategy would not get that strategy. An untrusted child shares no memory with others.
 pub(super) fn has_copyable_options(options: &StartOptions) -> bool {
     let strategy = &options.strategy;
     strategy.mode == PagingMode::Prefetch
@@ -462,7 +466,7 @@ pub(super) fn has_copyable_options(options: &StartOptions) -> bool {
         && options.protection == RootProtection::default()
 }
 
-/// Collapses a zygote's memory; `None` if the zygote has ended.
+/// Opens a collapser for a zygote's memory; `None` if the zygote has ended.
 fn open_collapser(zygote: &Zygote) -> io::Result<Option<HugePageCollapser>> {
     Ok(HugePageCollapser::open(ProcessIdentity::of(zygote.pid())?)?.map(HugePageCollapser::include_shared))
 }

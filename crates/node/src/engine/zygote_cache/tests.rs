@@ -11,11 +11,11 @@ fn zygotes() -> ZygoteCache {
 }
 
 #[tokio::test]
-async fn nobody_waits_for_a_zygote_whose_making_panicked() {
+async fn a_panicked_zygote_creation_ends_its_waits() {
     let (zygotes, seed) = (zygotes(), "n1.s0123456789abcdef".parse().unwrap());
     let mut waiter = Box::pin(zygotes.wait_created(&seed));
     let reservation = zygotes.reserve(&seed, ZygoteTrigger::Requested).unwrap();
-    assert!(zygotes.reserve(&seed, ZygoteTrigger::Requested).is_none(), "somebody makes it");
+    assert!(zygotes.reserve(&seed, ZygoteTrigger::Requested).is_none(), "the zygote is already being made");
     assert!(tokio::time::timeout(Duration::from_millis(1), &mut waiter).await.is_err(), "it is being made");
     let panicked = catch_unwind(AssertUnwindSafe(|| {
         let _reservation = reservation;
@@ -25,13 +25,13 @@ async fn nobody_waits_for_a_zygote_whose_making_panicked() {
     tokio::time::timeout(Duration::from_secs(60), waiter).await.unwrap();
     assert!(
         !zygotes.has_no_entry(&seed) && zygotes.reserve(&seed, ZygoteTrigger::Requested).is_none(),
-        "it is not tried again"
+        "the zygote is not made again"
     );
     assert_eq!(zygotes.counts().kept, 0);
 }
 
 #[test]
-fn a_seed_that_was_dropped_meanwhile_stays_unknown() {
+fn a_seed_dropped_during_zygote_creation_has_no_entry() {
     let (zygotes, seed) = (zygotes(), "n1.s0123456789abcdef".parse().unwrap());
     let reservation = zygotes.reserve(&seed, ZygoteTrigger::Requested).unwrap();
     zygotes.retire(&seed);
@@ -40,14 +40,17 @@ fn a_seed_that_was_dropped_meanwhile_stays_unknown() {
 }
 
 #[test]
-fn a_seed_whose_zygote_was_late_gets_another_one_and_no_other_seed_does() {
+fn only_a_seed_with_a_late_zygote_gets_another_attempt() {
     let (zygotes, late, unsuitable) =
         (zygotes(), "n1.s0123456789abcdef".parse().unwrap(), "n1.sfedcba9876543210".parse().unwrap());
     zygotes.retire_failed(&late, true);
     zygotes.retire_failed(&unsuitable, false);
     let keep_up = || zygotes.evict_unused(|_| false, |_| false);
     keep_up();
-    assert!(zygotes.is_decided(&late) && zygotes.reserve(&late, ZygoteTrigger::Requested).is_none(), "not at once");
+    assert!(
+        zygotes.is_decided(&late) && zygotes.reserve(&late, ZygoteTrigger::Requested).is_none(),
+        "another zygote only after the pause"
+    );
     let expire = |entry: &mut ZygoteState| {
         if let ZygoteState::Unsuitable { until: Some(until) } = entry {
             *until -= LATE_PAUSE;

@@ -1,5 +1,5 @@
-//! Forwards a child's datagrams to other hosts, and their answers. Each flow has two sockets: one in the child's
-//! network, bound to the destination's address, and one in the node's.
+//! Forwards a child's datagrams to other hosts, and the replies to the child. Each flow has two sockets: one in the
+//! child's network, bound to the destination's address, and one in the node's network.
 
 use std::collections::HashMap;
 use std::io;
@@ -22,22 +22,23 @@ use tokio::time::sleep;
 use super::EgressRules;
 use crate::network::netns;
 
-/// An idle flow is removed after this time. One for DNS has a shorter limit: the C library repeats its query after 5 s.
+/// An idle flow is removed after this time. A flow to port 53 is removed earlier: the C library repeats a DNS query
+/// after 5 s.
 const FLOW_IDLE_MAX: Duration = Duration::from_secs(60);
 const DNS_FLOW_IDLE_MAX: Duration = Duration::from_secs(5);
 const DNS_PORT: u16 = 53;
 
-/// Pause after a failed receive.
+/// Pause after a failed recvmsg(2).
 const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
-/// The largest IPv4 datagram fits.
+/// Size of receive buffers: the largest IPv4 datagram fits.
 const DATAGRAM_BYTES_MAX: usize = 65_536;
 
 /// The source and the destination of a datagram.
 type FlowKey = (SocketAddrV4, SocketAddrV4);
 
-/// Forwards datagrams to allowed destinations until the egress is closed, then those that are still queued. `network`
-/// keeps the children's network open.
+/// Forwards datagrams to allowed destinations until the egress is closed, then the datagrams that are still queued.
+/// `network` keeps the children's network namespace open.
 pub(super) async fn serve_datagrams(
     socket: UdpSocket,
     rules: Arc<EgressRules>,
@@ -78,7 +79,7 @@ struct FlowTable {
 }
 
 impl FlowTable {
-    /// Forwards a datagram that no flow's socket in the child's network received: the first of its flow. It may be
+    /// Forwards the first datagram of a flow: the flow has no socket in the child's network yet. The datagram may be
     /// lost, like any datagram.
     fn forward_first(&mut self, ends: FlowKey, datagram: &[u8]) {
         let outside = match self.sockets.get(&ends) {
@@ -111,7 +112,7 @@ impl FlowTable {
         Ok(outside)
     }
 
-    /// Removes a flow whose task has ended. A flow whose task panicked (`None`) is unknown, and stays.
+    /// Removes a flow whose task has ended. If the task panicked (`None`), its flow is unknown, and stays.
     fn remove_flow(&mut self, ended: Option<FlowKey>) {
         if let Some(ends) = ended {
             self.sockets.remove(&ends);
@@ -141,7 +142,7 @@ async fn forward_flow(
     }
 }
 
-/// Forwards one datagram. It is dropped if the send buffer is full.
+/// Forwards one datagram, or drops it if the send buffer is full.
 fn forward_one(from: &UdpSocket, to: &UdpSocket, buffer: &mut [u8]) -> io::Result<()> {
     let passed = from.try_recv(buffer).and_then(|bytes| Ok(send(to, &buffer[..bytes], SendFlags::DONTWAIT)?));
     match passed {
@@ -159,8 +160,8 @@ fn forward_queued(from: UdpSocket, to: &UdpSocket, buffer: &mut [u8]) -> io::Res
     Ok(())
 }
 
-/// Creates a socket in the child's network that receives what the child sends to the destination. Answers sent on it
-/// have the destination's address as their source.
+/// Creates a socket in the child's network that receives the child's datagrams to the destination. Replies that are
+/// sent on it have the destination's address as their source.
 fn bind_as_destination((child, other): FlowKey) -> io::Result<StdSocket> {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, flags, None)?;

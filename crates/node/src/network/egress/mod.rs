@@ -1,7 +1,8 @@
-//! Egress from a network of children, if it was requested. Packets to other hosts reach sockets of the daemon, which
-//! forwards them from the node. Answers have the other hosts' addresses.
+//! Egress from a network of children, if it was requested. Packets to other hosts are redirected to sockets of the
+//! daemon, which forwards them from the node. Replies have the other hosts' addresses.
 //!
-//! A child's connection is accepted before the node has connected. If the node cannot connect, the child's is reset.
+//! A child's connection is accepted before the node has connected to the destination. If the node cannot connect, the
+//! child's connection is reset.
 
 mod datagrams;
 mod policy;
@@ -22,13 +23,13 @@ pub use policy::EgressDestination;
 pub(crate) use policy::EgressPolicy;
 use resolvers::DnsResolvers;
 
-/// The child's own address, next to loopback. It is never routed (192.0.0.0/29, RFC 7335).
+/// The child's address in addition to loopback. It is never routed (192.0.0.0/29, RFC 7335).
 const CHILD_ADDRESS: Ipv4Addr = Ipv4Addr::new(192, 0, 0, 2);
 /// Address of the proxy's sockets in the child's network. The child may be bound to any port on all addresses, so the
 /// port is one that no program uses (tcpmux, RFC 1078).
 const PROXY_ADDRESS: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(192, 0, 0, 3), 1);
 
-/// Which destinations a child may reach, and its DNS resolvers.
+/// The destinations that a child may reach, and its DNS resolvers.
 #[derive(Debug)]
 struct EgressRules {
     egress: EgressPolicy,
@@ -41,8 +42,8 @@ impl EgressRules {
     }
 }
 
-/// The open egress of a network. When the last reference is dropped, it closes, after it has forwarded what was already
-/// sent.
+/// The open egress of a network. When the last reference is dropped, the egress forwards the data that was already
+/// sent, and closes.
 ///
 /// ```text
 ///  child   connect(203.0.113.9:443)                    node   connect(203.0.113.9:443)
@@ -65,11 +66,11 @@ struct ProxySockets {
 }
 
 impl EgressProxy {
-    /// Opens the egress of the network that `enter` makes a thread enter. Names are resolved as on this node. Must be
-    /// called within the runtime.
+    /// Opens the egress of a network. `enter` makes the calling thread enter that network. Names are resolved as on
+    /// this node. Must be called within the runtime.
     ///
     /// # Errors
-    /// The network cannot be entered, or the kernel does not support the redirection there.
+    /// The network cannot be entered, or the kernel does not support the redirection.
     pub(crate) fn open(egress: EgressPolicy, enter: impl FnOnce() -> io::Result<()> + Send) -> io::Result<Self> {
         let rules = Arc::new(EgressRules { egress, resolvers: DnsResolvers::from_resolv_conf() });
         let on_loopback = rules.resolvers.on_loopback();
@@ -92,7 +93,8 @@ impl EgressProxy {
     }
 }
 
-/// Redirects packets to other hosts, in the calling thread's network, to sockets of the daemon.
+/// In the calling thread's network, redirects packets to other hosts to sockets of the daemon. `names` are the
+/// resolvers on the node's loopback interface.
 fn install_redirection(names: &[SocketAddrV4]) -> io::Result<ProxySockets> {
     any_ip::enable_any_ip(CHILD_ADDRESS)?;
     let (listener, datagrams) = (TcpListener::bind(PROXY_ADDRESS)?, UdpSocket::bind(PROXY_ADDRESS)?);

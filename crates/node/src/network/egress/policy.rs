@@ -1,4 +1,4 @@
-//! Egress policy: which destinations a child may reach.
+//! Egress policy: the destinations that a child may reach.
 
 use std::fmt;
 use std::net::{Ipv4Addr, SocketAddrV4};
@@ -15,8 +15,8 @@ use farfork_api::failure::Failure;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub enum EgressDestination {
-    /// All hosts that the node reaches, except link-local addresses (169.254.0.0/16): clouds serve a machine's
-    /// credentials there.
+    /// All hosts that the node reaches, except link-local addresses (169.254.0.0/16), at which clouds serve a machine's
+    /// credentials.
     Any,
     /// IPv4 addresses.
     Network {
@@ -84,19 +84,19 @@ impl TryFrom<String> for EgressDestination {
 pub(crate) struct EgressPolicy(Vec<EgressDestination>);
 
 impl EgressPolicy {
-    /// Whether no destination is allowed. Names are then not resolved either.
+    /// Whether no destination is allowed. Then the child has no egress, and cannot resolve names either.
     pub(crate) fn is_none(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Whether an address is allowed. Loopback, multicast, broadcast and unspecified addresses never are.
+    /// Whether an address is allowed. Loopback, multicast, broadcast and unspecified addresses are never allowed.
     pub(super) fn allows(&self, to: SocketAddrV4) -> bool {
         let ip = to.ip();
         let is_one = !(ip.is_loopback() || ip.is_multicast() || ip.is_broadcast() || ip.is_unspecified());
         is_one && self.0.iter().any(|destination| destination.contains(to))
     }
 
-    /// The form in requests and answers.
+    /// Formats the destinations as in requests and replies.
     pub(crate) fn to_strings(&self) -> Vec<String> {
         self.0.iter().map(EgressDestination::to_string).collect()
     }
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_gets_where_it_may() {
+    fn a_child_reaches_only_permitted_destinations() {
         let cases: [(&[&str], &str, bool); 12] = [
             (&[], "192.0.2.7:443", false),
             (&["any"], "192.0.2.7:443", true),
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reach_is_what_it_says() {
+    fn a_destination_parses_from_its_text() {
         for text in ["any", "10.1.0.0/16", "192.0.2.7/32:443"] {
             let destination: EgressDestination = text.parse().unwrap();
             assert_eq!(destination.to_string(), text);

@@ -1,5 +1,6 @@
-//! DNS resolvers of a child: those in the node's resolv.conf(5). A program finds them in its own copy of that file, or
-//! has read them before it was forked. A resolver on the node's loopback interface is queried from the node.
+//! DNS resolvers of a child: the resolvers in the node's resolv.conf(5). A program reads them in its container's file,
+//! or has read them before it was forked. Queries to a resolver on the node's loopback interface are sent from the
+//! node.
 
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddrV4};
@@ -12,12 +13,12 @@ const DNS_PORT: u16 = 53;
 pub(super) struct DnsResolvers(Vec<Ipv4Addr>);
 
 impl DnsResolvers {
-    /// The resolvers of this node.
+    /// Reads the resolvers of this node.
     pub(super) fn from_resolv_conf() -> Self {
         Self::parse(&fs::read_to_string(RESOLV_CONF).unwrap_or_default())
     }
 
-    /// Without a `nameserver` line, the resolver is on this machine, as for the C library.
+    /// Parses a resolv.conf(5). Without a `nameserver` line, the resolver is on this machine, as for the C library.
     fn parse(text: &str) -> Self {
         let mut servers = text.lines().filter_map(|line| line.trim_start().strip_prefix("nameserver")).peekable();
         if servers.peek().is_none() {
@@ -27,13 +28,13 @@ impl DnsResolvers {
         Self(servers.filter_map(address).flatten().collect())
     }
 
-    /// The resolvers on the node's loopback interface. The child's loopback interface is another one.
+    /// Returns the resolvers on the node's loopback interface. The child has a different loopback interface.
     pub(super) fn on_loopback(&self) -> Vec<SocketAddrV4> {
         let of_loopback = self.0.iter().filter(|address| address.is_loopback());
         of_loopback.map(|address| SocketAddrV4::new(*address, DNS_PORT)).collect()
     }
 
-    /// Whether `to` is the DNS port of one of them.
+    /// Whether `to` is the DNS port of one of the resolvers.
     pub(super) fn has_address(&self, to: SocketAddrV4) -> bool {
         to.port() == DNS_PORT && self.0.contains(to.ip())
     }
@@ -44,7 +45,7 @@ mod tests {
     use super::DnsResolvers;
 
     #[test]
-    fn resolvers_are_those_of_the_file() {
+    fn resolvers_are_read_from_the_file() {
         let names = DnsResolvers::parse(
             "# nameserver 1.1.1.1\nsearch a.b\nnameserver 192.0.2.53 \nnameserver\t127.0.0.53\nnameserver fd00::1\nnameservers 9.9.9.9\n",
         );

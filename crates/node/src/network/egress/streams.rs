@@ -25,7 +25,7 @@ async fn forward_connection(inside: TcpStream, rules: Arc<EgressRules>) {
     let forwarded = match connect_destination(&inside, &rules).await {
         Ok(outside) => connections::copy_both_ways(inside, outside).await,
         Err(error) => {
-            // An orderly close would look like an answer without data.
+            // Reset the connection: an orderly close would look like a reply without data.
             let _ = inside.set_zero_linger();
             Err(error)
         }
@@ -35,7 +35,7 @@ async fn forward_connection(inside: TcpStream, rules: Arc<EgressRules>) {
     }
 }
 
-/// Connects to the address that the child called: the local address of the accepted connection.
+/// Connects to the child's destination: the local address of the accepted connection.
 async fn connect_destination(inside: &TcpStream, rules: &EgressRules) -> io::Result<TcpStream> {
     let to = original_destination(inside)?;
     if !rules.allows(to) {

@@ -1,5 +1,6 @@
-//! The connections of one server thread, and their turns. Does not wait: `worker` polls the sockets, `crate::sim` simulates
-//! them. Time is an argument. `session_claims` assigns sessions to connections; `sweep` closes stalled connections.
+//! The connections of one server thread, and their turns. Never waits: `worker` polls the sockets, `crate::sim`
+//! simulates them. Time is an argument. `session_claims` assigns sessions to connections; `sweep` closes stalled
+//! connections.
 
 mod rate_limited_log;
 mod session_claims;
@@ -21,15 +22,15 @@ use super::shared_state::{SharedState, WorkerMessage};
 use crate::frame_decoder::StagingBuffer;
 use rate_limited_log::RateLimitedLog;
 
-/// Most connections of a thread. If the process may have few file descriptors, it reaches that limit first.
+/// Most connections of a thread. With a low RLIMIT_NOFILE, the process reaches that limit first.
 const CONNECTIONS_MAX: usize = 1 << 14;
 
-/// Most connections of a thread that have not sent a hello. A client sends it within a round trip. If more connections are
-/// silent, the one that has been silent longest is closed.
+/// Most connections of a thread that have not sent a hello. A client sends its hello within a round trip. If there are
+/// more, the oldest of them is closed.
 const UNGREETED_MAX: usize = 2048;
 
-/// Bytes that each connection may hold even if all connections together exceed their limit. This is enough for a client that
-/// does not hurry. So connections that hold much are delayed, and the others are not.
+/// Bytes that may be held for each connection even if all connections together exceed their limit. So only connections
+/// that hold much are delayed; this is enough for clients that acknowledge replies.
 const FAIR_HELD_BYTES: usize = 1 << 20;
 
 /// A clock, for deadlines within a turn.
@@ -43,7 +44,7 @@ pub(crate) struct ConnectionTable {
     clock: Clock,
     /// Sorted, so that iteration is deterministic.
     connections: BTreeMap<u64, ServerConnection>,
-    /// Connections that have not sent a hello; the oldest is first.
+    /// Connections that have not sent a hello, the oldest first.
     ungreeted: BTreeSet<u64>,
     log: RateLimitedLog,
     next_token: u64,
@@ -68,7 +69,7 @@ impl fmt::Debug for ConnectionTable {
 }
 
 impl ConnectionTable {
-    /// The table of the thread with this number.
+    /// Creates the table of the thread with this number.
     pub(crate) fn new(number: usize, shared_state: Arc<SharedState>, handlers: HandlerTable, clock: Clock) -> Self {
         let now = clock();
         Self {
@@ -91,7 +92,8 @@ impl ConnectionTable {
         }
     }
 
-    /// Starts a round, in which each connection has one turn. Returns the connections that get one even without an event.
+    /// Starts a round, in which each connection has at most one turn. Returns the connections that get a turn even
+    /// without an event.
     pub(crate) fn begin_round(&mut self) -> Vec<u64> {
         self.round += 1;
         std::mem::take(&mut self.requeued)
@@ -102,7 +104,7 @@ impl ConnectionTable {
         std::mem::take(&mut self.did_work)
     }
 
-    /// Connections whose interest must be registered, for the first time or anew.
+    /// Returns the connections whose interest must be registered, for the first time or again.
     pub(crate) fn take_interest_changed(&mut self) -> Vec<u64> {
         std::mem::take(&mut self.interest_changed)
     }
@@ -111,12 +113,12 @@ impl ConnectionTable {
         self.connections.get_mut(&token)
     }
 
-    /// Connections for which a turn would find something to do, in order; for streams without sockets.
+    /// Returns the connections for which a turn would find something to do, in order. For streams without sockets.
     pub(crate) fn ready_connections(&self) -> BTreeSet<u64> {
         self.connections.iter().filter(|(_, connection)| connection.is_ready()).map(|(token, _)| *token).collect()
     }
 
-    /// Whether a turn would find something to do for any connection; for streams without sockets.
+    /// Whether a turn would find something to do for any connection. For streams without sockets.
     pub(crate) fn has_ready_connection(&self) -> bool {
         self.connections.values().any(ServerConnection::is_ready)
     }
@@ -126,12 +128,12 @@ impl ConnectionTable {
         !self.requeued.is_empty()
     }
 
-    /// Whether nothing will become due: there are no connections and no sessions.
+    /// Whether no round will become due: there are no connections and no sessions.
     pub(crate) fn is_idle(&self) -> bool {
         self.connections.is_empty() && self.pending_claims.is_empty() && self.shared.registry().is_empty()
     }
 
-    /// When the next round is due even without an event.
+    /// Returns the time at which the next round is due even without an event.
     pub(crate) fn next_timeout(&self) -> Instant {
         if self.pending_claims.is_empty() { self.sweep_due } else { self.sweep_due.min(self.claims_due) }
     }
@@ -150,7 +152,7 @@ impl ConnectionTable {
                     };
                     match completed {
                         Ok(()) => self.flush(peer, now),
-                        // The session has moved to another connection in the meantime.
+                        // The session has moved to another connection since the message was sent.
                         Err(payload) => self.shared.deliver(ticket, status, payload),
                     }
                 }
@@ -209,7 +211,7 @@ impl ConnectionTable {
         }
         self.shared.update_held_bytes(&mut connection.accounted_bytes, connection.protocol.held_bytes());
         if connection.protocol.has_backlog() {
-            // Requests that waited for space for their replies.
+            // Received requests that waited for space for their replies can be handled now.
             self.requeued.push(token);
         }
         if connection.registered_interest != Some(connection.interest()) {
@@ -236,7 +238,7 @@ impl ConnectionTable {
         self.remove_connection(token, now);
     }
 
-    /// Closes a connection. Its sessions are parked for their client.
+    /// Closes a connection, and parks its sessions until the client reconnects.
     pub(super) fn remove_connection(&mut self, token: u64, now: Instant) {
         let Some(mut connection) = self.connections.remove(&token) else { return };
         self.ungreeted.remove(&token);

@@ -1,8 +1,9 @@
-//! Log lines about connections that the server ends: each names its client, and their number per sweep is limited.
+//! Log lines about connections that the server closes. Each line names the client, and the number of lines per sweep is
+//! limited.
 
 use std::fmt;
 
-/// Most lines per sweep: a client that floods the server is named, and does not flood the log.
+/// Most lines per sweep: a client that floods the server is named, but cannot flood the log.
 const LINES_MAX: u32 = 8;
 
 /// The lines that a thread has logged since its last sweep.

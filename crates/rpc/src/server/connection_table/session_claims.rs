@@ -1,4 +1,4 @@
-//! A connection's claims to sessions in the registry. Another connection, of this thread or another, may have the session.
+//! A connection's claims to sessions in the registry. Another connection, of any thread, may have the session.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use crate::server::protocol::SessionRequest;
 use crate::server::session_registry::{ClaimOutcome, ConnectionLocation, SessionClaim};
 use crate::server::shared_state::WorkerMessage;
 
-/// Interval between two claims to a session that a connection of another thread has.
+/// Interval between repeated claims to a session that a connection of another thread has.
 const CLAIM_RETRY_INTERVAL: Duration = Duration::from_millis(1);
 
 impl ConnectionTable {
@@ -21,9 +21,9 @@ impl ConnectionTable {
         }
     }
 
-    /// Gives a session to a connection, or closes the connection that has it.
+    /// Gives a session to a connection. If an older connection has the session, closes that connection first.
     fn claim_session(&mut self, token: u64, claim: &SessionClaim, now: Instant) {
-        // A connection that was closed in the meantime must not get the session: the session would be lost.
+        // A connection that was closed since the claim must not get the session: the session would be lost.
         if !self.connections.contains_key(&token) {
             return;
         }
@@ -51,7 +51,7 @@ impl ConnectionTable {
         }
     }
 
-    /// Claims sessions again that connections of other threads had.
+    /// Repeats the claims to sessions that connections of other threads had.
     pub(super) fn retry_claims(&mut self, now: Instant) {
         if self.claims_due > now {
             return;

@@ -8,7 +8,8 @@ use super::ConnectionTable;
 pub(super) const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
 impl ConnectionTable {
-    /// Does all due work: retries claims to sessions, and closes connections that make no progress.
+    /// Does all periodic work that is due: retries claims to sessions, closes connections that make no progress, and
+    /// expires parked sessions.
     pub(crate) fn sweep(&mut self, now: Instant) {
         self.retry_claims(now);
         if now < self.sweep_due {

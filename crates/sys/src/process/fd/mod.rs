@@ -207,7 +207,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_epoll_is_read() {
+    fn the_state_of_an_epoll_is_parsed() {
         let text = "pos:\t0\nflags:\t02000002\nmnt_id:\t15\nino:\t1057\n\
                     tfd:        5 events:       19 data:     7ffc00000005  pos:0 ino:6a sdev:f\n";
         let info = FdInfo::parse(text).unwrap();
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn an_eventfd_is_read() {
+    fn the_state_of_an_eventfd_is_parsed() {
         let info = FdInfo::parse(
             "pos:\t0\nflags:\t02\neventfd-count:               1f\neventfd-id: 7\neventfd-semaphore: 1\n",
         )
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn our_own_descriptors_are_listed() {
+    fn descriptors_of_this_process_are_listed() {
         let pid = std::process::id() as i32;
         let (links, infos) = (FdDirectory::open_links(pid).unwrap(), FdDirectory::open_infos(pid).unwrap());
         let first = links.numbers().unwrap()[0];

@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_watch_is_read() {
+    fn an_inotify_watch_is_parsed() {
         let text = "1f ino:9e7e sdev:800013 mask:800afce ignored_mask:0 fhandle-bytes:8 fhandle-type:1 f_handle:7e9e0000640d1b6d";
         let watch = parse_watch(text).unwrap();
         assert_eq!((watch.number, watch.inode, watch.device, watch.mask), (31, 0x9e7e, 0x80_0013, 0x800_afce));
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn locks_and_times_are_read() {
+    fn locks_and_timer_values_are_parsed() {
         let lock = parse_lock("1: POSIX  ADVISORY  READ 359 00:13:11691 100 149").unwrap();
         let expected = LockEntry { kind: LockKind::Posix, is_exclusive: false, start: 100, last: Some(149) };
         assert_eq!(lock, expected);

@@ -45,7 +45,7 @@ const OFFLOAD: &str = "offload";
 /// Threads that receive calls; each call is answered by another thread.
 const RPC_THREADS: usize = 1;
 
-/// Where the work of replicating and publishing is done.
+/// Processes that replicate and publish.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OffloadMode {
     /// In a process of its own, which has the host worker publish.
@@ -97,7 +97,7 @@ pub struct OffloadOptions {
     pub scrub_interval: Duration,
     /// Whether there is a host worker.
     pub mode: OffloadMode,
-    /// How data gets into shared trees while the host worker does not run.
+    /// Method to copy data into shared trees while the host worker does not run.
     pub copy_method: CopyMethod,
     /// The identity that other nodes authenticate; none for connections in clear.
     pub credentials: Option<Credentials>,

@@ -223,7 +223,7 @@ fn a_commit_is_on_each_replica_and_published_on_each() {
 }
 
 #[test]
-fn the_next_writer_has_everything_of_the_one_before() {
+fn the_next_writer_has_all_records_of_the_previous_one() {
     let cluster = TestCluster::start();
     cluster.create_volume(&NODES);
     let mut one = TestClient::attach(&cluster.store("n1"));
@@ -281,7 +281,7 @@ fn a_borrowed_tree_that_is_borrowed_again_is_read_to_its_end() {
 
 /// A node that was stopped may execute the call of a check after the call that ends the check.
 #[test]
-fn a_check_that_has_ended_does_not_hold_a_tree_again() {
+fn an_ended_check_does_not_hold_a_tree() {
     let cluster = TestCluster::start();
     cluster.create_volume(&NODES);
     let mut client = TestClient::attach(&cluster.store("n1"));

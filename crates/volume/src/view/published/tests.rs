@@ -140,7 +140,7 @@ fn content_of(inode: &Inode) -> String {
 }
 
 #[test]
-fn change_sets_give_the_namespace_that_the_records_gave() {
+fn change_sets_and_records_give_the_same_namespace() {
     for seed in 0..SEEDS {
         let mut writer = WritingClient::new(seed);
         let mut reader = namespace(1);
@@ -178,7 +178,7 @@ fn unlink(writer: &mut WritingClient, name: &str) {
 }
 
 #[test]
-fn the_client_that_unlinked_a_file_drops_it_and_another_one_may_still_read_it() {
+fn an_unlinked_file_is_dropped_only_by_its_unlinker() {
     let (mut writer, mut reader) = (WritingClient::new(0), namespace(1));
     let file = create_known_file(&mut writer, &mut reader, "a");
     unlink(&mut writer, "a");
@@ -201,7 +201,7 @@ fn the_client_that_unlinked_a_file_drops_it_and_another_one_may_still_read_it() 
 }
 
 #[test]
-fn an_inode_has_the_record_that_has_created_it() {
+fn an_inode_knows_the_record_that_created_it() {
     let (mut writer, mut reader) = (WritingClient::new(0), namespace(1));
     let created_by = writer.changes.end.sequence;
     let file = create_known_file(&mut writer, &mut reader, "a");
@@ -213,7 +213,7 @@ fn an_inode_has_the_record_that_has_created_it() {
 }
 
 #[test]
-fn a_namespace_that_is_read_again_keeps_what_the_kernel_knows() {
+fn a_reloaded_namespace_keeps_the_inodes_known_to_the_kernel() {
     let (mut writer, mut reader) = (WritingClient::new(0), namespace(1));
     let [kept, unlinked] = ["a", "b"].map(|name| create_known_file(&mut writer, &mut reader, name));
     let mut loaded = namespace(1);

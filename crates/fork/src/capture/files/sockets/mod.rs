@@ -1,7 +1,7 @@
 //! Sockets: their kinds, their peers, and the data in their queues.
 //!
-//! State that other holders of a socket can change (states, addresses, queues) is read of all sockets first, options
-//! afterwards. A connection with both ends in the tree is carried with its data in flight. If the peer is outside the tree,
+//! State that other holders of a socket can change (states, addresses, queues) is read first, for all sockets; options are
+//! read later. A connection with both ends in the tree is carried with its data in flight. If the peer is outside the tree,
 //! the child finds the other end closed.
 
 mod netlink;
@@ -62,12 +62,13 @@ impl SocketSpec {
     }
 }
 
-/// Why a socket cannot be carried, judged by its socket(2) arguments.
+/// Returns why a socket cannot be carried, judged by its socket(2) arguments.
 pub(super) fn spec_refusal(fd: BorrowedFd<'_>) -> io::Result<Option<String>> {
     Ok(SocketSpec::read(fd)?.refusal())
 }
 
-/// Whether a socket has the address of an interface. A loopback address exists in every network.
+/// Whether an Internet socket has the address of a network interface. Loopback addresses do not count: every network has
+/// them.
 pub(super) fn has_interface_address(fd: BorrowedFd<'_>) -> io::Result<bool> {
     if !matches!(SocketSpec::read(fd)?.family, AF_INET | AF_INET6) {
         return Ok(false);
@@ -77,7 +78,7 @@ pub(super) fn has_interface_address(fd: BorrowedFd<'_>) -> io::Result<bool> {
     Ok(address.is_some_and(|address| of_interface(address.ip())))
 }
 
-/// Whether the kernel must be asked for a socket's peer, or for its shut-down directions.
+/// Whether only sock_diag(7) shows the socket's peer or shut-down directions.
 pub(super) fn needs_diagnosis(fd: BorrowedFd<'_>) -> bool {
     let is_connected = || socket::peer_address(fd).is_ok();
     SocketSpec::read(fd).is_ok_and(|spec| match (spec.family, spec.socket_type) {
@@ -99,24 +100,24 @@ pub(super) fn is_created_by(fd: BorrowedFd<'_>, pid: i32) -> io::Result<bool> {
 pub(in super::super) struct SocketContents {
     spec: SocketSpec,
     address: Vec<u8>,
-    /// Of an Internet socket: whether it gets its port only when it connects (IP_BIND_ADDRESS_NO_PORT). It may be bound
+    /// Whether an Internet socket gets its port only in connect(2) (IP_BIND_ADDRESS_NO_PORT). It may be bound to an address
     /// without a port.
     lacks_port: bool,
     peer: Option<Vec<u8>>,
     state: u8,
     backlog: u32,
     unix: Option<UnixSocket>,
-    /// Of a Unix socket: the file that it is bound to, by its path in this mount namespace.
+    /// The file that a Unix socket is bound to, with its path in farfork's mount namespace.
     file: Option<SocketFile>,
-    /// Of a TCP socket.
+    /// Set for a TCP socket.
     tcp: Option<TcpState>,
     pub(super) receive_queue: Vec<QueuedMessage>,
     shutdown: u32,
-    /// Of a Unix socket with an unknown peer: bytes that the peer has not read.
+    /// For a Unix socket with an unknown peer: number of bytes that the peer has not read.
     unread_bytes: u32,
-    /// Of a Unix socket: whether its peer was closed before it had read everything, and no call has reported the error yet.
+    /// Whether a Unix socket must still report ECONNRESET, because its peer was closed with unread data.
     is_reset: bool,
-    /// Why it cannot be carried.
+    /// Why the socket cannot be carried.
     refusal: Option<String>,
 }
 
@@ -165,7 +166,7 @@ impl SocketContents {
         if let (Some(diagnosis), (Some(own), Some(peer))) = (diagnosis, ends) {
             let cookie = socket::read_option(fd, SOL_SOCKET, SO_COOKIE)?;
             let cookie = u64::from_ne_bytes(cookie.try_into().map_err(|_| io::ErrorKind::InvalidData)?);
-            // A kernel without CONFIG_INET_UDP_DIAG does not show it.
+            // A kernel without CONFIG_INET_UDP_DIAG does not show shut-down directions.
             let shutdown = diagnosis.udp_shutdown(own, peer, cookie).unwrap_or_default();
             self.shutdown = shutdown.unwrap_or(0).into();
         }
@@ -173,12 +174,12 @@ impl SocketContents {
     }
 }
 
-/// The sockets of a process, by inode. Others add the files and senders of messages.
+/// The sockets of a process tree, by inode. `builder` adds the senders of messages, and `inflight` their files.
 #[derive(Debug)]
 pub(super) struct SocketTable<'a>(pub(super) &'a BTreeMap<u64, SocketContents>);
 
 impl SocketTable<'_> {
-    /// A socket as the descriptor has it, without its options; or why it cannot be carried.
+    /// Builds a socket of the descriptor, without its options. The error says why the socket cannot be carried.
     pub(super) fn build_socket(&self, inode: u64, contents: &SocketContents, flags: u32) -> Result<Socket, String> {
         if let Some(reason) = &contents.refusal {
             return Err(reason.clone());
@@ -246,17 +247,17 @@ impl SocketTable<'_> {
         }
     }
 
-    /// The peer of a socket, if the two are connected to each other.
+    /// Returns the peer of a Unix socket, with its inode, if the two are connected to each other.
     fn mutual_peer(&self, inode: u64, contents: &SocketContents) -> Option<(u64, &SocketContents)> {
         let peer_of = |contents: &SocketContents| contents.unix.as_ref()?.peer.map(u64::from).filter(|peer| *peer != 0);
         let peer = peer_of(contents)?;
         let other = self.0.get(&peer)?;
-        // A socket that is connected to itself is no pair.
+        // A socket that is connected to itself has no peer.
         (peer_of(other) == Some(inode) && peer != inode).then_some((peer, other))
     }
 
-    /// A pair of connected sockets. The accepted end of a connection has the listener's name; other ends have the names that
-    /// they were bound to.
+    /// Builds one end of a pair of connected Unix sockets. The accepted end of a connection has the listener's name; other
+    /// ends have the names that they were bound to.
     fn build_paired(
         &self,
         inode: u64,
@@ -296,7 +297,7 @@ impl SocketTable<'_> {
 
     /// Whether an end can be bound to its name again although no socket listens on it. A datagram socket can. For a
     /// connection, the kernel must have chosen the name (unix(7), autobind), and no other socket may have it. Any other name
-    /// may belong to a socket that has listened.
+    /// may come from a listening socket that was closed since.
     fn can_rebind(&self, end: &SocketContents) -> bool {
         /// Address family, a zero byte, and five digits.
         const AUTOBIND_BYTES: usize = 8;
@@ -321,8 +322,8 @@ impl SocketContents {
         parse_internet_address(&self.address).is_none_or(|address| address.ip().is_unspecified())
     }
 
-    /// Its address, if it is bound: more than a family. Of an Internet socket: a port, or an address that still lacks its
-    /// port.
+    /// Returns the address of a bound socket, else an empty one. An Internet socket is bound if it has a port, or an address
+    /// that still lacks its port.
     fn bound_address(&self) -> Vec<u8> {
         const FAMILY_BYTES: usize = 2;
         let port = self.address.get(FAMILY_BYTES..FAMILY_BYTES + 2);

@@ -13,7 +13,7 @@ use super::SocketContents;
 /// NETLINK_PKTINFO, BROADCAST_ERROR, NO_ENOBUFS, LISTEN_ALL_NSID, CAP_ACK, EXT_ACK, GET_STRICT_CHK.
 const OPTIONS: [u32; 7] = [3, 4, 5, 8, 10, 11, 12];
 
-/// Whether the kernel keeps only groups for sockets of a protocol: NETLINK_ROUTE, SOCK_DIAG and KOBJECT_UEVENT.
+/// Whether multicast groups are the only kernel state of a protocol's sockets: NETLINK_ROUTE, SOCK_DIAG and KOBJECT_UEVENT.
 pub(super) fn is_supported_protocol(protocol: u32) -> bool {
     matches!(protocol, 0 | 4 | 15)
 }
@@ -23,7 +23,7 @@ pub(super) fn option_names() -> impl Iterator<Item = (u32, u32)> {
     OPTIONS.into_iter().map(|name| (SOL_NETLINK, name))
 }
 
-/// The groups that a socket has joined, as options that join them.
+/// Reads the groups that a socket has joined, as the options that join them.
 pub(super) fn read_memberships(fd: BorrowedFd<'_>) -> io::Result<Vec<SocketOption>> {
     const ADD_MEMBERSHIP: u32 = 1;
     const LIST_MEMBERSHIPS: u32 = 9;
@@ -39,7 +39,7 @@ pub(super) fn read_memberships(fd: BorrowedFd<'_>) -> io::Result<Vec<SocketOptio
 
 impl SocketContents {
     pub(super) fn read_netlink(&mut self, fd: BorrowedFd<'_>) -> io::Result<()> {
-        // Not by a peek: that would make the kernel continue a dump that it is sending.
+        // Polls instead of peeking: a peek would make the kernel continue a dump that it is sending.
         if farfork_sys::poll::wait_readable(fd, Instant::now())? {
             self.set_refusal(
                 "it has unread messages of the kernel, which only the kernel can send: not carried; let the process read \
@@ -49,19 +49,19 @@ impl SocketContents {
         }
         if self.peer.as_deref().is_some_and(|peer| parse_address(peer).is_some_and(|words| words != [0; 8])) {
             self.set_refusal(
-                "it is connected to another socket than the kernel's, which is not carried; close it first".to_owned(),
+                "it is connected to a socket other than the kernel's, which is not carried; close it first".to_owned(),
             );
         }
         Ok(())
     }
 }
 
-/// Whether a socket's address has a port, which is its number in the kernel.
+/// Whether a socket's address has a port id (`nl_pid`).
 pub(super) fn has_port(address: &[u8]) -> bool {
     parse_address(address).is_some_and(|words| words[..4] != [0; 4])
 }
 
-/// `struct sockaddr_nl`: family, two bytes of padding, port, groups.
+/// Returns port id and groups of a `struct sockaddr_nl`. They follow the family and two bytes of padding.
 fn parse_address(address: &[u8]) -> Option<[u8; 8]> {
     address.get(4..12)?.try_into().ok()
 }

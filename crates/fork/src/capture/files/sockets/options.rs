@@ -1,4 +1,5 @@
-//! Socket options that differ from those of a new socket, or would differ once the child's socket is made.
+//! Reads the socket options to record: those that differ from a new socket's, or that would differ after the child's socket
+//! is made.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -125,7 +126,8 @@ const UDP_OPTIONS: &[u32] =
 /// Buffer sizes, each with the option by which a privileged process sets it without a limit. The kernel doubles the value.
 const BUFFER_OPTIONS: [(u32, u32); 2] = [(abi::SO_SNDBUF, abi::SO_SNDBUFFORCE), (abi::SO_RCVBUF, abi::SO_RCVBUFFORCE)];
 
-/// The options of a socket, in the order in which they must be set; or why it cannot be carried.
+/// Reads the options of a socket, in the order in which they must be set. The inner error says why the socket cannot be
+/// carried.
 pub(in super::super) fn read_options(
     fd: BorrowedFd<'_>,
     defaults: &mut SocketDefaultsCache,
@@ -146,7 +148,7 @@ pub(in super::super) fn read_options(
     Ok(Ok(options))
 }
 
-/// The filter for received packets (SO_ATTACH_FILTER), if any.
+/// Reads the filter for received packets (SO_ATTACH_FILTER), if any. The error says why it cannot be carried.
 fn read_filter(fd: BorrowedFd<'_>, spec: SocketSpec) -> Result<Option<SocketOption>, String> {
     let is_tcp = spec.family != abi::AF_UNIX && spec.socket_type == abi::SOCK_STREAM;
     match socket::read_filter(fd) {
@@ -159,19 +161,20 @@ fn read_filter(fd: BorrowedFd<'_>, spec: SocketSpec) -> Result<Option<SocketOpti
     }
 }
 
-/// Options of new sockets, one for each kind that was seen. Making a socket takes as long as reading ten options.
+/// Options of a new socket, for each kind that was needed. Cached, because making a socket takes as long as reading ten
+/// options.
 #[derive(Debug, Default)]
 pub(in super::super) struct SocketDefaultsCache(Vec<(SocketSpec, SocketDefaults)>);
 
 #[derive(Debug)]
 struct SocketDefaults {
     options: Vec<SocketOption>,
-    /// Its buffer sizes, in the order of [`BUFFER_OPTIONS`].
+    /// Buffer sizes in bytes, in the order of [`BUFFER_OPTIONS`].
     sizes: [i32; 2],
 }
 
 impl SocketDefaultsCache {
-    /// The options of a new socket of this kind.
+    /// Returns the options of a new socket of this kind. Makes a socket for the first one.
     fn get(&mut self, spec: SocketSpec) -> io::Result<&SocketDefaults> {
         let at = match self.0.iter().position(|(known, _)| *known == spec) {
             Some(at) => at,
@@ -189,14 +192,14 @@ impl SocketDefaultsCache {
 }
 
 impl SocketDefaults {
-    /// Whether the option is known and has another value.
+    /// Whether a new socket has this option with another value.
     fn differs_from(&self, other: &SocketOption) -> bool {
         let same = |one: &&SocketOption| (one.level, one.name) == (other.level, other.name);
         self.options.iter().find(same).is_some_and(|one| one.value != other.value)
     }
 }
 
-/// Reads the options of a socket. Options that the kernel does not know are left out.
+/// Reads the options of a socket. Omits options that the kernel does not know.
 fn query_options(fd: BorrowedFd<'_>, spec: SocketSpec) -> impl Iterator<Item = SocketOption> {
     known_options(spec).filter_map(move |(level, name)| {
         let value = socket::read_option(fd, level, name).ok()?;
@@ -230,7 +233,8 @@ fn changed_options(
         }
     }
     for ((bytes, new_bytes), (name, forced)) in buffer_sizes(fd)?.into_iter().zip(new.sizes).zip(BUFFER_OPTIONS) {
-        // This end of a Unix socket must send all data that waits at the other end, so it needs as large a buffer.
+        // In a child, this end of a Unix socket sends all data that waits at the other end, so it needs the same buffer
+        // size.
         let is_needed = spec.family == abi::AF_UNIX && name == abi::SO_SNDBUF;
         if (is_needed || bytes != new_bytes) && has_locked_buffer(fd, spec, name) {
             options.push(SocketOption {
@@ -244,12 +248,13 @@ fn changed_options(
     Ok(options)
 }
 
-/// The buffer sizes that the program has chosen (SO_BUF_LOCK), if setting the sizes would record something else.
+/// Returns the SO_BUF_LOCK option: which buffer sizes the program has chosen. `None` if setting the recorded sizes has the
+/// same effect.
 fn buffer_lock_option(fd: BorrowedFd<'_>, set: &[SocketOption]) -> Option<SocketOption> {
     let has = |forced: u32| set.iter().any(|option| (option.level, option.name) == (abi::SOL_SOCKET, forced));
     let locked_sizes = BUFFER_OPTIONS.iter().zip([SEND_LOCKED, RECEIVE_LOCKED]).filter(|((_, forced), _)| has(*forced));
     let lock_bits: i32 = locked_sizes.map(|(_, bit)| bit).sum();
-    // Kernels before Linux 5.14 do not show it.
+    // Kernels before Linux 5.14 do not have SO_BUF_LOCK.
     let locked =
         socket::read_number_option(fd, abi::SOL_SOCKET, abi::SO_BUF_LOCK).ok().filter(|locked| *locked != lock_bits)?;
     Some(SocketOption { level: abi::SOL_SOCKET, name: abi::SO_BUF_LOCK, value: locked.to_ne_bytes().to_vec() })

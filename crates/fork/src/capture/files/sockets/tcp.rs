@@ -1,7 +1,7 @@
 //! TCP sockets: which connections have both ends in the tree, and the data in flight in them.
 //!
-//! Over the loopback, sent data is at the receiver as far as it has room, and can be peeked at. The rest is at the sender,
-//! where it cannot be read without breaking the connection. Such a connection is refused.
+//! Over the loopback, sent data is in the receiver's queue, where it can be peeked at. Data for which that queue has no room
+//! is still in the sender's queue, where it cannot be read without breaking the connection. Such a connection is refused.
 
 use std::io;
 use std::net::SocketAddr;
@@ -23,16 +23,16 @@ const CLOSE_WAIT: u8 = 8;
 const LAST_ACK: u8 = 9;
 const CLOSING: u8 = 11;
 
-/// Directions, as shutdown(2) counts them.
+/// Shut-down directions, as a mask.
 const NO_RECEIVING: u32 = 1;
 const NO_SENDING: u32 = 2;
 
 /// State that only a TCP socket has.
 #[derive(Debug)]
 pub(super) struct TcpState {
-    /// Of a listening socket: how many connections wait to be accepted.
+    /// For a listening socket: number of connections that wait to be accepted.
     accept_queue: u32,
-    /// Cookie of its network namespace.
+    /// Cookie of the socket's network namespace (SO_NETNS_COOKIE).
     netns_cookie: Vec<u8>,
     /// Bytes that were sent to the network, each counted once.
     sent_bytes: u64,
@@ -50,7 +50,7 @@ pub(super) struct TcpState {
 /// The used part of `struct tcp_info`.
 struct TcpInfo {
     state: u8,
-    /// Of a listening socket: how many connections wait, and how many may.
+    /// For a listening socket: number of connections that wait to be accepted. `backlog` is its limit.
     accept_queue: u32,
     backlog: u32,
     sent_bytes: u64,
@@ -59,7 +59,7 @@ struct TcpInfo {
 }
 
 impl TcpInfo {
-    /// Fields that a kernel before Linux 4.19 lacks count as zero.
+    /// Reads TCP_INFO. Fields that a kernel before Linux 4.19 lacks are zero.
     fn read(fd: BorrowedFd<'_>) -> io::Result<Self> {
         let info = socket::read_option(fd, IPPROTO_TCP, TCP_INFO)?;
         let word = |at: usize| info.get(at..at + 4).and_then(|bytes| Some(u32::from_ne_bytes(bytes.try_into().ok()?)));
@@ -128,7 +128,8 @@ impl SocketContents {
         Ok(events.contains(PollFlags::ERR))
     }
 
-    /// Whether both ends have shut down the connection. The kernel no longer changes it, and all received data is there.
+    /// Whether both ends have shut down the connection. Then the kernel no longer changes it, and all received data is in
+    /// its queue.
     pub(super) fn has_ended(&self) -> bool {
         self.tcp.as_ref().is_some_and(|tcp| tcp.has_ended)
     }
@@ -147,14 +148,15 @@ impl SocketContents {
         Ok(())
     }
 
-    /// Bytes that this end has sent and the other has not received. The end of the stream counts as one byte.
+    /// Number of bytes that this end has sent and the peer has not received. TCP counts the end of the stream (FIN) as one
+    /// received byte.
     fn undelivered_bytes(&self, peer: &Self) -> u64 {
         let (Some(own), Some(other)) = (&self.tcp, &peer.tcp) else { return 0 };
         let arrived = other.received_bytes - u64::from(peer.state == CLOSE_WAIT && other.received_bytes > 0);
         u64::from(own.unsent_bytes) + own.sent_bytes.abs_diff(arrived)
     }
 
-    /// Whether it is connected over loopback addresses, which every network has.
+    /// Whether the socket is connected over loopback addresses, which every network has.
     fn is_over_loopback(&self) -> bool {
         self.peer.as_ref().is_some_and(|peer| are_loopback_addresses(&self.address, peer))
     }
@@ -172,12 +174,12 @@ fn are_loopback_addresses(own: &[u8], peer: &[u8]) -> bool {
 }
 
 impl SocketTable<'_> {
-    /// The state of a connection, which depends on its peer.
+    /// Returns the state of a connection, which depends on its peer.
     pub(super) fn tcp_state(&self, inode: u64, contents: &SocketContents) -> Result<SocketState, String> {
         let Some((other, peer)) = self.tcp_peer(contents) else { return self.state_without_peer(inode, contents) };
         if !contents.is_over_loopback() {
             return Err(
-                "both ends of its IPPROTO_TCP connection are the process's own, and its addresses are not of the \
+                "both ends of its TCP connection are sockets of the process, and its addresses are not of the \
                         loopback: not carried; close it first"
                     .to_owned(),
             );
@@ -194,15 +196,15 @@ impl SocketTable<'_> {
         }
         if ![contents, peer].iter().all(|end| [CONNECTED, FIN_WAIT_1, FIN_WAIT_2, CLOSE_WAIT].contains(&end.state)) {
             return Err(
-                "its connection with another of the process is being closed from both ends; try again".to_owned()
+                "its connection to another socket of the process is being closed by both ends; try again".to_owned()
             );
         }
         let (address, peer) = (contents.address.clone(), contents.peer.clone().unwrap_or_default());
         Ok(SocketState::TcpPaired { pair: inode.min(other) as u32, end: u32::from(inode > other), address, peer })
     }
 
-    /// The state of a connection without a peer in the tree: the peer is outside, or waits to be accepted by a socket of the
-    /// process itself.
+    /// Returns the state of a connection without a peer in the tree: the peer is outside, or waits to be accepted by a
+    /// listening socket of the tree.
     fn state_without_peer(&self, inode: u64, contents: &SocketContents) -> Result<SocketState, String> {
         let waits = contents.tcp.as_ref().is_some_and(|tcp| tcp.is_peer_orphaned != Some(false));
         let wanted = contents.peer.as_deref().and_then(parse_internet_address);
@@ -225,7 +227,7 @@ impl SocketTable<'_> {
         Ok(SocketState::PendingAccept { address: contents.address.clone(), through: peer, turn: inode as u32 })
     }
 
-    /// The peer of a connection, if it is a socket of the process in the same network.
+    /// Returns the peer of a connection, with its inode, if it is a socket of the tree in the same network namespace.
     fn tcp_peer(&self, contents: &SocketContents) -> Option<(u64, &SocketContents)> {
         let (own, peer) =
             (parse_internet_address(&contents.address)?, parse_internet_address(contents.peer.as_deref()?)?);

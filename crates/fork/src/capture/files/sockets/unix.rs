@@ -31,7 +31,7 @@ pub(in super::super) struct QueuedMessage {
 
 impl SocketContents {
     pub(super) fn read_unix(&mut self, fd: BorrowedFd<'_>, inode: u64, diagnosis: Option<&SockDiag>) -> io::Result<()> {
-        // The socket is new since the survey: the capture is tried again.
+        // The socket is new since the survey. This error makes the capture retry.
         let diagnosis = diagnosis.ok_or(io::ErrorKind::NotFound)?;
         let unix_socket = diagnosis.unix_socket(inode as u32)?;
         (self.state, self.backlog, self.shutdown) =
@@ -44,7 +44,7 @@ impl SocketContents {
         } else if unix_socket.pending_clients.len() != unix_socket.queued as usize
             || unix_socket.pending_clients.contains(&0)
         {
-            // Data from a sender that has closed its end cannot be peeked at.
+            // If a client has already closed its end, its data cannot be peeked at.
             self.set_refusal(format!(
                 "it has {} pending connections, and some of their peers are closed: not carried; let the process \
                  accept them first",
@@ -96,8 +96,8 @@ impl SocketContents {
             self.set_refusal(URGENT_DATA_REASON.to_owned());
             return Ok(());
         }
-        // Reading the error would consume it. A peek after the last byte reads it; with message boundaries, the first peek
-        // does.
+        // Reading the error would consume it. On a stream, a peek after the last byte reads it; on other sockets, the first
+        // peek does.
         let mut left = if self.is_reset { rustix::io::ioctl_fionread(fd)? } else { u64::MAX };
         if self.is_reset && left > 0 && self.spec.socket_type != SOCK_STREAM {
             self.set_refusal(HIDDEN_RESET_REASON.to_owned());
@@ -140,7 +140,7 @@ impl SocketContents {
     }
 
     /// Adds a message. In a stream, one peek may return bytes with descriptors together with earlier bytes without any. A
-    /// reader may get those without the descriptors, so they are separate messages.
+    /// reader may get the earlier bytes alone, so they are a separate message.
     fn push_message(&mut self, fd: BorrowedFd<'_>, bytes: &[u8], peeked: PeekedMessage) -> io::Result<()> {
         let PeekedMessage { files, sender, .. } = peeked;
         let sender = sender.filter(|sender| sender.pid != 0);
@@ -157,14 +157,14 @@ impl SocketContents {
     }
 }
 
-/// The path of a socket's file, which is at `now` according to the kernel; `None` if it has no name any more.
+/// Returns the path of a socket's file, which the kernel reports as `now`. `None` if the file has no name left.
 fn path_of(now: &Path, found: &Metadata) -> Result<Option<String>, String> {
     let is_it = |path: &Path| {
         path.symlink_metadata().is_ok_and(|other| (other.dev(), other.ino()) == (found.dev(), found.ino()))
     };
     let path = match now.as_os_str().as_bytes().strip_suffix(DELETED_SUFFIX) {
         Some(_) if found.nlink() == 0 => return Ok(None),
-        // This name was removed, but the file has others, which the kernel does not show.
+        // The name `before` was removed, but the file has other names, which the kernel does not show.
         Some(before) if !is_it(now) => {
             let directory = Path::new(OsStr::from_bytes(before)).parent().unwrap_or(Path::new("/"));
             let others = fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path());
@@ -179,7 +179,7 @@ fn path_of(now: &Path, found: &Metadata) -> Result<Option<String>, String> {
     path.map(Some).ok_or_else(|| format!("the path of its file, {}, is not absolute or not UTF-8", now.display()))
 }
 
-/// How many of the last `bytes` before the peek offset precede those with descriptors.
+/// Of the last `bytes` before the peek offset, returns how many precede the bytes with descriptors.
 fn bytes_without_fds(fd: BorrowedFd<'_>, bytes: usize) -> io::Result<usize> {
     let end = socket::read_number_option(fd, SOL_SOCKET, SO_PEEK_OFF)?;
     let begin = end - i32::try_from(bytes).map_err(|_| io::ErrorKind::InvalidData)?;
@@ -190,7 +190,7 @@ fn bytes_without_fds(fd: BorrowedFd<'_>, bytes: usize) -> io::Result<usize> {
 }
 
 impl SocketTable<'_> {
-    /// The state of a socket that waits to be accepted by another one of the process; `None` if it does not.
+    /// Returns the state of a socket that waits to be accepted by a listening socket of the tree; `None` for other sockets.
     pub(super) fn pending_state(&self, inode: u64, contents: &SocketContents) -> Option<Result<SocketState, String>> {
         contents.unix.as_ref().filter(|unix| unix.peer == Some(0))?;
         let turn_at = |listener: &SocketContents| {
@@ -220,7 +220,7 @@ pub(super) const UNREAD_PENDING_REASON: &str = "it is a pending connection with 
 const HIDDEN_RESET_REASON: &str = "it has unread messages after an error (ECONNRESET: its peer was closed before it \
      had read everything), and peeking would consume the error: not carried; let the process read it first";
 
-/// A socket that connects again finds the listening socket by its name.
+/// A child's socket connects again by name, so the name must identify one listening socket.
 const DUPLICATE_NAME_REASON: &str = "it is a pending connection of one of several listening sockets with the \
      same name: not carried; let the process accept it first";
 
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_only_in_another_directory_is_refused() {
+    fn a_socket_linked_only_in_another_directory_is_refused() {
         let directory = tempfile::tempdir().unwrap();
         let other = tempfile::tempdir_in(&directory).unwrap();
         let path = directory.path().join("socket");
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_at_one_of_two_of_the_same_name_is_refused() {
+    fn a_connection_to_one_of_two_listeners_of_one_name_is_refused() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("socket");
         let listener = UnixListener::bind(&path).unwrap();
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn descriptors_stay_with_their_piece_of_a_stream() {
+    fn passed_descriptors_keep_their_position_in_a_stream() {
         let (mut one, other) = UnixStream::pair().unwrap();
         let sent = farfork_sys::memfd::create("on-its-way", false).unwrap();
         one.write_all(&[1; 700]).unwrap();

@@ -38,7 +38,7 @@ const SLOT_ANSWERS_OFFSET: u64 = ((CALLS_MAX + TRAILER_ENTRIES) * ENTRY_BYTES) a
 pub(in crate::capture) const ANSWER_BYTES: u64 = 192;
 const SLOT_BYTES: u64 = SLOT_ANSWERS_OFFSET + ANSWER_BYTES;
 
-/// Least space for slots: `crate::capture::state::inherited_state` needs it in the template.
+/// Least size of all slots, in bytes: `capture::state::inherited_state` needs this much in the template.
 pub(in crate::capture) const SLOTS_BYTES_MIN: u64 = 12 << 10;
 
 //  ┌──────┬──────────────────────────┬─────────┬───┬─────────┬─────────┬───
@@ -56,7 +56,7 @@ pub(in crate::capture) struct InjectionPages {
     end_signal: EndSignal,
 }
 
-/// The space that is needed, in bytes from the start.
+/// Offsets in the pages and their total size, in bytes.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::capture) struct InjectionLayout {
     /// Offset of the frames, and size of one.
@@ -136,7 +136,8 @@ impl InjectionPages {
         thread: &StoppedThread,
         thread_extended_state: &ThreadExtendedState,
     ) -> Vec<u8> {
-        // An invalid mode: sigaltstack(2) fails, which rt_sigreturn(2) ignores, and the alternate stack does not change.
+        // These flags are invalid: sigaltstack(2) fails, rt_sigreturn(2) ignores that, and the alternate stack does not
+        // change.
         let alt_stack = AltStack { base: 0, bytes: 0, flags: 0x70 };
         let registers = thread.restart_registers().to_words();
         let (xstate, signal_mask) = (thread_extended_state.xstate(), thread.signal_mask);
@@ -144,13 +145,13 @@ impl InjectionPages {
         encode_frame(&state, self.frame_address(index), self.layout.frame_bytes, thread_extended_state.xcr0())
     }
 
-    /// Thread `index` with its script of `count` calls, in its own slot.
+    /// Returns the script of thread `index`, with `count` calls, in the thread's own slot.
     pub(in crate::capture) fn script_of(&self, index: usize, tid: i32, count: usize) -> RunningScript {
         self.script_at(self.slot_address(index), index, tid, count)
     }
 
-    /// Thread `index` with a script of `count` calls in the first slot, for threads that make their calls one after the
-    /// other.
+    /// Returns a script of thread `index`, with `count` calls, in the first slot. For threads that run their scripts one
+    /// after the other.
     pub(in crate::capture) fn script_in_first_slot(&self, index: usize, tid: i32, count: usize) -> RunningScript {
         self.script_at(self.slot_address(0), index, tid, count)
     }
@@ -199,7 +200,8 @@ impl InjectionPages {
         self.end_signal
     }
 
-    /// Address of the script of thread `index`. A leader alone may use the space of all slots.
+    /// Address of the script of thread `index`. If only the leader runs a script, that script may use the space of all
+    /// slots.
     pub(in crate::capture) fn slot_address(&self, index: usize) -> u64 {
         self.base + SLOTS_OFFSET + index as u64 * SLOT_BYTES
     }

@@ -1,8 +1,8 @@
 //! Pages that a process offers for its own capture. They save the calls that map and unmap pages, two stops each.
 //!
 //! An offer is checked, not trusted: the pages must be private anonymous memory with exactly these permissions, the mark,
-//! and no other code. Otherwise pages are mapped, as for any process. They are also mapped while a thread is on the offered
-//! ones: an earlier capturer has died, and these pages restore the thread.
+//! and no other code. Otherwise pages are mapped, as for any process. Pages are also mapped while a thread executes the
+//! offered ones: an earlier tracer has died, and the offered pages restore the thread.
 
 use std::fs::File;
 use std::io;
@@ -18,7 +18,7 @@ use crate::capture::error::{CaptureError, Refusal};
 use crate::capture::injection::script::{CODE, EndSignal};
 use crate::capture::stop::stop_guard::ProcessSnapshot;
 
-/// Permissions as `/proc` shows them.
+/// Protection of a mapping, as in [`MapEntry`].
 const READ_WRITE: u8 = 3;
 const READ_EXECUTE: u8 = 5;
 
@@ -29,20 +29,20 @@ const READ_EXECUTE: u8 = 5;
 //
 // The pages stay mapped. A child must have the same contents there as its parent: `InjectionPages::final_contents` returns
 // the bytes that undo the changes of calls made in a template.
-/// The offer of a process.
+/// Pages that a process offers for injected calls.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OfferedPages {
     /// Addresses of the pages.
     pub pages: Range<u64>,
     /// The bytes at the start of the second page, which show that it may be overwritten.
     pub mark: Vec<u8>,
-    /// The thread, by its own id, that has pinned itself to one CPU for the capture and otherwise may run on all.
+    /// Inner id of the thread that has pinned itself to one CPU for the capture. At other times it may run on all CPUs.
     pub pinned_thread: Option<u32>,
 }
 
 impl OfferedPages {
-    /// Whether the pages are usable for this layout, and no thread is on them. `maps` is the map of the stopped process, from
-    /// shortly before.
+    /// Whether the pages are usable for this layout, and no thread executes them. `maps` is the process's memory map at the
+    /// survey.
     pub(in crate::capture) fn is_usable(
         &self,
         layout: InjectionLayout,
@@ -87,13 +87,13 @@ impl InjectionPages {
         Self { code, base: code + PAGE_SIZE, layout, mapped_range: 0..0, end_signal: end }
     }
 
-    /// Whether the code is there already, from an earlier capture with the same pages.
+    /// Whether the pages already contain the code, from an earlier capture with the same pages.
     pub(super) fn has_code(&self, mem: &File) -> bool {
         !self.is_mapped() && read_code(self.code, mem) == Some(CODE)
     }
 
-    /// The contents that a template's slots must have in the end if its pages stay: those of the process. `thread_slots` are
-    /// the slots of the process's threads; the rest is as the template inherited it.
+    /// Returns the bytes to write back to a template's slots at the end, if its pages stay: the parent's contents.
+    /// `thread_slots` are the slots of the parent's threads; the other bytes are read from the template.
     pub(in crate::capture) fn final_contents(
         &self,
         thread_slots: &[(Vec<u8>, Vec<u8>)],
@@ -127,12 +127,12 @@ impl InjectionPages {
     }
 }
 
-/// Whether a page holds this code, or no code yet.
+/// Whether a page starts with `CODE`, or with zeroes.
 fn is_code_page_usable(page: u64, mem: &File) -> bool {
     read_code(page, mem).is_some_and(|code| code == CODE || code == [0; CODE.len()])
 }
 
-/// Reads the bytes where the code should be.
+/// Reads the bytes at the place of the code.
 fn read_code(page: u64, mem: &File) -> Option<[u8; CODE.len()]> {
     let mut code = [0; CODE.len()];
     mem.read_exact_at(&mut code, page).ok().map(|()| code)

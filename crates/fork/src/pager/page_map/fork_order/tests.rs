@@ -298,7 +298,7 @@ impl ForkScenario {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 4000, ..ProptestConfig::default() })]
     #[test]
-    fn a_forked_process_has_what_its_parent_had_at_the_fork(steps in prop::collection::vec(any_step(), 0..40)) {
+    fn a_forked_process_has_the_map_of_its_parent_at_the_fork(steps in prop::collection::vec(any_step(), 0..40)) {
         let mut fork_scenario = ForkScenario::new();
         steps.iter().for_each(|step| fork_scenario.apply_step(step));
         fork_scenario.finish();
@@ -346,7 +346,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
     /// The process is never quiet, so all its changes are in question.
     #[test]
-    fn a_single_thread_forks_what_it_has(
+    fn a_single_threaded_process_forks_its_current_map(
         events in prop::collection::vec(event(), 0..8),
         later in prop::collection::vec(event(), 0..4),
         have_come in any::<bool>(),
@@ -393,7 +393,7 @@ fn map() -> PageMap {
 }
 
 #[test]
-fn a_fork_that_overtakes_a_move_has_it_and_one_that_is_overtaken_has_it_not() {
+fn a_fork_is_ordered_with_a_concurrent_move() {
     let mut late = UnresolvedFork::new(0, Vec::new());
     late.add_event(move_message(1, 2));
     assert_eq!(resolved_blocks(&map(), &late, &[2]), Some(vec![2]));
@@ -405,7 +405,7 @@ fn a_fork_that_overtakes_a_move_has_it_and_one_that_is_overtaken_has_it_not() {
 }
 
 #[test]
-fn where_nothing_is_unmapped_both_places_are_registered() {
+fn a_move_without_unmap_registers_both_mappings() {
     // MREMAP_DONTUNMAP leaves the source mapped, but empty.
     let mut late = UnresolvedFork::new(0, Vec::new());
     late.add_event(move_message(1, 2));
@@ -418,7 +418,7 @@ fn where_nothing_is_unmapped_both_places_are_registered() {
 }
 
 #[test]
-fn a_move_behind_the_fork_to_where_the_forked_process_grows_is_none_of_its() {
+fn a_move_after_the_fork_is_not_part_of_the_forked_process() {
     let mut late = UnresolvedFork::new(0, Vec::new());
     [move_message(1, 2), unmap_message(1)].into_iter().for_each(|message| late.add_event(message));
     let memory = |grown: &[u64]| ModelMemory {
@@ -432,7 +432,7 @@ fn a_move_behind_the_fork_to_where_the_forked_process_grows_is_none_of_its() {
 }
 
 #[test]
-fn an_unmapping_that_came_behind_the_fork_is_none_of_its() {
+fn an_unmap_after_the_fork_is_not_part_of_the_forked_process() {
     let mut unmapped = PageMap::from_segments([MapSegment {
         start: block_address(1),
         end: block_address(2),
@@ -453,7 +453,7 @@ fn an_unmapping_that_came_behind_the_fork_is_none_of_its() {
 }
 
 #[test]
-fn what_the_forked_process_moved_itself_is_asked_for_where_it_is() {
+fn moves_of_the_forked_process_are_followed() {
     let mut map = map();
     let changes = [move_message(1, 2), unmap_message(3)].map(|message| MapChange::apply(message, &mut map));
     assert_eq!(current_address(block_address(1), &changes), Some(block_address(2)));

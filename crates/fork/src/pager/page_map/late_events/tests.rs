@@ -207,7 +207,7 @@ impl ReorderScenario {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
     #[test]
-    fn each_place_shows_what_was_moved_there_last(steps in prop::collection::vec(any_step(), 0..60)) {
+    fn each_address_shows_the_memory_that_was_moved_there_last(steps in prop::collection::vec(any_step(), 0..60)) {
         let mut reorder_scenario = ReorderScenario::new();
         steps.iter().for_each(|step| reorder_scenario.apply_step(step));
         reorder_scenario.finish();
@@ -229,7 +229,7 @@ fn shown_blocks(messages: &[UffdEvent]) -> Vec<(u64, u64)> {
 }
 
 #[test]
-fn who_moves_in_is_not_taken_for_who_left() {
+fn a_late_unmap_does_not_remove_memory_that_moved_there() {
     let (leaves, moves_in, late_unmap) = (move_message(0, 2), move_message(1, 0), unmap_message(0));
     for messages in [[leaves, moves_in, late_unmap, unmap_message(1)], [moves_in, leaves, late_unmap, unmap_message(1)]]
     {
@@ -239,7 +239,7 @@ fn who_moves_in_is_not_taken_for_who_left() {
 }
 
 #[test]
-fn a_part_that_is_unmapped_late_leaves_the_rest_where_it_is() {
+fn a_late_unmap_of_a_part_keeps_the_rest() {
     let page = |block: u64, page: u64| block_address(block) + page * PAGE_SIZE;
     let moves_in = UffdEvent::Remap { from: page(1, 0), to: page(0, 1), bytes: 2 * PAGE_SIZE };
     let unmaps = UffdEvent::Unmap { start: page(0, 0), end: page(0, 4) };

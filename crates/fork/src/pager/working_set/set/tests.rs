@@ -67,7 +67,7 @@ fn pages_keep_the_order_of_their_touches() {
 }
 
 #[test]
-fn what_was_touched_comes_before_what_only_came_along() {
+fn touched_pages_precede_prefetched_ones() {
     let mut set = WorkingSet::default();
     let both = |seen: &[(u64, bool)]| {
         let mut pages = Vec::new();
@@ -88,7 +88,7 @@ fn what_was_touched_comes_before_what_only_came_along() {
 }
 
 #[test]
-fn a_small_part_is_on_trial_what_is_least_known_first() {
+fn a_small_part_of_the_set_is_withheld_on_trial() {
     let mut set = WorkingSet::default();
     let sure: Vec<u64> = (0..64).map(|page| 2 * page).collect();
     set.apply_report(&report(&sure, &[]), has_page);
@@ -102,7 +102,7 @@ fn a_small_part_is_on_trial_what_is_least_known_first() {
 }
 
 #[test]
-fn a_set_follows_its_children() {
+fn a_set_adapts_to_changed_children() {
     let mut set = WorkingSet::default();
     let before: Vec<u64> = (0..320).collect();
     let after: Vec<u64> = (160..480).collect();
@@ -121,7 +121,7 @@ fn a_set_follows_its_children() {
 }
 
 #[test]
-fn one_child_that_ends_early_takes_nothing_away() {
+fn one_child_that_ends_early_removes_no_page() {
     let mut set = WorkingSet::default();
     let wants: Vec<u64> = (0..320).collect();
     set.apply_report(&report(&wants, &[]), has_page);
@@ -135,7 +135,7 @@ fn one_child_that_ends_early_takes_nothing_away() {
 }
 
 #[test]
-fn a_set_is_bounded_and_the_surest_stay() {
+fn a_set_is_bounded_and_keeps_touched_pages() {
     let mut set = WorkingSet::default();
     let first: Vec<u64> = (0..SET_PAGES_MAX).collect();
     set.apply_report(&as_fetched(report(&first, &[])), has_page);
@@ -151,7 +151,7 @@ fn a_set_is_bounded_and_the_surest_stay() {
 }
 
 #[test]
-fn what_was_kept_is_recalled_and_goes_on_learning() {
+fn a_restored_set_continues_to_learn() {
     let mut set = WorkingSet::default();
     let touched: Vec<u64> = (0..64).map(|page| 100 - page).collect();
     set.apply_report(&report(&touched, &[]), has_page);

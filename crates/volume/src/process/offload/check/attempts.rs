@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_names_the_nodes() {
+    fn a_chain_change_names_the_nodes() {
         let before = nodes(&["n1", "n2", "n3"]);
         assert_eq!(describe_chain_change(&before, &nodes(&["n1", "n3"])), "node n2 has left");
         assert_eq!(describe_chain_change(&before, &nodes(&["n1", "n2", "n3", "n4"])), "node n4 has joined");

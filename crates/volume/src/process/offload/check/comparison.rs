@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn every_byte_is_in_one_part() {
+    fn every_byte_of_a_file_is_in_one_part() {
         let inodes = [inode(1, 0, 0), inode(2, 2 * DATA_PART_BYTES + 1, 0), inode(3, 5, 0)];
         let parts: Vec<_> = data_parts(&inodes).map(|(part, bytes)| (part.inode.0, part.index, bytes)).collect();
         assert_eq!(parts, [(2, 0, DATA_PART_BYTES), (2, 1, DATA_PART_BYTES), (2, 2, 1), (3, 0, 5)]);

@@ -23,7 +23,7 @@ fn a_parent_in_vfork_is_refused() {
 
 /// A parent in vfork(2) whose child makes progress is not refused, however long that takes on a busy machine.
 #[test]
-fn a_parent_whose_child_in_vfork_goes_on_is_waited_for() {
+fn a_parent_in_vfork_is_captured_when_its_child_continues() {
     let parent = Parent::start("stubborn", &["vfork_busily"]);
     for _ in 0..3 {
         parent.wait_state('D');
@@ -39,7 +39,7 @@ fn a_parent_without_its_main_thread_is_refused() {
 }
 
 #[test]
-fn a_zombie_and_a_ghost_are_refused() {
+fn zombies_and_ended_processes_are_refused() {
     let mut parent = Parent::start("stubborn", &["forever"]);
     let pid = parent.pid();
     Command::new("kill").arg("-9").arg(pid.to_string()).status().unwrap();
@@ -61,7 +61,7 @@ fn a_stopped_parent_is_captured_and_stays_stopped() {
 }
 
 #[test]
-fn a_parent_that_ignores_traps_still_does_afterwards() {
+fn a_parent_that_ignores_traps_continues_to_ignore_them() {
     let parent = Parent::start("stubborn", &["ignores_trap"]);
     for _ in 0..20 {
         drop(parent.capture().unwrap());
@@ -123,7 +123,7 @@ fn a_frozen_parent_is_refused_and_thaws_unharmed() {
 }
 
 #[test]
-fn a_parent_frozen_while_its_template_lives_lets_it_end() {
+fn a_template_ends_while_its_parent_is_frozen() {
     let parent = Parent::start("threads", &[]);
     let captured = parent.capture().unwrap();
     let group = FreezerGroup::with(parent.pid()).expect("this machine has a v1 freezer");
@@ -135,7 +135,7 @@ fn a_parent_frozen_while_its_template_lives_lets_it_end() {
 }
 
 #[test]
-fn a_parent_killed_at_any_moment_gives_an_error_or_a_seed() {
+fn a_parent_killed_at_any_time_gives_an_error_or_a_seed() {
     const KILLS: u64 = 40;
     for kill in 0..KILLS {
         let mut parent = Parent::start("memory", &["4", "3"]);

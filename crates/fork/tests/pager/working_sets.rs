@@ -19,29 +19,31 @@ const SET_INTERVAL: Duration = Duration::from_millis(300);
 
 /// All scenarios, by name.
 pub(crate) const ALL: &[(&str, fn())] = &[
-    ("a_recorded_set_spares_nine_faults_in_ten", || spares_nine_in_ten(one_by_one())),
-    ("a_set_of_windows_spares_nine_faults_in_ten", || spares_nine_in_ten(PagingStrategy::default())),
-    ("the_first_pages_of_a_set_come_before_their_child", first_pages_come_before_their_child),
-    ("pages_that_come_before_a_child_that_never_comes", pages_come_and_their_child_does_not),
-    ("who_asks_for_single_pages_gets_no_set", who_asks_for_single_pages_gets_none),
-    ("who_is_to_be_like_the_first_gets_no_set_and_makes_none", who_is_like_the_first_gets_none),
-    ("a_set_is_found_on_the_owners_host", a_set_is_found_on_the_owners_host),
-    ("a_set_comes_from_the_cache", a_set_comes_from_the_cache),
-    ("a_node_is_warmed_up_before_its_first_child", a_node_is_warmed_up),
-    ("a_dropped_seed_warms_up_nothing", a_dropped_seed_warms_up_nothing),
-    ("a_set_under_discards", || go_on_with_a_set("discard")),
-    ("a_set_under_unmaps", || go_on_with_a_set("unmap")),
-    ("a_set_under_moves", || go_on_with_a_set("remap")),
-    ("a_set_under_forks", || go_on_with_a_set("fork")),
-    ("a_set_under_chaos", || go_on_with_a_set("chaos")),
+    ("a_recorded_set_saves_nine_faults_in_ten", || spares_nine_in_ten(one_by_one())),
+    ("a_set_recorded_with_readahead_saves_nine_faults_in_ten", || spares_nine_in_ten(PagingStrategy::default())),
+    ("the_first_pages_of_a_set_arrive_before_the_child_starts", first_pages_arrive_before_the_child),
+    ("a_child_that_never_starts_is_removed_with_its_early_pages", child_with_early_pages_never_starts),
+    ("a_cow_child_gets_no_set", cow_child_gets_no_set),
+    ("a_child_that_ignores_the_set_gets_none_and_reports_none", child_that_ignores_the_set_gets_none),
+    ("a_set_is_used_on_the_host_of_the_owner", a_set_is_used_on_the_host_of_the_owner),
+    ("the_pages_of_a_set_are_read_from_the_cache", the_pages_of_a_set_are_read_from_the_cache),
+    ("a_node_is_prewarmed_before_its_first_child", a_node_is_warmed_up),
+    ("a_dropped_seed_prewarms_nothing", a_dropped_seed_prewarms_nothing),
+    ("a_set_is_fetched_while_memory_is_discarded", || go_on_with_a_set("discard")),
+    ("a_set_is_fetched_while_memory_is_unmapped", || go_on_with_a_set("unmap")),
+    ("a_set_is_fetched_while_memory_is_moved", || go_on_with_a_set("remap")),
+    ("a_set_is_fetched_while_the_child_forks", || go_on_with_a_set("fork")),
+    ("a_set_is_fetched_under_all_operations_at_once", || go_on_with_a_set("chaos")),
 ];
 
 /// Scenarios of `make test-long`: their children race against the arrival of sets, so the result depends on the load of
 /// the machine.
 pub(crate) const LONG: &[(&str, fn())] = &[
-    ("a_recorded_set_spares_nine_in_ten_of_who_does_not_wait_for_it", || spares_who_does_not_wait(one_by_one(), 10)),
-    ("a_set_of_windows_spares_half_of_who_does_not_wait_for_it", || {
-        spares_who_does_not_wait(PagingStrategy::default(), 2)
+    ("a_recorded_set_saves_nine_faults_in_ten_of_an_immediate_child", || {
+        saves_faults_of_an_immediate_child(one_by_one(), 10)
+    }),
+    ("a_set_recorded_with_readahead_saves_half_of_an_immediate_child", || {
+        saves_faults_of_an_immediate_child(PagingStrategy::default(), 2)
     }),
 ];
 
@@ -86,7 +88,7 @@ fn spares_nine_in_ten(first: PagingStrategy) {
 /// Checks that with a set at most one fault in `part` remains, for a child that does not wait for its set. A page of
 /// the set that is touched before it has arrived is fetched along with the pages that were touched after it. The set
 /// has no order for pages that were only fetched.
-fn spares_who_does_not_wait(first: PagingStrategy, part: u64) {
+fn saves_faults_of_an_immediate_child(first: PagingStrategy, part: u64) {
     let series = Series::new(PAGES);
     let first = series.run_for_whole_set(first);
     let next = series.run_at_once(series.adopt_early());
@@ -126,7 +128,7 @@ impl Series {
     }
 }
 
-fn first_pages_come_before_their_child() {
+fn first_pages_arrive_before_the_child() {
     let series = Series::new(PAGES);
     series.run_for_whole_set(one_by_one());
     let child = series.adopt_early();
@@ -136,7 +138,7 @@ fn first_pages_come_before_their_child() {
     series.bed.end();
 }
 
-fn pages_come_and_their_child_does_not() {
+fn child_with_early_pages_never_starts() {
     let series = Series::new(PAGES);
     series.run_for_whole_set(one_by_one());
     // End the adoption: close the child's socket.
@@ -147,7 +149,7 @@ fn pages_come_and_their_child_does_not() {
     series.bed.end();
 }
 
-fn who_asks_for_single_pages_gets_none() {
+fn cow_child_gets_no_set() {
     let series = Series::new(PAGES);
     let first = series.run("touch_sparsely", one_by_one());
     let next = series.run("touch_sparsely", one_by_one());
@@ -155,7 +157,7 @@ fn who_asks_for_single_pages_gets_none() {
     series.bed.end();
 }
 
-fn who_is_like_the_first_gets_none() {
+fn child_that_ignores_the_set_gets_none() {
     let series = Series::new(PAGES);
     let like_the_first = |scenario, strategy: PagingStrategy| {
         series.run_to_end(scenario, PagingStrategy { ignores_working_set: true, ..strategy })
@@ -174,7 +176,7 @@ fn who_is_like_the_first_gets_none() {
     series.bed.end();
 }
 
-fn a_set_is_found_on_the_owners_host() {
+fn a_set_is_used_on_the_host_of_the_owner() {
     let series = Series::new(PAGES);
     let first = series.run("touch_sparsely", one_by_one());
     soon("a set", || (series.seed.set_pages() >= first.faults_missing).then_some(()));
@@ -185,7 +187,7 @@ fn a_set_is_found_on_the_owners_host() {
     series.bed.end();
 }
 
-fn a_set_comes_from_the_cache() {
+fn the_pages_of_a_set_are_read_from_the_cache() {
     let series = Series::new(PAGES);
     series.run("touch_sparsely", PagingStrategy { uses_cache: true, ..one_by_one() });
     soon("a set", || (series.seed.set_pages() > 0).then_some(()));
@@ -228,7 +230,7 @@ fn a_node_is_warmed_up() {
     series.bed.end();
 }
 
-fn a_dropped_seed_warms_up_nothing() {
+fn a_dropped_seed_prewarms_nothing() {
     let series = Series::new(PAGES);
     series.run("touch_sparsely", one_by_one());
     series.owner.drop_seed();

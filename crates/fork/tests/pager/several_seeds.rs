@@ -15,11 +15,11 @@ use crate::seed::{Owner, TestSeed};
 pub(crate) const ALL: &[(&str, fn())] = &[
     ("pages_of_several_seeds_come_from_their_owners", from_owners),
     ("pages_of_several_seeds_are_fetched_one_by_one", one_by_one),
-    ("pages_of_several_seeds_come_under_chaos", under_chaos),
-    ("pages_of_several_seeds_come_while_pagers_die", while_pagers_die),
+    ("pages_of_several_seeds_arrive_under_all_operations_at_once", under_chaos),
+    ("pages_of_several_seeds_arrive_while_pagers_are_killed", while_pagers_die),
     ("a_child_of_several_seeds_settles", settles),
-    ("of_several_seeds_one_is_lost_and_no_other", one_is_lost),
-    ("of_eight_streams_none_starves", none_starves),
+    ("the_loss_of_one_seed_affects_no_other", one_is_lost),
+    ("eight_streams_share_the_bandwidth", eight_streams_are_fair),
 ];
 
 const PAGES: u64 = 4096;
@@ -182,7 +182,7 @@ fn one_is_lost() {
 
 /// Children of different seeds fetch all of their memory at the same time. When the first has all of its memory, each
 /// other child has a fair part.
-fn none_starves() {
+fn eight_streams_are_fair() {
     /// Rounds before the test fails: on a busy machine, the threads of the owners get unequal time in a round.
     const ROUNDS: u32 = 3;
     let rounds: Vec<_> =

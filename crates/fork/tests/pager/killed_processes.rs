@@ -13,14 +13,14 @@ use crate::scenarios::{PAGES, Stage, with_program};
 use crate::seed::{Owner, TestSeed};
 
 pub(crate) const ALL: &[(&str, fn())] = &[
-    ("descendants_survive_keeper_and_pager", descendants_survive_keeper_and_pager),
-    ("descendants_survive_any_two", descendants_survive_any_two),
-    ("a_holder_is_replaced", a_holder_is_replaced),
+    ("descendants_survive_a_killed_keeper_and_pager", descendants_survive_a_killed_keeper_and_pager),
+    ("descendants_survive_any_two_killed_processes", descendants_survive_any_two_killed_processes),
+    ("a_killed_descriptor_holder_is_replaced", a_killed_descriptor_holder_is_replaced),
     (
-        "all_three_are_killed_and_what_a_stub_holds_is_taken_back",
-        all_three_are_killed_and_what_a_stub_holds_is_taken_back,
+        "descriptors_are_recovered_from_a_stub_after_all_three_are_killed",
+        descriptors_are_recovered_from_a_stub_after_all_three_are_killed,
     ),
-    ("the_window_of_all_three_is_measured", window_of_all_three),
+    ("the_time_without_descriptor_holders_is_measured", window_of_all_three),
 ];
 
 /// Scenarios of `make test-long`.
@@ -76,7 +76,7 @@ fn campaign(kills: u64, limit: Duration, mut kill: impl FnMut(u64, &mut Stage)) 
     });
 }
 
-fn descendants_survive_keeper_and_pager() {
+fn descendants_survive_a_killed_keeper_and_pager() {
     campaign(kills(), HANG_GUARD, |_, stage| {
         stage.bed.holder();
         stage.bed.kill_both();
@@ -91,7 +91,7 @@ fn ten_thousand_kills() {
 }
 
 /// After any two were killed, the remaining process starts the others again.
-fn descendants_survive_any_two() {
+fn descendants_survive_any_two_killed_processes() {
     campaign(KILLS / 2, HANG_GUARD, |number, stage| {
         let ((keeper, pager), holder) = (stage.bed.processes(), stage.bed.holder());
         let pair = [[keeper, pager], [keeper, holder], [pager, holder]][number as usize % 3];
@@ -99,7 +99,7 @@ fn descendants_survive_any_two() {
     });
 }
 
-fn a_holder_is_replaced() {
+fn a_killed_descriptor_holder_is_replaced() {
     with_program("pause_between", PagingStrategy::default(), |stage| {
         stage.program.meet();
         let (processes, holder) = (stage.bed.processes(), stage.bed.holder());
@@ -131,7 +131,7 @@ fn start_with_stub(bed: &Bed, owner: &Owner, seed: &TestSeed, scenario: &str) ->
     (program, queue)
 }
 
-fn all_three_are_killed_and_what_a_stub_holds_is_taken_back() {
+fn descriptors_are_recovered_from_a_stub_after_all_three_are_killed() {
     let seed = TestSeed::new(PAGES, false);
     let (owner, mut bed) = (Owner::start(&seed), Bed::new());
     let (mut program, queue) = start_with_stub(&bed, &owner, &seed, "descend_then_touch");

@@ -1,4 +1,5 @@
-//! Thousands of connections that send nothing. They cost bounded memory, time out, and do not keep other peers out.
+//! Tests thousands of connections that send nothing: they cost bounded memory, time out, and do not keep other peers
+//! out.
 
 use std::net::TcpStream;
 use std::time::SystemTime;
@@ -11,11 +12,11 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::harness::{TestDaemon, block_on, name, run_dirs, trust_dir};
 
-pub(crate) const TESTS: &[(&str, fn())] = &[("thousands_of_silent_connections_disturb_nobody", silent)];
+pub(crate) const TESTS: &[(&str, fn())] = &[("thousands_of_silent_connections_disturb_no_peer", silent)];
 
 const SILENT: usize = 10_000;
 
-/// Maximum growth of the daemon, in bytes: its handshake limits times the memory of one, with a margin.
+/// Maximum growth of the daemon's memory, in bytes: its limit of handshakes times the memory of one, with a margin.
 const GROWTH_BYTES_MAX: u64 = 64 << 20;
 
 /// Raises the limit of open files to the hard limit, for this process and its daemons.

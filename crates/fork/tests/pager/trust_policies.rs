@@ -10,10 +10,12 @@ use farfork_wire::NodeName;
 use crate::scenarios::with_program;
 
 /// All scenarios, by name.
-pub(crate) const ALL: &[(&str, fn())] =
-    &[("a_pager_trusts_whom_the_daemon_of_now_says", a_pager_trusts_whom_the_daemon_of_now_says)];
+pub(crate) const ALL: &[(&str, fn())] = &[(
+    "a_pager_follows_the_trust_policy_of_the_current_daemon",
+    a_pager_follows_the_trust_policy_of_the_current_daemon,
+)];
 
-fn a_pager_trusts_whom_the_daemon_of_now_says() {
+fn a_pager_follows_the_trust_policy_of_the_current_daemon() {
     let scratch = tempfile::tempdir().unwrap();
     let directory = scratch.path().join("trust");
     let name = |text: &str| NodeName::new(text).unwrap();

@@ -1,5 +1,5 @@
-//! Kills the capturing process before each of its calls that changes the parent, one after the other: with its tracer,
-//! and without. At each moment of the pause the parent must be able to resume unchanged.
+//! Kills the capturing process before a call that changes the parent, for each such call of a capture: with its tracer, and
+//! without. At each moment of the pause, the parent must be able to resume unchanged.
 
 use std::env;
 use std::io::{Read, Write};
@@ -18,7 +18,7 @@ use crate::harness::{Parent, WAIT_LIMIT, offer, options};
 const PARENT: &str = "FARFORK_TEST_PARENT";
 const PAGES: &str = "FARFORK_TEST_PAGES";
 
-/// Ranges that the parent excludes from fork(2), so that scripts of the second clone are longer than those of the first.
+/// Number of ranges that the parent excludes from fork(2), so that the script of the second clone is long.
 const PLACES: usize = 60;
 
 /// PTRACE_O_TRACECLONE and PTRACE_O_TRACEVFORK: new threads and companions of a tracee are traced too.
@@ -46,17 +46,17 @@ enum Killed {
 }
 
 #[test]
-fn a_parent_is_whole_wherever_its_capture_ends() {
+fn a_parent_is_unharmed_wherever_its_capture_ends() {
     end_within_each_call(Killed::All, false);
 }
 
 #[test]
-fn so_it_is_where_it_offers_pages() {
+fn a_parent_that_offers_pages_is_unharmed_wherever_its_capture_ends() {
     end_within_each_call(Killed::All, true);
 }
 
 #[test]
-fn a_tracer_lets_go_of_a_parent_whenever_its_owner_is_killed() {
+fn a_tracer_detaches_whenever_its_owner_is_killed() {
     end_within_each_call(Killed::Owner, false);
 }
 
@@ -67,7 +67,7 @@ fn end_within_each_call(killed: Killed, offers: bool) {
     assert_eq!(whole.kept_from_fork, PLACES);
     let count = end_before(usize::MAX, killed, &mut parent, &pages);
     assert!(count > 50, "a capture changes more than {count} things");
-    // In descending order: changes that an early end leaves on the offered pages must not help a later one.
+    // In descending order: changes that an early end leaves on the offered pages must not help a later capture.
     for calls in (0..count).rev() {
         end_before(calls, killed, &mut parent, &pages);
         whole.require(parent.pid(), calls);
@@ -82,10 +82,11 @@ fn end_within_each_call(killed: Killed, offers: bool) {
 
 //  this test ── traces ──▶ the victim ──▶ its tracer ── captures ──▶ the parent
 //              counts the tracer's calls of ptrace(2) and its writes to memory; SIGKILL before the one it is at
-/// Has a victim capture the parent, and kills it before the call after `calls` others. Returns how many calls it made.
+/// Starts a victim that captures the parent, and kills it after `calls` calls, before the next one. Returns how many calls
+/// it made.
 fn end_before(calls: usize, killed: Killed, parent: &mut Parent, pages: &str) -> usize {
     let mut victim = Command::new(env::current_exe().unwrap())
-        .args(["--ignored", "--exact", "ended_within::captures_once"])
+        .args(["--ignored", "--exact", "killed_within_calls::captures_once"])
         .env(PARENT, parent.pid().to_string())
         .env(PAGES, pages)
         .stdin(Stdio::piped())
@@ -195,7 +196,7 @@ impl Wholeness {
         Self { masks, kept_from_fork: areas.iter().filter(|area| area.has_flag("dc")).count() }
     }
 
-    /// Waits for the original state, because a script that had begun ends by itself.
+    /// Waits until the parent has its original state again. A script that has started ends by itself.
     fn require(&self, pid: i32, calls: usize) {
         let started_at = Instant::now();
         loop {
