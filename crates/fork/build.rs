@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// For freestanding code that needs no relocation, no table of addresses and no vector register.
+/// Compiler flags for freestanding code without relocations, address tables (GOT) and vector registers.
 const FLAGS: &[&str] = &[
     "-std=gnu11",
     "-O2",

@@ -1,5 +1,6 @@
-/* Builds the child's address space in the restorer: unmaps the stub's, maps the child's, and gives the pager the
- * userfaultfd. restore.c calls these functions in order. The pager fetches the pages that are not copied here, on faults. */
+/* Builds the child's address space in the restorer: unmaps the stub's memory, maps the child's, and sends the
+ * userfaultfd to the pager. restore.c calls these functions in order. The pager fetches the pages that are not copied
+ * here, on faults. */
 #include "restorer.h"
 
 /* Moves the kernel's mappings (vdso, vvar) to the staging area, because their old and new addresses may overlap other
@@ -53,7 +54,7 @@ static void advise_mapping(const struct plan *plan, const struct plan_mapping *m
 	for (u32 i = 0; i < sizeof advice_of / sizeof advice_of[0]; i++)
 		if (mapping->flags & advice_of[i][0]) {
 			long error = CALL3(madvise, mapping->start, mapping->bytes, advice_of[i][1]);
-			/* A kernel without huge pages refuses both; its pages are small anyway. */
+			/* A kernel without huge pages refuses both kinds of advice, which do not matter for it. */
 			if (error != -K_EINVAL || !(advice_of[i][0] & (MAPPING_HUGE_PAGE | MAPPING_NO_HUGE_PAGE)))
 				check(plan, STEP_ADVISE, error, index);
 		}
@@ -78,7 +79,7 @@ static void map_mapping(const struct plan *plan, const struct plan_mapping *mapp
 		advise_mapping(plan, mapping, index);
 }
 
-/* Counts the mappings, from this one on, that are adjacent and differ in read and write protection only. */
+/* Counts the mappings, from this one on, that are adjacent and differ only in read and write protection. */
 static u32 count_mergeable(const struct plan_mapping *mapping, u32 left)
 {
 	u32 count = 1;
@@ -91,9 +92,9 @@ static u32 count_mergeable(const struct plan_mapping *mapping, u32 left)
 	return count;
 }
 
-/* Maps adjacent mappings by one mmap, then sets differing protections by mprotect: that costs two thirds of mapping each
- * of them. Writable memory counts against the commit limit. So the mmap is not writable, and mprotect charges only the
- * writable parts. Returns how many were mapped; 0 if all are writable. */
+/* Maps adjacent mappings by one mmap, then sets differing protections by mprotect: two thirds of the cost of one mmap
+ * for each. Writable memory counts against the commit limit. So the mmap is not writable, and mprotect charges only the
+ * writable parts. Returns the number of mappings; 0 if all are writable, and none was mapped. */
 static u32 map_merged(const struct plan *plan, const struct plan_mapping *first, u32 index, u32 count)
 {
 	u32 common = 0;
@@ -112,7 +113,8 @@ static u32 map_merged(const struct plan *plan, const struct plan_mapping *first,
 	return count;
 }
 
-/* File mappings are sorted by file, so that each file is opened once and one descriptor suffices. */
+/* Makes all mappings of the plan. File mappings are sorted by file, so that each file is opened once, and only one file
+ * is open at a time. */
 void map_all_mappings(const struct plan *plan)
 {
 	const struct plan_mapping *mapping = plan_pointer(plan, plan->mappings.offset);
@@ -141,7 +143,7 @@ void map_all_mappings(const struct plan *plan)
 		CALL1(close, file);
 }
 
-/* Guard pages raise SIGSEGV inside an accessible mapping. The pager gets no faults for them. */
+/* Installs guard pages, which raise SIGSEGV inside an accessible mapping. The pager gets no faults for them. */
 void install_guards(const struct plan *plan)
 {
 	const struct plan_range *guard = plan_pointer(plan, plan->guards.offset);
@@ -149,8 +151,8 @@ void install_guards(const struct plan *plan)
 		check(plan, STEP_GUARD, CALL3(madvise, guard[i].start, guard[i].bytes, K_MADV_GUARD_INSTALL), i);
 }
 
-/* Runs after the guards, because locked memory accepts none. MLOCK_ONFAULT: the pager supplies pages one by one, as
- * elsewhere. */
+/* Locks memory. Runs after the guards, because guards cannot be installed in locked memory. MLOCK_ONFAULT: pages are
+ * still fetched by the pager on faults. */
 void lock_ranges(const struct plan *plan)
 {
 	const struct plan_range *locked = plan_pointer(plan, plan->locked_ranges.offset);
@@ -158,7 +160,8 @@ void lock_ranges(const struct plan *plan)
 		check(plan, STEP_ADVISE, CALL3(mlock2, locked[i].start, locked[i].bytes, K_MLOCK_ONFAULT), i);
 }
 
-/* Runs before the ranges are registered, so that a page costs neither a system call nor a userfaultfd message. */
+/* Copies bytes from the plan into the memory. Runs before the ranges are registered, so that a page costs neither a
+ * system call nor a userfaultfd message. */
 void copy_eager_bytes(const struct plan *plan)
 {
 	const struct plan_eager_bytes *eager = plan_pointer(plan, plan->eager.offset);
@@ -166,7 +169,8 @@ void copy_eager_bytes(const struct plan *plan)
 		copy_bytes((void *)eager[i].address, plan_pointer(plan, eager[i].offset), eager[i].bytes);
 }
 
-/* Sends a descriptor. The message is the process's index. `second_fd`: another descriptor to send along, or -1. */
+/* Sends a descriptor. The message contains the process's index. `second_fd`: another descriptor to send along, or
+ * -1. */
 static void send_fd(const struct plan *plan, int socket, int fd, int second_fd)
 {
 	const u64 count = second_fd < 0 ? 1 : 2;
@@ -180,7 +184,8 @@ static void send_fd(const struct plan *plan, int socket, int fd, int second_fd)
 	check(plan, STEP_SEND_USERFAULTFD, CALL3(sendmsg, socket, &message, K_MSG_NOSIGNAL), 0);
 }
 
-/* May return before the pager has received the descriptor: until then a fault waits. */
+/* Registers the memory with a new userfaultfd, and sends this to the pager. May return before the pager has received
+ * it: until then, faults wait. */
 void register_userfaultfd(const struct plan *plan)
 {
 	const struct plan_range *range = plan_pointer(plan, plan->userfaultfd_ranges.offset);
@@ -190,7 +195,7 @@ void register_userfaultfd(const struct plan *plan)
 					    K_UFFD_FEATURE_THREAD_ID,
 				    0 };
 	if (plan->userfaultfd_ranges.count == 0) {
-		/* Tells the pager that this process has no userfaultfd, so that it knows when it has all. */
+		/* Report to the pager that this process has no userfaultfd, so that it does not wait for one. */
 		if (plan->process_count > 1)
 			check(plan, STEP_SEND_USERFAULTFD,
 			      CALL6(sendto, (int)plan->fd_base + PASSED_PAGER, &plan->process_index, sizeof plan->process_index,
@@ -204,8 +209,8 @@ void register_userfaultfd(const struct plan *plan)
 		struct k_uffdio_register area = { range[i].start, range[i].bytes, K_UFFDIO_REGISTER_MODE_MISSING, 0 };
 		check(plan, STEP_REGISTER, CALL3(ioctl, uffd, K_UFFDIO_REGISTER, &area), i);
 	}
-	/* A zygote holds its own userfaultfd: its program never runs, and a copy cannot proceed while its pages are not
-	 * served. */
+	/* A zygote holds its userfaultfd itself, without a queue: its program never runs. A copy cannot proceed while
+	 * its pages are not served. */
 	const int queue = (int)plan->fd_base + RESTORER_SLOT_QUEUE, pager = (int)plan->fd_base + PASSED_PAGER;
 	if (plan->flags & PLAN_ZYGOTE) {
 		check(plan, STEP_KEEP_USERFAULTFD, CALL3(dup3, uffd, queue, K_O_CLOEXEC), 0);
@@ -217,8 +222,8 @@ void register_userfaultfd(const struct plan *plan)
 	CALL1(close, uffd);
 }
 
-/* Sets addresses by prctl(2), PR_SET_MM_MAP. The executable can be set without CAP_SYS_RESOURCE once nothing of the old one
- * is mapped. */
+/* Sets the addresses and the executable of the address space by prctl(2), PR_SET_MM_MAP. The executable can be set only
+ * when the old one is not mapped, and then without CAP_SYS_RESOURCE. */
 void set_mm(const struct plan *plan)
 {
 	struct {
@@ -237,7 +242,7 @@ void set_mm(const struct plan *plan)
 		map.exe = (u32)check(plan, STEP_OPEN_EXECUTABLE,
 				     CALL3(open, plan_pointer(plan, plan->exe), K_O_RDONLY | K_O_CLOEXEC, 0), 0);
 	check(plan, STEP_SET_MM, CALL5(prctl, K_PR_SET_MM, K_PR_SET_MM_MAP, &map, sizeof map, 0), 0);
-	/* Another process may use a passed descriptor too. */
+	/* Keep a passed descriptor open: another process may use it, too. */
 	if (!is_passed)
 		CALL1(close, map.exe);
 }

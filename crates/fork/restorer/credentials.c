@@ -18,7 +18,7 @@ static void set_capabilities(const struct plan *plan, const struct plan_credenti
 			      CALL5(prctl, K_PR_CAP_AMBIENT, K_PR_CAP_AMBIENT_RAISE, bit, 0, 0), 5);
 }
 
-/* Drops privileges last, in this order: each step needs privileges that a later step drops. */
+/* Sets the credentials in this order, because each step needs privileges that a later step drops. */
 void set_credentials(const struct plan *plan, u32 index)
 {
 	if (index == CREDENTIALS_UNCHANGED)
@@ -28,7 +28,7 @@ void set_credentials(const struct plan *plan, u32 index)
 	for (u32 bit = 0; bit < 64; bit++)
 		if (!(wanted->bounding >> bit & 1) && CALL5(prctl, K_PR_CAPBSET_READ, bit, 0, 0, 0) == 1)
 			check(plan, STEP_CREDENTIALS, CALL5(prctl, K_PR_CAPBSET_DROP, bit, 0, 0, 0), 0);
-	/* Changing ids must not touch the capabilities yet. */
+	/* A change of ids must not change the capabilities. */
 	check(plan, STEP_CREDENTIALS, CALL5(prctl, K_PR_SET_SECUREBITS, K_SECBIT_NO_SETUID_FIXUP, 0, 0, 0), 1);
 	check(plan, STEP_CREDENTIALS, CALL2(setgroups, wanted->groups.count, plan_pointer(plan, wanted->groups.offset)), 2);
 	check(plan, STEP_CREDENTIALS, CALL3(setresgid, wanted->gids[0], wanted->gids[1], wanted->gids[2]), 2);

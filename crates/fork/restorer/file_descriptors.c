@@ -1,5 +1,5 @@
-/* Opens the child's file descriptors and places them at their numbers, in the restorer.
- * Files that have no path are created by the daemon or by syscalls.c. */
+/* Opens the child's file descriptors and places them at their numbers, in the restorer. Files without a path are
+ * created by the daemon or by syscalls.c. */
 #include "restorer.h"
 
 static void place_descriptor(const struct plan *plan, int from, const struct plan_file_descriptor *wanted)
@@ -12,8 +12,8 @@ static void place_descriptor(const struct plan *plan, int from, const struct pla
 		check(plan, STEP_PLACE_DESCRIPTOR, CALL3(dup3, from, wanted->number, flags), wanted->number);
 }
 
-/* Descriptors are in ascending order, and the lowest free number is at most the wanted one. So a new file never gets a
- * number that is wanted later, except its own. */
+/* Opens or places one descriptor. Descriptors are in ascending order, so the lowest free number is at most the wanted
+ * one: a new file never gets a number that a later descriptor needs. */
 static void open_descriptor(const struct plan *plan, const struct plan_file_descriptor *wanted)
 {
 	int file;
@@ -41,8 +41,8 @@ static void open_descriptor(const struct plan *plan, const struct plan_file_desc
 		CALL1(close, file);
 }
 
-/* Copies an open file from another process of the tree, so that both share the file offset. The process's pidfd is moved
- * above all wanted numbers. */
+/* Copies an open file from another process of the tree, so that both share the file offset. The pidfd of that process
+ * is moved above all wanted numbers. */
 static void copy_descriptor(const struct plan *plan, const struct plan_file_descriptor *wanted)
 {
 	long pidfd = check(plan, STEP_COPY_DESCRIPTOR, CALL2(pidfd_open, wanted->source, 0), wanted->number);

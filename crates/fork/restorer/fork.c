@@ -1,9 +1,9 @@
-/* Forks the processes of a child's tree: from the stub's code up to the restorer's entry in the child's region.
- * Sets pid and time namespace, moves farfork's descriptors out of the way, and forks each process's own children.
- * Children are forked before the address space changes, because each builds its own from the stub's. */
+/* Forks the processes of a child's tree, and jumps to the restorer in each child's region. Sets pid and time namespace,
+ * moves farfork's descriptors above those of the child, and forks each process's own children. Children are forked
+ * before the address space changes, because each builds its own from the stub's. */
 #include "restorer.h"
 
-/* Gives this process and its future children a session keyring of their own. The daemon's may hold keys of the user that
+/* Gives this process and its future children a new session keyring. The daemon's keyring may hold keys of the user who
  * started it, and keys that other children add. Without keyctl(2) (ENOSYS, EPERM), no process can use keys. */
 void join_new_session_keyring(void)
 {
@@ -12,8 +12,8 @@ void join_new_session_keyring(void)
 		fail(STEP_SESSION_KEYRING, error, 0);
 }
 
-/* Future children start in a new time namespace (time_namespaces(7)). Its clocks continue from those of the captured
- * parent. */
+/* Makes future children start in a new time namespace (time_namespaces(7)), whose clocks continue from those of the
+ * captured parent. */
 void unshare_time_namespace(const struct stub_request *request)
 {
 	if (request->time_offsets_bytes == 0)
@@ -31,8 +31,8 @@ void unshare_time_namespace(const struct stub_request *request)
 }
 
 /* Moves farfork's descriptors above all numbers that a process of the tree will use, and closes the rest. Future
- * children inherit them there. The plan file gets the number after theirs, because children still read their plans from
- * it. The first created file reuses that number. */
+ * children inherit these numbers. The plan file gets the number after them, because children still read their plans
+ * from it. The first created file reuses this number. */
 static void move_descriptors(struct restore_request *request, u32 fd_base)
 {
 	struct passed_fds *passed = &request->passed;
@@ -46,7 +46,8 @@ static void move_descriptors(struct restore_request *request, u32 fd_base)
 	if (plan < 0)
 		fail(STEP_MOVE_DESCRIPTORS, plan, passed->count);
 	request->plan = (int)plan;
-	/* Only the stub uses the status file. The control socket takes its slot, and the queue takes the plan's. */
+	/* The child does not use the status file and the first plan descriptor: the control socket and the queue take
+	 * these slots. */
 	long control = CALL3(dup3, CONTROL_FD, fd_base + RESTORER_SLOT_CONTROL, K_O_CLOEXEC);
 	if (control < 0)
 		fail(STEP_MOVE_DESCRIPTORS, control, RESTORER_SLOT_CONTROL);
@@ -58,9 +59,9 @@ static void move_descriptors(struct restore_request *request, u32 fd_base)
 	CALL3(close_range, plan + 1, ~0u, 0);
 }
 
-/* `shared`: CLONE_* flags of resources that the child shares with the caller. `cgroup`: the child's cgroup, or -1. A
- * child with pid 1 gets its own pid namespace, because the container's pid 1 is the stub, and a mount namespace for its
- * /proc. */
+/* Forks a child with the pid `pid_wanted`. `shared`: CLONE_* flags of resources that the child shares with the caller.
+ * `cgroup`: the child's cgroup, or -1. A child with pid 1 gets its own pid namespace, because the container's pid 1 is
+ * the stub, and a mount namespace for its /proc. */
 long fork_with_pid(u32 pid_wanted, u32 exit_signal, u64 shared, int cgroup)
 {
 	i32 pid = (i32)pid_wanted;
@@ -77,8 +78,8 @@ long fork_with_pid(u32 pid_wanted, u32 exit_signal, u64 shared, int cgroup)
 	return CALL2(clone3, &args, sizeof args);
 }
 
-/* CLONE_* flags of what a child shares with its parent. Processes that share a working directory all set it to the same
- * value, after all forks. */
+/* Returns the CLONE_* flags of the resources that a child shares with its parent. Processes that share a working
+ * directory all set it to the same value, after all forks. */
 u64 clone_sharing_flags(const struct plan_child *child)
 {
 	return (child->flags & CHILD_SHARES_DIRECTORY ? K_CLONE_FS : 0) |
@@ -87,8 +88,8 @@ u64 clone_sharing_flags(const struct plan_child *child)
 	       (child->flags & CHILD_SHARES_HANDLERS ? K_CLONE_SIGHAND : 0);
 }
 
-/* Reads one child of a process from the plan file. Nothing is mapped yet: the address space stays a copy of the stub's
- * until all children that inherit it are forked. */
+/* Reads one child of a process from the plan file. Does not map the plan: the address space must stay a copy of the
+ * stub's until all children that inherit it are forked. */
 static struct plan_child read_plan_child(const struct restore_request *request, u64 plan_file_offset,
 					 const struct plan *head, u32 index)
 {
@@ -141,7 +142,8 @@ static void fork_and_run_child(struct restore_request *request, u64 plan_file_of
 	become_zombie(child, request->passed.first + (i32)head->barrier_fd, head->process_count);
 }
 
-/* Begins session and group, and sets the controlling terminal. Children can only inherit these, so they are forked later. */
+/* Begins session and group, and sets the controlling terminal. Children that belong to this session are forked later,
+ * because they can only inherit it. */
 void begin_session(const struct plan *head, int control)
 {
 	long error = 0;
@@ -157,8 +159,8 @@ void begin_session(const struct plan *head, int control)
 		fail_on(control, STEP_TERMINAL, error, 0);
 }
 
-/* Forks the children: those of the old session first, then begins session and group, then forks the rest. A subreaper is
- * set first, before there can be orphans. */
+/* Forks the children that stay in the old session, begins session and group, then forks the other children. Sets the
+ * subreaper attribute first, before there can be orphans. */
 static void fork_children(struct restore_request *request, u64 plan_file_offset, const struct plan *head)
 {
 	if (head->flags & PLAN_SUBREAPER)
@@ -202,7 +204,8 @@ const struct plan *map_region(const struct plan *head, u64 plan_file_offset, int
 	return (const struct plan *)plan;
 }
 
-/* In a new process: forks its own children, maps the region, copies the code there, and continues in the copy. */
+/* In a new process: forks its own children, maps the region, copies the code to the region, and continues in the
+ * copy. */
 void become_child(struct restore_request *request, u64 plan_file_offset)
 {
 	struct plan head;

@@ -1,4 +1,4 @@
-/* System calls and kernel interface for stub and restorer, without a C library: nothing of a library may remain in a
+/* System calls and kernel interface for stub and restorer, without a C library: no memory of a library may remain in a
  * child. */
 #pragma once
 
@@ -35,7 +35,7 @@ static inline long call6(long number, long a, long b, long c, long d, long e, lo
 #define CALL6(nr, a, b, c, d, e, f) \
 	call6(__NR_##nr, (long)(a), (long)(b), (long)(c), (long)(d), (long)(e), (long)(f))
 
-/* In place of memcpy(3) and memset(3), which no library provides here. */
+/* Replacements of memcpy(3) and memset(3), because there is no C library. */
 static inline void copy_bytes(void *to, const void *from, u64 bytes)
 {
 	__asm__ volatile("rep movsb" : "+D"(to), "+S"(from), "+c"(bytes) : : "memory");
@@ -65,7 +65,7 @@ enum {
 	K_PROT_EXEC = 4,
 	K_MAP_SHARED = 0x01,
 	K_MAP_PRIVATE = 0x02,
-	K_MAP_DROPPABLE = 0x08, /* instead of the two above */
+	K_MAP_DROPPABLE = 0x08, /* instead of K_MAP_SHARED and K_MAP_PRIVATE */
 	K_MAP_FIXED = 0x10,
 	K_MAP_ANONYMOUS = 0x20,
 	K_MAP_GROWSDOWN = 0x0100,

@@ -1,6 +1,6 @@
-/* The restore plan: the daemon compiles it from a descriptor, and the restorer carries it out.
- * The restorer trusts it: the daemon has checked every address and index.
- * src/restore/plan_layout.rs has the Rust twins; it compares sizes and offsets at compile time (plan_layout.c). */
+/* The restore plan: the daemon compiles it from a descriptor, and the restorer executes it. The restorer trusts the
+ * plan: the daemon has checked every address and index. src/restore/plan_layout.rs has the same structures in Rust, and
+ * compares sizes and offsets at compile time (plan_layout.c). */
 #pragma once
 
 #include "kernel.h"
@@ -13,22 +13,22 @@
  *  └──────┴────────┴──────────────────┴────────┴──────────────┴─────────┴─────────┴─────────┘
  *  └ retained ─────┘└─ unmapped by the last thread that enters its signal frame ────────────┘
  *
- * The retained part is the frames and the first page of the code, from which a thread enters its frame. That thread
- * unmaps the rest of the code as well.
+ * The retained part is the frames and the first page of the code. A thread enters its frame from this page; the last
+ * thread also unmaps the rest of the code.
  *
  * Each process of a tree has its own plan. The plans are page-aligned in one memfd, the first process's plan first. All
- * processes of a tree share the barrier page; a process without others has none. */
+ * processes of a tree share the barrier page. A tree with one process has none. */
 
 #define PLAN_MAGIC 0x4e414c504b465246ull /* "FRFKPLAN" */
 #define REQUEST_MAGIC 0x51455246u	 /* "FREQ" */
 #define WAIT_MAGIC 0x54494157u		 /* "WAIT" */
 #define NETWORK_MAGIC 0x5754454eu	 /* "NETW" */
 #define SIGINFO_BYTES 128
-#define PROCESSES_MAX 256		 /* of a tree, as in descriptors */
+#define PROCESSES_MAX 256		 /* most processes of a tree, as in descriptors */
 #define CODE_BYTES_MAX 20480		 /* also asserted by restorer.ld */
-#define RETAINED_CODE_BYTES 4096	 /* likewise: code that stays mapped in the child */
-#define LEADER_STACK_BYTES 16384	 /* the restorer's deepest call needs under 4 KiB */
-#define THREAD_STACK_BYTES 4096		 /* a thread's part of it under 1 KiB */
+#define RETAINED_CODE_BYTES 4096	 /* also asserted: code that stays mapped in the child */
+#define LEADER_STACK_BYTES 16384	 /* the restorer's deepest call uses less than 4 KiB */
+#define THREAD_STACK_BYTES 4096		 /* a thread's code uses less than 1 KiB */
 
 /* A table or text within the plan, by offset from the plan's start. */
 struct plan_span {
@@ -40,10 +40,10 @@ enum plan_flag {
 	PLAN_PAUSED = 1,	      /* report, then wait for a command before the child runs */
 	PLAN_SESSION_LEADER = 2,      /* begin a session with setsid */
 	PLAN_GROUP_LEADER = 4,	      /* begin a process group */
-	PLAN_STOPPED = 8,	      /* restored, stop before the first instruction */
+	PLAN_STOPPED = 8,	      /* when restored, stop before the first instruction */
 	PLAN_SUBREAPER = 16,	      /* PR_SET_CHILD_SUBREAPER */
 	PLAN_ZYGOTE = 32,	      /* build the memory only, then serve copy requests (zygote.c) */
-	PLAN_ZYGOTE_COPY = 64,	      /* a zygote's copy: its memory exists already */
+	PLAN_ZYGOTE_COPY = 64,	      /* a zygote's copy: it has the zygote's memory */
 	PLAN_SHARES_MEMORY = 256,     /* CLONE_VM: its parent has built the memory */
 	PLAN_EXE_PASSED = 512,	      /* its executable has no path */
 };
@@ -96,7 +96,7 @@ struct plan_file {
 	u32 flags;
 };
 
-/* Bytes that must be in place before anything runs. */
+/* Bytes that must be in memory before the child runs. */
 struct plan_eager_bytes {
 	u64 address;
 	u32 offset; /* in the plan */
@@ -106,9 +106,9 @@ struct plan_eager_bytes {
 enum descriptor_kind {
 	DESCRIPTOR_OPEN = 0,   /* source: offset of the path */
 	DESCRIPTOR_PASSED = 1, /* source: index into the passed descriptors */
-	DESCRIPTOR_DUPLICATE = 2,   /* source: number of a descriptor placed before */
+	DESCRIPTOR_DUPLICATE = 2,   /* source: number of a descriptor that was placed earlier */
 	DESCRIPTOR_EPOLL = 3,
-	DESCRIPTOR_FROM_PROCESS = 4, /* source: pid of a process of the tree that has the file; flags: its number there */
+	DESCRIPTOR_FROM_PROCESS = 4, /* source: pid of a process that has the file; flags: its descriptor there */
 };
 
 struct plan_file_descriptor {
@@ -129,15 +129,15 @@ struct plan_epoll_entry {
 	u64 data;
 };
 
-/* A system call that the child makes for itself: it creates or sets one of its resources. The daemon alone chooses the
- * calls; a descriptor supplies values only. */
+/* A system call by which the child creates or sets one of its resources. Only the daemon chooses the calls; a
+ * descriptor supplies only values. */
 struct plan_syscall {
 	u64 arguments[6];
 	u64 expected; /* the result; SYSCALL_ANY_RESULT: anything but an error; SYSCALL_MAY_FAIL: anything */
 	u32 number;
 	u32 pointer_mask; /* bit N: argument N is an offset in the plan */
 	u32 step;
-	u32 object; /* for error messages: the descriptor, timer or the like that the step is about */
+	u32 object; /* for error messages: the object of the step, such as a descriptor or a timer */
 };
 
 #define SYSCALL_ANY_RESULT (~0ull)
@@ -145,7 +145,7 @@ struct plan_syscall {
 
 struct plan_signal_action {
 	u64 signal;
-	u64 handler; /* from here on like the kernel's struct sigaction */
+	u64 handler; /* from this field on, the kernel's struct sigaction */
 	u64 flags;
 	u64 restorer;
 	u64 mask;
@@ -179,14 +179,14 @@ struct plan_seccomp_filter {
 	u64 program;
 };
 
-/* Filters that all threads of a process have. The leader installs them for all threads, when all others wait and need only
- * their last system call. The assembly in threads.c depends on the offsets. */
+/* Filters that all threads of a process have. The leader installs them for all threads when the other threads wait,
+ * with only their last system call left. The assembly in threads.c depends on the offsets. */
 struct plan_common_filters {
 	u32 waiting_threads; /* threads that have arrived */
 	u32 start;	     /* set when they may continue */
 	u32 wake_futex;	     /* futex that they sleep on at the end */
-	u32 other_threads;   /* threads without the leader */
-	u32 can_wake;	     /* the filters let the leader wake them; otherwise they do not sleep */
+	u32 other_threads;   /* number of threads without the leader */
+	u32 can_wake;	     /* whether the filters allow FUTEX_WAKE; otherwise the threads do not sleep */
 	u32 reserved;
 	struct plan_seccomp_filter filters[]; /* the last with operation 0 */
 };
@@ -211,7 +211,7 @@ struct plan_thread {
 	i32 nice;
 	u32 priority;
 	u32 credentials; /* index, or CREDENTIALS_UNCHANGED */
-	u32 sched_attr; /* offset of a struct sched_attr, where policy and priority do not suffice; or 0 */
+	u32 sched_attr; /* offset of a struct sched_attr, if policy and priority do not suffice; or 0 */
 	u32 forbids_tsc;
 	u32 personality;
 	u32 reserved;
@@ -222,22 +222,22 @@ struct plan_thread {
 enum child_flag {
 	CHILD_ZOMBIE = 1,	      /* has ended already */
 	CHILD_AFTER_SESSION = 2,      /* forked after the parent has begun its session and group */
-	CHILD_SESSION_LEADER = 4,     /* zombies only; other processes have it in their plan */
+	CHILD_SESSION_LEADER = 4,     /* zombies only; other processes have this flag in their plan */
 	CHILD_GROUP_LEADER = 8,	      /* likewise */
 	CHILD_STOPPED = 16,	      /* stops itself; the parent waits for the stop */
-	CHILD_STOP_UNREPORTED = 32,   /* the parent has not yet waited for its stop */
+	CHILD_STOP_UNREPORTED = 32,   /* the parent had not waited for its stop */
 	CHILD_CORE_DUMPED = 128,      /* zombie that left a core */
-	CHILD_REAPED = 256,	      /* zombie that was waited for: it leads a group until others have joined the group */
+	CHILD_REAPED = 256,	      /* zombie that was waited for: leads a group until others have joined it */
 	CHILD_SHARES_DIRECTORY = 64,  /* CLONE_FS: root, directory and umask are the parent's */
 	CHILD_SHARES_FILES = 512,     /* CLONE_FILES: the first process that uses the table places the descriptors */
-	CHILD_REPARENTED = 1024,      /* forked by a zombie, its session leader; the parent's child when that has ended */
+	CHILD_REPARENTED = 1024,      /* forked by its session leader, a zombie; reparented when that ends */
 	CHILD_SHARES_MEMORY = 2048,   /* CLONE_VM: forked when the parent has built the memory (shared_memory_process.c) */
 	CHILD_SHARES_HANDLERS = 4096, /* CLONE_SIGHAND: the parent sets the signal handlers */
 };
 
 /* A child that a process of a tree forks. */
 struct plan_child {
-	u64 plan_offset; /* of its plan in the memfd */
+	u64 plan_offset; /* offset of its plan in the memfd */
 	u32 pid;
 	u32 exit_signal;
 	u32 flags;
@@ -260,18 +260,18 @@ struct plan {
 	u64 staging_offset;
 	u64 scratch_offset;
 	u64 barrier_offset;
-	u32 process_index; /* of the process in its tree */
-	u32 process_count; /* 1: no other processes, and no barrier */
-	u32 process_group; /* to join, or 0 */
+	u32 process_index; /* index of the process in its tree */
+	u32 process_count; /* 1: no other processes and no barrier page */
+	u32 process_group; /* group to join, or 0 */
 	u32 barrier_fd;	   /* index into the passed descriptors */
-	u32 fd_table_owner; /* index of the process that places its descriptors: itself, or one that shares its table */
+	u32 fd_table_owner; /* index of the process that places the descriptors of its table */
 	u32 fd_table_users; /* number of processes that share the table */
 	u32 flags;
-	u32 controlling_terminal; /* of the session that it begins: index into the passed descriptors, or 0 */
+	u32 controlling_terminal; /* terminal of the session that it begins: index into the passed descriptors, or 0 */
 	u32 address_space_count;  /* number of processes that build an address space */
 	u32 plan_file; /* descriptor of the memfd with all plans, until the child's files are created */
-	u32 user_namespace; /* to enter: index into the passed descriptors of a process in it, or 0 */
-	u32 fd_base; /* first number of farfork's own descriptors during the restore: the same for all of a tree */
+	u32 user_namespace; /* namespace to enter: index into the passed descriptors of a pidfd of a process in it, or 0 */
+	u32 fd_base; /* first number of farfork's own descriptors during the restore; the same for all processes of a tree */
 	u32 umask;
 	u32 personality;
 	u32 dumpable;
@@ -290,11 +290,11 @@ struct plan {
 	struct plan_span credentials;
 	struct plan_span threads; /* the first is the leader */
 	struct plan_span pending_signals; /* of the process */
-	struct plan_span guards;	  /* plan_range: pages that must not be touched */
-	struct plan_span syscalls_before_mappings; /* nothing is open and nothing is mapped yet */
+	struct plan_span guards;	  /* plan_range: guard pages */
+	struct plan_span syscalls_before_mappings; /* run before files are opened and memory is mapped */
 	struct plan_span syscalls_before_files;
-	struct plan_span syscalls_after_paths; /* no process of the tree needs a path any more */
-	struct plan_span syscalls_before_start; /* all resources exist; with the child's own credentials */
+	struct plan_span syscalls_after_paths; /* run when no process of the tree needs a path */
+	struct plan_span syscalls_before_start; /* run when all resources exist, with the child's credentials */
 	u64 mm[11];			    /* in the order of struct prctl_mm_map */
 	struct plan_span auxv;		    /* u64 each */
 	struct plan_span children;	    /* in the order in which they are forked */
@@ -315,20 +315,20 @@ struct plan {
  *
  * The queue is the child's userfaultfd queue.
  *
- * A stub outside of containers becomes a zygote. A zygote or a privileged forker forks the child through an intermediate,
- * whose pid is intermediate_pid, because the child must be in the pid namespace of another stub, the container's init. A
- * privileged forker serves containers whose init is in a user namespace of its own. When the child is restored, that init
- * receives a request with WAIT_MAGIC and waits for the child, which it did not fork. passed[1] of that request is the
- * queue that holds the child's userfaultfd.
+ * A stub outside of containers becomes a zygote. A zygote or a privileged forker forks the child through an
+ * intermediate, whose pid is intermediate_pid, because the child must be in the pid namespace of another stub, the
+ * container's init. A privileged forker serves containers whose init is in its own user namespace. When the child is
+ * restored, the container's init receives a request with WAIT_MAGIC, and waits for the child as if it had forked it.
+ * passed[1] of this request is the userfaultfd queue.
  *
- * The first request to a stub may have NETWORK_MAGIC: the stub leaves its container's network namespace for passed[0]. It
- * sends REPORT_READY when it is in that namespace, and again when it is ready for the next request. */
+ * The first request to a stub may have NETWORK_MAGIC: the stub leaves its container's network namespace and enters
+ * passed[0]. It sends REPORT_READY when it is in passed[0], and again when it is ready for the next request. */
 struct stub_request {
 	u32 magic;
 	u32 passed_count;
 	u32 pid;
 	u32 intermediate_pid; /* to a zygote or privileged forker: pid of the intermediate, which forks the child and ends */
-	u32 fd_limit; /* the numbers of all descriptors that the forker and the child need during the restore are below */
+	u32 fd_limit; /* all descriptors that the forker and the child need during the restore are below this number */
 	u32 time_offsets_bytes; /* 0: stay in the node's time namespace */
 	char time_offsets[112]; /* for /proc/self/timens_offsets */
 };
@@ -337,7 +337,7 @@ enum passed_slot {
 	PASSED_PLAN = 0,
 	PASSED_PAGER = 1,
 	PASSED_STATUS = 2,
-	RESTORER_SLOT_QUEUE = PASSED_PLAN,     /* in the child: the userfaultfd queue, see stub.c; the plan is last there */
+	RESTORER_SLOT_QUEUE = PASSED_PLAN,     /* in the child: the userfaultfd queue, see stub.c */
 	RESTORER_SLOT_CONTROL = PASSED_STATUS, /* in the child: the control socket */
 	PASSED_RESERVED_COUNT = 3,	       /* passed descriptors that are farfork's own */
 	PASSED_ZYGOTE_INIT = PASSED_PAGER,     /* to a zygote: the container's init */
@@ -360,7 +360,7 @@ enum report_kind {
 /* Commands to a paused child. */
 enum child_command {
 	COMMAND_START = 1,
-	COMMAND_START_AND_REPORT = 2, /* send REPORT_RESTORED again, as the last step before it runs */
+	COMMAND_START_AND_REPORT = 2, /* send REPORT_RESTORED again just before the child runs */
 };
 
 /* The step that failed; src/restore/report.rs has the texts. */
@@ -450,8 +450,8 @@ struct stub_report {
 	u32 kind;
 	i32 error; /* errno */
 	u32 step;
-	u32 detail; /* index, signal or number that the step was at; in REPORT_CHILD_ENDED, the wait status */
-	u32 process_index; /* in its tree; 0 if it has none yet */
+	u32 detail; /* index, signal or number in the step; in REPORT_CHILD_ENDED, the wait status */
+	u32 process_index; /* index of the process in its tree; 0 if it is not known yet */
 	u32 status;  /* wait status, in REPORT_PROCESS_ENDED */
 	u64 realtime_ns;
 	u64 marks_ns[MARK_COUNT]; /* in REPORT_RESTORED; CLOCK_REALTIME, which no time namespace changes */

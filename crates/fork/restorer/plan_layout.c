@@ -1,5 +1,5 @@
-/* Prints the layout of plan.h's structures as Rust constants. build.rs runs it.
- * src/restore/plan_layout.rs compares its own layout with them at compile time. */
+/* Prints the layout of plan.h's structures as Rust constants. build.rs runs it. src/restore/plan_layout.rs compares its
+ * structures with these constants at compile time. */
 #include "plan.h"
 
 #include <stdio.h>

@@ -1,6 +1,6 @@
-/* The privileged forker: forks the child of a container whose pid 1 is in its own user namespace and has no capabilities.
- * It is a stub next to that container, with the node's capabilities, and ends after the fork.
- * The child restores itself with the node's capabilities, and drops them after everything but its threads is restored. */
+/* The privileged forker: forks the child of a container whose pid 1 is in its own user namespace and has no
+ * capabilities. It is a stub outside of this container, with the node's capabilities, and ends after the fork. The
+ * child restores itself with the node's capabilities, and drops them before it creates its threads. */
 #include "restorer.h"
 
 /*   privileged forker ── fork(set_tid) ──▶ intermediate, in the container's pid namespace: mounts its /proc
@@ -8,8 +8,8 @@
  *                                            ├──────────────────────────────▶ child: fork.c, restore.c
  *                                            ends: the kernel reparents the child to pid 1, which reaps it */
 
-/* Whether pid 1 may mount in its container. In a user namespace it has no capabilities, because it was executed before
- * the namespace had an id mapping. */
+/* Returns whether this process may mount. In a user namespace, pid 1 has no capabilities, because it was executed
+ * before the namespace had an id mapping. */
 int has_sys_admin(void)
 {
 	struct k_capability_header header = { K_CAPABILITY_VERSION_3, 0 };
@@ -27,14 +27,14 @@ static __attribute__((noreturn)) void run_forker_intermediate(const struct stub_
 		fail(STEP_FORK, child, stub_request->pid);
 	if (child > 0)
 		exit_process(0);
-	/* Until the intermediate has ended, it is the child's parent. */
+	/* Wait until the intermediate has ended: then pid 1 is the child's parent. */
 	while (CALL0(getppid) != 1)
 		CALL0(sched_yield);
 	become_child(request, 0);
 }
 
-/* Forks the child through an intermediate, and ends. When the child is restored, the daemon sends pid 1 a wait request.
- * Failures have been reported by then. */
+/* Forks the child through an intermediate, and ends. When the child is restored, or has died, the daemon sends a wait
+ * request to the container's pid 1. */
 __attribute__((noreturn)) void fork_via_intermediate(const struct stub_request *stub_request,
 						     struct restore_request *request)
 {
@@ -54,8 +54,8 @@ __attribute__((noreturn)) void fork_via_intermediate(const struct stub_request *
 	exit_process(0);
 }
 
-/* Enters the user namespace. After that, the process has no capability of the node. Setting thread ids still works, because
- * the user namespace also owns the pid namespace. */
+/* Enters the container's user namespace, if it has one. Afterwards, the process has no capability of the node. Threads
+ * can still be created with given ids, because the user namespace also owns the pid namespace. */
 void enter_user_namespace(const struct plan *plan)
 {
 	if (plan->user_namespace != 0)

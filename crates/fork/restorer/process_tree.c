@@ -1,19 +1,20 @@
-/* Synchronizes the processes of a tree, in the restorer: barriers, process groups, and the children's ends and stops.
- * The counters are in the barrier page (struct tree_barrier), which all processes map.
- * Each process checks its own live children while it waits: no other notification of their end reaches the tree. */
+/* Synchronizes the processes of a tree, in the restorer: barriers, process groups, and the end and stop of children.
+ * The counters are in the barrier page (struct tree_barrier), which all processes map. Each process checks its own live
+ * children while it waits: nothing else notices their end. */
 #include "restorer.h"
 
-/* Time between two checks of the children. Only these checks detect the end of a child that the others wait for. */
+/* Time between two checks of the children. Only these checks detect the end of a child for which other processes
+ * wait. */
 #define CHILD_CHECK_INTERVAL_NS 10000000
 
-/* The part of siginfo_t that waitid(2) fills and that is read here. */
+/* The part of siginfo_t that waitid(2) fills and this file reads. */
 struct wait_info {
 	i32 signal, error, code, padding, pid, uid, status;
 	char rest[SIGINFO_BYTES - 7 * sizeof(i32)];
 };
 
-/* A child that must live has ended, so the tree can never be complete. If the child reported its own failure, that report
- * arrived earlier. */
+/* Reports that a live child has ended, so that the tree can never be complete, and exits. If the child has reported its
+ * own failure, that report arrives first. */
 static __attribute__((noreturn)) void fail_lost_child(const struct plan *plan, const struct wait_info *info)
 {
 	struct stub_report report;
@@ -54,7 +55,7 @@ void wait_barrier_count(const struct plan *plan, u32 *counter, u32 wanted)
 	}
 }
 
-/* Counts this process, and waits until `count` processes have arrived. */
+/* Counts this process at a barrier, and waits until `count` processes have arrived. */
 void wait_barrier(const struct plan *plan, u32 *counter, u32 count)
 {
 	if (plan->process_count == 1)
@@ -64,7 +65,7 @@ void wait_barrier(const struct plan *plan, u32 *counter, u32 count)
 	wait_barrier_count(plan, counter, count);
 }
 
-/* Waits until all children with `flag` have had one of the waitid(2) `events`. */
+/* Waits until each child with `flag` has one of the waitid(2) `events`. */
 static void wait_flagged_children(const struct plan *plan, u32 flag, u32 events)
 {
 	const struct plan_child *children = plan_pointer(plan, plan->children.offset);
@@ -85,19 +86,20 @@ static void wait_flagged_children(const struct plan *plan, u32 flag, u32 events)
 	}
 }
 
-/* Waits until all processes are forked. Then process groups have their leaders, and all pids exist. */
+/* Waits until all processes are forked, so that all pids and group leaders exist. Then joins the group, and waits until
+ * zombies have ended. */
 void join_group_and_wait_zombies(const struct plan *plan)
 {
 	wait_barrier(plan, &barrier_page(plan)->processes_forked, plan->process_count);
 	if (plan->process_group != 0)
 		check(plan, STEP_GROUP, CALL2(setpgid, 0, plan->process_group), plan->process_group);
-	/* Runs before the signal actions are set: with SIGCHLD ignored, children would not become zombies. */
+	/* Must run before the signal actions are set: with SIGCHLD ignored, children would not become zombies. */
 	wait_flagged_children(plan, CHILD_ZOMBIE, K_WEXITED | K_WNOWAIT);
 	remove_cores(plan);
 }
 
-/* Discards the SIGCHLD signals of this restore: in the original, the children ended or stopped long ago. All processes
- * are in their groups by now. */
+/* Reaps the zombies that were waited for, waits for stops, and discards the SIGCHLD signals of this restore: in the
+ * original, these events were earlier. All processes have already joined their groups. */
 void consume_child_events(const struct plan *plan)
 {
 	const struct plan_child *children = plan_pointer(plan, plan->children.offset);
@@ -112,15 +114,16 @@ void consume_child_events(const struct plan *plan)
 			;
 }
 
-/* The first process waits until all others are complete and have closed farfork's descriptors, which their programs must not
- * see, not even in each other. */
+/* Called in the first process: waits until all others are complete and have closed farfork's descriptors. No program of
+ * the tree may see these, even in another process. */
 void wait_tree_ready(const struct plan *plan)
 {
 	wait_barrier_count(plan, &barrier_page(plan)->processes_closed, plan->process_count - 1);
 }
 
-/* Closes farfork's descriptors. The last user of a shared table closes them, because the others still report failures on
- * them. Counts this for the first process, which starts the tree when all others have closed them. */
+/* Closes farfork's descriptors. In a shared table, the last process closes them, because the others may still report
+ * failures on them. Counts this process in processes_closed, for which the first process waits before it starts the
+ * tree. */
 static void close_restorer_fds(const struct plan *plan)
 {
 	struct tree_barrier *barrier = barrier_page(plan);
@@ -133,7 +136,7 @@ static void close_restorer_fds(const struct plan *plan)
 		CALL3(futex, &barrier->processes_closed, K_FUTEX_WAKE, K_FUTEX_ALL);
 }
 
-/* The last barrier: this process is complete. The first process starts all others. A process that was stopped stops here
+/* The last barrier, for complete processes. The first process starts all others. A process that was stopped stops here
  * until SIGCONT. */
 void wait_tree_start(const struct plan *plan)
 {
@@ -142,8 +145,8 @@ void wait_tree_start(const struct plan *plan)
 	if (plan->process_index != 0) {
 		if (__atomic_add_fetch(&barrier->processes_ready, 1, __ATOMIC_ACQ_REL) == plan->process_count - 1)
 			CALL3(futex, &barrier->processes_ready, K_FUTEX_WAKE, K_FUTEX_ALL);
-		/* Checks its children until they are complete too, unless it stops: its parent may be waiting for that
-		 * stop. */
+		/* Check the children until they are complete, too, unless this process must stop: its parent may be
+		 * waiting for the stop. */
 		if (plan->children.count > 0 && !(plan->flags & PLAN_STOPPED))
 			wait_barrier_count(plan, &barrier->processes_ready, plan->process_count - 1);
 	}

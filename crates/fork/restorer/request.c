@@ -19,7 +19,7 @@ __attribute__((noreturn)) void fail(enum step step, long error, u32 detail)
 	fail_on(CONTROL_FD, step, error, detail);
 }
 
-/* Receives one message with its descriptors. Returns its length; 0 when the daemon has closed its end. */
+/* Receives one message with its descriptors. Returns its length; 0 if the daemon has closed its end. */
 static long receive_message(void *into, u64 bytes, struct passed_fds *passed)
 {
 	struct {
@@ -69,7 +69,7 @@ static void raise_file_limit(u32 fd_limit)
 		fail(STEP_RAISE_FILE_LIMIT, error, fd_limit);
 }
 
-/* The minimum number of descriptors of a request; 0 for an unknown magic number. */
+/* Returns the minimum number of descriptors of a request; 0 for an unknown magic number. */
 static u32 reserved_fd_count(u32 magic)
 {
 	switch (magic) {

@@ -1,6 +1,7 @@
-/* The restorer: builds the child's address space, descriptors and threads from a plan, and enters it by rt_sigreturn(2).
- * The code runs from a copy in the plan's region, which is in a hole of both the stub's memory map and the child's.
- * It has no writable data, no relocations and no C library. The order of the steps matters; comments give the reasons. */
+/* The restorer: builds the child's address space, descriptors and threads from a plan, and enters the child by
+ * rt_sigreturn(2). The code runs from a copy in the plan's region, which is in a hole of both the stub's memory map and
+ * the child's. It has no writable data, no relocations and no C library. The order of the steps matters; comments give
+ * the reasons. */
 #include "restorer.h"
 
 static void set_process_attributes(const struct plan *plan)
@@ -14,7 +15,7 @@ static void set_process_attributes(const struct plan *plan)
 		      CALL4(rt_sigaction, action[i].signal, &action[i].handler, 0, sizeof(u64)), (u32)action[i].signal);
 }
 
-/* Lowering a limit needs no capability; raising a hard limit needs CAP_SYS_RESOURCE. Without it, the node's hard limit
+/* Sets the resource limits. Raising a hard limit needs CAP_SYS_RESOURCE; without this capability, the node's hard limit
  * applies. */
 static void set_limits(const struct plan *plan)
 {
@@ -30,8 +31,9 @@ static void set_limits(const struct plan *plan)
 	}
 }
 
-/* Installs farfork's own filter in all threads, which wait. No process of the tree may run before that: it could see a
- * process without the filter. The filter allows every system call that the rest of the restore makes. */
+/* Installs farfork's own filter in all threads of the process, which are waiting. This precedes the start of any
+ * process of the tree, which could otherwise see a process without the filter. The filter allows every system call of
+ * the rest of the restore. */
 static void install_confinement(const struct plan *plan)
 {
 	const struct plan_seccomp_filter *filter = (const struct plan_seccomp_filter *)plan->confinement_filters;
@@ -44,7 +46,7 @@ static void report_restored(const struct plan *plan)
 	send_report_with_marks(control_fd(plan), REPORT_RESTORED, 0, 0, 0, 0, scratch_page(plan)->marks_ns);
 }
 
-/* A paused child waits here, complete, for a command. If the daemon ends, the child does too. */
+/* A paused child is complete, and waits here for a command. If the daemon ends, the child fails. */
 static void wait_unpause(const struct plan *plan)
 {
 	u32 command;
@@ -58,12 +60,12 @@ static void wait_unpause(const struct plan *plan)
 		report_restored(plan);
 }
 
-/* Builds the whole address space, for a zygote too. */
+/* Builds the whole address space, also for a zygote. */
 static void build_address_space(const struct plan *plan)
 {
 	stage_special_mappings(plan);
 	unmap_stub(plan);
-	/* The other processes attach the shared memory that the first one creates. */
+	/* The first process creates the shared memory that the others attach. */
 	if (plan->process_index == 0)
 		run_syscalls(plan, plan->syscalls_before_mappings);
 	wait_barrier(plan, &barrier_page(plan)->shared_memory_ready, plan->address_space_count);
@@ -119,7 +121,7 @@ void restore(const struct plan *plan)
 	start_threads(plan);
 	become_leader(plan, leader);
 	futex_wait_until(&scratch->threads_ready, plan->threads.count - 1);
-	/* Set here, because a thread that changes its credentials resets it. */
+	/* Set the attribute after all threads have changed their credentials, which resets it. */
 	CALL5(prctl, K_PR_SET_DUMPABLE, plan->dumpable, 0, 0, 0);
 	run_syscalls(plan, plan->syscalls_before_start);
 	consume_child_events(plan);
@@ -129,7 +131,7 @@ void restore(const struct plan *plan)
 	if (plan->process_index == 0) {
 		if (plan->process_count > 1)
 			wait_tree_ready(plan);
-		/* The last report of the first process's leader: everything is restored. */
+		/* The whole tree is restored. */
 		report_restored(plan);
 		if (plan->flags & PLAN_PAUSED)
 			wait_unpause(plan);

@@ -10,9 +10,9 @@ extern char image_end[] __attribute__((visibility("hidden")));
 
 /* The region's scratch page: counters that the child's threads share during the restore, and timestamps. */
 struct thread_scratch {
-	u32 threads_ready;  /* threads that have only their last step left */
+	u32 threads_ready;  /* threads that are complete except for their last step */
 	u32 start;	    /* set when all may start */
-	u32 threads_inside; /* threads that still use the part of the region that the last one unmaps */
+	u32 threads_inside; /* threads that still use the part of the region that the last thread unmaps */
 	u64 marks_ns[MARK_COUNT];
 };
 
@@ -22,23 +22,24 @@ struct tree_barrier {
 	u32 processes_forked;	 /* processes that have forked all their children */
 	u32 files_opened;	 /* processes that have opened their files */
 	u32 files_copied;	 /* processes that have copied files from others */
-	u32 processes_ready;	 /* complete processes, without the first */
+	u32 processes_ready;	 /* processes that are complete, without the first */
 	u32 start;		 /* set when all may start */
 	u32 processes_closed;	 /* processes that have closed farfork's descriptors, without the first */
-	u32 table_users_done[PROCESSES_MAX]; /* likewise, by the process that places the table's descriptors */
+	u32 table_users_done[PROCESSES_MAX]; /* processes that need farfork's descriptors no longer, by fd_table_owner */
 };
 _Static_assert(sizeof(struct tree_barrier) <= 4096, "the barrier is a page");
 
 #define HIDDEN __attribute__((visibility("hidden")))
 
-/* The daemon's socket, which the stub inherits under this number. */
+/* The daemon's socket: the stub inherits it as this descriptor. */
 #define CONTROL_FD 3
 /* The stub's descriptors once its child runs; stub.rs repeats the queue's number (STUB_QUEUE_FD). */
 #define STATUS_FD (CONTROL_FD + 1)
 #define USERFAULTFD_QUEUE_FD (CONTROL_FD + 2)
 #define STUB_FDS (CONTROL_FD + 3)
 
-/* Descriptors of a request. Their numbers are consecutive, because the receiver has none with higher numbers. */
+/* Descriptors of a request. Their numbers are consecutive, because no other descriptor of the receiver is open above
+ * them. */
 struct passed_fds {
 	i32 first;
 	u32 count;
@@ -47,7 +48,7 @@ struct passed_fds {
 /* One request to restore a child: the descriptors and times that a forked process needs. */
 struct restore_request {
 	struct passed_fds passed;
-	int plan; /* at first one of the passed ones */
+	int plan; /* at first one of the passed descriptors */
 	int userfaultfd_queue; /* self-connected socket that holds the child's userfaultfds */
 	int control; /* socket for failure reports */
 	u64 requested_ns;
@@ -191,7 +192,7 @@ static inline int control_fd(const struct plan *plan)
 	return (int)plan->fd_base + RESTORER_SLOT_CONTROL;
 }
 
-/* For the child; the stub uses fail(). */
+/* Used in the child; the stub uses fail(). */
 static inline __attribute__((noreturn)) void fail_restore(const struct plan *plan, u32 step, long error, u32 detail)
 {
 	send_report_with_marks(control_fd(plan), REPORT_FAILED, step, error, detail, plan->process_index, 0);

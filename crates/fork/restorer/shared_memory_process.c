@@ -1,6 +1,6 @@
-/* Processes of a tree that share their parent's address space (clone(2), CLONE_VM).
- * The parent forks them when it has built the memory, because they cannot build their own.
- * Each has a region of its own in that memory. From the barrier after the forks on, they restore like other processes. */
+/* Processes of a tree that share their parent's address space (clone(2), CLONE_VM). The parent forks them when it has
+ * built the memory, because they share it. Each has its own region in this memory. After the barrier processes_forked,
+ * they continue like other processes. */
 #include "restorer.h"
 
 /*   parent ── session ─ forks ─ memory ─┬─ all forked ── files, threads ── start
@@ -35,7 +35,8 @@ void fork_shared_memory_children(const struct plan *plan)
 			fork_shared_memory_child(plan, &children[i]);
 }
 
-/* The first steps of such a process. Other processes take them before they build their memory. */
+/* The first steps of a process that shares its parent's memory. Other processes take these steps before they build
+ * their memory. */
 void start_shared_memory_process(const struct plan *plan)
 {
 	if (plan->flags & PLAN_SUBREAPER)

@@ -1,18 +1,19 @@
-/* The stub: pid 1 of a lean container. It waits in the pool, already in its namespaces and its cgroup.
- * On request it forks the child with the wanted pid, or adopts a child that a zygote or a privileged forker forked.
- * Then it reaps processes, and writes the child's wait status to a file. It needs no daemon once the child runs.
- * Outside of containers the same program becomes a zygote or a privileged forker.
- * fork.c and restore.c turn the forked process into the child. */
+/* The stub: pid 1 of a lean container. It waits in the pool, already in its namespaces and its cgroup. On request it
+ * forks the child with the wanted pid, or waits for a child that a zygote or a privileged forker forked. Then it reaps
+ * processes, and writes the child's wait status to a file. It needs no daemon once the child runs. Outside of
+ * containers, the same program becomes a zygote or a privileged forker. fork.c and restore.c turn the forked process
+ * into the child. */
 #include "restorer.h"
 
-/* Closes the descriptors that the child has inherited, except the control socket and these two. They move to the numbers
+/* Closes the descriptors that the child has inherited, except the control socket and these two, which get the numbers
  * after it.
  *
- * `queue` is the userfaultfd queue, a socket that is connected to itself. The child sends its userfaultfd into it; the
- * pager adds the userfaultfds of processes that the child forks. The stub holds it and reads nothing. A message in it
- * keeps a userfaultfd open even if all other holders are killed: without any holder, missing pages would read as zeroes.
- * The daemon creates the socket outside of the container's network namespace, where its name would show. It copies the
- * socket (pidfd_getfd(2)) when the pager and its replacements are dead. */
+ * `queue` is the userfaultfd queue, a socket that is connected to itself. The child sends its userfaultfd into the
+ * queue; the pager adds the userfaultfds of processes that the child forks. The stub holds the queue open and reads
+ * nothing. A message in the queue keeps a userfaultfd open even if all other holders are killed: without any holder,
+ * missing pages would read as zeroes. The daemon creates the socket outside of the container's network namespace, in
+ * which its name would be visible. If pager, keeper and holder are dead, the daemon copies the socket from the stub
+ * (pidfd_getfd(2)). */
 static void keep_stub_fds(int status_file, int queue)
 {
 	int top = (status_file > queue ? status_file : queue) + STUB_FDS;
@@ -30,9 +31,8 @@ void mount_proc(void)
 		fail(STEP_MOUNT_PROC, error, 0);
 }
 
-/* Reaps processes, orphans included, until the child has ended. The container ends with the child. If there is no child,
- * because a privileged forker was killed before it forked one, this process ends without a report: to the daemon, the
- * stub has ended. */
+/* Reaps processes, including orphans, until the child has ended. The container ends with the child. If there is no
+ * child, because a privileged forker was killed before it forked one, the stub exits without a report. */
 static __attribute__((noreturn)) void reap_until_exit(long child)
 {
 	i32 status = 0;
@@ -47,7 +47,7 @@ static __attribute__((noreturn)) void reap_until_exit(long child)
 	exit_process(0);
 }
 
-/* Forks the child, then reaps. */
+/* Forks the child, then reaps processes until it has ended. */
 static __attribute__((noreturn)) void fork_child(const struct stub_request *stub_request,
 						 struct restore_request *request)
 {
@@ -65,7 +65,8 @@ static __attribute__((noreturn)) void fork_child(const struct stub_request *stub
 	reap_until_exit(child);
 }
 
-/* Enters another network namespace in place of its container's, for itself and its future children. Then reports READY. */
+/* Enters another network namespace in place of its container's, for itself and its future children. Then sends
+ * REPORT_READY. */
 static void enter_network(const struct passed_fds *passed)
 {
 	long error = CALL2(setns, passed->first + NETWORK_PASSED_NAMESPACE, K_CLONE_NEWNET);
@@ -104,7 +105,8 @@ __attribute__((noreturn, used, visibility("hidden"))) void stub(void)
 	request.plan = request.passed.first + PASSED_PLAN;
 	request.requested_ns = realtime_ns();
 	if (stub_request.magic == WAIT_MAGIC) {
-		/* The child was reparented to this process before it was reported as restored. It may have ended since. */
+		/* The child was reparented to this process before the daemon sent this request, and may have ended
+		 * since. */
 		const i32 first = request.passed.first;
 		keep_stub_fds(first + WAIT_PASSED_STATUS, first + WAIT_PASSED_QUEUE);
 		reap_until_exit(stub_request.pid);
@@ -112,7 +114,7 @@ __attribute__((noreturn, used, visibility("hidden"))) void stub(void)
 	if (stub_request.intermediate_pid != 0)
 		fork_via_intermediate(&stub_request, &request);
 	if (stub_request.pid == 0) {
-		request.userfaultfd_queue = CONTROL_FD; /* run_zygote() replaces it later */
+		request.userfaultfd_queue = CONTROL_FD; /* register_userfaultfd() replaces it */
 		become_child(&request, 0);
 	}
 	fork_child(&stub_request, &request);

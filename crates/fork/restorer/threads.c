@@ -1,5 +1,5 @@
-/* Creates the child's threads. Each sets its own attributes and enters the child through its signal frame. Only the code of
- * enter_thread() stays mapped in the child: it must fit in the first page of the code. */
+/* Creates the child's threads. Each sets its own attributes and enters the child through its signal frame. Only the
+ * code of enter_thread() stays mapped in the child, so it must fit in the first page of the code. */
 #include "restorer.h"
 
 /* The leader's arguments to a new thread. */
@@ -13,15 +13,15 @@ static void set_scheduling(const struct plan *plan, const struct plan_thread *th
 	struct k_sched_param parameter = { (i32)thread->priority };
 	if (thread->policy != 0 && thread->sched_attr == 0)
 		check(plan, STEP_SCHEDULING, CALL3(sched_setscheduler, 0, thread->policy, &parameter), thread->tid);
-	/* Set 0 as well: the daemon's nice value may differ. */
+	/* Also set a nice value of 0: the inherited one may differ. */
 	check(plan, STEP_SCHEDULING, CALL3(setpriority, 0, 0, thread->nice), thread->tid);
 	if (thread->sched_attr != 0)
 		check(plan, STEP_SCHEDULING, CALL3(sched_setattr, 0, plan_pointer(plan, thread->sched_attr), 0),
 		      thread->tid);
 }
 
-/* Queues the pending signals again. All signals are blocked until the thread's own mask is set. A process may queue any
- * siginfo to itself, sender and code included. */
+/* Queues the pending signals again. All signals stay blocked until the thread enters its frame. A process may queue any
+ * siginfo to itself, including sender and code. */
 void queue_pending_signals(const struct plan *plan, struct plan_span pending_signals, u32 tid)
 {
 	const struct plan_thread *leader = plan_pointer(plan, plan->threads.offset);
@@ -52,7 +52,7 @@ static void set_thread_attributes(const struct plan *plan, const struct plan_thr
 		CALL5(prctl, K_PR_SET_TSC, K_PR_TSC_SIGSEGV, 0, 0, 0);
 	set_scheduling(plan, thread);
 	set_credentials(plan, thread->credentials);
-	/* After the credentials, because changing them clears it. */
+	/* Set after the credentials: a change of credentials clears it. */
 	if (thread->parent_death_signal != 0)
 		CALL5(prctl, K_PR_SET_PDEATHSIG, thread->parent_death_signal, 0, 0, 0);
 	queue_pending_signals(plan, thread->pending_signals, thread->tid);
@@ -60,15 +60,15 @@ static void set_thread_attributes(const struct plan *plan, const struct plan_thr
 
 /* Enters the thread through its signal frame.
  *
- * The last thread unmaps the plan, the stacks and all other code, which would otherwise stay in every child. After the
- * count a thread uses registers only, because its stack may be unmapped, and only this code, which is in the first page.
- * It installs its own seccomp filters after all system calls but the last. If one cannot be installed, the child ends
- * here instead of running without it.
+ * The last thread unmaps the plan, the stacks and all other code, which would otherwise stay in every child. After it
+ * has counted itself, a thread uses only registers, because its stack may be unmapped, and only this code, which is in
+ * the first page. It installs its own seccomp filters just before its last system call. If a filter cannot be
+ * installed, the child ends here (ud2).
  *
- * Filters for all threads: every other thread counts itself and sleeps. The leader waits for the count. It requeues the
- * sleepers to a second futex until all have been requeued, so that none is still on its way to sleep, in a call that a
- * filter might forbid. It installs the filters for all threads and wakes them, if the filters allow that. Otherwise the
- * other threads do not sleep.
+ * Filters for all threads: every other thread counts itself and sleeps. The leader waits for the count. It moves the
+ * sleepers to a second futex until all have been moved: then no thread is about to make a futex call that a filter
+ * might forbid. It installs the filters for all threads and wakes them. If the filters forbid the wake-up, the other
+ * threads poll instead of sleeping.
  *
  *   other   ── count ── sleep ─────┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄──────▶ own filters ── frame
  *   leader  ───────── counted? ── all requeued? ── install for all ── wake ── own filters ── frame */
@@ -225,7 +225,8 @@ static __attribute__((noreturn)) void run_thread(void *argument)
 	enter_thread(plan, thread);
 }
 
-/* The new task takes its argument from a register that the system call preserves, because it has no stack frame yet. */
+/* Clones a task that calls run(run_argument). The new task has an empty stack, so both values are in registers that the
+ * system call preserves. */
 long start_task(struct k_clone_args *args, void (*run)(void *), void *run_argument)
 {
 	register void *argument __asm__("r12") = run_argument;

@@ -22,14 +22,14 @@ static char *append_number(char *end, u32 number)
 	return append_text(end, digit);
 }
 
-/* The directory for one process's core. */
+/* Appends the path of the directory for one process's core. */
 static char *append_core_directory(char *end, u32 pid)
 {
 	return append_number(append_text(end, "/dev/shm/.farfork-core-"), pid);
 }
 
-/* Lets the process dump a core, in a directory of its own: only then does its wait status have the core flag. The core is
- * small, because the process has little memory. Returns whether a core can be written. */
+/* Allows the process to dump a core into a separate directory: the kernel sets the core flag of a wait status only if a
+ * core was written. The core is small, because the process has little memory. Returns whether a core can be written. */
 static int prepare_core(u32 pid)
 {
 	char directory[CORE_PATH_BYTES];
@@ -43,7 +43,7 @@ static int prepare_core(u32 pid)
 	return CALL4(prlimit64, 0, K_RLIMIT_CORE, &limit, 0) == 0;
 }
 
-/* Removes the cores, which no program expects. Their name is `core` or `core.<pid>`. */
+/* Removes the cores of zombies, which the program does not expect. Their name is `core` or `core.<pid>`. */
 void remove_cores(const struct plan *plan)
 {
 	const struct plan_child *children = plan_pointer(plan, plan->children.offset);
@@ -61,7 +61,8 @@ void remove_cores(const struct plan *plan)
 	}
 }
 
-/* Ends with the zombie's wait status. Its group's leader may be another process, which must be forked first. */
+/* Ends with the zombie's wait status. If another process leads its group, first waits until all processes are
+ * forked. */
 void become_zombie(const struct plan_child *child, int barrier_fd, u32 process_count)
 {
 	u64 none = 0;

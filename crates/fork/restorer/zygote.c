@@ -1,6 +1,6 @@
-/* The zygote: a stub outside of containers that has rebuilt a child's memory and stopped before anything else of the child.
- * On request it forks copies of itself into containers. Each copy continues with a plan of its own (fork.c, restore.c).
- * It serves requests until the daemon closes its socket. */
+/* The zygote: a stub outside of containers that has rebuilt only a child's memory. On request it forks copies of itself
+ * into containers. Each copy continues with its own plan (fork.c, restore.c). It serves requests until the daemon
+ * closes its socket. */
 #include "restorer.h"
 
 /*   zygote ── clone3(VM, VFORK) ──▶ intermediate, in the container's pid namespace
@@ -8,10 +8,10 @@
  *                                     ├──────────────────────────────▶ copy: fork.c, restore.c
  *                                     ends: the kernel reparents the copy to the namespace's pid 1, the stub
  *
- * The intermediate shares the zygote's memory, so that the memory is copied once, not twice. It is in the container's pid
- * namespace itself because the kernel reparents an orphan to pid 1 of its *parent's* namespace. */
+ * The intermediate shares the zygote's memory (CLONE_VM), so that only one fork copies it. It is in the container's pid
+ * namespace, because the kernel reparents an orphan to pid 1 of its *parent's* namespace. */
 
-#define INTERMEDIATE_STACK_BYTES (LEADER_STACK_BYTES / 2) /* the lower half of the leader's */
+#define INTERMEDIATE_STACK_BYTES (LEADER_STACK_BYTES / 2) /* the lower half of the leader's stack */
 #define ZYGOTE_FDS (CONTROL_FD + 2)		     /* the daemon's socket and the userfaultfd, consecutive */
 
 struct copy_request {
@@ -19,23 +19,23 @@ struct copy_request {
 	struct restore_request request;
 };
 
-/* In the copy. From here on it has its own descriptor table, and reports failures on its own socket. */
+/* Runs in the copy. The copy has its own descriptor table, and reports failures on its own socket. */
 static __attribute__((noreturn)) void become_copy(struct copy_request *copy_request)
 {
 	struct passed_fds *passed = &copy_request->request.passed;
-	passed->count--; /* without the control group */
+	passed->count--; /* the copy does not need the cgroup */
 	CALL3(dup3, passed->first + PASSED_STATUS, CONTROL_FD, K_O_CLOEXEC);
 	become_child(&copy_request->request, 0);
 }
 
-/* In the intermediate. It shares the zygote's descriptor table and closes the copy's descriptors there: pipe ends that
- * another process holds would be visible to the copy. The copy waits for the intermediate's end. */
+/* Runs in the intermediate, which shares the zygote's descriptor table. Closes the copy's descriptors in this table: if
+ * the zygote held pipe ends open, the copy would not see the end of file. The copy waits for the intermediate's end. */
 static __attribute__((noreturn)) void run_zygote_intermediate(void *argument)
 {
 	struct copy_request *copy_request = argument;
 	const struct passed_fds *passed = &copy_request->request.passed;
 	unshare_time_namespace(&copy_request->stub_request);
-	join_new_session_keyring(); /* otherwise all copies would share the zygote's */
+	join_new_session_keyring(); /* otherwise all copies would share the zygote's keyring */
 	long error = CALL2(setns, passed->first + PASSED_ZYGOTE_INIT,
 			   K_CLONE_NEWNS | K_CLONE_NEWUTS | K_CLONE_NEWIPC | K_CLONE_NEWNET);
 	if (error < 0)
@@ -49,7 +49,8 @@ static __attribute__((noreturn)) void run_zygote_intermediate(void *argument)
 	exit_process(0);
 }
 
-/* Forks one copy through an intermediate. Returns an error if there was no intermediate; it reports its own failures. */
+/* Forks one copy through an intermediate. Returns an error if the intermediate could not be created; the intermediate
+ * reports its own failures. */
 static long fork_copy(const struct plan *plan, struct copy_request *copy_request)
 {
 	struct k_clone_args args;
@@ -69,7 +70,7 @@ static long fork_copy(const struct plan *plan, struct copy_request *copy_request
 	do
 		error = CALL4(wait4, intermediate, &status, K_WALL, 0);
 	while (error == -K_EINTR);
-	if (status) /* otherwise the intermediate closed them; closing its socket reports that there is no copy */
+	if (status) /* on success, the intermediate has closed them; the closed socket shows that there is no copy */
 		close_passed_fds(&copy_request->request.passed);
 	return 0;
 }
@@ -82,7 +83,7 @@ void run_zygote(const struct plan *plan)
 	check(plan, STEP_MOVE_DESCRIPTORS, CALL3(dup3, control, CONTROL_FD, K_O_CLOEXEC), 0);
 	check(plan, STEP_MOVE_DESCRIPTORS, CALL3(dup3, userfaultfd, CONTROL_FD + 1, K_O_CLOEXEC), 1);
 	CALL3(close_range, ZYGOTE_FDS, ~0u, 0);
-	/* Fills the lower numbers, so that passed descriptors are consecutive. */
+	/* Fill the lower numbers, so that passed descriptors are consecutive. */
 	for (int below = 0; below < CONTROL_FD; below++)
 		check(plan, STEP_MOVE_DESCRIPTORS, CALL3(dup3, CONTROL_FD, below, K_O_CLOEXEC), 0);
 	send_report_with_marks(CONTROL_FD, REPORT_RESTORED, 0, 0, 0, 0, scratch_page(plan)->marks_ns);
@@ -92,7 +93,7 @@ void run_zygote(const struct plan *plan)
 		copy_request.request.plan = copy_request.request.passed.first + PASSED_PLAN;
 		copy_request.request.requested_ns = realtime_ns();
 		copy_request.request.control = CONTROL_FD;
-		/* A placeholder: the pager holds the copy's userfaultfd where the stub can get it. */
+		/* A placeholder: the pager adds the copy's userfaultfd to the queue of the container's stub. */
 		copy_request.request.userfaultfd_queue = CONTROL_FD;
 		long error = fork_copy(plan, &copy_request);
 		if (error < 0)
@@ -101,8 +102,8 @@ void run_zygote(const struct plan *plan)
 	}
 }
 
-/* In the copy: unmaps what only the zygote needs. First waits until the intermediate has ended, so that the stub is the
- * copy's parent. */
+/* Runs in the copy: waits until the intermediate has ended, so that the stub is the copy's parent, and then unmaps the
+ * zygote's region. */
 void unmap_zygote_region(const struct plan *plan)
 {
 	while (CALL0(getppid) != 1)

@@ -8,10 +8,11 @@ use farfork_wire::ChildId;
 
 use crate::pager::{ClientError, PagerClient, SettleProgress, SettleState};
 
-/// Least time for one page. The next progress query is delayed by this much for each missing page.
+/// Shortest time to fetch one page. The next progress query is delayed by this time for each missing page.
 const PAGE_FETCH_MIN: Duration = Duration::from_nanos(500);
 
-/// Shortest and longest pause between two progress queries. A query takes some 50 µs, and the end should be noticed soon.
+/// Shortest and longest pause between two progress queries. A query takes about 50 µs, and the end must be noticed
+/// soon.
 const POLL_INTERVALS: (Duration, Duration) = (Duration::from_micros(100), Duration::from_millis(20));
 
 /// Why a child does not get all of its memory.
@@ -28,7 +29,7 @@ pub enum EagerError {
     Timeout(u64),
 }
 
-/// Waits until a restored child has all of its memory, and no longer needs its seed. Returns the time when it had, by
+/// Waits until a restored child has all of its memory, and no longer needs its seed. Returns the time of this, by
 /// CLOCK_REALTIME in nanoseconds.
 pub(crate) fn settle_before_start(
     child: &ChildId,

@@ -1,4 +1,5 @@
-//! File identities: whether a file on this node is the file that a process had mapped on another node.
+//! File identities: decide whether a file on this node is the file that a process used at capture, on this or another
+//! node.
 
 use std::fs::File;
 use std::io;
@@ -26,10 +27,11 @@ pub fn read_identity(path: &Path) -> io::Result<FileIdentity> {
     Ok(identity)
 }
 
-/// Linkers put the build id near the start of a file, so one read finds it. Parsing the whole file takes two dozen.
+/// Number of bytes at the start of a file in which the build id is searched first. Linkers put the build id near the
+/// start, so one read finds it; parsing the whole file takes two dozen reads.
 const BUILD_ID_SEARCH_BYTES: usize = 4096;
 
-/// The build id of an ELF file, if it is in its first bytes.
+/// Returns the build id of an ELF file, if it is within its first bytes.
 fn parse_build_id(head: &[u8]) -> Option<Vec<u8>> {
     let file = FileHeader64::<Endianness>::parse(head).ok()?;
     let endian = file.endian().ok()?;
@@ -45,13 +47,13 @@ fn parse_build_id(head: &[u8]) -> Option<Vec<u8>> {
     })
 }
 
-/// The build id of an ELF file, anywhere in it.
+/// Returns the build id of an ELF file, from any position.
 fn read_build_id(file: File) -> Option<Vec<u8>> {
     let cache = ReadCache::new(file);
     object::File::parse(&cache).ok()?.build_id().ok()?.map(<[u8]>::to_vec)
 }
 
-/// The identity of an open file by its inode, without reading it.
+/// Returns the identity of an open file from its inode, without reading the contents.
 ///
 /// # Errors
 /// As statx(2).
@@ -59,7 +61,7 @@ pub fn stat_identity(file: impl AsFd) -> io::Result<FileIdentity> {
     Ok(from_statx(&statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)?))
 }
 
-/// The identity of the file at a path, by its inode.
+/// Returns the identity of the file at a path from its inode.
 ///
 /// # Errors
 /// As statx(2).
@@ -67,7 +69,7 @@ pub fn stat_path_identity(path: &Path) -> io::Result<FileIdentity> {
     Ok(from_statx(&statx(CWD, path, AtFlags::empty(), StatxFlags::BASIC_STATS)?))
 }
 
-/// The identity in a result of statx(2).
+/// Returns the identity from a result of statx(2).
 pub fn from_statx(found: &Statx) -> FileIdentity {
     const PERMISSIONS: u16 = 0o7777;
     let nanoseconds = |time: &StatxTimestamp| time.tv_sec * 1_000_000_000 + i64::from(time.tv_nsec);
@@ -84,7 +86,7 @@ pub fn from_statx(found: &Statx) -> FileIdentity {
     }
 }
 
-/// How a file compares with an earlier identity on the same machine.
+/// The result of comparing a file with an earlier identity on the same machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FileComparison {
     /// It is the same file, and has the same bytes.
@@ -95,7 +97,7 @@ pub enum FileComparison {
     Different,
 }
 
-/// Compares `now` with `then` within one boot of one kernel.
+/// Compares `now` with `then`. Both must be from the same boot of the same machine.
 pub fn compare(then: &FileIdentity, now: &FileIdentity) -> FileComparison {
     if (then.device, then.inode) != (now.device, now.inode) {
         return FileComparison::Different;
@@ -105,25 +107,27 @@ pub fn compare(then: &FileIdentity, now: &FileIdentity) -> FileComparison {
 
 /// Whether size and times show that a file has the same bytes as before.
 pub fn has_same_content(then: &FileIdentity, now: &FileIdentity) -> bool {
-    // A change of links, mode or owner updates the change time, too. If the modification time was set back, only the change
-    // time differs.
+    // A differing change time is explained by a change of links, mode or owner. If only the change time differs, the
+    // contents may have changed, and the modification time may have been set back.
     let is_explained = (then.links, then.status) != (now.links, now.status);
     (then.bytes, then.modified_ns) == (now.bytes, now.modified_ns)
         && (then.changed_ns == now.changed_ns || is_explained)
 }
 
-/// A modification time that no file has. It marks a file that was changed before its identity was read.
+/// A modification time that no file has: marks the identity of a file that was changed before the identity was read.
 pub const CHANGED_MARKER_NS: i64 = i64::MIN;
 
-/// Marks a file that was changed since `timestamp_ns`, a [`file_time_ns`](farfork_sys::clock::file_time_ns).
+/// Marks the identity if the file was changed since `timestamp_ns`, a
+/// [`file_time_ns`](farfork_sys::clock::file_time_ns).
 pub fn mark_if_changed_since(timestamp_ns: i64, identity: &mut FileIdentity) {
     if identity.changed_ns >= timestamp_ns && identity.modified_ns >= timestamp_ns {
         identity.modified_ns = CHANGED_MARKER_NS;
     }
 }
 
-/// Whether the file at `path` on this node has the bytes of `wanted`. Within one boot (`same_boot`), inode, size and times
-/// decide. Otherwise size, and build id or digest decide. A file without both is never the same, and is paged instead.
+/// Whether the file at `path` on this node has the bytes of `wanted`. Within one boot (`same_boot`), inode, size and
+/// times decide. Otherwise size, and build id or digest decide. A file without both never counts as the same: its pages
+/// are then read from the seed.
 pub fn is_same_file(path: &Path, wanted: &FileIdentity, same_boot: bool) -> bool {
     let Ok(metadata) = path.metadata() else { return false };
     if !metadata.is_file() || metadata.len() != wanted.bytes || wanted.modified_ns == CHANGED_MARKER_NS {
@@ -144,10 +148,10 @@ pub fn has_same_digest(path: &Path, wanted: &FileIdentity) -> bool {
     wanted.digest.is_some() && found().ok().flatten() == wanted.digest
 }
 
-/// Largest file that has a digest, in bytes. Computing it must take no more than some ten microseconds.
+/// Largest file that gets a digest, in bytes. Computing a digest must take no more than tens of microseconds.
 const DIGEST_FILE_BYTES_MAX: u64 = 64 << 10;
 
-/// SHA-256 of a small file; `None` for a larger one, or one that changes meanwhile.
+/// Computes the SHA-256 of a small file; `None` for a larger file, or one that changes during the computation.
 ///
 /// # Errors
 /// As fstat(2) and pread(2).
@@ -173,7 +177,7 @@ mod tests {
         let identity = read_identity(path).unwrap();
         assert!(is_same_file(path, &identity, true));
         assert!(identity.build_id.is_some());
-        assert_eq!(identity.build_id, read_build_id(File::open(path).unwrap()), "wherever it is looked for");
+        assert_eq!(identity.build_id, read_build_id(File::open(path).unwrap()), "both searches find the same build id");
         let mut other = identity.clone();
         other.bytes += 1;
         assert!(!is_same_file(path, &other, true));

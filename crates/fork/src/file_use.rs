@@ -38,7 +38,7 @@ impl<'a> SeedFile<'a> {
         }
     }
 
-    /// Index of the file in the owner's answer.
+    /// Index of the file in the owner's reply (`FILE_STATES`).
     pub(crate) fn state_index(&self, descriptor: &Descriptor) -> usize {
         match *self {
             Self::Mapped { index, .. } => index as usize,
@@ -50,13 +50,13 @@ impl<'a> SeedFile<'a> {
 /// How the processes of a seed use a file.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct FileUse {
-    /// It is executed, mapped, or read through an open file that does not append to it.
+    /// Executed, mapped, or readable through an open file without O_APPEND.
     pub(crate) is_read: bool,
-    /// It is read through an open file that appends to it.
+    /// Readable through an open file with O_APPEND.
     pub(crate) is_read_and_appended: bool,
-    /// Pages of a private mapping of it were written.
+    /// Pages of a private mapping of the file were written.
     pub(crate) has_written_pages: bool,
-    /// It is open or mapped for writing.
+    /// Open or mapped for writing.
     pub(crate) is_written: bool,
 }
 
@@ -70,7 +70,7 @@ impl FileUse {
     }
 }
 
-/// The uses of all files of a descriptor, by device and inode.
+/// Returns the uses of all files of a descriptor, by device and inode.
 pub(crate) fn collect_file_uses(descriptor: &Descriptor) -> BTreeMap<FileKey, FileUse> {
     let mut uses: BTreeMap<FileKey, FileUse> = BTreeMap::new();
     for file in SeedFile::iter(descriptor) {

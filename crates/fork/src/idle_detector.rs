@@ -1,20 +1,20 @@
-//! Detects when a server becomes idle: the time to return free memory to the system (`farfork_sys::allocator`).
+//! Detects when a server becomes idle, so that it can return free memory to the system (`farfork_sys::allocator`).
 //!
-//! The allocator keeps freed memory: a daemon that used 55 MiB at peak load kept them when it used 8 MiB seconds later
-//! (`docs/decisions/020-memory-at-rest.md`). The daemon and the pager use it.
+//! The allocator keeps freed memory: a daemon that used 55 MiB at peak load and 8 MiB seconds later still held 55 MiB
+//! (`docs/decisions/020-memory-at-rest.md`). The daemon and the pager use this module.
 
 use std::time::{Duration, Instant};
 
 use farfork_sys::clock;
 
-/// A server that uses less than this share of a CPU is idle.
+/// A server that uses less than this fraction of a CPU is idle.
 const IDLE_CPU_FRACTION_MAX: f64 = 0.01;
 
-/// A server that has worked less than this since it was last idle has nothing to return. Kept connections and timer checks
-/// need no memory.
+/// CPU time since the server was last idle below which there is nothing to return: idle connections and timer checks
+/// allocate no memory.
 const WORK_MIN: Duration = Duration::from_millis(100);
 
-/// How much CPU time this process has used, on all CPUs.
+/// Observes the CPU time of this process, on all CPUs.
 #[derive(Debug)]
 pub struct IdleDetector {
     checked_at: Instant,
@@ -23,13 +23,13 @@ pub struct IdleDetector {
 }
 
 impl IdleDetector {
-    /// Earlier work counts, too: starting uses memory.
+    /// Creates a detector. CPU time before this call counts, too, because the start of a server uses memory.
     pub fn new(now: Instant) -> Self {
         Self { checked_at: now, cpu_time: clock::process_cpu_time(), cpu_time_at_idle: Duration::ZERO }
     }
 
-    /// Whether the process has become idle: it did almost nothing since the last call, and some work since it was last idle.
-    /// Call it every second or every few seconds.
+    /// Returns whether the process has become idle: since the last call it did almost nothing, but since it was last
+    /// idle it did some work. Must be called every second or every few seconds.
     pub fn has_become_idle(&mut self, now: Instant) -> bool {
         self.update(now, clock::process_cpu_time())
     }
@@ -66,7 +66,7 @@ mod tests {
     fn a_working_process_is_not_idle() {
         let start = Instant::now();
         let mut rest = IdleDetector::new(start);
-        // Measured by its own CPU time, which it may get late on a busy machine. Being idle in between would then be
+        // On a busy machine, this thread may get its CPU time late. Then the process is idle in between, which is
         // correct.
         let start_time = clock::process_cpu_time();
         while clock::process_cpu_time() < start_time + 3 * WORK_MIN {

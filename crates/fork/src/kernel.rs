@@ -1,5 +1,5 @@
-//! Identifies the running kernel: its boot id, and its vdso, the only part by which programs notice another build. The
-//! kernel maps the vdso into each process. Programs look up its functions once and keep their addresses.
+//! Identifies the running kernel by its boot id and its vdso. The kernel maps the vdso into each process. Programs look
+//! up its functions once and keep the addresses, so they depend on the kernel's build only through the vdso.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;

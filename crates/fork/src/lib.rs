@@ -1,7 +1,7 @@
 //! Carries a running process to another node: capture → descriptor → seed → restore → pager.
 //!
-//! This crate defines the state of a process, captures it, and builds it again.
-//! The daemon (`farfork-node`) takes the requests and knows the other nodes.
+//! This crate captures the state of a process, and restores it. The daemon (`farfork-node`) handles requests and
+//! communicates with the other nodes.
 #![forbid(unsafe_code)]
 
 pub mod call_timer;

@@ -1,5 +1,5 @@
-//! A pool of connections to the owners of seeds, for reads before a child has a pager: descriptors and shared memory.
-//! A used connection is kept for a while. A new one authenticates both ends, which takes longer than such a read.
+//! A pool of connections to the owners of seeds, for reads that the daemon makes itself: descriptors and shared memory.
+//! A used connection is kept for a while, because the authentication of a new connection takes longer than such a read.
 
 use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -12,14 +12,14 @@ use farfork_wire::NodeName;
 use crate::pager::OWNER_IDLE_TIMEOUT;
 use crate::resume::ResumeError;
 
-/// Most idle connections. The one that was used least recently is closed first.
+/// Most idle connections. The least recently used one is closed first.
 const IDLE_MAX: usize = 8;
 
 /// Idle connections to owners.
 #[derive(Default)]
 pub struct OwnerConnectionPool {
     credentials: Option<Credentials>,
-    /// The most recently used connection is last.
+    /// Idle connections, the most recently used last.
     idle: Mutex<Vec<IdleConnection>>,
 }
 
@@ -30,16 +30,16 @@ struct IdleConnection {
 }
 
 impl OwnerConnectionPool {
-    /// An empty pool. `credentials` are shown to owners in the network, who must then show theirs.
+    /// Creates an empty pool. With `credentials`, both ends of connections to other machines are authenticated.
     pub fn new(credentials: Option<Credentials>) -> Self {
         Self { credentials, idle: Mutex::default() }
     }
 
-    /// Calls `read` with a connection to the owner at `address`, which must be `node`. The connection is kept unless `read`
-    /// fails.
+    /// Calls `read` with a connection to the owner at `address`, which must be `node`. Keeps the connection in the pool
+    /// unless `read` fails.
     ///
     /// # Errors
-    /// Errors of `read`, or no further file descriptor can be opened.
+    /// The errors of `read`, or of opening a connection.
     pub(crate) fn with_connection<T>(
         &self,
         address: &Address,
@@ -52,7 +52,7 @@ impl OwnerConnectionPool {
                 .map_err(ResumeError::creation_error("a connection"))?,
         };
         let outcome = read(&mut *connection)?;
-        // A local connection needs no authentication, and holds the memory of templates.
+        // Keep only TCP connections: a local one needs no authentication, and would keep the memory of templates.
         if matches!(address, Address::Tcp(_)) {
             self.store_idle(IdleConnection { node: node.clone(), connection, since: Instant::now() });
         }
@@ -64,7 +64,7 @@ impl OwnerConnectionPool {
         !self.lock_idle().is_empty()
     }
 
-    /// Closes connections that have not been used for long.
+    /// Closes connections that were unused for too long.
     pub fn close_idle(&self) {
         self.close_unused_for(OWNER_IDLE_TIMEOUT);
     }
@@ -73,7 +73,7 @@ impl OwnerConnectionPool {
         self.lock_idle().retain(|idle| idle.since.elapsed() < limit);
     }
 
-    /// The most recently used connection.
+    /// Takes the most recently used connection to this owner.
     fn take_idle(&self, address: &Address, node: &NodeName) -> Option<Box<dyn Connection>> {
         let mut idle = self.lock_idle();
         let found = idle.iter().rposition(|idle| idle.connection.address() == address && idle.node == *node)?;
@@ -109,7 +109,7 @@ mod tests {
 
     use super::*;
 
-    /// The address of a connection object in memory, which identifies the connection.
+    /// Returns the address of a connection object in memory, which identifies the connection.
     fn memory_address(connection: &mut dyn Connection) -> Result<usize, ResumeError> {
         Ok(std::ptr::from_mut(connection).cast::<()>() as usize)
     }
@@ -136,7 +136,7 @@ mod tests {
             ("a file could not be created: full", 2)
         );
         links.close_idle();
-        assert!(links.has_idle(), "they were used just now");
+        assert!(links.has_idle(), "recently used connections are kept");
         links.close_unused_for(Duration::ZERO);
         assert!(!links.has_idle());
     }
@@ -152,6 +152,6 @@ mod tests {
                 .unwrap();
         }
         assert_eq!(links.lock_idle().len(), IDLE_MAX);
-        assert!(links.take_idle(&server.address(), &NodeName::new("n0").unwrap()).is_none(), "the oldest went");
+        assert!(links.take_idle(&server.address(), &NodeName::new("n0").unwrap()).is_none(), "the oldest is closed");
     }
 }

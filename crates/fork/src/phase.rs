@@ -1,5 +1,5 @@
-//! Phases: named parts of a request's time, shown by `--profile`. Each is a tracing span of one target.
-//! The daemon collects them. A phase costs next to nothing while no subscriber listens.
+//! Phases: named parts of a request's time, shown by `--profile`. Each is a tracing span of one target. The daemon
+//! collects them. A phase costs almost nothing while there is no subscriber.
 
 /// Measures a phase: one piece of work, ``phase!("resume.plan", plan.write(directory))?``, or the time until the returned
 /// value is dropped, ``let _phase = phase!("resume.plan");``. Its name is `noun.verb`; scripts read it.
@@ -8,7 +8,7 @@ macro_rules! phase {
     ($name:literal) => {
         ::tracing::debug_span!(target: "farfork::phase", $name).entered()
     };
-    // For awaited work: while it waits, the phase is not entered.
+    // For awaited work: the span is not entered while the work waits.
     (await $name:literal, $work:expr) => {
         ::tracing::Instrument::instrument($work, ::tracing::debug_span!(target: "farfork::phase", $name)).await
     };

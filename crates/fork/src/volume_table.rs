@@ -1,7 +1,7 @@
-//! The mounted volumes of a mount namespace: which path is on which volume.
+//! The mounted volumes of a mount namespace: finds the volume of a path.
 //!
-//! `capture` records them in a descriptor, and lists them for `farfork check`. `resume` compares them with the node's
-//! volumes. Neither makes a call to a volume.
+//! `capture` records the volumes in a descriptor, and lists them for `farfork check`. `resume` compares them with the
+//! node's volumes. Neither makes a call to a volume.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -27,13 +27,13 @@ pub(crate) struct VolumePath<'a> {
 }
 
 impl VolumeTable {
-    /// The table of a process, as seen from its root.
+    /// Reads the table of a process, with paths relative to its root.
     ///
     /// # Errors
     /// As reading `/proc/PID/mountinfo`.
     pub(crate) fn read(pid: i32) -> io::Result<Self> {
         let text = fs::read(format!("/proc/{pid}/mountinfo"))?;
-        // Parsing a table takes longer than searching it, and most tables have no volume.
+        // Search the text before parsing it: parsing takes longer, and most tables have no volume.
         let has_volume = text.windows(VOLUME_FILESYSTEM.len()).any(|found| found == VOLUME_FILESYSTEM.as_bytes());
         if has_volume { Self::parse(&text) } else { Ok(Self::default()) }
     }
@@ -43,7 +43,7 @@ impl VolumeTable {
         Ok(Self(table::visible_mounts(&mounts).into_iter().cloned().collect()))
     }
 
-    /// The volume and the path in it to which a path without symbolic links leads.
+    /// Returns the volume of a path without symbolic links, and the path within the volume.
     pub(crate) fn find(&self, path: &str) -> Option<VolumePath<'_>> {
         let above = self.0.iter().filter(|mount| Path::new(path).starts_with(&mount.point));
         let mount = above.max_by_key(|mount| mount.point.components().count())?;
@@ -52,18 +52,18 @@ impl VolumeTable {
         Some(VolumePath { volume: volume_name(mount)?, mount, path: path.to_string_lossy().into_owned() })
     }
 
-    /// The volume of a mount, by the mount id of statx(2).
+    /// Returns the volume of a mount, given the mount id of statx(2).
     pub(crate) fn volume_of_mount(&self, id: u64) -> Option<&str> {
         self.0.iter().find(|mount| u64::from(mount.id) == id).and_then(volume_name)
     }
 
-    /// The volume of a device, as `/proc/PID/maps` shows it.
+    /// Returns the volume of a device number from `/proc/PID/maps`.
     pub(crate) fn volume_of_device(&self, device: u64) -> Option<&str> {
         let device = format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
         self.0.iter().find(|mount| mount.device == device).and_then(volume_name)
     }
 
-    /// The volumes that the processes of a seed use.
+    /// Returns the volumes that the processes of a seed use.
     pub(crate) fn used_by(&self, descriptor: &Descriptor) -> Vec<VolumeMount> {
         if self.0.is_empty() {
             return Vec::new();
@@ -88,7 +88,8 @@ impl VolumeTable {
         mounts
     }
 
-    /// The first path of a seed's volume for which this namespace does not have the same volume at the same place.
+    /// Returns the first used path of a seed's volume at which this namespace does not have the same volume, mounted at
+    /// the same path.
     pub(crate) fn find_missing<'a>(&self, wanted: &'a VolumeMount) -> Option<&'a str> {
         let is_there = |path: &&String| {
             self.find(path).is_some_and(|found| {
@@ -104,7 +105,7 @@ fn volume_name(mount: &Mount) -> Option<&str> {
     mount.source.strip_prefix(VOLUME_SOURCE_PREFIX).filter(|_| mount.is_volume())
 }
 
-/// All files and directories of a descriptor that have a path.
+/// Returns the paths of all files and directories of a descriptor.
 fn named_paths(descriptor: &Descriptor) -> impl Iterator<Item = &str> {
     let own = descriptor.processes().flat_map(|process| {
         let cwd = process.deleted_cwd.is_none().then_some(&process.cwd);

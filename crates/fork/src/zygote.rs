@@ -1,6 +1,7 @@
-//! Zygotes: a seed's memory, restored once on a node and kept stopped. Further children are forked from it. `restore`
-//! defines what a zygote has of a child and what a copy adds. The pager serves the pages and assigns each userfaultfd. The
-//! node decides which seeds have a zygote, and for how long.
+//! Zygotes: a zygote is a process on a node that holds a seed's memory and runs none of its program. Further children
+//! are forked from the zygote. `restore` defines the parts of a child that a zygote has and that a copy adds. The pager
+//! serves the pages, and assigns userfaultfds to children. The node decides which seeds have a zygote, and for how
+//! long.
 
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
@@ -19,7 +20,8 @@ use crate::restore::{
 };
 use crate::resume::{ResumeError, ResumeRequest, SeedSource};
 
-/// A zygote. Dropping it kills its process. The caller must also tell the pager, at a time when no copy is being made.
+/// A zygote. Dropping it kills its process. The caller must then request the pager to release the zygote, when no copy
+/// is being made.
 #[derive(Debug)]
 pub struct Zygote {
     id: ChildId,
@@ -49,10 +51,10 @@ pub struct ZygoteRequest<'a> {
 }
 
 impl Zygote {
-    /// Makes a process a zygote of a seed.
+    /// Makes the process of the request a zygote of a seed.
     ///
     /// # Errors
-    /// [`ResumeError`]; the caller then tells the pager to release the zygote.
+    /// [`ResumeError`]; the caller must then request the pager to release the zygote.
     pub fn start(request: ZygoteRequest<'_>, node: &LocalNode, pager: &PagerClient) -> Result<Self, ResumeError> {
         let ZygoteRequest { id, directory, process, source, limit } = request;
         let until = Instant::now() + limit;
@@ -88,7 +90,7 @@ impl Zygote {
         })
     }
 
-    /// Its id at the pager.
+    /// The id under which the pager serves the zygote.
     pub fn id(&self) -> &ChildId {
         &self.id
     }
@@ -108,7 +110,7 @@ impl Zygote {
         self.process.pid()
     }
 
-    /// Gives a copy its memory plan: the shared plan of all copies, unless the copy needs another one.
+    /// Writes the memory plan of a copy: a link to the shared plan of all copies, unless the copy needs another one.
     fn write_copy_plan(
         &self,
         source: &SeedSource,
@@ -125,7 +127,8 @@ impl Zygote {
     }
 }
 
-/// Whether a child has certainly not run after its copy from a zygote failed. If so, it may be made in another way.
+/// Whether a child whose copy from a zygote failed has certainly not run. Then the child may be started without the
+/// zygote.
 pub fn is_retryable(error: &ResumeError) -> bool {
     let may_have = |error: &RestoreError| {
         use RestoreError::{ChildDied, StubExited, StubIo, Timeout};
@@ -138,7 +141,7 @@ pub fn is_retryable(error: &ResumeError) -> bool {
     }
 }
 
-/// Whether a time limit has passed, or a file was replaced meanwhile. Another attempt may succeed.
+/// Whether the cause is a time limit, or a file that was replaced during the restore. Another attempt may succeed.
 pub fn is_late(error: &ResumeError) -> bool {
     matches!(
         error,
@@ -147,12 +150,12 @@ pub fn is_late(error: &ResumeError) -> bool {
     )
 }
 
-/// Makes the child as a copy of a zygote of its seed. On return it runs, or waits if it is to be paused, and its memory is
-/// served. Returns its control socket, on which it would wait. Its container must have a control group of the unified
-/// hierarchy; the caller moves the child from there into others.
+/// Makes the child as a copy of a zygote of its seed. On return the child runs, or waits if it is paused, and the pager
+/// serves its memory. Also returns its control socket, on which a paused child waits. The container must have a cgroup
+/// v2; the caller moves the child from this cgroup into others.
 ///
 /// # Errors
-/// [`ResumeError`]. The child has not run, or ends with its container, and the zygote must not be used any more.
+/// [`ResumeError`]. The child has not run, or ends with its container. The zygote must not be used again.
 pub fn resume_from_zygote(
     zygote: &Zygote,
     request: ResumeRequest<'_>,

@@ -1,4 +1,4 @@
-//! A thousand captures leave nothing open. This is a separate test program, because it measures the resources of its
+//! A thousand captures leak nothing. This is a separate test program, because it measures the resources of its own
 //! process.
 
 #[allow(dead_code, reason = "the tests of capture use the rest")]
@@ -10,7 +10,7 @@ use harness::{Parent, children};
 const ROUNDS: usize = 1000;
 const ENDING_MAX: usize = 4;
 
-/// Resources that could leak.
+/// Resources of this process that could leak.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Holdings {
     files: usize,
@@ -37,10 +37,10 @@ fn a_thousand_rounds_leave_nothing() {
         drop(parent.capture().unwrap());
     }
     let (after, parents_after) = (ours(), resident());
-    // One or two tracers may still be ending. A leak in each round would leave a thousand.
+    // One or two tracers may still be ending. A leak in each round would be a thousand files.
     assert!(after.files <= before.files + ENDING_MAX, "{before:?} {after:?}");
     assert!(after.threads <= before.threads + ENDING_MAX, "{before:?} {after:?}");
-    // The allocator may keep a little.
+    // The allocator may keep some freed memory.
     assert!(after.resident_pages < before.resident_pages + 1024, "{before:?} {after:?}");
     assert!(parents_after < parents_before + (1 << 20), "{parents_before} {parents_after}");
     assert_eq!(children(parent.pid()), Vec::<i32>::new(), "no zombie is left");

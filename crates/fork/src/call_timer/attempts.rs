@@ -1,8 +1,8 @@
 //! The threads that end calls. Each expired call has one thread, which makes all attempts at it.
 //!
-//! The kernel detaches traced threads when their tracer ends. So a thread here ends with its call, and never sleeps
-//! while it traces: `expire_call` returns `ExpiryOutcome::Retry` only if it has seized nothing.
-//! The threads inherit the timer's priority.
+//! The kernel detaches a traced thread when its tracer ends. So each thread of this module ends with its call, and
+//! never sleeps while it traces: `expire_call` returns `ExpiryOutcome::Retry` only if it traces nothing. The threads
+//! inherit the timer's priority.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -19,15 +19,15 @@ use super::deadline::CallDeadline;
 use super::expiry::{self, ExpiryOutcome};
 use super::schedule::ScheduledCall;
 
-/// Most threads at a time. An attempt takes some 200 us, so this does not limit the calls that end in time. It bounds the
-/// cost of many calls whose threads are all held by a debugger.
+/// Most threads at a time. An attempt takes about 200 us, so this limit delays no call. It bounds the cost of many
+/// calls whose threads are all held by a debugger.
 const THREADS_MAX: usize = 64;
 
-/// Stack of a thread: an attempt reads some small files of `/proc`.
+/// Stack size of a thread, in bytes: an attempt reads a few small files of `/proc`.
 const STACK_BYTES: usize = 256 << 10;
 
-/// How long attempts at a call are repeated. A capture holds a thread for less. Under a debugger, the call lasts for its
-/// whole limit.
+/// How long attempts at a call are repeated. A capture holds a thread for less time. A call under a debugger may last
+/// for its whole limit.
 const RETRIES_NS_MAX: u64 = 30_000_000_000;
 
 /// The running threads.
@@ -50,34 +50,34 @@ struct TimerShared {
     is_real_time: AtomicBool,
 }
 
-/// A call that a thread is to end.
+/// A call that a thread of this module must end.
 #[derive(Debug)]
 struct RunningCall {
     tid: i32,
-    /// Set when the thread of the call is in a later call.
+    /// Set when the program's thread is in a later call.
     is_superseded: Arc<AtomicBool>,
 }
 
-/// The outcome of a thread. It is `None` if the thread panicked.
+/// The outcome of a finished thread; `None` if the thread panicked.
 #[derive(Debug)]
 struct FinishedAttempt {
     id: u64,
     outcome: Option<CallOutcome>,
 }
 
-/// How the attempts at a call ended.
+/// The outcome of the attempts at a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum CallOutcome {
-    /// The call was ended, or was given up.
+    /// The call has ended, or the attempts have ended without success.
     Done,
-    /// The call must be attempted again when it is due.
+    /// The call must be attempted again later.
     Again(ScheduledCall),
-    /// The thread is in a later call, which must be ended when its time is over.
+    /// The program's thread is in a later call, which must be ended at its own deadline.
     Restarted(CallDeadline),
 }
 
 impl AttemptThreads {
-    /// No threads yet.
+    /// Creates the value without threads.
     ///
     /// # Errors
     /// As eventfd(2).
@@ -134,10 +134,11 @@ impl AttemptThreads {
         Ok(())
     }
 
-    /// Removes finished threads. Returns the first call that must be attempted again, or that replaces an ended one.
+    /// Removes finished threads. Returns the first call that must be scheduled: a call to attempt again, or a later
+    /// call of the same thread.
     pub(super) fn take_unfinished(&mut self) -> Option<ScheduledCall> {
         while let Ok(FinishedAttempt { id, outcome }) = self.finished.try_recv() {
-            // A thread that could not be started has reported, too.
+            // A thread that could not be started has also reported, by the drop of its `OutcomeReport`.
             let Some(running) = self.running.remove(&id) else { continue };
             match outcome {
                 Some(CallOutcome::Again(pending)) if !running.is_superseded.load(Ordering::Relaxed) => {
@@ -161,7 +162,7 @@ struct OutcomeReport {
 
 impl Drop for OutcomeReport {
     fn drop(&mut self) {
-        // The timer outlives its threads. A full counter is readable, too.
+        // Cannot fail: the timer outlives its threads, and a full eventfd counter is readable, too.
         let _ = self.outcomes.send(FinishedAttempt { id: self.id, outcome: self.outcome.take() });
         let _ = rustix::io::write(&self.shared.wakeup, &1_u64.to_ne_bytes());
     }
@@ -177,7 +178,7 @@ struct AttemptThread {
 impl AttemptThread {
     fn run(&mut self) {
         if !self.report.shared.is_real_time.load(Ordering::Relaxed) {
-            // The timer has lost its priority since it started this thread.
+            // The timer has lost its real-time priority since it started this thread.
             let _ = priority::make_ordinary(rustix::thread::gettid().as_raw_nonzero().get());
         }
         self.report.outcome = Some(self.outcome());

@@ -1,16 +1,16 @@
-//! Pauses between attempts at one call, each twice as long as the one before.
+//! Pauses between attempts at one call, each twice as long as the previous one.
 
 use std::time::Duration;
 
 /// The first pause. Most tracers hold a thread for less: the pause of a capture lasts about a millisecond.
 const FIRST_PAUSE: Duration = Duration::from_micros(500);
 
-/// The longest pause. A thread that a debugger holds for minutes costs fifty attempts a second, some 50 us each: 0.3 % of a
-/// CPU. The call ends at most this much after the debugger has released the thread.
+/// The longest pause. A thread that a debugger holds for minutes costs fifty attempts per second, about 50 us each: 0.3
+/// % of a CPU. The call ends at most one such pause after the debugger has released the thread.
 const PAUSE_MAX: Duration = Duration::from_millis(20);
 
-/// The pause before the next attempt. It is never longer than the time already spent, plus the first pause. So a call ends
-/// at most twice as late as its thread was released.
+/// The pause before the next attempt. It never exceeds the sum of the earlier pauses plus the first pause. So the delay
+/// of a call is at most about twice the time until its thread was released.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct RetryBackoff {
     next: Duration,

@@ -1,20 +1,20 @@
 //! The CPU time that the call timer may use with real-time priority. Pure: clocks are arguments.
 //!
-//! Real-time threads run before all ordinary ones, so a fault in the timer, or a flood of calls, could block the
-//! machine. Over its budget the timer runs with ordinary priority: it ends calls later, but never stops ending them.
+//! Real-time threads run before all ordinary threads, so a bug in the timer, or a flood of calls, could block the
+//! machine. Above its budget, the timer runs with ordinary priority: it may end calls late, but still ends them.
 
 use std::collections::VecDeque;
 
-/// The sliding window.
+/// Length of the sliding window.
 const WINDOW_NS: u64 = 1_000_000_000;
 
-/// CPU time within a window: a tenth of one CPU. An attempt takes some 200 us, so this ends 500 calls a second in time.
-/// Other processes keep nine tenths of one CPU; the kernel's own limit for real-time threads (`sched_rt_runtime_us`) leaves
-/// them a twentieth.
+/// CPU time with real-time priority within a window: a tenth of one CPU, enough to end 500 calls per second in time, at
+/// about 200 us each. The kernel's own limit for real-time threads (`sched_rt_runtime_us`) would leave other processes
+/// only a twentieth of the CPU.
 const BUDGET_NS: u64 = 100_000_000;
 
-/// Real-time priority returns when a window has used no more than this. It is less than the budget, so that the timer does
-/// not switch at each sample.
+/// The timer gets real-time priority again when the window has at most this CPU time. Less than the budget, so that the
+/// priority does not change at each sample.
 const REGAIN_NS: u64 = BUDGET_NS / 2;
 
 /// Time between two samples. The timer exceeds its budget at most by the time of one sample on each CPU.
@@ -33,13 +33,13 @@ struct CpuTimeSample {
 /// The budget, as samples of the last window. Clocks are arguments.
 #[derive(Debug)]
 pub(super) struct RealTimeBudget {
-    /// The oldest first; the first one is at the start of the window or before it.
+    /// Samples, the oldest first. The first sample is at the start of the window or before.
     samples: VecDeque<CpuTimeSample>,
     is_real_time: bool,
 }
 
 impl RealTimeBudget {
-    /// A budget of which nothing is used; `used_ns` is the CPU time before.
+    /// Creates an unused budget. `used_ns` is the CPU time used so far.
     pub(super) fn new(now_ns: u64, used_ns: u64) -> Self {
         Self { samples: VecDeque::from([CpuTimeSample { at_ns: now_ns, used_ns }]), is_real_time: true }
     }
@@ -59,7 +59,8 @@ impl RealTimeBudget {
         self.samples.back().map_or(0, |newest| newest.at_ns + SAMPLE_NS)
     }
 
-    /// Takes a sample: `used_ns` is the CPU time used so far. Returns the new state if it changes.
+    /// Takes a sample: `used_ns` is the CPU time used so far. Returns whether the timer is real-time now, if this
+    /// changed.
     pub(super) fn sample(&mut self, now_ns: u64, used_ns: u64) -> Option<bool> {
         let is_in_window = |sample: &CpuTimeSample| sample.at_ns + WINDOW_NS > now_ns;
         while self.samples.get(1).is_some_and(|second| !is_in_window(second)) {
@@ -77,7 +78,7 @@ impl RealTimeBudget {
 mod tests {
     use super::*;
 
-    /// Takes samples for a while at this CPU usage, in percent. Returns each change with its time.
+    /// Takes samples for `ns` at this CPU usage, in percent. Returns each change with its time.
     fn run(budget: &mut RealTimeBudget, clock: &mut (u64, u64), ns: u64, percent: u64) -> Vec<(u64, bool)> {
         let (mut changes, end) = (Vec::new(), clock.0 + ns);
         while clock.0 < end {

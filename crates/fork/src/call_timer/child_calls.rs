@@ -1,4 +1,4 @@
-//! Calls of a child that the capture of its parent interrupted: each gets its remaining time.
+//! Handles calls of a child that the capture of its parent interrupted: each ends after its remaining time.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -39,7 +39,7 @@ fn limited_call(thread: &Thread) -> Option<(u32, (CallSite, RestartableCall))> {
     Some((thread.tid, (CallSite { number, mark: Some(mark), rsp, rip }, thread.interrupted_call?)))
 }
 
-/// The threads of a process and of all its descendants.
+/// Returns the threads of a process and of all its descendants.
 fn threads_of_tree(pid: i32) -> Vec<i32> {
     let (mut threads, mut processes) = (Vec::new(), vec![pid]);
     while let Some(pid) = processes.pop() {

@@ -1,6 +1,6 @@
 //! The request to end one call, `CallDeadline`, and its encoding.
 //!
-//! Clients write it to the timer's pipe with one write(2) of 64 bytes, which the kernel does not split.
+//! Clients write a request to the timer's pipe by one write(2) of 64 bytes, which the kernel does not split.
 
 use crate::capture::CallMark;
 
@@ -14,12 +14,12 @@ use crate::capture::CallMark;
 pub(super) const DEADLINE_BYTES: usize = 64;
 const WORDS: usize = DEADLINE_BYTES / 8;
 
-/// The call that a thread is in, and where it returns to.
+/// The call that a thread is in, and its return address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct CallSite {
-    /// Its number, without a mark.
+    /// The call's number, without a mark.
     pub(crate) number: u64,
-    /// Its mark, if it has one.
+    /// The call's mark, if it has one.
     pub(crate) mark: Option<CallMark>,
     /// The thread's stack pointer.
     pub(crate) rsp: u64,
@@ -31,12 +31,12 @@ pub(crate) struct CallSite {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct CallDeadline {
     pub(crate) tid: i32,
-    /// Start time of the thread. With its id, it identifies the thread uniquely.
+    /// Start time of the thread, in clock ticks. Together, it and the id identify the thread uniquely.
     pub(crate) start_ticks: u64,
     pub(crate) site: CallSite,
-    /// When its time is over, by CLOCK_MONOTONIC.
+    /// When the call must end, by CLOCK_MONOTONIC.
     pub(crate) deadline_ns: u64,
-    /// The result that the call then gets.
+    /// The result that the call then returns.
     pub(crate) result: i64,
 }
 

@@ -13,11 +13,11 @@ use super::budget::RealTimeBudget;
 use super::deadline::{CallDeadline, DEADLINE_BYTES};
 use super::schedule::{CallSchedule, ScheduledCall};
 
-/// How long the timer stays after its daemon has ended, for the calls that end within this time. Later ones last for their
-/// whole limit.
+/// How long the timer continues after its daemon has ended, to end the calls that are due within this time. Later calls
+/// last for their whole limit.
 const ORPHAN_NS_MAX: u64 = 600_000_000_000;
 
-/// Runs until `input` is at its end and no call is left.
+/// Runs the timer until `input` is at its end and no call is left, or ten minutes have passed since that end.
 pub fn run(input: &OwnedFd) {
     match CallTimerLoop::new() {
         Ok(mut timer) => timer.serve(input),
@@ -40,7 +40,8 @@ impl CallTimerLoop {
     }
 
     fn serve(&mut self, input: &OwnedFd) {
-        // Expired calls depend on this thread and on those that it starts. Failure is harmless: it needs CAP_SYS_NICE.
+        // Expired calls depend on this thread and the threads that it starts. Failure is harmless: real-time priority
+        // needs CAP_SYS_NICE.
         set_real_time(true);
         loop {
             self.collect_outcomes();
@@ -62,7 +63,7 @@ impl CallTimerLoop {
             limit.map(|limit| Timespec { tv_sec: limit.as_secs().cast_signed(), tv_nsec: limit.subsec_nanos().into() });
         let wakeup = self.threads.wakeup();
         let of = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
-        // An input at its end is always readable.
+        // Do not poll an input at its end: it is always readable.
         let mut fds =
             if self.input_ended_ns.is_none() { vec![of(wakeup), of(input.as_fd())] } else { vec![of(wakeup)] };
         if !matches!(poll(&mut fds, limit.as_ref()), Ok(1..)) {
@@ -79,9 +80,9 @@ impl CallTimerLoop {
         }
     }
 
-    /// When the timer must act next without another event.
+    /// Returns when the timer must act next if there is no other event.
     fn next_ns(&self) -> Option<u64> {
-        // Without a free thread, a due call waits for one that finishes.
+        // If the maximum of threads is running, a due call waits until one finishes.
         let due_ns = self.schedule.next_due_ns().filter(|_| !self.threads.is_full());
         let may_change = !self.threads.is_empty() || !self.budget.is_real_time();
         let sample_ns = may_change.then(|| self.budget.next_sample_ns());
@@ -122,7 +123,7 @@ impl CallTimerLoop {
         while !self.threads.is_full() {
             let Some(due) = self.schedule.take_due(now_ns) else { break };
             if self.threads.start(due).is_err() {
-                // No thread can be started now, because of a limit of the machine or of the control group.
+                // The machine or the control group has reached its limit on threads: retry later.
                 let mut backoff = due.backoff;
                 let due_ns = now_ns + backoff.next_pause().as_nanos() as u64;
                 self.schedule.add(ScheduledCall { due_ns, backoff, ..due });
@@ -133,7 +134,7 @@ impl CallTimerLoop {
         self.threads.set_crowded(is_due && self.threads.is_full());
     }
 
-    /// Gives up real-time priority over the budget, and takes it again within it.
+    /// Drops real-time priority above the budget, and takes it again below.
     fn keep_budget(&mut self) {
         let now_ns = clock::monotonic_ns();
         if self.budget.is_due(now_ns)
@@ -145,15 +146,14 @@ impl CallTimerLoop {
     }
 }
 
-/// CPU time of this process. If the timer is a thread of another program, that program's time counts, too, and the timer
-/// loses its priority sooner.
+/// Returns the CPU time of this process. If the timer is a thread of another program, the time of that program counts,
+/// too, and the timer loses its priority earlier.
 fn used_ns() -> u64 {
     clock::process_cpu_time().as_nanos() as u64
 }
 
-/// Gives real-time priority to the calling thread and the threads of attempts, or makes them ordinary ones. New threads
-/// inherit the caller's priority. With a reset at fork (SCHED_RESET_ON_FORK), each would wait for a CPU before it could
-/// raise its own.
+/// Sets real-time or ordinary priority for the calling thread and the running attempt threads. New threads inherit the
+/// caller's priority: with SCHED_RESET_ON_FORK, each would wait for a CPU before it could raise its own.
 fn set_real_time(is_real_time: bool) {
     let set = if is_real_time { priority::make_real_time } else { priority::make_ordinary };
     let _ = set(rustix::thread::gettid().as_raw_nonzero().get());

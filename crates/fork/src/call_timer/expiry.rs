@@ -9,9 +9,9 @@ use farfork_sys::ptrace::{self, EVENT_STOP, Registers, TraceeEvent};
 use super::deadline::{CallDeadline, CallSite};
 use crate::capture::{CallMark, Deadline, LimitedCall, ProcessorClocks, SleepingCall, StoppedCall, restart};
 
-/// How long a thread may take to stop. It sleeps, so it stops at once if a CPU is free; on a crowded machine it waits for
-/// one for seconds. If a thread is released before its stop was seen, its call is interrupted: many calls then return EINTR
-/// (signal(7)), which the program would never see without farfork.
+/// How long a thread may take to stop. A sleeping thread stops at once if a CPU is free; on a busy machine it may wait
+/// for seconds. The limit is long, because a release before the stop would interrupt the call: many calls would then
+/// return EINTR (signal(7)), which they would not do without farfork.
 const STOP_LIMIT: Duration = Duration::from_secs(30);
 
 /// The result of an attempt.
@@ -19,15 +19,16 @@ const STOP_LIMIT: Duration = Duration::from_secs(30);
 pub(super) enum ExpiryOutcome {
     /// The call was ended, or has ended by itself.
     Done,
-    /// Another process traces the thread, or it is running. The caller traces nothing, so it may sleep before it tries
-    /// again.
+    /// Another process traces the thread, or the thread is running. The caller traces nothing, so it may sleep before
+    /// it tries again.
     Retry,
-    /// The thread was in a later call, which the stop has restarted. This is the deadline of that call.
+    /// The thread was in a later call, which the stop has interrupted and restarted. Contains the deadline of this
+    /// later call.
     Restarted(CallDeadline),
 }
 
-/// Ends the call if its thread is still in it. `is_our_own`: the timer has made the mark itself, in an earlier stop. The
-/// thread is then not stopped again without need.
+/// Ends the call if its thread is still in the call. `is_our_own`: the timer itself has set the mark, in an earlier
+/// stop. Then a thread that is visibly not in the call is not stopped again.
 pub(super) fn expire_call(call_deadline: &CallDeadline, is_our_own: bool) -> ExpiryOutcome {
     let tid = call_deadline.tid;
     if !ProcStat::read(tid).is_ok_and(|stat| stat.start_ticks == call_deadline.start_ticks) {
@@ -41,7 +42,8 @@ pub(super) fn expire_call(call_deadline: &CallDeadline, is_our_own: bool) -> Exp
     let mut seen = SleepingCall::observe(tid);
     match ptrace::seize(tid, 0) {
         Ok(()) => {}
-        // EPERM: another process traces it. Checking the tracer now would show nothing: it may have detached meanwhile.
+        // EPERM: another process traces the thread. Its tracer cannot be checked here: it may have detached after
+        // ptrace(2) failed.
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return ExpiryOutcome::Retry,
         Err(_) => return ExpiryOutcome::Done,
     }
@@ -66,10 +68,10 @@ fn is_in_call(call_deadline: &CallDeadline, is_our_own: bool) -> Option<bool> {
         {
             Some(true)
         }
-        // A capture makes the thread run other calls meanwhile, and returns it to its own.
+        // A capture injects calls into the thread, and then returns it to its own call.
         _ if was_traced || is_traced(tid) => None,
-        // The thread was just woken, or waits for a CPU or a page. It may still be in the call, or, in a new child, not be
-        // in it yet.
+        // The thread was just woken, or waits for a CPU or a page. It may still be in the call or, in a new child, not
+        // yet.
         Ok(None) if !is_our_own => None,
         _ => Some(false),
     }
@@ -79,13 +81,13 @@ fn is_traced(tid: i32) -> bool {
     ProcStatus::read(tid).is_ok_and(|status| status.tracer != 0)
 }
 
-/// Waits until an interrupted thread has stopped.
+/// Waits until a thread has stopped after PTRACE_INTERRUPT. Returns false if it ended, or did not stop in time.
 fn wait_stopped(tid: i32) -> bool {
     let deadline = Deadline::after(STOP_LIMIT);
     loop {
         match deadline.wait_report() {
             Ok((_, TraceeEvent::Stopped { event: EVENT_STOP, .. })) => return true,
-            // A signal arrived first. It is delivered, and the stop follows.
+            // A signal arrived first: deliver it. The stop follows.
             Ok((_, TraceeEvent::Stopped { signal, event: 0 })) => drop(ptrace::resume(tid, signal)),
             Ok((_, TraceeEvent::Stopped { .. })) => drop(ptrace::resume(tid, 0)),
             Ok((_, TraceeEvent::Ended)) => {

@@ -1,8 +1,8 @@
-//! The call timer: a process that ends interrupted system calls of other processes when their time limits are over.
+//! The call timer: a process that ends interrupted system calls of other processes at their time limits.
 //!
-//! `capture` calls `watch_call`, the node calls `watch_child_calls`, and `farfork call-timer` calls `run`.
-//! The timer has its own session. It outlives the daemon that started it for as long as it has calls to end.
-//! If it is killed, its calls end after their whole limits, and nothing else happens.
+//! `capture` calls `watch_call`, the node calls `watch_child_calls`, and `farfork call-timer` calls `run`. The timer
+//! has its own session. It outlives the daemon that started it while it has calls to end. If the timer is killed, the
+//! only effect is that interrupted calls last for their whole limits again.
 
 mod attempts;
 mod backoff;
@@ -41,7 +41,8 @@ struct CallTimerClient {
     pipe: Option<PipeWriter>,
 }
 
-/// Starts the timer: this program with one argument, which calls [`run`]. If `start` is not called, the timer is a thread.
+/// Starts the timer process: this program with `argument`, which must call [`run`]. Without a call of `start`, the
+/// timer is a thread.
 pub fn start(argument: &'static str) {
     let mut timer = CLIENT.lock().unwrap_or_else(PoisonError::into_inner);
     timer.argument = Some(argument);
@@ -50,18 +51,18 @@ pub fn start(argument: &'static str) {
     }
 }
 
-/// When the time of a call is over, and the result that it then gets.
+/// When a call must end, and the result that it then returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct CallExpiry {
-    /// By CLOCK_MONOTONIC.
+    /// When the call must end, by CLOCK_MONOTONIC.
     pub(crate) deadline_ns: u64,
     pub(crate) result: i64,
 }
 
 // A stop interrupts a call, which then starts again with its whole time limit. Only a mark in the call number
-// (`CallMark`) distinguishes the restarted call: the registers, and the memory that they point to, are the
-// program's own. When the call's time is over, the timer stops the thread for a moment. If the thread is still in the
-// marked call, the timer sets the result of an expired call and detaches.
+// (`CallMark`) shows that a call is the restarted one: the other registers, and the memory to which they point, are the
+// program's own. At the call's deadline, the timer stops the thread for a moment. If the thread is still in the marked
+// call, the timer sets the result of an expired call and detaches.
 //
 //  capture, node ── CallDeadline ──▶ pipe ──▶ timer: due? asleep in the call? ─ stop ─ marked? ─ result ─ detach
 //
@@ -100,15 +101,16 @@ impl CallTimerClient {
     }
 }
 
-/// Starts the process from a thread of the owner, which reaps it. A tracer reaps no process while it holds a seed.
+/// Starts the timer from a thread of the tracer's owner, which reaps it: a tracer reaps no process while it holds a
+/// seed.
 fn start_process(argument: &'static str, input: OwnedFd) -> io::Result<()> {
     let (sender, receiver) = mpsc::sync_channel(1);
     let run_timer = move || {
-        // Not by the path of the binary, which an upgrade may have replaced.
+        // Do not use the path of the binary: an upgrade may have replaced the file.
         let mut command = Command::new("/proc/self/exe");
         command.arg(argument).current_dir("/").stdin(input).stdout(Stdio::null()).stderr(Stdio::null());
         let started = command.spawn().map(|mut child| {
-            // `start_process` waits for this.
+            // `start_process` waits for this message.
             let _ = sender.send(Ok(()));
             child.wait()
         });

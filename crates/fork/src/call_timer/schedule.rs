@@ -5,27 +5,28 @@ use std::collections::{BTreeSet, HashMap};
 use super::backoff::RetryBackoff;
 use super::deadline::CallDeadline;
 
-/// Most calls that are watched at a time: as many as a machine has threads. Further ones last for their whole limit.
+/// Most calls that are watched at a time: about the number of threads of a large machine. Further calls last for their
+/// whole limit.
 const WATCHES_MAX: usize = 1 << 16;
 
-/// A call, and when its next attempt is due.
+/// A call and the time of its next attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ScheduledCall {
     pub(super) watch: CallDeadline,
     pub(super) due_ns: u64,
-    /// Whether the timer itself has made the mark, in a stop that ended no call.
+    /// Whether the timer itself has set the mark, in an earlier stop that ended no call.
     pub(super) is_our_own: bool,
     pub(super) backoff: RetryBackoff,
 }
 
 impl ScheduledCall {
-    /// A call whose first attempt is due at its end.
+    /// Creates a call whose first attempt is due at its deadline.
     pub(super) fn new(call_deadline: CallDeadline, is_our_own: bool) -> Self {
         Self { watch: call_deadline, due_ns: call_deadline.deadline_ns, is_our_own, backoff: RetryBackoff::new() }
     }
 }
 
-/// Calls by thread, each thread having one at a time, and by due time.
+/// The calls by thread, one for each thread, and by due time.
 #[derive(Debug, Default)]
 pub(super) struct CallSchedule {
     by_thread: HashMap<i32, ScheduledCall>,
@@ -33,7 +34,8 @@ pub(super) struct CallSchedule {
 }
 
 impl CallSchedule {
-    /// Adds a call. Replaces an earlier one of the same thread, which has ended. Ignores the call if there are too many.
+    /// Adds a call. Replaces an earlier call of the same thread, which has ended. Ignores the call if there are
+    /// [`WATCHES_MAX`] others.
     pub(super) fn add(&mut self, pending: ScheduledCall) {
         let tid = pending.watch.tid;
         self.remove(tid);
@@ -43,13 +45,13 @@ impl CallSchedule {
         }
     }
 
-    /// Takes out the call that is due first, if it is due now.
+    /// Removes and returns the call that is due first, if it is due now.
     pub(super) fn take_due(&mut self, now_ns: u64) -> Option<ScheduledCall> {
         let (_, tid) = self.by_due_time.first().copied().filter(|(due_ns, _)| *due_ns <= now_ns)?;
         self.remove(tid)
     }
 
-    /// When the next call is due.
+    /// Returns when the next call is due.
     pub(super) fn next_due_ns(&self) -> Option<u64> {
         self.by_due_time.first().map(|(due_ns, _)| *due_ns)
     }
@@ -107,7 +109,7 @@ mod tests {
         (0..=threads).for_each(|tid| schedule.add(pending(tid, 1)));
         assert!(has(&schedule, threads - 1) && !has(&schedule, threads));
         schedule.add(pending(0, 9));
-        assert_eq!(schedule.by_thread[&0].due_ns, 9, "it takes its own place");
+        assert_eq!(schedule.by_thread[&0].due_ns, 9, "the later call replaces the earlier one");
     }
 
     #[test]

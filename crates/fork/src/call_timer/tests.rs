@@ -17,7 +17,7 @@ use super::{CallDeadline, CallSite, THREAD_NAME, run};
 
 /// Limit for steps that take milliseconds on an idle machine.
 const LIMIT: Duration = Duration::from_secs(60);
-/// Long enough for dozens of attempts.
+/// Time for which another tracer holds a thread: long enough for dozens of attempts.
 const TRACED: Duration = Duration::from_millis(400);
 
 fn until(what: &str, mut is_so: impl FnMut() -> bool) {
@@ -28,7 +28,7 @@ fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// Starts `sleep 60`. Returns it when it sleeps, with its call, whose time is over.
+/// Starts `sleep 60`. When it sleeps, returns the process and its call, with a deadline that has passed.
 fn sleeper() -> (Child, CallDeadline) {
     const CLOCK_NANOSLEEP: u64 = 230;
     let child = Command::new("sleep").arg("60").spawn().unwrap();
@@ -61,10 +61,10 @@ fn trace(tid: i32) -> (Sender<()>, JoinHandle<()>) {
     (release, tracer)
 }
 
-/// Requires that its sleep ends without an error, long before its time.
+/// Requires that the sleep ends without an error, long before its time limit.
 fn require_ended(mut child: Child) {
     let started_at = Instant::now();
-    // waitpid(2) also takes stops of a child that another thread of this process traces, instead of that thread.
+    // Do not call waitpid(2): it would also take the child's ptrace stops from the tracing thread of this process.
     until("the process ends", || ProcStat::read(child.id().cast_signed()).is_ok_and(|stat| stat.state == 'Z'));
     assert!(child.wait().unwrap().success());
     assert!(started_at.elapsed() < Duration::from_secs(55), "the call lasted for its whole limit");
@@ -92,7 +92,7 @@ fn a_tracer_that_detaches_during_an_attempt_does_not_end_the_attempts() {
     for _ in 0..ROUNDS {
         let (child, call_deadline) = sleeper();
         let (tid, is_over) = (call_deadline.tid, AtomicBool::new(false));
-        // The kernel detaches a tracer that ends, and the next one follows.
+        // The kernel detaches the thread when its tracer ends, and the next tracer attaches.
         let trace_in_turns = || {
             while !is_over.load(Ordering::Relaxed) {
                 let _ = thread::spawn(move || ptrace::seize(tid, 0)).join();
@@ -191,7 +191,8 @@ fn a_timer_over_its_budget_ends_calls_with_ordinary_priority() {
 fn threads_of_attempts_run_with_the_priority_of_the_timer() {
     let caller = rustix::thread::gettid().as_raw_nonzero().get();
     if priority::make_real_time(caller).is_err() {
-        // There is none without CAP_SYS_NICE, or in a control group without time for real-time threads.
+        // There is no real-time priority without CAP_SYS_NICE, or in a control group without time for real-time
+        // threads.
         return;
     }
     let (child, call_deadline) = sleeper();

@@ -4,7 +4,8 @@ use farfork_wire::PAGE_SIZE;
 
 use super::segments::CoreSegment;
 
-/// With this many program headers, including the one of the notes, the count no longer fits its field (PN_XNUM).
+/// Most segments of a core file. With one more program header, in addition to that for the notes, the count would not
+/// fit its field (PN_XNUM).
 pub(super) const SEGMENTS_MAX: usize = 0xffff - 1;
 
 const HEADER_BYTES: u64 = 64;
@@ -14,7 +15,7 @@ const EM_X86_64: u16 = 62;
 const PT_LOAD: u32 = 1;
 const PT_NOTE: u32 = 4;
 
-/// Everything before the contents of the segments; the file offset of each segment; the length of the file.
+/// Returns the bytes before the contents of the segments, the file offset of each segment, and the length of the file.
 pub(super) fn encode_headers(notes: &[u8], areas: &[CoreSegment]) -> (Vec<u8>, Vec<u64>, u64) {
     let headers = areas.len() as u64 + 1;
     let notes_at = HEADER_BYTES + headers * PROGRAM_HEADER_BYTES;
@@ -54,7 +55,7 @@ fn encode_file_header(headers: u16) -> Vec<u8> {
     bytes
 }
 
-/// `words`: offset in the file, address, bytes in the file, bytes in memory, alignment.
+/// Appends a program header. The words: offset in the file, address, bytes in the file, bytes in memory, alignment.
 fn append_program_header(into: &mut Vec<u8>, kind: u32, flags: u32, [offset, address, file, memory, align]: [u64; 5]) {
     into.extend_from_slice(&kind.to_le_bytes());
     into.extend_from_slice(&flags.to_le_bytes());
@@ -63,7 +64,7 @@ fn append_program_header(into: &mut Vec<u8>, kind: u32, flags: u32, [offset, add
     }
 }
 
-/// PROT_READ, PROT_WRITE, PROT_EXEC as PF_R, PF_W, PF_X.
+/// Converts PROT_READ, PROT_WRITE and PROT_EXEC to PF_R, PF_W and PF_X.
 fn segment_flags(core_segment: &CoreSegment) -> u32 {
     [(1, 4), (2, 2), (4, 1)].iter().filter(|(prot, _)| core_segment.protection & prot != 0).map(|(_, flag)| flag).sum()
 }

@@ -1,7 +1,7 @@
 //! Core files: the state of a running process in the format of core(5), for gdb and similar tools.
 //!
-//! The node calls `dump_core`. The process stays stopped until its memory was read. Pages of zeroes become holes. The caller
-//! makes sure that the process has all of its memory. Pages that are still on another node look like zeroes.
+//! The node calls `dump_core`. The process stays stopped until its memory was read. Pages of zeroes become holes. The
+//! caller must settle the process first: pages that are still on another node would read as zeroes.
 
 mod elf;
 mod notes;
@@ -18,7 +18,7 @@ use farfork_wire::PAGE_SIZE;
 use crate::capture::{CaptureError, StoppedProcess};
 use segments::{CoreSegment, SegmentContents};
 
-/// Limit for the stop of the process, as for a capture.
+/// Time limit for stopping the process, as for a capture.
 const STOP_LIMIT: Duration = Duration::from_secs(5);
 
 /// Bytes of memory that are read and written at a time.
@@ -26,7 +26,7 @@ const CHUNK_BYTES: u64 = 1 << 20;
 
 static ZERO_PAGE: [u8; PAGE_SIZE as usize] = [0; PAGE_SIZE as usize];
 
-/// Why a core file was not made.
+/// Why a core file was not written.
 #[derive(Debug, thiserror::Error)]
 pub enum CoreError {
     /// The process cannot be stopped.
@@ -57,7 +57,7 @@ impl CoreError {
 /// Facts about a core file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CoreSummary {
-    /// Length of the file, holes included.
+    /// Length of the file, including holes.
     pub file_bytes: u64,
     /// Number of threads of the process.
     pub threads: usize,
@@ -65,7 +65,7 @@ pub struct CoreSummary {
     pub stop_duration: Duration,
 }
 
-/// Receives a piece of the file at an offset. Breaks if it wants no more.
+/// Receives a piece of the file at an offset. Returns `Break` to end the dump.
 pub type CoreSink<'a> = &'a mut dyn FnMut(u64, &[u8]) -> ControlFlow<()>;
 
 //  0       64         notes                        a multiple of 4096
@@ -73,8 +73,8 @@ pub type CoreSink<'a> = &'a mut dyn FnMut(u64, &[u8]) -> ControlFlow<()>;
 //  │ ELF   │ program  │ process, auxv, files, then │ first segment │ second segment │ …
 //  │ header│ headers  │ registers of each thread   │               │                │
 //  └───────┴──────────┴────────────────────────────┴───────────────┴────────────────┴───
-/// Writes the core file of a process in pieces, in ascending order; everything between them is zeroes. Blocks and traces, so
-/// call it from a thread that ends afterwards.
+/// Writes the core file of a process in pieces, in ascending order. The gaps between the pieces are zeroes. Blocks and
+/// traces, so call it from a thread that ends afterwards.
 ///
 /// # Errors
 /// [`CoreError`]. The process runs on.
@@ -153,10 +153,10 @@ fn read_segment(
     Ok(())
 }
 
-/// The runs of pages that are not all zero, each with its offset.
+/// Returns the runs of pages that are not all zero, each with its offset.
 fn nonzero_runs(bytes: &[u8]) -> impl Iterator<Item = (usize, &[u8])> {
     let page = PAGE_SIZE as usize;
-    // Compared as a whole, in one call, because the process is stopped meanwhile.
+    // Compare each page by one memcmp call, because the process is stopped during the comparison.
     let has_data = move |at: usize| {
         let piece = &bytes[at..bytes.len().min(at + page)];
         *piece != ZERO_PAGE[..piece.len()]

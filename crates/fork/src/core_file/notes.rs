@@ -19,16 +19,16 @@ const NT_AUXV: u32 = 6;
 const NT_X86_XSTATE: u32 = 0x202;
 const NT_FILE: u32 = 0x4649_4c45;
 
-/// Bytes of x87 and SSE in the extended state, in the layout of FXSAVE.
+/// Size of the x87 and SSE state in the extended state, in the layout of FXSAVE.
 const FXSAVE_BYTES: usize = 512;
 
 const PRSTATUS_BYTES: usize = 336;
 const PRPSINFO_BYTES: usize = 136;
-/// Bytes of the name and of the arguments in `struct elf_prpsinfo`, each with a final zero.
+/// Sizes of the name and of the arguments in `struct elf_prpsinfo`, each including a final zero.
 const NAME_BYTES: usize = 16;
 const ARGUMENTS_BYTES: usize = 80;
 
-/// All notes of a stopped process. The registers of its main thread are first, as debuggers expect.
+/// Encodes all notes of a stopped process. The registers of the main thread are first, as debuggers expect.
 pub(super) fn encode_notes(pid: i32, still: &StoppedProcess, areas: &[CoreSegment]) -> Result<Vec<u8>, CoreError> {
     let auxv = fs::read(format!("/proc/{pid}/auxv")).map_err(CoreError::read_error("auxiliary vector"))?;
     let mut notes = Vec::new();
@@ -51,7 +51,7 @@ pub(super) fn encode_notes(pid: i32, still: &StoppedProcess, areas: &[CoreSegmen
     Ok(notes)
 }
 
-/// The extended state without the components of AMX, if none of them is in use: debuggers that do not know them do not
+/// Removes the AMX components from the extended state if they are not in use: debuggers without AMX support do not
 /// expect their space.
 fn strip_unused_amx(mut state: Vec<u8>) -> Vec<u8> {
     const XCR0_RANGE: Range<usize> = 464..472;
@@ -79,7 +79,7 @@ fn append_note(into: &mut Vec<u8>, name: &[u8], kind: u32, description: &[u8]) {
     padded(into, description);
 }
 
-/// `struct elf_prstatus`: the registers of a thread, with the id that the thread itself knows.
+/// Encodes `struct elf_prstatus`: the registers of a thread, with its id in its own pid namespace.
 fn encode_prstatus(id: u32, registers: &Registers, signal_mask: u64) -> [u8; PRSTATUS_BYTES] {
     const SIGNAL_MASK_AT: usize = 24;
     const ID_AT: usize = 32;
@@ -95,7 +95,7 @@ fn encode_prstatus(id: u32, registers: &Registers, signal_mask: u64) -> [u8; PRS
     bytes
 }
 
-/// `struct elf_prpsinfo`: process information as in ps(1).
+/// Encodes `struct elf_prpsinfo`: process information as in ps(1).
 fn encode_prpsinfo(pid: i32, id: u32, status: &ProcStatus) -> Result<[u8; PRPSINFO_BYTES], CoreError> {
     const USER_AT: usize = 16;
     const ID_AT: usize = 24;
@@ -117,7 +117,7 @@ fn encode_prpsinfo(pid: i32, id: u32, status: &ProcStatus) -> Result<[u8; PRPSIN
     Ok(bytes)
 }
 
-/// The mapped files: count, page size, then start, end and offset in pages of each, then the paths.
+/// Encodes the mapped files (NT_FILE): count, page size, then start, end and offset in pages of each, then the paths.
 fn encode_file_note(areas: &[CoreSegment]) -> Vec<u8> {
     let mapped: Vec<(&CoreSegment, &[u8], u64)> = areas
         .iter()

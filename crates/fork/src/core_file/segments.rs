@@ -1,5 +1,5 @@
-//! The segments of a core file: which mappings it contains, and which part of each. The selection is the kernel's (core(5),
-//! coredump_filter 0x33) without shared files. MADV_DONTDUMP mappings are left out.
+//! The segments of a core file: which mappings it contains, and which part of each. The selection is the kernel's
+//! (core(5), coredump_filter 0x33) without shared files. MADV_DONTDUMP mappings are omitted.
 
 use std::ops::Range;
 
@@ -15,7 +15,7 @@ const ELF_MAGIC: &[u8; 4] = b"\x7fELF";
 /// The part of a mapping that is in the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SegmentContents {
-    /// Nothing: it is on a disk, or must not be dumped.
+    /// Nothing: the contents are on a disk, or must not be dumped.
     Omitted,
     /// The first page, which identifies the file.
     FirstPage,
@@ -25,7 +25,7 @@ pub(super) enum SegmentContents {
     All,
 }
 
-/// A mapping.
+/// A mapping of the process.
 #[derive(Debug)]
 pub(super) struct CoreSegment {
     pub(super) start: u64,
@@ -33,14 +33,14 @@ pub(super) struct CoreSegment {
     /// PROT_* bits.
     pub(super) protection: u8,
     pub(super) contents: SegmentContents,
-    /// Populated pages, if they matter.
+    /// Ranges of populated pages, for [`SegmentContents::Populated`].
     populated_ranges: Vec<Range<u64>>,
     /// Path of the mapped file, and the offset in it.
     pub(super) file: Option<(Vec<u8>, u64)>,
 }
 
 impl CoreSegment {
-    /// How many bytes it has in the file, holes included.
+    /// Returns the size of the segment in the file in bytes, including holes.
     pub(super) fn file_bytes(&self) -> u64 {
         match self.contents {
             SegmentContents::Omitted => 0,
@@ -49,7 +49,7 @@ impl CoreSegment {
         }
     }
 
-    /// The ranges to read.
+    /// Returns the address ranges to read.
     pub(super) fn readable_ranges(&self) -> Vec<Range<u64>> {
         match self.contents {
             SegmentContents::Populated => self.populated_ranges.clone(),
@@ -58,13 +58,13 @@ impl CoreSegment {
     }
 }
 
-/// The mappings of a stopped process.
+/// Reads the mappings of a stopped process.
 pub(super) fn read_segments(pid: i32) -> Result<Vec<CoreSegment>, CoreError> {
     let entries = process::read_smaps(pid).map_err(CoreError::read_error("memory map"))?;
     let mut tables = PageTables::open(pid).map_err(CoreError::read_error("page tables"))?;
     let mut areas = Vec::with_capacity(entries.len());
     for entry in entries {
-        // Pages of the kernel, which only the process can read.
+        // Skip pages of the kernel, which only the process itself can read.
         if entry.path.starts_with(b"[vvar") || entry.path == b"[vsyscall]" {
             continue;
         }
@@ -87,7 +87,7 @@ fn is_file_mapping(entry: &MapEntry) -> bool {
     entry.inode != 0 && entry.path.first() == Some(&b'/')
 }
 
-/// Whether a mapping has the form of a file, but no path leads to it.
+/// Whether a mapping is shown as a file that no path leads to.
 fn is_unlinked(entry: &MapEntry) -> bool {
     let starts: [&[u8]; 3] = [b"/memfd:", b"/dev/zero", b"/SYSV"];
     starts.iter().any(|start| entry.path.starts_with(start)) || entry.path.ends_with(b" (deleted)")
@@ -107,7 +107,8 @@ fn select_contents(pid: i32, entry: &MapEntry, regions: &[PageRegion]) -> Segmen
     }
 }
 
-/// Whether the mapping begins with the header of a program or library, which leads to its build id.
+/// Whether the mapping begins with an ELF header. Debuggers find the build id of the program or library through this
+/// page.
 fn starts_with_elf_header(pid: i32, entry: &MapEntry) -> bool {
     let mut magic = [0; ELF_MAGIC.len()];
     entry.offset == 0 && read_process(pid, entry.start, &mut magic).is_ok() && magic == *ELF_MAGIC

@@ -4,12 +4,12 @@ use std::ops::Range;
 
 use farfork_sys::huge_page::HUGE_PAGE_BYTES;
 
-/// Largest missing part of a huge page. It is filled with zeroes, so the program's memory grows by at most this much for
-/// each.
+/// Largest missing part of a huge page, in bytes. The missing part is filled with zeroes, so each huge page adds at
+/// most this much memory to the program.
 const MISSING_BYTES_MAX: u64 = HUGE_PAGE_BYTES / 8;
 
-/// The start addresses of huge-page-sized units that are completely within a mapping and almost completely filled with small
-/// pages. `small` has their ranges, ascending.
+/// Returns the start addresses of huge-page-sized units that are completely within a mapping and almost completely
+/// filled with small pages. `small` has the ranges of small pages, ascending.
 pub(super) fn find_collapsible_units(mapping: Range<u64>, small: impl IntoIterator<Item = Range<u64>>) -> Vec<u64> {
     let mut units: Vec<(u64, u64)> = Vec::new();
     for range in small {
@@ -52,7 +52,11 @@ mod tests {
         let enough = UNIT - MISSING_BYTES_MAX;
         assert_eq!(of(ALL, &[(UNIT, UNIT + enough)]), [UNIT]);
         assert_eq!(of(ALL, &[(UNIT, UNIT + enough - PAGE)]), [0; 0]);
-        assert_eq!(of(UNIT + PAGE..3 * UNIT, &[(UNIT + PAGE, 3 * UNIT)]), [2 * UNIT], "it must lie within the area");
+        assert_eq!(
+            of(UNIT + PAGE..3 * UNIT, &[(UNIT + PAGE, 3 * UNIT)]),
+            [2 * UNIT],
+            "a unit must be within the mapping"
+        );
         assert_eq!(of(UNIT..3 * UNIT - PAGE, &[(UNIT, 3 * UNIT - PAGE)]), [UNIT]);
     }
 

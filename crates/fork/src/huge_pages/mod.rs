@@ -1,8 +1,8 @@
-//! Replaces small pages of running processes by huge pages, in the background, with MADV_COLLAPSE from outside.
+//! Replaces small pages of running processes by huge pages, in the background, by MADV_COLLAPSE from another process.
 //!
-//! A fork copies one entry per page: one for a huge page, 512 for small ones. The costs are in
-//! `docs/decisions/012-huge-pages.md`. Memory shared with a fork stays small unless `include_shared` was called, and so
-//! does MADV_NOHUGEPAGE memory. The callers (the node, `farfork run`) select processes and times.
+//! A fork copies one page table entry for 2 MiB in a huge page, and 512 for small pages. The costs are in
+//! `docs/decisions/012-huge-pages.md`. MADV_NOHUGEPAGE memory keeps its small pages, and so does memory that is shared
+//! with a fork, unless `include_shared` was called. The callers (the node, `farfork run`) select processes and times.
 
 mod candidates;
 
@@ -17,19 +17,19 @@ use farfork_sys::pidfd::wait_exit;
 use farfork_sys::process::{MapEntry, read_maps};
 use farfork_sys::process_identity::ProcessIdentity;
 
-/// Rest after each huge page, as a multiple of the time that it took. So the process can change its memory map, and has a
-/// CPU, for at least four fifths of the time.
+/// Pause after each collapse, as a multiple of the time that the collapse took. So for at least four fifths of the time
+/// the process can change its memory map, and the CPU is free.
 const REST_FACTOR: u32 = 4;
 
-/// Shortest and longest pause between two rounds. The pause grows while no pages are found.
+/// Shortest and longest pause between two rounds. The pause grows while rounds find no pages.
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(4);
 
-/// A unit that stayed small is tried again after this many rounds: the obstacle may be gone.
+/// A unit that could not be collapsed is tried again after this many rounds: the obstacle may be gone.
 const RETRY_ROUNDS: u32 = 16;
 
-// A unit of 2 MiB is collapsed when nearly all of its small pages are there. The program does not have to request it,
-// and the machine's settings do not have to change.
+// A unit of 2 MiB is collapsed when nearly all of its small pages are present. This needs neither a request of the
+// program nor a change of the machine's settings.
 /// Collapses the pages of one process.
 #[derive(Debug)]
 pub struct HugePageCollapser {
@@ -37,14 +37,14 @@ pub struct HugePageCollapser {
     pidfd: OwnedFd,
     /// Whether pages that the process shares with its forks are collapsed, too.
     includes_shared: bool,
-    /// Units that stayed small.
+    /// Units that could not be collapsed.
     failed_units: BTreeSet<u64>,
     round_count: u32,
     pause: Duration,
 }
 
 impl HugePageCollapser {
-    /// A collapser for a process; `None` if it has ended.
+    /// Creates a collapser for a process; `None` if the process has ended.
     ///
     /// # Errors
     /// As pidfd_open(2).
@@ -68,7 +68,7 @@ impl HugePageCollapser {
     /// Runs until the process ends.
     ///
     /// # Errors
-    /// EPERM without CAP_SYS_NICE and the right to trace the process.
+    /// EPERM if CAP_SYS_NICE or the right to trace the process is missing.
     pub fn run(mut self) -> io::Result<()> {
         while !wait_exit(&self.pidfd, self.pause)? {
             self.run_round(PAUSE_MAX)?;
@@ -76,7 +76,7 @@ impl HugePageCollapser {
         Ok(())
     }
 
-    /// How long to wait before the next round.
+    /// Returns how long to wait before the next round.
     pub fn pause(&self) -> Duration {
         self.pause
     }
@@ -100,7 +100,7 @@ impl HugePageCollapser {
     }
 
     fn collapse_candidates(&mut self, limit: Duration) -> io::Result<usize> {
-        // Opened each time: the process may run another program by now.
+        // Open the tables in each round: the process may have executed another program.
         let mut tables = PageTables::open(self.process.pid)?;
         let (began, mut made) = (Instant::now(), 0);
         for unit in find_candidates(self.process.pid, &mut tables)? {
@@ -126,7 +126,7 @@ impl HugePageCollapser {
     }
 }
 
-/// The units of a process that could become huge pages now.
+/// Finds the units of a process that can become huge pages now.
 fn find_candidates(pid: i32, tables: &mut PageTables) -> io::Result<Vec<u64>> {
     let (mut units, mut regions) = (Vec::new(), Vec::new());
     for mapping in read_maps(pid)?.iter().filter(|mapping| can_be_huge(mapping)) {
@@ -141,7 +141,7 @@ fn find_candidates(pid: i32, tables: &mut PageTables) -> io::Result<Vec<u64>> {
     Ok(units)
 }
 
-/// Private memory without a file, with room for a huge page.
+/// Whether a mapping is private memory without a file, and long enough for a huge page.
 fn can_be_huge(mapping: &MapEntry) -> bool {
     let first_unit = mapping.start.next_multiple_of(HUGE_PAGE_BYTES);
     !mapping.is_shared

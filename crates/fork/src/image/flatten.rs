@@ -6,7 +6,7 @@ use farfork_wire::descriptor::{Descriptor, Extent, InheritedRun, PageRun};
 
 //  before   ├─ populated ─┤ zeroes ├─ inherited ─┤├─ populated ─┤      and layers
 //  image    ├─ populated ─┤ zeroes ├─────── populated ──────────┤      no layers
-/// The descriptor of a seed after all its pages have become its own.
+/// Returns the descriptor of a seed in which all inherited pages are the seed's own.
 pub(crate) fn flatten_layers(descriptor: &Descriptor) -> Descriptor {
     let mut whole = Descriptor { layers: Vec::new(), ..descriptor.clone() };
     for extent in whole.extents.iter_mut().filter(|extent| !extent.inherited.is_empty()) {
@@ -34,7 +34,7 @@ fn merge_adjacent(runs: Vec<PageRun>) -> Vec<PageRun> {
     joined
 }
 
-/// Adjacent pages of an extent that one seed has: the inherited run, if another seed has them, and their page numbers.
+/// Adjacent pages of an extent with one owner: their page numbers, and the inherited run if another seed owns them.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct OwnerRun<'a> {
     pub(crate) inherited: Option<&'a InheritedRun>,

@@ -1,7 +1,7 @@
 //! The byte format of an image. Pure: `reader` and `writer` do the I/O.
 //!
-//! Magic and version are first, so that a reader of any version can name the version that it found. The header contains the
-//! descriptor, which gives the number of pages. So a truncated image is detected at open.
+//! Magic and version are first, so that a reader of any version can report the version that it found. The number of
+//! pages follows from the descriptor in the header, so a truncated image is detected at open.
 
 use farfork_wire::{PAGE_SIZE, SeedId, Token};
 use serde::{Deserialize, Serialize};
@@ -14,17 +14,17 @@ use serde::{Deserialize, Serialize};
 //                                 └─────────── the first CRC covers these ──────────┘      └ a multiple of 4096
 const MAGIC: &[u8; 8] = b"FFIMAGE\n";
 const VERSION: u32 = 1;
-/// Bytes before the header.
+/// Size of the fields before the header, in bytes.
 pub(super) const PREFIX_BYTES: usize = 24;
 /// Start of the range that the first checksum covers.
 const CHECKSUM_START: usize = 16;
-/// Bytes of a page's checksum.
+/// Size of a page's checksum, in bytes.
 const CHECKSUM_BYTES: u64 = 4;
 
-/// Largest header, in bytes: a descriptor of the largest size, and a few words.
+/// Largest header, in bytes: a descriptor of the largest size, and 1 MiB for the other fields.
 pub(super) const HEADER_BYTES_MAX: u64 = farfork_wire::descriptor::DESCRIPTOR_BYTES_MAX as u64 + (1 << 20);
 
-/// Most pages of an image: 4 TiB, more than a node has memory.
+/// Most pages of an image: 4 TiB, more than the memory of a node.
 pub(super) const PAGES_MAX: u64 = 1 << 30;
 
 /// Facts about the seed of an image, without its pages.
@@ -36,7 +36,7 @@ pub struct ImageHeader {
     pub token: Token,
     /// The seed's descriptor, as it is served.
     pub descriptor: Vec<u8>,
-    /// State of the daemon, which only the daemon interprets.
+    /// The daemon's state of the seed, which only the daemon interprets.
     pub daemon_state: Vec<u8>,
 }
 
@@ -49,7 +49,7 @@ pub(super) struct ImageLayout {
 }
 
 impl ImageLayout {
-    /// The layout for `head_bytes` bytes of header and `pages` pages.
+    /// Returns the layout for `head_bytes` bytes of header and `pages` pages.
     pub(super) fn new(head_bytes: u64, pages: u64) -> Self {
         let checksums_at = PREFIX_BYTES as u64 + head_bytes;
         let pages_at = (checksums_at + pages * CHECKSUM_BYTES).next_multiple_of(PAGE_SIZE);
@@ -61,7 +61,7 @@ impl ImageLayout {
         self.pages_offset + self.page_count * PAGE_SIZE
     }
 
-    /// Length of everything up to the end of the checksums.
+    /// Length of the file up to the end of the checksums.
     pub(super) fn index_bytes(&self) -> u64 {
         self.checksums_offset + self.page_count * CHECKSUM_BYTES
     }
@@ -72,7 +72,7 @@ impl ImageLayout {
     }
 }
 
-/// Encodes everything before the pages.
+/// Encodes the bytes before the pages.
 pub(super) fn encode_index(head: &[u8], checksums: &[u32]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(PREFIX_BYTES + head.len() + checksums.len() * 4);
     bytes.extend_from_slice(MAGIC);
@@ -86,7 +86,7 @@ pub(super) fn encode_index(head: &[u8], checksums: &[u32]) -> Vec<u8> {
     bytes
 }
 
-/// Length of the header, decoded from the first [`PREFIX_BYTES`].
+/// Decodes the length of the header from the first [`PREFIX_BYTES`] bytes.
 pub(super) fn decode_header_bytes(prefix: &[u8; PREFIX_BYTES]) -> Result<u64, String> {
     if prefix[..8] != *MAGIC {
         return Err("its first bytes are not those of an image".to_owned());
@@ -99,7 +99,7 @@ pub(super) fn decode_header_bytes(prefix: &[u8; PREFIX_BYTES]) -> Result<u64, St
     if bytes > HEADER_BYTES_MAX { Err(format!("its header is too long: {bytes} bytes")) } else { Ok(bytes) }
 }
 
-/// Whether everything before the pages is intact.
+/// Whether the bytes before the pages match their checksum.
 pub(super) fn is_index_intact(index: &[u8]) -> bool {
     crc32c::crc32c(&index[CHECKSUM_START..]) == u32_at(index, 12)
 }

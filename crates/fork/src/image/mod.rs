@@ -1,4 +1,4 @@
-//! The image of a seed: all of it in one file, which outlives the template and the daemon that made it.
+//! The image of a seed: one file with the whole seed, which outlives the template and the daemon.
 //!
 //! `write_image` writes an image completely or not at all. `Image` reads it, and verifies the checksum of each page that it
 //! reads. The file has mode 0600, because it contains the parent's memory and the seed's token. The daemon decides when
@@ -38,12 +38,12 @@ pub enum ImageError {
         path: PathBuf,
         /// Its size.
         image_bytes: u64,
-        /// Bytes that must stay free for others.
+        /// Bytes that must stay free for other programs.
         reserved_bytes: u64,
         /// Bytes that are free.
         free_bytes: u64,
     },
-    /// Another seed owns a part of its memory, and that part cannot be read.
+    /// Another seed owns a part of the memory, and this part cannot be read.
     #[error(
         "seed {seed} owns a part of its memory, which cannot be read: {cause}; settle the child with `farfork settle` before it is prepared"
     )]
@@ -67,7 +67,7 @@ pub enum ImageError {
         /// The cause.
         source: io::Error,
     },
-    /// The image is not wanted any more.
+    /// The image was cancelled by [`ImageProgress::cancel`].
     #[error("image {} is not wanted any more", path.display())]
     Cancelled {
         /// The file.
@@ -81,7 +81,7 @@ pub enum ImageError {
         /// The cause.
         source: io::Error,
     },
-    /// It is no image, or it is damaged.
+    /// The file is not an image, or is damaged.
     #[error("image {} is damaged: {what}", path.display())]
     Corrupt {
         /// The file.

@@ -2,7 +2,7 @@
 
 use farfork_wire::descriptor::{Descriptor, ExtentId};
 
-/// Adjacent pages of one extent, with the slot of the first.
+/// Adjacent pages of one extent, with the slot of the first page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ImageRun {
     pub(super) extent: ExtentId,
@@ -12,7 +12,7 @@ pub(super) struct ImageRun {
     pub(super) first_slot: u64,
 }
 
-/// All pages that a seed's owner has, in ascending order of extent and page.
+/// All pages that the seed itself owns, in ascending order of extent and page.
 #[derive(Debug, Clone, Default)]
 pub(super) struct PageIndex {
     runs: Vec<ImageRun>,
@@ -20,14 +20,14 @@ pub(super) struct PageIndex {
 }
 
 impl PageIndex {
-    /// The pages of a valid descriptor.
+    /// Creates the index of a valid descriptor's pages.
     pub(super) fn from_descriptor(descriptor: &Descriptor) -> Self {
         let mut all = Self::default();
         for (index, extent) in descriptor.extents.iter().enumerate() {
             for run in &extent.populated {
                 let (first_page, count, first_slot) = (run.first, run.count, all.slot_count);
                 all.runs.push(ImageRun { extent: ExtentId(index as u32), first_page, count, first_slot });
-                // Runs of many extents may claim more than fits. `Image::open` checks the sum.
+                // The sum of many extents' runs may overflow. `Image::open` checks it against `PAGES_MAX`.
                 all.slot_count = all.slot_count.saturating_add(count);
             }
         }
@@ -44,8 +44,8 @@ impl PageIndex {
         &self.runs
     }
 
-    /// The slot of a page, and the number of pages from it on that have consecutive slots. `None` if the owner has no data
-    /// there.
+    /// Returns the slot of a page, and the number of pages with consecutive slots from this page on. `None` if the seed
+    /// itself has no data in this page.
     pub(super) fn find_slot(&self, extent: ExtentId, page: u64) -> Option<(u64, u64)> {
         let end = self.runs.partition_point(|run| (run.extent, run.first_page) <= (extent, page));
         let run = self.runs[..end].last().filter(|run| run.extent == extent)?;

@@ -1,4 +1,4 @@
-//! Reads an image: the header at open, and pages on demand, each verified against its checksum.
+//! Reads an image: the header at open, and pages on demand. Verifies each page against its checksum.
 
 use std::fs::{self, File};
 use std::io;
@@ -49,11 +49,12 @@ impl Image {
         }
         let mut bytes = vec![0; head_bytes as usize];
         file.read_exact_at(&mut bytes, PREFIX_BYTES as u64).map_err(unreadable)?;
-        let head: ImageHeader = postcard::from_bytes(&bytes).map_err(|error| damaged(format!("its head: {error}")))?;
+        let head: ImageHeader =
+            postcard::from_bytes(&bytes).map_err(|error| damaged(format!("its header: {error}")))?;
         let descriptor = decode(&head.descriptor).map_err(|error| damaged(error.to_string()))?;
         let pages = PageIndex::from_descriptor(&descriptor);
         if pages.slot_count() > PAGES_MAX {
-            return Err(damaged(format!("{} pages are announced", pages.slot_count())));
+            return Err(damaged(format!("its header lists {} pages", pages.slot_count())));
         }
         let layout = ImageLayout::new(head_bytes, pages.slot_count());
         if layout.file_bytes() != file_bytes {
@@ -73,7 +74,7 @@ impl Image {
         &self.path
     }
 
-    /// Its header.
+    /// The header of the image.
     pub fn head(&self) -> &ImageHeader {
         &self.head
     }
@@ -91,7 +92,7 @@ impl Image {
         fs::remove_file(&self.path)
     }
 
-    /// Fills `into` from `offset` of an extent; with zeroes where there is no data.
+    /// Fills `into` with the bytes from `offset` of an extent. Pages without data are zeroes.
     ///
     /// # Errors
     /// EIO if a page is damaged or the file was truncated. The contents of `into` are then undefined.

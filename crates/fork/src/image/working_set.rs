@@ -1,7 +1,7 @@
-//! The working set of a sealed seed, in a file next to its image. The first children of the next daemon use it at once.
+//! The working set of a sealed seed, in a file next to its image, for the first children of the next daemon.
 //!
-//! The file is only a hint. It has no checksum: pages that the seed has are fetched as they are, others are ignored. It is
-//! not synced to disk: after a crash, the working set is learnt again.
+//! The file is only a hint. It has no checksum: a wrong page is fetched in vain, and pages that the seed lacks are
+//! ignored. It is not synced to disk: after a crash, the working set is learnt again.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write as _};
@@ -11,20 +11,21 @@ use std::path::{Path, PathBuf};
 use super::Image;
 use super::writer::TEMPORARY_SUFFIX;
 
-/// File name extension, instead of the image's.
+/// File name extension, in place of the image's.
 const WORKING_SET_EXTENSION: &str = "set";
 
-/// Most bytes of a working set: the size of a set of single pages, each with its extent, number and count.
+/// Most bytes of a working set: enough for a full set of single pages, each with its extent, number and count.
 const WORKING_SET_BYTES_MAX: u64 = 1 << 20;
 
 //  ID.image ◀── the seed's memory          ID.set ◀── the pages that its children touch, as they read them of the owner
-/// Path of the working set that belongs to an image.
+/// Returns the path of the working set that belongs to an image.
 pub fn working_set_path(image: &Path) -> PathBuf {
     image.with_extension(WORKING_SET_EXTENSION)
 }
 
 impl Image {
-    /// Saves the seed's working set next to the image, and replaces the previous one. Does nothing if the image was removed.
+    /// Saves the seed's working set next to the image, in place of the previous set. Leaves no file if the image was
+    /// removed.
     ///
     /// # Errors
     /// As open(2), write(2) and rename(2).
@@ -34,14 +35,15 @@ impl Image {
         let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&aside)?;
         file.write_all(set)?;
         fs::rename(&aside, &path)?;
-        // An image is removed before the files next to it. That may have happened during the rename.
+        // An image is removed before the files next to it. It may have been removed during the rename: then remove the
+        // set, too.
         if !self.path().exists() {
             let _ = fs::remove_file(&path);
         }
         Ok(())
     }
 
-    /// Loads the working set that is saved next to the image. Empty if there is none, or if the file is too long.
+    /// Loads the working set next to the image. Empty if there is none, or if the file is too long.
     pub fn load_working_set(&self) -> Vec<u8> {
         let path = working_set_path(self.path());
         let is_fit = fs::metadata(&path).is_ok_and(|found| found.len() <= WORKING_SET_BYTES_MAX);

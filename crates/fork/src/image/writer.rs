@@ -1,4 +1,4 @@
-//! Writes an image under a temporary name: first the pages, then header and checksums. Then renames it.
+//! Writes an image under a temporary name: first the pages, then header and checksums. Then renames the file.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -14,20 +14,21 @@ use super::ImageError;
 use super::format::{ImageHeader, ImageLayout, encode_index};
 use super::page_index::PageIndex;
 
-/// Pages that are read and written at a time: 1 MiB, between two checks whether the image is still wanted.
+/// Number of pages that are read and written between two checks whether the image was cancelled: 1 MiB.
 const CHUNK_PAGES: u64 = 256;
 
-/// One in this many blocks of the file system stays free, up to [`FREE_BYTES_MAX`]. Others write there, too, and most file
-/// systems slow down when they are full.
+/// One in this many bytes of the file system stays free, up to [`FREE_BYTES_MAX`]. Other programs write to it, too, and
+/// most file systems slow down when they are full.
 const FREE_FRACTION: u64 = 20;
 
-/// Most bytes that stay free. A twentieth of a large disk is more than others need, and would refuse images that fit.
+/// Most bytes that stay free. A twentieth of a large disk is more than other programs need, and would prevent images
+/// that fit.
 const FREE_BYTES_MAX: u64 = 1 << 30;
 
-/// Suffix of a file until it is complete.
+/// Suffix of the file name until the file is complete.
 pub(super) const TEMPORARY_SUFFIX: &str = "new";
 
-/// Progress of an image, shared by the writer and those who watch or cancel it.
+/// Progress of an image, shared by the writer and the code that watches or cancels it.
 #[derive(Debug, Default)]
 pub struct ImageProgress {
     done_bytes: AtomicU64,
@@ -36,7 +37,7 @@ pub struct ImageProgress {
 }
 
 impl ImageProgress {
-    /// Bytes of memory that were written, and in total.
+    /// Returns the bytes of memory that were written, and the total.
     pub fn bytes(&self) -> (u64, u64) {
         (self.done_bytes.load(Ordering::Relaxed), self.total_bytes.load(Ordering::Relaxed))
     }
@@ -68,8 +69,8 @@ impl Drop for TemporaryImage<'_> {
 /// Fills a buffer from an offset of an extent.
 pub(crate) type MemoryReader<'a> = &'a dyn Fn(ExtentId, u64, &mut [u8]) -> Result<(), ImageError>;
 
-/// Writes the image of a seed at `path`, completely or not at all. May block for long on memory and file system. `read` must
-/// return all memory that the descriptor lists.
+/// Writes the image of a seed at `path`, completely or not at all. May block for long on memory and file system. `read`
+/// must provide all memory that the descriptor lists.
 ///
 /// # Errors
 /// [`ImageError`]; no file is left then.
@@ -96,7 +97,7 @@ pub(crate) fn write_image(
     temporary_image.file.sync_data().map_err(failed)?;
     fs::rename(&aside, path).map_err(failed)?;
     temporary_image.is_finished = true;
-    // The name must be as durable as the contents.
+    // Sync the directory, so that the name is as durable as the contents.
     let directory = path.parent().map_or_else(|| File::open("."), File::open);
     directory.and_then(|directory| directory.sync_all()).map_err(failed)
 }
@@ -127,12 +128,12 @@ fn copy_pages(
     Ok(checksums)
 }
 
-/// Bytes that stay free on a file system of this size.
+/// Returns the number of bytes that stay free on a file system of this size.
 fn reserved_free_bytes(file_system_bytes: u64) -> u64 {
     (file_system_bytes / FREE_FRACTION).min(FREE_BYTES_MAX)
 }
 
-/// Reserves space for the whole file, so that a file system that fills up meanwhile does not stop it half-way.
+/// Reserves space for the whole file, so that the copy does not fail half-way if the file system fills up.
 fn reserve_space(file: &File, bytes: u64, path: &Path) -> Result<(), ImageError> {
     let failed = |errno: rustix::io::Errno| ImageError::Write { path: path.to_owned(), source: errno.into() };
     let room = rustix::fs::fstatvfs(file).map_err(failed)?;
@@ -147,7 +148,7 @@ fn reserve_space(file: &File, bytes: u64, path: &Path) -> Result<(), ImageError>
         });
     }
     match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, bytes) {
-        // A file system that cannot reserve space reports later when it is full.
+        // A file system without support for fallocate(2) reports ENOSPC later.
         Ok(()) | Err(rustix::io::Errno::OPNOTSUPP) => Ok(()),
         Err(errno) => Err(failed(errno)),
     }

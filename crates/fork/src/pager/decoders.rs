@@ -1,5 +1,5 @@
 //! Decoders of bytes that another process or an earlier pager wrote, as entry points for the fuzz targets (`fuzz/`).
-//! They prepend the magic of each file format to their input. The pager itself decodes the bytes where they arrive.
+//! Most prepend the magic of the format to their input. The pager itself does not call them.
 
 use std::fs;
 use std::io;
@@ -32,12 +32,12 @@ pub fn is_reply(bytes: &[u8]) -> bool {
 /// Decodes a plan file, given the bytes after its magic.
 ///
 /// # Errors
-/// A text that says why the file is invalid.
+/// The reason why the file is invalid.
 pub fn decode_plan(bytes: &[u8]) -> Result<MemoryPlan, String> {
     MemoryPlan::decode(&[plan::MAGIC, bytes].concat())
 }
 
-/// The plan for a child of a valid descriptor. All of its memory is registered.
+/// Returns the plan for a child of a valid descriptor, with all of its memory registered.
 pub fn plan_from_descriptor(descriptor: &Descriptor) -> MemoryPlan {
     let whole =
         |mappings: &[Mapping]| -> Vec<_> { mappings.iter().map(|mapping| mapping.start..mapping.end).collect() };
@@ -54,8 +54,8 @@ pub fn plan_from_descriptor(descriptor: &Descriptor) -> MemoryPlan {
     MemoryPlan::from_descriptor(descriptor, sources, &registered, PagingStrategy::default())
 }
 
-/// How many address spaces a pager restores from a journal in `child_dir`, for a plan without pages. The journal has this
-/// snapshot, and these bytes after its magic. `None` if it is not a valid journal.
+/// Writes a journal with these bytes after its magic and this snapshot to `child_dir`. Returns how many address spaces
+/// a pager restores from it, for a plan without pages; `None` if the journal is invalid.
 ///
 /// # Errors
 /// The file cannot be written.
@@ -70,7 +70,7 @@ pub fn decode_report(bytes: &[u8]) -> Option<AccessReport> {
     AccessReport::decode_set(&[working_set::REPORT_MAGIC, bytes].concat())
 }
 
-/// How many pages a pager reads from a working set, given the bytes after its magic.
+/// Returns how many pages a pager reads from a working set, given the bytes after its magic.
 pub fn count_set_body_pages(bytes: &[u8]) -> u64 {
     count_set_pages(&[working_set::SET_MAGIC, bytes].concat())
 }

@@ -1,9 +1,9 @@
-//! The hint that an error message gets when a file of the pager cannot be written for lack of disk space. The pager
-//! adds it itself, because the daemon passes on the pager's refusals as text.
+//! The hint in an error message when a file of the pager cannot be written for lack of disk space. The pager adds the
+//! hint, because the daemon gets the pager's refusals only as text.
 
 use std::io;
 
-/// The text to append to the cause.
+/// Returns the text to append to the cause: empty unless disk space is lacking.
 pub(super) fn disk_space_hint(cause: &io::Error) -> &'static str {
     match cause.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {

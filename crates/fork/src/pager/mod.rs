@@ -3,7 +3,7 @@
 //! `page_map`, `plan::slot_index`, `address_space::slot_bitmap`, `readahead`, `journal::counters` and `journal::replay`
 //! are pure. The daemon manages children as processes, and creates and removes their directories.
 
-// From a page fault to its answer:
+// From a page fault to the installed page:
 //
 //  child touches a missing page ─▶ kernel ─▶ userfaultfd ─▶ server ─▶ journal (events)
 //                                                             │ faults
@@ -15,13 +15,13 @@
 //                                           install ◀─────────────────────┘
 //
 // Invariants:
-// - A userfaultfd is closed only after its process is gone, or if the process is a template, which never runs. The
-//   keeper's descriptor table keeps it open while pagers end and start.
+// - A userfaultfd is closed only if its process is gone, or is a template, which never runs. The keeper's descriptor
+//   table keeps the userfaultfd open while pagers end and start.
 // - Messages are read into the journal. Events are applied before any fault of the same batch is classified.
-// - A page is installed where it belongs at the time of the install, not where it was requested.
+// - A page is installed at its current address, not at the address where it was requested.
 // - A page that should hold data is never answered with zeroes. If it cannot be fetched it is poisoned, and the reason
 //   is written to `LOST_FILE`.
-// - A thread that waits is answered, or woken to fault again, whatever happens to its page.
+// - Every waiting thread gets its page, or is woken to fault again.
 
 mod address_space;
 mod cache;

@@ -1,7 +1,7 @@
 //! Connections to the owners of pages: two for each owner, shared by all children, and the reads in flight on them.
-//! Pages for which a thread waits have their own connection (the demand lane). So they are not delayed by the pages
-//! that may be wanted soon (the bulk lane). Bulk reads wait in a queue, and few of them are in flight at a time.
-//! Connections stay open for `OWNER_IDLE_TIMEOUT` after their last user, for the next child of any seed of that owner.
+//! Pages for which a thread waits use one connection, the *demand lane*, so that pages that may be needed soon, on the
+//! *bulk lane*, do not delay them. Bulk reads wait in a queue, and few of them are in flight at a time. Connections
+//! stay open for `OWNER_IDLE_TIMEOUT` after their last user, for the next child of any seed of the owner.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;
@@ -23,30 +23,31 @@ use super::working_set::PrewarmBatch;
 /// Slots per bulk read. Larger reads are not cheaper per page, and delay a thread that waits for one of the pages.
 pub(super) const BULK_SLOTS: u64 = 32;
 
-/// Most bulk reads in flight to one owner, so that the next are requested while others arrive. While as many completed reads
-/// wait to be installed, no more are requested.
+/// Most bulk reads in flight to one owner, so that the next reads are requested while others arrive. If this many
+/// completed reads wait to be installed, no more reads are requested.
 pub(super) const BULK_READS_MAX: usize = 4;
 
-/// When at most this many are in flight, others are requested in one go: a message costs as much as five pages.
+/// When at most this many bulk reads are in flight, others are requested together, in one message: a message costs as
+/// much as five pages.
 const BULK_READS_LOW: usize = 2;
 
-/// How long an unused connection is kept, by a pager and by its node: as long as a user may think before the next fork.
+/// How long a pager and its node keep an unused connection: as long as a user may think before the next fork.
 pub(crate) const OWNER_IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Most unused owners whose connections are kept. The one that was unused longest is closed first. Each has a few
-/// descriptors.
+/// Most unused owners whose connections are kept. The owner that was unused longest is closed first. Each owner has a
+/// few descriptors.
 const IDLE_OWNERS_MAX: usize = 8;
 
 /// One of the two connections to an owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Lane {
-    /// For pages that a thread waits for.
+    /// The demand lane, for pages for which a thread waits.
     Demand,
-    /// For pages that are likely needed soon.
+    /// The bulk lane, for pages that may be needed soon, and for auxiliary requests.
     Bulk,
 }
 
-/// An owner's key in [`OwnerConnections`].
+/// The key of an owner in [`OwnerConnections`].
 pub(super) type OwnerKey = u64;
 
 /// The pages of an address space that have one source.
@@ -60,7 +61,7 @@ pub(super) struct AddressSpaceSource {
     pub(super) source: usize,
 }
 
-/// A read from a seed, for other purposes than a child's pages.
+/// A read from a seed that does not fetch a child's pages.
 #[derive(Debug)]
 pub(super) struct SeedRead<'a> {
     /// Id and token of the seed.
@@ -78,11 +79,11 @@ pub(super) struct PrefetchRequest {
     pub(super) child: u64,
     /// The address space.
     pub(super) space: AddressSpaceId,
-    /// Index of this owner's source in the child's plan. Only pages of this source are fetched.
+    /// Index of this owner's source in the child's plan. Slots of other sources are skipped.
     pub(super) source: usize,
     /// The slots, in the order in which they are fetched.
     pub(super) slots: VecDeque<Range<u64>>,
-    /// Whether they are from the working set, that is, an earlier child touched them.
+    /// Whether the slots are from the working set.
     pub(super) is_from_set: bool,
 }
 
@@ -106,18 +107,18 @@ impl PrefetchRequest {
     }
 }
 
-/// A request that is not for a child's pages.
+/// A request for something other than a child's pages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum AuxiliaryRequest {
-    /// Whether the owner has this seed.
+    /// Checks whether the owner has this seed.
     SeedExists(SeedId),
-    /// The working set of this child's seed.
+    /// Reads the working set of this child's seed.
     ChildWorkingSet(u64),
-    /// The working set of this seed, to be cached.
+    /// Reads the working set of this seed, to prewarm the cache.
     PrewarmWorkingSet(SeedId),
-    /// Pages of that working set.
+    /// Reads pages of this seed's working set, to prewarm the cache.
     PrewarmPages(SeedId, PrewarmBatch),
-    /// A message, which asks for nothing.
+    /// Sends a message. The reply has no data.
     Message,
 }
 
@@ -130,18 +131,18 @@ pub(super) struct PageRead {
     pub(super) space: AddressSpaceId,
     /// The slots, in the order of the reply's bytes.
     pub(super) slots: Vec<Range<u64>>,
-    /// Index of their source in the child's plan.
+    /// Index of the source of these slots in the child's plan.
     pub(super) source: usize,
     /// The owner.
     pub(super) owner: OwnerKey,
     /// The lane.
     pub(super) lane: Lane,
-    /// When it was submitted.
+    /// When the read was submitted.
     pub(super) submitted_at: Instant,
 }
 
 impl PageRead {
-    /// Whether it reads more than a single page that a thread waits for.
+    /// Whether the read has other pages than a single one that a thread waits for.
     pub(super) fn is_speculative(&self) -> bool {
         self.lane == Lane::Bulk || self.slots.iter().map(|slots| slots.end - slots.start).sum::<u64>() > 1
     }
@@ -153,7 +154,7 @@ struct OwnerConnection {
     demand: Box<dyn Connection>,
     bulk: Box<dyn Connection>,
     bulk_reads: usize,
-    /// Whether further bulk reads are requested.
+    /// Whether more bulk reads are submitted until [`BULK_READS_MAX`] are in flight.
     is_refilling: bool,
     queue: VecDeque<PrefetchRequest>,
     users: usize,
@@ -188,7 +189,7 @@ impl OwnerConnection {
 /// Opens a connection to an owner, without waiting for it.
 pub(super) type OwnerConnector = Box<dyn Fn(&Address, &NodeName) -> io::Result<Box<dyn Connection>>>;
 
-/// All owners, and all reads in flight.
+/// The connections to all owners, and all requests in flight.
 pub(super) struct OwnerConnections {
     connect: OwnerConnector,
     owners: BTreeMap<OwnerKey, OwnerConnection>,
@@ -199,7 +200,7 @@ pub(super) struct OwnerConnections {
 }
 
 impl OwnerConnections {
-    /// No owners yet; `connect` opens connections to them.
+    /// Creates the value without owners. `connect` opens connections to owners.
     pub(super) fn new(connect: OwnerConnector) -> Self {
         Self {
             connect,
@@ -251,7 +252,8 @@ impl OwnerConnections {
         }
     }
 
-    /// Closes connections that were unused for too long, or that are too many. Returns their owners.
+    /// Closes the connections of owners that were unused for too long, and of the longest unused ones if there are too
+    /// many. Returns the keys of these owners.
     pub(super) fn close_idle(&mut self, now: Instant) -> Vec<OwnerKey> {
         let idle = self.owners.iter().filter_map(|(key, owner)| Some((owner.idle_since?, *key)));
         let mut idle: Vec<(Instant, OwnerKey)> = idle.collect();
@@ -281,7 +283,7 @@ impl OwnerConnections {
         self.owners.keys().copied().collect()
     }
 
-    /// Requests slots. The request is sent with the next [`Self::poll`].
+    /// Queues a request for slots. The next [`Self::poll`] sends it.
     ///
     /// # Errors
     /// [`SubmitError::Full`]: too many requests are in flight.
@@ -309,8 +311,8 @@ impl OwnerConnections {
         Ok(())
     }
 
-    /// Submits an auxiliary request as a read of the bulk lane. It is sent with the next [`Self::poll`]. Returns false if
-    /// too many requests are in flight.
+    /// Queues an auxiliary request as a read of the bulk lane. The next [`Self::poll`] sends it. Returns false if too
+    /// many requests are in flight.
     pub(super) fn submit_auxiliary(
         &mut self,
         key: OwnerKey,
@@ -330,7 +332,7 @@ impl OwnerConnections {
         true
     }
 
-    /// Sends a message to an owner by the bulk lane, with the next [`Self::poll`]. The message is dropped if too many
+    /// Queues a message to an owner on the bulk lane. The next [`Self::poll`] sends it. Drops the message if too many
     /// requests are in flight.
     pub(super) fn send_message(&mut self, key: OwnerKey, bytes: Vec<u8>, deadline: Instant) {
         let Some(owner) = self.owners.get_mut(&key) else { return };
@@ -341,7 +343,7 @@ impl OwnerConnections {
         }
     }
 
-    /// The auxiliary request that a completion ends, if it is one.
+    /// Removes and returns the auxiliary request with this tag, if there is one.
     pub(super) fn take_auxiliary(&mut self, tag: u64) -> Option<AuxiliaryRequest> {
         self.auxiliary_requests.remove(&tag).map(|(_, auxiliary_request)| auxiliary_request)
     }
@@ -353,8 +355,8 @@ impl OwnerConnections {
         }
     }
 
-    /// Moves a slot to the front of the queued working set of this address space and source. The slots before it move to the
-    /// end. Returns the request, if one has the slot.
+    /// Moves a slot to the front of the queued working set of this address space and source, and the slots before it to
+    /// the end. Returns the queued request, or `None` if the slot is not queued.
     pub(super) fn advance_prefetch(
         &mut self,
         key: OwnerKey,
@@ -383,7 +385,7 @@ impl OwnerConnections {
             .any(|(_, auxiliary_request)| *auxiliary_request == AuxiliaryRequest::ChildWorkingSet(child))
     }
 
-    /// The next queued request of the bulk lane, if another bulk read may be submitted.
+    /// Takes the next queued request of the bulk lane, if another bulk read may be submitted.
     pub(super) fn next_prefetch(&mut self, key: OwnerKey) -> Option<PrefetchRequest> {
         let owner = self.owners.get_mut(&key)?;
         if owner.can_submit_bulk() { owner.queue.pop_front() } else { None }
@@ -394,7 +396,7 @@ impl OwnerConnections {
         self.owners.get(&key).is_some_and(OwnerConnection::can_submit_bulk)
     }
 
-    /// Sends and receives on a lane.
+    /// Sends and receives on a lane. Appends the completed requests to `completions`.
     pub(super) fn poll(&mut self, key: OwnerKey, lane: Lane, now: Instant, completions: &mut Vec<Completion>) {
         let Some(owner) = self.owners.get_mut(&key) else { return };
         let before = completions.len();
@@ -418,11 +420,11 @@ impl OwnerConnections {
         self.reads.values().any(|read| read.lane == Lane::Bulk && read.child != child)
     }
 
-    /// Sleeps until a lane has received something, at most until the limit.
+    /// Sleeps until a lane has received something, at most for `limit`.
     pub(super) fn wait_readable(&self, key: OwnerKey, lane: Lane, limit: Duration) {
         let timeout = Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: i64::from(limit.subsec_nanos()) };
         if let Some(fd) = self.descriptor(key, lane) {
-            // If a signal interrupts it, the caller polls sooner.
+            // If a signal interrupts poll(2), the caller polls the lane sooner.
             let _ = poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&timeout));
         }
     }
@@ -432,12 +434,12 @@ impl OwnerConnections {
         self.owners.values().any(|owner| owner.bulk_reads > 0)
     }
 
-    /// The CPU on which the last packet of an owner's bulk lane arrived, if it is known.
+    /// Returns the CPU on which the last packet of an owner's bulk lane arrived, if known.
     pub(super) fn incoming_cpu(&self, key: OwnerKey) -> Option<u32> {
         self.owners.get(&key)?.bulk.incoming_cpu()
     }
 
-    /// The read that a completion ends; `None` if it is not needed any more.
+    /// Removes and returns the read with this tag; `None` if its owner's connection was closed.
     pub(super) fn take_read(&mut self, tag: u64) -> Option<PageRead> {
         self.reads.remove(&tag)
     }
@@ -449,7 +451,7 @@ impl OwnerConnections {
         }
     }
 
-    /// When a lane must be polled, even if its descriptor is not readable.
+    /// Returns when a lane must be polled even if its descriptor is not readable.
     pub(super) fn next_timeout(&self) -> Option<Instant> {
         let lanes = self.owners.values().flat_map(|owner| [&owner.demand, &owner.bulk]);
         lanes.filter_map(|lane| lane.next_timeout()).min()
@@ -464,7 +466,7 @@ mod tests {
     fn a_prefetch_continues_at_the_page_that_faulted() {
         let slots = VecDeque::from([7..9, 20..24, 3..5]);
         let mut prefetch_request = PrefetchRequest { child: 1, space: 0, source: 0, slots, is_from_set: true };
-        assert!(!prefetch_request.rotate_to(5), "it is not wanted");
+        assert!(!prefetch_request.rotate_to(5), "the slot is not in the request");
         assert!(prefetch_request.rotate_to(22));
         assert_eq!(prefetch_request.slots, [22..24, 3..5, 7..9, 20..22]);
         assert!(prefetch_request.rotate_to(3));

@@ -1,5 +1,5 @@
 //! A pager whose owners are in a simulated world, for tests. The processes that it serves, and their faults, are real.
-//! Network and time are the world's. The test is its loop, in one thread.
+//! Network and clock are simulated. The test calls the rounds of the pager's loop, in one thread.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -57,7 +57,7 @@ impl SimulatedPager<'_> {
     /// Serves a child from now on, as `PagerClient::start_adoption`.
     ///
     /// # Errors
-    /// Why the pager refuses.
+    /// The reason why the pager refuses.
     pub fn adopt(&mut self, child: ChildId, dir: &Path, uffd_socket: OwnedFd) -> Result<(), String> {
         match self.server.handle_adopt(child, dir, Some(uffd_socket)) {
             PagerReply::Done => Ok(()),
@@ -76,13 +76,14 @@ impl SimulatedPager<'_> {
         served.is_some_and(|served| !served.child.spaces.is_empty())
     }
 
-    /// Why pages of a child are lost, if they are.
+    /// Returns the reason if pages of a child are lost.
     pub fn loss_reason(&self, child: &ChildId) -> Option<&str> {
         let served = self.server.children.get(&self.server.child_key(child)?)?;
         served.child.loss_reason.as_deref()
     }
 
-    /// Readable while a process waits for the pager, or something has arrived for it in the simulated world.
+    /// Returns a descriptor that is readable while a process waits for the pager, or a message has arrived in the
+    /// simulated world.
     pub fn descriptor(&self) -> BorrowedFd<'_> {
         self.server.poller.descriptor()
     }
@@ -97,7 +98,7 @@ impl SimulatedPager<'_> {
         Ok(ready.iter().any(|source| matches!(source, EventSource::Space(..) | EventSource::UffdSocket(_))))
     }
 
-    /// One round of the pager's loop: messages of processes, replies of owners, and tasks that are due.
+    /// Runs one round of the pager's loop: handles messages of processes, replies of owners, and due tasks.
     ///
     /// # Errors
     /// As epoll_wait(2).
@@ -112,7 +113,7 @@ impl SimulatedPager<'_> {
         Ok(())
     }
 
-    /// When the next round is due, by the world's clock.
+    /// Returns when the next round is due, by the simulated clock.
     pub fn next_round_at(&self) -> Instant {
         let server = &self.server;
         if !server.completed_reads.is_empty() || !server.lanes_to_poll.is_empty() || server.cache_install_budget == 0 {

@@ -1,5 +1,5 @@
-//! Compiles the address space of a restore plan: which mappings the restorer makes, and where their contents come from.
-//! `plan` calls it. Contents come from this node's files, from passed objects, or on page faults from the pager.
+//! Compiles the address space of a restore plan: which mappings the restorer makes, and the source of their contents:
+//! this node's files, passed objects, or, on page faults, the pager. `plan` calls it.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -44,7 +44,7 @@ pub(super) enum PlanScope {
     Whole,
     /// The memory that copies of a zygote inherit: all that is private to a process.
     Zygote,
-    /// The rest, which a copy of a zygote maps itself.
+    /// The shared memory, which a copy of a zygote maps itself.
     ZygoteCopy {
         /// The zygote's restorer region, which the copy unmaps: start and length.
         zygote_region: (u64, u64),
@@ -62,7 +62,7 @@ struct MappedObjectPart {
     flags: u16,
 }
 
-/// Whether each mapped file of the descriptor is the same file on this node.
+/// Returns for each mapped file of the descriptor whether this node has the same file at its path.
 pub(super) fn find_matching_files(descriptor: &Descriptor, node: &LocalNode) -> Vec<bool> {
     let same_boot = node.is_origin_machine(&descriptor.origin);
     let is_here =
@@ -71,7 +71,7 @@ pub(super) fn find_matching_files(descriptor: &Descriptor, node: &LocalNode) -> 
 }
 
 impl AddressSpacePlan {
-    /// Decides for each mapping where its contents come from.
+    /// Compiles the tables. `is_here` has the result of [`find_matching_files`].
     pub(super) fn compile(
         inputs: &PlanInputs<'_>,
         is_here: &[bool],
@@ -109,8 +109,8 @@ impl AddressSpacePlan {
                     space.add_mapping(mapping, MAPPING_FILE, source, offset, 0);
                 }
                 Backing::PrivateWritableFile { file, offset, .. } => {
-                    // Open for writing: a read-only open through overlayfs refers to the lower file, and misses writes after
-                    // the copy-up.
+                    // Open for writing: a read-only open through overlayfs refers to the lower file, and misses later
+                    // writes, which copy the file up.
                     let source = space.add_mapped_file(file, OFlags::RDWR, descriptor, &mut opened, writer)?;
                     space.add_mapping(mapping, MAPPING_FILE, source, offset, 0);
                     space.overlaid_mappings.insert(mapping.start);
@@ -181,7 +181,7 @@ impl AddressSpacePlan {
 
     fn add_anonymous(&mut self, mapping: &Mapping, extent: Option<ExtentId>, descriptor: &Descriptor) {
         self.add_mapping(mapping, MAPPING_ANONYMOUS, 0, 0, 0);
-        // Memory without any data needs no pager: the kernel's zero pages are right.
+        // Memory without data needs no pager: the kernel fills it with zeroes.
         if extent.is_none_or(|id| descriptor.extents[id.0 as usize].is_empty()) {
             return;
         }
@@ -191,7 +191,8 @@ impl AddressSpacePlan {
         }
     }
 
-    /// Maps anonymous memory in place of the parent's vdso and its data pages. The vdso stays writable until its code is in.
+    /// Maps anonymous memory in place of the parent's vdso and its data pages. The vdso's mapping stays writable until
+    /// its code is copied.
     fn add_vdso_bridge(
         &mut self,
         mapping: &Mapping,
@@ -233,7 +234,8 @@ impl AddressSpacePlan {
     }
 }
 
-/// Whether fork(2) shares the mapping's memory with the parent. Each child needs its own, so a copy maps it itself.
+/// Whether fork(2) would share the mapping's memory, or its object, between a zygote and its copies. Each child needs
+/// its own, so a copy maps it itself.
 fn is_shared_by_fork(mapping: &Mapping) -> bool {
     matches!(mapping.backing, Backing::SharedFile { .. } | Backing::SharedMemory { .. } | Backing::PrivateObject { .. })
 }

@@ -40,8 +40,8 @@ impl PlannedSyscall {
     }
 }
 
-/// The machine has an accumulator, an index register and 16 words of scratch memory. All jumps are forward, so each program
-/// ends.
+/// Runs the instructions, and returns the filter's result; `None` for an invalid program. The machine has an
+/// accumulator, an index register and 16 words of scratch memory. All jumps are forward, so each program ends.
 fn run_program(instructions: &[u8], data: &[u32; DATA_WORDS]) -> Option<u32> {
     const BPF_RET_K: u16 = 0x06;
     const BPF_RET_A: u16 = 0x16;
@@ -78,7 +78,7 @@ fn run_program(instructions: &[u8], data: &[u32; DATA_WORDS]) -> Option<u32> {
     }
 }
 
-/// How many instructions the jump skips.
+/// Returns the number of instructions that the jump skips.
 fn jump_offset(code: u16, (accumulator, operand): (u32, u32), bytes: &[u8; 8], constant: u32) -> Option<usize> {
     let holds = match code & 0xf0 {
         0x00 => return Some(constant as usize),

@@ -6,7 +6,7 @@ use farfork_wire::descriptor::Origin;
 
 const NS_PER_SECOND: i64 = 1_000_000_000;
 
-/// The text for /proc/self/timens_offsets that continues the clocks from the origin's values.
+/// Returns the text for /proc/self/timens_offsets that makes the clocks continue from the origin's values.
 pub(super) fn format_timens_offsets(origin: &Origin, now: Clocks) -> String {
     let line = |name: &str, offset_ns: i64| {
         format!("{name} {} {}\n", offset_ns.div_euclid(NS_PER_SECOND), offset_ns.rem_euclid(NS_PER_SECOND))

@@ -17,7 +17,7 @@ use super::plan_layout::{
 use super::plan_writer::PlanWriter;
 use super::syscalls::{CreatedFiles, O_ASYNC};
 
-/// Flags of the open(2) call that are not flags of the open file; and O_ASYNC, which open(2) ignores.
+/// Flags of open(2) that are not flags of the open file description, and O_ASYNC, which open(2) ignores.
 const OPEN_TIME_FLAGS: OFlags = OFlags::CREATE
     .union(OFlags::EXCL)
     .union(OFlags::TRUNC)
@@ -30,7 +30,7 @@ pub const PAYLOAD_NAME: &str = "payload";
 /// Descriptor of a child's payload, unless its parent used that number for something other than its own payload.
 pub const PAYLOAD_FD: u32 = 1000;
 
-/// The tables of descriptors, in ascending order, and of epoll registrations.
+/// Builds the tables of descriptors, in ascending order, and of epoll registrations.
 pub(super) fn build_fd_tables(
     inputs: &PlanInputs<'_>,
     created_files: &CreatedFiles,
@@ -102,7 +102,7 @@ fn add_payload(
     Ok(())
 }
 
-/// Whether the parent is itself a child that has its own payload open. That payload is a file of the parent's container, so
+/// Whether the parent is itself a child that has its payload open. This payload is a file of the parent's container, so
 /// the new child does not inherit it.
 fn has_payload_open(descriptor: &Descriptor) -> bool {
     let entry = descriptor.file_descriptors.iter().find(|entry| entry.number == PAYLOAD_FD);

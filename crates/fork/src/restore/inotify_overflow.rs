@@ -1,7 +1,7 @@
 //! Creates an inotify(7) instance whose queue has lost events (IN_Q_OVERFLOW), for `passed_objects`. The events in a
-//! parent's queue cannot be read without removing them. So the child gets an overflow event instead, and checks for
-//! itself what it watches. Only the kernel writes that event: this module fills a queue, then removes all events before
-//! it.
+//! parent's queue cannot be read without removing them. So the child gets an overflow event instead, and must check the
+//! watched files itself. Only the kernel can create this event: this module overfills a queue, then removes all events
+//! before the overflow event.
 
 use std::fs::{self, File};
 use std::io;
@@ -11,16 +11,16 @@ use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use rustix::fs::{Mode, OFlags, fchmod, fcntl_setfl};
 use rustix::io::{ioctl_fionread, read};
 
-/// Longest queue that is filled. The kernel's default is 16,384, which takes some 10 ms.
+/// Longest queue that is filled, in events. The kernel's default is 16,384, which takes about 10 ms.
 const EVENTS_MAX: u64 = 1 << 20;
 
-/// Size of an event without a name.
+/// Size of an event without a name, in bytes.
 const EVENT_BYTES: u64 = 16;
 
 /// Bytes per read(2): whole events.
 const READ_CHUNK_BYTES: usize = 64 << 10;
 
-/// Creates an instance without watches, whose queue contains the overflow event alone; `flags` are its O_* flags.
+/// Creates an instance without watches, whose queue contains only the overflow event. `flags` are its O_* flags.
 pub(super) fn create_overflowed_inotify(flags: u32) -> io::Result<OwnedFd> {
     let events = read_queue_limit()?;
     let notify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
@@ -28,7 +28,7 @@ pub(super) fn create_overflowed_inotify(flags: u32) -> io::Result<OwnedFd> {
     let watch =
         |file: &File| inotify::add_watch(&notify, format!("/proc/self/fd/{}", file.as_raw_fd()), WatchFlags::ATTRIB);
     let watches = [watch(&touched[0])?, watch(&touched[1])?];
-    // Alternately, because the kernel merges equal consecutive events.
+    // Alternate two kinds of events, because the kernel merges equal consecutive events.
     for event in 0..=events {
         fchmod(&touched[(event % 2) as usize], Mode::RUSR)?;
     }

@@ -1,14 +1,15 @@
-//! Decides whether this node's kernel can continue a program that began on another one, before anything is started.
-//! A child keeps the addresses of vdso functions, and gets this kernel's vdso at the address of the old one.
-//! Another kernel build may have its functions at other addresses, even with the same release and as many pages.
-//! Then the child needs a bridge (`vdso`).
+//! Decides whether this node's kernel can continue a program that began on another kernel, before anything is started.
+//! A child keeps the addresses of vdso functions, and gets this kernel's vdso at the address of the old one. Another
+//! kernel build may have vdso functions at other addresses, even with the same release and the same vdso size. Then the
+//! child needs a bridge (`vdso`).
 
 use farfork_wire::descriptor::Origin;
 
 use super::vdso::VdsoBridge;
 use super::{LocalNode, RestoreError};
 
-/// The bridge that a child needs from the parent's vdso to this kernel's; `None` if both kernels are of one build.
+/// Builds the bridge from the parent's vdso to the vdso of this node's kernel; `None` if both kernels are the same
+/// build.
 pub(super) fn build_bridge_if_needed(origin: &Origin, node: &LocalNode) -> Result<Option<VdsoBridge>, RestoreError> {
     let is_same_build = !origin.vdso_build_id.is_empty() && origin.vdso_build_id == node.vdso_build_id;
     if (node.is_origin_machine(origin) || is_same_build) && !node.forces_vdso_bridge {
@@ -23,7 +24,7 @@ pub(super) fn build_bridge_if_needed(origin: &Origin, node: &LocalNode) -> Resul
 mod tests {
     use super::*;
 
-    /// The origin of a seed of another machine with this kernel, and this node.
+    /// Returns the origin of a seed of another machine with this kernel, and this node.
     fn of_another_machine() -> (Origin, LocalNode) {
         let node = LocalNode::detect().unwrap();
         let origin = Origin {

@@ -1,6 +1,6 @@
 //! Restore: turns a descriptor into a running child inside a lean container. `resume` and `crate::zygote` call it: they
-//! plan a child or a zygote, which also checks this node, and send the plan to a stub. The C code in `restorer/`
-//! carries the plan out. It trusts the plan, which is compiled here from a validated descriptor. `capture` makes
+//! plan a child or a zygote, which includes checks of this node, and send the plan to a stub. The C code in `restorer/`
+//! executes the plan. It trusts the plan, which is compiled here from a validated descriptor. `capture` makes
 //! descriptors. `pager` supplies the memory once the child runs.
 
 mod address_space;
@@ -73,11 +73,11 @@ pub struct LocalNode {
     pub kernel_release: String,
     /// Build id of the kernel's vdso; empty if it could not be read.
     pub vdso_build_id: Vec<u8>,
-    /// Whether children use a vdso bridge even if the kernels are of one build. For tests.
+    /// Whether children use a vdso bridge even if the kernels are the same build. For tests.
     pub forces_vdso_bridge: bool,
     /// The CPU features of this node.
     pub processor: ProcessorFeatures,
-    /// The credentials of a stub. Threads of a child that have the same ones keep them.
+    /// The credentials of a stub. Threads of a child with the same credentials need no change.
     pub credentials: Credentials,
 }
 
@@ -113,7 +113,7 @@ impl LocalNode {
         })
     }
 
-    /// The path by which this process reaches a path of a child.
+    /// Returns the path in this process's root for a path of a child.
     pub(crate) fn resolve_path(&self, path: &str) -> PathBuf {
         self.root.join(path.trim_start_matches('/'))
     }
@@ -124,10 +124,10 @@ impl LocalNode {
     }
 }
 
-/// Why a child could not be restored. When its container is dropped too, nothing of the child is left.
+/// Why a child could not be restored. Drop its container, too: then nothing of the child is left.
 #[derive(Debug, thiserror::Error)]
 pub enum RestoreError {
-    /// The restorer could not carry out a step.
+    /// A step of the restorer failed.
     #[error("{step} failed{}: {cause}", if object.is_empty() { String::new() } else { format!(" for {object}") })]
     Step {
         /// The step.
@@ -153,7 +153,7 @@ pub enum RestoreError {
         /// Bytes of state here.
         found_bytes: u32,
     },
-    /// The CPU saves state components that the parent's CPU did not have.
+    /// The CPU saves state components that the parent's CPU lacks.
     #[error(
         "this node's CPU has state that the seed's lacks ({surplus}); a program that saves registers itself, such as the dynamic linker, has no space for it: fork it to a node with the same CPU features"
     )]
@@ -166,7 +166,7 @@ pub enum RestoreError {
         "the seed's CPU has instructions that this node's lacks ({missing}): fork it to a node with the same CPU features"
     )]
     MissingInstructions {
-        /// Their names, as in /proc/cpuinfo.
+        /// The names of the instruction sets.
         missing: String,
     },
     /// This kernel is another build, whose vdso functions have other addresses.
@@ -210,7 +210,7 @@ pub enum RestoreError {
         /// The error.
         cause: io::Error,
     },
-    /// A file was replaced during the restore. The process may have mapped either one.
+    /// A file was replaced during the restore. The process may have mapped the old or the new file.
     #[error("{path} was replaced during the restore; fork again")]
     ReplacedFile {
         /// Its path, as the process sees it.
@@ -241,7 +241,7 @@ pub enum RestoreError {
         /// Its descriptor.
         number: u32,
     },
-    /// A listening socket would replace the parent's at the same path.
+    /// A listening socket would replace the parent's socket at the same path.
     #[error(
         "a socket of the child at {path} would replace the parent's: the path is shared, or cannot be examined; do not share it"
     )]
@@ -249,12 +249,12 @@ pub enum RestoreError {
         /// Its path.
         path: String,
     },
-    /// A socket would share its port with others.
+    /// A socket would share its port with sockets of other processes.
     #[error(
         "{socket} of the child would receive traffic of other processes at this address: drop --net host, and use --publish"
     )]
     PortConflict {
-        /// Its descriptor and address.
+        /// The socket's descriptor and address.
         socket: String,
     },
     /// A terminal is in a /dev/pts that the node's own processes use.
@@ -262,7 +262,7 @@ pub enum RestoreError {
         "terminal {number} of the child cannot be created: the child shares the node's /dev/pts; fork it with its own root"
     )]
     SharedTerminal {
-        /// Its name in /dev/pts.
+        /// The terminal's number in /dev/pts.
         number: u32,
     },
     /// The child's user namespace does not allow an object of the child.
@@ -274,10 +274,10 @@ pub enum RestoreError {
     /// A path contains a zero byte.
     #[error("the path `{path}` contains a zero byte")]
     InvalidPath {
-        /// Escaped.
+        /// The path, escaped.
         path: String,
     },
-    /// The tables take more than 4 GiB.
+    /// The plan would be longer than 4 GiB.
     #[error("the restore plan is larger than 4 GiB")]
     PlanTooLarge,
     /// The daemon has reached its limit of open files.
@@ -322,7 +322,7 @@ pub enum RestoreError {
         /// wait(2) status.
         wait_status: u32,
     },
-    /// The stub is stopped, and therefore reports nothing.
+    /// The stub is stopped (SIGSTOP), and therefore reports nothing.
     #[error(
         "the first process of its container is stopped, and was not continued within {limit:?}: find out what sends SIGSTOP to processes named farfork-init, and fork again"
     )]

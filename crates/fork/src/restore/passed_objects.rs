@@ -1,5 +1,6 @@
-//! Kernel objects without a path that the daemon creates for a child: pipes, eventfds, memfds, standard streams.
-//! The daemon passes them to the stub; `plan` refers to them by their index. The restorer opens what has a path itself.
+//! Kernel objects without a path that the daemon creates for a child: pipes, eventfds, memfds, standard streams. The
+//! daemon passes the objects to the stub; `plan` refers to them by index. The restorer itself opens objects with a
+//! path.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
@@ -33,7 +34,7 @@ pub struct StandardStreams {
     pub error: OwnedFd,
 }
 
-/// Contents of shared memory, complete before a child runs.
+/// Contents of shared memory. They are complete before a child runs.
 #[derive(Debug, Default)]
 pub struct SharedContents {
     /// A memfd for each shared object, in the descriptor's order.
@@ -50,7 +51,7 @@ pub(super) struct PassedObjects {
     shared_objects: Vec<u32>,
     /// Index of the memfd with the pages that were written through private mappings of files, and the runs of those pages.
     written_pages: Option<(u32, Vec<WrittenRun>)>,
-    /// Index of a page that all processes of a tree map.
+    /// Index of the memfd with the barrier page, which all processes of a tree map.
     barrier: Option<u32>,
     /// Index of the terminal that controls a session, by the session's leader.
     controlling_terminals: HashMap<u32, u32>,
@@ -59,7 +60,7 @@ pub(super) struct PassedObjects {
 
 impl PassedObjects {
     /// Creates all objects of a descriptor. `checkpoint_socket` replaces the socket on which the parent waited for the
-    /// answer of its checkpoint.
+    /// reply to its checkpoint.
     pub(super) fn create(
         descriptor: &Descriptor,
         streams: StandardStreams,
@@ -71,7 +72,7 @@ impl PassedObjects {
         objects.create_barrier(descriptor)?;
         let standard = [streams.input, streams.output, streams.error].map(|stream| objects.add(stream));
         for (index, memfd) in (0..).zip(&shared) {
-            // Read-only: a file that is open for writing cannot become an executable (ETXTBSY).
+            // Read-only: a file that is open for writing cannot be executed (ETXTBSY).
             let passed = if is_executed(descriptor, index) {
                 reopen_memfd(memfd, 0, 0)
             } else {
@@ -100,7 +101,7 @@ impl PassedObjects {
         Ok(objects)
     }
 
-    /// No objects.
+    /// Returns a value without objects.
     pub(super) fn empty() -> Self {
         let nowhere = RootPaths { node_root: PathBuf::new(), container_root: PathBuf::new(), is_origin_machine: false };
         let (by_open_file, controlling) = (HashMap::new(), HashMap::new());
@@ -154,12 +155,13 @@ impl PassedObjects {
         self.controlling_terminals.get(&leader).copied()
     }
 
-    /// Whether the child's writes to a path are private to it. Shared files are left as they are.
+    /// Whether the child's writes to a path are private to the child: the directory is on another device than the
+    /// node's.
     pub(super) fn is_private_path(&self, path: &str) -> bool {
         self.roots.is_private_path(path)
     }
 
-    /// Whether a path leads to the file of the capture, and the file is longer now.
+    /// Whether the path refers to the same file as at capture, and the file is longer now.
     pub(super) fn has_grown(&self, path: &str, then: &FileIdentity) -> bool {
         let now = file_identity::stat_path_identity(&self.roots.node_root.join(path.trim_start_matches('/')));
         let is_it = |now: &FileIdentity| (now.device, now.inode) == (then.device, then.inode);
@@ -181,13 +183,13 @@ impl PassedObjects {
         self.shared_objects[index as usize]
     }
 
-    /// Index of the memfd with written pages among the passed descriptors, and the runs of pages of one process.
+    /// Returns the index of the memfd with written pages among the passed descriptors, and its runs of one process.
     pub(super) fn written_pages(&self, process: u32) -> Option<(u32, impl Iterator<Item = &WrittenRun>)> {
         let (passed, runs) = self.written_pages.as_ref()?;
         Some((*passed, runs.iter().filter(move |run| run.process == process)))
     }
 
-    /// All objects, in the order in which they are passed after farfork's own descriptors.
+    /// Returns all objects, in the order in which they are passed after farfork's own descriptors.
     pub(super) fn as_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.fds.iter().map(AsFd::as_fd)
     }
@@ -201,10 +203,10 @@ impl PassedObjects {
 struct ObjectBuilder<'a> {
     descriptor: &'a Descriptor,
     shared: &'a [File],
-    /// The socket of the checkpoint's caller, until its open file takes it.
+    /// The socket for the checkpoint's caller, until the object of its open file is created.
     checkpoint_socket: Option<OwnedFd>,
     pipes: PipeTable,
-    /// Memfds whose first open file exists.
+    /// Indices of memfds whose first open file was created.
     opened_memfds: HashSet<u32>,
 }
 
@@ -242,8 +244,8 @@ impl ObjectBuilder<'_> {
 }
 
 impl ObjectBuilder<'_> {
-    /// Opens shared memory. The first open file of a memfd gets the description of memfd_create(2), which does not count as
-    /// a writer. Any other writable description prevents execution (ETXTBSY).
+    /// Opens shared memory. The first open file of a memfd gets the open file description of memfd_create(2), which
+    /// does not count as a writer. Any other writable description would prevent execution (ETXTBSY).
     fn open_memory(&mut self, object: u32, flags: u32, offset: u64) -> io::Result<OwnedFd> {
         let memfd = &self.shared[object as usize];
         let is_memfd = matches!(self.descriptor.shared_objects[object as usize].kind, SharedObjectKind::MemFd(_));
@@ -270,7 +272,8 @@ pub(super) struct RootPaths {
 impl RootPaths {
     /// Whether the directory of a path is on different devices in the container and on the node.
     pub(super) fn is_private_path(&self, path: &str) -> bool {
-        // Links are resolved on the node: seen from here, an absolute link inside the container would lead out of it.
+        // Resolve links in the node's root: in the container's, an absolute link would be resolved relative to this
+        // process's root.
         let directory = Path::new(path).parent().unwrap_or(Path::new("/"));
         let real = self.node_root.join(directory.strip_prefix("/").unwrap_or(directory)).canonicalize();
         let Ok(node) = real else { return false };
@@ -278,7 +281,7 @@ impl RootPaths {
         let device = |directory: &Path| directory.metadata().map(|found| found.dev());
         match (device(&node), device(&self.container_root.join(below))) {
             (Ok(node), Ok(container)) => node != container,
-            // The directory exists on one side only, or stat(2) failed.
+            // The directory exists in only one of the roots, or stat(2) failed.
             _ => false,
         }
     }
@@ -289,8 +292,8 @@ pub(super) fn has_path(descriptor: &Descriptor, object: u32) -> bool {
     matches!(descriptor.shared_objects[object as usize].kind, SharedObjectKind::PosixShm { .. })
 }
 
-/// Whether a seal is added after all mappings exist. F_SEAL_FUTURE_WRITE keeps existing writable mappings, and forbids new
-/// ones.
+/// Whether a seal must be added after all mappings exist. F_SEAL_FUTURE_WRITE allows existing writable mappings, but no
+/// new ones.
 pub(super) fn is_deferred_seal(seals: u32) -> bool {
     const F_SEAL_FUTURE_WRITE: u32 = 0x10;
     seals & F_SEAL_FUTURE_WRITE != 0
@@ -301,7 +304,8 @@ fn is_executed(descriptor: &Descriptor, object: u32) -> bool {
     descriptor.processes().any(|process| process.exe_object == Some(object))
 }
 
-/// Sets modes, owners and seals. Done last, because they can prevent opening or writing the memory.
+/// Sets modes, owners and seals of shared memory. Must be the last step, because they can prevent opening or writing
+/// the memory.
 fn finalize_shared_memory(descriptor: &Descriptor, shared: &[File]) -> Result<(), RestoreError> {
     for (memfd, object) in shared.iter().zip(&descriptor.shared_objects) {
         if let SharedObjectKind::MemFd(status) | SharedObjectKind::DeletedFile(status) = object.kind {
@@ -322,7 +326,8 @@ fn set_file_status(memfd: &File, status: FileStatus) -> io::Result<()> {
     Ok(rustix::fs::fchmod(memfd, Mode::from_raw_mode(mode))?)
 }
 
-/// A connection to a daemon: the caller's socket with the answer of its checkpoint, or a socket whose peer is closed.
+/// Returns a connection to a daemon: the caller's socket with the reply to its checkpoint, or a socket whose peer is
+/// closed.
 fn create_program_socket(flags: u32, caller: Option<OwnedFd>) -> io::Result<OwnedFd> {
     let end = match caller {
         Some(caller) => caller,
@@ -332,7 +337,7 @@ fn create_program_socket(flags: u32, caller: Option<OwnedFd>) -> io::Result<Owne
     Ok(end)
 }
 
-/// A filled pipe. Its ends are kept until each of its open files has its own.
+/// A filled pipe. Its ends stay open until all its open files are created.
 struct PipePair {
     ends: (OwnedFd, OwnedFd),
     is_end_used: [bool; 2],
@@ -364,9 +369,9 @@ fn open_pipe_end(file: &OpenFile, pipes: &mut PipeTable, descriptor: &Descriptor
 fn duplicate_pipe_end(made: &mut PipePair, is_write_end: bool, flags: u32) -> io::Result<OwnedFd> {
     let end = if is_write_end { &made.ends.1 } else { &made.ends.0 };
     let flags = OFlags::from_bits_retain(flags);
-    // Each open file has its own description, so that O_NONBLOCK of one does not affect another. The first open file of an
-    // end gets pipe2(2)'s description if it was created with the pipe. Others are opened by name, which O_LARGEFILE in their
-    // flags shows.
+    // Each open file needs its own open file description, so that O_NONBLOCK of one does not affect another. The first
+    // open file of an end gets the description of pipe2(2), unless the program had opened it by path in /proc, which
+    // O_LARGEFILE in its flags shows.
     let was_opened = flags.contains(OFlags::from_bits_retain(O_LARGEFILE));
     let end = if !was_opened && !std::mem::replace(&mut made.is_end_used[usize::from(is_write_end)], true) {
         end.try_clone()?
@@ -395,7 +400,7 @@ fn create_filled_pipe(files: &[&OpenFile]) -> io::Result<(OwnedFd, OwnedFd)> {
     Ok((read, write))
 }
 
-/// Makes one write(2) per packet: packet mode keeps their boundaries.
+/// Calls write(2) once per packet, because packet mode preserves the boundaries of writes.
 fn write_packets(write: &OwnedFd, content: &[u8], packets: &[u32]) -> io::Result<()> {
     let mut rest = content;
     for length in packets {
@@ -417,7 +422,7 @@ fn create_eventfd(count: u64, semaphore: bool, flags: u32) -> io::Result<OwnedFd
     Ok(made)
 }
 
-/// Opens another description of the same memory.
+/// Opens a new open file description of the same memory.
 fn reopen_memfd(memfd: &File, flags: u32, offset: u64) -> io::Result<OwnedFd> {
     let kept = OFlags::from_bits_retain(flags) & (OFlags::RWMODE | OFlags::APPEND | OFlags::NONBLOCK);
     let path = format!("/proc/self/fd/{}", memfd.as_raw_fd());

@@ -30,10 +30,11 @@ pub fn unpause_with_report(control: BorrowedFd<'_>) -> io::Result<()> {
     send_command(control, COMMAND_START_AND_REPORT)
 }
 
-/// Waits, at most `limit`, for the report of a child's start. The report is the last action before the first instruction.
+/// Waits, at most `limit`, for the report of a child's start. The child sends the report just before its first
+/// instruction.
 ///
 /// # Errors
-/// After an error, the child may have run.
+/// The report was not received. The child may have started.
 pub fn wait_unpaused(
     control: BorrowedFd<'_>,
     descriptor: &Descriptor,
@@ -46,8 +47,8 @@ fn send_command(control: BorrowedFd<'_>, command: u32) -> io::Result<()> {
     fd_passing::send(control, &command.to_ne_bytes(), &[])
 }
 
-/// Why a child of a seed cannot be restored before it is requested. Such a child would affect others, its timers would run
-/// while it waits, or it would see files as they were before the request. `None`: there is no obstacle.
+/// Returns the reason why no child of a seed may be restored before it is requested, or `None`. Such a child would
+/// affect other processes, its timers would run while it waits, or it would see files from before the request.
 pub fn find_prestart_obstacle(descriptor: &Descriptor) -> Option<&'static str> {
     let process = &descriptor.process;
     if !(process.interval_timers.is_empty() && process.posix_timers.is_empty()) {
@@ -72,7 +73,8 @@ pub fn find_prestart_obstacle(descriptor: &Descriptor) -> Option<&'static str> {
     None
 }
 
-/// Whether no other process shares the state of an open file, or the child only reads the file.
+/// Whether an open file can be created before the child is requested: it shares no state with other processes, or the
+/// child only reads the file.
 fn is_unshared_file(file: &OpenFile) -> bool {
     match file {
         OpenFile::StandardStream(_)
@@ -86,7 +88,7 @@ fn is_unshared_file(file: &OpenFile) -> bool {
         | OpenFile::SignalFd { .. }
         | OpenFile::CheckpointSocket { .. }
         | OpenFile::Socket(_) => true,
-        // overlayfs copies a file when it is opened for writing.
+        // A file that is opened for writing is copied up by overlayfs, in its state before the request.
         OpenFile::Regular { flags, .. } => OFlags::from_bits_retain(*flags) & OFlags::RWMODE == OFlags::RDONLY,
         OpenFile::NamedPipe { .. }
         | OpenFile::TimerFd { .. }

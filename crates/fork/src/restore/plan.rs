@@ -1,6 +1,6 @@
 //! Compiles a descriptor into one process's restore plan: flat tables with checked addresses, for a container on this
-//! node. `process_tree` calls it for each process. Other modules compile the single tables; this one assembles them and
-//! the header.
+//! node. `process_tree` calls it for each process. Other modules compile the single tables; this module assembles them
+//! and writes the header.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -37,17 +37,18 @@ use super::{LocalNode, RestoreError};
 pub(super) struct ProcessPlan {
     /// The bytes of the plan, which the stub maps.
     pub(super) bytes: Vec<u8>,
-    /// The addresses that the child registers with userfaultfd; empty if the pager serves none.
+    /// The addresses that the process registers with its userfaultfd; empty if the pager serves no page of it.
     pub(super) userfaultfd_ranges: Vec<Range<u64>>,
     /// The restorer's region: start and length.
     pub(super) region: (u64, u64),
-    /// Occupied addresses of its memory, including the restorer's: start and end.
+    /// Occupied address ranges of the process, including the restorer's region: start and end.
     pub(super) occupied: Vec<(u64, u64)>,
-    /// The table of children that it forks.
+    /// The table of children that the process forks.
     pub(super) children: PlanSpan,
-    /// Open files that it creates by system calls, and their descriptors, from which other processes copy them.
+    /// Open files that the process creates by system calls, and their descriptors, from which other processes copy
+    /// them.
     pub(super) created_fds: HashMap<u32, u32>,
-    /// All descriptors that it needs during the restore are below this number.
+    /// All descriptors that the process needs during the restore are below this number.
     pub(super) fd_limit: u32,
 }
 
@@ -62,7 +63,7 @@ pub(super) struct PlanOptions<'a> {
     pub(super) untrusted: bool,
     /// The child's own user namespace, if it has one.
     pub(super) user_namespace: Option<UserNamespaceTarget>,
-    /// The bridge to this kernel's vdso, if the parent's kernel had another.
+    /// The bridge to this kernel's vdso, if the parent's kernel was another build.
     pub(super) bridge: Option<&'a VdsoBridge>,
     /// The part of the address space that is planned. A zygote has no other state.
     pub(super) scope: PlanScope,
@@ -71,13 +72,13 @@ pub(super) struct PlanOptions<'a> {
 /// The user namespace of a container.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct UserNamespaceTarget {
-    /// Index, among the passed descriptors, of the process whose user namespace is entered.
+    /// Index, among the passed descriptors, of the pidfd of the process whose user namespace is entered.
     pub(super) passed_index: u32,
-    /// The ids of its users outside.
+    /// The range of ids outside of the namespace to which its users are mapped.
     pub(super) id_map: IdRange,
 }
 
-/// All that determines the plan of one process.
+/// All inputs of the plan of one process.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct PlanInputs<'a> {
     /// The process's state.
@@ -92,13 +93,13 @@ pub(super) struct PlanInputs<'a> {
 }
 
 impl PlanInputs<'_> {
-    /// Whether the process is forked from a zygote, which already has the memory that is private to a process.
+    /// Whether the process is forked from a zygote, so that it already has its private memory.
     pub(super) fn is_zygote_copy(&self) -> bool {
         matches!(self.plan_options.scope, PlanScope::ZygoteCopy { .. })
     }
 }
 
-/// The place of each table. The header is written last, when the region is known.
+/// The offset and length of each table. The header is written last, when the region is placed.
 struct PlanTables {
     address_space: AddressSpacePlan,
     mappings: PlanSpan,
@@ -201,7 +202,7 @@ fn write_tables(
     let PlanInputs { descriptor, node, objects, plan_options, position, .. } = *inputs;
     let process = &descriptor.process;
     let has_memory = inputs.is_zygote_copy();
-    // A copy of a zygote maps shared files only, and those are always this node's.
+    // A copy of a zygote maps only shared files, and always maps those of this node.
     let matching_files =
         if has_memory { Vec::new() } else { super::address_space::find_matching_files(descriptor, node) };
     let address_space = AddressSpacePlan::compile(inputs, &matching_files, writer)?;
@@ -278,8 +279,8 @@ fn build_eager_table(descriptor: &Descriptor, writer: &mut PlanWriter) -> Result
         .collect()
 }
 
-/// Leaves out SIGSTOP. It cannot be blocked, so it would stop the process before it is complete; `process_tree` has the
-/// process stop afterwards.
+/// Writes the pending signals except SIGSTOP, which cannot be blocked and would stop the process before it is complete.
+/// `process_tree` makes the process stop afterwards.
 fn write_pending_signals(signals: &[PendingSignal], writer: &mut PlanWriter) -> Result<PlanSpan, RestoreError> {
     let mut rows = Vec::new();
     for signal in signals.iter().filter(|signal| !process_tree::is_sigstop(signal)) {
@@ -290,7 +291,7 @@ fn write_pending_signals(signals: &[PendingSignal], writer: &mut PlanWriter) -> 
     writer.write_table(&rows)
 }
 
-/// The distinct credentials that differ from the stub's, and the index of each thread's.
+/// Returns the distinct credentials that differ from the stub's, and for each thread the index of its credentials.
 fn collect_credentials(descriptor: &Descriptor, node: &LocalNode) -> (Vec<Credentials>, Vec<u32>) {
     let mut table: Vec<Credentials> = Vec::new();
     let index_of = |thread: &Thread| {
@@ -382,14 +383,14 @@ fn write_sched_attr(thread: &Thread, writer: &mut PlanWriter) -> Result<u32, Res
     Ok(writer.write_table(&words)?.offset)
 }
 
-/// The values of the header that are in no table of the process.
+/// Values of the plan's header that are not tables of the process.
 struct ProcessContext {
     /// The table of threads.
     threads: PlanSpan,
-    /// Offset of the signal frames.
+    /// Offset of the signal frames in the plan.
     frames: u32,
     barrier: Option<u32>,
-    /// Index of the terminal that controls its session, if it leads one.
+    /// Index of the session's controlling terminal, if the process leads a session that has one.
     controlling_terminal: Option<u32>,
     /// Descriptor of the file with all plans: the number after the passed descriptors.
     plan_file: u32,
@@ -397,13 +398,13 @@ struct ProcessContext {
     confinement_filters: u64,
 }
 
-/// The PLAN_* flags of a process, and the region of its zygote if it is a copy.
+/// Returns the PLAN_* flags of a process, and the region of its zygote if it is a copy.
 fn plan_flags(process: &Process, plan_options: &PlanOptions<'_>, position: &TreePosition<'_>) -> (u32, PlanRange) {
     let paused = if plan_options.paused { PLAN_PAUSED } else { 0 };
     let exe = if process.exe_object.is_some() { PLAN_EXE_PASSED } else { 0 };
     let (scope, (start, bytes)) = match plan_options.scope {
         PlanScope::Whole => (position.plan_flags(), (0, 0)),
-        // A zygote is forked into a session of its own.
+        // A zygote is forked into its own session, and needs no flag for it.
         PlanScope::Zygote => (PLAN_ZYGOTE, (0, 0)),
         PlanScope::ZygoteCopy { zygote_region } => (position.plan_flags() | PLAN_ZYGOTE_COPY, zygote_region),
     };
@@ -478,7 +479,7 @@ fn build_header(
     }
 }
 
-/// In the order of `struct prctl_mm_map`.
+/// Returns the addresses in the order of `struct prctl_mm_map`.
 fn prctl_mm_words(mm: &Mm) -> [u64; 11] {
     [
         mm.start_code,

@@ -1,5 +1,5 @@
-//! The restore plan's structures and constants: Rust twins of those in `restorer/plan.h`, which documents the fields.
-//! The assertions at the end compare sizes and offsets with the C compiler's, at compile time.
+//! The restore plan's structures and constants: the same as in `restorer/plan.h`, which documents the fields. The
+//! assertions at the end compare sizes and offsets with the C compiler's, at compile time.
 
 use zerocopy::{Immutable, IntoBytes, KnownLayout, TryFromBytes};
 
@@ -99,7 +99,7 @@ pub(super) const STEP_PROTECT_PROC: u32 = 61;
 pub(super) const STEP_ENTER_ROOT: u32 = 64;
 pub(super) const STEP_WRITTEN_PAGES: u32 = 67;
 
-/// How many of the passed descriptors are farfork's own: plan, pager's socket, status file.
+/// Number of passed descriptors that are farfork's own: plan, pager's socket, status file.
 pub(super) const PASSED_RESERVED_COUNT: u32 = 3;
 
 pub(super) const REPORT_READY: u32 = 1;

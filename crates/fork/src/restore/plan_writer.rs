@@ -12,7 +12,7 @@ const ALIGNMENT: usize = 8;
 #[derive(Debug)]
 pub(super) struct PlanWriter {
     bytes: Vec<u8>,
-    /// Offsets of words that will contain addresses, and of what each one points to.
+    /// Pairs of offsets: a word that will contain an address, and the data to which it will point.
     relocations: Vec<(u32, u32)>,
 }
 
@@ -27,7 +27,7 @@ impl PlanWriter {
         Ok(PlanSpan { offset, count: rows.len() as u32 })
     }
 
-    /// Appends bytes, aligned. Returns their offset.
+    /// Appends bytes at the next aligned offset. Returns this offset.
     pub(super) fn write_bytes(&mut self, bytes: &[u8]) -> Result<u32, RestoreError> {
         self.bytes.resize(self.bytes.len().next_multiple_of(ALIGNMENT), 0);
         let offset = u32::try_from(self.bytes.len()).map_err(|_| RestoreError::PlanTooLarge)?;
@@ -58,7 +58,7 @@ impl PlanWriter {
         }
     }
 
-    /// Length so far, in bytes.
+    /// Returns the length so far, in bytes.
     pub(super) fn len(&self) -> u64 {
         self.bytes.len() as u64
     }

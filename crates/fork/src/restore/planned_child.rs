@@ -29,14 +29,14 @@ use super::zygote::{self, ZygoteRegion};
 use super::{LocalNode, RestoreError, privileged_forker};
 use crate::phase;
 
-/// The inputs from which a child is made.
+/// The inputs for a child.
 #[derive(Debug)]
 pub struct ChildSpec<'a> {
     /// The seed's state, validated.
     pub descriptor: &'a Descriptor,
     /// This node.
     pub node: &'a LocalNode,
-    /// Pid, as this process sees it, of the stub that forks the child.
+    /// Pid of the stub that forks the child, in this process's pid namespace.
     pub stub_pid: i32,
     /// The daemon's end of the stub's socket.
     pub control: BorrowedFd<'a>,
@@ -44,18 +44,20 @@ pub struct ChildSpec<'a> {
     pub streams: StandardStreams,
     /// Contents of the shared objects.
     pub shared: SharedContents,
-    /// Replaces the socket on which the parent waited for the answer of its checkpoint. It contains that answer.
+    /// Replaces the socket on which the parent waited for the reply to its checkpoint. The reply is already in this
+    /// socket.
     pub checkpoint_socket: Option<OwnedFd>,
-    /// Path of the payload inside the container, which the child also finds open as [`super::file_descriptors::PAYLOAD_FD`].
+    /// Path of the payload inside the container. The child also has the payload open as
+    /// [`super::file_descriptors::PAYLOAD_FD`].
     pub payload: Option<&'a Path>,
     /// Whether the child waits, complete, before its first instruction.
     pub paused: bool,
-    /// The zygote of which the child becomes a copy, if any.
+    /// The region of the zygote of which the child becomes a copy, if it does.
     pub zygote_region: Option<ZygoteRegion>,
-    /// Whether the child cannot write to /proc. Its descriptor has the other limits of an untrusted child.
+    /// Whether the child cannot write to /proc. The other limits of an untrusted child are in `descriptor`.
     pub untrusted: bool,
-    /// For a child with its own user namespace: the container's first process, which waits for the child, and its ids
-    /// outside.
+    /// For a child with its own user namespace: the container's first process, which waits for the child, and the
+    /// child's ids outside of the namespace.
     pub user_namespace: Option<(ContainerInit<'a>, IdRange)>,
 }
 
@@ -73,9 +75,10 @@ pub struct PlannedChild<'a> {
 /// A restored child.
 #[derive(Debug, Clone, Copy)]
 pub struct RestoredProcess {
-    /// Its pid as this process sees it.
+    /// Its pid in this process's pid namespace.
     pub pid: i32,
-    /// When the whole child was complete, CLOCK_REALTIME, in nanoseconds: just before its first instruction.
+    /// When all processes of the child were complete, just before the first instruction: CLOCK_REALTIME, in
+    /// nanoseconds.
     pub realtime_ns: u64,
 }
 
@@ -125,7 +128,7 @@ impl<'a> PlannedChild<'a> {
         Ok(Self { descriptor, control, plans, objects, stub_pid, container_init: user_namespace.map(|(init, _)| init) })
     }
 
-    /// For each process, the addresses whose pages the pager must serve, in ascending order.
+    /// Returns for each process the address ranges whose pages the pager must serve, in ascending order.
     pub fn userfaultfd_ranges(&self) -> Vec<&[Range<u64>]> {
         self.plans.userfaultfd_ranges.iter().map(|ranges| &ranges[..]).collect()
     }
@@ -134,7 +137,7 @@ impl<'a> PlannedChild<'a> {
     /// userfaultfd to `pager_socket`; the stub writes the wait status to `status_file`.
     ///
     /// # Errors
-    /// An object could not be created, or the request was not accepted. The container cannot be used any more.
+    /// An object could not be created, or the request was not accepted. The container is no longer usable.
     pub fn start<'b>(
         &mut self,
         pager_socket: BorrowedFd<'_>,
@@ -146,7 +149,8 @@ impl<'a> PlannedChild<'a> {
     {
         let plan =
             stub::create_plan_file(&self.plans.bytes).map_err(|e| RestoreError::from_object_error("the plan", e))?;
-        // A privileged forker gets another queue, together with the container's init.
+        // Not used with a privileged forker: `send_forker_request` creates another queue, which the container's init
+        // must hold.
         let queue = fd_passing::self_connected_socket()
             .map_err(|e| RestoreError::from_object_error("its userfaultfd's socket", e))?;
         let request = RestoreRequest {
@@ -171,7 +175,7 @@ impl<'a> PlannedChild<'a> {
             None => stub::send_request(self.control, &request, self.descriptor).map(|()| None)?,
         };
         drop(plan);
-        // Closes the daemon's copies: a pipe end that stays open here would be visible to the child.
+        // Close the daemon's copies: if a pipe end stayed open here, the child would not see the end of file.
         self.objects = PassedObjects::empty();
         let Self { descriptor, control, stub_pid, .. } = *self;
         Ok(PendingRestore { descriptor, control, stub_pid, init_wait, requested_ns, deadline })
@@ -184,7 +188,7 @@ pub struct PendingRestore<'a> {
     descriptor: &'a Descriptor,
     control: BorrowedFd<'a>,
     stub_pid: i32,
-    /// For a child that a privileged forker forks.
+    /// The request to the container's init, for a child that a privileged forker forks.
     init_wait: Option<InitWaitRequest<'a>>,
     requested_ns: u64,
     deadline: Instant,
@@ -194,7 +198,7 @@ impl PendingRestore<'_> {
     /// Waits until the child is restored.
     ///
     /// # Errors
-    /// The step that the restorer could not carry out. The container cannot be used any more.
+    /// The step of the restorer that failed. The container is no longer usable.
     pub fn wait_restored(self) -> Result<RestoredProcess, RestoreError> {
         let left = self.deadline.saturating_duration_since(Instant::now());
         let started = match self.init_wait {

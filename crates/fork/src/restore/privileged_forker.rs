@@ -36,7 +36,7 @@ pub(super) struct InitWaitRequest<'a> {
 //    │                                    │ ends                         │                       │ enters its user
 //    │◀── restored ───────────────────────┼──────────────────────────────┼───────────────────────│ namespace, runs on
 //    │ wait request: status file, queue ──┼─────────────────────────────▶│ wait4                 │
-/// Sends the privileged forker at `control` the `request` for the child. Returns the queue that init must hold.
+/// Sends `request` to the privileged forker at `control`. Returns the userfaultfd queue that init must hold.
 pub(super) fn send_forker_request(
     control: BorrowedFd<'_>,
     init: ContainerInit<'_>,
@@ -52,8 +52,8 @@ pub(super) fn send_forker_request(
     Ok(queue)
 }
 
-/// Waits, at most `limit`, until the child is restored, and has its init wait for its end. The child is init's child before
-/// it can report anything.
+/// Waits, at most `limit`, until the child is restored, and requests init to wait for the child's end. The child
+/// becomes init's child before it sends a report.
 pub(super) fn finish_start(
     control: BorrowedFd<'_>,
     request: InitWaitRequest<'_>,
@@ -68,7 +68,7 @@ pub(super) fn finish_start(
     stub::send_wait_request(init.control, (status_file, queue.as_fd()), descriptor)?;
     match started {
         Some(started) => Ok(started),
-        // Init reports how the child ended.
+        // If the child has ended, init's report has the reason.
         None => stub::wait_restored(init.control, deadline.saturating_duration_since(Instant::now()), descriptor),
     }
 }

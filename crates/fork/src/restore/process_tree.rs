@@ -24,13 +24,14 @@ use super::plan_layout::{
 use super::stub_map::StubMap;
 use super::{LocalNode, RestoreError};
 
-/// First number for farfork's own descriptors while it restores, when the processes have few.
+/// Lowest first number for farfork's own descriptors during the restore. It is higher if the processes have higher
+/// descriptors.
 const FD_BASE_MIN: u32 = 64;
 
-/// In a wait status: a core was written.
+/// The bit of a wait status that means that a core was written.
 const CORE_BIT: u32 = 0x80;
 
-/// Whether a core on this node is written into the current directory, under a name that the restorer knows.
+/// Whether this node writes cores into the current directory, under a name that the restorer knows and can remove.
 fn has_plain_core_pattern() -> bool {
     let pattern = std::fs::read_to_string("/proc/sys/kernel/core_pattern");
     pattern.is_ok_and(|pattern| matches!(pattern.trim_end(), "core" | "core.%p"))
@@ -44,9 +45,10 @@ pub(super) struct TreePosition<'a> {
     /// First number for farfork's own descriptors during the restore.
     pub(super) fd_base: u32,
     tree: &'a Descriptor,
-    /// Open files that the first process creates by system calls, and the descriptors that it has for them.
+    /// Open files that the first process creates by system calls, and their descriptors in this process.
     created_fds: &'a HashMap<u32, u32>,
-    /// Occupied addresses in the memory that it shares with its parent, including other restorers: start and end.
+    /// Occupied address ranges in the memory that the process shares with its parent, including other restorers'
+    /// regions: start and end.
     pub(super) occupied: &'a [(u64, u64)],
 }
 
@@ -57,7 +59,7 @@ pub(super) struct TreePlan {
     pub(super) bytes: Vec<u8>,
     /// All descriptors that the processes need during the restore are below this number.
     pub(super) fd_limit: u32,
-    /// For each process, the addresses that it registers with userfaultfd.
+    /// For each process, the address ranges that it registers with its userfaultfd.
     pub(super) userfaultfd_ranges: Vec<Vec<Range<u64>>>,
     /// The first process's restorer region: start and length.
     pub(super) region: (u64, u64),
@@ -77,7 +79,7 @@ pub(super) fn compile(
     let mut first = plan::compile(&PlanInputs { descriptor, node, stub, objects, plan_options, position: &position })?;
     let created_fds = std::mem::take(&mut first.created_fds);
     let mut plans = vec![first];
-    // Only the first process gets the payload.
+    // Only the first process gets the payload, and waits if the child is paused.
     let plan_options = PlanOptions { payload: None, paused: false, ..*plan_options };
     for (member, number) in descriptor.descendants.iter().zip(1..) {
         let owner = descriptor.address_space_owner(number);
@@ -104,8 +106,8 @@ pub(super) fn compile(
     Ok(concatenate_plans(plans, descriptor))
 }
 
-/// First number for farfork's descriptors: above all descriptors of the processes, and above those that a stub receives as
-/// `passed`. It is the same for all processes, because they may share one descriptor table.
+/// Returns the first number for farfork's descriptors: above all descriptors of the processes, and above the `passed`
+/// descriptors that a stub receives. It is the same for all processes, because they may share one descriptor table.
 fn reserved_fd_base(descriptor: &Descriptor, has_payload: bool, passed: u32) -> u32 {
     let tables = descriptor.descendants.iter().map(|member| &member.file_descriptors);
     let last = |table: &Vec<FileDescriptor>| table.last().map_or(0, |entry| entry.number + 1);
@@ -142,7 +144,7 @@ fn concatenate_plans(mut plans: Vec<ProcessPlan>, descriptor: &Descriptor) -> Tr
     TreePlan { bytes, fd_limit, userfaultfd_ranges, region }
 }
 
-/// The resources that a process shares with its parent.
+/// Returns the CHILD_* flags for the resources that a process shares with its parent.
 fn sharing_flags(process_relations: &ProcessRelations) -> u32 {
     [
         (process_relations.shares_fs, CHILD_SHARES_DIRECTORY),
@@ -155,7 +157,7 @@ fn sharing_flags(process_relations: &ProcessRelations) -> u32 {
     .fold(0, |flags, (_, flag)| flags | flag)
 }
 
-/// The indexes of a process's live children.
+/// Returns the indices of a process's live children.
 fn live_children(descriptor: &Descriptor, number: u32) -> impl Iterator<Item = usize> {
     let members = descriptor.descendants.iter().enumerate();
     members.filter(move |(_, member)| member.relations.parent == number).map(|(index, _)| index + 1)
@@ -184,18 +186,18 @@ impl TreePosition<'_> {
         self.tree.fd_table_owner(self.process_index)
     }
 
-    /// How many processes share its descriptor table.
+    /// Returns the number of processes that share its descriptor table.
     pub(super) fn fd_table_users(&self) -> u32 {
         let table = self.fd_table_owner();
         (0..self.process_count()).filter(|number| self.tree.fd_table_owner(*number) == table).count() as u32
     }
 
-    /// How many processes build an address space.
+    /// Returns the number of processes that build an address space.
     pub(super) fn address_space_count(&self) -> u32 {
         (0..self.process_count()).filter(|number| self.tree.address_space_owner(*number) == *number).count() as u32
     }
 
-    /// The processes that share its descriptor table, but do not place the descriptors.
+    /// Returns the processes that share its descriptor table, but do not place the descriptors.
     pub(super) fn fd_table_sharers(&self) -> impl Iterator<Item = &DescendantProcess> {
         let members = self.tree.descendants.iter().zip(1..);
         members
@@ -205,8 +207,8 @@ impl TreePosition<'_> {
             .map(|(member, _)| member)
     }
 
-    /// The PLAN_* flags of its start. The first process leads its own session and group, because the originals are outside
-    /// of the container.
+    /// Returns the PLAN_* flags of the process. The first process leads its own session and group, because the leaders
+    /// of the original ones are outside of the container.
     pub(super) fn plan_flags(&self) -> u32 {
         let process = self.process();
         let (session, group) = self.member().map_or((process.pid, process.pid), |member| {
@@ -228,13 +230,13 @@ impl TreePosition<'_> {
         flags
     }
 
-    /// The process group that it joins; 0 if it leads one.
+    /// Returns the process group that the process joins; 0 if it leads a group.
     pub(super) fn joined_group(&self) -> u32 {
         let of_other = |member: &&DescendantProcess| member.relations.group != member.process.pid;
         self.member().filter(of_other).map_or(0, |member| member.relations.group)
     }
 
-    /// Its children, live ones first. The offsets of their plans are filled in later.
+    /// Builds the table of its children, live ones first. The offsets of their plans are set later.
     pub(super) fn build_child_table(&self) -> Vec<PlanChild> {
         let living = live_children(self.tree, self.process_index)
             .map(|child| self.plan_live_child(&self.tree.descendants[child - 1]));
@@ -249,7 +251,7 @@ impl TreePosition<'_> {
             flags |= CHILD_REPARENTED;
         }
         if starts_stopped(member) {
-            // No parent has waited for a stop that has not happened yet.
+            // If the process was not stopped at capture, the parent cannot have waited for the stop.
             let unreported = if member.has_unreported_stop || !member.is_stopped { CHILD_STOP_UNREPORTED } else { 0 };
             flags |= CHILD_STOPPED | unreported;
         }
@@ -288,16 +290,16 @@ impl TreePosition<'_> {
         }
     }
 
-    /// CHILD_AFTER_SESSION if the child is in this process's session or leads one. Otherwise 0: the child is in the session
-    /// in which this process was forked.
+    /// Returns CHILD_AFTER_SESSION if the child is in this process's session or leads one. Otherwise 0: the child is in
+    /// the session in which this process was forked, so it is forked before this process begins its session.
     fn session_flag(&self, pid: u32, process_relations: &ProcessRelations) -> u32 {
         let session = self.member().map_or(self.tree.process.pid, |member| member.relations.session);
         let is_after = process_relations.session == session || process_relations.session == pid;
         if is_after { CHILD_AFTER_SESSION } else { 0 }
     }
 
-    /// Whether this process is the first one that maps a shared object. If no process maps it, the first process of the tree
-    /// is.
+    /// Whether this process is the first that maps a shared object. If no process maps it, this holds for the first
+    /// process of the tree.
     pub(super) fn is_first_to_attach(&self, object: u32) -> bool {
         let is_it = |mapping: &Mapping| matches!(mapping.backing, Backing::SharedMemory { object: other, .. } if other == object);
         let members = self.tree.descendants.iter().map(|member| &member.mappings);
@@ -305,8 +307,8 @@ impl TreePosition<'_> {
         first.unwrap_or(0) == self.process_index as usize
     }
 
-    /// The pid of the process from which this one copies an open file, and the descriptor there; `None` if it opens the file
-    /// itself.
+    /// Returns the pid of the process from which this process copies an open file, and the descriptor in that process;
+    /// `None` if it opens the file itself.
     pub(super) fn fd_source(&self, open_file: u32) -> Option<(u32, u32)> {
         if self.process_index == 0 {
             return None;
@@ -324,7 +326,7 @@ impl TreePosition<'_> {
     }
 }
 
-/// Whether a process is stopped as soon as it is complete: it was stopped, or a SIGSTOP was pending.
+/// Whether a process must stop as soon as it is complete: at capture it was stopped, or a SIGSTOP was pending.
 pub(super) fn starts_stopped(member: &DescendantProcess) -> bool {
     let of_threads = member.threads.iter().flat_map(|thread| &thread.pending_signals);
     member.is_stopped || member.process.pending_signals.iter().chain(of_threads).any(is_sigstop)

@@ -1,13 +1,13 @@
-//! Decides whether this node's CPU can continue a program that began on another one, before anything is started.
-//! `ProcessorFeatures::mismatch` compares the two; this module reads the seed's origin and turns a mismatch into an
-//! error.
+//! Decides whether this node's CPU can continue a program that began on another CPU, before anything is started.
+//! `ProcessorFeatures::mismatch` compares the two CPUs; this module reads the seed's origin and converts a mismatch
+//! into an error.
 
 use farfork_sys::cpu::{ExtendedState, ProcessorFeatures, ProcessorMismatch};
 use farfork_wire::descriptor::Origin;
 
 use super::{LocalNode, RestoreError};
 
-/// Fails unless this CPU has all features of the origin's, and no additional state.
+/// Fails unless this CPU has all features of the origin's CPU, and no additional state components.
 pub(super) fn check_processor(origin: &Origin, node: &LocalNode) -> Result<(), RestoreError> {
     let began_on = ProcessorFeatures {
         state: ExtendedState { xcr0: origin.xcr0, bytes: origin.xstate_bytes },
@@ -91,8 +91,8 @@ mod tests {
         assert!(matches!(check_processor(&origin, &other), Err(RestoreError::MissingCpuState { .. })));
     }
 
-    /// glibc measures its XSAVE area once, when a program starts. A CPU with one more component overwrites the memory after
-    /// it.
+    /// glibc determines the size of its XSAVE area once, when a program starts. On a CPU with one more component, XSAVE
+    /// overwrites the memory after this area.
     #[test]
     fn registers_that_the_seed_does_not_save_are_refused_by_name() {
         let (mut origin, node) = this_machine();

@@ -1,7 +1,6 @@
 //! Creates the child's pseudo-terminals in its own `/dev/pts`, from the daemon, for `passed_objects`. They must exist
-//! before any process of the child: a session shares its controlling terminal only with processes that are forked into
-//! it later (tty_ioctl(4), TIOCSCTTY). The child sets the attributes of the terminals itself
-//! (`syscalls/terminal_settings.rs`).
+//! before any process of the child: a session's controlling terminal is passed only to processes that are forked after
+//! TIOCSCTTY (tty_ioctl(4)). The child sets the attributes of the terminals itself (`syscalls/terminal_settings.rs`).
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -27,7 +26,8 @@ pub(super) struct TerminalPair {
     pub(super) master: OwnedFd,
     /// Index of the master's open file.
     pub(super) open_file: u32,
-    /// The slave, if it controls a session. The leader takes it when it begins the session.
+    /// The slave, if it controls a session. The session's leader makes it the controlling terminal when it begins the
+    /// session.
     pub(super) slave: Option<OwnedFd>,
 }
 
@@ -40,7 +40,7 @@ pub(super) fn create_terminals(descriptor: &Descriptor, roots: &RootPaths) -> Re
     let map_error = |error| RestoreError::from_object_error("a terminal", error);
     let root = rustix::fs::open(&roots.container_root, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
     let root = root.map_err(io::Error::from).map_err(map_error)?;
-    // Fills the numbers of terminals that the program has closed: devpts does not assign the number of an open terminal.
+    // Keep terminals open for numbers that the program does not use: devpts then assigns the next number.
     let mut closed = Vec::new();
     let mut terminals = Vec::with_capacity(descriptor.terminals.len());
     for (index, wanted) in descriptor.terminals.iter().enumerate() {
@@ -56,7 +56,7 @@ pub(super) fn create_terminals(descriptor: &Descriptor, roots: &RootPaths) -> Re
     Ok(terminals)
 }
 
-/// The master's open file of a terminal: index, path, flags.
+/// Returns the open file of a terminal's master: index, path, flags.
 fn find_master(descriptor: &Descriptor, wanted: u32) -> Result<(u32, &str, u32), RestoreError> {
     let found = descriptor.open_files.iter().enumerate().find_map(|(index, file)| match file {
         OpenFile::Terminal { terminal, path, is_master: true, flags } if *terminal == wanted => {
@@ -73,7 +73,7 @@ fn open_in_root(root: &OwnedFd, path: &str, flags: u32) -> io::Result<OwnedFd> {
     Ok(openat2(root, inside, open_flags(flags), Mode::empty(), ResolveFlags::IN_ROOT)?)
 }
 
-/// The flags to open an end that had `flags`.
+/// Returns the flags for open(2) of an end that had `flags`.
 pub(super) fn open_flags(flags: u32) -> OFlags {
     let kept = OFlags::from_bits_retain(flags) & (OFlags::RWMODE | OFlags::NONBLOCK | OFlags::APPEND);
     kept | OFlags::NOCTTY | OFlags::CLOEXEC

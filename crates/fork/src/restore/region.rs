@@ -6,8 +6,8 @@ use farfork_wire::PAGE_SIZE;
 use super::RestoreError;
 use super::plan_layout::{CODE_BYTES_MAX, LEADER_STACK_BYTES, THREAD_STACK_BYTES};
 
-/// The search begins here and proceeds downwards. The address is far from heaps, from the mmap(2) area at the top, from Go's
-/// arenas and the shadow memory of sanitizers, and above the low 4 GiB.
+/// The search for a hole proceeds downwards from this address. It is far from heaps, from the mmap(2) area at the top,
+/// from Go's arenas and the shadow memory of sanitizers, and above the low 4 GiB.
 const SEARCH_TOP: u64 = 0x2000_0000_0000;
 /// Free space on both sides, so that neither a stack that grows down nor a heap that grows up reaches the region.
 const MARGIN_BYTES: u64 = 1 << 20;
@@ -24,13 +24,13 @@ pub(super) struct RestorerRegion {
     pub(super) thread_stacks: u64,
     pub(super) staging: u64,
     pub(super) scratch: u64,
-    /// 0 if there is none.
+    /// The barrier page; 0 if there is none.
     pub(super) barrier: u64,
     pub(super) bytes: u64,
 }
 
 impl RestorerRegion {
-    /// Lays out a region for a plan of `plan_bytes`; `start` is not known yet.
+    /// Lays out a region for a plan of `plan_bytes` bytes. [`Self::place`] sets the start.
     pub(super) fn lay_out(
         threads: u64,
         (frame_bytes, filter_bytes): (u64, u64),
@@ -60,7 +60,8 @@ impl RestorerRegion {
         }
     }
 
-    /// Places the region in the highest hole below SEARCH_TOP with MARGIN_BYTES between it and each range of `occupied`.
+    /// Places the region in the highest hole below SEARCH_TOP, at least MARGIN_BYTES away from each range of
+    /// `occupied`.
     pub(super) fn place(mut self, occupied: &[(u64, u64)]) -> Result<Self, RestoreError> {
         self.start =
             find_highest_free_range(self.bytes, occupied).ok_or(RestoreError::NoFreeRange { bytes: self.bytes })?;
@@ -81,7 +82,7 @@ impl RestorerRegion {
     }
 }
 
-/// The highest free address for `bytes` bytes, with MARGIN_BYTES on both sides.
+/// Returns the highest free address for `bytes` bytes below SEARCH_TOP, with MARGIN_BYTES on both sides.
 pub(super) fn find_highest_free_range(bytes: u64, occupied: &[(u64, u64)]) -> Option<u64> {
     let mut ranges: Vec<(u64, u64)> = occupied.iter().copied().filter(|range| range.0 < SEARCH_TOP).collect();
     ranges.sort_unstable();
@@ -93,7 +94,7 @@ pub(super) fn find_highest_free_range(bytes: u64, occupied: &[(u64, u64)]) -> Op
         }
         top = top.min(start);
     }
-    // The lowest megabyte stays free as well, because null pointers with an offset point there.
+    // The lowest MiB stays free as well: null pointers plus an offset point into it.
     (top >= wanted + MARGIN_BYTES).then(|| (top - MARGIN_BYTES - bytes) & !(PAGE_SIZE - 1))
 }
 
@@ -127,7 +128,7 @@ mod tests {
     fn the_region_avoids_occupied_addresses() {
         let occupied = [(SEARCH_TOP - (4 << 20), SEARCH_TOP + (1 << 30)), (0x1000, SEARCH_TOP - (5 << 20))];
         let narrow = region();
-        // The hole between the two is 1 MiB: too small with the margins, and no hole below is large enough.
+        // The hole between the two ranges is 1 MiB: too small with the margins. No lower hole is large enough.
         assert!(narrow.place(&occupied).is_err());
         let wider = [(SEARCH_TOP - (4 << 20), SEARCH_TOP + (1 << 30)), (0x1000, SEARCH_TOP - (9 << 20))];
         let placed = region().place(&wider).unwrap();

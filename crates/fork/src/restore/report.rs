@@ -7,12 +7,12 @@ use rustix::io::Errno;
 
 use super::plan_layout::MARK_COUNT;
 
-/// The phases of a restore. Each ends at a timestamp of `enum restore_mark` in `restorer/plan.h`; the last one ends when the
-/// child is restored.
+/// The names of a restore's phases. Each ends at a timestamp of `enum restore_mark` in `restorer/plan.h`; the last
+/// phase ends when the child is restored.
 const PHASES: [&str; MARK_COUNT + 1] =
     ["child.wake", "child.fork", "child.enter", "child.map", "child.register", "child.open", "child.thread"];
 
-/// Traces the phases of a child from these timestamps of its request and its restore.
+/// Traces the phases of a child's restore, given the time of the request, the marks, and the time when it was restored.
 pub(super) fn trace_phases(requested_ns: u64, marks_ns: &[u64; MARK_COUNT], restored_ns: u64) {
     let mut started_ns = requested_ns;
     for (phase, ended_ns) in PHASES.into_iter().zip(marks_ns.iter().copied().chain([restored_ns])) {
@@ -94,13 +94,13 @@ const STEPS: [(u32, &str); 68] = [
     (68, "installing the system call filter of an untrusted child"),
 ];
 
-/// The action of the restorer that failed.
+/// Returns the description of a failed step.
 pub(super) fn describe_step(step: u32) -> &'static str {
     let found = STEPS.iter().find(|(number, _)| *number == step);
     found.map_or("running a step that this release does not know", |(_, words)| words)
 }
 
-/// The object of a failed step, if its detail identifies one.
+/// Returns the object of a failed step, if the report's detail identifies one.
 pub(super) fn describe_step_object(step: u32, detail: u32, descriptor: &Descriptor) -> String {
     let index = detail as usize;
     match step {
@@ -122,7 +122,7 @@ pub(super) fn describe_step_object(step: u32, detail: u32, descriptor: &Descript
     }
 }
 
-/// The remedy for a failed step, if one is known.
+/// Returns the remedy for a failed step, if one is known.
 pub(super) fn suggest_remedy(step: u32, error: Errno) -> Option<&'static str> {
     match (step, error) {
         (31, Errno::PERM) => Some(

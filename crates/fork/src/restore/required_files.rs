@@ -1,5 +1,5 @@
 //! Checks that the files which the restorer opens by path exist on this node, before anything is started.
-//! [`PathSnapshot`] later checks whether the same files are still at these paths.
+//! [`PathSnapshot`] records these files, and checks later whether a path leads to another file.
 
 use std::io;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
@@ -12,7 +12,7 @@ use rustix::fs::OFlags;
 use super::{LocalNode, RestoreError};
 use crate::file_use::FileKey;
 
-/// O_NOFOLLOW: with O_PATH, it opens a symbolic link itself.
+/// O_NOFOLLOW. With O_PATH, it opens a symbolic link itself.
 const O_NOFOLLOW: u32 = OFlags::NOFOLLOW.bits();
 
 /// The type that a required path must have.
@@ -24,7 +24,7 @@ enum PathKind {
     Directory,
     /// A symbolic link.
     Symlink,
-    /// A named pipe. Any other file would be written to.
+    /// A named pipe. The restorer would write the pipe's contents to any other file.
     NamedPipe,
 }
 
@@ -41,7 +41,7 @@ impl<'a> RequiredPath<'a> {
     }
 }
 
-/// The node's files that the processes of a seed need.
+/// Returns the paths that the processes of a seed need on the node.
 fn required_paths(descriptor: &Descriptor) -> impl Iterator<Item = RequiredPath<'_>> {
     let own = descriptor.processes().flat_map(|process| {
         let cwd = process.deleted_cwd.is_none().then_some(&process.cwd);
@@ -73,7 +73,8 @@ fn required_path(file: &OpenFile) -> Option<RequiredPath<'_>> {
 
 /// Checks each path that the restorer opens, so that a missing file is reported by name before anything is started.
 pub(super) fn check_paths(descriptor: &Descriptor, node: &LocalNode) -> Result<(), RestoreError> {
-    // /proc/PID of the child exists as soon as the child does. Whether the node has a process with that pid is irrelevant.
+    // Skip paths below the child's /proc/PID: they exist in the child's container, independently of the node's
+    // processes.
     let own = format!("/proc/{}", descriptor.process.pid);
     for RequiredPath { path, kind } in required_paths(descriptor) {
         let here = node.resolve_path(path);
@@ -99,12 +100,12 @@ fn check_directory(here: &Path) -> io::Result<()> {
     if is_directory { Ok(()) } else { Err(io::Error::other("another file is at this path, not a directory")) }
 }
 
-/// The files at a child's paths when the child was made.
+/// The files that a child opens by path, as they were when it was made.
 #[derive(Debug)]
 pub struct PathSnapshot(Vec<(Option<FileKey>, PathBuf)>);
 
 impl PathSnapshot {
-    /// Records the files that a child made now gets.
+    /// Records the files that are now at the paths of a child.
     pub fn record(descriptor: &Descriptor, node: &LocalNode) -> Self {
         let seen = required_paths(descriptor).map(|RequiredPath { path, .. }| {
             let here = node.resolve_path(path);
@@ -113,7 +114,7 @@ impl PathSnapshot {
         Self(seen.collect())
     }
 
-    /// Whether each path still leads to the same file. After a replacement, the next child must get the new file.
+    /// Whether each path still leads to the same file. If not, further children must not get the recorded files.
     pub fn is_current(&self) -> bool {
         self.0.iter().all(|(number, path)| file_key_at(path) == *number)
     }

@@ -1,7 +1,7 @@
 //! The seccomp(2) filters of a plan, in the part of the region that stays mapped. Each process installs the confinement
-//! filter before any process of the tree runs, and the others as the last step before a thread enters its frame
-//! (`restorer/threads.c`). Filters of all threads of a process are installed for all at once (SECCOMP_FILTER_FLAG_TSYNC).
-//! The threads then share them, as in the parent, and can get further common filters.
+//! filter before any process of the tree runs, and the other filters as the last step before a thread enters its frame
+//! (`restorer/threads.c`). Filters that all threads have are installed for all at once (SECCOMP_FILTER_FLAG_TSYNC). The
+//! threads then share these filters, as in the parent, and can get further common filters.
 
 use farfork_wire::Descriptor;
 use farfork_wire::descriptor::{SeccompFilter, Thread};
@@ -17,7 +17,7 @@ const SECCOMP_SET_MODE_FILTER: u64 = 1;
 /// SECCOMP_FILTER_FLAG_TSYNC.
 const SECCOMP_FILTER_FLAG_TSYNC: u64 = 1;
 
-/// The filters, and the addresses of their lists.
+/// The contents of the table, and the addresses of its lists.
 pub(super) struct SeccompFilterTable {
     pub(super) bytes: Vec<u8>,
     /// Address of each thread's own list; 0 for none.
@@ -38,7 +38,7 @@ pub(super) fn table_bytes(descriptor: &Descriptor) -> u64 {
 //  │                               │                      │               │ which ends with a list │ with own filters │
 //  └───────────────────────────────┴──────────────────────┴───────────────┴────────────────────────┴──────────────────┘
 //  a list: operation, flags, address; …; 0
-/// The table's contents, for the address `base`.
+/// Builds the table for the address `base`.
 pub(super) fn build_table(descriptor: &Descriptor, base: u64) -> SeccompFilterTable {
     let filters = &descriptor.process.seccomp_filters;
     let mut bytes: Vec<u8> = filters.iter().flat_map(|filter| &filter.instructions).copied().collect();
@@ -73,8 +73,8 @@ pub(super) fn build_table(descriptor: &Descriptor, base: u64) -> SeccompFilterTa
     SeccompFilterTable { bytes, thread_lists, common_list, confinement_list }
 }
 
-/// The shared filters that are farfork's own confinement, and those that the leader installs last for all threads. A single
-/// thread installs its filters itself.
+/// Splits the shared filters into farfork's confinement filters, and those that the leader installs last for all
+/// threads. If there is only one thread, the latter are empty: the thread installs its own list.
 ///
 /// The confinement filter allows each system call that the rest of a restore makes, so it can be installed before one
 /// process of a tree waits for another. Filters of the parent may forbid such a call.
@@ -87,12 +87,12 @@ fn split_shared_filters(descriptor: &Descriptor) -> (&[u32], &[u32]) {
     (confinement, if descriptor.threads.len() > 1 { others } else { &[] })
 }
 
-/// The filters that all threads have, from their first one on. The kernel reports which programs a thread has, but not which
-/// of them it shares with another thread. Filters that all threads have in the same order count as shared, the others as
-/// each thread's own.
+/// Returns the filters with which the lists of all threads begin. The kernel reports which filters a thread has, but
+/// not which of them it shares with other threads. So this common prefix counts as shared, and the rest as each
+/// thread's own.
 ///
-/// A thread that installs filters for others also sets their no_new_privs to its own value. So threads that differ in it
-/// share no filter.
+/// SECCOMP_FILTER_FLAG_TSYNC also copies the calling thread's no_new_privs to the others. So threads with different
+/// values share no filter.
 fn find_shared_filters(descriptor: &Descriptor) -> &[u32] {
     let Some((leader, others)) = descriptor.threads.split_first() else {
         return &[];
@@ -108,8 +108,8 @@ fn find_shared_filters(descriptor: &Descriptor) -> &[u32] {
     &of_leader[..others.iter().map(in_common).min().unwrap_or(of_leader.len())]
 }
 
-/// `struct plan_common_filters` for `address`: the number of waiting threads, and whether they may continue; the word they
-/// wait on, and their total number; whether the filters allow the wake-up.
+/// Encodes `struct plan_common_filters` for `address`: the number of waiting threads, and whether they may continue;
+/// the futex word, and the total number of threads that wait; whether the filters allow the wake-up.
 fn encode_common_header(descriptor: &Descriptor, shared: &[u32], address: u64) -> [u64; 3] {
     const WAKE_FUTEX_OFFSET: u64 = 8;
     const SYS_FUTEX: u32 = 202;

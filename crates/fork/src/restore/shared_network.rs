@@ -1,11 +1,11 @@
-//! Finds the sockets by which a child would take its parent's traffic in a network that both are in.
+//! Finds the sockets by which a child would take its parent's traffic in a network that both share.
 
 use farfork_sys::socket_abi::{SO_REUSEADDR, SO_REUSEPORT, SOCK_DGRAM, SOL_SOCKET};
 use farfork_wire::Descriptor;
 use farfork_wire::descriptor::{OpenFile, Socket};
 
-/// The first socket, with its descriptor and address, whose port the kernel lets child and parent share. The child would
-/// then get a part of the parent's traffic. The kernel refuses to bind any other port that the parent still uses.
+/// Returns the first socket, as descriptor and address, whose port the kernel lets child and parent share: the child
+/// would get a part of the parent's traffic. Other ports that the parent still uses are refused by bind(2).
 pub fn find_port_conflict(descriptor: &Descriptor) -> Option<String> {
     descriptor.open_files.iter().enumerate().find_map(|(index, file)| match file {
         OpenFile::Socket(socket) if can_share_port(socket) => {
@@ -22,7 +22,7 @@ pub fn find_port_conflict(descriptor: &Descriptor) -> Option<String> {
     })
 }
 
-/// Whether the child has sockets with addresses, which are valid in one network only.
+/// Whether the child has sockets with network addresses, which are valid in only one network.
 pub fn has_bound_sockets(descriptor: &Descriptor) -> bool {
     descriptor.open_files.iter().any(|file| matches!(file, OpenFile::Socket(socket) if socket.has_address()))
 }

@@ -34,7 +34,7 @@ pub(super) const RIP_INDEX: usize = 16;
 pub(super) const FS_BASE_INDEX: usize = 21;
 pub(super) const GS_BASE_INDEX: usize = 22;
 
-/// Size of a frame with this much extended state: whole pages.
+/// Returns the size of a frame with this much extended state, in whole pages.
 pub(crate) fn frame_bytes(xstate_bytes: usize) -> u64 {
     (XSTATE_OFFSET + xstate_bytes + 4).next_multiple_of(4096) as u64
 }
@@ -42,9 +42,9 @@ pub(crate) fn frame_bytes(xstate_bytes: usize) -> u64 {
 /// The state that a frame loads into a thread.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SignalFrameState<'a> {
-    /// In the order of `user_regs_struct`.
+    /// The registers, in the order of `user_regs_struct`.
     pub(crate) registers: &'a [u64],
-    /// In ptrace's format.
+    /// The extended state, in the format of PTRACE_GETREGSET (NT_X86_XSTATE).
     pub(crate) xstate: &'a [u8],
     /// Blocked signals.
     pub(crate) signal_mask: u64,
@@ -52,7 +52,7 @@ pub(crate) struct SignalFrameState<'a> {
     pub(crate) alt_stack: AltStack,
 }
 
-/// Builds the frame of `thread` for `address`. `xcr0` are the state components that this node's CPU has enabled.
+/// Builds the frame of `thread` for `address`. `xcr0` has the state components that are enabled on this node.
 pub(super) fn build_frame(thread: &Thread, address: u64, bytes: u64, xcr0: u64) -> Result<Vec<u8>, RestoreError> {
     check_selectors(thread)?;
     let Thread { registers, xstate, signal_mask, alt_stack, .. } = thread;
@@ -94,7 +94,7 @@ pub(crate) fn encode_frame(state: &SignalFrameState<'_>, address: u64, bytes: u6
     frame
 }
 
-/// Checks for the 64-bit user segments that the kernel gives every 64-bit process. Others cannot be restored.
+/// Fails unless the thread has the segment selectors of every 64-bit process. Others cannot be restored.
 fn check_selectors(thread: &Thread) -> Result<(), RestoreError> {
     const USER_CS: u64 = 0x33;
     const USER_SS: u64 = 0x2b;

@@ -27,8 +27,9 @@ pub const STUB_QUEUE_FD: u32 = 5;
 /// The stub: a program of a few KiB without a C library, which runs as pid 1 of each container.
 pub const STUB_IMAGE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/stub"));
 
-/// Limit for the first report of a new stub, which is its first action. The end of a stub is noticed at once. A machine was
-/// observed whose scheduler left processes waiting for ten seconds (`docs/decisions/023-scheduling-stalls.md`).
+/// Limit for the first report of a new stub, which is its first action. The end of a stub is noticed at once, without
+/// this limit. The limit exceeds scheduling stalls: on one machine, processes waited for ten seconds
+/// (`docs/decisions/023-scheduling-stalls.md`).
 const STUB_READY_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Interval between checks whether a stub is stopped.
@@ -37,11 +38,11 @@ const STOP_LOOK_INTERVAL: Duration = Duration::from_secs(5);
 /// The report of a restored child.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RestoreReport {
-    /// Its pid as this process sees it.
+    /// Its pid in this process's pid namespace.
     pub(super) pid: i32,
     /// When it was complete, CLOCK_REALTIME, in nanoseconds.
     pub(super) realtime_ns: u64,
-    /// Timestamps of its phases, by the same clock.
+    /// Timestamps of its phases, from the same clock.
     pub(super) marks_ns: [u64; MARK_COUNT],
 }
 
@@ -65,8 +66,8 @@ pub(super) struct RestoreRequest<'a> {
     pub(super) time_offsets: &'a str,
 }
 
-/// Waits for the first report of a new stub, without reading it. The caller knows only that the stub was executed. The
-/// kernel may still be mapping it, and its container may lack `/proc`.
+/// Waits for the first report of a new stub, without reading it. Before this report, the kernel may still be mapping
+/// the stub, and its container may lack `/proc`.
 ///
 /// # Errors
 /// `TimedOut`.
@@ -99,8 +100,8 @@ pub(super) fn send_request(
 
 /// Reads the failure that a stub reported before it ended.
 fn read_failure_report(control: BorrowedFd<'_>, descriptor: &Descriptor) -> Option<RestoreError> {
-    /// A stub reports that it is ready once, or twice if it changed networks. The end of its socket may be noticed before
-    /// these reports.
+    /// A stub sends a ready report once, or twice if it changed networks. They may still be unread when the closed
+    /// socket is noticed.
     const REPORTS_MAX: usize = 4;
     for _ in 0..REPORTS_MAX {
         match wait_report(control, Duration::ZERO, descriptor, REPORT_READY) {
@@ -134,14 +135,14 @@ fn send_request_messages(control: BorrowedFd<'_>, request: &RestoreRequest<'_>) 
     rest.chunks(FDS_PER_MESSAGE_MAX).try_for_each(|chunk| fd_passing::send(control, &[0; 4], chunk))
 }
 
-/// Has a stub wait for a child that another process has forked. The stub writes the wait status to `status_file`, and holds
-/// the userfaultfd `queue`.
+/// Requests a stub to wait for a child that another process has forked. The stub writes the wait status to
+/// `status_file`, and holds the userfaultfd `queue`.
 pub(super) fn send_wait_request(
     control: BorrowedFd<'_>,
     (status_file, queue): (BorrowedFd<'_>, BorrowedFd<'_>),
     descriptor: &Descriptor,
 ) -> Result<(), RestoreError> {
-    // Reads the stub's report first: a socket that is closed with unread messages makes the stub's reads fail.
+    // Read the stub's report first: if the socket is closed with unread messages, the stub's reads fail.
     fd_passing::enable_sender_pid(control).map_err(RestoreError::StubIo)?;
     wait_ready(control, STUB_READY_TIMEOUT, descriptor)?;
     let message = StubRequest {
@@ -156,10 +157,10 @@ pub(super) fn send_wait_request(
     fd_passing::send(control, message.as_bytes(), &[status_file, queue]).map_err(RestoreError::StubIo)
 }
 
-/// Has an unused stub leave its container's network for another. Waits until it has done so.
+/// Requests an unused stub to enter another network than its container's, and waits until it has entered.
 ///
 /// # Errors
-/// The stub's socket failed, or the stub may not enter the network. The container cannot be used any more.
+/// The stub's socket failed, or the stub may not enter the network. The container is no longer usable.
 pub fn enter_network(
     control: BorrowedFd<'_>,
     network: BorrowedFd<'_>,
@@ -198,7 +199,8 @@ pub(super) fn wait_restored_or_stopped(
     descriptor: &Descriptor,
 ) -> Result<RestoreReport, RestoreError> {
     let (started_at, mut stopped_before) = (Instant::now(), None);
-    // If some processes of a tree are to be stopped, a process that stopped too early cannot be identified.
+    // If processes of the tree must be stopped at the end, a process that was stopped too early cannot be distinguished
+    // from them.
     let is_stop_expected = descriptor.descendants.iter().any(starts_stopped);
     loop {
         let left = limit.saturating_sub(started_at.elapsed());
@@ -208,7 +210,7 @@ pub(super) fn wait_restored_or_stopped(
         }
         match find_stopped_process(stub_pid) {
             Some(pid) if pid == stub_pid => return Err(RestoreError::StubStopped { limit: started_at.elapsed() }),
-            // The process must be stopped at two checks in a row, because it may be continued in between.
+            // Fail only if the process is stopped at two checks in a row: a stop may be short.
             Some(pid) if stopped_before == Some(pid) && !is_stop_expected => {
                 return Err(RestoreError::ProcessStopped { pid, waited: started_at.elapsed() });
             }
@@ -218,7 +220,7 @@ pub(super) fn wait_restored_or_stopped(
     }
 }
 
-/// A process that a signal or a tracer has stopped: `pid` or one of its descendants.
+/// Returns a process that a signal or a tracer has stopped: `pid` or one of its descendants.
 fn find_stopped_process(pid: i32) -> Option<i32> {
     if ProcStat::read(pid).is_ok_and(|stat| matches!(stat.state, 'T' | 't')) {
         return Some(pid);
@@ -227,7 +229,7 @@ fn find_stopped_process(pid: i32) -> Option<i32> {
     children.split_whitespace().filter_map(|child| child.parse().ok()).find_map(find_stopped_process)
 }
 
-/// Waits until a zygote accepts the next request: it has forked the last copy, or has reported its failure.
+/// Waits until a zygote has forked the last copy, so that it accepts the next request, or has reported a failure.
 pub(super) fn wait_ready(
     control: BorrowedFd<'_>,
     limit: Duration,
@@ -256,7 +258,7 @@ fn wait_report(
     }
 }
 
-/// Parses a message: a restored child, `None` for no result yet, or the failure.
+/// Parses a report: returns the restored child, `None` if the report is not the result, or the failure.
 pub(super) fn parse_restored_report(
     bytes: &[u8],
     pid: i32,
@@ -266,7 +268,7 @@ pub(super) fn parse_restored_report(
     Ok(Some(report).filter(|_| kind == REPORT_RESTORED))
 }
 
-/// Parses a message that reports no failure: its kind and its contents.
+/// Parses a report. Returns its kind and its contents, or the failure that it reports.
 fn parse_report(bytes: &[u8], pid: i32, descriptor: &Descriptor) -> Result<(u32, RestoreReport), RestoreError> {
     let report = match StubReport::try_read_from_bytes(bytes) {
         Ok(report) => report,

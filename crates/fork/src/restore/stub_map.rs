@@ -1,4 +1,5 @@
-//! The memory map of a waiting stub, or of a zygote: ranges that the region must not overlap, and where the vdso is.
+//! The memory map of a waiting stub, or of a zygote: the ranges that the region must not overlap, and the address of
+//! the vdso.
 
 use farfork_sys::process::{self, MapEntry};
 use farfork_wire::descriptor::{Mapping, SpecialMapping, USER_SPACE_END};
@@ -9,7 +10,7 @@ use super::RestoreError;
 #[derive(Debug)]
 pub(super) struct StubMap {
     ranges: Vec<(u64, u64)>,
-    /// The kernel's own mappings among them, if they must be moved.
+    /// The kernel's own mappings (vdso, vvar), if they must be moved.
     special_mappings: Vec<MapEntry>,
 }
 
@@ -31,13 +32,13 @@ impl StubMap {
         Ok(Self { ranges, special_mappings: entries })
     }
 
-    /// The map of a zygote with these mappings, and its restorer at `region`: start and length.
+    /// Returns the map of a zygote with these mappings, and its restorer at `region`: start and length.
     pub(super) fn from_zygote(mappings: &[Mapping], region: (u64, u64)) -> Self {
         let mapped = mappings.iter().map(|mapping| (mapping.start, mapping.end));
         Self { ranges: mapped.chain([(region.0, region.0 + region.1)]).collect(), special_mappings: Vec::new() }
     }
 
-    /// Every range.
+    /// Returns all ranges.
     pub(super) fn ranges(&self) -> impl Iterator<Item = (u64, u64)> {
         self.ranges.iter().copied()
     }

@@ -1,7 +1,7 @@
-//! A bridge from the vdso that a program knows to this kernel's: each old function becomes a jump to the new one.
-//! A function that this kernel's vdso lacks makes a system call, or fails as on a machine without it.
-//! A new symbol lookup of the program finds the old vdso, so its calls use the bridge too.
-//! `kernel_compatibility` decides whether a child needs one.
+//! A bridge from the parent's vdso to this kernel's vdso: each old function becomes a jump to the new one. A function
+//! that this kernel's vdso lacks makes a system call, or fails as on a machine without it. Later symbol lookups of the
+//! program find the old vdso, so these calls use the bridge, too. `kernel_compatibility` decides whether a child needs
+//! a bridge.
 
 use std::ops::Range;
 
@@ -19,7 +19,7 @@ use super::stub_map::StubMap;
 const JUMP: [u8; 6] = [0xff, 0x25, 0, 0, 0, 0];
 const JUMP_BYTES: usize = JUMP.len() + 8;
 
-/// Functions that a system call with the same arguments can replace, and its number.
+/// Functions that a system call with the same arguments can replace, each with the number of the call.
 const SYSCALL_FALLBACKS: [(&str, u32); 6] = [
     ("clock_gettime", 228),
     ("gettimeofday", 96),
@@ -35,16 +35,16 @@ const SYMBOL_PREFIX: &str = "__vdso_";
 //  the parent's place    its vdso, as it was: headers, names, and for each function a jump ──┐
 //                        its data pages: nothing that could be read                           │
 //  a free place          this kernel's data pages and vdso, as the kernel made them  ◀────────┘
-/// For each address of the parent's vdso that a program may call, the code that replaces it.
+/// The replacement code for each function of the parent's vdso.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct VdsoBridge {
     image: Vec<u8>,
-    /// Offsets in the old vdso, ascending, and in this kernel's; `None` if this kernel lacks the function: the image has a
-    /// substitute.
+    /// Offsets of functions in the old vdso, ascending, and in this kernel's vdso. `None` if this kernel lacks the
+    /// function: then the image has substitute code.
     jumps: Vec<(usize, Option<u64>)>,
 }
 
-/// A bridge with its addresses.
+/// A bridge that is placed in an address space.
 #[derive(Debug)]
 pub(super) struct PlacedBridge {
     /// Source and destination of the kernel's own mappings.
@@ -60,8 +60,8 @@ struct VdsoFunction<'a> {
 }
 
 impl VdsoBridge {
-    /// Builds a bridge from the vdso image `old`, which is not trusted, to `new`. `None` if one of them is no ELF library,
-    /// or a function of `old` is too short for a jump.
+    /// Builds a bridge from the vdso image `old`, which is not trusted, to `new`. `None` if an image is not an ELF
+    /// library, or a function of `old` is too short for a jump.
     pub(super) fn from_images(old: &[u8], new: &[u8]) -> Option<Self> {
         let (mut image, targets) = (old.to_vec(), parse_functions(new)?);
         let mut known = parse_functions(old)?;
@@ -81,8 +81,8 @@ impl VdsoBridge {
         (!jumps.is_empty()).then_some(Self { image, jumps })
     }
 
-    /// Chooses an address for this kernel's vdso, in the stub's layout, and makes the old one jump there. No thread may be
-    /// in the old vdso's code.
+    /// Chooses an address for this kernel's mappings, which keep their distances, and writes jumps to this address into
+    /// the old vdso's image. Fails if a thread is in the old vdso's code.
     pub(super) fn place(&self, descriptor: &Descriptor, stub: &StubMap) -> Result<PlacedBridge, RestoreError> {
         let here: Vec<(u64, u64)> = SpecialMapping::ALL.iter().filter_map(|kind| stub.special_mapping(*kind)).collect();
         let vdso = stub.special_mapping(SpecialMapping::Vdso).ok_or(RestoreError::NoVdso)?;
@@ -111,21 +111,22 @@ impl VdsoBridge {
     }
 }
 
-/// Address range of the parent's vdso; `None` for a process without one.
+/// Returns the address range of the parent's vdso; `None` for a process without a vdso.
 pub(super) fn parent_vdso_range(descriptor: &Descriptor) -> Option<Range<u64>> {
     use farfork_wire::descriptor::Backing::Special;
     let is_vdso = |one: &&Mapping| matches!(one.backing, Special(SpecialMapping::Vdso));
     descriptor.mappings.iter().find(is_vdso).map(|one| one.start..one.end)
 }
 
-/// Fails if a thread is in the old vdso's code, which reads data that no longer exist.
+/// Fails if a thread is in the old vdso's code: this code is replaced, and its data pages no longer exist.
 fn check_threads_outside_vdso(descriptor: &Descriptor) -> Result<(), RestoreError> {
     let Some(place) = parent_vdso_range(descriptor) else { return Ok(()) };
     let inside = descriptor.threads.iter().find(|thread| place.contains(&thread.registers[RIP_INDEX]));
     inside.map_or(Ok(()), |thread| Err(RestoreError::ThreadInVdso { tid: thread.tid }))
 }
 
-/// `mov $NUMBER, %eax; syscall; ret`. For a function without a system call: `mov $-ENOSYS, %rax; ret`.
+/// Returns the substitute for a missing function: `mov $NUMBER, %eax; syscall; ret`, or `mov $-ENOSYS, %rax; ret` if no
+/// system call can replace it.
 fn fallback_code(name: &str) -> [u8; JUMP_BYTES] {
     const BREAKPOINT: u8 = 0xcc;
     let mut code = [BREAKPOINT; JUMP_BYTES];
@@ -140,14 +141,14 @@ fn fallback_code(name: &str) -> [u8; JUMP_BYTES] {
     code
 }
 
-/// The functions that a vdso exports, by their names without the prefix.
+/// Returns the functions that a vdso exports, with names without the prefix.
 fn parse_functions(image: &[u8]) -> Option<Vec<VdsoFunction<'_>>> {
     let library = object::File::parse(image).ok()?;
     let mut found = Vec::new();
     for symbol in library.dynamic_symbols().filter(|symbol| symbol.kind() == SymbolKind::Text && symbol.is_definition())
     {
         let name = symbol.name_bytes().ok().and_then(|name| str::from_utf8(name).ok())?;
-        // Names borrow from the image, not from `library`.
+        // `name` must borrow from the image, not from `library`.
         found.push(VdsoFunction { name: name.strip_prefix(SYMBOL_PREFIX).unwrap_or(name), offset: symbol.address() });
     }
     Some(found)
@@ -175,7 +176,7 @@ mod tests {
         let bridge = VdsoBridge::from_images(vdso_image(), &lesser).unwrap();
         let missing: Vec<usize> =
             bridge.jumps.iter().filter(|(_, target)| target.is_none()).map(|(at, _)| *at).collect();
-        // The function's other name may still exist.
+        // The other name of a function may still exist.
         assert!(missing.len() <= 1);
         for at in missing {
             assert_eq!(bridge.image[at..at + 8], [0xb8, 0x35, 1, 0, 0, 0x0f, 0x05, 0xc3]);

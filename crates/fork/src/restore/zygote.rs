@@ -1,6 +1,6 @@
-//! Plans and starts a zygote, which has a child's memory and nothing else, and starts planned children as its copies.
-//! A copy's plan has only what the zygote lacks. The C side is `restorer/zygote.c`.
-//! The node decides where zygotes live and which one gets a request. The pager assigns userfaultfds to processes.
+//! Plans and starts a zygote, which has only the memory of a child, and starts planned children as its copies. A copy's
+//! plan adds what the zygote lacks. The C side is `restorer/zygote.c`. The node decides where zygotes live and which
+//! one gets a request. The pager assigns userfaultfds to processes.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -39,7 +39,7 @@ pub struct ZygoteRegion(pub(super) (u64, u64));
 pub struct PlannedZygote<'a> {
     descriptor: &'a Descriptor,
     node: &'a LocalNode,
-    /// For each mapped file, whether it was the captured file before the plan was compiled.
+    /// For each mapped file, whether the path led to the captured file before the plan was compiled.
     matching_files: Vec<bool>,
     plans: TreePlan,
 }
@@ -53,8 +53,8 @@ pub struct CopyDestination<'a> {
     pub cgroup: BorrowedFd<'a>,
 }
 
-/// Why this node makes no zygote of a seed: forking a zygote could not reproduce the seed's state, or would save
-/// nothing. `None`: a zygote can be made.
+/// Returns the reason why this node makes no zygote of a seed: forking a zygote could not reproduce the seed's state,
+/// or would save nothing. `None`: a zygote can be made.
 pub fn find_zygote_obstacle(descriptor: &Descriptor, node: &LocalNode) -> Option<&'static str> {
     let is_empty = |extent: &Extent| extent.populated.is_empty() && extent.inherited.is_empty();
     if !descriptor.descendants.is_empty() || !descriptor.zombies.is_empty() {
@@ -99,7 +99,7 @@ impl<'a> PlannedZygote<'a> {
         required_files::check_paths(descriptor, node)?;
         stub::wait_stub_started(control).map_err(RestoreError::StubIo)?;
         let stub = StubMap::read(stub_pid)?;
-        // Each copy has its own files and threads.
+        // Without files and threads: each copy adds its own.
         let mut bare = descriptor.clone();
         bare.file_descriptors.clear();
         bare.threads.truncate(1);
@@ -116,7 +116,7 @@ impl<'a> PlannedZygote<'a> {
         Ok(Self { descriptor, node, matching_files, plans })
     }
 
-    /// The addresses whose pages the pager must serve, in ascending order.
+    /// Returns the address ranges whose pages the pager must serve, in ascending order.
     pub fn userfaultfd_ranges(&self) -> Vec<&[Range<u64>]> {
         self.plans.userfaultfd_ranges.iter().map(|ranges| &ranges[..]).collect()
     }
@@ -125,7 +125,7 @@ impl<'a> PlannedZygote<'a> {
     /// the userfaultfd to `pager_socket`.
     ///
     /// # Errors
-    /// The step that the restorer could not carry out. The stub cannot be used any more.
+    /// The step of the restorer that failed. The stub is no longer usable.
     pub fn start(
         self,
         control: BorrowedFd<'_>,
@@ -153,8 +153,8 @@ impl<'a> PlannedZygote<'a> {
         Ok(ZygoteRegion(self.plans.region))
     }
 
-    /// Checks that the zygote maps the files of the capture. The stub opens them by path, and a file may be replaced
-    /// after the plan has compared it. Nothing stops the seed's user from replacing files while the zygote starts.
+    /// Checks that the zygote maps the captured files. The stub opens them by path, and a file may be replaced after
+    /// the plan has compared it. Nothing stops the seed's user from replacing files while the zygote starts.
     fn check_mapped_files(&self) -> Result<(), RestoreError> {
         let found = find_matching_files(self.descriptor, self.node);
         let replaced = self.matching_files.iter().zip(found).position(|(before, after)| *before != after);
@@ -166,12 +166,12 @@ impl<'a> PlannedZygote<'a> {
 }
 
 impl PlannedChild<'_> {
-    /// Has the zygote at `zygote` fork the child, and waits, at most `limit`, until the child is restored. Also returns the
-    /// daemon's end of the child's control socket. Call [`Self::assign_to_init`] next: the container's stub then waits for
-    /// the child.
+    /// Requests the zygote at `zygote` to fork the child, and waits, at most `limit`, until the child is restored. Also
+    /// returns the daemon's end of the child's control socket. Call [`Self::assign_to_init`] next: the container's stub
+    /// then waits for the child.
     ///
     /// # Errors
-    /// The step that failed. The container cannot be used any more, and perhaps the zygote cannot either.
+    /// The step that failed. The container, and perhaps the zygote, is no longer usable.
     pub fn start_from_zygote(
         &mut self,
         zygote: BorrowedFd<'_>,
@@ -202,7 +202,7 @@ impl PlannedChild<'_> {
             reported => reported,
         })?;
         drop((child_control, plan));
-        // Closes the daemon's copies: a pipe end that stays open here would be visible to the child.
+        // Close the daemon's copies: if a pipe end stayed open here, the child would not see the end of file.
         self.objects = PassedObjects::empty();
         let left = || deadline.saturating_duration_since(Instant::now());
         // Read the copy's report first: the zygote's report arrives earlier, but waits in its socket. If there is no
@@ -216,7 +216,7 @@ impl PlannedChild<'_> {
         Ok((started.into(), control))
     }
 
-    /// Has the container's stub wait for the child's end, as if the stub had forked it.
+    /// Requests the container's stub to wait for the child's end, as if the stub had forked the child.
     ///
     /// # Errors
     /// The stub's socket failed.
@@ -225,7 +225,7 @@ impl PlannedChild<'_> {
     }
 }
 
-/// A pid that no process, thread, group or session of the seed has. The stub has pid 1.
+/// Returns a pid that no process, thread, group or session of the seed has. The stub has pid 1.
 pub(super) fn find_free_pid(descriptor: &Descriptor) -> u32 {
     let members = descriptor.descendants.iter();
     let threads = descriptor.threads.iter().chain(members.clone().flat_map(|member| &member.threads));

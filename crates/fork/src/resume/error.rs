@@ -10,7 +10,7 @@ use crate::eager_paging::EagerError;
 use crate::pager::{ClientError, PlanError};
 use crate::restore::RestoreError;
 
-/// Why a seed did not become a child. Nothing of the child is left once its container is dropped.
+/// Why a seed did not become a child. Drop the child's container, too: then nothing of the child is left.
 #[derive(Debug, thiserror::Error)]
 pub enum ResumeError {
     /// The descriptor or shared memory could not be read from the owner.
@@ -36,10 +36,10 @@ pub enum ResumeError {
     /// The pager does not serve the child.
     #[error(transparent)]
     Pager(#[from] ClientError),
-    /// The child must have all of its memory before it runs, and did not get it.
+    /// The child must have all of its memory before it runs (strategy `eager`), and did not get it.
     #[error(transparent)]
     Eager(#[from] EagerError),
-    /// A file of the seed is not available as it was at the capture.
+    /// A file of the seed is not available in its state at the capture.
     #[error("file {path} {reason}")]
     UnavailableFile {
         /// Path as the process sees it.
@@ -47,7 +47,7 @@ pub enum ResumeError {
         /// The cause.
         reason: &'static str,
     },
-    /// A volume that the seed's processes use is not mounted here, or is mounted at another place.
+    /// A volume that the seed's processes use is not mounted on this node, or is mounted at another path.
     #[error("the seed uses {path} on volume {volume}, and this node does not have {} mounted at {mount_path}", describe_volume(.volume, .directory))]
     VolumeNotMounted {
         /// Name of the volume.

@@ -1,8 +1,8 @@
-//! Selects the source of each file of a seed at a fork: this node's path, or the owner. Otherwise the fork is refused, and
-//! names the file.
+//! Selects the source of each file of a seed at a fork: the path on this node, or the owner. If neither has the file,
+//! the fork is refused, and the error names the file.
 //!
-//! A child gets each file that the seed's processes have open, mapped or executed as it was at the capture. `resume` calls
-//! `with_captured_files`. The node decides what a path shows to a child that opens it later.
+//! A child gets each file that the seed's processes have open, mapped or executed, in its state at the capture.
+//! `resume` calls `with_captured_files`. Files that a child opens later by a path are the node's.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -22,11 +22,11 @@ use crate::file_use::{FileKey, FileUse, SeedFile, collect_file_uses};
 use crate::restore::LocalNode;
 use crate::volume_table::VolumeTable;
 
-/// How long a check stays valid within one fork. The children of a fan-out are started one after the other, and one or two
-/// checks cover all of them.
+/// How long a check stays valid. The children of a fan-out are started one after the other, so one or two checks are
+/// enough for all.
 const FILE_CHECK_TTL: Duration = Duration::from_millis(10);
 
-/// Limit for the owner's answer, for which it reads its memory and checks some files.
+/// Limit for the owner's reply with the states of files, for which it may have to read some files.
 const FILE_STATES_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Results of the last check of a seed's files.
@@ -37,16 +37,16 @@ pub(super) struct FileCheckCache(Mutex<FileCheck>);
 struct FileCheck {
     /// When a check last found that no file is needed from the owner.
     clean_at: Option<Instant>,
-    /// For a seed of another machine, by index of the file: the file of this node that was found to be the same.
+    /// For a seed of another machine: the identity of this node's equal file, by index of the seed's file.
     matching: BTreeMap<usize, FileIdentity>,
 }
 
-/// The user's wishes about changed files.
+/// The user's options for changed files.
 #[derive(Debug, Clone, Copy)]
 pub struct FilePolicy<'a> {
-    /// Use files that were changed in place as they are.
+    /// Whether to use files that were changed in place since the capture.
     pub allow_changed: bool,
-    /// Paths below which the child gets other files from the user.
+    /// Paths below which the user provides other files for the child.
     pub overridden_paths: &'a [PathBuf],
     /// When the fork was requested. An earlier check does not count, because the user may have changed files after it.
     pub requested_at: Instant,
@@ -80,7 +80,8 @@ struct FileSelector<'a> {
 }
 
 impl FileSelector<'_> {
-    /// Whether a file is certainly the one of the capture, or the one that was `alike` before. Takes one statx(2).
+    /// Whether the file at the path is certainly the captured file, or the file that an earlier check found equal
+    /// (`alike`). Costs one statx(2).
     fn is_unchanged(&self, file: SeedFile<'_>, alike: Option<&FileIdentity>) -> bool {
         let Some(then) = (if self.is_origin_machine { Some(file.identity()) } else { alike }) else { return false };
         let now = file_identity::stat_path_identity(&self.node.resolve_path(file.path()));
@@ -105,8 +106,8 @@ impl FileSelector<'_> {
             let is_there = now.as_ref().is_some_and(|now| FileUse::file_key(now) == FileUse::file_key(then));
             return match now {
                 Some(now) if is_there => self.select_changed_source(&path, (then, &now), used),
-                // The package was installed again, with an equal file. Mappings with written pages are excluded: their other
-                // pages show the captured file, which may have changed.
+                // Another file, but equal, as after a reinstallation of the package. Excludes mappings with written
+                // pages: their other pages show the captured file, which may have changed.
                 _ if matches!(file, SeedFile::Mapped { .. })
                     && !used.has_written_pages
                     && file_identity::is_same_file(&path, then, true) =>
@@ -130,7 +131,8 @@ impl FileSelector<'_> {
         }
     }
 
-    /// The files that must be read from the owner. Files that are the same on another machine are recorded in `alike`.
+    /// Returns the files that must be read from the owner. Records files of another machine that have an equal file
+    /// here in `alike`.
     fn select_owner_files<'f>(
         &self,
         descriptor: &'f Descriptor,
@@ -152,7 +154,7 @@ impl FileSelector<'_> {
         Ok(owners)
     }
 
-    /// Selects the source if the same file is at its path, and was changed.
+    /// Selects the source if the captured file is at its path, but was changed.
     fn select_changed_source(
         &self,
         path: &Path,
@@ -172,11 +174,11 @@ impl FileSelector<'_> {
 }
 
 impl SeedSource {
-    /// The seed with its files as captured, for a child that is now started on `node`. `None` if all files are at their
-    /// paths.
+    /// Returns the seed with files of the owner in place of those that this node lacks, for a child that is now started
+    /// on `node`. `None` if no file must be replaced.
     ///
     /// # Errors
-    /// [`ResumeError::UnavailableFile`] names a file that is not available as it was.
+    /// [`ResumeError::UnavailableFile`] names a file that is not available in its state at the capture.
     pub fn with_captured_files(&self, node: &LocalNode, policy: &FilePolicy<'_>) -> Result<Option<Self>, ResumeError> {
         let checked_at = Instant::now();
         let descriptor = &*self.descriptor;
@@ -206,8 +208,8 @@ impl SeedSource {
         Ok(taken)
     }
 
-    /// Checks that this node has each volume of the seed mounted where its processes had it, unless `overridden` paths hide
-    /// its files. Makes no call to a volume.
+    /// Checks that this node has each volume of the seed mounted at the same path as the seed's processes, unless
+    /// `overridden` paths hide its files. Makes no call to a volume.
     ///
     /// # Errors
     /// [`ResumeError::VolumeNotMounted`], or the node's mounts cannot be read.
@@ -226,8 +228,8 @@ impl SeedSource {
         Ok(())
     }
 
-    /// The seed with these files from its owner. `None` if only pages of private mappings are needed from there: each plan
-    /// fetches these anyway.
+    /// Returns the seed with these files of its owner. `None` if only pages of private mappings are needed from the
+    /// owner: each memory plan fetches these pages anyway.
     fn with_owner_files(&self, owners: &[SeedFile<'_>]) -> Result<Option<Self>, ResumeError> {
         let states = self.fetch_file_states()?;
         for file in owners {
@@ -316,7 +318,7 @@ impl PatchedDescriptor {
                     *file = OpenFile::MemFd { object, flags, offset };
                 }
             }
-            // Mappings are replaced together, in `replace_files`.
+            // `replace_files` replaces all mappings together.
             FileReference::MappedFile(_) => {}
             FileReference::Executable(0) => self.descriptor.process.exe_object = Some(object),
             FileReference::Executable(number) => {
@@ -344,8 +346,8 @@ impl PatchedDescriptor {
     }
 }
 
-/// The backing of a mapping whose file is the owner's: its copy, if there is one. Otherwise pages, for a mapping that cannot
-/// be written to, or for a private one, whose pages each plan has anyway.
+/// Returns the new backing of a mapping of an owner's file: the copy of the file, if there is one. Otherwise pages, if
+/// the mapping is not writable, or private: each plan has its pages.
 fn owner_backing(mapping: &Mapping, object: Option<u32>) -> Option<Backing> {
     match (mapping.backing, object) {
         (Backing::SharedFile { offset, .. }, Some(object)) => Some(Backing::SharedMemory { object, offset }),
@@ -364,7 +366,7 @@ mod tests {
 
     use super::*;
 
-    /// The decision of a fork about a file `/file` below `root` that has these bytes, or is missing.
+    /// Returns the source that is selected for a file `/file` with these contents, or for a missing file.
     fn decided(contents: Option<&[u8]>, used: FileUse, is_its_machine: bool) -> FileSource {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("file");
@@ -373,7 +375,7 @@ mod tests {
         identity.digest = file_identity::compute_digest(&fs::File::open(&path).unwrap()).unwrap();
         fs::remove_file(&path).unwrap();
         if let Some(bytes) = contents {
-            // The inode number may be reused.
+            // Keep another file, so that the inode number is not reused.
             let _other = tempfile::NamedTempFile::new_in(directory.path()).unwrap();
             fs::write(&path, bytes).unwrap();
             identity.inode += 1_000_000;

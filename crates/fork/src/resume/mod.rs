@@ -1,5 +1,5 @@
-//! Resume: starts a running child of a seed on this node. The node calls it. It combines the descriptor, the container, the
-//! restorer and the pager, which do their parts in their own modules.
+//! Resume: starts a running child of a seed on this node. The node calls it. This module combines descriptor,
+//! container, restorer and pager.
 
 mod error;
 mod file_sources;
@@ -29,13 +29,13 @@ pub use error::ResumeError;
 pub use file_sources::FilePolicy;
 pub use seed_source::{LayerReader, LocalSeeds, SeedSource};
 
-/// The file in a child's directory to which its container's stub writes the wait status, four bytes.
+/// Name of the file in a child's directory to which its container's stub writes the wait status (four bytes).
 pub const STATUS_FILE: &str = "exit";
 
-/// A wait status, as wait(2) returns it.
+/// Size of a wait status, in bytes.
 const STATUS_BYTES: u64 = 4;
 
-/// Everything that a child is resumed from.
+/// A request to start a child.
 #[derive(Debug)]
 pub struct ResumeRequest<'a> {
     /// The child.
@@ -50,13 +50,14 @@ pub struct ResumeRequest<'a> {
     pub streams: StandardStreams,
     /// The file for its wait status, from [`create_status_file`].
     pub status_file: OwnedFd,
-    /// The socket on which its parent waited for its role. The answer is already in it.
+    /// Replaces the socket on which the parent waited for the reply to its checkpoint. The reply is already in this
+    /// socket.
     pub checkpoint_socket: Option<OwnedFd>,
     /// Bytes for its payload file.
     pub payload: Option<&'a [u8]>,
-    /// Whether it waits, complete, before its first instruction.
+    /// Whether the complete child waits before its first instruction.
     pub paused: bool,
-    /// Whether it gets no more rights than its own data needs.
+    /// Whether the child is confined, as an untrusted child.
     pub untrusted: bool,
     /// How its pages are fetched.
     pub strategy: PagingStrategy,
@@ -64,7 +65,7 @@ pub struct ResumeRequest<'a> {
     pub limit: Duration,
 }
 
-/// Starts the child. On return it runs, or waits if it is to be paused, and its memory is served.
+/// Starts the child. On return the child runs, or waits if it is paused, and the pager serves its memory.
 ///
 /// # Errors
 /// [`ResumeError`]. The caller then drops the container, and tells the pager to release the child. A child that the pager
@@ -139,8 +140,8 @@ pub fn resume_child(
     Ok(restored)
 }
 
-/// Creates the file to which the container's stub writes the wait status. Its block is allocated now: the child's end is
-/// then recorded even if the file system is full by then, and does not count as memory of the container.
+/// Creates the file to which the container's stub writes the wait status. Allocates its block, so that the wait status
+/// can be written even if the file system is full, and does not count as memory of the container.
 ///
 /// # Errors
 /// As open(2) and fallocate(2).

@@ -1,4 +1,4 @@
-//! Seeds as seen by the node of their children: reads descriptors and shared memory from the owners.
+//! Reads descriptors and shared memory of seeds from their owners, for the node of a child.
 
 use std::fs::File;
 use std::ops::Range;
@@ -26,31 +26,32 @@ struct ExtentBytes {
 /// Bytes of shared memory that are fetched and written at a time.
 const SHARED_CHUNK_BYTES: usize = 4 << 20;
 
-/// The seeds of this node itself, which it does not read through the network.
+/// The seeds of this node, which it reads without the network.
 #[derive(Debug, Clone)]
 pub struct LocalSeeds {
     /// This node.
     pub node: NodeName,
-    /// Where they are served to this node.
+    /// The address at which this node reads its own seeds.
     pub address: Address,
-    /// The seeds, which this process serves.
+    /// The table of these seeds.
     pub table: Arc<SeedTable>,
 }
 
 impl LocalSeeds {
-    /// The address at which this node reads a seed that others read at `address`.
+    /// Returns the address at which this node reads a seed that other nodes read at `address`.
     fn resolve_address(&self, seed: &SeedId, address: &Address) -> Address {
         if *seed.node() == self.node { self.address.clone() } else { address.clone() }
     }
 
-    /// The descriptor of a local seed, if the key has its token.
+    /// Returns the descriptor of a local seed, if the token of `key` is right.
     fn find_descriptor(&self, key: &SeedKey) -> Option<Arc<Descriptor>> {
         let seed = self.table.get(&key.seed).filter(|seed| seed.key().token == key.token)?;
         Some(seed.descriptor().clone())
     }
 }
 
-/// Limit for reading pages of another seed for an image. Its owner reads them from memory, or from an image of its own.
+/// Limit for reading pages of another seed for an image. The owner of that seed reads them from memory, or from the
+/// seed's image.
 const LAYER_READ_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Reads seeds from which others inherit.
@@ -82,19 +83,18 @@ impl LayerReader {
     }
 }
 
-/// A seed as another node knows it.
+/// The information about a seed that a node needs to start children.
 #[derive(Debug, Clone)]
 pub struct SeedSource {
     /// Id and token of the seed.
     pub key: Arc<SeedKey>,
-    /// Where its owner serves it.
+    /// The address at which its owner serves it.
     pub owner: Address,
     /// Connections to owners.
     pub connections: Arc<OwnerConnectionPool>,
     /// Its descriptor.
     pub descriptor: Arc<Descriptor>,
-    /// The access group key of the descriptor. Seeds of the same process that were made with the same credentials have the
-    /// same key.
+    /// The access group key of the descriptor, which is equal for seeds of the same process with the same credentials.
     pub lineage: Arc<str>,
     local: LocalSeeds,
     pub(super) file_checks: Arc<FileCheckCache>,
@@ -145,7 +145,7 @@ impl SeedSource {
         }
     }
 
-    /// The seeds whose pages its children use: itself, and its layers.
+    /// Returns the sources of its children's pages: the seed itself and its layers.
     pub(crate) fn page_sources(&self) -> Vec<PageSource> {
         let layers = self.descriptor.layers.iter().map(|layer| {
             let Layer { seed, token, owner } = layer;
@@ -155,13 +155,14 @@ impl SeedSource {
         std::iter::once(PageSource::new(&self.key, self.owner.clone())).chain(layers).collect()
     }
 
-    /// A plan of all its memory, for a pager that fetches pages before there is a child.
+    /// Returns a memory plan of the whole seed, to prewarm a pager's cache before there is a child.
     pub fn full_memory_plan(&self) -> MemoryPlan {
         let everything = vec![std::slice::from_ref(&(0..USER_SPACE_END)); self.descriptor.process_count()];
         MemoryPlan::from_descriptor(&self.descriptor, self.page_sources(), &everything, PagingStrategy::default())
     }
 
-    /// Copies the seed's shared memory to this node. It cannot be paged safely, so it is complete before a child runs.
+    /// Copies the seed's shared memory to this node. Shared memory cannot be paged safely, so it must be complete
+    /// before a child runs.
     pub(crate) fn fetch_shared_memory(&self, deadline: Instant) -> Result<SharedContents, ResumeError> {
         let (objects, written) = (&self.descriptor.shared_objects, self.descriptor.written_runs());
         if objects.is_empty() && written.is_empty() {
@@ -176,8 +177,8 @@ impl SeedSource {
         })
     }
 
-    /// Fetches written pages of private file mappings. No pager can provide them later: if the file has a page, the kernel
-    /// uses it without a fault to the pager.
+    /// Fetches written pages of private file mappings. The pager cannot provide them on faults: if the page cache has
+    /// the file's page, the kernel maps it without a userfaultfd fault.
     fn fetch_written_pages(
         &self,
         runs: &[WrittenRun],
@@ -202,7 +203,7 @@ impl SeedSource {
         let file = farfork_sys::memfd::create(&object.name, object.seals.is_some())
             .map_err(ResumeError::creation_error("a memfd"))?;
         file.set_len(object.bytes).map_err(ResumeError::creation_error("a memfd"))?;
-        // Only runs with data: the rest of a new memfd is zeroes.
+        // Copy only runs with data: the rest of a new memfd is zero.
         for run in &self.descriptor.extents[object.extent.0 as usize].populated {
             let first = run.first * farfork_wire::PAGE_SIZE;
             let end = (first + run.count * farfork_wire::PAGE_SIZE).min(object.bytes);

@@ -16,21 +16,21 @@ use crate::file_identity::{self, CHANGED_MARKER_NS};
 /// Most bytes of files without a path that one seed keeps on disk: the limit for copies of shared memory.
 const HELD_BYTES_MAX: u64 = 16 << 30;
 
-/// How much a seed's held files use on the owner's disk.
+/// The disk space of the owner that a seed's held files use.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct HeldFileUsage {
     /// Number of held files.
     pub files: u64,
-    /// Bytes of held files that no path leads to any more.
+    /// Bytes of held files without a path.
     pub bytes: u64,
 }
 
 impl Seed {
-    /// The state of each file: first the mapped files, then the file versions.
+    /// Returns the state of each file: first the mapped files, then the file versions.
     pub(super) fn file_states(&self) -> Vec<FileState> {
         let seed_template = match &self.memory {
             SeedMemory::Template(seed_template) => seed_template,
-            // Everything in the image was read, unchanged, when the image was written.
+            // Files in an image were read when the image was written, and were unchanged then.
             SeedMemory::Image(_) => return vec![FileState::Unchanged; self.descriptor.file_count()],
         };
         let mapped = self.descriptor.mapped_files.iter().map(|file| {
@@ -39,7 +39,7 @@ impl Seed {
             };
             let link =
                 format!("/proc/{}/map_files/{:x}-{:x}", template.pid, file.owner_range.start, file.owner_range.end);
-            // Equal bytes do not restore pages that a truncation has removed.
+            // If the mapping has written pages, equal bytes are not enough: a truncation has removed the pages.
             let then = FileIdentity {
                 digest: file.identity.digest.filter(|_| !file.has_written_pages),
                 ..file.identity.clone()
@@ -57,7 +57,7 @@ impl Seed {
         mapped.chain(versions).collect()
     }
 
-    /// The version whose file an extent serves. Several versions may have one file.
+    /// Returns the version whose file an extent serves. Several versions may have the same file.
     fn version_of_extent(&self, extent: ExtentId) -> Option<u32> {
         match self.descriptor.extents.get(extent.0 as usize)?.source {
             ExtentSource::File { version } => Some(version),
@@ -65,7 +65,8 @@ impl Seed {
         }
     }
 
-    /// Releases files without a path if they use more space than one seed may keep. Forks that need them are then refused.
+    /// Releases the held files without a path if they use more space than one seed may keep. Forks that need these
+    /// files are then refused.
     pub fn release_excess_files(&self) {
         let SeedMemory::Template(seed_template) = &self.memory else { return };
         if self.held_file_usage().bytes <= HELD_BYTES_MAX {
@@ -77,8 +78,8 @@ impl Seed {
         tracing::warn!(seed = %self.key.seed, limit = HELD_BYTES_MAX, "removed files are no longer held for its children: they use too much disk space");
     }
 
-    /// Leaves changed files out of an image. A fork of the image's seed then needs the captured file at its path, or is
-    /// refused.
+    /// Removes changed files from the descriptor of an image. A fork of the image's seed then needs the captured file
+    /// at its path, or is refused.
     pub(super) fn exclude_changed_files(&self, whole: &mut Descriptor) {
         let states = self.file_states();
         let (mapped, versions) = states.split_at(whole.mapped_files.len());
@@ -95,7 +96,7 @@ impl Seed {
         }
     }
 
-    /// How much its held files use on disk.
+    /// Returns the disk space that its held files use.
     pub fn held_file_usage(&self) -> HeldFileUsage {
         let SeedMemory::Template(seed_template) = &self.memory else { return HeldFileUsage::default() };
         let files = seed_template.read_held_files();
@@ -110,7 +111,7 @@ impl SeedTemplate {
         self.held_files.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Fills `into` from an offset of a held file. Fails if the file was changed.
+    /// Fills `into` with the bytes from an offset of a held file. Fails if the file was changed.
     pub(super) fn read_held_file(
         &self,
         version: &FileVersion,
@@ -131,7 +132,8 @@ impl SeedTemplate {
     }
 }
 
-/// The state of a file that was `then`, judged by `now`; if that is not enough, by its contents.
+/// Returns the state of a file with the captured identity `then`. Compares it with the current identity `now` or, if
+/// size and times differ, with the digest of the contents.
 fn file_state(then: &FileIdentity, now: io::Result<FileIdentity>, open: impl Fn() -> io::Result<File>) -> FileState {
     match now {
         Err(_) => FileState::NotHeld,

@@ -38,15 +38,15 @@ enum SeedMemory {
 
 mod held_files;
 
-/// A template, and state that fork(2) shares instead of copying.
+/// A template, with copies of the state that fork(2) would share with the parent.
 #[derive(Debug)]
 struct SeedTemplate {
     shared_copies: Vec<SharedCopy>,
-    /// In the order of the descriptor's file versions. Files that use too much space are released.
+    /// Held files, in the order of the descriptor's file versions. `None` for files that were released.
     held_files: RwLock<Vec<Option<HeldFile>>>,
-    /// By process number.
+    /// Templates by process number.
     processes: Vec<ProcessTemplate>,
-    /// Held until the seed ends, and never accessed. The lock only makes the seed shareable between threads.
+    /// Keeps the template alive until the seed ends; never accessed. The mutex only makes the seed `Sync`.
     _template: Mutex<TemplateGuard>,
 }
 
@@ -93,7 +93,7 @@ impl Seed {
         })
     }
 
-    /// The seed of an image, with the working set that is saved next to it.
+    /// Creates the seed of an image, with the working set next to it.
     pub fn from_image(image: Image) -> Self {
         let descriptor = image.descriptor();
         let working_set =
@@ -113,8 +113,8 @@ impl Seed {
         }
     }
 
-    /// Writes the seed's image, with the daemon's state, and opens it. Inherited pages are read through `others`, and belong
-    /// to the seed itself in the image. Blocks.
+    /// Writes the seed's image, with the daemon's state, and opens it. Reads inherited pages through `others`; in the
+    /// image, they are the seed's own. Blocks.
     ///
     /// # Errors
     /// [`ImageError`]; no file is left then.
@@ -133,7 +133,7 @@ impl Seed {
         Image::open(path)
     }
 
-    /// Reads pages that the seed has or inherits.
+    /// Reads pages that the seed owns or inherits.
     fn read_with_layers(
         &self,
         others: &LayerReader,
@@ -159,24 +159,24 @@ impl Seed {
         Ok(())
     }
 
-    /// Returns this seed with its memory in `image`.
+    /// Returns this seed with `image` in place of the template.
     pub fn to_sealed(&self, image: Image) -> Self {
         let moved = Self::with_image(image, self.working_set.clone());
         moved.save_working_set();
         moved
     }
 
-    /// Its id and token.
+    /// The seed's id and token.
     pub fn key(&self) -> &Arc<SeedKey> {
         &self.key
     }
 
-    /// Its descriptor.
+    /// The seed's descriptor.
     pub fn descriptor(&self) -> &Arc<Descriptor> {
         &self.descriptor
     }
 
-    /// The template of the first process, in this pid namespace; `None` for a seed with an image.
+    /// The pid of the first process's template, in this pid namespace; `None` for a seed with an image.
     pub fn template_pid(&self) -> Option<i32> {
         match &self.memory {
             SeedMemory::Template(seed_template) => seed_template.processes.first().map(|one| one.pid),
@@ -184,8 +184,8 @@ impl Seed {
         }
     }
 
-    /// Whether its memory is available. A template may be killed, and the template of a child's seed ends with the child's
-    /// pid namespace.
+    /// Whether the seed's memory is available. A template may be killed, and the template of a child ends with the
+    /// child's pid namespace.
     pub fn has_memory(&self) -> bool {
         match &self.memory {
             SeedMemory::Template(seed_template) => !seed_template.processes.iter().any(ProcessTemplate::has_ended),
@@ -193,7 +193,7 @@ impl Seed {
         }
     }
 
-    /// Its image, if that holds its memory.
+    /// The image, if it holds the seed's memory.
     pub fn image(&self) -> Option<&Image> {
         match &self.memory {
             SeedMemory::Template(_) => None,
@@ -201,26 +201,26 @@ impl Seed {
         }
     }
 
-    /// How long its capture took. All zero for a seed of an image.
+    /// The durations of the capture's phases. All zero for a seed from an image.
     pub fn times(&self) -> &CaptureTimes {
         &self.times
     }
 }
 
 impl Seed {
-    /// Number of pages in its working set, which its children get at once.
+    /// Number of pages in the working set.
     pub fn working_set_pages(&self) -> u64 {
         self.working_set.page_count()
     }
 
-    /// Learns from a report about a child.
+    /// Updates the working set from a child's report.
     fn learn_working_set(&self, report: &AccessReport) {
         if self.working_set.apply_report(report, |extent, page| has_data(&self.descriptor, extent, page)) {
             self.save_working_set();
         }
     }
 
-    /// Saves the working set next to the image, if there is one, for the node's next daemon.
+    /// Saves the working set next to the image, if there is an image, for the node's next daemon.
     fn save_working_set(&self) {
         let SeedMemory::Image(image) = &self.memory else { return };
         let set = self.working_set.encoded_bytes();
@@ -286,7 +286,8 @@ impl Region for Seed {
 
     fn local_template(&self) -> Option<LocalTemplate> {
         let SeedMemory::Template(seed_template) = &self.memory else { return None };
-        // Only one process can be given: the first. Memory of others is read through the owner.
+        // A reader on this host can read only the first process's template directly. It requests the memory of other
+        // processes from the owner.
         let in_template = |(index, extent): (usize, &farfork_wire::descriptor::Extent)| match extent.source {
             ExtentSource::Template { process: 0, address } => Some((ExtentId(index as u32), address)),
             ExtentSource::Template { .. } | ExtentSource::SharedObject { .. } | ExtentSource::File { .. } => None,
@@ -301,21 +302,21 @@ impl Region for Seed {
 #[derive(Debug, Default)]
 pub struct SeedTable {
     seeds: RwLock<HashMap<SeedId, Arc<Seed>>>,
-    /// Learns which pages children touch.
+    /// The thread that updates working sets.
     learner: LearnerThread,
-    /// Working sets of processes that had seeds here.
+    /// Working sets of processes that had seeds on this node.
     habits: Mutex<ProcessHistory>,
 }
 
 impl SeedTable {
-    /// Adds a seed, and replaces one with the same id. From now on it is served.
+    /// Adds a seed, and replaces a seed with the same id. From now on, the seed is served.
     pub fn insert(&self, seed: Arc<Seed>) {
         let mut seeds = self.seeds.write().unwrap_or_else(PoisonError::into_inner);
         seeds.insert(seed.key.seed.clone(), seed);
     }
 
-    /// Adds a seed of a process of this machine. Its children get the working set of the process's previous seed at once.
-    /// Returns the key of that seed, which may have been dropped.
+    /// Adds a seed of a process of this machine. Its working set starts with the set of the process's previous seed.
+    /// Returns the key of the previous seed, which may have been dropped.
     pub fn insert_successor(&self, process: ProcessIdentity, seed: Arc<Seed>) -> Option<Arc<SeedKey>> {
         let before = self.lock_habits().add_seed(process, &seed.key, &seed.descriptor, &seed.working_set);
         self.insert(seed);
@@ -326,7 +327,7 @@ impl SeedTable {
         self.habits.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Removes a seed. From now on it is unknown. Its template ends with the last reference.
+    /// Removes a seed. From now on, reads of the seed are refused. Its template ends with the last reference.
     pub fn remove(&self, id: &SeedId) -> Option<Arc<Seed>> {
         self.seeds.write().unwrap_or_else(PoisonError::into_inner).remove(id)
     }
@@ -348,7 +349,7 @@ impl Exporter for SeedTable {
         let lesson: Box<dyn FnOnce() + Send> = match self.get(&report.seed) {
             Some(known) if known.key.token != report.token => return Err(Refusal::WrongToken),
             Some(known) => Box::new(move || known.learn_working_set(&report)),
-            // The seed may have been dropped when its child ended: the report is then for the parent's next seed.
+            // The seed may have been dropped before its child ended: then use the report for the process's next seed.
             None => {
                 let habit = self.lock_habits().find_by_report(&report).ok_or(Refusal::UnknownSeed)?;
                 Box::new(move || habit.apply_report(&report))

@@ -20,25 +20,25 @@ use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
-/// The environment variable that makes this executable a pager.
+/// The environment variable that makes this executable a pager; its value is the run directory.
 pub(crate) const PAGER_RUN_DIR: &str = "FARFORK_TEST_PAGER_RUN_DIR";
 
-/// Limit for anything that should happen soon, on a busy machine.
+/// Limit for events that take milliseconds on an idle machine.
 const SOON: Duration = Duration::from_secs(60);
 
 /// Limit for the whole run of a program.
 const PROGRAM_LIMIT: Duration = Duration::from_secs(180);
 
-/// Runs this executable as the pager of a bed.
+/// Runs this process as the pager of a bed.
 pub(crate) fn be_pager(run_dir: PathBuf) {
-    // The scenarios make the pager log many errors. RUST_LOG shows them.
+    // Log only what RUST_LOG selects: the scenarios make the pager log many errors.
     let filter: Targets = std::env::var("RUST_LOG").ok().and_then(|filter| filter.parse().ok()).unwrap_or_default();
     let logged = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
     tracing_subscriber::registry().with(logged).with(filter).init();
     farfork_fork::pager::run(&PagerConfig { run_dir, credentials: None }).expect("the pager runs");
 }
 
-/// Waits for something that should happen soon.
+/// Calls `look` until it returns a value. Fails after [`SOON`].
 pub(crate) fn soon<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + SOON;
     loop {
@@ -72,7 +72,7 @@ impl Bed {
         self.client.list_children().expect("the pager answers");
     }
 
-    /// The pids of the keeper and the pager.
+    /// Returns the pids of the keeper and the pager.
     pub(crate) fn processes(&self) -> (i32, i32) {
         soon("a keeper with a pager", || {
             let mut ours = processes_of(self.dir.path());
@@ -94,7 +94,7 @@ impl Bed {
         }
     }
 
-    /// The pid of the holder.
+    /// Returns the pid of the holder.
     pub(crate) fn holder(&self) -> i32 {
         let (keeper, pager) = self.processes();
         soon("a holder", || {
@@ -115,7 +115,7 @@ impl Bed {
         self.kill_together(&[keeper, pager, holder]);
     }
 
-    /// Kills some of the three together, so that none of them sees another's end.
+    /// Kills some of keeper, pager and holder together, so that none of them notices the end of another.
     pub(crate) fn kill_together(&mut self, pids: &[i32]) {
         let processes: Vec<OwnedFd> = pids.iter().filter_map(|pid| pidfd::open(*pid).ok()).collect();
         for signal in [19, 9] {
@@ -129,12 +129,12 @@ impl Bed {
         }
     }
 
-    /// How many userfaultfds the pager holds.
+    /// Returns the number of userfaultfds that the pager holds.
     pub(crate) fn userfaultfds(&self) -> usize {
         self.descriptors().iter().filter(|link| link.contains("userfaultfd")).count()
     }
 
-    /// The targets of the descriptors in the shared table.
+    /// Returns the targets of the links in /proc/PID/fd for the shared descriptor table.
     pub(crate) fn descriptors(&self) -> Vec<String> {
         let (keeper, _) = self.processes();
         let entries = fs::read_dir(format!("/proc/{keeper}/fd")).unwrap();
@@ -142,12 +142,12 @@ impl Bed {
         links.map(|link| link.display().to_string()).collect()
     }
 
-    /// Starts a program with this plan. The pager adopts it before it starts.
+    /// Starts a program with this plan, after the pager has adopted it.
     pub(crate) fn start(&self, scenario: &str, pages: u64, plan: &MemoryPlan) -> Program {
         Program::begin(scenario, pages, self.adopt(plan))
     }
 
-    /// Has the pager adopt a child that is not started yet.
+    /// Makes the pager adopt a child, without starting its program.
     pub(crate) fn adopt(&self, plan: &MemoryPlan) -> AdoptedProgram {
         static NUMBER: AtomicU64 = AtomicU64::new(1);
         let id = ChildId::new(NodeName::new("n2").unwrap(), NUMBER.fetch_add(1, Ordering::Relaxed));
@@ -166,7 +166,7 @@ impl Bed {
         self.client.stats(&program.id).unwrap()
     }
 
-    /// Checks that a program succeeds, and that the pager keeps nothing of it.
+    /// Waits until a program has succeeded, and checks that the pager keeps no state of it.
     pub(crate) fn finish(&self, mut program: Program) {
         program.expect_success();
         let id = program.id.clone();
@@ -175,16 +175,16 @@ impl Bed {
         assert!(!self.client.list_children().unwrap().contains(&id));
     }
 
-    /// Ends the pager, and checks that nothing is left.
+    /// Stops the pager, and checks that no userfaultfd and no process is left.
     pub(crate) fn end(self) {
         assert_eq!(self.client.list_children().unwrap(), []);
-        // A pager that was killed while it closed one leaves it to the next pager, which closes it in a periodic task.
+        // If a pager was killed while it closed a userfaultfd, the next pager closes it in a periodic task.
         soon("all userfaultfds are closed", || (self.userfaultfds() == 0).then_some(()));
         self.client.stop(SOON).unwrap();
         self.expect_end();
     }
 
-    /// Checks that the pager and its keeper end.
+    /// Waits until the pager and its keeper have ended.
     pub(crate) fn expect_end(mut self) {
         soon("the end of the first keeper", || self.first_keeper.try_wait().unwrap());
         soon("the end of the pager", || processes_of(self.dir.path()).is_empty().then_some(()));
@@ -193,7 +193,7 @@ impl Bed {
 
 impl Drop for Bed {
     fn drop(&mut self) {
-        // Processes are left only if a scenario has failed. One that is killed may have started another meanwhile.
+        // Processes are left only if a scenario has failed. A killed process may have started another before its end.
         while let Some(pid) = processes_of(self.dir.path()).into_iter().find(|pid| !is_zombie(*pid)) {
             kill(pid);
         }
@@ -201,11 +201,11 @@ impl Drop for Bed {
     }
 }
 
-/// A program that the pager has adopted, and that is not started yet.
+/// A program that the pager has adopted, and that is not yet started.
 pub(crate) struct AdoptedProgram {
     pub(crate) id: ChildId,
     pub(crate) dir: PathBuf,
-    /// The socket over which its userfaultfd must be sent.
+    /// The socket on which the program must send its userfaultfd.
     pub(crate) uffd_socket: OwnedFd,
 }
 
@@ -215,12 +215,12 @@ pub(crate) struct Program {
     pub(crate) dir: PathBuf,
     pub(crate) process: Child,
     channel: UnixStream,
-    /// Whether it was ended, or its end was checked.
+    /// Whether the program was killed, or its exit was checked.
     done: bool,
 }
 
 impl Program {
-    /// Starts a program that is adopted already.
+    /// Starts an adopted program.
     pub(crate) fn begin(scenario: &str, pages: u64, adopted: AdoptedProgram) -> Self {
         let AdoptedProgram { id, dir, uffd_socket } = adopted;
         let (channel, programs_channel) = UnixStream::pair().unwrap();
@@ -240,12 +240,12 @@ impl Program {
         self.channel.write_all(&(u64::from(u32::from(what)) << 56 | page).to_le_bytes()).unwrap();
     }
 
-    /// Readable when the program has answered.
+    /// Returns a descriptor that is readable when the program has replied to an order.
     pub(crate) fn answers(&self) -> BorrowedFd<'_> {
         self.channel.as_fd()
     }
 
-    /// Waits for the program's answer.
+    /// Waits for the program's reply to an order.
     pub(crate) fn answer(&mut self) -> u8 {
         let mut byte = [0];
         if self.channel.read_exact(&mut byte).is_err() {
@@ -255,7 +255,7 @@ impl Program {
         byte[0]
     }
 
-    /// Waits until the program is at its rendezvous.
+    /// Waits until the program has reached its rendezvous.
     pub(crate) fn meet(&mut self) {
         let mut byte = [0];
         self.channel.read_exact(&mut byte).expect("the program reaches its rendezvous");
@@ -271,7 +271,7 @@ impl Program {
         self.process.try_wait().unwrap().is_some()
     }
 
-    /// Ends a program that would run forever.
+    /// Kills a program that would run forever.
     pub(crate) fn end(&mut self) {
         self.process.kill().unwrap();
         self.process.wait().unwrap();
@@ -304,7 +304,7 @@ impl Program {
         status.signal().unwrap_or_else(|| panic!("{status}"))
     }
 
-    /// The output of the program.
+    /// Returns the output of the program.
     pub(crate) fn output(&mut self) -> String {
         let mut text = String::new();
         self.channel.read_to_string(&mut text).unwrap();
@@ -362,7 +362,7 @@ pub(crate) fn kill(pid: i32) {
     }
 }
 
-/// The processes that were started as pagers of this run directory.
+/// Returns the processes that were started as pagers of this run directory.
 fn processes_of(run_dir: &Path) -> Vec<i32> {
     let wanted = format!("{PAGER_RUN_DIR}={}", run_dir.display());
     let pids = fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
@@ -373,7 +373,7 @@ fn processes_of(run_dir: &Path) -> Vec<i32> {
     .collect()
 }
 
-/// Whether the process has the name of a holder.
+/// Whether the process has the name of a holder in /proc/PID/comm.
 fn is_holder(pid: i32) -> bool {
     fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim_end() == "farfork-holder")
 }
@@ -387,13 +387,13 @@ fn parent(pid: i32) -> Option<i32> {
     status.lines().find_map(|line| line.strip_prefix("PPid:")?.trim().parse().ok())
 }
 
-/// The compiled `program.c`.
+/// Compiles `program.c` at the first call. Returns the path of the executable.
 fn program() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(|| {
         let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("pager-program");
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/pager/program.c");
-        // The program reads beyond the area that the compiler knows of, because the area grows.
+        // -Wno-array-bounds: the area grows, so the program reads beyond the size that the compiler knows.
         let flags = ["-O2", "-Wall", "-Wextra", "-Werror", "-Wno-array-bounds", "-pthread"];
         let status = Command::new("gcc").args(flags).arg("-o").arg(&path).arg(source).status();
         assert!(status.expect("gcc is installed").success(), "program.c is compiled");

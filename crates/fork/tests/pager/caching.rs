@@ -1,4 +1,4 @@
-//! Children that find the pages of an earlier child on their node. Each test is one scenario.
+//! Children that find pages of an earlier child in their node's cache. Each test is one scenario.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::scenarios::PAGES;
 use crate::seed::{TestSeed, start_on_host};
 use crate::series::Series;
 
-/// Room for 128 pages, a fourteenth of the seed's.
+/// Size limit of a small cache: 128 pages, a fourteenth of the seed's pages.
 const SMALL_BYTES: u64 = 512 << 10;
 
 /// All scenarios, by name.
@@ -60,7 +60,7 @@ fn check_next_child_without_network(paging: PagingMode) {
 fn unused_cache_stays_unused() {
     let series = Series::new(PAGES);
     series.run_to_end("touch_at_random", PagingStrategy::default());
-    assert_eq!(series.cache().pages, 0, "nothing is kept of a child that does not say so");
+    assert_eq!(series.cache().pages, 0, "pages of a child without the strategy `cache` are not cached");
     series.run_to_end("touch_at_random", cached(PagingMode::Cow));
     let next =
         series.run_to_end("touch_at_random", PagingStrategy { mode: PagingMode::Cow, ..PagingStrategy::default() });
@@ -127,7 +127,7 @@ fn wrong_tokens_open_nothing() {
     program.expect_signal();
     let stats = series.bed.stats(&program);
     assert!(stats.loss_reason.is_some() && stats.counters.pages_cached == 0, "{stats:?}");
-    assert_eq!(series.cache().pages, series.seed.populated_pages(), "and it spoils nothing");
+    assert_eq!(series.cache().pages, series.seed.populated_pages(), "the cache is unchanged");
     series.bed.finish(program);
     series.bed.end();
 }

@@ -1,5 +1,5 @@
 //! Huge pages in paged memory: units of 2 MiB with all of their pages become huge pages while the program discards,
-//! moves, protects and forks parts of them. Units with missing pages never do.
+//! moves, protects and forks parts of them. Units with missing pages never become huge pages.
 
 use std::os::fd::AsFd as _;
 use std::time::Duration;
@@ -40,7 +40,7 @@ fn memory_is_correct_while_huge_pages_are_made() {
     });
 }
 
-/// The kernel is asked for huge pages all the time. The program checks every byte.
+/// Requests huge pages from the kernel continuously. The program checks every byte.
 fn a_huge_page_is_not_made_of_missing_pages() {
     let strategy = PagingStrategy { mode: PagingMode::Cow, ..PagingStrategy::default() };
     with_program("touch_at_random", strategy, |stage| {
@@ -48,8 +48,8 @@ fn a_huge_page_is_not_made_of_missing_pages() {
         let (process, end) = (pidfd::open(pid).unwrap(), AREA + PAGES * 4096);
         while !stage.program.has_ended() {
             for unit in (AREA..end).step_by(HUGE_PAGE_BYTES as usize) {
-                // Zero pages of a unit are the shared zero page, which cannot be part of a huge page. The program may have
-                // ended meanwhile.
+                // Zero pages of a unit are the shared zero page, which cannot be part of a huge page. The program may
+                // already have ended.
                 let is_huge = collapse_huge_page(process.as_fd(), unit);
                 assert!(!matches!(is_huge, Ok(true)), "{unit:#x} has missing pages");
             }

@@ -1,5 +1,5 @@
-//! Kills keeper, pager and holder in any combination, while processes fork, and their children fork too. Each page that
-//! any of them touches has never been there before.
+//! Kills keeper, pager and holder in any combination, while processes fork, and their children fork, too. Each page
+//! that they touch was missing before.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::thread::sleep;
@@ -26,15 +26,15 @@ pub(crate) const ALL: &[(&str, fn())] = &[
 /// Scenarios of `make test-long`.
 pub(crate) const LONG: &[(&str, fn())] = &[("descendants_survive_ten_thousand_kills", ten_thousand_kills)];
 
-/// Kills of a campaign, unless the environment sets another number.
+/// Number of kills in a campaign, unless the environment sets another number.
 const KILLS: u64 = 40;
 const KILLS_VARIABLE: &str = "FARFORK_KILLS";
 
-/// Limits from a kill to a pager that answers: on a machine that is not busy, and as a hang guard.
+/// Limits from a kill until a pager replies: on a machine that is not busy, and as a guard against hangs.
 const REPLACEMENT_LIMIT: Duration = Duration::from_secs(10);
 const HANG_GUARD: Duration = Duration::from_secs(60);
 
-/// Fetches page by page, so that each page is missing until it is touched.
+/// Returns a strategy that fetches page by page, so that each page is missing until it is touched.
 fn one_by_one() -> PagingStrategy {
     PagingStrategy { mode: PagingMode::Cow, ..PagingStrategy::default() }
 }
@@ -51,7 +51,7 @@ fn campaign(kills: u64, limit: Duration, mut kill: impl FnMut(u64, &mut Stage)) 
         stage.program.let_go();
         let (mut longest, mut sum) = (Duration::ZERO, Duration::ZERO);
         for number in 0..kills {
-            // At any time of a round, which takes some ten milliseconds.
+            // Kill at a varying time of a round, which takes about ten milliseconds.
             sleep(Duration::from_micros(number * 7919 % 23_000));
             assert!(
                 !stage.program.has_ended() || {
@@ -90,7 +90,7 @@ fn ten_thousand_kills() {
     });
 }
 
-/// The process that is left starts the others again.
+/// After any two were killed, the remaining process starts the others again.
 fn descendants_survive_any_two_killed_processes() {
     campaign(KILLS / 2, HANG_GUARD, |number, stage| {
         let ((keeper, pager), holder) = (stage.bed.processes(), stage.bed.holder());
@@ -109,14 +109,15 @@ fn a_killed_descriptor_holder_is_replaced() {
             stage.bed.kill_together(&[holder]);
         }
         assert_ne!(stage.bed.holder(), holder);
-        assert_eq!(stage.bed.processes(), processes, "the others go on");
+        assert_eq!(stage.bed.processes(), processes, "the other processes are unchanged");
         soon("a table in which nothing stays", || (stage.bed.descriptors().len() <= descriptors).then_some(()));
         stage.program.let_go();
         stage.program.expect_success();
     });
 }
 
-/// Starts a program whose userfaultfd is also in a queue, as in a container's stub. The pager adds those of its forks.
+/// Starts a program whose userfaultfd is also in a queue, as in a container's stub. The pager adds the userfaultfds of
+/// its forks.
 fn start_with_stub(bed: &Bed, owner: &Owner, seed: &TestSeed, scenario: &str) -> (Program, OwnedFd) {
     let mut adopted = bed.adopt(&seed.plan(owner.address(), one_by_one()));
     let (ours, programs) = fd_passing::seqpacket_pair().unwrap();
@@ -138,11 +139,11 @@ fn descriptors_are_recovered_from_a_stub_after_all_three_are_killed() {
     bed.kill_all();
     program.let_go();
     sleep(Duration::from_millis(200));
-    assert!(!program.has_ended(), "no process reads zeroes meanwhile");
+    assert!(!program.has_ended(), "no process reads zeroes while there is no pager");
     bed.start_pager();
     assert_eq!(bed.client.reclaim(&program.id, &program.dir, queue.as_fd()).unwrap(), 0);
     program.meet();
-    // Once more, for a reclaimed child. After the second time the new holder alone is enough.
+    // Once more, for a reclaimed child. Afterwards, the new holder alone is enough.
     bed.kill_all();
     bed.start_pager();
     assert_eq!(bed.client.reclaim(&program.id, &program.dir, queue.as_fd()).unwrap(), 0);
@@ -154,8 +155,8 @@ fn descriptors_are_recovered_from_a_stub_after_all_three_are_killed() {
     drop(owner);
 }
 
-/// Kills all three while processes fork. Counts the kills after which the userfaultfd of a process was lost. Only after
-/// these may a byte be wrong.
+/// Kills keeper, pager and holder together while processes fork. Counts the kills after which the userfaultfd of a
+/// process was lost. Only after such a kill may a byte be wrong.
 fn window_of_all_three() {
     let kills = kills() / 4;
     let seed = TestSeed::new(PAGES, false);

@@ -1,7 +1,7 @@
 //! The pager with real memory: programs that page their own memory (`program.c`), a pager with its keeper, and an owner
 //! on loopback, all of which are killed, cut off and restarted. Needs root, for userfaultfd(2).
 //!
-//! An argument makes the same executable the pager: a pager is a process of its own, with one thread.
+//! An environment variable makes the same executable the pager, because a pager is a separate process with one thread.
 
 mod bed;
 mod caching;
@@ -31,7 +31,7 @@ fn main() {
         })
     };
     let mut arguments = Arguments::from_args();
-    // Several pagers and programs at once would only measure the scheduler.
+    // Run the scenarios one after the other: several pagers and programs at once would only test the scheduler.
     arguments.test_threads.get_or_insert(1);
     let all = [
         scenarios::ALL,

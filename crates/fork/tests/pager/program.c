@@ -145,7 +145,7 @@ static void page_area(int flags)
 	close(uffd);
 }
 
-/* Reports to the test that a point was reached, and waits until it may continue. */
+/* Reports to the test that the program has reached this point, and waits until it may continue. */
 static void rendezvous(void)
 {
 	char byte;
@@ -174,7 +174,7 @@ static void touch_slowly(void)
 	check_shuffled(AREA, 0, pages, 2, 1000);
 }
 
-/* One page in twenty, at random. */
+/* Touches one page in twenty, at random. */
 static void touch_sparsely(void)
 {
 	unsigned long *order = shuffled(pages, 21);
@@ -234,7 +234,7 @@ static void unmap(void)
 	CHECK(mmap(middle, quarter * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0) == middle);
 	check_zeroes(middle, quarter);
 	memset(middle, 1, quarter * PAGE);
-	/* Mapping over memory unmaps it as well. */
+	/* Mapping over memory unmaps it, too. */
 	uint8_t *over = AREA + 2 * quarter * PAGE;
 	CHECK(mmap(over, 3 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == over);
 	check_zeroes(over, 3);
@@ -244,13 +244,13 @@ static void unmap(void)
 static void remap(void)
 {
 	unsigned long quarter = pages / 4, bytes = quarter * PAGE;
-	/* Moved and grown, with half of it fetched before. */
+	/* Move and grow the first quarter, with half of it fetched before. */
 	check_shuffled(AREA, 0, quarter / 2, 7, 0);
 	uint8_t *grown = mremap(AREA, bytes, bytes + 100 * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, AREA + 0x100000000);
 	CHECK(grown == AREA + 0x100000000);
 	check_shuffled(grown, 0, quarter, 8, 0);
 	check_zeroes(grown + bytes, 100);
-	/* A part of the area, onto another part of it. */
+	/* Move a part of the area onto another part. */
 	uint8_t *second = AREA + bytes, *third = AREA + 2 * bytes;
 	check_page(second + 5 * PAGE, quarter + 5);
 	CHECK(mremap(second, 20 * PAGE, 20 * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, third + 10 * PAGE) == third + 10 * PAGE);
@@ -258,13 +258,13 @@ static void remap(void)
 	check_pages(third, 2 * quarter, 10);
 	check_shuffled(third + 30 * PAGE, 2 * quarter + 30, quarter - 30, 9, 0);
 	check_shuffled(second + 20 * PAGE, quarter + 20, quarter - 20, 10, 0);
-	/* The pages are moved, and the mapping stays. */
+	/* Move the pages, and leave the mapping (MREMAP_DONTUNMAP). */
 	uint8_t *fourth = AREA + 3 * bytes, *elsewhere = AREA + 0x200000000;
 	check_page(fourth, 3 * quarter);
 	CHECK(mremap(fourth, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP, elsewhere) == elsewhere);
 	check_zeroes(fourth, quarter);
 	check_shuffled(elsewhere, 3 * quarter, quarter, 11, 0);
-	/* Moved back, still the same; then shortened. */
+	/* Move the first quarter back: it has the same contents. Then shrink it. */
 	check_pages(grown, 0, quarter);
 	CHECK(mremap(grown, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, AREA) == AREA);
 	check_pages(AREA, 0, quarter);
@@ -272,8 +272,8 @@ static void remap(void)
 	check_pages(AREA, 0, 10);
 }
 
-/* Moves the area there and back until *stop is set. No page can be installed while it moves, so it rests in
- * between. */
+/* Moves the area away and back until *stop is set. No page can be installed during a move, so the thread pauses between
+ * moves. */
 static void *move_thread(void *stop)
 {
 	uint8_t *elsewhere = AREA + ELSEWHERE;
@@ -328,14 +328,14 @@ static void touch_what_moves(void)
 
 static int is_over;
 
-/* A disturber ends by itself after this time, whatever hangs. */
+/* A disturbing thread ends after this time, even if another thread hangs. */
 #define DISTURBED_NS 6000000000
 /* The kernel kills the program if a disturber runs for this long without a sleep. It spins for less than half a
  * millisecond. */
 #define REAL_TIME_US_MAX 200000
 
-/* Preempts the threads that are pinned to a processor, at unpredictable times. It runs on one processor at a time,
- * the first or the last, so that the machine always has another one. */
+/* Preempts the threads that are pinned to a processor, at unpredictable times. It runs on one processor at a time, the
+ * first or the last, so that other processors stay free. */
 static void *disturb_thread(void *unused)
 {
 	uint64_t draw = 1;
@@ -367,7 +367,7 @@ static void *restless_thread(void *unused)
 	return 0;
 }
 
-/* Whether memory is mapped. A system call shows it. */
+/* Returns whether memory is mapped, by a system call that would fail with EFAULT. */
 static int is_mapped(uint8_t *at)
 {
 	int ends[2];
@@ -379,7 +379,7 @@ static int is_mapped(uint8_t *at)
 	return is;
 }
 
-/* Forks while another thread moves the area. Each forked process has it at one of the two addresses, with all
+/* Forks while another thread moves the area. Each forked process has the area at one of the two addresses, with all
  * contents. */
 static void fork_what_moves(void)
 {
@@ -388,7 +388,7 @@ static void fork_what_moves(void)
 	CHECK(!pthread_create(&threads[1], 0, disturb_thread, 0));
 	pin_to(0);
 	int wrong = 0;
-	/* On a busy machine it does fewer rounds, to disturb others less. */
+	/* On a busy machine, this does fewer rounds, to disturb other tests less. */
 	long end = now_ns() + 5000000000;
 	for (int round = 0; round < 150 && now_ns() < end; round++) {
 		pid_t pid = fork();
@@ -416,13 +416,13 @@ static void fork_what_moves(void)
 #define LEFT_FIRST HOLE_END
 #define GIVEN_AWAY (HOLE_END + HOLE_FIRST)
 #define BESIDE (AREA + 2 * ELSEWHERE)
-/* Mappings in a range: so many that the kernel takes long to unmap them. */
+/* Number of mappings in a range, so that the kernel takes long to unmap it. */
 #define SMALL_AREAS 8000UL
 
-/* How the range is left. */
+/* How a thread vacates a range. */
 enum leaving {
 	BY_MOVE,
-	/* Onto memory that is paged, too: the kernel reports its unmap first. */
+	/* Moves the range onto paged memory: the kernel first reports the unmap of the target. */
 	BY_MOVE_ONTO,
 	BY_UNMAP,
 };
@@ -449,7 +449,7 @@ static void *leave_thread(void *unused)
 	return 0;
 }
 
-/* Makes the other thread leave a range. Returns as soon as the kernel shows nothing there. */
+/* Makes the other thread vacate a range. Returns as soon as nothing is mapped in the range. */
 static void have_left(uint8_t *block, unsigned long bytes, enum leaving how)
 {
 	unsigned char here;
@@ -471,7 +471,7 @@ static void move_to(uint8_t *from, uint8_t *to, int flags)
 	CHECK(mremap(from, BLOCK, BLOCK, MREMAP_MAYMOVE | MREMAP_FIXED | flags, to) == to);
 }
 
-/* Leaves a block by a move, and moves another one there. */
+/* Moves a block away, and at once moves another block to its range. */
 static void reuse_after_move(unsigned long page, enum leaving how)
 {
 	if (how == BY_MOVE_ONTO)
@@ -485,7 +485,8 @@ static void reuse_after_move(unsigned long page, enum leaving how)
 	move_to(BESIDE, LEFT, 0);
 }
 
-/* Unmaps a large block, one page of which is paged, and grows another one, which the kernel puts there. */
+/* Unmaps a large block, one page of which is paged, and grows another block, which the kernel moves to the free
+ * range. */
 static int reuse_after_unmapping(unsigned long page)
 {
 	unsigned long bytes = SMALL_AREAS * PAGE;
@@ -552,8 +553,7 @@ static void fork_and_check(void)
 	}
 }
 
-/* A descendant touches pages that no process before it has touched, forks descendants meanwhile, and touches more
- * pages. */
+/* In a descendant: touches pages that no earlier process has touched, forks descendants, and touches more pages. */
 static void descend(uint64_t draw, int generation)
 {
 	pid_t inner[2];
@@ -576,7 +576,7 @@ static void descend(uint64_t draw, int generation)
 			wait_child(inner[index]);
 }
 
-/* Three generations of processes exist before anything is killed, and touch memory after that. Their forks touch
+/* Three generations of processes exist before the test kills anything, and touch memory afterwards. Their forks touch
  * more. */
 static void descend_then_touch(void)
 {
@@ -629,8 +629,8 @@ static void descend_until_told(void)
 	dprintf(STDOUT_FILENO, "%lu\n", (unsigned long)rounds);
 }
 
-/* Touches nothing itself, like a zygote. Each process that it forks soon becomes a child of its own, together with
- * the processes that this one forks before the test transfers it. */
+/* Touches nothing itself, like a zygote. Each process that it forks, a copy, becomes a separate child, along with the
+ * processes that the copy forks before the test transfers it. */
 static void bear_copies(void)
 {
 	for (int round = 0; round < 5; round++) {
@@ -640,8 +640,8 @@ static void bear_copies(void)
 		pid_t copy = fork();
 		CHECK(copy >= 0);
 		if (!copy) {
-			/* The first copies touch pages only after their transfer, so that all of these faults are
-			 * theirs. */
+			/* The first copies touch pages only after their transfer, so that all of these faults count for
+			 * them. */
 			char word;
 			CHECK(round >= 3 || read(ends[0], &word, 1) == 1);
 			pid_t inner = fork();
@@ -682,7 +682,7 @@ static void system_calls(void)
 		CHECK(read(ends[0], copy, 2 * PAGE) == 2 * (long)PAGE);
 		check_pages(copy, page, 2);
 	}
-	/* Reads into the middle of a missing page: the rest of the page is the seed's. */
+	/* read(2) into the middle of a missing page: the rest of the page has the seed's contents. */
 	for (unsigned long page = 3; page < pages; page += 5) {
 		uint64_t words[4] = {1, 2, 3, 4}, *into = (uint64_t *)(AREA + page * PAGE) + 100;
 		CHECK(write(ends[1], words, sizeof words) == sizeof words);
@@ -738,7 +738,7 @@ static void *fork_thread(void *unused)
 	return 0;
 }
 
-/* Everything at once. */
+/* Does all kinds of changes at the same time, in several threads. */
 static void chaos(void)
 {
 	pthread_t threads[9];
@@ -771,7 +771,7 @@ static void be_read(void)
 
 static void grow_heap(void)
 {
-	/* A paged mapping grows as by realloc(3): the new memory is zeroes, at no great cost. */
+	/* A paged mapping grows as by realloc(3): the new memory is zero, and costs little. */
 	unsigned long bytes = pages * PAGE, grown = 256 << 20;
 	uint8_t *at = mremap(AREA, bytes, grown, MREMAP_MAYMOVE);
 	CHECK(at != MAP_FAILED);
@@ -780,13 +780,13 @@ static void grow_heap(void)
 	check_shuffled(at, 0, pages, 18, 0);
 }
 
-/* When mremap(2) grows locked memory, the kernel fills the new part before it reports the move. */
+/* Moves and grows locked memory: the kernel fills the new part before it reports the move. */
 static uint8_t *lengthen_locked(uint8_t *at, unsigned long count, unsigned long more, uint8_t *to)
 {
 	int flags = MREMAP_MAYMOVE | (to ? MREMAP_FIXED : 0);
 	uint8_t *moved = mremap(at, count * PAGE, (count + more) * PAGE, flags, to);
 	CHECK(moved != MAP_FAILED && moved != at);
-	/* A mapping after it keeps it from growing in place next time. There may be one already. */
+	/* A mapping after it prevents that it grows in place next time. There may already be a mapping. */
 	mmap(moved + (count + more) * PAGE, PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
 	return moved;
 }
@@ -823,7 +823,7 @@ static void wipe_on_fork(void)
 	wait_child(pid);
 	CHECK(((volatile uint64_t *)AREA)[1] == 78);
 	check_pages(AREA + PAGE, 1, 2 * count);
-	/* Without the mark, forks have it again. */
+	/* Without the mark, forks have the memory again. */
 	CHECK(!madvise(AREA, count * PAGE, MADV_KEEPONFORK));
 	pid = fork();
 	CHECK(pid >= 0);
@@ -844,15 +844,15 @@ static void *touch_the_rest(void *unused)
 	return unused;
 }
 
-/* Locks a part of the area, and moves and grows it again and again, like a growing vector. Meanwhile another thread
- * waits for pages of the seed. */
+/* Locks a part of the area, and repeatedly moves and grows it, like a growing vector. Another thread waits for pages of
+ * the seed at the same time. */
 static void lengthen_what_is_locked(void)
 {
 	unsigned long count = 8;
 	pthread_t toucher;
 	CHECK(!pthread_create(&toucher, 0, touch_the_rest, 0));
 	for (int process = 0; process < LOCKED_AREAS; process++) {
-		/* Also in processes that were forked meanwhile. */
+		/* Also in forked processes. */
 		pid_t pid = process ? fork() : 0;
 		CHECK(pid >= 0);
 		if (pid)
@@ -875,8 +875,8 @@ static void lengthen_what_is_locked(void)
 	CHECK(!pthread_join(toucher, 0));
 }
 
-/* Moves parts of the area onto others, leaves the sources mapped, and forks. The sources are empty in the fork,
- * too, whether their pages had arrived or not, and whether they were read before. The fork does the same. */
+/* Moves parts of the area onto others, leaves the sources mapped, and forks. In the fork, the sources are empty, too,
+ * whether or not their pages had arrived, or were read before. The fork does the same. */
 static void fork_what_was_left_mapped(void)
 {
 	unsigned long count = 8;
@@ -907,8 +907,8 @@ static void fork_what_was_left_mapped(void)
 	}
 }
 
-/* A forked process moves a part of the area, and grows it there. Meanwhile its parent moves other pages to the
- * place of the grown part. The grown part reads as zeroes, also in forks of that process. */
+/* A forked process moves a part of the area, and grows it. At the same time, its parent moves other pages to the
+ * addresses of the grown part. The grown part reads as zeroes, also in forks of the forked process. */
 static void grow_beside_a_fork(void)
 {
 	unsigned long count = 8, longer = 3 * count, overlap = count + count / 2;
@@ -966,8 +966,8 @@ static int is_refused(unsigned long page)
 	return refused;
 }
 
-/* The owner is gone. Pages that are present stay right, and zeroes are zeroes. All others raise errors, and never
- * read as zeroes. */
+/* The owner is gone. Present pages keep their contents, and empty pages read as zeroes. All others raise errors, and
+ * never read as zeroes. */
 static void lose(void)
 {
 	struct sigaction action = {.sa_handler = on_bus};
@@ -990,7 +990,7 @@ static void lose(void)
 	wait_child(pid);
 }
 
-/* Touches a page, waits, touches the rest. */
+/* Touches a page, waits for the test, and touches the rest. */
 static void pause_between(void)
 {
 	check_page(AREA, 0);
@@ -998,7 +998,7 @@ static void pause_between(void)
 	check_shuffled(AREA, 0, pages, 19, 0);
 }
 
-/* Runs until it is ended. */
+/* Runs until the test kills it. */
 static void stay(void)
 {
 	check_page(AREA, 0);
@@ -1006,9 +1006,8 @@ static void stay(void)
 	pause();
 }
 
-/* Prints two costs in nanoseconds per page, in random order: one touch of each paged page, and a memcpy of each
- * page from memory that is present to memory that is not. The second is the work that remains if nothing must be
- * fetched. */
+/* Prints two costs in nanoseconds per page, in random order of pages: one touch of each paged page, and a memcpy of
+ * each page from present to missing memory. The memcpy is the work that remains if no page must be fetched. */
 static void measure(void)
 {
 	unsigned long *order = shuffled(pages, 20);
@@ -1035,7 +1034,7 @@ static void measure(void)
 static void *lose_strip(void *argument)
 {
 	unsigned long number = (unsigned long)argument, first = 1 + number * STRIP;
-	/* One after the other, so that some request pages while others are already refused. */
+	/* Threads start one after the other, so that some request pages when others were already refused. */
 	usleep(number * 20000);
 	for (unsigned long page = first; page < first + STRIP; page++)
 		CHECK(!is_populated(page) || raises_bus(page));
@@ -1056,8 +1055,8 @@ static void lose_in_threads(void)
 		CHECK(!pthread_join(threads[number], 0));
 }
 
-/* Executes orders, one page at a time. Each order is a word: a letter above the page's number. 't' touches the
- * page, 'd' discards it, 'e' ends the program. The answer is '=' if the page was right, and '!' if it is lost. */
+/* Executes orders, one page at a time. Each order is a word: a letter above the page's number. 't' touches the page,
+ * 'd' discards it, 'e' ends the program. The reply is '=' if the page was right, and '!' if it is lost. */
 static void obey(void)
 {
 	struct sigaction action = {.sa_handler = on_bus};
@@ -1083,7 +1082,7 @@ static void obey(void)
 
 /* ---- pages of both sizes ---- */
 
-/* The value that the first word of each page was set to, or 0; and whether the rest of the page was discarded. */
+/* The value of the first word of each page, or 0 if it was not set; and whether the rest of the page was discarded. */
 static uint64_t *marks;
 static uint8_t *is_discarded;
 
@@ -1122,7 +1121,7 @@ static void check_in_a_fork(unsigned long first, unsigned long count)
 	wait_child(pid);
 }
 
-/* Does something to a part of the area, with pages of any size. */
+/* Changes a part of the area, with pages of any size: `kind` selects how. */
 static void disturb(int kind, unsigned long first, unsigned long count)
 {
 	uint8_t *at = AREA + first * PAGE, *elsewhere = at + 0x100000000;

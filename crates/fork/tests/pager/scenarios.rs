@@ -10,7 +10,7 @@ use farfork_sys::process_memory;
 use crate::bed::{Bed, MemoryLimit, Program, soon};
 use crate::seed::{AREA, Owner, TestSeed, contents, start_on_host};
 
-/// Pages of most programs: several regions of the readahead, and a part of one.
+/// Pages of most programs: several readahead regions, and a part of one.
 pub(crate) const PAGES: u64 = 2100;
 
 /// All scenarios, by name.
@@ -59,7 +59,7 @@ pub(crate) const ALL: &[(&str, fn())] = &[
     ("an_unreachable_pager_ends", an_unreachable_pager_ends),
 ];
 
-/// Scenarios of `make test-long`: a busy machine is too slow for them.
+/// Scenarios of `make test-long`, for which a busy machine is too slow.
 pub(crate) const LONG: &[(&str, fn())] =
     &[("touching_everything_costs_the_same_at_any_size", touching_everything_costs_the_same_at_any_size)];
 
@@ -67,16 +67,16 @@ fn strategy(unreachable: Duration) -> PagingStrategy {
     PagingStrategy { unreachable_timeout: unreachable, ..PagingStrategy::default() }
 }
 
-/// The objects that a scenario acts upon.
+/// The objects with which a scenario works.
 pub(crate) struct Stage {
     pub(crate) bed: Bed,
     pub(crate) program: Program,
     pub(crate) seed: Arc<TestSeed>,
-    /// The owner, until the scenario drops it.
+    /// The owner of the seed, until the scenario drops it.
     pub(crate) owner: Option<Owner>,
 }
 
-/// Runs a program, calls `act` meanwhile, and checks that the program succeeds and leaves nothing.
+/// Runs a program, calls `act` while it runs, and checks that the program succeeds and that nothing of it remains.
 pub(crate) fn with_program(scenario: &str, strategy: PagingStrategy, act: impl FnOnce(&mut Stage)) {
     let seed = TestSeed::new(PAGES, false);
     let owner = Owner::start(&seed);
@@ -94,17 +94,17 @@ fn run_once(scenario: &str) {
     with_program(scenario, PagingStrategy::default(), |_| {});
 }
 
-/// Runs a program whose pages are fetched one by one, so that there is time to kill pagers.
+/// Runs a program whose pages are fetched one by one, so that there is time to kill its pagers.
 fn run_while_pagers_die(scenario: &str) {
     with_program(scenario, PagingStrategy { mode: PagingMode::Cow, ..PagingStrategy::default() }, |stage| {
         let mut killed = 0;
         while !stage.program.has_ended() {
             stage.bed.kill_pager();
-            // Every other pager lives long enough that the next one is started at once.
+            // Every second pager lives long enough to count as healthy, so that the next one is started at once.
             sleep(Duration::from_millis([150, 2, 120, 30][killed % 4]));
             killed += 1;
         }
-        assert!(killed > 0, "the program was faster than the killer");
+        assert!(killed > 0, "the program ended before a pager was killed");
     });
 }
 
@@ -143,7 +143,7 @@ fn pages_arrive_in_any_order() {
         assert_eq!(answered, counters.faults, "each fault is of one kind: {counters:?}");
         assert_eq!(counters.round_trips_demand, counters.faults_missing);
         assert!(counters.round_trips >= counters.round_trips_demand && counters.demand_us > 0, "{counters:?}");
-        assert_eq!((counters.pages_same_host, counters.bytes_same_host), (0, 0), "it is asked over the network");
+        assert_eq!((counters.pages_same_host, counters.bytes_same_host), (0, 0), "the owner is read over the network");
     });
 }
 
@@ -221,7 +221,7 @@ fn the_next_child_reuses_open_connections() {
         sockets
     };
     bed.finish(bed.start("touch_in_order", PAGES, &plan));
-    // The control socket, a connection for each lane, and the client's connection.
+    // The sockets: the control socket, a connection for each lane, and the client's connection.
     let first = soon("connections that are kept", || Some(sockets()).filter(|sockets| sockets.len() == 4));
     bed.finish(bed.start("touch_in_order", PAGES, &plan));
     soon("the same connections", || (sockets() == first).then_some(()));
@@ -311,7 +311,7 @@ fn memory_of_an_unreachable_owner_is_reported_as_lost() {
         let begin = Instant::now();
         stage.program.let_go();
         stage.program.expect_success();
-        assert!(begin.elapsed() >= strategy.unreachable_timeout, "it is waited for");
+        assert!(begin.elapsed() >= strategy.unreachable_timeout, "the pager waits for an unreachable owner");
         stage.expect_loss("cannot be reached");
         // Lost memory stays lost, also for the next pager.
         stage.bed.kill_pager();
@@ -328,7 +328,7 @@ fn a_child_continues_when_its_owner_returns() {
         assert!(!stage.program.has_ended(), "it waits");
         stage.bed.kill_pager();
         sleep(Duration::from_millis(300));
-        assert!(!stage.program.has_ended(), "it waits for the next pager as well");
+        assert!(!stage.program.has_ended(), "the program waits for the next pager, too");
         stage.owner = Some(Owner::restart(address, &stage.seed, true));
         stage.program.expect_success();
         assert_eq!(stage.bed.stats(&stage.program).loss_reason, None);
@@ -347,7 +347,7 @@ fn a_wrong_token_reads_nothing() {
     assert!(lost.contains("token"), "{lost}");
     let counted = bed.client.release(&program.id).unwrap().expect("release returns the counters");
     assert!(counted.faults > 0, "{counted:?}");
-    assert_eq!(bed.client.release(&program.id).unwrap(), None, "nothing is known of it any more");
+    assert_eq!(bed.client.release(&program.id).unwrap(), None, "the released child is unknown");
     bed.end();
 }
 
@@ -428,17 +428,17 @@ fn an_unreachable_pager_ends() {
     bed.expect_end();
 }
 
-/// Prints µs per page for 16 and 256 MiB, and the same of a memcpy of these pages in the same order.
+/// Prints the µs per page for 16 and 256 MiB, and for a memcpy of these pages in the same order.
 fn touching_everything_costs_the_same_at_any_size() {
     let ((small, _), (large, copied)) =
         (measure(16, PagingStrategy::default()), measure(256, PagingStrategy::default()));
     measure(8, PagingStrategy { mode: PagingMode::Cow, ..PagingStrategy::default() });
-    // Memory is slow on a machine that has little left. That is not the pager's cost.
+    // Memory is slow on a machine that is low on memory: add the cost of the copy, which is not the pager's.
     let limit = 3.0 * small + 2.0 + copied;
     assert!(large < limit, "the cost per page grows with the size: {small} and {large} µs, {copied} for a copy");
 }
 
-/// µs per page of paging, and of a memcpy.
+/// Returns the µs per page of paging, and of a memcpy.
 fn measure(mib: u64, strategy: PagingStrategy) -> (f64, f64) {
     let pages = mib << 8;
     let seed = TestSeed::new(pages, true);

@@ -1,4 +1,4 @@
-//! A seed of known contents, the same as in `program.c`, and its owner.
+//! A seed with known contents, which `program.c` also computes, and its owner.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -22,13 +22,13 @@ pub(crate) const AREA: u64 = 0x2000_0000_0000;
 
 const EXTENT: ExtentId = ExtentId(3);
 
-/// A dummy descriptor: pagers only ask whether there is one.
+/// A dummy descriptor: pagers only check whether the seed exists.
 const DESCRIPTOR: &[u8] = b"no descriptor";
 
 const HOLE: std::ops::Range<u64> = 256..384;
 const WORDS: u64 = PAGE_SIZE / 8;
 
-/// How long each refusal of a dropped seed takes: so long that others are in flight meanwhile.
+/// Delay of each refusal for a dropped seed: long enough that further requests are in flight.
 const REFUSAL_DELAY: Duration = Duration::from_millis(100);
 
 fn mix(x: u64) -> u64 {
@@ -42,7 +42,7 @@ pub(crate) fn is_populated(page: u64) -> bool {
     page % 8 != 7 && !HOLE.contains(&page)
 }
 
-/// The contents of a page of the seed.
+/// Returns the contents of a page of the seed.
 pub(crate) fn contents(page: u64) -> Vec<u8> {
     let word = |word| if is_populated(page) { mix(page * WORDS + word) } else { 0 };
     (0..WORDS).flat_map(|index| word(index).to_le_bytes()).collect()
@@ -53,13 +53,13 @@ pub(crate) struct TestSeed {
     pub(crate) id: SeedId,
     pub(crate) token: Token,
     pub(crate) pages: u64,
-    /// All of its memory, computed in advance for measurements.
+    /// The whole memory, computed in advance for measurements.
     ready: Vec<u8>,
-    /// The pages that may be read; `None` for all.
+    /// The pages that may be read; `None` for all pages.
     served: Option<BTreeSet<u64>>,
     /// Whether only single pages can be read.
     is_brittle: bool,
-    /// Its working set, and how many reports of children have arrived.
+    /// Its working set, from the reports of children.
     working_set: SharedWorkingSet,
     reports: AtomicU64,
     learner: LearnerThread,
@@ -70,7 +70,7 @@ impl TestSeed {
         Arc::new(Self::made(pages, ready))
     }
 
-    /// A seed of which only single pages can be read.
+    /// Creates a seed of which only single pages can be read.
     pub(crate) fn brittle(pages: u64) -> Arc<Self> {
         Arc::new(Self { is_brittle: true, ..Self::made(pages, false) })
     }
@@ -89,27 +89,28 @@ impl TestSeed {
         }
     }
 
-    /// A seed that has only some of the pages. A read of another page was sent to the wrong seed.
+    /// Creates a seed that has only some of the pages. Panics at a read of another page, which was sent to the wrong
+    /// seed.
     pub(crate) fn part(id: SeedId, token: Token, pages: u64, served: BTreeSet<u64>) -> Arc<Self> {
         Arc::new(Self { id, token, served: Some(served), ..Self::made(pages, false) })
     }
 
-    /// How many of its pages hold data.
+    /// Returns the number of its pages that hold data.
     pub(crate) fn populated_pages(&self) -> u64 {
         (0..self.pages).filter(|page| is_populated(*page)).count() as u64
     }
 
-    /// How many pages are in its working set.
+    /// Returns the number of pages in its working set.
     pub(crate) fn set_pages(&self) -> u64 {
         self.working_set.page_count()
     }
 
-    /// How many reports of children have arrived.
+    /// Returns the number of reports of children that have arrived.
     pub(crate) fn children_told(&self) -> u64 {
         self.reports.load(Ordering::Relaxed)
     }
 
-    /// A plan by which `program.c` gets this memory from `owner`.
+    /// Returns a plan by which `program.c` gets this memory from `owner`.
     pub(crate) fn plan(&self, owner: farfork_fabric::Address, strategy: PagingStrategy) -> MemoryPlan {
         let mut populated: Vec<PageRun> = Vec::new();
         for page in (0..self.pages).filter(|page| is_populated(*page)) {
@@ -168,7 +169,7 @@ impl Region for TestSeed {
     }
 }
 
-/// The exports of a node that has this seed, or does not have it any more.
+/// The exports of a node that has this seed, or has dropped it.
 struct Exports {
     id: SeedId,
     token: Token,
@@ -210,7 +211,8 @@ impl Exporter for Exports {
     }
 }
 
-/// An owner on the same host, with its socket at `path`, until it is dropped. Pagers cannot read its memory by themselves.
+/// Starts an owner on the same host, with its socket at `path`. It runs until it is dropped. Pagers cannot read its
+/// memory directly.
 pub(crate) fn start_on_host(path: &Path, seed: &Arc<TestSeed>) -> shm::ShmServer {
     let exports: Arc<dyn Exporter> = Exports::of(seed, Some(seed.clone()));
     shm::ShmServer::start(UnixListener::bind(path).expect("a socket can be made"), &exports).expect("an owner starts")
@@ -223,12 +225,12 @@ pub(crate) struct Owner {
 }
 
 impl Owner {
-    /// Starts an owner at a free port.
+    /// Starts an owner on a free port.
     pub(crate) fn start(seed: &Arc<TestSeed>) -> Self {
         Self::serve("127.0.0.1:0".parse().unwrap(), seed, Some(seed.clone()))
     }
 
-    /// Starts an owner at the port of a previous one. It has the seed, or has lost it.
+    /// Starts an owner on the port of a previous owner. It has the seed, or has lost it.
     pub(crate) fn restart(address: SocketAddr, seed: &Arc<TestSeed>, has_it: bool) -> Self {
         Self::serve(address, seed, has_it.then(|| seed.clone()))
     }

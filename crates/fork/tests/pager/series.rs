@@ -16,18 +16,18 @@ pub(crate) struct Series {
 }
 
 impl Series {
-    /// A series with a seed of this many pages.
+    /// Creates a series with a seed of this many pages.
     pub(crate) fn new(pages: u64) -> Self {
         let seed = TestSeed::new(pages, false);
         Self { owner: Owner::start(&seed), seed, bed: Bed::new(), pages }
     }
 
-    /// The plan of a child that gets its pages from the owner.
+    /// Returns the plan of a child that gets its pages from the owner.
     pub(crate) fn plan(&self, strategy: PagingStrategy) -> MemoryPlan {
         self.seed.plan(self.owner.address(), strategy)
     }
 
-    /// Runs a program to its end. Returns what the pager has done for it.
+    /// Runs a program to its end. Returns the counters of the pager's work for it.
     pub(crate) fn run_to_end(&self, scenario: &str, strategy: PagingStrategy) -> PagerCounters {
         let mut program = self.bed.start(scenario, self.pages, &self.plan(strategy));
         if scenario == "touch_sparsely" {
@@ -37,7 +37,7 @@ impl Series {
         self.end(program)
     }
 
-    /// Waits until a program has succeeded. Returns what the pager has done for it.
+    /// Waits until a program has succeeded. Returns the counters of the pager's work for it.
     pub(crate) fn end(&self, mut program: Program) -> PagerCounters {
         program.expect_success();
         let counters = self.bed.stats(&program).counters;

@@ -1,4 +1,4 @@
-//! Children that fetch the rest of their pages. Each test is one scenario.
+//! Settling children: the pager fetches the rest of their pages. Each test is one scenario.
 
 use std::fs;
 use std::time::Duration;
@@ -39,7 +39,7 @@ impl Stage {
         });
     }
 
-    /// Settles again whenever the owner did not answer within the limit, which may happen on a busy machine.
+    /// Settles again if the owner did not reply within the limit, which may happen on a busy machine.
     fn settle_again_and_again(&self) {
         soon("a settled child", || match self.settle(true) {
             SettleState::Settled => Some(()),
@@ -49,7 +49,8 @@ impl Stage {
         });
     }
 
-    /// How many mappings have a userfaultfd for missing pages (`um` in VmFlags of proc_pid_smaps(5)).
+    /// Returns the number of mappings that are registered with a userfaultfd for missing pages (`um` in VmFlags of
+    /// proc_pid_smaps(5)).
     fn registered_areas(&self) -> usize {
         let smaps = fs::read_to_string(format!("/proc/{}/smaps", self.program.process.id())).expect("it lives");
         smaps.lines().filter(|line| line.starts_with("VmFlags:") && line.contains(" um")).count()
@@ -66,7 +67,7 @@ fn needs_no_process() {
         stage.settle_to_the_end();
         let counters = stage.bed.stats(&stage.program).counters;
         assert_eq!(counters.pages_fetched, stage.seed.populated_pages(), "each page is fetched once: {counters:?}");
-        assert_eq!(counters.faults, 1, "no thread waited for them: {counters:?}");
+        assert_eq!(counters.faults, 1, "no thread waited for a settled page: {counters:?}");
         stage.owner = None;
         stage.bed.kill_all();
         stage.bed.start_pager();
@@ -84,7 +85,7 @@ fn is_left_to_the_kernel() {
         assert_eq!(stage.registered_areas(), 0);
         stage.program.let_go();
         stage.program.expect_success();
-        assert_eq!(stage.bed.stats(&stage.program).counters.faults, 1, "the kernel gives zeroes by itself");
+        assert_eq!(stage.bed.stats(&stage.program).counters.faults, 1, "the kernel itself provides zeroes");
     });
 }
 
@@ -129,7 +130,7 @@ fn continues_under_the_next_pager() {
 }
 
 fn failure_does_no_harm() {
-    // Long enough for the program's first pages, also on a busy machine.
+    // Long enough for the program's first pages even on a busy machine.
     let strategy = PagingStrategy { unreachable_timeout: Duration::from_secs(3), ..one_by_one() };
     with_program("pause_between", strategy, |stage| {
         stage.program.meet();
@@ -137,7 +138,7 @@ fn failure_does_no_harm() {
         stage.settle(true);
         let failed = soon("a failure", || Some(stage.settle(false)).filter(|state| *state != SettleState::Running));
         assert!(matches!(&failed, SettleState::Failed(reason) if reason.contains("cannot be reached")), "{failed:?}");
-        assert_eq!(stage.bed.stats(&stage.program).loss_reason, None, "nothing was touched meanwhile");
+        assert_eq!(stage.bed.stats(&stage.program).loss_reason, None, "no lost page was touched");
         stage.owner = Some(Owner::restart(address, &stage.seed, true));
         stage.settle_again_and_again();
         stage.program.let_go();

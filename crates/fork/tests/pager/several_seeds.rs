@@ -24,7 +24,8 @@ pub(crate) const ALL: &[(&str, fn())] = &[
 
 const PAGES: u64 = 4096;
 
-/// A seed that serves some of the pages, and its owner. The other seed has the same pages, but must not be asked for them.
+/// A seed that serves some of the pages, and its owner. The other seed has the same pages, but they must not be
+/// requested from it.
 struct Part {
     seed: Arc<TestSeed>,
     owner: Owner,
@@ -34,7 +35,7 @@ struct Several {
     bed: Bed,
     parts: [Part; 2],
     plan: MemoryPlan,
-    /// Populated pages of the second seed.
+    /// Number of populated pages of the second seed.
     of_second: u64,
 }
 
@@ -77,7 +78,7 @@ impl Several {
     }
 }
 
-/// The runs of an extent, split where their source changes.
+/// Splits the runs of an extent where their source changes.
 fn split(extent: &PopulatedExtent, is_of_second: &impl Fn(u64) -> bool) -> PopulatedExtent {
     let mut populated: Vec<PopulatedRun> = Vec::new();
     for run in &extent.populated {
@@ -96,7 +97,7 @@ fn split(extent: &PopulatedExtent, is_of_second: &impl Fn(u64) -> bool) -> Popul
     PopulatedExtent { id: extent.id, populated }
 }
 
-/// Long and short runs of both seeds.
+/// Assigns pages to the two seeds in long and short runs.
 fn mixed(page: u64) -> bool {
     if page < PAGES / 2 { page % 3 == 1 } else { (page / 100).is_multiple_of(2) }
 }
@@ -155,7 +156,8 @@ fn settles() {
     several.finish(program);
 }
 
-/// Pages of the first seed can still be read. Pages of the second cannot, and the reported reason names that seed.
+/// One of two seeds is lost. Pages of the first seed can still be read. Pages of the second cannot, and the reported
+/// reason names the second seed.
 fn one_is_lost() {
     let several = Several::new(cow(), |page| page >= PAGES / 2);
     let mut program = several.start("stay");
@@ -178,26 +180,27 @@ fn one_is_lost() {
     several.finish(program);
 }
 
-/// Children of different seeds fetch all of their memory at once. When the first has it all, each other has a fair part.
+/// Children of different seeds fetch all of their memory at the same time. When the first has all of its memory, each
+/// other child has a fair part.
 fn eight_streams_are_fair() {
-    /// On a busy machine, the threads of the owners get unequal time in a round.
+    /// Rounds before the test fails: on a busy machine, the threads of the owners get unequal time in a round.
     const ROUNDS: u32 = 3;
     let rounds: Vec<_> =
         (0..ROUNDS).map_while(|_| Some(pages_at_first_settled()).filter(|round| !is_fair(round))).collect();
     assert!(rounds.len() < ROUNDS as usize, "in each round, streams had these pages when one had all: {rounds:?}");
 }
 
-/// Whether each stream has at least a quarter of what the first one has.
+/// Whether each stream has at least a quarter of the pages of the fastest one.
 fn is_fair(fetched: &[u64]) -> bool {
     let all = *fetched.iter().max().expect("there are streams");
     fetched.iter().all(|pages| *pages >= all / 4)
 }
 
-/// Starts eight streams at once: all requests are queued when the pager runs. Returns how many pages each has when the first
-/// has all.
+/// Starts eight streams while the pager is stopped, so that all are requested at once. Returns the number of pages of
+/// each when the first has all.
 fn pages_at_first_settled() -> Vec<u64> {
     const STREAMS: u64 = 8;
-    /// Pages of each seed.
+    /// Number of pages of each seed.
     const PAGES: u64 = 1024;
     const SIGSTOP: i32 = 19;
     const SIGCONT: i32 = 18;

@@ -1,6 +1,6 @@
-//! Random faults on paging, for hundreds of random seeds: a real program and real page faults, but a simulated owner,
-//! network and clock. No byte is wrong, nothing hangs, and nothing is lost while its owner could be reached.
-//! A seed that fails prints the command that repeats it.
+//! Injects random faults into paging, for hundreds of random seeds: a real program and real page faults, but a
+//! simulated owner, network and clock. Checks that no byte is wrong, nothing hangs, and no page is lost while its owner
+//! is reachable. If a random seed fails, prints the command that repeats it.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -29,25 +29,25 @@ pub(crate) const ALL: &[(&str, fn())] = &[
 pub(crate) const LONG: &[(&str, fn())] =
     &[("a_simulated_pager_survives_a_thousand_seeds_of_faults", || do_no_harm(MANY_SEEDS))];
 
-/// Seeds of a run, unless one is named.
+/// Number of random seeds of a run, unless one is given.
 const SEEDS: u64 = 250;
 
-/// Seeds of `make test-long`.
+/// Number of random seeds of `make test-long`.
 const MANY_SEEDS: u64 = 1000;
 
-/// Pages of the program. The hole after them is not tested.
+/// Number of pages of the program. The hole after them is not tested.
 const PAGES: u64 = 256;
 
-/// Orders that the program gets while faults are injected, and again afterwards.
+/// Number of orders to the program while faults are injected, and again afterwards.
 const ORDERS: usize = 24;
 
-/// How long an owner may be unreachable, if that is short. Some faults last longer.
+/// The short value of `unreachable_timeout`. Some faults last longer.
 const SHORT_LIMIT: Duration = Duration::from_secs(1);
 
-/// The clocks of a world are too fast by up to this factor.
+/// The clocks of a simulated world run faster than real time by up to this factor.
 const CLOCK_RATE: f64 = 1.06;
 
-/// Limit for a page while faults are injected, in the world's time: longer than all faults that can coincide.
+/// Limit for a page while faults are injected, in simulated time: longer than all faults that can coincide.
 const PAGE_LIMIT: Duration = Duration::from_secs(120);
 
 /// As `PAGE_LIMIT`, but without faults: a connection may have to be opened again.
@@ -83,7 +83,7 @@ struct PagingScenario {
     chaos: Option<FaultInjector>,
     strategy: PagingStrategy,
     started_at: Instant,
-    /// Identifies a run: the answer to each order, and its time.
+    /// The replies to all orders, with their times. They identify a run.
     answers: Vec<(u8, Duration)>,
 }
 
@@ -106,7 +106,7 @@ impl PagingScenario {
         (Self { world, nodes, owner_address, owned, server, chaos, strategy, started_at, answers: Vec::new() }, pages)
     }
 
-    /// Lets the world take one step, at most until then.
+    /// Advances the simulated world by one step, at most until `until`.
     fn go_on(&mut self, pager: &mut SimulatedPager<'_>, until: Instant) {
         let now = self.world.now();
         if let Some(chaos) = self.chaos.as_mut().filter(|chaos| chaos.next_due_at() <= now) {
@@ -125,7 +125,7 @@ impl PagingScenario {
         self.world.step(next.max(self.world.now() + Duration::from_micros(1)));
     }
 
-    /// Gives the program an order, and waits for its answer.
+    /// Sends the program an order, and waits for its reply.
     fn order(&mut self, pager: &mut SimulatedPager<'_>, program: &mut Program, what: char, page: u64) -> u8 {
         program.order(what, page);
         let limit = if self.chaos.is_some() { PAGE_LIMIT } else { CALM_LIMIT };
@@ -134,7 +134,7 @@ impl PagingScenario {
             loop {
                 let was_lost = pager.loss_reason(&program.id).is_some();
                 self.go_on(pager, deadline);
-                // When memory is lost, a thread that waits is woken and faults again, in real time.
+                // When memory is lost, a waiting thread is woken and faults again, in real time.
                 let is_woken = !was_lost && pager.loss_reason(&program.id).is_some();
                 if what == 'd' || is_woken || is_there(program, page) {
                     break;
@@ -147,7 +147,7 @@ impl PagingScenario {
         answer
     }
 
-    /// The program touches and discards pages. A loss must have a valid reason.
+    /// Makes the program touch and discard pages. Checks that a lost page has a valid reason.
     fn work(&mut self, pager: &mut SimulatedPager<'_>, program: &mut Program) {
         let mut next = self.world.random_below(PAGES);
         for _ in 0..ORDERS {
@@ -172,9 +172,9 @@ impl PagingScenario {
         assert!(is_populated(page), "page {page} has nothing to lose");
     }
 
-    /// Injects faults for a while, and then none. Pages that were not lost by then must be there.
+    /// Injects faults for a while, and then none. Afterwards, pages that were not lost must be readable.
     fn run(&mut self, pager: &mut SimulatedPager<'_>, program: &mut Program) {
-        // Waits for its userfaultfd. Until that has arrived, the world's time does not advance.
+        // Wait until the program's userfaultfd has arrived. Until then, the simulated time does not advance.
         assert!(!has_answered(program, pager), "the program has no order yet");
         while !pager.is_serving(&program.id) {
             self.go_on(pager, self.world.end_of_time());
@@ -192,8 +192,8 @@ impl PagingScenario {
     }
 }
 
-/// Waits until the program has answered, or waits for the pager. Returns whether it has answered. Events of the world must
-/// not count: how many there are by then depends on the program's speed.
+/// Waits until the program has replied, or waits for the pager. Returns whether it has replied. Ignores events of the
+/// simulated world: their number until then depends on the program's speed.
 fn has_answered(program: &Program, pager: &mut SimulatedPager<'_>) -> bool {
     let give_up = Instant::now() + REAL_LIMIT;
     loop {
@@ -212,7 +212,7 @@ fn has_answered(program: &Program, pager: &mut SimulatedPager<'_>) -> bool {
     }
 }
 
-/// Whether a page of the program is present, or marked as lost (`/proc/PID/pagemap`, see proc_pid_pagemap(5)).
+/// Whether a page of the program is present, or poisoned (`/proc/PID/pagemap`, see proc_pid_pagemap(5)).
 fn is_there(program: &Program, page: u64) -> bool {
     const PRESENT_OR_MARKED: u64 = 3 << 62;
     let map = fs::File::open(format!("/proc/{}/pagemap", program.process.id())).unwrap();
@@ -221,7 +221,7 @@ fn is_there(program: &Program, page: u64) -> bool {
     u64::from_le_bytes(entry) & PRESENT_OR_MARKED != 0
 }
 
-/// Runs one seed. Returns what identifies the run.
+/// Runs one random seed. Returns the replies and times that identify the run.
 fn run(seed: u64) -> Vec<(u8, Duration)> {
     let (mut scene, pages) = PagingScenario::new(seed);
     let (world, node, dir) = (scene.world.clone(), scene.nodes[1], tempfile::tempdir().unwrap());

@@ -32,16 +32,16 @@ fn a_pager_follows_the_trust_policy_of_the_current_daemon() {
         assert_eq!(client.hello().unwrap().trust_policy, members);
         let now = stage.bed.processes();
         assert!(now.0 == keeper && now.1 != pager, "another pager of the same keeper: {now:?}");
-        // The owner of this test presents no certificate: the pager does not read from it any more.
+        // The owner of this test presents no certificate, so the pager no longer reads from it.
         stage.program.let_go();
         sleep(Duration::from_millis(800));
         assert!(!stage.program.has_ended(), "it waits");
         stage.bed.kill_pager();
-        assert_eq!(client.hello().unwrap().trust_policy, members, "the next one knows, too");
+        assert_eq!(client.hello().unwrap().trust_policy, members, "the next pager has the policy, too");
         client.set_trust_policy(&TrustPolicy::Unauthenticated).unwrap();
         stage.program.expect_success();
         assert_eq!(stage.bed.stats(&stage.program).loss_reason, None);
-        // With a policy that cannot be used, no peer is trusted. It can be replaced.
+        // With an unusable policy, no peer is trusted. The policy can be replaced.
         let nothing = TrustPolicy::ClusterMembers { directory: scratch.path().join("nothing"), is_encrypted: true };
         assert!(matches!(client.set_trust_policy(&nothing), Err(ClientError::NoReply { .. })));
         client.set_trust_policy(&members).unwrap();

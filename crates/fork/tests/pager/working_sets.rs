@@ -1,4 +1,4 @@
-//! Children of a seed that has a working set of earlier children. Each test is one scenario.
+//! Children of a seed that has the working set of earlier children. Each test is one scenario.
 
 use std::thread;
 use std::time::Duration;
@@ -10,11 +10,11 @@ use crate::bed::{AdoptedProgram, Bed, Program, soon};
 use crate::seed::start_on_host;
 use crate::series::Series;
 
-/// 64 MiB. `touch_sparsely` touches a twentieth of it, at random.
+/// Pages of the programs: 64 MiB. `touch_sparsely` touches a twentieth of them, at random.
 const PAGES: u64 = 16 << 10;
 
-/// How long the first pages of a set take to arrive, if the machine is not busy. On a busy one an unexpected set may go
-/// unnoticed.
+/// Time in which the first pages of a set arrive, if the machine is not busy. On a busy machine, the test may miss an
+/// unexpected set.
 const SET_INTERVAL: Duration = Duration::from_millis(300);
 
 /// All scenarios, by name.
@@ -36,7 +36,8 @@ pub(crate) const ALL: &[(&str, fn())] = &[
     ("a_set_is_fetched_under_all_operations_at_once", || go_on_with_a_set("chaos")),
 ];
 
-/// Scenarios of `make test-long`: their children race against the sets, so the result depends on the load of the machine.
+/// Scenarios of `make test-long`: their children race against the arrival of sets, so the result depends on the load of
+/// the machine.
 pub(crate) const LONG: &[(&str, fn())] = &[
     ("a_recorded_set_saves_nine_faults_in_ten_of_an_immediate_child", || {
         saves_faults_of_an_immediate_child(one_by_one(), 10)
@@ -51,7 +52,7 @@ fn one_by_one() -> PagingStrategy {
 }
 
 impl Series {
-    /// Runs a program to its end, and waits until its seed has a report of it.
+    /// Runs a program to its end, and waits until its seed has received a report about it.
     fn run(&self, scenario: &str, strategy: PagingStrategy) -> PagerCounters {
         let counters = self.run_to_end(scenario, strategy);
         let ended = self.seed.children_told();
@@ -59,7 +60,7 @@ impl Series {
         counters
     }
 
-    /// Runs a program that touches a twentieth of its memory after its set has arrived, except the pages on trial.
+    /// Runs a program that touches a twentieth of its memory, after its set, without the pages on trial, has arrived.
     fn run_recalling(&self, plan: &MemoryPlan) -> PagerCounters {
         let mut program = self.bed.start("pause_then_touch_sparsely", PAGES, plan);
         program.meet();
@@ -84,8 +85,9 @@ fn spares_nine_in_ten(first: PagingStrategy) {
     series.bed.end();
 }
 
-/// At most one fault in `part` remains. A page of the set that is touched before it has arrived brings the pages that were
-/// touched after it. The set does not know which of the pages that were only fetched will be touched, and when.
+/// Checks that with a set at most one fault in `part` remains, for a child that does not wait for its set. A page of
+/// the set that is touched before it has arrived is fetched along with the pages that were touched after it. The set
+/// has no order for pages that were only fetched.
 fn saves_faults_of_an_immediate_child(first: PagingStrategy, part: u64) {
     let series = Series::new(PAGES);
     let first = series.run_for_whole_set(first);
@@ -95,7 +97,7 @@ fn saves_faults_of_an_immediate_child(first: PagingStrategy, part: u64) {
     series.bed.end();
 }
 
-/// Pages of a set that are fetched before its child has started: half a MiB.
+/// Number of pages of a set that are fetched before its child has started: half a MiB.
 const EARLY_PAGES: u64 = 128;
 
 impl Series {
@@ -106,7 +108,7 @@ impl Series {
         first
     }
 
-    /// Has the pager adopt a child with a known set, and waits until its first pages have arrived.
+    /// Makes the pager adopt a child with a known set, and waits until its first pages have arrived.
     fn adopt_early(&self) -> AdoptedProgram {
         let adopted = self.bed.adopt(&self.plan(PagingStrategy::default()));
         soon("the first pages", || {
@@ -116,7 +118,8 @@ impl Series {
         adopted
     }
 
-    /// Starts a program when the first pages of its set have arrived, and runs it to its end. It waits for no other pages.
+    /// Starts a program when the first pages of its set have arrived, and runs it to its end, without waiting for the
+    /// other pages.
     fn run_at_once(&self, adopted: AdoptedProgram) -> PagerCounters {
         let mut program = Program::begin("touch_sparsely", PAGES, adopted);
         program.meet();
@@ -138,7 +141,7 @@ fn first_pages_arrive_before_the_child() {
 fn child_with_early_pages_never_starts() {
     let series = Series::new(PAGES);
     series.run_for_whole_set(one_by_one());
-    // Closes its socket.
+    // End the adoption: close the child's socket.
     drop(series.adopt_early());
     let children = || series.bed.client.list_children().expect("the pager answers");
     soon("the end of a child that never started", || children().is_empty().then_some(()));
@@ -150,7 +153,7 @@ fn cow_child_gets_no_set() {
     let series = Series::new(PAGES);
     let first = series.run("touch_sparsely", one_by_one());
     let next = series.run("touch_sparsely", one_by_one());
-    assert_eq!(next.faults_missing, first.faults_missing, "each page on demand: {next:?}");
+    assert_eq!(next.faults_missing, first.faults_missing, "each page was fetched on demand: {next:?}");
     series.bed.end();
 }
 
@@ -163,12 +166,12 @@ fn child_that_ignores_the_set_gets_none() {
     let first = series.run("touch_sparsely", one_by_one());
     soon("a set", || (series.seed.set_pages() >= first.faults_missing).then_some(()));
     assert_eq!(series.seed.set_pages(), first.faults_missing, "a child that touched all of its set sends no report");
-    // Pages of a set arrive before the first fault, and no others do.
+    // Only pages of a set arrive before the first fault.
     let child =
         series.bed.adopt(&series.plan(PagingStrategy { ignores_working_set: true, ..PagingStrategy::default() }));
     thread::sleep(SET_INTERVAL);
     let early = series.bed.client.stats(&child.id).expect("the pager knows it").counters;
-    assert_eq!(early.bytes_fetched, 0, "it is sent no set: {early:?}");
+    assert_eq!(early.bytes_fetched, 0, "the child gets no set: {early:?}");
     series.run_at_once(child);
     series.bed.end();
 }
@@ -212,7 +215,7 @@ fn a_node_is_warmed_up() {
     assert_eq!(
         series.warm_up(),
         PrewarmProgress { set_pages: 0, cached_pages: 0, state: PrewarmState::Done },
-        "no set yet"
+        "there is no set yet"
     );
     let first = series.run("touch_sparsely", one_by_one());
     soon("a set", || (series.seed.set_pages() >= first.faults_missing).then_some(()));

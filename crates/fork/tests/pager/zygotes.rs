@@ -1,4 +1,4 @@
-//! Zygotes: their forks are transferred to children of their own. Each test is one scenario.
+//! Zygotes: their forks are transferred to separate children. Each test is one scenario.
 
 use std::fs;
 use std::os::fd::AsFd;
@@ -19,8 +19,8 @@ pub(crate) const ALL: &[(&str, fn())] = &[
 
 const PAGES: u64 = 1024;
 
-/// Makes the newest copy of a zygote a child, with a plan of its own or the shared one. Returns how many descriptors its
-/// stub got.
+/// Makes the newest copy of a zygote a child, with its own plan or the shared plan. Returns the number of userfaultfds
+/// in its stub's queue.
 fn transfer(bed: &Bed, zygote: &Program, child: &ChildId, plan: Option<&MemoryPlan>) -> Result<usize, ClientError> {
     let dir = bed.dir.path().join(child.to_string());
     fs::create_dir_all(&dir).unwrap();
@@ -70,11 +70,14 @@ fn copies() {
     zygote.expect_success();
     for child in &children[..3] {
         let counters = bed.client.stats(child).unwrap().counters;
-        assert!(counters.pages_fetched > seed.populated_pages() / 2, "its pages are its own: {counters:?}");
+        assert!(
+            counters.pages_fetched > seed.populated_pages() / 2,
+            "the child itself fetched most pages: {counters:?}"
+        );
     }
     let zeroes_waited_for = |child| bed.client.stats(child).unwrap().counters.faults_zero;
     let [first, .., last] = [0, 1, 2].map(|child| zeroes_waited_for(&children[child]));
-    assert!(2 * last < first, "later ones had their zeroes: {first}, {last}");
+    assert!(2 * last < first, "later copies had zero pages: {first}, {last}");
     for child in &children {
         bed.client.release(child).unwrap();
     }
@@ -82,7 +85,7 @@ fn copies() {
     bed.end();
 }
 
-/// 64 MiB. A first child touches a twentieth of it at random, and readahead fetches far more.
+/// In 64 MiB, a first child touches a twentieth at random, and readahead fetches far more.
 fn prefetches_touched_pages() {
     let pages = 16 * PAGES;
     let series = Series::new(pages);
@@ -91,7 +94,7 @@ fn prefetches_touched_pages() {
     let plan = series.plan(PagingStrategy::default());
     let mut zygote = series.bed.start("pause_then_touch_sparsely", pages, &MemoryPlan { is_zygote: true, ..plan });
     zygote.meet();
-    soon("all that it is given", || (!series.bed.client.is_zygote_filling(&zygote.id).unwrap()).then_some(()));
+    soon("a filled zygote", || (!series.bed.client.is_zygote_filling(&zygote.id).unwrap()).then_some(()));
     let given = series.bed.stats(&zygote).counters.pages_fetched;
     assert!(
         (first.faults / 2..=first.faults).contains(&given),

@@ -1,5 +1,5 @@
 //! An `AddressSpace`'s recent map changes and its unresolved fork, with the kernel queries (`ForkMapCheck`) that
-//! resolve it. `faults::fork_resolution` calls it; `page_map::fork_order` decides from the answers.
+//! resolve the fork. `faults::fork_resolution` calls this code; `page_map::fork_order` evaluates the query results.
 
 use farfork_sys::userfaultfd::{RangeError, RangeErrorCause};
 use farfork_wire::PAGE_SIZE;
@@ -18,7 +18,7 @@ impl AddressSpace {
         self.unresolved_fork = Some(Box::new(UnresolvedFork::new(parent, parents_recent.to_vec())));
     }
 
-    /// The unresolved fork, until it is known which of its parent's changes this process has.
+    /// Returns the unresolved fork. `None` once it is known which of the parent's changes this process has.
     pub(in crate::pager) fn unresolved_fork_mut(&mut self) -> Option<&mut UnresolvedFork> {
         self.unresolved_fork.as_deref_mut()
     }
@@ -28,7 +28,8 @@ impl AddressSpace {
         self.unresolved_fork.is_none() && !self.page_map.has_displaced_ranges()
     }
 
-    /// As [`Self::is_map_certain`], but an uncertain map first drops its late events if the kernel has no pending event.
+    /// As [`Self::is_map_certain`], but first drops the late events of an uncertain map if the kernel has no pending
+    /// event.
     pub(in crate::pager) fn check_map_certain(&mut self) -> bool {
         if !self.is_map_certain() {
             self.clear_if_quiet();
@@ -41,8 +42,8 @@ impl AddressSpace {
         &self.recent_changes
     }
 
-    /// Drops the recent changes and the late events if the kernel has no pending event. A fork that is reported later has
-    /// all of these changes.
+    /// Drops the recent changes and the late events if the kernel has no pending event. A fork that is reported later
+    /// includes all of these changes.
     pub(in crate::pager) fn clear_if_quiet(&mut self) {
         let has_changes = !self.recent_changes.is_empty() || self.page_map.has_late_events();
         if has_changes && self.unresolved_fork.is_none() && self.uffd.has_no_pending_events() {
@@ -56,19 +57,19 @@ impl AddressSpace {
         self.page_map.clear_late_events();
     }
 
-    /// As `clear_if_quiet`, but after an install, whose success shows that no map change was pending.
-    /// A discarded page may have been installed again: a fork that has this page does not show whether it has the discard.
+    /// As `clear_if_quiet`, but after an install: its success proves that no map change was pending. The install may
+    /// have refilled a discarded page, so that a later check could not tell whether a fork includes the discard.
     pub(super) fn clear_after_install(&mut self, outcome: &InstallOutcome) {
         if matches!(outcome, InstallOutcome::Complete) && self.is_map_certain() {
             self.clear_recent_changes();
         }
     }
 
-    /// Asks the kernel which of its parent's changes this process has. All of these changes must have been read. Returns the
-    /// map at the fork if it differs from the assumed one. The process's own changes must be applied to it again.
+    /// Asks the kernel which of its parent's changes this process has. All of these changes must have been read.
+    /// Returns the map at the fork if it differs from the assumed one; pass it to [`Self::rebase_on_map`].
     ///
     /// # Errors
-    /// [`RangeErrorCause::MapChanging`] if a change of the process itself must be read first;
+    /// [`RangeErrorCause::MapChanging`] if a message about this process's own map must be read first;
     /// [`RangeErrorCause::ProcessGone`].
     pub(in crate::pager) fn resolve_fork_map(&self, populated: &SlotIndex) -> Result<Option<PageMap>, RangeErrorCause> {
         let Some(unresolved_fork) =
@@ -81,7 +82,8 @@ impl AddressSpace {
         unresolved_fork.resolve(&map, KernelForkCheck { address_space: self, populated })
     }
 
-    /// Marks the map as certain. Drops the late events of the parent: their messages never arrive on this userfaultfd.
+    /// Marks the map as certain. Drops the late events that the map has from the parent: their messages never arrive on
+    /// this userfaultfd.
     pub(in crate::pager) fn accept_map(&mut self) {
         self.unresolved_fork = None;
         let mut map = std::mem::take(&mut self.page_map);
@@ -89,7 +91,7 @@ impl AddressSpace {
         self.rebase_on_map(map);
     }
 
-    /// Replaces the map at the fork, and applies the process's own recent changes to it.
+    /// Sets the page map to `map`, the map at the fork, and applies the process's own recent changes to it.
     pub(in crate::pager) fn rebase_on_map(&mut self, mut map: PageMap) {
         map.clear_late_events();
         self.page_map = map;

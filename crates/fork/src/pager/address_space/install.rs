@@ -1,5 +1,5 @@
-//! `fill_range` fills missing pages of a process whose memory map may change meanwhile. `AddressSpace` passes it the
-//! ioctl to use. The `InstallOutcome` says whether the range is complete, is to be retried, or failed.
+//! `fill_range` fills missing pages of a process that may change its memory map at the same time. `AddressSpace` passes
+//! the ioctl to use. The `InstallOutcome` says whether the range is complete, must be retried, or failed.
 
 use std::io;
 use std::time::Duration;
@@ -10,18 +10,18 @@ use farfork_wire::PAGE_SIZE;
 /// The result of filling a range.
 #[derive(Debug)]
 pub(in crate::pager) enum InstallOutcome {
-    /// Nothing remains to be done.
+    /// The range is filled, or the rest is not mapped.
     Complete,
-    /// To be tried again from this byte on, after the pause, and after the pending messages were read.
+    /// The rest must be retried after the pause, and after the pending messages were read.
     Retry {
-        /// Bytes from the start of the range.
+        /// Offset of the rest from the start of the range, in bytes.
         from: u64,
-        /// How long to wait.
+        /// Time to wait before the retry.
         pause: Duration,
     },
     /// The process is gone.
     ProcessGone,
-    /// The kernel refuses for a permanent reason.
+    /// The ioctl failed with an error that a retry cannot fix.
     Failed(io::Error),
 }
 
@@ -34,11 +34,11 @@ pub(in crate::pager) enum GapPolicy {
     Stop,
 }
 
-/// Pause when there is no memory for a page. Meanwhile the kernel kills a process, or a process frees memory.
+/// Pause when there is no memory for a page, so that a process can free memory, or the OOM killer can act.
 const NO_MEMORY_BACKOFF: Duration = Duration::from_millis(10);
 
-/// Calls `fill(offset, bytes)` for pieces of a range until all is filled, and counts in `filled` the pages that it filled. A
-/// page that is already present is left as it is.
+/// Calls `fill(offset, bytes)` for pieces of a range until the range is filled. Adds the number of filled pages to
+/// `filled`. Skips pages that are already present.
 pub(in crate::pager) fn fill_range(
     uffd: &Userfaultfd,
     start: u64,
@@ -93,8 +93,8 @@ mod tests {
 
     const NOWHERE: u64 = 1 << 40;
 
-    /// Fills two pages with a kernel that gives these answers in order. Returns the outcome, and the page ranges that were
-    /// requested.
+    /// Fills two pages with a model kernel that returns these results in order. Returns the outcome, and the page
+    /// ranges of the calls.
     fn filled(answers: &[Result<(), Errno>]) -> (InstallOutcome, Vec<(u64, u64)>) {
         let (uffd, calls) = (Userfaultfd::create().unwrap(), RefCell::new(Vec::new()));
         let fill = |at: u64, size: u64| {

@@ -1,4 +1,4 @@
-//! Ranges of an `AddressSpace` that are unregistered for a while, so that the kernel itself fills them with zeroes.
+//! Ranges of an `AddressSpace` that are temporarily unregistered, so that the kernel itself fills them with zeroes.
 //! `faults::mremap_growth` selects them.
 
 use std::ops::Range;
@@ -6,24 +6,25 @@ use std::ops::Range;
 use super::AddressSpace;
 
 impl AddressSpace {
-    /// Unregisters a range that holds nothing of the seed: the kernel fills it, and threads that wait there continue.
+    /// Unregisters a range that has no pages of the seed. The kernel then fills the range, and threads that wait in it
+    /// continue.
     pub(in crate::pager) fn unregister_range(&mut self, range: Range<u64>) {
-        // Fails only if nothing is mapped there any more. Then no thread waits there either.
+        // Fails only if the range is no longer mapped, and then no thread waits in it.
         let _ = self.uffd.unregister(range.start, range.end - range.start);
         if !self.kernel_filled.iter().any(|filled| filled.end == range.end) {
             self.kernel_filled.push(range);
         }
     }
 
-    /// Registers the unregistered ranges again: each is part of its mapping again, and its changes are reported. Must be
-    /// called before messages are read, because the thread that grew the memory continues after that.
+    /// Registers the unregistered ranges again, so that the kernel reports their changes and each forms one mapping
+    /// with its neighbours. Must be called before messages are read: the thread that grew the memory then continues.
     pub(in crate::pager) fn reregister_ranges(&self) {
         for filled in &self.kernel_filled {
             let _ = self.uffd.register(filled.start, filled.end - filled.start);
         }
     }
 
-    /// The rest of an unregistered range, from this address on.
+    /// Returns the part from `address` to the end of the unregistered range that contains `address`.
     pub(in crate::pager) fn kernel_filled_from(&self, address: u64) -> Option<Range<u64>> {
         let filled = self.kernel_filled.iter().find(|filled| filled.contains(&address))?;
         Some(address..filled.end)

@@ -1,8 +1,8 @@
-//! One address space that the pager serves: a process of the child, or a process forked by one.
-//! Its state is the page map, which follows the kernel's events, and two sets of slots. `installed` has the slots that
-//! are done: filled, or unmapped before their pages arrived. `in_flight` has those that were requested.
-//! All events are applied before a fault is classified. While an unread event would change the map, the kernel refuses
-//! to fill any page (`InstallOutcome::Retry`).
+//! One address space that the pager serves: a process of the child, or a process forked by one. Its state is the page
+//! map, which follows the kernel's events, and two sets of slots. `installed` has the slots that are done: filled, or
+//! unmapped before their pages arrived. `in_flight` has the slots that were requested. All events are applied before a
+//! fault is classified. While an unread event would change the map, the kernel refuses to fill any page
+//! (`InstallOutcome::Retry`).
 
 mod fork_map_check;
 pub(super) mod install;
@@ -29,14 +29,15 @@ use install::{GapPolicy, InstallOutcome, fill_range};
 use slot_bitmap::SlotBitmap;
 use zero_fill::ZeroFillWindow;
 
-/// No process maps anything below: vm.mmap_min_addr of every distribution. The kernel refuses to wake a range below it.
+/// Lowest address that a process can map: vm.mmap_min_addr of every distribution. The kernel refuses to wake a range
+/// below it.
 const USER_SPACE_START: u64 = 64 << 10;
 
 /// Longest gap of empty pages that is filled along with the pages around it.
 const GAP_PAGES_MAX: u64 = 16;
 
-/// Most changes that are kept of a process that is never quiet. Its threads make fewer while one of them is late to report a
-/// fork.
+/// Most recent changes that are kept of a process that always has pending events. While one thread is late to report a
+/// fork, the other threads make fewer changes than this.
 const RECENT_CHANGES_MAX: usize = 64;
 
 /// An address space whose page faults the pager serves.
@@ -49,20 +50,21 @@ pub(super) struct AddressSpace {
     in_flight: SlotBitmap,
     readahead: ReadaheadState,
     zero_runs: ZeroFillWindow,
-    /// The changes of its map since it was last quiet. A fork that is reported later may lack them.
+    /// Map changes since the kernel last had no pending event. A fork that is reported later may lack them.
     recent_changes: Vec<MapChange>,
-    /// Ranges that the kernel fills by itself until it has reported their move (`kernel_filled`).
+    /// Unregistered ranges, which the kernel fills itself until it has reported their mremap(2) (see `kernel_filled`).
     kernel_filled: Vec<Range<u64>>,
     /// Whether the pager has looked up which memory the fork wiped (`wipe_on_fork`).
     pub(super) is_wipe_checked: bool,
-    /// Set while it is not known which of its parent's changes a forked process has. The page map is then the likeliest one.
+    /// Set while it is unknown which of its parent's changes this forked process has. Meanwhile `page_map` is the
+    /// likeliest map.
     unresolved_fork: Option<Box<UnresolvedFork>>,
 }
 
 /// How to answer a fault.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum FaultAction {
-    /// Map zeroes, from the page of the fault on.
+    /// Map zero pages, starting at the page of the fault.
     Zeroes {
         /// Most pages to map.
         pages: u64,
@@ -74,7 +76,7 @@ pub(super) enum FaultAction {
         /// The slots to fetch along with it.
         ahead: PrefetchRanges,
     },
-    /// Wait for a page that is on its way.
+    /// Wait for a page that was already requested.
     InFlight {
         /// The page.
         slot: u64,
@@ -84,7 +86,7 @@ pub(super) enum FaultAction {
 }
 
 impl AddressSpace {
-    /// The address space of a userfaultfd. Nothing is known to be installed in it.
+    /// Creates the address space of a userfaultfd, without any installed page.
     pub(super) fn new(uffd: Userfaultfd, map: PageMap, populated: &SlotIndex, window_slots_max: u64) -> Self {
         let slots = populated.slot_count();
         Self {
@@ -101,7 +103,8 @@ impl AddressSpace {
         }
     }
 
-    /// The address space of a process that this one has just forked. Its fork does not count as unresolved yet.
+    /// Creates the address space of a process that this one has just forked. The caller marks its fork as unresolved if
+    /// needed.
     pub(super) fn new_forked(&self, uffd: Userfaultfd, slots: u64) -> Self {
         let mut readahead = self.readahead.clone();
         self.in_flight.runs_not_in(&self.installed, 0..slots).for_each(|expected| readahead.note_dropped(expected));
@@ -138,7 +141,7 @@ impl AddressSpace {
         &self.uffd
     }
 
-    /// The number of its userfaultfd in the shared descriptor table.
+    /// Returns the number of the userfaultfd in the shared descriptor table.
     pub(super) fn raw_fd(&self) -> RawFd {
         self.uffd.as_raw_fd()
     }
@@ -177,7 +180,8 @@ impl AddressSpace {
         let _ = self.uffd.wake(start, bytes);
     }
 
-    /// How to answer the fault at `address`. At the first try this includes what to fetch ahead. The map must be up to date.
+    /// Returns how to answer the fault at `address`; at the first try, also the slots to fetch ahead. The map must be
+    /// up to date.
     pub(super) fn classify_fault(&mut self, address: u64, is_first: bool, populated: &SlotIndex) -> FaultAction {
         let Some(segment) = self.page_map.segment_at(address) else {
             let limit = self.page_map.next_segment_start(address).unwrap_or(USER_SPACE_END);
@@ -201,14 +205,14 @@ impl AddressSpace {
         }
     }
 
-    /// Whether the page at the address of a fault was installed, and is missing nevertheless.
+    /// Whether the page at the address of a fault is marked as installed, although the fault shows that it is missing.
     pub(super) fn is_installed_missing(&self, address: u64, populated: &SlotIndex) -> bool {
         let slot =
             self.page_map.segment_at(address).and_then(|found| populated.slot_of(found.extent, found.page_at(address)));
         slot.is_some_and(|slot| self.installed.contains(slot))
     }
 
-    /// A thread waits for a slot that was not requested. So the page is missing, even if the slot was marked as installed.
+    /// Unmarks a slot that is marked as installed. A thread waits for the page, so it is missing.
     fn note_missing(&mut self, slot: u64) {
         if self.installed.contains(slot) {
             self.installed.remove(slot..slot + 1);
@@ -221,8 +225,8 @@ impl AddressSpace {
         FaultAction::Zeroes { pages: pages.min((limit - address) / PAGE_SIZE).max(1) }
     }
 
-    /// The first slots of `range`, at most `slots_max`, that are neither installed nor in flight. Also returns the rest of
-    /// the range after them.
+    /// Returns the first slots of `range`, at most `slots_max`, that are neither installed nor in flight. Also returns
+    /// the part of `range` after these slots.
     pub(super) fn missing_slots_in(&self, range: Range<u64>, slots_max: u64) -> (Vec<Range<u64>>, Range<u64>) {
         self.collect_missing_slots(std::iter::once(range.clone()), range, slots_max)
     }
@@ -238,7 +242,8 @@ impl AddressSpace {
         self.collect_missing_slots(populated.slots_from_source(source, range.clone()), range, slots_max)
     }
 
-    /// Takes from `slots` the first, at most `slots_max`, that belong to one source and are neither installed nor in flight.
+    /// Takes the first slots of `source` that are neither installed nor in flight, at most `slots_max`. Removes the
+    /// searched ranges from `slots`.
     pub(super) fn take_missing_slots(
         &self,
         source: usize,
@@ -290,24 +295,26 @@ impl AddressSpace {
         }
     }
 
-    /// Records that requested slots will not arrive, or are not mapped any more.
+    /// Records that requested slots will not arrive, or are no longer mapped.
     pub(super) fn note_dropped(&mut self, slots: Range<u64>) {
         self.in_flight.runs_not_in(&self.installed, slots.clone()).for_each(|lost| self.readahead.note_dropped(lost));
         self.in_flight.remove(slots);
     }
 
-    /// From now on each fault requests its page alone, because its neighbours cannot be fetched.
+    /// Disables readahead around faults, because the neighbours cannot be fetched: each fault requests only its own
+    /// page.
     pub(super) fn disable_fault_around(&mut self) {
         self.readahead.disable_fault_around();
     }
 
-    /// Nothing of the seed is missing any more: a page that is not present is zero from now on.
+    /// Empties the page map, because all pages of the seed are installed. From now on, a fault on a missing page maps
+    /// zeroes.
     pub(super) fn mark_settled(&mut self) {
         self.page_map = PageMap::default();
         self.recent_changes.clear();
     }
 
-    /// How many slots below `slots` are not installed.
+    /// Returns the number of slots below `slots` that are not installed.
     pub(super) fn count_missing_slots(&self, slots: u64) -> u64 {
         let none = SlotBitmap::default();
         self.installed.runs_in_neither(&none, 0..slots).map(|run| run.end - run.start).sum()
@@ -328,7 +335,8 @@ impl AddressSpace {
         shown.is_some_and(|segment| populated.slot_of(segment.extent, segment.page_at(address)).is_none())
     }
 
-    /// The addresses, multiples of `bytes`, of the units of that size in which at least one page is installed.
+    /// Returns the start addresses of the units in which at least one page is installed. A unit has `bytes` bytes and
+    /// is aligned.
     pub(super) fn partly_filled_units(&self, bytes: u64, populated: &SlotIndex) -> BTreeSet<u64> {
         let none = SlotBitmap::default();
         let installed_runs =
@@ -341,7 +349,7 @@ impl AddressSpace {
         units.flatten().collect()
     }
 
-    /// Returns those of the wanted slots that are still mapped. The others are marked as installed.
+    /// Returns the wanted slots that are still mapped. Marks the others as installed.
     pub(super) fn retain_mapped_slots(&mut self, wanted: Vec<Range<u64>>, populated: &SlotIndex) -> Vec<Range<u64>> {
         let mut mapped_slots: Vec<Range<u64>> = Vec::new();
         for run in wanted.into_iter().flat_map(|slots| populated.runs_of(slots)) {
@@ -361,7 +369,7 @@ impl AddressSpace {
         mapped_slots
     }
 
-    /// Maps zeroes from `address` on.
+    /// Maps `pages` zero pages from `address` on.
     pub(super) fn map_zeroes(&mut self, address: u64, pages: u64, filled: &mut u64) -> InstallOutcome {
         let fill = |from, bytes| self.uffd.zero(address + from, bytes);
         let outcome = fill_range(&self.uffd, address, pages * PAGE_SIZE, GapPolicy::Stop, filled, fill);
@@ -376,8 +384,8 @@ impl AddressSpace {
         })
     }
 
-    /// Installs a run of pages at their current addresses; `data` has the bytes of all of them. Pages that are not mapped
-    /// any more are dropped.
+    /// Installs a run of pages at their current addresses; `data` has the bytes of all of them. Drops pages that are no
+    /// longer mapped.
     pub(super) fn install_run(&mut self, run: &SlotRun, data: &[u8], filled: &mut u64) -> InstallOutcome {
         let mut page = 0;
         while page < run.count {
@@ -385,7 +393,7 @@ impl AddressSpace {
                 return InstallOutcome::Retry { from: page * PAGE_SIZE, pause: Duration::ZERO };
             }
             let Some((address, pages)) = self.page_map.address_of(run.extent, run.first_page + page) else {
-                // It will not be needed again: unmapped memory does not return.
+                // The page counts as installed: once unmapped, it is never needed again.
                 let slot = run.first_slot + page;
                 self.in_flight.remove(slot..slot + 1);
                 self.installed.insert(slot..slot + 1);
@@ -415,8 +423,8 @@ impl AddressSpace {
 }
 
 impl AddressSpace {
-    /// Maps zeroes after a run of pages, up to the next page that holds data, if that is near. Single empty pages among full
-    /// ones would cost a fault each. This is only an optimization: failures are ignored.
+    /// Maps zeroes after a run of pages, up to the next page that holds data, if that page is near. Otherwise each
+    /// empty page in a short gap would cost a fault. This is only an optimization: failures are ignored.
     pub(super) fn zero_following_gap(&mut self, run: &SlotRun, populated: &SlotIndex, filled: &mut u64) {
         let first = run.first_page + run.count;
         let gap = populated.next_populated_page(run.extent, first).map_or(0, |next| next - first);
@@ -454,7 +462,7 @@ mod tests {
         let mut address_space = AddressSpace::new(uffd, map, &populated, 512);
         let slots: Vec<Range<u64>> = std::iter::once(0..1).collect();
         address_space.note_requested(&slots);
-        // Nothing is mapped there: the page is dropped.
+        // The page is not mapped, so it is dropped.
         let run = populated.runs_of(0..1).next().unwrap();
         assert!(matches!(address_space.install_run(&run, &[1; 4096], &mut 0), InstallOutcome::Complete));
         assert_eq!(address_space.count_missing_slots(1), 0);

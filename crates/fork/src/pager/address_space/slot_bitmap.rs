@@ -13,7 +13,7 @@ pub(in crate::pager) struct SlotBitmap {
 impl SlotBitmap {
     /// The empty set, with room for slots below `slots`.
     pub(in crate::pager) fn new(slots: u64) -> Self {
-        // Zeroed memory that is not touched costs nothing.
+        // The kernel provides zeroed memory only when it is touched.
         Self { words: vec![0; slots.div_ceil(WORD_BITS) as usize] }
     }
 
@@ -65,7 +65,7 @@ impl SlotBitmap {
     }
 }
 
-/// The runs of set bits within `range`. `word` returns the bits, a word at a time.
+/// The runs of set bits within `range`. `word(index)` returns one word of bits.
 fn bit_runs(range: Range<u64>, word: impl Fn(usize) -> u64) -> impl Iterator<Item = Range<u64>> {
     let mut next = range.start;
     std::iter::from_fn(move || {
@@ -76,7 +76,7 @@ fn bit_runs(range: Range<u64>, word: impl Fn(usize) -> u64) -> impl Iterator<Ite
     })
 }
 
-/// The first set bit within `range`. `word` returns the bits, a word at a time.
+/// The first set bit within `range`. `word(index)` returns one word of bits.
 fn first_set_bit(range: Range<u64>, word: impl Fn(usize) -> u64) -> Option<u64> {
     let mut at = range.start;
     while at < range.end {

@@ -2,10 +2,11 @@
 
 use farfork_wire::PAGE_SIZE;
 
-/// Pages zeroed at the first fault of a run. Zeroing costs 0.1 µs a page, a fault 10 µs.
+/// Pages to zero at the first fault of a run. Zeroing a page costs 0.1 µs, a fault 10 µs.
 const ZERO_PAGES_MIN: u64 = 16;
 
-/// Most pages zeroed at once. This takes about 50 µs, as long as other children may have to wait for a fetch.
+/// Most pages to zero at one fault. Zeroing them takes about 50 µs, for which other children may have to wait: about as
+/// long as for a fetch.
 const ZERO_PAGES_MAX: u64 = 512;
 
 /// How many empty pages the next fault maps.
@@ -17,7 +18,7 @@ pub(super) struct ZeroFillWindow {
 }
 
 impl ZeroFillWindow {
-    /// How many pages to zero from `address` on: twice as many as before if it continues the last run.
+    /// Returns how many pages to zero from `address` on: twice as many as before if `address` continues the last run.
     pub(super) fn next_window(&mut self, address: u64) -> u64 {
         let goes_on = address == self.end;
         self.pages = if goes_on { (2 * self.pages).min(ZERO_PAGES_MAX) } else { ZERO_PAGES_MIN };

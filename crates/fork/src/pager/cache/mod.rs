@@ -1,8 +1,8 @@
 //! The page cache: pages of other nodes' seeds, kept on this node so that further children need not fetch them again.
 //! `service` looks pages up and inserts them, `slab_allocator` stores them, and `revalidation` selects seeds to remove.
 //! A page is found only under its own seed, and only with that seed's token. A seed's pages never change, so a cached
-//! page is never stale. Owners are asked every few seconds whether they still have a seed; if not, its pages are
-//! removed. The cache is memory of one pager: the next pager starts with an empty one.
+//! page is never stale. Every few seconds the pager asks owners whether they still have a seed; if not, it removes the
+//! seed's pages. The cache is in the memory of one pager process: the next pager starts with an empty cache.
 
 pub(super) mod limit;
 mod revalidation;
@@ -29,7 +29,7 @@ pub(super) struct PageKey {
     pub(super) page: u64,
 }
 
-/// The contents of a cache, and its counters since the pager started.
+/// The size of a cache, and its counters since the pager started.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CacheStats {
     /// The size limit in bytes.
@@ -57,12 +57,12 @@ struct CachedSeed {
     slabs: Vec<u32>,
     /// The slab that is being filled.
     filling_slab: Option<u32>,
-    /// Whether all its children use its pages, whatever their strategy.
+    /// Whether all children of the seed use the cached pages, whatever their strategy.
     is_shared: bool,
     used_at: Instant,
-    /// When its owner last confirmed that it has the seed, or sent a page of it.
+    /// When the owner last confirmed that it has the seed, or sent a page of the seed.
     checked_at: Instant,
-    /// When the owner was last asked.
+    /// When the owner was last asked whether it has the seed.
     check_sent_at: Instant,
 }
 
@@ -83,12 +83,12 @@ pub(super) struct PageCache {
 }
 
 impl PageCache {
-    /// An empty cache of at most `bytes_max` bytes.
+    /// Creates an empty cache of at most `bytes_max` bytes.
     pub(super) fn new(bytes_max: u64) -> Self {
         Self { slabs: SlabAllocator::new(bytes_max), seeds: BTreeMap::new(), counts: CacheStats::default() }
     }
 
-    /// Changes the size limit. If the new limit is another, the cache is emptied.
+    /// Sets the size limit. If the limit changes, empties the cache.
     pub(super) fn set_limit(&mut self, bytes_max: u64) {
         let slabs = SlabAllocator::new(bytes_max);
         if slabs.bytes_max() != self.slabs.bytes_max() {
@@ -97,7 +97,7 @@ impl PageCache {
         }
     }
 
-    /// Registers a seed whose pages all its children may use, whatever their strategy.
+    /// Marks a seed as shared: all its children use the cached pages, whatever their strategy.
     pub(super) fn share_seed(&mut self, key: &Arc<SeedKey>, owner: &Address, now: Instant) {
         if let Some(seed) = self.seed_entry(key, owner, now) {
             seed.is_shared = true;
@@ -132,8 +132,8 @@ impl PageCache {
         }
     }
 
-    /// The bytes of a page and of those pages after it that are adjacent in the cache, at most `count` in all. Empty if the
-    /// page is not cached, or if the key has not the seed's token.
+    /// Returns the bytes of a page, and of the next pages as far as they are adjacent in the cache; at most `count`
+    /// pages. Empty if the page is not cached, or if the token of `key` is wrong.
     pub(super) fn get(&mut self, key: &SeedKey, extent: ExtentId, page: u64, count: u64, now: Instant) -> &[u8] {
         let found = self.seeds.get_mut(&key.seed).filter(|seed| seed.key.token == key.token);
         let first = found.and_then(|seed| {
@@ -143,7 +143,7 @@ impl PageCache {
         let Some((first, frames)) = first else {
             return &[];
         };
-        // Within one slab only: the next slab may soon belong to another seed.
+        // Only pages of one slab: the next slab may belong to another seed.
         let room = (SLAB_PAGES as u32 - first % SLAB_PAGES as u32).min(count as u32);
         let is_next = |ahead: &u32| {
             let page = PageKey { extent, page: page + u64::from(*ahead) };
@@ -167,7 +167,7 @@ impl PageCache {
         }
     }
 
-    /// The contents and the counters.
+    /// Returns the current size and the counters.
     pub(super) fn stats(&self) -> CacheStats {
         CacheStats {
             bytes_max: self.slabs.bytes_max() as u64,
@@ -178,7 +178,7 @@ impl PageCache {
         }
     }
 
-    /// The entry of a seed, created if it is missing. `None` if the token is not the one that was seen first.
+    /// Returns the entry of a seed; creates it if it is missing. `None` if the entry was created with another token.
     fn seed_entry(&mut self, key: &Arc<SeedKey>, owner: &Address, now: Instant) -> Option<&mut CachedSeed> {
         if !self.seeds.contains_key(&key.seed) {
             let (key, owner, frames, slabs) = (key.clone(), owner.clone(), HashMap::new(), Vec::new());
@@ -200,7 +200,7 @@ impl PageCache {
         (seed.key.token == key.token).then_some(seed)
     }
 
-    /// The slab for the seed's next page. Allocates one if needed.
+    /// Returns the slab for the seed's next page. Allocates a slab if needed.
     fn slab_with_room(&mut self, key: &Arc<SeedKey>) -> Option<u32> {
         let filling_slab = self.seeds.get(&key.seed)?.filling_slab;
         if let Some(filling_slab) = filling_slab.filter(|filling_slab| self.slabs.free_pages(*filling_slab) > 0) {

@@ -1,5 +1,5 @@
-//! Selects the cached seeds that their owners may have dropped meanwhile, and those that no child uses any more.
-//! Pure: `service` asks the owners and removes the seeds.
+//! Selects the cached seeds that their owners may have dropped since the last check, and the seeds that children no
+//! longer use. Pure: `service` asks the owners and removes the seeds.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,27 +9,28 @@ use farfork_wire::SeedId;
 
 use super::PageCache;
 
-/// How often an owner is asked whether it still has a seed, if it sent no page of it meanwhile. The pages of a dropped seed
-/// are removed within this time plus a second.
+/// Time after which an owner is asked whether it still has a seed, if it has sent no page of the seed. The pages of a
+/// dropped seed are removed within this time plus a second.
 const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
-/// How long the pages of an unused seed are kept. Its owner is still asked meanwhile.
+/// How long the pages of an unused seed are kept. During this time the pager still asks the owner.
 const UNUSED_LIMIT: Duration = Duration::from_secs(600);
 
-/// How long the pages of a seed are kept while its owner does not answer: as long as children wait for an owner.
+/// How long the pages of a seed are kept while its owner does not reply: as long as children wait for an unreachable
+/// owner.
 pub(super) const OWNER_SILENT_LIMIT: Duration = Duration::from_secs(60);
 
 /// An action that is due for a cached seed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum RevalidationAction {
-    /// Ask its owner whether it still has it.
+    /// Ask the owner whether it still has the seed.
     CheckOwner(Arc<SeedKey>, Address),
-    /// Remove it.
+    /// Remove the seed's pages.
     RemoveSeed(SeedId),
 }
 
 impl PageCache {
-    /// The actions that are due now. An owner is not asked again before the interval has passed.
+    /// Returns the actions that are due now. Asks an owner about the same seed at most once per interval.
     pub(super) fn due_revalidations(&mut self, now: Instant) -> Vec<RevalidationAction> {
         let since = |then: Instant| now.saturating_duration_since(then);
         let mut due = Vec::new();
@@ -44,7 +45,7 @@ impl PageCache {
         due
     }
 
-    /// An owner has confirmed that it has a seed.
+    /// Records that an owner has confirmed that it has a seed.
     pub(super) fn confirm_seed(&mut self, seed: &SeedId, now: Instant) {
         if let Some(seed) = self.seeds.get_mut(seed) {
             seed.checked_at = now;

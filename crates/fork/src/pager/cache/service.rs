@@ -1,7 +1,7 @@
-//! The pager's use of its cache. Faults and prefetches look for their pages there first, and pages that owners send are
-//! stored there. Owners are asked whether they still have the cached seeds.
-//! The cache serves children with the strategy `cache`, and all children of a seed that was prewarmed on this node.
-//! Pages of this host's own seeds are not cached: their owner's memory is as near.
+//! The pager's use of its cache. Faults and prefetches look for their pages in the cache first, and pages that owners
+//! send are stored in it. Owners are asked whether they still have the cached seeds. The cache serves children with the
+//! strategy `cache`, and all children of a seed that was prewarmed on this node. Pages of seeds on this host are not
+//! cached: they are already in local memory.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -22,15 +22,15 @@ use crate::pager::owner_connections::{
 };
 use crate::pager::server::PagerServer;
 
-/// Most slots that are installed from the cache before the pager polls for faults again. They take about 100 µs, for which a
-/// fault may have to wait.
+/// Most slots that are installed from the cache before the pager polls for faults again. Installing them takes about
+/// 100 µs, for which a fault may have to wait.
 pub(in crate::pager) const CACHED_SLOTS_PER_ROUND_MAX: u64 = 128;
 
-/// How long an owner may take to answer whether it has a seed. After that it is asked again.
+/// How long an owner may take to reply whether it has a seed. After this time the pager asks again.
 const SEED_CHECK_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl Child {
-    /// Whether its pages from this source are looked up in the cache and stored there.
+    /// Whether the child's pages from this source are looked up and stored in the cache.
     pub(in crate::pager) fn uses_cache(&self, cache: &PageCache, source: &ChildSource) -> bool {
         !source.is_on_this_host() && (self.strategy.uses_cache || cache.is_shared(&source.key.seed))
     }
@@ -71,7 +71,7 @@ impl Child {
 }
 
 impl PagerServer<'_> {
-    /// Installs those of the wanted slots that are cached. Returns the others, which must be requested.
+    /// Installs the wanted slots that are cached. Returns the others, which must be requested.
     pub(in crate::pager) fn install_cached_slots(
         &mut self,
         target: AddressSpaceSource,
@@ -118,7 +118,7 @@ impl PagerServer<'_> {
         rest
     }
 
-    /// Stores in the cache what an owner sent for a child.
+    /// Stores the pages that an owner sent for a child in the cache, if the child uses it.
     pub(in crate::pager) fn store_pages(&mut self, read: &PageRead, mut data: &[u8]) {
         let Some(served) = self.children.get(&read.child) else { return };
         let child = &served.child;
@@ -134,7 +134,7 @@ impl PagerServer<'_> {
         }
     }
 
-    /// Removes a seed if its owner replies that it does not know it.
+    /// Removes the seeds of a failed read if their owner replied that it does not know the seed.
     pub(in crate::pager) fn remove_unknown_seed(&mut self, read: &PageRead, error: &FabricError) {
         let Some(served) = self.children.get(&read.child) else { return };
         // A wrong token says nothing about the seed.
@@ -157,7 +157,8 @@ impl PagerServer<'_> {
 
     fn check_seed_exists(&mut self, key: Arc<SeedKey>, owner: &Address) {
         let attached = self.attach_owner(owner, key.seed.node());
-        // An unreachable owner is asked again, until it was silent for too long.
+        // If the owner cannot be reached, a later revalidation asks again. After `OWNER_SILENT_LIMIT` the seed is
+        // removed.
         let Ok(owner) = attached else { return };
         let (request, extent) = (AuxiliaryRequest::SeedExists(key.seed.clone()), ExtentId::DESCRIPTOR);
         let spans = vec![Span { extent, offset: 0, bytes: 1 }];
@@ -167,7 +168,7 @@ impl PagerServer<'_> {
         self.owners.detach(owner, self.now);
     }
 
-    /// Handles the reply to a request that was not for a child's pages.
+    /// Handles the reply to a request for something other than a child's pages.
     pub(in crate::pager) fn handle_auxiliary_reply(
         &mut self,
         auxiliary_request: AuxiliaryRequest,
@@ -185,7 +186,7 @@ impl PagerServer<'_> {
     }
 }
 
-/// Whether an owner replies that it does not know the seed, or knows it by another token.
+/// Whether an owner replied that it does not know the seed, or that the token is wrong.
 fn is_seed_gone(error: &FabricError) -> bool {
     matches!(error, FabricError::Refused { refusal: Refusal::UnknownSeed | Refusal::WrongToken, .. })
 }

@@ -1,6 +1,6 @@
-//! The slab allocator of the page cache: an arena divided into slabs. A slab belongs to one seed. Pages fill it in the order
-//! in which they arrive, so that pages that were requested together are adjacent. When no slab is free, the least recently
-//! used one is taken from its seed. `PageCache` records which page is in which frame.
+//! The slab allocator of the page cache: an arena divided into slabs. A slab belongs to one seed. Pages fill it in the
+//! order in which they arrive, so that pages that were requested together are adjacent. When no slab is free, the least
+//! recently used slab is taken from its seed. `PageCache` records which page is in which frame.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -13,14 +13,14 @@ use farfork_wire::PAGE_SIZE;
 
 use super::PageKey;
 
-/// Pages of a slab, 256 KiB. So few that small seeds waste little, and so many that ordering slabs by use costs little
-/// compared with filling them.
+/// Pages of a slab: 256 KiB. Larger slabs would waste memory for small seeds. Smaller slabs would make the ordering by
+/// use expensive compared with the filling.
 pub(super) const SLAB_PAGES: usize = 64;
 
 /// Bytes of a slab.
 pub(super) const SLAB_BYTES: usize = SLAB_PAGES * PAGE_SIZE as usize;
 
-/// The number of a page's place: its slab's number times [`SLAB_PAGES`], plus its index in the slab.
+/// The number of a page's position in the arena: the slab's number times [`SLAB_PAGES`], plus the index in the slab.
 pub(super) type Frame = u32;
 
 /// A part of the arena.
@@ -30,21 +30,22 @@ struct Slab {
     seed: Option<Arc<SeedKey>>,
     /// The pages, in the order of their frames.
     pages: Vec<PageKey>,
-    /// When it was last used, by the clock of [`SlabAllocator`].
+    /// When the slab was last used, by the clock of [`SlabAllocator`].
     last_used: u64,
 }
 
 /// Allocates the slabs of the arena to seeds.
 #[derive(Debug, Default)]
 pub(super) struct SlabAllocator {
-    /// Reserved with the first page. Its length is the limit, so the cache can never use more memory.
+    /// Reserved when the first slab is allocated. The length of the arena is the limit, so the cache can never use more
+    /// memory.
     arena: Option<Arena>,
     bytes_max: usize,
     slabs: Vec<Slab>,
     free: Vec<u32>,
-    /// The slabs in use, by their last use.
+    /// The slabs in use, as pairs of last use and slab number, the least recently used first.
     used_by_age: BTreeSet<(u64, u32)>,
-    /// How many slabs were allocated so far. Slabs that were used between the same two allocations have the same age.
+    /// Counts allocations: a slab's `last_used` is the value at its last use.
     clock: u64,
 }
 
@@ -60,10 +61,10 @@ pub(super) struct Eviction {
 }
 
 impl SlabAllocator {
-    /// An allocator of at most `bytes_max` bytes. Nothing is reserved yet.
+    /// Creates an allocator of at most `bytes_max` bytes, without reserving memory.
     pub(super) fn new(bytes_max: u64) -> Self {
         let whole = usize::try_from(bytes_max).unwrap_or(usize::MAX) / SLAB_BYTES * SLAB_BYTES;
-        // Frame numbers have 32 bits, for 16 TiB.
+        // Frame numbers have 32 bits, enough for 16 TiB.
         let bytes_max = whole.min(u32::MAX as usize * PAGE_SIZE as usize / SLAB_BYTES * SLAB_BYTES);
         Self { bytes_max, ..Self::default() }
     }
@@ -78,7 +79,8 @@ impl SlabAllocator {
         self.used_by_age.len() * SLAB_BYTES
     }
 
-    /// Allocates a slab to a seed, and returns what another seed lost for it. `None` if the limit is below one slab.
+    /// Allocates a slab to a seed. Also returns the eviction if another seed lost this slab. `None` if the limit is
+    /// below one slab.
     ///
     /// # Errors
     /// As mmap(2), if the arena cannot be reserved.
@@ -89,7 +91,7 @@ impl SlabAllocator {
         if self.arena.is_none() {
             self.arena = Some(Arena::reserve(self.bytes_max)?);
             self.slabs.resize_with(self.bytes_max / SLAB_BYTES, Slab::default);
-            // The lowest first, so that memory is filled in order.
+            // `pop` takes the lowest number first, so that the arena is filled in order.
             self.free = (0..self.slabs.len() as u32).rev().collect();
         }
         let eviction = if self.free.is_empty() { self.evict() } else { None };
@@ -118,7 +120,7 @@ impl SlabAllocator {
         }
     }
 
-    /// How many more pages a slab has room for.
+    /// Returns the number of pages for which a slab has room.
     pub(super) fn free_pages(&self, slab: u32) -> usize {
         SLAB_PAGES - self.slabs[slab as usize].pages.len()
     }

@@ -39,7 +39,7 @@ fn insert_pages(cache: &mut PageCache, key: &Arc<SeedKey>, extent: u32, pages: s
 /// No pages.
 const NONE: [u64; 0] = [];
 
-/// Which of these pages are cached. Checks the bytes of each.
+/// Returns which of these pages are cached. Checks the bytes of each.
 fn cached_pages(cache: &mut PageCache, key: &SeedKey, extent: u32, pages: std::ops::Range<u64>) -> Vec<u64> {
     let mut found = Vec::new();
     for number in pages {
@@ -81,7 +81,7 @@ fn the_cache_evicts_the_least_recently_used_pages() {
     insert_pages(&mut cache, &first_seed(), 0, 0..64, now);
     insert_pages(&mut cache, &second_seed(), 0, 0..64, now);
     insert_pages(&mut cache, &first_seed(), 0, 64..128, now);
-    assert_eq!(cached_pages(&mut cache, &first_seed(), 0, 0..1), [0], "it is used");
+    assert_eq!(cached_pages(&mut cache, &first_seed(), 0, 0..1), [0], "looking up the page marks it as used");
     insert_pages(&mut cache, &first_seed(), 0, 128..130, now);
     assert_eq!(cached_pages(&mut cache, &second_seed(), 0, 0..64), NONE, "the least recently used pages are evicted");
     assert_eq!(cached_pages(&mut cache, &first_seed(), 0, 0..130).len(), 130);
@@ -96,13 +96,13 @@ fn a_full_cache_accepts_any_number_of_pages() {
     for round in 0..40 {
         for key in [first_seed(), second_seed()] {
             insert_pages(&mut cache, &key, round, 0..50, now);
-            assert_eq!(cached_pages(&mut cache, &key, round, 49..50), [49], "the last one in is there");
+            assert_eq!(cached_pages(&mut cache, &key, round, 49..50), [49], "the latest inserted page is cached");
         }
         assert!(cache.stats().bytes <= 2 * SLAB_BYTES);
     }
     let mut none = PageCache::new(SLAB_BYTES - 1);
     insert_pages(&mut none, &first_seed(), 0, 0..50, now);
-    assert_eq!(none.stats().pages, 0, "no room, no pages");
+    assert_eq!(none.stats().pages, 0, "a cache without room stores no pages");
 }
 
 #[test]
@@ -138,7 +138,7 @@ fn owners_are_revalidated_until_they_are_silent_too_long() {
     let at = |seconds| begin + Duration::from_secs(seconds);
     assert_eq!(cache.due_revalidations(at(4)), []);
     assert_eq!(cache.due_revalidations(at(5)), [ask()]);
-    assert_eq!(cache.due_revalidations(at(6)), [], "the answer is on its way");
+    assert_eq!(cache.due_revalidations(at(6)), [], "an owner is not asked twice within the interval");
     cache.confirm_seed(&first_seed().seed, at(6));
     assert_eq!(cache.due_revalidations(at(10)), []);
     assert_eq!(cache.due_revalidations(at(11)), [ask()]);

@@ -1,5 +1,5 @@
-//! Loss of a child's memory: the owner of a seed cannot be reached, or does not have the seed any more. Missing pages
-//! then raise SIGBUS, and `LOST_FILE` in the child's directory gives the reason.
+//! Loss of a child's memory: the owner of a seed cannot be reached, or no longer has the seed. Missing pages then raise
+//! SIGBUS, and `LOST_FILE` in the child's directory gives the reason.
 
 use std::fs;
 
@@ -7,7 +7,7 @@ use super::{Child, LOST_FILE};
 use crate::pager::address_space::AddressSpace;
 
 impl Child {
-    /// Marks all of the child's memory as lost: pages that were not fetched raise SIGBUS from now on.
+    /// Marks all of the child's memory as lost: from now on, pages that were not fetched raise SIGBUS.
     pub(in crate::pager) fn mark_lost(&mut self, reason: &str) {
         if self.sources.iter().all(|source| source.is_lost) {
             return;

@@ -1,7 +1,7 @@
-//! A child that the pager serves: its plan, its journal, and the address spaces of its processes and of their forks.
-//! `settle` makes it independent of its seed, `templates` lets a capture clone it, and `zygotes` turns the forks of a
-//! zygote into children. `stub_recovery` restores it when keeper, pager and holder were killed together.
-//! `server` owns the children; `faults` and `control` call them.
+//! A child that the pager serves: its plan, its journal, and the address spaces of its own processes and of processes
+//! that these fork. `settle` makes a child independent of its seed, `templates` lets a capture clone it, and `zygotes`
+//! turns the forks of a zygote into children. `stub_recovery` restores a child when keeper, pager and holder were
+//! killed together. `server` owns the children; `faults` and `control` call them.
 
 mod loss;
 pub(super) mod settle;
@@ -45,7 +45,7 @@ use settle::SettlePhase;
 use stub_queue::StubQueue;
 use zygotes::ZygoteCopies;
 
-/// Name of the file in the child's directory that says why its memory is lost, if it is.
+/// Name of the file in the child's directory that gives the reason if the child's memory is lost.
 pub const LOST_FILE: &str = "lost";
 
 /// Why the pager cannot serve a child.
@@ -71,12 +71,12 @@ pub(super) struct ChildSource {
     pub(super) key: Arc<SeedKey>,
     /// The address of its owner.
     pub(super) owner: Address,
-    /// Whether it is lost: pages of it that were not fetched raise SIGBUS.
+    /// Whether the seed is lost: its pages that were not fetched raise SIGBUS.
     pub(super) is_lost: bool,
 }
 
 impl ChildSource {
-    /// Converts a source of a plan.
+    /// Converts a source of a plan; it is not lost.
     pub(super) fn from_page_source(source: PageSource) -> Self {
         let PageSource { seed, token, owner } = source;
         Self { key: Arc::new(SeedKey { seed, token }), owner, is_lost: false }
@@ -122,40 +122,40 @@ pub(super) struct Child {
     pub(super) populated: Arc<SlotIndex>,
     /// Counters of the pager's work for it.
     pub(super) counters: PagerCounters,
-    /// The socket on which its userfaultfd will arrive. Like a userfaultfd, it is never closed on drop.
+    /// The socket on which its userfaultfd will arrive. Like a userfaultfd, the socket is never closed on drop.
     pub(super) uffd_socket: Option<ManuallyDrop<OwnedFd>>,
-    /// The queue in which its stub also holds the userfaultfds of its processes.
+    /// The queue of its stub, which also holds the userfaultfds of its processes.
     pub(super) stub_queue: Option<StubQueue>,
-    /// Its own process, if this pager knows it.
+    /// The pid of its first process, if this pager knows it.
     pub(super) pid: Option<i32>,
-    /// Its address spaces that exist. Its own has number 0.
+    /// The existing address spaces of its processes, by number. Its first process has number 0.
     pub(super) spaces: BTreeMap<AddressSpaceId, AddressSpace>,
-    /// Why its memory is lost, if it is.
+    /// The reason if its memory is lost.
     pub(super) loss_reason: Option<String>,
-    /// Whether the daemon has asked to release it.
+    /// Whether the daemon has requested its release.
     pub(super) release_requested: bool,
     /// The state of its settling.
     pub(super) settling: SettlePhase,
-    /// The pages that it was seen to touch.
+    /// The pages that its faults show it to touch.
     pub(super) trace: AccessTrace,
-    /// Slots that an earlier child of the seed touched, in order, until they are queued.
+    /// Slots that earlier children of the seed touched, in order. Removed when they are queued for prefetching.
     pub(super) pending_set_slots: VecDeque<Range<u64>>,
-    /// The slots of these that are fetched before its userfaultfd has arrived.
+    /// Reads of these slots that are made before its userfaultfd has arrived.
     pub(super) early_fetch: EarlyFetch,
-    /// Set if it is a zygote.
+    /// The state of its copies if it is a zygote.
     pub(super) zygote_copies: Option<ZygoteCopies>,
-    /// The zygote that it is a copy of, if this pager made the copy a child.
+    /// The key of the zygote that it is a copy of, if this pager made the copy a child.
     pub(super) copy_of: Option<u64>,
     pub(super) dir: PathBuf,
     pub(super) journal: Journal,
-    /// Whether the journal was full and could not be replaced. This is logged once.
+    /// Whether the journal was full and could not be replaced. Prevents a second log message.
     journal_failed: bool,
     /// The maps of its own processes, in the order of its plan.
     pub(super) planned_maps: Arc<[PageMap]>,
     pub(super) next_space: AddressSpaceId,
-    /// Own processes that have not arrived yet.
+    /// Number of its own processes whose userfaultfds have not arrived yet.
     awaited_processes: AddressSpaceId,
-    /// When the pager may next look for the reason why no page can be installed (`mremap_growth`).
+    /// When the pager may next check why no page can be installed (`faults::mremap_growth`).
     pub(super) next_growth_check: Option<Instant>,
     /// Address spaces whose fork is unresolved: it is not known yet which of their parents' changes they have.
     pub(super) unresolved_forks: BTreeSet<AddressSpaceId>,
@@ -173,8 +173,8 @@ impl Child {
             Journal::create(dir, state).map_err(|source| ChildError::Journal { dir: dir.to_owned(), source })?;
         let mut child = Self::from_plan(id, dir, plan, journal);
         child.uffd_socket = Some(ManuallyDrop::new(socket));
-        // No trace in three cases. The next pager would not know what was touched before. A child that fetches everything
-        // shows no touches, and a zygote touches nothing.
+        // A child that fetches everything shows no touches, and a zygote touches nothing. A recovered child has no
+        // trace either: this pager does not know the earlier touches.
         if child.strategy.mode != PagingMode::Eager
             && !child.strategy.ignores_working_set
             && child.zygote_copies.is_none()
@@ -194,7 +194,8 @@ impl Child {
             Journal::open(dir).map_err(|source| ChildError::Journal { dir: dir.to_owned(), source })?;
         let mut child = Self::from_plan(id, dir, plan, journal);
         child.loss_reason = fs::read_to_string(dir.join(LOST_FILE)).ok();
-        // With several sources it is not known which one was lost. One that still is will be detected again.
+        // The file does not say which source was lost. If the child has several sources, the next failing read marks
+        // the lost source again.
         if let (Some(_), [only]) = (&child.loss_reason, &mut child.sources[..]) {
             only.is_lost = true;
         }
@@ -211,7 +212,7 @@ impl Child {
         Self { zygote_copies, ..Self::from_loaded_plan(id, dir, LoadedPlan::from_plan(plan), journal) }
     }
 
-    /// A child of which only the plan is known.
+    /// Creates a child from its plan, without any userfaultfd.
     pub(super) fn from_loaded_plan(id: ChildId, dir: &Path, planned: LoadedPlan, journal: Journal) -> Self {
         let LoadedPlan { sources, strategy, populated, maps } = planned;
         Self {
@@ -235,7 +236,7 @@ impl Child {
             dir: dir.to_owned(),
             journal,
             journal_failed: false,
-            // The child's own processes have the first numbers, in whatever order they arrive.
+            // The child's own processes have the first numbers, in any order of arrival.
             next_space: maps.len() as AddressSpaceId,
             awaited_processes: maps.len() as AddressSpaceId,
             planned_maps: maps,
@@ -244,7 +245,7 @@ impl Child {
         }
     }
 
-    /// How many processes of its own it has.
+    /// Returns the number of the child's own processes.
     pub(super) fn process_count(&self) -> AddressSpaceId {
         self.planned_maps.len() as AddressSpaceId
     }
@@ -255,8 +256,8 @@ impl Child {
         self.awaited_processes == 0
     }
 
-    /// Adds the userfaultfd of one of its own processes, and records it for the next pager. `pid` is the process that sent
-    /// it; it is kept for process 0 only. Returns whether the userfaultfd is new.
+    /// Adds the userfaultfd of one of its own processes, and records it in the journal. `pid` is the process that sent
+    /// the userfaultfd; only the pid of process 0 is kept. Returns whether the userfaultfd is new.
     pub(super) fn add_userfaultfd(&mut self, number: AddressSpaceId, uffd: Userfaultfd, pid: Option<i32>) -> bool {
         self.pid = pid.filter(|_| number == 0).or(self.pid);
         let known = self.spaces.contains_key(&number);
@@ -271,14 +272,14 @@ impl Child {
         true
     }
 
-    /// All its userfaultfds have arrived: closes the socket.
+    /// Closes the socket for userfaultfds, because all have arrived.
     pub(super) fn finish_adoption(&mut self) {
         let uffd = self.spaces.get(&0).map_or(-1, AddressSpace::raw_fd);
         self.journal.set_state(AdoptionState::Active { uffd });
         self.close_uffd_socket();
     }
 
-    /// Closes its sockets, because it is served no longer.
+    /// Closes its sockets when it is no longer served.
     pub(super) fn close_sockets(&mut self) {
         self.close_uffd_socket();
         self.stub_queue.take().into_iter().for_each(StubQueue::close);
@@ -294,14 +295,14 @@ impl Child {
         self.uffd_socket.is_none() && self.spaces.is_empty()
     }
 
-    /// Its descriptors in the shared descriptor table.
+    /// The numbers of its descriptors in the shared descriptor table.
     pub(super) fn descriptors(&self) -> impl Iterator<Item = RawFd> {
         let socket = self.uffd_socket.as_ref().map(|socket| socket.as_raw_fd());
         let queue = self.stub_queue.as_ref().map(StubQueue::raw_fd);
         self.spaces.values().map(AddressSpace::raw_fd).chain(socket).chain(queue)
     }
 
-    /// Reads the messages of an address space into `messages`, and records the events for the next pager.
+    /// Reads the messages of an address space into `messages`, and records the events in the journal.
     ///
     /// # Errors
     /// As `Userfaultfd::read_messages`.
@@ -321,7 +322,8 @@ impl Child {
         }
     }
 
-    /// Installs the remaining pages of a read, or `slots_max` of them, and removes from it the slots that are done.
+    /// Installs the remaining pages of a completed read, at most `slots_max`, and removes the finished slots from the
+    /// read.
     pub(super) fn install_pages(&mut self, completed_read: &mut CompletedRead, slots_max: u64) -> InstallOutcome {
         let CompletedRead { read, data, offset } = completed_read;
         let Some(address_space) = self.spaces.get_mut(&read.space) else { return InstallOutcome::ProcessGone };
@@ -365,7 +367,8 @@ impl Child {
         counters.bytes_same_host += if same_host { bytes } else { 0 };
     }
 
-    /// Counts the work of [`Self::install_pages`]. It started at `began`, when `fetched` pages had been fetched.
+    /// Counts the work of a call of [`Self::install_pages`] that began at `began`. `fetched` is the number of fetched
+    /// pages at that time.
     pub(super) fn count_installed_pages(
         &mut self,
         read: &PageRead,
@@ -393,7 +396,8 @@ impl Child {
         &self.sources[run.origin.source as usize]
     }
 
-    /// Adds the address space of a process that one of the child's has forked. Returns the number of the address space.
+    /// Adds the address space of a process that a process of the child has forked. Returns the number of the new
+    /// address space.
     ///
     /// # Errors
     /// `InvalidInput` if there is no such descriptor.
@@ -420,22 +424,22 @@ impl Child {
         self.next_space
     }
 
-    /// Closes an address space whose process is gone, or that is served no longer.
+    /// Closes an address space whose process is gone, or that is no longer served.
     pub(super) fn close_space(&mut self, space: AddressSpaceId) {
         self.unresolved_forks.remove(&space);
         if let Some(gone) = self.spaces.remove(&space) {
-            // Recorded first: after the close another file may get the descriptor's number.
+            // Recorded before the close: afterwards another file may get the descriptor's number.
             self.journal.record_space_closed(space);
             gone.close();
         }
     }
 
-    /// Records the counters for the next pager.
+    /// Writes the counters to the journal.
     pub(super) fn save_counters(&mut self) {
         self.journal.set_counters(&self.counters);
     }
 
-    /// Counters of the pager's work for it, and the reason why its memory is lost, if it is.
+    /// Returns the counters of the pager's work for the child, and the reason if the child's memory is lost.
     pub(super) fn stats(&self) -> PagerStats {
         PagerStats { counters: self.counters, loss_reason: self.loss_reason.clone() }
     }

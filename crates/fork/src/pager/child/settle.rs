@@ -1,7 +1,7 @@
-//! Settling: a child fetches the rest of its pages in the background, and then does not need its seed any more.
+//! Settling: the pager fetches the rest of a child's pages in the background. Then the child no longer needs its seed.
 //! `PagerRequest::Settle` starts it; `faults` calls `run_settle_steps` in each round. `SettlePhase` shows the states.
-//! Two empty files in the child's directory survive a killed pager: `SETTLING_FILE` and `SETTLED_FILE`. The second is
-//! written before the page maps are dropped.
+//! Two empty files in the child's directory survive a killed pager: `SETTLING_FILE` and `SETTLED_FILE`. `SETTLED_FILE`
+//! is written before the page maps are dropped.
 
 use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
@@ -20,14 +20,14 @@ use crate::pager::journal::AddressSpaceId;
 use crate::pager::owner_connections::{AddressSpaceSource, BULK_READS_MAX, BULK_SLOTS, Lane, PageRead};
 use crate::pager::server::PagerServer;
 
-/// Name of the file in the child's directory that says that it settles.
+/// Name of the file in the child's directory that exists while the child settles.
 const SETTLING_FILE: &str = "settling";
 
-/// Name of the file in the child's directory that says that it has settled.
+/// Name of the file in the child's directory that exists once the child has settled.
 pub const SETTLED_FILE: &str = "settled";
 
-/// Most scans of a memory map that changes meanwhile. The scans end when two are equal. Memory that is left registered is
-/// still served.
+/// Most scans of a memory map that changes during the scans. They end when two scans are equal. Memory that stays
+/// registered is still served.
 const MAP_SCANS_MAX: usize = 4;
 
 /// The state of a child's settling.
@@ -38,7 +38,8 @@ const MAP_SCANS_MAX: usize = 4;
 ///            └──────────────┘ requested again
 /// ```
 ///
-/// A failed read ends only the settling. The child loses memory only if it touches a page that cannot be fetched.
+/// A failed read of a settling ends the settling, and loses no memory. The child loses memory only if it touches a page
+/// that cannot be fetched.
 #[derive(Debug, Default)]
 pub(in crate::pager) enum SettlePhase {
     /// Settling was not requested.
@@ -48,7 +49,7 @@ pub(in crate::pager) enum SettlePhase {
     Running {
         /// In each address space, all slots below this one were requested.
         cursors: BTreeMap<AddressSpaceId, u64>,
-        /// When it started; `None` if an earlier pager started it.
+        /// When the settling started; `None` if an earlier pager started it.
         since: Option<Instant>,
     },
     /// A page could not be fetched.
@@ -58,7 +59,7 @@ pub(in crate::pager) enum SettlePhase {
         /// When the failure was detected.
         at: Instant,
     },
-    /// The child does not need its seed any more.
+    /// The child no longer needs its seed.
     Settled,
 }
 
@@ -67,14 +68,14 @@ pub(in crate::pager) enum SettlePhase {
 enum SettleStep {
     /// Pages were requested.
     Requested,
-    /// The child must wait.
+    /// No pages could be requested for now: the child keeps its turn.
     Blocked,
-    /// The child does not settle any more.
+    /// The child is no longer settling.
     Finished,
 }
 
 impl SettlePhase {
-    /// The state in which an earlier pager left it.
+    /// Reads the state in which an earlier pager left the settling.
     pub(in crate::pager) fn recover(dir: &Path) -> Self {
         if dir.join(SETTLED_FILE).exists() {
             Self::Settled
@@ -85,7 +86,7 @@ impl SettlePhase {
         }
     }
 
-    /// Whether the child does not need its seed any more.
+    /// Whether the child has settled, so that it no longer needs its seed.
     pub(in crate::pager) fn is_settled(&self) -> bool {
         matches!(self, Self::Settled)
     }
@@ -95,7 +96,7 @@ impl SettlePhase {
         matches!(self, Self::Running { .. })
     }
 
-    /// The meaning of a failed bulk read, from the time when it was submitted.
+    /// Classifies a failed bulk read by the time of its submission.
     fn classify_failed_read(&self, submitted_at: Instant) -> SettleReadFailure {
         match self {
             Self::Running { since, .. } => SettleReadFailure {
@@ -108,11 +109,11 @@ impl SettlePhase {
     }
 }
 
-/// The meaning of a failed bulk read. Several reads may be in flight: when the first has failed, the failures of the others
-/// lose no memory, and do not end a settling that was started since.
+/// The effect of a failed bulk read. When the first read of a settling has failed, other reads of it may still be in
+/// flight. If these fail later, they lose no memory, and do not end a settling that was started since.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct SettleReadFailure {
-    /// The read counts as one of a settling, so no memory is lost.
+    /// The read counts as a read of a settling, so its failure loses no memory.
     belongs_to_settle: bool,
     /// The failure ends the current settling.
     ends_settle: bool,
@@ -123,7 +124,7 @@ fn create_marker_file(dir: &Path, file: &str) -> io::Result<()> {
 }
 
 impl Child {
-    /// From now on the rest of the child's pages is fetched.
+    /// Starts to settle the child, unless it settles or has settled.
     fn start_settle(&mut self, now: Instant) -> io::Result<()> {
         if matches!(self.settling, SettlePhase::Idle | SettlePhase::Failed { .. }) {
             create_marker_file(&self.dir, SETTLING_FILE)?;
@@ -135,12 +136,12 @@ impl Child {
     /// Ends the settling; the child continues as before.
     fn fail_settle(&mut self, reason: String, now: Instant) {
         tracing::warn!("child {} does not settle: {reason}", self.id);
-        // If this fails, the next pager tries once more.
+        // If the removal fails, the next pager resumes the settling.
         let _ = fs::remove_file(self.dir.join(SETTLING_FILE));
         self.settling = SettlePhase::Failed { reason, at: now };
     }
 
-    /// All pages are installed, so none will be requested again.
+    /// Marks the child as settled: all pages are installed.
     fn finish_settle(&mut self, now: Instant) {
         if let Err(error) = create_marker_file(&self.dir, SETTLED_FILE) {
             return self.fail_settle(format!("the file `settled` cannot be written: {error}"), now);
@@ -151,7 +152,8 @@ impl Child {
         tracing::info!("child {} has settled", self.id);
     }
 
-    /// The next slots to request from one source, at most [`BULK_SLOTS`]. `None` if all are installed or in flight.
+    /// Returns the next slots to request, at most [`BULK_SLOTS`], with their address space and source. `None` if all
+    /// slots are installed or in flight.
     fn next_settle_slots(&mut self) -> Option<(AddressSpaceId, usize, Vec<Range<u64>>)> {
         let SettlePhase::Running { cursors, .. } = &mut self.settling else { return None };
         let slots = self.populated.slot_count();
@@ -160,7 +162,7 @@ impl Child {
                 continue;
             }
             let cursor = cursors.entry(*number).or_default();
-            // At the end, search once more from the start: some requested pages may not have arrived.
+            // At the end, search again from slot 0: some requested pages may not have arrived.
             for from in [*cursor, 0] {
                 *cursor = from;
                 while *cursor < slots {
@@ -205,8 +207,8 @@ impl Child {
         SettleProgress { total_pages: slots * spaces, missing_pages: missing, state }
     }
 
-    /// Lets the kernel serve the missing pages itself: they are zero, as in any process. `pid` is the child's own process.
-    /// This is only an optimization: memory that stays registered is served as before.
+    /// Unregisters the child's memory, so that the kernel itself fills missing pages with zeroes. `pid` is the child's
+    /// first process. This is only an optimization: memory that stays registered is served as before.
     fn unregister_all_memory(&self, pid: i32) {
         let Some(address_space) = self.spaces.get(&0) else { return };
         let mut before = Vec::new();
@@ -217,7 +219,7 @@ impl Child {
                 return;
             }
             for (start, bytes) in &ranges {
-                // The kernel refuses mappings that cannot be registered. These are not registered.
+                // The ioctl fails only for mappings of kinds that are never registered.
                 let _ = address_space.uffd().unregister(*start, *bytes);
             }
             before = ranges;
@@ -226,7 +228,7 @@ impl Child {
 }
 
 impl PagerServer<'_> {
-    /// Starts to settle a child if `begin` is set, and reports its progress. `pid` is the child's own process.
+    /// Starts to settle a child if `begin` is set. Returns the progress. `pid` is the child's first process.
     pub(in crate::pager) fn handle_settle(&mut self, id: &ChildId, begin: bool, pid: i32) -> PagerReply {
         let Some(key) = self.child_key(id) else {
             return PagerReply::Refused(format!("child {id} is not known to the pager"));
@@ -246,7 +248,7 @@ impl PagerServer<'_> {
         let Some(served) = self.children.get(&key) else {
             return PagerReply::Refused(format!("child {id} has ended"));
         };
-        // A daemon that gets the state `Settled` need not ask again. So the memory is unregistered before the reply.
+        // Unregister the memory before the reply: a daemon that gets the state `Settled` sends no further request.
         if served.child.settling.is_settled() {
             served.child.unregister_all_memory(pid);
         }
@@ -261,10 +263,10 @@ impl PagerServer<'_> {
         }
     }
 
-    /// Submits reads for children that settle, in turn, at most `reads_max`.
+    /// Submits reads for the children that settle, in turn; at most `reads_max` reads.
     ///
-    /// They use the bulk lane, so that pages for which a thread waits are served first. In each round one settling read
-    /// is submitted before the prefetches, so that an endless stream does not hold it up.
+    /// The reads use the bulk lane, so that pages for which a thread waits are served first. In each round one settling
+    /// read is submitted before the prefetches, so that an endless stream cannot delay the settling forever.
     pub(in crate::pager) fn run_settle_steps(&mut self, reads_max: usize) {
         for _ in 0..reads_max {
             let turns = self.settle_queue.len();
@@ -319,7 +321,8 @@ impl PagerServer<'_> {
         }
     }
 
-    /// Ends a settling if the failed read was submitted by it. Returns whether the read counts as one of a settling.
+    /// Ends the current settling if the failed read may be one of its reads. Returns whether the failure counts as one
+    /// of a settling, and so loses no memory.
     pub(in crate::pager) fn handle_settle_read_failure(
         &mut self,
         read: &PageRead,
@@ -353,7 +356,7 @@ mod tests {
         assert_eq!(fails(&SettlePhase::Idle, at(1)), (false, false));
         assert_eq!(fails(&underway(Some(at(1))), at(1)), (true, true));
         assert_eq!(fails(&underway(None), at(0)), (true, true));
-        // A read of an earlier settling that has failed: several are in flight.
+        // A read of an earlier settling, which failed while several reads were in flight.
         assert_eq!(fails(&underway(Some(at(2))), at(1)), (true, false));
         let failed = SettlePhase::Failed { reason: String::new(), at: at(2) };
         assert_eq!((fails(&failed, at(1)), fails(&failed, at(3))), ((true, false), (false, false)));

@@ -12,37 +12,37 @@ use farfork_sys::fd_passing;
 
 use crate::pager::journal::AddressSpaceId;
 
-/// Messages after which those of ended processes are removed.
+/// Number of sent messages after which the messages of ended processes are removed.
 const PRUNE_AFTER_MESSAGES: usize = 128;
 
-/// Initial and largest size of the queue in bytes. The kernel counts some 800 bytes for each message.
+/// Initial and largest size of the queue in bytes. The kernel counts about 800 bytes for each message.
 const QUEUE_BYTES: usize = 1 << 20;
 const QUEUE_BYTES_MAX: usize = 64 << 20;
 
 /// The first word of the message that marks the start of a rotation.
 const ROTATION_MARKER: AddressSpaceId = AddressSpaceId::MAX;
 
-/// The queue, from the pager's side. Like a userfaultfd, it is never closed on drop.
+/// The pager's descriptor of the queue. Like a userfaultfd, it is never closed on drop.
 ///
 /// ```text
 ///  message    space u32                 with the userfaultfd of that address space
 ///             0xffffffff, nonce u32     without a descriptor: the start of a rotation
 /// ```
 ///
-/// A *rotation* takes out the userfaultfds of ended processes. Each message to keep is sent again before it is taken
+/// A *rotation* removes the userfaultfds of ended processes. A message to keep is first sent again and then removed
 /// from the front, so that it is in the queue at all times.
 #[derive(Debug)]
 pub(in crate::pager) struct StubQueue {
     socket: ManuallyDrop<OwnedFd>,
-    /// Messages sent since the last rotation.
+    /// Number of messages sent since the last rotation.
     sent: usize,
     buffer_bytes: usize,
-    /// Rotations started.
+    /// Number of rotations started. The marker contains it as the nonce.
     rotations: u32,
 }
 
 impl StubQueue {
-    /// The queue of this socket.
+    /// Creates the pager's side of the queue from its socket.
     pub(in crate::pager) fn new(socket: OwnedFd) -> Self {
         Self { socket: ManuallyDrop::new(socket), sent: 0, buffer_bytes: 0, rotations: 0 }
     }
@@ -57,7 +57,7 @@ impl StubQueue {
         drop(ManuallyDrop::into_inner(self.socket));
     }
 
-    /// Adds the userfaultfd of a process that was just forked, by the number that the kernel assigned.
+    /// Adds the userfaultfd of a process that was just forked. `number` is its descriptor number, from the fork event.
     ///
     /// # Errors
     /// As sendmsg(2), if the queue is full and cannot grow.
@@ -74,12 +74,12 @@ impl StubQueue {
         self.add_by_number(space, uffd.as_raw_fd())
     }
 
-    /// Whether enough was added to make a rotation worthwhile.
+    /// Whether enough messages were sent since the last rotation to start another.
     pub(in crate::pager) fn needs_pruning(&self) -> bool {
         self.sent >= PRUNE_AFTER_MESSAGES
     }
 
-    /// Removes the userfaultfds of address spaces that are not wanted.
+    /// Removes the userfaultfds of the address spaces that `is_wanted` rejects.
     ///
     /// # Errors
     /// As recvmsg(2), sendmsg(2).
@@ -101,7 +101,7 @@ impl StubQueue {
         Ok(copies)
     }
 
-    /// Moves each message once from the front to the end, except those that `keep` rejects.
+    /// Moves each message once from the front to the end. Removes the messages that `keep` rejects.
     fn rotate_messages(&mut self, mut keep: impl FnMut(AddressSpaceId, OwnedFd) -> bool) -> io::Result<()> {
         self.rotations += 1;
         let marker = [ROTATION_MARKER.to_ne_bytes(), self.rotations.to_ne_bytes()].concat();
@@ -119,7 +119,7 @@ impl StubQueue {
                     })?;
                 }
             }
-            // A marker of another rotation is from a pager that was killed during it.
+            // This also removes the marker of an earlier rotation, left by a pager that was killed during the rotation.
             fd_passing::receive(self.socket.as_fd(), &mut bytes, 1)?;
             if is_own_marker {
                 return Ok(());
@@ -165,7 +165,7 @@ mod tests {
         let all = queue.duplicate_userfaultfds().unwrap();
         assert!(all.keys().copied().eq((0..600).step_by(3)), "{:?}", all.keys());
         assert!(all.iter().all(|(space, copy)| inode(copy) == inode(&files[*space as usize])));
-        // The pager closes its side, and the next pager starts with the stub's.
+        // The pager closes its side. The next pager starts with the stub's copy.
         queue.close();
         let mut queue = StubQueue::new(stub);
         assert_eq!(queue.duplicate_userfaultfds().unwrap().len(), 200);
@@ -180,7 +180,7 @@ mod tests {
         let file = tempfile::tempfile().unwrap();
         queue.add(0, file.as_fd()).unwrap();
         fd_passing::try_send(queue.socket.as_fd(), &[0xff, 0xff, 0xff, 0xff, 9, 9, 9, 9], &[]).unwrap();
-        // The rotation has sent the first message again, and has not yet removed it from the front.
+        // As after a kill during a rotation: the first message was sent again, and not yet removed from the front.
         queue.add(0, file.as_fd()).unwrap();
         assert!(queue.duplicate_userfaultfds().unwrap().keys().eq([&0]));
         queue.close();

@@ -1,8 +1,8 @@
-//! Fills the queue of a child's stub while the child is served. `PagerRequest::Reclaim` restores the child from it
-//! after keeper, pager and holder were killed together.
-//! The journal lists the address spaces and their maps; the queue has the userfaultfds. A space that only the journal
-//! lists was forked just before the kill: its fork event was read, but its userfaultfd was not queued yet. Its process
-//! has read zeroes since, so the daemon ends such a child.
+//! Fills the queue of a child's stub while the child is served. `PagerRequest::Reclaim` restores the child from this
+//! queue after keeper, pager and holder were killed together. The journal lists the address spaces and their maps; the
+//! queue has the userfaultfds. A space that only the journal lists was forked just before the kill: its fork event was
+//! read, but its userfaultfd was not queued yet. Since the kill, its process has read missing pages as zeroes, so the
+//! daemon ends the child.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -21,7 +21,7 @@ use crate::pager::plan::MemoryPlan;
 use crate::pager::server::PagerServer;
 
 impl Child {
-    /// Records the stub's queue, if one has arrived and none is known.
+    /// Sets the stub's queue, if a queue has arrived and none is set.
     pub(in crate::pager) fn set_stub_queue(&mut self, queue: Option<OwnedFd>) {
         if let Some(queue) = queue.filter(|_| self.stub_queue.is_none()) {
             let queue = StubQueue::new(queue);
@@ -30,7 +30,7 @@ impl Child {
         }
     }
 
-    /// As [`Self::set_stub_queue`], for a queue that is still empty.
+    /// Sets the stub's queue, and adds the userfaultfds of the child's address spaces to it.
     pub(super) fn fill_stub_queue(&mut self, queue: OwnedFd) -> io::Result<()> {
         if self.stub_queue.is_some() {
             return Ok(());
@@ -40,8 +40,8 @@ impl Child {
         self.spaces.iter().try_for_each(|(number, address_space)| queue.add(*number, address_space.as_fd()))
     }
 
-    /// Adds processes that were just forked to the stub's queue. This is done first, because the forking thread already
-    /// continues.
+    /// Adds the userfaultfds of processes that were just forked to the stub's queue. Must be called before the messages
+    /// are handled, because the forking thread continues as soon as its message was read.
     pub(super) fn queue_forked_userfaultfds(&mut self, messages: &[UffdEvent]) {
         let Some(queue) = &mut self.stub_queue else { return };
         let forked = messages.iter().filter_map(|message| match message {
@@ -65,20 +65,19 @@ impl Child {
         }
     }
 
-    /// Removes from the queue what this pager does not serve.
+    /// Removes the userfaultfds that this pager does not serve from the queue.
     pub(super) fn prune_stub_queue(&mut self) {
         let Some(queue) = &mut self.stub_queue else { return };
         let (spaces, own_count) = (&self.spaces, self.planned_maps.len() as AddressSpaceId);
         let have_all_arrived = self.uffd_socket.is_none();
-        // The userfaultfd of one of its own processes may be on its way to this pager.
+        // The userfaultfd of one of the child's own processes may still be in the socket to this pager.
         let is_wanted = |space: AddressSpaceId| spaces.contains_key(&space) || (!have_all_arrived && space < own_count);
         if let Err(error) = queue.prune(is_wanted) {
             tracing::error!("child {}: its stub's queue cannot be pruned: {error}", self.id);
         }
     }
 
-    /// Continues with a child of which only the files and the stub's queue are left. Also returns how many of its processes
-    /// were lost.
+    /// Restores a child from its files and its stub's queue. Also returns how many of its processes were lost.
     ///
     /// # Errors
     /// [`ChildError`].
@@ -91,7 +90,7 @@ impl Child {
         let ReplayResult { mut spaces, next_space } = replay::replay_journal(contents, &child.planned_maps);
         let mut queue = StubQueue::new(queue);
         let userfaultfds = queue.duplicate_userfaultfds().map_err(journal_error)?;
-        // The journal may lack a process whose userfaultfd was on its way.
+        // The journal may lack a process whose userfaultfd had not arrived at the killed pager.
         for (number, map) in child.planned_maps.iter().enumerate() {
             spaces.entry(number as AddressSpaceId).or_insert_with(|| (-1, map.clone()));
         }

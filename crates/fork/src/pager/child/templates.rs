@@ -1,7 +1,7 @@
-//! Templates of children: a capture clones a served process and reads the clone, which never runs.
-//! The pager finds the template's address space, lists its map and closes its userfaultfd. It fetches no pages for it:
-//! children of the new seed get the missing pages from the seeds that own them.
-//! After the close the missing pages read as zeroes. So the template must never run, and its map is listed before.
+//! Templates of children: to make a seed of a child, a capture clones the child's process. The clone never runs. The
+//! pager finds the template's address space, lists its map and closes its userfaultfd. It fetches no pages for it:
+//! children of the new seed get the missing pages from the seeds that own them. After the close, missing pages read as
+//! zeroes. So the template must never run, and its map is listed before the close.
 
 use farfork_wire::{ChildId, PAGE_SIZE};
 
@@ -17,11 +17,12 @@ use crate::pager::server::PagerServer;
 //
 // `ListSegments` gives the template's map as it was at the clone.
 //
-// A fork event does not say which process was forked. The capture maps pages in the parent just for the pause. Of the
-// spaces that are not older than the reply to `NextSpace`, the template's is the one in which these pages are mapped.
+// A fork event does not say which process was forked. The capture maps pages in the parent just for the pause. These
+// pages identify the template: among the spaces with at least the number that `NextSpace` returned, only the template's
+// has them mapped.
 
 impl PagerServer<'_> {
-    /// The number of the child's next address space.
+    /// Returns the number of the child's next address space.
     pub(in crate::pager) fn handle_next_space(&self, id: &ChildId) -> PagerReply {
         let Some(served) = self.child_key(id).and_then(|key| self.children.get(&key)) else {
             return refuse_unknown_child(id);
@@ -29,12 +30,12 @@ impl PagerServer<'_> {
         PagerReply::SpaceId(Some(served.child.next_space_id()))
     }
 
-    /// The address space, not older than `since`, in which the page at this address is mapped.
+    /// Finds the address space, with number `since` or higher, in which the page at `address` is mapped.
     pub(in crate::pager) fn handle_find_space(&self, id: &ChildId, since: AddressSpaceId, address: u64) -> PagerReply {
         let Some(served) = self.child_key(id).and_then(|key| self.children.get(&key)) else {
             return refuse_unknown_child(id);
         };
-        // An address that is not mapped cannot be registered. In the template the page is registered until the address space
+        // Only a mapped page can be registered. This leaves the page registered in the template until the address space
         // is closed.
         let is_mapped = |space: &&AddressSpaceId| {
             served
@@ -55,7 +56,7 @@ impl PagerServer<'_> {
         }
     }
 
-    /// The segments of an address space, from this address on.
+    /// Returns the segments of an address space that start at `from` or later, as many as fit into one reply.
     pub(in crate::pager) fn handle_list_segments(&self, id: &ChildId, space: AddressSpaceId, from: u64) -> PagerReply {
         let served = self.child_key(id).and_then(|key| self.children.get(&key));
         let Some(address_space) = served.and_then(|served| served.child.spaces.get(&space)) else {

@@ -1,7 +1,7 @@
-//! Zygotes: processes that are served like children, except that their forks (*copies*) become children of their own.
-//! `PagerRequest::Transfer` turns the newest copy of a zygote into a child.
-//! A fork event does not say which child it belongs to. So the daemon makes one copy at a time, and transfers it before
-//! it makes the next. All spaces of a zygote except space 0 therefore belong to its newest copy.
+//! Zygotes: processes that are served like children, except that the processes that they fork (*copies*) become
+//! separate children. `PagerRequest::Transfer` turns the newest copy of a zygote into a child. A fork event does not
+//! say which child it belongs to. So the daemon makes one copy at a time, and transfers it before it makes the next.
+//! Therefore all spaces of a zygote, except its own space 0, belong to its newest copy.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -24,23 +24,24 @@ use crate::pager::server::event_poller::EventSource;
 use crate::pager::server::{PagerServer, ServedChild};
 use crate::pager::working_set::AccessTrace;
 
-/// Most pages of a zygote's working set, 16 MiB. Each small page costs a copy's fork up to 100 ns, and its exit as much.
+/// Most pages of a zygote's working set: 16 MiB. Each small page costs the fork of a copy up to 100 ns, and its exit as
+/// much.
 const ZYGOTE_PAGES_MAX: u64 = 4096;
 
-/// Most pages of a zygote, including those that complete huge pages, 32 MiB.
+/// Most pages of a zygote, including the pages that complete huge pages: 32 MiB.
 const ZYGOTE_FILLED_PAGES_MAX: u64 = 2 * ZYGOTE_PAGES_MAX;
 
 /// Most faults of copies that are recorded until the next copy is made.
 const COPY_FAULTS_MAX: usize = ZYGOTE_PAGES_MAX as usize;
 
-/// Most zero pages of a zygote, 2 MiB. Each needs a page table entry, and no memory.
+/// Most zero pages of a zygote: 2 MiB. Each needs a page table entry, but no memory.
 const ZYGOTE_ZERO_PAGES_MAX: u64 = 512;
 
-/// Pages of a huge page.
+/// Number of small pages in a huge page.
 const HUGE_PAGE_PAGES: u64 = HUGE_PAGE_BYTES / PAGE_SIZE;
 
-/// A zygote that has this fraction of a huge page, a sixteenth, gets the rest. The pages that were touched so far suggest
-/// that more will be, and a huge page costs a copy's fork no more than a small page.
+/// A zygote that has one in this many pages of a huge page gets the rest. The touched pages suggest that more will be
+/// touched, and a huge page costs the fork of a copy no more than a small page.
 const HUGE_FILL_FRACTION: u64 = 16;
 
 // How a copy becomes a child:
@@ -50,52 +51,51 @@ const HUGE_FILL_FRACTION: u64 = 16;
 //
 // Until its transfer a copy is served as a process of the zygote: from the same seed, with the same map.
 //
-// The copy's journal starts with its userfaultfd, and with a snapshot if its map is not the plan's any more. After that
-// is written, the zygote's journal records that the space is closed. A pager that is killed in between leaves the space
-// in both journals. It then belongs to the child (`resolve_transferred_spaces`).
+// The copy's journal starts with its userfaultfd, and with a snapshot if its map differs from the plan's. Then the
+// zygote's journal records that the space is closed. If a pager is killed between the two, both journals list the
+// space. `resolve_transferred_spaces` then assigns it to the child.
 //
 // A zygote touches no page itself. It gets its pages as follows:
 // - When it is adopted it gets the touched pages of its seed's working set.
-// - While copies are made, it requests the set again, and fetches what it lacks of huge pages that it has in part
-//   (`missing_huge_page_slots`). The node makes huge pages of complete ones: a huge page costs a copy's fork as little
-//   as a small page.
+// - While copies are made, it requests the set again, and fetches the missing pages of incomplete huge pages
+//   (`missing_huge_page_slots`). The node turns complete ones into real huge pages: a huge page costs the fork of a
+//   copy as little as a small page.
 // - When the next copy is made, it gets the pages for which copies waited. A copy's faults are also reported to the
-//   owner, like those of any child.
-// Later copies have the pages that have arrived by then.
+//   owner, like those of any child. A copy has the pages that have arrived before its fork.
 
 /// The copies of a zygote.
 #[derive(Debug, Clone, Copy, Default)]
 pub(in crate::pager) struct ZygoteCopies {
     /// The address space of the newest copy, if this pager has read its fork event.
     pub(in crate::pager) newest_copy: Option<AddressSpaceId>,
-    /// Whether copies were made since it last got a working set.
+    /// Whether copies were made since the zygote last got a working set.
     was_copied: bool,
-    /// The plan of its copies.
+    /// The plan file that the copies share.
     copy_plan: Option<PlanFileId>,
-    /// Pages without data that it has because copies waited for them.
+    /// Number of zero pages that were mapped in the zygote because copies waited for them.
     zero_pages: u64,
 }
 
 impl ZygoteCopies {
-    /// The state of a zygote in this directory that has forked nothing yet.
+    /// Returns the state of a zygote without copies, whose files are in `dir`.
     pub(super) fn from_dir(dir: &Path) -> Self {
         Self { copy_plan: PlanFileId::for_copies(dir), ..Self::default() }
     }
 }
 
 impl Child {
-    /// How many more pages of a working set a zygote may have.
+    /// Returns how many more pages of a working set the zygote may get.
     pub(in crate::pager) fn zygote_pages_left(&self) -> u64 {
         ZYGOTE_PAGES_MAX.saturating_sub(self.zygote_page_count())
     }
 
-    /// How many pages a zygote has.
+    /// Returns the number of installed pages that hold data.
     fn zygote_page_count(&self) -> u64 {
         let slots = self.populated.slot_count();
         self.spaces.get(&0).map_or(0, |address_space| slots - address_space.count_missing_slots(slots))
     }
 
-    /// Maps zeroes from an address on, up to the first page for which its own plan has data.
+    /// Maps zeroes in the zygote from `address` on, up to the first page that holds data in the zygote.
     fn map_zeroes_for_copies(&mut self, address: u64, pages: u64) {
         let (Some(zygote_copies), Some(address_space)) = (&mut self.zygote_copies, self.spaces.get_mut(&0)) else {
             return;
@@ -109,7 +109,8 @@ impl Child {
         zygote_copies.zero_pages += self.counters.zero_pages - before;
     }
 
-    /// The missing slots of huge pages of which the zygote has a large part. The node makes huge pages of complete ones.
+    /// Returns the missing slots of huge pages of which the zygote has a part, so that the node can make huge pages of
+    /// them.
     fn missing_huge_page_slots(&self) -> Vec<Range<u64>> {
         let Some(address_space) = self.spaces.get(&0) else { return Vec::new() };
         let mut room = ZYGOTE_FILLED_PAGES_MAX.saturating_sub(self.zygote_page_count());
@@ -127,7 +128,7 @@ impl Child {
         wanted
     }
 
-    /// Creates a child from this zygote's newest copy, still without its address spaces.
+    /// Creates a child for this zygote's newest copy, without address spaces: the caller moves these.
     fn create_copy(&self, id: &ChildId, dir: &Path) -> Result<Self, String> {
         let planned = self.load_copy_plan(dir)?;
         let first = self.newest_copy_id();
@@ -143,7 +144,7 @@ impl Child {
         Ok(child)
     }
 
-    /// The plan of a copy. Most copies have the shared plan, which is loaded already.
+    /// Returns the plan of a copy. Most copies have the shared plan, which the zygote has loaded.
     fn load_copy_plan(&self, dir: &Path) -> Result<LoadedPlan, String> {
         let (populated, maps) = (self.populated.clone(), self.planned_maps.clone());
         let shared_plan = self.zygote_copies.and_then(|zygote_copies| zygote_copies.copy_plan);
@@ -158,8 +159,8 @@ impl Child {
         Ok(LoadedPlan { populated, ..loaded })
     }
 
-    /// Creates the journal of a copy, whose address spaces have the numbers from `first` on. No snapshot is needed if it has
-    /// a single one, and that is still as planned.
+    /// Creates the journal of a copy whose address spaces have the numbers from `first` on. Needs no snapshot if the
+    /// copy has a single address space, with the map of the plan.
     fn create_copy_journal(
         &self,
         dir: &Path,
@@ -184,14 +185,15 @@ impl Child {
         )
     }
 
-    /// The number of the newest copy's address space. A pager that has not read its fork event takes the oldest one.
+    /// Returns the number of the newest copy's address space. A pager that has not read the copy's fork event takes the
+    /// oldest space.
     fn newest_copy_id(&self) -> AddressSpaceId {
         let oldest = self.spaces.range(1..).next().map(|(number, _)| *number);
         self.zygote_copies.and_then(|zygote_copies| zygote_copies.newest_copy).or(oldest).unwrap_or(1)
     }
 }
 
-/// The slots of the huge page at this address, if it is within the segment and all its pages hold data.
+/// Returns the slots of the huge page at address `unit`, if it is within the segment and all its pages hold data.
 fn huge_page_slots(unit: u64, segment: &MapSegment, populated: &SlotIndex) -> Option<Range<u64>> {
     if unit < segment.start || unit + HUGE_PAGE_BYTES > segment.end {
         return None;
@@ -250,7 +252,8 @@ impl PagerServer<'_> {
         self.fill_zygote_from_copies(key);
         self.insert_child(child, owners).map_err(|error| error.to_string())?;
         let moved = self.child_key(id).and_then(|key| self.children.get(&key));
-        // Replies to requests for the zygote's address space never reach the child.
+        // Wake the threads, so that they fault again: replies to their earlier requests go to the zygote's spaces, not
+        // to the child's.
         moved.into_iter().flat_map(|served| served.child.spaces.values()).for_each(AddressSpace::wake_all);
         Ok(())
     }
@@ -272,7 +275,7 @@ impl PagerServer<'_> {
         }
     }
 
-    /// A copy of a zygote waits for a page: later copies must have it.
+    /// Records a page for which a copy waits, so that the zygote, and thus later copies, get it.
     pub(in crate::pager) fn add_fault_to_zygote(&mut self, key: u64, slot: u64) {
         let zygote = self.children.get(&key).and_then(|served| served.child.copy_of);
         let Some(ServedChild { child: zygote, .. }) = zygote.and_then(|key| self.children.get_mut(&key)) else {
@@ -283,7 +286,7 @@ impl PagerServer<'_> {
         }
     }
 
-    /// As `add_fault_to_zygote`, for zero pages.
+    /// Maps the zero pages for which a copy waits in its zygote, so that later copies have them.
     pub(in crate::pager) fn add_zeroes_to_zygote(&mut self, key: u64, address: u64, pages: u64) {
         let zygote = self.children.get(&key).and_then(|served| served.child.copy_of);
         if let Some(ServedChild { child: zygote, .. }) = zygote.and_then(|key| self.children.get_mut(&key)) {
@@ -291,7 +294,7 @@ impl PagerServer<'_> {
         }
     }
 
-    /// Gives a zygote the pages that its copies have touched since the previous copy was made.
+    /// Fetches for a zygote the pages on which its copies have faulted since the previous copy was made.
     fn fill_zygote_from_copies(&mut self, key: u64) {
         let Some(ServedChild { child: zygote, .. }) = self.children.get_mut(&key) else { return };
         if zygote.pending_set_slots.is_empty() {
@@ -303,7 +306,7 @@ impl PagerServer<'_> {
         self.queue_working_set(key);
     }
 
-    /// Whether any page that a zygote must get is still missing.
+    /// Whether pages that a zygote must get are queued, or in flight.
     pub(in crate::pager) fn is_zygote_filling(&self, key: u64) -> bool {
         let Some(ServedChild { child, .. }) = self.children.get(&key) else { return false };
         let is_to_come = child.uffd_socket.is_some()
@@ -313,7 +316,8 @@ impl PagerServer<'_> {
         is_to_come && child.loss_reason.is_none()
     }
 
-    /// Gives zygotes that were copied the pages that were added to their seeds' working sets meanwhile.
+    /// Fetches pages for the zygotes that were copied since the last call: those that were added to their seeds'
+    /// working sets, and the rest of incomplete huge pages.
     pub(in crate::pager) fn fill_zygotes(&mut self) {
         let mut due = Vec::new();
         for child in self.children.values_mut().map(|served| &mut served.child) {
@@ -338,7 +342,8 @@ impl PagerServer<'_> {
     }
 }
 
-/// Assigns to the child each address space that a zygote has, too, because a pager was killed during the transfer.
+/// Assigns to the child each address space that both its journal and a zygote's list, because a pager was killed during
+/// the transfer.
 pub(in crate::pager) fn resolve_transferred_spaces(children: &mut [Child]) {
     let of_children = children.iter().filter(|child| child.zygote_copies.is_none());
     let child_fds: BTreeSet<i32> =

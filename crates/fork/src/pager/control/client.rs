@@ -1,5 +1,5 @@
-//! The daemon's side of the control socket: `PagerClient`.
-//! Requests survive a killed pager. The socket stays open, the next pager answers, and every request may be repeated.
+//! The daemon's side of the control socket: `PagerClient`. A request survives a killed pager: the socket stays open,
+//! and the next pager replies. Every request may be repeated.
 
 use std::cell::RefCell;
 use std::io;
@@ -26,15 +26,17 @@ use crate::pager::page_map::MapSegment;
 /// Pause before a request is retried: about the time that a pager needs to start.
 const RETRY_BACKOFF: Duration = Duration::from_millis(5);
 
-/// Longest call. A pager answers in well under a millisecond. One that takes over from another needs longer.
+/// Longest time of a call. A running pager replies in well under a millisecond; a pager that is taking over needs
+/// longer.
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Most connections that are kept for the next request. One copy of a zygote is made at a time, while another child ends.
+/// Most idle connections that are kept. Typically two requests overlap: one transfers a zygote's copy, another releases
+/// a child.
 const IDLE_CONNECTIONS_MAX: usize = 2;
 
 thread_local! {
-    /// The buffer for replies. Most are short, and clearing the whole buffer each time would take longer than the rest of a
-    /// call.
+    /// The buffer for replies. It is reused: most replies are short, and clearing a whole buffer would take longer than
+    /// the rest of a call.
     static MESSAGE: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -44,10 +46,10 @@ pub enum ClientError {
     /// The pager has refused the request.
     #[error("{0}")]
     Refused(String),
-    /// The pager did not answer in time.
+    /// The pager did not reply in time.
     #[error("the pager at {} does not answer ({cause}): look for its process and its log", socket.display())]
     NoReply {
-        /// Its socket.
+        /// The pager's control socket.
         socket: PathBuf,
         /// The last error.
         cause: io::Error,
@@ -69,21 +71,21 @@ pub enum ClientError {
     },
 }
 
-/// A client of the pager. Its calls block, usually for some 50 µs, at most for five seconds.
+/// A client of the pager. Its calls block, usually for about 50 µs, at most for five seconds.
 #[derive(Debug, Clone)]
 pub struct PagerClient {
     socket: PathBuf,
-    /// Connections without a pending request. Making one costs both sides as much as a request.
+    /// Connections without a pending request. They are kept, because opening one costs both sides as much as a request.
     idle_connections: Arc<Mutex<Vec<OwnedFd>>>,
 }
 
 impl PagerClient {
-    /// A client of the pager of `run_dir`, which may still be starting.
+    /// Creates a client of the pager of `run_dir`, which may still be starting.
     pub fn new(run_dir: &Path) -> Self {
         Self { socket: run_dir.join(SOCKET_FILE), idle_connections: Arc::default() }
     }
 
-    /// As [`Self::start_adoption`], and waits for it.
+    /// As [`Self::start_adoption`], and waits until the pager has replied.
     ///
     /// # Errors
     /// As [`PendingAdoption::wait`].
@@ -91,17 +93,18 @@ impl PagerClient {
         self.start_adoption(child, child_dir, uffd_socket).wait()
     }
 
-    /// Asks the pager to serve a child. Its memory plan is in `child_dir`. Its userfaultfd will arrive on the other end of
-    /// `uffd_socket`, as the only descriptor of a message. If the socket is closed without one, the adoption ends. The child
-    /// may be started meanwhile: its page faults wait until it is served.
+    /// Asks the pager to serve a child. Its memory plan is in `child_dir`. Its userfaultfd will arrive on the other end
+    /// of `uffd_socket`, as the only descriptor of a message. If that end is closed before a descriptor was sent, the
+    /// adoption ends. The child may be started before the pager has replied: its page faults wait until it is served.
     pub fn start_adoption(&self, child: &ChildId, child_dir: &Path, uffd_socket: OwnedFd) -> PendingAdoption<'_> {
         let request = PagerRequest::Adopt { child: child.clone(), dir: child_dir.to_owned() };
         let sent = self.send_request(&request, &[uffd_socket.as_fd()]);
         PendingAdoption { client: self, request, uffd_socket, sent }
     }
 
-    /// Makes the newest copy of a zygote a child. The child's memory plan is in `child_dir`, and `pid` is its process. The
-    /// pager also adds its userfaultfd to `stub_queue`. No other copy of the zygote may be made meanwhile.
+    /// Makes the newest copy of a zygote a child. The child's memory plan is in `child_dir`, and `pid` is its process.
+    /// The pager also adds the child's userfaultfd to `stub_queue`. No other copy of the zygote may be made before this
+    /// call returns.
     ///
     /// # Errors
     /// [`ClientError::Refused`] if the zygote's memory is lost, or the plan differs from the zygote's;
@@ -118,8 +121,8 @@ impl PagerClient {
         self.call(&PagerRequest::Transfer { zygote, child, dir, pid }, &[stub_queue]).map(drop)
     }
 
-    /// Whether pages that a zygote must get of its seed's working set are still in flight. A copy that is made meanwhile
-    /// must fetch them itself.
+    /// Whether pages of the working set that a zygote must get are still in flight. A copy that is made now must fetch
+    /// these pages itself.
     ///
     /// # Errors
     /// [`ClientError::Refused`] for a zygote that is not served, [`ClientError::NoReply`].
@@ -130,8 +133,8 @@ impl PagerClient {
         }
     }
 
-    /// Releases a child whose processes have been ended, and waits until the last is gone. Only then may its directory be
-    /// removed. Returns what the pager has done for it, if the child was known.
+    /// Releases a child whose processes were killed, and waits until the last process is gone. Only then may the
+    /// child's directory be removed. Returns the counters of the pager's work for the child, if the child was known.
     ///
     /// # Errors
     /// [`ClientError::StillRunning`], [`ClientError::NoReply`].
@@ -158,7 +161,7 @@ impl PagerClient {
         }
     }
 
-    /// The pager's release and trust policy.
+    /// Returns the pager's release and trust policy.
     ///
     /// # Errors
     /// [`ClientError::VersionMismatch`], [`ClientError::NoReply`].
@@ -169,8 +172,8 @@ impl PagerClient {
         }
     }
 
-    /// Changes the trust policy of this pager and the next ones, and waits until it is in use. Another pager replaces this
-    /// one, as if it had been killed; faults of its children wait meanwhile.
+    /// Changes the trust policy of this pager and the next ones, and waits until it is in use. A new pager replaces
+    /// this one, as after a crash; page faults of children wait until it has started.
     ///
     /// # Errors
     /// [`ClientError::TrustPolicy`]; [`ClientError::NoReply`], also if the pager cannot use the policy.
@@ -191,7 +194,7 @@ impl PagerClient {
         Ok(())
     }
 
-    /// Counters of the pager's work for a child, and the reason why its memory is lost, if it is.
+    /// Returns the counters of the pager's work for a child, and the reason if the child's memory is lost.
     ///
     /// # Errors
     /// [`ClientError::Refused`] for a child that is not served, [`ClientError::NoReply`].
@@ -202,8 +205,9 @@ impl PagerClient {
         }
     }
 
-    /// If `begin` is set, starts to fetch the rest of a child's pages in the background. Returns the progress. `pid` is the
-    /// child's own process: after the child has settled, the kernel alone serves it.
+    /// If `begin` is set, starts to fetch the rest of a child's pages in the background. Returns the progress. `pid` is
+    /// the child's first process: once the child has settled, its memory is unregistered, and the kernel alone serves
+    /// it.
     ///
     /// # Errors
     /// [`ClientError::Refused`] for a child that is not served, [`ClientError::NoReply`].
@@ -214,7 +218,7 @@ impl PagerClient {
         }
     }
 
-    /// The contents and the counters of the page cache.
+    /// Returns the size and the counters of the page cache.
     ///
     /// # Errors
     /// [`ClientError::NoReply`].
@@ -225,8 +229,8 @@ impl PagerClient {
         }
     }
 
-    /// Fetches a seed's working set into the page cache, or returns the progress. A plan of the seed is in `dir`. A final
-    /// state is returned once; another call starts again.
+    /// Starts to fetch a seed's working set into the page cache, or returns the progress. A plan of the seed is in
+    /// `dir`. A final state is returned once; the next call starts again.
     ///
     /// # Errors
     /// [`ClientError::Refused`] without a usable plan, [`ClientError::NoReply`].
@@ -248,7 +252,8 @@ impl PagerClient {
         self.cache_stats()
     }
 
-    /// The children that are served, in ascending order. Includes those that have ended but were not released.
+    /// Returns the children that are served, in ascending order, including children that have ended but were not
+    /// released.
     ///
     /// # Errors
     /// [`ClientError::NoReply`].
@@ -263,14 +268,14 @@ impl PagerClient {
         }
     }
 
-    /// Ends pager and keeper, and waits until they are gone, at most `limit`.
+    /// Ends pager and keeper, and waits at most `limit` until they are gone.
     ///
     /// # Errors
     /// [`ClientError::Refused`] while children run, [`ClientError::NoReply`].
     pub fn stop(&self, limit: Duration) -> Result<(), ClientError> {
         let deadline = Instant::now() + limit;
         self.call(&PagerRequest::Stop, &[])?;
-        // The keeper removes its socket last.
+        // The keeper removes the socket as its last step.
         while self.socket.exists() {
             if Instant::now() >= deadline {
                 return Err(ClientError::NoReply {
@@ -283,8 +288,9 @@ impl PagerClient {
         Ok(())
     }
 
-    /// Serves a child again after its pager, keeper and holder were killed together. `queue` is its stub's queue. Returns
-    /// how many of its processes were lost: no process held their userfaultfds, so they have read zeroes since.
+    /// Serves a child again after its pager, keeper and holder were killed together. `queue` is the queue of its stub.
+    /// Returns how many of the child's processes were lost: no process held their userfaultfds, so they have read
+    /// missing pages as zeroes since the kill.
     ///
     /// # Errors
     /// [`ClientError::Refused`] if the child cannot be served, [`ClientError::NoReply`].
@@ -296,7 +302,7 @@ impl PagerClient {
         }
     }
 
-    /// The number of a child's next address space, which the next forked process gets.
+    /// Returns the number of the child's next address space, that is, of the next process that it forks.
     ///
     /// # Errors
     /// [`ClientError::Refused`] for a child that is not served, [`ClientError::NoReply`].
@@ -307,10 +313,10 @@ impl PagerClient {
         }
     }
 
-    /// The address space of a child, not older than `since`, in which the page at this address is mapped.
+    /// Finds the child's address space, with number `since` or higher, in which the page at `address` is mapped.
     ///
     /// # Errors
-    /// [`ClientError::Refused`] if there are several, or the child is not served; [`ClientError::NoReply`].
+    /// [`ClientError::Refused`] if several spaces match, or the child is not served; [`ClientError::NoReply`].
     pub fn find_space(&self, child: &ChildId, since: u32, address: u64) -> Result<Option<u32>, ClientError> {
         match self.call(&PagerRequest::FindSpace { child: child.clone(), since, address }, &[])? {
             PagerReply::SpaceId(space) => Ok(space),
@@ -318,7 +324,7 @@ impl PagerClient {
         }
     }
 
-    /// The segments of an address space, in ascending order. Its process must not run meanwhile.
+    /// Returns the segments of an address space, in ascending order. Its process must not run during the call.
     ///
     /// # Errors
     /// [`ClientError::Refused`] if there is no such address space, [`ClientError::NoReply`].
@@ -368,7 +374,7 @@ impl PagerClient {
                 Err(cause) if Instant::now() + RETRY_BACKOFF >= deadline => {
                     return Err(ClientError::NoReply { socket: self.socket.clone(), cause });
                 }
-                // The pager has closed the idle connection. This does not mean that there is no pager.
+                // The pager had closed the idle connection. Drop the others too, and try a new connection.
                 Err(_) if was_reused => self.lock_idle_connections().clear(),
                 Err(_) => std::thread::sleep(RETRY_BACKOFF),
             }
@@ -376,7 +382,7 @@ impl PagerClient {
         }
     }
 
-    /// Sends a request. Returns the connection on which the reply will arrive.
+    /// Sends a request, on an idle or a new connection. Returns the connection, on which the reply will arrive.
     fn send_request(&self, request: &PagerRequest, fds: &[BorrowedFd<'_>]) -> io::Result<SentRequest> {
         let bytes = encode(request).map_err(io::Error::other)?;
         let idle = self.lock_idle_connections().pop();
@@ -412,11 +418,11 @@ impl PagerClient {
 #[derive(Debug)]
 struct SentRequest {
     socket: OwnedFd,
-    /// Whether the connection was an idle one, which the pager may have closed.
+    /// Whether the connection was reused, so that the pager may have closed it before.
     was_reused: bool,
 }
 
-/// A child that the pager was asked to serve.
+/// A request to serve a child that was sent to the pager.
 #[derive(Debug)]
 #[must_use = "the pager may refuse"]
 pub struct PendingAdoption<'a> {

@@ -1,4 +1,4 @@
-//! The pager's side of the control socket. It answers the daemon's requests, which are few and small, each at once.
+//! The pager's side of the control socket. It handles each request of the daemon at once; requests are few and small.
 //! `client` is the daemon's side, and `protocol` defines the messages.
 
 pub(super) mod client;
@@ -23,8 +23,8 @@ use protocol::{
     decode, encode,
 };
 
-/// Most clients that are connected at once. They are threads of the daemon, each of which keeps its connection for the next
-/// request. For a new client, the oldest connection is closed; its client can connect again.
+/// Most clients that are connected at once. Each is a thread of the daemon, which keeps its connection for the next
+/// request. If there are too many, the oldest connection is closed; its client connects again.
 const CLIENTS_MAX: usize = 64;
 
 /// The connected clients.
@@ -60,7 +60,7 @@ impl PagerServer<'_> {
         }
     }
 
-    /// Answers a client's request, or closes its connection if the client is gone.
+    /// Handles a client's request, or closes the connection if the client is gone.
     pub(super) fn handle_client(&mut self, client: u64) {
         let Some(socket) = self.clients.sockets.remove(&client) else { return };
         match self.serve_request(&socket) {
@@ -73,7 +73,7 @@ impl PagerServer<'_> {
         }
     }
 
-    /// Returns whether there was a request. If not, the client is gone.
+    /// Receives a request, handles it and sends the reply. Returns false if the client is gone.
     fn serve_request(&mut self, socket: &OwnedFd) -> io::Result<bool> {
         let bytes = &mut self.clients.request_buffer;
         bytes.resize(MESSAGE_BYTES_MAX, 0);

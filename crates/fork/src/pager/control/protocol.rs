@@ -27,8 +27,8 @@ const PROTOCOL_VERSION: u8 = 5;
 ///   └────────┴──────────────────┴──────────────────┘
 /// ```
 ///
-/// A pager outlives its daemon, and the next daemon may be of another release. A message of another version is rejected
-/// before it is decoded as something else.
+/// A pager outlives its daemon, and the next daemon may be of another release. A message with another protocol version
+/// is rejected before it is decoded.
 const MAGIC: [u8; 4] = [b'F', b'F', b'P', PROTOCOL_VERSION];
 
 /// Why bytes are not a message.
@@ -65,13 +65,13 @@ pub(in crate::pager) fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Resul
     }
 }
 
-/// Longest message, in bytes: a page of a list of children.
+/// Longest message, in bytes: a full reply to `ListChildren` or `ListSegments`.
 pub(in crate::pager) const MESSAGE_BYTES_MAX: usize = 64 << 10;
 
-/// Most children of one reply; an id has at most 83 bytes as text.
+/// Most children in one reply. An id has at most 83 bytes as text.
 pub(in crate::pager) const CHILDREN_PER_REPLY_MAX: usize = 512;
 
-/// Most segments of one reply; each has at most 35 bytes.
+/// Most segments in one reply. Each has at most 35 bytes.
 pub(in crate::pager) const SEGMENTS_PER_REPLY_MAX: usize = 1024;
 
 /// A request of a client.
@@ -88,8 +88,8 @@ pub(in crate::pager) enum PagerRequest {
         /// Its directory, with the memory plan.
         dir: PathBuf,
     },
-    /// Make the newest copy of a zygote a child. The message carries the stub's queue, which gets the child's userfaultfd,
-    /// too. May be repeated.
+    /// Make the newest copy of a zygote a child. The message carries the stub's queue, to which the pager also adds the
+    /// child's userfaultfd. May be repeated.
     Transfer {
         /// The zygote.
         zygote: ChildId,
@@ -100,22 +100,22 @@ pub(in crate::pager) enum PagerRequest {
         /// Its own process.
         pid: i32,
     },
-    /// Whether pages that a zygote must get of its seed's working set are still in flight.
+    /// Return whether pages of the working set that a zygote must get are still in flight.
     IsZygoteFilling {
         /// The zygote.
         zygote: ChildId,
     },
-    /// Release a child that has ended, and return what the pager has done for it. May be repeated.
+    /// Release a child that has ended, and return the counters of the pager's work for it. May be repeated.
     Release {
         /// The child.
         child: ChildId,
     },
-    /// Return what the pager has done for a child.
+    /// Return the counters of the pager's work for a child.
     Stats {
         /// The child.
         child: ChildId,
     },
-    /// Return the contents and counters of the page cache. Its limit is read again.
+    /// Return the size and the counters of the page cache, after reading its limit again.
     CacheStats,
     /// Fetch a seed's working set into the cache, or return the progress.
     Prewarm {
@@ -126,14 +126,14 @@ pub(in crate::pager) enum PagerRequest {
     },
     /// List the children.
     ListChildren {
-        /// Only those after this one.
+        /// Only children with higher ids than this one.
         after: Option<ChildId>,
     },
-    /// Fetch the rest of a child's pages.
+    /// Settle a child: fetch the rest of its pages. Returns the progress.
     Settle {
         /// The child.
         child: ChildId,
-        /// Start if it has not started. If unset, only return the progress.
+        /// Whether to start, if the child is not settling. If unset, only return the progress.
         begin: bool,
         /// Its own process.
         pid: i32,
@@ -143,11 +143,11 @@ pub(in crate::pager) enum PagerRequest {
         /// The child.
         child: ChildId,
     },
-    /// Find the child's address space, from this number on, in which the page at this address is mapped.
+    /// Find the child's address space, with number `since` or higher, in which the page at `address` is mapped.
     FindSpace {
         /// The child.
         child: ChildId,
-        /// The first address space to look at.
+        /// The lowest number of an address space to check.
         since: AddressSpaceId,
         /// Address of the page.
         address: u64,
@@ -158,7 +158,7 @@ pub(in crate::pager) enum PagerRequest {
         child: ChildId,
         /// The address space.
         space: AddressSpaceId,
-        /// Only those from this address on.
+        /// Only segments that start at this address or later.
         from: u64,
     },
     /// Stop serving an address space whose process never runs again. May be repeated.
@@ -187,27 +187,29 @@ pub(in crate::pager) enum PagerReply {
     Done,
     /// Processes of the child are still running and served.
     StillRunning,
-    /// The answer to `Hello`.
+    /// The reply to `Hello`.
     Hello(PagerHello),
-    /// The answer to `Stats`, and to `Release` of a child that was known.
+    /// The reply to `Stats`, and to `Release` of a child that was known.
     Stats(PagerStats),
-    /// The answer to `IsZygoteFilling`.
+    /// The reply to `IsZygoteFilling`.
     ZygoteFilling(bool),
-    /// The answer to `Settle`.
+    /// The reply to `Settle`.
     SettleProgress(SettleProgress),
-    /// The answer to `CacheStats`.
+    /// The reply to `CacheStats`.
     CacheStats(CacheStats),
-    /// The answer to `Prewarm`.
+    /// The reply to `Prewarm`.
     PrewarmProgress(PrewarmProgress),
-    /// The answer to `ListChildren`, ascending; empty when there are no more.
+    /// The reply to `ListChildren`, ascending; empty when there are no more children.
     Children(Vec<ChildId>),
-    /// The answer to `NextSpace` and `FindSpace`.
+    /// The reply to `NextSpace` and `FindSpace`.
     SpaceId(Option<AddressSpaceId>),
-    /// The answer to `ListSegments`, ascending; fewer than [`SEGMENTS_PER_REPLY_MAX`] when there are no more.
+    /// The reply to `ListSegments`, ascending. Fewer than [`SEGMENTS_PER_REPLY_MAX`] segments mean that there are no
+    /// more.
     Segments(Vec<MapSegment>),
-    /// The answer to `Reclaim`.
+    /// The reply to `Reclaim`.
     Reclaimed {
-        /// How many of its processes were lost: no process held their userfaultfds, so they have read zeroes since.
+        /// Number of the child's processes that were lost: no process held their userfaultfds, so they have read
+        /// missing pages as zeroes since the kill.
         lost: usize,
     },
     /// The request was refused, for this reason.
@@ -217,27 +219,28 @@ pub(in crate::pager) enum PagerReply {
 /// The release and the trust policy of a pager.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PagerHello {
-    /// Its release.
+    /// The pager's release.
     pub release: String,
     /// The trust policy in use.
     pub trust_policy: TrustPolicy,
 }
 
-/// Counters of the pager's work for a child, and the reason why its memory is lost, if it is.
+/// Counters of the pager's work for a child, and the reason if the child's memory is lost.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PagerStats {
     /// The counters.
     pub counters: PagerCounters,
-    /// Why pages that were not fetched raise SIGBUS, if they do.
+    /// The reason if the child's memory is lost: pages that were not fetched then raise SIGBUS.
     pub loss_reason: Option<String>,
 }
 
-/// How far the settling of a child has got.
+/// The progress of a child's settling.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SettleProgress {
-    /// Pages of the seed that hold data, counted in each address space of the child.
+    /// Number of the seed's pages that hold data, times the number of the child's address spaces.
     pub total_pages: u64,
-    /// Of these, the pages that are not installed yet. A new pager does not know which were, and counts from the start.
+    /// Number of these pages that are not installed yet. A new pager does not know which pages are installed, and
+    /// starts again with all.
     pub missing_pages: u64,
     /// The state.
     pub state: SettleState,
@@ -250,9 +253,9 @@ pub enum SettleState {
     Idle,
     /// Pages are being fetched.
     Running,
-    /// The child does not need its seed any more.
+    /// The child no longer needs its seed.
     Settled,
-    /// It has failed, for this reason. The child continues as before.
+    /// The settling has failed, for this reason. The child continues as before.
     Failed(String),
 }
 
@@ -269,7 +272,7 @@ mod tests {
         assert!(
             matches!(decode::<PagerRequest>(&newer), Err(ControlMessageError::VersionMismatch { theirs }) if theirs == PROTOCOL_VERSION + 1)
         );
-        // Messages of releases before the protocol had a version.
+        // A message of a release from before the protocol had a version.
         let old = postcard::to_stdvec(&PagerRequest::Stop).unwrap();
         assert!(matches!(decode::<PagerRequest>(&old), Err(ControlMessageError::VersionMismatch { theirs: 0 })));
         assert!(matches!(decode::<PagerRequest>(&bytes[..4]), Err(ControlMessageError::Damaged(_))));
@@ -277,12 +280,13 @@ mod tests {
     }
 }
 
-/// How far the prewarm of a seed on a node has got.
+/// The progress of a seed's prewarm on a node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PrewarmProgress {
-    /// Pages of the set. 0 until the set has arrived, and if no child of the seed was seen yet.
+    /// Pages of the working set. 0 until the set has arrived, and if no child of the seed has run yet.
     pub set_pages: u64,
-    /// Of these, the pages that have arrived or were cached already. Those of this host's own seeds are not cached.
+    /// Number of these pages that have arrived, or were cached before. Pages of seeds on this host are never cached,
+    /// and do not count.
     pub cached_pages: u64,
     /// The state.
     pub state: PrewarmState,
@@ -295,6 +299,6 @@ pub enum PrewarmState {
     Running,
     /// All pages are cached.
     Done,
-    /// It has failed, for this reason. Pages that have arrived are cached.
+    /// The prewarm has failed, for this reason. Pages that have arrived are cached.
     Failed(String),
 }

@@ -1,4 +1,5 @@
-//! Finds the threads that wait for a page. A fault message has the thread's id in the thread's own pid namespace.
+//! Finds the thread that a fault message names. The message has the thread's id in the thread's own pid namespace, so
+//! several threads may match.
 
 use std::fs;
 use std::iter;
@@ -8,9 +9,9 @@ use farfork_sys::process::{self, ProcStatus};
 /// The kernel function in which a thread waits for a page that another process installs.
 const FAULT_WAIT_CHANNEL: &str = "handle_userfault";
 
-/// Finds the threads that wait for a page and have this id in their own pid namespace. Those of the process `near` are
-/// first, if it is given, then those of other processes in its namespace. A thread whose fault was just read may not wait
-/// yet.
+/// Finds the threads that wait for a page and have this id in their own pid namespace. Threads of the process `near`,
+/// if given, are first, then threads of other processes in its namespace. A thread whose fault was just read may not
+/// sleep yet, and is then not found.
 pub(super) fn find_faulting_threads(near: Option<i32>, id: u32) -> impl Iterator<Item = i32> {
     threads_near(near)
         .filter(|tid| process::is_waiting_in(*tid, FAULT_WAIT_CHANNEL))

@@ -1,8 +1,8 @@
-//! Resolves which of its parent's last map changes a forked process has: when the kernel is asked
-//! (`page_map::fork_order`), and what follows from the answer. Until then its faults wait, and nothing is fetched for
-//! it. The parent must be quiet first: then all changes that the fork may have were read. Unless other threads of the
-//! parent change its map, it is quiet once the forking thread continues, which is before the forked process starts.
-//! A process whose parent is unresolved waits for its parent.
+//! Resolves which of the parent's last map changes a forked process has: calls `page_map::fork_order`, and applies the
+//! result. Until then the process's faults wait, and nothing is fetched for it. The parent must be quiet, that is, have
+//! no pending event: then all changes that the fork may have were read. Unless its other threads change the map, the
+//! parent is quiet before the forked process starts. If the parent's own fork is unresolved, that fork is resolved
+//! first.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ enum ForkResolution {
 }
 
 impl Child {
-    /// Applies an event of an address space. Unresolved forks of this address space record it, too.
+    /// Applies an event to the map of an address space, and records it in the unresolved forks of this address space.
     pub(in crate::pager) fn apply_map_event(&mut self, number: AddressSpaceId, message: &UffdEvent) {
         let Some(address_space) = self.spaces.get_mut(&number) else { return };
         address_space.apply_event(message);
@@ -39,7 +39,8 @@ impl Child {
         }
     }
 
-    /// Whether no map change of the forking process can matter: it has all of its memory, or it is a zygote.
+    /// Whether a fork of `parent` needs no resolution: all pages are installed, or the parent is a zygote, which
+    /// changes no memory.
     pub(in crate::pager) fn is_fork_unambiguous(&self, parent: AddressSpaceId) -> bool {
         self.settling.is_settled() || self.zygote_copies.is_some() && parent == 0
     }
@@ -56,7 +57,7 @@ impl Child {
         if let Some(parent) = self.spaces.get_mut(&parent) {
             parent.clear_if_quiet();
         }
-        // A parent that is gone has no pending message.
+        // A parent that is gone counts as quiet.
         let is_quiet = |parent: &AddressSpace| parent.is_map_certain() && parent.uffd().has_no_pending_events();
         if !self.spaces.get(&parent).is_none_or(is_quiet) {
             return ForkResolution::Pending;
@@ -65,7 +66,7 @@ impl Child {
         let found = match address_space.resolve_fork_map(&self.populated) {
             Err(RangeErrorCause::MapChanging) => return ForkResolution::Pending,
             Err(RangeErrorCause::ProcessGone) => return ForkResolution::ProcessGone,
-            // No kernel answers otherwise. If one does, the likeliest map is kept.
+            // No known kernel returns another error. If one does, keep the likeliest map.
             Err(_) => None,
             Ok(found) => found,
         };
@@ -82,7 +83,7 @@ impl Child {
         ForkResolution::Resolved
     }
 
-    /// Corrects the map that a process had when it was forked, and the maps of processes that it has forked since.
+    /// Corrects the map of a forked process, starting with `map` at its fork, and the maps of its own unresolved forks.
     fn correct_forked_map(&mut self, number: AddressSpaceId, map: PageMap) {
         let mut forked_maps = Vec::new();
         for forked in self.unresolved_forks.clone() {
@@ -103,7 +104,7 @@ impl Child {
 }
 
 impl PagerServer<'_> {
-    /// Resolves which changes a forked process has, now or by a retry as soon as possible.
+    /// Resolves which map changes a forked process has. If a message must be read first, queues a retry.
     pub(in crate::pager) fn resolve_fork(&mut self, key: u64, space: AddressSpaceId) {
         let Some(served) = self.children.get_mut(&key) else { return };
         match served.child.resolve_fork(space) {

@@ -33,20 +33,21 @@ use super::server::event_poller::EventSource;
 use super::server::{DemandRequest, FD_TABLE_FULL_BACKOFF, PagerServer, ServedChild};
 use retry_queue::{CompletedRead, PAUSED_TRIES_MAX, PageFault, RetryTask};
 
-/// Slots of a prefetched reply that are installed in one step, which takes some 20 µs.
+/// Most slots of a prefetched reply that are installed in one step, which takes about 20 µs.
 const BULK_INSTALL_SLOTS_MAX: u64 = 16;
 
-/// Pause when a connection has as many requests in flight as it takes.
+/// Pause when a connection has its maximum of requests in flight.
 const CONNECTION_FULL_BACKOFF: Duration = Duration::from_millis(1);
 
 impl PagerServer<'_> {
-    /// Receives the userfaultfds of a child's own processes, as many as have arrived.
+    /// Receives the userfaultfds of a child's own processes that have arrived.
     pub(super) fn receive_userfaultfds(&mut self, key: u64) {
         loop {
             let Some(served) = self.children.get_mut(&key) else { return };
             let child = &mut served.child;
             let Some(socket) = &child.uffd_socket else { return };
-            // Peeks only: the message in the socket holds a copy for the next pager, until the journal has the userfaultfd.
+            // Only peek: if this pager is killed before the journal has the userfaultfd, the next pager receives it
+            // from the socket.
             let mut word = [0; 16];
             let mut sender = None;
             let arrived = fd_passing::peek_with_sender(socket.as_fd(), &mut word, 2);
@@ -57,7 +58,7 @@ impl PagerServer<'_> {
                     child.set_stub_queue((fds.len() == 2).then(|| fds.pop()).flatten());
                     fds.pop().ok_or(Errno::NODATA.into()).and_then(Userfaultfd::from_fd)
                 }
-                // Sent for a process of a tree that has no memory to be served.
+                // A process without memory to serve sends a message without a userfaultfd.
                 Ok((1.., ..)) if child.process_count() > 1 => {
                     let _ = fd_passing::receive(socket.as_fd(), &mut word, 2);
                     if child.count_arrived_process() {
@@ -79,7 +80,7 @@ impl PagerServer<'_> {
                 Ok(uffd) => {
                     let number = u32::from_ne_bytes([word[0], word[1], word[2], word[3]]);
                     let is_new = child.add_userfaultfd(number, uffd, sender);
-                    // The journal has it, so the copy in the socket is not needed.
+                    // The journal has the userfaultfd, so remove the message from the socket.
                     let _ = child.uffd_socket.as_ref().map(|socket| fd_passing::receive(socket.as_fd(), &mut word, 2));
                     let are_all = is_new && child.count_arrived_process();
                     if is_new {
@@ -97,7 +98,8 @@ impl PagerServer<'_> {
         }
     }
 
-    /// The child has sent all its userfaultfds.
+    /// Called when the child has sent all its userfaultfds: closes the socket, and starts to install and fetch the
+    /// working set.
     fn finish_adoption(&mut self, key: u64) {
         let Some(served) = self.children.get_mut(&key) else { return };
         if let Some(socket) = &served.child.uffd_socket {
@@ -119,7 +121,7 @@ impl PagerServer<'_> {
         if let Err(error) = served.child.read_messages(space, &mut messages) {
             self.handle_message_read_error(key, space, &error);
         }
-        // All events before all faults: a fault is classified by the newest known map.
+        // Apply all events before the faults: a fault is classified by the newest map.
         for message in &messages {
             self.apply_event(key, space, message);
         }
@@ -144,7 +146,7 @@ impl PagerServer<'_> {
             match served.child.add_forked_space(space, number) {
                 Ok(forked) => {
                     self.watch_space(key, forked);
-                    // After everything that was read with it.
+                    // Resolve the fork after all messages of this batch were applied.
                     self.retries.push(
                         RetryTask::ResolveFork { child: key, space: forked },
                         self.now,
@@ -159,8 +161,8 @@ impl PagerServer<'_> {
         }
     }
 
-    /// If the descriptor table is full, the fork waits in the kernel until there is room for its userfaultfd, and the read
-    /// is retried. Any other error marks the child as lost.
+    /// If the descriptor table is full, retries the read later: the kernel holds the forking thread until there is room
+    /// for the new userfaultfd. Any other error marks the child as lost.
     fn handle_message_read_error(&mut self, key: u64, space: AddressSpaceId, error: &io::Error) {
         let Some(served) = self.children.get_mut(&key) else { return };
         let Some(address_space) = served.child.spaces.get(&space) else { return };
@@ -173,7 +175,7 @@ impl PagerServer<'_> {
         }
     }
 
-    /// Answers a fault.
+    /// Handles a fault: maps zeroes, requests the page, or queues a retry.
     pub(super) fn handle_fault(&mut self, mut fault: PageFault, paused_tries: u32) {
         let PageFault { child: key, space: space_number, address, is_first, .. } = fault;
         let Some(served) = self.children.get_mut(&key) else { return };
@@ -191,7 +193,7 @@ impl PagerServer<'_> {
         }
         let Some(address_space) = child.spaces.get_mut(&space_number) else { return };
         let outcome = match address_space.classify_fault(address, is_first, &child.populated) {
-            // Also a page in flight: if its read fails, too, no thread is woken a second time.
+            // Also poison a page in flight: if its read fails too, `mark_source_lost` wakes no thread a second time.
             FaultAction::Fetch { slot, .. } | FaultAction::InFlight { slot, .. }
                 if child.sources[child.populated.source_of(slot)].is_lost =>
             {
@@ -206,7 +208,7 @@ impl PagerServer<'_> {
             }
             FaultAction::Zeroes { pages } => {
                 let outcome = address_space.map_zeroes(address, pages, &mut child.counters.zero_pages);
-                // The process that touched the first page may have ended before the last page was mapped.
+                // Count the fault also if the process ended before the last page was mapped.
                 child.counters.faults_zero +=
                     u64::from(matches!(outcome, InstallOutcome::Complete | InstallOutcome::ProcessGone));
                 self.add_zeroes_to_zygote(key, address, pages);
@@ -243,9 +245,9 @@ impl PagerServer<'_> {
         }
     }
 
-    /// Requests a slot that a thread waits for, along with its neighbours. If the slot is in the working set, it is
-    /// requested along with what an earlier child touched next, and only pages of the set are prefetched around it. Returns
-    /// what to fetch after it.
+    /// Requests a slot that a thread waits for, along with its neighbours. If the slot is in the working set, requests
+    /// it along with the slots that earlier children touched next, and prefetches only pages of the set around it.
+    /// Returns the slots to prefetch afterwards.
     fn request_with_fault_around(
         &mut self,
         fault: PageFault,
@@ -271,7 +273,7 @@ impl PagerServer<'_> {
         ahead
     }
 
-    /// The slots to request when a thread waits for a slot: this slot, and the missing ones around it.
+    /// Returns the slots to request when a thread waits for `slot`: this slot, and the missing slots around it.
     fn fault_around_slots(
         &mut self,
         fault: PageFault,
@@ -291,7 +293,7 @@ impl PagerServer<'_> {
         self.install_cached_slots(AddressSpaceSource { child, space, source }, wanted)
     }
 
-    /// Requests a page that a thread waits for, and the slots along with it.
+    /// Requests slots on the demand lane. If too many requests are in flight, queues a retry of the fault.
     fn submit_demand_read(&mut self, fault: PageFault, slots: Vec<Range<u64>>, source: usize, owner: OwnerKey) {
         let PageFault { child, space, .. } = fault;
         if !self.submit_read(PageRead {
@@ -308,7 +310,7 @@ impl PagerServer<'_> {
         }
     }
 
-    /// Moves the completed read that holds a slot, if there is one, before all others: a thread waits for this page.
+    /// Moves the completed read that holds `slot`, if there is one, to the front, because a thread waits for this page.
     fn prioritize_completed_read(&mut self, child: u64, space: AddressSpaceId, slot: u64) {
         let holds = |completed_read: &CompletedRead| {
             let read = &completed_read.read;
@@ -320,7 +322,7 @@ impl PagerServer<'_> {
         }
     }
 
-    /// Queues slots of an address space for prefetching, at each owner that has some of them.
+    /// Queues slots of an address space for prefetching, at each owner that has some of these pages.
     fn queue_prefetch(&mut self, child: u64, space: AddressSpaceId, ahead: PrefetchRanges) {
         let Some(served) = self.children.get(&child) else { return };
         for slots in [ahead.window, ahead.stream] {
@@ -352,14 +354,14 @@ impl PagerServer<'_> {
         true
     }
 
-    /// Requests pages that are likely needed soon, as far as there is room. Pages that have arrived and are not installed
-    /// use memory, and delay a thread that waits for one of them.
+    /// Requests queued prefetches and settling pages, as far as there is room. Requests nothing while many completed
+    /// reads wait to be installed: they use memory, and delay threads that wait for their pages.
     pub(super) fn submit_prefetch_reads(&mut self) {
         self.cache_install_budget = CACHED_SLOTS_PER_ROUND_MAX;
         if self.completed_reads.len() >= BULK_READS_MAX {
             return;
         }
-        // Before prefetches: otherwise a stream that never ends would keep a child from settling.
+        // One settling read before the prefetches: otherwise an endless stream would prevent settling.
         self.run_settle_steps(1);
         for owner in self.owners.keys() {
             while self.cache_install_budget > 0
@@ -466,7 +468,8 @@ impl PagerServer<'_> {
         if let Some(address_space) = spaces.get_mut(&read.space) {
             read.slots.iter().for_each(|slots| address_space.note_dropped(slots.clone()));
             if settles || read.is_speculative() && is_range_refusal(error) {
-                // Only a guess was wrong. A thread that waits for one of these pages requests it alone.
+                // The pages were only prefetched, or belong to a settling. A thread that waits for one of them now
+                // requests it alone.
                 address_space.disable_fault_around();
                 return address_space.wake_all();
             }
@@ -485,7 +488,7 @@ impl PagerServer<'_> {
     }
 }
 
-/// Whether the owner would serve other ranges of the seed.
+/// Whether the owner refused only these ranges, and may serve others of the seed.
 fn is_range_refusal(error: &FabricError) -> bool {
     matches!(error, FabricError::Refused { refusal: Refusal::OutOfBounds | Refusal::Unreadable { .. }, .. })
 }

@@ -1,7 +1,7 @@
-//! Locked memory that one mremap(2) moves and grows: the kernel fills its new end.
-//! The call touches the new pages before it reports the move, and until the report is read no page of the process can
-//! be installed. The new pages are zero. So the new end is unregistered until then (`AddressSpace::unregister_range`),
-//! and the kernel fills it. `MremapGrowth` shows the order of events.
+//! Locked memory that one mremap(2) call moves and grows. The call touches the new pages before it reports the move,
+//! and no page of the process can be installed before the report is read. Since the new pages are zero, the pager
+//! unregisters the new end until then (`AddressSpace::unregister_range`), so that the kernel fills it. The diagram
+//! below shows the order of events.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -15,11 +15,12 @@ use crate::pager::child::Child;
 use crate::pager::journal::AddressSpaceId;
 use crate::pager::server::PagerServer;
 
-/// How long no page could be installed before the pager looks for the reason. Changes are reported sooner, except by threads
-/// that wait to be scheduled.
+/// Time without a possible install after which the pager checks whether mremap(2) is the reason. Usually the missing
+/// report arrives earlier, unless its thread waits to be scheduled.
 const GROWTH_CHECK_DELAY: Duration = Duration::from_millis(10);
 
-/// The inverse of the share of the pager's time that the checks of one child may take, however many of its threads wait.
+/// The pause between two checks of a child, in multiples of the duration of a check: limits their share of the pager's
+/// time.
 const GROWTH_CHECK_SHARE: u32 = 5;
 
 /// Number of the system call mremap(2).
@@ -34,24 +35,24 @@ const MREMAP_FIXED: u64 = 2;
 //              without the lock: touches each new page     │ a fault, which cannot be answered
 //              reports the move                            │ is not reached
 //
-// A thread may also wait because another thread changes the map. What the thread does tells the two apart. A fault has
-// the id of its thread. mremap(2) reads no memory of its caller. So a thread that waits for a page while it is in
-// mremap(2) waits for one of the new end.
+// A fault may also be unanswered because another thread changes the map. The system call of the waiting thread tells
+// the two cases apart. The fault has the thread's id. mremap(2) reads no memory of its caller, so a thread that waits
+// for a page in mremap(2) waits for a page of the new end.
 //
-// The new end is registered again before any message is read (`AddressSpace::reregister_ranges`), and so before its
-// thread continues. The thread then finds one mapping, as it expects.
+// The new end is registered again before any message is read (`AddressSpace::reregister_ranges`), and so before the
+// thread continues. The thread then finds a single mapping again.
 
 /// An mremap(2) call that may move memory, and grows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct MremapGrowth {
     old_bytes: u64,
     new_bytes: u64,
-    /// The target address, if the caller sets it.
+    /// The target address if the flags have MREMAP_FIXED.
     fixed_address: Option<u64>,
 }
 
 impl MremapGrowth {
-    /// Returns the growth, if a system call is one.
+    /// Returns the growth if the system call is an mremap(2) that may move memory and grows it.
     fn from_system_call(call: &SystemCall) -> Option<Self> {
         let [_, old_bytes, new_bytes, flags, to, _] = call.arguments;
         let is_one = call.number == SYS_MREMAP && flags & MREMAP_MAYMOVE != 0 && 0 < old_bytes;
@@ -61,15 +62,16 @@ impl MremapGrowth {
         (is_one && old_bytes < new_bytes).then_some(Self { old_bytes, new_bytes, fixed_address: to })
     }
 
-    /// The new range of the memory, if the first page that the call waits for is at this address.
+    /// Returns the new range of the memory. `address` is the page that the call waits for, and must be the first new
+    /// page.
     fn new_range(&self, address: u64) -> Option<Range<u64>> {
         let start = address.checked_sub(self.old_bytes)?;
         let end = start.checked_add(self.new_bytes)?;
         self.fixed_address.is_none_or(|to| to == start).then_some(start..end)
     }
 
-    /// The range to unregister if the call waits for the page at an address. The page map must show nothing in the new
-    /// range: its move was not reported yet.
+    /// Returns the range to unregister if the call waits for the page at `address`. The page map must be empty in the
+    /// new range, because the move was not reported yet.
     fn range_to_unregister(&self, address: u64, address_space: &AddressSpace) -> Option<Range<u64>> {
         let new_range = self.new_range(address).filter(|range| !address_space.has_segment_in(range));
         address_space.kernel_filled_from(address).or(new_range.map(|range| address..range.end))
@@ -77,7 +79,7 @@ impl MremapGrowth {
 }
 
 impl PageFault {
-    /// A fault of an address space that was just read: its address and its thread.
+    /// Creates a fault from a message that was just read.
     pub(super) fn new(child: u64, space: AddressSpaceId, address: u64, thread: u32, now: Instant) -> Self {
         Self {
             child,
@@ -92,8 +94,8 @@ impl PageFault {
 }
 
 impl PagerServer<'_> {
-    /// Unregisters the memory if a fault that cannot be answered is in memory that mremap(2) grows. Returns whether it was:
-    /// the thread then continues.
+    /// Unregisters the new end if a fault that cannot be answered is in memory that mremap(2) grows. Returns whether
+    /// this was the case; the thread then continues.
     pub(super) fn unregister_growing_memory(&mut self, fault: &mut PageFault) -> bool {
         let Some(child) = self.children.get_mut(&fault.child).map(|served| &mut served.child) else { return false };
         if self.now < fault.growth_check_at || child.next_growth_check.is_some_and(|next| self.now < next) {
@@ -111,7 +113,7 @@ impl PagerServer<'_> {
 }
 
 impl Child {
-    /// The range that a fault's thread grows, if it waits for that.
+    /// Returns the range to unregister if the fault's thread waits in an mremap(2) that grows memory.
     fn find_growing_range(&self, fault: &PageFault) -> Option<Range<u64>> {
         let address_space = self.spaces.get(&fault.space)?;
         faulting_threads::find_faulting_threads(self.pid, fault.thread).find_map(|tid| {
@@ -148,7 +150,7 @@ mod tests {
         let grown = MremapGrowth::from_system_call(&call(0x1000, 0x3000, MREMAP_MAYMOVE | MREMAP_FIXED)).unwrap();
         assert_eq!(grown.new_range(0x90_1000), Some(0x90_0000..0x90_3000));
         assert_eq!(grown.new_range(0x90_2000), None);
-        // The arguments of a system call may be anything.
+        // The arguments of a system call can have any value.
         let endless = MremapGrowth::from_system_call(&call(0x1000, u64::MAX << 12, MREMAP_MAYMOVE)).unwrap();
         assert_eq!(endless.new_range(0x90_1000), None);
     }

@@ -7,19 +7,20 @@ use farfork_fabric::Buffer;
 use crate::pager::journal::AddressSpaceId;
 use crate::pager::owner_connections::{OwnerKey, PageRead, PrefetchRequest};
 
-/// Most attempts after a pause: with 10 ms between them, ten seconds without memory.
+/// Most attempts that follow a pause: ten seconds without memory, at 10 ms per pause.
 pub(in crate::pager) const PAUSED_TRIES_MAX: u32 = 1000;
 
-/// Rounds in which the loop only yields, before it sleeps between rounds. Twice as many as were ever needed.
+/// Number of rounds in which the loop only yields the CPU, before it sleeps between rounds. Twice the largest number
+/// seen.
 const YIELDS_MAX: u32 = 20_000;
 
-/// Sleep between the rounds after that.
+/// Sleep between two rounds after [`YIELDS_MAX`] yields.
 const RETRY_SLEEP: Duration = Duration::from_millis(1);
 
-/// A task to be done again.
+/// A task to retry.
 #[derive(Debug)]
 pub(in crate::pager) enum RetryTask {
-    /// Answer a fault, which may now need something else.
+    /// Handle a fault again; it may now need another action.
     Fault(PageFault),
     /// Install the pages of a reply.
     CompletedRead(CompletedRead),
@@ -37,7 +38,7 @@ pub(in crate::pager) enum RetryTask {
         /// The address space of the forked process.
         space: AddressSpaceId,
     },
-    /// Fetch slots ahead.
+    /// Queue a prefetch again.
     Prefetch(OwnerKey, PrefetchRequest),
 }
 
@@ -50,20 +51,21 @@ pub(in crate::pager) struct PageFault {
     pub(in crate::pager) space: AddressSpaceId,
     /// Address of the page.
     pub(in crate::pager) address: u64,
-    /// Whether nothing was fetched ahead for it yet. However often it is tried, the process touched the page once.
+    /// Whether this is the first attempt. Readahead counts a fault only once, because the process touched the page only
+    /// once.
     pub(in crate::pager) is_first: bool,
-    /// The thread's id, as the message has it.
+    /// The thread's id in its own pid namespace, as in the message.
     pub(in crate::pager) thread: u32,
-    /// When it was read.
+    /// When the message was read.
     pub(in crate::pager) received_at: Instant,
-    /// When to look for the reason, if no page can be installed.
+    /// When to check for an mremap(2) call (`mremap_growth`), if no page can be installed.
     pub(in crate::pager) growth_check_at: Instant,
 }
 
 /// Pages that have arrived.
 #[derive(Debug)]
 pub(in crate::pager) struct CompletedRead {
-    /// The request; slots that are installed are removed from it.
+    /// The request. Slots are removed from it when they are installed.
     pub(in crate::pager) read: PageRead,
     /// The bytes of the reply.
     pub(in crate::pager) data: Buffer,
@@ -86,7 +88,7 @@ pub(in crate::pager) struct RetryQueue {
 }
 
 impl RetryQueue {
-    /// Queues a task to be done again after a pause. `paused_tries` counts its earlier pauses.
+    /// Queues a task to retry after a pause. `paused_tries` is the number of its earlier pauses.
     pub(in crate::pager) fn push(&mut self, task: RetryTask, now: Instant, pause: Duration, paused_tries: u32) {
         let paused_tries = if pause.is_zero() { paused_tries } else { paused_tries + 1 };
         self.waiting.push(RetryEntry { task, due: now + pause, paused_tries });
@@ -104,12 +106,12 @@ impl RetryQueue {
         due.into_iter().map(|retry| (retry.task, retry.paused_tries)).collect()
     }
 
-    /// When the first task is due.
+    /// Returns when the first task is due.
     pub(in crate::pager) fn next_due(&self) -> Option<Instant> {
         self.waiting.iter().map(|retry| retry.due).min()
     }
 
-    /// How long the loop may sleep before the next task is due. Yields the CPU if it must not sleep.
+    /// Returns how long the loop may sleep until the next task is due. If a task is already due, yields the CPU.
     pub(in crate::pager) fn backoff_timeout(&mut self, now: Instant) -> Option<Duration> {
         let first = self.next_due()?;
         if first > now {

@@ -1,7 +1,7 @@
-//! Memory that a child marks to be wiped on fork (MADV_WIPEONFORK). The kernel sends no event for the mark.
-//! Such memory is empty in a forked process, but the pager would fetch its missing pages. A page that was installed
-//! before the fork has no other reason to be missing after it. Only then are the marked mappings read from `smaps`: a
-//! read costs 20 ms a GiB, for which all children wait, so it is too slow for each fork.
+//! Memory that a child marks to be wiped on fork (MADV_WIPEONFORK). The kernel sends no event for the mark. Such memory
+//! is empty in a forked process, but the pager would fetch its missing pages. So if a page that was installed before
+//! the fork is missing after it, the pager reads the marked mappings from /proc/PID/smaps. It does not read `smaps` at
+//! each fork: a read takes 20 ms per GiB, during which all children wait.
 
 use std::iter;
 use std::time::Instant;
@@ -14,8 +14,9 @@ use super::retry_queue::PageFault;
 use crate::pager::child::Child;
 
 impl Child {
-    /// If a page that was installed is missing in a forked process, discards the memory that the fork has wiped there.
-    /// Returns false if the fault's thread does not sleep yet, so that it cannot be identified: the fault must be retried.
+    /// If a page that was installed is missing in a forked process, discards the memory that the fork has wiped from
+    /// the map. Returns false if the fault must be retried, because its thread does not sleep yet and cannot be
+    /// identified.
     pub(super) fn discard_wiped_memory(&mut self, fault: &PageFault, now: Instant) -> bool {
         let Child { spaces, populated, planned_maps: maps, .. } = self;
         let is_forked = fault.is_first && fault.space as usize >= maps.len();
@@ -31,7 +32,7 @@ impl Child {
             address_space.is_wipe_checked = fault.growth_check_at <= now;
             return address_space.is_wipe_checked;
         };
-        // Later marks make no difference, so one look is enough.
+        // Marks that are set after the fork have no effect on it, so one check is enough.
         address_space.is_wipe_checked = true;
         let wiped = iter::once(found).chain(smaps).map(|entries| wipe_on_fork_ranges(&entries)).find(is_around);
         if let Some(wiped) = wiped {
@@ -42,7 +43,7 @@ impl Child {
     }
 }
 
-/// The mappings that are marked.
+/// Returns the mappings with the flag `wf` (MADV_WIPEONFORK).
 fn wipe_on_fork_ranges(entries: &[MapEntry]) -> Vec<(u64, u64)> {
     entries.iter().filter(|entry| entry.has_flag("wf")).map(|entry| (entry.start, entry.end)).collect()
 }

@@ -1,4 +1,4 @@
-//! Counters of the pager's work for a child. The child's journal keeps them, so they survive a killed pager.
+//! Counters of the pager's work for a child. The child's journal stores the counters, so they survive a killed pager.
 //! The daemon reports them.
 
 use serde::{Deserialize, Serialize};
@@ -7,60 +7,60 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PagerCounters {
-    /// Page faults that were read. Those that are answered are of four kinds: missing, late, zero and cached.
+    /// Page faults that were read. Each answered fault also counts as one of four kinds: missing, late, zero or cached.
     pub faults: u64,
-    /// Of all faults, those of a write access.
+    /// Faults of write accesses.
     pub faults_write: u64,
-    /// Of all faults, those that requested their page.
+    /// Faults whose page was requested from an owner.
     pub faults_missing: u64,
-    /// Of all faults, those whose page was already in flight.
+    /// Faults whose page was already in flight.
     pub faults_late: u64,
-    /// Of all faults, those that were answered with zeroes.
+    /// Faults that were answered with zeroes.
     pub faults_zero: u64,
-    /// Reads that owners have answered, for faults and for prefetches.
+    /// Completed reads from owners, for faults and for prefetches.
     pub round_trips: u64,
-    /// Of these, reads of pages that a thread waited for.
+    /// Completed reads of the demand lane, for pages that a thread waited for.
     pub round_trips_demand: u64,
     /// Total time from the request of a page that a thread waits for until it is installed, in microseconds.
     pub demand_us: u64,
     /// Total time spent on installing pages, in microseconds.
     pub install_us: u64,
-    /// Pages installed from the owner, over the network or from the same host.
+    /// Pages fetched from owners and installed, over the network or from the same host.
     pub pages_fetched: u64,
-    /// Bytes of pages received from the owner.
+    /// Bytes of pages received from owners.
     pub bytes_fetched: u64,
-    /// Of the pages fetched, those of an owner on the same host, which crossed no network.
+    /// The part of `pages_fetched` from owners on the same host, without a network.
     pub pages_same_host: u64,
-    /// Of the bytes fetched, those of an owner on the same host.
+    /// The part of `bytes_fetched` from owners on the same host.
     pub bytes_same_host: u64,
     /// Pages installed as zeroes.
     pub zero_pages: u64,
-    /// Of all faults, those whose page was in the node's page cache.
+    /// Faults whose page was in the node's page cache.
     pub faults_cached: u64,
     /// Pages installed from the node's page cache.
     pub pages_cached: u64,
-    /// Of the pages fetched, those that the child's parent, itself a child, had not touched. They were fetched from the seed
-    /// that owns them, not from the child's own seed.
+    /// The part of `pages_fetched` that the child's own seed inherits from another seed. They were fetched from the
+    /// seed that owns them.
     pub pages_inherited: u64,
 }
 
-/// How many counters a [`PagerCounters`] has.
+/// Number of counters in a [`PagerCounters`].
 pub(in crate::pager) const COUNTER_COUNT: usize = 17;
 
 impl PagerCounters {
-    /// The counters, in the order of the journal.
+    /// Returns the counters in the order of the journal.
     pub(in crate::pager) fn to_words(mut self) -> [u64; COUNTER_COUNT] {
         self.fields_mut().map(|field| *field)
     }
 
-    /// From the words of a journal.
+    /// Creates the counters from the words of a journal.
     pub(in crate::pager) fn from_words(words: [u64; COUNTER_COUNT]) -> Self {
         let mut counters = Self::default();
         counters.fields_mut().into_iter().zip(words).for_each(|(field, word)| *field = word);
         counters
     }
 
-    /// Combines each counter with the same one of another.
+    /// Combines each counter with the same counter of `other`.
     pub fn zip_with(&self, other: &Self, combine: impl Fn(u64, u64) -> u64) -> Self {
         let (ours, others) = (self.to_words(), other.to_words());
         Self::from_words(std::array::from_fn(|index| combine(ours[index], others[index])))
@@ -98,6 +98,10 @@ mod tests {
         let words: [u64; COUNTER_COUNT] = std::array::from_fn(|index| index as u64 + 1);
         let counters = PagerCounters::from_words(words);
         assert_eq!(counters.to_words(), words);
-        assert_eq!((counters.faults, counters.pages_inherited), (1, COUNTER_COUNT as u64), "each has its own place");
+        assert_eq!(
+            (counters.faults, counters.pages_inherited),
+            (1, COUNTER_COUNT as u64),
+            "each counter has its own word"
+        );
     }
 }

@@ -1,7 +1,7 @@
-//! The journal of a child: a file, mapped shared, from which a new pager continues after another was killed.
-//! The kernel reports each change of a memory map once. So messages are read from it straight into the journal, and a
-//! killed pager loses none. The memory map is the plan, or the snapshot that replaces it, plus the messages in order.
-//! `Journal` describes the file, `replay` rebuilds the address spaces from it.
+//! The journal of a child: a file, mapped shared, from which a new pager continues after another was killed. The kernel
+//! reports each change of a memory map once. So read(2) of a userfaultfd writes the messages directly into the journal,
+//! and a killed pager loses none. The page maps are those of the plan, or of the snapshot that replaces it, plus the
+//! messages in order. `Journal` shows the format; `replay` rebuilds the address spaces.
 
 pub(super) mod counters;
 pub(super) mod replay;
@@ -26,7 +26,7 @@ use counters::{COUNTER_COUNT, PagerCounters};
 /// Name of the file in the child's directory.
 pub(super) const JOURNAL_FILE: &str = "pager.journal";
 
-/// Most messages read at once: enough for the threads of a child that fault together, and few enough to be cleared quickly.
+/// Most messages of one read: enough for threads that fault at the same time, and few enough to clear quickly.
 pub(super) const BATCH_MESSAGES_MAX: usize = 16;
 
 const MAGIC: &[u8; 8] = b"FFJRNL2\n";
@@ -37,14 +37,16 @@ const HEADER_BYTES: usize = 160;
 
 const _: () = assert!(COUNTERS_AT + 8 * COUNTER_COUNT <= HEADER_BYTES);
 
-/// Records of a journal: 16 KiB with the header. Writing a snapshot after some five hundred changes is cheap.
+/// Number of records in a journal: 16 KiB with the header. Writing a snapshot after about five hundred changes is
+/// cheap.
 const RECORDS_MAX: usize = 507;
-/// Records that are kept free while the pager waits until a snapshot can be complete. Many more than are read while one
-/// thread is late to report a change.
+/// When fewer records than this are free, a snapshot is written as soon as it can be complete. Many more than the
+/// records that are read while one thread is late to report a change.
 const SPARE_RECORDS: usize = 128;
 const MAPPED_BYTES: usize = HEADER_BYTES + RECORDS_MAX * EVENT_BYTES;
 
-/// Most address spaces of one child over its life: at one in a microsecond, they would last half an hour.
+/// Most address spaces of one child over its lifetime. With one fork per microsecond, this limit would be reached after
+/// half an hour.
 const SPACES_MAX: AddressSpaceId = 1 << 31;
 
 const RECORD_BATCH: u8 = 0x01;
@@ -52,38 +54,38 @@ const RECORD_SPACE_CLOSED: u8 = 0x02;
 const RECORD_UFFD_ARRIVED: u8 = 0x03;
 const RECORD_STUB_QUEUE: u8 = 0x04;
 
-/// The number of an address space among those of one child; the child's own are first.
+/// The number of an address space within its child. The child's own processes have the first numbers.
 pub(super) type AddressSpaceId = u32;
 
-/// How far the adoption of a child has got.
+/// The progress of a child's adoption.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum AdoptionState {
-    /// Its userfaultfd, or the rest of several, is expected on this socket.
+    /// The child's userfaultfd, or the rest of several userfaultfds, is expected on this socket.
     AwaitingUffd {
-        /// The socket.
+        /// The number of the socket in the shared descriptor table.
         socket: RawFd,
     },
-    /// It has a userfaultfd, of this number in the shared descriptor table.
+    /// All userfaultfds have arrived.
     Active {
-        /// The userfaultfd.
+        /// The number of the first process's userfaultfd in the shared descriptor table.
         uffd: RawFd,
     },
 }
 
-/// An event in a child's address spaces.
+/// A record of the journal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum JournalRecord {
     /// The kernel reported this message about an address space.
     Message(AddressSpaceId, UffdEvent),
-    /// An address space is closed.
+    /// An address space was closed.
     SpaceClosed(AddressSpaceId),
-    /// The userfaultfd of one of the child's own address spaces has arrived, and has this number.
+    /// The userfaultfd of one of the child's own processes has arrived, and has this descriptor number.
     UffdArrived(AddressSpaceId, RawFd),
-    /// The queue that the child's stub holds has arrived, and has this number.
+    /// The queue of the child's stub has arrived, and has this descriptor number.
     StubQueue(RawFd),
 }
 
-/// All address spaces of a child at one time.
+/// All address spaces of a child at the time of the snapshot.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct JournalSnapshot {
     /// The address spaces that exist.
@@ -92,7 +94,7 @@ pub(super) struct JournalSnapshot {
     pub(super) next_space: AddressSpaceId,
 }
 
-/// An address space at one time.
+/// An address space at the time of the snapshot.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct AddressSpaceSnapshot {
     /// Its number.
@@ -108,16 +110,16 @@ pub(super) struct AddressSpaceSnapshot {
 pub(super) struct JournalContents {
     /// How far the adoption of the child has got.
     pub(super) state: AdoptionState,
-    /// Counters of the pager's work for it.
+    /// Counters of the pager's work for the child.
     pub(super) counters: PagerCounters,
     /// The snapshot that replaces the plan, if there is one.
     pub(super) snapshot: Option<JournalSnapshot>,
-    /// The records since then, in order.
+    /// The records after the snapshot or the plan, in order.
     pub(super) records: Vec<JournalRecord>,
 }
 
 impl JournalContents {
-    /// The queue that the child's stub holds, if it is known.
+    /// Returns the descriptor number of the stub's queue, if the queue has arrived.
     pub(super) fn stub_queue(&self) -> Option<RawFd> {
         self.records.iter().rev().find_map(|record| match record {
             JournalRecord::StubQueue(number) => Some(*number),
@@ -147,16 +149,17 @@ impl JournalContents {
 ///           0x12 … 0x16                   a message, as the kernel wrote it (farfork_sys::userfaultfd)
 /// ```
 ///
-/// All bytes after the end are zero, so that any prefix of a read that a killed pager left is a valid journal. Page
-/// faults are cleared again: a new pager makes every waiting thread fault again. A full journal is replaced, by rename,
-/// by one that begins with a snapshot. Memory for all records is reserved when the file is created.
+/// All bytes after the last record are zero, so the journal is valid even if the pager is killed in the middle of a
+/// read. Page fault messages are not kept: a new pager makes every waiting thread fault again. A full journal is
+/// replaced, by rename(2), by one that begins with a snapshot. Memory for all records is reserved when the file is
+/// created.
 #[derive(Debug)]
 pub(super) struct Journal {
     dir: PathBuf,
     mapping: SharedMapping,
-    /// The first free record.
+    /// Index of the first free record.
     end: usize,
-    /// The queue that the child's stub holds.
+    /// The descriptor number of the stub's queue.
     stub_queue: Option<RawFd>,
 }
 
@@ -181,7 +184,7 @@ impl Journal {
         Self::create_file(dir, state, PagerCounters::default(), &encode_snapshot(snapshot)?)
     }
 
-    /// Opens a journal, and continues it.
+    /// Opens the journal in the child's directory. Returns it, to append records, and its contents.
     ///
     /// # Errors
     /// As open(2); `InvalidData` for a file of another format.
@@ -209,30 +212,30 @@ impl Journal {
         Ok((Self { dir: dir.to_owned(), mapping, end, stub_queue: queue }, contents))
     }
 
-    /// Records how far the adoption has got, in one store.
+    /// Records the progress of the adoption, in one store.
     pub(super) fn set_state(&mut self, state: AdoptionState) {
         self.mapping.store_u64(STATE_AT, encode_state(state));
     }
 
-    /// Records what the pager has done for the child.
+    /// Records the counters of the pager's work for the child.
     pub(super) fn set_counters(&mut self, counters: &PagerCounters) {
         for (index, number) in counters.to_words().into_iter().enumerate() {
             self.mapping.store_u64(COUNTERS_AT + 8 * index, number);
         }
     }
 
-    /// Whether a snapshot is due: the next read or record may find no room. If this is only near, a snapshot is due if it
-    /// can be complete now.
+    /// Whether the journal must be replaced by a snapshot: it is full, or nearly full and `tells_all` returns that a
+    /// snapshot can be complete now.
     pub(super) fn needs_compaction(&self, tells_all: impl FnOnce() -> bool) -> bool {
         self.is_full() || self.end + SPARE_RECORDS > RECORDS_MAX && tells_all()
     }
 
-    /// Whether the next read or record may find no room.
+    /// Whether there may be no room for the next read or record.
     fn is_full(&self) -> bool {
         self.end + 1 + BATCH_MESSAGES_MAX > RECORDS_MAX
     }
 
-    /// Replaces the file by one that begins with a snapshot of the current state.
+    /// Replaces the file by one that begins with this snapshot.
     ///
     /// # Errors
     /// As [`Self::create`]; the journal is then unchanged.
@@ -243,14 +246,14 @@ impl Journal {
         Ok(())
     }
 
-    /// Records the queue that the child's stub holds.
+    /// Records the descriptor number of the stub's queue.
     pub(super) fn record_stub_queue(&mut self, number: RawFd) {
         self.stub_queue = Some(number);
         self.append_descriptor_record(RECORD_STUB_QUEUE, 0, number);
     }
 
-    /// Reads the messages of an address space into `messages`, at most [`BATCH_MESSAGES_MAX`], and keeps the events among
-    /// them for the next pager. A journal that is [full](Self::is_full) overwrites its last batch.
+    /// Reads at most [`BATCH_MESSAGES_MAX`] messages of an address space into `messages`. The events among them stay in
+    /// the journal; page faults do not. A journal that is [full](Self::is_full) overwrites its last batch.
     ///
     /// # Errors
     /// As [`Userfaultfd::read_events`].
@@ -265,7 +268,7 @@ impl Journal {
             self.end = RECORDS_MAX - 1 - BATCH_MESSAGES_MAX;
         }
         let first = self.end + 1;
-        // Touches the page of the last record, so that the kernel's copy does not fault on it.
+        // Touch the page of the last record, so that the read(2) below does not fault on it.
         self.mapping.store_u64(record_offset(first + BATCH_MESSAGES_MAX - 1), 0);
         self.mapping.store(record_offset(self.end), &encode_record_tag(RECORD_BATCH, space));
         let read = uffd.read_events(&self.mapping, record_offset(first), BATCH_MESSAGES_MAX);
@@ -293,21 +296,22 @@ impl Journal {
         }
     }
 
-    /// Records that one of the child's own address spaces has a userfaultfd. There are fewer of these than records.
+    /// Records the userfaultfd of one of the child's own processes. A child has fewer own processes than the journal
+    /// has records.
     pub(super) fn record_uffd_arrived(&mut self, space: AddressSpaceId, uffd: RawFd) {
         self.append_descriptor_record(RECORD_UFFD_ARRIVED, space, uffd);
     }
 
     fn append_descriptor_record(&mut self, kind: u8, space: AddressSpaceId, number: RawFd) {
         if self.end < RECORDS_MAX {
-            // The kind is written last: until then there is no record.
+            // Write the kind last: a record whose first word is zero does not exist.
             self.mapping.store_u64(record_offset(self.end) + 8, u64::from(number as u32));
             self.mapping.store(record_offset(self.end), &encode_record_tag(kind, space));
             self.end += 1;
         }
     }
 
-    /// Clears records, the last first, so that no record ever follows the end.
+    /// Clears records from the last to the first, so that at no time a record follows a cleared one.
     fn clear_records(&mut self, first: usize, end: usize) {
         for index in (first..end).rev() {
             for word in 0..EVENT_BYTES / 8 {
@@ -320,7 +324,7 @@ impl Journal {
         let temp_path = dir.join("pager.journal.new");
         let file =
             OpenOptions::new().read(true).write(true).create(true).truncate(true).mode(0o600).open(&temp_path)?;
-        // Reserved memory cannot be lacking at a later store, which would raise SIGBUS.
+        // Reserve the memory: without it, a later store to the mapping could raise SIGBUS.
         rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, MAPPED_BYTES as u64)?;
         file.write_all_at(snapshot, MAPPED_BYTES as u64)?;
         let mapping = SharedMapping::map_file(&file, MAPPED_BYTES)?;
@@ -368,7 +372,7 @@ fn load_counters(mapping: &SharedMapping) -> PagerCounters {
     PagerCounters::from_words(std::array::from_fn(|index| mapping.load_u64(COUNTERS_AT + 8 * index)))
 }
 
-/// The bytes of a journal with this snapshot, and these bytes after the magic. The rest is zero.
+/// Returns the bytes of a journal with this snapshot, and these bytes after the magic. The rest is zero.
 pub(super) fn build_file(snapshot: &[u8], after_magic: &[u8]) -> Vec<u8> {
     let mut bytes = [MAGIC, after_magic].concat();
     bytes.resize(MAPPED_BYTES, 0);
@@ -397,8 +401,8 @@ fn read_snapshot(file: &File, bytes: u64) -> io::Result<Option<JournalSnapshot>>
     Ok(Some(snapshot))
 }
 
-/// Whether a message is about whole pages that a process can have. The kernel writes no other. Arithmetic on another would
-/// crash this pager, and each one after it.
+/// Whether a message's range consists of whole pages of user space. The kernel writes no other messages. In a damaged
+/// journal, others would cause overflows that crash this pager and each next one.
 fn is_valid_message(message: &UffdEvent) -> bool {
     let is_range = |start: u64, end: u64| {
         start.is_multiple_of(PAGE_SIZE) && end.is_multiple_of(PAGE_SIZE) && start <= end && end <= USER_SPACE_END
@@ -413,7 +417,7 @@ fn is_valid_message(message: &UffdEvent) -> bool {
     }
 }
 
-/// All records up to the end, and the index of the end.
+/// Returns all records, and the index of the first free record.
 fn read_records(mapping: &SharedMapping) -> (Vec<JournalRecord>, usize) {
     let mut records = Vec::new();
     let mut space = 0;

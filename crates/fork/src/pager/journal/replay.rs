@@ -9,27 +9,27 @@ use farfork_sys::userfaultfd::UffdEvent;
 use super::{AddressSpaceId, AdoptionState, JournalContents, JournalRecord, JournalSnapshot};
 use crate::pager::page_map::PageMap;
 
-/// Address spaces by number, each with the number of its userfaultfd and its map.
+/// Address spaces by number, each with the descriptor number of its userfaultfd, and its page map.
 pub(in crate::pager) type ReplayedSpaces = BTreeMap<AddressSpaceId, (RawFd, PageMap)>;
 
 /// The result of a journal's replay.
 #[derive(Debug)]
 pub(in crate::pager) struct ReplayResult {
-    /// The address spaces that exist, as far as the journal has it.
+    /// The existing address spaces, according to the journal.
     pub(in crate::pager) spaces: ReplayedSpaces,
     /// The number of the next address space.
     pub(in crate::pager) next_space: AddressSpaceId,
 }
 
-/// The address spaces of a child with this plan, which has a map for each of its processes. A process whose userfaultfd has
-/// not arrived has no address space.
+/// Rebuilds the address spaces of a child from its journal and the maps of its plan, one for each of its own processes.
+/// A process whose userfaultfd has not arrived has no address space.
 pub(in crate::pager) fn replay_journal(contents: JournalContents, plan: &[PageMap]) -> ReplayResult {
     let mut replayed = match (contents.snapshot, contents.state, plan) {
         (Some(snapshot), ..) => replay_snapshot(snapshot),
         (None, AdoptionState::Active { uffd }, [only]) => {
             ReplayResult { spaces: [(0, (uffd, only.clone()))].into(), next_space: 1 }
         }
-        // Each of several processes has a record.
+        // Each of several processes has a record for its userfaultfd.
         (None, ..) => ReplayResult { spaces: ReplayedSpaces::new(), next_space: plan.len() as AddressSpaceId },
     };
     for record in contents.records {
@@ -57,7 +57,7 @@ impl ReplayResult {
             JournalRecord::Message(parent, UffdEvent::Fork { number }) => {
                 if let Some((_, map)) = self.spaces.get(&parent) {
                     let mut map = map.clone();
-                    // Late messages of the parent never arrive on the forked process's userfaultfd.
+                    // Late messages about the parent's map never arrive on the forked process's userfaultfd.
                     map.clear_late_events();
                     self.spaces.insert(self.next_space, (number, map));
                 }

@@ -1,4 +1,4 @@
-//! Tests of the journal as its next reader finds it.
+//! Tests of the journal: the state that the next pager reads from it.
 
 use super::*;
 use farfork_wire::descriptor::ExtentId;
@@ -12,7 +12,7 @@ fn encode_message(kind: u8, words: [u64; 3]) -> [u8; EVENT_BYTES] {
     bytes
 }
 
-/// Writes a batch as it is left by a pager that is killed right after its read.
+/// Writes a batch as a pager leaves it that is killed directly after read(2).
 fn write_unread_batch(journal: &mut Journal, space: AddressSpaceId, messages: &[[u8; EVENT_BYTES]]) {
     journal.mapping.store(record_offset(journal.end), &encode_record_tag(RECORD_BATCH, space));
     for (index, bytes) in messages.iter().enumerate() {

@@ -1,5 +1,6 @@
-//! `KeeperContext`: what keeper and pager share and a successor takes over. It has the run directory and its lock, the
-//! control socket, the role table, and the descriptors that were open before the keeper started.
+//! `KeeperContext`: state that keeper and pager share, and that a process which replaces one of them takes over. It has
+//! the run directory with its lock, the control socket, the role table, and the descriptors that were open before the
+//! keeper started.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -25,11 +26,11 @@ pub const SOCKET_FILE: &str = "pager.sock";
 /// Name of the lock in the run directory.
 const LOCK_FILE: &str = "pager.lock";
 
-/// Descriptors that forked processes leave free in the table: for clients, for adoptions, and for the next pager, which
-/// could not start without them.
+/// Descriptors of the table that userfaultfds of forked processes must not use. They are for clients, for adoptions,
+/// and for the next pager, which could not start without them.
 const RESERVED_DESCRIPTORS: u64 = 64;
 
-/// Connections that wait to be accepted, also while no pager runs. The clients are threads of the daemon.
+/// Backlog of the control socket. Connections also wait while no pager runs. The clients are threads of the daemon.
 const BACKLOG: i32 = 64;
 
 /// Why a pager cannot run.
@@ -66,8 +67,8 @@ pub(in crate::pager) struct KeeperContext {
     socket_path: PathBuf,
     listener: OwnedFd,
     lock: File,
-    /// The pidfd of the keeper. Never closed on drop: in the holder's memory the number is outdated, and may be another
-    /// descriptor by now. The next pager closes it, together with all unknown descriptors.
+    /// The pidfd of the keeper. Never closed on drop: in the holder's copy of this struct the number may be outdated,
+    /// and refer to another descriptor. The next pager closes an old pidfd along with all unknown descriptors.
     keeper: ManuallyDrop<OwnedFd>,
     roles: RoleTable,
     /// Descriptors that were open before the keeper started.
@@ -79,7 +80,7 @@ pub(in crate::pager) struct KeeperContext {
 }
 
 impl KeeperContext {
-    /// Locks a run directory, as its only pager.
+    /// Locks the run directory, so that no other pager serves it, and creates the control socket.
     ///
     /// # Errors
     /// [`PagerError`].
@@ -111,7 +112,7 @@ impl KeeperContext {
         })
     }
 
-    /// The trust policy for a pager that starts now.
+    /// Returns the trust policy for a pager that starts now.
     ///
     /// # Errors
     /// The policy that the daemon has written cannot be read.
@@ -120,12 +121,12 @@ impl KeeperContext {
         Ok(written.unwrap_or_else(|| self.startup_trust_policy.clone()))
     }
 
-    /// The size limit of the page cache in bytes.
+    /// Reads the size limit of the page cache, in bytes.
     pub(in crate::pager) fn cache_bytes_max(&self) -> u64 {
         cache::limit::read_cache_limit(self.socket_path.parent().unwrap_or(Path::new("/")))
     }
 
-    /// Makes this process the keeper, in place of one that is gone.
+    /// Makes this process the keeper, because the previous keeper is gone.
     ///
     /// # Errors
     /// [`PagerError::System`].
@@ -139,7 +140,7 @@ impl KeeperContext {
         Ok(())
     }
 
-    /// This pager does not close unknown descriptors any more.
+    /// Marks this pager as ready: it has closed the unknown descriptors, so the keeper may clone processes again.
     pub(in crate::pager) fn set_pager_ready(&self) {
         self.roles.set_pager_ready();
     }
@@ -149,8 +150,8 @@ impl KeeperContext {
         self.roles.pidfd_number(ProcessRole::FdHolder)
     }
 
-    /// Closes pidfds of keepers, pagers and holders that are gone. Only for the pager, which alone opens and closes other
-    /// descriptors.
+    /// Closes pidfds of keepers, pagers and holders that are gone. Only the pager may call this: no other process opens
+    /// or closes descriptors of the table.
     pub(in crate::pager) fn close_dead_pidfds(&self) -> io::Result<()> {
         let known = self.descriptors();
         let numbers = list_open_fds()?.into_iter().filter(|number| !known.contains(number));
@@ -206,7 +207,7 @@ impl KeeperContext {
         self.preexisting_fds.iter().copied().chain(own).chain(self.roles.descriptors()).collect()
     }
 
-    /// Removes the control socket, because it is served no longer.
+    /// Removes the control socket when it is no longer served.
     pub(in crate::pager) fn remove_socket(self) {
         let _ = fs::remove_file(&self.socket_path);
     }
@@ -250,12 +251,12 @@ fn bind_control_socket(path: &Path) -> io::Result<OwnedFd> {
 fn list_open_fds() -> io::Result<Vec<RawFd>> {
     let listed: Vec<RawFd> =
         fs::read_dir("/proc/self/fd")?.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect();
-    // The descriptor of the listing itself is closed by now.
+    // Drop the descriptor of the directory listing itself, which is already closed.
     Ok(listed.into_iter().filter(|number| fs::read_link(format!("/proc/self/fd/{number}")).is_ok()).collect())
 }
 
-/// The table has a descriptor for every process of every child. So this process raises its limit to the maximum, less a
-/// reserve.
+/// Sets this process's limit on descriptors to the maximum minus `reserve`. The table has a descriptor for each process
+/// of each child.
 fn set_fd_limit(reserve: u64) {
     let limit = rustix::process::getrlimit(Resource::Nofile);
     let current = limit.maximum.map(|maximum| maximum.saturating_sub(reserve));

@@ -1,8 +1,8 @@
 //! The holder: a third process that shares the descriptor table and only waits. If keeper and pager are killed
-//! together, the holder becomes the keeper. The kernel puts a forked process's userfaultfd into the table of the
-//! process that reads the fork event. Only then does it let the forking thread continue (userfaultfd_ctx_read:
-//! resolve_userfault_fork, then userfaultfd_event_complete).
-//! So the holder has the userfaultfd before the new process runs, without a message that a kill could prevent.
+//! together, the holder becomes the keeper. The kernel puts the userfaultfd of a forked process into the table of the
+//! process that reads the fork event, and then lets the forking thread continue (userfaultfd_ctx_read:
+//! resolve_userfault_fork, userfaultfd_event_complete). So the holder has the userfaultfd before the new process runs,
+//! without a message that a kill could prevent.
 
 use std::ffi::{CStr, CString};
 use std::fs;
@@ -15,14 +15,14 @@ use farfork_sys::{pidfd, process_memory};
 use super::reap_process;
 use super::roles::{ProcessRole, RoleTable};
 
-/// How often the holder checks which processes live, in addition to being woken. The number of the pidfd that it waits for
-/// may be reused just before it waits.
+/// How often the holder checks which processes live. It also waits for a pidfd, but the number may refer to another
+/// descriptor just before the wait begins.
 const LIVENESS_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The holder's name in /proc/PID/comm, and the word that replaces `pager` on its command line.
 const HOLDER_COMM: &CStr = c"farfork-holder";
 const HOLDER_COMMAND: &str = "holder";
-/// The keeper's command there.
+/// The keeper's command on its command line.
 const KEEPER_COMMAND: &str = "pager";
 
 /// Why a holder ends.
@@ -33,7 +33,8 @@ pub(super) enum FdHolderExit {
     KeeperAndPagerGone,
 }
 
-/// Clones a holder, in place of one that is gone. The holder is a child of init, so that no keeper must reap it.
+/// Clones a new holder, because the previous one is gone. An intermediate process makes it a child of init, so that the
+/// keeper need not reap it.
 ///
 /// # Errors
 /// As clone3(2).
@@ -61,7 +62,7 @@ pub(super) fn run_fd_holder(roles: &RoleTable, title: Option<&ProcessTitle>) -> 
         tracing::debug!("the holder's process title cannot be set: {error}");
     }
     let end = wait_until_orphaned(roles);
-    // The processes that it clones as the keeper are not holders.
+    // Restore the title: as the keeper, this process clones pagers, which are not holders.
     let _ = title.map_or(Ok(()), ProcessTitle::restore);
     end
 }
@@ -79,17 +80,17 @@ fn wait_until_orphaned(roles: &RoleTable) -> FdHolderExit {
     }
 }
 
-/// Ends the holder, if there is one: the table is not needed any more.
+/// Kills the holder, if there is one, because the table is no longer needed.
 pub(super) fn stop_fd_holder(roles: &RoleTable) {
     const LIMIT: Duration = Duration::from_secs(1);
     let Some(number) = roles.first_alive(&[ProcessRole::FdHolder]) else { return };
-    // The holder would end by itself, but only after it is woken or after a while. A kill loses nothing.
+    // The holder would end itself, but only when it next wakes up. It holds no state that a kill could lose.
     let _ = pidfd::send_signal_raw(number, rustix::process::Signal::KILL.as_raw());
     pidfd::wait_any_exit_raw(&[number], LIMIT);
 }
 
-/// The process title that `ps` shows. It is read before there is a pager, and changed without opening a descriptor
-/// (`roles`).
+/// The process title that `ps` shows. It is read before the first pager starts, and changed without opening a
+/// descriptor (`roles` gives the reason).
 #[derive(Debug)]
 pub(super) struct ProcessTitle {
     comm: CString,
@@ -127,7 +128,8 @@ impl ProcessTitle {
     }
 }
 
-/// The keeper's command line with the holder's command, padded to the same length. `None` for another program, as in tests.
+/// Returns the keeper's command line with the holder's command, padded to the same length. `None` if it is not the
+/// command line of a keeper, as in tests.
 fn fd_holder_command_line(keeper_command_line: &[u8]) -> Option<Vec<u8>> {
     let mut words = keeper_command_line.strip_suffix(b"\0")?.split(|byte| *byte == 0);
     let (_, command) = (words.next()?, words.next()?);
@@ -153,6 +155,6 @@ mod tests {
         let command_line = fd_holder_command_line(b"/proc/self/exe\0pager\0--run-dir\0/run/x\0").unwrap();
         assert_eq!(command_line, b"farfork\0holder\0--run-dir\0/run/x\0\0\0\0\0\0\0");
         assert_eq!(fd_holder_command_line(b"/usr/bin/test\0--exact\0"), None);
-        assert_eq!(fd_holder_command_line(b"f\0pager\0"), None, "it does not fit");
+        assert_eq!(fd_holder_command_line(b"f\0pager\0"), None, "the holder's command does not fit");
     }
 }

@@ -1,8 +1,8 @@
 //! The keeper: keeps the descriptor table open, and a pager and a holder running. `run` is the main function of its
-//! process. The three share one table. So every userfaultfd, also one that the kernel adds at a fork, stays open while
-//! one of them lives. If all three are killed together, `child::stub_recovery` restores the children from their stubs'
-//! queues. `roles` records which process is which, `fd_holder` is the holder, and `takeover` starts the next pager.
-//! `context`, `registry` and `trust_policy` have the state that outlives a pager.
+//! process. The three share one table. So every userfaultfd, also those that the kernel adds at a fork, stays open
+//! while one of the three lives. If all three are killed together, `child::stub_recovery` restores the children from
+//! their stubs' queues. `roles` records which process is which, `fd_holder` is the holder, and `takeover` starts the
+//! next pager. `context`, `registry` and `trust_policy` have the state that outlives a pager.
 
 pub(super) mod context;
 mod fd_holder;
@@ -25,15 +25,15 @@ use context::{KeeperContext, PagerError};
 use fd_holder::FdHolderExit;
 use roles::{ProcessRole, RoleTable};
 
-/// A pager that has lived this long was healthy: the next one is cloned at once. A pager that fails while it recovers its
-/// state, or at the next fault, does so within a few milliseconds.
+/// Lifetime after which a pager counts as healthy: its successor is cloned without a pause. A pager that fails while it
+/// recovers its state, or at the first fault, does so within a few milliseconds.
 const HEALTHY_AFTER: Duration = Duration::from_millis(100);
 
 /// Shortest and longest pause before the next pager is cloned, if the previous ones died early.
 const RESTART_BACKOFF_MIN: Duration = Duration::from_millis(1);
 const RESTART_BACKOFF_MAX: Duration = Duration::from_secs(1);
 
-/// How often a keeper checks which processes live. It is also woken when one ends.
+/// How often a keeper checks which processes live. The end of a process also wakes it.
 const LIVENESS_CHECK_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Exit status of a pager that failed.
@@ -43,11 +43,11 @@ const EXIT_REPLACED: i32 = 3;
 /// Exit status of a pager that panicked, as of every Rust program.
 const EXIT_PANICKED: i32 = 101;
 
-/// Whether a holder exists.
+/// The result of ensuring that a holder exists.
 enum FdHolderStatus {
     /// A holder lives.
     Alive,
-    /// None can be started for now.
+    /// No holder can be started for now.
     StartFailed,
     /// This process is a holder that was just cloned.
     BecameHolder,
@@ -56,10 +56,10 @@ enum FdHolderStatus {
 /// The configuration of a pager.
 #[derive(Debug, Clone)]
 pub struct PagerConfig {
-    /// The run directory, for the control socket, the lock and the registry. One pager serves it.
+    /// The run directory, with the control socket, the lock and the registry. Only one pager serves it.
     pub run_dir: PathBuf,
-    /// Which credentials it presents to owners, and which it trusts. `None` if connections are neither authenticated nor
-    /// encrypted.
+    /// The credentials that the pager presents to owners, and those that it trusts. `None` if connections are neither
+    /// authenticated nor encrypted.
     pub credentials: Option<Credentials>,
 }
 
@@ -75,9 +75,9 @@ enum SupervisionEnd {
 
 /// Why a keeper stopped waiting.
 enum PagerWaitResult {
-    /// The pager has ended, with this status if it is known.
+    /// The pager has ended. The status is `None` if another process has reaped it.
     Exited(Option<WaitStatus>),
-    /// This process is a holder that was cloned meanwhile.
+    /// This process is a holder, which the keeper cloned during the wait.
     BecameHolder,
 }
 
@@ -89,8 +89,8 @@ enum PagerWaitResult {
 //   │  └─ clones ─▶ holder ── both gone ──▶ becomes the keeper
 //   └───── reaps it, clones another ──────────┘ killed, crashed
 
-/// Keeps a pager running until a client stops it. Must be called in a single-threaded process with its own session, so that
-/// it does not end with another process. The process that returns is the last keeper.
+/// Keeps a pager running until a client stops it. Must be called in a single-threaded process with its own session, so
+/// that signals to another session do not end it. The process in which this returns is the last keeper.
 ///
 /// # Errors
 /// [`PagerError`], before the first pager runs.
@@ -109,7 +109,7 @@ pub fn run(config: &PagerConfig) -> Result<(), PagerError> {
             }
             SupervisionEnd::BecameHolder => {
                 match fd_holder::run_fd_holder(keeper_context.roles(), keeper_context.process_title()) {
-                    // Nothing may be dropped here: the other processes share the descriptor table.
+                    // Exit without dropping anything: the other processes share the descriptor table.
                     FdHolderExit::NotNeeded => std::process::exit(0),
                     FdHolderExit::KeeperAndPagerGone => {
                         tracing::warn!(
@@ -120,7 +120,7 @@ pub fn run(config: &PagerConfig) -> Result<(), PagerError> {
                 }
             }
         }
-        // It must not give up: it may be the last process that holds the children's userfaultfds.
+        // Retry forever: this may be the last process that holds the children's userfaultfds.
         while let Err(error) = keeper_context.become_keeper() {
             tracing::error!("{error}; retrying");
             std::thread::sleep(RESTART_BACKOFF_MAX);
@@ -132,7 +132,7 @@ fn supervise_pager(keeper_context: &KeeperContext) -> SupervisionEnd {
     let roles = keeper_context.roles();
     let mut pause = Duration::ZERO;
     loop {
-        // The holder is started first: it remains if pager and keeper are killed together.
+        // Start the holder before the pager, so that one process remains if pager and keeper are killed together.
         if let FdHolderStatus::BecameHolder = ensure_fd_holder(roles) {
             return SupervisionEnd::BecameHolder;
         }
@@ -154,7 +154,8 @@ fn supervise_pager(keeper_context: &KeeperContext) -> SupervisionEnd {
                 }
                 tracing::error!("the pager, process {pid}, {}: another takes over", describe_exit(status));
             }
-            // Memory and processes may become available again; the children wait that long.
+            // The clone may succeed later, when memory or process ids are available again. Until then the children
+            // wait.
             Err(error) => {
                 roles.assign(ProcessRole::Pager, 0);
                 tracing::error!("the pager cannot be started: {error}; retrying");
@@ -166,14 +167,14 @@ fn supervise_pager(keeper_context: &KeeperContext) -> SupervisionEnd {
     }
 }
 
-/// Waits for the end of the pager that was cloned. Meanwhile keeps a holder running.
+/// Waits for the end of the pager, and keeps a holder running.
 fn wait_for_pager(roles: &RoleTable, pager: i32) -> PagerWaitResult {
     loop {
         let limit = match roles.is_pager_ready(pager).then(|| ensure_fd_holder(roles)) {
             Some(FdHolderStatus::BecameHolder) => return PagerWaitResult::BecameHolder,
             Some(FdHolderStatus::Alive) => LIVENESS_CHECK_INTERVAL,
             Some(FdHolderStatus::StartFailed) => RESTART_BACKOFF_MAX,
-            // A starting pager may close the pidfd of a process that is cloned now.
+            // Clone no holder while the pager starts: it may close the new pidfd.
             None => RESTART_BACKOFF_MIN,
         };
         let watched = [ProcessRole::Pager, ProcessRole::FdHolder].map(|role| roles.pidfd_number(role));
@@ -201,8 +202,8 @@ fn ensure_fd_holder(roles: &RoleTable) -> FdHolderStatus {
     }
 }
 
-/// The main function of the pager. It returns only to become the keeper, and otherwise exits with a status. Nothing may be
-/// dropped before the exit: the keeper shares the descriptor table.
+/// The main function of the pager. Returns only if this process must become the keeper; otherwise exits with a status,
+/// without dropping anything, because the keeper shares the descriptor table.
 fn run_pager(keeper_context: &KeeperContext) -> SupervisionEnd {
     let serve = AssertUnwindSafe(|| {
         takeover::start_server(keeper_context).and_then(|mut server: PagerServer<'_>| server.run())
@@ -227,7 +228,7 @@ fn reap_process(pid: i32) -> Option<WaitStatus> {
         match waitpid(Pid::from_raw(pid), WaitOptions::empty()) {
             Ok(Some((_, status))) => return Some(status),
             Ok(None) | Err(rustix::io::Errno::INTR) => {}
-            // Only ECHILD remains: the process is gone, and another has its status.
+            // The only other error is ECHILD: another process has reaped the pager.
             Err(_) => return None,
         }
     }
@@ -244,8 +245,8 @@ fn describe_exit(status: Option<WaitStatus>) -> String {
     }
 }
 
-/// A child is harmed only if all three processes are killed. They are small, so the OOM killer should choose them last.
-/// Lowering the score needs CAP_SYS_RESOURCE, which root in a container may lack.
+/// Lowers the OOM score of keeper, pager and holder: killing these small processes frees little memory and harms all
+/// children. Needs CAP_SYS_RESOURCE, which root in a container may lack.
 fn spare_from_oom_killer() {
     const SCORE: &str = "-900";
     if let Err(error) = std::fs::write("/proc/self/oom_score_adj", SCORE) {

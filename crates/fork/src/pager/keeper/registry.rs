@@ -10,7 +10,7 @@ use farfork_wire::ChildId;
 /// Name of the directory in the run directory.
 const REGISTRY_DIR: &str = "pager.children";
 
-/// The registry's directory.
+/// The registry of one run directory.
 #[derive(Debug, Clone)]
 pub(in crate::pager) struct ChildRegistry {
     dir: PathBuf,
@@ -43,7 +43,7 @@ impl ChildRegistry {
         let _ = fs::remove_file(self.link_path(child));
     }
 
-    /// The registered children, each with its directory.
+    /// Returns the registered children, each with its directory.
     ///
     /// # Errors
     /// As readdir(3).

@@ -1,7 +1,8 @@
 //! `RoleTable`: a page that keeper, pager and holder share. It has the number of each one's pidfd in their common
 //! descriptor table. Only the keeper clones processes. Only a pager closes the pidfds of ended processes. A starting
-//! pager closes every descriptor that it does not know. So no other process may open one, even briefly: the pager would
-//! close it, and the opener would later close a newer descriptor of that number. Queries of this table open none.
+//! pager closes every descriptor that it does not know. So no other process may open a descriptor, even briefly: the
+//! pager would close it, and the opener would later close a newer descriptor of that number. Queries of this table open
+//! none.
 
 use std::fs::File;
 use std::io;
@@ -15,20 +16,20 @@ use rustix::fs::MemfdFlags;
 /// Bytes of the page that are used.
 const TABLE_BYTES: usize = 48;
 
-/// Set when a client has stopped the pager: no process starts another.
+/// Offset of the stop flag. It is set when a client has stopped the pager: then no process starts another.
 const STOPPED_AT: usize = 24;
 
-/// The pid of the pager that has closed its predecessor's descriptors. Until then the keeper clones no process: the pager
-/// would close its pidfd, too.
+/// Offset of the pid of the pager that has closed the descriptors of its predecessor. Until the pager writes it, the
+/// keeper clones no process: the pager would close the new pidfd, too.
 const READY_PAGER_PID_AT: usize = 32;
 
-/// The pid of the holder. The holder writes it first of all.
+/// Offset of the holder's pid. The holder writes it as its first step.
 const HOLDER_PID_AT: usize = 40;
 
 /// The role of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ProcessRole {
-    /// Clones the other two.
+    /// Clones pager and holder.
     Keeper,
     /// Serves the children.
     Pager,
@@ -62,7 +63,7 @@ pub(super) struct RoleTable {
 }
 
 impl RoleTable {
-    /// A table without any process.
+    /// Creates a table without any process.
     ///
     /// # Errors
     /// As memfd_create(2), mmap(2).
@@ -72,12 +73,12 @@ impl RoleTable {
         Ok(Self { mapping: SharedMapping::map_file(&file, TABLE_BYTES)? })
     }
 
-    /// Where the kernel stores the pidfd of a process with this role.
+    /// Returns the place in the table where the kernel stores the pidfd of a process with this role.
     pub(super) fn pidfd_slot(&self, role: ProcessRole) -> Option<PidfdSlot<'_>> {
         Some(PidfdSlot { mapping: &self.mapping, offset: role.offset() })
     }
 
-    /// The number of the pidfd of the process with this role; 0 for none.
+    /// Returns the number of the pidfd of the process with this role; 0 for none.
     pub(super) fn pidfd_number(&self, role: ProcessRole) -> RawFd {
         self.mapping.load_u64(role.offset()) as u32 as RawFd
     }
@@ -92,7 +93,7 @@ impl RoleTable {
         self.first_alive(&[role]).is_some()
     }
 
-    /// The pidfd of the first of these roles whose process lives.
+    /// Returns the pidfd number of the first of these roles whose process lives.
     pub(super) fn first_alive(&self, roles: &[ProcessRole]) -> Option<RawFd> {
         let numbers = || roles.iter().map(|role| self.pidfd_number(*role)).collect::<Vec<_>>();
         loop {
@@ -117,17 +118,17 @@ impl RoleTable {
             && self.mapping.load_u64(HOLDER_PID_AT) == u64::from(std::process::id())
     }
 
-    /// Marks this pager as one that does not close unknown descriptors any more.
+    /// Records that this pager has closed the unknown descriptors, and will close no more of them.
     pub(super) fn set_pager_ready(&self) {
         self.mapping.store_u64(READY_PAGER_PID_AT, u64::from(std::process::id()));
     }
 
-    /// Whether the pager of this pid does not close unknown descriptors any more.
+    /// Whether the pager with this pid has closed the unknown descriptors.
     pub(super) fn is_pager_ready(&self, pager: i32) -> bool {
         self.mapping.load_u64(READY_PAGER_PID_AT) == u64::from(pager.unsigned_abs())
     }
 
-    /// Records that a client has stopped the pager: no process starts another.
+    /// Records that a client has stopped the pager, so that no process starts another.
     pub(super) fn set_stopped(&self) {
         self.mapping.store_u64(STOPPED_AT, 1);
     }
@@ -137,7 +138,7 @@ impl RoleTable {
         self.mapping.load_u64(STOPPED_AT) != 0
     }
 
-    /// The descriptors in the table.
+    /// Returns the pidfd numbers in the table.
     pub(super) fn descriptors(&self) -> [RawFd; 3] {
         [ProcessRole::Keeper, ProcessRole::Pager, ProcessRole::FdHolder].map(|role| self.pidfd_number(role))
     }

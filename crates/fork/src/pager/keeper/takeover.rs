@@ -1,4 +1,4 @@
-//! The start of a pager: it recovers all children that the previous pager served, from the registry and the journals.
+//! The start of a pager: recovers all children that the previous pager served, from the registry and the journals.
 
 use std::fs;
 use std::io;
@@ -16,8 +16,8 @@ use crate::pager::child::{Child, ChildError};
 use crate::pager::plan::PlanError;
 use crate::pager::server::PagerServer;
 
-/// Recovers the children, closes unknown descriptors (those of the previous pager), and wakes every waiting thread, so that
-/// it faults again.
+/// Recovers the children, closes the unknown descriptors, which belonged to the previous pager, and wakes every waiting
+/// thread, so that it faults again.
 ///
 /// # Errors
 /// As readdir(3), close_range(2), epoll(7). If a pager cannot start, the keeper starts another.
@@ -33,7 +33,8 @@ pub(in crate::pager) fn start_server(keeper_context: &KeeperContext) -> io::Resu
             }
             Err(error) if is_child_dir_removed(&error) => keeper_context.registry().remove(&id),
             Err(error) => {
-                // It cannot be served, but its threads must keep waiting: after a close they would read zeroes.
+                // The child cannot be served, but its userfaultfds must stay open: after a close its threads would read
+                // zeroes.
                 tracing::error!("child {id} cannot be served, its threads keep waiting: {error}");
                 keep.extend(list_userfaultfds()?);
             }
@@ -44,7 +45,7 @@ pub(in crate::pager) fn start_server(keeper_context: &KeeperContext) -> io::Resu
     keep.extend(unclaimed.iter().map(|uffd| uffd.as_raw_fd()));
     close_all_except(&keep)?;
     keeper_context.set_pager_ready();
-    // Children wait whenever the pager waits to be scheduled, which is often: it sleeps while owners reply.
+    // Shorten the time that the pager waits to be scheduled after each sleep: children wait for it.
     if let Err(error) = farfork_sys::sched_slice::set_slice(farfork_sys::sched_slice::SLICE_MIN) {
         tracing::debug!("the pager's scheduler slice cannot be shortened: {error}");
     }
@@ -64,15 +65,15 @@ pub(in crate::pager) fn start_server(keeper_context: &KeeperContext) -> io::Resu
     Ok(server)
 }
 
-/// Removes the children of an earlier keeper when a keeper starts. The daemon hands back those whose stubs hold their
-/// userfaultfds.
+/// Removes the children of an earlier keeper when a keeper starts. The daemon adds those again whose stubs hold their
+/// userfaultfds (`PagerRequest::Reclaim`).
 pub(in crate::pager) fn clear_registry(registry: &ChildRegistry) {
     for (id, _) in registry.children().unwrap_or_default() {
         registry.remove(&id);
     }
 }
 
-/// Whether the daemon has removed the child's directory, which it does only after the child's end.
+/// Whether the child's directory does not exist. The daemon removes it only after the child has ended.
 fn is_child_dir_removed(error: &ChildError) -> bool {
     matches!(error, ChildError::Plan(PlanError::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound)
 }
@@ -85,7 +86,7 @@ impl PagerServer<'_> {
             .for_each(|uffd| drop(ManuallyDrop::into_inner(uffd)));
     }
 
-    /// Closes the pidfds of holders that are gone, if there is another holder.
+    /// Closes the pidfds of ended holders, if there is a new holder since the last call.
     pub(in crate::pager) fn close_dead_holder_pidfds(&mut self) {
         let holder = self.context.fd_holder_pidfd();
         if std::mem::replace(&mut self.fd_holder_pidfd, holder) != holder
@@ -96,11 +97,11 @@ impl PagerServer<'_> {
     }
 }
 
-/// Userfaultfds of live processes that no journal lists. If they were closed, the processes would read zeroes. They exist if
-/// a pager was killed just before it recorded one.
+/// Finds userfaultfds of live processes that no journal lists, because a pager was killed just before it recorded them.
+/// They must stay open: otherwise the processes would read zeroes.
 fn find_unclaimed_userfaultfds(claimed: &[RawFd]) -> io::Result<Vec<ManuallyDrop<Userfaultfd>>> {
     let unknown = list_userfaultfds()?.into_iter().filter(|number| !claimed.contains(number));
-    // Those of processes that have ended are closed with the rest.
+    // Userfaultfds of ended processes are closed along with the other unknown descriptors.
     let known = unknown.filter_map(|number| Userfaultfd::from_number(number).ok().map(ManuallyDrop::new));
     let alive: Vec<_> = known.filter(|uffd| !uffd.is_process_gone()).collect();
     if !alive.is_empty() {
@@ -112,7 +113,7 @@ fn find_unclaimed_userfaultfds(claimed: &[RawFd]) -> io::Result<Vec<ManuallyDrop
     Ok(alive)
 }
 
-/// All userfaultfds of the table, of any process.
+/// Lists all userfaultfds of the shared descriptor table.
 fn list_userfaultfds() -> io::Result<Vec<RawFd>> {
     let mut numbers = Vec::new();
     for entry in fs::read_dir("/proc/self/fd")? {

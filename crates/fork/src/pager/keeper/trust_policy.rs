@@ -1,6 +1,6 @@
 //! `TrustPolicy`: which nodes a pager trusts, and which credentials it presents. The pager outlives its daemon, and the
-//! next daemon may set another policy. That daemon writes it to a file in the run directory. Each pager reads the file
-//! when it starts, and prefers it to the policy with which its keeper was started.
+//! next daemon may write another policy to a file in the run directory. Each pager reads the file when it starts, and
+//! prefers it to the policy with which its keeper was started.
 
 use std::ffi::OsString;
 use std::fs;
@@ -12,7 +12,8 @@ use std::path::{Path, PathBuf};
 use farfork_trust::{Credentials, Encryption, TrustDirectory};
 use serde::{Deserialize, Serialize};
 
-/// Name of the file in the run directory. It has `on` or `off`, a space, and the trust directory; or only `anybody`.
+/// Name of the file in the run directory. It contains `on` or `off` (encryption), a space, and the trust directory; or
+/// only `anybody`.
 const TRUST_POLICY_FILE: &str = "pager.trust";
 
 /// The word in the file for [`TrustPolicy::Unauthenticated`].
@@ -21,7 +22,7 @@ const UNAUTHENTICATED_WORD: &str = "anybody";
 /// Which peers a pager trusts.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum TrustPolicy {
-    /// Any peer that it must connect to; no peer is authenticated.
+    /// Any peer to which it connects; no peer is authenticated.
     Unauthenticated,
     /// The members of a cluster.
     ClusterMembers {
@@ -33,7 +34,7 @@ pub enum TrustPolicy {
 }
 
 impl TrustPolicy {
-    /// The policy of these credentials, or of none.
+    /// Returns the policy that these credentials, or none, stand for.
     pub fn from_credentials(credentials: Option<&Credentials>) -> Self {
         credentials.map_or(Self::Unauthenticated, |credentials| Self::ClusterMembers {
             directory: credentials.directory().root().to_owned(),
@@ -54,7 +55,7 @@ impl TrustPolicy {
     /// Reads the policy from the run directory. `None` if there is no file, so that the keeper's policy applies.
     ///
     /// # Errors
-    /// The file exists and cannot be read. Waiting is better than trusting other peers than the file names.
+    /// The file exists and cannot be read. The keeper then retries: no pager may trust other peers than the file names.
     pub(in crate::pager) fn read(run_dir: &Path) -> io::Result<Option<Self>> {
         let bytes = match fs::read(run_dir.join(TRUST_POLICY_FILE)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -95,9 +96,9 @@ impl TrustPolicy {
         fs::rename(&temp_path, run_dir.join(TRUST_POLICY_FILE))
     }
 
-    /// Removes the file, so that the keeper's policy applies again.
+    /// Removes the file, if there is one, so that the keeper's policy applies again.
     pub(in crate::pager) fn remove_file(run_dir: &Path) {
-        // There may be no file.
+        // Fails if there is no file.
         let _ = fs::remove_file(run_dir.join(TRUST_POLICY_FILE));
     }
 }

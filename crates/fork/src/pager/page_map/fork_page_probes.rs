@@ -1,6 +1,6 @@
-//! Page probes for `fork_order`: installed pages that one order of changes leaves in place and another does not.
-//! A probe fills a missing page with zeroes. So a page is probed only if it would not have to be fetched, and only
-//! once. Pure: the `ForkMapCheck` asks the kernel.
+//! Page probes for `fork_order`: checks whether an installed page is present where one number of changes leaves it and
+//! another does not. A probe fills a missing page with zeroes. So a page is probed only where it would not have to be
+//! fetched, and only once. Pure: the `ForkMapCheck` queries the kernel.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,7 +21,7 @@ pub(super) struct MemoizedCheck<'a, W> {
 }
 
 impl<'a, W: ForkMapCheck> MemoizedCheck<'a, W> {
-    /// Wraps a check, and keeps its results.
+    /// Wraps a check. Stores the results of its probes in `answers`.
     pub(super) fn new(check: W, answers: &'a ProbeResults) -> Self {
         Self { check, results: answers }
     }
@@ -52,19 +52,19 @@ impl<W: ForkMapCheck> ForkMapCheck for MemoizedCheck<'_, W> {
     }
 }
 
-/// The presence of a page that follows from the changes, before the kernel is asked.
+/// The presence of a page that the changes imply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum PresenceExpectation {
     Present,
     Missing,
     Unknown,
-    /// Missing, and not to be probed: the probe would fill it with zeroes instead of data.
+    /// Missing, and must be fetched when it is touched. Not to be probed: the probe would fill it with zeroes.
     MissingUnfetched,
 }
 
-/// Adds to the cost of each number of links that a page contradicts. Such a page was installed, and is present or missing
-/// against expectation. Pages are probed only if several numbers are possible. A result may rule out the numbers for which
-/// another page must not be probed. Then that page is probed, too.
+/// Probes installed pages, and adds a contradiction to the costs of each number of made links that a result
+/// contradicts. A page is probed only if it distinguishes possible numbers, and need not be fetched under a likely one.
+/// A result may rule out numbers, so that another page can be probed.
 pub(super) fn probe_pages<W: ForkMapCheck>(
     links: &[ChainLink<'_>],
     read_before: usize,
@@ -102,7 +102,7 @@ pub(super) fn probe_pages<W: ForkMapCheck>(
     Ok(())
 }
 
-/// Whether a page distinguishes possible numbers of links, and would not have to be fetched under a likely one.
+/// Whether a page distinguishes possible numbers of made links, and need not be fetched under any likely number.
 fn is_useful_probe(states: &[PresenceExpectation], read_before: usize, costs: &[u32]) -> bool {
     let least = costs.iter().min().copied().unwrap_or_default();
     let is_possible = |made: usize| costs[made] / CONTRADICTION_COST == least / CONTRADICTION_COST;
@@ -113,7 +113,8 @@ fn is_useful_probe(states: &[PresenceExpectation], read_before: usize, costs: &[
     !is_to_be_fetched && tells(PresenceExpectation::Present) && tells(PresenceExpectation::Missing)
 }
 
-/// The expected presence of the page at an address after these links. No page is filled while any of them is in question.
+/// Returns the expected presence of the page at an address after the links `made`. The pager fills no page while links
+/// are in question.
 fn expected_presence<W: ForkMapCheck>(
     mut address: u64,
     made: &[ChainLink<'_>],
@@ -130,7 +131,7 @@ fn expected_presence<W: ForkMapCheck>(
                 return PresenceExpectation::Missing;
             }
             UffdEvent::Unmap { start, end } if (start..end).contains(&address) => return PresenceExpectation::Missing,
-            // Its pages are removed after it was reported.
+            // The kernel reports a discard before it removes the pages.
             UffdEvent::Remove { start, end } if (start..end).contains(&address) => is_discarded = true,
             _ => {}
         }

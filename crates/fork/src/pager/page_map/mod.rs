@@ -1,8 +1,8 @@
-//! `PageMap`: where in an address space the pages of the seed belong now. It begins with the plan's ranges. Ranges that
-//! the process unmaps or discards are removed, and ranges that it moves are moved.
-//! Memory that is registered but not in this map has no page to fetch and reads as zeroes: a stack that grew, the end
-//! of a mapping that mremap(2) grew, memory after MADV_DONTNEED.
-//! Changes may be read in another order than they were made (`late_events`). Pure: `address_space` feeds it the events.
+//! `PageMap`: the current addresses of the seed's pages in an address space. It begins with the plan's ranges. Ranges
+//! that the process unmaps or discards are removed, and ranges that it moves are moved. Memory that is registered but
+//! not in this map has no page to fetch and reads as zeroes: a stack that grew, the end of a mapping that mremap(2)
+//! grew, memory after MADV_DONTNEED. Changes may be read in another order than they were made (`late_events`). Pure:
+//! `address_space` feeds it the events.
 
 pub(super) mod fork_order;
 mod fork_page_probes;
@@ -46,7 +46,7 @@ impl MapSegment {
         self.first_page + (address - self.start) / PAGE_SIZE
     }
 
-    /// How many pages it shows.
+    /// Number of pages that the segment shows.
     pub fn pages(&self) -> u64 {
         (self.end - self.start) / PAGE_SIZE
     }
@@ -56,11 +56,11 @@ impl MapSegment {
 /// mapped twice.
 #[derive(Debug, Clone, Default)]
 pub(super) struct PageMap {
-    /// By first address.
+    /// Segments by first address.
     segments: BTreeMap<u64, MapSegment>,
     /// First addresses by extent and first page.
     address_by_page: BTreeMap<(ExtentId, u64), u64>,
-    /// Ranges that show nothing because they were discarded.
+    /// Mapped ranges that show nothing because they were discarded.
     discarded: AddressSet,
     /// Late messages that are still expected.
     late_events: LateEvents,
@@ -78,16 +78,16 @@ pub(super) struct RemovedContents {
 /// The contents that a page map lost by a change, and the data to undo it.
 #[derive(Debug, Clone, Default)]
 pub(super) struct AppliedChange {
-    /// Contents that are not mapped any more.
+    /// Contents that the change removed.
     pub(super) removed: RemovedContents,
-    /// Whether the change was known already, from a move.
+    /// Whether the change is the unmap that a move was expected to report, and so changes nothing.
     pub(super) was_expected: bool,
-    /// The map before the change, if changes were read out of order.
+    /// The map before the change, if the change involved late events. Otherwise the change can be reverted without it.
     saved_map: Option<Box<PageMap>>,
 }
 
 impl PageMap {
-    /// The map of these segments, which must not overlap.
+    /// Creates the map of these segments, which must not overlap.
     pub(super) fn from_segments(segments: impl IntoIterator<Item = MapSegment>) -> Self {
         let mut map = Self::default();
         segments.into_iter().for_each(|segment| map.insert(segment));
@@ -110,7 +110,7 @@ impl PageMap {
         self.segments.range((Excluded(address), Unbounded)).next().map(|(start, _)| *start)
     }
 
-    /// The current address of a page, and the number of consecutive pages from it on, itself included.
+    /// Returns the current address of a page, and the number of consecutive pages from this page on, including it.
     pub(super) fn address_of(&self, extent: ExtentId, page: u64) -> Option<(u64, u64)> {
         let (_, start) = self.address_by_page.range((extent, 0)..=(extent, page)).next_back()?;
         let segment = &self.segments[start];
@@ -125,7 +125,7 @@ impl PageMap {
         first.filter(|first| *first < end)
     }
 
-    /// The parts of segments within a range.
+    /// Returns the parts of segments within a range.
     fn segments_in(&self, start: u64, end: u64) -> impl Iterator<Item = MapSegment> {
         let first = self.segment_at(start).map_or(start, |segment| segment.start);
         self.segments.range(first..end.max(first)).filter_map(move |(_, segment)| segment.clipped(start, end))
@@ -158,8 +158,9 @@ impl PageMap {
         applied
     }
 
-    /// Ranges that a move has left mapped (MREMAP_DONTUNMAP), so that no unmap of them will be reported. This shows when a
-    /// part of one is left or discarded by itself, and nothing is known to have been moved there meanwhile.
+    /// Returns expected ranges that a move has left mapped (MREMAP_DONTUNMAP), so that no unmap of them will be
+    /// reported. This shows when a message moves, unmaps or discards a part of such a range, although nothing is known
+    /// to be mapped in it.
     fn obsolete_expected_ranges(&self, message: &UffdEvent) -> Vec<Range<u64>> {
         let range = match *message {
             UffdEvent::Remap { from, bytes, .. } => from..from + bytes,
@@ -198,7 +199,7 @@ impl PageMap {
         self.first_mapped_in(range.start, range.end).is_some() || self.discarded.overlaps(&range)
     }
 
-    /// Whether contents were displaced whose own message is unread.
+    /// Whether contents are displaced, so that the message about them is unread.
     pub(super) fn has_displaced_ranges(&self) -> bool {
         self.late_events.has_displaced()
     }
@@ -213,7 +214,8 @@ impl PageMap {
         self.late_events = LateEvents::default();
     }
 
-    /// Moves a range, as mremap(2) does. Contents at the target have left already, but their message is unread.
+    /// Moves a range, as mremap(2) does. Contents at the target are displaced: the message about their removal is
+    /// unread.
     fn apply_remap(&mut self, from: u64, to: u64, bytes: u64) {
         let moved = self.remove_left_range(from, from + bytes);
         if self.has_any_in(to..to + bytes) {
@@ -224,7 +226,7 @@ impl PageMap {
         self.insert_moved(moved, from, to);
     }
 
-    /// Inserts contents of the range at `from` at `to`.
+    /// Inserts contents that were removed from the range at `from` into the range at `to`.
     fn insert_moved(&mut self, moved: RemovedContents, from: u64, to: u64) {
         for segment in moved.segments {
             let (start, end) = (segment.start - from + to, segment.end - from + to);
@@ -235,7 +237,8 @@ impl PageMap {
         }
     }
 
-    /// Removes what leaves a range: contents that were displaced there, before the current ones.
+    /// Removes the contents about which an unmap or a move of this range was read: displaced contents where there are
+    /// some, else the current ones.
     fn remove_left_range(&mut self, start: u64, end: u64) -> RemovedContents {
         if start >= end {
             return RemovedContents::default();
@@ -336,7 +339,7 @@ pub(super) mod tests {
             start: u64,
             count: u64,
         },
-        /// The mapping before it grows there, which is not reported.
+        /// The preceding mapping grows into the range, which is not reported.
         Grow {
             start: u64,
             count: u64,
@@ -361,7 +364,8 @@ pub(super) mod tests {
         ]
     }
 
-    /// The steps of the kernel, each with its message, in the order in which a single thread reports them.
+    /// Returns the kernel's steps for an event, each with its message, in the order in which a single thread reports
+    /// them.
     pub(in crate::pager::page_map) fn steps(event: &Event, model: &Model) -> Vec<(UffdEvent, Model)> {
         let (mut now, mut steps) = (model.clone(), Vec::new());
         let (at, bytes) = (|page: u64| page * PAGE_SIZE, |count: u64| count * PAGE_SIZE);
@@ -384,7 +388,7 @@ pub(super) mod tests {
             Event::Grow { start, count } => {
                 if now.is_registered(start - 1, 1) && !now.is_registered(start, count) {
                     now.0.extend((start..start + count).map(|page| (page, None)));
-                    // Any message that changes nothing.
+                    // A message that changes nothing.
                     steps.push((UffdEvent::Remove { start: 0, end: 0 }, now));
                 }
             }

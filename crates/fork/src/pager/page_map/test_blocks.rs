@@ -3,7 +3,7 @@
 use farfork_sys::userfaultfd::UffdEvent;
 use farfork_wire::PAGE_SIZE;
 
-/// Pages of a block.
+/// Number of pages in a block.
 pub(in crate::pager) const BLOCK_PAGES: u64 = 4;
 
 pub(in crate::pager) fn block_address(block: u64) -> u64 {

@@ -1,5 +1,5 @@
-//! The memory plan: what the pager must know to serve a child. The daemon writes it into the child's directory. Every
-//! pager that serves the child reads it there, the first one and those after a crash.
+//! The memory plan: all that the pager must know to serve a child. The daemon writes the plan into the child's
+//! directory. Every pager that serves the child reads it, also after a crash of another.
 
 pub(super) mod origin;
 pub(super) mod slot_index;
@@ -23,18 +23,19 @@ use strategy::PagingStrategy;
 /// Name of the file in the child's directory.
 pub const PLAN_FILE: &str = "pager.plan";
 
-/// Name of the file in a zygote's directory with the plan of all its copies. Each copy has a hard link to it.
+/// Name of the file in a zygote's directory with the plan of all its copies. Each copy's directory has a hard link to
+/// this file.
 const COPIES_PLAN_FILE: &str = "pager.plan.copies";
 
-/// Longest plan, in bytes: as long as a descriptor, of which it is a part.
+/// Longest plan, in bytes: as long as a descriptor, since a plan contains a part of it.
 const PLAN_BYTES_MAX: u64 = farfork_wire::descriptor::DESCRIPTOR_BYTES_MAX as u64;
 
-/// Most pages that hold data: 4 TiB, more than a node has. The pager keeps some bits for each.
+/// Most pages that hold data: 4 TiB, more than the memory of a node. The pager keeps a few bits for each page.
 const POPULATED_PAGES_MAX: u64 = 1 << 30;
 
 pub(super) const MAGIC: &[u8; 8] = b"FFPLAN5\n";
 
-/// The origin of a child's pages.
+/// The pages of a child: their addresses, their origin, and how they are fetched.
 ///
 /// ```text
 ///  pager.plan, mode 0600: it holds the seeds' tokens
@@ -55,7 +56,7 @@ pub struct MemoryPlan {
     pub extents: Vec<PopulatedExtent>,
     /// How the child's pages are fetched.
     pub strategy: PagingStrategy,
-    /// Whether this is the plan of a zygote, whose forks become children of their own.
+    /// Whether this is the plan of a zygote, whose forks become separate children.
     pub is_zygote: bool,
 }
 
@@ -89,9 +90,9 @@ pub enum PlanError {
 }
 
 impl MemoryPlan {
-    /// The plan for a child of `descriptor`, which must be valid. `sources` has the child's seed, and then one source for
-    /// each layer of the descriptor. `registered` has the ranges of each process that are registered with userfaultfd,
-    /// ascending.
+    /// Creates the plan for a child of `descriptor`, which must be valid. `sources` has the child's seed, and then one
+    /// source for each layer of the descriptor. `registered` has the ranges of each process that are registered with
+    /// userfaultfd, ascending.
     pub fn from_descriptor(
         descriptor: &Descriptor,
         sources: Vec<PageSource>,
@@ -111,7 +112,7 @@ impl MemoryPlan {
         Self { sources, segments, member_segments: members, extents, strategy, is_zygote: false }
     }
 
-    /// Memory that holds data and is mapped in the child, in bytes: all that may have to be fetched.
+    /// Returns the size in bytes of the mapped memory that holds data: the most that may have to be fetched.
     pub fn populated_bytes(&self) -> u64 {
         let pages_of = |segment: &MapSegment| {
             let (first, last) = (segment.first_page, segment.first_page + (segment.end - segment.start) / PAGE_SIZE);
@@ -122,8 +123,8 @@ impl MemoryPlan {
         self.segments.iter().chain(self.member_segments.iter().flatten()).map(pages_of).sum::<u64>() * PAGE_SIZE
     }
 
-    /// Writes the plan into the child's directory. Must be called before the pager knows of the child, so that it reads a
-    /// complete plan.
+    /// Writes the plan into the child's directory. Must be called before the pager adopts the child, so that the pager
+    /// reads a complete plan.
     ///
     /// # Errors
     /// [`PlanError::Write`].
@@ -153,7 +154,8 @@ impl MemoryPlan {
         let create = || OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
         let written = self.encode().and_then(|bytes| {
             let mut file = match create() {
-                // A failed copy has left a link to the plan of other copies, which must not be overwritten.
+                // An attempt to make a copy failed and left a link to the plan that other copies share. Remove the link
+                // instead of overwriting the plan.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                     fs::remove_file(&path)?;
                     create()?
@@ -191,7 +193,7 @@ impl MemoryPlan {
     /// Decodes the plan from the bytes of its file.
     ///
     /// # Errors
-    /// A text that says why they are invalid.
+    /// The reason why they are invalid.
     pub fn decode(bytes: &[u8]) -> Result<Self, String> {
         let body = bytes.strip_prefix(MAGIC).ok_or("its first bytes are not those of a memory plan")?;
         let plan: Self = postcard::from_bytes(body).map_err(|error| error.to_string())?;
@@ -221,7 +223,7 @@ impl MemoryPlan {
     }
 }
 
-/// Identifies a plan's file, while it exists.
+/// Identifies the file of a plan while the file exists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct PlanFileId {
     device: u64,
@@ -229,12 +231,12 @@ pub(super) struct PlanFileId {
 }
 
 impl PlanFileId {
-    /// The plan of a zygote's copies, if there is one.
+    /// Returns the id of the plan file of a zygote's copies, if there is one.
     pub(super) fn for_copies(zygote_dir: &Path) -> Option<Self> {
         Self::for_file(&zygote_dir.join(COPIES_PLAN_FILE))
     }
 
-    /// The plan of a child.
+    /// Returns the id of a child's plan file.
     pub(super) fn for_child(child_dir: &Path) -> Option<Self> {
         Self::for_file(&child_dir.join(PLAN_FILE))
     }
@@ -245,7 +247,7 @@ impl PlanFileId {
     }
 }
 
-/// The segments of mappings, as far as these are registered.
+/// Returns the segments of the registered parts of mappings.
 fn registered_segments(mappings: &[Mapping], registered: &[Range<u64>]) -> Vec<MapSegment> {
     let mut segments = Vec::new();
     for mapping in mappings {
@@ -264,7 +266,7 @@ fn registered_segments(mappings: &[Mapping], registered: &[Range<u64>]) -> Vec<M
     segments
 }
 
-/// All pages of an extent that hold data: those that the seed's own owner has, and those that the seed inherits.
+/// Returns all pages of an extent that hold data: the seed's own pages and the pages that it inherits.
 fn populated_runs(id: ExtentId, extent: &Extent) -> Vec<PopulatedRun> {
     let mut runs: Vec<PopulatedRun> = extent.populated.iter().map(|run| PopulatedRun::from_own_seed(id, run)).collect();
     runs.extend(extent.inherited.iter().map(|run| {

@@ -1,12 +1,13 @@
-//! The origins of a child's pages: its own seed, and the seeds from which it inherits pages. It inherits those that its
-//! parent, a child itself, never touched. Each page names its owner directly, however many processes lie between.
+//! The origins of a child's pages: its own seed, and the seeds from which that seed inherits pages. A seed of a child
+//! inherits the pages that the child never touched. Each page names the seed that owns it directly, also after many
+//! generations.
 
 use farfork_fabric::{Address, SeedKey};
 use farfork_wire::descriptor::{ExtentId, LAYERS_MAX, PageRun, USER_SPACE_END};
 use farfork_wire::{PAGE_SIZE, SeedId, Token};
 use serde::{Deserialize, Serialize};
 
-/// Most seeds that own pages of a child: its own, and those that it inherits from.
+/// Most sources of a child: its own seed, and the seeds from which it inherits.
 pub(in crate::pager) const SOURCES_MAX: usize = LAYERS_MAX + 1;
 
 /// A seed that owns pages.
@@ -22,7 +23,7 @@ pub struct PageSource {
 }
 
 impl PageSource {
-    /// The source with this key and owner.
+    /// Creates the source with this key and owner.
     pub fn new(key: &SeedKey, owner: Address) -> Self {
         Self { seed: key.seed.clone(), token: key.token, owner }
     }
@@ -31,7 +32,7 @@ impl PageSource {
 /// A page of a source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PageOrigin {
-    /// Index of the source in the plan.
+    /// Index of the source in [`MemoryPlan::sources`](super::MemoryPlan::sources).
     pub source: u32,
     /// The extent of that source's seed.
     pub extent: ExtentId,
@@ -40,7 +41,7 @@ pub struct PageOrigin {
 }
 
 impl PageOrigin {
-    /// The page `pages` pages after this one.
+    /// Returns the page that is `pages` pages after this one.
     pub(in crate::pager) fn offset_by(self, pages: u64) -> Self {
         Self { page: self.page + pages, ..self }
     }
@@ -51,7 +52,7 @@ impl PageOrigin {
 pub struct PopulatedRun {
     /// Number of the first page in the extent.
     pub first: u64,
-    /// How many pages; at least one.
+    /// Number of pages; at least one.
     pub count: u64,
     /// The origin of the first page.
     pub origin: PageOrigin,
@@ -67,12 +68,12 @@ pub struct PopulatedExtent {
 }
 
 impl PopulatedExtent {
-    /// An extent all of whose pages are from the same extent of the child's own seed.
+    /// Creates an extent whose pages are all from the same extent of the child's own seed.
     pub fn from_own_seed(id: ExtentId, populated: &[PageRun]) -> Self {
         Self { id, populated: populated.iter().map(|run| PopulatedRun::from_own_seed(id, run)).collect() }
     }
 
-    /// Checks the runs, and returns how many pages they have.
+    /// Checks the runs, and returns their number of pages. `sources` is the number of sources of the plan.
     pub(in crate::pager) fn validate(&self, sources: usize) -> Result<u64, String> {
         const PAGES_END: u64 = USER_SPACE_END / PAGE_SIZE;
         let (mut lowest, mut pages) = (0, 0);

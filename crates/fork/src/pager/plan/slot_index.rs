@@ -1,6 +1,6 @@
-//! `SlotIndex`: the pages of a seed that hold data, numbered without gaps. A page's number is its *slot*. State per
-//! page (installed, in flight) is kept per slot, so its size follows the data and not the address space: a sparse
-//! terabyte costs nothing.
+//! `SlotIndex`: the pages of a seed that hold data, numbered without gaps. A page's number is its *slot*. State of
+//! pages (installed, in flight) is kept per slot, so its size depends on the data and not on the address space: a
+//! sparse terabyte costs nothing.
 
 use std::ops::Range;
 
@@ -15,7 +15,7 @@ pub(in crate::pager) struct SlotRun {
     pub(in crate::pager) extent: ExtentId,
     /// Number of the first page in the extent.
     pub(in crate::pager) first_page: u64,
-    /// How many pages.
+    /// Number of pages.
     pub(in crate::pager) count: u64,
     /// Slot of the first page.
     pub(in crate::pager) first_slot: u64,
@@ -28,12 +28,13 @@ pub(in crate::pager) struct SlotRun {
 pub(in crate::pager) struct SlotIndex {
     runs: Vec<SlotRun>,
     slots: u64,
-    /// Whether the pages have several sources.
+    /// Whether the pages have more than one source.
     has_several_sources: bool,
 }
 
 impl SlotIndex {
-    /// Numbers the pages of these extents. Extents must be in ascending order, each once, and so must their runs.
+    /// Numbers the pages of these extents. Extents, and the runs of each, must be in ascending order, without
+    /// duplicates.
     pub(in crate::pager) fn from_extents<'a>(
         extents: impl IntoIterator<Item = (ExtentId, &'a [PopulatedRun])>,
     ) -> Self {
@@ -49,7 +50,7 @@ impl SlotIndex {
         all
     }
 
-    /// How many slots there are.
+    /// Returns the number of slots.
     pub(in crate::pager) fn slot_count(&self) -> u64 {
         self.slots
     }
@@ -138,8 +139,8 @@ impl SlotIndex {
 }
 
 impl SlotIndex {
-    /// Returns the source of slot `first`, the slots of `ranges` (ascending) that belong to this source, and the first slot
-    /// that does not.
+    /// Returns the source of slot `first`, the slots of `ranges` (ascending) that belong to this source, and the first
+    /// slot of `ranges` that belongs to another source.
     pub(in crate::pager) fn split_first_source(
         &self,
         first: u64,
@@ -169,7 +170,7 @@ mod tests {
             let (id, mut next, mut list) = (ExtentId(2 * extent as u32), 0, Vec::new());
             for (gap, count) in gaps_and_counts {
                 let first = next + gap;
-                // Other source and page numbers than those of the neighbours.
+                // The source and page number differ from those of the neighbours.
                 let origin = PageOrigin { source: (first % 3) as u32, extent: ExtentId(7), page: 1000 * first };
                 list.push(PopulatedRun { first, count: *count, origin });
                 pages.extend((0..*count).map(|page| (id, first + page, origin.offset_by(page))));

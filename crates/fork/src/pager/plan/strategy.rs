@@ -27,9 +27,9 @@ pub enum PagingMode {
 pub struct PagingStrategy {
     /// When pages are fetched.
     pub mode: PagingMode,
-    /// Whether the node caches fetched pages for further children of the seed, and looks there first.
+    /// Whether the node caches fetched pages for further children of the seed, and looks pages up in its cache first.
     pub uses_cache: bool,
-    /// Whether the child is treated as the first of its seed: it does not use the working set, and does not add to it. For
+    /// Whether the child is treated as the first child of its seed: it neither uses the working set nor adds to it. For
     /// measurements.
     pub ignores_working_set: bool,
     /// How long an owner may be unreachable before the child's memory counts as lost.

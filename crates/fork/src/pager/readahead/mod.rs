@@ -1,58 +1,62 @@
-//! Readahead: what to fetch around a fault. `AddressSpace` calls it. Pure: slots in, ranges out.
-//! A fault costs the child a round trip, about twenty times the cost of one more page of a stream. Which pages it
-//! touches next is unknown. `ReadaheadState` has three answers, each with its evidence: windows, runs and streams.
+//! Readahead: chooses the pages to fetch around a fault. `AddressSpace` calls it. Pure: slots in, ranges out. A fault
+//! costs the child a round trip, about twenty times the cost of one more page in a stream. Which pages the child
+//! touches next is unknown. `ReadaheadState` predicts them in three ways: windows, runs and streams.
 
 use std::ops::Range;
 
-/// Slots per region: 2 MiB of data.
+/// Number of slots per region: 2 MiB of data.
 pub(super) const REGION_SLOTS: u64 = 512;
 
-/// Slots fetched at the first, second … fault of a region, aligned to their own size.
+/// Window sizes, in slots, at the first, second and third fault of a region. Windows are aligned to their size.
 const WINDOWS_SLOTS: [u64; 3] = [1, 32, REGION_SLOTS];
 
-/// For a process with at most this many slots (4 MiB), a whole region is fetched at its first fault. That costs as much as
-/// some ten faults, and each process has more faults than that before its own code runs.
+/// For a process with at most this many slots (4 MiB), a whole region is fetched at its first fault. That costs as much
+/// as about ten faults, and each process has more faults before its own code runs.
 const SMALL_SLOTS: u64 = 1024;
 
-/// Slots that are fetched along with a page if all around it will be needed, aligned. They cost as much as some three
-/// faults.
+/// Size of the aligned window that is fetched along with a page if all pages around it will be needed, in slots. It
+/// costs as much as about three faults.
 const FAULT_AROUND_SLOTS: u64 = 32;
 
-/// First window of a region that follows a completely fetched one: the process may read memory in order.
+/// Index in [`WINDOWS_SLOTS`] of the first window of a region after a completely fetched region: the process may read
+/// memory in order.
 const WINDOW_AFTER_FULL_REGION: u8 = 1;
 
-/// Regions of a neighbourhood, 16 MiB. Small compared with a large process, and so large that chance rarely makes it look
-/// twice as touched as it is.
+/// Number of regions in a neighbourhood: 16 MiB. Small compared with a large process, but large enough that random
+/// touches rarely reach twice their average in a neighbourhood.
 const NEIGHBOURHOOD_REGIONS: usize = 8;
 
-/// If one in this many slots of a neighbourhood (7 %) was touched, all of it is fetched. If 5 % of memory is touched at
-/// random, fewer than one neighbourhood in a million reaches this.
+/// If one in this many slots of a neighbourhood (7 %) was touched, the whole neighbourhood is fetched. If 5 % of memory
+/// is touched at random, fewer than one neighbourhood in a million reaches this fraction.
 const NEIGHBOURHOOD_TOUCH_FRACTION: u64 = 14;
 
-/// If there was one touch for this many missing slots, everything is fetched: its faults took as long as fetching the rest.
+/// If there was one touch for this many missing slots, all slots are fetched: the faults took as long as fetching the
+/// rest takes.
 const FULL_FETCH_TOUCH_FRACTION: u64 = 17;
 
-/// The allowance before any touches: all of a small process. The larger a process is, the less likely it needs all of its
-/// memory, and the smaller the allowance. At this number of slots (200 MiB) both are equal: a transfer of some tenths of a
-/// second.
+/// Parameter of the allowance before any touches, which is the square of this number divided by the slots of the
+/// process. So a process with this many slots (200 MiB, a transfer of a few tenths of a second) may be fetched as a
+/// whole. Larger processes less likely need all of their memory, and get less.
 const ALLOWANCE_SLOTS: u64 = 51_200;
 
-/// The allowance is at least one in this many slots, 4 %. If a twentieth is touched, a tenth in all may be transferred.
+/// The allowance is at least one in this many slots (4 %). If a twentieth of the slots is touched, at most a tenth is
+/// transferred in all.
 const ALLOWANCE_FRACTION: u64 = 25;
 
-/// For this many touches, one more slot is added to the allowance.
+/// Number of touches that add one slot to the allowance.
 const TOUCHES_PER_EARNED_SLOT: u64 = 8;
 
-/// Most touches that one fault counts for. Near the end of a stream the estimate is dominated by chance.
+/// Most touches that one fault counts for. When few pages are missing, the estimate is mostly noise.
 const TOUCHES_PER_FAULT_MAX: u64 = 16;
 
-/// Touches are counted in fractions: if a tenth of the pages is present, a fault counts for more than one touch.
+/// Unit of touch counts: the inverse of a fraction of a touch. If a tenth of the pages is present, a fault counts for
+/// 1/0.9 touches.
 const PARTS_PER_TOUCH: u64 = 16;
 
-/// Sequential runs that are tracked at once: as many as threads of a program usually scan memory.
+/// Number of sequential runs that are tracked at once: as many as the threads of a program that usually scan memory.
 const TRACKED_RUNS: usize = 4;
 
-/// Least and most slots that are fetched ahead of a run. The most is a few of the longest reads of a link.
+/// Least and most slots that are fetched ahead of a run. The maximum is as long as a few reads of the largest size.
 const RUN_SLOTS_MIN: u64 = 32;
 const RUN_SLOTS_MAX: u64 = 2048;
 
@@ -61,7 +65,7 @@ const RUN_SLOTS_MAX: u64 = 2048;
 pub(super) enum FaultState {
     /// Not requested yet.
     NotRequested,
-    /// In flight.
+    /// Requested, but not yet installed.
     InFlight,
 }
 
@@ -69,11 +73,11 @@ pub(super) enum FaultState {
 /// flight.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct PrefetchRanges {
-    /// Around the fault, along with its page.
+    /// Slots around the fault that are requested along with its page.
     pub(super) fault_around: Range<u64>,
-    /// Around the fault, or ahead of it.
+    /// Slots around or ahead of the fault that are prefetched.
     pub(super) window: Range<u64>,
-    /// A region of the stream.
+    /// The next region of the stream.
     pub(super) stream: Range<u64>,
 }
 
@@ -99,23 +103,24 @@ struct SequentialRun {
     start: u64,
     /// The last fault.
     last_fault: u64,
-    /// The end of the slots that were fetched for it.
+    /// The end of the slots that were fetched for the run.
     fetched_end: u64,
-    /// Whether a fault has continued it.
+    /// Whether a second fault has continued the run.
     is_confirmed: bool,
 }
 
-/// The faults of one address space so far, from which the slots to fetch are chosen:
+/// Chooses the slots to fetch from the earlier faults of one address space:
 ///
 /// - *Windows.* The slots are divided into regions. The more faults a region has had, the more its next fault fetches:
-///   a page, a few, the rest. Slots that windows fetch in advance count against an allowance: an amount that depends on
-///   the size of the process, and a share of the touches so far.
-/// - *Runs.* For a process that reads memory in order, as much is fetched ahead as it has read so far, up to a limit.
-/// - *Streams.* If so much of a neighbourhood, or of all slots, was touched that the rest will be needed too, each
-///   fault fetches another region, wherever it is. The stream ends soon after the last fault. The slots around the page
-///   are fetched with it, since a thread that waits for single pages pays a round trip for each.
+///   a page, a few pages, the rest. Slots that windows fetch in advance count against an allowance, which depends on
+///   the size of the process and grows with the touches.
+/// - *Runs.* If a process reads memory in order, as many slots are fetched ahead as it has read so far, up to a limit.
+/// - *Streams.* If enough of a neighbourhood, or of all slots, was touched, the rest will be needed, too. Then each
+///   fault fetches the next region of the stream, so the stream ends soon after the last fault. The page is requested
+///   along with the slots around it, since each page that is requested alone costs a round trip.
 ///
-/// Touches of pages that are present cannot be seen. If half of the pages are, a fault in the other half counts as two.
+/// Touches of present pages cannot be seen. If half of the pages are present, a fault in the other half counts as two
+/// touches.
 #[derive(Debug, Clone)]
 pub(super) struct ReadaheadState {
     window_slots_max: u64,
@@ -126,18 +131,19 @@ pub(super) struct ReadaheadState {
     requested: u64,
     /// Estimated touches, in units of 1/[`PARTS_PER_TOUCH`].
     touched_parts: u64,
-    /// Slots that windows have fetched and no fault has requested.
+    /// Number of slots that windows have fetched in advance.
     speculative_slots: u64,
     /// The most recently used run is first.
     runs: [SequentialRun; TRACKED_RUNS],
-    /// The region with which the stream continues.
+    /// The region where the search for the next region of the stream begins.
     stream_region: usize,
-    /// The stream continues when this many slots are requested.
+    /// The next region of the stream is fetched when `requested` reaches this number.
     next_stream_at: u64,
 }
 
 impl ReadaheadState {
-    /// The state for a number of slots. Windows have at most `window_slots_max` (1: each page on demand).
+    /// Creates the state for a number of slots. Windows have at most `window_slots_max` slots; 1 fetches each page
+    /// alone.
     pub(super) fn new(slots: u64, window_slots_max: u64) -> Self {
         Self {
             window_slots_max: window_slots_max.max(1),
@@ -166,7 +172,7 @@ impl ReadaheadState {
         for_each_region(slots, |region, count| self.regions[region].requested -= count);
     }
 
-    /// From now on each fault requests its page alone.
+    /// Disables fault-around: from now on each fault requests only its page.
     pub(super) fn disable_fault_around(&mut self) {
         self.fault_around_slots = 1;
     }
@@ -209,8 +215,8 @@ impl ReadaheadState {
 
     /// Returns the slots to fetch if this fault continues a run.
     fn extend_run(&mut self, slot: u64, found: FaultState) -> Option<Range<u64>> {
-        // A process that reads pages in order faults on pages in flight. It faults on a page that was not requested only at
-        // the end of the run.
+        // A process that reads pages in order faults on pages in flight. Only at the end of the run, it faults on a
+        // page that was not requested.
         let at = self.runs.iter().position(|run| match found {
             FaultState::NotRequested => slot == run.fetched_end || slot == run.last_fault + 1,
             FaultState::InFlight => run.is_confirmed && run.last_fault < slot && slot < run.fetched_end,
@@ -219,7 +225,7 @@ impl ReadaheadState {
         let run = &mut self.runs[0];
         run.is_confirmed = true;
         let ahead = (slot - run.start).clamp(RUN_SLOTS_MIN, RUN_SLOTS_MAX).min(self.window_slots_max);
-        // The touch of this slot was counted already.
+        // The touch of this slot was already counted: add only those of the slots before it.
         self.touched_parts += slot.saturating_sub(run.last_fault + 1) * PARTS_PER_TOUCH;
         run.last_fault = slot;
         if run.fetched_end.saturating_sub(slot) < ahead / 2 {
@@ -236,7 +242,7 @@ impl ReadaheadState {
                 + self.touched_parts / (TOUCHES_PER_EARNED_SLOT * PARTS_PER_TOUCH)
     }
 
-    /// Whether so much around a region was touched that the rest of it will be needed.
+    /// Whether enough of a region's neighbourhood was touched that the rest will be needed.
     fn is_neighbourhood_hot(&self, region: usize) -> bool {
         let neighbourhood = self.neighbourhood(region);
         let slots = neighbourhood.len() as u64 * REGION_SLOTS;
@@ -260,7 +266,7 @@ impl ReadaheadState {
         aligned_window(slot, window, self.slots)
     }
 
-    /// The next region of the stream, if most of the previous one was requested.
+    /// Returns the next region of the stream, or an empty range until half of the previous region was requested.
     fn next_stream_region(&mut self, region: usize, all: bool) -> Range<u64> {
         if self.requested < self.next_stream_at {
             return 0..0;
@@ -291,20 +297,20 @@ impl ReadaheadState {
     }
 }
 
-/// The aligned window of this size around a slot.
+/// Returns the aligned window of `window` slots around a slot.
 fn aligned_window(slot: u64, window: u64, slots: u64) -> Range<u64> {
     let start = slot / window * window;
     start..(start + window).min(slots)
 }
 
-/// How many touches a fault counts for, in units of 1/[`PARTS_PER_TOUCH`], if `present` of `slots` are present: their
-/// touches cannot be seen.
+/// Returns the number of touches that a fault counts for, in units of 1/[`PARTS_PER_TOUCH`], if `present` of `slots`
+/// are present.
 fn touch_estimate(slots: u64, present: u64) -> u64 {
     let missing = slots.saturating_sub(present).max(1);
     (slots * PARTS_PER_TOUCH / missing).clamp(PARTS_PER_TOUCH, TOUCHES_PER_FAULT_MAX * PARTS_PER_TOUCH)
 }
 
-/// Calls `apply` with each region of these slots, and their number in it.
+/// Calls `apply` with each region of these slots, and the number of these slots in the region.
 fn for_each_region(slots: Range<u64>, mut apply: impl FnMut(usize, u16)) {
     let mut next = slots.start;
     while next < slots.end {

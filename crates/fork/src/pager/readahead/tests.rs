@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 
 const GIB_SLOTS: u64 = 1 << 18;
 
-/// A process, its link, and its costs.
+/// A simulated process with its link and its costs.
 struct ReadingProcess {
     readahead: ReadaheadState,
     present: Vec<bool>,
@@ -118,7 +118,7 @@ fn faults_fetch_single_pages_after_windows_failed() {
     let mut readahead = ReadaheadState::new(4 * REGION_SLOTS, REGION_SLOTS);
     let mut fault_around = |slot| readahead.on_fault(slot, FaultState::NotRequested, false).fault_around;
     assert_eq!(fault_around(700), 700..701);
-    assert_eq!((0..200).map(|touch| fault_around(10 * touch + 5)).last(), Some(1984..2016), "all will be wanted");
+    assert_eq!((0..200).map(|touch| fault_around(10 * touch + 5)).last(), Some(1984..2016), "all will be needed");
     readahead.disable_fault_around();
     assert_eq!(readahead.on_fault(1700, FaultState::NotRequested, false).fault_around, 1700..1701);
 }

@@ -1,47 +1,48 @@
-//! Chooses the CPU on which the pager runs: the child's CPU for single pages, another CPU than the sender's for
-//! streams. `server` calls it. Its CPU affinity stays unrestricted, so the kernel may still move the pager.
+//! Chooses the CPU on which the pager runs: the child's CPU for single pages, and not the sender's CPU for streams.
+//! `server` calls it. The pager's CPU affinity stays unrestricted, so the kernel may still move the pager.
 
 use std::fs;
 use std::time::{Duration, Instant};
 
 use farfork_sys::affinity;
 
-/// Shortest time between two moves. A move costs some 20 µs, and the pager must not chase a sender that the kernel moves,
-/// too.
+/// Shortest time between two moves. A move costs about 20 µs, and the kernel may move the sender at the same time: the
+/// pager must not follow each move.
 const MOVE_INTERVAL: Duration = Duration::from_millis(2);
 
-/// Longest time between two checks on which CPU a child runs, if it stays there. A check costs as much as a fault.
+/// Longest time between two checks of a child's CPU, if the child stays on the pager's CPU. A check costs as much as a
+/// fault.
 const CPU_CHECK_INTERVAL_MAX: Duration = Duration::from_millis(16);
 
 /// Faults for single pages in a row, without stream data between them, after which more of them are expected.
 const SINGLE_FAULTS_MIN: u32 = 3;
 
-/// Threads that may want to run in addition to one for each CPU: the child's, which never runs for long. If there are more,
-/// other processes need the CPUs.
+/// Number of runnable threads above the number of CPUs up to which the pager still moves. One thread is the child's,
+/// which never runs for long; more belong to other processes that need the CPUs.
 const SPARE_THREADS: usize = 1;
 
 /// The kernel's load averages. The number of runnable threads is before the slash of the fourth word.
 const LOAD_FILE: &str = "/proc/loadavg";
 
-/// When the pager's thread moved, and the evidence for its next move.
+/// The time of the last move of the pager's thread, and the observations for the next one.
 ///
-/// *Single pages.* One of child, pager and owner works at a time, and the others wait for it. On one CPU each hands
-/// over to the next by a switch of about 2 µs; to wake another CPU takes 15 to 30 µs. So the pager moves to the child's
-/// CPU (and an owner to the CPU where requests arrive: `farfork_fabric`).
+/// *Single pages.* Child, pager and owner work in turn, and each waits for the previous one. On one CPU a switch to the
+/// next takes about 2 µs; to wake another CPU takes 15 to 30 µs. So the pager moves to the child's CPU (and an owner to
+/// the CPU where requests arrive: `farfork_fabric`).
 ///
-/// *Streams.* The sender of a stream has about as much to do as its receiver, and the kernel likes to wake one where
-/// the other runs. On one CPU they take twice as long as on two. Packets are taken from the network on the sender's
-/// CPU, if the sender is on this machine, else on the CPU that the network card interrupts. So the pager leaves that
-/// CPU when it finds itself there. It stays if other threads want the CPUs, too: to move onto a busy CPU costs more
+/// *Streams.* The sender of a stream has about as much work as its receiver, and the kernel tends to wake one on the
+/// CPU of the other. On one CPU both take twice as long as on two. Packets are received on the sender's CPU if the
+/// sender is on this machine, and otherwise on the CPU that the network card interrupts. If the pager runs on the
+/// receiving CPU, it moves to another. It stays if other threads need the CPUs, too: moving to a busy CPU costs more
 /// than it gains.
 #[derive(Debug)]
 pub(super) struct CpuPlacement {
     moved_at: Option<Instant>,
-    /// When it was last checked on which CPU a child runs.
+    /// When the CPU of a child was last checked.
     checked_at: Option<Instant>,
-    /// How long after that the next check is due.
+    /// Time from this check to the next one.
     check_interval: Duration,
-    /// The child's process at that check, and the CPU of the pager.
+    /// The child's process at the last check, and the pager's CPU.
     checked_process: Option<(i32, usize)>,
     /// Faults for single pages since the last stream data.
     single_faults: u32,
@@ -60,7 +61,8 @@ impl Default for CpuPlacement {
 }
 
 impl CpuPlacement {
-    /// Handles a fault for a single page while no stream is active. `pid` is the child's process, if it is known.
+    /// Handles a fault for a single page while no stream is active: may move the pager to the child's CPU. `pid` is the
+    /// child's process, if known.
     pub(super) fn on_single_fault(&mut self, pid: Option<i32>, now: Instant) {
         self.single_faults = self.single_faults.saturating_add(1);
         let Some(pid) = pid.filter(|_| self.single_faults > SINGLE_FAULTS_MIN) else { return };
@@ -85,7 +87,7 @@ impl CpuPlacement {
         self.check_interval = if was_elsewhere { MOVE_INTERVAL } else { longer };
     }
 
-    /// Handles stream data that was received on this CPU. If the pager runs there, it moves to another one.
+    /// Handles stream data that was received on `incoming_cpu`. If the pager runs on this CPU, moves it to another one.
     pub(super) fn on_stream_data(&mut self, incoming_cpu: Option<u32>, now: Instant) {
         self.single_faults = 0;
         self.check_interval = MOVE_INTERVAL;
@@ -95,7 +97,7 @@ impl CpuPlacement {
         }
         self.moved_at = Some(now);
         let load = fs::read_to_string(LOAD_FILE).unwrap_or_default();
-        // If the permitted CPUs are not known, the pager stays.
+        // Without the number of permitted CPUs, do not move.
         let Ok(permitted) = affinity::allowed_cpu_count() else { return };
         if parse_runnable_threads(&load).is_some_and(|threads| threads <= permitted + SPARE_THREADS) {
             log_move_error(affinity::migrate_from_cpu(incoming));
@@ -140,7 +142,7 @@ mod tests {
             [None; 3]
         );
         let now = std::fs::read_to_string(LOAD_FILE).unwrap();
-        assert!(parse_runnable_threads(&now).is_some_and(|threads| threads > 0), "this one runs: {now}");
+        assert!(parse_runnable_threads(&now).is_some_and(|threads| threads > 0), "this thread is running: {now}");
     }
 
     #[test]
@@ -168,7 +170,11 @@ mod tests {
         };
         assert_eq!(faults(&mut placement, own, SINGLE_FAULTS_MIN, now), None);
         placement.on_stream_data(None, now);
-        assert_eq!(faults(&mut placement, own, SINGLE_FAULTS_MIN, now), None, "they began anew");
+        assert_eq!(
+            faults(&mut placement, own, SINGLE_FAULTS_MIN, now),
+            None,
+            "the count of single faults starts again"
+        );
         assert_eq!(faults(&mut placement, None, 9, now), None, "the child's process is not known");
         assert_eq!(faults(&mut placement, own, 1, now), Some(now));
         assert_eq!(faults(&mut placement, own, 9, now + MOVE_INTERVAL / 2), Some(now), "not twice in a row");

@@ -1,4 +1,4 @@
-//! The descriptors for which the server's loop waits (epoll(7)), addressed by `EventSource` and not by number.
+//! The descriptors for which the server's loop waits (epoll(7)), each identified by an `EventSource`.
 
 use std::collections::HashMap;
 use std::io;
@@ -12,7 +12,8 @@ use rustix::io::Errno;
 use crate::pager::journal::AddressSpaceId;
 use crate::pager::owner_connections::{Lane, OwnerKey};
 
-/// Most descriptors reported at once. Others wait for the next round. None starves, since epoll reports them in turn.
+/// Most descriptors that one wait reports. Others are reported in the next round. None starves, since epoll reports
+/// them in turn.
 const EVENTS_MAX: usize = 64;
 
 /// The owner of a watched descriptor.
@@ -42,7 +43,7 @@ pub(in crate::pager) struct EventPoller {
 }
 
 impl EventPoller {
-    /// A poller that watches nothing yet.
+    /// Creates a poller that watches nothing.
     ///
     /// # Errors
     /// As epoll_create1(2).
@@ -56,7 +57,7 @@ impl EventPoller {
         })
     }
 
-    /// Readable while a source is ready.
+    /// Returns the epoll descriptor, which is readable while a source is ready.
     pub(in crate::pager) fn descriptor(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
     }
@@ -74,8 +75,8 @@ impl EventPoller {
         Ok(())
     }
 
-    /// Stops watching a source. Must be called before its descriptor is closed: if other processes hold the same open file,
-    /// the close alone would leave it watched.
+    /// Stops watching a source. Must be called before its descriptor is closed: if other processes hold the same open
+    /// file description, a close does not end the watch.
     pub(in crate::pager) fn remove(&mut self, source: EventSource, fd: impl AsFd) {
         let _ = epoll::delete(&self.epoll, fd);
         if let Some(token) = self.tokens.remove(&source) {
@@ -83,7 +84,7 @@ impl EventPoller {
         }
     }
 
-    /// Removes a source whose descriptor is already closed.
+    /// Forgets a source whose descriptor is already closed.
     pub(in crate::pager) fn remove_closed(&mut self, source: EventSource) {
         if let Some(token) = self.tokens.remove(&source) {
             self.sources.remove(&token);

@@ -1,5 +1,5 @@
-//! The pager's loop: waits for faults, replies, requests and timeouts, and has each handled. `keeper` runs it.
-//! One loop serves all children; a second one, on another core, would have children of its own.
+//! The pager's loop: waits for faults, replies, requests and timeouts, and calls the code that handles each. `keeper`
+//! runs it. One loop in one thread serves all children.
 
 mod cpu_placement;
 pub(super) mod event_poller;
@@ -31,24 +31,25 @@ use event_poller::{EventPoller, EventSource};
 /// How often the pager checks which processes have ended. They send no message.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How long to poll for the rest of a stream before sleeping. An owner needs some 100 µs for a reply, and a pager that
+/// How long to poll for the rest of a stream before sleeping. An owner needs about 100 µs for a reply, and a pager that
 /// sleeps may be woken on the owner's CPU.
 const STREAM_SPIN_TIME: Duration = Duration::from_micros(200);
 
-/// Steps of a stream in a round while no thread waits for a single page. The rest of the round is done once for all of them.
+/// Stream steps per round while no thread waits for a single page. More steps spread the cost of the rest of the round.
 const IDLE_STREAM_STEPS: u32 = 4;
 
-/// How long after a wait for a single page the next one is expected. A thread that computes between touches of distant
-/// memory does so for a millisecond or two.
+/// Time after a wait for a single page in which the next one is expected. A thread that touches scattered memory
+/// computes for a millisecond or two between touches.
 const DEMAND_QUIET_TIME: Duration = Duration::from_millis(10);
 
-/// How long a stream pauses for a page that a thread waits for. A nearby owner has sent it by then.
+/// Longest pause of a stream for a page that a thread waits for. A nearby owner replies within this time.
 const DEMAND_STALL_MAX: Duration = Duration::from_micros(100);
 
-/// How long no stream pauses again after a pause was useless. So a distant owner slows a stream by at most a twentieth.
+/// Time without another pause after a pause in which the page did not arrive. So a distant owner slows a stream by at
+/// most a twentieth.
 const STALL_RETRY_PAUSE: Duration = Duration::from_millis(2);
 
-/// Pause before the messages of an address space are read again if there was no free descriptor.
+/// Pause before the messages of an address space are read again after EMFILE.
 pub(super) const FD_TABLE_FULL_BACKOFF: Duration = Duration::from_millis(50);
 
 /// Why the loop ended.
@@ -62,7 +63,7 @@ pub(super) enum ServerExit {
     KeeperGone,
 }
 
-/// A child and the owners of its pages, in the order of its sources.
+/// A child and the keys of its sources' owners, in the order of the sources.
 #[derive(Debug)]
 pub(super) struct ServedChild {
     pub(super) child: Child,
@@ -74,7 +75,7 @@ pub(super) struct ServedChild {
 pub(super) struct DemandRequest {
     /// The thread's child.
     pub(super) child: u64,
-    /// Its process, if known.
+    /// The child's first process, if it is the faulting one and known.
     pub(super) pid: Option<i32>,
     /// The owner.
     pub(super) owner: OwnerKey,
@@ -87,7 +88,7 @@ pub(super) struct PagerServer<'a> {
     pub(super) context: &'a KeeperContext,
     pub(super) poller: EventPoller,
     pub(super) children: BTreeMap<u64, ServedChild>,
-    /// Their keys, by id.
+    /// The keys of the children, by id.
     pub(super) child_keys: BTreeMap<ChildId, u64>,
     pub(super) owners: OwnerConnections,
     pub(super) retries: RetryQueue,
@@ -119,9 +120,9 @@ pub(super) struct PagerServer<'a> {
     pub(super) trust_policy: TrustPolicy,
     /// The request of this round for a page that a thread waits for.
     pub(super) demand_request: Option<DemandRequest>,
-    /// The child that received such a page in this round, alone.
+    /// The child that received a single page in this round for which a thread waited.
     pub(super) demand_completed_for: Option<u64>,
-    /// When a stream last paused for such a page in vain.
+    /// When a stream last paused for a page that did not arrive in time.
     useless_stall_at: Option<Instant>,
     /// When a thread last waited for a single page.
     pub(super) single_fault_at: Option<Instant>,
@@ -135,7 +136,7 @@ pub(super) struct PagerServer<'a> {
 }
 
 impl<'a> PagerServer<'a> {
-    /// A pager without children.
+    /// Creates a pager without children.
     pub(super) fn new(keeper_context: &'a KeeperContext) -> io::Result<Self> {
         let trust_policy = keeper_context.load_trust_policy()?;
         let credentials = trust_policy.open_credentials()?;
@@ -199,7 +200,7 @@ impl<'a> PagerServer<'a> {
             if !ready.is_empty() {
                 self.spin.record_event(self.now);
             } else if timeout.is_zero() && self.completed_reads.is_empty() {
-                // The peer that the pager waits for may need this CPU.
+                // Yield: the peer that the pager waits for may need this CPU.
                 self.spin.yield_cpu();
             }
             if ready.contains(&EventSource::Keeper) {
@@ -216,10 +217,11 @@ impl<'a> PagerServer<'a> {
         }
     }
 
-    /// Does all that is ready or due: first single pages, which end a thread's wait, then messages and requests,
-    /// retries, prefetches, and the reads for which threads wait. Last is one step of a stream: part of it is received,
-    /// or installed; several steps if no thread has waited for a single page lately. A thread may wait for such a step
-    /// before its page is requested. Others' streams then pause until it arrives, if that is soon (`DEMAND_STALL_MAX`).
+    /// Does all work that is ready or due: first receives single pages, which end a thread's wait, then handles
+    /// messages and requests, retries, prefetches, and the reads for which threads wait. Last, takes one step of a
+    /// stream, that is, receives or installs a part of it; several steps if no thread has recently waited for a single
+    /// page. If a thread waits for a single page, streams of other children first pause until it has arrived, for at
+    /// most `DEMAND_STALL_MAX`.
     pub(super) fn run_round(&mut self, ready: &[EventSource]) {
         let lanes = ready.iter().filter_map(|source| match source {
             EventSource::Owner(owner, lane) => Some((*owner, *lane)),
@@ -264,7 +266,7 @@ impl<'a> PagerServer<'a> {
         }
     }
 
-    /// Polls the lanes whose timeout has passed, although their descriptors are not readable.
+    /// If a lane's timeout has passed, marks all lanes to be polled, although their descriptors are not readable.
     fn mark_due_lanes(&mut self) {
         if self.owners.next_timeout().is_some_and(|due| due <= self.now) {
             let keys = self.owners.keys();
@@ -272,13 +274,14 @@ impl<'a> PagerServer<'a> {
         }
     }
 
-    /// Whether there is stream data for other children. A child needs its own stream as much as the page.
+    /// Whether stream data for other children is in flight, or waits to be installed. A child needs its own stream as
+    /// much as the page.
     fn has_stream_for_others(&self, child: u64) -> bool {
         self.completed_reads.iter().any(|completed_read| completed_read.read.child != child)
             || self.owners.has_bulk_read_for_others(child)
     }
 
-    /// Pauses the stream until the page that a thread waits for has arrived, if that is soon.
+    /// Pauses the stream until the page that a thread waits for has arrived, for at most [`DEMAND_STALL_MAX`].
     fn stall_stream(&mut self, owner: OwnerKey) {
         let was_in_vain =
             self.useless_stall_at.is_some_and(|at| self.now.saturating_duration_since(at) < STALL_RETRY_PAUSE);
@@ -309,7 +312,7 @@ impl<'a> PagerServer<'a> {
         }
     }
 
-    /// Takes one step of the stream, or several if no thread is likely to wait meanwhile.
+    /// Takes one step of the stream, or several if no thread is likely to need a single page soon.
     fn advance_stream(&mut self) {
         self.step_stream();
         let is_calm = self.single_fault_at.is_none_or(|at| self.now.saturating_duration_since(at) >= DEMAND_QUIET_TIME);
@@ -322,7 +325,7 @@ impl<'a> PagerServer<'a> {
         }
     }
 
-    /// Takes one step of the stream: sends and receives, or installs received pages, in turns if there is both to do.
+    /// Takes one step of the stream: sends and receives, or installs received pages. Alternates if both are possible.
     fn step_stream(&mut self) {
         let installs = !self.completed_reads.is_empty() && (self.lanes_to_poll.is_empty() || self.last_step_received);
         self.last_step_received = !installs;
@@ -333,7 +336,7 @@ impl<'a> PagerServer<'a> {
         }
     }
 
-    /// Sends and receives on the lanes of this kind that are marked.
+    /// Sends and receives on the marked lanes of this kind, and handles the completed requests.
     fn poll_lanes(&mut self, lane: Lane) {
         let mut completions = std::mem::take(&mut self.completions);
         let lanes: Vec<_> = self.lanes_to_poll.extract_if(.., |(_, of)| *of == lane).collect();
@@ -347,7 +350,7 @@ impl<'a> PagerServer<'a> {
         self.completions = completions;
     }
 
-    /// How long the next wait may last.
+    /// Returns the longest time of the next wait; zero to poll.
     fn poll_timeout(&mut self) -> Duration {
         let now = Instant::now();
         let has_work =
@@ -466,7 +469,8 @@ impl<'a> PagerServer<'a> {
         }
     }
 
-    /// Closes an address space whose process is gone, or that is served no longer.
+    /// Closes an address space whose process is gone, or that is no longer served. Removes the child if its release was
+    /// requested and no address space is left.
     pub(super) fn close_space(&mut self, key: u64, space: AddressSpaceId) {
         let Some(served) = self.children.get_mut(&key) else { return };
         if let Some(gone) = served.child.spaces.get(&space) {

@@ -1,7 +1,7 @@
 //! Encoding of access reports and working sets. A pager sends an `AccessReport` to the owner of a seed as a fabric
-//! message. It reads the set there as the extent `WORKING_SET`.
-//! A set may change between the read of its length and the read of its bytes. So `decode_set` accepts one that is cut
-//! off anywhere, or has zeroes after its end.
+//! message. It reads the set from the owner as the extent `WORKING_SET`. A set may change between the read of its
+//! length and the read of its bytes. So `decode_set` accepts a set that is truncated anywhere, or has zeroes after its
+//! end.
 
 use farfork_wire::descriptor::ExtentId;
 use farfork_wire::{SeedId, Token};
@@ -9,7 +9,8 @@ use serde::{Deserialize, Serialize};
 
 use super::MarkedRun;
 
-// The bytes of both. A run without pages (`MarkedRun::SEPARATOR`) separates touched pages from pages that were only fetched.
+// The formats of reports and sets. In a set, a run without pages (`MarkedRun::SEPARATOR`) separates touched pages from
+// pages that were only fetched.
 //
 //  0            8                                   0            8
 //  ┌────────────┬────────────────────────┐          ┌────────────┬───────────────────────────┬────────┐
@@ -19,7 +20,7 @@ use super::MarkedRun;
 pub(in crate::pager) const REPORT_MAGIC: &[u8] = b"FFTRACE1";
 pub(in crate::pager) const SET_MAGIC: &[u8] = b"FFWSET1\n";
 
-/// Most runs of pages of one report. A run has at most 21 bytes, so that the report fits into a message of 64 KiB.
+/// Most runs of pages in one report. A run has at most 21 bytes, so the report fits into a message of 64 KiB.
 pub(super) const REPORT_RUNS_MAX: usize = 2800;
 
 /// A report of a child's accesses to its pages.
@@ -29,9 +30,9 @@ pub struct AccessReport {
     pub seed: SeedId,
     /// The seed's token.
     pub token: Token,
-    /// The last page of the child's report before this one.
+    /// The last page of the child's previous report.
     pub(crate) after: Option<(ExtentId, u64)>,
-    /// Pages that were fetched or touched since then, in order.
+    /// Pages that were fetched or touched since the previous report, in order.
     pub(crate) pages: Vec<MarkedRun>,
     /// Pages on trial that the child has never touched. Empty while the child runs.
     pub(crate) untouched_trials: Vec<MarkedRun>,
@@ -51,13 +52,13 @@ impl AccessReport {
     }
 }
 
-/// The bytes of a set. An empty set has none.
+/// Encodes a set. An empty set has no bytes.
 pub(super) fn encode_set(set: &[MarkedRun]) -> Vec<u8> {
     let magic = if set.is_empty() { Vec::new() } else { SET_MAGIC.to_vec() };
     set.iter().fold(magic, |bytes, pages| postcard::to_extend(pages, bytes).unwrap_or_default())
 }
 
-/// The pages of a set, in order. Other bytes have none.
+/// Decodes the pages of a set, in order. Returns none for bytes of another format.
 pub(in crate::pager) fn decode_set(bytes: &[u8]) -> Vec<MarkedRun> {
     let mut rest = bytes.strip_prefix(SET_MAGIC).unwrap_or_default();
     let mut set = Vec::new();

@@ -1,5 +1,5 @@
-//! Early fetch: the first pages of a child's working set are fetched while its node still builds the child. They are
-//! installed as soon as its userfaultfd arrives.
+//! Early fetch: the first pages of a child's working set are fetched while its node still builds the child. The pages
+//! are installed as soon as the child's userfaultfd arrives.
 
 use std::ops::Range;
 
@@ -8,8 +8,8 @@ use crate::pager::faults::retry_queue::CompletedRead;
 use crate::pager::owner_connections::{BULK_READS_MAX, BULK_SLOTS, Lane, PageRead};
 use crate::pager::server::PagerServer;
 
-/// Most slots that are fetched early, half a MiB: as many as are in flight at a time. More would arrive in time only if the
-/// child takes long to build. No child must wait for pages that the previous one does not need.
+/// Most slots that are fetched early: half a MiB, the most bulk reads in flight. More would arrive in time only if
+/// building the child takes long, and would delay other children if this child does not need them.
 const EARLY_SLOTS_MAX: u64 = BULK_SLOTS * BULK_READS_MAX as u64;
 
 /// The early reads of a child whose userfaultfd has not arrived.
@@ -24,7 +24,7 @@ impl EarlyFetch {
         self.requested.iter().map(|slots| slots.end - slots.start).sum()
     }
 
-    /// Removes a failed read. Returns whether it was an early read.
+    /// Removes the slots of a failed read. Returns whether it was an early read.
     pub(in crate::pager) fn remove_failed_read(&mut self, read: &PageRead) -> bool {
         let before = self.requested.len();
         self.requested.retain(|slots| !read.slots.contains(slots));
@@ -33,7 +33,7 @@ impl EarlyFetch {
 }
 
 impl Child {
-    /// Takes the first slots of the child's set, as many as one read has.
+    /// Takes the first slots of the child's set, at most as many as one read has.
     fn take_early_slots(&mut self) -> Vec<Range<u64>> {
         let (mut taken, mut room) = (Vec::new(), BULK_SLOTS);
         while room > 0
@@ -58,7 +58,7 @@ impl Child {
 }
 
 impl PagerServer<'_> {
-    /// Requests the first pages of the set of a child whose userfaultfd has not arrived, as far as there is room.
+    /// Requests the first pages of a child's set before its userfaultfd has arrived, as far as the bulk lane has room.
     pub(super) fn fetch_early(&mut self, key: u64) {
         while let Some(served) = self.children.get_mut(&key) {
             let (Some(&owner), child) = (served.owners.first(), &mut served.child) else { return };
@@ -81,7 +81,7 @@ impl PagerServer<'_> {
         }
     }
 
-    /// Queues pages that were prefetched: for their turn, or until the child's userfaultfd has arrived.
+    /// Queues prefetched pages to be installed. Keeps those of an early read until the child's userfaultfd has arrived.
     pub(in crate::pager) fn queue_completed_read(&mut self, completed_read: CompletedRead) {
         match self.children.get_mut(&completed_read.read.child).map(|served| &mut served.child) {
             Some(child) if child.uffd_socket.is_some() && child.process_count() == 1 => {
@@ -91,7 +91,8 @@ impl PagerServer<'_> {
         }
     }
 
-    /// A child's userfaultfd has arrived: early pages are installed first, and those not received count as in flight.
+    /// Called when a child's userfaultfd has arrived: moves the received early pages to the front of the install queue,
+    /// and marks all early slots as in flight.
     pub(in crate::pager) fn install_early_reads(&mut self, key: u64) {
         let Some(served) = self.children.get_mut(&key) else { return };
         let EarlyFetch { requested, completed_reads } = std::mem::take(&mut served.child.early_fetch);

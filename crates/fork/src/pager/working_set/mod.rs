@@ -1,7 +1,7 @@
 //! Working sets: which pages the children of a seed touch, and in which order. Later children, also on other nodes, get
-//! these pages fetched at once and in that order. A seed's owner keeps the set; a child never waits for it.
-//! `service` requests sets and sends reports, `early_fetch` fetches before a child is ready, `prewarm` fills a node's
-//! cache. `shared_set` shares a set between the owner's threads. `set` (the owner's), `process_history` (a process's),
+//! these pages in the same order, without faults. A seed's owner stores the set; a child never waits for it. `service`
+//! requests sets and sends reports, `early_fetch` fetches before a child is ready, `prewarm` fills a node's cache.
+//! `shared_set` shares a set between the owner's threads. `set` (the owner's), `process_history` (a process's),
 //! `zygote_subset` (a zygote's), `trace` (a child's), `codec` and `set_cache` are pure.
 
 mod codec;
@@ -33,43 +33,43 @@ pub(super) use trace::AccessTrace;
 //                                                        │ extent WORKING_SET
 //  node C: next child ◀─ pages, in that order ─ pager ◀──┘
 //
-// A pager sees only a child's faults. A page that arrives before it is touched causes none, and most pages that
-// readahead predicts well do. Such pages are recorded as *fetched*, and later children get them, too.
+// A pager sees only a child's faults. A page that arrives before it is touched causes no fault. This holds for most
+// pages that readahead predicts correctly. Such pages are recorded as *fetched*, and later children get them, too.
 //
-// A *trial* finds out whether they are needed. Each child gets all but a small part of its set. Pages that no child was seen
-// to touch are left out first. A page of that part that the child touches stays. One that it does not touch is removed at
-// the second time (`UNTOUCHED_TRIALS_MAX`). So a set follows its children when they change. Each child pays for that with at
-// most a thirty-second part of the faults that the set spares it (`TRIAL_FRACTION`), and with at most eight
-// (`TRIAL_FAULTS_MAX`). New pages are added when any child touches them.
+// A *trial* finds out whether fetched pages are needed: each child gets its set without a small part, preferably pages
+// that no child was seen to touch. If the child touches a page on trial, the page stays in the set. Otherwise the page
+// is removed after the second such trial in a row (`UNTOUCHED_TRIALS_MAX`). So the set adapts when children change. A
+// trial costs a child at most one in 32 of the faults that the set saves (`TRIAL_FRACTION`), and at most eight
+// (`TRIAL_FAULTS_MAX`). A page that any child touches is added.
 //
 // A child does not wait for its set. So the first pages are fetched before it starts. If it touches a page of the set
-// that has not arrived, the pages that were touched next are fetched with it, and the rest follows from there. However
-// fast the child is, each fault brings a full read.
+// that has not arrived, this page is fetched along with the pages that earlier children touched next, and the prefetch
+// continues after these. So each fault brings a full read, also for a fast child.
 
-/// Most pages of a working set, 128 MiB: what a link transfers in a tenth of a second. A child that touches more gets the
-/// rest as a stream.
+/// Most pages of a working set: 128 MiB, which a link transfers in a tenth of a second. A child that touches more gets
+/// the rest by readahead.
 pub const SET_PAGES_MAX: u64 = 32 << 10;
 
-/// Out of this many faults that a set spares a child, one is risked for a trial.
+/// Number of faults that a set saves a child for each fault that is risked by a trial.
 const TRIAL_FRACTION: usize = 32;
 
 /// Consecutive pages of an extent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct MarkedRun {
-    /// The extent, of the child's own seed.
+    /// The extent of the child's own seed.
     pub(crate) extent: ExtentId,
     /// Number of the first page.
     pub(crate) first: u64,
-    /// How many pages.
+    /// Number of pages.
     pub(crate) count: u32,
-    /// In a set: the pages are on trial, so a child does not get them. In a report: the child has touched the pages;
-    /// otherwise they were only fetched.
+    /// In a set: whether the pages are on trial, so that the child does not get them. In a report: whether the child
+    /// has touched the pages, or they were only fetched.
     pub(crate) mark: bool,
 }
 
 impl MarkedRun {
-    /// In a set, separates pages that children have touched from pages that were only fetched. It has no pages, so a decoder
-    /// that does not know it stops there.
+    /// In a set, separates pages that children have touched from pages that were only fetched. It has no pages, so that
+    /// a decoder without support for it stops there.
     const SEPARATOR: Self = Self { extent: ExtentId(0), first: 0, count: 0, mark: true };
 
     /// Appends a page.
@@ -89,7 +89,7 @@ impl MarkedRun {
     /// Iterates over the pages.
     fn iter_pages(pages: &[Self]) -> impl Iterator<Item = (ExtentId, u64, bool)> {
         pages.iter().flat_map(|pages| {
-            // A report may be wrong: then page numbers end at their maximum.
+            // A report from another node may be invalid: avoid an overflow.
             let end = pages.first.saturating_add(u64::from(pages.count));
             (pages.first..end).map(|page| (pages.extent, page, pages.mark))
         })

@@ -1,5 +1,5 @@
-//! Prewarming: fetches a seed's working set into this node's page cache before the node has any child of the seed.
-//! The daemon starts it, and asks for its progress, with `PagerRequest::Prewarm`. `PrewarmJob` shows the states.
+//! Prewarming: fetches a seed's working set into this node's page cache before the node has any child of the seed. The
+//! daemon starts a prewarm, and requests the progress, with `PagerRequest::Prewarm`. `PrewarmJob` shows the states.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -19,13 +19,13 @@ use crate::pager::plan::MemoryPlan;
 use crate::pager::plan::slot_index::SlotIndex;
 use crate::pager::server::PagerServer;
 
-/// Reads in flight for one seed: fewer than a lane takes, so that children get their turn.
+/// Most reads in flight for one seed: fewer than `BULK_READS_MAX`, so that children get their turn.
 const PREWARM_READS_MAX: usize = 2;
 
-/// Most seeds that are prewarmed at once. Each needs some hundred KiB.
+/// Most seeds that are prewarmed at once. Each needs a few hundred KiB of memory.
 const PREWARM_JOBS_MAX: usize = 64;
 
-/// How long an owner may take to answer a read.
+/// How long an owner may take to reply to a read.
 const PREWARM_READ_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Slots of one source that are requested together.
@@ -52,7 +52,7 @@ pub(in crate::pager) struct PrewarmJob {
 }
 
 impl PagerServer<'_> {
-    /// Starts to prewarm a seed whose plan is in `dir`, or returns the progress. A final state is returned once.
+    /// Starts to prewarm a seed whose plan is in `dir`, or returns the progress. A final state is returned only once.
     pub(in crate::pager) fn handle_prewarm(&mut self, seed: &SeedId, dir: &Path) -> PagerReply {
         if !self.prewarm_jobs.contains_key(seed)
             && let Err(reason) = self.start_prewarm(seed, dir)
@@ -106,7 +106,7 @@ impl PagerServer<'_> {
         }
     }
 
-    /// Handles the working set: queues its pages.
+    /// Handles the reply with the working set: queues reads of its pages.
     pub(in crate::pager) fn handle_prewarm_set(&mut self, seed: &SeedId, reply: Result<Reply, FabricError>) {
         let Some(job) = self.prewarm_jobs.get_mut(seed) else { return };
         let set = match reply {
@@ -138,7 +138,7 @@ impl PagerServer<'_> {
         self.continue_prewarm(seed);
     }
 
-    /// Handles pages of a set: inserts them into the cache.
+    /// Handles the reply with pages of a set: inserts them into the cache, and continues.
     pub(in crate::pager) fn handle_prewarm_pages(
         &mut self,
         seed: &SeedId,

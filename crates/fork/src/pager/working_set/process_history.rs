@@ -1,6 +1,6 @@
-//! Process history: hands the working set of a process's seed on to the next seed of the same process. A program that
-//! calls functions in children makes a seed for each call. Without this, the children of each seed would have to learn
-//! its set anew. In the next seed the same memory may be other pages of other extents, so sets are translated by
+//! Process history: passes the working set of a process's seed to the next seed of the same process. A program that
+//! calls functions in children makes a seed for each call. Without the history, the children of each seed would have to
+//! learn its set again. In the next seed the same memory may be other pages of other extents, so sets are translated by
 //! address.
 
 use std::collections::VecDeque;
@@ -13,7 +13,7 @@ use farfork_wire::{Descriptor, PAGE_SIZE};
 
 use super::{AccessReport, MarkedRun, SET_PAGES_MAX, SharedWorkingSet};
 
-/// Most processes whose sets are kept, and most pages of all their sets. The oldest are removed first.
+/// Most processes whose sets are kept, and most pages of all these sets. The oldest sets are removed first.
 const PROCESSES_TRACKED_MAX: usize = 64;
 const HISTORY_PAGES_MAX: u64 = 4 * SET_PAGES_MAX;
 
@@ -25,15 +25,15 @@ pub struct ProcessHistory(VecDeque<Arc<ProcessWorkingSet>>);
 #[derive(Debug)]
 pub struct ProcessWorkingSet {
     process: ProcessIdentity,
-    /// Its latest seed, which may have been dropped.
+    /// The latest seed of the process, which may have been dropped.
     seed: Arc<SeedKey>,
     layout: ExtentLayout,
     set: Arc<SharedWorkingSet>,
 }
 
 impl ProcessHistory {
-    /// Adds a new seed of a process: its set begins with the known one. Returns the previous seed, if it was of the same
-    /// program.
+    /// Adds a new seed of a process. If the process still runs the same program, `set` inherits the set of the previous
+    /// seed, whose key is returned.
     pub fn add_seed(
         &mut self,
         process: ProcessIdentity,
@@ -64,7 +64,7 @@ impl ProcessHistory {
         before.map(|known| known.seed.clone())
     }
 
-    /// The working set that a report belongs to. The seed may have been dropped when the child ended.
+    /// Returns the working set of the seed of a report, even if the seed was dropped before its child ended.
     pub fn find_by_report(&self, report: &AccessReport) -> Option<Arc<ProcessWorkingSet>> {
         let is_meant =
             |known: &&Arc<ProcessWorkingSet>| (&known.seed.seed, &known.seed.token) == (&report.seed, &report.token);
@@ -79,20 +79,20 @@ impl ProcessWorkingSet {
     }
 }
 
-/// Where the pages of a seed's extents are in the memory of its processes.
+/// The addresses of a seed's extents in its processes.
 #[derive(Debug)]
 struct ExtentLayout {
     program: ProgramIdentity,
-    /// By the number of the extent; `None` for an extent that is not the memory of one process.
+    /// Locations by extent number; `None` for an extent that is not the memory of one process.
     locations: Vec<Option<ExtentLocation>>,
     ascending: Vec<(ExtentLocation, ExtentId)>,
 }
 
-/// Differs if a process has executed another program since: the address of its code, and those of its arguments.
+/// Identifies the program of a process by the addresses of its code and its arguments: differs after execve(2).
 #[derive(Debug, PartialEq, Eq)]
 struct ProgramIdentity([u64; 3]);
 
-/// The place of an extent.
+/// The process and the address range of an extent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct ExtentLocation {
     /// The process's id in its own pid namespace.
@@ -128,7 +128,7 @@ impl ExtentLayout {
         self.location(extent).is_some_and(|location| page < location.bytes / PAGE_SIZE)
     }
 
-    /// Translates a set of another layout to the pages that have the same addresses in this one.
+    /// Translates a set of another layout to the pages at the same addresses in this layout.
     fn translate(&self, other: &Self, set: &[MarkedRun]) -> Vec<MarkedRun> {
         let mut pages = Vec::new();
         for run in set {
@@ -140,7 +140,7 @@ impl ExtentLayout {
         pages
     }
 
-    /// The pages in an address range, as runs: their extent, the number of the first page, and their count.
+    /// Returns the pages in an address range, as runs of extent, number of the first page, and number of pages.
     fn pages_at(&self, range: ExtentLocation) -> impl Iterator<Item = (ExtentId, u64, u32)> {
         let first = self
             .ascending
@@ -194,7 +194,7 @@ mod tests {
         let set =
             [run(2, 4, 2, true), run(0, 10, 30, false), run(1, 0, 1, false), run(0, 48, 2, false), run(5, 0, 1, false)];
         assert_eq!(before.translate(&before, &set), [set[0], set[1], set[3]], "pages without an address are dropped");
-        // One extent has become two with a hole between them, and another extent is before them.
+        // One extent has become two with a hole between them, and another extent precedes them.
         let next = layout(LOADED_AT, &[(7, 20, 5), (9, 102, 10), (7, 90, 30), (7, 125, 24)]);
         let there = [run(1, 2, 2, true), run(2, 20, 10, false), run(3, 0, 15, false), run(3, 23, 1, false)];
         assert_eq!(next.translate(&before, &set), there);

@@ -1,5 +1,5 @@
-//! The pager's use of working sets. It requests a child's set when the child is adopted, and queues the set's pages
-//! when it arrives. It reports the child's accesses to its seed's owner every second, and when the child has ended.
+//! The pager's use of working sets: requests a child's set when the child is adopted, and queues the pages when the set
+//! arrives. Reports the child's accesses to its seed's owner every second, and when the child has ended.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -20,14 +20,14 @@ use crate::pager::owner_connections::{
 use crate::pager::plan::strategy::PagingMode;
 use crate::pager::server::PagerServer;
 
-/// How long an owner may take to answer with a set, or to accept a report. A child starts without waiting, and the next
-/// child's report makes up for a lost one.
+/// How long an owner may take to reply with a set, or to accept a report. The child does not wait for the set, and the
+/// next child's report makes up for a lost report.
 const OWNER_REPLY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Most runs of one report for pages that were not touched: as many as may be on trial.
+/// Most runs of untouched pages in one report: as many as may be on trial.
 const UNWANTED_RUNS_MAX: usize = SET_PAGES_MAX as usize / TRIAL_FRACTION;
 
-/// Most runs of one report for pages that were touched.
+/// Most runs of touched and fetched pages in one report.
 const TOUCHED_RUNS_MAX: usize = REPORT_RUNS_MAX - UNWANTED_RUNS_MAX;
 
 impl Child {
@@ -70,7 +70,7 @@ impl Child {
         self.trace.record_received_set(self.pending_set_slots.make_contiguous(), &on_trial);
     }
 
-    /// Takes what was not reported yet, in as many reports as needed.
+    /// Takes the accesses since the last call, as one or more reports.
     fn take_reports(&mut self, is_last: bool) -> Vec<AccessReport> {
         let Some(source) = self.sources.first() else { return Vec::new() };
         let (seed, token) = (source.key.seed.clone(), source.key.token);
@@ -148,7 +148,8 @@ impl PagerServer<'_> {
         }
     }
 
-    /// Queues a child's working set for prefetching, when both the set and the child are there.
+    /// Queues the pending slots of a child's working set for prefetching. If the child's userfaultfd has not arrived,
+    /// fetches only the first slots early.
     pub(in crate::pager) fn queue_working_set(&mut self, key: u64) {
         let Some(served) = self.children.get_mut(&key) else { return };
         let child = &mut served.child;
@@ -172,8 +173,8 @@ impl PagerServer<'_> {
         }
     }
 
-    /// The slots of a child's set to read along with one that a thread waits for: those that an earlier child touched next.
-    /// The rest of the set continues after them. Empty if the slot is not queued.
+    /// Takes from the queued working set the slot that a thread waits for and the slots that earlier children touched
+    /// next, to read them together. The prefetch continues after these slots. Empty if the slot is not queued.
     pub(in crate::pager) fn take_set_slots_from(
         &mut self,
         fault: PageFault,
@@ -193,7 +194,7 @@ impl PagerServer<'_> {
         self.install_cached_slots(target, wanted)
     }
 
-    /// Queues the pages of a range that are in the child's set.
+    /// Queues the pages of a range that are in the child's set, or were recorded.
     pub(in crate::pager) fn queue_set_range(
         &mut self,
         fault: PageFault,
@@ -209,7 +210,7 @@ impl PagerServer<'_> {
         );
     }
 
-    /// Reports to the owner what was seen of a child since the last report.
+    /// Reports a child's accesses since the last report to the owner of its seed.
     pub(in crate::pager) fn report_accesses(&mut self, key: u64, is_last: bool) {
         let Some(served) = self.children.get_mut(&key) else { return };
         let Some(owner) = served.owners.first().copied() else { return };
@@ -222,7 +223,7 @@ impl PagerServer<'_> {
         }
     }
 
-    /// Reports to the owners what was seen of all children.
+    /// Reports the accesses of all children to the owners of their seeds.
     pub(in crate::pager) fn report_all_accesses(&mut self) {
         let keys: Vec<u64> = self.children.keys().copied().collect();
         keys.into_iter().for_each(|key| self.report_accesses(key, false));

@@ -1,5 +1,5 @@
-//! A cache of working sets that were read within the last second: of children that are forked together, one reads the
-//! set for all. Pure.
+//! A cache of working sets that were read within the last second: if children are forked together, the set is read once
+//! for all of them. Pure.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -9,10 +9,10 @@ use farfork_fabric::SeedKey;
 
 use super::MarkedRun;
 
-/// How long a set is used before it is read again: as long as the time between two reports of a child.
+/// How long a set is used before it is read again: the time between two reports of a child.
 const FRESH_TIME: Duration = Duration::from_secs(1);
 
-/// Most sets. The oldest is removed first. Each has at most some hundred KiB.
+/// Most cached sets. The oldest is removed first. Each has at most a few hundred KiB.
 const SETS_MAX: usize = 16;
 
 /// The sets, the latest last.
@@ -20,7 +20,7 @@ const SETS_MAX: usize = 16;
 pub(in crate::pager) struct WorkingSetCache(VecDeque<(Arc<SeedKey>, Instant, Arc<[MarkedRun]>)>);
 
 impl WorkingSetCache {
-    /// The set of a seed, if the token is right.
+    /// Returns the set of a seed, if it is cached and the token is right.
     pub(super) fn get(&mut self, key: &SeedKey, now: Instant) -> Option<Arc<[MarkedRun]>> {
         self.0.retain(|(_, read_at, _)| now.saturating_duration_since(*read_at) < FRESH_TIME);
         self.0.iter().find(|(known, ..)| **known == *key).map(|(.., set)| set.clone())

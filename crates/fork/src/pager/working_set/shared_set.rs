@@ -1,5 +1,5 @@
-//! `SharedWorkingSet`: a seed's working set for many threads. A reader never waits for an update: updates take some
-//! milliseconds, and `LearnerThread` does them.
+//! `SharedWorkingSet`: a seed's working set for many threads. A reader never waits for an update: `LearnerThread` makes
+//! the updates, which take a few milliseconds.
 
 use std::fmt;
 use std::io;
@@ -12,7 +12,7 @@ use farfork_wire::descriptor::ExtentId;
 use super::codec::{AccessReport, decode_set};
 use super::set::{EncodedSet, SetParts, WorkingSet};
 
-/// Most reports that wait to be applied. Others are refused: the next child's report will have the same pages.
+/// Most reports that wait to be applied. Others are dropped: the next child's report will have the same pages.
 const REPORTS_MAX: usize = 64;
 
 /// A seed's working set.
@@ -24,16 +24,16 @@ pub struct SharedWorkingSet {
 }
 
 impl SharedWorkingSet {
-    /// Updates the set by a child's report, as far as the seed `has` the pages. Returns whether children now read another
-    /// set.
+    /// Updates the set from a child's report. Ignores pages that the seed does not have (`has`). Returns whether the
+    /// encoded set changed.
     pub fn apply_report(&self, report: &AccessReport, has: impl Fn(ExtentId, u64) -> bool) -> bool {
         let mut set = self.set.lock().unwrap_or_else(PoisonError::into_inner);
         set.apply_report(report, has);
         self.publish(&mut set)
     }
 
-    /// Restores a set from [`SharedWorkingSet::encoded_bytes`], as far as the seed `has` the pages. Counts of untouched
-    /// trials are not stored, and start at zero.
+    /// Restores a set from [`SharedWorkingSet::encoded_bytes`]. Ignores pages that the seed does not have (`has`).
+    /// Trial counts are not stored, and start at zero.
     pub fn from_saved(saved: &[u8], has: impl Fn(ExtentId, u64) -> bool) -> Self {
         let found = Self::default();
         let mut set = found.set.lock().unwrap_or_else(PoisonError::into_inner);
@@ -43,8 +43,8 @@ impl SharedWorkingSet {
         found
     }
 
-    /// Begins with the set of another seed of the same process. Children read it at once. It is merged with the first
-    /// report.
+    /// Starts with the set of another seed of the same process. Children read this set at once; the first report merges
+    /// it.
     pub(super) fn inherit(&self, known: SetParts) {
         let now = EncodedSet::from_parts(known.clone());
         self.set.lock().unwrap_or_else(PoisonError::into_inner).inherit(known);
@@ -63,7 +63,7 @@ impl SharedWorkingSet {
         self.served.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// How many pages it has.
+    /// Returns the number of pages.
     pub fn page_count(&self) -> u64 {
         self.published().pages
     }
@@ -73,7 +73,7 @@ impl SharedWorkingSet {
         self.published().bytes
     }
 
-    /// The pages that were touched, and those that were only fetched, in order.
+    /// Returns the touched pages and the pages that were only fetched, each in order.
     pub(super) fn parts(&self) -> SetParts {
         self.published().parts()
     }
@@ -95,12 +95,12 @@ type LearnJob = Box<dyn FnOnce() + Send>;
 pub struct LearnerThread(Mutex<Option<SyncSender<LearnJob>>>);
 
 impl LearnerThread {
-    /// A handle without a thread. The first job starts it.
+    /// Creates a handle without a thread. The first job starts the thread.
     pub fn new() -> Self {
         Self(Mutex::default())
     }
 
-    /// Queues a job for the thread. Returns whether there was room.
+    /// Queues a job for the thread. Returns false if the queue is full.
     pub fn submit(&self, job: impl FnOnce() + Send + 'static) -> bool {
         let mut sender = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if sender.is_none() {

@@ -1,5 +1,5 @@
-//! `AccessTrace`: the slots that one child faulted on, and those that were fetched before it touched them, in order. Of
-//! the set that the child was given, it also has the slots that were left out on trial and not touched.
+//! `AccessTrace`: the slots on which one child faulted, and the slots that were fetched before it touched them, in
+//! order. It also has the slots that were withheld from the child on trial, until the child touches them.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
@@ -7,20 +7,20 @@ use std::ops::Range;
 use super::SET_PAGES_MAX;
 use crate::pager::address_space::slot_bitmap::SlotBitmap;
 
-/// The pages that one child was seen to touch.
+/// The recorded accesses of one child.
 #[derive(Debug, Default)]
 pub(in crate::pager) struct AccessTrace {
-    /// Slots that were recorded, or that the owner knows.
+    /// Slots that were recorded, or are in the child's set.
     known: SlotBitmap,
     /// Slots that the child faulted on.
     touched: SlotBitmap,
-    /// Slots that were recorded and not reported yet; for each, whether it was touched.
+    /// Slots that were recorded and not reported yet, and whether they were touched.
     unreported: Vec<(Range<u64>, bool)>,
     /// The last slot that was reported.
     last_reported: Option<u64>,
-    /// How many slots may still be recorded.
+    /// Number of slots that may still be recorded.
     slots_left: u64,
-    /// Slots on trial that were not touched.
+    /// Slots on trial that were not touched or fetched.
     on_trial: BTreeSet<u64>,
 }
 
@@ -34,7 +34,7 @@ pub(super) struct TraceDelta {
 }
 
 impl AccessTrace {
-    /// The trace of a child with this many slots. The default value records nothing.
+    /// Creates the trace of a child with this many slots. The default value records nothing.
     pub(in crate::pager) fn new(slots: u64) -> Self {
         Self {
             known: SlotBitmap::new(slots),
@@ -49,7 +49,7 @@ impl AccessTrace {
         self.known.contains(slot)
     }
 
-    /// The slots of a range that were recorded, or are in the child's set.
+    /// Returns the slots of a range that were recorded, or are in the child's set.
     pub(super) fn recorded_in(&self, range: Range<u64>) -> VecDeque<Range<u64>> {
         self.known.runs_not_in(&SlotBitmap::default(), range).collect()
     }
@@ -65,11 +65,11 @@ impl AccessTrace {
         self.append(slot..slot + 1, true);
     }
 
-    /// Records that slots are fetched before the child touches them.
+    /// Records that slots were requested before the child touched them.
     pub(in crate::pager) fn record_fetched(&mut self, slots: &[Range<u64>]) {
         for slots in slots {
             if !self.on_trial.is_empty() {
-                // Their touches will not be seen, so the trial ends.
+                // The child's touches of fetched slots cannot be seen, so their trial ends.
                 self.on_trial.retain(|slot| !slots.contains(slot));
             }
             let new: Vec<Range<u64>> = self.known.runs_in_neither(&self.touched, slots.clone()).collect();
@@ -83,7 +83,7 @@ impl AccessTrace {
         }
     }
 
-    /// Records the set that the child gets: these slots, without `on_trial`.
+    /// Records the set that the child gets: `slots`, but not `on_trial`.
     pub(super) fn record_received_set(&mut self, slots: &[Range<u64>], on_trial: &[u64]) {
         if self.slots_left > 0 {
             slots.iter().for_each(|slots| self.known.insert(slots.clone()));
@@ -99,7 +99,7 @@ impl AccessTrace {
         Some(TraceDelta { after, slots })
     }
 
-    /// The slots on trial that the child has not touched, ascending.
+    /// Takes the slots on trial that the child has not touched, ascending.
     pub(super) fn take_untouched_trials(&mut self) -> Vec<Range<u64>> {
         let mut unwanted: Vec<Range<u64>> = Vec::new();
         for slot in std::mem::take(&mut self.on_trial) {
@@ -150,7 +150,7 @@ mod tests {
         trace.record_touch(11);
         assert_eq!(trace.recorded_in(8..30), [8..10, 11..14, 20..21]);
         assert_eq!(trace.take_delta().unwrap().slots, [(20..21, true), (40..41, false), (11..12, true)]);
-        assert_eq!(trace.take_untouched_trials(), [10..11, 30..32], "of what was fetched nothing is known");
+        assert_eq!(trace.take_untouched_trials(), [10..11, 30..32], "fetched slots are not counted as untouched");
     }
 
     #[test]

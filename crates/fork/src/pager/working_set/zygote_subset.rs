@@ -1,6 +1,6 @@
-//! Selects the pages of a working set that a zygote gets. Each copy pays for each page, at its fork and at its end.
-//! So pages that were only fetched, mostly by readahead, are left out, except where much of their part was touched.
-//! Pure.
+//! Selects the pages of a working set that a zygote gets. Each page of a zygote makes the fork and the exit of each
+//! copy slower. So pages that were only fetched, mostly by readahead, are omitted, unless a large fraction of their
+//! part was touched. Pure.
 
 use std::collections::HashMap;
 
@@ -9,16 +9,18 @@ use farfork_wire::descriptor::ExtentId;
 use super::MarkedRun;
 use super::set::split_parts;
 
-/// A set of at most this many pages, 4 MiB, is taken as a whole. It costs a copy less than a few faults.
+/// A set of at most this many pages (4 MiB) is used as a whole. It costs a copy less than a few faults.
 const SMALL_SET_PAGES: u64 = 1024;
 
-/// Pages of a part of an extent, 2 MiB. Readahead fetches this much at a time, and then sees no more touches of it.
+/// Number of pages in a part of an extent: 2 MiB. Readahead may fetch this much at once, and then touches of the part
+/// are not seen.
 const PART_PAGES: u64 = 512;
 
-/// A part of which at least this many pages were touched, a quarter, is taken as a whole.
+/// A part of which at least this many pages (a quarter) were touched is used as a whole.
 const DENSE_PAGES: u64 = PART_PAGES / 4;
 
-/// The pages of a set that a zygote gets, in order, and whether they are on trial.
+/// Returns the pages of a set that a zygote gets: touched pages in order, then fetched ones; each with whether it is on
+/// trial.
 pub(super) fn select_zygote_pages(set: &[MarkedRun]) -> impl Iterator<Item = (ExtentId, u64, bool)> {
     let [touched, untouched] = split_parts(set);
     let mut touches: HashMap<(ExtentId, u64), u64> = HashMap::new();

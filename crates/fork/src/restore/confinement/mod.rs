@@ -1,7 +1,7 @@
 //! Confines an untrusted child: changes its descriptor, so that the ordinary restore applies the limits. Each thread of
 //! each process gets no capabilities, no way to gain any, and one more seccomp filter (`seccomp_filter`). For a child
-//! in its own user namespace, `user_namespace` maps the owners of its objects. What the child can see is limited by its
-//! container, in `farfork_container`.
+//! in its own user namespace, `user_namespace` maps the owners of its objects. The container limits what the child can
+//! see (`farfork_container`).
 
 mod seccomp_filter;
 mod user_namespace;
@@ -16,7 +16,7 @@ use super::RestoreError;
 pub(super) use seccomp_filter::encode_filter;
 pub(super) use user_namespace::map_credentials;
 
-/// The seed's state as an untrusted child gets it. With `id_map`, the child has its own user namespace.
+/// Returns the descriptor of an untrusted child of a seed. With `id_map`, the child has its own user namespace.
 pub(crate) fn confine_descriptor(descriptor: &Descriptor, id_map: Option<IdRange>) -> Result<Descriptor, RestoreError> {
     let mut descriptor = descriptor.clone();
     if let Some(id_map) = id_map {
@@ -29,11 +29,11 @@ pub(crate) fn confine_descriptor(descriptor: &Descriptor, id_map: Option<IdRange
     Ok(descriptor)
 }
 
-/// The filter is the first of each thread, because a filter of the parent may forbid installing more. The kernel runs all
-/// filters and takes the strictest answer, whatever their order. Every process of a tree installs it before any of them runs
-/// (`seccomp_filters`).
+/// Adds the filter as the first of each thread, because a filter of the parent may forbid installing more. The kernel
+/// runs all filters and applies the strictest result, in any order. Every process of a tree installs the filter before
+/// any of them runs (`seccomp_filters`).
 fn confine_process(process: &mut Process, threads: &mut [Thread]) {
-    // The container has this score already, and the child cannot write to /proc.
+    // The container's processes already have this score, and the child cannot write another to /proc.
     process.oom_score_adj = process.oom_score_adj.min(OOM_SCORE_ADJUSTMENT);
     drop_capabilities(&mut process.credentials);
     let ours = process.seccomp_filters.len() as u32;

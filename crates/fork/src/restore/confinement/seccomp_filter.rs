@@ -2,10 +2,11 @@
 //! It denies system calls that reach the kernel's internals, other processes, mounts or namespaces.
 //! Most of these also need a capability, which the child lacks: the filter is a second barrier.
 
-/// The first number after this list (Linux 6.18 has no higher one). Numbers of x32 are far above.
+/// The first system call number that this list does not know (the highest of Linux 6.18 is one less). Numbers of x32
+/// are far higher.
 const FIRST_UNKNOWN_SYSCALL: u32 = 470;
 
-/// Name and number (x86-64) of each call that is denied.
+/// Name and number (on x86-64) of each denied call.
 const DENIED_SYSCALLS: [(&str, u32); 66] = [
     // Mounts and roots.
     ("mount", 165),
@@ -86,11 +87,11 @@ const SYS_CLONE: u32 = 56;
 const SYS_CLONE3: u32 = 435;
 const SYS_SOCKET: u32 = 41;
 
-/// CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET. (The bit of NEWTIME is part of the exit signal in
-/// clone(2).)
+/// CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET. (In clone(2), the bit of CLONE_NEWTIME is part
+/// of the exit signal.)
 const CLONE_NEW_FLAGS: u32 = 0x7e02_0000;
 
-/// AF_ALG gives access to the kernel's ciphers. AF_VSOCK connects to the virtual machine's host, past all network
+/// AF_ALG gives access to the kernel's ciphers. AF_VSOCK connects to the virtual machine's host, regardless of network
 /// namespaces.
 const DENIED_FAMILIES: [u32; 2] = [38, 40];
 
@@ -112,12 +113,12 @@ const BPF_JGE_K: u16 = 0x35;
 const BPF_JSET_K: u16 = 0x45;
 const BPF_RET_K: u16 = 0x06;
 
-/// Offsets in `struct seccomp_data`. Of the first argument, clone(2) and socket(2) use the lower half only.
+/// Offsets in `struct seccomp_data`. clone(2) and socket(2) use only the lower half of the first argument.
 const NR_OFFSET: u32 = 0;
 const ARCH_OFFSET: u32 = 4;
 const ARG0_OFFSET: u32 = 16;
 
-/// An instruction: code, jump if its condition is true, jump if it is false (counted from the next instruction), constant.
+/// An instruction: code; numbers of instructions to skip if the condition is true, and if it is false; constant.
 type BpfInstruction = (u16, u8, u8, u32);
 
 //  not x86-64?                           kill: numbers of another table mean other calls
@@ -127,7 +128,7 @@ type BpfInstruction = (u16, u8, u8, u32);
 //  clone with a namespace?               EPERM
 //  a socket that leaves the network?     EPERM
 //  else                                  allowed
-/// The filter, as the kernel's `struct sock_filter`s.
+/// Returns the filter as an array of the kernel's `struct sock_filter`.
 pub(in super::super) fn encode_filter() -> Vec<u8> {
     let bytes = |(code, then, otherwise, constant): BpfInstruction| {
         let mut bytes = [0; 8];
@@ -158,23 +159,26 @@ fn build_program() -> Vec<BpfInstruction> {
     program
 }
 
-/// Refuses the call if the loaded word matches one of these constants; otherwise continues after these instructions.
+/// Returns instructions that refuse the call if the loaded word matches one of these constants, and otherwise continue
+/// after the last of them.
 fn refuse_if(condition: u16, constants: &[u32]) -> Vec<BpfInstruction> {
     let count = constants.len();
     let mut tests: Vec<BpfInstruction> = constants
         .iter()
         .enumerate()
-        // Each match jumps to the refusal after all tests. The last test jumps over it if it does not match.
+        // A test that matches jumps to the refusal after all tests. The last test skips the refusal if it does not
+        // match.
         .map(|(index, constant)| (condition, (count - 1 - index) as u8, u8::from(index + 1 == count), *constant))
         .collect();
     tests.push((BPF_RET_K, 0, 0, SECCOMP_RET_EPERM));
     tests
 }
 
-/// Refuses `call` if its first argument matches one of these constants, and allows it otherwise.
+/// Returns instructions that refuse `call` if its first argument matches one of these constants, and allow it
+/// otherwise.
 fn refuse_if_argument(call: u32, condition: u16, constants: &[u32]) -> Vec<BpfInstruction> {
     let tests = refuse_if(condition, constants);
-    // Skips the load, the tests and the answer.
+    // For other calls, skips the load, the tests and the return.
     let mut all = vec![(BPF_JEQ_K, 0, tests.len() as u8 + 2, call), (BPF_LD_W_ABS, 0, 0, ARG0_OFFSET)];
     all.extend(tests);
     all.push((BPF_RET_K, 0, 0, SECCOMP_RET_ALLOW));
@@ -185,7 +189,7 @@ fn refuse_if_argument(call: u32, condition: u16, constants: &[u32]) -> Vec<BpfIn
 mod tests {
     use super::*;
 
-    /// The kernel's answer. All jumps must be forward, and end at a return.
+    /// Runs the filter as the kernel does, and returns its result.
     fn answer(architecture: u32, number: u32, argument: u32) -> u32 {
         let program = build_program();
         let (mut at, mut word) = (0, 0);

@@ -1,6 +1,6 @@
-//! The descriptor of a child in a user namespace of its own: maps the owners of its objects to the ids outside.
-//! The objects are created before the child enters the namespace, where only the outside ids exist.
-//! The ids of the child's own processes stay as they are: they become valid inside.
+//! Changes the descriptor of a child in its own user namespace: maps the owners of its objects to ids outside of the
+//! namespace, because the objects are created before the child enters it. The credentials of the child's processes are
+//! not changed, because they become valid inside.
 
 use farfork_sys::user_namespace::IdRange;
 use farfork_wire::Descriptor;
@@ -10,7 +10,8 @@ use farfork_wire::descriptor::{
 
 use super::super::RestoreError;
 
-/// Maps the owner ids of objects to the ids outside. Credentials of processes stay: they become valid inside.
+/// Maps the owner ids of objects to ids outside of the namespace. Fails for a descriptor that the kernel does not allow
+/// in a user namespace.
 pub(super) fn map_owner_ids(descriptor: &mut Descriptor, id_map: IdRange) -> Result<(), RestoreError> {
     check_id_mapping(descriptor, id_map)?;
     let outside = |number: &mut u32| {
@@ -33,7 +34,7 @@ pub(super) fn map_owner_ids(descriptor: &mut Descriptor, id_map: IdRange) -> Res
     Ok(())
 }
 
-/// The credentials of a process before it enters its namespace, as ids outside.
+/// Returns the credentials of a process before it enters its namespace, with ids outside.
 pub(in super::super) fn map_credentials(credentials: &Credentials, id_map: IdRange) -> Credentials {
     let mut credentials = credentials.clone();
     let ids = credentials.uids.iter_mut().chain(&mut credentials.gids).chain(&mut credentials.groups);

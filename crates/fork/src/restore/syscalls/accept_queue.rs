@@ -1,5 +1,5 @@
-//! Connections that wait in the accept queue of the child's listening socket: the child connects them again, and leaves
-//! them unaccepted.
+//! Restores connections in the accept queue of a child's listening socket: connects them again, and leaves them
+//! unaccepted.
 
 use farfork_sys::socket_abi::{AF_UNIX, IPPROTO_TCP, TCP_REPAIR};
 use farfork_wire::Descriptor;
@@ -14,7 +14,7 @@ use super::{abi, socket_file, value};
 /// Ends the repair mode of a socket.
 const TCP_REPAIR_OFF: u32 = 0;
 
-/// Connects the waiting connections in the order of their queue, after those that the parent had accepted.
+/// Connects the unaccepted connections in the order of the queue. Runs after the accepted connections are restored.
 pub(super) fn connect_unaccepted(
     open_file_builder: &mut OpenFileBuilder<'_, '_>,
     descriptor: &Descriptor,
@@ -39,7 +39,7 @@ pub(super) fn connect_unaccepted(
     Ok(())
 }
 
-/// Connects one of them, as descriptor 0.
+/// Connects one unaccepted connection, as descriptor 0.
 fn connect_one(
     open_file_builder: &mut OpenFileBuilder<'_, '_>,
     open_socket: SocketOpenFile<'_>,

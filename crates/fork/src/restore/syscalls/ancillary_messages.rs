@@ -1,6 +1,6 @@
-//! Socket messages with open files or with sender credentials (sendmsg(2)).
-//! They are sent when every object that a message can hold exists, sockets included.
-//! A socket with one such message gets all its messages then, in their order.
+//! Socket messages with open files or with sender credentials (sendmsg(2)). They are sent when every object that a
+//! message can hold exists, sockets included. If a socket has such a message, all its messages are sent at that time,
+//! in order.
 
 use farfork_sys::socket_abi::SOL_SOCKET;
 use farfork_wire::Descriptor;
@@ -27,7 +27,7 @@ const CMSG_ALIGNMENT: usize = 8;
 pub(super) struct DeferredPair<'a> {
     /// Index of the open file, for error reports.
     pub(super) index: u32,
-    /// The ends: each a descriptor and its socket; `None` for an end that is closed after it has sent.
+    /// The ends: each a descriptor and its socket; `None` for a temporary end that is closed after it has sent.
     pub(super) ends: [(u32, Option<&'a Socket>); 2],
 }
 
@@ -36,7 +36,7 @@ pub(super) fn has_ancillary_messages(socket: &Socket) -> bool {
     socket.received_messages.iter().any(|message| !message.files.is_empty() || message.sender.is_some())
 }
 
-/// Opens the files with a path that are in transit in a socket. Other modules create the other objects.
+/// Opens the files with a path that are in a socket's messages (SCM_RIGHTS). Other modules create the other objects.
 pub(super) fn open_passed_files(
     open_file_builder: &mut OpenFileBuilder<'_, '_>,
     descriptor: &Descriptor,
@@ -72,7 +72,7 @@ pub(super) fn open_passed_files(
     Ok(())
 }
 
-/// Sends the deferred messages. Options are set later, because buffer sizes are among them.
+/// Sends the deferred messages. Socket options are set afterwards, because they include the buffer sizes.
 pub(super) fn send_deferred(
     open_file_builder: &mut OpenFileBuilder<'_, '_>,
     objects: &PassedObjects,

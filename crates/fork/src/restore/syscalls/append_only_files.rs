@@ -1,5 +1,5 @@
-//! Files that a process only appends to: the child's private copy is truncated to the length at capture.
-//! The parent may have appended to the file since.
+//! Truncates files to which a process only appends: the child's private copy gets the length at capture, because the
+//! parent may have appended to the file since.
 
 use farfork_wire::Descriptor;
 use farfork_wire::descriptor::{FileReference, FileVersion, OpenFile};
@@ -11,7 +11,7 @@ use super::super::process_tree::TreePosition;
 use super::{SyscallBuilder, abi, value};
 use crate::file_use::{FileUse, collect_file_uses};
 
-/// Truncates each such file of the child's own. The child has it open already.
+/// Truncates each append-only file that is private to the child. The child already has it open.
 pub(super) fn truncate_append_only_files(
     descriptor: &Descriptor,
     objects: &PassedObjects,
@@ -33,7 +33,7 @@ pub(super) fn truncate_append_only_files(
         let Some(entry) = entry.filter(|_| can_write && !used.is_read && place.fd_source(index).is_none()) else {
             continue;
         };
-        // Files on a volume are never the child's own.
+        // Files on a volume are never private to the child.
         let is_own = !descriptor.is_on_volume(path) && objects.is_private_path(path);
         if is_own && objects.has_grown(path, &version.identity) {
             syscall_builder.set_step(STEP_OPEN_FILE, entry.number);

@@ -1,4 +1,4 @@
-//! Takes the child's file locks and leases again, and sets which process or thread gets a file's readiness signals.
+//! Takes the child's file locks and leases again, and sets the process or thread that gets a file's readiness signals.
 
 use std::collections::BTreeSet;
 
@@ -20,8 +20,8 @@ pub(super) struct RestorerFiles<'a> {
     pub(super) fd_base: u32,
 }
 
-/// Takes all locks of the child's own files again. If another process has one of them (the parent, on a shared path), the
-/// child is not started: it would run without a lock that it relies on.
+/// Takes all locks of the child's files again. If another process holds one (the parent, on a shared path), the child
+/// is not started: it would run without a lock on which it relies.
 pub(super) fn take_locks(
     descriptor: &Descriptor,
     restorer_files: RestorerFiles<'_>,
@@ -51,9 +51,9 @@ pub(super) fn take_locks(
     Ok(())
 }
 
-/// Closes the restorer's own descriptors of a locked file that no path leads to. A POSIX lock ends when its process closes
-/// any descriptor of the file (fcntl(2)), so none may be closed after the lock is taken. The file is placed and mapped
-/// by now. Processes that share the table may have closed some of them.
+/// Closes the restorer's own descriptors of a locked file without a path, which is already placed and mapped. A POSIX
+/// lock ends when its process closes any descriptor of the file (fcntl(2)), so none may be closed after the lock is
+/// taken. Processes that share the table may already have closed some of these descriptors.
 fn close_other_descriptors(
     descriptor: &Descriptor,
     lock: &FileLock,
@@ -86,13 +86,14 @@ fn flock_operation(lock: &FileLock) -> u32 {
     LOCK_NB | if lock.is_exclusive { LOCK_EX } else { LOCK_SH }
 }
 
-/// `struct flock`: type and whence (16 bits each), start, length, pid; counted from the file's start.
+/// Encodes `struct flock`: type and whence (16 bits each), start, length, pid. Offsets are relative to the start of the
+/// file.
 fn encode_flock(lock: &FileLock) -> [u64; 4] {
     const F_WRLCK: u64 = 1;
     [if lock.is_exclusive { F_WRLCK } else { F_RDLCK }, lock.start, lock.bytes, 0]
 }
 
-/// Sets the owner and signal of each file, and then enables the signals (O_ASYNC).
+/// Sets the owner and the signal of each file with readiness signals, and then enables the signals (O_ASYNC).
 pub(super) fn set_file_owners(
     descriptor: &Descriptor,
     syscall_builder: &mut SyscallBuilder<'_>,
@@ -117,7 +118,7 @@ pub(super) fn set_file_owners(
     Ok(())
 }
 
-/// Signal-driven I/O; rustix has no name for the flag.
+/// The flag for signal-driven I/O, for which rustix has no name.
 pub(in super::super) const O_ASYNC: u32 = 0o20_000;
 
 fn open_file_flags(descriptor: &Descriptor, number: u32) -> u32 {

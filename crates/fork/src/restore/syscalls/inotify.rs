@@ -9,10 +9,11 @@ use super::super::plan_layout::STEP_INOTIFY;
 use super::open_files::OpenFileBuilder;
 use super::{abi, value};
 
-/// Sets the number of the next watch. Kernels without CONFIG_CHECKPOINT_RESTORE refuse it, and number watches from 1.
+/// The ioctl(2) that sets the number of the next watch. Kernels without CONFIG_CHECKPOINT_RESTORE refuse it, and number
+/// watches from 1.
 const INOTIFY_IOC_SETNEXTWD: u32 = 0x4004_4900;
 
-/// Creates an instance without watches, unless the daemon has created it.
+/// Creates an instance without watches, unless the daemon has created and passed it.
 pub(super) fn create_inotify(open_file_builder: &mut OpenFileBuilder<'_, '_>, open_file: u32, flags: u32) {
     let nonblocking = OFlags::NONBLOCK.bits();
     open_file_builder.set_step(STEP_INOTIFY, open_file);
@@ -24,8 +25,8 @@ pub(super) fn create_inotify(open_file_builder: &mut OpenFileBuilder<'_, '_>, op
     open_file_builder.store_open_file(0, open_file);
 }
 
-/// Adds the watches of all instances, which are in their slots or at the descriptor `passed`. Runs after all steps that
-/// create or remove files, so that watches report no events of the restorer.
+/// Adds the watches of all instances. An instance is in its slot, or among the passed descriptors (`passed`). Runs
+/// after all steps that create or remove files, so that watches report no events that the restorer causes.
 pub(super) fn add_watches(
     open_file_builder: &mut OpenFileBuilder<'_, '_>,
     descriptor: &Descriptor,
@@ -49,5 +50,5 @@ pub(super) fn add_watches(
     Ok(())
 }
 
-/// FS_EVENT_ON_CHILD, which the kernel shows but does not accept.
+/// FS_EVENT_ON_CHILD, which the kernel shows in fdinfo but does not accept in inotify_add_watch(2).
 const FS_EVENT_ON_CHILD: u32 = 0x0800_0000;

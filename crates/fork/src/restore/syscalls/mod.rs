@@ -1,6 +1,6 @@
-//! Compiles the lists of system calls that create the child's resources, such as timers, named pipes and sockets.
-//! The child makes the calls itself, before its threads start: `restorer/syscalls.c` runs each list in order.
-//! Nothing in a descriptor chooses a call: all numbers are in `abi`, and a descriptor supplies values only.
+//! Compiles the lists of system calls that create the child's resources, such as timers, named pipes and sockets. The
+//! child makes the calls itself, before its threads start: `restorer/syscalls.c` runs each list in order. A descriptor
+//! cannot choose a call: all numbers are in `abi`, and a descriptor supplies only values.
 
 mod abi;
 mod accept_queue;
@@ -38,21 +38,21 @@ pub(super) use socket::SocketOwner;
 pub(super) use file_locks::O_ASYNC;
 pub(super) use shared_memory::is_mapped_by_shmat;
 
-/// The calls of a plan, by the time at which they run.
+/// The lists of calls of a plan, by the time at which they run.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct SyscallLists {
-    /// Named shared memory. In a tree, the first process creates it before others attach it.
+    /// Calls for named shared memory. In a tree, the first process creates it before others attach it.
     pub(super) before_mappings: PlanSpan,
-    /// Objects. Each is created as descriptor 0, because nothing is open yet, and stored above all numbers that the child
-    /// will have. Then it is placed like those that the daemon passes.
+    /// Calls that create objects. Each is created as descriptor 0, which is still free, and moved above all numbers
+    /// that the child will have. Then it is placed like the objects that the daemon passes.
     pub(super) before_files: PlanSpan,
-    /// The process's own root, after all processes of the tree have opened their paths.
+    /// Calls that enter the process's own root, after all processes of the tree have opened their paths.
     pub(super) after_paths: PlanSpan,
-    /// Timers, locks and file owners: with the child's own threads, files and credentials.
+    /// Calls for timers, locks and file owners. They run when the child has its threads, files and credentials.
     pub(super) before_start: PlanSpan,
 }
 
-/// The parts of an address space that calls change.
+/// The parts of an address space that system calls change.
 pub(super) struct PatchedMemory<'a> {
     /// Address range of a bridge's vdso.
     pub(super) vdso_range: Option<Range<u64>>,
@@ -60,11 +60,11 @@ pub(super) struct PatchedMemory<'a> {
     pub(super) overlaid_mappings: &'a BTreeSet<u64>,
 }
 
-/// Slots of objects that the child creates. They are numbered like the passed descriptors.
+/// Slots for objects that the child creates. They continue the numbers of the passed descriptors.
 #[derive(Debug)]
 pub(super) struct CreatedFiles {
     slots: HashMap<u32, u32>,
-    /// All lower slots are in use, some only until the child runs.
+    /// The first free slot. Some lower slots are in use only until the child runs.
     next_slot: u32,
 }
 
@@ -79,15 +79,15 @@ impl CreatedFiles {
         self.next_slot
     }
 
-    /// Slot of an open file's object; `None` if no system call creates it.
+    /// Returns the slot of an open file's object; `None` if no system call creates the object.
     pub(super) fn slot_of_open_file(&self, index: u32) -> Option<u32> {
         self.slots.get(&index).copied()
     }
 }
 
 impl SyscallLists {
-    /// The calls for one process. `owner`: the child's credentials, if they are not the stub's. `memory`: a bridged vdso, and
-    /// private file mappings with written pages.
+    /// Compiles the calls for one process. `owner`: the child's credentials, if they differ from the stub's. `memory`:
+    /// a bridged vdso, and private file mappings with written pages.
     pub(super) fn compile(
         inputs: &PlanInputs<'_>,
         owner: Option<SocketOwner<'_>>,
@@ -96,7 +96,7 @@ impl SyscallLists {
     ) -> Result<(Self, CreatedFiles), RestoreError> {
         let PlanInputs { descriptor, objects, plan_options, position: place, .. } = *inputs;
         let fd_base = place.fd_base;
-        // The first process of a tree creates what all share. A zygote has no such state.
+        // The first process of a tree creates the objects that all share. A zygote has none.
         let is_first = place.process_index == 0 && plan_options.scope != PlanScope::Zygote;
         let passed = PASSED_RESERVED_COUNT + objects.count() as u32;
         let mut syscall_builder = SyscallBuilder::new(writer);
@@ -117,7 +117,7 @@ impl SyscallLists {
             shared_memory::add_deferred_seals(descriptor, objects, fd_base, &mut syscall_builder);
             shared_memory::set_times(descriptor, objects, fd_base, &mut syscall_builder)?;
         }
-        // A process that shares another's descriptor table leaves opening files to the table's owner.
+        // If processes share a descriptor table, only the owner of the table opens files.
         if place.fd_table_owner() == place.process_index {
             process_settings::set_oom_scores(descriptor, place, inputs.is_zygote_copy(), &mut syscall_builder)?;
         }
@@ -138,7 +138,7 @@ impl SyscallLists {
         if is_first && plan_options.untrusted {
             process_settings::make_proc_read_only(&mut syscall_builder)?;
         }
-        // The child enters a user namespace of its own after these calls.
+        // The child enters its own user namespace after these calls.
         if plan_options.user_namespace.is_some() {
             process_settings::raise_scheduling_limits(descriptor, &mut syscall_builder)?;
         }
@@ -163,7 +163,7 @@ impl SyscallLists {
 #[derive(Debug, Clone, Copy)]
 enum SyscallArgument {
     Value(u64),
-    /// The address of the data at this offset of the plan.
+    /// The address of the data at this offset in the plan.
     PlanOffset(u32),
 }
 
@@ -172,7 +172,7 @@ enum SyscallArgument {
 struct SyscallBuilder<'a> {
     writer: &'a mut PlanWriter,
     syscalls: Vec<PlanSyscall>,
-    /// Step and object, for error reports.
+    /// The current step and its object, for error reports.
     step_and_object: (u32, u32),
 }
 
@@ -233,7 +233,7 @@ impl<'a> SyscallBuilder<'a> {
     }
 }
 
-/// Keeps lists of arguments short.
+/// Converts a number to an argument.
 fn value(value: impl Into<u64>) -> SyscallArgument {
     SyscallArgument::Value(value.into())
 }

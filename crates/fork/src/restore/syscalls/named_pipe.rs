@@ -12,7 +12,8 @@ use super::{abi, value};
 /// Flags of an end that are set after open(2): opening one direction without O_NONBLOCK would wait for the other.
 const FLAGS_AFTER_OPEN: OFlags = OFlags::NONBLOCK.union(OFlags::DIRECT);
 
-/// Opens all ends of one pipe. The first open(2) is for both directions, so that it does not wait and the content is kept.
+/// Opens all ends of one pipe. The first open(2) is for both directions, so that it does not block, and the content
+/// stays in the pipe.
 pub(super) fn create_named_pipe(
     open_file_builder: &mut OpenFileBuilder<'_, '_>,
     descriptor: &Descriptor,
@@ -44,7 +45,7 @@ pub(super) fn create_named_pipe(
     Ok(())
 }
 
-/// Index, flags, capacity and content of each end of the pipe at a path.
+/// Returns the index, flags, capacity and content of each end of the pipe at a path.
 fn pipe_ends<'a>(descriptor: &'a Descriptor, wanted: &str) -> impl Iterator<Item = (u32, u32, u32, &'a [u8])> {
     descriptor.open_files.iter().enumerate().filter_map(move |(index, file)| match file {
         OpenFile::NamedPipe { path, flags, capacity, content } if path == wanted => {

@@ -1,5 +1,5 @@
-//! Open files that the child creates itself, because they refer to it or belong to its own namespaces.
-//! Each is stored in a slot above all numbers of the child; `restorer/file_descriptors.c` places it later.
+//! Open files that the child creates itself, because they refer to the child or belong to its namespaces. Each is
+//! stored in a slot above all numbers of the child; `restorer/file_descriptors.c` places it later.
 
 use std::collections::HashMap;
 
@@ -24,7 +24,7 @@ pub(super) struct OpenFileBuilder<'s, 'w> {
     pub(super) fd_base: u32,
     next_slot: u32,
     slots: HashMap<u32, u32>,
-    /// The first descriptor of each open file.
+    /// The first descriptor of each open file, for error reports.
     first_fds: HashMap<u32, u32>,
 }
 
@@ -86,7 +86,7 @@ impl OpenFileBuilder<'_, '_> {
     }
 }
 
-/// Creates all objects, in the order of the open files.
+/// Creates all objects that need system calls, in the order of the open files.
 pub(super) fn create_open_files(
     descriptor: &Descriptor,
     fd_base: u32,
@@ -154,13 +154,14 @@ fn nonblocking_flag(flags: u32) -> u32 {
     (OFlags::from_bits_retain(flags) & OFlags::NONBLOCK).bits()
 }
 
-/// Flags of calls that create a descriptor.
+/// Returns the flags for a call that creates a descriptor.
 fn creation_flags(flags: u32) -> u32 {
     nonblocking_flag(flags) | OFlags::CLOEXEC.bits()
 }
 
-/// Arms the timerfd at descriptor 0 with the remaining time. A timer that is cancelled when the wall clock is set gets an
-/// absolute time instead. It is set even if it is disarmed, so that it can be cancelled.
+/// Arms the timerfd at descriptor 0 with the remaining time. A timer that is cancelled when the wall clock is set
+/// (TFD_TIMER_CANCEL_ON_SET) gets an absolute time instead. It is set even if it is disarmed, so that a change of the
+/// clock cancels it.
 fn set_timerfd(
     syscall_builder: &mut SyscallBuilder<'_>,
     time: TimerSpec,

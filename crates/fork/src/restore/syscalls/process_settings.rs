@@ -12,8 +12,9 @@ use super::super::plan_layout::{
 use super::super::process_tree::TreePosition;
 use super::{SyscallArgument, SyscallBuilder, abi, value};
 
-/// The OOM killer prefers a container's processes to all others of the node. A process with a higher score keeps it. A copy
-/// of a zygote starts with the zygote's score, which is lower.
+/// Sets the OOM score adjustment of each process: the container's value, with which the OOM killer prefers a
+/// container's processes to others of the node, or the process's own if it is higher. A copy of a zygote starts with
+/// the zygote's value, which is lower.
 pub(super) fn set_oom_scores(
     descriptor: &Descriptor,
     place: &TreePosition<'_>,
@@ -55,9 +56,9 @@ pub(super) fn make_proc_read_only(syscall_builder: &mut SyscallBuilder<'_>) -> R
     Ok(())
 }
 
-/// Lets threads choose their scheduling in a user namespace, where their capabilities do not count. Each thread starts with
-/// the best nice value of all, and may raise its own. If the node can raise limits, threads may choose any value; the
-/// child's own limits are set later.
+/// Sets RLIMIT_NICE and RLIMIT_RTPRIO for a child in a user namespace, where capabilities do not allow a thread to
+/// choose its scheduling. Each thread starts with the lowest nice value of all threads, and raises its own. If the node
+/// can raise limits, threads may choose any value. The child's own limits are set later.
 pub(super) fn raise_scheduling_limits(
     descriptor: &Descriptor,
     syscall_builder: &mut SyscallBuilder<'_>,
@@ -76,7 +77,7 @@ pub(super) fn raise_scheduling_limits(
     Ok(())
 }
 
-/// Changes the root directory. The current directory stays, inside the root or outside.
+/// Changes the root directory. The current directory does not change, even if it is outside of the root.
 pub(super) fn enter_root(
     descriptor: &Descriptor,
     syscall_builder: &mut SyscallBuilder<'_>,
@@ -88,7 +89,7 @@ pub(super) fn enter_root(
     Ok(())
 }
 
-/// MEMBARRIER_CMD_REGISTER_* by bit number: global 2, private 4, cores 6, restartable sequences 8.
+/// The bits of MEMBARRIER_CMD_REGISTER_*: global 2, private 4, cores 6, restartable sequences 8.
 const MEMBARRIER_REGISTRATIONS: [u32; 4] = [1 << 2, 1 << 4, 1 << 6, 1 << 8];
 
 pub(super) fn register_membarriers(descriptor: &Descriptor, syscall_builder: &mut SyscallBuilder<'_>) {
@@ -101,7 +102,8 @@ pub(super) fn register_membarriers(descriptor: &Descriptor, syscall_builder: &mu
     }
 }
 
-/// Sets the CPU affinity of threads, as far as the node has their CPUs. If it has none of them, the thread runs on any CPU.
+/// Sets the CPU affinity of threads, as far as the node has their CPUs. If the node has none of a thread's CPUs, the
+/// thread runs on any CPU.
 pub(super) fn set_cpu_affinity(
     descriptor: &Descriptor,
     syscall_builder: &mut SyscallBuilder<'_>,
@@ -115,7 +117,8 @@ pub(super) fn set_cpu_affinity(
     Ok(())
 }
 
-/// Runs before any mapping that could get huge pages.
+/// Disables transparent huge pages if they were disabled for the process (PR_SET_THP_DISABLE). Runs before any mapping
+/// that could get huge pages.
 pub(super) fn disable_huge_pages(descriptor: &Descriptor, syscall_builder: &mut SyscallBuilder<'_>) {
     const PR_SET_THP_DISABLE: u32 = 41;
     if descriptor.process.is_thp_disabled {

@@ -1,5 +1,5 @@
-//! Listening sockets that were bound to one port with SO_REUSEPORT and no longer have the option.
-//! Each has it until all of them are bound.
+//! Listening sockets that were bound to one port with SO_REUSEPORT and no longer have the option. Each socket has the
+//! option until all of them are bound.
 
 use farfork_sys::socket_abi::{SO_REUSEPORT, SOL_SOCKET};
 use farfork_wire::Descriptor;
@@ -10,7 +10,7 @@ use super::super::plan_layout::STEP_SOCKET;
 use super::open_files::{OpenFileBuilder, SocketOpenFile};
 use super::{SyscallBuilder, abi, value};
 
-/// Whether a listening socket needs SO_REUSEPORT to be bound, and does not have it.
+/// Whether a listening socket needs SO_REUSEPORT to be bound, but did not have the option at capture.
 pub(super) fn needs_reuse_port(descriptor: &Descriptor, open_socket: SocketOpenFile<'_>) -> bool {
     let SocketOpenFile { index, socket } = open_socket;
     let has_option = socket.options.iter().any(|option| (option.level, option.name) == (SOL_SOCKET, SO_REUSEPORT));
@@ -34,7 +34,7 @@ pub(super) fn set_reuse_port(
     Ok(())
 }
 
-/// Clears the option again, when all sockets are bound.
+/// Clears SO_REUSEPORT again, when all sockets are bound.
 pub(super) fn clear_reuse_port(
     open_file_builder: &mut OpenFileBuilder<'_, '_>,
     descriptor: &Descriptor,

@@ -32,7 +32,7 @@ struct ContentsMemfd {
 struct SegmentProperties {
     /// The key of shmget(2).
     key: u32,
-    /// The id that the child knows.
+    /// The segment's id in the parent.
     id: u32,
     /// Mode and owner.
     status: FileStatus,
@@ -67,8 +67,8 @@ pub(super) fn create_shared_memory(
     Ok(())
 }
 
-/// Attaches the segments of a process, after the first process has created them. A segment that is marked for removal is
-/// removed (IPC_RMID) as soon as one process has it: others can still attach it.
+/// Attaches the System V segments of a process, after the first process has created them. A segment that was marked for
+/// removal is removed (IPC_RMID) as soon as one process has attached it; others can still attach it.
 pub(super) fn attach_segments(
     descriptor: &Descriptor,
     place: &TreePosition<'_>,
@@ -90,8 +90,8 @@ pub(super) fn attach_segments(
     }
 }
 
-/// Copies the pages that a process had written through private mappings of files. No other process sees them, because the
-/// kernel copies a private page when it is written.
+/// Writes the pages that a process had written through private mappings of files. This does not change the files,
+/// because the kernel copies a private page when it is written.
 pub(super) fn write_private_pages(
     objects: &PassedObjects,
     place: &TreePosition<'_>,
@@ -104,8 +104,8 @@ pub(super) fn write_private_pages(
     let source = place.fd_base + passed;
     for run in runs.filter(|run| overlaid.contains(&run.mapping.0)) {
         let (start, end) = run.mapping;
-        // Changes the whole mapping: a writable mapping stays accounted (VM_ACCOUNT), and differently accounted parts are
-        // not merged.
+        // Change the protection of the whole mapping: a mapping that was writable stays accounted (VM_ACCOUNT), and the
+        // kernel does not merge parts that are accounted differently.
         let protect = [PROT_READ_WRITE, run.protection].map(|protection| [start, end - start, protection.into()]);
         let is_writable = run.protection & PROT_READ_WRITE == PROT_READ_WRITE;
         if !is_writable {
@@ -122,7 +122,7 @@ pub(super) fn write_private_pages(
     }
 }
 
-/// Makes the bridge's vdso read-only and executable, when it is filled.
+/// Makes the mapping of the bridged vdso read-only and executable, after its code was copied.
 pub(super) fn protect_vdso_code(place: &Range<u64>, syscall_builder: &mut SyscallBuilder<'_>) {
     const PROT_READ_EXEC: u32 = 5;
     syscall_builder.set_step(STEP_VDSO_BRIDGE, 0);
@@ -133,7 +133,7 @@ pub(super) fn protect_vdso_code(place: &Range<u64>, syscall_builder: &mut Syscal
     );
 }
 
-/// Adds the seals from which existing mappings are exempt.
+/// Adds the seals that do not affect existing mappings.
 pub(super) fn add_deferred_seals(
     descriptor: &Descriptor,
     objects: &PassedObjects,
@@ -149,7 +149,8 @@ pub(super) fn add_deferred_seals(
     }
 }
 
-/// Fills the file at `path`. If the node has a file there, the child's is another one, in its own layer.
+/// Creates and fills the file at `path`. If the node has a file at this path, the child's file is another one, in its
+/// own layer.
 fn fill_shared_file(
     memfd: ContentsMemfd,
     path: &str,
@@ -172,7 +173,7 @@ fn fill_shared_file(
     Ok(())
 }
 
-/// Sets the times after all that changes them: mapping a file sets its access time.
+/// Sets the times of shared memory files. Runs after all steps that change them: mapping a file sets its access time.
 pub(super) fn set_times(
     descriptor: &Descriptor,
     objects: &PassedObjects,
@@ -188,7 +189,7 @@ pub(super) fn set_times(
     Ok(())
 }
 
-/// Sets st_atime and st_mtime by utimensat(2). The kernel alone sets st_ctime.
+/// Sets st_atime and st_mtime by utimensat(2). Only the kernel can set st_ctime.
 fn set_file_times(file: u32, times: FileTimes, syscall_builder: &mut SyscallBuilder<'_>) -> Result<(), RestoreError> {
     const NS_PER_SECOND: i64 = 1_000_000_000;
     let words =
@@ -199,7 +200,7 @@ fn set_file_times(file: u32, times: FileTimes, syscall_builder: &mut SyscallBuil
     Ok(())
 }
 
-/// The mappings of a segment.
+/// Returns the mappings of a segment.
 fn segment_mappings(descriptor: &Descriptor, object: u32) -> Vec<&Mapping> {
     let is_it =
         |mapping: &&Mapping| matches!(mapping.backing, Backing::SharedMemory { object: other, .. } if other == object);
@@ -211,8 +212,8 @@ pub(super) const IPC_EXCL: u32 = 0o2000;
 const IPC_RMID: u32 = 0;
 pub(super) const IPC_SET: u32 = 1;
 
-/// Address at which a segment is attached to be filled, if the child has not attached it. None of the child's memory is
-/// mapped yet, and the address is far above the restorer's region. If it were in use, the call would fail.
+/// Address at which a segment is attached to be filled, if the child has not attached it. It is free: the child's
+/// memory is not mapped yet, and the restorer's region is far below. If it were in use, shmat(2) would fail.
 const SEGMENT_FILL_ADDRESS: u64 = 0x4000_0000_0000;
 
 fn create_segment(
@@ -264,7 +265,8 @@ pub(super) fn set_next_ipc_id(
     Ok(())
 }
 
-/// `struct shmid64_ds`, as far as IPC_SET reads it: key, uid, gid, two creator ids, mode (32 bits each); 112 bytes in all.
+/// Encodes the part of `struct shmid64_ds` that IPC_SET reads: key, uid, gid, two creator ids, mode (32 bits each). The
+/// structure has 112 bytes.
 fn encode_shmid_ds(key: u32, status: FileStatus) -> [u64; 14] {
     let mut words = [0; 14];
     words[0] = u64::from(key) | u64::from(status.uid) << 32;

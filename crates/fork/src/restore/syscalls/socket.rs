@@ -1,5 +1,5 @@
-//! Sockets that the child creates in its own network and file system, and under its own credentials.
-//! So a peer that asks for SO_PEERCRED gets the child's. The modules next to this one create the special cases.
+//! Sockets that the child creates in its own network and file system, and under its own credentials. So SO_PEERCRED
+//! returns the child's credentials to a peer. The other modules of this directory create special cases.
 
 use farfork_sys::socket_abi::{
     AF_INET6, AF_NETLINK, AF_UNIX, IP_FREEBIND, IP_TRANSPARENT, IPPROTO_TCP, IPV6_FREEBIND, SO_ATTACH_FILTER,
@@ -21,7 +21,7 @@ use super::{
 
 pub(super) const SOCK_CLOEXEC: u32 = OFlags::CLOEXEC.bits();
 
-/// TCP_MAXSEG. For a connection, it is the size that the two ends have negotiated, and is not set.
+/// TCP_MAXSEG. It is not set for a connection, where it is the size that the two ends have negotiated.
 pub(super) const MAXSEG_OPTION: (u32, u32) = (IPPROTO_TCP, TCP_MAXSEG);
 
 pub(super) const MSG_DONTWAIT_NOSIGNAL: u32 = 0x40 | 0x4000;
@@ -30,7 +30,7 @@ pub(super) const MSG_DONTWAIT_NOSIGNAL: u32 = 0x40 | 0x4000;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct SocketContext<'a> {
     pub(super) objects: &'a PassedObjects,
-    /// The child's credentials, if they are not the stub's.
+    /// The child's credentials, if they differ from the stub's.
     pub(super) owner: Option<SocketOwner<'a>>,
 }
 
@@ -38,7 +38,7 @@ pub(super) struct SocketContext<'a> {
 #[derive(Debug, Clone, Copy)]
 pub(in super::super) struct SocketOwner<'a> {
     pub(in super::super) credentials: &'a Credentials,
-    /// Supplementary groups of the stub, which it sets again after its calls as the owner.
+    /// Supplementary groups of the stub. It sets them again after its calls with the owner's credentials.
     pub(in super::super) stub_groups: &'a [u32],
 }
 
@@ -53,7 +53,7 @@ pub(super) fn create_sockets(
         let SocketOpenFile { index, socket } = open_socket;
         open_file_builder.set_step(STEP_SOCKET, index);
         match &socket.state {
-            // Its peer may not exist yet.
+            // Connected later (`unix_datagram`): its peer may not exist yet.
             SocketState::Unconnected { peer, .. } if socket.family == AF_UNIX => {
                 create_idle_socket(open_file_builder.syscalls, open_socket, &[], around)?;
                 if peer.is_empty() {
@@ -126,7 +126,7 @@ pub(super) fn create_sockets(
     ancillary_messages::send_deferred(open_file_builder, around.objects, &late)
 }
 
-/// Whether the socket is an end of a connection between sockets of the child, or waits to be accepted.
+/// Whether the socket is an end of a connection between sockets of the child, including unaccepted connections.
 fn is_connection(socket: &Socket) -> bool {
     use SocketState::{PendingAccept, ShutDown, TcpPaired, UnixPaired};
     matches!(socket.state, UnixPaired { .. } | TcpPaired { .. } | ShutDown { .. } | PendingAccept { .. })
@@ -165,9 +165,9 @@ fn create_socket(syscall_builder: &mut SyscallBuilder<'_>, socket: &Socket) -> R
     set_options(syscall_builder, 0, socket, |_| true)
 }
 
-/// Connects a socket to a peer to which the network may have no route. The connection uses the loopback interface, which
-/// accepts any IPv4 destination, and any source address. Later packets are routed as usual, or refused (ENETUNREACH), as on
-/// a machine that has lost its network.
+/// Connects a socket to a peer to which the network may have no route. connect(2) uses the loopback interface, which
+/// accepts any IPv4 destination, and any source address. Later packets are routed as usual, or refused (ENETUNREACH),
+/// as on a machine that has lost its network.
 fn connect_without_route(
     syscall_builder: &mut SyscallBuilder<'_>,
     socket: &Socket,
@@ -212,7 +212,7 @@ pub(super) fn bind_socket(
         syscall_builder.call_expecting(0, abi::BIND, &bound);
         return Ok(());
     }
-    // The child's network may lack an address of the parent's node.
+    // The child's network may lack the parent's address: bind it nevertheless (IP_FREEBIND).
     let (level, free) = if socket.family == AF_INET6 { (SOL_IPV6, IPV6_FREEBIND) } else { (SOL_IP, IP_FREEBIND) };
     let (on, length) = (syscall_builder.bytes_argument(&1_u32.to_ne_bytes())?, value(4_u32));
     syscall_builder.call_expecting(0, abi::SETSOCKOPT, &[value(0_u32), value(level), value(free), on, length]);
@@ -245,7 +245,7 @@ fn connect_pair(
             );
             Ok(())
         })?;
-        // Bound with the stub's credentials: the child may not own the socket's file.
+        // Bind with the stub's credentials: the child may not own the socket's file.
         bind_socket(open_file_builder.syscalls, open_socket, around)?;
         run_as_owner(open_file_builder.syscalls, around.owner, |syscall_builder| {
             let (bytes, length) = (syscall_builder.bytes_argument(&through)?, through.len() as u64);
@@ -296,7 +296,7 @@ fn find_listener(
     open_file_builder.slot_fd(index as u32)
 }
 
-/// Sends the data that `to` has received, from the other end.
+/// Sends from the other end the data that `to` had received.
 pub(super) fn send_received(
     syscall_builder: &mut SyscallBuilder<'_>,
     from: u32,
@@ -314,7 +314,7 @@ pub(super) fn send_received(
     Ok(())
 }
 
-/// Makes the sender's buffer large enough for the data that `to` has received. Its final size is set later.
+/// Makes the sender's buffer large enough for the data that `to` had received. The final buffer size is set later.
 pub(super) fn grow_send_buffer(
     syscall_builder: &mut SyscallBuilder<'_>,
     from: u32,
@@ -335,8 +335,8 @@ pub(super) fn grow_send_buffer(
     Ok(())
 }
 
-/// Sends a byte from a socket whose connection was reset. The other end is closed with the byte unread, which resets the
-/// connection.
+/// Sends a byte from a socket whose connection was reset. The other end is then closed with this byte unread, which
+/// resets the connection again.
 pub(super) fn send_unread_byte(
     syscall_builder: &mut SyscallBuilder<'_>,
     fd: u32,
@@ -350,7 +350,7 @@ pub(super) fn send_unread_byte(
 }
 
 pub(super) fn shutdown_socket(syscall_builder: &mut SyscallBuilder<'_>, fd: u32, socket: &Socket) {
-    // shutdown(2) takes the kernel's flags minus 1.
+    // The argument of shutdown(2) is the kernel's flags minus 1.
     if let Some(how @ 0..=2) = socket.shutdown_flags.checked_sub(1) {
         syscall_builder.call_expecting(0, abi::SHUTDOWN, &[value(fd), value(how)]);
     }
@@ -386,7 +386,7 @@ fn create_deferred_disconnected(
     Ok(open_file_builder.store_descriptor(1))
 }
 
-/// Creates a TCP connection that was reset: over loopback, with an other end that closes with RST (SO_LINGER of 0 s).
+/// Creates a TCP connection over loopback whose other end closes it with RST (SO_LINGER of 0 s).
 fn create_reset(syscall_builder: &mut SyscallBuilder<'_>, socket: &Socket) -> Result<(), RestoreError> {
     let loopback = loopback_address(socket.family);
     let (length, kind) = (loopback.len() as u64, SOCK_STREAM | SOCK_CLOEXEC);
@@ -397,7 +397,7 @@ fn create_reset(syscall_builder: &mut SyscallBuilder<'_>, socket: &Socket) -> Re
     syscall_builder.call_expecting(1, abi::SOCKET, &[value(socket.family), value(kind), value(0_u32)]);
     syscall_builder.call_expecting(0, abi::BIND, &[value(1_u32), address, value(length)]);
     syscall_builder.call_expecting(0, abi::LISTEN, &[value(1_u32), value(1_u32)]);
-    // Gets the listener's port, for the connection.
+    // Get the listener's port, which connect(2) needs.
     syscall_builder.call_expecting(0, abi::GETSOCKNAME, &[value(1_u32), address, length_word]);
     syscall_builder.call_expecting(0, abi::CONNECT, &[value(0_u32), address, value(length)]);
     syscall_builder.call_expecting(2, abi::ACCEPT4, &[value(1_u32), value(0_u32), value(0_u32), value(SOCK_CLOEXEC)]);
@@ -412,7 +412,7 @@ fn create_reset(syscall_builder: &mut SyscallBuilder<'_>, socket: &Socket) -> Re
     Ok(())
 }
 
-/// The address of the loopback interface, with no port.
+/// Returns the address of the loopback interface, with port 0.
 pub(super) fn loopback_address(family: u32) -> Vec<u8> {
     let mut address = vec![0; if family == AF_INET6 { 28 } else { 16 }];
     address[..2].copy_from_slice(&(family as u16).to_ne_bytes());
@@ -424,7 +424,7 @@ pub(super) fn loopback_address(family: u32) -> Vec<u8> {
     address
 }
 
-/// Sets the options that are `wanted`, by level and name.
+/// Sets the options that `wanted` selects.
 pub(super) fn set_options(
     syscall_builder: &mut SyscallBuilder<'_>,
     fd: u32,
@@ -444,7 +444,7 @@ pub(super) fn set_options(
     Ok(())
 }
 
-/// `struct sock_fprog`: the number of instructions, and their address.
+/// Encodes `struct sock_fprog`: the number of instructions, and their address.
 fn encode_sock_fprog(
     syscall_builder: &mut SyscallBuilder<'_>,
     instructions: &[u8],
@@ -467,7 +467,7 @@ pub(super) fn set_nonblocking(syscall_builder: &mut SyscallBuilder<'_>, fd: u32,
     }
 }
 
-/// Makes calls with the child's credentials, because the kernel records who made a connection.
+/// Makes calls with the child's credentials, because the kernel records the credentials of a connection's creator.
 pub(super) fn run_as_owner<'w>(
     syscall_builder: &mut SyscallBuilder<'w>,
     owner: Option<SocketOwner<'_>>,
@@ -490,7 +490,7 @@ pub(super) fn run_as_owner<'w>(
     set_groups(syscall_builder, groups_before)
 }
 
-/// Sets the supplementary groups of the calling thread only.
+/// Sets the supplementary groups of the calling thread.
 fn set_groups(syscall_builder: &mut SyscallBuilder<'_>, groups: &[u32]) -> Result<(), RestoreError> {
     let bytes: Vec<u8> = groups.iter().flat_map(|group| group.to_ne_bytes()).collect();
     let list = syscall_builder.bytes_argument(&bytes)?;

@@ -1,5 +1,5 @@
-//! Files of Unix sockets. bind(2) creates each at the socket's name, which getsockname(2) then returns.
-//! The file is then renamed to its path at capture, as the program did: another file may have the socket's name by now.
+//! Files of Unix sockets. bind(2) creates each at the socket's name, which getsockname(2) then returns. If the program
+//! had renamed the file, it is then renamed to its path at capture: the socket's name may now be another file's.
 
 use farfork_wire::Descriptor;
 use farfork_wire::descriptor::{Socket, SocketFile, SocketState};
@@ -13,7 +13,7 @@ use super::{SyscallArgument, SyscallBuilder, abi, value};
 const AT_FDCWD: SyscallArgument = SyscallArgument::Value((-100_i32).cast_unsigned() as u64);
 const RENAME_NOREPLACE: SyscallArgument = SyscallArgument::Value(1);
 
-/// A socket that has a file.
+/// A socket with a file.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct FileBoundSocket<'a> {
     open_socket: SocketOpenFile<'a>,
@@ -24,20 +24,21 @@ pub(super) struct FileBoundSocket<'a> {
 }
 
 impl<'a> FileBoundSocket<'a> {
-    /// `None` if the socket has no file.
+    /// Returns the socket; `None` if it has no file.
     pub(super) fn new(open_socket: SocketOpenFile<'a>) -> Option<Self> {
         let SocketOpenFile { socket, .. } = open_socket;
         Some(Self { open_socket, name: socket.bind_path()?, file: socket.file.as_ref()? })
     }
 
-    /// The path of the file during the restore: its path at capture, or a temporary name if the parent had removed it.
+    /// Returns the path of the file during the restore: its path at capture, or a temporary path if the parent had
+    /// removed the file.
     fn current_path(&self) -> String {
         let temporary = || sibling_path(&String::from_utf8_lossy(self.name), &self.open_socket.index.to_string());
         self.file.path.clone().unwrap_or_else(temporary)
     }
 }
 
-/// Binds descriptor 0, a socket that has a file, by the arguments `bound`.
+/// Binds descriptor 0, a socket with a file, by bind(2) with the arguments `bound`.
 pub(super) fn bind_socket_file(
     syscall_builder: &mut SyscallBuilder<'_>,
     bound_socket: &FileBoundSocket<'_>,
@@ -54,7 +55,7 @@ pub(super) fn bind_socket_file(
     }
     let (at, to) = (syscall_builder.text_argument(name)?, syscall_builder.text_argument(&place)?);
     if place == name {
-        // The parent's file, if it is there. The call removes it in the child's layer only.
+        // Remove the parent's file, if it exists. This affects only the child's layer.
         syscall_builder.call_may_fail(abi::UNLINK, &[at]);
         syscall_builder.call_expecting(0, abi::BIND, bound);
     } else {
@@ -62,7 +63,8 @@ pub(super) fn bind_socket_file(
         syscall_builder.call_may_fail(abi::RENAME, &[at, aside]);
         syscall_builder.call_expecting(0, abi::BIND, bound);
         syscall_builder.call_expecting(0, abi::RENAME, &[at, to]);
-        // If both paths are one through a link, the new file keeps the path.
+        // Put back the other file with the socket's name. RENAME_NOREPLACE: if a link makes both paths the same, the
+        // new file stays.
         syscall_builder.call_may_fail(abi::RENAMEAT2, &[AT_FDCWD, aside, AT_FDCWD, at, RENAME_NOREPLACE]);
         syscall_builder.call_may_fail(abi::UNLINK, &[aside]);
     }
@@ -71,7 +73,8 @@ pub(super) fn bind_socket_file(
     Ok(())
 }
 
-/// The address of a socket of this kind during the restore: the current path of its file, if it has one.
+/// Returns the address during the restore of a socket that was bound to `address`: the current path of its file, if it
+/// has one.
 pub(super) fn resolve_socket_address(descriptor: &Descriptor, kind: u32, address: &[u8]) -> Vec<u8> {
     let is_it = |socket: &Socket| socket.kind == kind && socket.bind_address() == address;
     let found = || file_bound_sockets(descriptor).filter(|one| is_it(one.open_socket.socket));
@@ -83,7 +86,7 @@ pub(super) fn resolve_socket_address(descriptor: &Descriptor, kind: u32, address
     if place.as_bytes() == bound_socket.name { address.to_vec() } else { [&address[..2], place.as_bytes()].concat() }
 }
 
-/// Removes the files that the parent had removed, after all connections through them exist.
+/// Removes the files that the parent had removed. Runs when all connections through them exist.
 pub(super) fn remove_unlinked_files(
     open_file_builder: &mut OpenFileBuilder<'_, '_>,
     descriptor: &Descriptor,
@@ -100,7 +103,7 @@ fn file_bound_sockets(descriptor: &Descriptor) -> impl Iterator<Item = FileBound
     SocketOpenFile::all(descriptor).filter_map(FileBoundSocket::new)
 }
 
-/// A path in the same directory, so that the file can be renamed.
+/// Returns a path in the same directory, so that the file can be renamed.
 fn sibling_path(name: &str, what: &str) -> String {
     let directory = name.rsplit_once('/').map_or("", |(directory, _)| directory);
     format!("{directory}/.farfork-{what}")

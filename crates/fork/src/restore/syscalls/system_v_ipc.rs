@@ -1,4 +1,4 @@
-//! System V semaphores and message queues, in the child's IPC namespace, with the ids and keys that the program knows.
+//! System V semaphores and message queues, in the child's IPC namespace, with the parent's ids and keys.
 
 use farfork_wire::Descriptor;
 use farfork_wire::descriptor::{FileStatus, MessageQueue, SemaphoreSet};
@@ -32,7 +32,7 @@ fn create_semaphore_set(syscall_builder: &mut SyscallBuilder<'_>, set: &Semaphor
     let values: Vec<u8> = values.iter().flat_map(|count| count.to_ne_bytes()).collect();
     let values = syscall_builder.bytes_argument(&values)?;
     syscall_builder.call_expecting(0, abi::SEMCTL, &[value(*id), value(0_u32), value(SETALL), values]);
-    // The owner is set last: after that, the restorer may lack permission.
+    // Set the owner last: afterwards, the restorer may lack permission.
     let owner = syscall_builder.words_argument(&encode_ipc_ds(*status, None))?;
     syscall_builder.call_expecting(0, abi::SEMCTL, &[value(*id), value(0_u32), value(IPC_SET), owner]);
     Ok(())
@@ -55,8 +55,8 @@ fn create_message_queue(syscall_builder: &mut SyscallBuilder<'_>, queue: &Messag
     Ok(())
 }
 
-/// `struct semid64_ds` and `struct msqid64_ds`, as far as IPC_SET reads them. Both begin with key, uid, gid, two creator ids
-/// and mode (32 bits each). For a queue, the twelfth word is its limit in bytes.
+/// Encodes the part of `struct semid64_ds` and `struct msqid64_ds` that IPC_SET reads. Both begin with key, uid, gid,
+/// two creator ids and mode (32 bits each). For a queue, the twelfth word is its limit in bytes.
 fn encode_ipc_ds(status: FileStatus, bytes_max: Option<u64>) -> [u64; 16] {
     let mut words = [0; 16];
     words[0] = u64::from(status.uid) << 32;

@@ -1,5 +1,5 @@
 //! TCP connections with both ends in the child. TCP_REPAIR (tcp(7)) connects each end without a packet on the network.
-//! So they need no listening socket, and no other socket can connect in between.
+//! So a connection needs no listening socket, and no other socket can connect in between.
 
 use std::collections::HashSet;
 use std::io;
@@ -28,11 +28,11 @@ const FASTOPEN_OPTION: (u32, u32) = (IPPROTO_TCP, TCP_FASTOPEN);
 /// Ends repair mode without a window probe.
 const TCP_REPAIR_OFF_NO_WP: u32 = u32::MAX;
 
-/// A kernel's usual initial window, in bytes, and the scale of later windows.
+/// The usual initial window of Linux, in bytes, and the scale of later windows.
 const WINDOW_BYTES: u32 = 65_536;
 const WINDOW_SCALE: u32 = 7;
 
-/// Data that fit into the receive buffer of a new socket.
+/// Size of data that fit into the receive buffer of a new socket, in bytes.
 const RECEIVE_BUFFER_BYTES: u32 = 32 << 10;
 
 /// One end of a connection.
@@ -43,7 +43,8 @@ struct TcpEnd<'a> {
     peer: &'a [u8],
 }
 
-/// Creates all connections, after all listening and bound sockets: an end in repair mode may use another socket's port.
+/// Creates all connections. Runs after listening and bound sockets exist: an end in repair mode may use a port that
+/// another socket has bound.
 pub(super) fn create_tcp_connections(
     open_file_builder: &mut OpenFileBuilder<'_, '_>,
     descriptor: &Descriptor,
@@ -66,14 +67,14 @@ pub(super) fn create_tcp_connections(
             send_received(open_file_builder.syscalls, from, to)?;
         }
         for (fd, end) in [(0, &end), (1, &other)] {
-            // From here on the kernel sizes the buffers, unless the program has set their size.
+            // Let the kernel size the buffers again, unless the program has set their size.
             set_u32_option(open_file_builder.syscalls, fd, (SOL_SOCKET, SO_BUF_LOCK), 0)?;
             set_options(open_file_builder.syscalls, fd, end.socket, |option| {
                 ![V6ONLY_OPTION, FASTOPEN_OPTION].contains(&option)
             })?;
             set_nonblocking(open_file_builder.syscalls, fd, end.socket);
         }
-        // Shut down last, because each end reports it to the other.
+        // Shut down last, because each end reports the shutdown to the other.
         shutdown_socket(open_file_builder.syscalls, 0, end.socket);
         shutdown_socket(open_file_builder.syscalls, 1, other.socket);
         open_file_builder.store_open_file(1, other.index);
@@ -82,8 +83,8 @@ pub(super) fn create_tcp_connections(
     create_closed_connections(open_file_builder, descriptor)
 }
 
-/// Creates connections that both ends have shut down. A temporary other end sends the data that had arrived, shuts down, and
-/// is closed.
+/// Creates connections that both ends have shut down. For each end, a temporary other end sends the data that had
+/// arrived, shuts down, and is closed.
 fn create_closed_connections(
     open_file_builder: &mut OpenFileBuilder<'_, '_>,
     descriptor: &Descriptor,
@@ -123,7 +124,7 @@ fn create_closed_connections(
 
 const SHUT_WR: u32 = 1;
 
-/// First sequence number of a connection on which no more data are sent.
+/// Initial sequence number of a connection on which no more data is sent.
 const INITIAL_SEQUENCE: u32 = 1;
 
 /// Ports above the kernel's ephemeral range that no socket of the descriptor uses.
@@ -141,7 +142,7 @@ fn free_ports(descriptor: &Descriptor) -> impl Iterator<Item = u16> {
     (PORT_MIN..=u16::MAX).filter(move |port| !taken.contains(port))
 }
 
-/// A copy of the address with another port.
+/// Returns a copy of the address with another port.
 fn with_port(address: &[u8], port: u16) -> Vec<u8> {
     const PORT_OFFSET: usize = 2;
     let mut address = address.to_vec();
@@ -149,7 +150,7 @@ fn with_port(address: &[u8], port: u16) -> Vec<u8> {
     address
 }
 
-/// The first or second ends of all connections.
+/// Returns end `wanted` (0 or 1) of all connections.
 fn connection_ends(descriptor: &Descriptor, wanted: u32) -> impl Iterator<Item = (u32, TcpEnd<'_>)> {
     SocketOpenFile::all(descriptor).filter_map(move |SocketOpenFile { index, socket }| match &socket.state {
         SocketState::TcpPaired { pair, end, address, peer } if *end == wanted => {
@@ -159,8 +160,8 @@ fn connection_ends(descriptor: &Descriptor, wanted: u32) -> impl Iterator<Item =
     })
 }
 
-/// Connects descriptor `fd` and leaves it in repair mode, with room for all received data. `sends` and `receives` are the
-/// sequence numbers of its next bytes.
+/// Connects descriptor `fd` and leaves it in repair mode, with a window for all received data. `sends` and `receives`
+/// are the sequence numbers of the next byte that it sends and receives.
 fn connect_in_repair(
     syscall_builder: &mut SyscallBuilder<'_>,
     fd: u32,
@@ -195,7 +196,8 @@ fn connect_in_repair(
 }
 
 impl TcpEnd<'_> {
-    /// Size of the largest segment that it sends, with room for a timestamp, as far as the kernel has negotiated one.
+    /// Returns the size of the largest segment that this end sends, in bytes: the captured TCP_MAXSEG plus the
+    /// timestamp option, or the maximum.
     fn segment_bytes(&self) -> u32 {
         const MSS_MAX: u32 = 32_767;
         const MSS_MIN: u32 = 88;
@@ -211,20 +213,20 @@ impl TcpEnd<'_> {
         u32::try_from(bytes).unwrap_or(u32::MAX)
     }
 
-    /// The window that this end has advertised, in bytes: all received data, and more.
+    /// Returns the window that this end advertises, in bytes: all received data plus the initial window.
     fn window_bytes(&self) -> u32 {
         let wanted = self.received_bytes().saturating_add(WINDOW_BYTES);
         wanted.min(u32::from(u16::MAX) << WINDOW_SCALE).next_multiple_of(1 << WINDOW_SCALE)
     }
 }
 
-/// Sets the options that both ends would negotiate over loopback: four struct tcp_repair_opt.
+/// Sets the TCP options that both ends would negotiate over loopback, as four `struct tcp_repair_opt`.
 fn set_repair_options(syscall_builder: &mut SyscallBuilder<'_>, fd: u32, family: u32) -> Result<(), RestoreError> {
     const TCPOPT_MSS: u32 = 2;
     const TCPOPT_WINDOW: u32 = 3;
     const TCPOPT_SACK_PERM: u32 = 4;
     const TCPOPT_TIMESTAMP: u32 = 8;
-    // Loopback packets of 64 KiB, less their headers.
+    // Loopback packets of 64 KiB minus their headers.
     let segment_bytes = if family == AF_INET6 { 65_476 } else { 65_495 };
     let scales = WINDOW_SCALE | WINDOW_SCALE << 16;
     let options = [TCPOPT_MSS, segment_bytes, TCPOPT_WINDOW, scales, TCPOPT_SACK_PERM, 0, TCPOPT_TIMESTAMP, 0];

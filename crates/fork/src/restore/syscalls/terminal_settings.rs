@@ -1,5 +1,5 @@
-//! Settings and slave ends of pseudo-terminals, in the child's own `/dev/pts`, with the numbers that the program knows.
-//! The daemon creates and passes the master ends (`pseudo_terminals.rs`).
+//! Sets the attributes of pseudo-terminals, and opens their slave ends, in the child's own `/dev/pts`, with the
+//! parent's numbers. The daemon creates and passes the master ends (`pseudo_terminals.rs`).
 
 use farfork_wire::Descriptor;
 use farfork_wire::descriptor::{OpenFile, PseudoTerminal};
@@ -13,7 +13,7 @@ use super::super::pseudo_terminals::{PTS_DIRECTORY, open_flags};
 use super::open_files::OpenFileBuilder;
 use super::{SyscallBuilder, abi, value};
 
-/// Requests of asm-generic/ioctls.h.
+/// ioctl(2) requests of asm-generic/ioctls.h.
 const TCSETS2: u64 = 0x402c_542b;
 const TIOCEXCL: u64 = 0x540c;
 const TIOCSPGRP: u64 = 0x5410;
@@ -79,8 +79,8 @@ impl TerminalFiles {
     }
 }
 
-/// Opens the slaves as descriptor 0, one after another. If the program had closed all of them, one is opened and closed
-/// again, so that the terminal is hung up.
+/// Sets the attributes, and opens the slaves as descriptor 0, one after another. If the program had closed all slaves,
+/// opens and closes one, so that the master sees a hangup.
 fn configure_terminal(
     open_file_builder: &mut OpenFileBuilder<'_, '_>,
     terminal: &PseudoTerminal,
@@ -120,7 +120,7 @@ fn configure_terminal(
     Ok(())
 }
 
-/// Makes an ioctl(2) that takes a pointer to a 32-bit number.
+/// Adds an ioctl(2) whose argument is a pointer to a 32-bit number.
 fn ioctl_u32(syscall_builder: &mut SyscallBuilder<'_>, fd: u32, request: u64, word: u32) -> Result<(), RestoreError> {
     let word = syscall_builder.bytes_argument(&word.to_ne_bytes())?;
     syscall_builder.call_expecting(0, abi::IOCTL, &[value(fd), value(request), word]);

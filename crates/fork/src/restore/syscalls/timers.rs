@@ -10,11 +10,11 @@ use super::{SyscallBuilder, abi, value};
 const NS_PER_SECOND: u64 = 1_000_000_000;
 const NS_PER_US: u64 = 1000;
 
-/// Largest timer id that is reached by creating all lower ids, which works on any kernel. Higher ids are requested, which
-/// requires Linux 6.15.
+/// Largest timer id that is reached by creating timers with all lower ids, which works on any kernel. Higher ids are
+/// requested from the kernel, which requires Linux 6.15.
 const SEQUENTIAL_ID_MAX: u32 = 1000;
 
-/// Creates all timers. The signals of a timer that expires before the child runs are blocked, and stay pending.
+/// Creates all timers. If one expires before the child runs, its signal is blocked and stays pending.
 pub(super) fn create_timers(
     descriptor: &Descriptor,
     syscall_builder: &mut SyscallBuilder<'_>,
@@ -52,7 +52,8 @@ fn create_posix_timers(timers: &[PosixTimer], syscall_builder: &mut SyscallBuild
             syscall_builder.words_argument(&encode_sigevent(Some(timer)))?,
         );
         syscall_builder.call_expecting(0, abi::TIMER_CREATE, &[value(timer.clock), sigevent, id]);
-        // Only a timer with this id accepts the call. If the kernel has assigned another id, the child is not started.
+        // timer_settime(2) succeeds only if the timer has this id. If the kernel has assigned another id, the child is
+        // not started.
         if timer.time == TimerSpec::default() {
             syscall_builder.call_expecting(0, abi::TIMER_GETOVERRUN, &[value(timer.id)]);
         } else {
@@ -67,7 +68,7 @@ fn create_posix_timers(timers: &[PosixTimer], syscall_builder: &mut SyscallBuild
     Ok(())
 }
 
-/// `struct sigevent`: value; signal and notification (32 bits each); thread; 64 bytes in all.
+/// Encodes `struct sigevent`: value; signal and notification (32 bits each); thread. The structure has 64 bytes.
 fn encode_sigevent(timer: Option<&PosixTimer>) -> [u64; 8] {
     const SIGEV_SIGNAL: u64 = 0;
     const SIGEV_NONE: u64 = 1;
@@ -83,14 +84,14 @@ fn encode_sigevent(timer: Option<&PosixTimer>) -> [u64; 8] {
     [value, u64::from(signal) | way << 32, tid.into(), 0, 0, 0, 0, 0]
 }
 
-/// `struct itimerspec`: interval, then remaining time.
+/// Encodes `struct itimerspec`: interval, then remaining time.
 pub(super) fn encode_itimerspec(time: TimerSpec) -> [u64; 4] {
     let [seconds, nanoseconds, interval_seconds, interval_ns] = split_times(time.remaining_ns, time.interval_ns, 1);
     [interval_seconds, interval_ns, seconds, nanoseconds]
 }
 
-/// Splits both times into seconds and a rest in units of `unit_ns`. A timer that is due, or nearly so, gets one unit,
-/// because zero would disarm it.
+/// Splits both times into seconds and a rest in units of `unit_ns`. If less than one unit remains, uses one unit,
+/// because zero would disarm the timer.
 fn split_times(left_ns: u64, interval_ns: u64, unit_ns: u64) -> [u64; 4] {
     let left_ns = left_ns.max(unit_ns);
     let parts = |ns: u64| [ns / NS_PER_SECOND, ns % NS_PER_SECOND / unit_ns];

@@ -1,4 +1,4 @@
-//! Unix datagram sockets that send to another socket of the child: connected when all of them are bound.
+//! Connects Unix datagram sockets that send to another socket of the child. Runs when all sockets are bound.
 
 use farfork_sys::socket_abi::AF_UNIX;
 use farfork_wire::Descriptor;
@@ -16,7 +16,8 @@ struct DatagramSender<'a> {
     peer: &'a [u8],
 }
 
-/// Connects a socket after those that send to it: connect(2) refuses a peer that is connected to a third socket.
+/// Connects each socket after the sockets that send to it: connect(2) refuses a peer that is connected to a third
+/// socket.
 pub(super) fn connect_datagram_sockets(
     open_file_builder: &mut OpenFileBuilder<'_, '_>,
     descriptor: &Descriptor,
@@ -26,7 +27,7 @@ pub(super) fn connect_datagram_sockets(
         let is_awaited = |one: &DatagramSender<'_>| {
             left.iter().any(|other| other.index != one.index && other.peer == one.socket.bind_address())
         };
-        // Two sockets may send to each other.
+        // If the rest sends to each other in a cycle, begin with any of them.
         let next = left.iter().position(|one| !is_awaited(one)).unwrap_or(0);
         let DatagramSender { index, socket, peer } = left.swap_remove(next);
         open_file_builder.set_step(STEP_SOCKET, index);

@@ -1,7 +1,7 @@
-//! Decides which of its parent's last map changes a forked process has. The order of the events does not show it: a
-//! fork event may be read before a change that the fork has, or after one that it lacks.
-//! `UnresolvedFork::resolve` asks the kernel about the forked process, through `ForkMapCheck`, and takes the likeliest
-//! map. Pure: `address_space::fork_map_check` queries the kernel, and `faults::fork_resolution` decides when.
+//! Decides which of its parent's last map changes a forked process has. The order of the events does not show this: a
+//! fork event may be read before a change that the forked process has, or after a change that it lacks.
+//! `UnresolvedFork::resolve` asks the kernel about the forked process, through `ForkMapCheck`, and returns the
+//! likeliest map. Pure: `address_space::fork_map_check` queries the kernel, and `faults::fork_resolution` decides when.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -12,26 +12,25 @@ use super::fork_page_probes::{MemoizedCheck, ProbeResults, probe_pages};
 use super::{AppliedChange, MapSegment, PageMap};
 use crate::pager::journal::AddressSpaceId;
 
-/// Most changes read after a fork that are in question. A thread is late by one scheduling turn of some milliseconds.
-/// Meanwhile others make a change in some ten microseconds.
+/// Most changes read after a fork that are in question. A thread reports late by one scheduling turn, a few
+/// milliseconds. In this time other threads make one change per about ten microseconds.
 const LATE_CHANGES_MAX: usize = 512;
 
-/// The cost of a contradiction: an address or a page is in a state that it cannot be in. It exceeds the sum of all smaller
-/// costs.
+/// The cost of a contradiction: an address or a page is in an impossible state. Exceeds the sum of all smaller costs.
 pub(super) const CONTRADICTION_COST: u32 = 1 << 16;
 
-/// A change of a memory map that was read.
+/// A change of a memory map, from a message that was read.
 #[derive(Debug, Clone)]
 pub(in crate::pager) struct MapChange {
     pub(super) message: UffdEvent,
-    /// The segments that the page map lost by the change, and the data to undo it.
+    /// The segments that the change removed from the page map, and the data to undo the change.
     pub(super) applied: AppliedChange,
-    /// An address at which the kernel shows whether the change was made: in the target of a move, or in the range that was
-    /// left.
+    /// An address whose registration shows whether the change was made: in the target of a move, or in the unmapped
+    /// range.
     probe_address: Option<u64>,
-    /// The segments that it moved, at their addresses before the move.
+    /// The segments that a move has moved, at their addresses before the move.
     pub(super) moved_segments: Vec<MapSegment>,
-    /// Whether the source of the move was not known to be mapped.
+    /// Whether the page map showed nothing in the source of the move.
     is_source_unknown: bool,
 }
 
@@ -65,7 +64,7 @@ impl MapChange {
         self.probe_address.filter(|_| !self.is_discard()).into_iter().chain(origin)
     }
 
-    /// The range that a move has left.
+    /// Returns the source of a move.
     fn source_range(&self) -> Option<Range<u64>> {
         match self.message {
             UffdEvent::Remap { from, bytes, .. } => Some(from..from + bytes),
@@ -73,7 +72,7 @@ impl MapChange {
         }
     }
 
-    /// The range that something was moved to.
+    /// Returns the target of a move.
     fn target_range(&self) -> Option<Range<u64>> {
         match self.message {
             UffdEvent::Remap { to, bytes, .. } => Some(to..to + bytes),
@@ -85,8 +84,8 @@ impl MapChange {
         matches!(self.message, UffdEvent::Remove { .. })
     }
 
-    /// Which states of an address it implies, before and after the change, if any. `left` is the expectation for a range
-    /// that it has left.
+    /// Returns the expected states of an address before and after this change; `None` if the change does not affect the
+    /// address. `left` is the expected state of the change's vacated range afterwards.
     fn expectations_at(
         &self,
         address: u64,
@@ -113,12 +112,12 @@ impl MapChange {
         }
     }
 
-    /// Applies the messages of these changes to a map, in order.
+    /// Applies these changes to a map again, in order, and updates their undo data.
     pub(in crate::pager) fn apply_all(changes: &mut [MapChange], map: &mut PageMap) {
         changes.iter_mut().for_each(|change| *change = Self::apply(change.message, map));
     }
 
-    /// Reverts these changes, which must be the last that the map has applied.
+    /// Reverts these changes, which must be the last changes that were applied to the map.
     pub(in crate::pager) fn revert_all(changes: &[MapChange], map: &mut PageMap) {
         changes.iter().rev().for_each(|change| map.revert_event(&change.message, &change.applied));
     }
@@ -129,20 +128,20 @@ impl MapChange {
 enum ExpectedRegistration {
     Registered,
     Unregistered,
-    /// Unregistered, unless the move left its source mapped and empty (MREMAP_DONTUNMAP), and another thread has unmapped it
-    /// since.
+    /// Unregistered, unless the move left its source mapped (MREMAP_DONTUNMAP), and the unmap that was read is a later
+    /// call of another thread.
     UnregisteredAfterMove,
-    /// Registered, unless the process that moved it has ended before all its messages were read.
+    /// Registered, unless the moving process ended before its unmap message was read.
     RegisteredAfterMove,
-    /// Unregistered, unless the mapping before it has grown there since. The kernel does not report growth.
+    /// Unregistered, unless the preceding mapping has grown to the address since. The kernel does not report growth.
     UnregisteredUnlessGrown,
-    /// Registered, unless the mapping before it grew there later. The kernel does not report growth.
+    /// Registered, unless the preceding mapping grew to the address after the fork. The kernel does not report growth.
     RegisteredUnlessGrown,
     Unknown,
 }
 
 impl ExpectedRegistration {
-    /// The cost of this expectation, given the actual state.
+    /// Returns the cost of this expectation, given the actual state.
     fn mismatch_cost(self, is_registered: bool) -> u32 {
         match (self, is_registered) {
             (Self::Registered, false) | (Self::Unregistered, true) => CONTRADICTION_COST,
@@ -153,27 +152,28 @@ impl ExpectedRegistration {
     }
 }
 
-/// Questions to the kernel about a forked process, as it was at the fork. `None` means that this cannot be known any more.
+/// Queries to the kernel about a forked process, as it was at the fork. `None` means that the kernel no longer shows
+/// it.
 pub(in crate::pager) trait ForkMapCheck {
-    /// Why the kernel does not answer.
+    /// The reason why a query cannot be answered now.
     type Error;
 
     /// Whether an address was registered.
     fn is_registered(&mut self, address: u64) -> Result<Option<bool>, Self::Error>;
 
-    /// Whether a mapping began at a registered address. If not, the mapping before it reached there: it may have grown since
-    /// the fork.
+    /// Whether a mapping began at a registered address. If not, the preceding mapping includes the address, and may
+    /// have grown since the fork.
     fn is_mapping_start(&mut self, _address: u64) -> Result<Option<bool>, Self::Error> {
         Ok(None)
     }
 
-    /// Whether the page at an address was present. A missing page is filled with zeroes.
+    /// Whether the page at an address was present. The query fills a missing page with zeroes.
     fn probe_page(&mut self, address: u64) -> Result<Option<bool>, Self::Error>;
 
     /// The address of an installed page of these segments, if there is one.
     fn first_installed(&self, segments: &[MapSegment]) -> Option<u64>;
 
-    /// Whether the process had the installed pages of these segments, which were discarded later.
+    /// Whether the process still had the installed pages of these segments, which a discard removed from the page map.
     fn has_discarded_pages(&mut self, discarded: &[MapSegment]) -> Result<Option<bool>, Self::Error> {
         self.first_installed(discarded).map_or(Ok(None), |address| self.probe_page(address))
     }
@@ -185,50 +185,50 @@ pub(in crate::pager) trait ForkMapCheck {
 //           without the lock:          each thread queues its message, and waits until it was read
 //  pager    reads:                     … change, change, fork …     or     … fork, change, change …
 //
-// A thread may queue its message late. So a change that the fork has may be read after the fork event, and one that it
-// lacks before it. While a message is still to be queued, the kernel says so (EAGAIN: the space is not *quiet*). So a
-// change is in question if the parent was not quiet between it and the fork, in either order. When the parent is quiet,
-// all of its changes were read.
+// A thread may queue its message late. So a change that the forked process has may be read after the fork event, and a
+// change that it lacks before. While a message is still to be queued, ioctls of the userfaultfd fail with EAGAIN: the
+// space is not *quiet*. When the parent is quiet, all of its changes were read. So a change is in question if there was
+// no quiet time between the read of the change and the read of the fork event, in either order.
 //
-// Changes of the same memory are a *chain*, in the order in which they were read. The fork has the first few of each
-// chain. Their number decides which ranges are registered in the forked process: a move leaves one range and adds
-// another, an unmap leaves one. The number that agrees best with the kernel is taken. Of several that do not contradict
-// the kernel, that is the number of changes read before the fork, or the nearest to it.
+// Changes of the same memory are a *chain*, in the order in which they were read. The forked process has the first few
+// changes of each chain. Their number decides which ranges are registered in the forked process: a move vacates one
+// range and registers another, an unmap vacates one. The number that agrees best with the kernel's state is taken. If
+// several do not contradict it, the number of changes that were read before the fork is taken, or the nearest.
 //
-// MREMAP_DONTUNMAP: such a move leaves its source registered, and no unmap of it is reported. Which moves are of this kind
-// is known when all messages were read. If the target of such a move was registered, both ranges are registered before and
-// after it. So the kernel is also asked whether installed pages are still at the source, or were moved. It is asked only of
-// pages that would not have to be fetched there.
+// MREMAP_DONTUNMAP: a move with this flag leaves its source registered, and reports no unmap of it. Which moves have
+// the flag is known when all messages were read. If the target was registered before, both ranges are registered before
+// and after the move. So the kernel is also asked whether installed pages are still at the source, or were moved. A
+// page is probed only where a missing page would not have to be fetched.
 //
-// Growth: the kernel does not report that a mapping grows. So an unmapped range may be registered nevertheless, because
-// the mapping before it has grown. Installed pages decide then. If there are none, an unmap that was read before the
-// fork is taken as made. The target of a move that was made after the fork may be registered, too: the forked process
-// has grown a mapping there since. A mapping that begins before the target shows it.
+// Growth: the kernel does not report that a mapping grows. So an unmapped range may be registered again, because the
+// preceding mapping has grown. Then installed pages decide. If there are none, an unmap that was read before the fork
+// counts as made. The target of a move that was made after the fork may be registered, too, because the forked process
+// has grown a mapping into it. In this case the mapping begins before the target.
 //
 // Discards (MADV_DONTNEED and the like) are reported before the pages are removed. So the forked process lacks a
-// discard that was read after the fork. Of one that was read before it, the kernel is asked whether a page that was
-// there still is. If no page was there, nothing can show it, and the discard is taken as made.
+// discard that was read after the fork. For a discard that was read before, the kernel is asked whether a page that was
+// installed is still present. If no page was installed, the discard counts as made.
 
-/// A fork of which it is not yet determined which map changes the forked process has.
+/// A fork for which it is not yet known which of the parent's map changes the forked process has.
 #[derive(Debug)]
 pub(in crate::pager) struct UnresolvedFork {
-    /// The address space of the process that forked it.
+    /// The address space of the forking process.
     pub(in crate::pager) parent: AddressSpaceId,
-    /// Changes read before the fork that it may lack: the last changes of its map.
+    /// Changes read before the fork that the forked process may lack: the last changes of its assumed map.
     pub(in crate::pager) changes_before: Vec<MapChange>,
-    /// Changes read after the fork, some of which it may have.
+    /// Changes read after the fork that the forked process may have.
     messages_after: Vec<UffdEvent>,
-    /// Whether probed pages were present, by address. A probe fills a missing page, so only its first result counts.
+    /// Whether probed pages were present, by address. A probe fills a missing page, so each page is probed only once.
     probe_results: ProbeResults,
 }
 
 impl UnresolvedFork {
-    /// The fork of a process whose last changes are `before`.
+    /// Creates the fork of a process whose last changes are `before`.
     pub(in crate::pager) fn new(parent: AddressSpaceId, before: Vec<MapChange>) -> Self {
         Self { parent, changes_before: before, messages_after: Vec::new(), probe_results: ProbeResults::default() }
     }
 
-    /// Adds a change that the parent reported after the fork.
+    /// Adds a change that was read after the fork. Ignores discards, which the forked process lacks.
     pub(in crate::pager) fn add_event(&mut self, message: UffdEvent) {
         let is_in_question = matches!(message, UffdEvent::Remap { .. } | UffdEvent::Unmap { .. });
         if is_in_question && self.messages_after.len() < LATE_CHANGES_MAX {
@@ -241,7 +241,7 @@ impl UnresolvedFork {
         !self.changes_before.is_empty() || !self.messages_after.is_empty()
     }
 
-    /// The expectation for the range that each change has left. All messages must have been read.
+    /// Returns for each change the expected state of the range that it vacates. All messages must have been read.
     fn vacated_expectations(&self, changes: &[MapChange]) -> Vec<ExpectedRegistration> {
         let was_read_after = |index: usize| index >= self.changes_before.len();
         let is_all_known = self.messages_after.len() < LATE_CHANGES_MAX;
@@ -250,7 +250,8 @@ impl UnresolvedFork {
         } else {
             ExpectedRegistration::UnregisteredAfterMove
         };
-        // The mapping before an unmapped range may have grown there since, which is not reported.
+        // An unmap has no expectation: the preceding mapping may have grown into the range since, which is not
+        // reported.
         let left_by =
             |change: &MapChange| change.source_range().map_or(ExpectedRegistration::Unknown, |_| left_by_move);
         let mut left: Vec<ExpectedRegistration> = changes.iter().map(left_by).collect();
@@ -260,8 +261,8 @@ impl UnresolvedFork {
                 left[*earlier] == left_by_move && changes[*earlier].source_range() == Some(start..end)
             };
             if let Some(earlier) = (0..index).rev().find(is_of_it) {
-                // If the fork was read between the two, the parent may have unmapped the range later by another call. The
-                // next change may also be a move to the range, which unmaps it, too.
+                // If the fork event was read between the move and the unmap, the unmap may be a later call of the
+                // parent. It may also be part of the next change, if that is a move to this range.
                 let is_between = was_read_after(index) && !was_read_after(earlier);
                 let moves_there = |next: &MapChange| next.target_range() == Some(start..end);
                 let is_certain = !is_between && !changes.get(index + 1).is_some_and(moves_there);
@@ -301,8 +302,8 @@ impl UnresolvedFork {
             let made = count_made_links(&links, read_before, &base, &mut check)?;
             chain.iter().enumerate().for_each(|(link, index)| has[*index] = link < made);
         }
-        // A discard that was read after a change that the fork lacks was begun after the fork, unless the kernel shows
-        // otherwise.
+        // A discard that was read after a change that the forked process lacks began after the fork, unless the kernel
+        // shows otherwise.
         if let Some(first) = (0..changes.len()).find(|index| !has[*index] && !changes[*index].is_discard()) {
             for index in (first..changes.len()).filter(|index| changes[*index].is_discard()) {
                 if check_discarded_pages(&changes, &has, index, &mut check)? != Some(false) {
@@ -324,11 +325,11 @@ impl UnresolvedFork {
     }
 }
 
-/// A change of a chain (changes of the same memory).
+/// A change within a chain (changes of the same memory).
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ChainLink<'a> {
     pub(super) change: &'a MapChange,
-    /// The expectation for a range that it has left.
+    /// The expected state of the range that the change vacates.
     after_leaving: ExpectedRegistration,
 }
 
@@ -337,8 +338,8 @@ impl ChainLink<'_> {
         self.change.expectations_at(address, self.after_leaving)
     }
 
-    /// Whether this is a move, and `other` is the first report of the same system call: what was at the target is unmapped.
-    /// No fork happens between the two.
+    /// Whether this is a move, and `other` is the first report of the same system call: the unmap of the target's old
+    /// contents. No fork happens between the two.
     fn is_preceded_by_own_unmap(&self, other: &ChainLink<'_>) -> bool {
         let UffdEvent::Unmap { start, end } = other.change.message else { return false };
         let is_of_earlier_move = other.change.applied.was_expected;
@@ -346,8 +347,8 @@ impl ChainLink<'_> {
     }
 }
 
-/// Asks the kernel about the discards. One whose pages are still present is marked as not made, and one whose pages are
-/// missing as made.
+/// Asks the kernel about the discards. If the pages are still present, marks the discard as not made; if they are
+/// missing, as made.
 fn check_discards<W: ForkMapCheck>(changes: &[MapChange], has: &mut [bool], check: &mut W) -> Result<(), W::Error> {
     let discards = (0..changes.len()).filter(|index| has[*index] && changes[*index].is_discard());
     for index in discards.collect::<Vec<usize>>() {
@@ -376,7 +377,7 @@ fn check_discarded_pages<W: ForkMapCheck>(
     check.has_discarded_pages(&applied.removed.segments)
 }
 
-/// Marks a discard as not made, together with later discards and unmaps of the same memory.
+/// Marks a discard as not made, along with later discards and unmaps of the same memory.
 fn revert_discard(changes: &[MapChange], has: &mut [bool], discard: usize) {
     let takes_away = |later: &usize| {
         let message = &changes[*later].message;
@@ -398,9 +399,9 @@ fn group_by_memory(changes: &[MapChange]) -> Vec<Vec<usize>> {
     chains
 }
 
-/// How many links of a chain were made. `read_before` were read before the fork. Of two numbers with the same cost and
-/// distance, returns the greater: a fork event that overtook one change is likelier than several changes that overtook the
-/// fork.
+/// Returns how many links of a chain were made before the fork. `read_before` links were read before the fork event. Of
+/// two numbers with the same cost and the same distance to `read_before`, returns the greater: a fork event that
+/// overtook one change is likelier than several changes that overtook the fork event.
 fn count_made_links<W: ForkMapCheck>(
     links: &[ChainLink<'_>],
     read_before: usize,
@@ -427,9 +428,9 @@ fn count_made_links<W: ForkMapCheck>(
     let least = costs.iter().min().copied().unwrap_or_default();
     let is_possible =
         |made: usize| costs.get(made).is_some_and(|cost| cost / CONTRADICTION_COST == least / CONTRADICTION_COST);
-    // A fork that was read within a call happened before or after that call.
+    // If the fork event was read between two reports of one call, the fork happened before or after this call.
     let is_next_to_call = || is_possible(read_before + 1) || read_before.checked_sub(1).is_some_and(is_possible);
-    // If the order of reading is possible, it is taken: in a process with one thread it is always right.
+    // Prefer the order of reading if it is possible: it is always right for a process with one thread.
     if is_possible(read_before) && !(is_within_call(read_before) && is_next_to_call()) {
         return Ok(read_before);
     }
@@ -437,8 +438,8 @@ fn count_made_links<W: ForkMapCheck>(
     Ok(best.unwrap_or(read_before))
 }
 
-/// Whether the target of a move at this address is in a mapping that begins before it. Then none of these moves was made:
-/// the forked process has grown the mapping since, which is not reported.
+/// Whether a move's target that contains `address` is within a mapping that begins before the target. Then no such move
+/// was made: the forked process has grown the mapping since, which is not reported.
 fn is_grown_mapping<W: ForkMapCheck>(links: &[ChainLink<'_>], address: u64, check: &mut W) -> Result<bool, W::Error> {
     for start in links.iter().filter_map(|link| link.change.target_range()).filter(|to| to.contains(&address)) {
         if check.is_mapping_start(start.start)? == Some(false) {
@@ -448,14 +449,14 @@ fn is_grown_mapping<W: ForkMapCheck>(links: &[ChainLink<'_>], address: u64, chec
     Ok(false)
 }
 
-/// The expected state of an address when `made` links were made.
+/// Returns the expected state of an address if the first `made` links were made.
 fn expected_registration(links: &[ChainLink<'_>], made: usize, address: u64) -> ExpectedRegistration {
     let after = links[..made].iter().rev().find_map(|link| Some(link.expectations_at(address)?.1));
     let before = || links[made..].iter().find_map(|link| Some(link.expectations_at(address)?.0));
     after.or_else(before).unwrap_or(ExpectedRegistration::Unknown)
 }
 
-/// The address of memory after these changes; `None` if other memory may be there.
+/// Returns the address of the memory at `address` after these changes; `None` if it was unmapped or replaced.
 pub(in crate::pager) fn current_address(address: u64, changes: &[MapChange]) -> Option<u64> {
     changes.iter().try_fold(address, |address, change| match change.message {
         UffdEvent::Remap { from, to, bytes } if (from..from + bytes).contains(&address) => Some(address - from + to),

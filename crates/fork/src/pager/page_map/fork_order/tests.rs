@@ -15,9 +15,9 @@ use crate::pager::page_map::tests::{Model, PAGES, begin, event, steps};
 /// Blocks of each thread, half of which hold data at first. Pages of every other block are installed.
 const BLOCKS: u64 = 6;
 const THREADS: usize = 2;
-/// Most changes of a thread between a fork and the time when no message is late. With three it can exchange two blocks,
-/// which nothing in the kernel shows. A move onto another block counts as two. After its unmap that block is not registered,
-/// and after a move back the other one is where it was.
+/// Most changes of a thread between a fork and the time when no message is late. With three changes a thread can
+/// exchange two blocks, which no kernel state shows. A move onto another block counts as two changes: with a move back,
+/// the first block is where it was, and the other one is unregistered.
 const CHANGES_MAX: usize = 2;
 
 fn block_at(address: u64) -> u64 {
@@ -79,7 +79,7 @@ impl ModelMemory {
     }
 }
 
-/// A step of the test; it is skipped if it is not possible. Blocks belong to one thread.
+/// A step of the test, skipped if it is not possible. Each block belongs to one thread.
 #[derive(Debug, Clone)]
 enum ForkStep {
     Move {
@@ -121,17 +121,17 @@ fn any_step() -> impl Strategy<Value = ForkStep> {
 #[derive(Default)]
 struct ForkScenario {
     memory: ModelMemory,
-    /// Messages that threads have still to send, and the block that each discards afterwards.
+    /// Messages that threads have not sent yet, and the block that each thread discards afterwards.
     to_tell: [Vec<UffdEvent>; THREADS],
     to_discard: [Option<u64>; THREADS],
     changes: [usize; THREADS],
-    /// Threads that have made a hidden change since the last quiet time: nothing shows whether a fork has it. They make no
-    /// change while a fork event is unread, like a thread that forks.
+    /// Threads that have made a hidden change since the last quiet time, that is, a change that no kernel state shows.
+    /// Like a thread that forks, they make no change while a fork event is unread.
     has_hidden: [bool; THREADS],
     /// Threads that have moved a block and left its source mapped.
     has_left_mapped: [bool; THREADS],
-    /// The memory of the forked process, and the data that may be zero in it. It was being discarded at the fork, or was
-    /// discarded before the fork event was read and was not installed.
+    /// The memory of the forked process, and the data that may be zero in it. This data was being discarded at the
+    /// fork, or was not installed and was discarded before the fork event was read.
     forked: Option<(ModelMemory, BTreeSet<u64>)>,
     map: PageMap,
     recent: Vec<MapChange>,
@@ -183,7 +183,7 @@ impl ForkScenario {
             }
             ForkStep::Unmap { thread, block } => {
                 let block = thread as u64 * BLOCKS + block;
-                // If the block is registered, the mapping before it may have grown there since.
+                // A block that is registered again may be the grown preceding mapping.
                 let has_come = self.memory.shown.get(&block).copied().is_some_and(is_filled_block);
                 if !has_come && self.forked.is_some() && self.doubt.is_none() {
                     return;
@@ -223,16 +223,16 @@ impl ForkScenario {
 
     /// Moves a block as mremap(2) does, if messages can show it.
     fn relocate(&mut self, thread: usize, (from, to): (u64, u64), leaves_it_mapped: bool) {
-        // Both blocks are registered before and after the move, and nothing shows where the data is. So the move must not be
-        // in question.
+        // If both blocks are registered before and after the move, no kernel state shows where the data is. Such a move
+        // must not be in question.
         let forked = self.forked.as_ref().map_or(&self.memory, |(forked, _)| forked);
         let is_over = self.memory.registered.contains(&to) || forked.registered.contains(&to);
         let has_come = self.memory.shown.get(&from).copied().is_some_and(is_filled_block);
         let is_hidden = !has_come && (leaves_it_mapped || is_over);
-        // Together with other changes such a move may look like none of them.
+        // Together with other changes, such a move may look like no change at all.
         let is_alone = !leaves_it_mapped || self.forked.is_none() || self.changes[thread] == 0;
-        // A block was moved and left mapped. If its target is unmapped, and another block is moved there after the fork,
-        // both look like one call.
+        // If the thread moved a block and left its source mapped, an unmap of the target and a move of another block
+        // onto it after the fork look like one call.
         let is_reported = !self.has_left_mapped[thread] || self.forked.is_none();
         if !is_alone || !is_reported || is_hidden && self.forked.is_some() && (leaves_it_mapped || self.doubt.is_none())
         {
@@ -273,7 +273,7 @@ impl ForkScenario {
         }
     }
 
-    /// Reads all messages, and resolves what the forked process has.
+    /// Reads all messages, resolves the fork, and compares the map with the forked memory.
     fn finish(mut self) {
         self.apply_step(&ForkStep::Fork);
         self.apply_step(&ForkStep::ReadFork);
@@ -305,7 +305,7 @@ proptest! {
     }
 }
 
-/// The memory of a process with one thread at its fork. Every other page of the seed was installed, or none.
+/// The memory of a process with one thread at its fork. Every second page of the seed was installed, or no page.
 struct ForkedMemory<'a> {
     model: &'a Model,
     have_come: bool,
@@ -375,7 +375,8 @@ proptest! {
     }
 }
 
-/// The blocks that the resolved map of a forked process shows, if the kernel has these blocks registered.
+/// Resolves a fork with a kernel that has these blocks registered. Returns the blocks that the map shows; `None` if the
+/// map is unchanged.
 fn resolved_blocks(map: &PageMap, unresolved_fork: &UnresolvedFork, registered: &[u64]) -> Option<Vec<u64>> {
     let memory = ModelMemory { registered: registered.iter().copied().collect(), ..ModelMemory::default() };
     let found = unresolved_fork.resolve(map, &memory).unwrap()?;
@@ -409,7 +410,7 @@ fn a_move_without_unmap_registers_both_mappings() {
     let mut late = UnresolvedFork::new(0, Vec::new());
     late.add_event(move_message(1, 2));
     assert_eq!(resolved_blocks(&map(), &late, &[1, 2]), Some(vec![2]));
-    // Here the target was registered before.
+    // Here the target was already registered before the move.
     let mut late = UnresolvedFork::new(0, Vec::new());
     late.add_event(unmap_message(2));
     late.add_event(move_message(1, 2));
@@ -426,7 +427,7 @@ fn a_move_after_the_fork_is_not_part_of_the_forked_process() {
         ..ModelMemory::default()
     };
     let has_moved = |grown: &[u64]| late.resolve(&map(), &memory(grown)).unwrap().is_some();
-    assert!(!has_moved(&[2]), "an area that begins before it reaches there");
+    assert!(!has_moved(&[2]), "a mapping that begins before the target includes it");
     assert!(has_moved(&[]));
 }
 
@@ -447,7 +448,7 @@ fn an_unmap_after_the_fork_is_not_part_of_the_forked_process() {
     };
     let has = |memory: &ModelMemory| early().resolve(&unmapped, memory).unwrap().map(|map| map.segments().count());
     assert_eq!(has(&memory(&[1], &[(1, 0)])), Some(1));
-    assert_eq!(has(&memory(&[1], &[])), None, "it was unmapped, and the mapping before it has grown");
+    assert_eq!(has(&memory(&[1], &[])), None, "the block was unmapped, and the preceding mapping has grown");
     assert_eq!(has(&memory(&[], &[])), None);
 }
 

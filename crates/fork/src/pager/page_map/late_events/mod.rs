@@ -1,7 +1,7 @@
-//! Map changes of one address space that are read in another order than they were made. `PageMap` calls `LateEvents`,
-//! which has the unmaps that are still expected and the ranges that a later change has displaced.
-//! While a range is displaced the kernel has an unread message, and no page can be installed. When the kernel has no
-//! message, nothing is expected either. Pure.
+//! Handles map changes of one address space that are read in another order than they were made. `PageMap` calls
+//! `LateEvents`, which has the expected unmaps, and the contents that a later change has displaced. While contents are
+//! displaced, a message about them is unread, and no page can be installed. When the kernel has no pending message,
+//! nothing is expected. Pure.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -17,32 +17,33 @@ use super::MapSegment;
 //  munmap(2)   unmaps the range                              1. unmap
 //
 // The next thread that changes the map may report before the first of these is queued, or between two of them. The gap
-// lasts as long as a thread needs to wake up. Two changes of one range are then read in the wrong order, if the second
-// uses the range that the first has left:
+// lasts as long as a thread needs to wake up. Two changes of one range are then read in the wrong order if the second
+// uses the range that the first has vacated:
 //
-// - The last message of a move says nothing new. What was moved into the source meanwhile must not be taken as
-//   unmapped. So that message is *expected*, and ignored when it is read. A move with MREMAP_DONTUNMAP sends no such
-//   message. If a part of such a source is left or discarded by itself, and nothing is known to have been moved there,
-//   the source was left mapped. The message is then expected no more.
-// - Something is moved to a range that still shows something. The kernel would have unmapped the old contents, and
-//   reported that first: so they have left already. They are *displaced*. The next message by which something leaves
-//   the range, a move or an unmap, is taken as theirs.
+// - The last message of a move, the unmap of its source, must not remove contents that were moved to the source in
+//   between. So this unmap is *expected*, and ignored when it is read. A move with MREMAP_DONTUNMAP sends no unmap. If
+//   a later message moves, unmaps or discards a part of the source, although nothing is known to be mapped in it, the
+//   source was left mapped. The unmap is then no longer expected.
+// - A move arrives whose target still shows contents. The kernel would have unmapped these contents and reported the
+//   unmap first, so they were removed earlier, by a change whose message is unread. They are *displaced*. The next move
+//   or unmap of the range is taken as the message about them.
 //
-// A range that shows nothing because it was discarded is remembered (`AddressSet`): it is left like others.
+// Discarded ranges show nothing, but are recorded (`AddressSet`): they are moved and unmapped like others.
 //
 // Two cases are not covered, since no message shows them:
 //
-// - Two mappings leave one range, one after the other, and something is moved to the range between them. If both
-//   messages are read after the move, the one that is read first is taken for the first mapping.
-// - Memory that shows nothing and was never reported leaves a range, and this is read after a move to that range. Such
-//   memory is what mremap(2) has grown, or has left mapped.
+// - Two mappings leave one range, one after the other, with a move to the range in between. If both messages are read
+//   after the message of the move, the one that is read first is assigned to the first mapping.
+// - Memory that shows nothing and was never reported, because mremap(2) has grown it or left it mapped, leaves a range.
+//   Its message is read after the message of a move to the range.
 
-/// The expected messages about changes that are read late.
+/// The messages that are expected because changes were read in another order than they were made.
 #[derive(Debug, Clone, Default)]
 pub(super) struct LateEvents {
-    /// Ranges that moves have left. Each will be reported once more, as an unmap.
+    /// Sources of moves. An unmap of each is expected.
     expected_unmaps: Vec<Range<u64>>,
-    /// Ranges that were moved into before it was read that their contents had left, in order, with what they showed.
+    /// Displaced contents: ranges that became the target of a move before the message about their old contents was
+    /// read, in order, with these contents.
     displaced: Vec<DisplacedRange>,
 }
 
@@ -60,12 +61,12 @@ impl DisplacedRange {
 }
 
 impl LateEvents {
-    /// A move has left this range, and will report its unmap.
+    /// Expects the unmap of this range, the source of a move.
     pub(super) fn expect_unmap(&mut self, range: Range<u64>) {
         self.expected_unmaps.push(range);
     }
 
-    /// Whether the unmap of this range is expected, because a move has left it. If so, stops expecting it.
+    /// Returns whether the unmap of this range is expected. If so, stops expecting it.
     pub(super) fn take_expected_unmap(&mut self, range: Range<u64>) -> bool {
         let found = self.expected_unmaps.iter().rposition(|expected| *expected == range);
         found.map(|index| self.expected_unmaps.remove(index)).is_some()
@@ -87,7 +88,7 @@ impl LateEvents {
         self.expected_unmaps.retain(|expected| !obsolete.contains(expected));
     }
 
-    /// Whether contents were displaced whose own message is unread.
+    /// Whether contents are displaced, so that the message about them is unread.
     pub(super) fn has_displaced(&self) -> bool {
         !self.displaced.is_empty()
     }
@@ -97,13 +98,13 @@ impl LateEvents {
         !self.expected_unmaps.is_empty() || self.has_displaced()
     }
 
-    /// Something was moved to a range that was not left yet, and that showed these segments.
+    /// Adds displaced contents: a move to this range was read while it still showed these segments.
     pub(super) fn add_displaced(&mut self, range: Range<u64>, segments: Vec<MapSegment>) {
         self.displaced.push(DisplacedRange { range, segments });
     }
 
-    /// Takes the contents that were displaced first in a range that is left. Returns their part of the range, and what it
-    /// showed.
+    /// Takes the contents that were displaced first in a range that is now unmapped or moved. Returns their part of the
+    /// range, and their segments.
     pub(super) fn take_displaced(&mut self, range: Range<u64>) -> Option<(Range<u64>, Vec<MapSegment>)> {
         let is_of_it =
             |displaced: &DisplacedRange| displaced.range.start < range.end && range.start < displaced.range.end;
@@ -118,7 +119,7 @@ impl LateEvents {
     }
 }
 
-/// A set of addresses, as ranges that neither overlap nor touch, by first address.
+/// A set of addresses, as a map from the start to the end of ranges that neither overlap nor touch.
 #[derive(Debug, Clone, Default)]
 pub(super) struct AddressSet(BTreeMap<u64, u64>);
 
@@ -142,7 +143,7 @@ impl AddressSet {
         self.0.insert(whole.start, whole.end);
     }
 
-    /// Removes a range, and returns what was in it.
+    /// Removes a range. Returns its parts that were in the set.
     pub(super) fn remove(&mut self, range: Range<u64>) -> Vec<Range<u64>> {
         let mut taken = Vec::new();
         while self.overlaps(&range)

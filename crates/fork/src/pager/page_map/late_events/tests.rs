@@ -1,5 +1,5 @@
-//! Tests on a model kernel: threads move, unmap, discard and grow their memory, and reuse ranges as soon as others
-//! leave them. Messages are read in any possible order.
+//! Tests on a model kernel: threads move, unmap, discard and grow their memory, and reuse ranges as soon as other
+//! threads vacate them. Messages are read in any possible order.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -13,11 +13,11 @@ use crate::pager::page_map::PageMap;
 use crate::pager::page_map::test_blocks::{BLOCK_PAGES, block_address, move_message, unmap_message};
 
 const BLOCKS: u64 = 8;
-/// Blocks that show something at first.
+/// Number of blocks that show data at first.
 const SHOWN: u64 = 5;
 const THREADS: usize = 3;
 
-/// A step of a thread; it is skipped if it is not possible.
+/// A step of a thread, skipped if it is not possible.
 #[derive(Debug, Clone)]
 enum ReorderStep {
     Move {
@@ -78,7 +78,7 @@ struct VacatedBlock {
 #[derive(Default)]
 struct ReorderScenario {
     memory: BTreeMap<u64, ModelBlock>,
-    /// Messages that threads have still to send, each with the block that it leaves.
+    /// Messages that threads have not sent yet, each with the block that it vacates.
     to_tell: [VecDeque<(UffdEvent, Option<VacatedBlock>)>; THREADS],
     to_discard: [Option<u64>; THREADS],
     map: PageMap,
@@ -106,16 +106,16 @@ impl ReorderScenario {
             && self.memory.get(&block).is_some_and(|known| known.owner == thread)
     }
 
-    /// Whether a thread may leave a block. Two cases are left out: it is not read yet that the previous contents have left;
-    /// or the pager does not know the block, and the end of another move from there is unread.
+    /// Whether a thread may vacate a block. Excludes two cases: the message about the previous contents is unread; or
+    /// the pager does not know the block, and the unmap of another move from it is unread.
     fn can_leave(&self, thread: usize, block: u64) -> bool {
         let is_known = self.memory.get(&block).is_some_and(|known| known.is_known);
         let is_unmapped = self.to_tell.iter().flatten().any(|(message, _)| *message == unmap_message(block));
         self.can_change(thread, block) && (is_known || !is_unmapped) && !self.is_being_left(block, |_| true)
     }
 
-    /// Whether a thread may move something to a block: its own, or a free one. Left out: it is unread that contents the
-    /// pager did not know have left.
+    /// Whether a thread may move something to a block: its own, or a free one. Excludes blocks with an unread message
+    /// about contents that the pager did not know.
     fn can_move_to(&self, thread: usize, block: u64) -> bool {
         let is_free = !self.memory.contains_key(&block);
         let is_unknown = |left: &VacatedBlock| !left.was_known;
@@ -214,7 +214,8 @@ proptest! {
     }
 }
 
-/// Each block, and the block that it shows after these messages. At first block 0 shows 0, and block 1 shows 1.
+/// Applies these messages to a map in which block 0 shows 0 and block 1 shows 1. Returns each mapped block, with the
+/// block that it shows.
 fn shown_blocks(messages: &[UffdEvent]) -> Vec<(u64, u64)> {
     let segments = [0, 1].map(|block| MapSegment {
         start: block_address(block),

@@ -10,17 +10,17 @@ use farfork_wire::descriptor::ExtentId;
 use super::codec::{decode_set, encode_set};
 use super::{AccessReport, MarkedRun, SET_PAGES_MAX, TRIAL_FRACTION};
 
-/// A page on trial is removed when this many children in a row did not touch it. One of them may have ended early.
+/// A page is removed when this many children in a row had it on trial and did not touch it. More than one, because a
+/// child may end early.
 const UNTOUCHED_TRIALS_MAX: u8 = 2;
 
-/// Most faults that are risked for one child: half a millisecond in all. A set that was recorded page by page may need few
-/// more faults with readahead.
+/// Most faults that a trial risks for one child: half a millisecond in all.
 const TRIAL_FAULTS_MAX: usize = 8;
 
-/// Most neighbours that are on trial together: as many as readahead fetches at the second fault of a region.
+/// Most neighbours that are on trial as one group: as many as readahead fetches at the second fault of a region.
 const TRIAL_GROUP_MAX: usize = 32;
 
-/// Most pages that are on trial together.
+/// Most pages that are on trial for one child.
 const ON_TRIAL_MAX: usize = TRIAL_FAULTS_MAX * TRIAL_GROUP_MAX;
 
 type ExtentPage = (ExtentId, u64);
@@ -31,9 +31,9 @@ struct SetEntry {
     page: ExtentPage,
     /// Whether a child has touched it. Otherwise it was only fetched.
     was_touched: bool,
-    /// How many children had ended when it was last touched, or fetched together with a touched page.
+    /// Value of `children_ended` when the page was last touched or fetched.
     last_seen: u64,
-    /// For how many children since then it was on trial and not touched.
+    /// Number of children since the last touch for which the page was on trial and not touched.
     untouched_trials: u8,
 }
 
@@ -44,20 +44,20 @@ pub(super) struct WorkingSet {
     /// The index of each page in `entries`.
     index_by_page: HashMap<ExtentPage, usize>,
     children_ended: u64,
-    /// The set of another seed, not merged yet.
+    /// The inherited set of another seed, until it is merged.
     inherited_parts: SetParts,
-    /// The set as children read it. Encoded when a child reads it.
+    /// The encoded set, as children read it; `None` if it must be encoded again.
     encoded: Option<EncodedSet>,
 }
 
 /// Pages that children have touched, and pages that were only fetched.
 pub(super) type SetParts = [Vec<MarkedRun>; 2];
 
-/// A set as children read it.
+/// An encoded set, as children read it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct EncodedSet {
     pub(super) bytes: Arc<Vec<u8>>,
-    /// How many pages it has.
+    /// Number of pages of the set.
     pub(super) pages: u64,
 }
 
@@ -78,14 +78,14 @@ impl EncodedSet {
     }
 }
 
-/// The pages of a set that children have touched, and those that were only fetched.
+/// Splits a set into the pages that children have touched, and the pages that were only fetched.
 pub(super) fn split_parts(set: &[MarkedRun]) -> [&[MarkedRun]; 2] {
     let border = set.iter().position(|run| *run == MarkedRun::SEPARATOR);
     border.map_or([set, &[]], |border| [&set[..border], &set[border + 1..]])
 }
 
 impl WorkingSet {
-    /// Updates the set by a child's report, as far as the seed `has` the pages.
+    /// Updates the set from a child's report. Ignores pages that the seed does not have (`has`).
     pub(super) fn apply_report(&mut self, report: &AccessReport, has: impl Fn(ExtentId, u64) -> bool) {
         self.merge_inherited(&has);
         let new = self.update_touched(MarkedRun::iter_pages(&report.pages), report.after, has);
@@ -97,7 +97,7 @@ impl WorkingSet {
         self.encoded = None;
     }
 
-    /// Takes over the set of another seed. It is merged with the first report.
+    /// Stores the set of another seed. The first report merges it.
     pub(super) fn inherit(&mut self, known: SetParts) {
         self.inherited_parts = known;
     }
@@ -114,8 +114,8 @@ impl WorkingSet {
         self.merge_entries(new);
     }
 
-    /// Loads a set as children read it, in this order, as far as the seed `has` the pages. Pages that were only fetched, or
-    /// on trial, count as the least known.
+    /// Loads a decoded set, in this order. Ignores pages that the seed does not have (`has`). Pages on trial count as
+    /// only fetched.
     pub(super) fn restore(&mut self, saved: &[MarkedRun], has: impl Fn(ExtentId, u64) -> bool) {
         let each = split_parts(saved).into_iter().zip([true, false]).flat_map(|(part, was_touched)| {
             MarkedRun::iter_pages(part).map(move |(extent, page, on_trial)| (extent, page, was_touched && !on_trial))
@@ -125,8 +125,8 @@ impl WorkingSet {
         self.encoded = None;
     }
 
-    /// Encodes the set as children read it: touched pages in order, then pages that were only fetched. In `entries` the
-    /// latter are between the touched ones, before the page that is touched next. Pages on trial are marked.
+    /// Encodes the set as children read it: touched pages in order, then pages that were only fetched. (In `entries`, a
+    /// fetched page precedes the page that was touched after it.) Pages on trial are marked.
     pub(super) fn encode(&mut self) -> EncodedSet {
         if self.encoded.is_none() {
             let on_trial = self.choose_trials();
@@ -139,8 +139,8 @@ impl WorkingSet {
         self.encoded.clone().unwrap_or_default()
     }
 
-    /// Updates pages that are in the set already, as far as the seed `has` them, and at most as many as a set may have.
-    /// Returns the new pages, by the index at which they must be inserted.
+    /// Updates the entries of `pages` that are in the set. Ignores pages that the seed does not have (`has`), or that
+    /// exceed the limit. Returns the new pages, by the index at which they must be inserted.
     fn update_touched(
         &mut self,
         pages: impl Iterator<Item = (ExtentId, u64, bool)>,
@@ -175,7 +175,7 @@ impl WorkingSet {
                         });
                         (position, entries.len() - 1)
                     });
-                    // A page may first be fetched, and then touched.
+                    // The same report may list a page first as fetched, and then as touched.
                     new.entry(position).or_default()[offset].was_touched |= was_touched;
                 }
             }
@@ -183,7 +183,7 @@ impl WorkingSet {
         new
     }
 
-    /// Counts the pages that a child did not touch. Returns whether any page must be removed.
+    /// Counts a trial of each page that a child did not touch. Returns whether any page must be removed.
     fn count_untouched_trials(&mut self, report: &AccessReport) -> bool {
         let mut is_over = false;
         for (extent, page, _) in MarkedRun::iter_pages(&report.untouched_trials).take(SET_PAGES_MAX as usize) {
@@ -196,7 +196,7 @@ impl WorkingSet {
         is_over
     }
 
-    /// Inserts new pages, and removes others.
+    /// Inserts new pages, and removes pages after too many trials or above the limit.
     fn merge_entries(&mut self, mut new: BTreeMap<usize, Vec<SetEntry>>) {
         let mut entries = new.remove(&0).unwrap_or_default();
         for (index, entry) in std::mem::take(&mut self.entries).into_iter().enumerate() {
@@ -210,7 +210,8 @@ impl WorkingSet {
         self.index_by_page = self.entries.iter().enumerate().map(|(index, entry)| (entry.page, index)).collect();
     }
 
-    /// If there are too many pages, keeps those that are most certainly touched, and touched first.
+    /// If there are too many pages, keeps touched pages before fetched ones, then recently seen ones, then those that
+    /// are touched first.
     fn truncate(&mut self) {
         if self.entries.len() as u64 <= SET_PAGES_MAX {
             return;
@@ -225,14 +226,15 @@ impl WorkingSet {
         self.entries = indices.into_iter().map(|index| self.entries[index]).collect();
     }
 
-    /// Chooses the pages on trial, by index: those of which least is known. Neighbours that were only fetched are on trial
-    /// together, since the fault of one of them fetches the others, too.
+    /// Chooses the pages on trial, by index: fetched pages before touched ones, and those not seen for longest first.
+    /// Neighbours that were only fetched are on trial as a group, since the fault of one of them fetches the others,
+    /// too.
     fn choose_trials(&self) -> Vec<bool> {
         let sure = self.entries.iter().filter(|entry| entry.was_touched).count();
         let mut faults_left = (sure / TRIAL_FRACTION).min(TRIAL_FAULTS_MAX);
         let mut indices: Vec<usize> = (0..self.entries.len()).collect();
         let least_known = |index: &usize| (self.entries[*index].was_touched, self.entries[*index].last_seen, *index);
-        // Each child's report leads here, and few pages are chosen: the others need not be sorted.
+        // This runs for each child's report, and few pages are chosen: do not sort the others.
         if indices.len() > ON_TRIAL_MAX {
             indices.select_nth_unstable_by_key(ON_TRIAL_MAX, least_known);
             indices.truncate(ON_TRIAL_MAX);
@@ -255,7 +257,7 @@ impl WorkingSet {
         is_chosen
     }
 
-    /// Whether a page and the previous one of the set were only fetched, and are adjacent in memory.
+    /// Whether a page and the previous page of the set were both only fetched, and are adjacent in memory.
     fn continues_fetched_run(&self, index: usize) -> bool {
         let Some(before) = index.checked_sub(1).map(|before| &self.entries[before]) else { return false };
         let SetEntry { page: (extent, page), was_touched, .. } = self.entries[index];

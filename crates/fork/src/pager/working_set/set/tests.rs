@@ -1,4 +1,4 @@
-//! Tests of sets that learn from reports, hand-written or of simulated children.
+//! Tests of sets that learn from reports: hand-written ones, and those of simulated children.
 
 use farfork_wire::Token;
 
@@ -28,14 +28,14 @@ fn as_fetched(report: AccessReport) -> AccessReport {
     AccessReport { pages: pages.collect(), ..report }
 }
 
-/// The set's pages, in order, and those on trial.
+/// Returns the set's pages, in order, and the pages on trial.
 fn read_set(set: &mut WorkingSet) -> (Vec<u64>, Vec<u64>) {
     let pages = decode_set(&set.encode().bytes);
     let all = MarkedRun::iter_pages(&pages).map(|(_, page, _)| page).collect();
     (all, MarkedRun::iter_pages(&pages).filter(|(_, _, mark)| *mark).map(|(_, page, _)| page).collect())
 }
 
-/// A child gets the set, and touches these pages. Returns its report.
+/// Simulates a child that gets the set, and touches these pages. Returns its report.
 fn simulate_child(set: &mut WorkingSet, wants: &[u64]) -> AccessReport {
     let (all, on_trial) = read_set(set);
     let is_fetched = |page: &u64| all.contains(page) && !on_trial.contains(page);
@@ -61,9 +61,9 @@ fn pages_keep_the_order_of_their_touches() {
         "new pages are inserted after the pages touched before them"
     );
     set.apply_report(&AccessReport { after: Some((EXTENT, 9)), ..report(&[6], &[]) }, has_page);
-    assert_eq!(read_set(&mut set).0, [5, 9, 6, 3, 4, 7, 8, 10], "also over several reports");
+    assert_eq!(read_set(&mut set).0, [5, 9, 6, 3, 4, 7, 8, 10], "the order continues over several reports");
     set.apply_report(&report(&[11, 12], &[]), |_, page| page != 11);
-    assert_eq!(read_set(&mut set).0, [12, 5, 9, 6, 3, 4, 7, 8, 10], "and only pages that there are");
+    assert_eq!(read_set(&mut set).0, [12, 5, 9, 6, 3, 4, 7, 8, 10], "pages that the seed does not have are ignored");
 }
 
 #[test]
@@ -80,7 +80,11 @@ fn touched_pages_precede_prefetched_ones() {
     let mut next = WorkingSet::default();
     next.inherit(set.encode().parts());
     next.apply_report(&both(&[(9, true), (5, true)]), |_, page| page != 4);
-    assert_eq!(read_set(&mut next).0, [7, 3, 9, 5, 8], "also of an inherited set, where one page was fetched too late");
+    assert_eq!(
+        read_set(&mut next).0,
+        [7, 3, 9, 5, 8],
+        "inherited sets keep their order; one page was fetched too late"
+    );
 }
 
 #[test]
@@ -109,10 +113,10 @@ fn a_set_adapts_to_changed_children() {
         faults.push(MarkedRun::iter_pages(&seen.pages).count());
         set.apply_report(&seen, has_page);
         children += 1;
-        assert!(children <= 4 * TRIAL_FRACTION, "{} pages are left", set.encode().pages);
+        assert!(children <= 4 * TRIAL_FRACTION, "{} pages remain", set.encode().pages);
     }
-    assert_eq!(faults[0], 160, "the first one meets its new pages");
-    assert!(faults[1..].iter().all(|faults| *faults <= 480 / TRIAL_FRACTION), "the others hardly any: {faults:?}");
+    assert_eq!(faults[0], 160, "the first child faults on its new pages");
+    assert!(faults[1..].iter().all(|faults| *faults <= 480 / TRIAL_FRACTION), "the others have few faults: {faults:?}");
     assert_eq!(set.encode().pages, 320, "untouched pages are removed, touched ones stay");
 }
 
@@ -161,7 +165,10 @@ fn a_restored_set_continues_to_learn() {
     let (mut wanted, doubtful): (Vec<u64>, Vec<u64>) = there.partition(|page| !on_trial.contains(page));
     wanted.extend(&doubtful);
     let (now, on_trial_now) = read_set(&mut recalled);
-    assert_eq!(now, wanted, "as it was, but for what the seed has not; those last that were on trial");
+    assert_eq!(
+        now, wanted,
+        "the order is restored without pages that the seed lacks; pages that were on trial are last"
+    );
     assert!(!on_trial_now.is_empty() && on_trial_now.iter().all(|page| doubtful.contains(page)));
     for _ in 0..UNTOUCHED_TRIALS_MAX {
         recalled.apply_report(&report(&[], &[501]), has_page);
