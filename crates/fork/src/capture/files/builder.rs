@@ -8,7 +8,7 @@ use std::path::Path;
 
 use farfork_sys::fd_owner::{FdOwner, SignalTarget};
 use farfork_sys::pidfd;
-use farfork_sys::process::{self, FdInfo};
+use farfork_sys::process::{self, FdInfo, TaskFd};
 use farfork_wire::descriptor::{
     EpollTarget, FileDescriptor, FileLock, FileLockKind, FileOwner, FileVersion, MessageSender, OpenFile,
     PseudoTerminal, Socket, StandardStream,
@@ -145,12 +145,12 @@ impl FileTableBuilder<'_> {
     /// Returns the index of the open file that a descriptor refers to. Adds the file if it is new.
     pub(super) fn index_of(&mut self, fd: &OpenFd, now: &FdInfo) -> Result<u32, CaptureError> {
         let info = &self.fdinfo_of(fd, now)?.clone();
-        let (identity, descriptor) = (fd.open_file_key(info), (self.fd_pid, fd.number));
+        let (identity, descriptor) = (fd.open_file_key(info), TaskFd { pid: self.fd_pid, fd: fd.number });
         // The three standard streams are separate files.
         let known =
             if fd.is_standard_stream { Err(None) } else { self.table.index.find(identity, descriptor).map_err(Some) };
         Ok(match known {
-            Ok(KnownOpenFile { first: (first, _), index }) => {
+            Ok(KnownOpenFile { first: TaskFd { pid: first, .. }, index }) => {
                 let is_own = first == self.fd_pid;
                 let is_duplicate =
                     is_own || self.process_files.descriptors.iter().any(|known| known.open_file == index);

@@ -10,9 +10,6 @@ use farfork_sys::process::{self, FdInfo, TaskFd};
 
 use super::OpenFd;
 
-/// A process and one of its descriptors.
-pub(super) type ProcessFd = (i32, u32);
-
 /// Key of an open file, equal for all its descriptors: device, inode, and the number of an eventfd.
 pub(super) type OpenFileKey = (u64, u64, Option<u32>);
 
@@ -20,7 +17,7 @@ pub(super) type OpenFileKey = (u64, u64, Option<u32>);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct KnownOpenFile {
     /// The first known descriptor of the open file.
-    pub(super) first: ProcessFd,
+    pub(super) first: TaskFd,
     /// Index among the open files of the descriptor.
     pub(super) index: u32,
 }
@@ -39,11 +36,10 @@ impl OpenFd {
 impl OpenFileIndex {
     /// Finds the open file of a descriptor. Otherwise returns the position for a new one. All processes must be stopped. If
     /// kcmp(2) fails, because a process was killed for example, the files count as different.
-    pub(super) fn find(&self, identity: OpenFileKey, descriptor: ProcessFd) -> Result<KnownOpenFile, usize> {
+    pub(super) fn find(&self, identity: OpenFileKey, descriptor: TaskFd) -> Result<KnownOpenFile, usize> {
         let alike = self.0.get(&identity).map_or(&[][..], Vec::as_slice);
-        let task_fd = |(pid, fd): ProcessFd| TaskFd { pid, fd };
-        let order = |first| process::compare_open_files(task_fd(first), task_fd(descriptor)).unwrap_or(Ordering::Less);
-        alike.binary_search_by(|(first, _)| order(*first)).map(|position| alike[position])
+        let order = |first| process::compare_open_files(first, descriptor).unwrap_or(Ordering::Less);
+        alike.binary_search_by(|known| order(known.first)).map(|position| alike[position])
     }
 
     /// Adds an open file at its position.
@@ -58,14 +54,14 @@ mod tests {
 
     use rustix::event::{EventfdFlags, eventfd};
 
-    use super::{KnownOpenFile, OpenFileIndex};
+    use super::{KnownOpenFile, OpenFileIndex, TaskFd};
 
     #[test]
     fn each_duplicate_is_found_among_many_of_one_inode() {
         let files: Vec<OwnedFd> = (0..100).map(|_| eventfd(0, EventfdFlags::CLOEXEC).unwrap()).collect();
         let duplicates: Vec<OwnedFd> = files.iter().map(|file| file.try_clone().unwrap()).collect();
         let own = std::process::id().cast_signed();
-        let descriptor = |file: &OwnedFd| (own, file.as_raw_fd().cast_unsigned());
+        let descriptor = |file: &OwnedFd| TaskFd { pid: own, fd: file.as_raw_fd().cast_unsigned() };
         let (mut firsts, identity) = (OpenFileIndex::default(), (0, 0, None));
         for (index, file) in files.iter().enumerate() {
             let position = firsts.find(identity, descriptor(file)).expect_err("no earlier file is the same");

@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 
 use farfork_sys::pidfd;
-use farfork_sys::process::{FdDirectory, FdInfo};
+use farfork_sys::process::{FdDirectory, FdInfo, TaskFd};
 use rustix::time::timerfd_gettime;
 
 use super::anon_inode::LockHolder;
@@ -82,7 +82,7 @@ impl RunningFileCheck {
         handles: &ProcessHandles,
     ) -> io::Result<Vec<String>> {
         let ProcessHandles { infos, links, process } = handles;
-        let (identity, descriptor) = (fd.open_file_key(&info), (of.pid, fd.number));
+        let (identity, descriptor) = (fd.open_file_key(&info), TaskFd { pid: of.pid, fd: fd.number });
         match self.index.find(identity, descriptor) {
             Ok(_) => return Ok(Vec::new()),
             Err(position) => self.index.insert(identity, position, KnownOpenFile { first: descriptor, index: 0 }),

@@ -145,8 +145,8 @@ impl StreamHolder {
         }
         // `/dev/null` under another number counts as another file, even if it is the same open file.
         let is_same_inode = (fd.device, fd.inode) == (stream.device, stream.inode) && fd.kind != FdKind::Device;
-        let is_same_file =
-            || process::is_same_open_file_across((pid, fd.number), (holder, stream.number)).unwrap_or(false);
+        let (checked, held) = (TaskFd { pid, fd: fd.number }, TaskFd { pid: holder, fd: stream.number });
+        let is_same_file = || process::is_same_open_file_across(checked, held).unwrap_or(false);
         is_same_inode && (fd.has_one_stream_per_inode() || is_same_file())
     }
 }
@@ -177,18 +177,6 @@ impl OpenFd {
     fn has_same_target(&self, other: &Self) -> bool {
         (self.number, self.device, self.inode) == (other.number, other.device, other.inode)
     }
-}
-
-/// Whether a descriptor leads where a standard stream does. Each is given with its process.
-fn is_same_stream((pid, fd): (i32, &OpenFd), (of, stream): (i32, &OpenFd)) -> bool {
-    if (pid, fd.number) == (of, stream.number) {
-        return true;
-    }
-    // `/dev/null` under another number is a file of its own, even if it is the same open file.
-    let is_same_inode = (fd.device, fd.inode) == (stream.device, stream.inode) && fd.kind != FdKind::Device;
-    let (task_fd, stream_fd) = (TaskFd { pid, fd: fd.number }, TaskFd { pid: of, fd: stream.number });
-    let is_same_file = || process::is_same_open_file_across(task_fd, stream_fd).unwrap_or(false);
-    is_same_inode && (fd.has_one_stream_per_inode() || is_same_file())
 }
 
 /// The pipe ends of a process.

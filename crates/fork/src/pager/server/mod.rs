@@ -45,8 +45,7 @@ const DEMAND_QUIET_TIME: Duration = Duration::from_millis(10);
 /// Longest pause of a stream for a page that a thread waits for. A nearby owner replies within this time.
 const DEMAND_STALL_MAX: Duration = Duration::from_micros(100);
 
-/// Time without another pause after a pause in which the page did not arrive. So a distant owner slows a stream by at
-/// most a twentieth.
+/// Time without another pause after the page did not arrive in one: a distant owner slows a stream by at most 5 %.
 const STALL_RETRY_PAUSE: Duration = Duration::from_millis(2);
 
 /// Pause before the messages of an address space are read again after EMFILE.
@@ -219,9 +218,7 @@ impl<'a> PagerServer<'a> {
 
     /// Does all work that is ready or due: first receives single pages, which end a thread's wait, then handles
     /// messages and requests, retries, prefetches, and the reads for which threads wait. Last, takes one step of a
-    /// stream, that is, receives or installs a part of it; several steps if no thread has recently waited for a single
-    /// page. If a thread waits for a single page, streams of other children first pause until it has arrived, for at
-    /// most `DEMAND_STALL_MAX`.
+    /// stream, or several. If a thread waits for a single page, streams of other children pause for it.
     pub(super) fn run_round(&mut self, ready: &[EventSource]) {
         let lanes = ready.iter().filter_map(|source| match source {
             EventSource::Owner(owner, lane) => Some((*owner, *lane)),
@@ -274,8 +271,7 @@ impl<'a> PagerServer<'a> {
         }
     }
 
-    /// Whether stream data for other children is in flight, or waits to be installed. A child needs its own stream as
-    /// much as the page.
+    /// Whether stream data for other children is in flight, or waits to be installed.
     fn has_stream_for_others(&self, child: u64) -> bool {
         self.completed_reads.iter().any(|completed_read| completed_read.read.child != child)
             || self.owners.has_bulk_read_for_others(child)
