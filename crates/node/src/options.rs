@@ -6,6 +6,7 @@ use std::time::Duration;
 
 pub use farfork_container::{CACHED_ROOTS_MAX_DEFAULT, USER_RANGES_DEFAULT};
 use farfork_trust::{Encryption, JoinToken};
+use farfork_volume::chain::LogCompression;
 use farfork_volume::process::{CopyMethod, OffloadMode};
 use farfork_wire::NodeName;
 
@@ -70,6 +71,8 @@ pub struct VolumeOptions {
     pub scrub_hours: u32,
     /// How data gets from logs into shared trees.
     pub copy_method: CopyMethod,
+    /// How log data is compressed on its way to the next replica.
+    pub compression: LogCompression,
     /// Where the work of replicating and publishing is done.
     pub offload_mode: OffloadMode,
     /// CPUs of the offload process, such as `1` or `2-3`; none for all.
@@ -93,6 +96,7 @@ impl VolumeOptions {
             detection_ms: Self::DETECTION_MS,
             scrub_hours: Self::SCRUB_HOURS,
             copy_method: CopyMethod::default(),
+            compression: LogCompression::default(),
             offload_mode: OffloadMode::default(),
             offload_cpus: None,
         }

@@ -18,6 +18,7 @@ use farfork_node::options::{
 use farfork_sys::allocator;
 use farfork_terminal::privilege;
 use farfork_trust::{Encryption, JoinToken, read_private};
+use farfork_volume::chain::LogCompression;
 use farfork_volume::process::{CopyMethod, OffloadMode};
 use farfork_wire::NodeName;
 use zeroize::Zeroizing;
@@ -159,6 +160,11 @@ pub(crate) struct Node {
     /// files, which needs a file system with reflinks, such as XFS or Btrfs. It keeps the size of each log free on the disk.
     #[arg(long, env = "FARFORK_VOLUME_COPY", value_name = "METHOD", default_value_t = CopyMethod::default())]
     volume_copy: CopyMethod,
+    /// How this node compresses the log data of volumes that it sends to the next replica: off or lz4.
+    ///
+    /// Short writes, and data that shrinks by less than an eighth, are sent as they are. Each node expands what others send.
+    #[arg(long, env = "FARFORK_VOLUME_COMPRESS", value_name = "METHOD", default_value_t = LogCompression::default())]
+    volume_compress: LogCompression,
     /// Where the work of replicating and publishing volumes is done: on or inline.
     ///
     /// `on` has a process for it, and another one that writes files. `inline` does it in threads of the daemon, as a baseline of
@@ -191,6 +197,7 @@ impl Node {
             detection_ms: self.detect_ms,
             scrub_hours: self.scrub_hours,
             copy_method: self.volume_copy,
+            compression: self.volume_compress,
             offload_mode: self.volume_offload,
             offload_cpus: self.offload_cpus,
             ..VolumeOptions::new(&self.name, self.volumes, self.catalog)

@@ -11,6 +11,7 @@ use anyhow::Context as _;
 use clap::Args;
 use farfork_sys::affinity::restrict_to_cpus;
 use farfork_trust::{Credentials, Encryption};
+use farfork_volume::chain::LogCompression;
 use farfork_volume::process::{
     CopyMethod, OffloadMode, OffloadOptions, VolumeStore, end_with_supervisor, run_client, run_offload, run_worker,
 };
@@ -57,6 +58,9 @@ pub(crate) struct OffloadArguments {
     /// How data gets into shared trees while the worker does not run.
     #[arg(long, value_name = "METHOD", default_value_t = CopyMethod::default())]
     copy: CopyMethod,
+    /// How log data is compressed on its way to the next replica.
+    #[arg(long, value_name = "METHOD", default_value_t = LogCompression::default())]
+    compress: LogCompression,
     /// CPUs that it may use, such as 1 or 2-3.
     #[arg(long, value_name = "LIST")]
     cpus: Option<String>,
@@ -112,6 +116,7 @@ impl OffloadArguments {
             scrub_interval: Duration::from_secs(3600 * u64::from(self.scrub_hours)),
             mode: OffloadMode::On,
             copy_method: self.copy,
+            compression: self.compress,
             credentials: credentials.with_context(|| object.clone())?,
         };
         run_offload(&options).context(object)?;
