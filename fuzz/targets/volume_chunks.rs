@@ -1,5 +1,5 @@
 //! Compressed log data of a predecessor: lists of chunks, and their bytes. No bytes panic, an accepted list stays inside the announced
-//! range and encodes to the same bytes, and what is compressed expands to the same.
+//! range and encodes to the same bytes, and compressed data expands to the same.
 #![no_main]
 
 use farfork_volume::chain::{

@@ -84,7 +84,7 @@ pub struct AppendLog {
 /// As `AppendLog`, and parts of the new bytes were sent compressed. The replica expands them before it validates the log.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AppendCompressedLog {
-    /// What is announced. Its `bytes` name the region, also if they are empty.
+    /// The announcement. Its `bytes` name the region, also if they are empty.
     pub append: AppendLog,
     /// The compressed parts, as `encode_chunks` encodes them.
     #[serde(with = "serde_bytes")]

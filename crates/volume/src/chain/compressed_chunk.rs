@@ -86,7 +86,7 @@ pub fn decode_chunks(bytes: &[u8], announced: &AnnouncedRange) -> Result<Vec<Com
         return Err(list_length);
     }
     let mut free = announced.positions.clone();
-    // The end is what a peer says. The ring is not larger than its limit.
+    // The peer chooses the end, but a log has at most one ring of new bytes.
     free.end = free.end.min(free.start.saturating_add(announced.ring_bytes));
     let mut decode = |layout: &ChunkLayout| {
         let position = layout.position.get();

@@ -9,8 +9,8 @@ use lz4_flex::block::{CompressTable, compress_into_with_table, get_maximum_outpu
 
 use super::compressed_chunk::CHUNK_BYTES_MAX;
 
-/// Shorter data is sent as it is. A record with a page of data or two has up to 12 KiB: a network of 10 Gbit/s sends it in 10 µs,
-/// and compressing and expanding it takes 20.
+/// Shorter data is sent as it is. A record with one or two pages of data has up to 12 KiB. Compressing and expanding it takes
+/// 32 µs, and saves 49 µs on a network of 1 Gbit/s if it shrinks by half, but 5 µs at 10 Gbit/s.
 pub(super) const COMPRESSED_BYTES_MIN: usize = 16 << 10;
 /// Data that does not shrink by this part of its size is sent as it is: expanding it costs more than it saves.
 const SAVED_PART_MIN: usize = 8;
@@ -82,6 +82,7 @@ pub struct LogCompressor {
     pause_left: u32,
     /// The last pause; 0 after a chunk that has shrunk.
     pause_chunks: u32,
+    /// The last attempt has failed with compression.
     is_suspended: bool,
     forwarded: ForwardedBytes,
 }
@@ -137,10 +138,10 @@ impl LogCompressor {
         compressed_bytes
     }
 
-    /// Sends everything as it is until the next call. The caller suspends compression after a failure, because the replica may be
-    /// of an earlier build, and resumes it after a success.
-    pub fn set_suspended(&mut self, is_suspended: bool) {
-        self.is_suspended = is_suspended;
+    /// An attempt to send a part of the log has ended. If it has failed, the next one sends the data as it is, because the replica
+    /// may be of an earlier build. The one after that compresses again.
+    pub fn end_attempt(&mut self, has_failed: bool) {
+        self.is_suspended = has_failed && !self.is_suspended;
     }
 
     /// The bytes that were sent since the last call.
@@ -229,11 +230,14 @@ mod tests {
     }
 
     #[test]
-    fn a_suspended_compressor_compresses_nothing() {
+    fn every_other_attempt_in_a_row_of_failures_does_without() {
         let mut lz4 = LogCompressor::new(LogCompression::Lz4);
-        lz4.set_suspended(true);
-        assert!(lz4.compress(&text(CHUNK_BYTES_MAX)).is_none());
-        lz4.set_suspended(false);
+        for is_compressed in [true, false, true, false] {
+            assert_eq!(lz4.compress(&text(CHUNK_BYTES_MAX)).is_some(), is_compressed);
+            lz4.end_attempt(true);
+        }
+        lz4.end_attempt(true);
+        lz4.end_attempt(false);
         assert!(lz4.compress(&text(CHUNK_BYTES_MAX)).is_some());
     }
 }

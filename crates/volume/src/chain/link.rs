@@ -93,8 +93,8 @@ impl ChainLink {
         self.path
     }
 
-    /// Sends the log up to `request.end`, and waits until this member and all later ones have it. What `compressor` shrinks is sent
-    /// compressed.
+    /// Sends the log up to `request.end`, and waits until this member and all later ones have it. Chunks that `compressor`
+    /// shrinks are sent compressed.
     ///
     /// # Errors
     /// The link then has to be opened again.

@@ -423,7 +423,7 @@ impl LogCopier {
         let bytes = LogBytes::default();
         let request = AppendLog { volume, revision, path, client, end: stored, is_urgent, needs_space, bytes };
         let appended = link.append(&self.log, request, &mut self.compressor);
-        self.compressor.set_suspended(appended.is_err());
+        self.compressor.end_attempt(appended.is_err());
         self.volume.lock().log(self.client).forwarded += self.compressor.take_forwarded();
         Ok((stored, appended?))
     }
