@@ -98,7 +98,7 @@ fn contents(file: usize, byte: fn(usize) -> u8) -> Vec<u8> {
 }
 
 fn text_byte(at: usize) -> u8 {
-    b"what a program logs, line after line\n"[at % 37] ^ u8::from(at % 5000 == 0)
+    b"what a program logs, line after line\n"[at % 37] ^ u8::from(at.is_multiple_of(5000))
 }
 
 /// The upper bits of a mixed number (SplitMix64).
