@@ -6,6 +6,7 @@ use std::time::Duration;
 
 pub use farfork_container::{CACHED_ROOTS_MAX_DEFAULT, USER_RANGES_DEFAULT};
 use farfork_trust::{Encryption, JoinToken};
+use farfork_volume::chain::LogCompression;
 use farfork_volume::process::{CopyMethod, OffloadMode};
 use farfork_wire::NodeName;
 
@@ -95,6 +96,7 @@ impl VolumeOptions {
             detection_ms: Self::DETECTION_MS,
             scrub_hours: Self::SCRUB_HOURS,
             copy_method: CopyMethod::default(),
+            compression: LogCompression::default(),
             offload_mode: OffloadMode::default(),
             offload_cpus: None,
         }

@@ -232,6 +232,7 @@ impl VolumeServiceThread {
             scrub_interval: Duration::from_secs(3600 * u64::from(options.scrub_hours)),
             mode: OffloadMode::Inline,
             copy_method: options.copy_method,
+            compression: options.compression,
             credentials: credentials.clone(),
         };
         let run = move || {
@@ -271,6 +272,7 @@ impl VolumeServiceThread {
         if role == ProcessRole::Offload {
             command.arg("--catalog").arg(&options.catalog);
             command.args(["--name", node.as_str(), "--listen", &listen.to_string()]);
+            command.args(["--compress", options.compression.name()]);
             command.args(["--detect-ms", &options.detection_ms.to_string()]);
             command.args(["--scrub-hours", &options.scrub_hours.to_string()]);
             if let Some(cpus) = &options.offload_cpus {

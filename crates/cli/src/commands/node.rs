@@ -18,6 +18,7 @@ use farfork_node::options::{
 use farfork_sys::allocator;
 use farfork_terminal::privilege;
 use farfork_trust::{Encryption, JoinToken, read_private};
+use farfork_volume::chain::LogCompression;
 use farfork_volume::process::{CopyMethod, OffloadMode};
 use farfork_wire::NodeName;
 use zeroize::Zeroizing;
@@ -191,6 +192,7 @@ impl Node {
             detection_ms: self.detect_ms,
             scrub_hours: self.scrub_hours,
             copy_method: self.volume_copy,
+            compression: self.volume_compress,
             offload_mode: self.volume_offload,
             offload_cpus: self.offload_cpus,
             ..VolumeOptions::new(&self.name, self.volumes, self.catalog)

@@ -67,6 +67,7 @@ mod seeds_may_be_sealed;
 mod strategies_fetch_as_documented;
 mod test;
 mod test_programs_pass_without_farfork;
+mod volume_compression;
 mod volume_copy_methods;
 mod volume_files_are_forked;
 mod volumes_are_replicated;
@@ -101,6 +102,7 @@ const TEST_FILES: &[(&str, &[Test])] = &[
     ("metrics_are_served", metrics_are_served::TESTS),
     ("benchmarks_run", benchmarks_run::TESTS),
     ("volumes_are_copied_by_each_method", volume_copy_methods::TESTS),
+    ("volumes_are_compressed", volume_compression::TESTS),
     ("volumes_are_replicated", volumes_are_replicated::TESTS),
     ("volumes_outlive_lost_files", volumes_outlive_lost_files::TESTS),
     ("volume_files_are_forked", volume_files_are_forked::TESTS),

@@ -46,7 +46,7 @@ struct LogMetric {
     bytes: fn(&LogStatus) -> u64,
 }
 
-const LOG_METRICS: [LogMetric; 4] = [
+const LOG_METRICS: [LogMetric; 6] = [
     LogMetric { name: "volume_logged", help: "Bytes of a client's log that a replica has.", bytes: |log| log.logged },
     LogMetric {
         name: "volume_committed",
@@ -62,6 +62,16 @@ const LOG_METRICS: [LogMetric; 4] = [
         name: "volume_coalesced",
         help: "Bytes of data that a replica did not copy to its shared tree, because later records overwrite or drop them.",
         bytes: |log| log.coalesced,
+    },
+    LogMetric {
+        name: "volume_forwarded",
+        help: "Bytes of a client's log that a replica has sent to the next one, before compression.",
+        bytes: |log| log.forwarded,
+    },
+    LogMetric {
+        name: "volume_compressed",
+        help: "Bytes that a replica has sent to the next one in place of the forwarded bytes, after compression.",
+        bytes: |log| log.compressed,
     },
 ];
 
@@ -200,7 +210,7 @@ mod tests {
         let [n1, n2] = ["n1", "n2"].map(|name| NodeName::new(name).unwrap());
         let mut record = VolumeRecord::new(1, vec![n1.clone(), n2.clone()], 8 << 20, Durability::Memory);
         record.clients = vec![n2.clone()];
-        let log = LogStatus { logged: 4096, committed: 4096, published: 0, coalesced: 0 };
+        let log = LogStatus { logged: 4096, committed: 4096, ..LogStatus::default() };
         let unknown = ReplicaStatus::unknown(n2, "it is down".to_owned());
         let replicas = vec![
             ReplicaStatus { node: n1, failure: None, logs: vec![log], free_bytes: Some(4096), ..unknown.clone() },

@@ -17,6 +17,7 @@ use farfork_fork::pager::{self, PagerConfig};
 use farfork_node::daemon;
 use farfork_node::options::{Options, SeedBudget, TrustOptions, VolumeOptions};
 use farfork_trust::{Credentials, Encryption, JoinToken, TrustDirectory};
+use farfork_volume::chain::LogCompression;
 use farfork_volume::process::{CopyMethod, OffloadMode};
 use farfork_wire::NodeName;
 use libtest_mimic::{Arguments, Trial};
@@ -83,6 +84,7 @@ fn run_node(name: &str, run_dir: &str, join: Option<&str>) {
             detection_ms: 1000,
             scrub_hours: 0,
             copy_method: CopyMethod::default(),
+            compression: LogCompression::default(),
             offload_mode: OffloadMode::default(),
             offload_cpus: None,
         },

@@ -81,6 +81,16 @@ pub struct AppendLog {
     pub bytes: LogBytes,
 }
 
+/// As `AppendLog`, and parts of the new bytes were sent compressed. The replica expands them before it validates the log.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AppendCompressedLog {
+    /// The announcement. Its `bytes` name the region, also if they are empty.
+    pub append: AppendLog,
+    /// The compressed parts, as `encode_chunks` encodes them.
+    #[serde(with = "serde_bytes")]
+    pub chunks: Vec<u8>,
+}
+
 /// Bytes of a log that are sent with a call. They save the round trip of a write.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LogBytes {
@@ -347,6 +357,7 @@ typed_calls! {
     HasMount = 19 -> bool,
     SaveLastCheck = 20 -> (),
     CommitLog = 21 -> LogPoint,
+    AppendCompressedLog = 22 -> AppendedLog,
 }
 
 /// A request about one volume.

@@ -11,7 +11,9 @@ use farfork_trust::Credentials;
 use farfork_wire::descriptor::ExtentId;
 use farfork_wire::{NodeName, SeedId, Token};
 
-use super::calls::{AppendLog, AppendedLog, LogBytes, OpenAnswer, OpenLog};
+use super::calls::{AppendCompressedLog, AppendLog, AppendedLog, LogBytes, OpenAnswer, OpenLog};
+use super::compressed_chunk::{CHUNK_BYTES_MAX, CompressedChunk, encode_chunks};
+use super::compression::LogCompressor;
 use super::path::PathVersion;
 use super::peers::{PeerClient, PeerClients, PeerError};
 use crate::log::{LogFile, LogPoint, file_offset};
@@ -20,6 +22,7 @@ use crate::log::{LogFile, LogPoint, file_offset};
 const INLINE_BYTES_MAX: u64 = 64 << 10;
 /// One write of many. Larger ones leave the cache of a processor between their copies: 256 KiB were a tenth slower.
 const WRITE_BYTES: u64 = 64 << 10;
+const _: () = assert!(INLINE_BYTES_MAX <= CHUNK_BYTES_MAX as u64 && WRITE_BYTES <= CHUNK_BYTES_MAX as u64);
 /// Writes in flight: they cover the round trip of a fast network.
 const WRITES_IN_FLIGHT_MAX: usize = 16;
 
@@ -90,33 +93,53 @@ impl ChainLink {
         self.path
     }
 
-    /// Sends the log up to `request.end`, and waits until this member and all later ones have it.
+    /// Sends the log up to `request.end`, and waits until this member and all later ones have it. Chunks that `compressor`
+    /// shrinks are sent compressed.
     ///
     /// # Errors
     /// The link then has to be opened again.
-    pub fn append(&mut self, log: &LogFile, mut request: AppendLog) -> Result<AppendedLog, ChainError> {
+    pub fn append(
+        &mut self,
+        log: &LogFile,
+        mut request: AppendLog,
+        compressor: &mut LogCompressor,
+    ) -> Result<AppendedLog, ChainError> {
         let (from, to) = (self.acknowledged.position, self.acknowledged.max(request.end).position);
-        if to - from <= INLINE_BYTES_MAX {
-            let region = self.key.seed.number();
-            request.bytes = LogBytes { region, position: from, data: read_ring(log, from, to) };
+        let end = request.end;
+        request.bytes = LogBytes { region: self.key.seed.number(), position: from, data: Vec::new() };
+        let chunks = if to - from <= INLINE_BYTES_MAX {
+            request.bytes.data = read_ring(log, from, to);
+            compress_inline(&mut request.bytes, log.header().ring_bytes, compressor)
         } else {
-            self.write(log, from, to)?;
-        }
-        let appended = self.calls.call::<AppendLog>(&request, self.timeout)?;
-        self.acknowledged = self.acknowledged.max(request.end);
+            self.write(log, from, to, compressor)?
+        };
+        let appended = if chunks.is_empty() {
+            self.calls.call::<AppendLog>(&request, self.timeout)?
+        } else {
+            let request = AppendCompressedLog { append: request, chunks: encode_chunks(&chunks) };
+            self.calls.call::<AppendCompressedLog>(&request, self.timeout)?
+        };
+        self.acknowledged = self.acknowledged.max(end);
         Ok(appended)
     }
 
-    /// Copies positions of the log into the member's ring.
-    fn write(&mut self, log: &LogFile, from: u64, to: u64) -> Result<(), ChainError> {
+    /// Copies positions of the log into the member's ring. A chunk that shrinks is written compressed where it begins. Returns these.
+    fn write(
+        &mut self,
+        log: &LogFile,
+        from: u64,
+        to: u64,
+        compressor: &mut LogCompressor,
+    ) -> Result<Vec<CompressedChunk>, ChainError> {
         let connection = match &mut self.connection {
             Some(connection) => connection,
             none => none.insert(connect_node(&self.address, &self.node, self.credentials.as_ref())?),
         };
         let ring_bytes = log.header().ring_bytes;
-        let deadline = Instant::now() + self.timeout;
+        let mut deadline = Instant::now() + self.timeout;
         let mut position = from;
         let mut in_flight = 0;
+        let mut chunks = Vec::new();
         let mut completions: Vec<Completion> = Vec::new();
         while position < to || in_flight > 0 {
             while position < to && in_flight < WRITES_IN_FLIGHT_MAX {
@@ -124,7 +147,11 @@ impl ChainLink {
                 let bytes = (to - position).min(WRITE_BYTES).min(ring_bytes - offset);
                 let mut data = Vec::with_capacity(bytes as usize);
                 log.append_to(&mut data, file_offset(position, ring_bytes), bytes);
-                let spans = vec![Span { extent: ExtentId(0), offset, bytes: bytes as u32 }];
+                let started = Instant::now();
+                chunks.extend(compress_chunk(position, &mut data, compressor));
+                // The member is not slow while this node compresses.
+                deadline += started.elapsed();
+                let spans = vec![Span { extent: ExtentId(0), offset, bytes: data.len() as u32 }];
                 let key = Arc::clone(&self.key);
                 connection.submit_write(WriteRequest { tag: position, key, spans, data, deadline })?;
                 position += bytes;
@@ -139,8 +166,28 @@ impl ChainLink {
                 in_flight -= 1;
             }
         }
-        Ok(())
+        Ok(chunks)
     }
+}
+
+/// Compresses bytes that are sent with a call, unless they continue at the begin of the ring.
+fn compress_inline(bytes: &mut LogBytes, ring_bytes: u64, compressor: &mut LogCompressor) -> Vec<CompressedChunk> {
+    let is_contiguous = bytes.position % ring_bytes + bytes.data.len() as u64 <= ring_bytes;
+    if is_contiguous {
+        compress_chunk(bytes.position, &mut bytes.data, compressor).into_iter().collect()
+    } else {
+        compressor.count_uncompressed(bytes.data.len());
+        Vec::new()
+    }
+}
+
+/// Replaces the data at a position by fewer bytes, if it shrinks.
+fn compress_chunk(position: u64, data: &mut Vec<u8>, compressor: &mut LogCompressor) -> Option<CompressedChunk> {
+    let log_bytes = data.len() as u32;
+    let compressed = compressor.compress(data)?;
+    data.clear();
+    data.extend_from_slice(compressed);
+    Some(CompressedChunk { position, log_bytes, compressed_bytes: data.len() as u32 })
 }
 
 /// The bytes between two positions of a log.

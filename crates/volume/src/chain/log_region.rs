@@ -1,16 +1,18 @@
-//! The ring of a replica's log as a region that the predecessor writes. Bytes that are in use cannot be overwritten.
+//! The ring of a replica's log as a region that the predecessor writes, and in which compressed chunks are expanded. Bytes that
+//! are in use cannot be overwritten.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt as _;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use farfork_fabric::Region;
 use farfork_wire::descriptor::ExtentId;
 use rustix::io::Errno;
 
-use crate::log::RING_OFFSET;
+use super::compressed_chunk::{CHUNK_BYTES_MAX, CompressedChunk};
+use crate::log::{RING_OFFSET, file_offset};
 
 /// The positions that the predecessor may write: from the end of the log on, but no byte that is not published yet.
 #[derive(Debug, Default)]
@@ -33,6 +35,12 @@ impl WritableWindow {
         let position = stored + (offset + ring_bytes - stored % ring_bytes) % ring_bytes;
         position + bytes <= published + ring_bytes
     }
+
+    /// Whether the part of the log that a chunk has may be written.
+    fn contains_chunk(&self, ring_bytes: u64, chunk: &CompressedChunk) -> bool {
+        let is_new = chunk.position >= self.stored.load(Ordering::Acquire);
+        is_new && self.contains(ring_bytes, chunk.position % ring_bytes, u64::from(chunk.log_bytes))
+    }
 }
 
 /// A region with the ring as extent 0.
@@ -44,6 +52,47 @@ pub struct LogRegion {
     pub ring_bytes: u64,
     /// The bytes that the predecessor may write.
     pub window: Arc<WritableWindow>,
+    /// Held while a chunk is expanded.
+    pub expansion: Mutex<ChunkExpansion>,
+}
+
+/// Whether chunks may be expanded in a region, and the buffers for it.
+#[derive(Debug, Default)]
+pub struct ChunkExpansion {
+    is_revoked: bool,
+    /// Empty until the first chunk: most nodes do not compress.
+    compressed: Vec<u8>,
+    expanded: Vec<u8>,
+}
+
+impl LogRegion {
+    /// Expands chunks in place, from a list that `decode_chunks` has accepted.
+    ///
+    /// # Errors
+    /// At the first chunk that is damaged, or that may not be written (any more): EACCES. It and all later ones stay as they are.
+    pub fn expand(&self, chunks: &[CompressedChunk]) -> io::Result<()> {
+        for chunk in chunks {
+            // For one chunk at a time: revoking waits.
+            let mut expansion = self.expansion.lock().unwrap_or_else(PoisonError::into_inner);
+            if expansion.is_revoked || !self.window.contains_chunk(self.ring_bytes, chunk) {
+                return Err(Errno::ACCESS.into());
+            }
+            let ChunkExpansion { compressed, expanded, .. } = &mut *expansion;
+            compressed.resize(CHUNK_BYTES_MAX, 0);
+            expanded.resize(CHUNK_BYTES_MAX, 0);
+            let compressed = &mut compressed[..chunk.compressed_bytes as usize];
+            let expanded = &mut expanded[..chunk.log_bytes as usize];
+            self.file.read_exact_at(compressed, file_offset(chunk.position, self.ring_bytes))?;
+            chunk.expand(compressed, expanded).map_err(io::Error::other)?;
+            self.write(ExtentId(0), chunk.position % self.ring_bytes, expanded)?;
+        }
+        Ok(())
+    }
+
+    /// No chunk is expanded after this: the log may have another predecessor, which writes the same bytes.
+    pub fn revoke(&self) {
+        self.expansion.lock().unwrap_or_else(PoisonError::into_inner).is_revoked = true;
+    }
 }
 
 impl Region for LogRegion {
@@ -67,6 +116,7 @@ impl Region for LogRegion {
 
 #[cfg(test)]
 mod tests {
+    use super::super::compression::{LogCompression, LogCompressor};
     use super::*;
 
     #[test]
@@ -78,5 +128,63 @@ mod tests {
         assert!(contains(0, 100), "of the next lap, up to unpublished bytes");
         assert!(!contains(0, 101));
         assert!(!contains(100, 1) && !contains(299, 1), "in use");
+    }
+
+    const RING_BYTES: u64 = 256 << 10;
+    const LOG_BYTES: u32 = 50_000;
+
+    /// A region of which everything is free, with a compressed chunk at a position.
+    fn region_with_chunk(position: u64) -> (LogRegion, CompressedChunk, Vec<u8>) {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(RING_OFFSET + RING_BYTES).unwrap();
+        let window = Arc::new(WritableWindow::default());
+        window.set(position, position);
+        let region = LogRegion { file, ring_bytes: RING_BYTES, window, expansion: Mutex::default() };
+        let data: Vec<u8> = (0..LOG_BYTES).map(|index| (index / 100) as u8).collect();
+        let mut compressor = LogCompressor::new(LogCompression::Lz4);
+        let compressed = compressor.compress(&data).unwrap();
+        region.write(ExtentId(0), position % RING_BYTES, compressed).unwrap();
+        let compressed_bytes = compressed.len() as u32;
+        (region, CompressedChunk { position, log_bytes: LOG_BYTES, compressed_bytes }, data)
+    }
+
+    fn read(region: &LogRegion, position: u64) -> Vec<u8> {
+        let mut found = vec![0; LOG_BYTES as usize];
+        region.read(ExtentId(0), position % RING_BYTES, &mut found).unwrap();
+        found
+    }
+
+    #[test]
+    fn chunks_are_expanded_in_place() {
+        let position = 3 * RING_BYTES + 1000;
+        let (region, chunk, data) = region_with_chunk(position);
+        region.expand(&[chunk]).unwrap();
+        assert!(read(&region, position) == data);
+    }
+
+    #[test]
+    fn a_damaged_chunk_and_all_later_ones_stay_as_they_are() {
+        let (region, chunk, _) = region_with_chunk(0);
+        let before = read(&region, 0);
+        let short = CompressedChunk { compressed_bytes: chunk.compressed_bytes - 1, ..chunk };
+        let error = region.expand(&[short, chunk]).unwrap_err().to_string();
+        assert!(error.contains("damaged"), "{error}");
+        assert!(read(&region, 0) == before);
+    }
+
+    #[test]
+    fn bytes_in_use_and_those_of_a_revoked_region_are_not_expanded() {
+        let (region, chunk, _) = region_with_chunk(1000);
+        let before = read(&region, 1000);
+        region.window.set(1001, 1001);
+        assert_eq!(region.expand(&[chunk]).unwrap_err().kind(), io::ErrorKind::PermissionDenied);
+        // The chunk ends one byte after the last published one of the lap before.
+        region.window.set(RING_BYTES, u64::from(LOG_BYTES) - 1);
+        let next_lap = CompressedChunk { position: RING_BYTES, ..chunk };
+        assert!(!region.window.contains_chunk(RING_BYTES, &next_lap));
+        region.window.set(1000, 1000);
+        region.revoke();
+        assert_eq!(region.expand(&[chunk]).unwrap_err().kind(), io::ErrorKind::PermissionDenied);
+        assert!(read(&region, 1000) == before);
     }
 }

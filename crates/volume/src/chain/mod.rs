@@ -5,6 +5,8 @@
 //         └────────────── reply ─────────────┴────── reply ───────┘   each member before has the log up to `end`, too
 
 pub mod calls;
+mod compressed_chunk;
+mod compression;
 mod link;
 mod log_region;
 mod log_state;
@@ -13,6 +15,10 @@ mod path;
 mod peers;
 mod tree_space;
 
+pub use compressed_chunk::{
+    AnnouncedRange, CHUNK_BYTES_MAX, ChunkError, CompressedChunk, decode_chunks, encode_chunks,
+};
+pub use compression::{ForwardedBytes, LogCompression, LogCompressor};
 pub use link::{ChainError, ChainLink};
 pub use log_region::{LogRegion, WritableWindow};
 pub use log_state::{ChainLog, LogRestart, PublishedAhead};

@@ -240,6 +240,10 @@ pub struct LogStatus {
     pub published: u64,
     /// Bytes of data that the replica did not copy to its shared tree, because later records overwrite or drop them.
     pub coalesced: u64,
+    /// Bytes of the log that the replica has sent to the next one since its process started, before compression.
+    pub forwarded: u64,
+    /// The bytes that were sent in their place. Without compression, as many.
+    pub compressed: u64,
 }
 
 /// Sends one command to the offload process of the node with this store, and waits for the answer.

@@ -123,6 +123,12 @@ fn copy_method() -> CopyMethod {
     std::env::var("FARFORK_VOLUME_COPY").map_or_else(|_| CopyMethod::default(), |name| name.parse().expect("a method"))
 }
 
+/// The compression that the tests run with: FARFORK_VOLUME_COMPRESS, or else the default.
+fn compression() -> LogCompression {
+    let name = std::env::var("FARFORK_VOLUME_COMPRESS");
+    name.map_or_else(|_| LogCompression::default(), |name| name.parse().expect("a method of compression"))
+}
+
 fn offload_options(arguments: &[String]) -> OffloadOptions {
     OffloadOptions {
         node: NodeName::new(&arguments[3]).expect("a node name"),
@@ -133,6 +139,7 @@ fn offload_options(arguments: &[String]) -> OffloadOptions {
         scrub_interval: SCRUB_INTERVAL,
         mode: OffloadMode::On,
         copy_method: copy_method(),
+        compression: compression(),
         credentials: None,
     }
 }

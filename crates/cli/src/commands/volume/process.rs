@@ -61,6 +61,9 @@ pub(crate) struct OffloadArguments {
     /// Method to copy data into shared trees while the worker does not run.
     #[arg(long, value_name = "METHOD", default_value_t = CopyMethod::default())]
     copy: CopyMethod,
+    /// How log data is compressed on its way to the next replica.
+    #[arg(long, value_name = "METHOD", default_value_t = LogCompression::default())]
+    compress: LogCompression,
     /// CPUs that it may use, such as 1 or 2-3.
     #[arg(long, value_name = "LIST")]
     cpus: Option<String>,
@@ -117,6 +120,7 @@ impl OffloadArguments {
             scrub_interval: Duration::from_secs(3600 * u64::from(self.scrub_hours)),
             mode: OffloadMode::On,
             copy_method: self.copy,
+            compression: self.compress,
             credentials: credentials.with_context(|| object.clone())?,
         };
         run_offload(&options).context(object)?;

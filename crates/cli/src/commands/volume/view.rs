@@ -65,6 +65,9 @@ pub(super) struct LogView {
     pub(super) published: u64,
     /// Bytes of data that publishing did not copy, because later changes overwrote or dropped them.
     pub(super) coalesced: u64,
+    /// Bytes of the log that were sent to the next replica, before and after compression.
+    pub(super) forwarded: u64,
+    pub(super) compressed: u64,
 }
 
 impl LogView {
@@ -108,6 +111,8 @@ impl ReplicaView {
             committed: log.committed,
             published: log.published,
             coalesced: log.coalesced,
+            forwarded: log.forwarded,
+            compressed: log.compressed,
         });
         Self {
             node: replica.node.clone(),
@@ -199,7 +204,8 @@ pub(super) mod tests {
         let mut record = VolumeRecord::new(9, vec![n1.clone(), n2.clone()], 64 << 20, Durability::Disk);
         (record.state, record.chain) = (VolumeState::Ready, vec![n1.clone()]);
         (record.clients, record.writer) = (vec![n2.clone()], Some(0));
-        let log = LogStatus { logged: 8192, committed: 4096, published: 0, coalesced: 512 };
+        let (published, coalesced, forwarded, compressed) = (0, 512, 8192, 700);
+        let log = LogStatus { logged: 8192, committed: 4096, published, coalesced, forwarded, compressed };
         let unknown = ReplicaStatus::unknown(n2, "it is down".to_owned());
         let replicas = vec![
             ReplicaStatus { node: n1, failure: None, logs: vec![log], free_bytes: Some(1 << 30), ..unknown.clone() },
@@ -217,8 +223,10 @@ pub(super) mod tests {
         });
         assert_eq!(volume, expected);
         let replicas = serde_json::to_value(ReplicaView::all(&status())).unwrap();
-        let log =
-            serde_json::json!({ "client": "n2", "logged": 8192, "committed": 4096, "published": 0, "coalesced": 512 });
+        let log = serde_json::json!({
+            "client": "n2", "logged": 8192, "committed": 4096, "published": 0, "coalesced": 512,
+            "forwarded": 8192, "compressed": 700,
+        });
         let expected = serde_json::json!([
             { "node": "n1", "live": true, "failure": null, "free_bytes": 1 << 30, "full": false, "logs": [log] },
             { "node": "n2", "live": false, "failure": "it is down", "free_bytes": null, "full": false, "logs": [] },

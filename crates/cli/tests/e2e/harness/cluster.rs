@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -46,6 +46,13 @@ const LEFTOVERS_LIMIT: Duration = Duration::from_secs(60);
 /// Number of log lines of a daemon that a failure shows.
 const LOG_LINES_MAX: usize = 20;
 
+/// How the nodes of a cluster are started.
+struct NodeLaunch<'a> {
+    program: &'a Path,
+    /// Further arguments of `farfork node`.
+    arguments: &'a [&'a str],
+}
+
 /// Nodes on this machine.
 pub(crate) struct Cluster {
     local: Mutex<LocalCluster>,
@@ -66,24 +73,32 @@ impl Cluster {
     pub(crate) fn start_with(nodes: usize, node_arguments: &[&str]) -> Self {
         let scratch = super::scratch::directory();
         let run_dir = scratch.path().join("run");
-        Self::start_at(run_dir, scratch, nodes, node_arguments)
+        Self::start_at(run_dir, scratch, nodes, &NodeLaunch { program: Path::new(BINARY), arguments: node_arguments })
+    }
+
+    /// As [`Self::start`]. The nodes run `wrapper`, a program that ends by executing `farfork` with its own arguments.
+    pub(crate) fn start_wrapped(wrapper: &Path, nodes: usize) -> Self {
+        let scratch = super::scratch::directory();
+        let run_dir = scratch.path().join("run");
+        Self::start_at(run_dir, scratch, nodes, &NodeLaunch { program: wrapper, arguments: &[] })
     }
 
     /// As [`Self::start_with`], with its run directory in another place, which must outlive it.
     pub(crate) fn start_on(disk: &Disk, nodes: usize, node_arguments: &[&str]) -> Self {
-        Self::start_at(disk.path().join("run"), super::scratch::directory(), nodes, node_arguments)
+        let launch = NodeLaunch { program: Path::new(BINARY), arguments: node_arguments };
+        Self::start_at(disk.path().join("run"), super::scratch::directory(), nodes, &launch)
     }
 
-    fn start_at(run_dir: PathBuf, scratch: TempDir, nodes: usize, node_arguments: &[&str]) -> Self {
+    fn start_at(run_dir: PathBuf, scratch: TempDir, nodes: usize, launch: &NodeLaunch<'_>) -> Self {
         static CLUSTERS: AtomicUsize = AtomicUsize::new(0);
         let number = CLUSTERS.fetch_add(1, Ordering::Relaxed);
         let name = format!("e2e-{}-{number}", std::process::id());
-        let mut config = LocalClusterConfig::new(&name, &run_dir, nodes, BINARY);
+        let mut config = LocalClusterConfig::new(&name, &run_dir, nodes, launch.program);
         // A file of its own: other nodes of the machine may use up their ranges.
         config.node_arguments = vec!["--user-ranges".into(), user_ranges_in(&scratch).to_string_lossy().into_owned()];
         // A busy machine must not make a node count as failed.
         config.node_arguments.extend(["--detect-ms".to_owned(), "10000".to_owned()]);
-        config.node_arguments.extend(node_arguments.iter().map(|argument| (*argument).to_owned()));
+        config.node_arguments.extend(launch.arguments.iter().map(|argument| (*argument).to_owned()));
         let local = LocalCluster::up(&config, &mut |_| ()).unwrap_or_else(|error| fail_start(&error));
         let marks = RunMarkers {
             run_dir,

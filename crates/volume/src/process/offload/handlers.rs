@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::thread;
 
 use farfork_fabric::{Region, SeedKey};
@@ -14,10 +14,10 @@ use super::node::OffloadNode;
 use super::volume::{LogProgress, OpenRegion, PendingAppend, ReplicatedVolume, WaitingThread};
 use super::{log_copier, rejoin, tree_hold, writer};
 use crate::chain::calls::{
-    AppendLog, CommitLog, CreateReplica, DescribeReplica, DigestData, DigestTree, DropReplica, FindPaths, FinishTerm,
-    HasClient, HasMount, HoldTree, LendTree, OpenAnswer, OpenLog, OpenedLog, PublishLog, ReadInodeDigests, ReadTree,
-    ReleaseTree, ReleaseWriter, ReplicaDescription, SaveLastCheck, ValidateLogs, VolumeKey, VolumeRequest, answer_call,
-    decode_request,
+    AppendCompressedLog, AppendLog, CommitLog, CreateReplica, DescribeReplica, DigestData, DigestTree, DropReplica,
+    FindPaths, FinishTerm, HasClient, HasMount, HoldTree, LendTree, OpenAnswer, OpenLog, OpenedLog, PublishLog,
+    ReadInodeDigests, ReadTree, ReleaseTree, ReleaseWriter, ReplicaDescription, SaveLastCheck, ValidateLogs, VolumeKey,
+    VolumeRequest, answer_call, decode_request,
 };
 use crate::chain::{CALL_TIMEOUT, LogRegion, PathVersion, RECORD_BYTES, RESERVE_BYTES};
 use crate::process::LogStatus;
@@ -50,8 +50,18 @@ pub(super) fn handler_table(node: &Arc<OffloadNode>) -> HandlerTable {
     add_volume_call::<SaveLastCheck>(&mut table, node, |volume, call| {
         volume.directory.save_last_check(&call.last).map_err(|error| error.to_string())
     });
+    let append_node = Arc::clone(node);
+    table.add_deferred_handler(AppendLog::ID, move |payload, reply| match decode_request::<AppendLog>(&payload) {
+        Ok(request) => append_log(&append_node, &request, None, reply),
+        Err(reason) => reply.refuse(&reason),
+    });
     let node = Arc::clone(node);
-    table.add_deferred_handler(AppendLog::ID, move |payload, reply| append_log(&node, &payload, reply));
+    table.add_deferred_handler(AppendCompressedLog::ID, move |payload, reply| {
+        match decode_request::<AppendCompressedLog>(&payload) {
+            Ok(request) => append_log(&node, &request.append, Some(&request.chunks), reply),
+            Err(reason) => reply.refuse(&reason),
+        }
+    });
     table
 }
 
@@ -148,20 +158,18 @@ fn register_region(volume: &ReplicatedVolume, client: u16) -> io::Result<OpenedL
     drop(previous);
     let mut state = volume.lock();
     let log = state.log(client);
-    let memory = Arc::new(LogRegion { file, ring_bytes, window: Arc::clone(&log.window) });
+    let (window, expansion) = (Arc::clone(&log.window), Mutex::default());
+    let memory = Arc::new(LogRegion { file, ring_bytes, window, expansion });
     let exported = Arc::clone(&memory) as Arc<dyn Region>;
     let _registration = node.regions.register(&key, exported).map_err(io::Error::other)?;
     log.region = Some(OpenRegion { number: region, memory, _registration });
     Ok(OpenedLog { region, token, stored: log.chain.stored() })
 }
 
-fn append_log(node: &Arc<OffloadNode>, payload: &[u8], reply: DeferredReply) {
-    let prepared = decode_request::<AppendLog>(payload).and_then(|request| {
-        let volume = open(node, &request.volume)?;
-        Ok((request, volume))
-    });
-    let (request, volume) = match prepared {
-        Ok(prepared) => prepared,
+/// The predecessor announces new bytes of a log. `chunks` is the list of those that it has sent compressed.
+fn append_log(node: &Arc<OffloadNode>, request: &AppendLog, chunks: Option<&[u8]>, reply: DeferredReply) {
+    let volume = match open(node, &request.volume) {
+        Ok(volume) => volume,
         Err(reason) => return reply.refuse(&reason),
     };
     let known_revision = volume.lock().record.revision;
@@ -177,17 +185,23 @@ fn append_log(node: &Arc<OffloadNode>, payload: &[u8], reply: DeferredReply) {
         drop(state);
         return reply.refuse("the log takes another path by now, or is not open");
     };
-    if let Err(reason) = log.take_bytes(&request.bytes) {
-        drop(state);
-        return reply.refuse(&reason);
-    }
+    let accepted = log
+        .take_bytes(&request.bytes)
+        .and_then(|()| chunks.map(|list| log.accept_chunks(request.bytes.region, list, request.end)).transpose());
+    let expansion = match accepted {
+        Ok(expansion) => expansion,
+        Err(reason) => {
+            drop(state);
+            return reply.refuse(&reason);
+        }
+    };
     if request.is_urgent {
         log.raise_urgent_end(request.end);
     }
     let later_space = &mut log.later_space;
     let needs_report = request.needs_space || !later_space.is_known();
     let space_request = if needs_report { later_space.request() } else { 0 };
-    log.appends.push(PendingAppend { path, end: request.end, space_request, reply });
+    log.appends.push(PendingAppend { path, end: request.end, expansion, space_request, reply });
     drop(state);
     log_copier::copy_now(&volume, request.client, false);
     if request.is_urgent {

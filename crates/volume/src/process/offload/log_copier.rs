@@ -17,7 +17,7 @@ use super::publishing;
 use super::volume::{LogProgress, PendingAppend, ReplicaState, ReplicatedVolume, WaitingThread};
 use crate::chain::calls::{AppendLog, AppendedLog, LogBytes, OpenLog, answer_call};
 use crate::chain::membership;
-use crate::chain::{ChainError, ChainLink, LogRestart, PathPosition, PathVersion, TreeSpace};
+use crate::chain::{ChainError, ChainLink, LogCompressor, LogRestart, PathPosition, PathVersion, TreeSpace};
 use crate::log::{LogFile, LogHeader, LogPoint};
 use crate::publish::{Durability, PublishedMark, is_damaged_mark};
 use crate::replay::{LogReplay, ReplayEnd};
@@ -45,6 +45,7 @@ pub(super) struct LogCopier {
     file: File,
     replay: LogReplay,
     link: Option<ChainLink>,
+    compressor: LogCompressor,
     next_look: Instant,
     polled_at: Instant,
     retry_at: Instant,
@@ -110,6 +111,7 @@ pub(super) fn ensure_open(volume: &Arc<ReplicatedVolume>, client: u16) -> io::Re
         file,
         replay,
         link: None,
+        compressor: LogCompressor::new(volume.node.compression),
         next_look: now,
         polled_at: now,
         retry_at: now,
@@ -296,7 +298,11 @@ impl LogCopier {
                 self.next_look = Instant::now() + LOOK_INTERVAL;
                 read_to_end(&mut self.replay, &self.log)
             }
-            LogSource::Predecessor { end } => self.read_to(end),
+            LogSource::Predecessor { end } => {
+                let expansions = self.volume.lock().log(self.client).take_expansions(task.path);
+                expansions.iter().for_each(|expansion| expansion.execute(&self.volume));
+                self.read_to(end)
+            }
         };
         if self.replay.next_point() != before && task.record.durability == Durability::Disk {
             self.flush();
@@ -416,7 +422,10 @@ impl LogCopier {
         let link = self.link.as_mut().expect("it was opened above");
         let bytes = LogBytes::default();
         let request = AppendLog { volume, revision, path, client, end: stored, is_urgent, needs_space, bytes };
-        Ok((stored, link.append(&self.log, request)?))
+        let appended = link.append(&self.log, request, &mut self.compressor);
+        self.compressor.end_attempt(appended.is_err());
+        self.volume.lock().log(self.client).forwarded += self.compressor.take_forwarded();
+        Ok((stored, appended?))
     }
 
     fn refuse_appends(&self) {

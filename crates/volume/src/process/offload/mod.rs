@@ -38,7 +38,7 @@ use self::node::OffloadNode;
 use super::channel::{MessageChannel, listen};
 use super::data_copier::CopyMethod;
 use super::store::VolumeStore;
-use crate::chain::PeerClients;
+use crate::chain::{LogCompression, PeerClients};
 
 /// The name of the lock.
 const OFFLOAD: &str = "offload";
@@ -99,6 +99,8 @@ pub struct OffloadOptions {
     pub mode: OffloadMode,
     /// Method to copy data into shared trees while the host worker does not run.
     pub copy_method: CopyMethod,
+    /// How the node compresses the log data that it sends. It expands what others send either way.
+    pub compression: LogCompression,
     /// The identity that other nodes authenticate; none for connections in clear.
     pub credentials: Option<Credentials>,
 }

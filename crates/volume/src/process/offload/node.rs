@@ -19,7 +19,7 @@ use super::publishing::{self, WorkerLink};
 use super::rejoin;
 use super::volume::ReplicatedVolume;
 use crate::chain::calls::{HasClient, VolumeKey};
-use crate::chain::{PeerClients, membership};
+use crate::chain::{LogCompression, PeerClients, membership};
 use crate::process::data_copier::CopyMethod;
 use crate::process::message::OffloadMessage;
 use crate::process::store::VolumeStore;
@@ -42,6 +42,7 @@ pub(super) struct OffloadNode {
     /// A node that does not answer for so long leaves the chain.
     pub(super) detection_time: Duration,
     pub(super) copy_method: CopyMethod,
+    pub(super) compression: LogCompression,
     volumes: Mutex<HashMap<VolumeName, Arc<ReplicatedVolume>>>,
 }
 
@@ -70,7 +71,7 @@ impl OffloadNode {
         peers: PeerClients,
         regions: Arc<RegionRegistry>,
     ) -> io::Result<Self> {
-        let OffloadOptions { node: name, detection_time, copy_method, mode, .. } = options.clone();
+        let OffloadOptions { node: name, detection_time, copy_method, compression, mode, .. } = options.clone();
         let worker = Mutex::new(WorkerLink::new(store.clone(), mode, copy_method)?);
         Ok(Self {
             name,
@@ -81,6 +82,7 @@ impl OffloadNode {
             worker,
             detection_time,
             copy_method,
+            compression,
             volumes: Mutex::default(),
         })
     }

@@ -10,15 +10,17 @@ use farfork_wire::NodeName;
 use tempfile::TempDir;
 
 use super::{OffloadMode, OffloadOptions, run_offload};
-use crate::chain::PeerClients;
-use crate::chain::calls::{HoldTree, LendTree, ReadTree, ReleaseTree, VolumeKey};
+use crate::chain::calls::{
+    AppendCompressedLog, AppendLog, HoldTree, LendTree, LogBytes, OpenAnswer, OpenLog, ReadTree, ReleaseTree, VolumeKey,
+};
+use crate::chain::{CompressedChunk, LogCompression, PathVersion, PeerClients, encode_chunks};
 use crate::log::{AppendedRecord, LogAppender, LogFile, LogPoint};
 use crate::process::channel::MessageChannel;
 use crate::process::data_copier::CopyMethod;
 use crate::process::message::{AttachedClient, ClientMessage, ForeignChange, OffloadMessage};
 use crate::process::store::VolumeStore;
 use crate::process::{ControlAnswer, ControlRequest, NewVolume, send_control_request};
-use crate::publish::{Durability, load_namespace};
+use crate::publish::{Durability, PublishedMark, load_namespace};
 use crate::record::{EntryName, FileKind, InodeNumber, Timestamp};
 use crate::view::{CallerIdentity, NewInode, VolumeNamespace};
 
@@ -34,6 +36,11 @@ struct TestCluster {
 
 impl TestCluster {
     fn start() -> Self {
+        Self::start_with(|_| LogCompression::Off)
+    }
+
+    /// `compression_of` chooses for each node.
+    fn start_with(compression_of: impl Fn(&str) -> LogCompression) -> Self {
         let cluster = Self { directory: TempDir::new().unwrap() };
         for name in NODES {
             let store = cluster.store(name);
@@ -50,6 +57,7 @@ impl TestCluster {
                 scrub_interval: Duration::ZERO,
                 mode: OffloadMode::default(),
                 copy_method: CopyMethod::default(),
+                compression: compression_of(name),
                 credentials: None,
             };
             thread::spawn(move || run_offload(&options).unwrap());
@@ -220,6 +228,80 @@ fn a_commit_is_on_each_replica_and_published_on_each() {
         let path = cluster.store(node).join("data/shared/tree/one");
         wait_for("its data is published", || std::fs::read(&path).unwrap() == b"one".repeat(10_000));
     }
+}
+
+/// The middle node expands what the first one sends, and sends it as its own option says.
+#[test]
+fn nodes_that_compress_and_nodes_that_do_not_are_in_one_chain() {
+    for compressing in [&["n1", "n2"][..], &["n1"], &["n2"]] {
+        let is_compressing = |name: &str| compressing.contains(&name);
+        let cluster = TestCluster::start_with(|name| match is_compressing(name) {
+            true => LogCompression::Lz4,
+            false => LogCompression::Off,
+        });
+        cluster.create_volume(&NODES);
+        let mut client = TestClient::attach(&cluster.store("n1"));
+        client.acquire_write();
+        // Together more than the ring, and than is sent with a call.
+        let names: Vec<String> = (0..40).map(|number| format!("name of file {number:03}")).collect();
+        for names in names.chunks(4) {
+            names.iter().for_each(|name| client.create_file(name));
+            client.commit();
+        }
+        let status = ControlRequest::Status(VolumeName::new("data").unwrap());
+        let ControlAnswer::Volumes(volumes) = cluster.control("n3", &status) else { panic!("no volumes") };
+        for replica in &volumes[0].replicas {
+            let (name, log) = (replica.node.as_str(), replica.logs[0]);
+            assert_eq!(log.forwarded >= log.logged, name != "n3", "{name}: {log:?}");
+            assert_eq!(log.compressed < log.forwarded / 2, is_compressing(name), "{name}: {log:?}");
+        }
+        for node in NODES {
+            wait_for("the files are published", || cluster.published_names(node) == names);
+            for name in &names {
+                let path = cluster.store(node).join("data/shared/tree").join(name);
+                wait_for("its data is published", || std::fs::read(&path).unwrap() == name.repeat(10_000).as_bytes());
+            }
+        }
+    }
+}
+
+/// Nothing is stored of it, and the predecessor continues.
+#[test]
+fn compressed_data_that_is_damaged_or_out_of_bounds_is_refused() {
+    let cluster = TestCluster::start();
+    cluster.create_volume(&NODES);
+    let mut client = TestClient::attach(&cluster.store("n1"));
+    client.acquire_write();
+    let (peers, node) = (cluster.peers(), NodeName::new("n2").unwrap());
+    let (volume, _) = cluster.volume_key();
+    let record = cluster.catalog().read().unwrap().volumes[&volume.name].clone();
+    let (path, revision, stored) = (PathVersion::of(&record, 0), record.revision, LogPoint::START);
+    let published = PublishedMark::start_of(0);
+    let request = OpenLog { volume: volume.clone(), revision, path, client: 0, published, stored };
+    let OpenAnswer::Opened(opened) = peers.call::<OpenLog>(&node, &request, WAIT_LIMIT).unwrap() else {
+        panic!("the disk has room")
+    };
+    let append = |region, position| {
+        let end = LogPoint { sequence: 2, position: 20_000 };
+        let bytes = LogBytes { region, position: 0, data: vec![0x11; 100] };
+        let (is_urgent, needs_space) = (false, false);
+        let append =
+            AppendLog { volume: volume.clone(), revision, path, client: 0, end, is_urgent, needs_space, bytes };
+        let chunks = encode_chunks(&[CompressedChunk { position, log_bytes: 20_000, compressed_bytes: 100 }]);
+        let request = AppendCompressedLog { append, chunks };
+        peers.call::<AppendCompressedLog>(&node, &request, WAIT_LIMIT).unwrap_err().to_string()
+    };
+    for (region, position, refusal) in [
+        (opened.region, 0, "the log is not valid after position 0"),
+        (opened.region, 1, "out of bounds"),
+        (opened.region ^ 1, 0, "another predecessor"),
+    ] {
+        let found = append(region, position);
+        assert!(found.contains(refusal), "{found}");
+    }
+    client.create_file("one");
+    client.commit();
+    wait_for("the file is published", || cluster.published_names("n2") == ["one"]);
 }
 
 #[test]

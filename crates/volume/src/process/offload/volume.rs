@@ -18,7 +18,10 @@ use super::rejoin::TreeLoan;
 use super::space::{LaterSpace, SpaceCheck};
 use super::tree_hold::{EndedHold, TreeHold};
 use crate::chain::calls::{LogBytes, VolumeKey};
-use crate::chain::{CALL_TIMEOUT, ChainLog, LogRegion, LogRestart, PathVersion, WritableWindow};
+use crate::chain::{
+    AnnouncedRange, CALL_TIMEOUT, ChainLog, CompressedChunk, ForwardedBytes, LogRegion, LogRestart, PathVersion,
+    WritableWindow, decode_chunks,
+};
 use crate::log::LogPoint;
 use crate::process::LogStatus;
 use crate::process::volume_directory::VolumeDirectory;
@@ -140,6 +143,8 @@ pub(super) struct LogProgress {
     pub(super) urgent_end: LogPoint,
     /// Bytes of data that publishing did not copy, because later records overwrite or drop them.
     pub(super) coalesced_bytes: u64,
+    /// What the next replica was sent.
+    pub(super) forwarded: ForwardedBytes,
     /// Requests of the predecessor that are not answered.
     pub(super) appends: Vec<PendingAppend>,
     /// None when its thread has ended.
@@ -181,11 +186,34 @@ impl OpenRegion {
     }
 }
 
+impl Drop for OpenRegion {
+    fn drop(&mut self) {
+        self.memory.revoke();
+    }
+}
+
+/// Chunks that the predecessor has sent compressed.
+pub(super) struct PendingExpansion {
+    region: Arc<LogRegion>,
+    chunks: Vec<CompressedChunk>,
+}
+
+impl PendingExpansion {
+    /// Expands them in the log. If that fails, the records of the predecessor are not valid.
+    pub(super) fn execute(&self, volume: &ReplicatedVolume) {
+        if let Err(error) = self.region.expand(&self.chunks) {
+            tracing::warn!(%error, volume = %volume.key.name, "log data of the predecessor cannot be expanded");
+        }
+    }
+}
+
 /// A request of the predecessor.
 pub(super) struct PendingAppend {
     /// A request for an earlier path counts for nothing: the log may belong to a term that has ended since.
     pub(super) path: PathVersion,
     pub(super) end: LogPoint,
+    /// To do before the log is validated up to the end.
+    pub(super) expansion: Option<PendingExpansion>,
     /// The report of space that the answer needs.
     pub(super) space_request: u64,
     pub(super) reply: DeferredReply,
@@ -208,6 +236,7 @@ impl LogProgress {
             later_space: LaterSpace::default(),
             urgent_end: LogPoint::START,
             coalesced_bytes: 0,
+            forwarded: ForwardedBytes::default(),
             appends: Vec::new(),
             copier: Some(copier),
             copier_wakes_at: Instant::now(),
@@ -229,12 +258,30 @@ impl LogProgress {
         region.write(bytes).map_err(|error| format!("the log cannot be written: {error}"))
     }
 
+    /// Accepts a list of chunks that are compressed in a region, up to an announced end. The copier expands them.
+    pub(super) fn accept_chunks(&self, region: u64, list: &[u8], end: LogPoint) -> Result<PendingExpansion, String> {
+        let region = self.region.as_ref().filter(|open| open.number == region);
+        let region = Arc::clone(&region.ok_or("another predecessor writes the log by now")?.memory);
+        let positions = self.chain.stored().position..end.position;
+        let announced = AnnouncedRange { positions, ring_bytes: region.ring_bytes };
+        let chunks = decode_chunks(list, &announced).map_err(|error| error.to_string())?;
+        Ok(PendingExpansion { region, chunks })
+    }
+
+    /// The expansions that are due on a path, in the order of the log.
+    pub(super) fn take_expansions(&mut self, path: PathVersion) -> Vec<PendingExpansion> {
+        let appends = self.appends.iter_mut().filter(|append| append.path == path);
+        appends.filter_map(|append| append.expansion.take()).collect()
+    }
+
     pub(super) fn status(&self) -> LogStatus {
         LogStatus {
             logged: self.chain.stored().position,
             committed: self.chain.committed().position,
             published: self.chain.published().point.position,
             coalesced: self.coalesced_bytes,
+            forwarded: self.forwarded.original,
+            compressed: self.forwarded.compressed,
         }
     }
 
