@@ -65,7 +65,7 @@ const HEADER_LIST: [Header; 8] = [
     Header { path: "linux/mptcp.h", level: "SOL_MPTCP", level_number: 284, prefixes: &["MPTCP_"], first: "MPTCP_INFO" },
 ];
 
-/// For numbers of level and option, their names.
+/// Names of level and option, by the numbers of level and option.
 type Options = BTreeMap<(u32, u32), (String, String)>;
 
 /// Updates the file.
@@ -86,7 +86,7 @@ fn of_headers(directory: &Path) -> Result<Options> {
         let path = directory.join(header.path);
         let text = fs::read_to_string(&path).with_context(|| format!("{}: install linux-libc-dev", path.display()))?;
         for (name, number) in of_header(&text, header) {
-            // Later names of a number are values of options.
+            // Keep the first name of a number: later constants with the same number are values of options.
             options.entry((header.level_number, number)).or_insert((header.level.to_owned(), name));
         }
     }

@@ -1,4 +1,4 @@
-//! Capability tokens: a peer that presents a seed's token may read its memory.
+//! Capability tokens: a peer that presents a seed's token may read the seed's memory.
 
 use std::fmt;
 
@@ -24,7 +24,7 @@ impl Token {
     }
 }
 
-/// Constant-time, so that the delay of an answer reveals nothing about the token.
+/// Compares in constant time, so that the delay of a reply reveals nothing about the token.
 impl PartialEq for Token {
     fn eq(&self, other: &Self) -> bool {
         self.0.ct_eq(&other.0).into()

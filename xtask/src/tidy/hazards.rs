@@ -6,17 +6,17 @@ use super::{Finding, Tree};
 
 const DOCUMENT: &str = "docs/fork-correctness.md";
 
-/// The directory of the sentences of the end-to-end tests.
+/// The directory of the end-to-end tests. The name of each file is a sentence.
 const SENTENCES: &str = "crates/cli/tests/e2e";
 
-/// Repeats the previous sentence.
+/// A mark that repeats the previous file name.
 const SAME: &str = "…";
 
 pub(super) fn check(tree: &Tree<'_>) -> Result<Vec<Finding>> {
     Ok(check_document(tree, DOCUMENT))
 }
 
-/// As `check`, for the table of another document.
+/// Checks the table of one document.
 pub(super) fn check_document(tree: &Tree<'_>, path: &str) -> Vec<Finding> {
     let Some(document) = tree.files.iter().find(|file| file.path == path) else {
         return vec![Finding::whole(path, "it is missing")];

@@ -50,7 +50,7 @@ fn module_style(tree: &Tree<'_>) -> Vec<Finding> {
     paths().filter_map(|path| Some(Finding::whole(path, complaint(path)?))).collect()
 }
 
-/// Items outside of tests whose names contain a word of the stop list.
+/// Finds items outside of tests whose names contain a word of the stop list.
 fn stop_words(tree: &Tree<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
     for file in &tree.rust {
@@ -65,7 +65,7 @@ fn stop_words(tree: &Tree<'_>) -> Vec<Finding> {
     findings
 }
 
-/// Types with the same name as another type of their crate.
+/// Finds types with the same name as another type of their crate.
 fn shared_types(tree: &Tree<'_>) -> Vec<Finding> {
     let mut first = BTreeMap::new();
     let mut findings = Vec::new();

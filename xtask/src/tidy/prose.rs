@@ -51,7 +51,7 @@ fn paragraphs<'a>(lines: impl Iterator<Item = &'a str>) -> Vec<String> {
             if begins_item(line) {
                 found.push(String::new());
             }
-            let paragraph = found.last_mut().expect("there is at least one");
+            let paragraph = found.last_mut().expect("the list is never empty");
             paragraph.push_str(line);
             paragraph.push(' ');
         }

@@ -98,7 +98,7 @@ fn find_tests(path: &str, text: &str) -> usize {
     if is_test_file { 1 } else { module.map_or(usize::MAX, |index| index + 1) }
 }
 
-/// The item that a line of code defines. rustfmt puts at most one on a line.
+/// The item that a line of code defines. rustfmt puts at most one item on a line.
 fn definition_of(code: &str, line: usize) -> Option<Definition> {
     if !code.trim_start().starts_with(char::is_alphabetic) {
         return None;

@@ -20,7 +20,7 @@ const COVERED: [&str; 8] = [
     "crates/api/src/run_dir.rs",
 ];
 
-/// Shorter pieces of a text occur anywhere.
+/// Length of the shortest piece of a text that is compared, in characters. Shorter pieces occur anywhere.
 const PIECE_CHARS_MIN: usize = 5;
 
 /// Separates the description of an error from its advice.

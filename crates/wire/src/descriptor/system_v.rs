@@ -1,4 +1,4 @@
-//! System V semaphores and message queues that the process uses, as in its IPC namespace.
+//! System V semaphores and message queues that the process uses in its IPC namespace.
 
 use serde::{Deserialize, Serialize};
 
