@@ -11,12 +11,12 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 /// (proc_pid_stat(5)).
 const WORDS_BEFORE_CPU: usize = 36;
 
-/// The CPU on which the process's main thread runs or last ran; `None` if there is no such process.
+/// Returns the CPU on which the process's main thread runs or last ran; `None` if there is no such process.
 pub fn cpu_of_process(pid: i32) -> Option<usize> {
     parse_stat_cpu(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
 }
 
-/// The CPUs that the process's control group allows: bit N of word M is CPU 32 × M + N. `None` if they cannot be read.
+/// Reads the CPUs that the process's control group allows: bit N of word M is CPU 32 × M + N. `None` if they cannot be read.
 pub fn cpuset_of_process(pid: i32) -> Option<Vec<u32>> {
     let path = fs::read_to_string(format!("/proc/{pid}/cpuset")).ok()?;
     let path = path.trim().trim_start_matches('/');
@@ -57,7 +57,7 @@ fn parse_cpu_list(list: &str) -> Option<Vec<u32>> {
 /// Highest number of CPUs that a Linux kernel supports on x86-64.
 const CPUS_MAX: usize = 8192;
 
-/// The number of CPUs that the calling thread may use.
+/// Returns the number of CPUs that the calling thread may use.
 ///
 /// # Errors
 /// As sched_getaffinity(2).

@@ -33,7 +33,7 @@ fn inet_family() -> u8 {
     AddressFamily::INET.as_raw() as u8
 }
 
-/// A `struct ifaddrmsg` with its attributes.
+/// Encodes a `struct ifaddrmsg` with its attributes.
 fn address_request(own: Ipv4Addr) -> Vec<u8> {
     const IFA_ADDRESS: u16 = 1;
     const IFA_LOCAL: u16 = 2;
@@ -44,8 +44,8 @@ fn address_request(own: Ipv4Addr) -> Vec<u8> {
     body
 }
 
-/// A `struct rtmsg` with its attributes: a route to all addresses (a prefix of 0 bits). It is in the table `local`, which
-/// the kernel consults to decide whether a socket may bind to an address.
+/// Encodes a `struct rtmsg` with its attributes: a route to all addresses (a prefix of 0 bits). The route is in the table
+/// `local`, which the kernel consults to decide whether a socket may bind to an address.
 fn local_route_request(source: Ipv4Addr) -> Vec<u8> {
     const RTA_OIF: u16 = 4;
     const RTA_PREFSRC: u16 = 7;

@@ -20,7 +20,7 @@ pub struct Clocks {
 }
 
 impl Clocks {
-    /// The clocks now, as the calling process sees them.
+    /// Reads the clocks, as the calling process sees them.
     pub fn now() -> Self {
         Self {
             monotonic_ns: nanoseconds(clock_gettime(ClockId::Monotonic)),
@@ -42,12 +42,12 @@ impl Clocks {
     }
 }
 
-/// CLOCK_MONOTONIC, in nanoseconds.
+/// Reads CLOCK_MONOTONIC, in nanoseconds.
 pub fn monotonic_ns() -> u64 {
     nanoseconds(clock_gettime(ClockId::Monotonic)).cast_unsigned()
 }
 
-/// CLOCK_REALTIME, in nanoseconds.
+/// Reads CLOCK_REALTIME, in nanoseconds.
 pub fn realtime_ns() -> u64 {
     nanoseconds(clock_gettime(ClockId::Realtime)).cast_unsigned()
 }
@@ -81,7 +81,7 @@ fn nanoseconds(time: Timespec) -> i64 {
     time.tv_sec * NANOSECONDS_PER_SECOND + time.tv_nsec
 }
 
-/// The CPU time of all threads of this process.
+/// Reads the CPU time of all threads of this process.
 pub fn process_cpu_time() -> Duration {
     clock_gettime(ClockId::ProcessCPUTime).try_into().unwrap_or_default()
 }

@@ -134,8 +134,8 @@ pub fn reap_within(pidfd: &OwnedFd, limit: Duration) -> io::Result<bool> {
     Ok(true)
 }
 
-/// Reserved descriptor numbers, which are reused for later processes. They were allocated early, so they are low, and so is
-/// `fds_end`: a new process copies only the caller's descriptors below `fds_end`.
+/// Reserved descriptor numbers, which are reused for later processes. Numbers that are reserved early are low, and keep
+/// `fds_end` low: a new process copies only the caller's descriptors below `fds_end`.
 #[derive(Debug)]
 struct FdReservation([OwnedFd; RESERVED_FDS]);
 
@@ -183,8 +183,8 @@ static IGNORED_SIGNALS: OnceLock<u64> = OnceLock::new();
 fn ignored_signals() -> u64 {
     let is_ignored = |signal: &libc::c_int| {
         let mut action = [0_u64; 4];
-        // A raw system call, because sigaction(3) refuses the C library's two internal signals, which may be ignored as
-        // well. SAFETY: the kernel writes its sigaction to this frame: four words, of which the first is the handler. No
+        // A raw system call, because sigaction(3) refuses the C library's two internal signals, which may be ignored as well.
+        // SAFETY: the kernel writes its sigaction to this frame: four words, of which the first is the handler. No
         // disposition changes.
         let result = unsafe {
             libc::syscall(libc::SYS_rt_sigaction, *signal, ptr::null::<u64>(), action.as_mut_ptr(), size_of::<u64>())

@@ -28,13 +28,13 @@ fn owner_ended_signal() -> i32 {
 }
 
 thread_local! {
-    /// In a companion the owner's id, elsewhere 0.
+    /// The owner's process id in a companion, elsewhere 0.
     static OWNER: AtomicI32 = const { AtomicI32::new(0) };
     static IS_CRITICAL: AtomicBool = const { AtomicBool::new(false) };
     static IS_ORPHAN: AtomicBool = const { AtomicBool::new(false) };
 }
 
-/// The process that this memory belongs to: in a companion its owner, elsewhere the caller.
+/// Returns the process to which this memory belongs: in a companion its owner, elsewhere the caller.
 pub fn owner_pid() -> i32 {
     match OWNER.with(|owner| owner.load(Ordering::Relaxed)) {
         0 => std::process::id().cast_signed(),
@@ -205,7 +205,7 @@ pub fn spawn_in_owner(builder: thread::Builder, body: impl FnOnce() + Send + 'st
     result_receiver.recv().map_err(|_| lost())?
 }
 
-/// The channel to the owner's thread that starts other threads. The first call starts that thread, in the owner.
+/// Returns the channel to the owner's thread that starts other threads. The first call starts that thread, in the owner.
 fn owner_spawner() -> Option<&'static Sender<SpawnRequest>> {
     static OWNER_SPAWNER: OnceLock<Option<Sender<SpawnRequest>>> = OnceLock::new();
     let begin = || {
@@ -270,7 +270,7 @@ impl GuardedStack {
         Ok(stack)
     }
 
-    /// The address after its last byte: stacks grow downwards.
+    /// The address after the last byte: stacks grow downwards.
     fn top(&self) -> *mut c_void {
         self.start.wrapping_byte_add(self.bytes)
     }

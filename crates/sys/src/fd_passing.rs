@@ -14,7 +14,7 @@ use rustix::net::{
 /// Most descriptors of one message: the kernel's SCM_MAX_FD.
 pub const FDS_PER_MESSAGE_MAX: usize = 253;
 
-/// A connected pair of SOCK_SEQPACKET sockets, both close-on-exec.
+/// Creates a connected pair of SOCK_SEQPACKET sockets, both close-on-exec.
 ///
 /// # Errors
 /// As socketpair(2).
@@ -23,7 +23,7 @@ pub fn seqpacket_pair() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(pair)
 }
 
-/// A connected pair of SOCK_STREAM sockets, both close-on-exec.
+/// Creates a connected pair of SOCK_STREAM sockets, both close-on-exec.
 ///
 /// # Errors
 /// As socketpair(2).

@@ -95,7 +95,7 @@ fn query_result(result: libc::c_int, answer: &[u8; RESULT_BYTES_MAX], query: FdQ
     }
 }
 
-/// The I/O priority of a thread (ioprio_get(2)): its class from bit 13 on.
+/// Reads the I/O priority of a thread (ioprio_get(2)). The class begins at bit 13.
 ///
 /// # Errors
 /// ESRCH when the thread has ended.
@@ -106,7 +106,7 @@ pub fn io_priority(tid: i32) -> io::Result<u32> {
     u32::try_from(priority).map_err(|_| io::Error::last_os_error())
 }
 
-/// The SCHED_FLAG_* flags and utilization clamps of a thread (sched_getattr(2)), as the structure that the kernel writes.
+/// Reads the `struct sched_attr` of a thread (sched_getattr(2)), with its SCHED_FLAG_* flags and utilization clamps.
 ///
 /// # Errors
 /// ESRCH when the thread has ended.

@@ -32,7 +32,7 @@ pub(crate) struct SchedAttr {
 }
 
 impl SchedAttr {
-    /// The structure in the kernel's layout.
+    /// Encodes the structure in the kernel's layout.
     pub(crate) fn to_bytes(self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(mem::size_of::<Self>());
         bytes.extend(self.size.to_ne_bytes());

@@ -72,7 +72,7 @@ pub fn set_number_option(socket: BorrowedFd<'_>, level: u32, name: u32, value: i
     }
 }
 
-/// The socket's own address, in the form for bind(2). A socket without an address has only the family.
+/// Reads the socket's own address, in the form for bind(2). For a socket without an address, this is only the family.
 ///
 /// # Errors
 /// As getsockname(2).
@@ -81,16 +81,16 @@ pub fn local_address(socket: BorrowedFd<'_>) -> io::Result<Vec<u8>> {
     address(|at, length| unsafe { libc::getsockname(socket.as_raw_fd(), at, length) })
 }
 
-/// The address of the peer.
+/// Reads the address of the peer.
 ///
 /// # Errors
-/// As getpeername(2): ENOTCONN if it is not connected.
+/// As getpeername(2): ENOTCONN if the socket is not connected.
 pub fn peer_address(socket: BorrowedFd<'_>) -> io::Result<Vec<u8>> {
     // SAFETY: as `address` requires.
     address(|at, length| unsafe { libc::getpeername(socket.as_raw_fd(), at, length) })
 }
 
-/// The amount of data sent from a Unix socket that the peer has not read, in bytes, including the kernel's overhead
+/// Reads how much of the data sent from a Unix socket the peer has not read, in bytes, including the kernel's overhead
 /// (SIOCOUTQ).
 ///
 /// # Errors
@@ -104,8 +104,8 @@ pub fn peer_unread_bytes(socket: BorrowedFd<'_>) -> io::Result<u32> {
     }
 }
 
-/// The file that a Unix socket is bound to, even if it was renamed: opened as O_PATH, close-on-exec (SIOCUNIXFILE). `None`
-/// if it is not bound to a file.
+/// Opens the file to which a Unix socket is bound, even if the file was renamed, as O_PATH and close-on-exec (SIOCUNIXFILE).
+/// `None` if the socket is not bound to a file.
 ///
 /// # Errors
 /// As ioctl(2): EPERM without CAP_NET_ADMIN over the socket's network namespace.

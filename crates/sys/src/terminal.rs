@@ -72,7 +72,7 @@ pub fn read_master(fd: BorrowedFd<'_>) -> io::Result<PtyMaster> {
     })
 }
 
-/// The readiness of either end.
+/// Reads the readiness of either end.
 ///
 /// # Errors
 /// As poll(2) and ioctl_tty(2).
@@ -118,7 +118,7 @@ pub fn open_peer(master: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     }
 }
 
-/// The number of the pseudo-terminal whose other end is `fd`, from its device; `None` if it is another terminal.
+/// Returns the number of the pseudo-terminal whose slave end is `fd`, from the device number; `None` for another terminal.
 ///
 /// # Errors
 /// As fstat(2).
@@ -126,8 +126,8 @@ pub fn pts_number(fd: BorrowedFd<'_>) -> io::Result<Option<u32>> {
     Ok(pts_number_of_device(rustix::fs::fstat(fd)?.st_rdev))
 }
 
-/// The number of the pseudo-terminal of a device. A device of `/dev/pts` has major number 136, and the pseudo-terminal's
-/// number as minor number.
+/// Returns the number of the pseudo-terminal with a device number. A device of `/dev/pts` has major number 136, and the
+/// pseudo-terminal's number as minor number.
 pub(crate) fn pts_number_of_device(device: u64) -> Option<u32> {
     const MAJOR: u32 = 136;
     (rustix::fs::major(device) == MAJOR).then(|| rustix::fs::minor(device))

@@ -392,7 +392,8 @@ fn is_userfaultfd(number: RawFd) -> bool {
     fs::read_link(format!("/proc/self/fd/{number}")).is_ok_and(|link| link.as_os_str() == FD_LINK)
 }
 
-/// `done` is the field that the kernel wrote: completed bytes, or the negative errno that it also returned.
+/// Converts the outcome of a request. `done` is the field that the kernel wrote: completed bytes, or the negative errno that
+/// it also returned.
 fn range_result(outcome: Result<(), Errno>, done: i64) -> Result<(), RangeError> {
     outcome.map_err(|errno| RangeError { done: u64::try_from(done).unwrap_or(0), cause: errno.into() })
 }

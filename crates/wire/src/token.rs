@@ -18,7 +18,7 @@ impl Token {
         Self(bytes)
     }
 
-    /// The bytes, for the wire only.
+    /// Returns the secret bytes, for messages only.
     pub fn expose(&self) -> &[u8; TOKEN_BYTES] {
         &self.0
     }

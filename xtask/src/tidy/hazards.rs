@@ -29,14 +29,14 @@ pub(super) fn check_document(tree: &Tree<'_>, path: &str) -> Vec<Finding> {
     findings.collect()
 }
 
-/// The last cell of a row, except in the heading and the line below it.
+/// Returns the last cell of a row; `None` for the heading and the line below it.
 fn tests_cell(line: &str) -> Option<&str> {
     let cells: Vec<&str> = line.strip_prefix('|')?.strip_suffix('|')?.split(" | ").map(str::trim).collect();
     let is_row = cells.len() > 1 && cells.last() != Some(&"test");
     if is_row { cells.last().copied() } else { None }
 }
 
-/// The errors in the tests that a cell names.
+/// Finds the errors in the tests that a cell names.
 fn complaints<'a>(cell: &str, text_of: &impl Fn(&str) -> Option<&'a str>) -> Vec<String> {
     let names: Vec<&str> = cell.split('`').skip(1).step_by(2).collect();
     if names.is_empty() {

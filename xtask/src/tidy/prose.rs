@@ -1,4 +1,4 @@
-//! Sentences of comments and documents, for the checks that count words. Code, frames of tables and diagrams are left out.
+//! Sentences of comments and documents, for the checks that count words. Code, frames of tables and diagrams are omitted.
 
 use crate::workspace::TextFile;
 

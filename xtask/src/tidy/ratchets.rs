@@ -1,5 +1,5 @@
-//! Counts that may only fall: one row of `xtask/ratchets.tsv` for each crate and measure. They count text and names that are
-//! not plain yet. A count above its row is a finding; `cargo xtask tidy --lower` writes lower counts into the file.
+//! Counts that may only fall: one row of `xtask/ratchets.tsv` for each crate and measure. The measures count text and names
+//! that are not plain yet. A count above its row is a finding; `cargo xtask tidy --lower` writes lower counts into the file.
 
 use std::collections::BTreeMap;
 

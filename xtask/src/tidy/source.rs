@@ -64,7 +64,7 @@ impl RustFile {
         line >= self.tests_start
     }
 
-    /// The defined items, in order. Associated types are left out, because the trait defines their names.
+    /// The defined items, in order. Associated types are omitted, because the trait defines their names.
     pub(crate) fn definitions(&self) -> Vec<Definition> {
         self.code_lines().filter_map(|(line, code)| definition_of(code, line)).collect()
     }

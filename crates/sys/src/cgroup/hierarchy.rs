@@ -23,7 +23,7 @@ pub struct Hierarchy {
     pub top: PathBuf,
     /// The directory of the calling process's group.
     pub own: PathBuf,
-    /// The controllers of a version 1 hierarchy. Those of version 2 are in the `cgroup.controllers` of each group.
+    /// The controllers of a version 1 hierarchy. In version 2, each group lists its controllers in `cgroup.controllers`.
     pub controllers: Vec<String>,
 }
 
@@ -45,10 +45,10 @@ pub struct CreationBase {
 }
 
 impl Hierarchy {
-    /// Chooses where this process creates groups that need the `wanted` controllers. This is the process's own group if
-    /// possible: then the limits of the process also limit what it starts. A version 2 group that has processes cannot
-    /// enable controllers for the groups below it. Then the topmost group is tried. If it cannot enable them either, the new
-    /// groups have no controllers.
+    /// Chooses where this process creates groups that need the `wanted` controllers. The process's own group is preferred:
+    /// then the limits of the process also limit what it starts. A version 2 group that has processes cannot enable
+    /// controllers for the groups below it. Then the topmost group is tried. If it cannot enable them either, the new groups
+    /// have no controllers.
     pub fn creation_base(&self, wanted: &[&str]) -> CreationBase {
         let own = match self.own.parent() {
             Some(above) if self.own.ends_with(DAEMON_LEAF) => above,
@@ -70,8 +70,8 @@ impl Hierarchy {
     }
 }
 
-/// The hierarchies that are mounted in the calling thread's mount namespace, at [`STANDARD_TOP`] or below it. If none is
-/// mounted there, those that are mounted elsewhere.
+/// Finds the hierarchies that are mounted in the calling thread's mount namespace, at [`STANDARD_TOP`] or below it. If none
+/// is mounted there, those that are mounted elsewhere.
 ///
 /// # Errors
 /// As reading `/proc/thread-self/mountinfo` and `/proc/self/cgroup`.

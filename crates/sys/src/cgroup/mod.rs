@@ -22,7 +22,7 @@ const CREATE_TRIES_MAX: u32 = 10;
 /// enables `controllers` for the groups below it.
 ///
 /// # Errors
-/// As mkdir(2). A controller that cannot be enabled is no error: the groups lack its files.
+/// As mkdir(2). If a controller cannot be enabled, no error is returned, but the groups lack the controller's files.
 pub fn create_path(base: &Path, name: &Path, version: CgroupVersion, controllers: &[String]) -> io::Result<()> {
     for _ in 1..CREATE_TRIES_MAX {
         match create_path_once(base, name, version, controllers) {
@@ -87,8 +87,8 @@ pub fn open(group: &Path) -> io::Result<File> {
 /// Moves a process, with all its threads, into the group.
 ///
 /// # Errors
-/// ESRCH if there is no such process. EINVAL if a controller refuses it (version 1's `cpu` refuses real-time tasks). EBUSY
-/// or EOPNOTSUPP if a version 2 group may hold no processes.
+/// ESRCH if there is no such process. EINVAL if a controller refuses the process (version 1's `cpu` refuses real-time
+/// tasks). EBUSY or EOPNOTSUPP if a version 2 group may hold no processes.
 pub fn move_process(group: &Path, pid: i32) -> io::Result<()> {
     write(group, "cgroup.procs", &pid.to_string())
 }
@@ -101,7 +101,7 @@ pub fn move_thread(group: &Path) -> io::Result<()> {
     write(group, "tasks", "0")
 }
 
-/// The processes of the group itself, without the groups below, as process ids of the caller's pid namespace.
+/// Reads the processes of the group itself, without the groups below, as process ids of the caller's pid namespace.
 ///
 /// # Errors
 /// As reading `cgroup.procs`.
@@ -140,7 +140,7 @@ pub fn write(group: &Path, file: &str, value: &str) -> io::Result<()> {
     File::options().write(true).open(group.join(file))?.write_all(value.as_bytes())
 }
 
-/// The controllers that a version 2 group has.
+/// Reads the controllers that a version 2 group has.
 ///
 /// # Errors
 /// As reading `cgroup.controllers`.

@@ -149,7 +149,7 @@ const FEATURE_TABLE: [CpuidWord; FEATURE_WORDS] = [
     },
 ];
 
-/// The features of this CPU, as CPUID reports them to user programs.
+/// Reads the features of this CPU, as CPUID reports them to user programs.
 pub fn features() -> [u32; FEATURE_WORDS] {
     FEATURE_TABLE.map(|cpuid_word| {
         let mask = cpuid_word.bits.iter().fold(0, |mask, (bit, _)| mask | 1 << bit);

@@ -33,8 +33,8 @@ pub fn extended_state() -> Option<ExtendedState> {
 /// used them: the tile data of AMX. See the kernel's `Documentation/arch/x86/xstate.rst`.
 pub const DYNAMIC_COMPONENTS: u64 = 1 << 18;
 
-/// Size of an XSAVE area in the standard format that ends with the last of `components`, in bytes, without
-/// [`DYNAMIC_COMPONENTS`].
+/// Returns the size of an XSAVE area in the standard format that ends with the last of `components`, in bytes.
+/// [`DYNAMIC_COMPONENTS`] are not counted.
 ///
 /// This is the largest extended state that rt_sigreturn(2) loads into a thread without dynamic components. From a larger
 /// state the kernel loads only the x87 and SSE registers, and reports no error.

@@ -33,7 +33,7 @@ const COMPONENTS: [&str; 20] = [
 ];
 
 impl ProcessorFeatures {
-    /// The features of this machine; `None` if the kernel has not enabled XSAVE.
+    /// Reads the features of this machine; `None` if the kernel has not enabled XSAVE.
     pub fn detect() -> Option<Self> {
         Some(Self { state: extended_state()?, features: features() })
     }

@@ -90,7 +90,7 @@ impl MountProbes {
         self.unresponsive()
     }
 
-    /// The ids of mounts that have not answered their last probe yet. Never waits.
+    /// Returns the ids of mounts that have not answered their last probe yet. Never waits.
     pub fn unresponsive(&self) -> BTreeSet<u32> {
         let mut pending = self.lock();
         pending.retain(|_, probe| matches!(probe.try_wait(), Ok(None)));

@@ -70,7 +70,7 @@ impl MountTable {
         Ok(Self(openat(proc, "thread-self/mountinfo", flags, Mode::empty())?.into()))
     }
 
-    /// The current text of the table.
+    /// Reads the current text of the table.
     ///
     /// # Errors
     /// As pread(2).
@@ -111,7 +111,7 @@ struct MountIdentity {
 }
 
 impl MountIdentity {
-    /// The numbers of the mount at `point`; `None` if statx(2) does not return mount ids.
+    /// Reads the numbers of the mount at `point`; `None` if statx(2) does not return mount ids.
     fn read(point: &Path) -> io::Result<Option<Self>> {
         let now = statx(CWD, point, AtFlags::NO_AUTOMOUNT, StatxFlags::MNT_ID)?;
         let has_mount_id = now.stx_mask & StatxFlags::MNT_ID.bits() != 0;
@@ -201,7 +201,7 @@ fn parse_attributes(field: &[u8]) -> Attributes {
     })
 }
 
-/// The kernel writes space, tab, newline and backslash in paths as `\` and three octal digits.
+/// Decodes a path. The kernel writes space, tab, newline and backslash as `\` and three octal digits.
 fn unescape(field: &[u8]) -> PathBuf {
     let mut bytes = Vec::with_capacity(field.len());
     let mut rest = field;

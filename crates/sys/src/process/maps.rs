@@ -30,7 +30,7 @@ pub struct MapEntry {
 }
 
 impl MapEntry {
-    /// Its length, in bytes.
+    /// Length of the mapping, in bytes.
     pub fn bytes(&self) -> u64 {
         self.end - self.start
     }
@@ -108,7 +108,7 @@ impl MapEntry {
     }
 }
 
-/// The kernel writes a newline in a path as `\012`.
+/// Decodes a path, in which the kernel writes a newline as `\012`.
 fn unescape(path: &[u8]) -> Vec<u8> {
     const NEWLINE: &[u8] = b"\\012";
     let mut plain = Vec::with_capacity(path.len());
@@ -161,8 +161,8 @@ fn lines(mut rest: &[u8]) -> impl Iterator<Item = &[u8]> {
     })
 }
 
-/// In `smaps`, lines with properties of a mapping begin with a capital letter. The line of the mapping itself begins with a
-/// lower-case hex digit.
+/// Parses the text of `maps` or `smaps`. In `smaps`, lines with properties of a mapping begin with a capital letter. The
+/// line of the mapping itself begins with a lower-case hex digit.
 fn parse(text: &[u8]) -> Option<Vec<MapEntry>> {
     let mut entries: Vec<MapEntry> = Vec::new();
     for line in lines(text).filter(|line| !line.is_empty()) {

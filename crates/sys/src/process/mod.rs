@@ -34,7 +34,7 @@ pub use stat::ProcStat;
 pub use status::{ProcStatus, format_cpu_list};
 pub use syscall::{SystemCall, is_waiting_in};
 
-/// The ids of the threads of a process, ascending.
+/// Reads the ids of the threads of a process, in ascending order.
 ///
 /// # Errors
 /// NotFound if the process has ended.
@@ -42,7 +42,7 @@ pub fn thread_ids(pid: i32) -> io::Result<Vec<i32>> {
     numeric_entries(&format!("/proc/{pid}/task"))
 }
 
-/// The ids of all processes, ascending.
+/// Reads the ids of all processes, in ascending order.
 ///
 /// # Errors
 /// As open(2), if there is no `/proc`.
@@ -50,7 +50,7 @@ pub fn all_pids() -> io::Result<Vec<i32>> {
     numeric_entries("/proc")
 }
 
-/// The number of threads of a process; cheaper than [`thread_ids`].
+/// Reads the number of threads of a process; cheaper than [`thread_ids`].
 ///
 /// # Errors
 /// NotFound if the process has ended.
@@ -62,7 +62,7 @@ pub fn thread_count(pid: i32) -> io::Result<usize> {
     Ok((links as usize).saturating_sub(OWN_LINKS))
 }
 
-/// The entries of a directory of `/proc` that are numbers, ascending.
+/// Reads the entries of a directory of `/proc` that are numbers, in ascending order.
 fn numeric_entries<T: FromStr + Ord>(path: &str) -> io::Result<Vec<T>> {
     numeric_entries_of(&open_directory(path)?)
 }
@@ -84,8 +84,8 @@ fn numeric_entries_of<T: FromStr + Ord>(directory: &OwnedFd) -> io::Result<Vec<T
     Ok(numbers)
 }
 
-/// Reads the soft and hard limits by RLIMIT number, `u64::MAX` for unlimited. They are in `/proc/PID/limits`, which needs no
-/// privilege, unlike prlimit(2).
+/// Reads the soft and hard limits by RLIMIT number, `u64::MAX` for unlimited. The source is `/proc/PID/limits`, which needs
+/// no privilege, unlike prlimit(2).
 ///
 /// # Errors
 /// NotFound if the process has ended.
@@ -115,7 +115,7 @@ fn read_once(path: &str) -> io::Result<Vec<u8>> {
 }
 
 fn read_once_from(mut file: File) -> io::Result<Vec<u8>> {
-    /// Most files have some hundred bytes. Clearing a larger buffer would cost more than the call itself.
+    /// Most files have a few hundred bytes. Clearing a larger buffer would cost more than the call itself.
     const PIECE_BYTES: usize = 4 << 10;
     let mut bytes = vec![0; PIECE_BYTES];
     let read = file.read(&mut bytes)?;
@@ -154,7 +154,7 @@ pub fn read_line(path: &str) -> io::Result<String> {
     text.map(|text| text.trim_ascii_end().to_owned()).ok_or_else(|| malformed(path))
 }
 
-/// The name (comm) of a thread of a process.
+/// Reads the name (comm) of a thread of a process.
 ///
 /// # Errors
 /// NotFound or ESRCH if the thread has ended.

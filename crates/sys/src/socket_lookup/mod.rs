@@ -20,7 +20,7 @@ pub struct Redirection {
     _link: OwnedFd,
 }
 
-/// Selects the packets to redirect: all except those to the namespace's own addresses.
+/// Selects the packets to redirect: all packets except those to the namespace's own addresses.
 #[derive(Debug, Clone, Copy)]
 pub struct RedirectRule<'a> {
     /// The namespace's own address, other than loopback (127.0.0.0/8).

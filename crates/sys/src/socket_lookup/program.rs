@@ -47,7 +47,7 @@ const fn jump(count: i16) -> BpfInstruction {
     instruction(0x05, (0, 0), count, 0)
 }
 
-/// An address in network byte order, as a register value.
+/// Returns the register value of an address in network byte order.
 fn address_word(address: Ipv4Addr) -> i32 {
     i32::from_ne_bytes(address.octets())
 }

@@ -95,12 +95,12 @@ impl Descriptor {
         1 + self.descendants.len()
     }
 
-    /// The number of the process that owns a process's table of descriptors: itself or an ancestor.
+    /// Returns the number of the process that owns a process's table of descriptors: itself or an ancestor.
     pub fn fd_table_owner(&self, number: u32) -> u32 {
         self.nearest_unshared(number, |process_relations| process_relations.shares_files)
     }
 
-    /// The number of the process that owns a process's address space: itself or an ancestor.
+    /// Returns the number of the process that owns a process's address space: itself or an ancestor.
     pub fn address_space_owner(&self, number: u32) -> u32 {
         self.nearest_unshared(number, |process_relations| process_relations.shares_memory)
     }

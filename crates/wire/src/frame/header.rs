@@ -168,7 +168,7 @@ impl Header {
         self.check_body_crc(crc32c::crc32c(body))
     }
 
-    /// As [`Header::check_body`], with a checksum that the receiver computed while the body arrived.
+    /// Like [`Header::check_body`], but takes the checksum that the receiver computed while the body arrived.
     ///
     /// # Errors
     /// [`FabricFrameError::BodyChecksum`].

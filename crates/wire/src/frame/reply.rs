@@ -103,7 +103,7 @@ pub fn seal_data(frame: &mut [u8], id: u64, extent_bytes: u64) {
     frame[..HEADER_BYTES].copy_from_slice(&header.encode());
 }
 
-/// As [`seal_data`], for a stream that already protects each byte: the checksum field of the body is 0.
+/// Like [`seal_data`], but for a stream that already protects each byte: the checksum field of the body is 0.
 ///
 /// # Panics
 /// As [`seal_data`].
