@@ -81,7 +81,7 @@ impl Drop for CriticalSection {
 // thread. (With CLONE_VFORK the thread would sleep uninterruptibly, which counts towards the machine's load.)
 //
 // State that the kernel keeps per process belongs to the companion: timers (timer_create(2)), children, tracees, and
-// threads. The threads that it starts end with it; Threads from `spawn_in_owner` outlive it.
+// threads. The threads that it starts end with it. Threads from `spawn_in_owner` outlive it.
 
 /// Runs `life` in a companion with a stack of this many bytes, and returns when the companion has ended. If the companion
 /// cannot be created, `life` runs in the calling thread. A companion must not call this: its own companion would end with

@@ -1,5 +1,5 @@
-//! Finds the present pages of hugetlbfs files. lseek(2) (SEEK_DATA) reports the whole file as data. Reading a missing page
-//! through a mapping would take a page from the pool.
+//! Finds the present pages of hugetlbfs files. lseek(2) with SEEK_DATA does not help: it reports the whole file as data.
+//! Reading a missing page through a mapping would take a page from the pool.
 
 use std::fs::File;
 use std::io;

@@ -37,8 +37,8 @@ impl Drop for RealTimeGuard {
     }
 }
 
-/// Makes a thread a real-time thread, which runs before all ordinary threads. So are the threads and processes that it
-/// starts.
+/// Makes a thread a real-time thread, which runs before all ordinary threads. Threads and processes that it starts are also
+/// real-time threads.
 ///
 /// # Errors
 /// As [`RealTimeGuard::enter`]; ESRCH if there is no such thread.

@@ -42,8 +42,8 @@ pub fn read_process_batch<const N: usize>(pid: i32, addresses: &[u64]) -> Vec<Op
     all
 }
 
-/// Reads all of `into` from `address` of process `pid`. `mem` is the process's `/proc/PID/mem`, through which also pages can
-/// be read that [`read_process`] cannot read because of their protection.
+/// Reads all of `into` from `address` of process `pid`. `mem` is the process's `/proc/PID/mem`. It also gives access to
+/// pages that [`read_process`] cannot read because of their protection.
 ///
 /// # Errors
 /// As process_vm_readv(2) and pread(2) of /proc/PID/mem (EIO if nothing is mapped).
@@ -72,8 +72,8 @@ pub fn write_process(pid: i32, address: u64, from: &[u8]) -> io::Result<()> {
     }
 }
 
-/// Writes to `address` of process `pid`. `mem` is the process's `/proc/PID/mem`, opened for writing, through which also
-/// pages can be written that the process itself may not write.
+/// Writes to `address` of process `pid`. `mem` is the process's `/proc/PID/mem`, opened for writing. It also gives access to
+/// pages that the process itself may not write.
 ///
 /// # Errors
 /// As process_vm_writev(2) and pwrite(2) of /proc/PID/mem (EIO if nothing is mapped).

@@ -15,7 +15,7 @@ pub const OPTION_TRACE_SYSCALL_GOOD: usize = 1;
 /// `PTRACE_O_EXITKILL`: the tracee is killed when its tracer ends.
 pub const OPTION_EXIT_KILL: usize = 1 << 20;
 
-/// `PTRACE_O_SUSPEND_SECCOMP`: seccomp filters do not apply while it is traced; needs CAP_SYS_ADMIN.
+/// `PTRACE_O_SUSPEND_SECCOMP`: seccomp filters do not apply to the tracee while it is traced; needs CAP_SYS_ADMIN.
 pub const OPTION_SUSPEND_SECCOMP: usize = 1 << 21;
 
 /// `PTRACE_EVENT_STOP`: a stop that `interrupt` requested, a group stop, or the first stop of a new thread.

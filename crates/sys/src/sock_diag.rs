@@ -1,5 +1,5 @@
-//! Queries the kernel about sockets (sock_diag(7)): the peer of a Unix socket, by inode, and whether a TCP connection
-//! belongs to a process, by its addresses.
+//! Queries the kernel about sockets (sock_diag(7)): the peer of a Unix socket, by inode; whether a file refers to a TCP
+//! connection, and how a UDP socket was shut down, by their addresses.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};

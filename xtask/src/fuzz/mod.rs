@@ -40,8 +40,8 @@ pub(crate) fn run(workspace: &Workspace, arguments: &[String]) -> Result<()> {
     plan.run(workspace, &named, &AtomicBool::new(false)).map(|report| println!("{report}"))
 }
 
-/// Runs all targets for some seconds each, at the lowest priority and without output. When `is_over` is set, it starts no
-/// more targets. Returns the report.
+/// Runs all targets for `seconds` each, at the lowest priority and without output. When `is_over` is set, no further target
+/// starts. Returns the report.
 pub(crate) fn run_in_background(workspace: &Workspace, seconds: u32, is_over: &AtomicBool) -> Result<String> {
     let lines = Mutex::new(String::new());
     let tell = |line: String| {

@@ -94,7 +94,7 @@ pub(crate) fn check(workspace: &Workspace) -> Result<()> {
     summary.finish()
 }
 
-/// Runs the long tests, which `test` leaves out. A long test is marked: `#[ignore = "long: …"]` of a unit test,
+/// Runs the long tests, which `test` omits. A long test is marked: `#[ignore = "long: …"]` of a unit test,
 /// `with_ignored_flag` of a test of a mounted volume, `.long()` of an end-to-end test.
 pub(crate) fn test_long(workspace: &Workspace, filters: &[String]) -> Result<()> {
     let integration = integration_tests(workspace)?;

@@ -15,8 +15,8 @@ use super::hierarchy::CgroupVersion;
 /// stopped tasks.
 const V1_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Time for which a version 2 group is polled without sleeping. Most tasks stop within a few microseconds; any sleep is
-/// longer.
+/// Time for which a version 2 group is polled without sleeping. Most tasks stop within a few microseconds. Even the shortest
+/// sleep takes longer.
 const V2_YIELD_TIME: Duration = Duration::from_micros(100);
 
 /// First interval between two polls after `V2_YIELD_TIME`. Each interval is twice the previous one, up to `V2_POLL_MAX`: the

@@ -33,7 +33,7 @@ pub struct ProcStat {
     pub start_code: u64,
     /// End of the code.
     pub end_code: u64,
-    /// Start of the stack, its highest address.
+    /// Start (bottom) of the stack.
     pub start_stack: u64,
     /// Start of the initialized data.
     pub start_data: u64,

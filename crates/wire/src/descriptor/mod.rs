@@ -54,7 +54,7 @@ use crate::NodeName;
 //              ├─ layers             seeds that own pages which this one inherits
 //              ├─ shared_objects     shared memory, copied at capture
 //              ├─ open_files, file_descriptors   open file descriptions, and the descriptors that lead to them
-//              ├─ descendants        processes that descend from the first, if the seed is of a tree (see `tree`)
+//              ├─ descendants        processes that descend from the first, if the seed has a process tree (see `tree`)
 //              └─ volumes            mounted volumes that hold files of the above
 
 /// Everything that a node needs to turn a seed into a child, except the contents of its pages.

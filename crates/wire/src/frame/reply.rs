@@ -67,7 +67,7 @@ pub struct Grant {
 //  DATA     bytes of the spans, one after the other │ length of the first span's extent u64
 //  REFUSED  reason u32 │ errno i32
 //  GRANTED  grant …          grant: extent u32 │ 0 u32 │ address u64 │ bytes u64
-//  WRITTEN, ARRIVED          nothing: the write was made, the message was taken
+//  WRITTEN, ARRIVED          nothing: the write was made, the message was accepted
 //
 // The extent's length follows the data, so that a receiver can drop it without moving the data.
 
