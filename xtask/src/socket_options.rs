@@ -13,7 +13,7 @@ use anyhow::{Context, Result};
 
 use crate::workspace::Workspace;
 
-/// The file with the names, which the differ contains.
+/// The file with the names, which is compiled into the differ.
 const FILE: &str = "crates/differ/src/observer/socket_options.txt";
 
 /// The directory of the kernel's headers.

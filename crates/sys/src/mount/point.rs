@@ -60,7 +60,7 @@ pub fn remove_unused(path: &Path) -> bool {
     if flock(&directory, FlockOperation::NonBlockingLockExclusive).is_err() || !mark.exists() {
         return false;
     }
-    // A process that waits for the lock in [`MountPoint::acquire`] then finds that the directory was replaced or removed.
+    // A process that waits for the lock in `MountPoint::acquire` then finds that the directory was replaced or removed.
     fs::remove_file(mark).is_ok() && fs::remove_dir(path).is_ok()
 }
 
