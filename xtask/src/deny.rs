@@ -19,7 +19,7 @@ const CARGO_DENY_VERSION: &str = "0.20.2";
 pub(crate) enum Scope {
     /// Licences, bans, sources.
     Offline,
-    /// These and advisories, whose database is fetched.
+    /// Licences, bans, sources and advisories. The advisory database is fetched.
     WithAdvisories,
 }
 
@@ -36,8 +36,8 @@ pub(crate) fn run(workspace: &Workspace, scope: Scope) -> Result<()> {
     Ok(())
 }
 
-/// Path of the pinned cargo-deny. Its build takes under a minute on two cores. It is not optimised, because it runs only
-/// briefly.
+/// Installs the pinned cargo-deny if it is missing, and returns its path. The build takes less than a minute on two cores.
+/// It is not optimised, because the program runs only briefly.
 fn installed() -> Result<PathBuf> {
     let tools = cache_folder()?.join(format!("cargo-deny-{CARGO_DENY_VERSION}"));
     let program = tools.join("bin/cargo-deny");

@@ -32,10 +32,10 @@ usage: cargo xtask COMMAND
   deny [--advisories] licences, bans and sources of the dependencies; with the flag, known vulnerabilities too
   fuzz [--seconds N] [TARGET …]
                       the fuzz targets, or those named, for a minute or N seconds each, side by side
-  socket-options      write the names of socket options that the differ has from the kernel's headers
+  socket-options      update the differ's names of socket options from the kernel's headers
   setup               install the system and Python packages that the tests need (root)";
 
-/// Exit status for wrong usage, as of the farfork command.
+/// Exit status for wrong usage. The farfork command uses the same.
 const EXIT_USAGE: u8 = 2;
 
 fn main() -> ExitCode {

@@ -1,5 +1,5 @@
-//! `cargo xtask socket-options`: writes the names of all socket options that the differ reads into a file of the differ,
-//! from the kernel headers of this machine.
+//! `cargo xtask socket-options`: updates the differ's file of names of socket options, from the kernel headers of this
+//! machine.
 //!
 //! The file keeps options that these headers lack, because a kernel may be newer than the headers. The differ reads each
 //! number of a level, with or without a name, so it also compares an option that is missing from the file.
@@ -13,7 +13,7 @@ use anyhow::{Context, Result};
 
 use crate::workspace::Workspace;
 
-/// The file of the differ.
+/// The file with the names, which is compiled into the differ.
 const FILE: &str = "crates/differ/src/observer/socket_options.txt";
 
 /// The directory of the kernel's headers.
@@ -65,10 +65,10 @@ const HEADER_LIST: [Header; 8] = [
     Header { path: "linux/mptcp.h", level: "SOL_MPTCP", level_number: 284, prefixes: &["MPTCP_"], first: "MPTCP_INFO" },
 ];
 
-/// For numbers of level and option, their names.
+/// Names of level and option, by the numbers of level and option.
 type Options = BTreeMap<(u32, u32), (String, String)>;
 
-/// Updates the file.
+/// Adds the options of the headers to the file.
 pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     let path = workspace.root().join(FILE);
     let mut options = parse_file(&fs::read_to_string(&path).unwrap_or_default());
@@ -86,7 +86,7 @@ fn of_headers(directory: &Path) -> Result<Options> {
         let path = directory.join(header.path);
         let text = fs::read_to_string(&path).with_context(|| format!("{}: install linux-libc-dev", path.display()))?;
         for (name, number) in of_header(&text, header) {
-            // Later names of a number are values of options.
+            // Keep the first name of a number: later constants with the same number are values of options.
             options.entry((header.level_number, number)).or_insert((header.level.to_owned(), name));
         }
     }

@@ -1,4 +1,4 @@
-//! CPU affinity: which CPUs threads run on, and how to move the calling thread. A move does not pin the thread. Afterwards
+//! CPU affinity: which CPUs threads run on, and how to move the calling thread. A move does not pin the thread: afterwards
 //! it may run on the same CPUs as before.
 
 use std::path::Path;
@@ -7,19 +7,21 @@ use std::{fs, io, iter};
 pub use rustix::thread::sched_getcpu as current;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// Number of words in /proc/PID/stat between the name's closing bracket and the CPU number (proc_pid_stat(5), field 39).
+/// Number of words in /proc/PID/stat between the name's closing bracket and the CPU number, which is field 39
+/// (proc_pid_stat(5)).
 const WORDS_BEFORE_CPU: usize = 36;
 
-/// The CPU on which the process's first thread runs or last ran; `None` if there is no such process.
+/// Returns the CPU on which the process's main thread runs or last ran; `None` if there is no such process.
 pub fn cpu_of_process(pid: i32) -> Option<usize> {
     parse_stat_cpu(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
 }
 
-/// The CPUs that the process's control group allows: bit N of word M is CPU 32 × M + N. `None` if they cannot be read.
+/// Reads the CPUs that the process's control group allows: bit N of word M is CPU 32 × M + N. `None` if they cannot be read.
 pub fn cpuset_of_process(pid: i32) -> Option<Vec<u32>> {
     let path = fs::read_to_string(format!("/proc/{pid}/cpuset")).ok()?;
     let path = path.trim().trim_start_matches('/');
-    // Try version 1, then version 2. A version 2 group without CPUs of its own uses those of the nearest group above it.
+    // Try cgroup version 1, then version 2. A version 2 group without the cpuset controller uses the CPUs of its nearest
+    // ancestor that has it.
     let first = Path::new("/sys/fs/cgroup/cpuset").join(path).join("cpuset.effective_cpus");
     let unified = Path::new("/sys/fs/cgroup").join(path);
     let second = unified.ancestors().take_while(|group| group.starts_with("/sys/fs/cgroup"));
@@ -27,10 +29,10 @@ pub fn cpuset_of_process(pid: i32) -> Option<Vec<u32>> {
     parse_cpu_list(files.find_map(|file| fs::read_to_string(file).ok())?.trim())
 }
 
-/// Restricts the calling thread, and those that it starts, to a list of CPUs such as `0-3,6`.
+/// Restricts the calling thread, and the threads that it starts, to a list of CPUs such as `0-3,6`.
 ///
 /// # Errors
-/// `InvalidInput` when it is no such list; as sched_setaffinity(2).
+/// `InvalidInput` if `list` does not have this form; otherwise as sched_setaffinity(2).
 pub fn restrict_to_cpus(list: &str) -> io::Result<()> {
     let words = parse_cpu_list(list).ok_or(io::ErrorKind::InvalidInput)?;
     let mut cpus = CpuSet::new();
@@ -39,7 +41,7 @@ pub fn restrict_to_cpus(list: &str) -> io::Result<()> {
     Ok(sched_setaffinity(None, &cpus)?)
 }
 
-/// A list such as `0-3,6`.
+/// Parses a list such as `0-3,6` into a bit set; `None` if the list is invalid.
 fn parse_cpu_list(list: &str) -> Option<Vec<u32>> {
     let mut words = Vec::new();
     for range in list.split(',').filter(|range| !range.is_empty()) {
@@ -52,10 +54,10 @@ fn parse_cpu_list(list: &str) -> Option<Vec<u32>> {
     Some(words)
 }
 
-/// No kernel is built for more.
+/// Highest number of CPUs that a Linux kernel supports on x86-64.
 const CPUS_MAX: usize = 8192;
 
-/// The number of CPUs that the calling thread may use.
+/// Returns the number of CPUs that the calling thread may use.
 ///
 /// # Errors
 /// As sched_getaffinity(2).
@@ -91,7 +93,7 @@ fn migrate_within(to: &CpuSet, permitted: &CpuSet) -> io::Result<()> {
     Ok(sched_setaffinity(None, permitted)?)
 }
 
-/// All CPUs of a set but one, if any are left.
+/// Returns `set` without `avoided`; `None` if no CPU is left.
 fn without_cpu(set: &CpuSet, avoided: usize) -> Option<CpuSet> {
     let mut rest = *set;
     if avoided < CpuSet::MAX_CPU {
@@ -101,7 +103,7 @@ fn without_cpu(set: &CpuSet, avoided: usize) -> Option<CpuSet> {
 }
 
 fn parse_stat_cpu(stat: &str) -> Option<usize> {
-    // The name may contain any character, including brackets.
+    // Search the last bracket: the name may contain any character, including brackets.
     let (_, behind_name) = stat.rsplit_once(')')?;
     behind_name.split_ascii_whitespace().nth(WORDS_BEFORE_CPU)?.parse().ok()
 }
@@ -135,7 +137,8 @@ mod tests {
     fn a_thread_moves_and_may_return() {
         let before = sched_getaffinity(None).unwrap();
         // The kernel may move the thread back at any time, but does not always do so.
-        let tried = |moves: &dyn Fn() -> bool| assert!((0..1000).any(|_| moves()), "it never moves");
+        let tried =
+            |moves: &dyn Fn() -> bool| assert!((0..1000).any(|_| moves()), "the thread did not move in 1000 attempts");
         tried(&|| {
             let cpu = current();
             migrate_from_cpu(cpu).unwrap();
@@ -148,7 +151,7 @@ mod tests {
             });
         }
         migrate_to_cpu(usize::MAX).unwrap();
-        assert_eq!(sched_getaffinity(None).unwrap(), before, "it may run wherever it could");
+        assert_eq!(sched_getaffinity(None).unwrap(), before, "the thread may run on the same CPUs as before");
     }
 
     #[test]

@@ -9,12 +9,12 @@ use rustix::net::AddressFamily;
 use crate::netlink::{NLM_F_ACK, NLM_F_REQUEST, Netlink, attribute, check_error};
 
 /// Assigns the address `own` to the loopback interface of the calling thread's network namespace. The interface then accepts
-/// packets to all other addresses, and answers from `own`. It must be up. A second call changes nothing.
+/// packets to all other addresses, and answers from `own`. The interface must be up. A second call changes nothing.
 ///
 /// # Errors
 /// EPERM without CAP_NET_ADMIN over the namespace.
 pub fn enable_any_ip(own: Ipv4Addr) -> io::Result<()> {
-    /// From rtnetlink(7).
+    /// Message types and flags of rtnetlink(7).
     const RTM_NEWADDR: u16 = 20;
     const RTM_NEWROUTE: u16 = 24;
     const NLM_F_CREATE_REPLACE: u16 = 0x400 | 0x100;
@@ -33,7 +33,7 @@ fn inet_family() -> u8 {
     AddressFamily::INET.as_raw() as u8
 }
 
-/// A `struct ifaddrmsg` with its attributes.
+/// Encodes a `struct ifaddrmsg` with its attributes.
 fn address_request(own: Ipv4Addr) -> Vec<u8> {
     const IFA_ADDRESS: u16 = 1;
     const IFA_LOCAL: u16 = 2;
@@ -44,8 +44,8 @@ fn address_request(own: Ipv4Addr) -> Vec<u8> {
     body
 }
 
-/// A `struct rtmsg` with its attributes: a route to all addresses (a prefix of 0 bits). It is in the routing table that the
-/// kernel consults to decide whether an address may be bound to.
+/// Encodes a `struct rtmsg` with its attributes: a route to all addresses (a prefix of 0 bits). The route is in the table
+/// `local`, which the kernel consults to decide whether a socket may bind to an address.
 fn local_route_request(source: Ipv4Addr) -> Vec<u8> {
     const RTA_OIF: u16 = 4;
     const RTA_PREFSRC: u16 = 7;

@@ -1,5 +1,5 @@
-//! A large private mapping that is used in parts. Only written parts take memory, and parts can be freed. Core dumps and
-//! forked processes do not contain it.
+//! A large private mapping. Only written parts use memory, and parts can be freed. Core dumps and forked processes do not
+//! contain the mapping.
 
 use std::io;
 use std::ops::Range;
@@ -15,14 +15,14 @@ pub struct Arena {
     bytes: usize,
 }
 
-// SAFETY: the mapping belongs to the process, not to a thread, and exists until the drop. It is reached only through `&self`
-// and `&mut self`, like any owned memory.
+// SAFETY: the mapping belongs to the process, not to a thread, and exists until the drop. It is accessed only through
+// `&self` and `&mut self`, like any owned memory.
 unsafe impl Send for Arena {}
 // SAFETY: as above; `&self` only reads.
 unsafe impl Sync for Arena {}
 
 impl Arena {
-    /// Reserves addresses without taking memory yet. Memory is filled in huge pages if the kernel permits.
+    /// Reserves addresses. The kernel allocates memory when a part is written, in huge pages if it can.
     ///
     /// # Errors
     /// As mmap(2); `InvalidInput` for 0 bytes.
@@ -66,7 +66,7 @@ impl Arena {
         unsafe { slice::from_raw_parts_mut(to.as_ptr(), range.len()) }.copy_from_slice(bytes);
     }
 
-    /// Frees the memory of a range, which reads as zero from then on. Its ends are multiples of the page size.
+    /// Frees the memory of a range. The range then reads as zero. Both ends must be multiples of the page size.
     ///
     /// # Errors
     /// As madvise(2).
@@ -87,7 +87,7 @@ impl Arena {
 
     fn pointer_to(&self, range: &Range<usize>) -> NonNull<u8> {
         let inside = range.start <= range.end && range.end <= self.bytes;
-        assert!(inside, "{range:?} of an arena of {} bytes", self.bytes);
+        assert!(inside, "{range:?} is outside of an arena of {} bytes", self.bytes);
         // SAFETY: inside the one mapping, as just checked.
         unsafe { self.base.add(range.start) }
     }

@@ -22,7 +22,8 @@ const BPF_SK_LOOKUP: u32 = 36;
 /// # Errors
 /// EPERM without CAP_BPF and CAP_NET_ADMIN; ENOSYS or EINVAL if the kernel has no such maps.
 pub(crate) fn create_sockmap(entries_max: u32) -> io::Result<OwnedFd> {
-    /// The part of `union bpf_attr` that this command uses. The other structures here are likewise.
+    /// The fields of `union bpf_attr` that BPF_MAP_CREATE uses. The other structures of this module are also parts of that
+    /// union.
     #[repr(C)]
     struct MapCreateAttributes {
         kind: u32,
@@ -56,7 +57,7 @@ pub(crate) fn update_sockmap(map: BorrowedFd<'_>, key: i32, socket: BorrowedFd<'
     unsafe { bpf(BPF_MAP_UPDATE_ELEM, &update) }.map(drop)
 }
 
-/// Loads a program for the socket lookup.
+/// Loads a program that selects the socket for incoming packets (BPF_PROG_TYPE_SK_LOOKUP).
 ///
 /// # Errors
 /// As bpf(2): EPERM; EACCES or EINVAL if the kernel rejects the program or does not support its type.
@@ -92,7 +93,7 @@ pub(crate) fn load_socket_lookup(instructions: &[BpfInstruction]) -> io::Result<
         interface: 0,
         attach_kind: BPF_SK_LOOKUP,
     };
-    // SAFETY: the kernel reads so many instructions and a string, which outlive the call.
+    // SAFETY: the kernel reads `count` instructions and the licence string, which outlive the call.
     unsafe { bpf_descriptor(BPF_PROG_LOAD, &load) }
 }
 
@@ -116,7 +117,7 @@ pub(crate) fn attach_socket_lookup(program: BorrowedFd<'_>, namespace: BorrowedF
     unsafe { bpf_descriptor(BPF_LINK_CREATE, &create) }
 }
 
-/// A command that creates an object. All descriptors are close-on-exec.
+/// Runs a bpf(2) command that creates an object, and returns its descriptor. The kernel makes it close-on-exec.
 ///
 /// # Safety
 /// As [`bpf`].
@@ -125,10 +126,10 @@ unsafe fn bpf_descriptor<T>(command: libc::c_int, attributes: &T) -> io::Result<
     unsafe { bpf(command, attributes).map(|fd| OwnedFd::from_raw_fd(fd)) }
 }
 
-/// bpf(2).
+/// Calls bpf(2).
 ///
 /// # Safety
-/// `attributes` are those of the command, and their pointers are valid for it.
+/// `attributes` must be the structure that the command reads, with valid pointers.
 unsafe fn bpf<T>(command: libc::c_int, attributes: &T) -> io::Result<libc::c_int> {
     // SAFETY: the kernel reads the attributes, within the size passed to it; otherwise as the caller guarantees.
     match unsafe { libc::syscall(libc::SYS_bpf, command, attributes as *const T, mem::size_of::<T>()) } {

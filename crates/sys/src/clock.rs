@@ -20,7 +20,7 @@ pub struct Clocks {
 }
 
 impl Clocks {
-    /// The clocks now, as the calling process sees them.
+    /// Reads the clocks, as the calling process sees them.
     pub fn now() -> Self {
         Self {
             monotonic_ns: nanoseconds(clock_gettime(ClockId::Monotonic)),
@@ -28,7 +28,7 @@ impl Clocks {
         }
     }
 
-    /// This time as process `pid` sees it, whose time namespace may differ from ours.
+    /// Converts these clocks to the time namespace of process `pid`, which may differ from ours.
     ///
     /// # Errors
     /// If the offsets of either process cannot be read.
@@ -42,23 +42,23 @@ impl Clocks {
     }
 }
 
-/// CLOCK_MONOTONIC, in nanoseconds.
+/// Reads CLOCK_MONOTONIC, in nanoseconds.
 pub fn monotonic_ns() -> u64 {
     nanoseconds(clock_gettime(ClockId::Monotonic)).cast_unsigned()
 }
 
-/// CLOCK_REALTIME, in nanoseconds.
+/// Reads CLOCK_REALTIME, in nanoseconds.
 pub fn realtime_ns() -> u64 {
     nanoseconds(clock_gettime(ClockId::Realtime)).cast_unsigned()
 }
 
-/// The timestamp that the kernel gives to a file that changes now, in nanoseconds since 1970. Files that change later get
-/// this timestamp or a later one. Takes two to three microseconds.
+/// Returns the timestamp that the kernel gives to a file that changes now, in nanoseconds since 1970. Files that change
+/// later get this timestamp or a later one. Takes two to three microseconds.
 ///
 /// Up to Linux 6.12 this is CLOCK_REALTIME_COARSE, so a file that changed earlier in the same clock tick has the same
-/// timestamp. Later kernels give the exact time to a file that changes twice in a tick, if its times were read in between.
-/// From then on they give no older time to any file (kernel document `filesystems/multigrain-ts`). Files that changed before
-/// then have an earlier timestamp.
+/// timestamp. Later kernels (kernel document `filesystems/multigrain-ts`) give the exact time to a file that changes twice
+/// in a tick, if its timestamps were read in between. After that, no file that changes gets an older timestamp. So files
+/// that changed before this call have an earlier timestamp.
 pub fn file_time_ns() -> i64 {
     static FILE: OnceLock<Option<OwnedFd>> = OnceLock::new();
     let file = FILE.get_or_init(|| memfd_create(c"clock of files", MemfdFlags::CLOEXEC).ok());
@@ -81,12 +81,12 @@ fn nanoseconds(time: Timespec) -> i64 {
     time.tv_sec * NANOSECONDS_PER_SECOND + time.tv_nsec
 }
 
-/// The CPU time of all threads of this process.
+/// Reads the CPU time of all threads of this process.
 pub fn process_cpu_time() -> Duration {
     clock_gettime(ClockId::ProcessCPUTime).try_into().unwrap_or_default()
 }
 
-/// Offsets of a process's time namespace; zero on a kernel without time namespaces.
+/// Reads the offsets of a process's time namespace; zero on a kernel without time namespaces.
 fn read_offsets(process: &str) -> io::Result<Clocks> {
     match fs::read_to_string(format!("/proc/{process}/timens_offsets")) {
         Ok(text) => Ok(parse_offsets(&text)),
@@ -95,7 +95,7 @@ fn read_offsets(process: &str) -> io::Result<Clocks> {
     }
 }
 
-/// Lines of `CLOCK SECONDS NANOSECONDS`; time_namespaces(7).
+/// Parses lines of the form `CLOCK SECONDS NANOSECONDS` (time_namespaces(7)).
 fn parse_offsets(text: &str) -> Clocks {
     let mut clocks = Clocks::default();
     for line in text.lines() {

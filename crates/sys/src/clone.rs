@@ -1,6 +1,6 @@
 //! Starts a process in a control group, and in a new pid namespace or the caller's (clone3(2)).
 //!
-//! The new process shares the caller's memory until its exec. Until then it may only make system calls. See [`spawn_init`].
+//! The new process shares the caller's memory until its exec. Until then it may only make system calls.
 
 use std::cell::UnsafeCell;
 use std::ffi::CStr;
@@ -13,15 +13,16 @@ use std::time::Duration;
 
 use rustix::io::{DupFlags, dup3, fcntl_dupfd_cloexec};
 
-/// Number of descriptors that an init gets, from 0 on.
+/// Number of descriptors that a new process gets: 0 to 3.
 pub const INIT_FDS: usize = 4;
 /// Descriptors are first duplicated to this number or above, so that dup3(2) to the final number cannot overwrite another.
 const STAGING_FD_MIN: RawFd = 16;
-/// Descriptors of a reservation: the image, and those of the process.
+/// Number of descriptors of an [`FdReservation`]: one for the image, and those of the process.
 const RESERVED_FDS: usize = 1 + INIT_FDS;
-/// Size of the process's stack until its exec, in bytes. It holds a few frames that make system calls, unoptimised.
+/// Size of the process's stack until its exec, in bytes. It holds a few frames that make system calls, even without
+/// optimisation.
 const STACK_BYTES: usize = 32 << 10;
-/// Longest wait for the end of a process whose exec failed, in milliseconds. It ends at once.
+/// Longest wait for the end of a process whose exec failed, in milliseconds. The process exits at once.
 const END_MS_MAX: u64 = 5_000;
 /// From `linux/sched.h`; libc's constant is too narrow for this value.
 const CLONE_INTO_CGROUP: u64 = 1 << 33;
@@ -29,14 +30,14 @@ const CLONE_CLEAR_SIGHAND: u64 = 1 << 32;
 /// Signals are numbered from 1 to this number.
 const SIGNAL_MAX: libc::c_int = 64;
 
-/// The first process of a pid namespace.
+/// The program of a new process, its descriptors and its control group.
 #[derive(Debug)]
 pub struct InitProgram<'a> {
     /// The program's file (an ELF file; a sealed memfd is well suited).
     pub image: BorrowedFd<'a>,
     /// The program's argument 0.
     pub name: &'a CStr,
-    /// Its descriptors 0, 1, 2 and 3. It has no others.
+    /// The process's descriptors 0, 1, 2 and 3. It gets no others.
     pub fds: [BorrowedFd<'a>; INIT_FDS],
     /// The control group (v2) to start in; by default the caller's.
     pub cgroup: Option<BorrowedFd<'a>>,
@@ -45,7 +46,7 @@ pub struct InitProgram<'a> {
 /// A process that was started.
 #[derive(Debug)]
 pub struct SpawnedProcess {
-    /// Its number in the caller's pid namespace.
+    /// Its process id in the caller's pid namespace.
     pub pid: i32,
     /// Its pidfd.
     pub pidfd: OwnedFd,
@@ -53,8 +54,8 @@ pub struct SpawnedProcess {
 
 /// Starts `init` as process 1 of a new pid namespace, in the other namespaces of the calling thread.
 ///
-/// It has its own session, default signal dispositions, an empty signal mask, no arguments but its name, and no environment.
-/// It is a child of the calling process (exit signal SIGCHLD), which must [`reap_within`] it.
+/// The process has its own session, default signal dispositions, an empty signal mask, no arguments except its name, and no
+/// environment. It is a child of the calling process (exit signal SIGCHLD), which must call [`reap_within`].
 ///
 /// # Errors
 /// As clone3(2), dup3(2), execveat(2). In these cases no process is left.
@@ -63,7 +64,7 @@ pub fn spawn_init(init: &InitProgram<'_>) -> io::Result<SpawnedProcess> {
 }
 
 /// Like [`spawn_init`], but also in a new user namespace, which owns the pid namespace. The user namespace has no id
-/// mappings yet, so the program has no rights in it.
+/// mappings yet, so the program has no privileges in it.
 ///
 /// # Errors
 /// As [`spawn_init`].
@@ -80,9 +81,9 @@ pub fn spawn_in_current_namespace(init: &InitProgram<'_>) -> io::Result<SpawnedP
 }
 
 // Until its exec, the process uses the caller's memory on its own stack, while the calling thread waits (CLONE_VM,
-// CLONE_VFORK). A copy of a daemon's memory would take longer than everything else, and each later write to it would cost a
-// fault. The process may only make system calls: another thread may hold any lock for long. So everything that the program
-// needs is prepared before.
+// CLONE_VFORK). Copying a daemon's page tables would take longer than the rest, and each later write of the daemon would
+// cost a page fault. The process may only make system calls, because another thread may hold a lock. So `SpawnPlan` holds
+// all data that it needs.
 fn spawn(init: &InitProgram<'_>, namespaces: u64) -> io::Result<SpawnedProcess> {
     let fd_reservation = FdReservation::fill(init)?;
     let [image, fds @ ..] = fd_reservation.numbers();
@@ -103,7 +104,7 @@ fn spawn(init: &InitProgram<'_>, namespaces: u64) -> io::Result<SpawnedProcess> 
     fd_reservation.release();
     let spawned = spawned?;
 
-    // SAFETY: the process that wrote there has executed another program or has ended.
+    // SAFETY: the process that writes `failure` has executed another program or has ended.
     match unsafe { plan.failure.get().read_volatile() } {
         0 => Ok(spawned),
         errno => {
@@ -113,15 +114,15 @@ fn spawn(init: &InitProgram<'_>, namespaces: u64) -> io::Result<SpawnedProcess> 
     }
 }
 
-/// Waits at most `limit` for the end of a child process, and reaps it, so that its number is free again. Returns whether it
-/// has ended. For a process that is another's child, or was reaped before, this only waits.
+/// Waits at most `limit` for the end of a child process, and reaps it, so that its process id is free again. Returns whether
+/// the process has ended. If it is another process's child, or was already reaped, this only waits.
 ///
 /// # Errors
 /// As poll(2).
 pub fn reap_within(pidfd: &OwnedFd, limit: Duration) -> io::Result<bool> {
     use rustix::process::{WaitId, WaitIdOptions, waitid};
     let take = || waitid(WaitId::PidFd(pidfd.as_fd()), WaitIdOptions::EXITED | WaitIdOptions::NOHANG);
-    // Most processes have ended by now.
+    // Most processes have already ended.
     if matches!(take(), Ok(Some(_))) {
         return Ok(true);
     }
@@ -133,8 +134,8 @@ pub fn reap_within(pidfd: &OwnedFd, limit: Duration) -> io::Result<bool> {
     Ok(true)
 }
 
-/// Descriptor numbers, reserved when the first process is started and kept from then on. They keep `fds_end` low: of the
-/// caller's open descriptors, a new process copies only these and those with lower numbers.
+/// Reserved descriptor numbers, which are reused for later processes. Numbers that are reserved early are low, and keep
+/// `fds_end` low: a new process copies only the caller's descriptors below `fds_end`.
 #[derive(Debug)]
 struct FdReservation([OwnedFd; RESERVED_FDS]);
 
@@ -162,12 +163,12 @@ impl FdReservation {
         self.0.each_ref().map(AsRawFd::as_raw_fd)
     }
 
-    /// One more than its highest number.
+    /// One more than the highest reserved number.
     fn end_fd(&self) -> RawFd {
         self.numbers().into_iter().max().map_or(RawFd::MAX, |last| last + 1)
     }
 
-    /// Releases the descriptors, and keeps the numbers.
+    /// Closes the files of the process by duplicating the image over them, which keeps the numbers reserved.
     fn release(mut self) {
         let [image, fds @ ..] = &mut self.0;
         if fds.iter_mut().all(|fd| dup3(&*image, fd, DupFlags::CLOEXEC).is_ok()) {
@@ -182,9 +183,9 @@ static IGNORED_SIGNALS: OnceLock<u64> = OnceLock::new();
 fn ignored_signals() -> u64 {
     let is_ignored = |signal: &libc::c_int| {
         let mut action = [0_u64; 4];
-        // By number, because the C library hides two signals of its own, which may be ignored as well.
-        // SAFETY: the kernel writes its sigaction to this frame: four words, of which the first is the handler. Nothing is
-        // set.
+        // A raw system call, because sigaction(3) refuses the C library's two internal signals, which may be ignored as well.
+        // SAFETY: the kernel writes its sigaction to this frame: four words, of which the first is the handler. No
+        // disposition changes.
         let result = unsafe {
             libc::syscall(libc::SYS_rt_sigaction, *signal, ptr::null::<u64>(), action.as_mut_ptr(), size_of::<u64>())
         };
@@ -197,14 +198,14 @@ fn signal_bit(signal: libc::c_int) -> u64 {
     1 << (signal - 1)
 }
 
-/// All data that the process needs, as plain numbers and pointers.
+/// All data that the new process needs until its exec, as plain numbers and pointers.
 struct SpawnPlan<'a> {
     image: RawFd,
     name: &'a CStr,
     fds: [RawFd; INIT_FDS],
     /// All needed descriptors are below this number.
     fds_end: RawFd,
-    /// Signals that the caller ignores.
+    /// Signals that the caller ignores, as a mask.
     ignored: u64,
     /// The error number of the call that failed before the exec; 0 if none did.
     failure: UnsafeCell<i32>,
@@ -245,7 +246,7 @@ unsafe fn clone_into(
     }
 }
 
-/// clone3(2) of a process that runs `become_init` on the stack that `args` names. Returns its pid, or a negative error
+/// Calls clone3(2). The new process runs `become_init` on the stack that `args` names. Returns its pid, or a negative error
 /// number.
 ///
 /// # Safety
@@ -269,8 +270,8 @@ unsafe fn clone3_on_stack(args: &libc::clone_args, plan: &SpawnPlan<'_>) -> i64 
             inlateout("rax") result,
             in("rdi") ptr::from_ref(args),
             in("rsi") size_of::<libc::clone_args>(),
-            // `out`, not `lateout`: the kernel overwrites them before the plan is passed to `become_init`, so the plan must
-            // not be in them.
+            // `out`, not `lateout`: the kernel overwrites rcx and r11 before `plan` is passed to `become_init`, so `plan`
+            // must not be in them.
             out("rcx") _,
             out("r11") _,
         );
@@ -282,7 +283,7 @@ unsafe fn clone3_on_stack(args: &libc::clone_args, plan: &SpawnPlan<'_>) -> i64 
 ///
 /// # Safety
 /// Must be called only in a process just made, with all signals blocked. It calls nothing that takes a lock, allocates or
-/// unwinds. It makes system calls by number; errno is in the memory of a thread that waits.
+/// unwinds. Its raw system calls may set errno, which belongs to the waiting thread.
 unsafe extern "C" fn become_init(plan: *const SpawnPlan<'_>) -> ! {
     // SAFETY: the thread that made the process waits, so its plan exists.
     let plan = unsafe { &*plan };
@@ -296,7 +297,7 @@ unsafe extern "C" fn become_init(plan: *const SpawnPlan<'_>) -> ! {
         for (number, fd) in plan.fds.iter().enumerate() {
             exit_on_error(libc::syscall(libc::SYS_dup3, *fd, number, 0), plan);
         }
-        // The exec closes all others, including those that some library opened without close-on-exec.
+        // Mark all other descriptors close-on-exec, including those that a library opened without this flag.
         exit_on_error(libc::syscall(libc::SYS_close_range, INIT_FDS, last, libc::CLOSE_RANGE_CLOEXEC), plan);
         exit_on_error(libc::syscall(libc::SYS_setsid), plan);
         reset_signals(plan.ignored);
@@ -310,7 +311,7 @@ unsafe extern "C" fn become_init(plan: *const SpawnPlan<'_>) -> ! {
     }
 }
 
-/// If a system call has failed: stores the error number for the thread that waits, and ends the process.
+/// If a system call has failed, stores errno in the plan for the waiting thread, and ends the process.
 ///
 /// # Safety
 /// As `become_init`.
@@ -318,8 +319,8 @@ unsafe fn exit_on_error(result: libc::c_long, plan: &SpawnPlan<'_>) {
     if result >= 0 {
         return;
     }
-    // SAFETY: errno is that thread's variable; it does not read `failure` before this process has ended. `_exit` runs no
-    // handlers.
+    // SAFETY: errno belongs to the waiting thread, which does not read `failure` before this process has ended. `_exit` runs
+    // no handlers.
     unsafe {
         plan.failure.get().write_volatile(*libc::__errno_location());
         libc::_exit(127)

@@ -1,8 +1,8 @@
-//! Runs code in a companion: a process that shares memory and open files with the process that starts it. It survives a
-//! SIGKILL of that process until the end of its current critical section.
+//! Runs code in a companion: a process that shares memory and open files with the process that starts it. If that process is
+//! killed, the companion continues until the end of its current critical section.
 //!
-//! Locks are shared. A lock that a killed owner's thread held stays locked. The limit `ORPHAN_LIMIT_US` ends a critical
-//! section that waits for it.
+//! Locks are shared. A lock that a thread of the killed owner held stays locked. A critical section that waits for such a
+//! lock ends after `ORPHAN_LIMIT_US`.
 
 use std::cell::UnsafeCell;
 use std::ffi::c_void;
@@ -28,13 +28,13 @@ fn owner_ended_signal() -> i32 {
 }
 
 thread_local! {
-    /// In a companion the owner's id, elsewhere 0.
+    /// The owner's process id in a companion, elsewhere 0.
     static OWNER: AtomicI32 = const { AtomicI32::new(0) };
     static IS_CRITICAL: AtomicBool = const { AtomicBool::new(false) };
     static IS_ORPHAN: AtomicBool = const { AtomicBool::new(false) };
 }
 
-/// The process that this memory belongs to: in a companion its owner, elsewhere the caller.
+/// Returns the process to which this memory belongs: in a companion its owner, elsewhere the caller.
 pub fn owner_pid() -> i32 {
     match OWNER.with(|owner| owner.load(Ordering::Relaxed)) {
         0 => std::process::id().cast_signed(),
@@ -42,12 +42,12 @@ pub fn owner_pid() -> i32 {
     }
 }
 
-/// Whether the caller is a companion whose owner has ended. Then nothing waits for an answer.
+/// Whether the caller is a companion whose owner has ended. Then no process waits for its results.
 pub fn is_orphan() -> bool {
     IS_ORPHAN.with(|is_orphan| is_orphan.load(Ordering::SeqCst))
 }
 
-/// While one exists, a companion outlives its owner.
+/// While a `CriticalSection` exists, the companion outlives its owner.
 #[derive(Debug)]
 pub struct CriticalSection {
     _not_send: std::marker::PhantomData<*const ()>,
@@ -64,7 +64,7 @@ impl CriticalSection {
 impl Drop for CriticalSection {
     fn drop(&mut self) {
         IS_CRITICAL.with(|is_critical| is_critical.store(false, Ordering::SeqCst));
-        // After the store: a signal from now on ends the companion by itself.
+        // Check after the store: if the signal arrives later, its handler ends the companion.
         if is_orphan() {
             exit_companion();
         }
@@ -81,13 +81,14 @@ impl Drop for CriticalSection {
 // thread. (With CLONE_VFORK the thread would sleep uninterruptibly, which counts towards the machine's load.)
 //
 // State that the kernel keeps per process belongs to the companion: timers (timer_create(2)), children, tracees, and
-// threads. The threads that it starts end with it; `spawn_in_owner` starts threads that stay.
+// threads. The threads that it starts end with it. Threads from `spawn_in_owner` outlive it.
 
-/// Runs `life` in a companion with a stack of this many bytes, and returns when it has ended. If the kernel cannot create
-/// one, `life` runs in the calling thread. A companion must not call this: its own companion would end with it.
+/// Runs `life` in a companion with a stack of this many bytes, and returns when the companion has ended. If the companion
+/// cannot be created, `life` runs in the calling thread. A companion must not call this: its own companion would end with
+/// it.
 ///
 /// # Errors
-/// The companion was killed: `life` did not run to its end, and its values are lost.
+/// The companion was killed: `life` did not run to its end, and its values were not dropped.
 pub fn run_companion(stack_bytes: usize, life: impl FnOnce()) -> io::Result<()> {
     let stack = GuardedStack::new(stack_bytes).and_then(|stack| install_handler().map(|()| stack));
     let Ok(stack) = stack else {
@@ -101,7 +102,8 @@ pub fn run_companion(stack_bytes: usize, life: impl FnOnce()) -> io::Result<()> 
     let entry = entry_for(&job);
     let flags = libc::CLONE_VM | libc::CLONE_FILES | libc::CLONE_FS | libc::CLONE_SIGHAND;
     // SAFETY: the stack is mapped and has no other user. Until the companion has ended, this thread only makes bare system
-    // calls, and no signal interrupts them. So only the companion uses the local storage, and `job` lives as long.
+    // calls, and no signal interrupts them. So only the companion uses the thread-local storage, and `job` outlives the
+    // companion.
     let ended = match unsafe { libc::clone(entry, stack.top(), flags, argument) } {
         pid if pid < 0 => None,
         pid => Some(reap_clone(pid)),
@@ -149,7 +151,7 @@ extern "C" fn companion_entry<F: FnOnce()>(argument: *mut c_void) -> i32 {
     exit_companion()
 }
 
-/// Ends only this process, without what exit(3) does to the shared memory.
+/// Ends only this process. Unlike exit(3), this runs no exit handlers, which would use the shared memory.
 fn exit_companion() -> ! {
     // SAFETY: the kernel ends the process.
     unsafe { libc::_exit(0) }
@@ -159,8 +161,8 @@ fn exit_companion() -> ! {
 fn reap_clone(pid: i32) -> i32 {
     let mut status = 0_i32;
     let at = ptr::from_mut(&mut status);
-    // SAFETY: the kernel writes to `status`. waitpid(3) is not used: it is a cancellation point, which uses the thread's
-    // local storage. If the call succeeds, nothing here uses that.
+    // SAFETY: the kernel writes to `status`. waitpid(3) is not used: it is a cancellation point, which uses thread-local
+    // storage. The raw call uses it only for errno, when it fails.
     while unsafe { libc::syscall(libc::SYS_wait4, pid, at, libc::__WALL, ptr::null_mut::<libc::rusage>()) } < 0 {}
     status
 }
@@ -169,7 +171,7 @@ fn reap_clone(pid: i32) -> i32 {
 struct SignalMask(libc::sigset_t);
 
 impl SignalMask {
-    /// Blocks all signals for the calling thread. Returns the mask from before.
+    /// Blocks all signals for the calling thread. Returns the previous mask.
     fn block_all() -> Self {
         // SAFETY: both sets live on this frame; sigfillset initialises one, pthread_sigmask the other.
         unsafe {
@@ -203,14 +205,14 @@ pub fn spawn_in_owner(builder: thread::Builder, body: impl FnOnce() + Send + 'st
     result_receiver.recv().map_err(|_| lost())?
 }
 
-/// The channel to the owner's thread that starts other threads. The first call starts that thread, in the owner.
+/// Returns the channel to the owner's thread that starts other threads. The first call starts that thread, in the owner.
 fn owner_spawner() -> Option<&'static Sender<SpawnRequest>> {
     static OWNER_SPAWNER: OnceLock<Option<Sender<SpawnRequest>>> = OnceLock::new();
     let begin = || {
         let (sender, orders) = mpsc::channel::<SpawnRequest>();
         let serve = move || {
             for (builder, body, result_sender) in orders {
-                // The requester may have ended meanwhile.
+                // The send fails if the requester has ended.
                 let _ = result_sender.send(builder.spawn(body).map(drop));
             }
         };
@@ -227,7 +229,7 @@ extern "C" fn handle_owner_ended(_: i32) {
     IS_ORPHAN.with(|is_orphan| is_orphan.store(true, Ordering::SeqCst));
     let limit = libc::timeval { tv_sec: 0, tv_usec: ORPHAN_LIMIT_US };
     let timer = libc::itimerval { it_interval: libc::timeval { tv_sec: 0, tv_usec: 0 }, it_value: limit };
-    // SAFETY: setitimer is a bare system call here; its signal, SIGALRM, ends the process. The interrupted thread finds its
+    // SAFETY: setitimer only makes a system call; its signal, SIGALRM, ends the process. The interrupted thread finds its
     // errno unchanged.
     unsafe {
         let error = *libc::__errno_location();
@@ -268,7 +270,7 @@ impl GuardedStack {
         Ok(stack)
     }
 
-    /// The address after its last byte: stacks grow downwards.
+    /// The address after the last byte: stacks grow downwards.
     fn top(&self) -> *mut c_void {
         self.start.wrapping_byte_add(self.bytes)
     }
@@ -276,7 +278,7 @@ impl GuardedStack {
 
 impl Drop for GuardedStack {
     fn drop(&mut self) {
-        // SAFETY: our own mapping, which no process uses any more.
+        // SAFETY: our own mapping. The companion that used it has ended.
         let _ = unsafe { munmap(self.start, self.bytes) };
     }
 }
@@ -353,7 +355,7 @@ mod tests {
     fn written_by_orphan(life: fn(&mut io::PipeWriter)) -> String {
         let (mut started, start) = io::pipe().unwrap();
         let (mut output, input) = io::pipe().unwrap();
-        // SAFETY: the child touches nothing that another thread could hold: it starts a companion and ends.
+        // SAFETY: the child uses no lock that another thread could hold: it starts a companion and ends.
         let owner = unsafe { libc::fork() };
         if owner == 0 {
             drop((started, output));

@@ -16,7 +16,7 @@ pub fn enable_destination(socket: BorrowedFd<'_>) -> io::Result<()> {
 /// A received datagram.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReceivedDatagram {
-    /// The number of its bytes.
+    /// Number of received bytes.
     pub bytes: usize,
     /// The sender.
     pub from: SocketAddrV4,
@@ -49,10 +49,10 @@ pub fn receive(socket: BorrowedFd<'_>, into: &mut [u8]) -> io::Result<ReceivedDa
     Ok(ReceivedDatagram { bytes, from: address(from), to })
 }
 
-/// `header` was filled in by recvmsg(2).
+/// Returns the destination from the control messages of `header`, which recvmsg(2) has filled in.
 fn parse_destination(header: &libc::msghdr) -> Option<SocketAddrV4> {
-    // SAFETY: the header's control buffer is the one that the kernel wrote messages to, and it lives. So the macros stay
-    // inside it.
+    // SAFETY: the header's control buffer is the one that the kernel wrote messages to, and that still exists. So the macros
+    // stay inside it.
     unsafe {
         let mut message = libc::CMSG_FIRSTHDR(header);
         while let Some(found) = message.as_ref() {

@@ -3,10 +3,10 @@
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// The target and the signal.
+/// The target and the number of the readiness signal of an open file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FdOwner {
-    /// The target, by an id as the caller sees it.
+    /// The target, with its id in the caller's pid namespace.
     pub target: SignalTarget,
     /// The signal; 0 for SIGIO.
     pub signal: u32,

@@ -14,7 +14,7 @@ use rustix::net::{
 /// Most descriptors of one message: the kernel's SCM_MAX_FD.
 pub const FDS_PER_MESSAGE_MAX: usize = 253;
 
-/// A connected pair of SOCK_SEQPACKET sockets, both close-on-exec.
+/// Creates a connected pair of SOCK_SEQPACKET sockets, both close-on-exec.
 ///
 /// # Errors
 /// As socketpair(2).
@@ -23,7 +23,7 @@ pub fn seqpacket_pair() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(pair)
 }
 
-/// A connected pair of SOCK_STREAM sockets, both close-on-exec.
+/// Creates a connected pair of SOCK_STREAM sockets, both close-on-exec.
 ///
 /// # Errors
 /// As socketpair(2).
@@ -31,10 +31,10 @@ pub fn stream_pair() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?)
 }
 
-/// Sends one message with copies of `fds`. `bytes` must not be empty: a receiver takes an empty message for the end.
+/// Sends one message with copies of `fds`. `bytes` must not be empty: a receiver takes an empty message for end of file.
 ///
 /// # Errors
-/// As sendmsg(2); EPIPE where the other end is gone (no SIGPIPE is raised).
+/// As sendmsg(2); EPIPE if the other end is closed (no SIGPIPE is raised).
 pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     send_with(socket, bytes, fds, SendFlags::NOSIGNAL)
 }
@@ -50,8 +50,8 @@ fn send_with(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>], flags
     if sent == bytes.len() { Ok(()) } else { Err(io::Error::from(io::ErrorKind::WriteZero)) }
 }
 
-/// A datagram socket that is connected to itself: a message waits in it until a process that holds the socket receives it.
-/// Its name is random, so no other process can send to it.
+/// Creates a datagram socket that is connected to itself. A message stays in the socket until a process that has the socket
+/// open receives it. The socket's name is random, so that no other process can guess it.
 ///
 /// # Errors
 /// As socket(2), bind(2), connect(2).
@@ -67,12 +67,13 @@ pub fn self_connected_socket() -> io::Result<OwnedFd> {
 /// As [`send`], but never waits.
 ///
 /// # Errors
-/// As [`send`]; `WouldBlock` if there is no room.
+/// As [`send`]; `WouldBlock` if the socket's buffer is full.
 pub fn try_send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     send_with(socket, bytes, fds, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)
 }
 
-/// Like [`try_send`], with the descriptor of this number, which the kernel or a predecessor put into this process's table.
+/// Like [`try_send`], but passes the descriptor with this number. The kernel or an earlier process has opened it in this
+/// process's descriptor table.
 ///
 /// # Errors
 /// As [`try_send`]; EBADF if the number is not open.
@@ -80,12 +81,12 @@ pub fn try_send_raw_fd(socket: BorrowedFd<'_>, bytes: &[u8], number: RawFd) -> i
     if number < 0 {
         return Err(io::ErrorKind::InvalidInput.into());
     }
-    // SAFETY: borrowed for this call alone. The kernel only looks the number up, and it need not be open.
+    // SAFETY: borrowed for this call alone. The kernel only looks up the number, which need not be open.
     let fd = unsafe { BorrowedFd::borrow_raw(number) };
     try_send(socket, bytes, &[fd])
 }
 
-/// Sets the number of bytes of waiting messages that a socket accepts, above the system's limit if the caller has the right.
+/// Sets the size of a socket's send buffer. With CAP_NET_ADMIN it may exceed the system's limit.
 ///
 /// # Errors
 /// As setsockopt(2).
@@ -185,8 +186,8 @@ pub fn receive_with_sender(socket: BorrowedFd<'_>, into: &mut [u8]) -> io::Resul
     }
 }
 
-/// The process at the other end of a connected Unix socket, as it was when it connected (SO_PEERCRED); `None` if it has no
-/// number in this process's pid namespace.
+/// Returns the id of the process that was at the other end of a Unix socket when it was connected (SO_PEERCRED); `None` if
+/// that process has no id in this process's pid namespace.
 ///
 /// # Errors
 /// As getsockopt(2).

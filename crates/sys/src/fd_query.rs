@@ -6,16 +6,16 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 use crate::sched_attr::sched_getattr;
 
-/// The maximal length of an answer.
+/// Size of the longest result, in bytes.
 const RESULT_BYTES_MAX: usize = 64;
 
-/// A command that writes its answer to memory, or returns it.
+/// A command that writes its result to memory, or returns it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FdQuery {
     /// Its name in the kernel's headers.
     pub name: &'static str,
     command: u64,
-    /// The number of bytes that it writes; 0 if the answer is the return value.
+    /// Number of bytes that the command writes; 0 if its result is the return value.
     bytes: usize,
 }
 
@@ -60,7 +60,7 @@ pub const IOCTL_QUERIES: [FdQuery; 17] = [
     fd_query("FS_IOC_GETVERSION", 0x8008_7601, 8),
 ];
 
-/// Runs an fcntl(2) query; returns the bytes of the answer.
+/// Runs an fcntl(2) query; returns the bytes of the result.
 ///
 /// # Errors
 /// EINVAL if the file does not support the command.
@@ -74,7 +74,7 @@ pub fn query_fcntl(fd: BorrowedFd<'_>, query: FdQuery) -> io::Result<Vec<u8>> {
     query_result(result, &answer, query)
 }
 
-/// Runs an ioctl(2) query; returns the bytes of the answer.
+/// Runs an ioctl(2) query; returns the bytes of the result.
 ///
 /// # Errors
 /// ENOTTY if the file does not support the command.
@@ -95,7 +95,7 @@ fn query_result(result: libc::c_int, answer: &[u8; RESULT_BYTES_MAX], query: FdQ
     }
 }
 
-/// The I/O priority of a thread (ioprio_get(2)): its class from bit 13 on.
+/// Reads the I/O priority of a thread (ioprio_get(2)). The class begins at bit 13.
 ///
 /// # Errors
 /// ESRCH when the thread has ended.
@@ -106,7 +106,7 @@ pub fn io_priority(tid: i32) -> io::Result<u32> {
     u32::try_from(priority).map_err(|_| io::Error::last_os_error())
 }
 
-/// The SCHED_FLAG_* flags and utilization clamps of a thread (sched_getattr(2)), as the structure that the kernel writes.
+/// Reads the `struct sched_attr` of a thread (sched_getattr(2)), with its SCHED_FLAG_* flags and utilization clamps.
 ///
 /// # Errors
 /// ESRCH when the thread has ended.

@@ -7,7 +7,8 @@ use std::path::PathBuf;
 /// The maximal length of a handle: the kernel's MAX_HANDLE_SZ.
 const HANDLE_BYTES_MAX: usize = 128;
 
-/// The path of a file, as the caller sees it. The file is on the file system of `mount`.
+/// Returns the path, as the caller sees it, of a file on the file system of `mount`. `kind` and `bytes` are the file's
+/// handle.
 ///
 /// # Errors
 /// ESTALE if the file no longer exists; EPERM without CAP_DAC_READ_SEARCH; `InvalidInput` for a handle that is too long.

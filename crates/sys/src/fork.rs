@@ -6,7 +6,7 @@ use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 
 use crate::shared_mapping::SharedMapping;
 
-/// A slot for the number of a copy's pidfd: 8 bytes of a mapping that the processes share. The kernel writes it.
+/// The place where the kernel writes the descriptor number of a copy's pidfd: 8 bytes of a mapping that the processes share.
 #[derive(Debug, Clone, Copy)]
 pub struct PidfdSlot<'a> {
     /// The mapping.
@@ -15,10 +15,10 @@ pub struct PidfdSlot<'a> {
     pub offset: usize,
 }
 
-/// The process that this is after the fork.
+/// Which of the two processes the caller is after the fork.
 #[derive(Debug)]
 pub enum ForkedSide {
-    /// The original process. It must reap the copy (exit signal SIGCHLD); the copy's pid is not reused before.
+    /// The original process. It must reap the copy (exit signal SIGCHLD). Until then, the copy's pid is not reused.
     Parent {
         /// The copy's pid.
         pid: i32,
@@ -30,13 +30,13 @@ pub enum ForkedSide {
 /// Forks this process, which must have only one thread, with the same table of open files. A descriptor that either process
 /// opens or closes is opened or closed for both.
 ///
-/// With a `slot`, the copy's pidfd is in that table, and its number in the slot, before the copy runs its first instruction.
-/// So every process that shares table and mapping knows each copy, even if the forking process is killed here. After a
-/// failure the slot has no meaning.
+/// With a `slot`, the kernel opens the copy's pidfd in that table, and writes its number to the slot, before the copy runs
+/// its first instruction. So every process that shares table and mapping can find the copy, even if the forking process is
+/// killed here. After an error, the content of the slot has no meaning.
 ///
 /// # Errors
-/// As clone3(2); `ResourceBusy` if the process has several threads. The copy would have only the calling one, and would wait
-/// forever for locks of the others.
+/// As clone3(2); `ResourceBusy` if the process has several threads. The copy would have only the calling thread, and would
+/// wait forever for locks that the other threads held.
 pub fn fork_sharing_files(slot: Option<PidfdSlot<'_>>) -> io::Result<ForkedSide> {
     if std::fs::read_dir("/proc/self/task")?.count() != 1 {
         return Err(io::ErrorKind::ResourceBusy.into());
@@ -59,12 +59,13 @@ pub fn fork_sharing_files(slot: Option<PidfdSlot<'_>>) -> io::Result<ForkedSide>
     }
 }
 
-/// Takes a descriptor that a predecessor left in the shared table. The caller must be its only owner.
+/// Takes ownership of a descriptor that a process that has ended left in the shared table. The caller must be its only
+/// owner.
 ///
 /// # Errors
 /// EBADF if the number is not open.
 pub fn adopt_raw_fd(number: RawFd) -> io::Result<OwnedFd> {
-    // SAFETY: F_GETFD only looks the number up.
+    // SAFETY: F_GETFD only looks up the number.
     if unsafe { libc::fcntl(number, libc::F_GETFD) } == -1 {
         return Err(io::Error::last_os_error());
     }
@@ -74,8 +75,7 @@ pub fn adopt_raw_fd(number: RawFd) -> io::Result<OwnedFd> {
 
 /// Closes every descriptor of the (shared) table from 3 on, except `keep`.
 ///
-/// The caller must have just taken the table over and own none of what it closes: it must have no `OwnedFd` of a number
-/// outside `keep`.
+/// The caller must have just taken over the table. It must have no `OwnedFd` with a number outside of `keep`.
 ///
 /// # Errors
 /// As close_range(2).

@@ -4,14 +4,14 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr;
 
-/// Size of a huge page of x86-64, in bytes. Its address is a multiple of this.
+/// Size and alignment of a huge page on x86-64, in bytes.
 pub const HUGE_PAGE_BYTES: u64 = 2 << 20;
 
-/// Since Linux 6.1.
+/// From `linux/mman.h`, since Linux 6.1.
 const MADV_COLLAPSE: libc::c_long = 25;
 
-/// Allows huge pages for the calling process, and for programs that it executes, if the process that started it had
-/// forbidden them (PR_SET_THP_DISABLE).
+/// Clears PR_SET_THP_DISABLE, which the calling process may have inherited. Then huge pages are allowed for the process and
+/// for programs that it executes.
 ///
 /// # Errors
 /// As prctl(2): EINVAL if the kernel has no huge pages.
@@ -26,10 +26,11 @@ pub fn enable_thp() -> io::Result<()> {
 }
 
 /// Collapses the small pages at `address` of a process into one huge page, whatever the machine's huge page settings are.
-/// Returns whether there is a huge page now. The process sees no difference, but waits if it changes its memory map
-/// meanwhile.
+/// Returns whether the range is a huge page afterwards. The process sees no difference, except that its changes to its
+/// memory map wait until the call has ended.
 ///
-/// Missing pages of the range are filled with zeroes. If a userfaultfd serves the range, it stays as it is.
+/// Missing pages of the range are filled with zeroes. If a userfaultfd serves the range, they are not filled, and the range
+/// is not collapsed.
 ///
 /// # Errors
 /// ESRCH if the process has ended; EPERM without CAP_SYS_NICE and the right to trace it.
@@ -48,7 +49,7 @@ pub fn collapse_huge_page(process: BorrowedFd<'_>, address: u64) -> io::Result<b
     }
     let error = io::Error::last_os_error();
     match error.raw_os_error() {
-        // No huge page is free, some page is in use right now, or the range must stay small.
+        // No huge page is free, the kernel uses one of the small pages, or the range may not have huge pages.
         Some(libc::ENOMEM | libc::EBUSY | libc::EAGAIN | libc::EINVAL) => Ok(false),
         _ => Err(error),
     }

@@ -1,5 +1,5 @@
-//! Finds the present pages of hugetlbfs files. lseek(2) reports such a file as data throughout. Reading a missing page
-//! through a mapping would take a page from the pool.
+//! Finds the present pages of hugetlbfs files. lseek(2) with SEEK_DATA does not help: it reports the whole file as data.
+//! Reading a missing page through a mapping would take a page from the pool.
 
 use std::fs::File;
 use std::io;
@@ -27,10 +27,11 @@ pub fn is_on_hugetlbfs(file: impl AsFd) -> io::Result<bool> {
     Ok(fstatfs(file)?.f_type as u64 == HUGETLBFS_MAGIC)
 }
 
-/// The ranges in which a hugetlbfs file, open for reading, has pages, ascending. Takes no page from the pool.
+/// Finds the ranges in which a hugetlbfs file has pages, in ascending order. The file must be open for reading. Takes no
+/// page from the pool.
 ///
 /// # Errors
-/// As fstat(2), mmap(2) and userfaultfd(2). A file that has all of its pages, or none, does not need the latter two.
+/// As fstat(2), mmap(2) and userfaultfd(2). For a file that has all of its pages, or none, only fstat(2) is called.
 pub fn find_present_ranges(file: &File) -> io::Result<Vec<Range<u64>>> {
     let status = file.metadata()?;
     let (bytes, page_bytes) = (status.len(), status.blksize());
@@ -48,7 +49,8 @@ pub fn find_present_ranges(file: &File) -> io::Result<Vec<Range<u64>>> {
     Ok(found)
 }
 
-/// A mapping of a file. Through its userfaultfd, UFFDIO_CONTINUE maps only pages that the file has.
+/// A mapping of a file, registered with a userfaultfd. UFFDIO_CONTINUE maps pages that the file has, and returns EFAULT for
+/// missing ones.
 struct PresenceProbe {
     start: u64,
     bytes: u64,
@@ -59,7 +61,7 @@ impl PresenceProbe {
     fn map(file: &File, bytes: u64) -> io::Result<Self> {
         let faults = Userfaultfd::create()?;
         faults.enable(UffdFeatures::MINOR_HUGETLBFS)?;
-        // Private, because a shared mapping would have to be writable to be registered. NORESERVE, so that it takes no page.
+        // Private, because only a writable shared mapping could be registered. NORESERVE, so that the mapping takes no page.
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         // SAFETY: a new mapping at an address that the kernel chooses changes no memory in use.
         let at = unsafe { rustix::mm::mmap(ptr::null_mut(), bytes as usize, ProtFlags::READ, flags, file.as_fd(), 0)? };
@@ -110,7 +112,7 @@ mod tests {
     use super::*;
     use rustix::fs::{MemfdFlags, memfd_create};
 
-    /// Files with pages are tested by `hugetlbfs_files` of the end-to-end tests, which makes the node reserve some.
+    /// The end-to-end test `hugetlbfs_files` covers files with pages: it reserves huge pages on the machine.
     #[test]
     fn a_hugetlbfs_file_without_pages_has_no_data() {
         let file = File::from(memfd_create("huge", MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB).unwrap());

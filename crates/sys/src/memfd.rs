@@ -6,7 +6,7 @@ use std::os::fd::AsRawFd;
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 
-/// Creates an empty one, close-on-exec. With `sealable`, seals can be added later.
+/// Creates an empty memfd, close-on-exec. With `sealable`, seals can be added later.
 ///
 /// # Errors
 /// As memfd_create(2).
@@ -23,8 +23,8 @@ pub fn seal(memfd: &File, seals: u32) -> io::Result<()> {
     Ok(fcntl_add_seals(memfd, SealFlags::from_bits_retain(seals))?)
 }
 
-/// Seals `memfd`, which must be sealable, and opens it for reading from its beginning. Nothing can change its contents any
-/// more.
+/// Seals `memfd`, which must be sealable, and opens it for reading from its beginning. After that, its contents cannot
+/// change.
 ///
 /// # Errors
 /// As fcntl(F_ADD_SEALS) and open(2).
@@ -34,7 +34,7 @@ pub fn seal_read_only(memfd: &File) -> io::Result<File> {
     File::open(format!("/proc/self/fd/{}", memfd.as_raw_fd()))
 }
 
-/// A sealed executable file with these contents, to be executed by descriptor.
+/// Creates a sealed memfd that contains the program `image`, for execution by descriptor (execveat(2)).
 ///
 /// # Errors
 /// As memfd_create(2), write(2) and fcntl(F_ADD_SEALS).

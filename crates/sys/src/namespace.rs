@@ -27,7 +27,7 @@ pub fn unshare_container(with_network: bool) -> io::Result<()> {
     Ok(unsafe { unshare_unsafe(flags) }?)
 }
 
-/// Like [`unshare_container`], but with an existing mount namespace, whose root becomes the thread's.
+/// Like [`unshare_container`], but enters an existing mount namespace, whose root becomes the thread's root.
 ///
 /// # Errors
 /// As [`unshare_container`], and setns(2).
@@ -49,8 +49,8 @@ pub struct HomeNamespaces {
 }
 
 impl HomeNamespaces {
-    /// Those of the calling thread, which must be in the namespaces of the process's main thread. From now on it has its own
-    /// root and working directory.
+    /// Opens the namespaces, root and working directory of the calling thread, which must be in the namespaces of the
+    /// process's main thread. Unshares the thread's root and working directory.
     ///
     /// # Errors
     /// As unshare(2), pidfd_open(2), openat(2).
@@ -63,8 +63,8 @@ impl HomeNamespaces {
         Ok(Self { process, root: open("/")?, current: open(".")? })
     }
 
-    /// Runs a function that may move the thread, which must be the one of [`Self::of_this_thread`], into other namespaces
-    /// (except user namespaces). The thread returns afterwards, also from a panic.
+    /// Runs a function that may move the calling thread into other namespaces (except user namespaces). The thread returns
+    /// afterwards, even if the function panics. It must be the thread that called [`Self::of_this_thread`].
     pub fn run_elsewhere<T>(&self, to_do: impl FnOnce() -> T) -> T {
         let _away = ReturnGuard(self);
         to_do()
@@ -82,19 +82,19 @@ impl HomeNamespaces {
     }
 }
 
-/// Dropping it returns the thread to its home namespaces.
+/// Returns the thread to its home namespaces when dropped.
 struct ReturnGuard<'a>(&'a HomeNamespaces);
 
 impl Drop for ReturnGuard<'_> {
     fn drop(&mut self) {
-        // Only ENOMEM is possible, and outside of its home namespaces the thread must do nothing else.
+        // The only possible error is ENOMEM. Retry: the thread must not do other work outside of its home namespaces.
         while self.0.return_home().is_err() {
             thread::sleep(RETURN_RETRY_PAUSE);
         }
     }
 }
 
-/// The calling thread's mount namespace, which exists at least as long as this is open. Needs a `/proc` in it.
+/// Opens the calling thread's mount namespace. The namespace exists while the descriptor is open. Needs a `/proc` in it.
 ///
 /// # Errors
 /// As open(2).
@@ -102,7 +102,7 @@ pub fn open_mount_namespace() -> io::Result<OwnedFd> {
     Ok(std::fs::File::open("/proc/thread-self/ns/mnt")?.into())
 }
 
-/// The calling thread's network namespace, which exists at least as long as this is open. Needs a `/proc`.
+/// Opens the calling thread's network namespace. The namespace exists while the descriptor is open. Needs a `/proc`.
 ///
 /// # Errors
 /// As open(2).
@@ -110,7 +110,7 @@ pub fn open_network_namespace() -> io::Result<OwnedFd> {
     Ok(std::fs::File::open("/proc/thread-self/ns/net")?.into())
 }
 
-/// Whether the link of a namespace, such as those of `/proc/PID/ns`, leads to the namespace of this process's main thread.
+/// Whether a namespace link, such as `/proc/PID/ns/mnt`, refers to the namespace of this process's main thread.
 pub fn is_main_thread_namespace(directory: BorrowedFd<'_>, link: &str) -> bool {
     let kind = link.rsplit('/').next().unwrap_or(link);
     let number = |found: Stat| (found.st_dev, found.st_ino);
@@ -119,7 +119,7 @@ pub fn is_main_thread_namespace(directory: BorrowedFd<'_>, link: &str) -> bool {
     theirs.is_ok() && theirs == ours
 }
 
-/// Moves the calling thread into the mount namespace of a process, whose root becomes the thread's.
+/// Moves the calling thread into the mount namespace of a process. The root of that namespace becomes the thread's root.
 ///
 /// # Errors
 /// As setns(2).
@@ -164,7 +164,7 @@ pub fn run_in_namespaces_of<T: Send>(process: BorrowedFd<'_>, to_do: impl FnOnce
     run_in_thread(move || Ok(move_into_thread_name_spaces(process, kinds)?), to_do)
 }
 
-/// Runs a function in new UTS and IPC namespaces, as those of a container, in a new thread.
+/// Runs a function in new UTS and IPC namespaces, as a container has them, in a new thread.
 ///
 /// # Errors
 /// As clone(2) of a thread, unshare(2).
@@ -195,8 +195,8 @@ pub fn unshare_network() -> io::Result<OwnedFd> {
     open_network_namespace()
 }
 
-/// Makes the mount at `new_root` the root of the calling thread's mount namespace and detaches the old one. No mount of that
-/// namespace may be shared with another.
+/// Makes the mount at `new_root` the root of the calling thread's mount namespace, and detaches the old root. No mount of
+/// that namespace may have shared propagation.
 ///
 /// As pivot_root(2): EINVAL if the root is the initial ramfs. Refused in the mount namespace of the process's main thread:
 /// all processes of the machine would lose their root and every mount.
@@ -205,7 +205,7 @@ pub fn pivot_to(new_root: &Path) -> io::Result<()> {
         return Err(io::Error::other("the calling thread has no mount namespace of its own"));
     }
     chdir(new_root)?;
-    // The old root is mounted over the new one, at the same place, and detached from there.
+    // pivot_root(2) mounts the old root over the new one. Then the old root is detached.
     pivot_root(".", ".")?;
     crate::mount::detach(Path::new("."))?;
     Ok(chdir("/")?)
@@ -245,7 +245,7 @@ mod tests {
 
     #[test]
     fn the_root_of_the_machine_is_never_replaced() {
-        // The test may only try it under this condition.
+        // Otherwise the call below would replace the machine's root.
         assert!(is_main_thread_namespace(CWD, "/proc/thread-self/ns/mnt"));
         let (before, directory) = (whereabouts(), tempfile::tempdir().unwrap());
         let refused = pivot_to(directory.path()).unwrap_err().to_string();

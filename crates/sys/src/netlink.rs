@@ -1,25 +1,24 @@
-//! Requests to the kernel over netlink(7), each with one answer.
+//! Requests to the kernel over netlink(7), each with one reply.
 
 use std::io;
 use std::os::fd::OwnedFd;
 
 use rustix::net::{AddressFamily, Protocol, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socket_with};
 
-/// Bytes of the header of a message: length, type, flags, sequence and port.
+/// Size of the header of a message, in bytes: length, type, flags, sequence number and port.
 pub(crate) const HEADER_BYTES: usize = 16;
 
 /// The flag that every request has.
 pub(crate) const NLM_F_REQUEST: u16 = 0x1;
-/// Requests an answer also from a request that would otherwise be answered only on failure.
+/// The flag that makes the kernel also reply to requests that otherwise get a reply only on failure.
 pub(crate) const NLM_F_ACK: u16 = 0x4;
 
-/// A connection to one facility of the kernel.
+/// A netlink socket for one protocol (facility of the kernel).
 #[derive(Debug)]
 pub(crate) struct Netlink(OwnedFd);
 
 impl Netlink {
-    /// In the calling thread's network namespace. The facility for addresses and routes has the number 0, which is `None`
-    /// here.
+    /// Opens a socket in the calling thread's network namespace. `None` is protocol 0, NETLINK_ROUTE (addresses and routes).
     ///
     /// # Errors
     /// As socket(2).
@@ -28,12 +27,12 @@ impl Netlink {
         Ok(Self(socket))
     }
 
-    /// Sends a request, and returns the answer with its header.
+    /// Sends a request, and returns the reply with its header.
     ///
     /// # Errors
-    /// As send(2) and recv(2). Whether the request succeeded, [`check_error`] reads from the answer.
+    /// As send(2) and recv(2). If the kernel refuses the request, the reply contains the error: see [`check_error`].
     pub(crate) fn request(&self, kind: u16, flags: u16, body: &[u8]) -> io::Result<Vec<u8>> {
-        /// The kernel answers at most a page, and a part of the request.
+        /// Size of the longest reply, in bytes: a page, and a part of the request.
         const ANSWER_BYTES_MAX: usize = 8192;
         let mut request = Vec::with_capacity(HEADER_BYTES + body.len());
         request.extend(((HEADER_BYTES + body.len()) as u32).to_ne_bytes());
@@ -49,7 +48,7 @@ impl Netlink {
     }
 }
 
-/// An attribute of a request, padded.
+/// Encodes an attribute of a request, with padding.
 pub(crate) fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
     let length = 4 + value.len();
     let mut attribute = Vec::with_capacity(length.next_multiple_of(4));
@@ -60,7 +59,7 @@ pub(crate) fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
     attribute
 }
 
-/// Returns the error that an answer reports.
+/// Returns the error that a reply contains.
 pub(crate) fn check_error(answer: &[u8]) -> io::Result<()> {
     const NLMSG_ERROR: u16 = 2;
     if u16_at(answer, 4).ok_or_else(malformed)? != NLMSG_ERROR {

@@ -7,8 +7,8 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt as _;
 use std::ptr;
 
-/// Regions requested per call: as many as the kernel collects before it copies them out. A larger buffer would have to be
-/// touched for each scan, which takes longer than the scan of a small process.
+/// Number of regions requested per call: as many as the kernel collects before it copies them to user space. Clearing a
+/// larger buffer in [`PageTables::open`] would take longer than the scan of a small process.
 const REGIONS_PER_CALL: usize = 512;
 
 const PAGE_IS_FILE: u64 = 1 << 2;
@@ -16,7 +16,7 @@ const PAGE_IS_PRESENT: u64 = 1 << 3;
 const PAGE_IS_SWAPPED: u64 = 1 << 4;
 const PAGE_IS_PFNZERO: u64 = 1 << 5;
 const PAGE_IS_HUGE: u64 = 1 << 6;
-/// Since Linux 6.15; earlier kernels refuse categories that they do not know.
+/// Since Linux 6.15. Earlier kernels refuse this category with EINVAL.
 const PAGE_IS_GUARD: u64 = 1 << 8;
 
 /// `_IOWR('f', 16, struct pm_scan_arg)`.
@@ -34,7 +34,7 @@ pub struct PageRegion {
 }
 
 impl PageRegion {
-    /// Whether the pages are the file's own (page cache, shared memory), not copies that the process has written.
+    /// Whether the pages belong to a file (page cache, shared memory). Private copies that the process has written do not.
     pub fn is_file(&self) -> bool {
         self.categories & PAGE_IS_FILE != 0
     }
@@ -44,7 +44,7 @@ impl PageRegion {
         self.categories & PAGE_IS_GUARD != 0
     }
 
-    /// Whether the pages are huge pages, each mapped as one.
+    /// Whether each page is a huge page that is mapped as a whole.
     pub fn is_huge(&self) -> bool {
         self.categories & PAGE_IS_HUGE != 0
     }
@@ -71,16 +71,17 @@ const _: () = assert!(size_of::<ScanArguments>() == 96);
 /// Size of a page, and of its entry in a pagemap, in bytes.
 const PAGE_BYTES: u64 = 4096;
 const ENTRY_BYTES: u64 = 8;
-/// Bits of an entry: the page is present, and no other process has it mapped.
+/// Bits of an entry: the page is present; no other process has mapped it.
 const ENTRY_IS_PRESENT: u64 = 1 << 63;
 const ENTRY_IS_EXCLUSIVE: u64 = 1 << 56;
 
 /// The amount of detail that a scan reports about the pages that it finds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ScanDetail {
-    /// Only that they have data: the kernel reads the page tables only.
+    /// Reports only that the pages have data. The kernel reads only the page tables.
     Populated,
-    /// Also [`PageRegion::is_file`]. The kernel reads the record of each page for it, which takes five times as long.
+    /// Also reports [`PageRegion::is_file`]. For this the kernel reads each page's `struct page`, which takes five times as
+    /// long.
     Owner,
 }
 
@@ -96,13 +97,14 @@ impl PageTables {
     /// Opens the page tables of a process.
     ///
     /// # Errors
-    /// NotFound if the process has ended; otherwise as opening its pagemap.
+    /// `NotFound` if the process has ended; otherwise as open(2) of `/proc/PID/pagemap`.
     pub fn open(pid: i32) -> io::Result<Self> {
         let pagemap = File::open(format!("/proc/{pid}/pagemap"))?;
         Ok(Self { pagemap, batch: vec![PageRegion::default(); REGIONS_PER_CALL], supports_guards: true })
     }
 
-    /// Adds to `found` all pages in `start..end` that are present or swapped out and are not the zero page, ascending.
+    /// Adds to `found` all pages in `start..end` that are present or swapped out and are not the zero page, in ascending
+    /// order.
     ///
     /// # Errors
     /// ENOTTY before Linux 6.7; ESRCH if the process has ended.
@@ -119,7 +121,7 @@ impl PageTables {
             let owner = if detail == ScanDetail::Owner { PAGE_IS_FILE } else { 0 };
             let reported = PAGE_IS_HUGE | guards | owner;
             let (count, walked_to) = match scan(&self.pagemap, from..end, reported, &mut self.batch) {
-                // This kernel does not support guard pages, so there are none.
+                // This kernel does not support guard pages: scan without that category.
                 Err(error) if error.raw_os_error() == Some(libc::EINVAL) && self.supports_guards => {
                     self.supports_guards = false;
                     continue;
@@ -135,8 +137,8 @@ impl PageTables {
         Ok(())
     }
 
-    /// Whether another process also maps a page in `start..end`. After a fork, parent and copy share each page until one of
-    /// the two writes to it. The zero page counts as shared.
+    /// Whether another process also maps a page in `start..end`. After a fork, parent and child share each page until one of
+    /// them writes to it. The zero page counts as shared.
     ///
     /// # Errors
     /// ESRCH if the process has ended.
@@ -149,8 +151,8 @@ impl PageTables {
     }
 }
 
-/// One call. `reported_categories`: the categories to report for each region. Returns the number of regions found, and the
-/// address up to which it scanned.
+/// Makes one PAGEMAP_SCAN call, which reports `reported_categories` for each region. Returns the number of regions found,
+/// and the address up to which the kernel scanned.
 fn scan(
     pagemap: &File,
     range: std::ops::Range<u64>,
@@ -204,7 +206,7 @@ mod tests {
         unsafe { munmap(at, 8 * PAGE).unwrap() };
         let found: Vec<_> =
             regions.iter().map(|r| ((r.start - base) / 4096, (r.end - base) / 4096, r.is_guard())).collect();
-        // Before Linux 6.13 there are no guard pages.
+        // Linux before 6.13 has no guard pages.
         let expected = if guarded { vec![(0, 2, true), (4, 5, false)] } else { vec![(4, 5, false)] };
         assert_eq!(found, expected);
     }
@@ -212,7 +214,7 @@ mod tests {
     #[test]
     fn only_written_pages_are_found() {
         const PAGE: usize = 4096;
-        // More than the allocator ever takes from freed memory, so these pages are new.
+        // Larger than any block that the allocator reuses, so these pages are new.
         const NEW_BYTES: usize = 64 << 20;
         let mut memory = vec![0_u8; NEW_BYTES];
         let base = memory.as_ptr().addr().next_multiple_of(PAGE);

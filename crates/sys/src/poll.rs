@@ -31,7 +31,8 @@ pub struct ReadReadiness {
     pub is_urgent: bool,
 }
 
-/// Whether `fd` is readable now, at its end, or has an error or urgent data; `None` if it is none of these. Reads nothing.
+/// Returns the readiness of `fd` if it is readable or at its end, or has an error or urgent data; otherwise `None`. Does not
+/// wait, and reads nothing.
 ///
 /// # Errors
 /// As poll(2).

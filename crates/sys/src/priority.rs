@@ -7,13 +7,13 @@ use std::io;
 pub struct RealTimeGuard {
     /// The thread was a real-time thread before, and stays one.
     was_real_time: bool,
-    /// It belongs to the calling thread.
+    /// The guard belongs to the calling thread.
     _not_send: std::marker::PhantomData<*const ()>,
 }
 
 impl RealTimeGuard {
     /// Makes the calling thread a real-time thread of the lowest priority, unless it is a real-time thread already. Threads
-    /// and processes that it starts meanwhile are ordinary.
+    /// and processes that it starts while the guard exists are ordinary.
     ///
     /// # Errors
     /// EPERM without CAP_SYS_NICE, or in a control group without real-time bandwidth.
@@ -37,7 +37,8 @@ impl Drop for RealTimeGuard {
     }
 }
 
-/// Lets a thread, and what it starts, run before all ordinary threads.
+/// Makes a thread a real-time thread, which runs before all ordinary threads. Threads and processes that it starts are also
+/// real-time threads.
 ///
 /// # Errors
 /// As [`RealTimeGuard::enter`]; ESRCH if there is no such thread.
@@ -53,7 +54,7 @@ pub fn make_ordinary(tid: i32) -> io::Result<()> {
     set_policy(tid, libc::SCHED_OTHER, 0)
 }
 
-/// sched_setscheduler(2)'s number for the calling thread.
+/// The thread id by which sched_setscheduler(2) means the calling thread.
 const CALLER: i32 = 0;
 
 fn set_policy(tid: i32, policy: i32, priority: i32) -> io::Result<()> {
@@ -77,7 +78,7 @@ mod tests {
         if let Ok(real_time) = RealTimeGuard::enter() {
             assert_eq!(policy() & !libc::SCHED_RESET_ON_FORK, libc::SCHED_FIFO);
             drop(RealTimeGuard::enter().unwrap());
-            assert_eq!(policy() & !libc::SCHED_RESET_ON_FORK, libc::SCHED_FIFO, "the outer one's");
+            assert_eq!(policy() & !libc::SCHED_RESET_ON_FORK, libc::SCHED_FIFO, "the outer guard keeps its priority");
             drop(real_time);
         }
         assert_eq!(policy(), before);

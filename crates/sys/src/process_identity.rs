@@ -10,10 +10,11 @@ use std::str::FromStr;
 /// Index of the start time in `/proc/PID/stat`, counted from the field after the command's closing parenthesis.
 const START_FIELD: usize = 19;
 
-/// The kernel returns the line as a whole. It has about fifty numbers of at most twenty digits.
+/// Size of the buffer for the line, in bytes. One read(2) returns the line, which has about fifty numbers of at most twenty
+/// digits.
 const LINE_BYTES_MAX: usize = 2048;
 
-/// Identifies a process among all since the machine started. Written as `PID@TICKS`.
+/// Identifies one of all processes since the machine started. Displayed as `PID@TICKS`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ProcessIdentity {
     /// Its pid, in the pid namespace of `/proc`.
@@ -23,7 +24,7 @@ pub struct ProcessIdentity {
 }
 
 impl ProcessIdentity {
-    /// The identity of the process that has this pid now.
+    /// Reads the identity of the process that has this pid now.
     ///
     /// # Errors
     /// `NotFound` if there is none.
@@ -38,7 +39,7 @@ impl ProcessIdentity {
         Ok(Self { pid, start_ticks })
     }
 
-    /// Opens the process; `None` if it has ended (its pid may belong to another process).
+    /// Opens a pidfd of the process; `None` if it has ended, even if its pid belongs to another process now.
     ///
     /// # Errors
     /// As pidfd_open(2), except ESRCH.

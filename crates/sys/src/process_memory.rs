@@ -17,8 +17,8 @@ pub fn read_process(pid: i32, address: u64, into: &mut [u8]) -> io::Result<usize
     usize::try_from(read).map_err(|_| io::Error::last_os_error())
 }
 
-/// Reads `N` bytes from each of these addresses of process `pid`, in as few calls as possible. From the first unreadable one
-/// on, all are `None`.
+/// Reads `N` bytes at each address of process `pid`, in as few calls as possible. The first address that cannot be read, and
+/// all later ones, yield `None`.
 pub fn read_process_batch<const N: usize>(pid: i32, addresses: &[u64]) -> Vec<Option<[u8; N]>> {
     /// The maximal number of ranges per call.
     const UIO_MAXIOV: usize = 1024;
@@ -42,8 +42,8 @@ pub fn read_process_batch<const N: usize>(pid: i32, addresses: &[u64]) -> Vec<Op
     all
 }
 
-/// Reads all of `into` from `address` of process `pid`. `mem` is its `/proc/PID/mem`, which also reads pages that protection
-/// hides from [`read_process`].
+/// Reads all of `into` from `address` of process `pid`. `mem` is the process's `/proc/PID/mem`. It also gives access to
+/// pages that [`read_process`] cannot read because of their protection.
 ///
 /// # Errors
 /// As process_vm_readv(2) and pread(2) of /proc/PID/mem (EIO if nothing is mapped).
@@ -59,7 +59,7 @@ pub fn read_process_exact(pid: i32, mem: &File, address: u64, into: &mut [u8]) -
 /// Writes to `address` of process `pid` and opens no descriptor.
 ///
 /// # Errors
-/// As process_vm_writev(2): EFAULT if not even the first byte can be written; `WriteZero` if not all can.
+/// As process_vm_writev(2): EFAULT if not even the first byte can be written; `WriteZero` if only a part can be written.
 pub fn write_process(pid: i32, address: u64, from: &[u8]) -> io::Result<()> {
     let local = libc::iovec { iov_base: from.as_ptr().cast_mut().cast(), iov_len: from.len() };
     let remote = libc::iovec { iov_base: std::ptr::without_provenance_mut(address as usize), iov_len: from.len() };
@@ -72,8 +72,8 @@ pub fn write_process(pid: i32, address: u64, from: &[u8]) -> io::Result<()> {
     }
 }
 
-/// Writes to `address` of process `pid`. `mem` is its `/proc/PID/mem`, opened for writing, which also writes pages that the
-/// process itself may not write.
+/// Writes to `address` of process `pid`. `mem` is the process's `/proc/PID/mem`, opened for writing. It also gives access to
+/// pages that the process itself may not write.
 ///
 /// # Errors
 /// As process_vm_writev(2) and pwrite(2) of /proc/PID/mem (EIO if nothing is mapped).

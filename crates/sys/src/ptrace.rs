@@ -15,7 +15,7 @@ pub const OPTION_TRACE_SYSCALL_GOOD: usize = 1;
 /// `PTRACE_O_EXITKILL`: the tracee is killed when its tracer ends.
 pub const OPTION_EXIT_KILL: usize = 1 << 20;
 
-/// `PTRACE_O_SUSPEND_SECCOMP`: seccomp filters do not apply while it is traced; needs CAP_SYS_ADMIN.
+/// `PTRACE_O_SUSPEND_SECCOMP`: seccomp filters do not apply to the tracee while it is traced; needs CAP_SYS_ADMIN.
 pub const OPTION_SUSPEND_SECCOMP: usize = 1 << 21;
 
 /// `PTRACE_EVENT_STOP`: a stop that `interrupt` requested, a group stop, or the first stop of a new thread.
@@ -132,7 +132,7 @@ pub struct RseqConfiguration {
 pub enum TraceeEvent {
     /// It is in a ptrace stop.
     Stopped {
-        /// The signal that the stop is reported with.
+        /// The signal that the kernel reports for the stop.
         signal: i32,
         /// PTRACE_EVENT_*, or 0.
         event: i32,
@@ -141,7 +141,7 @@ pub enum TraceeEvent {
     Ended,
 }
 
-/// One ptrace(2) call. Its address and data are plain numbers, or point to memory that the caller guarantees.
+/// Makes a ptrace(2) call. `address` and `data` are numbers, or point to memory that the caller guarantees.
 ///
 /// # Safety
 /// `data` (and `address`, for requests that take a pointer there) must be valid for the use that `request` makes of them.
@@ -154,7 +154,7 @@ unsafe fn ptrace(request: u32, tid: i32, address: usize, data: usize) -> io::Res
     Ok(result as usize)
 }
 
-/// A ptrace(2) request without pointers.
+/// Makes a ptrace(2) request that takes no pointers.
 fn request(request: u32, tid: i32, address: usize, data: usize) -> io::Result<()> {
     debug_assert!(matches!(
         request,
@@ -247,7 +247,7 @@ pub fn write_registers(tid: i32, registers: &Registers) -> io::Result<()> {
 /// # Errors
 /// ESRCH: it is not stopped, or not our tracee.
 pub fn read_extended_state(tid: i32) -> io::Result<Vec<u8>> {
-    // Not on the heap, which would grow by this size for each thread.
+    // A buffer on the stack: the heap would grow by this size for each thread.
     let mut state = [0_u8; XSTATE_BYTES_MAX];
     let mut vector = libc::iovec { iov_base: state.as_mut_ptr().cast(), iov_len: state.len() };
     // SAFETY: `vector` describes `state`, which outlives the call.
@@ -255,7 +255,8 @@ pub fn read_extended_state(tid: i32) -> io::Result<Vec<u8>> {
     Ok(state[..vector.iov_len].to_vec())
 }
 
-/// Reads the mask of blocked signals (bit N−1 is signal N): the one that applies outside of sigsuspend(2) and similar calls.
+/// Reads the mask of blocked signals (bit N−1 is signal N): the mask that applies outside of sigsuspend(2) and similar
+/// calls.
 ///
 /// # Errors
 /// ESRCH: it is not stopped, or not our tracee.
@@ -303,8 +304,8 @@ pub fn read_rseq(tid: i32) -> io::Result<Option<RseqConfiguration>> {
     Ok(registered.then_some(RseqConfiguration { address: raw.address, bytes: raw.bytes, signature: raw.signature }))
 }
 
-/// Reads one seccomp filter of a stopped tracee, counted from the oldest: its SECCOMP_FILTER_FLAG_*, and its instructions of
-/// 8 bytes each. `None` if it has no more.
+/// Reads the seccomp filter number `index` of a stopped tracee, counted from the oldest (0): its SECCOMP_FILTER_FLAG_*, and
+/// its instructions of 8 bytes each. `None` if the tracee has no filter with that number.
 ///
 /// # Errors
 /// EACCES without CAP_SYS_ADMIN, or if the caller itself has a filter. EIO if the kernel cannot report filters (it was built
@@ -328,7 +329,8 @@ pub fn read_seccomp_filter(tid: i32, index: usize) -> io::Result<Option<(u32, Ve
     Ok(Some((metadata[1] as u32, instructions)))
 }
 
-/// The contents of a register set of a stopped tracee, by the type of its note in core files (`NT_*`); empty if it has none.
+/// Reads a register set of a stopped tracee. `note` is the type that the set has in core files (`NT_*`). Empty if the tracee
+/// does not use the set.
 ///
 /// # Errors
 /// ESRCH: it is not stopped, or not our tracee; EINVAL or ENODEV: the processor has no such set.
@@ -341,8 +343,8 @@ pub fn read_register_set(tid: i32, note: usize) -> io::Result<Vec<u8>> {
     Ok(set)
 }
 
-/// The syscall user dispatch of a stopped tracee (prctl(2), PR_SET_SYSCALL_USER_DISPATCH): mode, address of the selector,
-/// and the exempt range.
+/// Reads the syscall user dispatch of a stopped tracee (prctl(2), PR_SET_SYSCALL_USER_DISPATCH): mode, address of the
+/// selector, and offset and length of the exempt range.
 ///
 /// # Errors
 /// ESRCH: it is not stopped, or not our tracee; EIO: the kernel does not report it (before Linux 6.4).
@@ -357,9 +359,9 @@ pub fn read_user_dispatch(tid: i32) -> io::Result<[u64; 4]> {
 /// A queue of pending signals.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SignalQueue {
-    /// The thread's own.
+    /// Signals that were sent to the thread.
     Thread,
-    /// The process's.
+    /// Signals that were sent to the process.
     Process,
 }
 
@@ -395,7 +397,7 @@ pub fn read_pending_signals(tid: i32, queue: SignalQueue) -> io::Result<Vec<[u8;
     }
 }
 
-/// Whether a task in an [`EVENT_STOP`] was also stopped by a signal. It stays stopped when the tracer detaches.
+/// Whether a task in an [`EVENT_STOP`] was also stopped by a signal. Such a task stays stopped when the tracer detaches.
 ///
 /// # Errors
 /// ESRCH: it is not stopped, or not our tracee.
@@ -417,9 +419,9 @@ pub enum WaitMode {
     Block,
 }
 
-/// The next event of any tracee of the calling thread; `None` if there is none now, or a signal interrupted the wait. An end
-/// is reported repeatedly until [`reap`] takes it: if the tracee is a child of this process, its status belongs to the code
-/// that waits for children.
+/// Returns the next event of any tracee of the calling thread; `None` if there is none now, or if a signal interrupted the
+/// wait. The end of a tracee is reported until [`reap`] collects it. It is not collected here, because the tracee may be a
+/// child of this process, and then the code that waits for children needs its status.
 ///
 /// # Errors
 /// ECHILD: the calling thread has no tracee.
@@ -430,7 +432,7 @@ pub fn wait_any(wait_mode: WaitMode) -> io::Result<Option<(i32, TraceeEvent)>> {
     };
     match (seen, wait_mode) {
         (Ok(Some((tid, TraceeEvent::Stopped { .. }))), WaitMode::Block) => {
-            // Takes the stop. If the tracee was killed just now, the next call reports it.
+            // Collect the stop. If the tracee has been killed since, the next call reports its end.
             Ok(wait_id(libc::P_PID, tid, libc::WSTOPPED | libc::WNOHANG).unwrap_or(None))
         }
         (Ok(Some(report)), _) => Ok(Some(report)),
@@ -446,12 +448,12 @@ pub fn wait_any(wait_mode: WaitMode) -> io::Result<Option<(i32, TraceeEvent)>> {
     }
 }
 
-/// A stop of any tracee of the calling thread that has already occurred. Makes one system call; [`wait_any`] makes two.
+/// Returns a stop of any tracee of the calling thread, without waiting. Makes one system call; [`wait_any`] makes two.
 pub fn poll_stop() -> Option<(i32, TraceeEvent)> {
     wait_id(libc::P_ALL, 0, libc::WSTOPPED | libc::WNOHANG).ok().flatten()
 }
 
-/// Takes the end of a tracee of the calling thread; returns whether it has ended. Never waits.
+/// Collects the end of a tracee of the calling thread; returns whether the tracee has ended. Never waits.
 ///
 /// # Errors
 /// ECHILD: it is not (or no longer) a tracee of the calling thread.
@@ -459,7 +461,7 @@ pub fn reap(tid: i32) -> io::Result<bool> {
     Ok(matches!(wait_id(libc::P_PID, tid, libc::WEXITED | libc::WNOHANG)?, Some((_, TraceeEvent::Ended))))
 }
 
-/// waitid(2) for tracees of the calling thread. The kernel reports both stops and ends to a tracer, whichever it requests.
+/// Calls waitid(2) for tracees of the calling thread. The kernel reports stops to a tracer even without WSTOPPED.
 fn wait_id(which: libc::idtype_t, id: i32, flags: i32) -> io::Result<Option<(i32, TraceeEvent)>> {
     let options = flags | libc::__WALL | libc::__WNOTHREAD;
     // SAFETY: all zeroes is a valid siginfo_t.

@@ -3,21 +3,22 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd as _};
 
-/// A range of two files.
+/// A range of the source file, and its place in the target file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CloneRange {
-    /// Of the first byte in the source.
+    /// Offset of the first byte in the source.
     pub from_offset: u64,
-    /// How many bytes.
+    /// Number of bytes.
     pub bytes: u64,
-    /// Of the first byte in the target.
+    /// Offset of the first byte in the target.
     pub to_offset: u64,
 }
 
-/// Makes a range of `to` share the blocks of `from`. Offsets and length are multiples of the block size.
+/// Makes a range of `to` share the blocks of `from`. Offsets and length must be multiples of the block size.
 ///
 /// # Errors
-/// As ioctl_ficlonerange(2): EOPNOTSUPP or EINVAL where the file system has no reflinks, EXDEV between two of them.
+/// As ioctl_ficlonerange(2): EOPNOTSUPP or EINVAL if the file system has no reflinks; EXDEV if the files are on different
+/// file systems.
 pub fn clone_range(from: impl AsFd, to: impl AsFd, range: CloneRange) -> io::Result<()> {
     let argument = libc::file_clone_range {
         src_fd: from.as_fd().as_raw_fd().into(),

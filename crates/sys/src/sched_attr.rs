@@ -1,10 +1,10 @@
-//! sched_getattr(2) and sched_setattr(2): the kernel's record of a thread's scheduling. `process`, `sched_slice` and
+//! sched_getattr(2) and sched_setattr(2): the scheduling policy and parameters of a thread. `process`, `sched_slice` and
 //! `fd_query` call them and interpret the fields.
 
 use std::io;
 use std::mem;
 
-/// Names the calling thread instead of a thread id.
+/// The thread id that means the calling thread.
 pub(crate) const CALLING_THREAD: libc::pid_t = 0;
 
 /// `struct sched_attr`, version 1: with utilization clamps (Linux 5.3).
@@ -18,21 +18,21 @@ pub(crate) struct SchedAttr {
     /// SCHED_FLAG_*.
     pub(crate) flags: u64,
     pub(crate) nice: i32,
-    /// For SCHED_FIFO and SCHED_RR.
+    /// Priority, for SCHED_FIFO and SCHED_RR.
     pub(crate) priority: u32,
-    /// Nanoseconds. For SCHED_DEADLINE the run time; otherwise the length of a time slice (Linux 6.12).
+    /// For SCHED_DEADLINE the run time per period; otherwise the length of a time slice (Linux 6.12).
     pub(crate) runtime_ns: u64,
-    /// Nanoseconds, for SCHED_DEADLINE.
+    /// Deadline from the start of a period, for SCHED_DEADLINE.
     pub(crate) deadline_ns: u64,
-    /// Nanoseconds, for SCHED_DEADLINE.
+    /// Length of a period, for SCHED_DEADLINE.
     pub(crate) period_ns: u64,
-    /// Utilization clamps, as a part of 1024.
+    /// Utilization clamps, in units of 1/1024.
     pub(crate) utilization_min: u32,
     pub(crate) utilization_max: u32,
 }
 
 impl SchedAttr {
-    /// The structure in the kernel's layout.
+    /// Encodes the structure in the kernel's layout.
     pub(crate) fn to_bytes(self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(mem::size_of::<Self>());
         bytes.extend(self.size.to_ne_bytes());

@@ -8,11 +8,11 @@ use crate::sched_attr::{CALLING_THREAD, sched_getattr, sched_setattr};
 /// The shortest time slice that the kernel grants.
 pub const SLICE_MIN: Duration = Duration::from_micros(100);
 
-/// Gives the calling thread short and frequent time slices instead of slices of milliseconds.
+/// Sets the length of the calling thread's time slices. By default they take milliseconds.
 ///
-/// Its share of CPU time is unchanged. After a wakeup it runs at once, before threads with longer slices. When it yields the
-/// CPU, it loses at most one such slice. Threads and processes that it starts inherit the setting. Kernels before 6.12
-/// accept the call and ignore it.
+/// The thread's share of CPU time is unchanged. With short slices, it runs at once after a wakeup, before threads with
+/// longer slices. When it yields the CPU, it loses at most one slice. Threads and processes that it starts inherit the
+/// setting. Kernels before 6.12 accept the call and ignore it.
 ///
 /// # Errors
 /// As sched_setattr(2); `Unsupported` for a thread without time slices, such as a real-time thread.
@@ -34,7 +34,7 @@ mod tests {
         let check = || {
             let before = sched_getattr(CALLING_THREAD).unwrap();
             if set_slice(SLICE_MIN).is_err() {
-                return assert_ne!(before.policy, 0, "only a real-time thread has no turns");
+                return assert_ne!(before.policy, 0, "only a real-time thread has no time slices");
             }
             let after = sched_getattr(CALLING_THREAD).unwrap();
             assert_eq!((after.policy, after.nice), (before.policy, before.nice));

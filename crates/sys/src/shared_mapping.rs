@@ -43,7 +43,7 @@ impl SharedMapping {
         self.bytes
     }
 
-    /// msync(2) with MS_SYNC: returns when all stored bytes are in the file.
+    /// Calls msync(2) with MS_SYNC. Returns when all stored bytes are in the file.
     ///
     /// # Errors
     /// As msync(2).
@@ -66,7 +66,7 @@ impl SharedMapping {
         }
     }
 
-    /// Stores bytes from `offset` on, in this order: a process that is killed meanwhile has stored a prefix.
+    /// Stores bytes from `offset` on, in this order: a process that is killed during the call has stored a prefix.
     ///
     /// # Panics
     /// If the range is not inside the mapping.
@@ -78,8 +78,8 @@ impl SharedMapping {
         }
     }
 
-    /// Copies many bytes out, as fast as memory allows. If another process stores bytes meanwhile, each copied byte may be
-    /// old or new: callers verify a checksum.
+    /// Copies many bytes out of the mapping, as fast as memory allows. If another process stores bytes at the same time,
+    /// each copied byte may be old or new: callers verify a checksum.
     ///
     /// # Panics
     /// If the range is not inside the mapping.
@@ -106,7 +106,8 @@ impl SharedMapping {
         }
     }
 
-    /// Copies many bytes in, in any order: a process that is killed meanwhile may have stored any part of them.
+    /// Copies many bytes into the mapping, in any order: a process that is killed during the call may have stored any part
+    /// of them.
     ///
     /// # Panics
     /// If the range is not inside the mapping.
@@ -132,8 +133,8 @@ impl SharedMapping {
         self.atomic_at(offset).store(number, Ordering::Release);
     }
 
-    /// read(2) directly into the mapping. The kernel stores the bytes even if this process is killed before it sees the
-    /// result.
+    /// Calls read(2) directly into the mapping. The kernel stores the bytes even if this process is killed before it sees
+    /// the result.
     ///
     /// # Errors
     /// As read(2).
@@ -147,7 +148,7 @@ impl SharedMapping {
         usize::try_from(read).map_err(|_| io::Error::last_os_error())
     }
 
-    /// pwrite(2) directly from the mapping. The bytes are copied only once, by the kernel.
+    /// Calls pwrite(2) directly from the mapping. The bytes are copied only once, by the kernel.
     ///
     /// # Errors
     /// As pwrite(2).
@@ -162,17 +163,17 @@ impl SharedMapping {
         usize::try_from(written).map_err(|_| io::Error::last_os_error())
     }
 
-    /// The address of a range, for a system call that stores there.
+    /// The address of a range, for a system call that stores a number in it.
     ///
     /// # Panics
     /// If the range is not inside the mapping, or `offset` is not a multiple of 8.
     pub(crate) fn address(&self, offset: usize, bytes: usize) -> u64 {
-        assert!(offset.is_multiple_of(8), "a number lies at a multiple of 8");
+        assert!(offset.is_multiple_of(8), "the offset of a number must be a multiple of 8");
         self.pointer_to(offset, bytes).as_ptr() as u64
     }
 
     fn atomic_at(&self, offset: usize) -> &AtomicU64 {
-        assert!(offset.is_multiple_of(8), "a number lies at a multiple of 8");
+        assert!(offset.is_multiple_of(8), "the offset of a number must be a multiple of 8");
         // SAFETY: inside the mapping (`pointer_to`), aligned (the base is page-aligned), and accessed only as an atomic or
         // by volatile copies of bytes.
         unsafe { AtomicU64::from_ptr(self.pointer_to(offset, 8).as_ptr().cast()) }
@@ -180,7 +181,7 @@ impl SharedMapping {
 
     pub(crate) fn pointer_to(&self, offset: usize, bytes: usize) -> NonNull<u8> {
         let inside = offset.checked_add(bytes).is_some_and(|end| end <= self.bytes);
-        assert!(inside, "{bytes} bytes at {offset} of a mapping of {}", self.bytes);
+        assert!(inside, "{bytes} bytes at offset {offset} are outside of a mapping of {} bytes", self.bytes);
         // SAFETY: inside the one mapping, as just checked.
         unsafe { self.base.add(offset) }
     }

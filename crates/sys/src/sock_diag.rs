@@ -1,5 +1,5 @@
-//! Queries the kernel about sockets (sock_diag(7)): the peer of a Unix socket, by inode, and whether a TCP connection
-//! belongs to a process, by its addresses.
+//! Queries the kernel about sockets (sock_diag(7)): the peer of a Unix socket, by inode; whether a file refers to a TCP
+//! connection, and how a UDP socket was shut down, by their addresses.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -11,7 +11,7 @@ use rustix::net::{AddressFamily, netlink};
 use crate::netlink::{HEADER_BYTES, NLM_F_REQUEST, Netlink, check_error, malformed, u16_at, u32_at};
 use crate::{namespace, pidfd};
 
-/// A connection to the kernel in one network namespace.
+/// A netlink socket for queries in one network namespace.
 #[derive(Debug)]
 pub struct SockDiag(Netlink);
 
@@ -20,13 +20,13 @@ pub struct SockDiag(Netlink);
 pub struct UnixSocket {
     /// TCP_*: 1 connected, 7 not connected, 10 listening.
     pub state: u8,
-    /// Inode of the other end; 0 if that is closed, `None` if there never was one.
+    /// Inode of the other end; 0 if that end is closed, `None` if the socket was never connected.
     pub peer: Option<u32>,
-    /// Bytes in its queue; for a listening socket, connections.
+    /// Number of bytes in its receive queue; for a listening socket, number of waiting connections.
     pub queued: u32,
     /// The maximal number of waiting connections of a listening socket.
     pub backlog: u32,
-    /// Whether it was shut down for reading (1) and for writing (2).
+    /// The shut-down directions, as a mask: 1 for reading, 2 for writing.
     pub shut_down: u8,
     /// The inodes of the clients that wait to be accepted by a listening socket, in order; 0 for a client that has closed
     /// its end. Empty if there are too many to report.
@@ -38,12 +38,12 @@ const MESSAGE_BYTES: usize = 16;
 const NO_COOKIE: u32 = u32::MAX;
 
 impl SockDiag {
-    /// Opens a connection in the network namespace of a process.
+    /// Opens a netlink socket in the network namespace of a process.
     ///
     /// # Errors
     /// As setns(2) and socket(2).
     pub fn open(pid: i32) -> io::Result<Self> {
-        // A socket belongs to the namespace in which it was made. So a new thread enters the namespace.
+        // A socket belongs to the namespace in which it was created. So a new thread enters that namespace.
         let open = move || {
             namespace::enter_network_of(pidfd::open(pid)?.as_fd())?;
             Netlink::open(Some(netlink::SOCK_DIAG))
@@ -64,7 +64,7 @@ impl SockDiag {
             parse(&self.query(&body)?)
         };
         match query_with(SHOW_PEER_AND_QUEUE | SHOW_CLIENTS) {
-            // The clients exceed a page.
+            // The list of clients does not fit in a page: query without it.
             Err(error) if error.raw_os_error() == Some(libc::EMSGSIZE) => query_with(SHOW_PEER_AND_QUEUE),
             result => result,
         }
@@ -85,8 +85,8 @@ impl SockDiag {
         Ok((answer[STATE_AT] != LISTENING).then_some(inode == 0))
     }
 
-    /// Whether a connected UDP socket was shut down for reading (1) and for writing (2); `None` if there is no such socket.
-    /// `cookie` is its SO_COOKIE: other sockets may have the same addresses.
+    /// Returns the directions in which a connected UDP socket was shut down, as a mask: 1 for reading, 2 for writing. `None`
+    /// if there is no such socket. `cookie` is its SO_COOKIE: other sockets may have the same addresses.
     ///
     /// # Errors
     /// If the kernel does not report UDP sockets; ESTALE if another socket has the addresses.
@@ -120,7 +120,7 @@ impl SockDiag {
             };
             body.extend(bytes);
         }
-        // Any interface.
+        // Interface 0 means any interface.
         [0, cookie[0], cookie[1]].iter().for_each(|word| body.extend(word.to_ne_bytes()));
         let answer = self.query(&body)?;
         match check_error(&answer) {

@@ -4,7 +4,7 @@ use std::io;
 use std::mem;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-/// Maximal length of an option.
+/// Size of the longest option value, in bytes.
 const OPTION_BYTES_MAX: usize = 256;
 
 /// Reads an option (getsockopt(2)).
@@ -32,7 +32,7 @@ pub fn read_option(socket: BorrowedFd<'_>, level: u32, name: u32) -> io::Result<
 pub fn read_filter(socket: BorrowedFd<'_>) -> io::Result<Vec<u8>> {
     const INSTRUCTION_BYTES: usize = 8;
     let read = |into: *mut libc::c_void, room: usize| -> io::Result<usize> {
-        // In instructions, not in bytes.
+        // The kernel counts in instructions, not in bytes.
         let mut count = room as libc::socklen_t;
         let (fd, level, name) = (socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_GET_FILTER);
         // SAFETY: the kernel writes at most `room` instructions to `into`, which has room for them, and the count.
@@ -72,7 +72,7 @@ pub fn set_number_option(socket: BorrowedFd<'_>, level: u32, name: u32, value: i
     }
 }
 
-/// The socket's own address, in the form for bind(2). A socket without an address has only the family.
+/// Reads the socket's own address, in the form for bind(2). For a socket without an address, this is only the family.
 ///
 /// # Errors
 /// As getsockname(2).
@@ -81,17 +81,17 @@ pub fn local_address(socket: BorrowedFd<'_>) -> io::Result<Vec<u8>> {
     address(|at, length| unsafe { libc::getsockname(socket.as_raw_fd(), at, length) })
 }
 
-/// The address of the peer.
+/// Reads the address of the peer.
 ///
 /// # Errors
-/// As getpeername(2): ENOTCONN if it is not connected.
+/// As getpeername(2): ENOTCONN if the socket is not connected.
 pub fn peer_address(socket: BorrowedFd<'_>) -> io::Result<Vec<u8>> {
     // SAFETY: as `address` requires.
     address(|at, length| unsafe { libc::getpeername(socket.as_raw_fd(), at, length) })
 }
 
-/// The amount of data sent from a Unix socket that the peer has not read, in bytes, including the kernel's overhead
-/// (SIOCOUTQ).
+/// Returns the size of the data that was sent from a Unix socket and that the peer has not read, in bytes. It includes the
+/// kernel's overhead (SIOCOUTQ).
 ///
 /// # Errors
 /// As ioctl(2).
@@ -104,8 +104,8 @@ pub fn peer_unread_bytes(socket: BorrowedFd<'_>) -> io::Result<u32> {
     }
 }
 
-/// The file that a Unix socket is bound to, even if it was renamed: opened as O_PATH, close-on-exec (SIOCUNIXFILE). `None`
-/// if it is not bound to a file.
+/// Opens the file to which a Unix socket is bound, even if the file was renamed, as O_PATH and close-on-exec (SIOCUNIXFILE).
+/// `None` if the socket is not bound to a file.
 ///
 /// # Errors
 /// As ioctl(2): EPERM without CAP_NET_ADMIN over the socket's network namespace.
@@ -121,7 +121,7 @@ pub fn open_bound_file(socket: BorrowedFd<'_>) -> io::Result<Option<OwnedFd>> {
     }
 }
 
-/// `call` gets pointers to a buffer for an address and to its length.
+/// Returns the address that `call` writes. `call` gets pointers to a buffer for the address and to the buffer's length.
 fn address(call: impl FnOnce(*mut libc::sockaddr, *mut libc::socklen_t) -> libc::c_int) -> io::Result<Vec<u8>> {
     let mut bytes = vec![0_u8; mem::size_of::<libc::sockaddr_storage>()];
     let mut length = bytes.len() as libc::socklen_t;
@@ -135,13 +135,13 @@ fn address(call: impl FnOnce(*mut libc::sockaddr, *mut libc::socklen_t) -> libc:
 /// The result of a peek.
 #[derive(Debug, Default)]
 pub struct PeekedMessage {
-    /// The number of bytes.
+    /// Number of bytes that were read.
     pub bytes: usize,
     /// Whether the message is longer than the buffer.
     pub is_truncated: bool,
     /// Copies of the descriptors in the message (SCM_RIGHTS), close-on-exec.
     pub files: Vec<OwnedFd>,
-    /// Whether it has more descriptors than this process may open.
+    /// Whether the message has more descriptors than this process may open.
     pub is_missing_files: bool,
     /// The sender, if the socket has SO_PASSCRED.
     pub sender: Option<MessageSender>,
@@ -150,7 +150,7 @@ pub struct PeekedMessage {
 /// The sender of a message (SCM_CREDENTIALS).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MessageSender {
-    /// As this process sees it; 0 if it cannot see it, or if the pid was not recorded.
+    /// Process id, in this process's pid namespace; 0 if it has none there, or if the kernel did not record it.
     pub pid: i32,
     /// User id.
     pub uid: u32,
@@ -158,7 +158,8 @@ pub struct MessageSender {
     pub gid: u32,
 }
 
-/// Fits all control data that the kernel sends: 253 descriptors, credentials, a pidfd, a security label.
+/// Size of the control buffer, in 8-byte words. All control data that the kernel sends fits in it: 253 descriptors,
+/// credentials, a pidfd, a security label.
 const CONTROL_WORDS: usize = 512;
 
 /// Reads the next data of a socket and leaves it in the queue. With SO_PEEK_OFF set, each peek continues after the previous
@@ -190,8 +191,9 @@ pub fn peek(socket: BorrowedFd<'_>, into: &mut [u8]) -> io::Result<PeekedMessage
     Ok(peeked)
 }
 
-/// The next `bytes` bytes of a stream arrived in pieces; returns the number of bytes before the last piece. The kernel
-/// copies piece by piece, and stops before a piece that it cannot store. The buffer for the last byte is a null pointer.
+/// Finds the last piece in which the next `bytes` bytes of a stream arrived; returns the number of bytes before it. The
+/// kernel copies piece by piece, and stops before a piece that it cannot store. So the buffer for the last byte is a null
+/// pointer.
 ///
 /// # Errors
 /// As recvmsg(2).

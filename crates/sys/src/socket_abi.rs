@@ -1,5 +1,5 @@
 //! Socket constants of x86-64 under the kernel's names: families, types, levels and options. Capture and restore use them as
-//! unsigned numbers, as in descriptors of processes. The tests compare them with the C library's.
+//! unsigned numbers, as seeds store them. The tests compare them with the C library's.
 #![expect(missing_docs, reason = "the manual pages that the headings name document them")]
 
 // Address families.
@@ -153,7 +153,7 @@ pub const UDP_GRO: u32 = 104;
 mod tests {
     use super::*;
 
-    /// Each number paired with the number of the `libc` crate, for all that the crate has.
+    /// Each number paired with its constant in the `libc` crate, if the crate has one.
     const PAIRS: &[(u32, u32)] = &[
         (AF_UNIX, libc::AF_UNIX as u32),
         (AF_INET, libc::AF_INET as u32),

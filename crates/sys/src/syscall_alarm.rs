@@ -13,19 +13,21 @@ fn alarm_signal() -> i32 {
     libc::SIGRTMAX()
 }
 
-/// Interval at which the signal is repeated after expiry. A signal just before the system call interrupts nothing.
+/// Interval at which the signal is repeated after expiry. Repetition is needed, because a signal that arrives just before
+/// the system call does not interrupt it.
 const REPEAT_INTERVAL: Duration = Duration::from_millis(5);
 
-/// From its expiry until it is disarmed or dropped, system calls of the thread that made it return EINTR.
+/// A time limit for the thread that created it. From expiry until the alarm is disarmed or dropped, system calls of that
+/// thread return EINTR.
 #[derive(Debug)]
 pub struct SyscallAlarm {
     timer: libc::timer_t,
-    /// It belongs to the thread that made it.
+    /// The alarm belongs to the thread that created it.
     _not_send: PhantomData<*const ()>,
 }
 
 impl SyscallAlarm {
-    /// Makes an alarm for the calling thread, disarmed.
+    /// Creates an alarm for the calling thread, disarmed.
     ///
     /// # Errors
     /// As timer_create(2): EAGAIN if there are too many timers.
@@ -45,7 +47,7 @@ impl SyscallAlarm {
         Ok(Self { timer: unsafe { timer.assume_init() }, _not_send: PhantomData })
     }
 
-    /// Makes an alarm and arms it.
+    /// Creates an alarm and arms it.
     ///
     /// # Errors
     /// As [`SyscallAlarm::new`].
@@ -55,7 +57,7 @@ impl SyscallAlarm {
         Ok(alarm)
     }
 
-    /// Sets it to expire after `limit`, whatever it was set to before.
+    /// Sets the alarm to expire after `limit`. This replaces an earlier setting.
     ///
     /// # Errors
     /// As timer_settime(2): EINVAL for a time that is too long.
@@ -64,7 +66,7 @@ impl SyscallAlarm {
         self.set_timer(timespec(limit.max(Duration::from_nanos(1))))
     }
 
-    /// Prevents it from expiring until it is armed again.
+    /// Disarms the alarm: it does not expire until it is armed again.
     ///
     /// # Errors
     /// No known error.

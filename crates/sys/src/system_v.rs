@@ -1,5 +1,5 @@
-//! System V shared memory, semaphores and message queues of the calling thread's IPC namespace (sysvipc(7)). Only reads
-//! them.
+//! System V shared memory, semaphores and message queues of the calling thread's IPC namespace (sysvipc(7)). This module
+//! only reads them.
 
 use std::fs::File;
 use std::{io, mem, ptr};
@@ -38,8 +38,8 @@ pub fn has_shared_memory() -> io::Result<bool> {
     Ok(info[0].to_ne_bytes()[..4] != [0; 4])
 }
 
-/// Opens the contents of a shared memory segment for reading. The segment is attached meanwhile, which changes its times and
-/// the process that attached it last.
+/// Opens the contents of a shared memory segment for reading. Attaches the segment temporarily, which changes its timestamps
+/// and its last pid (`shm_lpid`).
 ///
 /// # Errors
 /// As shmat(2), and as opening a file of `/proc/self/map_files`.
@@ -63,10 +63,10 @@ fn open_mapped(start: u64) -> io::Result<File> {
     File::open(format!("/proc/self/map_files/{}", mapped.range_name()))
 }
 
-/// The values of a set of `count` semaphores.
+/// Reads the values of a set of `count` semaphores.
 ///
 /// # Errors
-/// As semctl(2); `InvalidData` if the set now has another size.
+/// As semctl(2); `InvalidData` if the set has another size.
 pub fn read_semaphores(id: u32, count: u32) -> io::Result<Vec<u16>> {
     const GETALL: libc::c_int = 13;
     let has_count = semaphore_count(id)? == u64::from(count);
@@ -88,7 +88,8 @@ fn semaphore_count(id: u32) -> io::Result<u64> {
     Ok(status.sem_nsems)
 }
 
-/// The process that last changed a semaphore, as the caller sees it; 0 if there is none, or if the caller cannot see it.
+/// Returns the id of the process that last changed a semaphore, in the caller's pid namespace; 0 if there is no such
+/// process, or if it has no id there.
 ///
 /// # Errors
 /// As semctl(2).
@@ -100,7 +101,7 @@ pub fn semaphore_last_pid(id: u32, number: u32) -> io::Result<i32> {
     })
 }
 
-/// The maximal number of bytes in a queue.
+/// Reads the maximal number of bytes in a message queue.
 ///
 /// # Errors
 /// As msgctl(2).
@@ -116,7 +117,7 @@ pub fn read_queue_limit(id: u32) -> io::Result<u64> {
 /// most `bytes_max` bytes. Needs CONFIG_CHECKPOINT_RESTORE.
 ///
 /// # Errors
-/// As msgrcv(2), MSG_COPY: E2BIG if it is longer.
+/// As msgrcv(2), MSG_COPY: E2BIG if the message is longer than `bytes_max`.
 pub fn peek_message(id: u32, index: u32, bytes_max: usize) -> io::Result<Option<(i64, Vec<u8>)>> {
     const MSG_COPY: libc::c_int = 0o40_000;
     const TYPE_BYTES: usize = mem::size_of::<libc::c_long>();

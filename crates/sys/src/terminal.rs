@@ -1,5 +1,5 @@
 //! Pseudo-terminals of other processes (pty(7)): their settings, their users, and whether data is queued in them. Queued
-//! data cannot be read without removing it, so it is left alone. Also opens the peers of this process's own masters.
+//! data is not read, because reading would remove it. Also opens the peers of this process's own masters.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -10,21 +10,22 @@ pub const SETTINGS_BYTES: usize = 44;
 /// The state of a pseudo-terminal, queried through its master end.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PtyMaster {
-    /// Its number: the name of the other end in `/dev/pts`.
+    /// Number of the pseudo-terminal: the name of the other end in `/dev/pts`.
     pub number: u32,
-    /// The other end's settings, `struct termios2`.
+    /// Settings of the other end, a `struct termios2`.
     pub settings: [u8; SETTINGS_BYTES],
-    /// The window: rows and columns, in characters and in pixels.
+    /// Size of the window: rows and columns in characters, then width and height in pixels.
     pub window: [u16; 4],
-    /// Number of its line discipline; 0 is the usual one.
+    /// Number of the line discipline; 0 is the usual one (N_TTY).
     pub discipline: u32,
     /// Whether the other end is still locked (unlockpt(3)).
     pub is_locked: bool,
     /// Whether packet mode is on: data is preceded by a byte with its kind (TIOCPKT).
     pub is_packet_mode: bool,
-    /// The session that it controls, by its leader's id as this process sees it; 0 if this process does not see it.
+    /// The session that it controls, by the leader's id in this process's pid namespace; 0 if the leader has no id there.
+    /// `None` if it controls no session.
     pub session: Option<i32>,
-    /// The foreground process group; 0 if there is none that this process sees.
+    /// The foreground process group; 0 if there is none with an id in this process's pid namespace.
     pub foreground: i32,
     /// The operations that would not block.
     pub readiness: PtyReadiness,
@@ -37,7 +38,7 @@ pub struct PtyReadiness {
     pub unread_bytes: u32,
     /// A change of the other end's settings has not been reported yet (packet mode).
     pub has_packet_event: bool,
-    /// It can be written: output is not stopped (Ctrl-S), and the buffer is not full.
+    /// The end can be written: output is not stopped (Ctrl-S), and the buffer is not full.
     pub is_writable: bool,
     /// The other end was open and is now closed.
     pub is_hung_up: bool,
@@ -46,7 +47,7 @@ pub struct PtyReadiness {
 /// Queries a master end.
 ///
 /// # Errors
-/// As ioctl_tty(2): ENOTTY if it is not one.
+/// As ioctl_tty(2): ENOTTY if `fd` is not a master end.
 pub fn read_master(fd: BorrowedFd<'_>) -> io::Result<PtyMaster> {
     // From asm-generic/ioctls.h; libc has no name for some of them.
     const TCGETS2: libc::c_ulong = 0x802c_542a;
@@ -54,7 +55,7 @@ pub fn read_master(fd: BorrowedFd<'_>) -> io::Result<PtyMaster> {
     const TIOCGPKT: libc::c_ulong = 0x8004_5438;
     const TIOCGPTLCK: libc::c_ulong = 0x8004_5439;
     let group = |request| match ioctl_value(fd, request, 0_i32) {
-        // It controls no session.
+        // ENOTTY: the terminal controls no session.
         Err(error) if error.raw_os_error() == Some(libc::ENOTTY) => Ok(None),
         group => group.map(Some),
     };
@@ -71,7 +72,7 @@ pub fn read_master(fd: BorrowedFd<'_>) -> io::Result<PtyMaster> {
     })
 }
 
-/// The readiness of either end.
+/// Reads the readiness of either end.
 ///
 /// # Errors
 /// As poll(2) and ioctl_tty(2).
@@ -83,7 +84,7 @@ pub fn poll_pty(fd: BorrowedFd<'_>) -> io::Result<PtyReadiness> {
         return Err(io::Error::last_os_error());
     }
     let has = |event: libc::c_short| polled.revents & event != 0;
-    // After poll(2), which makes the kernel deliver data that is still in transit.
+    // FIONREAD must follow poll(2), which makes the kernel deliver data that is still in transit.
     let counted = ioctl_value(fd, libc::FIONREAD, 0_u32)?;
     Ok(PtyReadiness {
         unread_bytes: counted.max(has(libc::POLLIN).into()),
@@ -117,7 +118,7 @@ pub fn open_peer(master: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     }
 }
 
-/// The number of the pseudo-terminal whose other end is `fd`, from its device; `None` if it is another terminal.
+/// Returns the number of the pseudo-terminal whose slave end is `fd`, from the device number; `None` for another terminal.
 ///
 /// # Errors
 /// As fstat(2).
@@ -125,7 +126,8 @@ pub fn pts_number(fd: BorrowedFd<'_>) -> io::Result<Option<u32>> {
     Ok(pts_number_of_device(rustix::fs::fstat(fd)?.st_rdev))
 }
 
-/// The number of the pseudo-terminal of a device. Those of `/dev/pts` have major number 136, and their number as minor.
+/// Returns the number of the pseudo-terminal with a device number. A device of `/dev/pts` has major number 136, and the
+/// pseudo-terminal's number as minor number.
 pub(crate) fn pts_number_of_device(device: u64) -> Option<u32> {
     const MAJOR: u32 = 136;
     (rustix::fs::major(device) == MAJOR).then(|| rustix::fs::minor(device))
@@ -140,10 +142,10 @@ pub fn is_exclusive(fd: BorrowedFd<'_>) -> io::Result<bool> {
     Ok(ioctl_value(fd, TIOCGEXCL, 0_u32)? != 0)
 }
 
-/// An ioctl(2) that reads or writes a value of its type.
+/// Makes an ioctl(2) that reads or writes a value of type `T`.
 fn ioctl_value<T: Copy>(fd: BorrowedFd<'_>, request: libc::c_ulong, mut value: T) -> io::Result<T> {
-    // SAFETY: each request of this file is for a value of the type that it is called with, which consists of plain numbers.
-    // The value outlives the call.
+    // SAFETY: each caller passes a value of the type that its request expects, which consists of plain numbers. The value
+    // outlives the call.
     match unsafe { libc::ioctl(fd.as_raw_fd(), request, &raw mut value) } {
         0.. => Ok(value),
         _ => Err(io::Error::last_os_error()),

@@ -7,14 +7,14 @@ use std::os::fd::{AsRawFd as _, OwnedFd};
 /// A range of user ids, and of equal group ids: from 0 on inside, and from `first` on outside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IdRange {
-    /// The id outside that 0 inside is mapped to.
+    /// The id outside to which id 0 inside is mapped.
     pub first: u32,
     /// The number of ids.
     pub count: u32,
 }
 
 impl IdRange {
-    /// The id outside for an id inside; `None` if it has no mapping.
+    /// Returns the id outside for an id inside; `None` if the id has no mapping.
     pub fn to_host(&self, inside: u32) -> Option<u32> {
         (inside < self.count).then(|| self.first + inside)
     }

@@ -1,4 +1,4 @@
-//! userfaultfd(2) and ioctl_userfaultfd(2): lets one process answer the page faults of another.
+//! userfaultfd(2) and ioctl_userfaultfd(2): lets one process handle the page faults of another.
 //!
 //! The crate `userfaultfd` has most of these calls, but lacks three things. It reads messages only into its own buffer,
 //! while the pager reads them into a mapped journal, so that a killed pager loses none. It has no UFFDIO_POISON. It hides
@@ -73,12 +73,12 @@ pub enum UffdEvent {
         address: u64,
         /// Whether the access is a write.
         write: bool,
-        /// Its id in its own pid namespace; 0 without [`UffdFeatures::THREAD_IDS`].
+        /// The waiting thread's id in its own pid namespace; 0 without [`UffdFeatures::THREAD_IDS`].
         thread: u32,
     },
-    /// The process forked. The kernel has put the copy's userfaultfd into the reader's descriptor table.
+    /// The process forked. The kernel has put a userfaultfd for the new process into the reader's descriptor table.
     Fork {
-        /// Its number in that table.
+        /// Number of the new userfaultfd in that table.
         number: RawFd,
     },
     /// mremap(2) moved a range with its pages. It replaced any mapping at the new place.
@@ -87,7 +87,7 @@ pub enum UffdEvent {
         from: u64,
         /// New first address.
         to: u64,
-        /// Length in bytes; pages of the new range beyond it are new.
+        /// Length of the moved range, in bytes. If the new mapping is longer, its other pages are new.
         bytes: u64,
     },
     /// The contents of a range are being dropped (MADV_DONTNEED, MADV_FREE, MADV_REMOVE); it stays mapped.
@@ -127,12 +127,12 @@ impl UffdEvent {
     }
 }
 
-/// Why an operation on a range ended early. It was completed for the part before.
+/// Why an operation on a range ended early, and how much of the range it completed.
 #[derive(Debug)]
 pub struct RangeError {
     /// Completed bytes, from the start of the range.
     pub done: u64,
-    /// Why it ended.
+    /// Why the operation ended.
     pub cause: RangeErrorCause,
 }
 
@@ -166,16 +166,16 @@ impl From<Errno> for RangeErrorCause {
     }
 }
 
-/// A userfaultfd. Dropping it closes the descriptor. When no other process has it open, missing pages of the process read as
-/// zeroes from then on.
+/// A userfaultfd. Dropping it closes the descriptor. Once the last process has closed it, missing pages of the registered
+/// process read as zeroes.
 #[derive(Debug)]
 pub struct Userfaultfd(OwnedFd);
 
 impl Userfaultfd {
-    /// Creates one for the calling process, close-on-exec and nonblocking.
+    /// Creates a userfaultfd for the calling process, close-on-exec and nonblocking.
     ///
     /// # Errors
-    /// As userfaultfd(2): EPERM without the privilege.
+    /// As userfaultfd(2): EPERM without CAP_SYS_PTRACE, unless `vm.unprivileged_userfaultfd` permits it.
     pub fn create() -> io::Result<Self> {
         let flags = UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::NONBLOCK;
         // SAFETY: the memory of this process changes only in ranges that it registers: copies go into missing pages, which a
@@ -183,7 +183,7 @@ impl Userfaultfd {
         Ok(Self(unsafe { rustix::mm::userfaultfd(flags)? }))
     }
 
-    /// Takes a descriptor from another process, and makes it nonblocking.
+    /// Takes ownership of a descriptor that another process has passed, and makes it nonblocking.
     ///
     /// # Errors
     /// `InvalidInput` if it is not a userfaultfd.
@@ -194,8 +194,8 @@ impl Userfaultfd {
         Self::nonblocking(fd)
     }
 
-    /// Takes the userfaultfd with this number in the process's descriptor table: one that a fork message named, or that a
-    /// predecessor with the same table left. The caller must be its only owner.
+    /// Takes ownership of the userfaultfd with this descriptor number. Either a fork message named it, or an earlier process
+    /// with the same descriptor table left it open. The caller must be its only owner.
     ///
     /// # Errors
     /// `InvalidInput` if that number is not a userfaultfd.
@@ -207,7 +207,7 @@ impl Userfaultfd {
             ));
         }
         // SAFETY: the number is open, as its link has just shown. Only the pager keeps descriptors of this kind, by the
-        // numbers in its journals; no `OwnedFd` of it exists elsewhere.
+        // numbers in its journals; no other `OwnedFd` has this number.
         Self::nonblocking(unsafe { OwnedFd::from_raw_fd(number) })
     }
 
@@ -217,7 +217,7 @@ impl Userfaultfd {
     }
 
     /// Negotiates the interface with the kernel and enables `features`; returns all features of the kernel. Must be the
-    /// first call, once for each userfaultfd.
+    /// first call on each userfaultfd, and is called only once.
     ///
     /// # Errors
     /// As UFFDIO_API: EINVAL for features that the kernel lacks; EPERM for fork events without CAP_SYS_PTRACE.
@@ -308,8 +308,8 @@ impl Userfaultfd {
         Ok(self.request::<{ opcode::read::<UffdioRange>(0xaa, 0x02) }, _>(&mut range)?)
     }
 
-    /// Whether the process's memory no longer exists: it ended, or executed another program. A userfaultfd sends no message
-    /// about that.
+    /// Whether the process's memory no longer exists, because the process has ended or executed another program. A
+    /// userfaultfd sends no message about that.
     pub fn is_process_gone(&self) -> bool {
         // Removing a write protection that was never set changes nothing, at any address. The kernel checks first whether
         // the process exists.
@@ -333,8 +333,8 @@ impl Userfaultfd {
     /// # Errors
     /// As [`Self::is_registered`].
     pub fn is_in_one_mapping(&self, address: u64, bytes: u64) -> Result<bool, RangeErrorCause> {
-        // The kernel looks for the mapping before it finds that the mapping cannot have protected pages. So it copies
-        // nothing.
+        // Request a copy with write protection, for which no mapping is registered. The kernel returns ENOENT if there is no
+        // registered mapping, otherwise EINVAL, and copies nothing.
         let mut argument = CopyArgument { to: address, from: address, bytes, mode: COPY_PROTECTED, done: 0 };
         match self.request::<{ opcode::read_write::<CopyArgument>(0xaa, 0x03) }, _>(&mut argument) {
             Err(Errno::INVAL) => Ok(true),
@@ -350,7 +350,7 @@ impl Userfaultfd {
     }
 
     /// Reads all pending messages, at most `messages_max`, into a mapping from `offset` on. The kernel stores them even if
-    /// this process is killed meanwhile. Returns their number; 0 if there are none.
+    /// this process is killed during the call. Returns the number of messages; 0 if there are none.
     ///
     /// # Errors
     /// As read(2): EMFILE if the descriptor table has no room for a forked process's userfaultfd. The message then stays
@@ -392,7 +392,8 @@ fn is_userfaultfd(number: RawFd) -> bool {
     fs::read_link(format!("/proc/self/fd/{number}")).is_ok_and(|link| link.as_os_str() == FD_LINK)
 }
 
-/// `done` is the field that the kernel wrote: completed bytes, or the negative errno that it also returned.
+/// Converts the outcome of a request. `done` is the field that the kernel wrote: completed bytes, or the negative errno that
+/// it also returned.
 fn range_result(outcome: Result<(), Errno>, done: i64) -> Result<(), RangeError> {
     outcome.map_err(|errno| RangeError { done: u64::try_from(done).unwrap_or(0), cause: errno.into() })
 }

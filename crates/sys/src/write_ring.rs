@@ -9,46 +9,47 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use crate::shared_mapping::SharedMapping;
 
-/// Polls without a system call so often before it lets other threads run.
+/// Number of polls without a system call, before the thread yields its CPU at each poll.
 const POLLS_MAX: u32 = 1000;
 
-/// How a thread learns that writes have ended.
+/// How a thread waits for the end of writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CompletionWait {
-    /// It looks at the completion queue again and again.
+    /// It polls the completion queue.
     Poll,
     /// It sleeps in read(2) of an eventfd.
     Event,
 }
 
-/// Bytes of a mapping, and where they are written.
+/// A range of a mapping, and the place in a file to which it is written.
 #[derive(Clone, Copy, Debug)]
 pub struct MappedWrite<'a> {
     /// The mapping.
     pub mapping: &'a SharedMapping,
-    /// Of the first byte in the mapping.
+    /// Offset of the first byte in the mapping.
     pub offset: usize,
-    /// How many.
+    /// Number of bytes.
     pub bytes: usize,
     /// The file.
     pub file: BorrowedFd<'a>,
-    /// Of the first byte in the file.
+    /// Offset of the first byte in the file.
     pub file_offset: u64,
 }
 
 /// An io_uring instance for writes.
 pub struct WriteRing {
     ring: IoUring,
-    /// Counts completions, with `CompletionWait::Event`.
+    /// The eventfd that counts completions; only with `CompletionWait::Event`.
     event: Option<OwnedFd>,
     entries: usize,
 }
 
 impl WriteRing {
-    /// Makes an instance that executes up to `entries` writes at once.
+    /// Creates an instance that executes up to `entries` writes at once.
     ///
     /// # Errors
-    /// As io_uring_setup(2): EPERM where the machine forbids it (kernel.io_uring_disabled), ENOSYS where the kernel has none.
+    /// As io_uring_setup(2): EPERM if the machine forbids io_uring (kernel.io_uring_disabled), ENOSYS if the kernel has
+    /// none.
     pub fn new(entries: u32, wait: CompletionWait) -> io::Result<Self> {
         let ring = IoUring::new(entries)?;
         let event = match wait {
@@ -65,12 +66,17 @@ impl WriteRing {
     /// Executes writes in any order, and returns when all have ended. A write that ended early is continued.
     ///
     /// # Errors
-    /// As pwrite(2), the first error. Some of the writes may have been executed. The ring is not to be used again.
+    /// As pwrite(2): the first error. Some of the writes may have been executed. The ring must not be used again.
     ///
     /// # Panics
     /// With more writes than entries, or a range outside its mapping.
     pub fn write(&mut self, writes: &[MappedWrite<'_>]) -> io::Result<()> {
-        assert!(writes.len() <= self.entries, "{} writes in a ring of {}", writes.len(), self.entries);
+        assert!(
+            writes.len() <= self.entries,
+            "{} writes do not fit in a ring of {} entries",
+            writes.len(),
+            self.entries
+        );
         let mut done = vec![0; writes.len()];
         let mut first_error = None;
         loop {
@@ -101,15 +107,15 @@ impl WriteRing {
 
     fn queue(&mut self, write: &MappedWrite<'_>, done: usize, index: u64) {
         let from = write.mapping.pointer_to(write.offset + done, write.bytes - done);
-        // A write(2) carries less than 2 GiB.
+        // One write transfers less than 2 GiB.
         let bytes = u32::try_from(write.bytes - done).unwrap_or(1 << 30);
         let entry = opcode::Write::new(types::Fd(write.file.as_raw_fd()), from.as_ptr(), bytes)
             .offset(write.file_offset + done as u64)
             .build()
             .user_data(index);
-        // SAFETY: `write` returns after the completion of each entry that it has queued, and borrows mappings and files until
-        // then. It returns earlier only when io_uring_enter(2) fails for good. The kernel only reads the mapping, so the worst
-        // that follows is a write of other bytes to a file whose copy has failed, and is repeated.
+        // SAFETY: `write` returns after the completion of each entry that it has queued, and borrows mappings and files
+        // until then. It returns earlier only if io_uring_enter(2) fails permanently. The kernel only reads the mapping, so
+        // the worst effect is a write of other bytes to a file whose copy has failed, and is repeated.
         unsafe { self.ring.submission().push(&entry) }.expect("the queue has room for all writes");
     }
 
@@ -134,7 +140,7 @@ impl WriteRing {
         let mut polls = 0;
         while self.ring.completion().is_empty() {
             match &self.event {
-                // A count may cover completions that were collected before, so the loop looks again.
+                // The count may include completions that were already collected, so the loop checks the queue again.
                 Some(event) => {
                     rustix::io::retry_on_intr(|| rustix::io::read(event.as_fd(), &mut [0; 8]))?;
                 }
@@ -156,7 +162,7 @@ mod tests {
 
     const BYTES: usize = 1 << 20;
 
-    /// A mapped file in which each byte depends on its place.
+    /// A mapped file in which each byte depends on its offset.
     fn mapping(directory: &std::path::Path) -> SharedMapping {
         let path = directory.join("source");
         fs::write(&path, (0..BYTES).map(|at| (at / 7) as u8).collect::<Vec<_>>()).unwrap();

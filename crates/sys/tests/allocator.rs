@@ -33,7 +33,7 @@ fn free_pages_between_used_blocks_are_returned_to_the_kernel() {
     let before = anonymous_kib();
     allocator::trim_heap();
     let freed_kib = before - anonymous_kib();
-    // Of 38 MiB. A page that overlaps a used block is kept.
+    // The blocks have 38 MiB in total, and one in twenty is still used. A page that overlaps a used block is kept.
     assert!(freed_kib > 25 << 10, "{freed_kib} KiB");
     assert!(used.iter().enumerate().all(|(at, block)| block.iter().all(|byte| *byte == (at * 20) as u8)));
 }
@@ -44,7 +44,7 @@ fn anonymous_kib() -> u64 {
     line.trim().trim_end_matches(" kB").parse().unwrap()
 }
 
-/// The number of arenas that the allocator reports: an element `heap` each (malloc_info(3)).
+/// Counts the arenas of the allocator: malloc_info(3) reports each as an element `heap`.
 fn pools() -> usize {
     let (mut text, mut length) = (ptr::null_mut(), 0);
     // SAFETY: the stream writes into its own memory; on close it stores address and length in both variables.
@@ -55,7 +55,7 @@ fn pools() -> usize {
         slice::from_raw_parts(text.cast::<u8>(), length)
     };
     let count = String::from_utf8_lossy(report).matches("<heap nr=").count();
-    // SAFETY: the report is not used any more.
+    // SAFETY: the report is not used after this.
     unsafe { libc::free(text.cast()) };
     count
 }

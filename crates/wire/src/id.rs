@@ -94,7 +94,8 @@ macro_rules! owned_id {
         }
 
         impl $name {
-            /// The id of an object of `node`. `number` is random, so that it is unique on the node even across restarts.
+            /// Builds the id of an object of `node`. `number` is random, so that the id is unique on the node even across
+            /// restarts.
             pub fn new(node: NodeName, number: u64) -> Self {
                 Self { node, number }
             }

@@ -1,4 +1,4 @@
-//! Capability tokens: a peer that presents a seed's token may read its memory.
+//! Capability tokens: a peer that presents a seed's token may read the seed's memory.
 
 use std::fmt;
 
@@ -18,13 +18,13 @@ impl Token {
         Self(bytes)
     }
 
-    /// The bytes, for the wire only.
+    /// Returns the secret bytes, for messages only.
     pub fn expose(&self) -> &[u8; TOKEN_BYTES] {
         &self.0
     }
 }
 
-/// Constant-time, so that the delay of an answer reveals nothing about the token.
+/// Compares in constant time, so that the delay of a reply reveals nothing about the token.
 impl PartialEq for Token {
     fn eq(&self, other: &Self) -> bool {
         self.0.ct_eq(&other.0).into()

@@ -27,10 +27,10 @@ const FLAGS: [&str; 7] = [
     "-Ccodegen-units=1",
 ];
 
-/// Given explicitly, so that build scripts and macros are built without the flags.
+/// The target platform. With an explicit `--target`, cargo builds build scripts and macros without `FLAGS`.
 const PLATFORM: &str = "x86_64-unknown-linux-gnu";
 
-/// How long each target runs without `--seconds`.
+/// Time for each target without `--seconds`, in seconds.
 const SECONDS: u32 = 60;
 
 /// Runs the named targets, or all. `--seconds N` sets the time for each.
@@ -40,17 +40,17 @@ pub(crate) fn run(workspace: &Workspace, arguments: &[String]) -> Result<()> {
     plan.run(workspace, &named, &AtomicBool::new(false)).map(|report| println!("{report}"))
 }
 
-/// Runs all targets for some seconds each, at the lowest priority and without output. When `is_over` is set, it starts no
-/// more targets. Returns the report.
+/// Runs all targets for `seconds` each, at the lowest priority and without output. When `is_over` is set, no further target
+/// starts. Returns the report.
 pub(crate) fn run_in_background(workspace: &Workspace, seconds: u32, is_over: &AtomicBool) -> Result<String> {
     let lines = Mutex::new(String::new());
     let tell = |line: String| {
-        let mut lines = lines.lock().expect("no thread panics with it");
+        let mut lines = lines.lock().expect("no thread panics while it holds the lock");
         *lines += &line;
         *lines += "\n";
     };
     let report = Plan { seconds, priority: FuzzPriority::Background, tell: &tell }.run(workspace, &[], is_over)?;
-    Ok(lines.into_inner().expect("no thread panics with it") + &report)
+    Ok(lines.into_inner().expect("no thread panics while it holds the lock") + &report)
 }
 
 /// The options of a run.
@@ -81,19 +81,19 @@ impl Plan<'_> {
         let (count, at_once) = (targets.len(), thread::available_parallelism().map_or(1, usize::from));
         tell(format!("{count} fuzz targets, {seconds} s each, {at_once} at once"));
         let (waiting, ended) = (Mutex::new(targets.into_iter()), Mutex::new(Vec::<Ended>::new()));
-        let next = || waiting.lock().expect("no thread panics with it").next();
+        let next = || waiting.lock().expect("no thread panics while it holds the lock").next();
         thread::scope(|scope| {
             for _ in 0..at_once {
                 scope.spawn(|| {
                     while let Some(target) = next().filter(|_| !is_over.load(Ordering::Relaxed)) {
                         let outcome = target.run(seconds, priority);
                         tell(outcome.to_string());
-                        ended.lock().expect("no thread panics with it").push(outcome);
+                        ended.lock().expect("no thread panics while it holds the lock").push(outcome);
                     }
                 });
             }
         });
-        let ended = ended.into_inner().expect("no thread panics with it");
+        let ended = ended.into_inner().expect("no thread panics while it holds the lock");
         let failed: Vec<String> = ended.iter().filter_map(Ended::failure).collect();
         ensure!(failed.is_empty(), "fuzz targets failed\n{}", failed.join("\n"));
         let inputs: u64 = ended.iter().map(Ended::inputs).sum();
@@ -127,7 +127,7 @@ fn targets(workspace: &Workspace) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// Next to the other build products, so that they are kept together.
+/// The directory for the build products of the targets, next to the other build products.
 fn products(workspace: &Workspace) -> PathBuf {
     let all = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace.root().join("target"), PathBuf::from);
     all.join("fuzz")

@@ -13,7 +13,7 @@ const MEMORY_MIB_MAX: u32 = 1024;
 /// Time limit for one input, in seconds. Without other load an input takes milliseconds.
 const INPUT_SECONDS_MAX: u32 = 30;
 
-/// Niceness in the background. A test that needs the core leaves it about a hundredth.
+/// Nice value in the background. Next to a busy test, a target gets about a hundredth of the core.
 const BACKGROUND: &str = "19";
 
 /// Number of lines shown of a failed target: the panic, its stack and the input.
@@ -25,14 +25,14 @@ const INPUTS_LABEL: &str = "stat::number_of_executed_units:";
 /// The priority of targets and of their build.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum FuzzPriority {
-    /// Like other programs.
+    /// The same as other programs.
     Normal,
-    /// Below other programs.
+    /// Lower than other programs.
     Background,
 }
 
 impl FuzzPriority {
-    /// A command with this priority.
+    /// Returns a command that runs `program` with this priority.
     pub(super) fn command(self, program: &Path) -> Command {
         match self {
             Self::Normal => Command::new(program),
@@ -60,7 +60,7 @@ pub(super) struct Ended {
 }
 
 impl Target {
-    /// Runs it. New inputs are stored in a directory that git ignores, and the next run also starts from them.
+    /// Runs the target. New inputs are stored in a directory that git ignores, and the next run also starts from them.
     pub(super) fn run(self, seconds: u32, priority: FuzzPriority) -> Ended {
         let outcome = self.count_inputs(seconds, priority);
         Ended { name: self.name, outcome }
@@ -70,7 +70,7 @@ impl Target {
         let Self { name, program, folder } = self;
         let [found, failures, scratch] = ["found", "failures", "scratch"].map(|kind| folder.join(kind).join(name));
         for made in [&found, &failures, &scratch] {
-            fs::create_dir_all(made).with_context(|| format!("{} cannot be made", made.display()))?;
+            fs::create_dir_all(made).with_context(|| format!("{} cannot be created", made.display()))?;
         }
         let output = priority
             .command(program)

@@ -18,8 +18,8 @@ use crate::workspace::Workspace;
 /// Interval between two checks whether a command has ended.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Limit on the wait for the end of the output after a command has ended. Only a process that it left running keeps the pipe
-/// open longer.
+/// Limit on the wait for the end of the output after a command has ended. Only a process that the command left running keeps
+/// the pipe open longer.
 const OUTPUT_LIMIT: Duration = Duration::from_secs(5);
 
 /// Variables in which `cargo run` describes this program. Build scripts that watch them would run again whenever cargo is
@@ -28,13 +28,13 @@ const OWN_PACKAGE: [&str; 5] =
     ["CARGO_MANIFEST_DIR", "CARGO_MANIFEST_PATH", "CARGO_MANIFEST_LINKS", "CARGO_PRIMARY_PACKAGE", "OUT_DIR"];
 const OWN_PACKAGE_PREFIX: &str = "CARGO_PKG_";
 
-/// Cargo with the environment of the shell.
+/// Returns a cargo command with the environment of the shell.
 pub(super) fn command(workspace: &Workspace, arguments: &[&str]) -> Command {
     run_in_root(workspace, Command::new(env!("CARGO")), arguments)
 }
 
-/// Cargo in a mount namespace of its own. Container pools watch the mounts of their namespace, and discard containers if
-/// other programs change them.
+/// Returns a cargo command that runs in its own mount namespace. Container pools watch the mounts of their namespace, and
+/// discard containers if other programs change them.
 pub(super) fn isolated_command(workspace: &Workspace, arguments: &[&str]) -> Command {
     let mut command = Command::new("unshare");
     command.args(["--mount", "--propagation", "private", "--", env!("CARGO")]);
@@ -72,7 +72,7 @@ impl CommandCompletion {
 
 /// Runs a command until it ends, or until `limit` has passed. An existing `log` is overwritten.
 pub(super) fn run(command: &mut Command, log: &Path, limit: Duration) -> Result<CommandCompletion> {
-    fs::create_dir_all(log.parent().context("a log lies in a directory")?)?;
+    fs::create_dir_all(log.parent().context("the path of the log has no directory")?)?;
     let file = File::create(log).with_context(|| format!("{} cannot be written", log.display()))?;
     let (reader, writer) = io::pipe()?;
     command.stdout(writer.try_clone()?).stderr(writer);

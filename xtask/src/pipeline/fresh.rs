@@ -16,7 +16,7 @@ const KEPT: [(&str, Option<&str>); 4] = [
     ("CARGO_TARGET_DIR", None),
 ];
 
-/// Cargo with these arguments in that environment. It cannot download anything.
+/// Returns a cargo command with these arguments that runs as on a freshly installed machine. It cannot download anything.
 pub(super) fn command(workspace: &Workspace, arguments: &[&str]) -> Command {
     let home = env::var_os("HOME").map(PathBuf::from).unwrap_or_default();
     let directory = |(variable, place): (&str, Option<&str>)| {

@@ -15,7 +15,7 @@ pub(super) fn kill_tree(root: u32) -> String {
     report
 }
 
-/// The process and its descendants, each after its parent.
+/// Lists the process and its descendants, each after its parent.
 fn tree_of(root: u32) -> Vec<u32> {
     let mut tree = vec![root];
     let mut index = 0;

@@ -30,11 +30,12 @@ const END_TO_END: &str = "e2e";
 /// Tests in the same crate as the tested code.
 const UNIT_TESTS: [&str; 5] = ["test", "--workspace", "--no-fail-fast", "--lib", "--bins"];
 
-/// All crates, although only one has this test. A subset would select other features and rebuild everything.
+/// The end-to-end tests. All crates are selected, although only one has these tests: a subset would select other features
+/// and rebuild everything.
 const END_TO_END_TESTS: [&str; 4] = ["test", "--workspace", "--test", END_TO_END];
 
-/// Builds `farfork-bench` next to `farfork`, which executes it. The end-to-end test is included so that the features equal
-/// those of the tests.
+/// Builds `farfork`, and `farfork-bench`, which `farfork` executes. The end-to-end test is included so that the features
+/// equal those of the tests.
 const PROGRAMS: [&str; 5] = ["build", "--workspace", "--bins", "--test", END_TO_END];
 
 /// Integration tests that run in parallel to the others because they mostly wait, for time limits and for each other.
@@ -44,8 +45,8 @@ const LANES: [(&str, &[&str]); 2] =
 /// Number of tests of one program that run at once. It exceeds the number of cores because many tests wait.
 const TEST_THREADS: &str = "4";
 
-/// Time for each fuzz target while the other tests run; they leave it a quarter of this. A long campaign is
-/// `cargo xtask fuzz --seconds N`. Here the corpus is most important, which every run replays.
+/// Time for each fuzz target next to the other tests, in seconds. About a quarter of it is CPU time. The main purpose is to
+/// replay the corpus, as every run does. For a long campaign, use `cargo xtask fuzz --seconds N`.
 const FUZZ_SECONDS: u32 = 40;
 
 /// Limit for a complete build on a slow machine.
@@ -93,7 +94,7 @@ pub(crate) fn check(workspace: &Workspace) -> Result<()> {
     summary.finish()
 }
 
-/// Runs the long tests, which `test` leaves out. A long test is marked: `#[ignore = "long: …"]` of a unit test,
+/// Runs the long tests, which `test` omits. A long test is marked: `#[ignore = "long: …"]` of a unit test,
 /// `with_ignored_flag` of a test of a mounted volume, `.long()` of an end-to-end test.
 pub(crate) fn test_long(workspace: &Workspace, filters: &[String]) -> Result<()> {
     let integration = integration_tests(workspace)?;
@@ -153,7 +154,7 @@ fn check_sources(workspace: &Workspace, summary: &mut RunSummary) {
     summary.command("lints", &mut cargo::command(workspace, &lints), BUILD_LIMIT);
 }
 
-/// Builds all tests. Without them nothing can run.
+/// Builds all tests and programs. Returns whether that succeeded: otherwise no test can run.
 fn build(workspace: &Workspace, summary: &mut RunSummary) -> bool {
     let arguments = ["test", "--workspace", "--no-run", "--lib", "--bins", "--tests"];
     summary.command("build of the tests", &mut cargo::command(workspace, &arguments), BUILD_LIMIT)
@@ -171,8 +172,8 @@ fn named_tests<'a>(names: impl IntoIterator<Item = &'a str>) -> impl Iterator<It
     names.into_iter().flat_map(|name| ["--test", name])
 }
 
-/// Runs tests, and the fuzz targets at a lower priority: tests wait a quarter of their time. `run_tests` sets the flag when
-/// some have failed, and then no further target is started.
+/// Runs tests, and at the same time the fuzz targets at a lower priority, because tests wait a quarter of their time.
+/// `run_tests` sets the flag when tests have failed; then no further target is started.
 fn run_next_to_fuzz_targets(
     workspace: &Workspace,
     summary: &mut RunSummary,
@@ -207,16 +208,16 @@ fn run_integration(workspace: &Workspace, summary: &mut RunSummary, integration:
     summary.commands("unit and integration tests", lanes, UNIT_TESTS_LIMIT)
 }
 
-/// Runs in every test run, because it takes only seconds. It ensures that no test depends on files that another test left on
-/// the machine.
+/// Runs the tests of containers and clusters as on a freshly installed machine. This shows whether a test depends on files
+/// that another test left on the machine. It is part of every test run, because it takes only seconds.
 fn run_fresh(workspace: &Workspace, summary: &mut RunSummary) {
     const TESTS: [&str; 7] =
         ["test", "--workspace", "--no-fail-fast", "--test", "container", "--test", "local_cluster"];
     summary.command("tests on a fresh machine", &mut fresh::command(workspace, &TESTS), UNIT_TESTS_LIMIT);
 }
 
-/// Runs the end-to-end tests. Their runner decides which tests failed, because it repeats one that timed out. It writes the
-/// result to two files.
+/// Runs the end-to-end tests. Their runner decides which tests failed, because it repeats a test that timed out. It writes
+/// counts and failures to two files.
 fn run_end_to_end(summary: &mut RunSummary, command: &mut Command, limit: Duration) {
     const NAME: &str = "end-to-end tests";
     let [failures, counts] = ["failures", "counts"].map(|name| summary.log_of(NAME).with_extension(name));

@@ -64,14 +64,15 @@ impl TestOutput {
             self.section = OutputSection::Panic;
         } else if failure.reason.is_empty() && !line.trim().is_empty() {
             line.trim().clone_into(&mut failure.reason);
-            // A test may print before it panics. Its own lines are replaced by the reason of the panic.
+            // A test may print before it panics. The reason of the panic replaces the lines that the test has printed.
             self.section =
                 if self.section == OutputSection::Panic { OutputSection::Other } else { OutputSection::Failure };
         }
     }
 }
 
-/// The name in `Running tests/capture/main.rs (target/debug/deps/capture-0123456789abcdef)`, without the hash.
+/// Parses the name of a binary from `Running tests/capture/main.rs (target/debug/deps/capture-0123456789abcdef)`, without
+/// the hash.
 fn binary_of(line: &str) -> Option<String> {
     let running = line.trim_start().strip_prefix("Running ")?;
     let path = running.rsplit_once('(')?.1.strip_suffix(')')?;

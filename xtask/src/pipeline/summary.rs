@@ -12,8 +12,8 @@ use anyhow::Result;
 use super::cargo::{self, CommandCompletion};
 use super::output::TestFailure;
 
-/// A run with this many failed tests or steps. Nothing is printed for this error: each failure was already named, and the
-/// line with the counts must be the last one.
+/// The error of a run with this many failed tests or steps. `main` does not print it: each failure was already named, and
+/// the line with the counts must be the last one.
 #[derive(Debug)]
 pub(crate) struct RunFailed(usize);
 

@@ -42,7 +42,7 @@ pub(super) fn check(tree: &Tree<'_>) -> Result<Vec<Finding>> {
     Ok(findings)
 }
 
-/// Source folders that the README of their crate does not name.
+/// Finds source folders that the README of their crate does not name.
 fn missing_folders<'a>(
     rust_paths: impl Iterator<Item = &'a str>,
     text_of: &impl Fn(&str) -> Option<&'a str>,
@@ -84,7 +84,7 @@ fn is_path(text: &str) -> bool {
     ROOTS.iter().any(|root| text.starts_with(root)) && !text.contains(['*', ' ', '<'])
 }
 
-/// Identifiers of the form `file::name` or `file::Type::name` that do not occur in their file.
+/// Finds identifiers of the form `file::name` or `file::Type::name` that do not occur in their file.
 fn wrong_identifiers<'a>(line: &str, text_of: &impl Fn(&str) -> Option<&'a str>) -> Vec<String> {
     let mut complaints = Vec::new();
     for (path, names) in quoted(line).filter_map(|text| text.split_once("::")).filter(|(path, _)| is_path(path)) {

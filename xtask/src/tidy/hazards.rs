@@ -6,17 +6,17 @@ use super::{Finding, Tree};
 
 const DOCUMENT: &str = "docs/fork-correctness.md";
 
-/// The directory of the sentences of the end-to-end tests.
+/// The directory of the end-to-end tests. The name of each file is a sentence.
 const SENTENCES: &str = "crates/cli/tests/e2e";
 
-/// Repeats the previous sentence.
+/// A mark that repeats the previous file name.
 const SAME: &str = "…";
 
 pub(super) fn check(tree: &Tree<'_>) -> Result<Vec<Finding>> {
     Ok(check_document(tree, DOCUMENT))
 }
 
-/// As `check`, for the table of another document.
+/// Checks the table of one document.
 pub(super) fn check_document(tree: &Tree<'_>, path: &str) -> Vec<Finding> {
     let Some(document) = tree.files.iter().find(|file| file.path == path) else {
         return vec![Finding::whole(path, "it is missing")];
@@ -29,14 +29,14 @@ pub(super) fn check_document(tree: &Tree<'_>, path: &str) -> Vec<Finding> {
     findings.collect()
 }
 
-/// The last cell of a row, except in the heading and the line below it.
+/// Returns the last cell of a row; `None` for the heading and the line below it.
 fn tests_cell(line: &str) -> Option<&str> {
     let cells: Vec<&str> = line.strip_prefix('|')?.strip_suffix('|')?.split(" | ").map(str::trim).collect();
     let is_row = cells.len() > 1 && cells.last() != Some(&"test");
     if is_row { cells.last().copied() } else { None }
 }
 
-/// The errors in the tests that a cell names.
+/// Finds the errors in the tests that a cell names.
 fn complaints<'a>(cell: &str, text_of: &impl Fn(&str) -> Option<&'a str>) -> Vec<String> {
     let names: Vec<&str> = cell.split('`').skip(1).step_by(2).collect();
     if names.is_empty() {

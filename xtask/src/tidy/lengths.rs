@@ -11,7 +11,7 @@ const FILE_LINES_MAX: usize = 500;
 /// A function or file that may be longer.
 struct Exception {
     path: &'static str,
-    /// The function; empty for the whole file.
+    /// Name of the function; empty for the whole file.
     function: &'static str,
     lines: usize,
 }

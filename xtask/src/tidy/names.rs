@@ -35,7 +35,8 @@ pub(super) fn check(tree: &Tree<'_>) -> Result<Vec<Finding>> {
     Ok(findings)
 }
 
-/// A module with children is `x/mod.rs`, one without is `x.rs`. A module does not repeat the name of its folder.
+/// Checks that a module with children is `x/mod.rs`, that one without is `x.rs`, and that no module repeats the name of its
+/// folder.
 fn module_style(tree: &Tree<'_>) -> Vec<Finding> {
     let paths = || tree.rust.iter().map(|file| file.path.as_str());
     let folders: BTreeSet<&str> = paths().filter_map(|path| Some(path.rsplit_once('/')?.0)).collect();
@@ -50,7 +51,7 @@ fn module_style(tree: &Tree<'_>) -> Vec<Finding> {
     paths().filter_map(|path| Some(Finding::whole(path, complaint(path)?))).collect()
 }
 
-/// Items outside of tests whose names contain a word of the stop list.
+/// Finds items outside of tests whose names contain a word of the stop list.
 fn stop_words(tree: &Tree<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
     for file in &tree.rust {
@@ -65,7 +66,7 @@ fn stop_words(tree: &Tree<'_>) -> Vec<Finding> {
     findings
 }
 
-/// Types with the same name as another type of their crate.
+/// Finds types with the same name as another type of their crate.
 fn shared_types(tree: &Tree<'_>) -> Vec<Finding> {
     let mut first = BTreeMap::new();
     let mut findings = Vec::new();
@@ -84,7 +85,7 @@ fn shared_types(tree: &Tree<'_>) -> Vec<Finding> {
     findings
 }
 
-/// One line of statistics about the types outside of tests. A name of one word says little.
+/// Returns one line of statistics about the types outside of tests. It counts names of one word, which say little.
 pub(super) fn figures(tree: &Tree<'_>) -> String {
     let types: Vec<String> = tree
         .rust

@@ -1,4 +1,4 @@
-//! Sentences of comments and documents, for the checks that count words. Code, frames of tables and diagrams are left out.
+//! Sentences of comments and documents, for the checks that count words. Code, frames of tables and diagrams are omitted.
 
 use crate::workspace::TextFile;
 
@@ -51,7 +51,7 @@ fn paragraphs<'a>(lines: impl Iterator<Item = &'a str>) -> Vec<String> {
             if begins_item(line) {
                 found.push(String::new());
             }
-            let paragraph = found.last_mut().expect("there is at least one");
+            let paragraph = found.last_mut().expect("the list is never empty");
             paragraph.push_str(line);
             paragraph.push(' ');
         }

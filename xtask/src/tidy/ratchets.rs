@@ -1,5 +1,5 @@
-//! Counts that may only fall: one row of `xtask/ratchets.tsv` for each crate and measure. They count text and names that are
-//! not plain yet. A count above its row is a finding; `cargo xtask tidy --lower` writes lower counts into the file.
+//! Counts that may only fall: one row of `xtask/ratchets.tsv` for each crate and measure. The measures count text and names
+//! that are not plain yet. A count above its row is a finding; `cargo xtask tidy --lower` writes lower counts into the file.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ const TABLE: &str = "xtask/ratchets.tsv";
 const HEADING: &str = "# What may only fall: measure, where, count. `cargo xtask tidy --lower` writes lower counts.\n";
 const SENTENCE_WORDS_MAX: usize = 35;
 
-/// The changelog is history; the other file lists the words.
+/// Files that are not counted: the changelog is history, and `stop_list.rs` contains the words themselves.
 const EXEMPT: [&str; 2] = ["CHANGELOG.md", "xtask/src/tidy/stop_list.rs"];
 
 /// Counts by measure, and by crate or `docs`.
@@ -99,7 +99,7 @@ fn add_prose(add: &mut impl FnMut(&str, &str, usize), place: &str, paragraphs: &
     }
 }
 
-/// The number of parameters that are tuples of different types. Only the body shows what each member is.
+/// Counts the parameters that are tuples of different types. Such a parameter does not name its members.
 fn unlike_tuples(code: &str) -> usize {
     let mut count = 0;
     for (at, _) in code.match_indices("fn ") {

@@ -1,5 +1,5 @@
-//! Process state: each program of `tests/resources/` has a row in `docs/process-state.md`, and the sentence about process
-//! state runs it. Each row names tests that exist. So no program is forgotten or silently skipped.
+//! Process state: each program of `tests/resources/` has a row in `docs/process-state.md`, and the end-to-end test
+//! `process_state_is_restored` runs it. Each row names tests that exist. So no program is forgotten or silently skipped.
 
 use anyhow::Result;
 

@@ -64,7 +64,7 @@ impl RustFile {
         line >= self.tests_start
     }
 
-    /// The defined items, in order. Associated types are left out, because the trait defines their names.
+    /// The defined items, in order. Associated types are omitted, because the trait defines their names.
     pub(crate) fn definitions(&self) -> Vec<Definition> {
         self.code_lines().filter_map(|(line, code)| definition_of(code, line)).collect()
     }
@@ -98,7 +98,7 @@ fn find_tests(path: &str, text: &str) -> usize {
     if is_test_file { 1 } else { module.map_or(usize::MAX, |index| index + 1) }
 }
 
-/// The item that a line of code defines. rustfmt puts at most one on a line.
+/// The item that a line of code defines. rustfmt puts at most one item on a line.
 fn definition_of(code: &str, line: usize) -> Option<Definition> {
     if !code.trim_start().starts_with(char::is_alphabetic) {
         return None;

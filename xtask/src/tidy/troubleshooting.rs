@@ -20,7 +20,7 @@ const COVERED: [&str; 8] = [
     "crates/api/src/run_dir.rs",
 ];
 
-/// Shorter pieces of a text occur anywhere.
+/// Length of the shortest piece of a text that is compared, in characters. Shorter pieces occur anywhere.
 const PIECE_CHARS_MIN: usize = 5;
 
 /// Separates the description of an error from its advice.
@@ -58,7 +58,7 @@ fn has_errors(path: &str) -> bool {
     is_rust || is_library
 }
 
-/// The source without its tests. String literals that continue on the next line are joined.
+/// Returns the source without its tests. String literals that continue on the next line are joined.
 fn words_of(file: &TextFile) -> String {
     let code = file.text.split("#[cfg(test)]").next().unwrap_or_default();
     let mut words = String::with_capacity(code.len());

@@ -13,7 +13,7 @@ pub(super) fn check(tree: &Tree<'_>) -> Result<Vec<Finding>> {
     for file in tree.rust.iter().filter(|file| !file.path.starts_with(HOME)) {
         for (line, code) in file.code_lines() {
             if code.split(|c: char| !c.is_alphanumeric() && c != '_').any(|word| word == "unsafe") {
-                findings.push(Finding::at(&file.path, line, "`unsafe` belongs into crates/sys"));
+                findings.push(Finding::at(&file.path, line, "`unsafe` is permitted only in crates/sys"));
             }
         }
         if is_crate_root(&file.path) && !file.text.contains(FORBID) {

@@ -1,5 +1,5 @@
 //! Freezes a control group: all tasks of the group and of the groups below it stop until it is thawed. Version 2 stops a
-//! task where a signal would, and still delivers SIGKILL and ptrace requests. Version 1 blocks even those.
+//! task where a signal would stop it, and still delivers SIGKILL and ptrace requests. Version 1 delivers neither.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -15,16 +15,16 @@ use super::hierarchy::CgroupVersion;
 /// stopped tasks.
 const V1_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// For this long a version 2 group is polled without sleeping. Most tasks stop within some microseconds, and no timer is
-/// that short.
+/// Time for which a version 2 group is polled without sleeping. Most tasks stop within a few microseconds. Even the shortest
+/// sleep takes longer.
 const V2_YIELD_TIME: Duration = Duration::from_micros(100);
 
-/// Then the first interval between two polls. Each interval is twice the one before, up to the least time between two events
-/// of a group that the kernel reports.
+/// First interval between two polls after `V2_YIELD_TIME`. Each interval is twice the previous one, up to `V2_POLL_MAX`: the
+/// kernel reports at most one event of a group per 10 ms.
 const V2_POLL_FIRST: Duration = Duration::from_micros(20);
 const V2_POLL_MAX: Duration = Duration::from_millis(10);
 
-/// The length of cgroup.events is below this: it has two lines of a word and a number.
+/// Size of the buffer for `cgroup.events`, in bytes. The file has two lines of a word and a number.
 const EVENTS_BYTES_MAX: usize = 256;
 
 /// Freezes a group and waits until all its tasks are stopped, at most `limit`. If that fails, the group is thawed again.
@@ -54,7 +54,7 @@ pub fn thaw(group: &Path, version: CgroupVersion) -> io::Result<()> {
     }
 }
 
-/// Whether a group is frozen, or about to be; `false` for a group without a freezer.
+/// Whether a group is frozen or being frozen; `false` for a group without a freezer.
 pub fn is_frozen(group: &Path, version: CgroupVersion) -> bool {
     let (file, word) = match version {
         CgroupVersion::V2 => ("cgroup.freeze", "0"),
@@ -102,8 +102,8 @@ impl FreezerFiles {
         self.freeze.write_all_at(b"0", 0)
     }
 
-    /// The kernel reports the last task that stops by an event of `cgroup.events`. It delays the event by up to 10 ms if the
-    /// group was thawed shortly before, so the file is also polled.
+    /// Freezes the group, and waits until all tasks have stopped. Then the kernel raises an event (POLLPRI) on
+    /// `cgroup.events`. It delays the event by up to 10 ms after a recent thaw, so the file is also read at intervals.
     fn freeze_until(&self, deadline: Instant) -> io::Result<()> {
         self.freeze.write_all_at(b"1", 0)?;
         let (began, mut look) = (Instant::now(), V2_POLL_FIRST);

@@ -19,11 +19,11 @@ pub enum CgroupVersion {
 pub struct Hierarchy {
     /// Its version.
     pub version: CgroupVersion,
-    /// The topmost directory that is visible here.
+    /// The mount point: the directory of the topmost visible group.
     pub top: PathBuf,
     /// The directory of the calling process's group.
     pub own: PathBuf,
-    /// The controllers of a version 1 hierarchy. Those of version 2 are in the `cgroup.controllers` of each group.
+    /// The controllers of a version 1 hierarchy. In version 2, each group lists its controllers in `cgroup.controllers`.
     pub controllers: Vec<String>,
 }
 
@@ -35,19 +35,20 @@ pub const DAEMON_LEAF: &str = "farfork-daemon";
 /// are in use.
 pub const STANDARD_TOP: &str = "/sys/fs/cgroup";
 
-/// Where groups can be created in a hierarchy.
+/// The place in a hierarchy where this process creates groups.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CreationBase {
-    /// The directory to create them in.
+    /// The directory to create groups in.
     pub directory: PathBuf,
-    /// Those of the wanted controllers that groups below it can have.
+    /// The wanted controllers that groups in `directory` can have.
     pub controllers: Vec<String>,
 }
 
 impl Hierarchy {
-    /// Where this process should create groups that need these controllers. The place is below its own group, so that the
-    /// limits of the process also limit what it starts. A version 2 group that has processes cannot enable controllers for
-    /// the groups below; then the topmost group is tried. If that one cannot either, the groups have no controllers.
+    /// Chooses where this process creates groups that need the `wanted` controllers. The process's own group is preferred:
+    /// then the limits of the process also limit what it starts. A version 2 group that has processes cannot enable
+    /// controllers for the groups below it. Then the topmost group is tried. If it cannot enable them either, the new groups
+    /// have no controllers.
     pub fn creation_base(&self, wanted: &[&str]) -> CreationBase {
         let own = match self.own.parent() {
             Some(above) if self.own.ends_with(DAEMON_LEAF) => above,
@@ -69,8 +70,8 @@ impl Hierarchy {
     }
 }
 
-/// The hierarchies that are mounted in the calling thread's mount namespace, at [`STANDARD_TOP`] or below it. If there are
-/// none, those mounted elsewhere.
+/// Finds the hierarchies that are mounted in the calling thread's mount namespace, at [`STANDARD_TOP`] or below it. If none
+/// is mounted there, those that are mounted elsewhere.
 ///
 /// # Errors
 /// As reading `/proc/thread-self/mountinfo` and `/proc/self/cgroup`.
@@ -112,8 +113,9 @@ fn hierarchies<'a>(mounts: impl Iterator<Item = &'a &'a Mount>, membership: &str
     found
 }
 
-/// The line of `/proc/self/cgroup` for a mount: `0::/path` for version 2, `4:cpu,cpuacct:/path` for version 1. The
-/// controllers of version 1 are then among the mount's options. Named hierarchies without controllers are ignored.
+/// Finds the line of `/proc/self/cgroup` for a mount, and returns its path and controllers. The line is `0::/path` in
+/// version 2, and `4:cpu,cpuacct:/path` in version 1. The options of a version 1 mount contain its controllers. Named
+/// hierarchies without controllers are ignored.
 fn find_membership<'a>(membership: &'a str, version: CgroupVersion, options: &str) -> Option<(&'a str, Vec<String>)> {
     membership.lines().find_map(|line| {
         let mut fields = line.splitn(3, ':');
@@ -143,7 +145,7 @@ mod tests {
 ";
     const MEMBERSHIP: &str = "9:name=systemd:/\n4:memory:/docker/ab/inner\n1:cpu,cpuacct:/\n0::/outer\n";
 
-    /// Passes the directory of another program's mount to the process that has its own mounts.
+    /// Environment variable that passes the other program's mount point to the test process with its own mount namespace.
     const FOREIGN_VARIABLE: &str = "FARFORK_TEST_FOREIGN_GROUPS";
 
     /// Uses real mounts in the test's own mount namespace. The other program's mount is older than the usual one.
@@ -172,7 +174,7 @@ mod tests {
         );
     }
 
-    /// The order of the lines does not matter, nor whether the hierarchy also has the usual mount.
+    /// The result does not depend on the order of the lines, or on a usual mount of the same hierarchy.
     #[test]
     fn cgroup_mounts_at_other_paths_are_a_fallback() {
         let tops = |table: &str| {

@@ -14,15 +14,15 @@ use self::hierarchy::CgroupVersion;
 /// Pause between two attempts to remove a group whose last processes have not ended yet, in milliseconds.
 const REMOVE_RETRY_MS: u64 = 2;
 
-/// How often the creation of a path is retried. Another node that exits may remove an empty group of the shared path after
-/// we found it and before we create the next one.
+/// Most attempts to create a path. A node that exits may remove an empty group of a shared path before another node creates
+/// a group in it.
 const CREATE_TRIES_MAX: u32 = 10;
 
-/// Creates the nested groups of the relative path `name` below `base`; existing ones are kept. A version 2 group enables
-/// these controllers for the groups below it.
+/// Creates the nested groups of the relative path `name` below `base`; existing groups are kept. In version 2, each of them
+/// enables `controllers` for the groups below it.
 ///
 /// # Errors
-/// As mkdir(2). If a controller cannot be enabled, its files are missing.
+/// As mkdir(2). If a controller cannot be enabled, no error is returned, but the groups lack the controller's files.
 pub fn create_path(base: &Path, name: &Path, version: CgroupVersion, controllers: &[String]) -> io::Result<()> {
     for _ in 1..CREATE_TRIES_MAX {
         match create_path_once(base, name, version, controllers) {
@@ -56,10 +56,10 @@ pub fn create(group: &Path) -> io::Result<()> {
     }
 }
 
-/// The group and all groups below it. Each group precedes its parent.
+/// Lists the group and all groups below it, each before its parent.
 ///
 /// # Errors
-/// As reading directories. A group that is removed meanwhile is left out.
+/// As reading directories. A group that is removed during the call is omitted.
 pub fn subtree(group: &Path) -> io::Result<Vec<PathBuf>> {
     let entries = match fs::read_dir(group) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -87,8 +87,8 @@ pub fn open(group: &Path) -> io::Result<File> {
 /// Moves a process, with all its threads, into the group.
 ///
 /// # Errors
-/// ESRCH if there is no such process. EINVAL if a controller refuses it (version 1's `cpu` refuses real-time tasks). EBUSY
-/// or EOPNOTSUPP if a version 2 group may hold no processes.
+/// ESRCH if there is no such process. EINVAL if a controller refuses the process (version 1's `cpu` refuses real-time
+/// tasks). EBUSY or EOPNOTSUPP if a version 2 group may hold no processes.
 pub fn move_process(group: &Path, pid: i32) -> io::Result<()> {
     write(group, "cgroup.procs", &pid.to_string())
 }
@@ -101,7 +101,7 @@ pub fn move_thread(group: &Path) -> io::Result<()> {
     write(group, "tasks", "0")
 }
 
-/// The processes of the group itself, without the groups below, as numbers of the caller's pid namespace.
+/// Reads the processes of the group itself, without the groups below, as process ids of the caller's pid namespace.
 ///
 /// # Errors
 /// As reading `cgroup.procs`.
@@ -140,7 +140,7 @@ pub fn write(group: &Path, file: &str, value: &str) -> io::Result<()> {
     File::options().write(true).open(group.join(file))?.write_all(value.as_bytes())
 }
 
-/// The controllers that a version 2 group has.
+/// Reads the controllers that a version 2 group has.
 ///
 /// # Errors
 /// As reading `cgroup.controllers`.

@@ -6,7 +6,7 @@
 
 use std::arch::x86_64::{__cpuid, __cpuid_count, CpuidResult};
 
-/// The number of CPUID registers that are read.
+/// Number of CPUID registers in the feature table.
 pub const FEATURE_WORDS: usize = 9;
 
 enum CpuidRegister {
@@ -149,7 +149,7 @@ const FEATURE_TABLE: [CpuidWord; FEATURE_WORDS] = [
     },
 ];
 
-/// The features of this CPU, as CPUID reports them to user programs.
+/// Reads the features of this CPU, as CPUID reports them to user programs.
 pub fn features() -> [u32; FEATURE_WORDS] {
     FEATURE_TABLE.map(|cpuid_word| {
         let mask = cpuid_word.bits.iter().fold(0, |mask, (bit, _)| mask | 1 << bit);
@@ -157,7 +157,7 @@ pub fn features() -> [u32; FEATURE_WORDS] {
     })
 }
 
-/// Names of features. A bit without a name is named by its position.
+/// Returns the names of the set bits. A bit without a name is named by its position.
 pub fn feature_names(features: &[u32; FEATURE_WORDS]) -> Vec<String> {
     let bits = features
         .iter()
@@ -202,7 +202,7 @@ mod tests {
             text.lines().find(|line| line.starts_with("flags")).unwrap().split_whitespace().collect();
         let found = feature_names(&features());
         let known = found.iter().filter(|name| flags.contains(&name.as_str())).count();
-        // Some have other names there: "sse3" is "pni".
+        // Some features have other names in /proc/cpuinfo: "sse3" is "pni".
         assert!(known * 10 >= found.len() * 8, "{found:?} are not in {flags:?}");
     }
 

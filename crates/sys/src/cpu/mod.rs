@@ -1,4 +1,4 @@
-//! The state that the CPU saves for a thread (Intel SDM volume 1, chapter 13), and the instructions that programs may
+//! The extended state that XSAVE saves for a thread (Intel SDM volume 1, chapter 13), and the instructions that programs may
 //! use.
 
 mod features;
@@ -33,10 +33,11 @@ pub fn extended_state() -> Option<ExtendedState> {
 /// used them: the tile data of AMX. See the kernel's `Documentation/arch/x86/xstate.rst`.
 pub const DYNAMIC_COMPONENTS: u64 = 1 << 18;
 
-/// Size of the standard format up to the end of the last of these components, in bytes, without [`DYNAMIC_COMPONENTS`].
+/// Returns the size of an XSAVE area in the standard format that ends with the last of `components`, in bytes.
+/// [`DYNAMIC_COMPONENTS`] are not counted.
 ///
-/// This is the largest extended state that rt_sigreturn(2) loads into a thread without dynamic components. From a larger one
-/// the kernel loads only the x87 and SSE registers, without an error.
+/// This is the largest extended state that rt_sigreturn(2) loads into a thread without dynamic components. From a larger
+/// state the kernel loads only the x87 and SSE registers, and reports no error.
 pub fn default_state_bytes(components: u64) -> usize {
     const LEGACY_AND_HEADER_BYTES: usize = 576;
     let components = components & !DYNAMIC_COMPONENTS;

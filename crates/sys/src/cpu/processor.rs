@@ -2,10 +2,9 @@
 
 use super::{ExtendedState, FEATURE_WORDS, extended_state, feature_names, features};
 
-// A program queries the features of its processor once, and relies on them until it ends. A library selects its
-// functions by them, and the dynamic linker reserves as many bytes of stack as XSAVE writes. A processor with
-// fewer instruction sets or state components kills such a program. On a processor with more state components, its
-// XSAVE writes beyond the reserved bytes.
+// A program queries the features of its processor once, and relies on them until it ends. A library selects its functions by
+// them, and the dynamic linker reserves as much stack as XSAVE needs. A processor with fewer instruction sets or state
+// components kills such a program. On a processor with more state components, its XSAVE writes beyond the reserved bytes.
 
 /// The processor features that programs can query.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,7 +18,7 @@ pub struct ProcessorFeatures {
 /// Why a program cannot continue here.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ProcessorMismatch {
-    /// State components that its registers need are not enabled, or have another size.
+    /// State components that its registers need are not enabled here, or the state has another size.
     MissingState,
     /// State components, by name, for which the buffer of the program's own XSAVE has no room.
     SurplusState(Vec<String>),
@@ -34,12 +33,12 @@ const COMPONENTS: [&str; 20] = [
 ];
 
 impl ProcessorFeatures {
-    /// The features of this machine; `None` if the kernel has not enabled XSAVE.
+    /// Reads the features of this machine; `None` if the kernel has not enabled XSAVE.
     pub fn detect() -> Option<Self> {
         Some(Self { state: extended_state()?, features: features() })
     }
 
-    /// Why a program that started on the processor `origin` cannot continue on this one.
+    /// Returns why a program that started on the processor `origin` cannot continue on this one; `None` if it can.
     ///
     /// XCR0 has only components that XSAVE writes for user programs, and no surplus component is harmless:
     ///
@@ -49,8 +48,8 @@ impl ProcessorFeatures {
     /// - The kernel saves all components on a program's signal stack.
     ///
     /// XSAVE writes a component even in its initial state, so a component that needs permission (AMX) counts as well. The
-    /// vendor chooses the order of the components: if two processors have the same components but another size, the
-    /// components are at other offsets.
+    /// vendor chooses the order of the components: if two processors have the same components but different sizes, the
+    /// components are at different offsets.
     pub fn mismatch(&self, origin: &Self) -> Option<ProcessorMismatch> {
         if origin.state.xcr0 & !self.state.xcr0 != 0 {
             return Some(ProcessorMismatch::MissingState);

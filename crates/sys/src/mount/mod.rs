@@ -22,7 +22,7 @@ use self::table::Attributes;
 /// The maximal length of the kernel's message about a file system that it could not create.
 const MESSAGE_BYTES_MAX: usize = 4096;
 
-/// Which part of a tree of mounts is meant.
+/// Whether an operation on a mount includes the mounts on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MountDepth {
     /// One mount, without the mounts on it.
@@ -31,8 +31,8 @@ pub enum MountDepth {
     Recursive,
 }
 
-/// Creates a file system of type `name` with these options, not mounted yet. Unless it is attached, it ends when the
-/// descriptor is closed. An option with an empty value is a flag.
+/// Creates a file system of type `name` with these options, and a mount of it that is not attached. If the mount is never
+/// attached, it ends when the descriptor is closed. An option with an empty value is a flag.
 ///
 /// # Errors
 /// As fsopen(2), fsconfig(2), fsmount(2), with the kernel's own message if there is one.
@@ -52,7 +52,7 @@ fn configure(context: BorrowedFd<'_>, options: &[(&str, &str)]) -> rustix::io::R
     fsconfig_create(context)
 }
 
-/// The error, with the kernel's message from the file system's context (`e overlay: ...`).
+/// Adds the kernel's message from the file system's context (`e overlay: ...`) to an error.
 fn with_message(errno: rustix::io::Errno, context: BorrowedFd<'_>) -> io::Error {
     let mut message = [0; MESSAGE_BYTES_MAX];
     let error = io::Error::from(errno);
@@ -65,14 +65,14 @@ fn with_message(errno: rustix::io::Errno, context: BorrowedFd<'_>) -> io::Error 
     }
 }
 
-/// The source of every file system that is created for a container. It identifies them in mount tables.
+/// The mount source of all file systems that are created for containers. It identifies them in mount tables.
 pub const SOURCE: &str = "farfork";
 
-/// An overlay of `upper` over `lower`; `work` is an empty directory on the file system of `upper`. The three must be mounted
-/// in the calling thread's namespace.
+/// Creates an overlay of `upper` over `lower`; `work` is an empty directory on the file system of `upper`. All three
+/// directories must be reachable in the calling thread's mount namespace.
 ///
 /// # Errors
-/// As [`create_filesystem`]; `InvalidInput` if a path is not UTF-8, because these options must be.
+/// As [`create_filesystem`]; `InvalidInput` if a path is not UTF-8, as [`create_filesystem`] requires of options.
 pub fn overlay(lower: &Path, upper: &Path, work: &Path, attributes: Attributes) -> io::Result<OwnedFd> {
     let text = |path: &Path| Ok::<_, io::Error>(path.to_str().ok_or(io::ErrorKind::InvalidInput)?.to_owned());
     // `lowerdir` is a colon-separated list, so its path is escaped. The other paths are not lists.
@@ -82,7 +82,7 @@ pub fn overlay(lower: &Path, upper: &Path, work: &Path, attributes: Attributes) 
     create_filesystem("overlay", &options, attributes)
 }
 
-/// Copies the mount at `path`, not attached yet.
+/// Clones the mount at `path`. The clone is not attached.
 ///
 /// # Errors
 /// As open_tree(2).
@@ -113,7 +113,7 @@ pub fn attach_beneath(mount: BorrowedFd<'_>, point: &Path) -> io::Result<()> {
 }
 
 /// Maps the owners of the files of a mount from [`clone_mount`], and of all mounts on it, by the id mappings of the user
-/// namespace `users`. A file that id 0 owns on the file system then belongs to the user who is 0 inside.
+/// namespace `users`. A file that id 0 owns on the file system then belongs to the user with id 0 in that namespace.
 ///
 /// # Errors
 /// As mount_setattr(2): EINVAL if a file system does not support it.
@@ -138,10 +138,10 @@ pub fn make_private(point: &Path) -> io::Result<()> {
     Ok(mount_change(point, MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?)
 }
 
-/// Makes the mount at `point` refuse what `attributes` lists (writes, devices, setuid, execution), and nothing else.
+/// Replaces the restrictions of the mount at `point` by `attributes` (read-only, nosuid, nodev, noexec).
 ///
 /// # Errors
-/// As mount(2): EBUSY if writes are to be refused and a file is open for writing.
+/// As mount(2): EBUSY for read-only if a file is open for writing.
 pub fn restrict(point: &Path, attributes: Attributes) -> io::Result<()> {
     let mut flags = MountFlags::BIND;
     for (attribute, flag) in [
@@ -155,13 +155,13 @@ pub fn restrict(point: &Path, attributes: Attributes) -> io::Result<()> {
     Ok(mount_remount(point, flags, "")?)
 }
 
-/// Drops the cached names of the file system mounted at `point`, including names that do not exist, except those in use. The
-/// file system looks them up again. Its options stay.
+/// Drops the cached directory entries of the file system mounted at `point`, including negative ones. Entries in use stay
+/// cached. The options of the file system do not change.
 ///
 /// # Errors
 /// As fspick(2), fsconfig(2).
 pub fn drop_dentry_cache(point: &Path) -> io::Result<()> {
-    // A reconfiguration drops the cached names. Without new options it changes nothing else.
+    // A reconfiguration drops the cached entries. Without new options it changes nothing else.
     let context = fspick(CWD, point, FsPickFlags::FSPICK_CLOEXEC)?;
     fsconfig_reconfigure(context.as_fd()).map_err(|errno| with_message(errno, context.as_fd()))
 }
@@ -174,7 +174,7 @@ pub fn unmount_unused(point: &Path) -> io::Result<()> {
     Ok(unmount(point, UnmountFlags::NOFOLLOW)?)
 }
 
-/// Detaches the mount at `point` and all mounts on it. Each ends with its last user.
+/// Detaches the mount at `point` and all mounts on it. Each mount ends when it has no more users.
 ///
 /// # Errors
 /// As umount2(2).

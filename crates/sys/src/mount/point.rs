@@ -1,8 +1,8 @@
-//! A mount point directory on the node's file system, created by its first user and removed after the last. A lock on it
-//! counts its users in all processes.
+//! A mount point directory on the node's file system, created by its first user and removed after the last. Each user, in
+//! any process, holds a shared lock on the directory.
 //!
-//! A marker file distinguishes a created directory from one that existed before, which is never removed. Mounts cover the
-//! marker, each in its own namespace.
+//! A marker file distinguishes a created directory from one that existed before, which is never removed. A mount hides the
+//! marker, but only in its own mount namespace.
 
 use std::fs::{self, File};
 use std::io;
@@ -13,10 +13,11 @@ use rustix::fs::{FlockOperation, flock};
 
 /// The file that marks a directory as created by this module.
 const MARKER_FILE: &str = ".mount-point";
-/// Attempts to lock a directory that others remove meanwhile. Two such removals in a row are rare.
+/// Most attempts to lock a directory. An attempt fails if another process removes the directory at the same time; two such
+/// removals in a row are rare.
 const ATTEMPTS_MAX: usize = 8;
 
-/// A directory to mount on. It is not removed while this exists.
+/// A locked directory to mount on. It is not removed while this value exists.
 #[derive(Debug)]
 pub struct MountPoint {
     path: PathBuf,
@@ -59,11 +60,11 @@ pub fn remove_unused(path: &Path) -> bool {
     if flock(&directory, FlockOperation::NonBlockingLockExclusive).is_err() || !mark.exists() {
         return false;
     }
-    // A process that waits for the lock then finds that the directory was replaced or removed.
+    // A process that waits for the lock in `MountPoint::acquire` then finds that the directory was replaced or removed.
     fs::remove_file(mark).is_ok() && fs::remove_dir(path).is_ok()
 }
 
-/// Removes an empty directory that was created for another purpose: at once, or with its last user.
+/// Removes an empty directory that this module did not create: now, or when its last user releases it.
 pub fn remove_when_unused(path: &Path) {
     let is_empty = fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_none());
     if is_empty && File::create(path.join(MARKER_FILE)).is_ok() {

@@ -1,8 +1,8 @@
 //! Finds the mounts whose file system does not answer: a stopped FUSE server, an unreachable NFS server.
 //!
 //! A call to such a file system may never return, and its thread may not react to SIGKILL. So another process makes the call
-//! (stat(1) with `--file-system`), and the caller waits a limited time for its end. `farfork_container` leaves such mounts
-//! out. A probe without an answer moves to the topmost control groups, so that the end of a node does not wait for it.
+//! (stat(1) with `--file-system`), and the caller waits a limited time for its end. `farfork_container` omits such mounts. A
+//! probe without an answer is moved to the topmost control groups, so that the end of a node does not wait for it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -15,8 +15,7 @@ use std::time::{Duration, Instant};
 use crate::cgroup::{self, hierarchy};
 use crate::pidfd;
 
-/// Types of file systems that another machine serves, or a process that the type does not name. FUSE is recognized by its
-/// prefix.
+/// Types of file systems that another machine or a user process serves. [`is_served`] recognizes FUSE types by their prefix.
 const SERVED_FILESYSTEMS: [&str; 17] = [
     "9p",
     "afs",
@@ -69,8 +68,9 @@ pub struct MountProbes {
 }
 
 impl MountProbes {
-    /// The ids of those of `mounts` that do not answer. Waits at most half a second for new mounts, and not at all for those
-    /// that have not answered an earlier probe. Forgets mounts that are not in the list.
+    /// Probes `mounts`, and returns the ids of the mounts that do not answer. Waits at most half a second for new mounts,
+    /// and not at all for mounts that have not answered an earlier probe. Ends the probes of mounts that are not in the
+    /// list.
     pub fn find_unresponsive(&self, mounts: &[ProbedMount]) -> BTreeSet<u32> {
         let _one_at_a_time = self.probing.lock().unwrap_or_else(PoisonError::into_inner);
         let known = self.unresponsive();
@@ -90,7 +90,7 @@ impl MountProbes {
         self.unresponsive()
     }
 
-    /// The ids of mounts that have not answered their last probe yet. Never waits.
+    /// Returns the ids of mounts that have not answered their last probe yet. Never waits.
     pub fn unresponsive(&self) -> BTreeSet<u32> {
         let mut pending = self.lock();
         pending.retain(|_, probe| matches!(probe.try_wait(), Ok(None)));
@@ -114,7 +114,8 @@ fn start_probe(mount: &ProbedMount) -> io::Result<Child> {
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn()
 }
 
-/// Returns the probe if it has not ended in time. An error of statfs(2) counts as an answer.
+/// Waits until `deadline` for the end of a probe. Returns the probe if it has not ended. An error of statfs(2) counts as an
+/// answer.
 fn wait_answer(mut probe: Child, deadline: Instant) -> Option<Child> {
     let has_ended = |process: &OwnedFd| pidfd::wait_exit(process, deadline.saturating_duration_since(Instant::now()));
     match pidfd::open(probe.id().cast_signed()).and_then(|process| has_ended(&process)) {
@@ -133,8 +134,8 @@ fn leave_groups(probe: &Child) {
     }
 }
 
-/// Does not wait: a process that waits for a FUSE server may not react to SIGKILL. As a zombie it is reaped after this
-/// process ends.
+/// Kills a probe without waiting for its end: a process that waits for a FUSE server may not react to SIGKILL. The probe may
+/// stay a zombie until this process ends.
 fn end_probe(mut probe: Child) {
     let _ = probe.kill();
     let _ = probe.try_wait();
@@ -182,6 +183,6 @@ mod tests {
         probes.lock().get_mut(&7).expect("it is pending").kill().expect("a child of ours");
         wait_until_answered(&probes);
         probes.lock().insert(7, silent());
-        assert_eq!(probes.find_unresponsive(&[]), BTreeSet::new(), "an unmounted one is not remembered");
+        assert_eq!(probes.find_unresponsive(&[]), BTreeSet::new(), "the probe of an unmounted mount is dropped");
     }
 }

@@ -14,7 +14,7 @@ use super::probe::VOLUME_FILESYSTEM;
 
 pub use rustix::mount::MountAttrFlags as Attributes;
 
-/// Usual length of a table of some dozen mounts, in bytes.
+/// Usual length of a table with a few dozen mounts, in bytes.
 const TABLE_BYTES_USUAL: usize = 4096;
 
 /// One mount: a line of `mountinfo` (proc_pid_mountinfo(5)).
@@ -40,7 +40,7 @@ pub struct Mount {
     pub options: String,
 }
 
-/// Mounts of the calling thread's namespace. Each mount precedes the mounts on it.
+/// Reads the mounts of the calling thread's namespace. Each mount precedes the mounts on it.
 ///
 /// # Errors
 /// As reading `/proc/thread-self/mountinfo`; `InvalidData` if the form of a line is unknown.
@@ -53,7 +53,7 @@ pub fn read_thread_mounts() -> io::Result<Vec<Mount>> {
 pub struct MountTable(File);
 
 impl Mount {
-    /// Whether it is a mounted volume.
+    /// Whether this is the mount of a volume.
     pub fn is_volume(&self) -> bool {
         self.filesystem == VOLUME_FILESYSTEM
     }
@@ -70,7 +70,7 @@ impl MountTable {
         Ok(Self(openat(proc, "thread-self/mountinfo", flags, Mode::empty())?.into()))
     }
 
-    /// The current text of the table.
+    /// Reads the current text of the table.
     ///
     /// # Errors
     /// As pread(2).
@@ -91,9 +91,9 @@ impl MountTable {
     }
 }
 
-/// The text of a table after the mount at `point` was replaced by a mount of the same kind, which is there now. A new
-/// mount's line is the last. `None` if `point` did not have exactly one mount, or if statx(2) does not return mount ids
-/// (before Linux 5.8).
+/// Updates the text of a table after another mount of the same kind has replaced the mount at `point`. Moves its line to the
+/// end, where the kernel lists a new mount. Returns `None` if `text` does not have exactly one mount at `point`, or if
+/// statx(2) does not return mount ids (before Linux 5.8).
 ///
 /// # Errors
 /// As statx(2).
@@ -111,7 +111,7 @@ struct MountIdentity {
 }
 
 impl MountIdentity {
-    /// The numbers of the mount at `point`; `None` if statx(2) does not return mount ids.
+    /// Reads the numbers of the mount at `point`; `None` if statx(2) does not return mount ids.
     fn read(point: &Path) -> io::Result<Option<Self>> {
         let now = statx(CWD, point, AtFlags::NO_AUTOMOUNT, StatxFlags::MNT_ID)?;
         let has_mount_id = now.stx_mask & StatxFlags::MNT_ID.bits() != 0;
@@ -120,7 +120,8 @@ impl MountIdentity {
     }
 }
 
-/// Moves the line of the mount at `point` to the end of the text, and puts these numbers of mount and file system into it.
+/// Moves the line of the mount at `point` to the end of the text, and replaces its mount id and device by those of
+/// `identity`.
 fn move_mount_last(text: &[u8], point: &Path, identity: MountIdentity) -> Option<Vec<u8>> {
     const POINT: usize = 4;
     let is_there =
@@ -139,7 +140,7 @@ fn move_mount_last(text: &[u8], point: &Path, identity: MountIdentity) -> Option
     Some(renewed)
 }
 
-/// Mounts of the namespace of the process's main thread.
+/// Reads the mounts of the namespace of the process's main thread.
 ///
 /// # Errors
 /// As [`read_thread_mounts`].
@@ -147,7 +148,7 @@ pub fn read_own_mounts() -> io::Result<Vec<Mount>> {
     parse(&std::fs::read("/proc/self/mountinfo")?)
 }
 
-/// Mounts as a process sees them, without those outside of its root.
+/// Reads the mounts as process `pid` sees them, without those outside of its root.
 ///
 /// # Errors
 /// As [`read_thread_mounts`], and if the process has ended.
@@ -200,7 +201,7 @@ fn parse_attributes(field: &[u8]) -> Attributes {
     })
 }
 
-/// The kernel writes space, tab, newline and backslash in paths as `\` and three octal digits.
+/// Decodes a path. The kernel writes space, tab, newline and backslash as `\` and three octal digits.
 fn unescape(field: &[u8]) -> PathBuf {
     let mut bytes = Vec::with_capacity(field.len());
     let mut rest = field;
@@ -217,8 +218,8 @@ fn unescape(field: &[u8]) -> PathBuf {
     OsString::from_vec(bytes).into()
 }
 
-/// The mounts that a path can lead to, in the table's order. A later mount on the same point hides a mount, and so does a
-/// later mount above it.
+/// Returns the mounts that a path can reach, in the table's order. A mount is hidden by a later mount on the same point, or
+/// on a directory above it.
 pub fn visible_mounts(table: &[Mount]) -> Vec<&Mount> {
     let covered_by = |mount: &Mount| table.iter().find(|m| m.parent == mount.id && m.point == mount.point);
     let reachable = |mount: &Mount| {

@@ -14,7 +14,7 @@ pub struct MountWatch {
 }
 
 impl MountWatch {
-    /// Detects changes from now on.
+    /// Opens the mount table, and detects later changes.
     ///
     /// # Errors
     /// As open(2).
@@ -22,8 +22,8 @@ impl MountWatch {
         Ok(Self { table: File::open("/proc/self/mountinfo")? })
     }
 
-    /// Waits at most `limit` for a change since the last call, or since the start. Returns false once `stop` is readable or
-    /// its other end is closed.
+    /// Waits at most `limit` for a change since the last call, or since the start. Returns `false` if `stop` is readable or
+    /// its other end is closed; otherwise `true`, also after `limit`.
     ///
     /// # Errors
     /// As poll(2).

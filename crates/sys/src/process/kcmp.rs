@@ -16,14 +16,14 @@ const KCMP_FILE: libc::c_int = 0;
 pub struct TaskFd {
     /// The process or thread that has it open.
     pub pid: i32,
-    /// Its number there.
+    /// The number of the descriptor in that task.
     pub fd: u32,
 }
 
 /// Whether descriptors `a` and `b` of process `pid` refer to the same open file description.
 ///
 /// # Errors
-/// EBADF if one of them is closed; EPERM if the caller lacks the right.
+/// EBADF if one of them is closed; EPERM if the caller may not trace both processes.
 pub fn is_same_open_file(pid: i32, a: u32, b: u32) -> io::Result<bool> {
     is_same_open_file_across(TaskFd { pid, fd: a }, TaskFd { pid, fd: b })
 }
@@ -36,7 +36,7 @@ pub fn is_same_open_file_across(a: TaskFd, b: TaskFd) -> io::Result<bool> {
     kcmp_equal((a.pid, b.pid), KCMP_FILE, (u64::from(a.fd), u64::from(b.fd)))
 }
 
-/// The order of the open file descriptions of two such descriptors, in the kernel's total order; `Equal` if they are the
+/// Compares the open file descriptions of the descriptors of two tasks, in the kernel's total order; `Equal` if they are the
 /// same.
 ///
 /// # Errors
@@ -49,7 +49,7 @@ pub fn compare_open_files(a: TaskFd, b: TaskFd) -> io::Result<Ordering> {
     })
 }
 
-/// A resource that clone(2) can share between processes. The numbers are those of kcmp(2).
+/// A resource that clone(2) can share between processes. The values are the KCMP_* constants of kcmp(2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SharedResource {
     /// The address space.
@@ -65,7 +65,7 @@ pub enum SharedResource {
 /// Whether two processes share a resource.
 ///
 /// # Errors
-/// ESRCH if one has ended; EPERM if the caller lacks the right.
+/// ESRCH if one has ended; EPERM if the caller may not trace both processes.
 pub fn share_resource(a: i32, b: i32, table: SharedResource) -> io::Result<bool> {
     kcmp_equal((a, b), table as libc::c_int, (0, 0))
 }
@@ -74,14 +74,15 @@ fn kcmp_equal(processes: (i32, i32), kind: libc::c_int, objects: (u64, u64)) -> 
     Ok(kcmp(processes, kind, objects)? == 0)
 }
 
-/// 0: equal; 1: less; 2: greater.
+/// Calls kcmp(2). Returns 0 for equal, 1 for less, 2 for greater.
 fn kcmp((a, b): (i32, i32), kind: libc::c_int, (first, second): (u64, u64)) -> io::Result<libc::c_long> {
     // SAFETY: kcmp takes numbers only.
     let order = unsafe { libc::syscall(libc::SYS_kcmp, a, b, kind, first, second) };
     if order < 0 { Err(io::Error::last_os_error()) } else { Ok(order) }
 }
 
-/// Head and registered length (bytes) of a thread's list of robust futexes. The head is 0 if there is no list.
+/// Returns the head address and the registered length (in bytes) of a thread's list of robust futexes. The head is 0 if
+/// there is no list.
 ///
 /// # Errors
 /// ESRCH if the thread has ended.
@@ -104,7 +105,7 @@ pub struct SchedulingAttributes {
     pub priority: u32,
     /// SCHED_FLAG_RESET_ON_FORK: threads and processes that it starts get the ordinary policy.
     pub resets_on_fork: bool,
-    /// For SCHED_DEADLINE only.
+    /// The parameters of SCHED_DEADLINE; `None` for other policies.
     pub deadline: Option<DeadlineAttributes>,
 }
 
@@ -115,7 +116,7 @@ pub struct DeadlineAttributes {
     pub flags: u64,
     /// The run time that it gets in each period.
     pub runtime_ns: u64,
-    /// The time from the start of a period by which it has had that run time.
+    /// The time from the start of a period within which it gets that run time.
     pub deadline_ns: u64,
     /// The length of a period.
     pub period_ns: u64,
@@ -132,7 +133,7 @@ pub fn read_scheduling(tid: i32) -> io::Result<SchedulingAttributes> {
     const SCHED_RR: u32 = 2;
     const SCHED_DEADLINE: u32 = 6;
     let resets_on_fork = raw.flags & RESET_ON_FORK != 0;
-    // sched_getattr(2) returns the nice value only for policies that use it now.
+    // sched_getattr(2) returns the nice value only for policies that use it.
     let nice = match raw.policy {
         SCHED_FIFO | SCHED_RR | SCHED_DEADLINE => getpriority_process(Pid::from_raw(tid))?,
         _ => raw.nice,

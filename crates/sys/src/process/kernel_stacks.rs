@@ -13,7 +13,7 @@ const FUNCTIONS_MAX: usize = 4;
 pub struct KernelStackSummary(BTreeMap<String, usize>);
 
 impl KernelStackSummary {
-    /// Reads the threads of a process. A thread that ends meanwhile is left out.
+    /// Reads the threads of a process. A thread that ends during the call is omitted.
     ///
     /// # Errors
     /// NotFound if the process has ended.
@@ -35,7 +35,7 @@ impl fmt::Display for KernelStackSummary {
     }
 }
 
-/// Name, state and innermost kernel functions of a thread (proc(5)). Only a reader with `CAP_SYS_ADMIN` gets the functions.
+/// Reads the name, state and innermost kernel functions of a thread (proc(5)). The functions need CAP_SYS_ADMIN.
 fn thread_location(pid: i32, tid: i32) -> io::Result<String> {
     let read = |file: &str| fs::read_to_string(format!("/proc/{pid}/task/{tid}/{file}"));
     let (name, stat) = (read("comm")?, read("stat")?);

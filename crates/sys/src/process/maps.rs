@@ -30,7 +30,7 @@ pub struct MapEntry {
 }
 
 impl MapEntry {
-    /// Its length, in bytes.
+    /// Length of the mapping, in bytes.
     pub fn bytes(&self) -> u64 {
         self.end - self.start
     }
@@ -45,7 +45,7 @@ impl MapEntry {
         self.vm_flags.split_ascii_whitespace()
     }
 
-    /// Copies the flags of the same mapping, which were read later.
+    /// Replaces the flags by those of a later reading of the same mapping.
     pub fn copy_flags(&mut self, later: &Self) {
         self.vm_flags.clone_from(&later.vm_flags);
     }
@@ -61,8 +61,8 @@ impl MapEntry {
         self.vm_flags = left.collect::<Vec<_>>().join(" ");
     }
 
-    /// The parts of a mapping without a file that are outside of `range`. The range is either inside the mapping or disjoint
-    /// from it.
+    /// Returns the parts of the mapping that are outside of `range`. The mapping must have no file. The range must be inside
+    /// the mapping or disjoint from it.
     pub fn subtract(self, range: &Range<u64>) -> impl Iterator<Item = Self> {
         let is_inside = self.start <= range.start && range.end <= self.end;
         let (below, above) = if is_inside { (range.start, range.end) } else { (self.end, self.end) };
@@ -70,7 +70,7 @@ impl MapEntry {
         [Self { end: below, ..self }, above].into_iter().filter(|piece| piece.start < piece.end)
     }
 
-    /// Name of its link in `/proc/PID/map_files`.
+    /// Name of the mapping's link in `/proc/PID/map_files`.
     pub fn range_name(&self) -> String {
         format!("{:x}-{:x}", self.start, self.end)
     }
@@ -108,7 +108,7 @@ impl MapEntry {
     }
 }
 
-/// The kernel writes a newline in a path as `\012`.
+/// Decodes a path, in which the kernel writes a newline as `\012`.
 fn unescape(path: &[u8]) -> Vec<u8> {
     const NEWLINE: &[u8] = b"\\012";
     let mut plain = Vec::with_capacity(path.len());
@@ -146,12 +146,13 @@ pub fn read_smaps(pid: i32) -> io::Result<Vec<MapEntry>> {
 fn read_records(path: &str) -> io::Result<Vec<u8>> {
     const EXPECTED_BYTES: usize = 32 << 10;
     let mut bytes = Vec::with_capacity(EXPECTED_BYTES);
-    // With `take`, the standard library does not query the file's size first. Such a file has none.
+    // `take` keeps the standard library from querying the file's size first, which files of /proc do not have.
     File::open(path)?.take(u64::MAX).read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 
-/// The lines of a text. Most of them are skipped, and the standard library finds the end of a line word by word.
+/// Splits a text into lines. `skip_until` searches a whole machine word at a time, which matters because most lines are
+/// skipped.
 fn lines(mut rest: &[u8]) -> impl Iterator<Item = &[u8]> {
     std::iter::from_fn(move || {
         let line = rest;
@@ -160,8 +161,8 @@ fn lines(mut rest: &[u8]) -> impl Iterator<Item = &[u8]> {
     })
 }
 
-/// In `smaps`, lines with properties of a mapping begin with a capital letter. The line of the mapping itself begins with a
-/// lower-case hex digit.
+/// Parses the text of `maps` or `smaps`. In `smaps`, lines with properties of a mapping begin with a capital letter. The
+/// line of the mapping itself begins with a lower-case hex digit.
 fn parse(text: &[u8]) -> Option<Vec<MapEntry>> {
     let mut entries: Vec<MapEntry> = Vec::new();
     for line in lines(text).filter(|line| !line.is_empty()) {

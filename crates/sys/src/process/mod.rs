@@ -34,7 +34,7 @@ pub use stat::ProcStat;
 pub use status::{ProcStatus, format_cpu_list};
 pub use syscall::{SystemCall, is_waiting_in};
 
-/// The ids of the threads of a process, ascending.
+/// Reads the ids of the threads of a process, in ascending order.
 ///
 /// # Errors
 /// NotFound if the process has ended.
@@ -42,7 +42,7 @@ pub fn thread_ids(pid: i32) -> io::Result<Vec<i32>> {
     numeric_entries(&format!("/proc/{pid}/task"))
 }
 
-/// The ids of all processes, ascending.
+/// Reads the ids of all processes, in ascending order.
 ///
 /// # Errors
 /// As open(2), if there is no `/proc`.
@@ -50,19 +50,19 @@ pub fn all_pids() -> io::Result<Vec<i32>> {
     numeric_entries("/proc")
 }
 
-/// The number of threads of a process; cheaper than [`thread_ids`].
+/// Reads the number of threads of a process; cheaper than [`thread_ids`].
 ///
 /// # Errors
 /// NotFound if the process has ended.
 pub fn thread_count(pid: i32) -> io::Result<usize> {
-    /// Links of a directory without subdirectories.
+    /// Link count of a directory without subdirectories.
     const OWN_LINKS: usize = 2;
     // The kernel counts each thread as a link of the directory.
     let links = rustix::fs::stat(format!("/proc/{pid}/task"))?.st_nlink;
     Ok((links as usize).saturating_sub(OWN_LINKS))
 }
 
-/// The entries of a directory of `/proc` that are numbers, ascending.
+/// Reads the entries of a directory of `/proc` that are numbers, in ascending order.
 fn numeric_entries<T: FromStr + Ord>(path: &str) -> io::Result<Vec<T>> {
     numeric_entries_of(&open_directory(path)?)
 }
@@ -71,7 +71,7 @@ fn open_directory(path: &str) -> io::Result<OwnedFd> {
     Ok(rustix::fs::open(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?)
 }
 
-/// Like [`numeric_entries`], of a directory that was just opened.
+/// Like [`numeric_entries`], for a directory that was just opened.
 fn numeric_entries_of<T: FromStr + Ord>(directory: &OwnedFd) -> io::Result<Vec<T>> {
     const BUFFER_BYTES: usize = 4 << 10;
     let mut buffer = [MaybeUninit::uninit(); BUFFER_BYTES];
@@ -84,8 +84,8 @@ fn numeric_entries_of<T: FromStr + Ord>(directory: &OwnedFd) -> io::Result<Vec<T
     Ok(numbers)
 }
 
-/// Soft and hard limits by RLIMIT number, `u64::MAX` for unlimited. Read from `/proc/PID/limits`, which needs no privilege,
-/// unlike prlimit(2).
+/// Reads the soft and hard limits by RLIMIT number, `u64::MAX` for unlimited. The source is `/proc/PID/limits`, which needs
+/// no privilege, unlike prlimit(2).
 ///
 /// # Errors
 /// NotFound if the process has ended.
@@ -94,7 +94,8 @@ pub fn read_limits(pid: i32) -> io::Result<Vec<(u64, u64)>> {
     parse_limits(&text).ok_or_else(|| malformed("limits"))
 }
 
-/// The kernel prints a header, then a line for each limit in the order of their numbers. A name is 25 columns wide.
+/// Parses `/proc/PID/limits`: a header, then a line for each limit in the order of the RLIMIT numbers. A name is 25 columns
+/// wide.
 fn parse_limits(text: &str) -> Option<Vec<(u64, u64)>> {
     const NAME_COLUMNS: usize = 25;
     let number = |word: &str| {
@@ -107,14 +108,14 @@ fn parse_limits(text: &str) -> Option<Vec<(u64, u64)>> {
     text.lines().skip(1).map(line).collect()
 }
 
-/// Reads a file of `/proc` that the kernel generates in one piece, by one read(2). The standard library would make several,
-/// because it expects st_size to be the real size.
+/// Reads a file of `/proc` that the kernel generates in one piece, by one read(2). The standard library would make several
+/// calls, because it takes st_size for the real size.
 fn read_once(path: &str) -> io::Result<Vec<u8>> {
     read_once_from(File::open(path)?)
 }
 
 fn read_once_from(mut file: File) -> io::Result<Vec<u8>> {
-    /// Most files have some hundred bytes. Clearing a larger buffer would cost more than the call itself.
+    /// Most files have a few hundred bytes. Clearing a larger buffer would cost more than the call itself.
     const PIECE_BYTES: usize = 4 << 10;
     let mut bytes = vec![0; PIECE_BYTES];
     let read = file.read(&mut bytes)?;
@@ -144,7 +145,7 @@ pub fn read_text(path: &str) -> io::Result<String> {
 /// Reads a file of `/proc` of one or two lines, by one read(2) into a small buffer.
 ///
 /// # Errors
-/// NotFound or ESRCH if the process has ended; InvalidData if the file is not UTF-8, or is longer.
+/// NotFound or ESRCH if the process has ended; InvalidData if the file is not UTF-8, or has 512 bytes or more.
 pub fn read_line(path: &str) -> io::Result<String> {
     const LINE_BYTES: usize = 512;
     let mut bytes = [0; LINE_BYTES];
@@ -153,12 +154,12 @@ pub fn read_line(path: &str) -> io::Result<String> {
     text.map(|text| text.trim_ascii_end().to_owned()).ok_or_else(|| malformed(path))
 }
 
-/// The name (comm) of a thread of a process.
+/// Reads the name (comm) of a thread of a process.
 ///
 /// # Errors
 /// NotFound or ESRCH if the thread has ended.
 pub fn thread_name(pid: i32, tid: i32) -> io::Result<Vec<u8>> {
-    // Fits the longest name and the kernel's newline. A name may contain any bytes.
+    // Room for the longest name and a newline. A name may contain any bytes.
     let mut bytes = [0; 64];
     let read = File::open(format!("/proc/{pid}/task/{tid}/comm"))?.read(&mut bytes)?;
     let name = &bytes[..read];

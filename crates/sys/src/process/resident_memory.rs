@@ -5,13 +5,13 @@ use std::io;
 
 use super::malformed;
 
-/// Resident memory of a process, in bytes. The kernel walks the page tables for it, which takes a millisecond for some
-/// hundred MiB.
+/// Resident memory of a process, in bytes. The kernel walks the page tables to compute it, which takes a millisecond for a
+/// few hundred MiB.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ResidentMemory {
-    /// Also mapped by other processes.
+    /// Memory that other processes also map.
     pub shared_bytes: u64,
-    /// Mapped by this process only.
+    /// Memory that only this process maps.
     pub private_bytes: u64,
 }
 

@@ -4,18 +4,19 @@ use std::io;
 
 use super::{malformed, read_line};
 
-/// The time at which a sleeping thread last ran, in nanoseconds of its processor's scheduler clock. For a running thread, a
-/// time shortly before. That clock is not one of clock_gettime(2), and differs between processors.
+/// Returns the time at which a thread last ran, in nanoseconds of its processor's scheduler clock. For a running thread,
+/// this is shortly before the call. The scheduler clock is not a clock of clock_gettime(2), and differs between processors.
 ///
 /// # Errors
-/// NotFound or ESRCH if the thread has ended, or if the kernel does not report it (CONFIG_SCHED_DEBUG).
+/// NotFound or ESRCH if the thread has ended, or if the kernel does not report the time (it was built without
+/// CONFIG_SCHED_DEBUG).
 pub fn read_last_run_ns(tid: i32) -> io::Result<u64> {
     let file = format!("/proc/{tid}/sched");
     let text = std::fs::read_to_string(&file)?;
     parse_last_run(&text).ok_or_else(|| malformed(&file))
 }
 
-/// The value is in milliseconds, with six decimal places.
+/// Parses the line `se.exec_start`, whose value is in milliseconds with six decimal places.
 fn parse_last_run(text: &str) -> Option<u64> {
     const NS_PER_MS: u64 = 1_000_000;
     let line = text.lines().find(|line| line.starts_with("se.exec_start"))?;
@@ -24,7 +25,8 @@ fn parse_last_run(text: &str) -> Option<u64> {
     (ns < NS_PER_MS).then(|| ms * NS_PER_MS + ns)
 }
 
-/// The use of processors by a thread since it was started. Constant on a kernel that does not count it (CONFIG_SCHED_INFO).
+/// The use of processors by a thread since it was started. Does not change on a kernel that was built without
+/// CONFIG_SCHED_INFO.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SchedStat {
     /// Time on a processor, in nanoseconds.

@@ -18,7 +18,7 @@ pub struct ProcStat {
     pub name: Vec<u8>,
     /// One letter: R, S, D, T, t, Z, X, I.
     pub state: char,
-    /// Parent's id.
+    /// The parent's process id.
     pub parent: i32,
     /// Process group.
     pub group: i32,
@@ -29,32 +29,32 @@ pub struct ProcStat {
     flags: u64,
     /// Start time, in clock ticks since boot. Together with the pid it identifies a process forever.
     pub start_ticks: u64,
-    /// mm: code.
+    /// Start of the code.
     pub start_code: u64,
-    /// mm: code.
+    /// End of the code.
     pub end_code: u64,
-    /// mm: stack.
+    /// Start (bottom) of the stack.
     pub start_stack: u64,
-    /// mm: data.
+    /// Start of the initialized data.
     pub start_data: u64,
-    /// mm: data.
+    /// End of the initialized data.
     pub end_data: u64,
-    /// mm: heap.
+    /// Start of the heap.
     pub start_brk: u64,
-    /// mm: arguments.
+    /// Start of the arguments.
     pub arg_start: u64,
-    /// mm: arguments.
+    /// End of the arguments.
     pub arg_end: u64,
-    /// mm: environment.
+    /// Start of the environment.
     pub env_start: u64,
-    /// mm: environment.
+    /// End of the environment.
     pub env_end: u64,
-    /// The processor that it runs on or last ran on.
+    /// The processor on which the process runs or last ran.
     pub processor: u32,
-    /// The signal that its parent gets when it ends; 0 for none.
+    /// The signal that the parent gets when the process ends; 0 for none.
     pub exit_signal: u32,
-    /// The status that wait(2) returns after its end. While it is stopped, the signal of a stop that its parent has not
-    /// waited for.
+    /// The status that wait(2) returns after the end of the process. While it is stopped: the stop signal, until its parent
+    /// has waited for the stop.
     pub exit_code: u32,
 }
 
@@ -73,12 +73,12 @@ impl ProcStat {
         self.flags & PF_KTHREAD != 0
     }
 
-    /// Whether it is exiting. The kernel then frees its resources, and they may already look empty.
+    /// Whether it is exiting. The kernel may already have freed its resources, which then look empty.
     pub fn is_exiting(&self) -> bool {
         self.flags & PF_EXITING != 0
     }
 
-    /// The name may contain any character, including parentheses. It ends at the last closing one.
+    /// Parses the line. The name may contain any character, including parentheses, and ends at the last closing parenthesis.
     fn parse(bytes: &[u8]) -> Option<Self> {
         let open = bytes.iter().position(|byte| *byte == b'(')?;
         let close = bytes.iter().rposition(|byte| *byte == b')')?;
@@ -108,7 +108,7 @@ impl ProcStat {
             env_start: word(50)?,
             env_end: word(51)?,
             processor: field(39)?.parse().ok()?,
-            // −1 for a thread that is not the leader.
+            // The kernel writes −1 for a thread that is not the leader.
             exit_signal: u32::try_from(field(38)?.parse::<i32>().ok()?).unwrap_or(0),
             exit_code: field(52)?.parse().ok()?,
         })

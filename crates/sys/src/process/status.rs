@@ -9,13 +9,13 @@ use super::{malformed, read_once};
 pub struct ProcStatus {
     /// One letter: R, S, D, T, t, Z, X, I.
     pub state: String,
-    /// The process that the thread belongs to.
+    /// Id of the process to which the thread belongs.
     pub process: i32,
-    /// Its tracer; 0 for none.
+    /// Id of its tracer; 0 for none.
     pub tracer: i32,
     /// Its id in each pid namespace, outermost first.
     pub namespace_ids: Vec<u32>,
-    /// Its process group's id in each of the same namespaces.
+    /// Its process group's id in each of these namespaces.
     pub group_ids: Vec<u32>,
     /// Its session's ids, from this namespace's to the innermost one.
     pub session_ids: Vec<u32>,
@@ -33,9 +33,9 @@ pub struct ProcStatus {
     pub no_new_privileges: bool,
     /// Mode of seccomp(2): 0 none, 1 strict, 2 filter.
     pub seccomp: u32,
-    /// Signals blocked now, including those that sigsuspend(2) and similar calls block; bit N−1 is signal N.
+    /// Signals that are blocked now, including those that sigsuspend(2) and similar calls block; bit N−1 is signal N.
     pub signals_blocked: u64,
-    /// Signals ignored.
+    /// Signals that are ignored.
     pub signals_ignored: u64,
     /// Signals with a handler.
     pub signals_caught: u64,
@@ -43,7 +43,7 @@ pub struct ProcStatus {
     pub resident_bytes: u64,
     /// Private memory that it has written, in bytes: resident or swapped out.
     pub anonymous_bytes: u64,
-    /// Resident pages of files that it has not copied by writing, in bytes.
+    /// Resident pages of mapped files, in bytes, without the pages that it has copied by writing.
     pub file_bytes: u64,
     /// Locked memory, in bytes.
     pub locked_bytes: u64,
@@ -53,7 +53,7 @@ pub struct ProcStatus {
     pub cpus: Vec<u32>,
     /// Whether it has a shadow stack.
     pub has_shadow_stack: bool,
-    /// How often it went to sleep voluntarily.
+    /// Number of voluntary context switches (sleeps).
     pub voluntary_switches: u64,
 }
 

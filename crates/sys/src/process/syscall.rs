@@ -4,16 +4,16 @@ use std::io;
 
 use super::{malformed, read_line};
 
-/// A system call that a thread is in.
+/// The system call that a thread executes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SystemCall {
-    /// Its number.
+    /// Number of the system call.
     pub number: u64,
-    /// Its arguments.
+    /// Arguments of the system call.
     pub arguments: [u64; 6],
     /// The thread's stack pointer.
     pub stack_pointer: u64,
-    /// The address that it returns to.
+    /// The address to which the system call returns.
     pub instruction_pointer: u64,
 }
 
@@ -21,7 +21,7 @@ impl SystemCall {
     /// Reads the system call of a thread; `None` if the thread runs, or sleeps outside of a system call.
     ///
     /// # Errors
-    /// NotFound or ESRCH if the thread has ended; EPERM if the caller lacks the right.
+    /// NotFound or ESRCH if the thread has ended; EPERM if the caller may not trace it (ptrace(2)).
     pub fn read(tid: i32) -> io::Result<Option<Self>> {
         let file = format!("/proc/{tid}/syscall");
         let text = read_line(&file)?;

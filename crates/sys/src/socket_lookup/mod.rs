@@ -14,13 +14,13 @@ use crate::{bpf, namespace};
 const STREAMS_KEY: i32 = 0;
 const DATAGRAMS_KEY: i32 = 1;
 
-/// A redirection. It lasts until this is dropped or the namespace ends.
+/// Redirects packets until it is dropped, or the namespace ends.
 #[derive(Debug)]
 pub struct Redirection {
     _link: OwnedFd,
 }
 
-/// Selects the packets to redirect: all except those to the namespace's own addresses.
+/// Selects the packets to redirect: all packets except those to the namespace's own addresses.
 #[derive(Debug, Clone, Copy)]
 pub struct RedirectRule<'a> {
     /// The namespace's own address, other than loopback (127.0.0.0/8).
@@ -31,7 +31,7 @@ pub struct RedirectRule<'a> {
 
 impl Redirection {
     /// Redirects TCP connections to the socket `listener`, and UDP datagrams that belong to no connected socket to the
-    /// socket `datagrams`. Both sockets are bound, in the calling thread's network namespace.
+    /// socket `datagrams`. Both sockets must be bound, in the calling thread's network namespace.
     ///
     /// # Errors
     /// EPERM without CAP_BPF and CAP_NET_ADMIN; EINVAL if the kernel has no such programs; ENOSYS if it has no BPF.
@@ -59,7 +59,8 @@ mod tests {
     const NAMES: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(127, 0, 0, 53), 53);
     const SOMEBODY: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(198, 51, 100, 7), 443);
 
-    /// Runs a test in a new network namespace with both sockets. The listener writes each connection's destination to it.
+    /// Runs a test in a new network namespace with both sockets. The listener writes to each connection the destination
+    /// address of the connection.
     fn redirected(test: impl FnOnce(UdpSocket) + Send + 'static) {
         let body = move || {
             namespace::unshare_network().unwrap();
@@ -119,7 +120,7 @@ mod tests {
                 let received = receive(datagrams.as_fd(), &mut buffer).unwrap();
                 let from = SocketAddrV4::new(OWN, client.local_addr().unwrap().port());
                 assert_eq!((received, &buffer[..4]), (ReceivedDatagram { bytes: 4, from, to }, &b"four"[..]));
-                // A socket that is connected to the client gets the datagram, and may answer from that address.
+                // A socket that is connected to the client gets the datagram, and may reply from the datagram's destination.
                 let connected = UdpSocket::bind(to).unwrap();
                 connected.connect(from).unwrap();
                 client.send_to(b"again", to).unwrap();

@@ -47,7 +47,7 @@ const fn jump(count: i16) -> BpfInstruction {
     instruction(0x05, (0, 0), count, 0)
 }
 
-/// An address in the kernel's form, in a register.
+/// Returns the register value of an address in network byte order.
 fn address_word(address: Ipv4Addr) -> i32 {
     i32::from_ne_bytes(address.octets())
 }
@@ -61,7 +61,7 @@ const PROTOCOL_AT: i16 = 12;
 const ADDRESS_AT: i16 = 40;
 const PORT_AT: i16 = 60;
 
-/// The program. It leaves a packet that is not redirected to the normal lookup of bound sockets.
+/// Builds the program. A packet that is not redirected gets the kernel's normal lookup of bound sockets.
 ///
 /// ```text
 ///  to loopback ─── one of `included` ─┬─▶ the socket of its protocol is assigned ─▶ end
@@ -69,7 +69,7 @@ const PORT_AT: i16 = 60;
 /// ```
 pub(super) fn build_program(rule: RedirectRule<'_>, sockets: BorrowedFd<'_>) -> Vec<BpfInstruction> {
     let assign = assign_socket(sockets);
-    // Built from back to front, so that each jump knows the distance to its target.
+    // Build from back to front, so that the distance to each jump's target is known.
     let to_end = assign.len() as i16;
     let mut loopback: Vec<BpfInstruction> = vec![jump(to_end)];
     for address in rule.included {

@@ -22,10 +22,11 @@ impl<'a> PtraceCredentials<'a> {
 }
 
 impl Descriptor {
-    /// A key that is equal for seeds of the same parent with equal credentials. A process that may access one of these seeds
-    /// may access the children of all of them.
+    /// Returns a key that is equal for seeds of the same parent with equal credentials. A process that may access one of
+    /// these seeds may access the children of all of them.
     ///
-    /// `owner` is the node that provided the descriptor; the descriptor's own claim is not used. The key is opaque.
+    /// `owner` is the node that provided the descriptor. The key contains it instead of `Origin::node`, which a hostile
+    /// descriptor may forge. The key is opaque.
     pub fn access_group_key(&self, owner: &NodeName) -> String {
         let Origin { boot_id, parent_pid, parent_start_ticks, .. } = &self.origin;
         let threads =

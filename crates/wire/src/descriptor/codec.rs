@@ -35,12 +35,12 @@ pub enum DecodeError {
         /// The version of the descriptor.
         found: u32,
     },
-    /// The descriptor is truncated, or longer than its header says.
+    /// The body's length differs from the length in the header, or the descriptor exceeds [`DESCRIPTOR_BYTES_MAX`].
     #[error("the descriptor is damaged: its body has {found} bytes instead of {expected}")]
     Length {
-        /// From the header.
+        /// Length of the body, according to the header.
         expected: u64,
-        /// Bytes after the header.
+        /// Number of bytes after the header.
         found: u64,
     },
     /// The checksum does not match.

@@ -19,17 +19,17 @@ const READ_ONLY: u32 = 0;
 pub struct FileVersion {
     /// The object that refers to the file.
     pub reference: FileReference,
-    /// The identity at capture.
+    /// The identity of the file at capture.
     pub identity: FileIdentity,
-    /// The owner serves the file's bytes in this extent; its length is `identity.bytes`, rounded up to whole pages. `None`
-    /// if the owner does not hold the file, or if the file is too large to be copied for a child.
+    /// The extent in which the owner serves the file's bytes. Its length is `identity.bytes`, rounded up to whole pages.
+    /// `None` if the owner does not hold the file, or if the file is too large to be copied for a child.
     pub extent: Option<ExtentId>,
 }
 
 /// An object that refers to a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FileReference {
-    /// Index of an open file description; it is an [`OpenFile::Regular`].
+    /// Index of an open file description, which must be an [`OpenFile::Regular`].
     OpenFile(u32),
     /// Index of the file of a writable shared mapping.
     MappedFile(u32),
@@ -38,7 +38,7 @@ pub enum FileReference {
 }
 
 impl Descriptor {
-    /// The path of a file.
+    /// Returns the path of a file.
     pub fn referenced_path(&self, version: &FileVersion) -> &str {
         match version.reference {
             FileReference::OpenFile(index) => match &self.open_files[index as usize] {
@@ -52,8 +52,8 @@ impl Descriptor {
         }
     }
 
-    /// Paths of files that the processes have open or mapped for writing, ascending. If another process writes to them too,
-    /// their contents may change while their times do not.
+    /// Returns the paths of files that the processes have open or mapped for writing, in ascending order. If another process
+    /// also writes to such a file, its contents may change without a change of its timestamps.
     pub fn unverifiable_files(&self) -> Vec<String> {
         let is_written = |version: &&FileVersion| match version.reference {
             FileReference::OpenFile(index) => match &self.open_files[index as usize] {

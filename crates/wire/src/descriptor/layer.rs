@@ -1,5 +1,5 @@
-//! Layers: other seeds that own pages of this one. A seed of a child inherits the pages that the child had not touched.
-//! Each run of pages names the seed that owns them, however many captures lie between: the chain is flat.
+//! Layers: other seeds that own pages of this one. A seed of a child inherits the pages that the child had not touched. Each
+//! run of pages names the seed that owns them, not the previous capture: the chain is flat.
 
 use std::net::SocketAddr;
 
@@ -31,11 +31,11 @@ pub struct Layer {
 pub struct InheritedRun {
     /// Number of the first page, counted from the extent's start.
     pub first: u64,
-    /// How many pages; at least one.
+    /// Number of pages; at least one.
     pub count: u64,
-    /// Index into the layers.
+    /// Index of the layer in `Descriptor::layers`.
     pub layer: u32,
-    /// The extent of that seed.
+    /// The extent of the layer's seed.
     pub extent: ExtentId,
     /// Number of the first page in that extent.
     pub layer_page: u64,
@@ -45,14 +45,14 @@ impl Descriptor {
     /// Checks the number of layers, and that each seed occurs once.
     pub(super) fn validate_layers(&self) -> Result<(), InvalidDescriptor> {
         let count = self.layers.len();
-        require(count <= LAYERS_MAX, || format!("it inherits from {count} seeds"))?;
+        require(count <= LAYERS_MAX, || format!("it inherits from {count} seeds, {LAYERS_MAX} at most"))?;
         let mut seeds: Vec<&SeedId> = self.layers.iter().map(|layer| &layer.seed).collect();
         seeds.sort_unstable();
         require(seeds.windows(2).all(|pair| pair[0] != pair[1]), || "two layers have the same seed".into())
     }
 
-    /// Checks the inherited pages of an extent: they are in order and inside it, their layers exist, and the owner has none
-    /// of them itself.
+    /// Checks the inherited pages of an extent: they are in order and inside it, their layers exist, and none of them is
+    /// also in `populated`.
     pub(super) fn validate_inherited(&self, index: usize, extent: &Extent) -> Result<(), InvalidDescriptor> {
         let wrong =
             || format!("extent {index}: inherited pages are out of order, outside the extent, or also populated");

@@ -14,10 +14,11 @@ pub struct ExtentId(pub u32);
 impl ExtentId {
     /// The descriptor itself. It is read from the owner like memory.
     pub const DESCRIPTOR: ExtentId = ExtentId(u32::MAX);
-    /// The pages that the seed's children touch, in order. Read from the owner like memory; empty while unknown.
+    /// The pages that the seed's children touch, in order. It is read from the owner like memory, and is empty until the
+    /// owner knows these pages.
     pub const WORKING_SET: ExtentId = ExtentId(u32::MAX - 1);
-    /// The present state of the seed's files, one byte each ([`FileState`]): the mapped files first, then the file versions.
-    /// Read from the owner like memory; the owner examines each file at each read.
+    /// The current states of the seed's files, one byte each ([`FileState`]): the mapped files first, then the file
+    /// versions. They are read from the owner like memory; the owner examines each file at each read.
     pub const FILE_STATES: ExtentId = ExtentId(u32::MAX - 2);
 }
 
@@ -76,8 +77,8 @@ pub enum Backing {
         /// The contents of the pages. The extent is exactly as long as the mapping.
         extent: Option<ExtentId>,
     },
-    /// A private file mapping without written pages. Its pages are those of the node's own file if that is the same file;
-    /// otherwise they are paged from `extent`.
+    /// A private file mapping without written pages. If the node has the same file, the pages are read from it; otherwise
+    /// they are paged from `extent`.
     PrivateFile {
         /// Index into the mapped files.
         file: u32,
@@ -94,7 +95,7 @@ pub enum Backing {
         offset: u64,
         /// Whether the file must be opened for writing.
         writable: bool,
-        /// The owner's copy of the bytes; only if the process can only read them.
+        /// The owner's copy of the bytes. `None` if the process can write to the mapping.
         extent: Option<ExtentId>,
     },
     /// A shared mapping of memory without a path.
@@ -106,7 +107,7 @@ pub enum Backing {
     },
     /// A page that the kernel provides.
     Special(SpecialMapping),
-    /// A private mapping of memory without a path. The pages of `written` belong to the process; the others show the present
+    /// A private mapping of memory without a path. The pages of `written` belong to the process; the others show the current
     /// contents of the object.
     PrivateObject {
         /// Index into the shared objects.
@@ -117,13 +118,13 @@ pub enum Backing {
         written: Option<ExtentId>,
     },
     /// A private mapping of a file that a process of the seed may also write to by other means. Like
-    /// [`Self::PrivateObject`], with the node's own file if that is the same file; otherwise paged from `extent`.
+    /// [`Self::PrivateObject`], but with the node's file if it is the same file; otherwise paged from `extent`.
     PrivateWritableFile {
         /// Index into the mapped files.
         file: u32,
         /// Offset in the file, in bytes.
         offset: u64,
-        /// All pages: those of the file and the written ones.
+        /// All pages: the pages of the file, and the written ones.
         extent: ExtentId,
         /// The written pages; `None` if there are none.
         written: Option<ExtentId>,
@@ -131,7 +132,8 @@ pub enum Backing {
 }
 
 impl Backing {
-    /// The pages that were written through a private mapping. They cover those of the file from the start.
+    /// The pages that were written through a private mapping. From the child's start, they replace the pages of the file or
+    /// object.
     pub fn written_extent(&self) -> Option<ExtentId> {
         match *self {
             Self::PrivateObject { written, .. } | Self::PrivateWritableFile { written, .. } => written,
@@ -184,7 +186,7 @@ impl Extent {
     }
 }
 
-/// Where the owner reads an extent. A reader never uses this: it names an extent and an offset.
+/// Where the owner reads an extent. Readers never use it: they name an extent and an offset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ExtentSource {
     /// A template's memory, from this address.
@@ -211,7 +213,7 @@ pub enum ExtentSource {
 pub struct PageRun {
     /// Number of the first page, counted from the extent's start.
     pub first: u64,
-    /// How many pages; at least one.
+    /// Number of pages; at least one.
     pub count: u64,
 }
 
@@ -220,7 +222,7 @@ pub struct PageRun {
 pub struct MappedFile {
     /// Its path, as the process sees it.
     pub path: String,
-    /// By this, another node recognizes the same file.
+    /// The values by which another node recognizes the same file.
     pub identity: FileIdentity,
     /// A mapping through which the owner finds the file.
     pub owner_range: MappedRange,
@@ -261,7 +263,7 @@ impl FileState {
         }
     }
 
-    /// The state that a byte means. An unknown byte counts as a change.
+    /// Returns the state for a byte. An unknown byte counts as a change.
     pub fn from_byte(byte: u8) -> Self {
         match byte {
             0 => Self::Unchanged,
@@ -276,7 +278,7 @@ impl FileState {
 pub struct FileIdentity {
     /// Size, in bytes.
     pub bytes: u64,
-    /// Device at the origin. Device and inode are comparable only within one boot of one kernel.
+    /// Device number on the node of the capture. Device and inode are comparable only within one boot of one kernel.
     pub device: u64,
     /// Inode number.
     pub inode: u64,
@@ -303,7 +305,7 @@ pub struct SharedObject {
     pub bytes: u64,
     /// F_GET_SEALS; `None` if the object does not support seals.
     pub seals: Option<u32>,
-    /// The kind of the object, with what only this kind has.
+    /// The kind of the object, with the fields that only this kind has.
     pub kind: SharedObjectKind,
     /// Times of the last access and modification.
     pub times: FileTimes,

@@ -54,7 +54,7 @@ use crate::NodeName;
 //              ├─ layers             seeds that own pages which this one inherits
 //              ├─ shared_objects     shared memory, copied at capture
 //              ├─ open_files, file_descriptors   open file descriptions, and the descriptors that lead to them
-//              ├─ descendants        processes that descend from the first, if the seed is of a tree (see `tree`)
+//              ├─ descendants        processes that descend from the first, if the seed has a process tree (see `tree`)
 //              └─ volumes            mounted volumes that hold files of the above
 
 /// Everything that a node needs to turn a seed into a child, except the contents of its pages.
@@ -90,14 +90,14 @@ pub struct Descriptor {
     pub file_descriptors: Vec<FileDescriptor>,
     /// File locks that the process holds.
     pub file_locks: Vec<FileLock>,
-    /// Which threads get signals about the readiness of files.
+    /// The threads that get signals about the readiness of files.
     pub file_owners: Vec<FileOwner>,
     /// Bytes that must be in place before a thread runs, because the kernel touches them where no page fault can be served
     /// (an exiting thread's robust list, clear_child_tid, rseq).
     pub eager_bytes: Vec<EagerBytes>,
     /// Descendants of the first process; parents before children. The state of the first process is in the fields above.
     pub descendants: Vec<DescendantProcess>,
-    /// Children of any of these processes that have ended.
+    /// Processes that have ended, and whose parent is one of these processes.
     pub zombies: Vec<Zombie>,
     /// The volumes that a node must have mounted at the same paths.
     pub volumes: Vec<VolumeMount>,
@@ -106,7 +106,7 @@ pub struct Descriptor {
 /// Number of CPUID registers that describe the instruction sets available to programs.
 pub const CPU_FEATURE_WORDS: usize = 9;
 
-/// Largest vdso. On x86-64 a vdso has two to four pages.
+/// Largest vdso, in bytes. On x86-64 a vdso has two to four pages.
 pub const VDSO_BYTES_MAX: usize = 64 << 10;
 
 /// Where and when a seed was captured.
@@ -114,25 +114,27 @@ pub const VDSO_BYTES_MAX: usize = 64 << 10;
 pub struct Origin {
     /// The node that owns the seed.
     pub node: NodeName,
-    /// `uname -r` there.
+    /// Kernel release of that node (`uname -r`).
     pub kernel_release: String,
-    /// The parent's pid as its daemon sees it. The pid in the innermost pid namespace would not be unique.
+    /// The parent's pid in the pid namespace of that node's daemon. The pid in the innermost pid namespace would not be
+    /// unique.
     pub parent_pid: u32,
-    /// When the parent started, in clock ticks since boot. Together with node, boot and pid it identifies the parent.
+    /// Start time of the parent, in clock ticks since boot. Together with node, boot id and pid it identifies the parent.
     pub parent_start_ticks: u64,
-    /// The boot id of that kernel (`/proc/sys/kernel/random/boot_id`). Inode numbers are comparable only within one boot.
+    /// The boot id of that node (`/proc/sys/kernel/random/boot_id`). Inode numbers are comparable only within one boot.
     pub boot_id: String,
-    /// Build id of the vdso there; the program has addresses of this vdso. Empty if it could not be read.
+    /// Build id of that node's vdso. The program may have stored addresses of functions of this vdso. Empty if it could not
+    /// be read.
     pub vdso_build_id: Vec<u8>,
-    /// The vdso itself, at most [`VDSO_BYTES_MAX`]. A node whose kernel has another vdso finds the addresses of its
-    /// functions here.
+    /// The contents of that vdso, at most [`VDSO_BYTES_MAX`]. A node with another vdso finds in them the addresses of the
+    /// functions that the program may call.
     #[serde(with = "serde_bytes")]
     pub vdso_image: Vec<u8>,
-    /// Extended-state components that are enabled on the CPU there (XCR0).
+    /// Extended-state components that are enabled on that node's CPU (XCR0).
     pub xcr0: u64,
     /// Size of the extended state of each thread, in bytes.
     pub xstate_bytes: u32,
-    /// Instruction sets that programs may use on the CPU there. `farfork_sys::cpu` defines the words.
+    /// Instruction sets that programs may use on that node's CPU. `farfork_sys::cpu` defines the words.
     pub cpu_features: [u32; CPU_FEATURE_WORDS],
     /// CLOCK_MONOTONIC at capture, as the parent saw it, in nanoseconds.
     pub monotonic_ns: i64,

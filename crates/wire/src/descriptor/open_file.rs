@@ -7,7 +7,7 @@ use super::{FileStatus, Socket, TimerSpec};
 /// A file descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileDescriptor {
-    /// Its number.
+    /// Number of the descriptor.
     pub number: u32,
     /// Index into the open files; descriptors made by dup(2) share one.
     pub open_file: u32,
@@ -36,7 +36,7 @@ pub enum OpenFile {
         /// Position in the listing.
         offset: u64,
     },
-    /// A directory that was deleted. A child creates, opens and removes one.
+    /// A directory that was deleted. A child creates a directory, opens and removes it.
     DeletedDirectory {
         /// Mode and owner.
         status: FileStatus,
@@ -109,7 +109,7 @@ pub enum OpenFile {
         clock: u32,
         /// O_* flags.
         flags: u32,
-        /// Expirations that were not read yet.
+        /// Expirations that the process has not read yet.
         ticks: u64,
         /// Remaining time and interval; all 0 if disarmed.
         time: TimerSpec,
@@ -153,20 +153,20 @@ pub enum OpenFile {
     },
     /// A socket.
     Socket(Socket),
-    /// A connection to the node's daemon. A child gets a new one.
+    /// A connection to the node's daemon. A child gets a new connection.
     CheckpointSocket {
-        /// Whether the process waits on this socket for the answer to its checkpoint call. In a child, all other such
+        /// Whether the process waits on this socket for the reply to its checkpoint call. In a child, all other checkpoint
         /// sockets are at end of file.
         is_caller: bool,
         /// O_* flags.
         flags: u32,
     },
-    /// One of the three standard streams, or a descriptor of the same file. In a child it leads to the client that requested
-    /// the fork.
+    /// One of the three standard streams, or a descriptor of the same file. In a child, it is connected to the client that
+    /// requested the fork.
     StandardStream(StandardStream),
 }
 
-/// Which standard stream.
+/// One of the standard streams.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "the names say it")]
 pub enum StandardStream {
@@ -197,7 +197,7 @@ pub struct FileLock {
     pub is_exclusive: bool,
     /// First byte.
     pub start: u64,
-    /// How many bytes; 0 for all bytes up to the end of the file, even if the file grows.
+    /// Number of locked bytes; 0 for all bytes up to the end of the file, even if the file grows.
     pub bytes: u64,
 }
 
@@ -214,7 +214,7 @@ pub enum FileLockKind {
     Lease,
 }
 
-/// Which thread gets signals about the readiness of an open file (fcntl(2), F_SETOWN and F_SETSIG, with O_ASYNC).
+/// The thread that gets signals about the readiness of an open file (fcntl(2), F_SETOWN and F_SETSIG, with O_ASYNC).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileOwner {
     /// A descriptor of the file.

@@ -13,9 +13,9 @@ pub struct Process {
     pub is_group_leader: bool,
     /// Whether it leads its session.
     pub is_session_leader: bool,
-    /// Path of its executable. Like all paths of a seed, it starts at the root of its mount namespace.
+    /// Path of its executable. Like all paths of a seed, the path starts at the root of the process's mount namespace.
     pub exe: String,
-    /// Index of its executable in the shared objects, if no path leads to the executable any more.
+    /// Index of its executable in the shared objects, if the executable no longer has a path.
     pub exe_object: Option<u32>,
     /// Arguments, for display.
     pub arguments: Vec<String>,
@@ -23,7 +23,7 @@ pub struct Process {
     pub cwd: String,
     /// Mode and owner of the current directory, if that was deleted.
     pub deleted_cwd: Option<FileStatus>,
-    /// Its root directory, if it called chroot(2). `None` also if it shares its parent's root (CLONE_FS).
+    /// Its root directory, if it called chroot(2). `None` otherwise, and if it shares its parent's root (CLONE_FS).
     pub root: Option<String>,
     /// File mode creation mask.
     pub umask: u32,
@@ -31,7 +31,8 @@ pub struct Process {
     pub dumpable: u32,
     /// /proc/PID/oom_score_adj, −1000 to 1000.
     pub oom_score_adj: i32,
-    /// Credentials of the leader; threads that differ carry their own.
+    /// Credentials of the leader. Threads with other credentials have them in
+    /// [`Thread::credentials`](super::Thread::credentials).
     pub credentials: Credentials,
     /// Resource limits, by RLIMIT number (getrlimit(2)), 16 of them.
     pub limits: Vec<ResourceLimit>,
@@ -39,7 +40,7 @@ pub struct Process {
     pub signal_actions: Vec<SignalAction>,
     /// Signals pending for the process.
     pub pending_signals: Vec<PendingSignal>,
-    /// Addresses that the kernel keeps about the address space.
+    /// Addresses of the parts of the address space, as the kernel stores them.
     pub mm: Mm,
     /// Interval timers that are armed.
     pub interval_timers: Vec<IntervalTimer>,
@@ -129,7 +130,7 @@ pub struct SignalAction {
     pub handler: u64,
     /// SA_* flags.
     pub flags: u64,
-    /// Address that the handler returns to.
+    /// Address to which the handler returns.
     pub restorer: u64,
     /// Signals blocked while the handler runs; bit N−1 is signal N.
     pub mask: u64,

@@ -1,5 +1,5 @@
-//! Validates a process's resources other than memory and files: timers, filters, locks, sockets. The restorer makes system
-//! calls from them. This module leaves to the kernel what only the kernel can check.
+//! Validates a process's resources other than memory and files: timers, filters, locks, sockets. The restorer passes them to
+//! system calls. This module does not check what only the kernel can check.
 
 use super::validate::{ProcessView, require};
 use super::{
@@ -7,22 +7,23 @@ use super::{
     TERMINAL_NUMBER_MAX, TERMINAL_SETTINGS_BYTES, TimerSpec, VDSO_BYTES_MAX,
 };
 
-/// Highest number of a POSIX timer or an inotify watch. It limits the work of the restorer to reach a number.
+/// Highest number of a POSIX timer or an inotify watch. The restorer creates timers or watches until it reaches a number, so
+/// a higher number would take too long.
 pub const RESTORED_NUMBER_MAX: u32 = 100_000;
 
-/// Most bytes of a socket's address: `struct sockaddr_storage`.
+/// Largest socket address, in bytes: `struct sockaddr_storage`.
 const ADDRESS_BYTES_MAX: usize = 128;
 
-/// Largest socket address, in bytes: `struct sockaddr_storage`.
+/// Largest value of a socket option, in bytes. A socket filter may be longer.
 const OPTION_BYTES_MAX: usize = 256;
 
-/// The kernel's SCM_MAX_FD.
+/// Most open files that a message passes: the kernel's SCM_MAX_FD.
 const MESSAGE_FDS_MAX: usize = 253;
 
 /// Largest System V message, in bytes. The kernel's msgmax is rarely set higher.
 const MESSAGE_BYTES_MAX: usize = 16 << 20;
 
-/// The kernel's BPF_MAXINSNS, in bytes.
+/// Largest filter, in bytes: the kernel's BPF_MAXINSNS instructions of 8 bytes.
 const FILTER_BYTES_MAX: usize = 4096 * 8;
 
 /// The kernel's highest signal number.
@@ -37,7 +38,7 @@ const TIME_NS_MAX: u64 = i64::MAX as u64;
 impl Descriptor {
     pub(super) fn validate_resources(&self) -> Result<(), InvalidDescriptor> {
         let vdso_bytes = self.origin.vdso_image.len();
-        require(vdso_bytes <= VDSO_BYTES_MAX, || format!("a vdso of {vdso_bytes} bytes"))?;
+        require(vdso_bytes <= VDSO_BYTES_MAX, || format!("its vdso has {vdso_bytes} bytes, {VDSO_BYTES_MAX} at most"))?;
         self.validate_timer_files()?;
         self.validate_inotifies()?;
         self.validate_sockets()?;
@@ -66,7 +67,7 @@ impl Descriptor {
             let mut lowest = 1;
             for watch in watches {
                 let fits = watch.number >= lowest && watch.number <= RESTORED_NUMBER_MAX;
-                require(fits, || format!("inotify watch {}", watch.number))?;
+                require(fits, || format!("inotify watch {} is out of order or too high", watch.number))?;
                 lowest = watch.number + 1;
             }
         }
@@ -85,18 +86,22 @@ impl Descriptor {
                 SocketState::Unconnected { address, peer } => vec![address, peer],
                 SocketState::Listening { address, .. } | SocketState::ShutDown { address } => vec![address],
                 SocketState::UnixPaired { pair, end, through, address } => {
-                    require(*end < 2 && !ends.contains(&(*pair, *end)), || format!("end {end} of pair {pair}"))?;
+                    require(*end < 2 && !ends.contains(&(*pair, *end)), || {
+                        format!("end {end} of socket pair {pair} is invalid or occurs twice")
+                    })?;
                     ends.push((*pair, *end));
                     vec![through, address]
                 }
                 SocketState::TcpPaired { pair, end, address, peer } => {
-                    require(*end < 2 && !ends.contains(&(*pair, *end)), || format!("end {end} of pair {pair}"))?;
-                    require(!address.is_empty() && !peer.is_empty(), || format!("pair {pair} without an address"))?;
+                    require(*end < 2 && !ends.contains(&(*pair, *end)), || {
+                        format!("end {end} of socket pair {pair} is invalid or occurs twice")
+                    })?;
+                    require(!address.is_empty() && !peer.is_empty(), || format!("socket pair {pair} has no address"))?;
                     ends.push((*pair, *end));
                     vec![address, peer]
                 }
                 SocketState::PendingAccept { address, through, .. } => {
-                    require(!through.is_empty(), || "a pending connection without a listening socket".to_owned())?;
+                    require(!through.is_empty(), || "a pending connection has no listening socket".to_owned())?;
                     vec![address, through]
                 }
                 SocketState::PeerOutside { .. } => Vec::new(),
@@ -124,19 +129,25 @@ impl Descriptor {
             let fits = are_open && message.files.len() <= MESSAGE_FDS_MAX;
             let is_plain = message.files.is_empty() && message.sender.is_none();
             require(fits && (is_plain || socket.family == UNIX), || {
-                format!("a message with {} open files", message.files.len())
+                format!(
+                    "a socket's message with {} open files: too many, missing, or not on a Unix socket",
+                    message.files.len()
+                )
             })?;
         }
         Ok(())
     }
 
-    /// Checks that ids are valid for the kernel, and that sets and messages are within its limits.
+    /// Checks that each id is one that the kernel may use, that no set is empty, and that messages have a valid type and
+    /// length.
     fn validate_system_v(&self) -> Result<(), InvalidDescriptor> {
         let sets = self.semaphore_sets.iter().map(|set| (set.id, !set.values.is_empty()));
         let is_message = |(kind, text): &(i64, Vec<u8>)| *kind > 0 && text.len() <= MESSAGE_BYTES_MAX;
         let queues = self.message_queues.iter().map(|queue| (queue.id, queue.messages.iter().all(is_message)));
         for (id, is_whole) in sets.chain(queues) {
-            require(is_whole && i32::try_from(id).is_ok(), || format!("System V object {id}"))?;
+            require(is_whole && i32::try_from(id).is_ok(), || {
+                format!("System V object {id} has an invalid id or content")
+            })?;
         }
         Ok(())
     }
@@ -148,14 +159,19 @@ impl Descriptor {
             let number = terminal.number;
             let fits = number >= lowest && number <= TERMINAL_NUMBER_MAX;
             let is_whole = terminal.settings.len() == TERMINAL_SETTINGS_BYTES;
-            require(fits && is_whole, || format!("terminal {number}"))?;
+            require(fits && is_whole, || format!("terminal {number} is out of order, too high, or without settings"))?;
             lowest = number + 1;
         }
         let sessions: Vec<_> = self.terminals.iter().filter_map(|terminal| terminal.session).collect();
         for (index, session) in sessions.iter().enumerate() {
             let is_new = sessions[..index].iter().all(|other| other.leader != session.leader);
             let is_whole = is_new && self.has_session(session.leader) && self.has_process_group(session.foreground);
-            require(is_whole, || format!("the terminal of session {}", session.leader))?;
+            require(is_whole, || {
+                format!(
+                    "session {} has several terminals, or its leader or foreground group is missing",
+                    session.leader
+                )
+            })?;
         }
         let mut masters = vec![0; self.terminals.len()];
         for file in &self.open_files {
@@ -165,7 +181,7 @@ impl Descriptor {
                 true => ["/dev/ptmx", "/dev/pts/ptmx"].contains(&path.as_str()),
                 false => *path == format!("/dev/pts/{}", pseudo_terminal.number),
             });
-            require(is_right, || format!("{path} as an end of a terminal"))?;
+            require(is_right, || format!("{path} is not the path of an end of its terminal"))?;
             masters[*terminal as usize] += u32::from(*is_master);
         }
         require(masters.iter().all(|count| *count == 1), || "a terminal must have exactly one master".to_owned())
@@ -173,13 +189,13 @@ impl Descriptor {
 }
 
 impl Descriptor {
-    /// Whether a living process leads a session of this number.
+    /// Whether a living process leads the session with this id.
     fn has_session(&self, leader: u32) -> bool {
         let leads = |member: &DescendantProcess| member.process.pid == leader && member.relations.session == leader;
         self.process.pid == leader || self.descendants.iter().any(leads)
     }
 
-    /// Whether a live or ended process of the tree is in a group of this number.
+    /// Whether a living or ended process of the tree is in the process group with this id.
     fn has_process_group(&self, group: u32) -> bool {
         let relations = self
             .descendants
@@ -200,14 +216,16 @@ impl ProcessView<'_> {
 
     fn validate_timers(&self) -> Result<(), InvalidDescriptor> {
         for timer in &self.process.interval_timers {
-            require(timer.which < INTERVAL_TIMER_COUNT, || format!("interval timer {}", timer.which))?;
+            require(timer.which < INTERVAL_TIMER_COUNT, || format!("interval timer {} does not exist", timer.which))?;
         }
         let mut lowest = 0;
         for timer in &self.process.posix_timers {
             let has_target = timer.tid == 0 || self.threads.iter().any(|thread| thread.tid == timer.tid);
             let fits =
                 timer.id >= lowest && timer.id <= RESTORED_NUMBER_MAX && timer.signal <= SIGNAL_MAX && has_target;
-            require(fits, || format!("POSIX timer {}", timer.id))?;
+            require(fits, || {
+                format!("POSIX timer {} is out of order, too high, or has an invalid signal or thread", timer.id)
+            })?;
             lowest = timer.id + 1;
         }
         let own = self.process.interval_timers.iter().map(|timer| timer.time);
@@ -231,12 +249,12 @@ impl ProcessView<'_> {
         for lock in self.file_locks {
             let end = lock.start.checked_add(lock.bytes);
             let fits = is_open(lock.number) && end.is_some_and(|end| i64::try_from(end).is_ok());
-            require(fits, || format!("a lock held by fd {}", lock.number))?;
+            require(fits, || format!("a lock of fd {} has an invalid range, or the fd is not open", lock.number))?;
         }
         for owner in self.file_owners {
             let is_thread = owner.tid == 0 || self.threads.iter().any(|thread| thread.tid == owner.tid);
             let fits = is_open(owner.number) && is_thread && owner.signal <= SIGNAL_MAX;
-            require(fits, || format!("the owner of fd {}", owner.number))?;
+            require(fits, || format!("the signal owner of fd {} is invalid, or the fd is not open", owner.number))?;
         }
         Ok(())
     }

@@ -24,7 +24,7 @@ pub struct Socket {
     pub file: Option<SocketFile>,
     /// Options that differ from those of a new socket, in the order in which to set them.
     pub options: Vec<SocketOption>,
-    /// Messages that arrived and were not read.
+    /// Messages that have arrived and that the process has not read.
     pub received_messages: Vec<SocketMessage>,
     /// The shut-down directions, as a mask: 1 for reading, 2 for writing.
     pub shutdown_flags: u32,
@@ -56,7 +56,8 @@ pub struct MessageSender {
 /// The file of a Unix socket that is bound to a path.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SocketFile {
-    /// The present path of the file, as the process sees it, which may differ from the bound path. `None` if it was removed.
+    /// The current path of the file, as the process sees it. It may differ from the bound path. `None` if the file was
+    /// removed.
     pub path: Option<String>,
     /// Mode and owner.
     pub status: FileStatus,
@@ -124,7 +125,7 @@ pub enum SocketState {
 }
 
 impl Socket {
-    /// Whether it has an address of any kind, its own or its listening socket's.
+    /// Whether the socket has an address, either its own or the address of its listening socket.
     pub fn has_address(&self) -> bool {
         match &self.state {
             SocketState::Unconnected { address, .. } | SocketState::ShutDown { address } => !address.is_empty(),
@@ -152,7 +153,7 @@ impl Socket {
         path.split(|byte| *byte == 0).next().filter(|path| !path.is_empty())
     }
 
-    /// The internet address at which peers reach it; `None` if there is none.
+    /// The internet address at which peers reach the socket; `None` if it has none.
     pub fn internet_bind_address(&self) -> Option<SocketAddr> {
         match &self.state {
             SocketState::Unconnected { address, .. } | SocketState::Listening { address, .. } => {

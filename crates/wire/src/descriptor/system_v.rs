@@ -1,4 +1,4 @@
-//! System V semaphores and message queues that the process uses, as in its IPC namespace.
+//! System V semaphores and message queues that the process uses in its IPC namespace.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,7 +9,7 @@ use super::FileStatus;
 pub struct SemaphoreSet {
     /// The key for semget(2).
     pub key: u32,
-    /// Its number.
+    /// The id that semget(2) returned.
     pub id: u32,
     /// Mode and owner.
     pub status: FileStatus,
@@ -22,7 +22,7 @@ pub struct SemaphoreSet {
 pub struct MessageQueue {
     /// The key for msgget(2).
     pub key: u32,
-    /// Its number.
+    /// The id that msgget(2) returned.
     pub id: u32,
     /// Mode and owner.
     pub status: FileStatus,

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::FileStatus;
 
-/// Bytes of `struct termios2`.
+/// Size of `struct termios2`, in bytes.
 pub const TERMINAL_SETTINGS_BYTES: usize = 44;
 
 /// Highest terminal number. The restorer opens terminals until it reaches a number, so a higher number would take too long.
@@ -15,9 +15,9 @@ pub const TERMINAL_NUMBER_MAX: u32 = 1023;
 pub struct PseudoTerminal {
     /// Its number in `/dev/pts`, which is the same in a child.
     pub number: u32,
-    /// `struct termios2`.
+    /// The settings, a `struct termios2`.
     pub settings: Vec<u8>,
-    /// Window size: rows and columns in characters, then in pixels.
+    /// Window size: rows and columns in characters, then width and height in pixels.
     pub window: [u16; 4],
     /// Whether the slave end is still locked (unlockpt(3)).
     pub is_locked: bool,
@@ -33,7 +33,7 @@ pub struct PseudoTerminal {
     pub status: Option<FileStatus>,
 }
 
-/// A session and its controlling terminal (credentials(7)), which all processes of the session share.
+/// The session that a terminal controls (credentials(7)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ControlledSession {
     /// The session leader.

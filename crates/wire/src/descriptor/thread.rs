@@ -11,10 +11,10 @@ pub struct Thread {
     pub tid: u32,
     /// Its name (comm), at most 15 bytes.
     pub name: Vec<u8>,
-    /// General registers in the order of the kernel's `user_regs_struct` (27 words), ready to resume from: an interrupted
-    /// system call is already set up to be repeated.
+    /// General registers in the order of the kernel's `user_regs_struct` (27 words), from which the thread can be resumed:
+    /// an interrupted system call is already set up to be repeated.
     pub registers: Vec<u64>,
-    /// Extended state as NT_X86_XSTATE gives it (XSAVE format, not compacted).
+    /// Extended state in the form of NT_X86_XSTATE (XSAVE format, not compacted).
     #[serde(with = "serde_bytes")]
     pub xstate: Vec<u8>,
     /// Blocked signals; bit N−1 is signal N.
@@ -25,9 +25,9 @@ pub struct Thread {
     pub alt_stack: AltStack,
     /// Head of the list of robust futexes; 0 for none.
     pub robust_list_head: u64,
-    /// Length registered with the kernel (24 on x86-64).
+    /// Registered length of the list's head, in bytes (24 on x86-64).
     pub robust_list_bytes: u64,
-    /// set_tid_address(2); 0 for none.
+    /// Address from set_tid_address(2); 0 for none.
     pub clear_child_tid: u64,
     /// Restartable-sequence area, if registered.
     pub rseq: Option<Rseq>,
@@ -48,21 +48,21 @@ pub struct Thread {
     pub cpus: Vec<u32>,
     /// Its filters of system calls, in the order of installation: indices into the process's list.
     pub seccomp_filters: Vec<u32>,
-    /// Remaining time of the system call that the registers repeat, if that is less than the call's own limit. The upper
-    /// half of the call's number is then a call mark, which the kernel ignores and keeps.
+    /// Remaining time of the system call that the registers repeat, if it is less than the time limit in the call's
+    /// arguments. Then the upper half of the call's number is a call mark, which the kernel ignores and keeps.
     pub interrupted_call: Option<RestartableCall>,
 }
 
 /// The rest of a system call's time limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RestartableCall {
-    /// In nanoseconds, from when the thread runs again.
+    /// Remaining time in nanoseconds, counted from the time when the thread runs again.
     pub remaining_ns: u64,
-    /// Result of the call after that time, as in the result register.
+    /// Result of the call when that time has passed, as a value of the result register.
     pub timeout_result: i64,
 }
 
-/// sigaltstack(2).
+/// An alternate signal stack (sigaltstack(2)).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AltStack {
     /// Lowest address.
@@ -84,7 +84,7 @@ pub struct Rseq {
     pub signature: u32,
 }
 
-/// sched(7).
+/// The scheduling policy and parameters of a thread (sched(7)).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Scheduling {
     /// SCHED_* policy.
@@ -93,7 +93,7 @@ pub struct Scheduling {
     pub nice: i32,
     /// Real-time priority, 0 to 99.
     pub priority: u32,
-    /// Parameters of SCHED_DEADLINE.
+    /// Parameters of SCHED_DEADLINE; `None` for other policies.
     pub deadline: Option<DeadlineParameters>,
 }
 
@@ -115,7 +115,7 @@ pub struct DeadlineParameters {
 pub struct EagerBytes {
     /// Page-aligned address.
     pub address: u64,
-    /// Whole pages.
+    /// The contents of whole pages.
     #[serde(with = "serde_bytes")]
     pub bytes: Vec<u8>,
 }

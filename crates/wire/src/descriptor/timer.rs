@@ -5,25 +5,25 @@ use serde::{Deserialize, Serialize};
 /// Remaining time and interval of a timer, in nanoseconds, as in `struct itimerspec`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TimerSpec {
-    /// Until the next expiration; 0 if disarmed.
+    /// Time until the next expiration; 0 if disarmed.
     pub remaining_ns: u64,
-    /// Between two expirations; 0 for a timer that expires once.
+    /// Time between two expirations; 0 for a timer that expires once.
     pub interval_ns: u64,
 }
 
 /// An armed interval timer (setitimer(2)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IntervalTimer {
-    /// ITIMER_REAL 0, ITIMER_VIRTUAL 1, ITIMER_PROF 2.
+    /// 0 for ITIMER_REAL, 1 for ITIMER_VIRTUAL, 2 for ITIMER_PROF.
     pub which: u32,
-    /// In whole microseconds.
+    /// Remaining time and interval. The kernel stores whole microseconds.
     pub time: TimerSpec,
 }
 
 /// A POSIX timer (timer_create(2)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PosixTimer {
-    /// The kernel's number for it.
+    /// The timer's id in the kernel.
     pub id: u32,
     /// CLOCK_*. A clock of a thread's CPU time has a negative number, which contains the thread's id.
     pub clock: u32,
@@ -33,6 +33,6 @@ pub struct PosixTimer {
     pub signal: u32,
     /// The thread that gets the signal; 0 for the process.
     pub tid: u32,
-    /// All 0 if disarmed.
+    /// Remaining time and interval; all 0 if disarmed.
     pub time: TimerSpec,
 }

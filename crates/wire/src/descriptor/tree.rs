@@ -1,6 +1,7 @@
 //! The other processes of a seed that captures a process tree.
 //!
-//! Processes are numbered. The first is 0, its descendants follow from 1 on. A parent has a lower number than its children.
+//! Processes are numbered. The first process has number 0, its descendants have the numbers from 1 on. A parent has a lower
+//! number than its children.
 
 use serde::{Deserialize, Serialize};
 
@@ -33,7 +34,7 @@ pub struct ProcessRelations {
     /// Whether it shares its parent's signal handlers (CLONE_SIGHAND). Its own list is then empty.
     pub shares_handlers: bool,
     /// Whether the process was orphaned by its session's leader. The leader is a zombie, and a child of this process's
-    /// present parent.
+    /// current parent.
     pub is_session_orphan: bool,
 }
 
@@ -48,7 +49,7 @@ pub struct DescendantProcess {
     pub relations: ProcessRelations,
     /// Whether a signal has stopped it.
     pub is_stopped: bool,
-    /// Whether its parent can still wait for that stop (WUNTRACED).
+    /// Whether its parent can still wait for this stop (WUNTRACED).
     pub has_unreported_stop: bool,
     /// State of the process as a whole.
     pub process: Process,
@@ -60,7 +61,7 @@ pub struct DescendantProcess {
     pub file_descriptors: Vec<FileDescriptor>,
     /// File locks that it holds.
     pub file_locks: Vec<FileLock>,
-    /// Which threads get signals about the readiness of files.
+    /// The threads that get signals about the readiness of files.
     pub file_owners: Vec<FileOwner>,
     /// Bytes that must be in place before it runs.
     pub eager_bytes: Vec<EagerBytes>,
@@ -77,7 +78,8 @@ pub struct Zombie {
     pub status: u32,
     /// Its name (comm), at most 15 bytes.
     pub name: Vec<u8>,
-    /// Whether its parent has waited for it after all. It is kept because processes are still in the group that it led.
+    /// Whether its parent has already waited for it. Then the seed contains it only because processes are still in the group
+    /// that it led.
     pub is_reaped: bool,
 }
 
@@ -93,17 +95,17 @@ impl Descriptor {
         1 + self.descendants.len()
     }
 
-    /// The number of the process that owns a process's table of descriptors: itself or an ancestor.
+    /// Returns the number of the process that owns a process's table of descriptors: itself or an ancestor.
     pub fn fd_table_owner(&self, number: u32) -> u32 {
         self.nearest_unshared(number, |process_relations| process_relations.shares_files)
     }
 
-    /// The number of the process that owns a process's address space: itself or an ancestor.
+    /// Returns the number of the process that owns a process's address space: itself or an ancestor.
     pub fn address_space_owner(&self, number: u32) -> u32 {
         self.nearest_unshared(number, |process_relations| process_relations.shares_memory)
     }
 
-    /// The process itself or its nearest ancestor that does not share something with its parent.
+    /// Returns the process itself if `has_parents` is false for it; otherwise its nearest ancestor for which it is false.
     fn nearest_unshared(&self, number: u32, has_parents: impl Fn(&ProcessRelations) -> bool) -> u32 {
         let mut origin = number;
         while let Some(member) = self.descendant(origin).filter(|member| has_parents(&member.relations)) {
@@ -116,8 +118,8 @@ impl Descriptor {
         self.descendants.get(number.checked_sub(1)? as usize)
     }
 
-    /// A copy of the descriptor with a descendant as the first process. Code for one process can then be used for the
-    /// descendant.
+    /// Returns a copy of the descriptor with a descendant as the first process. Code for one process can then be used for
+    /// the descendant.
     pub fn rooted_at(&self, member: &DescendantProcess) -> Self {
         let member = member.clone();
         Self {
@@ -182,7 +184,7 @@ impl Descriptor {
     /// Checks that the processes are a tree, and that all thread ids are unique.
     pub(super) fn validate_tree(&self) -> Result<(), InvalidDescriptor> {
         let count = self.process_count() + self.zombies.len();
-        require(count <= PROCESSES_MAX, || format!("{count} processes"))?;
+        require(count <= PROCESSES_MAX, || format!("it has {count} processes, {PROCESSES_MAX} at most"))?;
         for (index, member) in self.descendants.iter().enumerate() {
             let is_after_parent = member.relations.parent as usize <= index;
             require(is_after_parent, || format!("process {} precedes its parent", member.process.pid))?;
@@ -195,13 +197,15 @@ impl Descriptor {
             let is_alone = !shares_files && !shares_memory;
             let has_parent =
                 (parent as usize) < self.process_count() && self.address_space_owner(parent) == parent && is_alone;
-            require(has_parent && zombie.name.len() < 16 && zombie.pid > 1, || format!("zombie {}", zombie.pid))?;
+            require(has_parent && zombie.name.len() < 16 && zombie.pid > 1, || {
+                format!("zombie {} has an invalid id, name or parent", zombie.pid)
+            })?;
             zombie.relations.validate(zombie.pid)?;
         }
         let threads = self.process_views().flat_map(|part| part.threads.iter().map(|thread| thread.tid));
         let mut ids: Vec<u32> = threads.chain(self.zombies.iter().map(|zombie| zombie.pid)).collect();
         ids.sort_unstable();
-        require(ids.windows(2).all(|pair| pair[0] != pair[1]), || "two threads have one id".into())
+        require(ids.windows(2).all(|pair| pair[0] != pair[1]), || "two threads or zombies have the same id".into())
     }
 }
 
@@ -218,17 +222,22 @@ impl DescendantProcess {
         } = self.relations;
         let leads = |zombie: &Zombie| zombie.pid == session && zombie.relations.session == session;
         let is_left = || zombies.iter().any(|zombie| leads(zombie) && zombie.relations.parent == parent);
-        // The zombie created this process, so the present parent shares nothing with it.
+        // The zombie created this process, so the current parent shares nothing with it.
         let has_origin = !is_heir || !shares_directory && !shares_files && is_left();
-        require(has_origin, || format!("process {} has a session without a creator", self.process.pid))?;
+        require(has_origin, || {
+            format!(
+                "process {}: no zombie of its parent led its session, or it shares state with its parent",
+                self.process.pid
+            )
+        })?;
         let has_one_root = !shares_directory || self.process.root.is_none();
         require(has_one_root, || format!("process {} shares a root and has its own", self.process.pid))?;
         let has_one_table = !shares_files || self.file_descriptors.is_empty();
         require(has_one_table, || format!("process {} has two tables of descriptors", self.process.pid))
     }
 
-    /// Checks which processes share memory. Such a process is created after the memory is built, which is too late to create
-    /// processes with other memory. So all its children must share the memory too.
+    /// Checks which processes share memory. A process that shares its parent's memory is created after that memory is built,
+    /// which is too late to create processes with other memory. So all its children must share the memory too.
     fn validate_memory(&self, tree: &Descriptor) -> Result<(), InvalidDescriptor> {
         let ProcessRelations { parent, session, shares_memory, shares_handlers, is_session_orphan: is_heir, .. } =
             self.relations;

@@ -10,19 +10,19 @@ use crate::PAGE_SIZE;
 /// End of user space on x86-64 with four-level page tables, less its guard page.
 pub const USER_SPACE_END: u64 = 0x7fff_ffff_f000;
 
-/// Words in the kernel's `user_regs_struct`.
+/// Number of words in the kernel's `user_regs_struct`.
 pub const REGISTER_WORDS: usize = 27;
 
 /// Most threads of one seed: pid_max of a small kernel.
 pub const THREADS_MAX: usize = 32_768;
 
-/// Words of a CPU set. No kernel is built for more than 8192 CPUs.
+/// Most words of a CPU set. A kernel supports at most 8192 CPUs on x86-64.
 const CPU_WORDS_MAX: usize = 8192 / 32;
 
-/// Largest extended state, in bytes: AMX makes it 11 KiB.
+/// Largest extended state, in bytes. With AMX it has 11 KiB.
 pub const XSTATE_BYTES_MAX: usize = 16 << 10;
 
-/// Smallest extended state: the legacy area and the XSAVE header.
+/// Smallest extended state, in bytes: the legacy area and the XSAVE header.
 const XSTATE_BYTES_MIN: usize = 576;
 
 /// The check that a descriptor failed.
@@ -81,14 +81,15 @@ impl ProcessView<'_> {
 
     fn validate_threads(&self) -> Result<(), InvalidDescriptor> {
         let count = self.threads.len();
-        require((1..=THREADS_MAX).contains(&count), || format!("{count} threads"))?;
+        require((1..=THREADS_MAX).contains(&count), || format!("it has {count} threads, {THREADS_MAX} at most"))?;
         let leader = self.threads[0].tid;
         require(leader == self.process.pid, || {
-            format!("the first thread is {leader}, the process {}", self.process.pid)
+            format!("the first thread has id {leader}, the process {}", self.process.pid)
         })?;
         for thread in self.threads {
             let tid = thread.tid;
-            // The first process may be the init of a pid namespace. In a child, the container's init has that id as well.
+            // The first process may have pid 1. In a child, it then gets a pid namespace of its own, because the container's
+            // pid 1 is the stub.
             let may_be_init = std::ptr::eq(self.process, &self.descriptor.process) && tid == leader;
             require(tid > 1 || (tid == 1 && may_be_init), || format!("a thread has id {tid}, which only an init has"))?;
             let (words, xstate) = (thread.registers.len(), thread.xstate.len());
@@ -111,7 +112,9 @@ impl ProcessView<'_> {
             require(mapping.start.is_multiple_of(PAGE_SIZE) && mapping.end.is_multiple_of(PAGE_SIZE), || {
                 format!("{}: not whole pages", mapping_name())
             })?;
-            require(mapping.protection <= 7, || format!("{}: protection {:#x}", mapping_name(), mapping.protection))?;
+            require(mapping.protection <= 7, || {
+                format!("{}: invalid protection {:#x}", mapping_name(), mapping.protection)
+            })?;
             self.validate_backing(mapping.end - mapping.start, &mapping.backing)
                 .map_err(|wrong| InvalidDescriptor { reason: format!("{}: {}", mapping_name(), wrong.reason) })?;
             validate_guards(mapping)?;
@@ -130,7 +133,7 @@ impl ProcessView<'_> {
         let file = |index: u32, offset: u64| {
             require((index as usize) < self.descriptor.mapped_files.len(), || format!("file {index} is missing"))?;
             require(offset.is_multiple_of(PAGE_SIZE) && offset <= i64::MAX as u64 - bytes, || {
-                format!("file offset {offset}")
+                format!("the file offset {offset} is invalid")
             })
         };
         match *backing {
@@ -154,14 +157,16 @@ impl ProcessView<'_> {
 
     fn validate_shared_object(&self, object: u32, offset: u64) -> Result<(), InvalidDescriptor> {
         let known = (object as usize) < self.descriptor.shared_objects.len();
-        require(known && offset.is_multiple_of(PAGE_SIZE), || format!("shared object {object} at {offset}"))
+        require(known && offset.is_multiple_of(PAGE_SIZE), || {
+            format!("shared object {object} is missing, or the offset {offset} is invalid")
+        })
     }
 
-    /// Checks an extent of written pages. They are read from the owner before the process starts, so none may be inherited
-    /// from another seed.
+    /// Checks an extent of written pages. A node reads them from the owner before the process starts, so no page may be
+    /// inherited from another seed.
     fn validate_written_extent(&self, id: ExtentId) -> Result<(), InvalidDescriptor> {
         let is_owners = self.descriptor.extents[id.0 as usize].inherited.is_empty();
-        require(is_owners, || format!("extent {} of written pages inherits some", id.0))
+        require(is_owners, || format!("extent {} of written pages inherits pages", id.0))
     }
 
     fn validate_descriptors(&self) -> Result<(), InvalidDescriptor> {
@@ -188,7 +193,9 @@ impl ProcessView<'_> {
                         && matches!(mapping.backing, Backing::Anonymous { .. })
                 })
             });
-            require(whole && inside, || format!("eager bytes at {:#x} lie outside the map", eager.address))?;
+            require(whole && inside, || {
+                format!("the eager bytes at {:#x} are not whole pages of an anonymous mapping", eager.address)
+            })?;
         }
         Ok(())
     }

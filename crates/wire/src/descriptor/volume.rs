@@ -16,12 +16,13 @@ pub struct VolumeMount {
     pub directory: String,
     /// The mount point, as the processes see it.
     pub mount_path: String,
-    /// Absolute paths below the mount point that the processes have open, mapped or as a directory; ascending.
+    /// Absolute paths on the volume that the processes use, in ascending order: executables, open files, mapped files, and
+    /// working and root directories.
     pub paths: Vec<String>,
 }
 
 impl Descriptor {
-    /// Whether the seed uses a file of a volume at this path.
+    /// Whether this path of the seed is on a volume.
     pub fn is_on_volume(&self, path: &str) -> bool {
         self.volumes.iter().any(|mount| mount.paths.binary_search_by(|known| known.as_str().cmp(path)).is_ok())
     }

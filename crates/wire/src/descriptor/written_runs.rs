@@ -1,5 +1,5 @@
 //! Written pages of private file mappings, laid out in one file. A restoring node fetches them into that file, and each
-//! process reads its own pages from it. Both use this list.
+//! process reads its own pages from it. Node and processes use this list.
 
 use super::{Descriptor, ExtentId, Mapping, Protection};
 use crate::PAGE_SIZE;
@@ -7,7 +7,7 @@ use crate::PAGE_SIZE;
 /// Adjacent pages that a process has written in a private mapping of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WrittenRun {
-    /// The process, by its number.
+    /// Number of the process in the seed.
     pub process: u32,
     /// The mapping: first address, and address after the last byte.
     pub mapping: (u64, u64),
@@ -17,7 +17,7 @@ pub struct WrittenRun {
     pub address: u64,
     /// Length, in bytes.
     pub bytes: u64,
-    /// The extent in which the owner serves them.
+    /// The extent in which the owner serves the pages.
     pub extent: ExtentId,
     /// Offset in the extent, in bytes.
     pub extent_offset: u64,
@@ -26,7 +26,7 @@ pub struct WrittenRun {
 }
 
 impl Descriptor {
-    /// All runs, ascending by process.
+    /// Returns all runs, in ascending order of process.
     pub fn written_runs(&self) -> Vec<WrittenRun> {
         let members = self.descendants.iter().map(|member| &member.mappings);
         let maps = std::iter::once(&self.mappings).chain(members);

@@ -1,7 +1,7 @@
 //! Frames of a requester that change something at the owner: writes and messages. [`super::request`] has the others.
 //!
-//! A change that is sent again must not be made twice, nor after later changes. So each connection has a random name that
-//! outlives its sockets, and request ids that ascend for the lifetime of the name.
+//! A change that is sent again must not be made twice, nor after later changes. So each connection has a random connection
+//! id that outlives its sockets. Its request ids ascend as long as the connection id is used.
 
 use std::fmt;
 
@@ -18,53 +18,54 @@ const CONNECTION_ID_BYTES: usize = 16;
 pub(super) const INTRODUCE_BYTES: usize = CONNECTION_ID_BYTES + 8;
 pub(super) const WRITE_REQUEST_BYTES_MAX: usize = 8 + SPANS_MAX * SPAN_BYTES + WRITE_BYTES_MAX;
 
-/// A requester's name for its connection to one owner. It is random, so that no peer can use another peer's name.
+/// A requester's id for its connection to one owner. It is random, so that no peer can guess the id of another peer.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ConnectionId([u8; CONNECTION_ID_BYTES]);
 
 impl ConnectionId {
-    /// From random bytes.
+    /// Takes random bytes from the caller: this crate has no randomness.
     pub fn from_bytes(bytes: [u8; CONNECTION_ID_BYTES]) -> Self {
         Self(bytes)
     }
 }
 
 impl fmt::Debug for ConnectionId {
-    /// Shows only the first bytes: a peer that knows a name could use it.
+    /// Shows only the first bytes: a peer that knows a connection id could use it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "ConnectionId({:02x}{:02x}…)", self.0[0], self.0[1])
     }
 }
 
-//  INTRODUCE  connection 16 │ sent below u64               never answered
+//  INTRODUCE  connection id 16 │ sent below u64               never answered
 //  WRITE      handle u32 │ spans u32 │ span … │ bytes of the spans, one after the other
 //  MESSAGE    bytes, to the end
 //
-// A requester sends a change again if the connection broke before the answer arrived. On each socket, it sends the
-// connection's name (INTRODUCE) before the first change.
+// A requester sends a change again if the connection broke before the reply arrived. On each socket, it sends the connection
+// id (INTRODUCE) before the first change.
 //
-// - For each name, the owner remembers the last change that it made and the changes that it refused. A change with that id
-//   or a smaller one gets the same answer again, and is not made again.
-// - Only the latest socket with a name may make changes. Bytes that are still in a socket that its requester has abandoned
-//   are ignored from then on.
-// - `sent_below`: changes with smaller ids may have reached an owner before. An owner that does not know the name (it was
-//   restarted, or forgot) refuses those as `Refusal::OutcomeForgotten`, and so never makes one twice.
+// - For each connection id, the owner remembers the last change that it made and the changes that it refused. A change with
+//   the same or a smaller request id gets the same reply again, and is not made again.
+// - Only the latest socket with a connection id may make changes. The owner then ignores bytes that are still in earlier
+//   sockets, which the requester has abandoned.
+// - `sent_below`: changes with smaller ids may have reached an owner before. An owner that does not know the connection id
+//   (it was restarted, or has dropped its record) refuses these changes as `Refusal::OutcomeForgotten`, and so makes none
+//   twice.
 
 /// A change, as the owner reads it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change<'a> {
-    /// Names the connection whose changes follow on this socket.
+    /// Gives the id of the connection whose changes follow on this socket.
     Introduce {
-        /// The connection's name.
+        /// The connection id.
         connection: ConnectionId,
         /// Changes with smaller ids may have reached an owner before.
         sent_below: u64,
     },
     /// Writes bytes to spans.
     Write {
-        /// Below [`HANDLES_MAX`].
+        /// Handle of the seed, below [`HANDLES_MAX`].
         handle: u32,
-        /// Within the limits of a read's spans.
+        /// The spans to write to, within the limits of a read's spans.
         spans: Vec<Span>,
         /// The bytes of the spans, one after the other.
         data: &'a [u8],
@@ -98,7 +99,7 @@ pub fn append_write(out: &mut Vec<u8>, id: u64, handle: u32, spans: &[Span], dat
 /// Appends a MESSAGE frame.
 ///
 /// # Panics
-/// When there are more than [`MESSAGE_BYTES_MAX`] bytes.
+/// If there are more than [`MESSAGE_BYTES_MAX`] bytes.
 pub fn append_message(out: &mut Vec<u8>, id: u64, bytes: &[u8]) {
     header::append_frame(out, FrameKind::Message, id, |body| body.extend_from_slice(bytes));
 }

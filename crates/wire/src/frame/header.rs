@@ -28,7 +28,7 @@ pub enum FrameKind {
     Read = 2,
     /// Requests the ranges that a requester on the same host can read directly.
     AskGrants = 3,
-    /// Names the connection of the changes that follow.
+    /// Gives the id of the connection whose changes follow.
     Introduce = 4,
     /// Writes bytes to the owner's memory.
     Write = 5,
@@ -65,7 +65,7 @@ impl FrameKind {
         FRAME_KINDS.into_iter().find(|kind| *kind as u8 == number)
     }
 
-    /// Whether an owner receives it. A requester receives the others.
+    /// Whether owners receive this kind of frame. Requesters receive the other kinds.
     pub fn is_request(self) -> bool {
         (self as u8) < Self::Data as u8
     }
@@ -99,27 +99,30 @@ pub struct Header {
     pub kind: FrameKind,
     /// Length of the body, in bytes.
     pub body_bytes: u32,
-    /// The request that the frame makes or answers; 0 if it has no answer.
+    /// Id of the request that the frame makes or answers; 0 for a request without a reply.
     pub id: u64,
     /// CRC-32C of the body.
     pub body_crc: u32,
 }
 
 impl Header {
-    /// The header for a body.
+    /// Builds the header for a body.
     ///
     /// # Panics
-    /// When the body is longer than its kind may be. The sender must not build such frames.
+    /// If the body is longer than its kind permits. The sender must not build such frames.
     pub fn for_body(kind: FrameKind, id: u64, body: &[u8]) -> Self {
         Self { body_crc: crc32c::crc32c(body), ..Self::without_checksum(kind, id, body.len()) }
     }
 
-    /// The header for a body of this length that has no checksum.
+    /// Builds the header for a body of this length that has no checksum.
     ///
     /// # Panics
     /// As [`Header::for_body`].
     pub(super) fn without_checksum(kind: FrameKind, id: u64, body_bytes: usize) -> Self {
-        assert!(body_bytes <= kind.body_bytes_max(), "a {kind:?} frame of {body_bytes} bytes");
+        assert!(
+            body_bytes <= kind.body_bytes_max(),
+            "the body of a {kind:?} frame has {body_bytes} bytes, more than the limit"
+        );
         Self { kind, body_bytes: body_bytes as u32, id, body_crc: 0 }
     }
 
@@ -165,7 +168,7 @@ impl Header {
         self.check_body_crc(crc32c::crc32c(body))
     }
 
-    /// As [`Header::check_body`], with a checksum that the receiver computed while the body arrived.
+    /// Like [`Header::check_body`], but takes the checksum that the receiver computed while the body arrived.
     ///
     /// # Errors
     /// [`FabricFrameError::BodyChecksum`].

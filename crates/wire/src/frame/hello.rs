@@ -3,7 +3,8 @@
 
 use super::{FabricFrameError, FieldReader};
 
-/// Version of the frames that follow the hello. Version 1 had no changes. Version 2 had a checksum in every DATA frame.
+/// Version of the frames that follow the hello. Version 1 had no frames for changes. Version 2 had a checksum in every DATA
+/// frame.
 pub const VERSION: u32 = 3;
 
 //  0         8          12         16
@@ -17,7 +18,7 @@ pub const HELLO_BYTES: usize = 16;
 
 const MAGIC: [u8; 8] = *b"FFABRIC\0";
 
-/// The hello of this version.
+/// Encodes the hello of this version.
 pub fn encode_hello() -> [u8; HELLO_BYTES] {
     encode_version(VERSION)
 }

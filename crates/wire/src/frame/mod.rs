@@ -11,16 +11,16 @@
 //     │ OPEN handle = (seed, token)              │   never answered: an error shows in the reads that follow
 //     │ READ #1 handle, spans                    │
 //     │ READ #2 handle, spans                    │   many in flight
-//     │ INTRODUCE name                           │   never answered: names the connection of the changes that follow
+//     │ INTRODUCE connection id                  │   never answered: the changes that follow belong to it
 //     │ WRITE #3 handle, spans, bytes            │
 //     │ MESSAGE #4 bytes                         │
 //     │─────────────────────────────────────────▶│
 //     │      DATA #1, REFUSED #2, WRITTEN #3 …   │   in the order of the requests
 //     │◀─────────────────────────────────────────│
 //
-// A handle is the requester's short name for a seed and its token, so that a request need not carry them. It is
-// valid for one connection; opening it again gives it a new meaning. The owner looks up seed and token at every
-// read: a handle saves bytes, not checks.
+// A handle is the requester's short name for a seed and its token, so that a request need not carry them. It is valid for
+// one connection; another OPEN binds it to another seed. The owner looks up seed and token at every read: a handle saves
+// bytes, not checks.
 
 pub mod change;
 mod header;
@@ -31,7 +31,7 @@ pub mod request;
 pub use header::{FrameKind, HEADER_BYTES, Header};
 pub use hello::{HELLO_BYTES, VERSION, decode_hello, encode_hello};
 
-/// Most bytes that one read may ask for: 256 pages. A larger read would only delay the replies after it.
+/// Most bytes of one read: 256 pages. A larger read would only delay the replies after it.
 pub const READ_BYTES_MAX: usize = 1 << 20;
 
 /// Most spans of one read: one for each page of a read of [`READ_BYTES_MAX`].
@@ -60,8 +60,8 @@ pub enum FabricFrameError {
     /// The receiver does not expect this kind of frame.
     #[error("unexpected frame kind {0}")]
     UnexpectedKind(u8),
-    /// The frame is longer than its kind may be.
-    #[error("a {kind:?} frame announces {bytes} bytes")]
+    /// The frame is longer than its kind permits.
+    #[error("a {kind:?} frame announces {bytes} bytes, more than its limit")]
     TooLong {
         /// Kind of the frame.
         kind: FrameKind,
@@ -71,7 +71,7 @@ pub enum FabricFrameError {
     /// The body's checksum does not match.
     #[error("the body of frame {id} is damaged: its checksum does not match")]
     BodyChecksum {
-        /// The request of the frame.
+        /// Id of the request.
         id: u64,
     },
     /// The checksums match, but the body is invalid.

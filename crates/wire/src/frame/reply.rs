@@ -1,4 +1,4 @@
-//! Reply frames: the answers of the owner of a seed.
+//! Frames that the owner of a seed sends: replies to requests and changes.
 
 use super::{FabricFrameError, FieldReader, FrameKind, HEADER_BYTES, Header, READ_BYTES_MAX, header};
 use crate::descriptor::ExtentId;
@@ -14,8 +14,8 @@ pub(super) const DATA_BYTES_MAX: usize = READ_BYTES_MAX + DATA_TRAILER_BYTES;
 pub(super) const REFUSED_BYTES: usize = 8;
 pub(super) const GRANTED_BYTES_MAX: usize = GRANTS_MAX * GRANT_BYTES;
 
-/// Why the owner refuses a request. All refusals except [`Refusal::MessageQueueFull`] are final: another attempt gets the
-/// same answer.
+/// Why the owner refuses a request. All refusals except [`Refusal::MessageQueueFull`] are final: another attempt is refused
+/// again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// The owner does not have the seed, or no longer has it.
@@ -58,16 +58,16 @@ pub enum Refusal {
 pub struct Grant {
     /// The extent.
     pub extent: ExtentId,
-    /// Its first address in the template.
+    /// First address of the range in the template.
     pub address: u64,
-    /// Its length, in bytes.
+    /// Length of the range, in bytes.
     pub bytes: u64,
 }
 
 //  DATA     bytes of the spans, one after the other │ length of the first span's extent u64
 //  REFUSED  reason u32 │ errno i32
 //  GRANTED  grant …          grant: extent u32 │ 0 u32 │ address u64 │ bytes u64
-//  WRITTEN, ARRIVED          nothing: the write was made, the message was taken
+//  WRITTEN, ARRIVED          nothing: the write was made, the message was accepted
 //
 // The extent's length follows the data, so that a receiver can drop it without moving the data.
 
@@ -83,7 +83,7 @@ pub enum Reply<'a> {
     },
     /// The owner refuses the request.
     Refused(Refusal),
-    /// Grants. Unless there are none, a pidfd of the template's process is passed with them.
+    /// The granted ranges. If there are any, the owner passes a pidfd of the template's process with the frame.
     Granted(Vec<Grant>),
     /// The write was made.
     Written,
@@ -95,7 +95,7 @@ pub enum Reply<'a> {
 /// an owner reads memory straight into the frame that it sends.
 ///
 /// # Panics
-/// When `frame` is shorter than header and trailer, or longer than a frame may be.
+/// If `frame` is shorter than header and trailer, or longer than a DATA frame may be.
 pub fn seal_data(frame: &mut [u8], id: u64, extent_bytes: u64) {
     let trailer = frame.len() - DATA_TRAILER_BYTES;
     frame[trailer..].copy_from_slice(&extent_bytes.to_le_bytes());
@@ -103,7 +103,7 @@ pub fn seal_data(frame: &mut [u8], id: u64, extent_bytes: u64) {
     frame[..HEADER_BYTES].copy_from_slice(&header.encode());
 }
 
-/// As [`seal_data`], for a stream that already protects each byte: the checksum field of the body is 0.
+/// Like [`seal_data`], but for a stream that already protects each byte: the checksum field of the body is 0.
 ///
 /// # Panics
 /// As [`seal_data`].

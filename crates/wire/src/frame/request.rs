@@ -20,7 +20,7 @@ pub(super) const ASK_GRANTS_BYTES: usize = 4;
 pub struct Span {
     /// The extent.
     pub extent: ExtentId,
-    /// Offset of its first byte in the extent.
+    /// Offset of the span's first byte in the extent.
     pub offset: u64,
     /// Length, in bytes.
     pub bytes: u32,
@@ -32,8 +32,8 @@ pub struct Span {
 pub enum ReadMode {
     /// The read is refused. A reader of memory knows the extent's length.
     Exact = 0,
-    /// The read returns the bytes up to the end, like pread(2). It must have one span. So a requester can read a descriptor,
-    /// whose length it does not know, in one round trip.
+    /// The read returns the bytes up to the end, like pread(2). The read must have one span. In this mode, a requester reads
+    /// a descriptor of unknown length in one round trip.
     Clip = 1,
 }
 
@@ -46,7 +46,7 @@ pub enum ReadMode {
 pub enum Request {
     /// Binds `handle` to this seed and token.
     Open {
-        /// Below [`HANDLES_MAX`].
+        /// Handle of the seed, below [`HANDLES_MAX`].
         handle: u32,
         /// The seed.
         seed: SeedId,
@@ -55,16 +55,16 @@ pub enum Request {
     },
     /// Requests the bytes of the spans, one after the other.
     Read {
-        /// Below [`HANDLES_MAX`].
+        /// Handle of the seed, below [`HANDLES_MAX`].
         handle: u32,
-        /// How a span that is too long is handled.
+        /// How a span that reaches beyond the end of its extent is handled.
         mode: ReadMode,
         /// 1 to [`SPANS_MAX`] spans, none empty, with at most [`READ_BYTES_MAX`] bytes together.
         spans: Vec<Span>,
     },
     /// Requests the ranges that a requester on the same host can read directly.
     AskGrants {
-        /// Below [`HANDLES_MAX`].
+        /// Handle of the seed, below [`HANDLES_MAX`].
         handle: u32,
     },
 }
@@ -72,10 +72,10 @@ pub enum Request {
 /// Why spans do not fit into a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SpansError {
-    /// No span, or an empty span.
+    /// There is no span, or a span is empty.
     #[error("a read needs spans of at least one byte")]
     Empty,
-    /// More than [`SPANS_MAX`].
+    /// More than [`SPANS_MAX`] spans.
     #[error("a read has at most {SPANS_MAX} spans")]
     TooMany,
     /// More than [`READ_BYTES_MAX`] bytes together.

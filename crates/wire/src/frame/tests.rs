@@ -45,7 +45,7 @@ fn decode_change(frame: &[u8]) -> Change<'_> {
     Change::decode(&header, &frame[HEADER_BYTES..]).unwrap()
 }
 
-/// Spans, and as many bytes as they have.
+/// Spans, and data of the same total length.
 fn spans_with_data() -> impl Strategy<Value = (Vec<Span>, Vec<u8>)> {
     vec((any::<u32>(), any::<u64>(), 1u32..300), 1..20).prop_map(|spans| {
         let span = |(extent, offset, bytes)| Span { extent: ExtentId(extent), offset, bytes };

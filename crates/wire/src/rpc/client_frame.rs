@@ -38,11 +38,12 @@ impl fmt::Debug for SessionId {
 pub struct RequestHead {
     /// Slot of the session.
     pub slot: u16,
-    /// The handler to call.
+    /// Id of the handler to call.
     pub handler: u32,
     /// Id of the request in its session.
     pub id: u64,
-    /// Distance from the oldest unanswered request to `id`. It acknowledges the replies to all earlier requests.
+    /// Distance from the id of the oldest unanswered request to `id`. It acknowledges the replies to all requests before the
+    /// oldest unanswered one.
     pub oldest_pending_distance: u32,
     /// Time until the client gives up, in microseconds; 0 for no limit.
     pub remaining_us: u32,
@@ -63,21 +64,21 @@ pub enum ClientFrame {
         session: SessionId,
         /// Number of the session's connection: it rises with each reconnection.
         epoch: u32,
-        /// Whether the session exists already.
+        /// Whether the client resumes an existing session.
         resumed: bool,
     },
     /// Cancels a request. If its handler has not started, it does not run.
     Cancel {
         /// Slot of the session.
         slot: u16,
-        /// The request.
+        /// Id of the request.
         id: u64,
     },
     /// Acknowledges the replies to all requests before this one.
     Acknowledge {
         /// Slot of the session.
         slot: u16,
-        /// The oldest unanswered request.
+        /// Id of the oldest unanswered request.
         below: u64,
     },
     /// Ends a session.
@@ -96,11 +97,11 @@ impl RequestHead {
         REQUEST_HEAD_BYTES + if self.has_payload_crc { PAYLOAD_CRC_BYTES } else { 0 }
     }
 
-    /// Writes the head to the front of `frame`, which has room for [`RequestHead::head_bytes`] and holds the payload, unless
-    /// that is in `apart`.
+    /// Writes the head to the front of `frame`. `frame` has room for [`RequestHead::head_bytes`], then the payload, unless
+    /// the payload is in `apart`.
     ///
     /// # Panics
-    /// When the frame is too short or the payload too long. The sender must not build such frames.
+    /// If the frame is too short or the payload too long. The sender must not build such frames.
     #[inline]
     pub fn seal(&self, frame: &mut [u8], apart: Option<&[u8]>) {
         debug_assert!(
@@ -126,7 +127,7 @@ impl ClientFrame {
         let mut frame = [0; REQUEST_HEAD_BYTES];
         let mut write = |kind, slot, id| HeadPrefix::without_payload(kind, slot, 0, id).write(&mut frame);
         match *self {
-            Self::Request(_) => panic!("requests are sealed around their payload"),
+            Self::Request(_) => panic!("`RequestHead::seal` encodes requests"),
             Self::Open { slot, session, epoch, resumed } => {
                 HeadPrefix { is_resumed: resumed, ..HeadPrefix::without_payload(OPEN, slot, epoch, 0) }
                     .write(&mut frame);
@@ -185,7 +186,7 @@ impl FrameHead for ClientFrame {
             return Err(RpcFrameError::Invalid("only requests have payloads"));
         }
         if prefix.is_resumed && prefix.kind != OPEN {
-            return Err(RpcFrameError::Invalid("only sessions are resumed"));
+            return Err(RpcFrameError::Invalid("only OPEN may have the flag of a resumed session"));
         }
         if usize::from(prefix.slot) >= SESSIONS_MAX {
             return Err(RpcFrameError::Invalid("its slot exceeds the limit"));

@@ -23,7 +23,7 @@ use super::{HEAD_CRC_PAYLOAD_BYTES_MAX, PAYLOAD_BYTES_MAX, RpcFrameError};
 // In checked frames (flag 1), the payload's own CRC-32C (u32) follows the head, then the payload. The head's checksum is the
 // first field. It covers the rest of the head and the payload's checksum. It also covers a payload of at most
 // `HEAD_CRC_PAYLOAD_BYTES_MAX` bytes, so that a small frame needs one pass. A longer payload is covered by its own checksum,
-// if the client asked for it. So no length is trusted before its checksum was verified.
+// if the client requested one. So no length is trusted before its checksum was verified.
 
 /// Size of the part that all heads share, in bytes.
 pub(super) const PREFIX_BYTES: usize = 24;
@@ -37,7 +37,7 @@ const HEAD_CRC_START: usize = 4;
 const FLAG_CHECKED: u8 = 1;
 const FLAG_RESUMED: u8 = 2;
 
-/// The frames of one direction.
+/// The frames of one direction of a connection.
 pub trait FrameHead: Sized {
     /// Decodes the frame at the front of `bytes`. `None` if `bytes` is too short to decide.
     ///
@@ -130,20 +130,20 @@ impl HeadPrefix {
     }
 }
 
-/// Fills in the checksums of a frame whose head is written. `frame` is the head, room for the payload's checksum if the
-/// frame is checked, and the payload, unless that is in `apart`.
+/// Fills in the payload's length and the checksums of a frame whose head is otherwise complete. `frame` is the head, room
+/// for the payload's checksum if the frame is checked, and the payload, unless the payload is in `apart`.
 ///
 /// # Panics
-/// When the head's checksum must cover a payload that is in `apart`.
+/// If the payload is in `apart` and so short that the head's checksum must cover it.
 #[inline]
 pub(super) fn seal(frame: &mut [u8], head_bytes: usize, checked: bool, apart: Option<&[u8]>) {
     let payload_at = head_bytes + if checked { PAYLOAD_CRC_BYTES } else { 0 };
     let payload_bytes = apart.map_or(frame.len() - payload_at, <[u8]>::len);
     assert!(
         apart.is_none() || payload_bytes > HEAD_CRC_PAYLOAD_BYTES_MAX,
-        "the head's checksum must cover a short payload"
+        "a short payload must be in `frame`, because the head's checksum covers it"
     );
-    assert!(payload_bytes <= PAYLOAD_BYTES_MAX, "a payload of {payload_bytes} bytes");
+    assert!(payload_bytes <= PAYLOAD_BYTES_MAX, "the payload has {payload_bytes} bytes, {PAYLOAD_BYTES_MAX} at most");
     if checked {
         let checksum = crc32c::crc32c(apart.unwrap_or(&frame[payload_at..]));
         frame[head_bytes..payload_at].copy_from_slice(&checksum.to_le_bytes());

@@ -27,7 +27,7 @@ impl VersionRange {
     /// The versions that this release supports.
     pub const SUPPORTED: Self = Self { newest: 1, oldest: 1 };
 
-    /// The hello that announces these versions.
+    /// Encodes the hello that announces these versions.
     pub fn encode(self) -> [u8; HELLO_BYTES] {
         let mut bytes = [0; HELLO_BYTES];
         bytes[..8].copy_from_slice(&MAGIC);
@@ -58,10 +58,10 @@ impl VersionRange {
         Ok(versions)
     }
 
-    /// The version to use with a peer: the newest that both sides support.
+    /// Returns the version to use with a peer: the newest that both sides support.
     ///
     /// # Errors
-    /// [`RpcFrameError::Version`] if there is none.
+    /// [`RpcFrameError::Version`] if there is no common version.
     pub fn negotiate(self, theirs: Self) -> Result<u16, RpcFrameError> {
         let version = self.newest.min(theirs.newest);
         let known = version >= self.oldest.max(theirs.oldest);

@@ -1,8 +1,8 @@
 //! Frames of the RPC: the bytes that a client and a server exchange over a stream.
 //!
-//! A session is 128 random bits that its client chose. A slot is its short name on all connections of that client.
-//! Request ids count up in a session. `head` draws the layout of frames. Both sides treat received bytes as hostile; a
-//! peer that violates the form is disconnected.
+//! The id of a session is 128 random bits that its client chose. A slot is the session's short number on all connections of
+//! that client. Request ids count up in a session. `head` draws the layout of frames. Both sides treat received bytes as
+//! hostile; a peer that violates the form is disconnected.
 
 //  client                                         server
 //     │ hello                               hello   │   both at once
@@ -41,7 +41,8 @@ pub use status::{OpenOutcome, Status};
 /// Longest payload, in bytes. Put larger data into registered memory, for one-sided reads.
 pub const PAYLOAD_BYTES_MAX: usize = 16 << 20;
 
-/// Longest payload that the head's checksum covers, in bytes. So many bytes may arrive before a length is verified.
+/// Longest payload that the head's checksum covers, in bytes. A receiver buffers at most this many payload bytes before it
+/// has verified the length.
 pub const HEAD_CRC_PAYLOAD_BYTES_MAX: usize = 256;
 
 /// Most requests of one session from the oldest unanswered one to the newest. It limits the state that a server keeps for a

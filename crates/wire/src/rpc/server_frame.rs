@@ -15,7 +15,7 @@ const PONG: u8 = 18;
 pub struct ReplyHead {
     /// Slot of the session.
     pub slot: u16,
-    /// The answered request.
+    /// Id of the answered request.
     pub id: u64,
     /// The outcome of the request.
     pub status: Status,
@@ -34,7 +34,7 @@ pub enum ServerFrame {
         slot: u16,
         /// Epoch in the OPEN.
         epoch: u32,
-        /// The outcome.
+        /// The outcome of the OPEN.
         outcome: OpenOutcome,
     },
     /// Answers a PING.
@@ -54,11 +54,11 @@ impl ReplyHead {
         REPLY_HEAD_BYTES + if checked { PAYLOAD_CRC_BYTES } else { 0 }
     }
 
-    /// Writes the head to the front of `frame`, which has room for [`ReplyHead::head_bytes`] and holds the payload, unless
-    /// that is in `apart`.
+    /// Writes the head to the front of `frame`. `frame` has room for [`ReplyHead::head_bytes`], then the payload, unless the
+    /// payload is in `apart`.
     ///
     /// # Panics
-    /// When the frame is too short or the payload too long. The sender must not build such frames.
+    /// If the frame is too short or the payload too long. The sender must not build such frames.
     #[inline]
     pub fn seal(&self, frame: &mut [u8], apart: Option<&[u8]>) {
         HeadPrefix {
@@ -78,7 +78,7 @@ impl ServerFrame {
     pub fn append(&self, out: &mut Vec<u8>) {
         let mut frame = [0; REPLY_HEAD_BYTES];
         match *self {
-            Self::Reply(_) => panic!("replies are sealed around their payload"),
+            Self::Reply(_) => panic!("`ReplyHead::seal` encodes replies"),
             Self::Opened { slot, epoch, outcome } => {
                 HeadPrefix::without_payload(OPENED, slot, outcome as u32, u64::from(epoch)).write(&mut frame);
             }

@@ -21,13 +21,13 @@ pub enum Status {
     Cancelled = 4,
     /// Too many requests are running, or unacknowledged replies use too much memory. Nothing ran.
     #[error(
-        "the server has too many unfinished requests, or unacknowledged replies, of this connection; ask again later"
+        "the server has too many unfinished requests, or unacknowledged replies, of this connection; try again later"
     )]
     Overloaded = 5,
     /// The request was executed, but its reply was too large to be kept for long. It is not executed again.
     #[error("it was executed, but the server did not keep the reply")]
     ReplyEvicted = 6,
-    /// The handler deferred its reply, then dropped it without an answer.
+    /// The handler deferred its reply, then dropped the request without a reply.
     #[error("the handler dropped it without an answer")]
     Abandoned = 7,
 }
@@ -59,7 +59,7 @@ pub enum OpenOutcome {
     /// The client wanted to resume the session, but the server does not have it, or no longer has it.
     #[error("the server does not have the session")]
     Expired = 1,
-    /// A later connection has resumed it.
+    /// A later connection has resumed the session.
     #[error("a later connection has resumed the session")]
     Superseded = 2,
     /// The client wanted a new session, but the server has one with this id.

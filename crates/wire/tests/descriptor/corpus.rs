@@ -40,5 +40,5 @@ fn check(name: &str, wanted: &[u8]) {
         fs::write(&path, wanted).unwrap();
     }
     let found = fs::read(&path).unwrap_or_default();
-    assert!(found == wanted, "fuzz/corpus/{name} is of another format: run this test once with {RENEW}=1");
+    assert!(found == wanted, "fuzz/corpus/{name} has another format: run this test once with {RENEW}=1");
 }

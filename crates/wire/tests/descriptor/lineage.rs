@@ -33,8 +33,8 @@ fn an_access_group_is_one_parent_with_unchanged_credentials() {
             assert_eq!(group_key(&next) == first, is_same, "change {number}");
         }
     }
-    assert_ne!(descriptor().access_group_key(&"n2".parse().unwrap()), first, "whatever its owner says of itself");
-    // All processes changed alike.
+    assert_ne!(descriptor().access_group_key(&"n2".parse().unwrap()), first, "the key contains the actual owner");
+    // The credentials of all processes change in the same way.
     let mut next = descriptor();
     next.process.credentials.gids = [7; 4];
     next.descendants.iter_mut().for_each(|member| member.process.credentials.gids = [7; 4]);

@@ -1,5 +1,4 @@
-//! Tests of descriptors as hostile input: whatever the bytes are, decoding gives a valid descriptor or an error, and
-//! never panics.
+//! Tests of descriptors as hostile input: decoding any bytes returns a valid descriptor or an error, and never panics.
 
 mod corpus;
 mod damaged;

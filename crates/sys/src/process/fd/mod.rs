@@ -13,12 +13,12 @@ use crate::namespace;
 use super::{malformed, numeric_entries_of, open_directory, read_once, read_once_from};
 pub use state::{LockEntry, LockKind, TimerState, WatchEntry};
 
-/// A directory of a process with an entry for each of its file descriptors. Looking an entry up by its number in it takes
-/// half the time of looking up its whole path.
+/// A directory of a process with an entry for each of its file descriptors. Looking up an entry relative to this directory
+/// takes half the time of looking up its whole path.
 #[derive(Debug)]
 pub struct FdDirectory {
     directory: OwnedFd,
-    /// Set when it is first read.
+    /// Computed on first use, by [`Self::shares_mount_namespace`].
     has_our_mounts: OnceLock<bool>,
 }
 
@@ -27,7 +27,7 @@ impl FdDirectory {
         Self { directory, has_our_mounts: OnceLock::new() }
     }
 
-    /// Whether the process is in the mount namespace of this process, so that paths lead to the same files.
+    /// Whether the process is in the mount namespace of this process. Then a path leads to the same file in both.
     pub fn shares_mount_namespace(&self) -> bool {
         *self.has_our_mounts.get_or_init(|| namespace::is_main_thread_namespace(self.as_fd(), "../ns/mnt"))
     }
@@ -48,7 +48,7 @@ impl FdDirectory {
         open_directory(&format!("/proc/{pid}/fdinfo")).map(Self::new)
     }
 
-    /// The numbers of the descriptors, ascending. Can be called only once.
+    /// Reads the numbers of the descriptors, in ascending order. Can be called only once.
     ///
     /// # Errors
     /// If the process has ended.
@@ -56,7 +56,7 @@ impl FdDirectory {
         numeric_entries_of(&self.directory)
     }
 
-    /// The `fdinfo` of one descriptor, if this is a directory from [`Self::open_infos`].
+    /// Reads the `fdinfo` of one descriptor. This must be a directory from [`Self::open_infos`].
     ///
     /// # Errors
     /// NotFound if the process has ended or the descriptor is closed.
@@ -80,7 +80,7 @@ pub struct FdInfo {
     pub offset: u64,
     /// O_* flags, with O_CLOEXEC if the descriptor has FD_CLOEXEC.
     pub flags: u32,
-    /// Id of the mount that it was opened on.
+    /// Id of the mount on which the file was opened.
     pub mount: u64,
     /// Inode number.
     pub inode: u64,
@@ -94,9 +94,9 @@ pub struct FdInfo {
     pub signal_mask: Option<u64>,
     /// The watches of an inotify.
     pub watches: Vec<WatchEntry>,
-    /// The process of a pidfd, as this process sees it.
+    /// The process of a pidfd, by its id in the reader's pid namespace.
     pub process: Option<i32>,
-    /// Locks on its file that it holds.
+    /// Locks on the file that the process holds through this descriptor.
     pub locks: Vec<LockEntry>,
 }
 
@@ -107,7 +107,7 @@ pub struct EventCounter {
     pub count: u64,
     /// EFD_SEMAPHORE.
     pub semaphore: bool,
-    /// The number of the eventfd, unique on the machine; `None` before Linux 5.2.
+    /// The id of the eventfd, unique on the machine; `None` before Linux 5.2.
     pub number: Option<u32>,
 }
 

@@ -7,7 +7,7 @@ pub struct TimerState {
     pub clock: u32,
     /// Expirations that have not been read.
     pub ticks: u64,
-    /// Flags that it was set with, TFD_TIMER_*.
+    /// The TFD_TIMER_* flags of timerfd_settime(2).
     pub flags: u32,
     /// Nanoseconds until it expires; 0 if it is disarmed.
     pub left_ns: u64,
@@ -18,13 +18,13 @@ pub struct TimerState {
 /// A watch of an inotify(7).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WatchEntry {
-    /// Its number.
+    /// The watch descriptor.
     pub number: u32,
     /// IN_* events and flags.
     pub mask: u32,
     /// Inode number of the watched file.
     pub inode: u64,
-    /// Device of the file, in the kernel's encoding (the major number above 20 bits of the minor number).
+    /// Device of the file, in the kernel's encoding: the minor number in the lower 20 bits, the major number above them.
     pub device: u32,
     /// A handle of the file, as from name_to_handle_at(2): type and bytes.
     pub handle: (i32, Vec<u8>),
@@ -52,9 +52,9 @@ pub enum LockKind {
     Posix,
     /// fcntl(2), F_OFD_SETLK.
     OpenFileDescription,
-    /// fcntl(2), F_SETLEASE, while no other process waits for it.
+    /// fcntl(2), F_SETLEASE, while no other process waits for the end of the lease.
     Lease,
-    /// A lease that another process waits for, a mandatory lock, or a kind that a later kernel added.
+    /// A lease whose end another process waits for, a mandatory lock, or a kind that a later kernel added.
     Other,
 }
 
