@@ -129,7 +129,7 @@ impl SampleFile {
 }
 
 impl Spread {
-    /// `None` without samples.
+    /// Computes the spread; `None` without samples.
     pub(crate) fn from_samples(samples: &[f64]) -> Option<Self> {
         let mut sorted = samples.to_vec();
         sorted.sort_by(f64::total_cmp);

@@ -22,11 +22,11 @@ const CONCURRENT_CHILDREN: u64 = 8;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ChildNetwork {
-    /// Each in its own.
+    /// A network for each child.
     Private,
     /// One for all children of a fan-out on a node.
     Shared,
-    /// The node's.
+    /// The network of the node.
     Host,
 }
 

@@ -1,5 +1,5 @@
 //! Messages with only a length prefix, sent back in order: the cost of calls on tokio without ids, sessions, checksums
-//! and deadlines. Reads and writes are buffered. All that is ready is sent at once.
+//! and deadlines. Reads and writes are buffered. All messages that are ready are sent with one call.
 
 use std::collections::VecDeque;
 use std::io;

@@ -1,4 +1,4 @@
-//! gRPC by tonic: a request for each call, or all calls on one stream.
+//! Calls by tonic, a gRPC library: one request for each call, or all calls on one stream.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;

@@ -150,7 +150,8 @@ impl FaultSummary {
     }
 }
 
-/// The floor of a figure: of programs that sleep, during a stream if the figure is.
+/// Returns the floor of a series: minimal programs that sleep, during a stream if the series is measured during a
+/// stream.
 pub(super) fn floor_of(series: FaultSeries) -> FaultSeries {
     match series {
         FaultSeries::BesideStream | FaultSeries::BareBesideStream | FaultSeries::FloorBesideStream => {

@@ -39,7 +39,7 @@ pub(crate) struct WorkloadParent {
     program: WorkloadProgram,
 }
 
-/// Kept running.
+/// The program of a running parent. It is killed when this value is dropped.
 #[derive(Debug)]
 enum WorkloadProgram {
     Sparse(#[expect(dead_code, reason = "it ends the program when it is dropped")] ParentProgram),

@@ -2,7 +2,7 @@
 //
 // As a parent it fills MIB of private memory and waits on standard input. At the end of the input (in a child it is
 // /dev/null) it reads PAYLOAD. If the file does not exist, this is the parent and its caller has gone, so it exits. Its
-// other threads (waits.h) wait meanwhile. A stop must not disturb them.
+// other threads wait in system calls (waits.h), which a stop must not disturb.
 #include "parent.h"
 #include "waits.h"
 
@@ -225,9 +225,10 @@ template <size_t BYTES> bool wait_for_end(const sigset_t &term, const char *path
 } // namespace
 
 // PAYLOAD holds `SEED MS STAYS`. For MS milliseconds the child verifies pages, in order and at random. It writes some,
-// discards some, moves some with each flag of mremap(2), and grows and shrinks some. Processes that it forks verify these
-// and others. Then it verifies all pages, and prints `sound LOOKS`: how many pages were verified, byte by byte. At the
-// first wrong page it prints `wrong PAGE …` and exits with status 1. A lost page raises SIGBUS, which ends it.
+// discards some, moves some with each flag of mremap(2), and grows and shrinks some. Processes that it forks verify
+// these and others. Then it verifies all pages, and prints `sound LOOKS`: how many pages were verified, byte by byte.
+// At the first wrong page it prints `wrong PAGE …` and exits with status 1. A lost page raises SIGBUS, which ends the
+// child.
 //
 // If STAYS is not 0, it runs until SIGTERM, because its own children need it. A child of it finds another payload, verifies
 // all pages too, and prints the result.

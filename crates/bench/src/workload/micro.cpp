@@ -305,7 +305,7 @@ void map_apart(uint64_t mappings) {
     }
 }
 
-// Starts the threads besides the first. They wait forever.
+// Starts all threads except the first. They wait forever.
 void wait_in_threads(unsigned long threads) {
     for (unsigned long i = 1; i < threads; i++)
         std::thread([] {
@@ -331,11 +331,11 @@ void wait_in_threads(unsigned long threads) {
 //
 // - FIRST_NS, SPOKE_NS: when its first instruction ran, and when it could have printed (CLOCK_REALTIME).
 // - TOUCH_NS, FAULTS: how long the touches took, and their page faults.
-// - WRONG: how many pages differ from the parent's.
+// - WRONG: number of pages that differ from the parent's.
 // - SHARED_KIB, PRIVATE_KIB: its shared and its private memory (smaps_rollup of proc(5)).
 //
-// PAGES is `small`, or `huge` for huge pages if the machine supports them. The program has THREADS threads, of which all
-// but the first wait, and MAPPINGS mappings besides that memory and those of every program.
+// PAGES is `small`, or `huge` for huge pages if the machine supports them. The program has THREADS threads, of which
+// all but the first wait, and MAPPINGS mappings in addition to that memory and to the mappings of every program.
 //
 // Usage: micro MIB ORDER ACCESS PAYLOAD PAGES THREADS MAPPINGS
 int main(int count, char **arguments) {

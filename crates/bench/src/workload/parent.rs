@@ -21,7 +21,7 @@ impl ParentProgram {
         Ok(Self(program))
     }
 
-    /// Its exit status and remaining output, if it has ended, which no parent should.
+    /// The parent's exit status and remaining output; `None` while it runs. A parent should not end on its own.
     pub(crate) fn last_line_if_ended(&mut self) -> Option<String> {
         self.0.last_line_if_ended()
     }

@@ -65,7 +65,7 @@ mod tests {
         tree.write_all().unwrap();
         assert!(tree.measure_forks_ms().unwrap() > 0.0 && tree.measure_copy_ms().unwrap() > 0.0);
         drop(tree);
-        // A terminated process is gone, or is a zombie of this namespace's reaper of orphans.
+        // An ended process is gone, or is a zombie until the reaper of this pid namespace waits for it.
         let ends = |child: &str| {
             let stat = std::fs::read_to_string(format!("/proc/{child}/stat"));
             stat.map_or(true, |stat| stat.contains(") Z "))

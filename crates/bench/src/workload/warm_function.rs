@@ -99,7 +99,7 @@ impl WarmParent {
         }
     }
 
-    /// How its children's values are checked.
+    /// How the values of the parent's children are checked.
     pub(crate) fn expected(&self) -> &ExpectedValue {
         &self.expected
     }
@@ -112,7 +112,7 @@ impl WarmParent {
         }
     }
 
-    /// The payload of a child that connects to a socket, and first writes its index to it.
+    /// The payload of a child that connects to a socket, and first writes its index to the socket.
     pub(crate) fn payload(&self, index: usize, socket: &Path) -> String {
         match &self.expected {
             ExpectedValue::Steps(steps) => format!("{index} {steps} {}", socket.display()),
@@ -152,11 +152,11 @@ pub(crate) const WARM_FUNCTION: EmbeddedProgram =
 pub(crate) struct FunctionRun {
     pub(crate) number: u64,
     pub(crate) value: u64,
-    /// From the request to unpause the child to the confirmation.
+    /// Time from the request to unpause the child to the confirmation.
     pub(crate) unpause: Duration,
-    /// From the request to unpause the child to its function's answer.
+    /// Time from the request to unpause the child to its function's answer.
     pub(crate) answer: Duration,
-    /// From the request to pause the child to the confirmation.
+    /// Time from the request to pause the child to the confirmation.
     pub(crate) pause: Duration,
 }
 

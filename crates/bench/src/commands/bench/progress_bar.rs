@@ -11,7 +11,7 @@ use farfork_terminal::interrupt::InterruptFlag;
 /// The progress bar of a run. It is shown on a terminal only.
 pub(super) struct BenchProgressBar(ProgressBar);
 
-/// Shows the progress of a run until this is dropped. The run ends after an interrupt.
+/// Shows the progress of a run until the returned function is dropped. The run ends after an interrupt.
 ///
 /// # Errors
 /// The errors of [`InterruptFlag::watch`].

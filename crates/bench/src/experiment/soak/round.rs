@@ -22,7 +22,7 @@ use crate::workload::parent::ParentProgram;
 /// minute.
 const END_LIMIT: Duration = Duration::from_secs(150);
 
-/// Interval in which a child's state is polled.
+/// Interval at which a child's state is polled.
 const ASK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// A round in progress.

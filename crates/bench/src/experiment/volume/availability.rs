@@ -83,7 +83,7 @@ pub(crate) struct InjectedFault {
     pub(crate) until_s: f64,
 }
 
-/// Interval in which a wait calls `check_interrupt`.
+/// Interval at which a wait calls `check_interrupt`.
 const CALLBACK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Runs the experiment. `check_interrupt` is called several times each second, and may end it.
