@@ -1,7 +1,7 @@
 // A floor of a fan-out: the kernel's work for children that are isolated as in a container, and nothing else.
 //
-// Two processes (`Maker`) create the children, each one child after another. Each has one mount namespace for all of its children.
-// `Maker::contain` has the steps of one child.
+// Two processes (`Maker`) create the children, each one child after another. Each has one mount namespace for all of
+// its children. `Maker::contain` has the steps of one child.
 #include "local_fanout.h"
 
 #include <atomic>
