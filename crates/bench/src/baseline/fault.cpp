@@ -133,7 +133,7 @@ void page_in(int uffd, int peer, char *area, Times &times) {
         int64_t began_ns = now_ns();
         memcpy(request.data(), &number, sizeof number);
         send_all(peer, request.data(), REQUEST_BYTES);
-        if (!receive(peer, page.data(), PAGE_BYTES)) fail("the link");
+        if (!receive(peer, page.data(), PAGE_BYTES)) fail("recv of a page");
         int64_t received_ns = now_ns();
         times.exchange_ns = received_ns - began_ns;
         // Maps the page without waking the thread, so that the copy is timed alone.
@@ -217,7 +217,7 @@ void install(int peer, int uffd, char *area, Installed &installed) {
         if (number != at / PAGE_BYTES) installed.wrong++;
         installed.pages += RECEIVED_BYTES / PAGE_BYTES;
     }
-    fail("the stream");
+    fail("recv of the stream");
 }
 
 int install_pages(const char *ip, int port) {

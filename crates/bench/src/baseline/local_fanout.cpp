@@ -22,7 +22,7 @@ int namespaces = CLONE_NEWNS | CLONE_NEWUTS | CLONE_NEWIPC;
 // Starts process 1 of a container. Its namespaces are entered by its pidfd.
 int make_container() {
     long pid = syscall(SYS_clone, SIGCHLD | CLONE_NEWPID | namespaces, nullptr, nullptr, nullptr, nullptr);
-    if (pid < 0) fail("namespaces");
+    if (pid < 0) fail("clone into new namespaces");
     if (pid == 0) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         mount("", "/", nullptr, MS_REC | MS_PRIVATE, nullptr);
@@ -60,7 +60,7 @@ struct Fanout {
 
     ChildAnswer answer() {
         ChildAnswer answer;
-        if (read(ends[0], &answer.result, sizeof answer.result) != sizeof answer.result) fail("an answer");
+        if (read(ends[0], &answer.result, sizeof answer.result) != sizeof answer.result) fail("read of an answer");
         answer.answered_ns = now_ns();
         return answer;
     }

@@ -33,9 +33,9 @@ pub enum ChildNetwork {
 /// The times of a child, since the start of the fan-out.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ChildLatency {
-    /// When the child had its result.
+    /// Time at which the child had its result.
     pub(crate) result: Duration,
-    /// When the requester had the result.
+    /// Time at which the requester had the result.
     pub(crate) answer: Duration,
 }
 

@@ -70,7 +70,7 @@ struct Child {
         write_file(group + "/cgroup.procs", std::to_string(pid));
         freeze = open((group + "/cgroup.freeze").c_str(), O_WRONLY | O_CLOEXEC);
         events = open((group + "/cgroup.events").c_str(), O_RDONLY | O_CLOEXEC);
-        if (freeze < 0 || events < 0) fail("the freezer");
+        if (freeze < 0 || events < 0) fail("open of cgroup.freeze or cgroup.events");
     }
 
     bool is_frozen() {
@@ -99,11 +99,11 @@ struct Child {
     FunctionRun request_run(uint64_t number) {
         FunctionRun run;
         Request request = {number};
-        if (write(end, &request, sizeof request) != sizeof request) fail("a request");
+        if (write(end, &request, sizeof request) != sizeof request) fail("write of a request");
         int64_t began = now_ns();
         unpause();
         run.unpause_ns = now_ns() - began;
-        if (read(end, &run.answer, sizeof run.answer) != sizeof run.answer) fail("an answer");
+        if (read(end, &run.answer, sizeof run.answer) != sizeof run.answer) fail("read of an answer");
         int64_t answered = now_ns();
         run.answer_ns = answered - began;
         pause();

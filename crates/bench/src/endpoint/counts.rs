@@ -21,5 +21,5 @@ pub(crate) type Latencies = Histogram<u64>;
 
 /// Creates an empty histogram with two significant digits, for latencies up to a minute.
 pub(crate) fn new_latencies() -> Latencies {
-    Histogram::new_with_bounds(1, LATENCY_NS_MAX, 2).expect("the bounds are right")
+    Histogram::new_with_bounds(1, LATENCY_NS_MAX, 2).expect("the bounds are valid")
 }

@@ -142,7 +142,7 @@ impl FanoutClient {
         };
         let only = v1::OutputStream::Stdout.into();
         let request = v1::LogsRequest { child: child.id.clone(), follow: true, only };
-        let chunks = self.nodes.get_mut(&child.node).expect("a node of ours").logs(request).await;
+        let chunks = self.nodes.get_mut(&child.node).expect("the node is part of the cluster").logs(request).await;
         let mut chunks = chunks.map_err(request_failure(&child.id))?.into_inner();
         let mut output = String::new();
         while !output.ends_with('\n') {

@@ -36,7 +36,7 @@ pub(crate) enum FaultSeries {
     BesideStream,
     /// A touch in a minimal program.
     BareTouch {
-        /// How the program waits.
+        /// How the program waits for data.
         waiting: WaitMode,
     },
     /// Time in which one of several children fetches all of its memory, while the others also fetch theirs.
@@ -45,7 +45,7 @@ pub(crate) enum FaultSeries {
     SlowestStream,
     /// The floor: the exchange of a request and a page, and the kernel's copy.
     Floor {
-        /// How the program waits.
+        /// How the program waits for data.
         waiting: WaitMode,
     },
     /// A touch in a minimal program that sleeps, while two others stream pages over the same link and map them.

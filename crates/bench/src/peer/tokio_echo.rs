@@ -65,7 +65,7 @@ pub(super) async fn run_client(to: SocketAddr, window: usize, tally: &CallRecord
     to.flush().await?;
     loop {
         receive(&mut from, &mut message).await?;
-        tally.record_answer(asked.pop_front().expect("as many were sent"));
+        tally.record_answer(asked.pop_front().expect("each answer has a request"));
         asked.push_back(Instant::now());
         send(&mut to, &message).await?;
         if from.buffer().is_empty() {

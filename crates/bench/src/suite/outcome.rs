@@ -27,7 +27,7 @@ pub struct SuiteRunOutcome {
     pub command: String,
     /// The time that it took, in seconds.
     pub seconds: f64,
-    /// Why it failed; `None` if it did not.
+    /// Why the benchmark failed; `None` if it did not.
     pub failure: Option<String>,
 }
 

@@ -190,7 +190,7 @@ mod tests {
         let report = FaultSummary::new(&plan, samples);
         let document = report.to_json();
         let figures = document["figures"].as_array().unwrap();
-        assert_eq!(figures.len(), 5, "what was not measured is not told: {document}");
+        assert_eq!(figures.len(), 5, "series without samples are omitted: {document}");
         assert_eq!((&figures[0]["of"], &figures[0]["floor_ratio"]), (&"farfork".into(), &1.5.into()));
         let beside = figures.iter().find(|figure| figure["of"] == "beside_stream").unwrap();
         assert_eq!((&beside["floor_ratio"], &beside["p99_floor_ratio"]), (&1.2.into(), &1.2.into()));

@@ -13,8 +13,8 @@ use crate::error::BenchError;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum ChildTask {
-    /// Each child touches a few pages of the memory of `workload::sparse`, and computes a value from them that is
-    /// unique to it.
+    /// Each child touches four pages of the memory of `workload::sparse`, and computes a value from them that is unique
+    /// to the child.
     Sparse { mib: u64 },
     /// Each child calls a function once. The digest of its result must equal the digest of the parent's result.
     Function { name: String, payload: String, digest: i64 },

@@ -163,7 +163,7 @@ impl Micro {
         Ok(Self { program, pages: (mib << 20) / PAGE_BYTES })
     }
 
-    /// Its process id.
+    /// The process id of the parent.
     pub(crate) fn pid(&self) -> u32 {
         self.program.pid()
     }

@@ -26,7 +26,7 @@ impl ParentProgram {
         self.0.last_line_if_ended()
     }
 
-    /// Its process id.
+    /// The process id of the parent.
     pub(crate) fn pid(&self) -> u32 {
         self.0.pid()
     }

@@ -79,7 +79,7 @@ int64_t run_command(char command) { return command == 'f' ? time_fork() : write_
 
 int64_t read_answer(const Member &member) {
     int64_t ns;
-    if (read(member.answer, &ns, sizeof ns) != sizeof ns) fail("a process of the tree");
+    if (read(member.answer, &ns, sizeof ns) != sizeof ns) fail("read from a process of the tree");
     return ns;
 }
 
@@ -106,7 +106,7 @@ Member fork_member() {
 int64_t command_all(const std::vector<Member> &members, char command) {
     int64_t ns = run_command(command);
     for (const Member &member : members) {
-        if (write(member.command, &command, 1) != 1) fail("a process of the tree");
+        if (write(member.command, &command, 1) != 1) fail("write to a process of the tree");
         ns += read_answer(member);
     }
     return ns;

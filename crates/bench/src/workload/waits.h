@@ -158,7 +158,7 @@ inline void *live(void *argument) {
 // Starts a thread for each wait. In a child, the file PAYLOAD exists.
 inline void start(const char *payload) {
     payload_path = payload;
-    // For sigtimedwait(2).
+    // Block the signal for which sigtimedwait(2) waits.
     sigset_t set;
     sigemptyset(&set);
     sigaddset(&set, SIGRTMIN);

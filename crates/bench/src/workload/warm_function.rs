@@ -59,7 +59,7 @@ pub(crate) enum ExpectedValue {
 }
 
 impl WarmWorkload {
-    /// Its name in summaries.
+    /// The name of the workload in summaries.
     pub fn name(&self) -> &str {
         match self {
             Self::Steps { .. } => STEPS,
@@ -67,8 +67,8 @@ impl WarmWorkload {
         }
     }
 
-    /// Writes its files into a directory, and starts a parent. `python` runs functions; `None` for an environment with
-    /// the packages of the embedded ones.
+    /// Writes the workload's files into a directory, and starts a parent. `python` runs functions; `None` for an
+    /// environment with the packages of the embedded ones.
     ///
     /// # Errors
     /// The program cannot be started, or a function's results differ between calls.
@@ -91,7 +91,7 @@ impl WarmWorkload {
 }
 
 impl WarmParent {
-    /// Its process id.
+    /// The process id of the parent.
     pub(crate) fn pid(&self) -> u32 {
         match &self.program {
             WarmProgram::Steps(parent) => parent.pid(),
@@ -104,7 +104,7 @@ impl WarmParent {
         &self.expected
     }
 
-    /// Its function, if it has one.
+    /// The parent's function, if it has one.
     pub(crate) fn function(&mut self) -> Option<&mut FunctionParent> {
         match &mut self.program {
             WarmProgram::Steps(_) => None,

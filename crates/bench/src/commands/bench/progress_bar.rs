@@ -27,7 +27,7 @@ impl BenchProgressBar {
     pub(super) fn new() -> Self {
         let bar = if stderr().is_terminal() { ProgressBar::new(1) } else { ProgressBar::hidden() };
         let style = ProgressStyle::with_template("{msg:28} {bar:40} {elapsed} of about {duration}");
-        bar.set_style(style.expect("the template is right"));
+        bar.set_style(style.expect("the template is valid"));
         Self(bar)
     }
 

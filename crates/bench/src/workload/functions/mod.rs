@@ -38,7 +38,7 @@ const EMBEDDED: [(&str, &str, &str); 9] = [
 /// A function to measure.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct FunctionSource {
-    /// Its name in the summary.
+    /// The name of the function in the summary.
     pub name: String,
     /// The user's file; `None` for an embedded function.
     pub file: Option<PathBuf>,
@@ -114,7 +114,7 @@ pub(crate) struct FunctionParent {
 }
 
 impl FunctionParent {
-    /// Starts a function's parent. Its files are written into a directory.
+    /// Writes the runner and the function into `directory`, and starts the parent.
     ///
     /// # Errors
     /// The program ends, or the function's results differ between calls, so children could not be checked.
@@ -138,7 +138,7 @@ impl FunctionParent {
         Ok(Self { name: source.name.clone(), program, first_call_ns, warm_call_ns, resident_kib, digest })
     }
 
-    /// Its process id.
+    /// The process id of the parent.
     pub(crate) fn pid(&self) -> u32 {
         self.program.pid()
     }
@@ -170,7 +170,7 @@ impl FunctionParent {
         Ok(())
     }
 
-    /// The task of its children, with the payload of the parent's own calls.
+    /// The task of the parent's children, with the payload of the parent's own calls.
     pub(crate) fn task(&self, payload: &str) -> ChildTask {
         ChildTask::Function { name: self.name.clone(), payload: payload.to_owned(), digest: self.digest }
     }
