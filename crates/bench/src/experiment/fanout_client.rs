@@ -203,7 +203,7 @@ impl FanoutClient {
             true => Ok(all),
             false => Err(BenchError::WrongMemory {
                 count: (batch.len() - all.len()) as u64,
-                what: "missing answers",
+                what: "missing answers of children",
             }),
         }
     }

@@ -156,7 +156,7 @@ impl LoadConnection {
             None => TcpConnector::new(to),
         };
         let mut client = Client::new(Box::new(connector), false);
-        let open = |_| client.open_session(load.window as u64).ok_or_else(|| io::Error::other("the connection has no room for another session"));
+        let open = |_| client.open_session(load.window as u64).ok_or_else(|| io::Error::other("too many sessions"));
         let sessions = (0..load.sessions).map(open).collect::<io::Result<_>>()?;
         Ok(Self { client, sessions, epoll_interest: (0, false) })
     }
