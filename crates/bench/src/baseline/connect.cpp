@@ -71,7 +71,8 @@ static int drive(char **arguments) {
     return 0;
 }
 
-// - connect serve IP THREADS: prints `listening PORT`, then accepts and closes connections until its input ends.
+// - connect serve IP THREADS: prints `listening PORT`, then accepts connections and answers one byte on each, until its
+// input ends.
 // - connect drive IP PORT THREADS SECONDS: prints `ready`. One letter starts it. Then it prints `connected N NS`.
 int main(int count, char **arguments) {
     if (count == 4 && std::string(arguments[1]) == "serve") return serve(arguments[2], std::atoi(arguments[3]));

@@ -123,7 +123,7 @@ struct Maker {
         return error ? error : left;
     }
 
-    // Ends when the pipe of orders closes, or when the parent has been killed.
+    // Runs a maker, which ends when the socket `orders` closes or the parent has been killed.
     void work(int orders) {
         if (pipe(ends) || unshare(CLONE_NEWNS) || mount("", "/", nullptr, MS_REC | MS_PRIVATE, nullptr)) round.error = errno;
         char letter;

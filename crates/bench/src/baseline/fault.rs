@@ -1,5 +1,5 @@
-//! The floor of a page fault: two minimal programs in the nodes' namespaces. One requests each page that its thread
-//! touches from the other over the same link, and maps it. `fault.cpp` is the program.
+//! The floor of a page fault: two minimal programs in the nodes' namespaces. One program requests each page that its
+//! thread touches from the other program over the same link, and maps the page. `fault.cpp` is the program.
 
 use std::path::Path;
 use std::process::Command;
@@ -40,7 +40,7 @@ pub(crate) struct FaultTiming {
 #[derive(Debug)]
 pub(crate) struct BareFaults {
     driver: ChildProgram,
-    /// Kept running.
+    /// Killed when this value is dropped.
     _server: ChildProgram,
 }
 
@@ -70,7 +70,7 @@ impl BareFaults {
 #[derive(Debug)]
 pub(crate) struct BareStream {
     installer: ChildProgram,
-    /// Kept running.
+    /// Killed when this value is dropped.
     _sender: ChildProgram,
 }
 

@@ -72,8 +72,8 @@ fn node_command(node: &LocalNode, program: &Path, arguments: &[&str]) -> Command
 /// Why the medians of copies of this size are implausible; `None` if they are plausible.
 ///
 /// A floor that is too low or too high makes the comparison worthless. So a copy counts only under three conditions.
-/// Every byte arrived (`request_copy` checks that). The copy took no less than a copy within one process's memory,
-/// which it includes. And the rate is not so low that other load must have delayed the copy.
+/// Every byte arrived (`request_copy` checks that). The copy took at least half the time of a copy within memory, which
+/// it includes. And the rate is not so low that other load must have delayed the copy.
 pub(crate) fn implausible_reason(mib: u64, copy_ms: f64, memory_copy_ms: f64) -> Option<String> {
     let rate = mib as f64 / (copy_ms / 1e3);
     if copy_ms < memory_copy_ms * MEMORY_COPY_RATIO_MIN {

@@ -49,16 +49,16 @@ pub(crate) struct EndpointSpec {
     pub(crate) role: EndpointRole,
     /// Whether to poll for a while before sleeping, if the system supports that.
     pub(crate) spins: bool,
-    /// Its identity, if both ends authenticate each other.
+    /// The endpoint's identity, if both ends authenticate each other.
     pub(crate) identity: Option<EndpointIdentity>,
-    /// The CPUs that its threads may use; all if empty.
+    /// The CPUs that the endpoint's threads may use; all if empty.
     pub(crate) processors: Vec<usize>,
 }
 
 /// A member of the cluster that the benchmark creates.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct EndpointIdentity {
-    /// The directory of its credentials.
+    /// The directory of the member's credentials.
     pub(crate) directory: PathBuf,
     pub(crate) encrypted: bool,
 }

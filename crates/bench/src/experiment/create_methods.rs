@@ -14,7 +14,7 @@ use crate::workload::micro::PAYLOAD_PATH;
 use crate::workload::parent::ParentProgram;
 use crate::workload::sparse::SPARSE;
 
-/// One creator for each method.
+/// Creates children by each method.
 pub(super) struct CreateMethods {
     farfork: FanoutClient,
     in_namespaces: LocalFanout,

@@ -105,7 +105,8 @@ fn run_entry(
     Ok(failure)
 }
 
-/// Why a benchmark failed; `None` if it did not. A failed stress test has its reasons in its section.
+/// Why a benchmark failed; `None` if it did not. A failed stress test has its reasons in `outcome.faults` of its
+/// document.
 fn failure_text(outcome: &ChildOutcome) -> Option<String> {
     let document = outcome.document.as_ref();
     let error = document.and_then(|document| document["error"].as_str());

@@ -26,7 +26,7 @@ constexpr uint64_t PAGE_BYTES = 4096;
 constexpr uintptr_t HUGE_PAGE_BYTES = 2 << 20;
 constexpr uint64_t PAGE_WORDS = PAGE_BYTES / sizeof(uint64_t);
 constexpr int64_t NS_PER_S = 1'000'000'000;
-// Long enough to determine the rate of the time-stamp counter to a few parts per million.
+// Duration of the calibration: long enough to determine the rate of the time-stamp counter to a few parts per million.
 constexpr long CALIBRATION_NS = 50'000'000;
 // The number that a writing touch adds to the first word of a page.
 constexpr uint64_t MARK = 1;
@@ -286,7 +286,7 @@ void map(size_t bytes, bool in_huge_pages) {
     size_t room = in_huge_pages ? HUGE_PAGE_BYTES : 0;
     void *at = mmap(nullptr, bytes + room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (at == MAP_FAILED) exit_with_error("mmap");
-    // Small pages otherwise: the cost must not be lower because of fewer pages.
+    // Forbid huge pages otherwise: fewer pages would lower the cost.
     madvise(at, bytes + room, in_huge_pages ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
     uintptr_t start = reinterpret_cast<uintptr_t>(at);
     if (in_huge_pages) start = (start + HUGE_PAGE_BYTES - 1) & ~(HUGE_PAGE_BYTES - 1);

@@ -31,7 +31,7 @@ unsigned char *map(size_t bytes, int kind) {
     if (bytes == 0) return nullptr;
     void *at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, kind | MAP_ANONYMOUS, -1, 0);
     if (at == MAP_FAILED) fail("mmap");
-    // Small pages: the cost must not be lower because of fewer pages.
+    // Use small pages: fewer pages would lower the cost of a fork.
     madvise(at, bytes, MADV_NOHUGEPAGE);
     memset(at, 0x5a, bytes);
     return static_cast<unsigned char *>(at);
@@ -89,8 +89,8 @@ Member fork_member() {
     pid_t pid = fork();
     if (pid < 0) fail("fork");
     if (pid == 0) {
-        // Close inherited pipes of other members. Otherwise the end of such a member would not be seen as the end of
-        // its pipe.
+        // Close the inherited pipes of other members. Otherwise, a pipe would not end with its member, because this
+        // process has a copy.
         int above = answer[1] + 1;
         Member member = {dup2(command[0], above), dup2(answer[1], above + 1)};
         close_range(STREAMS, static_cast<unsigned>(answer[1]), 0);

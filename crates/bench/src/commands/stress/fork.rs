@@ -1,5 +1,5 @@
 //! `farfork stress fork`: client processes on several nodes fork children of one parent for a while. `stress functions`
-//! shares its arguments and its course.
+//! shares the arguments and the sequence of steps.
 
 use std::ops::ControlFlow;
 use std::path::PathBuf;

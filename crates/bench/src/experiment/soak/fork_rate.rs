@@ -20,11 +20,11 @@ use crate::workload::micro::PAYLOAD_PATH;
 use crate::workload::parent::ParentProgram;
 use crate::workload::sparse::SPARSE;
 
-/// Children per fan-out, and fan-outs per measurement, of which the median counts.
+/// Number of children per fan-out, and of fan-outs per measurement. The median of the fan-outs counts.
 const CHILDREN: u64 = 24;
 const FANOUTS_PER_MEASUREMENT: usize = 7;
 
-/// Measurements at the start, of which the median counts, and maximum measurements at the end.
+/// Number of measurements at the start, of which the median counts, and maximum number at the end.
 const FIRST_MEASUREMENTS: usize = 3;
 const LAST_MEASUREMENTS_MAX: usize = 8;
 

@@ -25,7 +25,7 @@ const PAUSE_MS: std::ops::Range<u64> = 0..400;
 /// but shorter than the time after which the fabric gives up a page.
 const OUTAGE_MS: std::ops::Range<u64> = 100..2000;
 
-/// Leases, in ms: shorter than most rounds.
+/// Lengths of leases, in ms: shorter than most rounds.
 const TTL_MS: std::ops::Range<u64> = 1000..4000;
 
 /// Number of children of a fan-out, while three nodes have eight containers ready each. Time that each child walks, in
@@ -92,8 +92,8 @@ pub(super) enum NodeProcess {
     Pager,
 }
 
-/// A child, by the index of its family and its index in the family. Families made of children follow the initial ones,
-/// in the order of the actions that made them.
+/// A child, by the index of its family and its index in the family. Families of seeds that were made of children follow
+/// the initial families, in the order of the actions that made them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ChildRef {
     pub(super) seed: usize,
@@ -272,7 +272,7 @@ fn random_child(rng: &mut Rng) -> ChildScript {
     }
 }
 
-/// A fan-out of an initial family: children of other families are copies of children.
+/// A fan-out of an initial family. Other families are not used: their children are copies of children.
 fn random_fanout(rng: &mut Rng, families: &[SeedScript]) -> FanoutScript {
     let family = rng.usize(0..families.len());
     let count = rng.u64(FANOUT_CHILDREN);

@@ -30,7 +30,7 @@ use crate::workload::leveldb::{LEVELDB, VALUE_BYTES, run_leveldb};
 const CLUSTERING_CHUNKS: u64 = 3;
 /// Memory for the processes of the nodes and for the kernel.
 const SPARE_MIB: u64 = 1024;
-/// Maximum copies of each value in a LevelDB: two databases, each while it compacts.
+/// Maximum copies of each value in a LevelDB: two databases, each of which has two copies while it compacts.
 const LEVELDB_COPIES: u64 = 4;
 /// Maximum number of messages of the socket chain: more do not change its figures.
 const CHAIN_MESSAGES_MAX: u64 = 20_000;
@@ -48,7 +48,7 @@ pub async fn run_volume(
     require_memory(plan)?;
     if let Some(cpus) = CpuDivision::detect().filter(|_| plan.pins_cpus) {
         let failed = |cause| BenchError::Program { program: "sched_setaffinity", cause };
-        // Every process of the run is started by this thread.
+        // This thread starts every process of the run, and they inherit its affinity.
         restrict_to_cpus(&cpus.others).map_err(failed)?;
     }
     let testbed = StorageTestbed::start(plan, farfork.clone()).await?;
