@@ -1,11 +1,11 @@
 //! Compiles the C++ programs of `src/workload` and `src/baseline` into static binaries that the library embeds, and the
-//! messages of `src/peer/echo.proto`. So `farfork` needs no compiler to measure, and all runs of a build measure the
+//! messages of `src/peer/echo.proto`. So `farfork` measures without a compiler, and all runs of one build measure the
 //! same code.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Static, so that a program's memory map is the same on every node.
+/// Compiler flags. A static binary has the same memory map on every node.
 const FLAGS: &[&str] = &["-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", "-static", "-Wl,--strip-all"];
 
 const SOURCES: [&str; 15] = [
@@ -35,8 +35,8 @@ const LIBRARY: [&str; 6] = ["callbacks.c", "checkpoint.c", "connection.c", "erro
 fn main() {
     programs();
     commit();
-    let descriptors = protox::compile(["echo.proto"], ["src/peer"]).expect("echo.proto is right");
-    tonic_prost_build::configure().compile_fds(descriptors).expect("tonic takes what protox gives");
+    let descriptors = protox::compile(["echo.proto"], ["src/peer"]).expect("echo.proto compiles");
+    tonic_prost_build::configure().compile_fds(descriptors).expect("tonic accepts the descriptors of protox");
     println!("cargo::rerun-if-changed=src/peer/echo.proto");
 }
 
@@ -56,7 +56,7 @@ fn programs() {
         let name = source.file_stem().expect("a source has a name");
         let mut command = Command::new(&compiler);
         command.args(FLAGS).arg("-I../../include").arg("-o").arg(out.join(name)).arg(&source);
-        // The linker takes only what the program calls; the floors' programs call nothing of it.
+        // The linker takes only the members that a program calls. The programs of the floors call none.
         command
             .arg(&library)
             .args(LIBRARIES.iter().filter(|(program, _)| source.ends_with(program)).flat_map(|(_, of)| *of));
@@ -64,7 +64,7 @@ fn programs() {
     }
 }
 
-/// Sets the commit that results name. There is none outside a repository.
+/// Sets `FARFORK_COMMIT`, the commit that results name. Outside a Git repository, it remains unset.
 fn commit() {
     let git = |arguments: &[&str]| {
         let output = Command::new("git").args(arguments).output().ok().filter(|output| output.status.success())?;
@@ -86,7 +86,7 @@ fn library(out: &Path) -> PathBuf {
     println!("cargo::rerun-if-changed=../../include");
     let compiler = std::env::var("CC").unwrap_or_else(|_| "gcc".into());
     let archive = out.join("libfarfork.a");
-    // Otherwise members of an older build would stay in the archive.
+    // ar(1) would keep the members of an older build.
     let _ = std::fs::remove_file(&archive);
     let mut members = Vec::new();
     for source in LIBRARY {

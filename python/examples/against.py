@@ -1,12 +1,13 @@
 """Three jobs on farfork's Executor, and on other tools for the same purpose on this machine.
 
-    pip install ./python numpy scikit-learn loky ray       # missing packages are left out
+    pip install ./python numpy scikit-learn loky ray       # tools and jobs of missing packages are skipped
     farfork up --nodes 3
     python3 python/examples/against.py n1 n2
 
-Each figure is the time from the construction of the executor until the last result, in ms: the median, best and worst of the
-rounds. Each tool has as many workers as the machine has processors, one thread each. `again` repeats the calls with the
-existing workers. Nodes that `farfork up` starts share this machine's processors, so two nodes have no more than one.
+Each figure is the time from the construction of the executor until the last result, in ms: the median, best and worst
+of the rounds. Each tool has as many workers as the machine has processors, one thread each. `again` repeats the calls
+with the existing workers. Nodes that `farfork up` starts share this machine's processors, so two nodes have no more
+processors than one node.
 """
 
 import importlib.util
@@ -129,7 +130,7 @@ def again_on_nodes(nodes: list[str], job: Job) -> list[float]:
 
 
 def measure(run: Way, job: Job) -> list[float]:
-    """Durations of the rounds in seconds, ascending."""
+    """Returns the durations of the rounds in seconds, ascending."""
     expected, times = in_series(job), []
     for _ in range(ROUNDS):
         begin = time.perf_counter()
@@ -148,7 +149,7 @@ def main() -> None:
     clusters = [some for some in (sys.argv[1:2], sys.argv[1:3]) if some]
     rows: dict[str, list[tuple[str, list[float]]]] = {}
     jobs = list(make_jobs())
-    # farfork is first: a program whose libraries have open connections cannot be forked.
+    # Measure farfork first: a program whose libraries have open connections cannot be forked.
     for job in jobs:
         rows[job.name] = [("serial", measure(in_series, job))]
         for nodes in clusters:

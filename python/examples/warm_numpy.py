@@ -3,7 +3,7 @@
     pip install ./python numpy
     farfork up --nodes 2
     python3 python/examples/warm_numpy.py n1 n2
-    python3 python/examples/warm_numpy.py --threads 10 n1 n2  # ten more threads, which each child has, and no fork(2)
+    python3 python/examples/warm_numpy.py --threads 10 n1 n2  # ten more threads, which a child of fork(2) lacks
 
 Each figure is the time from the call until the first or the last result arrives: the median, best and worst of the rounds,
 back to back and after 150 ms of idle time. A round includes making the seed of the program for its calls. For comparison,
@@ -37,7 +37,7 @@ def add_up(row: int) -> float:
 
 
 def in_local_forks(calls: int) -> Iterator[float]:
-    """Results of local forks of this process, in order."""
+    """Yields the results of local forks of this process, in order."""
     running: list[tuple[int, int]] = []
 
     def receive() -> float:
@@ -62,7 +62,7 @@ def in_local_forks(calls: int) -> Iterator[float]:
 
 
 def measure(run: Callable[[int], Iterator[float]], calls: int, idle_s: float) -> list[tuple[float, float]]:
-    """Seconds until the first and the last result of each round."""
+    """Returns the seconds until the first and the last result of each round."""
     times = []
     for _ in range(ROUNDS):
         time.sleep(idle_s)
@@ -84,12 +84,12 @@ def show(name: str, seconds: list[float]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Times calls by children of this process, on the nodes, and by local forks.")
     parser.add_argument("nodes", nargs="+", metavar="NODE")
-    parser.add_argument("--threads", type=int, default=0, help="that wait in this process in addition to its own (default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=0, help="number of additional threads, which wait in this process (default: %(default)s)")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore", "This process .* is multi-threaded")
     for _ in range(arguments.threads):
         threading.Thread(target=threading.Event().wait, daemon=True).start()
-    threads = f"{threading.active_count()} threads of Python's"
+    threads = f"{threading.active_count()} Python threads"
     print(f"{numpy.__name__} {numpy.__version__}, {threads}: median, best and worst of {ROUNDS} rounds, in ms\n")
     print("| | median | best | worst |\n|---|---|---|---|")
     with farfork.Executor(arguments.nodes, reuse_workers=False) as executor:

@@ -1,7 +1,7 @@
 """fork(2) that reaches other machines, from within a Python program.
 
-:func:`checkpoint` marks a point of the program, and returns there many times: in the parent, which gets a
-:class:`Seed`, and in every child that is forked from the seed on any node, which gets a :class:`Child`::
+:func:`checkpoint` is called once, and returns many times: in the parent, which gets a :class:`Seed`, and in every child
+that is forked from the seed on any node, which gets a :class:`Child`::
 
     who = farfork.checkpoint()
     if who.is_child:
@@ -9,7 +9,7 @@
     else:
         print(who)                  # farfork fork SEED --to n2 --payload -
 
-:class:`Executor` does the same for functions, with the interface of :mod:`concurrent.futures`::
+:class:`Executor` runs functions in such children, with the interface of :mod:`concurrent.futures`::
 
     with farfork.Executor(nodes=["n2", "n3"]) as executor:
         for result in executor.map(predict, requests):
@@ -17,7 +17,7 @@
 
 :func:`branch` makes a child that runs cells of code, one after the other.
 
-A child's memory is the parent's, so a child has all objects that it needs. Only results are pickled.
+A child has a copy of the parent's memory, and so all objects that it needs. Only results are pickled.
 """
 
 from ._binary import binary

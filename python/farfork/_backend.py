@@ -18,9 +18,10 @@ def is_child() -> bool:
 class BackendExecutor(Executor):
     """An executor for the calls of one job, whose workers are forked with its first call.
 
-    Later calls are pickled by cloudpickle if the standard library cannot pickle them: jobs of these libraries have lambdas
-    and local functions. They may be submitted by a thread that completes other calls. A fork at that moment would capture
-    the program's own thread inside the program's own code, and each child would continue it.
+    Later calls are pickled by cloudpickle if the standard library cannot pickle them: jobs of these libraries have
+    lambdas and local functions. They never fork new workers, because a thread that completes other calls may submit
+    them. A fork at that moment would capture the program's own thread in the middle of its code, and each child would
+    continue that code.
     """
 
     def __init__(self, cloudpickle: Any, **options: Any) -> None:

@@ -1,4 +1,4 @@
-"""The calls of one checkpoint: those not forked yet, those that run, and those that have ended.
+"""The calls of one checkpoint: whether each is not forked yet, runs, or has ended.
 
 ``_executor`` sends the requests and passes the daemon's messages to this module.
 """
@@ -30,7 +30,7 @@ class Batch:
     next_index: int = 0
 
     def allocate(self, count_max: int) -> range:
-        """Takes the next calls to fork, at most ``count_max``: consecutive ones that are not cancelled."""
+        """Takes the next calls to fork: consecutive calls that are not cancelled, at most ``count_max``."""
         while self.next_index < len(self.futures) and self.futures[self.next_index].cancelled():
             self.next_index += 1
         first = end = self.next_index
@@ -46,7 +46,7 @@ class Batch:
         return self.next_index == len(self.futures) and not self.living
 
     def handle_started(self, message: Message) -> bool:
-        """Handles the start of a child. Returns whether to kill it, because its call was cancelled meanwhile."""
+        """Handles the start of a child. Returns whether to kill it, because its call has been cancelled."""
         index: int = message["index"]
         future = self.futures[index]
         future.child = message["child"]
@@ -60,7 +60,7 @@ class Batch:
         if message.kind == _protocol.FAILED:
             return partial(future.complete, partial(_raise, ChildNotStarted(message["text"])))
         if message["how"] == _protocol.ENDED_EXIT and message["value"] == 0 and fds:
-            # Read here, where no checkpoint runs meanwhile: a capture requires that the open files do not change.
+            # Read the result here, where no checkpoint runs: a capture requires that the open files do not change.
             return partial(future.complete, partial(_task.decode_result, read_all(fds[0])))
         for fd in fds:
             os.close(fd)
@@ -68,7 +68,7 @@ class Batch:
 
 
 def death_error(child: str, message: Message) -> ChildDied:
-    """The error of a call whose child has ended without a result."""
+    """Returns the error of a call whose child has ended without a result."""
     how, value = message["how"], message["value"]
     if how == _protocol.ENDED_LOST:
         return ChildDied(child, f"its exit status is unknown: {message['text']}")

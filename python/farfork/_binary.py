@@ -9,7 +9,7 @@ from ._errors import Error
 
 
 def binary() -> str:
-    """The path of the command: ``FARFORK_BIN``, or ``farfork`` on the ``PATH``.
+    """Returns the path of the command: ``FARFORK_BIN``, or ``farfork`` on the ``PATH``.
 
     Raises :class:`Error` if there is none.
     """

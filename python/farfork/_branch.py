@@ -21,7 +21,8 @@ _OPTIONS = {"strategy", "memory", "cpus", "processes", "net", "egress", "untrust
 
 
 def branch(node: str | None = None, **options: Any) -> Branch:
-    """Forks this process onto ``node``, or onto the node with the fewest children, and returns the child, which runs code.
+    """Forks this process onto ``node``, or onto the node with the fewest children, and returns the child, which runs
+    cells of code.
 
     ``options`` are ``strategy``, ``memory``, ``cpus``, ``processes``, ``net``, ``egress``, ``untrusted`` and
     ``user_namespace`` of :class:`Executor`. Raises :class:`CheckpointError` and :class:`ChildNotStarted`.
@@ -54,7 +55,7 @@ class Branch:
         self.child = child
         self._executor = executor
         self._is_closed = False
-        # Takes no locks, because the garbage collector may call it anywhere.
+        # `disconnect` takes no locks, because the garbage collector may call it anywhere.
         weakref.finalize(self, Collector.disconnect, executor._collector).atexit = False
 
     @property
@@ -63,9 +64,10 @@ class Branch:
         return self.child.partition(".")[0]
 
     def run(self, code: str) -> None:
-        """Runs a cell in the branch. Shows its output and the value of its last expression here.
+        """Runs a cell in the branch. Shows its output and the value of its last expression in this program.
 
-        Raises the cell's exception. An interrupt here (Ctrl-C) interrupts the cell; a second one closes the branch.
+        Raises the cell's exception. An interrupt of this program (Ctrl-C) interrupts the cell; a second one closes the
+        branch.
         """
         failure, interrupt = self._call(partial(_cells.run, code))
         if failure is not None:
@@ -74,7 +76,9 @@ class Branch:
             raise interrupt
 
     def value(self, expression: str) -> Any:
-        """The value of an expression in the branch. It is pickled, so its class must exist here too."""
+        """Returns the value of an expression in the branch. The value is pickled, so this program must also have its
+        class.
+        """
         try:
             value, interrupt = self._call(partial(_cells.evaluate, expression))
         except (AttributeError, ImportError) as error:
@@ -102,7 +106,9 @@ class Branch:
         return f"<Branch {self.child}{', closed' if self._is_closed else ''}>"
 
     def _call(self, call: Callable[[], T]) -> tuple[T, KeyboardInterrupt | None]:
-        """The result of a call in the branch, and an interrupt of the program that the call has not answered."""
+        """Runs a call in the branch. Returns its result, and the program's interrupt if the call returned normally
+        despite it.
+        """
         if self._is_closed or not self._executor.has_workers:
             raise BranchClosed(self.child)
         future = self._executor.submit_to_workers(call)
@@ -126,7 +132,7 @@ class Branch:
             return future.result(), None
         except KeyboardInterrupt as interrupt:
             if future.done() or threading.current_thread() is not threading.main_thread():
-                # The cell itself raised it.
+                # The cell itself raised the exception.
                 raise
             self._executor.interrupt(future)
             try:

@@ -17,7 +17,7 @@ from ._history import running_shell
 #: Runs one cell. Returns its exception and the text of the traceback.
 CellRunner = Callable[[str], "tuple[BaseException, str] | None"]
 
-#: Set in the child of a branch that has begun.
+#: Set in the child of a branch by :func:`begin`.
 _run: CellRunner | None = None
 
 
@@ -32,7 +32,7 @@ def begin() -> None:
 def run(code: str) -> bytes | None:
     """Runs a cell. Returns its exception, pickled.
 
-    Raises :class:`BranchNotBegun` in a child that replaced the branch's child, and so lacks its state.
+    Raises :class:`BranchNotBegun` in a child that replaced the branch's child, and lacks the branch's state.
     """
     if _run is None:
         raise BranchNotBegun
@@ -44,12 +44,14 @@ def run(code: str) -> bytes | None:
     try:
         return _task.encode_failure(error, text)
     finally:
-        # Kept for a debugger in the next cell.
+        # Keep the frames for a debugger in the next cell.
         error.__traceback__ = frames
 
 
 def evaluate(expression: str) -> Any:
-    """The value of an expression. Raises like :func:`run`, and the exception of the expression."""
+    """Returns the value of an expression. Raises the exception of the expression, and :class:`BranchNotBegun` as
+    :func:`run` does.
+    """
     if _run is None:
         raise BranchNotBegun
     shell = running_shell()
@@ -63,7 +65,7 @@ class BranchNotBegun(Exception):
 
 def _shell_runner(shell: Any) -> CellRunner:
     shown = _ShownTracebacks(shell)
-    # The cell that made the branch has this number, and still runs.
+    # Number the branch's cells after the cell that made the branch: it still runs, so the shell has not counted it yet.
     shell.execution_count = max(shell.execution_count, len(shell.history_manager.input_hist_raw))
 
     def run_cell(code: str) -> tuple[BaseException, str] | None:
@@ -86,7 +88,7 @@ class _ShownTracebacks:
         shell._showtraceback = self._show
 
     def _show(self, _type: Any, _value: Any, lines: Any) -> None:
-        # Whether it is the error of the cell is only known at the end of the cell.
+        # Only the last traceback of a cell can be the error of the cell, so print the previous one.
         self.print()
         self._last = _display.traceback_text(self._shell, lines)
 
@@ -104,7 +106,7 @@ _numbers = itertools.count(1)
 
 def _run_in_main(code: str) -> tuple[BaseException, str] | None:
     name = f"<branch cell {next(_numbers)}>"
-    # Tracebacks find the source here.
+    # The module `traceback` finds the cell's source in this cache.
     linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
     namespace = vars(sys.modules["__main__"])
     try:
@@ -120,7 +122,7 @@ def _run_in_main(code: str) -> tuple[BaseException, str] | None:
 
 
 def _frames_of_cell(frames: TracebackType | None) -> TracebackType | None:
-    """A traceback without the frames of this package."""
+    """Returns the traceback without its outermost frames, which belong to this package."""
     package = os.path.dirname(__file__)
     while frames is not None and os.path.dirname(frames.tb_frame.f_code.co_filename) == package:
         frames = frames.tb_next

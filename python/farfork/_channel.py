@@ -1,7 +1,7 @@
 """A channel between this process and a worker: a stream socket that carries frames.
 
-A frame is a pickle with its out-of-band buffers (PEP 574). So arrays are sent without a copy, and received into memory that
-the unpickled object then owns.
+A frame is a pickle with its out-of-band buffers (PEP 574). So arrays are sent without a copy, and received into memory
+that the unpickled array then owns.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Frame(NamedTuple):
 
 
 class Channel:
-    """One end. ``blocking`` decides whether calls wait for the other end."""
+    """One end of a channel. ``blocking`` decides whether calls wait for the other end."""
 
     def __init__(self, fd: int, blocking: bool) -> None:
         self._socket = socket.socket(fileno=fd)
@@ -78,7 +78,7 @@ class Channel:
         self.flush()
 
     def flush(self) -> None:
-        """Sends the rest. If the other end is closed, the receiving side detects it."""
+        """Sends the remaining data. If the other end is closed, discards the data and sets :attr:`is_broken`."""
         try:
             while self._outgoing:
                 pieces = [self._outgoing[index] for index in range(min(len(self._outgoing), _PIECES_MAX))]
@@ -90,19 +90,20 @@ class Channel:
             self._outgoing.clear()
 
     def receive(self) -> Iterator[Frame]:
-        """The frames that have arrived. Sets :attr:`is_at_end` at the end of the stream."""
+        """Yields the frames that have arrived. Sets :attr:`is_at_end` at the end of the stream."""
         while self._receive_some():
             while self._received:
                 yield self._received.popleft()
 
     def receive_one(self) -> Frame | None:
-        """Waits for a frame on a blocking channel; ``None`` at the end."""
+        """Waits for a frame on a blocking channel; ``None`` at the end of the stream."""
         return next(self.receive(), None)
 
     def close(self) -> None:
-        """Closes this end. The other end receives the data that was sent, then the end."""
+        """Closes this end. The other end receives the data that was sent, then the end of the stream."""
         try:
-            # shutdown(2), because a seed of this process has a copy of the descriptor.
+            # shutdown(2), because close(2) alone does not end the stream: a seed of this process has a copy of the
+            # descriptor.
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
             pass  # The other end is closed.
@@ -165,7 +166,7 @@ class WakePipe:
         try:
             os.write(self._writer, b"\0")
         except BlockingIOError:
-            pass  # It is full, so the thread will wake.
+            pass  # The pipe is full, so the thread will wake.
 
     def clear(self) -> None:
         try:

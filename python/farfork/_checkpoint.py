@@ -21,12 +21,12 @@ from ._parent_id import KeptParentId
 from ._protocol import Message
 from ._reseed import Reseeding
 
-#: One at a time: the connection of another thread would be a socket that cannot be captured. In a child, the thread that
-#: holds the lock continues as in the parent, and releases it.
+#: Allows one checkpoint at a time: another thread's connection to the daemon could not be captured. In a child, the
+#: thread that holds the lock continues as in the parent, and releases it.
 checkpoint_lock = threading.RLock()
 
 
-#: Python 3.12 freezes some of its own objects at startup.
+#: Number of objects that Python itself has frozen: Python 3.12 freezes some at startup.
 _frozen_at_import = gc.get_freeze_count()
 
 
@@ -36,9 +36,9 @@ class Seed:
     is_child: ClassVar[Literal[False]] = False
 
     def __init__(self, id: str, pause_s: float, prepare_s: float) -> None:
-        #: Its id, for ``farfork fork``.
+        #: The seed's id, for ``farfork fork``.
         self.id = id
-        #: How long this process was stopped, in seconds.
+        #: Time for which this process was stopped, in seconds.
         self.pause_s = pause_s
         #: Duration of the whole prepare, in seconds.
         self.prepare_s = prepare_s
@@ -68,13 +68,13 @@ class Child:
     def __init__(
         self, id: str, seed: str, index: int, payload: bytes | None, result_fd: int, channel_fd: int | None = None
     ) -> None:
-        #: Its id.
+        #: The child's id.
         self.id = id
-        #: The id of the seed that it was forked from.
+        #: The id of the seed from which the child was forked.
         self.seed = seed
-        #: Its index among the children of its fork, from 0.
+        #: The child's index among the children of its fork, from 0.
         self.index = index
-        #: Whether it has a payload, which may be empty.
+        #: Whether the child has a payload, which may be empty.
         self.has_payload = payload is not None
         self._payload = payload
         self._result_fd = result_fd
@@ -104,22 +104,24 @@ class Child:
             rest = rest[os.write(self._result_fd, rest) :]
 
     def take_channel(self) -> int:
-        """The descriptor of its channel to the executor that forked it. The caller must close it."""
+        """Returns the descriptor of the child's channel to the executor that forked it. The caller must close the
+        descriptor.
+        """
         fd, self._channel_fd = self._channel_fd, None
-        assert fd is not None, "the executor asked for a channel"
+        assert fd is not None, "the child has no channel, or it was taken before"
         return fd
 
 
 @copies_stand_still
 def checkpoint(name: str | None = None, ttl: float | None = None) -> Union[Seed, Child]:
-    """Makes a seed of this process, and returns many times: here with a :class:`Seed`, and in each :class:`Child` that is
-    forked from it.
+    """Makes a seed of this process, and returns many times: in this process a :class:`Seed`, and in each child that is
+    forked from the seed a :class:`Child`.
 
     Commands accept ``name`` instead of the id. The seed is dropped after ``ttl`` seconds, or with the daemon.
 
-    In a child all threads continue, as they do here. Functions registered with :func:`os.register_at_fork` run. The
+    In a child all threads continue, as in this process. Functions registered with :func:`os.register_at_fork` run. The
     generators of ``random``, NumPy and OpenSSL are reseeded. The garbage collector ignores objects that existed before
-    (:func:`gc.freeze`), so that it does not fetch all memory only to traverse it.
+    (:func:`gc.freeze`), because traversing them would fetch all memory.
 
     Raises :class:`CheckpointError` if no seed can be made, for example because this process uses io_uring, and
     :class:`DaemonNotFound` if there is no daemon.
@@ -159,7 +161,7 @@ def _request_checkpoint(
 ) -> Union[Seed, Child]:
     hooks = AtFork()
     for stream in (sys.stdout, sys.stderr):
-        # Each child would write buffered data again.
+        # Otherwise each child would also write the buffered data.
         if stream is not None and not stream.closed:
             stream.flush()
     pages, pages_bytes = _pages.offer_pages()
@@ -168,7 +170,8 @@ def _request_checkpoint(
     hooks.before()
     for keeper in keepers:
         keeper.before()
-    # No collection before: children would write to the memory that it frees.
+    # Do not collect garbage before gc.freeze(): children would write to the freed memory, and each written page must be
+    # copied.
     was_frozen = gc.get_freeze_count() > _frozen_at_import
     gc.freeze()
     answer: tuple[Message, list[int]] | None = None

@@ -17,16 +17,18 @@ child_id: str | None = None
 
 DEFAULT_RUN_DIR = "/run/farfork"
 
-#: Limit for an answer that depends only on the daemon, in seconds. The daemon's own limit for a checkpoint is 120. A daemon
-#: that is silent for longer does not respond at all.
+#: Limit for an answer that depends only on the daemon, in seconds. The daemon's own limit for a checkpoint is 120. A
+#: daemon that is silent for longer has stopped responding.
 ANSWER_S_MAX = 150.0
 
 
 def socket_path() -> str:
-    """The socket on which the daemon listens for programs. The first of these that is set, or exists:
+    """Returns the path of the socket on which the daemon listens for programs. It is the first of these that is set, or
+    exists:
 
-    ``FARFORK_PROGRAM_SOCKET``; ``program.sock`` in the directory of ``FARFORK_SOCKET``; ``program.sock`` in
-    ``FARFORK_RUN_DIR`` or ``/run/farfork``; ``program.sock`` of the first node that ``farfork up`` started there.
+    ``FARFORK_PROGRAM_SOCKET``; ``program.sock`` in the directory of ``FARFORK_SOCKET``; ``program.sock`` in the run
+    directory, ``FARFORK_RUN_DIR`` or ``/run/farfork``; ``n1/program.sock`` in the run directory, of the first node that
+    ``farfork up`` started.
     """
     if path := os.environ.get("FARFORK_PROGRAM_SOCKET"):
         return path
@@ -77,10 +79,10 @@ class Connection:
     def receive(self, limit_s: float | None = ANSWER_S_MAX) -> tuple[Message, list[int]] | None:
         """Waits for a reply and its descriptors; ``None`` at the end.
 
-        In the parent and in each child, the process waits in the system call that is made here.
+        After a checkpoint request, the parent and each child return from the same recvmsg(2) call.
         """
         self._socket.settimeout(limit_s)
-        # Like socket.recv_fds, which first imports a module: a child that wakes here should write to few pages.
+        # Not socket.recv_fds, which first imports a module: a child that wakes here should write to few pages.
         message, ancillary, _, _ = self._socket.recvmsg(
             _protocol.MESSAGE_BYTES_MAX, _ANCILLARY_BYTES_MAX, socket.MSG_CMSG_CLOEXEC
         )
@@ -104,7 +106,8 @@ class Connection:
 
 def read_all(fd: int) -> bytes:
     """Reads all of a regular file that was sent with a message, and closes it."""
-    # Most have a few bytes. A file object would cost a child more pages than the rest of its answer.
+    # Most files have a few bytes. A file object would make a child write to more pages than everything else that it
+    # does here.
     try:
         first_bytes = os.read(fd, _SMALL_BYTES)
     except OSError:
@@ -118,7 +121,9 @@ def read_all(fd: int) -> bytes:
 
 
 def _move_above_stdio(new_socket: socket.socket) -> socket.socket:
-    """Numbers 0 to 2 are the standard streams, whatever they refer to: children get other files there."""
+    """Returns the socket with a descriptor number above 2. A child gets other files as its descriptors 0 to 2, the
+    standard streams.
+    """
     if new_socket.fileno() > 2:
         return new_socket
     with new_socket:

@@ -1,4 +1,4 @@
-"""The objects that the names of functions and classes referred to when a seed was made.
+"""Records the objects to which the names of functions and classes referred when a seed was made.
 
 A pickle refers to functions and classes by name. So a call is correct in a worker only if its names still refer to the same
 objects.
@@ -13,7 +13,7 @@ from typing import Any
 
 
 class DefinitionChanged(Exception):
-    """A name may refer to another object than in workers of the seed."""
+    """A name may refer to a different object than in workers of the seed."""
 
 
 class ForkedDefinitions:
@@ -25,7 +25,7 @@ class ForkedDefinitions:
         self._main = _main_definitions()
 
     def compare(self) -> NameCheck:
-        """A comparison for the calls of one submission."""
+        """Returns a comparison for the calls of one submission."""
         return NameCheck(self._globals, self._main)
 
 
@@ -40,10 +40,10 @@ class NameCheck:
         return _main_definitions() != self._main
 
     def require_unchanged(self, module: str | None, name: str) -> None:
-        """Raises :class:`DefinitionChanged` if a global name may refer to another object than at the fork."""
+        """Raises :class:`DefinitionChanged` if a global name may refer to a different object than at the fork."""
         if module == "__main__":
-            # A definition may use any other one: notebooks and interactive sessions redefine functions and classes
-            # frequently.
+            # The definition may use any other definition in `__main__`. Notebooks and interactive sessions redefine
+            # those frequently.
             if self._is_main_changed:
                 raise DefinitionChanged(f"a definition of __main__ has changed since the workers were forked: {name} may use it")
             return

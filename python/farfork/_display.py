@@ -29,16 +29,16 @@ def forward_displays(shell: Any, send: Callable[[Display], None]) -> None:
 
         def publish(self, data: Any, metadata: Any = None, **details: Any) -> None:
             if len(data) > 1:
-                # A page can only show widgets of the program.
+                # A notebook can only show widgets that its own kernel, the program, has made.
                 data = {kind: value for kind, value in data.items() if kind != _WIDGET}
             named = {name: details[name] for name in ("transient", "update") if details.get(name)}
             send(Display(data=dict(data), metadata=dict(metadata or {}), **named))
 
         def clear_output(self, wait: bool = False) -> None:
-            pass  # The cell also has output of other calls.
+            pass  # The program's cell also shows output of other calls.
 
     class ForwardingHook(hooks.DisplayHook):  # type: ignore[misc]
-        # Like the hook of a Jupyter kernel.
+        # Attributes that the hook of a Jupyter kernel has.
         topic = None
         set_parent = _ignore_parent
 
@@ -54,7 +54,7 @@ def forward_displays(shell: Any, send: Callable[[Display], None]) -> None:
     def print_traceback(_type: Any, _value: Any, lines: Any) -> None:
         print(traceback_text(shell, lines), file=sys.stderr)
 
-    # Installing a new hook clears the variables of the latest outputs.
+    # The constructor of a hook clears the variables of the latest outputs, so keep their values.
     names = ("_", "__", "___")
     variables = {name: shell.user_ns[name] for name in names if name in shell.user_ns}
     hook = ForwardingHook(shell=shell)
@@ -62,14 +62,14 @@ def forward_displays(shell: Any, send: Callable[[Display], None]) -> None:
     for name in names:
         setattr(hook, name, getattr(shell.displayhook, name, ""))
     shell.display_pub = ForwardingPublisher(shell=shell)
-    # A cell of the program runs, so its hook is installed already.
+    # The program was captured while a cell ran, so its hook is installed already. Replace that hook too.
     shell.displayhook = shell.display_trap.hook = sys.displayhook = hook
     shell._showtraceback = print_traceback
     shell.set_hook("show_in_pager", _print_page, 0)
 
 
 def traceback_text(shell: Any, lines: Any) -> str:
-    """The traceback as the shell would show it."""
+    """Returns the traceback as the shell would show it."""
     return str(shell.InteractiveTB.stb2text(lines))
 
 
@@ -89,5 +89,5 @@ def show(payload: Payload) -> None:
             shell.display_pub.publish(**display)
         elif "text/plain" in display["data"]:
             print(display["data"]["text/plain"], flush=True)
-    except Exception:  # As for printed output: it must not end a call.
+    except Exception:  # A display that cannot be shown must not end a call.
         traceback.print_exc()

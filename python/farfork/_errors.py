@@ -26,7 +26,7 @@ class PayloadMissing(Error):
         super().__init__(child, seed)
         #: The child's id.
         self.child = child
-        #: The id of the seed that it was forked from.
+        #: The id of the seed from which the child was forked.
         self.seed = seed
 
     def __str__(self) -> str:
@@ -41,11 +41,11 @@ class ConnectionLost(Error, BrokenExecutor):
 
 
 class ChildNotStarted(Error):
-    """A child could not be started. Others are not affected."""
+    """A child could not be started. Other children are not affected."""
 
 
 class ChildDied(Error):
-    """A child ended before it returned a result. Others are not affected."""
+    """A child ended before it returned a result. Other children are not affected."""
 
     def __init__(
         self,
@@ -56,15 +56,15 @@ class ChildDied(Error):
         limit: str | None = None,
     ) -> None:
         super().__init__(child, cause, exit_code, signal_number, limit)
-        #: Its id, for ``farfork logs``.
+        #: The child's id, for ``farfork logs``.
         self.child = child
         #: The cause as text.
         self.cause = cause
-        #: The exit code, if it called ``exit``.
+        #: The exit code, if the child exited on its own.
         self.exit_code = exit_code
-        #: The signal that killed it, if any.
+        #: The number of the signal that killed the child, if any.
         self.signal = signal_number
-        #: The limit for which it was killed, if any: ``"time"``, ``"memory"`` or ``"node_memory"``.
+        #: The exceeded limit for which the child was killed, if any: ``"time"``, ``"memory"`` or ``"node_memory"``.
         self.limit = limit
 
     def __str__(self) -> str:
@@ -102,7 +102,7 @@ class InitializerFailed(Error, BrokenExecutor):
 
 
 class RemoteTraceback(Exception):
-    """The traceback of an exception in a child: the ``__cause__`` of an exception that was raised there."""
+    """The traceback of an exception in a child: the ``__cause__`` of that exception in the program."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -113,7 +113,7 @@ class RemoteTraceback(Exception):
 
 
 def signal_name(number: int) -> str:
-    """The name of a signal: ``SIGKILL`` for 9."""
+    """Returns the name of a signal: ``SIGKILL`` for 9."""
     try:
         return signal.Signals(number).name
     except ValueError:

@@ -1,4 +1,4 @@
-"""The event loop of :mod:`asyncio` that runs the program at a checkpoint, such as that which runs a notebook's cell."""
+"""The event loop of :mod:`asyncio` that runs the program at a checkpoint, such as the loop of a notebook's kernel."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 
 def leave_event_loop() -> None:
-    """In a child: makes this thread leave the loop, so that the calls of the child may run their own."""
+    """In a child: makes this thread leave the loop, so that the calls of the child can run loops of their own."""
     if (loop := asyncio._get_running_loop()) is not None:
         task = asyncio.current_task(loop)
         if task is not None:

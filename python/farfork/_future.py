@@ -16,7 +16,7 @@ class ChildFuture(Future[T]):
     """
 
     def __init__(self, kill: Callable[[], None]) -> None:
-        """``kill`` is called again if an interrupt has ended it."""
+        """``kill`` kills the child. It is called again if an interrupt has ended the first call."""
         super().__init__()
         #: The id of the child, once it runs.
         self.child: str | None = None
@@ -45,7 +45,7 @@ class ChildFuture(Future[T]):
 
     def cancel(self) -> bool:
         """Cancels the call and kills its child. Returns whether the future is cancelled now."""
-        # For the base class it stays pending until its result arrives, so it can be cancelled until then.
+        # In the base class, a future stays pending until its result arrives, so it can be cancelled until then.
         was_cancelled = self.cancelled()
         if not super().cancel():
             return False
@@ -66,8 +66,8 @@ class ChildFuture(Future[T]):
             self.set_result(value)
 
     def _invoke_callbacks(self) -> None:
-        """Called by the base class after each outcome. Kills the child of a cancelled call first: a callback may wait for
-        its end.
+        """Called by the base class after each outcome. Kills the child of a cancelled call first: a callback may wait
+        for the child's end.
         """
         try:
             if self.cancelled():
@@ -86,5 +86,5 @@ class ChildFuture(Future[T]):
     def _set_running(self) -> bool:
         try:
             return self.set_running_or_notify_cancel()
-        except Exception:  # It was cancelled just before.
+        except Exception:  # The call was cancelled just before.
             return False

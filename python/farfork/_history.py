@@ -1,7 +1,7 @@
 """Closes IPython's database of inputs during a checkpoint.
 
-IPython writes each cell to it. If a seed had the file open, it could not be forked after the next cell, because the file has
-changed. IPython itself ends its writer thread before each fork (``os.register_at_fork``).
+IPython writes each cell to this file. A seed that had the file open could not be forked after the next cell, because
+the file would have changed. IPython itself ends its writer thread before each fork (``os.register_at_fork``).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 
 class ClosedHistory:
-    """The database during one checkpoint."""
+    """Closes the database for one checkpoint."""
 
     def __init__(self) -> None:
         manager: Any = getattr(running_shell(), "history_manager", None)
@@ -30,7 +30,7 @@ class ClosedHistory:
 
             types = sqlite3.PARSE_DECLTYPES | sqlite3.PARSE_COLNAMES
             manager.db = sqlite3.connect(str(manager.hist_file), detect_types=types, **manager.connection_options)
-            # Like IPython, which closes the connection with its manager.
+            # As in IPython, the connection is closed when the manager is deleted.
             weakref.finalize(manager, manager.db.close)
 
     def in_child(self) -> None:
@@ -42,7 +42,7 @@ class ClosedHistory:
 
 
 def running_shell() -> Any:
-    """The IPython shell that runs this program, or ``None``."""
+    """Returns the IPython shell that runs this program, or ``None``."""
     ipython = sys.modules.get("IPython")
     get_shell = getattr(ipython, "get_ipython", None)
     return get_shell() if get_shell else None

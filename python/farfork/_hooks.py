@@ -30,32 +30,33 @@ class AtFork:
 
     def __init__(self) -> None:
         self._before, self._in_parent, in_child = (list(hooks) for hooks in _find_hook_lists())
-        # Done here, not in each child: in a child, each page that it writes to must be copied.
+        # Find the replacements in the parent: in a child, each page that is written must be copied.
         self._in_child = [replacement for hook in in_child if (replacement := self._child_hook(hook))]
 
     def before(self) -> None:
-        """Runs the functions for before the fork, the latest first."""
+        """Runs the functions registered with ``before``, the latest first."""
         for hook in reversed(self._before):
             _run_hook(hook)
 
     def in_parent(self) -> None:
-        """Runs the functions for the parent."""
+        """Runs the functions registered with ``after_in_parent``."""
         for hook in self._in_parent:
             _run_hook(hook)
 
     def in_child(self) -> None:
-        """Runs the functions for a child."""
+        """Runs the functions registered with ``after_in_child``, or their replacements."""
         for hook in self._in_child:
             _run_hook(hook)
 
     def _child_hook(self, hook: Hook) -> Hook | None:
-        """The replacement for a hook in a child in which all threads continue."""
+        """Returns the replacement for a hook in a child, in which all threads continue; ``None`` to skip the hook."""
         owner, name = getattr(hook, "__self__", None), getattr(hook, "__name__", "")
         module = getattr(hook, "__module__", None)
         if module in _THREADS_ONLY:
             return None
         if module == "logging" and name == "_after_at_fork_child_reinit_locks":
-            # The hook recreates the locks of all handlers. Another thread may hold one, and will release it.
+            # The hook recreates the locks of all handlers. Another thread may hold one of the locks, and will release
+            # it.
             return sys.modules["logging"]._lock.release  # type: ignore[no-any-return]
         if isinstance(owner, _LOCK_TYPES) and name == "_at_fork_reinit":
             return owner.release if self._acquires(owner) else None
@@ -88,7 +89,7 @@ _hook_lists: tuple[list[Hook], list[Hook], list[Hook]] | None = None
 
 
 def _find_hook_lists() -> tuple[list[Hook], list[Hook], list[Hook]]:
-    """The interpreter's own lists, which exist as long as it does."""
+    """Returns the interpreter's own lists of registered functions. They exist as long as the interpreter."""
     global _hook_lists
     if _hook_lists is None:
         os.register_at_fork(before=_mark_before, after_in_parent=_mark_in_parent, after_in_child=_mark_in_child)
@@ -100,7 +101,7 @@ def _find_list(mark: Hook) -> list[Hook]:
     if found := _search_list(mark):
         return found
     if gc.get_freeze_count():
-        # The search does not find frozen objects.
+        # gc.get_referrers() does not find frozen objects.
         gc.unfreeze()
         found = _search_list(mark)
         gc.freeze()

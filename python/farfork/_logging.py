@@ -1,4 +1,4 @@
-"""Records of :mod:`logging`: workers send theirs, and the program's loggers handle them."""
+"""Records of :mod:`logging`: workers send their records, and the program's loggers handle them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import traceback
 from logging.handlers import QueueHandler
 from typing import Any, Callable
 
-#: The attributes of every record. All others were given with ``extra``, and may be any object.
+#: The attributes of every record. All other attributes were passed as ``extra``, and may be any object.
 _STANDARD_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({})))
 
 
@@ -25,13 +25,13 @@ class _RecordSender(QueueHandler):
             pickled = pickle.dumps(others)
         except Exception:  # Pickling may raise any exception.
             pickled = pickle.dumps({})
-        # Pickled separately: the program may not have the classes of the others.
+        # Pickle the others separately: the program may lack their classes.
         self._send(pickle.dumps((standard, pickled)))
 
 
 def send_records(send: Callable[[bytes], None]) -> None:
-    """In a worker: sends the records that its loggers would handle. Their handlers belong to the program, whose files are
-    not here.
+    """In a worker: sends the records that its loggers would handle. The handlers of the loggers run in the program
+    only, because the worker lacks the files to which they write.
     """
     sender = _RecordSender(send)
     loggers = [logger for logger in logging.root.manager.loggerDict.values() if isinstance(logger, logging.Logger)]
@@ -53,9 +53,9 @@ def handle_record(pickled: bytes | bytearray, worker: str) -> None:
 
 
 def _load_others(pickled: bytes) -> dict[str, Any]:
-    """The attributes that were given with ``extra``; none if one cannot be unpickled here."""
+    """Returns the attributes that were passed as ``extra``; none if one of them cannot be unpickled here."""
     try:
         others: dict[str, Any] = pickle.loads(pickled)
         return others
-    except Exception:  # Its class may raise anything, or is only in the worker.
+    except Exception:  # A class may raise anything, or exist only in the worker.
         return {}

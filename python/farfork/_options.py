@@ -48,7 +48,7 @@ def fork_fields(
     untrusted: bool,
     user_namespace: bool,
 ) -> dict[str, Any]:
-    """The fields of a fork request that are equal for all children. Raises :class:`ValueError`."""
+    """Returns the fields of a fork request that are equal for all children. Raises :class:`ValueError`."""
     memory_bytes = None if memory is None else parse_size(memory)
     if (memory_bytes is not None and memory_bytes < 1) or (cpus is not None and cpus < 0.001):
         raise ValueError("memory must be 1 byte or more, cpus 0.001 or more")
@@ -74,5 +74,5 @@ def fork_fields(
 
 
 def split_commas(names: Sequence[str] | None) -> list[str]:
-    """Names from a sequence, or from a comma-separated text."""
+    """Returns the names in a sequence, or in a comma-separated text."""
     return names.split(",") if isinstance(names, str) else list(names or ())

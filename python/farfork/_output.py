@@ -39,7 +39,7 @@ class OutputSender:
         self._works = threading.Event()
         for stream in self._offsets:
             try:
-                # A separate open file, which has its own position and is readable.
+                # Open the file again: the new descriptor is readable and has its own offset.
                 self._files[stream] = os.open(f"/proc/self/fd/{stream}", os.O_RDONLY | os.O_CLOEXEC)
             except OSError:
                 pass  # The stream is closed, or belongs to another user. Its output is only in the log.
@@ -55,7 +55,9 @@ class OutputSender:
         self.send_new()
 
     def abandon(self) -> None:
-        """In a process that os.fork made: sends nothing. Another thread may have held the lock, and is missing there."""
+        """In a process that ``os.fork`` made: stops sending. Replaces the lock, because a thread that held it does not
+        exist in this process.
+        """
         self._lock = threading.Lock()
         self._files = {}
 
@@ -81,7 +83,7 @@ def use_standard_streams() -> None:
     for name, fd in (("stdout", 1), ("stderr", 2)):
         try:
             is_standard = getattr(sys, name).fileno() == fd
-        except Exception:  # It is an object of the program, or missing.
+        except Exception:  # The stream is an object of the program, or missing.
             is_standard = False
         if not is_standard:
             stream = open(fd, "w", buffering=1, errors="backslashreplace", closefd=False)
@@ -95,7 +97,7 @@ def _redirect(replaced: Any, stream: TextIO) -> None:
         try:
             setattr(replaced, method, getattr(stream, method))
         except AttributeError:
-            pass  # It is missing or built in.
+            pass  # The stream is missing or built in.
 
 
 class OutputPrinter:
@@ -108,7 +110,7 @@ class OutputPrinter:
         self._unfinished = {1: "", 2: ""}
 
     def print(self, stream: int, data: bytes) -> None:
-        """Prints data of a stream. An incomplete line is kept until it is complete."""
+        """Prints data of a stream. In mode ``TAGGED``, an incomplete line is kept until it is complete."""
         if self._mode == LOG:
             return
         text = self._decoders[stream].decode(data)
@@ -124,12 +126,12 @@ class OutputPrinter:
 
 
 def _finished_lines(text: str, prefix: str) -> tuple[str, str]:
-    """The complete lines of a text, each with the prefix, and the rest."""
+    """Returns the complete lines of a text, each with the prefix, and the rest of the text."""
     lines = []
     begin = 0
     for end in _LINE_END.finditer(text):
         line = text[begin : end.end()]
-        # A progress bar begins with its carriage return, so an empty line has no prefix.
+        # A progress bar may begin with a carriage return, which then ends an empty line. Empty lines get no prefix.
         lines.append(prefix + line if line.strip("\r\n") else line)
         begin = end.end()
     return "".join(lines), text[begin:]
@@ -142,4 +144,4 @@ def _write(stream: int, text: str) -> None:
             target.write(text)
             target.flush()
         except Exception:
-            pass  # It is closed, or belongs to the program. It must not end a call.
+            pass  # The stream is closed, or an object of the program. Its error must not end a call.

@@ -1,7 +1,8 @@
 """Gives children logs if the standard streams lead back into the program, as in a Jupyter kernel.
 
-Such a kernel reads its descriptors 1 and 2 through pipes. A child would have copies of the pipes, and its output would be
-lost in them. If the descriptors refer to other files at the checkpoint, they are the child's log.
+Such a kernel reads its descriptors 1 and 2 through pipes. A child would have copies of the pipes, and its output would
+be lost in them. So the descriptors refer to other files during the checkpoint, and a child gets its log in place of
+these files.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ class OwnStreams:
     def before(self) -> None:
         """Redirects streams that this process reads itself to memory files."""
         inodes = {fd: inode for fd in (1, 2) if (inode := _pipe_inode(fd)) is not None}
-        # Most programs have none.
+        # Most programs have no such pipes, and need no search.
         read_here = _inodes_read_here() if inodes else set()
         for fd in (fd for fd, inode in inodes.items() if inode in read_here):
             memory = os.memfd_create(f"stream {fd}")
@@ -30,7 +31,7 @@ class OwnStreams:
             os.close(memory)
 
     def in_parent(self) -> None:
-        """Restores the streams, and writes what other threads have written meanwhile."""
+        """Restores the streams, and writes to them the data that other threads have written to the memory files."""
         for fd, pipe in self._pipes.items():
             memory = os.dup(fd)
             os.dup2(pipe, fd)
@@ -55,7 +56,7 @@ def _pipe_inode(fd: int) -> int | None:
 
 
 def _inodes_read_here() -> set[int]:
-    """The pipes that this process can read."""
+    """Returns the inodes of the pipes that this process can read."""
     inodes = set()
     for fd in map(int, os.listdir("/proc/self/fd")):
         try:
@@ -63,5 +64,5 @@ def _inodes_read_here() -> set[int]:
             if inode is not None and fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
                 inodes.add(inode)
         except OSError:
-            pass  # It was the descriptor of the directory.
+            pass  # It was the descriptor of /proc/self/fd, which is closed.
     return inodes

@@ -1,4 +1,4 @@
-"""Pages that this process offers to a capture, for the system calls that its threads make meanwhile.
+"""Pages that this process offers to a capture, for the system calls that its threads make during the capture.
 
 Without them the daemon maps pages in this process during the capture, which takes longer.
 """
@@ -12,17 +12,20 @@ import sys
 
 from . import _protocol
 
-#: Enough for some fifty threads. Unused pages take no memory.
+#: Size of the pages, in bytes: enough for about fifty threads. Unused pages take no memory.
 PAGES_BYTES = 256 << 10
 
-#: Their address and length; the length is 0 if they cannot be mapped. They are mapped once, and stay mapped.
+#: Address and length of the pages; the length is 0 if they cannot be mapped. They are mapped once, and stay mapped.
 _mapped_pages: tuple[int, int] | None = None
 
 
 def offer_pages() -> tuple[int, int]:
-    """Address and length in bytes. Only one thread may call it at a time."""
+    """Maps the pages if needed. Returns their address and length in bytes. Only one thread may call this function at a
+    time.
+    """
     global _mapped_pages
-    # Importing ctypes takes a hundred times as long as the pages save. NumPy, for example, has imported it.
+    # Do not import ctypes: that takes a hundred times as long as the pages save. In programs with NumPy, it is imported
+    # already.
     if _mapped_pages is None and "ctypes" in sys.modules:
         try:
             _mapped_pages = (_map_pages(), PAGES_BYTES)

@@ -1,7 +1,7 @@
 """Keeps the value of ``os.getppid`` in children, like their own process id.
 
-A child has another parent process than the program. Threads that poll the parent's id, as in Jupyter kernels, would conclude
-that their parent has ended, and end the child.
+The parent process of a child is not the parent process of the program. Threads that poll the parent's id, as in Jupyter
+kernels, would conclude that their parent has ended, and end the child.
 """
 
 from __future__ import annotations

@@ -19,7 +19,8 @@ from ._channel import Payload
 from ._definitions import DefinitionChanged, ForkedDefinitions, NameCheck
 from ._shared import SharedObjects
 
-#: A larger call is not pickled. A new seed has its arguments in memory, and children fetch what they use.
+#: A larger call is not pickled: it needs a new seed. That seed has the call's arguments in memory, and children fetch
+#: the parts that they use.
 PICKLED_BYTES_MAX = 16 << 20
 
 

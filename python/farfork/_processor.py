@@ -9,7 +9,7 @@ import os
 import threading
 from typing import Callable, Optional
 
-#: How many CPUs the kernel supports at most, numbered from 0; None before it was read.
+#: Number of CPUs that this machine may have at most, numbered from 0; None before it was read.
 _possible_count: int | None = None
 
 #: sched_getcpu(3), after it was looked up.
@@ -17,15 +17,14 @@ _getcpu: Optional[Callable[[], int]] = None
 
 
 def pin_thread() -> int:
-    """Pins the thread to its current CPU if it may run on all. Returns its id, or 0 if nothing was changed. The caller must
-    offer pages, so ``ctypes`` is imported.
+    """Pins the thread to its current CPU if it may run on all CPUs. Returns its id, or 0 if nothing was changed. Only
+    called after :func:`_pages.offer_pages` has mapped pages, so ``ctypes`` is imported.
     """
     global _getcpu
     import ctypes
 
     try:
-        # A thread that may use all CPUs has no affinity of its own. Another affinity could not be restored without storing
-        # it.
+        # Pin only a thread that may run on all CPUs: that affinity is what unpin_thread() restores.
         if len(os.sched_getaffinity(0)) != _possible_processors():
             return 0
         if _getcpu is None:
@@ -37,8 +36,8 @@ def pin_thread() -> int:
 
 
 def unpin_thread(thread_id: int) -> None:
-    """Lets a thread that :func:`pin_thread` returned run on all CPUs again. Not called in a child, whose node may have more
-    CPUs; its thread already runs on all.
+    """Lets a thread that :func:`pin_thread` returned run on all CPUs again. Not called in a child: its node may have
+    more CPUs, and its thread already may run on all of them.
     """
     if thread_id:
         os.sched_setaffinity(0, range(_possible_processors()))
@@ -48,6 +47,7 @@ def _possible_processors() -> int:
     global _possible_count
     if _possible_count is None:
         with open("/sys/devices/system/cpu/possible", encoding="ascii") as file:
-            # `0-7`. A list with gaps has fewer CPUs than the last number suggests; then no thread may use that many.
+            # For example `0-7`. In a list with gaps the count is too high: then no thread may run on that many, and
+            # none is pinned.
             _possible_count = int(file.read().rsplit("-", 1)[-1]) + 1
     return _possible_count

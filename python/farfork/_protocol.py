@@ -1,7 +1,7 @@
 """The messages between a program and its node's daemon: little-endian, without padding.
 
-``include/farfork_protocol.h`` defines and documents them. ``crates/program/tests/layout.rs`` compares :func:`layout` with
-that header.
+``include/farfork_protocol.h`` defines and documents the messages. ``crates/program/tests/layout.rs`` compares
+:func:`layout` with that header.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ STRUCTURES = (
     ),
 )
 
-#: Computed once: a child that decodes its answer should write to few pages, because each must be copied.
+#: Computed in the parent: a child that decodes a reply should write to few pages, because each must be copied.
 _BY_KIND = {structure.kind: (structure, structure.codec) for structure in STRUCTURES}
 
 MESSAGE_BYTES_MAX = max(codec.size for _, codec in _BY_KIND.values())
@@ -140,7 +140,7 @@ def _field_value(name: str, code: str, value: int | str) -> int | bytes:
 
 
 def layout() -> Iterator[tuple[str, str, int, int]]:
-    """Structure, field (``-`` for the structure itself), offset and size, for a test."""
+    """Yields structure, field (``-`` for the structure itself), offset and size, for a test."""
     header_bytes = struct.calcsize("<" + "".join(code for _, code in HEADER))
     yield ("header", "-", 0, header_bytes)
     yield from _layout_rows("header", HEADER, 0)

@@ -15,8 +15,8 @@ _ENTROPY_BYTES = 48
 
 
 class Reseeding:
-    """The reseeding of a checkpoint's children. The parent looks the generators up, because each page that a child writes to
-    must be copied.
+    """Reseeds the generators of a checkpoint's children. The parent looks the generators up, because a lookup in a
+    child would write to pages, which must be copied.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class Reseeding:
         if self._numpy_random and not (self._twister and self._twister.reseed()):
             self._numpy_random.seed()
         if ssl := sys.modules.get("ssl"):
-            # Added to OpenSSL's first generator, which makes the generator of each thread reseed itself.
+            # Adds entropy to OpenSSL's primary generator, which makes the generator of each thread reseed itself.
             ssl.RAND_add(os.urandom(_ENTROPY_BYTES), float(_ENTROPY_BYTES))
         if tempfile := sys.modules.get("tempfile"):
             tempfile._name_sequence = None  # type: ignore[attr-defined]

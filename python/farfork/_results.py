@@ -17,7 +17,7 @@ def call_each(fn: Callable[..., T], chunk: list[tuple[Any, ...]]) -> list[T]:
 
 def results_in_order(futures: list[ChildFuture[list[T]]], end: float | None) -> Iterator[T]:
     pending = futures[::-1]
-    futures = []  # So that a returned result is not kept.
+    futures = []  # Drop the references, so that returned results can be freed.
     try:
         while pending:
             results = pending[-1].result(_remaining_s(end))
@@ -40,7 +40,7 @@ def outcomes_in_order(
             results = [] if error else pending[-1].result()
             pending.pop()
             yield from (_task.value_or_error(result) for result in results)
-            # All calls of a child that died have failed.
+            # If a child died, all calls of its chunk have failed.
             if error is not None:
                 yield from [error] * size
     finally:

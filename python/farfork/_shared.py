@@ -1,4 +1,4 @@
-"""Objects that calls refer to by number: workers have had them in memory since they were forked."""
+"""Objects to which calls refer by number: workers have them in memory since their fork."""
 
 from __future__ import annotations
 

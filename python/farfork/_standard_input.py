@@ -1,4 +1,6 @@
-"""``input`` and ``getpass`` of children: those of a notebook would wait for an answer forever."""
+"""Replaces ``input`` and ``getpass`` in children: in a notebook, the original functions would wait for an answer
+forever.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,12 @@ _NO_INPUT = "a child has no standard input"
 
 
 def use_standard_input() -> None:
-    """In a child: makes both read its standard input, which is empty."""
+    """In a child: makes ``input`` and ``getpass`` read the child's standard input, which is empty."""
     builtins.input = _read_line
     getpass.getpass = _read_secret
     kernel: Any = getattr(running_shell(), "kernel", None)
     if kernel is not None:
-        # For functions that the program has imported before, as by `from getpass import getpass`.
+        # For references that the program has imported earlier, as by `from getpass import getpass`.
         kernel._allow_stdin = True
         kernel._input_request = _refuse_request
 

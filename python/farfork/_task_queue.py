@@ -29,7 +29,8 @@ class TaskQueue(Generic[T]):
 
     def remove(self, task: T) -> None:
         """Removes a waiting task."""
-        # Its entry stays until its turn. Until then it is referenced, so its id stays unique.
+        # The entry remains in the deque until take() reaches it. So the task stays referenced, and its id() stays
+        # unique.
         self._removed.add(id(task))
 
     def take(self) -> T | None:

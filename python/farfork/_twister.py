@@ -1,8 +1,9 @@
 """Reseeds the generator of ``numpy.random``'s functions: a Mersenne Twister of 624 words and a position.
 
-``numpy.random.seed()`` writes to 130 pages of a child, each of which must be copied, and takes 0.5 ms. This writes to four.
-NumPy provides the address of the state. ``_is_as_expected`` first tests another generator: its state must have the assumed
-layout, and ``RandomState.__init__`` must drop a normal number that the object may have stored.
+``numpy.random.seed()`` writes to 130 pages of a child, each of which must be copied, and takes 0.5 ms. This module
+writes to four pages. NumPy provides the address of the state. ``_is_as_expected`` first tests another generator: its
+state must have the assumed layout, and ``RandomState.__init__`` must drop a normal number that the object may have
+stored.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class Twister:
     def find(cls, numpy_random: ModuleType) -> Twister | None:
         """The twister of NumPy's functions; ``None`` if the generator is of another kind, or its layout is not as expected.
         """
-        # Importing ctypes takes a hundred times as long as this saves. NumPy normally has imported it.
+        # Do not import ctypes: that takes a hundred times as long as the twister saves. Normally, NumPy has imported
+        # it.
         if "ctypes" not in sys.modules:
             return None
         try:
@@ -48,7 +50,9 @@ class Twister:
         return cls._known[1]
 
     def reseed(self) -> bool:
-        """Sets a random state. Returns whether it is still the generator of NumPy's functions."""
+        """Sets a random state. If NumPy's functions now use another generator, changes nothing and returns
+        ``False``.
+        """
         random_state, generator = self._random_state, self._generator
         if random_state._bit_generator is not generator:
             return False
@@ -56,14 +60,16 @@ class Twister:
         # NumPy also holds this lock while it draws.
         with generator.lock:
             self._key[:] = state
-            # All words are used.
+            # Marks all words as used, so that the next draw computes new ones.
             self._position[0] = _WORDS
             random_state.__init__(generator)
         return True
 
 
 def _is_as_expected(twister: type[Twister], numpy_random: ModuleType, random_state: Any) -> bool:
-    """Whether another generator of this kind, which has stored a normal number, is changed as intended and not otherwise."""
+    """Tests a twister on another generator of the same kind, which has stored a normal number. Returns whether the
+    twister changed exactly the intended state.
+    """
     kind = numpy_random.MT19937
     if type(random_state) is not numpy_random.RandomState or type(random_state._bit_generator) is not kind:
         return False

@@ -49,7 +49,7 @@ def get(
     ``reuse_workers``. Workers are forked at the start of each computation. They have the graph with all its data in memory:
     a task is sent as a number, with the results of other tasks that it needs.
 
-    A child cannot fork, so there the graph is computed in the child itself.
+    In a child, which cannot fork, the graph is computed in the child itself.
     """
     if is_child():
         return get_sync(dsk, keys)
@@ -76,9 +76,9 @@ def get(
 
 
 def _prepare_graph(dsk: Any, keys: Any, optimize_graph: bool) -> dict[Any, Any]:
-    """The tasks that the keys need. Consecutive tasks are merged."""
+    """Returns the tasks that the keys need. Consecutive tasks are merged."""
     needed, _ = cull(ensure_dict(dsk.__dask_graph__() if hasattr(dsk, "__dask_graph__") else dsk), keys)
-    # The scheduler would convert it too. Converted here, it keeps these same objects, which workers have.
+    # Convert the graph before it is shared: the scheduler would otherwise make new objects, which workers do not have.
     graph = convert_legacy_graph(needed)
     if optimize_graph:
         graph = fuse_linear_task_spec(graph, set(flatten(keys) if isinstance(keys, list) else [keys]))

@@ -56,7 +56,7 @@ class FarforkBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        #: Includes the options of the current ``Parallel``.
+        #: The executor's arguments, including the options of the current ``Parallel``.
         self._options = self.backend_kwargs
         self._executor: BackendExecutor | None = None
         #: The shared arrays: collected before the workers are forked.
@@ -98,7 +98,7 @@ class FarforkBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
         n_jobs = self.effective_n_jobs(n_jobs)
         if n_jobs == 1:
             raise FallbackToBackend(SequentialBackend(nesting_level=self.nesting_level))
-        # In other modes calls may write to their arrays.
+        # In other modes, calls may write to their arrays, so share none.
         self._shared_bytes_min = max_nbytes if mmap_mode == "r" else None
         self._executor = self._make_executor(n_jobs)
         return n_jobs
@@ -126,7 +126,9 @@ class FarforkBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
             self._executor = self._make_executor(self._executor.max_workers)
 
     def submit(self, func: Callable[[], Any], callback: Callback | None = None) -> Future[Any]:
-        """Runs a batch in a worker. An error here becomes the outcome of the future, because joblib loses an exception."""
+        """Runs a batch in a worker. An error of this method becomes the outcome of the future, because joblib would
+        lose the exception.
+        """
         future: Future[Any]
         try:
             assert self._executor is not None, "joblib configures a back end before it submits calls"
@@ -145,7 +147,7 @@ class FarforkBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
         return future.result()
 
     def abort_everything(self, ensure_ready: bool = True) -> None:
-        """Kills the workers of running calls, and cancels the others."""
+        """Kills the workers of running calls, and cancels the other calls."""
         if self._executor is not None:
             self._executor.abort()
         self.terminate()
@@ -174,7 +176,7 @@ def _prepare_worker(arrays: list[Any], threads: int | None, initializer: Callabl
 
 
 def _find_large_arrays(call: Callable[[], Any], bytes_min: int) -> list[Any]:
-    """The arrays of at least this size that a pickle of the call would contain."""
+    """Returns the arrays of at least this size that a pickle of the call would contain."""
     finder = _ArrayFinder(bytes_min)
     try:
         finder.dump(call)
@@ -184,7 +186,7 @@ def _find_large_arrays(call: Callable[[], Any], bytes_min: int) -> list[Any]:
 
 
 class _ArrayFinder(pickle.Pickler):
-    """Pickles a call, and discards the pickle."""
+    """Pickles a call to find its large arrays, and discards the pickle."""
 
     def __init__(self, bytes_min: int) -> None:
         super().__init__(_DiscardingFile(), 5, buffer_callback=lambda buffer: None)

@@ -13,8 +13,8 @@ import pytest
 _NEEDS_TERMINAL = "needs a terminal, which workers of --farfork lack"
 _NEEDS_ORDER = "needs the order of tests, which workers of --farfork do not keep"
 
-#: Options of pytest that workers cannot support, by the name of their value, with the reason. An option precedes those that
-#: it sets.
+#: Options of pytest that workers cannot support, by the name of their value, with the reason. An option is listed
+#: before the options that it sets.
 _OPTIONS_REFUSED = {
     "usepdb": ("--pdb", _NEEDS_TERMINAL),
     "trace": ("--trace", _NEEDS_TERMINAL),
@@ -72,7 +72,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if workers == 0 or config.option.collectonly:
         return
     _require_no_conflict(config)
-    # Imported late: a run without the option does not need the executor.
+    # Imported late: a run without --farfork does not need the executor.
     from ._pytest_run import WorkerRun
 
     config.pluginmanager.register(WorkerRun(config, workers), "farfork-run")

@@ -1,5 +1,5 @@
-//! Installs and starts the C++ programs that the library embeds. Sends them commands of one letter each, and parses
-//! their answers of one line each. `workload` and `baseline` define commands and answers.
+//! Installs and starts the C++ programs that the library embeds. A command to a program is one letter, its answer is
+//! one line. `workload` and `baseline` define the commands and answers.
 
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::path::{Path, PathBuf};
@@ -82,16 +82,16 @@ impl ChildProgram {
         Ok(program)
     }
 
-    /// Its process id.
+    /// The program's process id.
     pub(crate) fn pid(&self) -> u32 {
         self.process.id()
     }
 
-    /// Its exit status and remaining output, if it has ended.
+    /// The program's exit status and remaining output; `None` while it runs.
     pub(crate) fn last_line_if_ended(&mut self) -> Option<String> {
         let status = self.process.try_wait().ok()??;
         let mut output = String::new();
-        // It has ended, so its output is complete.
+        // The program has ended, so its output is complete.
         let _ = self.answers.read_to_string(&mut output);
         Some(format!("{status}: {}", output.trim()))
     }
@@ -112,7 +112,7 @@ impl ChildProgram {
         sent.map_err(|cause| BenchError::Program { program: self.name, cause })
     }
 
-    /// Sends text.
+    /// Sends text to the standard input of the program.
     pub(crate) fn send_text(&mut self, words: &str) -> Result<(), BenchError> {
         let sent = self.commands.write_all(words.as_bytes());
         sent.map_err(|cause| BenchError::Program { program: self.name, cause })
@@ -121,7 +121,8 @@ impl ChildProgram {
     /// Reads the numbers of the next line, which must begin with `word`.
     ///
     /// # Errors
-    /// [`BenchError::Interrupted`] after a signal. The program prints another line.
+    /// [`BenchError::Interrupted`] after a signal, [`BenchError::UnexpectedAnswer`] if the program prints a different
+    /// line.
     pub(crate) fn read_answer<const N: usize>(&mut self, word: &'static str) -> Result<[i64; N], BenchError> {
         self.wait_for_output()?;
         let mut line = String::new();
@@ -147,7 +148,7 @@ impl ChildProgram {
 
 impl Drop for ChildProgram {
     fn drop(&mut self) {
-        // It may have ended on its own.
+        // An error means that the program has ended on its own.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }

@@ -8,7 +8,7 @@ use farfork_cluster::local::LocalError;
 
 use crate::baseline::criu::error::CriuError;
 
-/// Why a benchmark ends early. All that it has started is ended too.
+/// Why a benchmark ends early. Everything that it has started also ends.
 #[derive(Debug, thiserror::Error)]
 pub enum BenchError {
     /// The nodes cannot be started.
@@ -17,7 +17,7 @@ pub enum BenchError {
     /// The nodes run, but do not discover each other.
     #[error("the benchmark's nodes do not know each other after {seconds} s: see node.log in {run_dir}")]
     NodesNotConnected {
-        /// How long the benchmark waited.
+        /// Time that the benchmark waited.
         seconds: u64,
         /// The directory of their files.
         run_dir: PathBuf,
@@ -41,7 +41,7 @@ pub enum BenchError {
         /// The cause.
         cause: io::Error,
     },
-    /// A program printed another line than expected.
+    /// A program printed a line other than the expected one.
     #[error("program `{program}` printed `{output}` instead of `{expected}`")]
     UnexpectedAnswer {
         /// Its name.
@@ -67,13 +67,13 @@ pub enum BenchError {
         /// Their kind: `pages of a child`.
         what: &'static str,
     },
-    /// A function's second call returned another result than its first.
+    /// The results of two calls of a function differ.
     #[error("function `{function}`: two calls return different results, so the results of children cannot be checked")]
     UnsteadyFunction {
         /// Its name.
         function: String,
     },
-    /// A child's function returned another result than the parent's.
+    /// The result of a function in a child differs from the result in its parent.
     #[error("function `{function}`: a child's result differs from the parent's, so the figures are invalid")]
     WrongResult {
         /// Its name.
@@ -102,7 +102,7 @@ pub enum BenchError {
     /// A peer system cannot be measured.
     #[error(transparent)]
     Criu(#[from] CriuError),
-    /// The user interrupted it.
+    /// The user interrupted the benchmark.
     #[error("the benchmark was interrupted")]
     Interrupted,
     /// The machine has too little memory for the parameters.

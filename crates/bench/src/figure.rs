@@ -1,11 +1,11 @@
 //! The figures of `farfork bench fork`: their keys, names and units; and `ChildPlace`, `Pace` and `Unit`, which all
-//! benchmarks use. `experiment` and `baseline` measure them, `reference` has published ones.
+//! benchmarks use. `experiment` and `baseline` measure the figures, `reference` has published values.
 
 use std::time::Duration;
 
 use serde::{Serialize, Serializer};
 
-/// Unit in which sizes in bytes are shown.
+/// Bytes per MiB, the unit in which sizes are shown.
 pub(crate) const MIB_BYTES: f64 = (1 << 20) as f64;
 
 /// The key of a figure for one parent size.
@@ -15,7 +15,7 @@ pub(crate) struct ForkSampleKey {
     pub(crate) mib: u64,
     pub(crate) by: ForkSystem,
     pub(crate) figure: ForkFigure,
-    /// Where the child is; `None` without a child or a node.
+    /// Where the child is; `None` if the figure has no child or does not depend on its node.
     pub(crate) node: Option<ChildPlace>,
     /// The state before the measurement.
     pub(crate) pace: Pace,
@@ -42,27 +42,28 @@ pub(crate) enum ForkSystem {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum ForkFigure {
-    /// A program requests a checkpoint of itself: from the call to its return.
+    /// A program requests a checkpoint of itself: time from the call to its return.
     Checkpoint,
     /// The part of the checkpoint in which the program is stopped.
     CheckpointPause,
-    /// How long a parent is stopped when another process requests the seed. Of a local fork: the call.
+    /// Time that a parent is stopped when another process requests the seed. For a local fork: time of the call of
+    /// fork(2).
     Pause,
-    /// Another process requests a seed of the parent: from the request to the answer.
+    /// Another process requests a seed of the parent: time from the request to the answer.
     Prepare,
     /// The part of prepare that the daemon measures.
     PrepareOnNode,
-    /// From the request to the child's first instruction.
+    /// Time from the request for a child to the child's first instruction.
     Resume,
-    /// From the request until the child could report: it has read a clock into its own memory.
+    /// Time from the request for a child until the child could report: it has read a clock into its own memory.
     ResumeSpoke,
-    /// From the request to the answer.
+    /// Time from the request for a child to the answer of the node.
     ResumeAnswer,
-    /// Each page is touched once in the child. Of the link: the transfer of the same bytes.
+    /// The child touches each page once. For the link: a transfer of the same number of bytes.
     Execution,
     /// As `Execution`, but the child writes each page, independent of the parameters.
     ExecutionWriting,
-    /// A copy of the same bytes within one process: a lower bound for each link.
+    /// A copy of the same number of bytes within one process: a lower bound for each link.
     MemoryCopy,
 }
 
@@ -84,13 +85,13 @@ pub(crate) const IDLE: Duration = Duration::from_millis(150);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Pace {
-    /// The previous measurement of the same figure.
+    /// Immediately after the previous measurement of the same figure.
     BackToBack,
-    /// Idle time of [`IDLE`]: caches are cold and CPUs sleep.
+    /// After the idle time [`IDLE`]: caches are cold and CPUs sleep.
     Idle,
 }
 
-/// The unit of a figure. All figures of this benchmark are in milliseconds.
+/// The unit of a figure. All figures of `farfork bench fork` are in milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Unit {
     Milliseconds,
@@ -105,12 +106,12 @@ impl Serialize for Unit {
 }
 
 impl ForkSampleKey {
-    /// A back-to-back figure without a place of a child.
+    /// The key of a back-to-back figure without a place of a child.
     pub(crate) fn new(mib: u64, by: ForkSystem, figure: ForkFigure) -> Self {
         Self { mib, by, figure, node: None, pace: Pace::BackToBack, unit: Unit::Milliseconds }
     }
 
-    /// A figure of farfork.
+    /// The key of a figure of farfork.
     pub(crate) fn for_farfork(mib: u64, figure: ForkFigure) -> Self {
         Self::new(mib, ForkSystem::Farfork, figure)
     }

@@ -1,8 +1,9 @@
 //! Benchmarks of farfork: what it costs, compared with floors and peers that are measured in the same run.
 //!
 //! A benchmark takes `parameters`, runs an `experiment`, collects `samples`, and returns a `summary`. `workload` has
-//! the measured programs, `baseline` and `peer` those that they are compared with. Nodes are used through the API, as
-//! any client uses them. The commands `farfork bench` and `farfork stress` parse the command line and show progress.
+//! the measured programs. `baseline` and `peer` have the systems that farfork is compared with. Nodes are used through
+//! the API, as any client uses them. The commands `farfork bench` and `farfork stress` parse the command line and show
+//! progress.
 #![forbid(unsafe_code)]
 
 // parameters/ ─▶ experiment/ ──▶ samples ──▶ summary/
@@ -13,13 +14,13 @@
 //                  │  fork_load: client processes that fork one child after another
 //                  │  error_log, leak_check: errors and leaks of a long run
 //                  │  fanout_client: many children at the same time; warm_children: children that are paused between requests
-//                  │  create_methods, pause_methods: farfork and the floors of both
+//                  │  create_methods, pause_methods: the same operation by farfork and by its floors
 //                  │  testbed: two sides of a connection, joined by `veth_network` without nodes
 //                  ├─▶ workload/   measured programs           ─┐ C++ programs, embedded in the library
 //                  └─▶ baseline/   floors, and CRIU            ─┘ (`embedded_program` runs them)
 //
 // `parameters` and `figure` also have the keys of samples, by which `summary` finds them. If both sides of a connection
-// are measured, each is an `endpoint`: this program, started again. `peer` has other RPC systems.
+// are measured, each side is an `endpoint`: another process of this program. `peer` has other RPC systems.
 //
 // `suite` runs all benchmarks, each as a process. `report` makes pages of the sections of their summaries.
 

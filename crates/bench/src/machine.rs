@@ -1,4 +1,4 @@
-//! The machine of a run: what a reader needs to compare figures.
+//! Describes the machine of a run: its kernel, CPUs, memory and load, on which the figures depend.
 
 use std::fs;
 use std::sync::OnceLock;
@@ -17,24 +17,26 @@ pub(crate) struct Machine {
     memory_mib: u64,
 }
 
-/// The CPUs of the machine while offload processes have one for themselves. Lists as of sched_setaffinity(2) options: `0-2`.
+/// The CPUs of the machine, divided so that offload processes have one CPU for themselves. Each field is a CPU list,
+/// such as `0-2`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct CpuDivision {
-    /// The last one, of the offload processes.
+    /// The last CPU, for the offload processes.
     pub(crate) offload: String,
-    /// The others, of everything else.
+    /// The other CPUs, for all other processes.
     pub(crate) others: String,
 }
 
 impl CpuDivision {
-    /// None on a machine with one CPU.
+    /// Divides the CPUs of this machine; `None` if it has only one.
     pub(crate) fn detect() -> Option<Self> {
         let last = processor_count() - 1;
         (last > 0).then(|| Self { offload: last.to_string(), others: format!("0-{}", last - 1) })
     }
 }
 
-/// Processors that this process could use when it was first asked. A run may restrict itself to some of them later.
+/// Number of CPUs that this process could use at the first call. Later, a run may restrict this process to some of
+/// them.
 fn processor_count() -> usize {
     static COUNT: OnceLock<usize> = OnceLock::new();
     *COUNT.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))
@@ -85,12 +87,12 @@ impl MachineState {
     }
 }
 
-/// Available memory, in MiB: free, or can be freed.
+/// Memory that is free or can be freed, in MiB.
 pub(crate) fn available_mib() -> u64 {
     read_memory().available_bytes >> 20
 }
 
-/// Requires free memory for a plan whose largest size is `mib`.
+/// Checks that `needed_mib` of memory are available for a plan whose largest size is `mib`.
 ///
 /// # Errors
 /// `NotEnoughMemory`, with the `option` that sets the size.
@@ -108,7 +110,7 @@ fn load_average() -> f64 {
     text.split(' ').next().and_then(|first| first.parse().ok()).unwrap_or(f64::NAN)
 }
 
-/// Zeroes if the kernel does not report it.
+/// Reads the total and the available memory; zeroes if the kernel does not report them.
 fn read_memory() -> SystemMemory {
     SystemMemory::read().unwrap_or(SystemMemory { total_bytes: 0, available_bytes: 0 })
 }

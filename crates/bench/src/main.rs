@@ -1,5 +1,5 @@
-//! The program `farfork-bench`: the commands `farfork bench` and `farfork stress`. `farfork` executes it with its own
-//! arguments.
+//! The program `farfork-bench`: the commands `farfork bench` and `farfork stress`. `farfork` executes this program with
+//! the arguments that it received.
 //!
 //! Exit status: 0 measured or passed, 1 failed, 2 wrong usage.
 #![forbid(unsafe_code)]

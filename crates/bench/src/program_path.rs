@@ -12,7 +12,7 @@ use tonic::Code;
 /// # Errors
 /// It does not exist.
 pub(crate) fn farfork() -> anyhow::Result<PathBuf> {
-    let path = env::current_exe().context("the path of this program")?.with_file_name("farfork");
+    let path = env::current_exe().context("readlink of /proc/self/exe")?.with_file_name("farfork");
     if path.exists() {
         return Ok(path);
     }

@@ -30,12 +30,12 @@ pub(crate) struct PublishedFigures {
     pub(crate) volume: VolumeReference,
 }
 
-/// Published figures, by the varied quantity.
+/// Published figures of one column, by the quantity that varies: bytes, threads or machines.
 #[derive(Debug, Deserialize)]
 pub(crate) struct ReferenceColumn(Vec<(u64, f64)>);
 
 impl ReferenceColumn {
-    /// The figure for exactly this number of bytes, threads or machines.
+    /// The figure for exactly this value of the varied quantity; `None` if none was published.
     pub(crate) fn find(&self, varied: u64) -> Option<f64> {
         self.0.iter().find(|(of, _)| *of == varied).map(|(_, figure)| *figure)
     }
@@ -103,7 +103,7 @@ pub(crate) struct PeakReference {
     pub(crate) name: String,
     /// Children of one client process per second.
     pub(crate) per_client_s: f64,
-    /// From the request for a child to its end.
+    /// Time from the request for a child to the child's end.
     pub(crate) latency_ms: f64,
 }
 
@@ -157,7 +157,7 @@ pub(crate) struct VolumeReference {
     busy_mib_per_s: ReferenceColumn,
 }
 
-/// Synced writes of 16 KiB, in µs.
+/// Published latencies of synced writes of 16 KiB, in µs.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct VolumeLatencyReference {
@@ -168,7 +168,7 @@ pub(crate) struct VolumeLatencyReference {
     pub(crate) sync_us: f64,
 }
 
-/// A clustering alone and next to a writer.
+/// Published times of a clustering, alone and next to a writer.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct InterferenceReference {
@@ -179,7 +179,7 @@ pub(crate) struct InterferenceReference {
     pub(crate) mib_per_s: f64,
 }
 
-/// A clustering on a replica next to four writers.
+/// Published times of a clustering on a replica next to four writers, for one copy method.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct CopyMethodReference {
@@ -196,12 +196,12 @@ impl InterferenceReference {
 }
 
 impl VolumeReference {
-    /// Latencies with idle or busy replicas.
+    /// Published latencies with this load of the replicas.
     pub(crate) fn latency(&self, load: ReplicaLoad) -> Option<&VolumeLatencyReference> {
         self.latency.iter().find(|reference| reference.load == load.name())
     }
 
-    /// Time of one LevelDB operation; published for busy replicas only.
+    /// Published time of one LevelDB operation. Only figures for busy replicas were published.
     pub(crate) fn leveldb_us(
         &self,
         system: StorageSystem,
@@ -216,22 +216,22 @@ impl VolumeReference {
         published.get(workload.name()).copied().filter(|_| load == ReplicaLoad::Busy)
     }
 
-    /// A clustering next to a writer.
+    /// Published times of a clustering next to a writer.
     pub(crate) fn interference(&self, system: StorageSystem) -> &InterferenceReference {
         if system == StorageSystem::Inline { &self.interference_inline } else { &self.interference }
     }
 
-    /// A clustering next to four writers, by copy method.
+    /// Published times of a clustering next to four writers, with this copy method.
     pub(crate) fn copy_method(&self, method: &str) -> Option<&CopyMethodReference> {
         self.copy_methods.iter().find(|reference| reference.method == method)
     }
 
-    /// Slowdown of the clustering on a replica by a copy method.
+    /// Published time of the clustering on a replica with this copy method, divided by the time alone.
     pub(crate) fn copy_slowdown(&self, method: &str) -> Option<f64> {
         Some(self.copy_method(method)?.replica_s / self.interference.replica_alone_s)
     }
 
-    /// The rate of this number of processes.
+    /// The published write rate of this number of processes, in MiB/s.
     pub(crate) fn mib_per_s(&self, load: ReplicaLoad, processes: u64) -> Option<f64> {
         match load {
             ReplicaLoad::Idle => self.idle_mib_per_s.find(processes),

@@ -33,19 +33,20 @@ pub(crate) struct Spread {
     pub(crate) count: usize,
     /// The median. With an even number of samples, the mean of the middle two.
     pub(crate) median: f64,
-    /// The 10th percentile: the smallest sample that at least a tenth of the samples does not exceed.
+    /// The 10th percentile (nearest rank): at least a tenth of the samples are equal to this sample or smaller.
     pub(crate) p10: f64,
-    /// The 90th percentile, likewise.
+    /// The 90th percentile (nearest rank).
     pub(crate) p90: f64,
 }
 
 impl<K: Ord + Serialize> Samples<K> {
-    /// No samples, and no file.
+    /// Creates an empty set of samples, without a file.
     pub(crate) fn new() -> Self {
         Self { values: BTreeMap::new(), lines: None }
     }
 
-    /// No samples. If there is a path, each sample is written to a new file there.
+    /// Creates an empty set of samples. With a `path`, creates a file at that path, to which each added sample is
+    /// written.
     ///
     /// # Errors
     /// The file cannot be created.
@@ -76,7 +77,7 @@ impl<K: Ord + Serialize> Samples<K> {
         self.lines.as_mut().map_or(Ok(()), SampleFile::flush)
     }
 
-    /// Removes a figure that is not to be reported.
+    /// Removes the samples of a figure, so that it is not reported.
     pub(crate) fn remove(&mut self, key: &K) {
         self.values.remove(key);
     }
@@ -91,7 +92,7 @@ impl<K: Ord + Serialize> Samples<K> {
         Spread::from_samples(self.values.get(key)?)
     }
 
-    /// The smallest sample of a key that this fraction of its samples does not exceed; `None` without samples.
+    /// A percentile of a key (nearest rank), as a fraction: `part` 0.99 is the 99th percentile. `None` without samples.
     pub(crate) fn percentile(&self, key: &K, part: f64) -> Option<f64> {
         let mut sorted = self.values.get(key)?.clone();
         sorted.sort_by(f64::total_cmp);
@@ -128,7 +129,7 @@ impl SampleFile {
 }
 
 impl Spread {
-    /// `None` without samples.
+    /// Computes the spread; `None` without samples.
     pub(crate) fn from_samples(samples: &[f64]) -> Option<Self> {
         let mut sorted = samples.to_vec();
         sorted.sort_by(f64::total_cmp);
@@ -146,8 +147,8 @@ impl Spread {
     }
 }
 
-/// A figure for scripts: its key, the number of samples, and percentiles. `unit` is appended to the names of the
-/// percentiles; `None` if the key names the unit.
+/// Returns a figure for scripts: its key, the number of samples, and percentiles. `unit` is appended to the names of
+/// the percentiles; `None` if the key names the unit.
 pub(crate) fn figure_json(key: &impl Serialize, spread: Spread, unit: Option<&str>) -> Value {
     let mut document = json!({ "samples": spread.count });
     for (name, value) in [("p10", spread.p10), ("p50", spread.median), ("p90", spread.p90)] {

@@ -1,7 +1,7 @@
 //! `VethNetwork`: a network namespace for a server and one for each client, joined to the server's by a veth pair.
 //!
-//! Namespaces have no names. A process (`cat`, which ends when its input does) holds each one, so nothing is left after
-//! the benchmark, however it ends.
+//! Namespaces have no names: a process `cat` holds each one. `cat` ends with its standard input, a pipe from the
+//! benchmark, so no namespace outlives the benchmark.
 
 use std::io;
 use std::net::Ipv4Addr;
@@ -16,7 +16,7 @@ const ENTER_LIMIT: Duration = Duration::from_secs(5);
 /// How often the entry is checked.
 const ENTER_POLL_INTERVAL: Duration = Duration::from_millis(2);
 
-/// A network of namespaces that stand in for machines.
+/// A network of namespaces that take the place of machines.
 #[derive(Debug)]
 pub(crate) struct VethNetwork {
     server: NamespaceProcess,
@@ -28,7 +28,7 @@ pub(crate) struct VethNetwork {
 struct NamespaceProcess(Child);
 
 impl VethNetwork {
-    /// Creates `clients` namespaces, each joined to one for the server.
+    /// Creates a namespace for the server, and `clients` namespaces that are each joined to it.
     pub(crate) fn new(clients: usize) -> Result<Self, BenchError> {
         let links = Self {
             server: NamespaceProcess::new()?,
@@ -107,7 +107,7 @@ impl NamespaceProcess {
 
 impl Drop for NamespaceProcess {
     fn drop(&mut self) {
-        // It may have ended on its own.
+        // An error means that the process has ended on its own.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

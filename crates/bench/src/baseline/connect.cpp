@@ -42,7 +42,7 @@ static void connect_once(const sockaddr_in &to) {
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (connect(fd, (const sockaddr *)&to, sizeof to) != 0) fail("connect");
     char byte = 1;
-    if (send(fd, &byte, 1, MSG_NOSIGNAL) != 1 || recv(fd, &byte, 1, 0) != 1) fail("a request");
+    if (send(fd, &byte, 1, MSG_NOSIGNAL) != 1 || recv(fd, &byte, 1, 0) != 1) fail("send or recv of a request");
     linger at_once = {1, 0};
     setsockopt(fd, SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
     close(fd);
@@ -71,7 +71,8 @@ static int drive(char **arguments) {
     return 0;
 }
 
-// - connect serve IP THREADS: prints `listening PORT`, then accepts and closes connections until its input ends.
+// - connect serve IP THREADS: prints `listening PORT`, then accepts connections and answers one byte on each, until its
+// input ends.
 // - connect drive IP PORT THREADS SECONDS: prints `ready`. One letter starts it. Then it prints `connected N NS`.
 int main(int count, char **arguments) {
     if (count == 4 && std::string(arguments[1]) == "serve") return serve(arguments[2], std::atoi(arguments[3]));

@@ -23,7 +23,7 @@ pub(crate) struct BareConnect<'a> {
 }
 
 impl BareConnect<'_> {
-    /// Connections per second of all clients.
+    /// Measures the connections per second of all clients.
     pub(crate) fn measure_per_s(&self, links: &VethNetwork) -> Result<f64, BenchError> {
         let mut server = links.server_command();
         server.arg(self.program).args(["serve", "0.0.0.0", &self.server_threads.to_string()]);

@@ -1,7 +1,7 @@
 // A floor of a fan-out: the kernel's work for children that are isolated as in a container, and nothing else.
 //
-// Two processes (`Maker`) create the children, each one child after another; their mount namespaces stay.
-// `Maker::contain` has the steps of one child.
+// Two processes (`Maker`) create the children, each one child after another. Each has one mount namespace for all of
+// its children. `Maker::contain` has the steps of one child.
 #include "local_fanout.h"
 
 #include <atomic>
@@ -45,7 +45,8 @@ int remove_group(const char *path) {
     return 0;
 }
 
-// Removes each maker's group and their parent. All processes do so at their end, since a killed one cannot.
+// Removes the groups of all makers, and their parent group. Each process does so at its end, because a killed process
+// cannot.
 void remove_all(const char *group) {
     for (unsigned i = 0; i < MAKERS; i++) {
         char path[PATH_MAX];
@@ -73,8 +74,8 @@ struct Maker {
     char path[PATH_MAX];
     int ends[2];
 
-    // The whole life of a process 1. It runs on its maker's stack, below the frames of the maker, which waits
-    // (CLONE_VFORK).
+    // Runs a process 1 from its start to its end. It runs on its maker's stack, below the frames of the maker, which
+    // waits (CLONE_VFORK).
     [[noreturn]] __attribute__((noinline)) void run_init(uint64_t number) {
         umount2("/proc", MNT_DETACH);
         if (mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, nullptr)) _exit(errno);
@@ -87,8 +88,8 @@ struct Maker {
         _exit(WIFEXITED(status) ? WEXITSTATUS(status) : ECHILD);
     }
 
-    // Not by syscall(2): both processes would return from the same call, and the first one would overwrite the other's
-    // stack.
+    // Not by the wrapper syscall(2): both processes share a stack and would return from the same call, so the first one
+    // to return would overwrite the stack of the other.
     __attribute__((noinline)) pid_t clone_init(const clone_args &args, uint64_t number) {
         long result = SYS_clone3;
         __asm__ volatile("syscall" : "+a"(result) : "D"(&args), "S"(sizeof args) : "rcx", "r11", "memory");
@@ -107,7 +108,7 @@ struct Maker {
         int status;
         if (waitpid(pid, &status, 0) != pid) return errno;
         if (status) return WIFEXITED(status) ? WEXITSTATUS(status) : ECHILD;
-        // The process that wrote the result has ended, so the pipe has it.
+        // The process that wrote the result has ended, so the result is in the pipe.
         if (read(ends[0], &answer.result, sizeof answer.result) != sizeof answer.result) return EPIPE;
         answer.answered_ns = now_ns();
         return 0;
@@ -122,7 +123,7 @@ struct Maker {
         return error ? error : left;
     }
 
-    // Ends when the pipe of orders closes, or when the parent has been killed.
+    // Runs a maker, which ends when the socket `orders` closes or the parent has been killed.
     void work(int orders) {
         if (pipe(ends) || unshare(CLONE_NEWNS) || mount("", "/", nullptr, MS_REC | MS_PRIVATE, nullptr)) round.error = errno;
         char letter;

@@ -59,7 +59,7 @@ mod tests {
     use super::{BareContainerRefusal, CONTAINER, ChildNetwork, start, start_in};
     use crate::baseline::unified_cgroup_for;
 
-    /// Time limit for killed processes that this test does not reap to end.
+    /// Time limit for the end of killed processes that are not children of this test.
     const GONE_LIMIT: Duration = Duration::from_secs(60);
 
     fn wait_until_gone(group: &Path) {
@@ -87,7 +87,7 @@ mod tests {
             let (took, answers) = crowd.fan_out(7, 20).unwrap();
             assert_eq!(answers.len(), 20);
             assert!(answers.iter().all(|answer| answer.result < answer.answer && answer.answer < took));
-            // It is killed while it creates children.
+            // Kill the program while it creates children.
             crowd.request_fork(1, 10_000).unwrap();
             while fs::read_dir(&group).unwrap().flatten().all(|entry| entry.file_type().unwrap().is_file()) {}
             drop(crowd);

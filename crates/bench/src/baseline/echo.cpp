@@ -42,7 +42,7 @@ static void watch(int epoll, int fd) {
 }
 
 static int serve(const char *ip, bool spin) {
-    alarm(300);  // No measurement takes this long: the process that started it has ended.
+    alarm(300);  // ends this program if its starter has ended: no measurement takes this long
     int listener = socket(AF_INET, SOCK_STREAM, 0), epoll = epoll_create1(0);
     sockaddr_in to = address(ip, 0);
     socklen_t length = sizeof to;

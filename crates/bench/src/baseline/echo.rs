@@ -28,7 +28,7 @@ pub(crate) struct BareEcho<'a> {
 }
 
 impl BareEcho<'_> {
-    /// Messages per second.
+    /// Measures the messages per second of all connections.
     pub(crate) fn measure_per_s(&self, links: &VethNetwork) -> Result<f64, BenchError> {
         let (ip, mode) = (VethNetwork::server_ip(0), if self.spins { "spin" } else { "sleep" });
         let mut server = links.server_command();

@@ -31,7 +31,7 @@ constexpr int64_t SPIN_NS = 50'000;
 
 constexpr size_t SENT_BYTES = 32 * PAGE_BYTES;
 constexpr size_t RECEIVED_BYTES = 16 * PAGE_BYTES;
-// Larger than any cache.
+// Size of the memory of a stream: larger than any cache.
 constexpr size_t STREAM_BYTES = 64 << 20;
 
 bool spins;
@@ -44,7 +44,7 @@ void wait_for(int fd) {
     if (poll(&wanted, 1, -1) < 0 && errno != EINTR) fail("poll");
 }
 
-// Returns false at the end of the stream.
+// Receives exactly this many bytes. Returns false at the end of the stream.
 bool receive(int socket, char *into, size_t bytes) {
     for (size_t done = 0; done < bytes;) {
         ssize_t got = recv(socket, into + done, bytes - done, MSG_DONTWAIT);
@@ -119,7 +119,7 @@ int new_userfaultfd() {
     return made;
 }
 
-// Serves each fault.
+// Serves each fault: requests the page, and makes the kernel copy it.
 void page_in(int uffd, int peer, char *area, Times &times) {
     std::vector<char> page(PAGE_BYTES), request(REQUEST_BYTES);
     for (;;) {
@@ -133,7 +133,7 @@ void page_in(int uffd, int peer, char *area, Times &times) {
         int64_t began_ns = now_ns();
         memcpy(request.data(), &number, sizeof number);
         send_all(peer, request.data(), REQUEST_BYTES);
-        if (!receive(peer, page.data(), PAGE_BYTES)) fail("the link");
+        if (!receive(peer, page.data(), PAGE_BYTES)) fail("recv of a page");
         int64_t received_ns = now_ns();
         times.exchange_ns = received_ns - began_ns;
         // Maps the page without waking the thread, so that the copy is timed alone.
@@ -161,7 +161,7 @@ void touch(volatile char *area, Times &times, size_t count, long gap_us) {
     fflush(stdout);
 }
 
-// Maps memory whose missing pages `uffd` fills.
+// Maps memory whose faults on missing pages `uffd` reports.
 char *paged(int uffd, size_t bytes) {
     void *mapped = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (mapped == MAP_FAILED) fail("mmap");
@@ -204,7 +204,7 @@ struct Installed {
     std::atomic<uint64_t> pages, wrong;
 };
 
-// Maps the received pages into the same memory again and again. It is made missing before.
+// Maps the received pages into the same memory again and again. Before each, madvise(2) discards the earlier page.
 void install(int peer, int uffd, char *area, Installed &installed) {
     std::vector<char> staged(RECEIVED_BYTES);
     for (size_t at = 0; receive(peer, staged.data(), RECEIVED_BYTES); at = (at + RECEIVED_BYTES) % STREAM_BYTES) {
@@ -217,7 +217,7 @@ void install(int peer, int uffd, char *area, Installed &installed) {
         if (number != at / PAGE_BYTES) installed.wrong++;
         installed.pages += RECEIVED_BYTES / PAGE_BYTES;
     }
-    fail("the stream");
+    fail("recv of the stream");
 }
 
 int install_pages(const char *ip, int port) {

@@ -1,5 +1,5 @@
-//! The floor of a page fault: two minimal programs in the nodes' namespaces. One requests each page that its thread
-//! touches from the other over the same link, and maps it. `fault.cpp` is the program.
+//! The floor of a page fault: two minimal programs in the nodes' namespaces. One program requests each page that its
+//! thread touches from the other program over the same link, and maps the page. `fault.cpp` is the program.
 
 use std::path::Path;
 use std::process::Command;
@@ -15,13 +15,13 @@ use crate::error::BenchError;
 pub(crate) const FAULT: EmbeddedProgram =
     EmbeddedProgram { name: "fault", bytes: include_bytes!(concat!(env!("OUT_DIR"), "/fault")) };
 
-/// How both programs wait.
+/// How both programs wait for data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum WaitMode {
-    /// They sleep.
+    /// They block in a system call.
     Sleep,
-    /// They poll for a while before they sleep.
+    /// They poll for 50 µs before they block.
     Spin,
 }
 
@@ -32,7 +32,7 @@ pub(crate) struct FaultTiming {
     pub(crate) touch_us: f64,
     /// The exchange of a request and a page.
     pub(crate) exchange_us: f64,
-    /// The kernel's copy.
+    /// The copy of the page by the kernel (UFFDIO_COPY).
     pub(crate) copy_us: f64,
 }
 
@@ -40,12 +40,12 @@ pub(crate) struct FaultTiming {
 #[derive(Debug)]
 pub(crate) struct BareFaults {
     driver: ChildProgram,
-    /// Kept running.
+    /// Killed when this value is dropped.
     _server: ChildProgram,
 }
 
 impl BareFaults {
-    /// Starts both. The program on the second node faults; the one on the first node has the pages.
+    /// Starts both programs. The program on the second node faults; the program on the first node has the pages.
     pub(crate) fn open(program: &Path, nodes: &[LocalNode], waiting: WaitMode) -> Result<Self, BenchError> {
         let mode = if waiting == WaitMode::Spin { "spin" } else { "sleep" };
         let [server, driver] = start_pair(program, nodes, ["serve", "drive"], &[mode])?;
@@ -70,18 +70,18 @@ impl BareFaults {
 #[derive(Debug)]
 pub(crate) struct BareStream {
     installer: ChildProgram,
-    /// Kept running.
+    /// Killed when this value is dropped.
     _sender: ChildProgram,
 }
 
 impl BareStream {
-    /// Starts the stream. The program on the first node sends; the one on the second node maps what it receives.
+    /// Starts the stream. The program on the first node sends pages; the program on the second node maps them.
     pub(crate) fn open(program: &Path, nodes: &[LocalNode]) -> Result<Self, BenchError> {
         let [sender, installer] = start_pair(program, nodes, ["send", "install"], &[])?;
         Ok(Self { installer, _sender: sender })
     }
 
-    /// Number of pages mapped so far.
+    /// Reads the number of pages that have been mapped so far.
     pub(crate) fn read_pages(&mut self) -> Result<u64, BenchError> {
         self.installer.send_text("\n")?;
         match self.installer.read_answer("installed")? {

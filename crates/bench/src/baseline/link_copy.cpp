@@ -67,10 +67,10 @@ int send_all(const char *address, size_t bytes) {
 }
 
 void fetch(int peer, char *into, size_t bytes) {
-    if (write(peer, "", 1) != 1) fail("request");
+    if (write(peer, "", 1) != 1) fail("write of a request");
     for (size_t done = 0; done < bytes;) {
         ssize_t got = read(peer, into + done, bytes - done < CHUNK_BYTES ? bytes - done : CHUNK_BYTES);
-        if (got <= 0) fail("the link");
+        if (got <= 0) fail("read of the copy");
         done += static_cast<size_t>(got);
     }
 }

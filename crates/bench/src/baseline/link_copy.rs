@@ -18,19 +18,20 @@ pub(crate) const LINK_COPY: EmbeddedProgram =
 /// the CPUs: a tenth of the measured rate.
 const RATE_MIN_MIB_PER_S: f64 = 150.0;
 
-/// A copy over the link includes a copy within memory. The latter may have found colder caches, though.
+/// Minimum time of a copy over the link, as a fraction of a copy within memory, which it includes. It is below 1,
+/// because the copy within memory may find colder caches.
 const MEMORY_COPY_RATIO_MIN: f64 = 0.5;
 
 /// A pair of programs at the ends of the link. They are killed when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct LinkCopy {
     receiver: ChildProgram,
-    /// Kept running.
+    /// Killed when this value is dropped.
     _sender: ChildProgram,
 }
 
 impl LinkCopy {
-    /// Starts both, ready to copy `mib` from the first node to the second.
+    /// Starts both programs, ready to copy `mib` from the first node to the second.
     pub(crate) fn open(program: &Path, nodes: &[LocalNode], mib: u64) -> Result<Self, BenchError> {
         let (ip, mib) = (nodes[0].address.ip().to_string(), mib.to_string());
         let mut sender = ChildProgram::start(LINK_COPY.name, &node_command(&nodes[0], program, &["send", &ip, &mib]))?;
@@ -46,7 +47,7 @@ impl LinkCopy {
         self.request_copy(b'l')
     }
 
-    /// Copies the same bytes within one memory.
+    /// Copies the same bytes within the memory of the receiver. Returns the time in ms.
     pub(crate) fn memory_copy_ms(&mut self) -> Result<f64, BenchError> {
         self.request_copy(b'm')
     }
@@ -71,8 +72,8 @@ fn node_command(node: &LocalNode, program: &Path, arguments: &[&str]) -> Command
 /// Why the medians of copies of this size are implausible; `None` if they are plausible.
 ///
 /// A floor that is too low or too high makes the comparison worthless. So a copy counts only under three conditions.
-/// Every byte arrived (`request_copy` checks that). It took no less than a copy within one process's memory, which it
-/// includes. And the link was not so slow that something else must have delayed it.
+/// Every byte arrived (`request_copy` checks that). The copy took at least half the time of a copy within memory, which
+/// it includes. And the rate is not so low that other load must have delayed the copy.
 pub(crate) fn implausible_reason(mib: u64, copy_ms: f64, memory_copy_ms: f64) -> Option<String> {
     let rate = mib as f64 / (copy_ms / 1e3);
     if copy_ms < memory_copy_ms * MEMORY_COPY_RATIO_MIN {

@@ -22,7 +22,7 @@ int namespaces = CLONE_NEWNS | CLONE_NEWUTS | CLONE_NEWIPC;
 // Starts process 1 of a container. Its namespaces are entered by its pidfd.
 int make_container() {
     long pid = syscall(SYS_clone, SIGCHLD | CLONE_NEWPID | namespaces, nullptr, nullptr, nullptr, nullptr);
-    if (pid < 0) fail("namespaces");
+    if (pid < 0) fail("clone into new namespaces");
     if (pid == 0) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         mount("", "/", nullptr, MS_REC | MS_PRIVATE, nullptr);
@@ -50,7 +50,8 @@ struct Fanout {
         if (pid < 0) fail("fork");
         if (pid > 0) return pid;
         if (container >= 0 && setns(container, namespaces)) _exit(1);
-        // A child that stays must end if this program is killed. Before the answer, this program still runs.
+        // A child that stays must end if this program is killed. This program still runs here: it waits for the child's
+        // answer.
         if (stays) prctl(PR_SET_PDEATHSIG, SIGKILL);
         if (!touch_and_report(memory, number, ends[1])) _exit(1);
         if (stays) pause();
@@ -59,7 +60,7 @@ struct Fanout {
 
     ChildAnswer answer() {
         ChildAnswer answer;
-        if (read(ends[0], &answer.result, sizeof answer.result) != sizeof answer.result) fail("an answer");
+        if (read(ends[0], &answer.result, sizeof answer.result) != sizeof answer.result) fail("read of an answer");
         answer.answered_ns = now_ns();
         return answer;
     }

@@ -22,20 +22,20 @@ const CONCURRENT_CHILDREN: u64 = 8;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ChildNetwork {
-    /// Each in its own.
+    /// A network for each child.
     Private,
     /// One for all children of a fan-out on a node.
     Shared,
-    /// The node's.
+    /// The network of the node.
     Host,
 }
 
 /// The times of a child, since the start of the fan-out.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ChildLatency {
-    /// When the child had its result.
+    /// Time at which the child had its result.
     pub(crate) result: Duration,
-    /// When the requester had the result.
+    /// Time at which the requester had the result.
     pub(crate) answer: Duration,
 }
 

@@ -1,5 +1,5 @@
 //! Floors and peers, measured in the same run as farfork. A floor is the minimum that any implementation needs. Each
-//! has one file, next to its C++ program. The floor that is a local `fork()` is in `workload`.
+//! has one file, next to its C++ program. The floors by local `fork()` of a measured program are in `workload`.
 
 pub(crate) mod connect;
 pub(crate) mod container;
@@ -17,7 +17,8 @@ use farfork_sys::cgroup::hierarchy::{self, CgroupVersion};
 
 use crate::error::BenchError;
 
-/// A control group of the unified hierarchy in which a floor may create others; `None` if there is no such hierarchy.
+/// Returns the path of a control group for a floor, which is not created yet. `None` if the machine has no unified
+/// hierarchy.
 fn unified_cgroup_for(of: &str) -> Result<Option<PathBuf>, BenchError> {
     let failed = |cause| BenchError::File { path: "/proc/self/mountinfo".into(), cause };
     let hierarchies = hierarchy::mounted_hierarchies().map_err(failed)?;

@@ -42,7 +42,8 @@ struct Child {
         if (pid == 0) {
             prctl(PR_SET_PDEATHSIG, SIGKILL);
             close(ends[0]);
-            // A fork that is stopped before this write would outlive this program.
+            // The parent waits for this write. If it stopped the fork before prctl(2), the fork would outlive the
+            // parent.
             if (write(ends[1], "", 1) != 1) _exit(1);
             serve(ends[1], steps);
             _exit(0);
@@ -54,7 +55,7 @@ struct Child {
         if (!group.empty()) join(group);
     }
 
-    // A fork of another program. It has connected, and first writes its index.
+    // Adopts a fork of another program. It has connected, and writes its index first.
     Child(int connection, const std::string &group) : end(connection) {
         ucred peer;
         socklen_t length = sizeof peer;
@@ -70,7 +71,7 @@ struct Child {
         write_file(group + "/cgroup.procs", std::to_string(pid));
         freeze = open((group + "/cgroup.freeze").c_str(), O_WRONLY | O_CLOEXEC);
         events = open((group + "/cgroup.events").c_str(), O_RDONLY | O_CLOEXEC);
-        if (freeze < 0 || events < 0) fail("the freezer");
+        if (freeze < 0 || events < 0) fail("open of cgroup.freeze or cgroup.events");
     }
 
     bool is_frozen() {
@@ -88,7 +89,8 @@ struct Child {
             return;
         }
         if (pwrite(freeze, "1", 1, 0) != 1) fail("cgroup.freeze");
-        // The kernel limits the notifications of a group per second, so waiting for one would not be a floor.
+        // Poll the state: the kernel limits the rate of notifications of cgroup.events, so waiting for one would take
+        // too long for a floor.
         while (!is_frozen()) sched_yield();
     }
 
@@ -99,11 +101,11 @@ struct Child {
     FunctionRun request_run(uint64_t number) {
         FunctionRun run;
         Request request = {number};
-        if (write(end, &request, sizeof request) != sizeof request) fail("a request");
+        if (write(end, &request, sizeof request) != sizeof request) fail("write of a request");
         int64_t began = now_ns();
         unpause();
         run.unpause_ns = now_ns() - began;
-        if (read(end, &run.answer, sizeof run.answer) != sizeof run.answer) fail("an answer");
+        if (read(end, &run.answer, sizeof run.answer) != sizeof run.answer) fail("read of an answer");
         int64_t answered = now_ns();
         run.answer_ns = answered - began;
         pause();

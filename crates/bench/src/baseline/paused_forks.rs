@@ -40,15 +40,15 @@ impl PausedForks {
         Self::start(program, &["stop".to_owned(), steps.to_string(), children.to_string()], steps, None)
     }
 
-    /// Starts forks that the freezer of version 2 pauses; `None` if the machine has no such freezer.
+    /// Starts forks that the cgroup freezer of version 2 pauses; `None` if the machine has no such freezer.
     pub(crate) fn start_frozen(program: &Path, steps: u64, children: usize) -> Result<Option<Self>, BenchError> {
         let Some(groups) = FreezerGroups::create()? else { return Ok(None) };
         let arguments = ["freeze".to_owned(), steps.to_string(), children.to_string(), groups.path()];
         Self::start(program, &arguments, steps, Some(groups)).map(Some)
     }
 
-    /// Starts children of os.fork() of a function's parent, which the freezer of version 2 pauses; `None` if the
-    /// machine has no such freezer. They connect to a socket in `directory`.
+    /// Makes a function's parent start children by os.fork(), which the cgroup freezer of version 2 pauses; `None` if
+    /// the machine has no such freezer. The children connect to a socket in `directory`.
     pub(crate) fn start_frozen_functions(
         program: &Path,
         parent: &mut FunctionParent,
@@ -82,8 +82,8 @@ impl PausedForks {
         Ok(Self { program, expected: ExpectedValue::Steps(steps), _groups: groups })
     }
 
-    /// Lets `parallel` forks take turns for `time`, at least one each, with a gap before each turn. Returns how long
-    /// that took, and each turn.
+    /// Makes `parallel` forks work concurrently for `time`. Each runs turns one after the other, at least one, with a
+    /// gap before each. Returns the elapsed time and all turns.
     pub(crate) fn run(
         &mut self,
         parallel: usize,
@@ -117,8 +117,8 @@ impl FreezerGroups {
         self.0.display().to_string()
     }
 
-    /// Kills the processes that are left: forks of another program outlive the program that pauses them. Linux before
-    /// 5.14 lacks `cgroup.kill`.
+    /// Removes the groups. Kills remaining processes first: forks of another program outlive the program that pauses
+    /// them. Linux before 5.14 lacks `cgroup.kill`, so an error is ignored.
     fn remove(&self) -> io::Result<()> {
         let _ = fs::write(self.0.join("cgroup.kill"), "1");
         cgroup::subtree(&self.0)?.iter().try_for_each(|group| cgroup::remove(group, REMOVE_LIMIT))

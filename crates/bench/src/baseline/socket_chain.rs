@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use farfork_cluster::local::LocalNode;
 
-/// The chain. Its threads end when this is dropped.
+/// The chain. Its threads end when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct SocketChain {
     first: TcpStream,
@@ -68,7 +68,8 @@ impl Drop for SocketChain {
     }
 }
 
-/// Forwards each message, and acknowledges it when the successor has. Ends with the predecessor.
+/// Forwards each message, and acknowledges it once the successor has acknowledged it. Ends when the predecessor closes
+/// its connection.
 fn forward(listener: &TcpListener, successor: Option<TcpStream>, message_bytes: usize) -> io::Result<()> {
     let (mut predecessor, _) = listener.accept()?;
     predecessor.set_nodelay(true)?;

@@ -15,7 +15,7 @@ pub(crate) struct FunctionCallArgs {
     pub(crate) python: Option<PathBuf>,
 }
 
-/// A JSON document, as the user wrote it.
+/// Checks that the text is a JSON document, and returns it unchanged.
 fn parse_json(text: &str) -> Result<String, String> {
     let parsed: Result<serde_json::Value, _> = serde_json::from_str(text);
     parsed.map(|_| text.to_owned()).map_err(|error| format!("not a JSON document: {error}"))

@@ -55,7 +55,7 @@ impl LoadArgs {
             || self.encryption.is_some()
     }
 
-    /// The case that the options describe. Missing ones are taken from `usual`.
+    /// The case that the options describe. Missing options are taken from `usual`.
     pub(crate) fn to_case(&self, usual: &RpcCase) -> RpcCase {
         let or = |option: Option<u64>, usual: usize| option.map_or(usual, |number| number as usize);
         let payload = self.payload.or(self.checksum.then_some(PAYLOAD_BYTES));

@@ -34,7 +34,8 @@ impl Command {
     }
 }
 
-/// Prints one page, or writes all. They do not include the page of `farfork` itself, which this program does not have.
+/// Prints one manual page, or writes all pages. Skips the first page, `farfork` itself, which this program does not
+/// contain.
 fn print_manual(arguments: &ManualArguments, json: bool) -> anyhow::Result<ExitCode> {
     let root = manual::build_command(Cli::command());
     let pages: Vec<_> = manual::manual_pages(&root).into_iter().skip(1).collect();

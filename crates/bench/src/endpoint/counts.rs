@@ -19,7 +19,7 @@ pub(crate) struct CallCounts {
 /// Latencies of one thread.
 pub(crate) type Latencies = Histogram<u64>;
 
-/// An empty histogram: two significant digits, to a minute.
+/// Creates an empty histogram with two significant digits, for latencies up to a minute.
 pub(crate) fn new_latencies() -> Latencies {
-    Histogram::new_with_bounds(1, LATENCY_NS_MAX, 2).expect("the bounds are right")
+    Histogram::new_with_bounds(1, LATENCY_NS_MAX, 2).expect("the bounds are valid")
 }

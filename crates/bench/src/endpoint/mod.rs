@@ -90,7 +90,7 @@ fn run_client(system: RpcSystem, to: SocketAddr, load: &ClientLoad, client_optio
                     RpcSystem::Farfork => workload::rpc_load::run_client(to, &load, &client_options, &counted, run),
                     other => peer::run_client(other, to, &load, &counted, run),
                 }?;
-                latencies.lock().expect("no thread panics with it").add(own).map_err(io::Error::other)
+                latencies.lock().expect("no thread panics while it holds the lock").add(own).map_err(io::Error::other)
             });
             (counts, thread)
         })
@@ -119,7 +119,7 @@ fn run_client(system: RpcSystem, to: SocketAddr, load: &ClientLoad, client_optio
     for (_, thread) in threads {
         thread.join().map_err(|_| io::Error::other("a client's thread panicked"))??;
     }
-    let latencies = latencies.lock().expect("all threads have ended");
+    let latencies = latencies.lock().expect("no thread panicked while it held the lock");
     let quantiles = [0.5, 0.9, 0.99, 0.999].map(|quantile| latencies.value_at_quantile(quantile).to_string());
     print_line(&format!("{text} {} {} {}", latencies.len(), quantiles.join(" "), latencies.max()))
 }

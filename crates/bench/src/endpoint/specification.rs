@@ -9,7 +9,7 @@ use farfork_fabric::Security;
 use farfork_trust::{Credentials, Encryption, TrustDirectory};
 use serde::{Deserialize, Serialize};
 
-/// The members of the benchmark's own cluster.
+/// Names of the two members of the cluster that the benchmark creates.
 pub(crate) const SERVER: &str = "server";
 pub(crate) const CLIENT: &str = "client";
 
@@ -30,7 +30,7 @@ pub(crate) enum RpcSystem {
 }
 
 impl RpcSystem {
-    /// Its name in a table.
+    /// The name of the system in a table.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Farfork => "farfork",
@@ -49,16 +49,16 @@ pub(crate) struct EndpointSpec {
     pub(crate) role: EndpointRole,
     /// Whether to poll for a while before sleeping, if the system supports that.
     pub(crate) spins: bool,
-    /// Its identity, if both ends authenticate each other.
+    /// The endpoint's identity, if both ends authenticate each other.
     pub(crate) identity: Option<EndpointIdentity>,
-    /// The CPUs that its threads may use; all if empty.
+    /// The CPUs that the endpoint's threads may use; all if empty.
     pub(crate) processors: Vec<usize>,
 }
 
 /// A member of the cluster that the benchmark creates.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct EndpointIdentity {
-    /// The directory of its credentials.
+    /// The directory of the member's credentials.
     pub(crate) directory: PathBuf,
     pub(crate) encrypted: bool,
 }
@@ -74,7 +74,7 @@ impl EndpointIdentity {
 /// The side of the connection.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) enum EndpointRole {
-    /// Ends after this many seconds, even if clients are connected.
+    /// Ends after `seconds`, even if clients are connected.
     Server {
         ip: IpAddr,
         threads: usize,
@@ -84,13 +84,13 @@ pub(crate) enum EndpointRole {
         to: SocketAddr,
         load: ClientLoad,
     },
-    /// Accepts connections, and nothing else. Prints the same as a server.
+    /// Accepts connections, and answers one request on each. Prints the same as a server.
     Acceptor {
         ip: IpAddr,
         threads: usize,
         seconds: f64,
     },
-    /// Connects and closes repeatedly.
+    /// Repeatedly opens a connection, sends one request, and closes the connection.
     Connector {
         to: SocketAddr,
         threads: usize,

@@ -15,7 +15,7 @@ use crate::workload::churn::{self, CHURN, ChurnOperation};
 use crate::workload::micro::PAYLOAD_PATH;
 use crate::workload::parent::ParentProgram;
 
-/// Where the program runs, in turn: `None` is without a fork.
+/// Where the operations run, in turn. `None`: in the program itself, without a fork.
 const PLACES: [Option<ChildPlace>; 3] = [None, Some(ChildPlace::Own), Some(ChildPlace::Other)];
 
 /// Runs the benchmark. `show` may end it before a step. `farfork` is the program that runs the daemons.

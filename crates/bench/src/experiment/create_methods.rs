@@ -14,13 +14,13 @@ use crate::workload::micro::PAYLOAD_PATH;
 use crate::workload::parent::ParentProgram;
 use crate::workload::sparse::SPARSE;
 
-/// One creator for each method.
+/// Creates children by each method.
 pub(super) struct CreateMethods {
     farfork: FanoutClient,
     in_namespaces: LocalFanout,
     plain: LocalFanout,
     bare: Option<LocalFanout>,
-    /// Kept running.
+    /// The seed's parent. It is killed when this value is dropped.
     _parent: ParentProgram,
     seed: String,
     /// Number of the next child.
@@ -30,13 +30,13 @@ pub(super) struct CreateMethods {
 /// A child that keeps running after its answer.
 pub(super) struct HeldChild {
     pub(super) pid: i32,
-    /// Its id, if farfork has forked it. A local fork ends when the next one is created.
+    /// The child's id, if farfork has forked it. A local fork ends when the next one is created.
     pub(super) child: Option<String>,
 }
 
 impl CreateMethods {
-    /// Starts a parent of `mib` MiB. `client_factory` makes the client that requests its children from the nodes. Local
-    /// forks enter `containers` sets of namespaces with this kind of network in turn.
+    /// Starts a parent of `mib` MiB. `client_factory` makes the client that requests the parent's children from the
+    /// nodes. Local forks enter `containers` sets of namespaces with this kind of network in turn.
     pub(super) async fn start(
         cluster: &mut BenchCluster,
         mib: u64,

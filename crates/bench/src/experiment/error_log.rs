@@ -1,5 +1,5 @@
-//! Finds errors in the logs of daemons and of the kernel since the start of a run. A run whose requests all succeeded
-//! may still have caused some.
+//! Finds errors in the logs of daemons and of the kernel since the start of a run. Even if all requests of a run
+//! succeed, the run may cause such errors.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Read as _, Seek as _, SeekFrom};
@@ -38,7 +38,7 @@ impl ErrorLogs {
         Self { daemons: nodes.iter().map(length).collect(), kernel: open_kernel_messages() }
     }
 
-    /// A sentence for each log that has new errors.
+    /// Returns a sentence for each log that has new errors.
     pub(super) fn find_errors(mut self, nodes: &[LocalNode]) -> Vec<String> {
         let mut faults = Vec::new();
         for (node, begin) in nodes.iter().zip(self.daemons) {
@@ -61,7 +61,7 @@ fn quote_errors(log: &str, errors: &[&str]) -> Option<String> {
     (!errors.is_empty()).then(|| format!("{log} has {} errors: {quoted}", errors.len()))
 }
 
-/// The level is the second word of a line, after the time.
+/// Whether the level of a line of a daemon's log is ERROR. The level is the second word, after the time.
 fn is_daemon_error(line: &str) -> bool {
     line.split_ascii_whitespace().nth(1) == Some("ERROR")
 }
@@ -74,7 +74,7 @@ fn open_kernel_messages() -> Option<File> {
     Some(file)
 }
 
-/// New kernel messages that are errors. Each read(2) returns one message.
+/// Reads new kernel messages, and returns the errors. Each read(2) returns one message.
 fn read_kernel_errors(kernel: &mut File) -> Vec<String> {
     let mut errors = Vec::new();
     let mut message = [0; KERNEL_MESSAGE_BYTES_MAX];
@@ -82,7 +82,8 @@ fn read_kernel_errors(kernel: &mut File) -> Vec<String> {
         match kernel.read(&mut message) {
             Ok(0) => return errors,
             Ok(length) => errors.extend(parse_kernel_error(&String::from_utf8_lossy(&message[..length]))),
-            // Older messages were overwritten before they were read.
+            // EPIPE: the kernel has overwritten messages before they were read. The next read(2) returns the oldest
+            // remaining one.
             Err(error) if error.kind() == ErrorKind::BrokenPipe => {}
             Err(_) => return errors,
         }

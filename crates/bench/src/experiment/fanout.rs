@@ -27,7 +27,7 @@ use crate::workload::sparse::SPARSE;
 /// Number of namespace sets that local forks use in turn: more than there are children at once.
 const NAMESPACE_SETS: u64 = 16;
 
-/// Pause after a local fan-out, to process what has arrived on the connections to the nodes.
+/// Pause after a local fan-out, in which this thread answers the keep-alive probes of the nodes.
 const PROBE_PAUSE: Duration = Duration::from_millis(2);
 
 /// Number of children of each method whose memory is measured, one after the other.
@@ -64,7 +64,7 @@ pub async fn run_fanout(
 struct FanoutRun<'a> {
     plan: &'a FanoutParameters,
     creators: CreateMethods,
-    /// Why there are no bare containers.
+    /// Why bare containers cannot be measured; `None` if they can.
     refusal: Option<BareContainerRefusal>,
     samples: Samples<FanoutSampleKey>,
 }
@@ -108,8 +108,8 @@ impl<'a> FanoutRun<'a> {
 
     async fn fan_out(&mut self, by: CreateMethod, count: u64) -> Result<(Duration, Vec<ChildLatency>), BenchError> {
         let made = self.creators.create(by, count).await?;
-        // This thread has waited for local forks, and must also answer the nodes' keep-alive probes. A node closes a
-        // connection that does not answer.
+        // While this thread waited for local forks, it answered no keep-alive probes of the nodes. A node closes a
+        // connection on which its probes remain unanswered.
         if by != CreateMethod::Farfork {
             tokio::time::sleep(PROBE_PAUSE).await;
         }
@@ -117,8 +117,8 @@ impl<'a> FanoutRun<'a> {
     }
 
     async fn measure_memory(&mut self, cluster: &mut BenchCluster) -> Result<(), BenchError> {
-        // Renews the zygotes: unused ones have ended while local forks ran. The first child of a seed is not a copy of
-        // a zygote.
+        // Renew the zygotes: idle ones ended while local forks ran. Without a zygote, the first measured child would
+        // not be a copy of one.
         self.fan_out(CreateMethod::Farfork, self.plan.children).await?;
         for by in [CreateMethod::ON_EVERY_MACHINE; MEMORY_SAMPLES].concat() {
             let HeldChild { pid, child } = self.creators.create_held(by).await?;
@@ -152,5 +152,5 @@ fn page_tables_kib(pid: i32) -> io::Result<f64> {
     let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmPTE:"));
     let kib = line.and_then(|line| line.trim().trim_end_matches("kB").trim().parse().ok());
-    kib.ok_or_else(|| io::Error::other("its status has no size of page tables"))
+    kib.ok_or_else(|| io::Error::other("/proc/PID/status has no valid VmPTE"))
 }

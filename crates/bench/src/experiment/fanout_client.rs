@@ -23,14 +23,14 @@ use crate::workload::child_task::ChildTask;
 /// Time limit of a whole fan-out: ten thousand children on a busy machine take a minute.
 const FANOUT_LIMIT: Duration = Duration::from_secs(300);
 
-/// Children that one request waits for. It reports their ends in order, so a late child delays the reports of the
-/// following ones.
+/// Number of children that one request waits for. Their ends are reported in order, so a late child delays the reports
+/// of the following ones.
 const BATCH_SIZE: usize = 16;
 
 /// How long a batch waits for more children before its request is sent.
 const BATCH_DELAY: Duration = Duration::from_millis(1);
 
-/// When a request was sent. Children report the time of their result by the system clock.
+/// The time at which a request was sent, by both clocks. Children report the time of their result by the system clock.
 #[derive(Debug, Clone, Copy)]
 struct RequestTime {
     instant: Instant,
@@ -42,7 +42,7 @@ struct RequestTime {
 pub(crate) struct FanoutClient {
     seed: String,
     task: ChildTask,
-    /// A client for each node by name: the ends of children are requested from their own node.
+    /// A client for each node, by name. The end of a child is requested from the child's node.
     nodes: BTreeMap<String, Client>,
     /// The node that receives the fork requests.
     entry_client: Client,
@@ -142,7 +142,7 @@ impl FanoutClient {
         };
         let only = v1::OutputStream::Stdout.into();
         let request = v1::LogsRequest { child: child.id.clone(), follow: true, only };
-        let chunks = self.nodes.get_mut(&child.node).expect("a node of ours").logs(request).await;
+        let chunks = self.nodes.get_mut(&child.node).expect("the node is part of the cluster").logs(request).await;
         let mut chunks = chunks.map_err(request_failure(&child.id))?.into_inner();
         let mut output = String::new();
         while !output.ends_with('\n') {
@@ -203,7 +203,7 @@ impl FanoutClient {
             true => Ok(all),
             false => Err(BenchError::WrongMemory {
                 count: (batch.len() - all.len()) as u64,
-                what: "answers that are missing",
+                what: "missing answers of children",
             }),
         }
     }

@@ -22,10 +22,12 @@ const MEMORY_MIB: u64 = 64;
 /// Memory of each of several concurrent streams, in MiB: enough that none ends before the last has begun.
 const STREAMED_MIB: u64 = 64;
 
-/// Time between two back-to-back faults: too long for a memory scan, short enough to keep the machine awake.
+/// Time between two back-to-back faults: longer than in a scan of memory, but so short that CPUs do not enter deep
+/// sleep states.
 const GAP: Duration = Duration::from_micros(100);
 
-/// Time between two faults during a stream. With less, the faults would be a stream of their own.
+/// Time between two faults during a stream. With a shorter time, the faults themselves would load the link like a
+/// stream.
 const GAP_NEXT_TO_STREAM: Duration = Duration::from_millis(1);
 
 /// Runs the benchmark. `show` may end it before a step. `farfork` is the program that runs the daemons.
@@ -114,7 +116,7 @@ impl FaultRun<'_> {
         us.into_iter().try_for_each(|us| self.samples.add(FaultSampleKey { series: timed, pace }, us))
     }
 
-    /// The times of one child's touches, each of which faults on one page.
+    /// Returns the times of one child's touches. Each touch faults on one page.
     async fn measure_touches(&mut self, count: usize, gap: Duration) -> Result<Vec<f64>, BenchError> {
         let wanted = ForkOptions { strategy: "cow,first", ..ForkOptions::default() };
         let payload = page_touch::payload(count, gap);
@@ -129,7 +131,8 @@ impl FaultRun<'_> {
         self.add(FaultSeries::Farfork, Pace::Idle, us)
     }
 
-    /// Meanwhile a paused child fetches all of its memory. If that stream ends too early, the samples are discarded.
+    /// Measures touches while a paused child fetches all of its memory. If that stream ends before the touches, their
+    /// samples are discarded.
     async fn measure_next_to_stream(&mut self) -> Result<(), BenchError> {
         let began = Instant::now();
         let streaming = self.cluster.start_settling(&self.stream_seed, ChildPlace::Other).await?;
@@ -144,8 +147,8 @@ impl FaultRun<'_> {
         Ok(())
     }
 
-    /// Paused children of several seeds fetch all of their memory, starting at the same time. Each seed is used once,
-    /// since what a child leaves in the node's cache would serve the next child.
+    /// Makes paused children of several seeds fetch all of their memory, starting at the same time. Each seed is used
+    /// once: the pages that a child leaves in the node's page cache would serve the next child.
     async fn measure_streams(&mut self, streams: &StreamParents) -> Result<(), BenchError> {
         let mut seeds = Vec::new();
         for parent in &streams.0 {

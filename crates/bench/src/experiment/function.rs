@@ -16,7 +16,7 @@ use crate::workload::functions::{FunctionParent, FunctionSource, environment};
 /// the daemons.
 ///
 /// # Errors
-/// [`BenchError`] as the step that fails, [`BenchError::WrongResult`] for a result that differs from the parent's.
+/// The error of the step that fails. [`BenchError::WrongResult`] if a child's result differs from the parent's.
 pub async fn run_function(
     plan: &FunctionParameters,
     farfork: PathBuf,

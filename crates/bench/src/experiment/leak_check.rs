@@ -1,4 +1,4 @@
-//! Counts a node's resources before and after a long run. Afterwards, none that the run used may be left.
+//! Counts a node's resources before and after a long run. A higher count after the run is a leak.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -10,7 +10,8 @@ use farfork_sys::cgroup;
 use farfork_sys::process::{SharedResource, read_text, share_resource, thread_count};
 use serde::Serialize;
 
-/// Time limit for a node to release what it keeps for a while: connections for half a minute, statistics, threads.
+/// Time limit for a node to release resources that it keeps for some time: connections for half a minute, statistics,
+/// threads.
 const RELEASE_LIMIT: Duration = Duration::from_secs(60);
 
 /// Time between two counts.
@@ -19,7 +20,8 @@ const COUNT_INTERVAL: Duration = Duration::from_millis(500);
 /// Additional descriptors that a node's processes may have: connections open and close on their own.
 const DESCRIPTORS_SLACK: u64 = 4;
 
-/// Additional threads: threads for blocking work are kept for a while, as many as ran at the same time.
+/// Additional threads that a node's processes may have. Threads for blocking work remain for some time, as many as ran
+/// at the same time.
 const THREADS_SLACK: u64 = 8;
 
 /// Memory growth of a node's processes that is not a leak, in KiB: reserves of the allocator, and statistics of ended
@@ -29,9 +31,9 @@ const MEMORY_SLACK_KIB: u64 = 32 << 10;
 /// The count of one kind of resource.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ResourceCount {
-    /// The node.
+    /// The name of the node.
     pub node: String,
-    /// The kind.
+    /// The kind of resource.
     pub of: &'static str,
     /// The count at the start.
     pub before: u64,
@@ -67,7 +69,7 @@ struct ResourceEntry {
 }
 
 impl ResourceCounts {
-    /// Counts now.
+    /// Counts the resources.
     fn read(nodes: &[LocalNode]) -> Self {
         Self(nodes.iter().flat_map(count_node).collect())
     }
@@ -87,7 +89,7 @@ impl ResourceCounts {
         }
     }
 
-    /// Compares the counts as soon as there is no leak, or after the time limit.
+    /// Counts again until there is no leak, or until the time limit is over. Returns the counts from before and after.
     pub(super) async fn wait_released(&self, nodes: &[LocalNode]) -> Vec<ResourceCount> {
         let give_up = Instant::now() + RELEASE_LIMIT;
         loop {
@@ -99,7 +101,7 @@ impl ResourceCounts {
         }
     }
 
-    /// Both counts of each kind.
+    /// Pairs the counts of each kind.
     fn compare_with(&self, after: &Self) -> Vec<ResourceCount> {
         let pairs = self.0.iter().zip(&after.0);
         let count = |(before, after): (&ResourceEntry, &ResourceEntry)| ResourceCount {
@@ -134,8 +136,8 @@ fn count_node(node: &LocalNode) -> Vec<ResourceEntry> {
     ]
 }
 
-/// One process of each group that shares a table: tracers share the daemon's memory and files, the keeper its pager's
-/// files.
+/// Returns one process of each group that shares `table`, so that nothing is counted twice. Tracers share the daemon's
+/// memory and files, the keeper its pager's files.
 fn distinct_processes(pids: &[i32], table: SharedResource) -> Vec<i32> {
     let mut distinct: Vec<i32> = Vec::new();
     for pid in pids {
@@ -146,7 +148,7 @@ fn distinct_processes(pids: &[i32], table: SharedResource) -> Vec<i32> {
     distinct
 }
 
-/// The resources that ended nodes have left on the machine.
+/// Finds the resources that ended nodes have left on the machine. Returns a sentence for each.
 pub(super) fn find_leftovers(nodes: &[LocalNode]) -> Vec<String> {
     let groups = nodes.iter().flat_map(|node| node.cgroups.clone());
     let names = nodes.iter().map(|node| Path::new("/run/netns").join(&node.netns));
@@ -159,7 +161,7 @@ fn count_descriptors(pid: i32) -> u64 {
     fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, |entries| entries.count() as u64)
 }
 
-/// Mounts that the daemon sees and that its node has created: other mounts of the machine may change.
+/// Counts the mounts in the daemon's mount namespace that its node has created. Other mounts of the machine may change.
 fn count_mounts(node: &LocalNode) -> u64 {
     let table =
         node.pid().and_then(|pid| fs::read_to_string(format!("/proc/{pid}/mountinfo")).ok()).unwrap_or_default();
@@ -173,7 +175,7 @@ fn namespace_links(pid: i32) -> Vec<String> {
     entries.filter_map(|entry| Some(fs::read_link(entry.path()).ok()?.to_string_lossy().into_owned())).collect()
 }
 
-/// Memory that is not backed by a file on disk.
+/// Returns the resident memory of a process that is not backed by a file on disk.
 fn memory_kib(pid: i32) -> u64 {
     let status = read_text(&format!("/proc/{pid}/status")).unwrap_or_default();
     let of = |line: &str| {

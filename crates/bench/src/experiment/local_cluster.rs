@@ -15,7 +15,8 @@ use tempfile::TempDir;
 use crate::error::BenchError;
 use crate::figure::ChildPlace;
 
-/// The parent of scratch directories: the file system of the default run directory, which affects the cost of a child.
+/// The parent of scratch directories. It is on the file system of the default run directory, because the file system
+/// affects the cost of a child.
 pub(crate) const SCRATCH_PARENT: &str = "/run";
 
 /// Time limit for the nodes to discover each other: a few heartbeats.
@@ -31,10 +32,10 @@ const REQUEST_LIMIT: Duration = Duration::from_secs(120);
 const WORKING_SET_LIMIT: Duration = Duration::from_secs(2);
 const WORKING_SET_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// The signal's number.
+/// Signal number for kill(2).
 const SIGKILL: u32 = 9;
 
-/// Nodes. They are stopped when this value is dropped.
+/// Nodes on this machine. They are stopped when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct BenchCluster {
     /// `None` after the stop.
@@ -49,20 +50,20 @@ pub(crate) struct PreparedSeed {
     pub(crate) seed: String,
     /// The pause of the parent, as the node reports it.
     pub(crate) pause_us: u64,
-    /// From the received request to the finished seed, as the node reports it.
+    /// Time from the received request to the finished seed, as the node reports it.
     pub(crate) node_us: u64,
-    /// From the sent request to the received answer.
+    /// Time from the sent request to the received answer.
     pub(crate) round_trip: Duration,
 }
 
 /// A child that has ended.
 #[derive(Debug)]
 pub(crate) struct EndedChild {
-    /// When its request was sent, in ns since 1970.
+    /// When the request for the child was sent, in ns since 1970.
     pub(crate) sent_unix_ns: i64,
-    /// From the sent request to the received answer.
+    /// Time from the sent request to the received answer.
     pub(crate) round_trip: Duration,
-    /// Its output.
+    /// The child's output.
     pub(crate) output: String,
 }
 
@@ -146,8 +147,8 @@ impl BenchCluster {
         self.local.as_ref().map_or(&[], |local| local.nodes())
     }
 
-    /// Reconnects. A caller that drives a program for a long time does not process its connection meanwhile, and the
-    /// unanswered keep-alive probes close it.
+    /// Reconnects to the first node. Needed after this thread has driven a program for a long time: it answered no
+    /// keep-alive probes, so the node closed the connection.
     pub(crate) async fn reconnect(&mut self) -> Result<(), BenchError> {
         self.client = connect_when_all_alive(&self.nodes()[0], self.nodes().len()).await?;
         Ok(())
@@ -236,7 +237,8 @@ impl BenchCluster {
         Ok((EndedChild { sent_unix_ns, round_trip: answer, output }, detail))
     }
 
-    /// Waits until the owner of a seed knows the working set of the last child, or no report seems to follow.
+    /// Waits until the owner of a seed knows a working set whose size no longer changes. Returns after a time limit if
+    /// no report follows.
     pub(crate) async fn wait_for_working_set(&mut self, seed: &str) -> Result<(), BenchError> {
         let give_up = Instant::now() + WORKING_SET_LIMIT;
         let mut last = None;
@@ -299,7 +301,7 @@ impl BenchCluster {
         Ok(ends.into_iter().map(|end| end.duration_since(started_at)).collect())
     }
 
-    /// Kills such a child. Returns how many bytes of its memory were still missing.
+    /// Kills a child from [`Self::start_settling`]. Returns how many bytes of its memory were still missing.
     pub(crate) async fn end_settling(&mut self, streaming: SettlingChild) -> Result<u64, BenchError> {
         let SettlingChild { child, progress } = streaming;
         let remote_bytes = self.inspect_child(&child).await?.memory.and_then(|memory| memory.remote_bytes);
@@ -312,7 +314,7 @@ impl BenchCluster {
     pub(crate) async fn kill(&mut self, child: &str) -> Result<(), BenchError> {
         let request = v1::KillRequest { child: child.to_owned(), signal: SIGKILL };
         self.client.kill(client::request_with_timeout(REQUEST_LIMIT, request)).await.map_err(request_failure(child))?;
-        // It ends by a signal, which `wait_output` reports as a failure.
+        // The child ends by a signal, which `wait_output` reports as a failure.
         let _ = self.wait_output(child).await;
         Ok(())
     }
@@ -405,7 +407,7 @@ pub(crate) fn node_arguments(options: &[(&str, Option<u64>)]) -> Vec<String> {
     arguments.flatten().collect()
 }
 
-/// Settles a child. Returns when that was complete.
+/// Settles a child. Returns the time at which all of its memory was on its node.
 async fn settle_child(mut client: Client, child: &str) -> Result<Instant, BenchError> {
     let request = v1::SettleRequest { child: child.to_owned() };
     let answer = client.settle(client::request_with_timeout(REQUEST_LIMIT, request)).await;
@@ -436,7 +438,7 @@ async fn connect_when_all_alive(node: &LocalNode, all: usize) -> Result<Client, 
     }
 }
 
-/// Makes a failure about an object from a node's status.
+/// Converts the status of a request about `object` into a [`Failure`].
 pub(crate) fn request_failure(object: impl std::fmt::Display) -> impl FnOnce(tonic::Status) -> Failure {
     move |status| Failure::from_status(object, &status)
 }

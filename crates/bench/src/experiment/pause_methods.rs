@@ -33,7 +33,7 @@ impl PauseMethods {
         let floor = PAUSED_FORKS.install(cluster.scratch())?;
         let parent = workload.start(cluster.scratch(), python)?;
         let expected = parent.expected().clone();
-        // The seed is made first, since the parent's local forks would be part of it.
+        // Make the seed first: it would include local forks of the parent.
         let mut farfork = WarmChildren::start(cluster, parent).await?;
         let (freezer, signals) = match (workload, farfork.function()) {
             (WarmWorkload::Steps { steps, .. }, _) => {
@@ -53,8 +53,8 @@ impl PauseMethods {
         self.farfork.ensure_children(cluster, count).await
     }
 
-    /// Lets `parallel` processes take turns for `time`, at least one each, with a gap before each turn. Returns how
-    /// long that took, and each turn; no turns if the machine lacks this floor.
+    /// Makes `parallel` processes work concurrently for `time`. Each runs turns one after the other, at least one, with
+    /// a gap before each. Returns the elapsed time and all turns; no turns if the machine lacks this floor.
     pub(super) async fn run(
         &mut self,
         by: PauseMethod,

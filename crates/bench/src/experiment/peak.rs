@@ -15,7 +15,7 @@ use crate::samples::Samples;
 use crate::summary::peak::PeakSummary;
 use crate::workload::fork_workload::{ForkWorkload, WorkloadParent};
 
-/// How long children of os.fork() are counted.
+/// Time for which children of os.fork() are counted.
 const LOCAL_FORK_TIME: Duration = Duration::from_secs(1);
 
 /// The fraction of the available memory that all children of a load may use.
@@ -25,7 +25,7 @@ const MEMORY_PART: f64 = 0.5;
 /// daemons and clients.
 ///
 /// # Errors
-/// [`BenchError`] of the step that fails; a wrong result is an error.
+/// The error of the step that fails. A wrong result is an error.
 pub async fn run_peak(
     plan: &PeakParameters,
     farfork: PathBuf,
@@ -70,7 +70,7 @@ impl PeakRun<'_> {
             self.measure_case(cluster, &mut parent, &seed, &case, show).await?;
             self.done += 1;
         }
-        // The cluster's connection was idle, so keep-alive probes have closed it.
+        // While the clients ran, this thread answered no keep-alive probes, so the node has closed the connection.
         cluster.reconnect().await?;
         cluster.drop_seed(&seed).await
     }
@@ -118,7 +118,8 @@ impl PeakRun<'_> {
         Ok(())
     }
 
-    /// The number of clients in the parameters, or as many as fit if each child copies the whole memory of the parent.
+    /// The number of clients in the parameters, or fewer: each child may copy the whole memory of the parent, and all
+    /// must fit into memory.
     fn clients_per_node(&self, resident_kib: u64) -> usize {
         let available_kib = machine::available_mib() as f64 * 1024.0 * MEMORY_PART;
         let fitting = available_kib / (resident_kib.max(1) as f64 * self.plan.child_nodes as f64);

@@ -63,7 +63,7 @@ impl<'a> PoolRun<'a> {
         samples: Samples<PoolSampleKey>,
     ) -> Result<Self, BenchError> {
         let fanout_client = async |nodes: &[LocalNode], seed: &str| {
-            let [node, ..] = nodes else { unreachable!("it was started with one") };
+            let [node, ..] = nodes else { unreachable!("the cluster was started with one node") };
             FanoutClient::on_node(&node.name, &node.socket, seed, ChildTask::Sparse { mib: plan.mib }).await
         };
         let mut pausers =
@@ -76,7 +76,7 @@ impl<'a> PoolRun<'a> {
     async fn round(&mut self) -> Result<(), BenchError> {
         for pace in [Pace::BackToBack, Pace::Idle] {
             for by in CreateMethod::ON_EVERY_MACHINE {
-                // Back to back means after the same operation.
+                // Back to back: run the same operation immediately before.
                 match pace {
                     Pace::Idle => tokio::time::sleep(IDLE).await,
                     Pace::BackToBack => drop(self.creators.create(by, 1).await?),
@@ -99,7 +99,7 @@ impl<'a> PoolRun<'a> {
         Ok(())
     }
 
-    /// With several turns, the last one counts.
+    /// Measures one turn after idle time, or the second of two back-to-back turns.
     async fn measure_pause(&mut self, by: PauseMethod, pace: Pace) -> Result<(), BenchError> {
         let (turns, gap) = if pace == Pace::Idle { (1, IDLE) } else { (2, Duration::ZERO) };
         let mut last = None;

@@ -92,8 +92,8 @@ impl RpcRun<'_> {
         self.samples.add(RpcSampleKey { case: *case, series: measured, figure }, value)
     }
 
-    /// The bare echo with the same number of connections and requests. With several requests in flight, the better of
-    /// spinning and sleeping, so that the floor does not favour farfork.
+    /// Measures the bare echo with the same number of connections and requests. With several requests in flight,
+    /// returns the better result of spinning and sleeping, so that the floor does not favour farfork.
     fn measure_floor(&self, case: &RpcCase) -> Result<f64, BenchError> {
         let (connections, window, pinned) = (case.connections(), case.window * case.sessions, case.is_pinned());
         let seconds = self.plan.client_seconds / if window > 1 { 2.0 } else { 1.0 };

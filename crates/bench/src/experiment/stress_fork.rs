@@ -22,11 +22,11 @@ pub struct StressForkParameters {
     pub nodes: usize,
     /// Client processes per node.
     pub clients: usize,
-    /// How long they fork, in seconds.
+    /// How long the clients fork, in seconds.
     pub seconds: f64,
     /// Minimum rate of each client, in children per second.
     pub floor_per_s: f64,
-    /// Number of first nodes without clients: none, or the parent's.
+    /// Number of nodes without clients: 0, or 1 for the parent's node, which is the first.
     pub parent_nodes: usize,
     /// The program whose children are forked.
     pub workload: ForkWorkload,
@@ -52,7 +52,7 @@ pub struct StressForkOutcome {
     pub intervals_per_s: Vec<f64>,
     /// Children per second of all clients.
     pub per_s: f64,
-    /// From the request for a child to its answer: the median of the clients' medians, in ms.
+    /// Time from the request for a child to the child's answer, in ms: the median of the clients' medians.
     pub p50_ms: f64,
     /// The largest of the clients' 99th percentiles, in ms.
     pub p99_ms: f64,
@@ -118,7 +118,7 @@ pub async fn stress_fork(
     }
     outcome.counts = before.wait_released(cluster.nodes()).await;
     outcome.faults.extend(logs.find_errors(cluster.nodes()));
-    // The cluster's connection was idle, so keep-alive probes have closed it.
+    // While the clients ran, this thread answered no keep-alive probes, so the node has closed the connection.
     cluster.reconnect().await?;
     cluster.drop_seed(&seed).await?;
     drop(parent);

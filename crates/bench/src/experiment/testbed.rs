@@ -19,7 +19,7 @@ use crate::veth_network::VethNetwork;
 /// The parent of the program directory: on some machines /tmp is mounted noexec.
 const SCRATCH_PARENT: &str = "/run";
 
-/// The namespaces and files of a run. All are removed when this is dropped.
+/// The namespaces and files of a run. They are removed when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Testbed<'a> {
     pub(crate) network: VethNetwork,
@@ -37,7 +37,7 @@ impl<'a> Testbed<'a> {
             .map_err(|cause| BenchError::File { path: SCRATCH_PARENT.into(), cause })?;
         let stage = Self { network: VethNetwork::new(clients)?, farfork, scratch };
         let [server, client] = [SERVER, CLIENT].map(|name| TrustDirectory::new(stage.scratch.path().join(name)));
-        let named = |name| NodeName::new(name).expect("the name is right");
+        let named = |name| NodeName::new(name).expect("the name is valid");
         let now = SystemTime::now();
         member::create_cluster(&server, &named("bench"), &named(SERVER), now)
             .and_then(|_| member::issue_client_directory(&server, &client, Role::Node, &named(CLIENT), now, NODE_VALID))
@@ -45,7 +45,7 @@ impl<'a> Testbed<'a> {
         Ok(stage)
     }
 
-    /// The identity of a member; `None` without authentication.
+    /// The identity of a member of the cluster; `None` without authentication.
     pub(crate) fn identity(&self, protection: ConnectionSecurity, name: &str) -> Option<EndpointIdentity> {
         let encrypted = protection == ConnectionSecurity::Encrypted;
         let identity = EndpointIdentity { directory: self.scratch.path().join(name), encrypted };

@@ -21,7 +21,7 @@ use crate::figure::ChildPlace;
 use crate::workload::functions::FunctionParent;
 use crate::workload::warm_function::{FunctionRun, WARM_FUNCTION, WarmParent};
 
-/// The path in the children of the directory with their socket.
+/// The directory with the socket, as a path inside the children.
 const SOCKET_DIR: &str = "/run/turns";
 
 /// Time limit of each request to a node.
@@ -48,7 +48,7 @@ pub(super) struct WarmChildren {
 struct PausedChild {
     child: String,
     stream: UnixStream,
-    /// `None` if the node has no freezer of version 2.
+    /// `None` if the node has no cgroup freezer of version 2.
     freezer: Option<ChildFreezer>,
 }
 
@@ -79,7 +79,7 @@ impl WarmChildren {
             let (mut stream, _) = connected.map_err(Into::into).and_then(|accepted| accepted).map_err(socket_error)?;
             let index = stream.read_u64_le().await.map_err(socket_error)?;
             if index != self.children.len() as u64 {
-                return Err(BenchError::WrongMemory { count: 1, what: "children that connect" });
+                return Err(BenchError::WrongMemory { count: 1, what: "children without a connection" });
             }
             let freezer = ChildFreezer::open(&mut self.client, &child).await.ok();
             let mut container = PausedChild { child, stream, freezer };
@@ -89,8 +89,8 @@ impl WarmChildren {
         Ok(())
     }
 
-    /// Lets `parallel` children take turns for `time`, at least one each, with a gap before each turn. Returns how long
-    /// that took, and each turn.
+    /// Makes `parallel` children work concurrently for `time`. Each runs turns one after the other, at least one, with
+    /// a gap before each. Returns the elapsed time and all turns.
     pub(super) async fn run(
         &mut self,
         parallel: usize,
@@ -115,8 +115,8 @@ impl WarmChildren {
         Ok((took, turns))
     }
 
-    /// As `run`, with the children's freezers and a thread for each child. Returns no turns if the node has no such
-    /// freezer.
+    /// As `run`, but with the children's cgroup freezers, and a thread for each child. Returns no turns if the node has
+    /// no freezer of version 2.
     pub(super) fn run_with_handles(
         &mut self,
         parallel: usize,
@@ -158,15 +158,15 @@ impl WarmChildren {
 }
 
 impl PausedChild {
-    /// A blocking duplicate of its connection. Both share their flags, so it must be made non-blocking again
-    /// afterwards.
+    /// Duplicates the child's connection, and makes it blocking. O_NONBLOCK is common to both descriptors, so the
+    /// caller must set it again afterwards.
     fn blocking_stream(&self) -> Result<BlockingStream, BenchError> {
         let stream = BlockingStream::from(self.stream.as_fd().try_clone_to_owned().map_err(socket_error)?);
         stream.set_nonblocking(false).map_err(socket_error)?;
         Ok(stream)
     }
 
-    /// One turn of a child that is paused, or was never paused yet.
+    /// Runs one turn of a child that is paused or was never paused.
     async fn run_function(&mut self, mut client: Client, number: u64) -> Result<FunctionRun, BenchError> {
         let child = || self.child.clone();
         self.stream.write_all(&number.to_le_bytes()).await.map_err(socket_error)?;
@@ -183,7 +183,7 @@ impl PausedChild {
     }
 }
 
-/// One turn of a paused child by its freezer: it is paused again after its answer.
+/// Runs one turn of a paused child with its freezer: unpauses the child, and pauses it again after its answer.
 fn run_with_handle(
     freezer: &ChildFreezer,
     stream: &mut BlockingStream,

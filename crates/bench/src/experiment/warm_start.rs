@@ -1,5 +1,6 @@
-//! Runs `farfork bench warm-start`: C paused children, each of which runs a function when it is unpaused. They run in
-//! turn with local forks that are paused by SIGSTOP or by a bare freezer. C doubles as long as that increases the rate.
+//! Runs `farfork bench warm-start`: a number of paused children, each of which runs a function when it is unpaused.
+//! They run in turn with local forks that are paused by SIGSTOP or by a bare freezer. The number doubles as long as
+//! that increases the rate.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -17,14 +18,14 @@ use crate::workload::warm_function::{FunctionRun, WarmWorkload};
 /// Maximum number of children at the same time.
 const PARALLEL_MAX: usize = 64;
 
-/// The search continues only if twice as many children raise the rate by this factor.
+/// The search continues only if twice as many children raise the rate at least by this factor.
 const GAIN_MIN: f64 = 1.03;
 
 /// Measures the programs one after the other. `show` may end the run before a step. `farfork` is the program that runs
 /// the daemon.
 ///
 /// # Errors
-/// [`BenchError`] of the step that fails; a wrong answer is an error.
+/// The error of the step that fails. A wrong answer is an error.
 pub async fn run_warm_start(
     plan: &WarmStartParameters,
     farfork: PathBuf,
@@ -109,7 +110,7 @@ impl<'a> WarmStartRun<'a> {
 
     async fn round(&mut self, by: PauseMethod, parallel: usize) -> Result<(), BenchError> {
         let (took, turns) = self.run_functions(by, parallel).await?;
-        // The machine lacks this floor.
+        // No turns: the machine lacks this floor.
         if turns.is_empty() {
             return Ok(());
         }

@@ -12,7 +12,7 @@ use crate::workload::churn::ChurnOperation;
 pub struct ChurnParameters {
     /// Private memory of the program, in MiB.
     pub mib: u64,
-    /// Rounds. Each measures everything in turn.
+    /// Number of rounds. Each round measures everything in turn.
     pub runs: usize,
     /// Whether memory transfers between the nodes are encrypted.
     pub encrypted: bool,
@@ -20,7 +20,7 @@ pub struct ChurnParameters {
     pub samples_file: Option<PathBuf>,
 }
 
-/// A figure, in µs.
+/// The key of a figure, in µs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub(crate) struct ChurnSampleKey {
     pub(crate) deed: ChurnOperation,

@@ -10,7 +10,8 @@ use super::protection::ConnectionSecurity;
 pub(crate) const PROTECTIONS: [ConnectionSecurity; 3] =
     [ConnectionSecurity::None, ConnectionSecurity::Authenticated, ConnectionSecurity::Encrypted];
 
-/// One number of clients and threads. Each thread opens and closes one connection after the other.
+/// A combination of a number of clients and a number of threads. Each thread opens and closes one connection after the
+/// other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct ConnectCase {
     /// Client nodes, each in a namespace of its own.
@@ -31,7 +32,7 @@ impl ConnectCase {
 pub struct ConnectParameters {
     /// The cases, in order.
     pub cases: Vec<ConnectCase>,
-    /// Runs of each case.
+    /// Number of runs of each case.
     pub runs: usize,
     /// How long clients connect, in seconds: with each protection, and for the floor.
     pub seconds: f64,
@@ -40,7 +41,7 @@ pub struct ConnectParameters {
 }
 
 impl ConnectParameters {
-    /// The cases of the published reference: by threads of one client, and by clients of two threads.
+    /// The cases of the published reference: one client with 1 to 12 threads, and 2 to 8 clients with two threads each.
     pub fn default_cases() -> Vec<ConnectCase> {
         let by_threads = [1, 2, 4, 8, 12].map(|threads| ConnectCase { clients: 1, threads });
         let by_clients = [2, 4, 8].map(|clients| ConnectCase { clients, threads: 2 });
@@ -58,7 +59,7 @@ pub(crate) enum ConnectSeries {
     Floor,
 }
 
-/// A figure of one run.
+/// The key of a figure of one run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub(crate) struct ConnectSampleKey {
     #[serde(flatten)]
@@ -69,7 +70,7 @@ pub(crate) struct ConnectSampleKey {
     pub(crate) figure: &'static str,
 }
 
-/// The figures of farfork's connections. Latencies are those of the slowest client.
+/// Names of the figures of farfork's connections. A latency is the latency of the slowest client.
 pub(crate) const PER_S: &str = "per_s";
 pub(crate) const P50_US: &str = "p50_us";
 pub(crate) const P99_US: &str = "p99_us";

@@ -10,13 +10,13 @@ use crate::baseline::local_fanout::ChildNetwork;
 /// Parameters of a run.
 #[derive(Debug, Clone, Serialize)]
 pub struct FanoutParameters {
-    /// Children of a fan-out.
+    /// Number of children of a fan-out.
     pub children: u64,
-    /// Nodes over which they are spread.
+    /// Number of nodes over which the children are spread.
     pub nodes: usize,
     /// Private memory of the parent, in MiB.
     pub mib: u64,
-    /// Rounds. Each measures everything in turn.
+    /// Number of rounds. Each round measures everything in turn.
     pub runs: usize,
     /// A round repeats fan-outs until this many seconds have passed.
     pub seconds: f64,
@@ -39,17 +39,17 @@ pub struct FanoutParameters {
 pub(crate) enum FanoutFigure {
     /// Children per second in a round.
     ChildrenPerS,
-    /// From the call to the first child's result; one sample per fan-out.
+    /// Time from the call until the first child has its result; one sample per fan-out.
     FirstResultMs,
-    /// From the call until a child has its result; one sample per child.
+    /// Time from the call until a child has its result; one sample per child.
     ResultMs,
-    /// From the call until the requester has the result; one sample per child.
+    /// Time from the call until the requester has a child's result; one sample per child.
     AnsweredMs,
     /// Private memory of a child that still runs after its result.
     OwnKib,
-    /// Its page tables.
+    /// Page tables of a child that still runs after its result.
     PageTablesKib,
-    /// Sum of both.
+    /// Sum of `OwnKib` and `PageTablesKib`.
     MemoryKib,
 }
 

@@ -10,13 +10,13 @@ use crate::figure::Pace;
 /// Parameters of a run.
 #[derive(Debug, Clone)]
 pub struct FaultParameters {
-    /// Rounds. Each measures everything in turn.
+    /// Number of rounds. Each round measures everything in turn.
     pub runs: usize,
-    /// Faults per round, back to back and during a stream.
+    /// Number of faults per round, back to back and during a stream.
     pub faults: usize,
-    /// Faults per round after idle time.
+    /// Number of faults per round after idle time.
     pub idle_faults: usize,
-    /// Memory that is streamed meanwhile, in MiB.
+    /// Memory of the child that is streamed during another child's faults, in MiB.
     pub stream_mib: u64,
     /// Number of seeds with one child each that fetch all of their memory at the same time; 0 for none.
     pub streams: usize,
@@ -26,31 +26,31 @@ pub struct FaultParameters {
     pub samples_file: Option<PathBuf>,
 }
 
-/// The measured property.
+/// What a series of samples measures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(tag = "of", rename_all = "snake_case")]
 pub(crate) enum FaultSeries {
     /// A touch in a child of farfork.
     Farfork,
-    /// A touch in the same child, while another child's memory streams to its node.
+    /// A touch in a child of farfork, while another child's memory streams to the same node.
     BesideStream,
     /// A touch in a minimal program.
     BareTouch {
-        /// How the program waits.
+        /// How the program waits for data.
         waiting: WaitMode,
     },
-    /// The whole memory of one of several children that fetch theirs at the same time.
+    /// Time in which one of several children fetches all of its memory, while the others also fetch theirs.
     Stream,
-    /// The slowest of these divided by their mean: a ratio, not a time.
+    /// The longest of the `Stream` times divided by their mean: a ratio, not a time.
     SlowestStream,
     /// The floor: the exchange of a request and a page, and the kernel's copy.
     Floor {
-        /// How the program waits.
+        /// How the program waits for data.
         waiting: WaitMode,
     },
     /// A touch in a minimal program that sleeps, while two others stream pages over the same link and map them.
     BareBesideStream,
-    /// The floor of these touches: exchange and copy.
+    /// The floor of `BareBesideStream`: exchange and copy.
     FloorBesideStream,
     /// The rate of the stream during a child's faults, in MiB/s.
     StreamBeside,
@@ -58,7 +58,7 @@ pub(crate) enum FaultSeries {
     BareStreamBeside,
 }
 
-/// A figure, in µs.
+/// The key of a figure; in µs unless its series says otherwise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub(crate) struct FaultSampleKey {
     #[serde(flatten)]

@@ -22,7 +22,7 @@ const RUNS_MIN_LATE: usize = 1;
 /// sizes that are quick to measure get all samples.
 const TIME_MAX: Duration = Duration::from_secs(230);
 
-/// The default with a peer, whose slowest clone may exceed the time.
+/// Default time for all steps with a peer. It is shorter, because the peer's slowest clone may exceed it.
 const TIME_MAX_WITH_PEER: Duration = Duration::from_secs(200);
 
 /// Approximate time of CRIU's commands themselves.
@@ -33,19 +33,19 @@ const CRIU_COMMANDS_ESTIMATE: Duration = Duration::from_millis(400);
 pub struct ForkParameters {
     /// Private memory of the parents, in MiB.
     pub sizes_mib: Vec<u64>,
-    /// Samples of each figure.
+    /// Number of samples of each figure.
     pub runs: usize,
-    /// Time for all samples. A size that is too slow for it gets fewer.
+    /// Time for all samples. A size that is too slow for this time gets fewer samples.
     pub time_max: Duration,
     /// The order in which a child touches its pages.
     pub order: TouchOrder,
-    /// Whether it reads or writes them.
+    /// Whether a child reads or writes its pages.
     pub access: TouchAccess,
     /// The page size of the parents' memory.
     pub page_size: PageSize,
     /// Threads of each parent, including the first.
     pub threads: u64,
-    /// Additional mappings of each parent, besides its memory and the mappings of every program.
+    /// Number of mappings that each parent has in addition to its memory and to the mappings of every program.
     pub mappings: u64,
     /// Which child of its seed on a node is measured.
     pub resume_case: ResumeCase,
@@ -176,7 +176,7 @@ impl ForkStep {
             .collect()
     }
 
-    /// Minimum samples of the step, whatever they cost, when this much time is left for all steps.
+    /// Minimum number of samples of the step, even if they take too long. `left` is the remaining time for all steps.
     pub(crate) fn runs_min(self, left: Duration) -> usize {
         // A lazy clone of 1 GiB takes a minute.
         let is_peer = matches!(self.kind, ForkStepKind::Criu(_));
@@ -209,8 +209,8 @@ impl ForkStep {
     }
 }
 
-/// How much of the remaining time the first of these steps may use. All steps have the same limit, which grows by the
-/// time that quick steps do not need.
+/// Returns the part of the remaining time that the first of `steps` may use. All steps have the same limit, which grows
+/// by the time that quick steps do not need.
 pub(crate) fn time_share(steps: &[ForkStep], runs: usize, left: Duration) -> Duration {
     let mut needs: Vec<Duration> = steps.iter().map(|step| step.estimate_duration() * runs as u32).collect();
     needs.sort();
@@ -222,7 +222,7 @@ pub(crate) fn time_share(steps: &[ForkStep], runs: usize, left: Duration) -> Dur
         }
         left -= *need;
     }
-    // The time is enough for all steps, even if the estimates are wrong by the rest.
+    // The time suffices for all steps. The step may also use the rest, in case the estimates are too low.
     needs.last().copied().unwrap_or_default() + left
 }
 
@@ -241,7 +241,7 @@ impl SampleQuota {
         Self { taken: 0, runs_min, runs, deadline }
     }
 
-    /// Whether to take another sample. If so, counts it.
+    /// Returns whether to take another sample, and counts that sample.
     pub(crate) fn take_another(&mut self, now: Instant) -> bool {
         let goes_on = self.taken < self.runs && (self.taken < self.runs_min || now < self.deadline);
         self.taken += usize::from(goes_on);

@@ -14,7 +14,7 @@ pub struct FunctionParameters {
     pub functions: Vec<FunctionSource>,
     /// The payload of every call, a JSON document.
     pub payload: String,
-    /// Samples of each figure.
+    /// Number of samples of each figure.
     pub runs: usize,
     /// The Python that runs the functions; `None` for an environment with the packages of the embedded ones.
     #[serde(skip)]
@@ -30,21 +30,21 @@ pub struct FunctionParameters {
 pub(crate) enum FunctionFigure {
     /// Resident memory of the parent, in MiB.
     ResidentMib,
-    /// The parent's first call, in ms.
+    /// Time of the parent's first call, in ms.
     FirstCall,
-    /// The parent's second call, in ms.
+    /// Time of the parent's second call, in ms.
     WarmCall,
-    /// From the request for a seed to the answer, in ms.
+    /// Time from the request for a seed to the answer, in ms.
     Prepare,
-    /// How long the parent was stopped, in ms.
+    /// Time that the parent was stopped, in ms.
     Pause,
-    /// From the request for a seed's first child on a node to its first instruction, in ms.
+    /// Time from the request for a seed's first child on a node to the child's first instruction, in ms.
     Resume(ChildPlace),
-    /// From the call of os.fork() to the child's first instruction, in ms.
+    /// Time from the call of os.fork() to the child's first instruction, in ms.
     LocalFork,
-    /// The first call in a seed's first child on a node, in ms.
+    /// Time of the first call in a seed's first child on a node, in ms.
     Execution(ChildPlace),
-    /// The first call in a child of os.fork(), in ms.
+    /// Time of the first call in a child of os.fork(), in ms.
     LocalExecution,
 }
 

@@ -11,7 +11,7 @@ use crate::workload::fork_workload::ForkWorkload;
 pub struct PeakParameters {
     /// The programs, in the order of the summary.
     pub workloads: Vec<ForkWorkload>,
-    /// Nodes with clients; the parent has one more node of its own.
+    /// Number of nodes with clients. The parent is on one more node.
     pub child_nodes: usize,
     /// Maximum client processes of each of these nodes. A large workload gets fewer, so that its children fit into
     /// memory.
@@ -48,7 +48,8 @@ pub(crate) enum PeakFigure {
     IntervalPerS,
     /// Children of one client per second, over the whole run; one sample per client.
     ClientPerS,
-    /// From the request for a child until its result is checked, in ms: a client's median; one sample per client.
+    /// Time from the request for a child until its result is checked, in ms: the median of a client. One sample per
+    /// client.
     ClientP50Ms,
     /// As `ClientP50Ms`, but a client's 99th percentile.
     ClientP99Ms,

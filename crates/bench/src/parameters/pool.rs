@@ -14,7 +14,7 @@ pub struct PoolParameters {
     pub pool: u64,
     /// Private memory of the parent, in MiB.
     pub mib: u64,
-    /// Rounds. Each measures everything in turn.
+    /// Number of rounds. Each round measures everything in turn.
     pub runs: usize,
     /// The file to which samples are written.
     #[serde(skip)]
@@ -33,22 +33,22 @@ pub(crate) enum PoolMethod {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum PoolFigure {
-    /// From the call for one child until it has its result.
+    /// Time from the call for one child until the child has its result.
     Create,
-    /// From the call until the requester has the result.
+    /// Time from the call for one child until the requester has the child's result.
     CreateAnswered,
-    /// For more children at once than containers are ready: from the call until all have answered, divided by their
-    /// number.
+    /// Time per child of a burst, which has more children than containers are ready: from the call until all have
+    /// answered.
     CreateInBurst,
-    /// From the request to pause a child to the answer.
+    /// Time from the request to pause a child to the answer.
     Pause,
-    /// From the request to unpause it to the answer.
+    /// Time from the request to unpause a child to the answer.
     Unpause,
-    /// From the request to unpause it to its function's answer.
+    /// Time from the request to unpause a child to the answer of its function.
     UnpauseToAnswer,
 }
 
-/// A figure, in µs.
+/// The key of a figure, in µs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub(crate) struct PoolSampleKey {
     pub(crate) figure: PoolFigure,

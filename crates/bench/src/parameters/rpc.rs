@@ -55,7 +55,7 @@ impl RpcCase {
         enough && self.clients == 1 && self.threads == 1 && self.server_threads == 1
     }
 
-    /// Whether the case has a floor: one thread on each side, and empty answers.
+    /// Whether the case has a floor: one client, one thread on each side, empty answers and no protection.
     pub(crate) fn has_floor(&self) -> bool {
         let alone = self.clients == 1 && self.threads == 1 && self.server_threads == 1;
         alone && self.payload_bytes == 0 && self.protection == ConnectionSecurity::None
@@ -72,11 +72,11 @@ impl RpcCase {
 pub struct RpcParameters {
     /// The cases, in order.
     pub cases: Vec<RpcCase>,
-    /// Runs of each case.
+    /// Number of runs of each case.
     pub runs: usize,
     /// How long clients send requests, in seconds.
     pub client_seconds: f64,
-    /// Maximum time that a server answers, in seconds.
+    /// Maximum time for which a server answers requests, in seconds.
     pub server_seconds: f64,
     /// Interval of throughput reports, in seconds.
     pub interval_seconds: f64,
@@ -115,7 +115,7 @@ pub(crate) enum RpcSeries {
     Floor,
 }
 
-/// A figure of one run.
+/// The key of a figure of one run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub(crate) struct RpcSampleKey {
     #[serde(flatten)]

@@ -13,13 +13,13 @@ pub struct TreeParameters {
     pub mib: u64,
     /// Memory that the processes of a tree share, in MiB.
     pub shared_mib: u64,
-    /// Rounds. Each measures every tree in turn.
+    /// Number of rounds. Each round measures every tree in turn.
     pub runs: usize,
     /// The file to which samples are written.
     pub samples_file: Option<PathBuf>,
 }
 
-/// A figure, in ms.
+/// The key of a figure, in ms.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub(crate) struct TreeSampleKey {
     pub(crate) processes: u64,
@@ -32,10 +32,10 @@ pub(crate) struct TreeSampleKey {
 pub(crate) enum TreeFigure {
     /// A floor: `fork()` of each process, one after the other.
     Forks,
-    /// A floor: memcpy of the memory that they share.
+    /// A floor: memcpy of the memory that the processes share.
     Copy,
-    /// The pause of the tree: from its first thread that stops to its last one that continues.
+    /// The pause of the tree: time from the stop of its first thread until its last thread continues.
     Pause,
-    /// Another process requests a seed of the tree: from the request to the answer.
+    /// Another process requests a seed of the tree: time from the request to the answer.
     Prepare,
 }

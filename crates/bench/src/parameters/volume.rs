@@ -13,35 +13,35 @@ pub struct VolumeParameters {
     pub experiments: Vec<VolumeExperiment>,
     /// Bytes of one write(2).
     pub operation_bytes: u64,
-    /// Writes of a latency run, each followed by fsync(2).
+    /// Number of writes of a latency run, each followed by fsync(2).
     pub operations: u64,
     /// Bytes written by all processes of a throughput run together, in MiB.
     pub mib: u64,
-    /// Processes of the throughput runs.
+    /// Numbers of processes of the throughput runs.
     pub processes: Vec<u64>,
-    /// Points that each process clusters next to a writer.
+    /// Number of points that each process clusters next to a writer.
     pub points: u64,
-    /// Files of a mail server.
+    /// Number of files of a mail server.
     pub mail_files: u64,
-    /// Files of a file server.
+    /// Number of files of a file server.
     pub server_files: u64,
-    /// Entries of a LevelDB.
+    /// Number of entries of a LevelDB.
     pub entries: u64,
     /// How long a mail server and a file server work, in seconds.
     pub seconds: f64,
     /// Time of a fault and of the recovery from it, in seconds.
     pub period_s: f64,
-    /// With idle replicas, with a busy loop on each replica, or both.
+    /// The loads of the replicas to measure: idle, busy, or both.
     pub loads: Vec<ReplicaLoad>,
-    /// Place of the replication work.
+    /// Where the replication work runs: one or both variants.
     pub offload: Vec<OffloadVariant>,
     /// Copy methods of the host workers to compare.
     pub copy_methods: Vec<&'static str>,
-    /// The offload processes have the last CPU, and everything else has the other CPUs.
+    /// Whether the offload processes have the last CPU for themselves, and all other processes the other CPUs.
     pub pins_cpus: bool,
     /// Size of the log of a volume, in MiB.
     pub log_mib: u64,
-    /// Runs of each point. Each has a new volume.
+    /// Number of runs of each point. Each run has a new volume.
     pub runs: usize,
     /// A directory on the disk to compare with.
     pub disk: PathBuf,
@@ -82,11 +82,11 @@ pub enum ReplicaLoad {
     Busy,
 }
 
-/// Place of the replication work.
+/// Where the replication work runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OffloadVariant {
-    /// In a process of its own.
+    /// In a separate offload process.
     On,
     /// In the daemon of the node: the baseline.
     Inline,
@@ -170,7 +170,7 @@ impl VolumeCase {
         }
     }
 
-    /// The text for the progress of a run.
+    /// The text that the progress shows for a run.
     pub(crate) fn describe(&self, system: StorageSystem) -> String {
         let Self { experiment, load, processes, copy_method } = self;
         let system = system.name();
@@ -178,7 +178,7 @@ impl VolumeCase {
     }
 }
 
-/// One row: an experiment and its conditions.
+/// A row of the summary: an experiment and its conditions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub(crate) struct VolumeCase {
     pub(crate) experiment: VolumeExperiment,
@@ -190,9 +190,9 @@ pub(crate) struct VolumeCase {
 
 /// The copy methods of host workers, by their names in `farfork node --volume-copy`.
 pub const COPY_METHODS: [&str; 5] = ["memcpy", "async", "async-batch", "event", "none"];
-/// The copy method of all experiments but one.
+/// The copy method of all experiments except `CopyMethods`.
 const COPY_METHOD_DEFAULT: &str = "memcpy";
-/// Processes that write while copy methods are compared, as published.
+/// Number of processes that write while copy methods are compared, as published.
 const COPY_WRITERS: u64 = 4;
 
 /// A figure of a case.
@@ -219,7 +219,7 @@ pub(crate) enum VolumeFigure {
     ReadhotUs,
     FillrandomUs,
     FillsyncUs,
-    /// A computation on the first node, and on the next one, in s, without a writer.
+    /// Time of a computation on the first node, and on the next one, in s, without a writer.
     FirstNodeAloneS,
     ReplicaAloneS,
     /// As `FirstNodeAloneS` and `ReplicaAloneS`, while a program on the first node writes.

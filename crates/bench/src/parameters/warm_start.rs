@@ -12,9 +12,9 @@ use crate::workload::warm_function::WarmWorkload;
 pub struct WarmStartParameters {
     /// The programs, in the order of the summary.
     pub workloads: Vec<WarmWorkload>,
-    /// Numbers of children in parallel; if empty, the best one is searched.
+    /// Numbers of children in parallel to measure. If empty, the best number is searched.
     pub parallel: Vec<usize>,
-    /// Rounds. Each measures everything in turn.
+    /// Number of rounds. Each round measures everything in turn.
     pub runs: usize,
     /// Time of one measurement, in seconds.
     pub seconds: f64,
@@ -32,9 +32,9 @@ pub struct WarmStartParameters {
 pub(crate) enum WarmStartFigure {
     /// Function runs per second of all children.
     RunsPerS,
-    /// From the request to unpause a child to its function's answer: the median of a round's turns.
+    /// Time from the request to unpause a child to the answer of its function: the median of a round.
     AnswerMs,
-    /// The 99th percentile of a round's turns.
+    /// As `AnswerMs`, but the 99th percentile of a round.
     AnswerP99Ms,
 }
 

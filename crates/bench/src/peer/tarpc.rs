@@ -1,4 +1,4 @@
-//! tarpc, with bincode over TCP and default options.
+//! Calls by tarpc, with bincode over TCP and default options.
 
 use std::io;
 use std::net::SocketAddr;

@@ -1,5 +1,5 @@
 //! Messages with only a length prefix, sent back in order: the cost of calls on tokio without ids, sessions, checksums
-//! and deadlines. Reads and writes are buffered. All that is ready is sent at once.
+//! and deadlines. Reads and writes are buffered. All messages that are ready are sent with one call.
 
 use std::collections::VecDeque;
 use std::io;
@@ -65,7 +65,7 @@ pub(super) async fn run_client(to: SocketAddr, window: usize, tally: &CallRecord
     to.flush().await?;
     loop {
         receive(&mut from, &mut message).await?;
-        tally.record_answer(asked.pop_front().expect("as many were sent"));
+        tally.record_answer(asked.pop_front().expect("each answer has a request"));
         asked.push_back(Instant::now());
         send(&mut to, &message).await?;
         if from.buffer().is_empty() {

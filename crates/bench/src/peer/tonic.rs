@@ -1,4 +1,4 @@
-//! gRPC by tonic: a request for each call, or all calls on one stream.
+//! Calls by tonic, a gRPC library: one request for each call, or all calls on one stream.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -85,7 +85,7 @@ pub(super) async fn run_stream_client(to: SocketAddr, window: usize, tally: &Cal
     let mut answers =
         client.stream(ReceiverStream::new(request_receiver)).await.map_err(io::Error::other)?.into_inner();
     while answers.message().await.map_err(io::Error::other)?.is_some() {
-        let sent_at = times.borrow_mut().pop_front().expect("as many requests were sent");
+        let sent_at = times.borrow_mut().pop_front().expect("each answer has a request");
         tally.record_answer(sent_at);
         ask().await?;
     }

@@ -20,7 +20,7 @@ pub(crate) struct FigureComparison {
     pub(crate) verdict: ComparisonVerdict,
 }
 
-/// How this run compares with the other one.
+/// How the figure of this run compares with the figure of the other run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ComparisonVerdict {
     Better,

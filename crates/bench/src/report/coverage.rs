@@ -1,4 +1,4 @@
-//! `PUBLISHED_TABLES`: the published tables, and where a report has them. A report counts how many of their figures it
+//! `PUBLISHED_TABLES`: the published tables, and their place in a report. A report counts how many of their rows it
 //! has.
 
 use super::results::ResultDirectory;
@@ -9,13 +9,13 @@ use super::table::{ReportCell, ReportTable};
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PublishedTable {
     pub(crate) title: &'static str,
-    /// The benchmark that measures it.
+    /// The id of the section that measures the table; empty if none does.
     section: &'static str,
-    /// The table of that benchmark; any table if empty.
+    /// The id of the table in that section; any table if empty.
     table: &'static str,
     /// The column of that table; any column if empty.
     column: &'static str,
-    /// The number of its rows.
+    /// The number of rows of the published table.
     pub(crate) rows: usize,
 }
 
@@ -70,7 +70,8 @@ impl PublishedTable {
     pub(crate) fn find_coverage(&self, results: &ResultDirectory) -> Option<TableCoverage> {
         let covered = results.sections.iter().filter(|named| named.section.id == self.section);
         let covered = covered.map(|named| TableCoverage { name: named.name.clone(), rows: self.count(&named.section) });
-        // Reversed, so that the first of equals is taken: in the suite's order the main run of a benchmark is first.
+        // `max_by_key` returns the last of equal elements. Reversed, that is the first section: in the suite's order,
+        // the main run of a benchmark.
         let most = covered.rev().max_by_key(|coverage| coverage.rows)?;
         (most.rows > 0).then(|| TableCoverage { rows: most.rows.min(self.rows), ..most })
     }
@@ -87,13 +88,13 @@ impl PublishedTable {
         counted.any(|(_, cell)| cell.figure().is_some_and(|figure| figure.reference.is_some()))
     }
 
-    /// Whether this benchmark measures it.
+    /// Whether this section measures the table.
     #[cfg(test)]
     pub(crate) fn is_of(&self, section: &str) -> bool {
         self.section == section
     }
 
-    /// Why no benchmark measures it; `None` if one does.
+    /// Why no benchmark measures the table; `None` if one does.
     pub(crate) fn exclusion(&self) -> Option<&'static str> {
         self.section.is_empty().then_some("not applicable: two nodes have one path between them")
     }

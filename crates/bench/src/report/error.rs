@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use super::section::SECTION_VERSION;
 
-/// Why there is no report.
+/// Why a report cannot be made.
 #[derive(Debug, thiserror::Error)]
 pub enum ReportError {
     /// The directory cannot be listed.

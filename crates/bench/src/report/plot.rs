@@ -55,7 +55,7 @@ pub(crate) enum SeriesRole {
     Reference,
 }
 
-/// A line, or one bar per category.
+/// A series of a plot: a line, or one bar per category.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct PlotSeries {
     pub(crate) name: String,
@@ -70,7 +70,7 @@ pub(crate) struct PlotPoint {
     pub(crate) y: f64,
     /// The 10th percentile, if there are several samples.
     pub(crate) low: Option<f64>,
-    /// The 90th percentile, likewise.
+    /// The 90th percentile, if there are several samples.
     pub(crate) high: Option<f64>,
 }
 
@@ -107,8 +107,8 @@ impl ReportPlot {
         self
     }
 
-    /// One bar for each row of a table and each of these columns, in the unit of the figures. The first column of the
-    /// table names the rows.
+    /// Makes a plot with one bar for each row of a table and each of these columns, in the unit of the figures. The
+    /// first column of the table names the rows.
     pub(crate) fn bars_of_table(
         table: &ReportTable,
         id: &str,

@@ -96,7 +96,7 @@ fn check_rows(path: &Path, section: ReportSection) -> Result<ReportSection, Repo
     let is_even = |table: &super::table::ReportTable| table.rows.iter().all(|row| row.len() == table.columns.len());
     match section.tables.iter().find(|table| !is_even(table)) {
         Some(table) => {
-            let text = format!("a row of the table `{}` has not a cell for each column", table.id);
+            let text = format!("a row of the table `{}` does not have one cell for each column", table.id);
             let cause = <serde_json::Error as serde::de::Error>::custom(text);
             Err(ReportError::Damaged { path: path.to_owned(), cause })
         }

@@ -1,5 +1,5 @@
-//! `ReportSection`: the results of one run in the form that all benchmarks share. A summary makes it. A JSON document
-//! has it under the key `section`. `results` reads it back.
+//! `ReportSection`: the results of one run in the form that all benchmarks share. A summary makes the section. The JSON
+//! document of the run contains it under the key `section`, from which `results` reads it.
 
 use serde::{Deserialize, Serialize};
 
@@ -67,6 +67,6 @@ impl ReportSection {
 
 /// A summary that makes a section of a report.
 pub(crate) trait SectionSource {
-    /// Its section.
+    /// Makes the section of this summary.
     fn section(&self) -> ReportSection;
 }

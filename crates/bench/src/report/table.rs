@@ -20,7 +20,7 @@ pub(crate) struct ReportTable {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum ReportCell {
-    /// The varied parameter: a size, a name.
+    /// A parameter that identifies the row, such as a size or a name.
     Text(String),
     /// A measured figure.
     Figure(ReportFigure),
@@ -62,7 +62,7 @@ impl ReportTable {
     /// Adds a row, unless it has no figures.
     pub(crate) fn add_row(&mut self, cells: impl IntoIterator<Item = ReportCell>) {
         let cells: Vec<_> = cells.into_iter().collect();
-        assert_eq!(cells.len(), self.columns.len(), "a row of `{}` has a cell for each column", self.id);
+        assert_eq!(cells.len(), self.columns.len(), "a row of `{}` must have a cell for each column", self.id);
         if cells.iter().any(|cell| cell.figure().is_some()) {
             self.rows.push(cells);
         }
@@ -136,7 +136,7 @@ impl ReportFigure {
         self.ratio_to(self.reference)
     }
 
-    /// `None` for a property of the workload.
+    /// Divides the median by `other`; `None` for a property of the workload.
     fn ratio_to(&self, other: Option<f64>) -> Option<f64> {
         let is_judged = self.better != BetterDirection::Neither;
         other.filter(|other| *other != 0.0 && is_judged).map(|other| self.median / other)

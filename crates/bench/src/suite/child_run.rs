@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use crate::error::BenchError;
 
-/// How often the process is polled.
+/// Interval at which the process is polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// A running benchmark.
@@ -57,7 +57,7 @@ impl ChildRun {
             }
             if !has_signalled && is_interrupted() {
                 has_signalled = true;
-                // It may have ended meanwhile.
+                // An error means that the process has ended.
                 let _ = kill_process(Pid::from_child(&self.process), Signal::INT);
             }
             thread::sleep(POLL_INTERVAL);
@@ -77,7 +77,8 @@ mod tests {
 
     use super::{ChildOutcome, ChildRun};
 
-    /// A shell cannot trap a signal that was ignored when it was started, as in a background job of a script.
+    /// Runs a shell script with the default action for SIGINT. A shell cannot trap a signal that was ignored at its
+    /// start, as in a background job of a script.
     fn run(script: &str, directory: &Path, is_interrupted: &dyn Fn() -> bool) -> ChildOutcome {
         let arguments = ["--default-signal=INT", "sh", "-c", script].map(str::to_owned);
         ChildRun::start(Path::new("/usr/bin/env"), &arguments, directory).unwrap().wait(is_interrupted).unwrap()

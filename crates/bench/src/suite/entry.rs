@@ -1,12 +1,12 @@
-//! `SUITE_ENTRIES`: the benchmarks of `farfork bench all`, with their arguments. A benchmark that is added here is run and
-//! reported.
+//! `SUITE_ENTRIES`: the benchmarks of `farfork bench all`, with their arguments. `farfork bench all` runs and reports
+//! each benchmark that is added here.
 
 /// A benchmark of the suite.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SuiteEntry {
-    /// Unique: the name of its result file.
+    /// The unique name, which is also the name of the result file without `.json`.
     pub(crate) name: &'static str,
-    /// The command: `bench fork`.
+    /// The command without `farfork`, such as `bench fork`.
     pub(crate) command: &'static str,
     /// Whether the command takes `--samples`. Stress tests have their rates in the document.
     pub(crate) has_samples: bool,
@@ -47,7 +47,7 @@ const fn entry(name: &'static str, command: &'static str, quick: &'static str, f
     SuiteEntry { name, command, has_samples: true, quick, full }
 }
 
-/// Whether the suite runs everything at full length.
+/// The length of the suite's runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SuiteScale {
     /// At most ten minutes and 16 GiB on two processors.
@@ -61,7 +61,7 @@ impl SuiteEntry {
         Self { has_samples: false, ..self }
     }
 
-    /// The arguments of its process. Files are relative to the directory of the results.
+    /// The arguments of the benchmark's process. Paths are relative to the directory of the results.
     pub(crate) fn arguments(&self, scale: SuiteScale) -> Vec<String> {
         let options = match scale {
             SuiteScale::Quick => self.quick,
@@ -76,12 +76,12 @@ impl SuiteEntry {
         arguments
     }
 
-    /// The name of its result file.
+    /// The name of the benchmark's result file.
     pub(crate) fn result_file(&self) -> String {
         format!("{}.json", self.name)
     }
 
-    /// The name of its file of samples.
+    /// The name of the benchmark's file of samples.
     pub(crate) fn samples_file(&self) -> String {
         format!("{}.jsonl", self.name)
     }

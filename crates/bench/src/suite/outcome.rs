@@ -8,13 +8,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::BenchError;
 
-/// The name of its file, without the extension.
+/// The name of the file with the outcome, without the extension.
 pub(crate) const SUITE_FILE: &str = "suite";
 
 /// How all benchmarks ended.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct SuiteOutcome {
-    /// In the order in which they ran.
+    /// The benchmarks, in the order in which they ran.
     pub runs: Vec<SuiteRunOutcome>,
 }
 
@@ -27,7 +27,7 @@ pub struct SuiteRunOutcome {
     pub command: String,
     /// The time that it took, in seconds.
     pub seconds: f64,
-    /// Why it failed; `None` if it did not.
+    /// Why the benchmark failed; `None` if it did not.
     pub failure: Option<String>,
 }
 
@@ -47,7 +47,7 @@ impl SuiteOutcome {
         self.runs.iter().map(|run| run.seconds).sum()
     }
 
-    /// The outcome of earlier runs in this directory. Damaged files are ignored: the next run replaces them.
+    /// Reads the outcome of earlier runs in this directory. A damaged file is ignored: the next run replaces it.
     pub(crate) fn read(directory: &Path) -> Self {
         let text = fs::read_to_string(directory.join(format!("{SUITE_FILE}.json"))).unwrap_or_default();
         serde_json::from_str(&text).unwrap_or_default()

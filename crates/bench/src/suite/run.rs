@@ -16,7 +16,7 @@ use crate::report::context::command_line;
 /// The benchmarks to run, and where their results are written.
 #[derive(Debug, Clone)]
 pub struct SuiteParameters {
-    /// How long everything takes.
+    /// The length of the runs.
     pub scale: SuiteScale,
     /// Names of benchmarks; all if empty.
     pub only: Vec<String>,
@@ -44,7 +44,7 @@ pub enum SuiteEvent<'a> {
     Ended(&'a SuiteRunOutcome),
 }
 
-/// Runs the benchmarks. `program` is this program. `is_interrupted` is polled.
+/// Runs the benchmarks. `program` is the path of `farfork-bench`. `is_interrupted` is polled.
 ///
 /// # Errors
 /// [`BenchError::Interrupted`], or the directory cannot be written.
@@ -105,7 +105,8 @@ fn run_entry(
     Ok(failure)
 }
 
-/// Why a benchmark failed; `None` if it did not. A failed stress test has its reasons in its section.
+/// Why a benchmark failed; `None` if it did not. A failed stress test has its reasons in `outcome.faults` of its
+/// document.
 fn failure_text(outcome: &ChildOutcome) -> Option<String> {
     let document = outcome.document.as_ref();
     let error = document.and_then(|document| document["error"].as_str());

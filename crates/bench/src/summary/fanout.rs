@@ -32,7 +32,7 @@ const FLOORS: [CreateMethod; 3] =
 pub struct FanoutSummary {
     pub(super) machine_state: MachineState,
     pub(super) plan: FanoutParameters,
-    /// Why there are no bare containers.
+    /// Why bare containers were not measured; `None` if they were.
     pub(super) refusal: Option<String>,
     pub(super) samples: Samples<FanoutSampleKey>,
 }
@@ -52,7 +52,7 @@ impl FanoutSummary {
         self.samples.spread(&FanoutSampleKey { by, figure })
     }
 
-    /// farfork's median ÷ a floor's.
+    /// farfork's median ÷ the median of a floor.
     fn ratio_to_floor(&self, floor: CreateMethod, figure: FanoutFigure) -> Option<f64> {
         Some(self.spread(CreateMethod::Farfork, figure)?.median / self.spread(floor, figure)?.median)
     }

@@ -150,7 +150,8 @@ impl FaultSummary {
     }
 }
 
-/// The floor of a figure: of programs that sleep, during a stream if the figure is.
+/// Returns the floor of a series: minimal programs that sleep, during a stream if the series is measured during a
+/// stream.
 pub(super) fn floor_of(series: FaultSeries) -> FaultSeries {
     match series {
         FaultSeries::BesideStream | FaultSeries::BareBesideStream | FaultSeries::FloorBesideStream => {
@@ -189,7 +190,7 @@ mod tests {
         let report = FaultSummary::new(&plan, samples);
         let document = report.to_json();
         let figures = document["figures"].as_array().unwrap();
-        assert_eq!(figures.len(), 5, "what was not measured is not told: {document}");
+        assert_eq!(figures.len(), 5, "series without samples are omitted: {document}");
         assert_eq!((&figures[0]["of"], &figures[0]["floor_ratio"]), (&"farfork".into(), &1.5.into()));
         let beside = figures.iter().find(|figure| figure["of"] == "beside_stream").unwrap();
         assert_eq!((&beside["floor_ratio"], &beside["p99_floor_ratio"]), (&1.2.into(), &1.2.into()));

@@ -12,7 +12,8 @@ use crate::reference::PUBLISHED_FIGURES;
 use crate::report::section::SectionSource as _;
 use crate::samples::{Samples, Spread};
 
-/// A slower echo over veth was disturbed by other load, so it is no floor.
+/// Minimum rate of an echo over veth, in messages per second. A slower echo was disturbed by other load, and is not a
+/// floor.
 const ECHO_PER_S_MIN: f64 = 1_500_000.0;
 
 /// All figures of a run.

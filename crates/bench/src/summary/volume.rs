@@ -164,7 +164,7 @@ impl VolumeSummary {
         self.plan.offload.iter().map(system).collect()
     }
 
-    /// How many times as long a computation takes next to a writer: on the first node, and on a replica.
+    /// Time of a computation next to a writer ÷ its time alone: on the first node, and on a replica.
     pub(super) fn slowdowns(&self, case: &VolumeCase, system: StorageSystem) -> [Option<f64>; 2] {
         let median = |figure| self.spread(case, system, figure).map(|spread| spread.median);
         INTERFERENCE_FIGURES.map(|(alone, next)| Some(median(next)? / median(alone)?))
@@ -300,7 +300,7 @@ impl VolumeSummary {
 pub(super) const INTERFERENCE_FIGURES: [(VolumeFigure, VolumeFigure); 2] =
     [(VolumeFigure::FirstNodeAloneS, VolumeFigure::FirstNodeS), (VolumeFigure::ReplicaAloneS, VolumeFigure::ReplicaS)];
 
-/// Only volumes have a reference.
+/// Formats the reference of a system. Only `StorageSystem::Volume` has one; others get a dash.
 fn reference_text(system: StorageSystem, reference: Option<f64>) -> String {
     reference.filter(|_| system == StorageSystem::Volume).map_or("–".to_owned(), format_figure)
 }

@@ -1,5 +1,5 @@
-//! The task of a load's children: makes the payload of each child, and checks its output. The C++ program `sparse` and
-//! every function have the same form, so each load runs with either.
+//! `ChildTask`: makes the payload of each child of a load, and checks the child's output. It covers the C++ program
+//! `sparse` and Python functions, so each load runs with either.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -13,10 +13,10 @@ use crate::error::BenchError;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum ChildTask {
-    /// Each child touches a few pages of the memory of `workload::sparse`, and computes a value from them that is
-    /// unique to it.
+    /// Each child touches four pages of the memory of `workload::sparse`, and computes a value from them that is unique
+    /// to the child.
     Sparse { mib: u64 },
-    /// Each child calls a function once. Its result must have the digest of the parent's.
+    /// Each child calls a function once. The digest of its result must equal the digest of the parent's result.
     Function { name: String, payload: String, digest: i64 },
 }
 
@@ -29,7 +29,7 @@ impl ChildTask {
         }
     }
 
-    /// When the child with this number had its result, according to its output.
+    /// Parses the output of the child with this number. Returns the time at which the child had its result.
     ///
     /// # Errors
     /// The output has another form, or the result is wrong.

@@ -13,7 +13,7 @@ use crate::error::BenchError;
 pub(crate) const CHURN: EmbeddedProgram =
     EmbeddedProgram { name: "churn", bytes: include_bytes!(concat!(env!("OUT_DIR"), "/churn")) };
 
-/// How it changes its memory.
+/// How the program changes its memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum ChurnOperation {
@@ -52,7 +52,8 @@ impl Display for ChurnOperation {
     }
 }
 
-/// The time of an operation in a process that was never forked, in µs. `payload` is the file that names the operation.
+/// Measures the time of an operation in a process that was never forked, in µs. `payload` is the file that names the
+/// operation.
 pub(crate) fn measure_unforked_us(program: &Path, mib: u64, payload: &Path) -> Result<f64, BenchError> {
     let mut command = Command::new(program);
     let output = command.arg(mib.to_string()).arg(payload).stdin(Stdio::null()).output();
@@ -61,7 +62,7 @@ pub(crate) fn measure_unforked_us(program: &Path, mib: u64, payload: &Path) -> R
     parse_duration_us(stdout.trim().strip_prefix("ready\n").unwrap_or(&stdout))
 }
 
-/// The time of an operation in a child, in µs, according to its output.
+/// Parses a child's output. Returns the time of its operation, in µs.
 ///
 /// # Errors
 /// The output has another form, or pages were wrong.

@@ -1,6 +1,6 @@
-//! A neighbour of a volume: k-median clustering of a stream of points, as in PARSEC's streamcluster. It reads points in
-//! chunks, and improves the centers of each chunk by local search, which uses CPU time and memory bandwidth. The
-//! process is this program, started again.
+//! A neighbour of a volume: k-median clustering of a stream of points, as in PARSEC's streamcluster. It generates
+//! points in chunks, and improves the centers of each chunk by local search, which uses CPU time and memory bandwidth.
+//! Each process is a `farfork bench volume-process`.
 
 use std::io::{self, Read as _};
 use std::path::Path;
@@ -44,7 +44,7 @@ impl ClusteringProcesses {
         Ok(Self(processes))
     }
 
-    /// Waits for all. Returns the time of each, in seconds.
+    /// Waits for all processes. Returns the time of each, in seconds.
     ///
     /// # Errors
     /// A process fails, or two results differ.

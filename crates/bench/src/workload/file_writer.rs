@@ -1,5 +1,5 @@
 //! Processes that write files: one write(2) after the other, synced after each or once at the end. They start together.
-//! A writer is this program, started again.
+//! Each writer is a process `farfork bench volume-process`.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
@@ -30,11 +30,11 @@ pub(crate) struct FileWriterSpec {
 /// The times of a writer, in ns.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct FileWriterResult {
-    /// From the first write to the end of the last sync.
+    /// Time from the first write to the end of the last sync.
     pub(crate) total: u64,
-    /// A write and its sync.
+    /// Time of a write and its sync.
     pub(crate) operation: OperationLatency,
-    /// The sync alone, on average.
+    /// Mean time of the sync alone.
     pub(crate) sync_mean: u64,
 }
 
@@ -49,7 +49,7 @@ pub(crate) struct OperationLatency {
 }
 
 impl OperationLatency {
-    /// Percentiles are computed like those of the program that published the reference figures.
+    /// Computes mean and percentiles. A percentile is computed as by the program that published the reference figures.
     pub(crate) fn of(mut times: Vec<u64>) -> Self {
         times.sort_unstable();
         let at = |part: f64| times.get((times.len() as f64 * part) as usize).or(times.last()).copied().unwrap_or(0);

@@ -1,5 +1,5 @@
-//! The loops of Filebench's varmail and fileserver: a process works on a set of files, one operation after the other, for a
-//! given time. A process is this program, started again.
+//! The loops of Filebench's varmail and fileserver: a process works on a set of files, one operation after the other,
+//! for a given time. Each process is a `farfork bench volume-process`.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
@@ -55,12 +55,13 @@ pub(crate) struct FilebenchSpec {
     pub(crate) seconds: f64,
 }
 
-/// One second of a process.
+/// Totals of one second of a process.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct FilebenchInterval {
     /// Operations per second.
     pub(crate) per_s: f64,
-    /// The longest operation, in ms. One that lasts several seconds counts in the last of them.
+    /// Time of the longest operation, in ms. An operation that lasts several seconds counts in the last of these
+    /// seconds.
     pub(crate) longest_ms: f64,
 }
 
@@ -78,7 +79,7 @@ impl FilebenchProcess {
         Ok(Self { program, intervals: interval_count(spec.seconds) })
     }
 
-    /// Waits for its end. Returns its seconds.
+    /// Waits for the end of the process. Returns the totals of each second.
     ///
     /// # Errors
     /// An operation failed.

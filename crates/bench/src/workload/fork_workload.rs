@@ -39,7 +39,7 @@ pub(crate) struct WorkloadParent {
     program: WorkloadProgram,
 }
 
-/// Kept running.
+/// The program of a running parent. It is killed when this value is dropped.
 #[derive(Debug)]
 enum WorkloadProgram {
     Sparse(#[expect(dead_code, reason = "it ends the program when it is dropped")] ParentProgram),
@@ -47,7 +47,7 @@ enum WorkloadProgram {
 }
 
 impl ForkWorkload {
-    /// Its name in summaries.
+    /// The name of the workload in summaries.
     pub fn name(&self) -> &str {
         match self {
             Self::Sparse { .. } => SPARSE.name,
@@ -60,8 +60,8 @@ impl ForkWorkload {
         matches!(self, Self::Function { .. })
     }
 
-    /// Writes its files into a directory, and starts a parent. `python` runs functions; `None` for an environment with
-    /// the packages of the embedded ones, which is installed if it is missing.
+    /// Writes the workload's files into a directory, and starts a parent. `python` runs functions; `None` for an
+    /// environment with the packages of the embedded ones, which is installed if it is missing.
     ///
     /// # Errors
     /// The program cannot be started, or a function's results differ between calls.
@@ -92,22 +92,22 @@ impl ForkWorkload {
 }
 
 impl WorkloadParent {
-    /// Its process id.
+    /// The process id of the parent.
     pub(crate) fn pid(&self) -> u32 {
         self.pid
     }
 
-    /// Its resident memory, in KiB.
+    /// The parent's resident memory, in KiB.
     pub(crate) fn resident_kib(&self) -> u64 {
         self.resident_kib
     }
 
-    /// The task of its children.
+    /// The task of the parent's children.
     pub(crate) fn task(&self) -> &ChildTask {
         &self.task
     }
 
-    /// Its function, if it has one.
+    /// The parent's function, if it has one.
     pub(crate) fn function(&mut self) -> Option<&mut FunctionParent> {
         match &mut self.program {
             WorkloadProgram::Sparse(_) => None,

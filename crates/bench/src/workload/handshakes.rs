@@ -27,7 +27,7 @@ pub(crate) fn serve(ip: IpAddr, threads: usize, credentials: Option<&Credentials
         let (listener, credentials) = (listener.try_clone()?, credentials.cloned());
         thread::spawn(move || {
             loop {
-                // The client fails too, and reports the error.
+                // If this fails, the client also fails, and reports the error.
                 let _ = accept(&listener, credentials.as_ref());
             }
         });
@@ -52,7 +52,7 @@ fn accept(listener: &TcpListener, credentials: Option<&Credentials>) -> io::Resu
 }
 
 fn send(session: &mut AuthenticatedStream<impl Read + Write>, message: [u8; 1]) -> io::Result<()> {
-    // The stream is blocking, so it takes the byte at once.
+    // The stream is blocking, so one call sends the byte.
     match session.send(&[IoSlice::new(&message)])? {
         Some(1) => Ok(()),
         taken => Err(io::Error::other(format!("the stream took {taken:?} of one byte"))),
@@ -104,7 +104,8 @@ fn connect_repeatedly(run: Duration, mut connect: impl FnMut() -> io::Result<Tcp
     while before - began < run {
         let stream = connect()?;
         latencies.saturating_record(before.elapsed().as_nanos() as u64);
-        // Reset, so that no port stays in TIME_WAIT: the client would run out of ports within seconds.
+        // Close the connection with a reset, so that no port remains in TIME_WAIT: the client would run out of ports
+        // within seconds.
         set_socket_linger(&stream, Some(Duration::ZERO))?;
         drop(stream);
         before = Instant::now();

@@ -90,7 +90,7 @@ private:
         database.reset(opened);
     }
 
-    // Both return the number of operations.
+    // These functions run a workload, and return the number of its operations.
     uint64_t fill(const std::string &name) {
         if (name == "fillseq") return put(entries, false, false);
         if (name == "fillrandom") return put(entries, true, false);

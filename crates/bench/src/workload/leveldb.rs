@@ -32,7 +32,7 @@ pub(crate) enum LeveldbWorkload {
 }
 
 impl LeveldbWorkload {
-    /// In the order in which they run.
+    /// All workloads, in the order in which they run.
     pub(crate) const ALL: [Self; 6] =
         [Self::FillSequential, Self::ReadSequential, Self::ReadRandom, Self::ReadHot, Self::FillRandom, Self::FillSync];
 
@@ -48,7 +48,7 @@ impl LeveldbWorkload {
         }
     }
 
-    /// Its time per operation.
+    /// The figure for the mean time of the workload's operations.
     pub(crate) fn figure(self) -> VolumeFigure {
         match self {
             Self::FillSequential => VolumeFigure::FillseqUs,

@@ -2,7 +2,7 @@
 //
 // As a parent it fills MIB of private memory and waits on standard input. At the end of the input (in a child it is
 // /dev/null) it reads PAYLOAD. If the file does not exist, this is the parent and its caller has gone, so it exits. Its
-// other threads (waits.h) wait meanwhile. A stop must not disturb them.
+// other threads wait in system calls (waits.h), which a stop must not disturb.
 #include "parent.h"
 #include "waits.h"
 
@@ -17,7 +17,7 @@
 namespace {
 
 constexpr size_t PAGE_BYTES = 4096, PAGE_WORDS = PAGE_BYTES / sizeof(uint64_t);
-// Size of a moved block, and maximum of one discard.
+// Size of a moved block, and maximum size of one discard, in pages.
 constexpr size_t BLOCK_PAGES = 16;
 // Maximum pages that are verified in sequence.
 constexpr size_t RUN_PAGES_MAX = 256;
@@ -30,7 +30,7 @@ constexpr int FIXED = MREMAP_MAYMOVE | MREMAP_FIXED, LEAVING = MREMAP_MAYMOVE | 
 // Steps between two sleeps, so that other processes get the CPU.
 constexpr int STEPS_A_NAP = 8;
 constexpr long NAP_NS = 1'000'000;
-// Interval of checks whether this process has become a child of the waiting one.
+// Interval of checks whether this process is now a child of the process that waits.
 constexpr long PAYLOAD_POLL_NS = 50'000'000;
 // The contents of a page: the parent's, nothing, or what the child wrote in the step with this number.
 constexpr uint32_t ORIGINAL = 0, GIVEN_BACK = 1, FIRST_STEP = 2;
@@ -211,8 +211,8 @@ void set_up(size_t mib) {
     for (size_t page = 0; page < pages; page++) write_page(page, ORIGINAL);
 }
 
-// Returns true at SIGTERM. Returns false if this process is a forked child of the waiting one, which it detects by
-// another payload.
+// Returns true at SIGTERM. Returns false if this process is a child of the process that waits, which it detects by a
+// different payload.
 template <size_t BYTES> bool wait_for_end(const sigset_t &term, const char *path, const char (&payload)[BYTES]) {
     char now[BYTES];
     for (;;) {
@@ -225,9 +225,10 @@ template <size_t BYTES> bool wait_for_end(const sigset_t &term, const char *path
 } // namespace
 
 // PAYLOAD holds `SEED MS STAYS`. For MS milliseconds the child verifies pages, in order and at random. It writes some,
-// discards some, moves some with each flag of mremap(2), and grows and shrinks some. Processes that it forks verify these
-// and others. Then it verifies all pages, and prints `sound LOOKS`: how many pages were verified, byte by byte. At the
-// first wrong page it prints `wrong PAGE …` and exits with status 1. A lost page raises SIGBUS, which ends it.
+// discards some, moves some with each flag of mremap(2), and grows and shrinks some. Processes that it forks verify
+// these and others. Then it verifies all pages, and prints `sound LOOKS`: how many pages were verified, byte by byte.
+// At the first wrong page it prints `wrong PAGE …` and exits with status 1. A lost page raises SIGBUS, which ends the
+// child.
 //
 // If STAYS is not 0, it runs until SIGTERM, because its own children need it. A child of it finds another payload, verifies
 // all pages too, and prints the result.

@@ -11,13 +11,14 @@ pub(crate) const MEMORY_WALK: EmbeddedProgram =
 pub(crate) enum WalkReport<'a> {
     /// Nothing yet.
     Nothing,
-    /// All pages were right in this many verifications.
+    /// All pages were correct in this many verifications.
     Correct(u64),
     /// A page was wrong, or the output has another form.
     Wrong(&'a str),
 }
 
-/// The payload of a child that walks for `ms` by random choices from `seed`. If it stays, it then waits for SIGTERM.
+/// The payload of a child that walks for `ms` by random choices from `seed`. With `stays`, the child then waits for
+/// SIGTERM.
 pub(crate) fn payload(seed: u64, ms: u64, stays: bool) -> String {
     format!("{seed} {ms} {}", u8::from(stays))
 }

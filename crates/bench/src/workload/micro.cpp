@@ -26,7 +26,7 @@ constexpr uint64_t PAGE_BYTES = 4096;
 constexpr uintptr_t HUGE_PAGE_BYTES = 2 << 20;
 constexpr uint64_t PAGE_WORDS = PAGE_BYTES / sizeof(uint64_t);
 constexpr int64_t NS_PER_S = 1'000'000'000;
-// Long enough to determine the rate of the time-stamp counter to a few parts per million.
+// Duration of the calibration: long enough to determine the rate of the time-stamp counter to a few parts per million.
 constexpr long CALIBRATION_NS = 50'000'000;
 // The number that a writing touch adds to the first word of a page.
 constexpr uint64_t MARK = 1;
@@ -286,7 +286,7 @@ void map(size_t bytes, bool in_huge_pages) {
     size_t room = in_huge_pages ? HUGE_PAGE_BYTES : 0;
     void *at = mmap(nullptr, bytes + room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (at == MAP_FAILED) exit_with_error("mmap");
-    // Small pages otherwise: the cost must not be lower because of fewer pages.
+    // Forbid huge pages otherwise: fewer pages would lower the cost.
     madvise(at, bytes + room, in_huge_pages ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
     uintptr_t start = reinterpret_cast<uintptr_t>(at);
     if (in_huge_pages) start = (start + HUGE_PAGE_BYTES - 1) & ~(HUGE_PAGE_BYTES - 1);
@@ -305,7 +305,7 @@ void map_apart(uint64_t mappings) {
     }
 }
 
-// Starts the threads besides the first. They wait forever.
+// Starts all threads except the first. They wait forever.
 void wait_in_threads(unsigned long threads) {
     for (unsigned long i = 1; i < threads; i++)
         std::thread([] {
@@ -331,11 +331,11 @@ void wait_in_threads(unsigned long threads) {
 //
 // - FIRST_NS, SPOKE_NS: when its first instruction ran, and when it could have printed (CLOCK_REALTIME).
 // - TOUCH_NS, FAULTS: how long the touches took, and their page faults.
-// - WRONG: how many pages differ from the parent's.
+// - WRONG: number of pages that differ from the parent's.
 // - SHARED_KIB, PRIVATE_KIB: its shared and its private memory (smaps_rollup of proc(5)).
 //
-// PAGES is `small`, or `huge` for huge pages if the machine supports them. The program has THREADS threads, of which all
-// but the first wait, and MAPPINGS mappings besides that memory and those of every program.
+// PAGES is `small`, or `huge` for huge pages if the machine supports them. The program has THREADS threads, of which
+// all but the first wait, and MAPPINGS mappings in addition to that memory and to the mappings of every program.
 //
 // Usage: micro MIB ORDER ACCESS PAYLOAD PAGES THREADS MAPPINGS
 int main(int count, char **arguments) {

@@ -23,7 +23,7 @@ pub(crate) const PAYLOAD_TOUCH: &str = "touch";
 /// The payload of a child that does not touch its pages.
 pub(crate) const PAYLOAD_STAMP: &str = "stamp";
 
-/// Size of one touch, in bytes: a small page, or as much of a huge one.
+/// Memory per touch, in bytes: a small page, or the same amount of a huge page.
 pub(crate) const PAGE_BYTES: u64 = 4096;
 
 /// The order in which pages are touched.
@@ -50,9 +50,9 @@ pub enum TouchAccess {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PageSize {
-    /// Of 4 KiB.
+    /// Small pages, of 4 KiB.
     Small,
-    /// Of 2 MiB.
+    /// Huge pages, of 2 MiB.
     Huge,
 }
 
@@ -64,7 +64,7 @@ pub(crate) struct MicroOptions {
     pub(crate) page_size: PageSize,
     /// Number of threads, including the first.
     pub(crate) threads: u64,
-    /// Number of additional mappings, besides the touched memory and the mappings of every program.
+    /// Number of mappings in addition to the touched memory and to the mappings of every program.
     pub(crate) mappings: u64,
 }
 
@@ -98,15 +98,15 @@ impl Display for TouchAccess {
 /// The report of a child.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ChildReport {
-    /// When its first instruction ran, by CLOCK_REALTIME.
+    /// Time at which the child's first instruction ran, by CLOCK_REALTIME.
     pub(crate) first_unix_ns: i64,
-    /// When it could have reported.
+    /// Time at which the child could have reported.
     pub(crate) reported_unix_ns: i64,
-    /// How long its touches took; 0 if it did not touch its pages.
+    /// Duration of the child's touches; 0 if it did not touch its pages.
     pub(crate) touch_ns: i64,
-    /// Resident memory at its end that is shared with other processes.
+    /// Resident memory at the child's end that is shared with other processes.
     pub(crate) shared_bytes: u64,
-    /// Resident memory at its end that is private.
+    /// Resident memory at the child's end that is private.
     pub(crate) private_bytes: u64,
 }
 
@@ -130,7 +130,7 @@ impl ChildReport {
 pub(crate) struct CheckpointedSeed {
     /// The seed's name.
     pub(crate) seed: String,
-    /// From the call of the library function to its return, in ms.
+    /// Time from the call of the library function to its return, in ms.
     pub(crate) call_ms: f64,
     /// The pause of the program, in ms.
     pub(crate) pause_ms: f64,
@@ -163,24 +163,24 @@ impl Micro {
         Ok(Self { program, pages: (mib << 20) / PAGE_BYTES })
     }
 
-    /// Its process id.
+    /// The process id of the parent.
     pub(crate) fn pid(&self) -> u32 {
         self.program.pid()
     }
 
-    /// Makes it write to every page, so that the next fork finds the pages as a busy program leaves them.
+    /// Makes the program write to every page, so that the next fork finds the pages as a busy program leaves them.
     pub(crate) fn write_all(&mut self) -> Result<(), BenchError> {
         let [_ns] = self.program.request(b'w', "written")?;
         Ok(())
     }
 
-    /// The time of fork(2) in the program, in ms.
+    /// Measures the time of fork(2) in the program, in ms.
     pub(crate) fn measure_fork_ms(&mut self) -> Result<f64, BenchError> {
         let [ns] = self.program.request(b'f', "forked")?;
         Ok(ns_to_ms(ns))
     }
 
-    /// Makes it request a checkpoint of itself.
+    /// Makes the program request a checkpoint of itself.
     pub(crate) fn checkpoint(&mut self) -> Result<CheckpointedSeed, BenchError> {
         let [ns, pause_us] = self.program.request(b's', "seeded")?;
         Ok(CheckpointedSeed {
@@ -190,15 +190,15 @@ impl Micro {
         })
     }
 
-    /// The time in which a local fork touches every page like a child, in ms.
+    /// Measures the time in which a local fork touches every page like a child, in ms.
     pub(crate) fn measure_touch_ms(&mut self) -> Result<f64, BenchError> {
         let [ns, _faults, wrong] = self.program.request(b't', "touched")?;
         require_no_wrong_pages(wrong, "pages of a local fork")?;
         Ok(ns_to_ms(ns))
     }
 
-    /// The time in which a local fork writes to every page, in ms. `None` if pages were not copied one by one, since
-    /// that is no floor.
+    /// Measures the time in which a local fork writes to every page, in ms. `None` if there were fewer faults than
+    /// pages: then the kernel did not copy page by page, and the time is not a floor.
     pub(crate) fn measure_copy_ms(&mut self) -> Result<Option<f64>, BenchError> {
         let [ns, faults, wrong] = self.program.request(b'c', "copied")?;
         require_no_wrong_pages(wrong, "pages of a local fork")?;
@@ -233,7 +233,7 @@ mod tests {
         assert!(error.to_string().starts_with("1 pages of a child"), "{error}");
     }
 
-    /// With each size, order and access: the program itself verifies every byte in its forks.
+    /// Covers each page size, order and access. The program itself verifies every byte in its forks.
     #[test]
     fn the_program_touches_every_page_of_its_forks() {
         let scratch = tempfile::tempdir().unwrap();
@@ -252,7 +252,7 @@ mod tests {
             let of_process = |what| format!("/proc/{}/{what}", micro.pid());
             assert_eq!(fs::read_dir(of_process("task")).unwrap().count() as u64, threads);
             let maps = fs::read_to_string(of_process("maps")).unwrap();
-            assert!(maps.lines().count() as u64 > mappings, "its own come on top");
+            assert!(maps.lines().count() as u64 > mappings, "the additional mappings are in /proc/PID/maps");
         }
     }
 }

@@ -14,7 +14,7 @@ pub(crate) fn payload(touches: usize, gap: Duration) -> String {
     format!("{touches} {}", gap.as_micros())
 }
 
-/// The time of each touch of a child, in µs, according to its output.
+/// Parses a child's output. Returns the time of each touch, in µs.
 ///
 /// # Errors
 /// The output has another form, or pages were wrong.

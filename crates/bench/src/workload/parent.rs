@@ -21,12 +21,12 @@ impl ParentProgram {
         Ok(Self(program))
     }
 
-    /// Its exit status and remaining output, if it has ended, which no parent should.
+    /// The parent's exit status and remaining output; `None` while it runs. A parent should not end on its own.
     pub(crate) fn last_line_if_ended(&mut self) -> Option<String> {
         self.0.last_line_if_ended()
     }
 
-    /// Its process id.
+    /// The process id of the parent.
     pub(crate) fn pid(&self) -> u32 {
         self.0.pid()
     }

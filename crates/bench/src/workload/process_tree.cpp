@@ -31,7 +31,7 @@ unsigned char *map(size_t bytes, int kind) {
     if (bytes == 0) return nullptr;
     void *at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, kind | MAP_ANONYMOUS, -1, 0);
     if (at == MAP_FAILED) fail("mmap");
-    // Small pages: the cost must not be lower because of fewer pages.
+    // Use small pages: fewer pages would lower the cost of a fork.
     madvise(at, bytes, MADV_NOHUGEPAGE);
     memset(at, 0x5a, bytes);
     return static_cast<unsigned char *>(at);
@@ -79,7 +79,7 @@ int64_t run_command(char command) { return command == 'f' ? time_fork() : write_
 
 int64_t read_answer(const Member &member) {
     int64_t ns;
-    if (read(member.answer, &ns, sizeof ns) != sizeof ns) fail("a process of the tree");
+    if (read(member.answer, &ns, sizeof ns) != sizeof ns) fail("read from a process of the tree");
     return ns;
 }
 
@@ -89,8 +89,8 @@ Member fork_member() {
     pid_t pid = fork();
     if (pid < 0) fail("fork");
     if (pid == 0) {
-        // Close inherited pipes of other members. Otherwise the end of such a member would not be seen as the end of
-        // its pipe.
+        // Close the inherited pipes of other members. Otherwise, a pipe would not end with its member, because this
+        // process has a copy.
         int above = answer[1] + 1;
         Member member = {dup2(command[0], above), dup2(answer[1], above + 1)};
         close_range(STREAMS, static_cast<unsigned>(answer[1]), 0);
@@ -106,7 +106,7 @@ Member fork_member() {
 int64_t command_all(const std::vector<Member> &members, char command) {
     int64_t ns = run_command(command);
     for (const Member &member : members) {
-        if (write(member.command, &command, 1) != 1) fail("a process of the tree");
+        if (write(member.command, &command, 1) != 1) fail("write to a process of the tree");
         ns += read_answer(member);
     }
     return ns;

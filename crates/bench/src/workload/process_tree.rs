@@ -25,7 +25,7 @@ impl ProcessTree {
         Ok(Self(program))
     }
 
-    /// The pid of its first process.
+    /// The pid of the tree's first process.
     pub(crate) fn pid(&self) -> u32 {
         self.0.pid()
     }
@@ -36,13 +36,13 @@ impl ProcessTree {
         Ok(())
     }
 
-    /// The sum of the times of fork(2) in each process, in ms.
+    /// Measures the sum of the times of fork(2) in all processes, in ms.
     pub(crate) fn measure_forks_ms(&mut self) -> Result<f64, BenchError> {
         let [ns] = self.0.request(b'f', "forked")?;
         Ok(ns_to_ms(ns))
     }
 
-    /// The time of memcpy(3) for the shared memory, in ms.
+    /// Measures the time of memcpy(3) for the shared memory, in ms.
     pub(crate) fn measure_copy_ms(&mut self) -> Result<f64, BenchError> {
         let [ns] = self.0.request(b'm', "copied")?;
         Ok(ns_to_ms(ns))
@@ -65,7 +65,7 @@ mod tests {
         tree.write_all().unwrap();
         assert!(tree.measure_forks_ms().unwrap() > 0.0 && tree.measure_copy_ms().unwrap() > 0.0);
         drop(tree);
-        // A terminated process is gone, or is a zombie of this namespace's reaper of orphans.
+        // An ended process is gone, or is a zombie until the reaper of this pid namespace waits for it.
         let ends = |child: &str| {
             let stat = std::fs::read_to_string(format!("/proc/{child}/stat"));
             stat.map_or(true, |stat| stat.contains(") Z "))

@@ -1,5 +1,4 @@
-//! Makes calls as a client does, and answers them as a server does: empty calls, and calls with random bytes as their
-//! answers.
+//! Makes calls like a client, and answers them like a server: empty calls, and calls whose answers are random bytes.
 //!
 //! The server generates each answer: random bytes, then a checksum of eight bytes, which is their CRC-32C and its
 //! complement. The client computes the checksum again.
@@ -36,7 +35,7 @@ pub(crate) const CHECKSUM_BYTES: usize = 8;
 /// Parallel generators of random numbers, so that the compiler can vectorise them.
 const RANDOM_LANES: usize = 8;
 
-/// Maximum sleep of a client's thread. Then it checks whether to stop.
+/// Maximum sleep of a client's thread, after which the thread checks whether to stop.
 const SLEEP_MAX: Duration = Duration::from_millis(50);
 
 /// With several requests in flight, one latency is recorded per this many requests.
@@ -109,7 +108,7 @@ impl RandomBytes {
     }
 }
 
-/// One thread of a client node. It keeps the window of each of its connections full.
+/// One thread of a client node. It keeps the windows of all sessions of its connections full.
 struct LoadThread<'a> {
     load: &'a ClientLoad,
     counts: &'a CallCounts,
@@ -233,7 +232,7 @@ impl LoadThread<'_> {
 
     fn submit(&mut self, number: usize, session: usize, now: Instant) -> io::Result<()> {
         let lane = &mut self.lanes[number];
-        // Encodes the session, and when the request was sent.
+        // The tag encodes the session and the time at which the request was sent.
         let tag = (now - self.began).as_nanos() as u64 * self.load.sessions as u64 + session as u64;
         let call = OutgoingRequest { tag, ..self.call };
         lane.client
@@ -241,7 +240,7 @@ impl LoadThread<'_> {
             .map_err(io::Error::other)
     }
 
-    /// Receives answers, and sends a new request for each. Returns whether there were any.
+    /// Receives answers, and sends a new request for each answer. Returns whether there were any answers.
     fn poll_connection(&mut self, number: usize, now: Instant) -> io::Result<bool> {
         let Self { load, counts, lanes, latencies, began, call, request, epoll } = self;
         let lane = &mut lanes[number];

@@ -22,7 +22,7 @@ struct Sparse {
         for (uint64_t i = 0; i < pages * PAGE_WORDS; i++) words[i] = mixed((i + 1) * 0x9e3779b97f4a7c15u);
     }
 
-    // Reads and writes.
+    // Reads and writes one word in each of the four pages. Returns the child's value.
     uint64_t touch(uint64_t number) {
         uint64_t value = number;
         for (uint64_t i = 0; i < TOUCHED; i++) {

@@ -23,7 +23,7 @@ pub(crate) fn expected_value(number: u64, mib: u64) -> u64 {
     })
 }
 
-/// When the child with this number had its result, according to its output.
+/// Parses the output of the child with this number. Returns the time at which the child had its result.
 ///
 /// # Errors
 /// The output has another form, or the value is wrong.

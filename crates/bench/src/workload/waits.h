@@ -3,7 +3,7 @@
 //
 // No handler is installed. A parent whose wait fails with EINTR, or ends too early or far too late, prints `wrong wait
 // NAME …` and exits with status 1. In a child, which is stopped for other reasons too, the threads end. semtimedop(2)
-// is missing: a semaphore outlives a killed process.
+// is not used, because a semaphore outlives a killed process.
 #pragma once
 
 #include "../baseline/endpoint.h"
@@ -25,9 +25,10 @@ namespace waits {
 
 constexpr long LIMIT_MS = 300;
 constexpr int64_t LIMIT_NS = LIMIT_MS * 1'000'000;
-// Precision of the clocks of system calls.
+// A wait may end this much too early: the precision of the clocks of system calls.
 constexpr int64_t TOO_EARLY_NS = 2'000'000;
-// Threads may wait for a CPU on a busy machine. A wait that restarted its time limit at each stop would take longer.
+// A wait may end this much too late, because threads wait for a CPU on a busy machine. A wait that restarted its time
+// limit at each stop would take longer.
 constexpr int64_t TOO_LATE_NS = 10'000'000'000;
 constexpr size_t STACK_BYTES = 64 << 10;
 const timespec LIMIT{0, LIMIT_NS};
@@ -78,7 +79,7 @@ inline int make_listener() {
     int listener = required(socket(AF_UNIX, SOCK_STREAM, 0), "socket");
     sockaddr_un unnamed{};
     unnamed.sun_family = AF_UNIX;
-    // The kernel chooses a name.
+    // Without a name in the address, the kernel chooses one (unix(7), "Autobind feature").
     required(bind(listener, reinterpret_cast<sockaddr *>(&unnamed), sizeof(sa_family_t)), "bind");
     required(listen(listener, 1), "listen");
     limit(listener);
@@ -158,7 +159,7 @@ inline void *live(void *argument) {
 // Starts a thread for each wait. In a child, the file PAYLOAD exists.
 inline void start(const char *payload) {
     payload_path = payload;
-    // For sigtimedwait(2).
+    // Block the signal for which sigtimedwait(2) waits.
     sigset_t set;
     sigemptyset(&set);
     sigaddset(&set, SIGRTMIN);

@@ -1,4 +1,4 @@
-// The function that runs at each warm start. Its caller computes the same value.
+// The function that runs at each warm start. `warm_function.rs` computes the same value to check it.
 #pragma once
 
 #include "parent.h"

@@ -59,7 +59,7 @@ pub(crate) enum ExpectedValue {
 }
 
 impl WarmWorkload {
-    /// Its name in summaries.
+    /// The name of the workload in summaries.
     pub fn name(&self) -> &str {
         match self {
             Self::Steps { .. } => STEPS,
@@ -67,8 +67,8 @@ impl WarmWorkload {
         }
     }
 
-    /// Writes its files into a directory, and starts a parent. `python` runs functions; `None` for an environment with
-    /// the packages of the embedded ones.
+    /// Writes the workload's files into a directory, and starts a parent. `python` runs functions; `None` for an
+    /// environment with the packages of the embedded ones.
     ///
     /// # Errors
     /// The program cannot be started, or a function's results differ between calls.
@@ -91,7 +91,7 @@ impl WarmWorkload {
 }
 
 impl WarmParent {
-    /// Its process id.
+    /// The process id of the parent.
     pub(crate) fn pid(&self) -> u32 {
         match &self.program {
             WarmProgram::Steps(parent) => parent.pid(),
@@ -99,12 +99,12 @@ impl WarmParent {
         }
     }
 
-    /// How its children's values are checked.
+    /// How the values of the parent's children are checked.
     pub(crate) fn expected(&self) -> &ExpectedValue {
         &self.expected
     }
 
-    /// Its function, if it has one.
+    /// The parent's function, if it has one.
     pub(crate) fn function(&mut self) -> Option<&mut FunctionParent> {
         match &mut self.program {
             WarmProgram::Steps(_) => None,
@@ -112,7 +112,7 @@ impl WarmParent {
         }
     }
 
-    /// The payload of a child that connects to a socket, and first writes its index to it.
+    /// The payload of a child that connects to a socket, and first writes its index to the socket.
     pub(crate) fn payload(&self, index: usize, socket: &Path) -> String {
         match &self.expected {
             ExpectedValue::Steps(steps) => format!("{index} {steps} {}", socket.display()),
@@ -152,11 +152,11 @@ pub(crate) const WARM_FUNCTION: EmbeddedProgram =
 pub(crate) struct FunctionRun {
     pub(crate) number: u64,
     pub(crate) value: u64,
-    /// From the request to unpause the child to the confirmation.
+    /// Time from the request to unpause the child to the confirmation.
     pub(crate) unpause: Duration,
-    /// From the request to unpause the child to its function's answer.
+    /// Time from the request to unpause the child to its function's answer.
     pub(crate) answer: Duration,
-    /// From the request to pause the child to the confirmation.
+    /// Time from the request to pause the child to the confirmation.
     pub(crate) pause: Duration,
 }
 

@@ -3,10 +3,10 @@
 /// Why CRIU cannot be measured.
 #[derive(Debug, thiserror::Error)]
 pub enum CriuError {
-    /// It is not installed.
+    /// CRIU is not installed.
     #[error("criu is not installed: on Debian, `apt-get install criu`, as root")]
     Missing,
-    /// It does not work with this kernel.
+    /// CRIU does not work with this kernel.
     #[error(
         "criu does not work here, says `criu check`: {output}; a newer one may (Linux 6.13 and later need CRIU 4.1, which \
          Debian 13 has): put its directory first in PATH"
@@ -15,12 +15,12 @@ pub enum CriuError {
         /// The output of `criu check`.
         output: String,
     },
-    /// One of its commands failed.
+    /// A command of CRIU failed.
     #[error("criu {command}: {output}")]
     Command {
         /// `dump`, `restore` …
         command: &'static str,
-        /// The first error of its log.
+        /// The first error of the command's log.
         output: String,
     },
 }

@@ -14,7 +14,7 @@ use crate::error::BenchError;
 use crate::workload::micro::{ChildReport, MICRO, Micro, MicroOptions, PAYLOAD_TOUCH, ns_to_ms};
 use process::CriuCommand;
 
-/// The pipe size that CRIU needs to serve pages, in bytes. With less it fails without an error text.
+/// The pipe size that CRIU needs to serve pages, in bytes. With a smaller pipe, it fails without an error text.
 const PIPE_BYTES: u64 = 4 << 20;
 
 /// The capability to exceed the system's pipe size limit (`CAP_SYS_RESOURCE`).
@@ -28,15 +28,15 @@ const CAP_SYS_RESOURCE: u32 = 24;
 /// How the clone gets its memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CriuMode {
-    /// Before it runs.
+    /// The clone gets all memory before it runs.
     Eager,
-    /// When it touches it, or later.
+    /// The clone gets a page when it touches the page, or later.
     Lazy,
 }
 
 /// The times of a clone that has touched its memory and exited. They correspond to farfork's figures. *prepare* is the
-/// dump until a restore can begin. *resume* is the time from there to the clone's first instruction. *pause* is the
-/// whole dump, which is the maximum time that the parent is stopped.
+/// dump until a restore can begin. *resume* is the time from the end of *prepare* to the clone's first instruction.
+/// *pause* is the whole dump, which is the maximum time that the parent is stopped.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct CriuTiming {
     pub(crate) prepare_ms: f64,
@@ -98,7 +98,7 @@ impl CriuSubject {
             CriuMode::Eager => self.clone_eagerly(&output).await,
             CriuMode::Lazy => self.clone_lazily(&output).await,
         };
-        // The images take as much memory as the parent.
+        // Remove the images, which take as much memory as the parent.
         self.criu.remove_directory()?;
         cloned
     }

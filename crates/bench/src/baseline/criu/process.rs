@@ -14,7 +14,7 @@ use tokio::time::timeout;
 use super::error::CriuError;
 use crate::error::BenchError;
 
-/// The program, found by PATH.
+/// The program name, which is searched in PATH.
 const CRIU: &str = "criu";
 
 /// Time limit of each command: a lazy clone of 1 GiB takes a minute or more.
@@ -31,13 +31,13 @@ const IGNORED_ERROR: &str = "rlimit:";
 pub(super) struct CriuCommand {
     /// The process.
     pub(super) pid: u32,
-    /// Its standard output, `pipe:[INODE]`. The clone gets a file instead.
+    /// The standard output of the process, `pipe:[INODE]`. The clone gets a file instead.
     pub(super) stdout: PathBuf,
     /// The directory of images and logs.
     pub(super) images: PathBuf,
 }
 
-/// A running command. It is killed if this is dropped before its end.
+/// A running command. It is killed if this value is dropped before the command ends.
 #[derive(Debug)]
 pub(super) struct CriuProcess {
     command: &'static str,
@@ -67,13 +67,13 @@ pub(super) fn free_port() -> Result<u16, CriuError> {
 }
 
 impl CriuCommand {
-    /// Creates the directory of its images, empty.
+    /// Creates an empty directory for the images and logs.
     pub(super) fn make_directory(&self) -> Result<(), BenchError> {
         self.remove_directory()?;
         fs::create_dir(&self.images).map_err(|cause| self.file_error(cause))
     }
 
-    /// Removes the directory of its images.
+    /// Removes the directory of images and logs.
     pub(super) fn remove_directory(&self) -> Result<(), BenchError> {
         match fs::remove_dir_all(&self.images) {
             Err(cause) if cause.kind() != io::ErrorKind::NotFound => Err(self.file_error(cause)),
@@ -120,7 +120,7 @@ impl CriuCommand {
         command
     }
 
-    /// In a new pid namespace, since the process gets the pid that its parent still has.
+    /// The command restores in a new pid namespace, because the clone gets the pid that its parent still has.
     fn restore_command(&self) -> Command {
         let mut command = Command::new("unshare");
         command.args(["--pid", "--fork", "--kill-child", "--mount-proc", CRIU, "restore", "--inherit-fd"]);
@@ -152,7 +152,7 @@ impl CriuProcess {
         }
     }
 
-    /// Waits for its end, which must be successful.
+    /// Waits for the end of the command, which must succeed.
     pub(super) async fn wait_success(mut self) -> Result<(), CriuError> {
         match timeout(COMMAND_LIMIT, self.process.wait()).await {
             Ok(Ok(status)) if status.success() => Ok(()),

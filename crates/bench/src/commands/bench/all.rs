@@ -49,7 +49,7 @@ impl BenchAll {
     pub(crate) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
         privilege::require_root("its benchmarks trace processes, and make namespaces and control groups")?;
         program_path::farfork()?;
-        let program = std::env::current_exe().context("the path of this program")?;
+        let program = std::env::current_exe().context("readlink of /proc/self/exe")?;
         let scale = if self.quick { SuiteScale::Quick } else { SuiteScale::Full };
         let plan = SuiteParameters { scale, only: self.only, directory: self.out };
         let interruption = InterruptFlag::watch()?;

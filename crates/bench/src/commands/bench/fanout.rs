@@ -10,7 +10,7 @@ use farfork_terminal::{output, privilege};
 use super::progress_bar;
 use crate::{GlobalArgs, program_path};
 
-/// Which network a child is in.
+/// The network of the children.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum NetworkMode {
     Private,

@@ -44,7 +44,7 @@ pub(crate) struct BenchFault {
     stream_mib: u64,
     /// Number of children that fetch all of their memory at the same time, once per round; 0 for none.
     ///
-    /// Each child is of another seed, of 64 MiB.
+    /// Each child has its own seed, of 64 MiB.
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u64).range(0..=64))]
     streams: u64,
     /// Encrypt memory transfers between the nodes. The nodes authenticate each other in either case.

@@ -119,14 +119,14 @@ impl BenchFork {
     pub(crate) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
         privilege::require_root("it traces a process, and makes namespaces and control groups")?;
         let farfork = program_path::farfork()?;
-        // A single thread: the figures would otherwise include hand-overs between threads.
+        // Use a single thread: with several, the figures would include hand-overs between threads.
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let report = runtime.block_on(self.measure(farfork))?;
         output::print_report(global.json, || report.to_json(), || report.to_text());
         Ok(ExitCode::SUCCESS)
     }
 
-    /// If this ends early, dropping it ends all that it has started.
+    /// If the run ends early, dropping the future ends everything that the run has started.
     async fn measure(self, farfork: PathBuf) -> anyhow::Result<ForkSummary> {
         let bar = BenchProgressBar::new();
         let plan = self.parameters();

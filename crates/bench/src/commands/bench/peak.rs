@@ -36,7 +36,7 @@ pub(crate) struct BenchPeak {
     workloads: Vec<WorkloadName>,
     #[command(flatten)]
     call: FunctionCallArgs,
-    /// Number of nodes with clients. The parent has one more node of its own.
+    /// Number of nodes with clients. The parent is on one more node.
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u64).range(1..=10))]
     nodes: u64,
     /// Number of client processes on each of these nodes.

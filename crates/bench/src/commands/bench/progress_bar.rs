@@ -11,7 +11,7 @@ use farfork_terminal::interrupt::InterruptFlag;
 /// The progress bar of a run. It is shown on a terminal only.
 pub(super) struct BenchProgressBar(ProgressBar);
 
-/// Shows the progress of a run until this is dropped. The run ends after an interrupt.
+/// Shows the progress of a run until the returned function is dropped. The run ends after an interrupt.
 ///
 /// # Errors
 /// The errors of [`InterruptFlag::watch`].
@@ -27,7 +27,7 @@ impl BenchProgressBar {
     pub(super) fn new() -> Self {
         let bar = if stderr().is_terminal() { ProgressBar::new(1) } else { ProgressBar::hidden() };
         let style = ProgressStyle::with_template("{msg:28} {bar:40} {elapsed} of about {duration}");
-        bar.set_style(style.expect("the template is right"));
+        bar.set_style(style.expect("the template is valid"));
         Self(bar)
     }
 

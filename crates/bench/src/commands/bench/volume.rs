@@ -69,7 +69,7 @@ pub(crate) struct BenchVolume {
     /// [default: 10, or 4 with --quick].
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     period: Option<f64>,
-    /// Whether a program on each replica computes meanwhile.
+    /// Load of the replicas during a run: none, or a program that computes on each replica.
     #[arg(long, value_name = "idle|busy|both", default_value = "both")]
     replicas: LoadChoice,
     /// Place of the replication work: a separate process, the daemon, or both in one run.

@@ -1,5 +1,5 @@
 //! `farfork stress fork`: client processes on several nodes fork children of one parent for a while. `stress functions`
-//! shares its arguments and its course.
+//! shares the arguments and the sequence of steps.
 
 use std::ops::ControlFlow;
 use std::path::PathBuf;
@@ -135,7 +135,8 @@ pub(super) fn run_stress(global: &GlobalArgs, plans: &[StressForkParameters]) ->
     Ok(if has_passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// A single run has its keys at the top level; several are in the list `runs`. Both have one section.
+/// Makes the document for scripts. The keys of a single run are at the top level, and several runs are in the list
+/// `runs`. Both forms have one section.
 fn stress_document(outcomes: &[(&StressForkParameters, StressForkOutcome)]) -> Value {
     let run = |(plan, outcome): &(&StressForkParameters, StressForkOutcome)| json!({ "plan": plan, "passed": outcome.has_passed(), "outcome": outcome });
     let mut document = match outcomes {

@@ -21,9 +21,9 @@ use crate::{GlobalArgs, program_path};
 /// MiB, children with any strategy on any node, and children of children. It may also have fan-outs of more children
 /// than containers are ready, children with little memory, sealed seeds, seeds with short leases, and zygotes.
 ///
-/// Meanwhile the test kills children, parents, pagers and daemons. It drops seeds, cuts links, settles children, and stops
-/// daemons and pagers for up to two seconds. Each child changes its memory all the time, and compares every byte of every
-/// page with the expected value.
+/// During each round, the test kills children, parents, pagers and daemons. It drops seeds, cuts links, settles
+/// children, and stops daemons and pagers for up to two seconds. Each child changes its memory all the time, and
+/// compares every byte of every page with the expected value.
 ///
 /// The test passes if no child found a wrong byte, and each child ended as expected. A child that was disturbed may also
 /// end as that disturbance permits, with the reason reported. After a run of five minutes or more, the nodes must fork at
@@ -74,7 +74,7 @@ impl StressPaging {
 fn show_progress(seconds: f64) -> anyhow::Result<impl FnMut(&SoakTally, Duration) -> ControlFlow<()>> {
     let interruption = InterruptFlag::watch()?;
     let bar = if stderr().is_terminal() { ProgressBar::new(seconds as u64) } else { ProgressBar::hidden() };
-    bar.set_style(ProgressStyle::with_template("{bar:30} {pos} of {len} s: {msg}").expect("the template is right"));
+    bar.set_style(ProgressStyle::with_template("{bar:30} {pos} of {len} s: {msg}").expect("the template is valid"));
     Ok(move |tally: &SoakTally, elapsed: Duration| {
         bar.set_position(elapsed.as_secs());
         bar.set_message(tally_text(tally));

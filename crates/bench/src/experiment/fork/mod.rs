@@ -32,7 +32,7 @@ const MEMORY_BASE_MIB: u64 = 256;
 /// Runs the benchmark. `farfork` is the program that runs the daemons.
 ///
 /// # Errors
-/// [`BenchError`] of the first step that fails; a child with wrong memory is an error.
+/// The error of the first step that fails. A child with wrong memory is an error.
 pub async fn run_fork(
     plan: &ForkParameters,
     farfork: PathBuf,
@@ -64,11 +64,12 @@ struct ForkRun<'a> {
     notes: Vec<String>,
 }
 
-/// A measured parent, and its seed once there is one.
+/// A measured parent, and its seed.
 #[derive(Debug)]
 struct ForkSubject {
     mib: u64,
     parent: Micro,
+    /// Used by all steps that need no new seed; `None` before the first of them.
     seed: Option<String>,
     /// Another parent, which CRIU clones.
     criu: Option<criu::CriuSubject>,
@@ -149,7 +150,7 @@ impl<'a> ForkRun<'a> {
     }
 }
 
-/// The modes of the peer that can be measured, and why others cannot.
+/// Returns the modes of the peer that can be measured, and notes for the summary why others cannot.
 async fn usable_peer_modes(plan: &ForkParameters) -> Result<(Vec<CriuMode>, Vec<String>), BenchError> {
     let Some(PeerSystem::Criu) = plan.peer else {
         return Ok((Vec::new(), Vec::new()));

@@ -39,7 +39,7 @@ impl ForkRun<'_> {
         Ok(())
     }
 
-    /// One prepare, and if back to back one `fork()`. Before each, the parent writes to all of its pages.
+    /// Samples one prepare, and if back to back also one `fork()`. Before each, the parent writes to all of its pages.
     async fn sample_prepare(&mut self, fork_subject: &mut ForkSubject, pace: Pace) -> Result<(), BenchError> {
         let key = |by, figure| ForkSampleKey::new(fork_subject.mib, by, figure).with_pace(pace);
         fork_subject.parent.write_all()?;
@@ -56,7 +56,7 @@ impl ForkRun<'_> {
         self.cluster.drop_seed(&prepared.seed).await
     }
 
-    /// One checkpoint that the program requests. Before it, the program writes to all of its pages.
+    /// Samples one checkpoint that the program requests. Before it, the program writes to all of its pages.
     async fn sample_checkpoint(&mut self, fork_subject: &mut ForkSubject, pace: Pace) -> Result<(), BenchError> {
         let key = |figure| ForkSampleKey::for_farfork(fork_subject.mib, figure).with_pace(pace);
         fork_subject.parent.write_all()?;
@@ -82,7 +82,7 @@ impl ForkRun<'_> {
         self.add_resume(fork_subject.mib, place, pace, &child)
     }
 
-    /// The first child of a new seed on a node.
+    /// Samples the first child of a new seed on a node.
     async fn sample_first_resume(
         &mut self,
         fork_subject: &mut ForkSubject,
@@ -123,7 +123,8 @@ impl ForkRun<'_> {
         )
     }
 
-    /// The subject's seed, of which a first child has made the node fetch the descriptor.
+    /// Returns the subject's seed. Makes it if needed, and forks a first child on each node, so that the nodes have the
+    /// descriptor.
     async fn warm_seed_on(&mut self, fork_subject: &mut ForkSubject, place: ChildPlace) -> Result<String, BenchError> {
         if let Some(seed) = &fork_subject.seed {
             return Ok(seed.clone());
@@ -183,7 +184,7 @@ impl ForkRun<'_> {
         self.add(ForkSampleKey::new(mib, by, ForkFigure::Execution).with_place(ChildPlace::Own), cloned.execution_ms)
     }
 
-    /// Discards an implausible floor.
+    /// Discards the figure of the link if `link_copy` finds it implausible.
     fn discard_implausible_link(&mut self, mib: u64) {
         let median = |figure| {
             self.samples.spread(&ForkSampleKey::new(mib, ForkSystem::Link, figure)).map(|spread| spread.median)

@@ -27,7 +27,8 @@ impl ForkRun<'_> {
             self.plan.strategies.iter().map(|_| Default::default()).collect();
         for _ in 0..self.plan.runs.min(ROUNDS_MAX) {
             for (strategy, of_strategy) in self.plan.strategies.iter().zip(&mut taken) {
-                // A new program: a seed otherwise starts with the working set of its process's previous seed.
+                // Start a new program: otherwise, the seed would start with the working set of its process's previous
+                // seed.
                 fork_subject.parent = self.start_micro(fork_subject.mib)?;
                 let seed = self.cluster.prepare(fork_subject.parent.pid()).await?.seed;
                 for samples in of_strategy.iter_mut() {

@@ -19,7 +19,7 @@ use crate::experiment::local_cluster::{SCRATCH_PARENT, request_failure};
 /// Size of a node's page cache: small enough to be full at times.
 const CACHE_SIZE: &str = "16MiB";
 
-/// Maximum zygotes of a node: fewer than there are seeds at times.
+/// Maximum zygotes of a node: at times fewer than there are seeds.
 const ZYGOTES_MAX: &str = "4";
 
 /// Idle time after which a zygote ends, in seconds. Some end during a round, others with their seeds. The resource
@@ -29,7 +29,7 @@ const ZYGOTE_IDLE_S: &str = "5";
 /// Time limit for zygotes without a seed to end.
 const ZYGOTES_LIMIT: Duration = Duration::from_secs(40);
 
-/// Time limit for nodes to rediscover each other: some heartbeats.
+/// Time limit for nodes to rediscover each other: several heartbeats.
 const DISCOVERY_LIMIT: Duration = Duration::from_secs(30);
 
 /// How often discovery is checked.
@@ -82,7 +82,7 @@ impl SoakCluster {
         self.local.as_ref().map_or(&[], |local| local.nodes())
     }
 
-    /// A new connection to a node for each request, since daemons are killed and stopped.
+    /// Makes a new connection to a node. Each request needs one, because daemons are killed and stopped.
     pub(super) async fn client(&self, node: usize) -> Result<Client, Failure> {
         client::connect(&self.nodes()[node].socket).await
     }
@@ -102,7 +102,7 @@ impl SoakCluster {
         Ok(())
     }
 
-    /// Waits until no node has a zygote. Zygotes are no leaks, but could hide one.
+    /// Waits until no node has a zygote. Zygotes are not leaks, but their resources could hide one.
     pub(super) async fn wait_for_no_zygotes(&self) -> Result<(), BenchError> {
         let give_up = Instant::now() + ZYGOTES_LIMIT;
         for node in 0..NODES {
@@ -148,7 +148,7 @@ impl SoakCluster {
         Ok(())
     }
 
-    /// Kills a node's daemon, and starts another one after a while.
+    /// Kills a node's daemon, and starts another one after the time `away`.
     pub(super) async fn kill_daemon(&mut self, node: usize, away: Duration) -> Result<(), BenchError> {
         let Some(local) = &mut self.local else { return Ok(()) };
         local.signal_node(node, SIGKILL)?;
@@ -157,7 +157,7 @@ impl SoakCluster {
         Ok(local.restart_node(node)?)
     }
 
-    /// Cuts a node off from the others for a while.
+    /// Cuts a node off from the others for the time `away`.
     pub(super) async fn cut_link(&self, node: usize, away: Duration) -> Result<(), BenchError> {
         let Some(local) = &self.local else { return Ok(()) };
         local.cut_link(node)?;
@@ -165,7 +165,7 @@ impl SoakCluster {
         Ok(local.restore_link(node)?)
     }
 
-    /// Stops one of a node's processes for a while.
+    /// Stops one of a node's processes for the time `away`.
     pub(super) async fn stall(&self, node: usize, server: NodeProcess, away: Duration) -> Result<(), BenchError> {
         let pid = match server {
             NodeProcess::Daemon => self.nodes()[node].pid(),

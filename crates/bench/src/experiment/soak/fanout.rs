@@ -1,6 +1,6 @@
 //! Fan-outs of a soak round: more children of a seed than its nodes have containers ready, forked in one request. Some
-//! are killed at once, some have too low a memory limit. `round` judges their ends together with those of the seed's
-//! other children.
+//! are killed immediately, some have too low a memory limit. `round` judges their ends together with those of the
+//! seed's other children.
 
 use farfork_api::client;
 use farfork_api::failure::Failure;
@@ -14,7 +14,7 @@ use crate::experiment::local_cluster::request_failure;
 use crate::workload::memory_walk;
 
 impl SoakRound<'_> {
-    /// Forks the children, and kills as many of them at once as the script says.
+    /// Forks the children, and immediately kills as many of them as the script says.
     ///
     /// # Errors
     /// A node failed.
@@ -31,7 +31,7 @@ impl SoakRound<'_> {
             soak_child.extend(self.tolerate_expired(may_fail, started, "a child of a fan-out")?);
         }
         self.tally.children += soak_child.len() as u64;
-        // The last children are most likely still running.
+        // Kill the last children, which are most likely still running.
         for child in soak_child.iter_mut().rev().take(fan.killed_count) {
             child.is_killed = true;
             self.signal_child(child, SIGKILL).await?;

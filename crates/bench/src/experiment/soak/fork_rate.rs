@@ -1,6 +1,6 @@
 //! Measures how many children per second the nodes fork, before the first round and after the last. A lower rate at the
-//! end means that the run has slowed the nodes down. Other load on the machine changes too, so the rate is compared
-//! with local forks, in turn. The last measurement is repeated a few times until it equals the first.
+//! end means that the run has slowed the nodes down. Other load on the machine also changes the rate, so local forks
+//! are measured in turn. The last measurement is repeated, up to a limit, until it reaches the first.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -20,11 +20,11 @@ use crate::workload::micro::PAYLOAD_PATH;
 use crate::workload::parent::ParentProgram;
 use crate::workload::sparse::SPARSE;
 
-/// Children per fan-out, and fan-outs per measurement, of which the median counts.
+/// Number of children per fan-out, and of fan-outs per measurement. The median of the fan-outs counts.
 const CHILDREN: u64 = 24;
 const FANOUTS_PER_MEASUREMENT: usize = 7;
 
-/// Measurements at the start, of which the median counts, and maximum measurements at the end.
+/// Number of measurements at the start, of which the median counts, and maximum number at the end.
 const FIRST_MEASUREMENTS: usize = 3;
 const LAST_MEASUREMENTS_MAX: usize = 8;
 
@@ -47,8 +47,8 @@ pub struct ForkRate {
 }
 
 impl ForkRate {
-    /// Whether the rate equals the earlier one, within the spread of measurements. Slower nodes lower both numbers. A
-    /// slower machine lowers only `per_s`, faster local forks only `of_floor`.
+    /// Whether the rate is at least the earlier one, within the spread of measurements. Slower nodes lower both
+    /// numbers. A slower machine lowers only `per_s`, faster local forks only `of_floor`.
     pub fn is_not_slower_than(&self, before: &Self) -> bool {
         self.per_s >= before.per_s * RATE_RATIO_MIN || self.of_floor >= before.of_floor * RATE_RATIO_MIN
     }
@@ -81,7 +81,7 @@ impl RateBenchmark {
         Ok(rates[rates.len() / 2])
     }
 
-    /// Measures after the last round until a measurement is good enough, and returns the best. One measurement if the
+    /// Measures after the last round until a measurement is good enough, and returns the best. Measures once if the
     /// rate is not judged.
     pub(super) async fn measure_last(
         &self,

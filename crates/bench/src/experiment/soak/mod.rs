@@ -41,7 +41,7 @@ const RATES_JUDGED_FROM_S: f64 = 300.0;
 /// Parameters of a run.
 #[derive(Debug, Clone, Serialize)]
 pub struct SoakParameters {
-    /// No round begins later than this after the first, in seconds.
+    /// Time in seconds. When it has passed since the start of the first round, no further round begins.
     pub seconds: f64,
     /// Random seed of all choices.
     pub seed: u64,
@@ -52,7 +52,7 @@ pub struct SoakParameters {
 /// Result of a run.
 #[derive(Debug, Clone, Serialize)]
 pub struct SoakOutcome {
-    /// Counts of all rounds.
+    /// Totals of all rounds.
     #[serde(flatten)]
     pub tally: SoakTally,
     /// Duration of the rounds, in seconds, without the resource counts.

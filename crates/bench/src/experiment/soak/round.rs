@@ -1,5 +1,5 @@
 //! One round of a soak run: starts seeds, runs the script's actions, and judges each child's end. An end that the round
-//! itself has caused is no fault: for example of a child that it killed, or whose seed it dropped.
+//! itself has caused is not a fault: for example, the end of a child that it killed, or whose seed it dropped.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -22,7 +22,7 @@ use crate::workload::parent::ParentProgram;
 /// minute.
 const END_LIMIT: Duration = Duration::from_secs(150);
 
-/// How often a child's state is polled.
+/// Interval at which a child's state is polled.
 const ASK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// A round in progress.
@@ -39,13 +39,13 @@ pub(super) struct SoakRound<'a> {
 /// A family in progress: a seed and its children.
 struct SoakSeed {
     parent: Option<ParentProgram>,
-    /// The child that the seed was made of.
+    /// The child of which the seed was made; `None` for the seed of a parent.
     source_child: Option<ChildRef>,
     seed: String,
     owner: usize,
-    /// Whether pages of its seed may be lost.
+    /// Whether pages of the seed may be lost.
     may_be_lost: bool,
-    /// Whether its seed has a lease, so that it ends when it is not needed.
+    /// Whether the seed has a lease, and may expire when it is not needed.
     has_lease: bool,
     children: Vec<SoakChild>,
 }
@@ -58,7 +58,7 @@ pub(super) struct SoakChild {
     pub(super) pid: u32,
     pub(super) is_killed: bool,
     pub(super) runs_until_stop: bool,
-    /// It may exceed its memory limit.
+    /// Whether the child has a memory limit, which it may exceed.
     pub(super) has_memory_limit: bool,
 }
 
@@ -129,7 +129,7 @@ impl<'a> SoakRound<'a> {
         Ok(answer.into_inner().id)
     }
 
-    /// Forks children of a family, each on its node. If one fails, the earlier ones stay.
+    /// Forks children of a family, each on its node. If a fork fails, the earlier children remain.
     async fn fork_children(&mut self, living: &mut SoakSeed, youths: &[ChildScript]) -> Result<(), Failure> {
         for child_script in youths {
             let seed = &living.seed;
@@ -210,7 +210,7 @@ impl<'a> SoakRound<'a> {
         Ok(())
     }
 
-    /// A node's templates end with its daemon.
+    /// Marks the seeds of a node as possibly lost: their templates end with the daemon.
     fn mark_seeds_lost(&mut self, node: usize) {
         self.is_harmed = true;
         self.seeds
@@ -224,7 +224,7 @@ impl<'a> SoakRound<'a> {
         let Some(child) = self.child_mut(child_ref) else { return Ok(()) };
         child.is_killed = true;
         let child = child.clone();
-        // Seeds made of a child end with it.
+        // Seeds that were made of a child end with the child.
         self.seeds
             .iter_mut()
             .flatten()
@@ -234,8 +234,8 @@ impl<'a> SoakRound<'a> {
         self.signal_child(&child, SIGKILL).await
     }
 
-    /// Sends a signal to a child. It may have ended on its own; then it is still listed, as only this run removes
-    /// children.
+    /// Sends a signal to a child. The child may have ended on its own. It is still listed then, because only this run
+    /// removes children.
     pub(super) async fn signal_child(&mut self, child: &SoakChild, signal: i32) -> Result<(), BenchError> {
         let request = v1::KillRequest { child: child.id.clone(), signal: signal.cast_unsigned() };
         let outcome = match self.cluster.client(child.node).await {
@@ -267,7 +267,8 @@ impl<'a> SoakRound<'a> {
         Ok(())
     }
 
-    /// The node continues to settle the child after this connection ends.
+    /// Requests that a child be settled, and waits for the first progress report. The node continues after this
+    /// connection has ended.
     async fn settle_child(&mut self, child_ref: ChildRef) -> Result<(), BenchError> {
         let Some(child) = self.child_mut(child_ref).cloned() else { return Ok(()) };
         let settled = async {
@@ -303,7 +304,7 @@ impl<'a> SoakRound<'a> {
         });
         if let Some(living) = &mut living {
             let outcome = self.fork_children(living, youths).await;
-            // Their memory is a copy of this child's, including whether it runs until it is stopped.
+            // Their memory is a copy of the memory of `child`, which includes whether it runs until it is stopped.
             living.children.iter_mut().for_each(|soak_child| soak_child.runs_until_stop = child.runs_until_stop);
             self.tolerate_ended(outcome, "a fork of a child")?;
         }
@@ -336,7 +337,7 @@ impl<'a> SoakRound<'a> {
         self.require_success(outcome, "a drop at the end").map(|_| ())
     }
 
-    /// A parent ends on its own if one of its waits was disturbed.
+    /// Records a fault if the parent has ended. A parent ends on its own if one of its waits was disturbed.
     fn require_parent_unharmed(&mut self, parent: &mut ParentProgram) {
         if let Some(words) = parent.last_line_if_ended() {
             self.tally.record_failure(format!("parent {} was harmed: {words}", parent.pid()));
@@ -366,7 +367,7 @@ impl<'a> SoakRound<'a> {
                 is_signaled = true;
             }
             if Instant::now() >= give_up {
-                // It must not outlive the round.
+                // The child must not outlive the round.
                 self.signal_child(child, SIGKILL).await?;
                 return Ok(end);
             }
@@ -374,7 +375,7 @@ impl<'a> SoakRound<'a> {
         }
     }
 
-    /// The state and the output of a child. After its end, its complete output.
+    /// Returns the state of a child and its output, which is empty before the end of a child that exits on its own.
     async fn inspect_child(&mut self, child: &SoakChild) -> Result<(ObservedEnd, String), BenchError> {
         let mut client = self.cluster.client(child.node).await?;
         let request = v1::InspectRequest { id: child.id.clone() };
@@ -433,7 +434,8 @@ impl<'a> SoakRound<'a> {
         }
     }
 
-    /// Also tolerates the failure if the child or seed may have ended before or during the request.
+    /// As [`Self::tolerate_if_harmed`], but always tolerates the failure: the child or seed may have ended before or
+    /// during the request.
     pub(super) fn tolerate_ended<T>(
         &mut self,
         outcome: Result<T, Failure>,
@@ -445,7 +447,7 @@ impl<'a> SoakRound<'a> {
         outcome
     }
 
-    /// Also tolerates the failure if the seed has a lease, which may have expired.
+    /// As [`Self::tolerate_if_harmed`], but also tolerates the failure if the seed has a lease, which may have expired.
     pub(super) fn tolerate_expired<T>(
         &mut self,
         has_lease: bool,
@@ -468,7 +470,7 @@ impl<'a> SoakRound<'a> {
         Some((living.seed.clone(), living.owner, living.has_lease))
     }
 
-    /// Adds children to a family, after those that the script's actions name.
+    /// Adds children at the end of a family, so that the indices in the script's actions remain valid.
     pub(super) fn add_children(&mut self, family: usize, children: Vec<SoakChild>) {
         if let Some(living) = self.seed_mut(family) {
             living.children.extend(children);

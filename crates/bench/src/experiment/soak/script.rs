@@ -7,7 +7,7 @@ use serde::Serialize;
 /// Number of nodes.
 pub(super) const NODES: usize = 3;
 
-/// Maximum initial families of a round, children of each, and actions of a round.
+/// Maximum number of initial families of a round, of children of each family, and of actions of a round.
 const SEEDS_MAX: usize = 3;
 const CHILDREN_MAX: usize = 4;
 const ACTIONS_MAX: usize = 6;
@@ -25,10 +25,11 @@ const PAUSE_MS: std::ops::Range<u64> = 0..400;
 /// but shorter than the time after which the fabric gives up a page.
 const OUTAGE_MS: std::ops::Range<u64> = 100..2000;
 
-/// Leases, in ms: shorter than most rounds.
+/// Lengths of leases, in ms: shorter than most rounds.
 const TTL_MS: std::ops::Range<u64> = 1000..4000;
 
-/// Children of a fan-out, while three nodes have eight containers ready each; and how long each walks, in ms.
+/// Number of children of a fan-out, while three nodes have eight containers ready each. Time that each child walks, in
+/// ms.
 const FANOUT_CHILDREN: std::ops::Range<u64> = 4..40;
 const FANOUT_WALK_MS: std::ops::Range<u64> = 10..600;
 
@@ -39,7 +40,7 @@ const STRATEGIES: [&str; 8] =
 /// A round.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct RoundScript {
-    /// The initial families.
+    /// The initial families: parents, each with its seed and children.
     pub(super) seeds: Vec<SeedScript>,
     /// The actions, in order, each with the pause before it in ms.
     pub(super) actions: Vec<(u64, SoakAction)>,
@@ -53,7 +54,7 @@ pub(super) struct SeedScript {
     pub(super) owner: usize,
     /// Whether the seed is sealed.
     pub(super) sealed: bool,
-    /// Its lease, in ms; 0 for none. It must not expire while the seed is needed.
+    /// The seed's lease, in ms; 0 for none. It must not expire while the seed is needed.
     pub(super) ttl_ms: u64,
     pub(super) children: Vec<ChildScript>,
 }
@@ -63,10 +64,10 @@ pub(super) struct SeedScript {
 pub(super) struct ChildScript {
     pub(super) node: usize,
     pub(super) strategy: &'static str,
-    /// Random seed of its walk.
+    /// Random seed of the child's walk through its memory.
     pub(super) seed: u64,
     pub(super) ms: u64,
-    /// Whether it runs until it is stopped, since it has children of its own.
+    /// Whether the child runs until it is stopped, because a seed is made of it.
     pub(super) runs_until_stop: bool,
 }
 
@@ -75,12 +76,12 @@ pub(super) struct ChildScript {
 pub(super) struct FanoutScript {
     pub(super) seed_index: usize,
     pub(super) count: u64,
-    /// Random seed of their walks, together with their number.
+    /// Random seed of the walks. Each walk also depends on the number of the child.
     pub(super) seed: u64,
     pub(super) ms: u64,
-    /// How many are killed at once.
+    /// Number of children that are killed immediately after the fork.
     pub(super) killed_count: usize,
-    /// Memory limit of each, in MiB.
+    /// Memory limit of each child, in MiB.
     pub(super) memory_mib: Option<u64>,
 }
 
@@ -91,8 +92,8 @@ pub(super) enum NodeProcess {
     Pager,
 }
 
-/// A child, by the index of its family and its index there. Families made of children follow the initial ones, in the
-/// order of the actions that made them.
+/// A child, by the index of its family and its index in the family. Families of seeds that were made of children follow
+/// the initial families, in the order of the actions that made them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ChildRef {
     pub(super) seed: usize,
@@ -238,8 +239,8 @@ impl RoundScript {
         round_script
     }
 
-    /// Makes a child, which others are forked from, run until it is stopped. Its children are copies of its memory, so
-    /// they do too.
+    /// Makes a child run until it is stopped, because a seed is made of it. Children of that seed are copies of its
+    /// memory, so they also do.
     fn keep_running(&mut self, child_ref: ChildRef) {
         if let Some(family) = self.seeds.get_mut(child_ref.seed) {
             family.children[child_ref.child].runs_until_stop = true;
@@ -271,7 +272,7 @@ fn random_child(rng: &mut Rng) -> ChildScript {
     }
 }
 
-/// A fan-out of an initial family: children of other families are copies of children.
+/// A fan-out of an initial family. Other families are not used: their children are copies of children.
 fn random_fanout(rng: &mut Rng, families: &[SeedScript]) -> FanoutScript {
     let family = rng.usize(0..families.len());
     let count = rng.u64(FANOUT_CHILDREN);

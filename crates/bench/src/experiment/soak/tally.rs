@@ -15,11 +15,11 @@ const TEXTS_MAX: usize = 50;
 pub struct SoakTally {
     /// Completed rounds.
     pub rounds: u64,
-    /// Seeds made.
+    /// Seeds that were made.
     pub seeds: u64,
-    /// Children started.
+    /// Children that were started.
     pub children: u64,
-    /// Children whose pages were all right.
+    /// Children whose pages were all correct.
     pub sound: u64,
     /// Children that were killed.
     pub killed: u64,

@@ -17,18 +17,18 @@ pub(super) struct ObservedEnd {
     /// `None` if it did not end.
     pub(super) exit: Option<How>,
     pub(super) output: String,
-    /// Why its node reports pages as lost.
+    /// The reason of its node for lost pages; empty if none were lost.
     pub(super) memory_lost: String,
-    /// The limit that its node reports as exceeded.
+    /// The limit that its node reports as exceeded; empty for none.
     pub(super) limit: String,
 }
 
-/// The ends that are allowed in addition to its own exit.
+/// The ends of a child that are allowed in addition to a successful exit.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct AllowedEnds {
     /// It was killed.
     pub(super) killed: bool,
-    /// A seed that it has pages of was dropped.
+    /// A seed from which it has pages was dropped.
     pub(super) lost: bool,
     /// It has a memory limit.
     pub(super) limited: bool,
@@ -37,7 +37,7 @@ pub(super) struct AllowedEnds {
 /// The verdict on a child's end.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum EndVerdict {
-    /// All of its pages were right, in this many verifications.
+    /// All of its pages were correct, in this many verifications.
     Correct(u64),
     /// It was killed, which was allowed.
     Killed,
@@ -123,7 +123,7 @@ mod tests {
             "gone",
             AllowedEnds { killed: true, lost: true, limited: false }
         )));
-        assert!(is_fault(judged(How::Code(0), "", "", nothing)), "it has not looked");
+        assert!(is_fault(judged(How::Code(0), "", "", nothing)), "it has verified no pages");
         assert!(is_fault(judge_end(
             &ObservedEnd { exit: None, output: String::new(), memory_lost: String::new(), limit: String::new() },
             lost

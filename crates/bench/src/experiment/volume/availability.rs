@@ -25,7 +25,7 @@ const OFFLOAD: &str = "offload";
 const BEGINS_AT: f64 = 0.25;
 const LASTS: f64 = 0.5;
 
-/// The faults with their nodes' positions in the chain. Each has a period of the run.
+/// The faults, each with the position of its node in the chain. Each fault has its own period of the run.
 const FAULTS: [(usize, FaultKind); 6] = [
     (0, FaultKind::WorkerStopped),
     (1, FaultKind::WorkerStopped),
@@ -76,14 +76,14 @@ pub(crate) struct AvailabilityRun {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(crate) struct InjectedFault {
     pub(crate) kind: FaultKind,
-    /// Its position in the chain, from 0.
+    /// The position of its node in the chain, from 0.
     pub(crate) node: usize,
-    /// In seconds since the start of the run.
+    /// Begin and end of the fault, in seconds since the start of the run.
     pub(crate) from_s: f64,
     pub(crate) until_s: f64,
 }
 
-/// How often a wait calls back.
+/// Interval at which a wait calls `check_interrupt`.
 const CALLBACK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Runs the experiment. `check_interrupt` is called several times each second, and may end it.
@@ -109,7 +109,7 @@ pub(super) fn run_availability(
         let intervals = process.finish()?;
         Ok((faults, intervals))
     });
-    // Also after an error: the volume would outlive the run.
+    // Remove the volume also after an error: it would outlive the run.
     testbed.remove(storage)?;
     let (faults, intervals) = finished?;
     Ok(AvailabilityRun {
@@ -164,7 +164,7 @@ fn begin_fault(
             let worker = find(WORKER)?;
             send(&worker, Signal::STOP)?;
             let waited = wait();
-            // It may have been replaced meanwhile.
+            // An error means that the worker has ended during the wait.
             let _ = send(&worker, Signal::CONT);
             waited?;
         }

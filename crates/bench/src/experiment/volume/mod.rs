@@ -26,20 +26,20 @@ use crate::workload::file_writer::{FileWriterResult, FileWriterSpec, FileWriters
 use crate::workload::filebench::{FilebenchLoop, FilebenchProcess, FilebenchSpec};
 use crate::workload::leveldb::{LEVELDB, VALUE_BYTES, run_leveldb};
 
-/// Chunks of a stream of points: three, as published.
+/// Number of chunks of a stream of points, as published.
 const CLUSTERING_CHUNKS: u64 = 3;
 /// Memory for the processes of the nodes and for the kernel.
 const SPARE_MIB: u64 = 1024;
-/// Maximum copies of each value in a LevelDB: two databases, each while it compacts.
+/// Maximum copies of each value in a LevelDB: two databases, each of which has two copies while it compacts.
 const LEVELDB_COPIES: u64 = 4;
-/// Maximum messages of a floor: more do not change it.
+/// Maximum number of messages of the socket chain: more do not change its figures.
 const CHAIN_MESSAGES_MAX: u64 = 20_000;
 
 /// Measures all points, each on a new volume. `show` may end the run before a point. `farfork` is the program that runs
 /// nodes and writers.
 ///
 /// # Errors
-/// [`BenchError`] of the step that fails.
+/// The error of the step that fails.
 pub async fn run_volume(
     plan: &VolumeParameters,
     farfork: PathBuf,
@@ -48,7 +48,7 @@ pub async fn run_volume(
     require_memory(plan)?;
     if let Some(cpus) = CpuDivision::detect().filter(|_| plan.pins_cpus) {
         let failed = |cause| BenchError::Program { program: "sched_setaffinity", cause };
-        // Every process of the run is started by this thread.
+        // This thread starts every process of the run, and they inherit its affinity.
         restrict_to_cpus(&cpus.others).map_err(failed)?;
     }
     let testbed = StorageTestbed::start(plan, farfork.clone()).await?;
@@ -74,7 +74,7 @@ pub async fn run_volume(
     VolumeSummary::new(plan, run.samples, availability)
 }
 
-/// All replicas are in memory.
+/// Checks that the memory suffices: all replicas are in memory.
 fn require_memory(plan: &VolumeParameters) -> Result<(), BenchError> {
     for case in plan.cases() {
         let (mib, option) = match case.experiment {
@@ -117,7 +117,7 @@ impl VolumeRun<'_> {
                 (None, VolumeExperiment::Leveldb) => self.measure_leveldb(&storage),
                 (None, _) => self.measure_files(case, &storage),
             };
-            // Also after an error: the volume would outlive the run.
+            // Remove the volume also after an error: it would outlive the run.
             self.testbed.remove(storage)?;
             figures?
         };
@@ -152,13 +152,13 @@ impl VolumeRun<'_> {
         FileWriters::start(&self.farfork, &specs)
     }
 
-    /// The sum of all writers, in MiB/s.
+    /// The sum of the rates of all writers, in MiB/s.
     fn rate_of(&self, case: &VolumeCase, results: &[FileWriterResult]) -> f64 {
         let operations = self.plan.operations_of(case);
         results.iter().map(|result| self.mib_per_s(operations, result.total as f64 / 1e9)).sum()
     }
 
-    /// A process on each node performs the same computation: alone, and while a writer works.
+    /// Measures a computation that a process on each node performs: alone, and while a writer works.
     fn measure_interference(
         &self,
         case: &VolumeCase,
@@ -174,7 +174,7 @@ impl VolumeRun<'_> {
         ])
     }
 
-    /// The first node writes, and a process for each other node computes meanwhile.
+    /// Measures a computation by a process for each node except the first: alone, and while the first node writes.
     fn measure_copies(
         &self,
         case: &VolumeCase,
@@ -225,7 +225,7 @@ impl VolumeRun<'_> {
         run_leveldb(&program, &storage.directory, self.plan.entries, self.plan.synced_entries())
     }
 
-    /// Sends the data along the chain, without storage.
+    /// Measures sending the data along the chain, without storage.
     fn measure_sockets(&self, case: &VolumeCase) -> Result<Vec<(VolumeFigure, f64)>, BenchError> {
         let failed = |cause| BenchError::Program { program: "socket chain", cause };
         let messages = (self.plan.operations_of(case) * case.processes).min(CHAIN_MESSAGES_MAX);

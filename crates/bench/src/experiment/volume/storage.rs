@@ -18,28 +18,28 @@ use crate::parameters::volume::{OffloadVariant, StorageSystem, VolumeCase, Volum
 
 /// Number of nodes that have a replica.
 pub(crate) const REPLICAS: usize = 3;
-/// The copy method that needs a file system with reflinks, and the program that makes one.
+/// The copy method that needs a file system with reflinks, and the program that makes such a file system.
 const SHARING_METHOD: &str = "none";
 const MAKE_XFS: &str = "mkfs.xfs";
-/// Space that an XFS needs for itself, and its smallest size.
+/// Space that an XFS needs in addition to the data.
 const XFS_SPARE_MIB: u64 = 512;
 /// The name of the volume.
 const VOLUME: &str = "bench";
-/// Time limit for an unmounted volume to be dropped: it may still be mounted, or have a client, for a while.
+/// Time limit to drop a volume after umount(2): its client may still run for some time.
 const DROP_LIMIT: Duration = Duration::from_secs(20);
 const DROP_RETRY: Duration = Duration::from_millis(50);
 
 /// Three nodes with their files in memory, and directories on other file systems.
 pub(crate) struct StorageTestbed {
     cluster: BenchCluster,
-    /// Nodes whose daemons replicate.
+    /// Nodes whose daemons replicate, for `StorageSystem::Inline`.
     inline: Option<BenchCluster>,
     /// Nodes whose host workers copy by another method.
     copying: Option<CopyTestbed>,
     disk: TempDir,
     farfork: PathBuf,
     plan: VolumeParameters,
-    // Dropped last: the nodes have their files here.
+    // Dropped last: the files of the nodes are in this directory.
     memory: MemoryDirectory,
 }
 
@@ -47,14 +47,14 @@ pub(crate) struct StorageTestbed {
 struct CopyTestbed {
     method: &'static str,
     cluster: BenchCluster,
-    /// For the method that shares blocks.
+    /// The file system with reflinks, for the copy method that shares blocks.
     _reflinks: Option<MemoryDirectory>,
 }
 
 /// A directory on the measured system. `StorageTestbed::remove` removes it and everything in it.
 pub(crate) struct MountedStorage {
     pub(crate) directory: PathBuf,
-    /// The socket of the node that has mounted the volume, if it is one.
+    /// The socket of the node that has mounted the volume; `None` without a volume.
     socket: Option<PathBuf>,
 }
 
@@ -63,7 +63,7 @@ impl StorageTestbed {
     pub(crate) async fn start(plan: &VolumeParameters, farfork: PathBuf) -> Result<Self, BenchError> {
         let memory = MemoryDirectory::mount()?;
         let disk = tempfile::Builder::new().prefix(&scratch_prefix()).tempdir_in(&plan.disk);
-        // Only the kind: the full error names the path of the new directory.
+        // Report only the kind of the error: its text names the path of the new directory.
         let failed = |cause: io::Error| BenchError::File { path: plan.disk.clone(), cause: cause.kind().into() };
         let disk = disk.map_err(failed)?;
         let cluster = start_nodes(memory.path(), &farfork, &offload_arguments(plan)).await?;
@@ -115,7 +115,7 @@ impl StorageTestbed {
         &mut self.cluster
     }
 
-    /// An empty directory on the system to measure. Creates a volume if that is the system.
+    /// Makes an empty directory on the system to measure. If the system is a volume, creates and mounts it.
     pub(crate) fn mount(&self, case: &VolumeCase, system: StorageSystem) -> Result<MountedStorage, BenchError> {
         match system {
             StorageSystem::Volume if case.experiment == VolumeExperiment::CopyMethods => {
@@ -131,7 +131,7 @@ impl StorageTestbed {
         }
     }
 
-    /// A new volume on nodes, mounted by the first one.
+    /// Creates a volume on the nodes of a cluster, and mounts it on the first node.
     pub(crate) fn mount_volume(&self, cluster: &BenchCluster) -> Result<MountedStorage, BenchError> {
         let mut storage = make_directory(self.memory.path())?;
         let nodes: Vec<&str> = cluster.nodes().iter().map(|node| node.name.as_str()).collect();
@@ -203,7 +203,7 @@ fn run_command(program: &'static str, command: &mut Command) -> Result<(), Bench
     Err(failed(io::Error::other(String::from_utf8_lossy(&output.stderr).trim().to_owned())))
 }
 
-/// The beginning of the names of this run's directories. It tells which run left one.
+/// Prefix of the names of this run's directories. It contains the pid, which shows the run that left a directory.
 fn scratch_prefix() -> String {
     format!("farfork-bench-{}-", std::process::id())
 }
@@ -221,14 +221,14 @@ impl MemoryDirectory {
         Ok(Self(directory))
     }
 
-    /// An XFS in a file of a directory in memory.
+    /// Makes an XFS in a file in the directory `parent`, and mounts it.
     fn mount_xfs(parent: &Path, mib: u64) -> Result<Self, BenchError> {
         let failed = |cause| BenchError::File { path: parent.to_owned(), cause };
         let directory = tempfile::Builder::new().prefix("xfs-").tempdir_in(parent).map_err(failed)?;
         let image = tempfile::NamedTempFile::new_in(parent).map_err(failed)?;
         image.as_file().set_len(mib << 20).map_err(failed)?;
         run_command(MAKE_XFS, Command::new(MAKE_XFS).arg("-q").arg(image.path()))?;
-        // The loop device keeps the file, and is removed with the mount.
+        // The loop device keeps the deleted file in use, and is removed with the mount.
         let mut mount = Command::new("mount");
         run_command("mount", mount.args(["-t", "xfs", "-o", "loop"]).arg(image.path()).arg(directory.path()))?;
         Ok(Self(directory))

@@ -17,8 +17,8 @@ pub(super) struct AxisScale {
 enum ScaleSpacing {
     /// Equal differences have equal lengths.
     Linear,
-    /// Equal ratios have equal lengths. Labels are powers of the base. With base 10 their double and fivefold are
-    /// labels too.
+    /// Equal ratios have equal lengths. Labels are powers of the base. With base 10, twice and five times these powers
+    /// are also labels.
     Logarithmic { base: f64 },
     /// Names at 0, 1, 2 …
     Categories(Vec<String>),
@@ -125,7 +125,7 @@ fn linear_steps(until: f64) -> Vec<f64> {
     (0..).map(|index| f64::from(index) * step).take_while(|value| *value <= until).take(12).collect()
 }
 
-/// Powers of the base, few enough to be readable. On a short axis with base 10, also their double and fivefold.
+/// Powers of the base, few enough to be readable. On a short axis with base 10, also twice and five times these powers.
 fn logarithmic_steps(from: f64, until: f64, base: f64) -> Vec<f64> {
     let decades = (until / from).log10();
     let factors: &[f64] = if base == 10.0 && decades < 2.5 { &[1.0, 2.0, 5.0] } else { &[1.0] };

@@ -85,7 +85,7 @@ fn shorten(name: &str) -> String {
     std::iter::once(name.to_owned()).chain(candidates).find(|candidate| fits(candidate)).unwrap_or_default()
 }
 
-/// The left end and the line of each entry.
+/// Returns the left end and the line number of each entry.
 fn place_entries(entries: &[LegendEntry]) -> Vec<(i32, i32)> {
     let (mut x, mut line) = (MARGIN, 0);
     let place = |entry: &LegendEntry| {

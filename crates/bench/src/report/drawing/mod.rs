@@ -14,7 +14,8 @@ use plotters::style::{Color as _, FontStyle, IntoFont as _, TextStyle};
 use super::error::ReportError;
 use super::plot::{PlotKind, PlotSeries, ReportPlot, SeriesRole};
 
-/// Narrow, so that text stays readable when a phone scales the plot to its width.
+/// Width of a plot, in pixels. Narrow, so that text remains readable when a phone scales the plot to the width of its
+/// screen.
 const WIDTH: u32 = 480;
 
 /// Height of a line plot, without title and legend.

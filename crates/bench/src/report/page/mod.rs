@@ -21,7 +21,7 @@ struct ReportSource<'a> {
     against: Option<&'a OtherRun<'a>>,
 }
 
-/// Another run.
+/// Another run, with which a report compares its own.
 #[derive(Debug)]
 struct OtherRun<'a> {
     results: ResultDirectory,

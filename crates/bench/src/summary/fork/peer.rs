@@ -14,7 +14,7 @@ struct CloneTimes {
 }
 
 impl ForkSummary {
-    /// `None` without a peer.
+    /// The table of farfork and the peer; `None` without a peer.
     pub(super) fn peer_table(&self) -> Option<FigureTable> {
         self.plan.peer?;
         let title = "CRIU: the same process cloned by dump and restore, next to farfork on the own node";

@@ -1,5 +1,5 @@
-//! The tables of strategies: times of the first and the second child of a seed on another node, and the location of
-//! their memory.
+//! The tables of strategies: times of the first and the second child of a seed on another node, and how much of their
+//! memory is shared, private or remote.
 
 use super::ForkSummary;
 use crate::figure::MIB_BYTES;

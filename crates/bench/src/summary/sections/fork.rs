@@ -179,7 +179,7 @@ impl ForkSummary {
         figure.map(|figure| figure.with_floor(floor).with_reference(self.published_ms(key.figure, key.mib))).into()
     }
 
-    /// The published execution touches pages in random order.
+    /// The published time. Published executions touch pages in random order, so other orders have none.
     fn published_ms(&self, figure: ForkFigure, mib: u64) -> Option<f64> {
         let is_comparable = figure != ForkFigure::Execution || self.plan.order == TouchOrder::Random;
         PUBLISHED_FIGURES.fork.published_ms(figure, mib).filter(|_| is_comparable)

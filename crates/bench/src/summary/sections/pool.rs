@@ -32,7 +32,7 @@ impl SectionSource for PoolSummary {
 }
 
 impl PoolSummary {
-    /// The second method is the floor of the first one.
+    /// A table of one column per method. The second method is the floor of the first one, the third is for comparison.
     fn section_table(
         &self,
         id: &str,

@@ -136,7 +136,8 @@ fn is_machine_case(case: &RpcCase) -> bool {
     *case == RpcCase { clients: case.clients, threads: MACHINE_THREADS, ..RpcCase::SINGLE_CONNECTION }
 }
 
-/// The published figure for the same load. The one with a checksum applies to synchronous threads only.
+/// The published figure for the same load. For answers with a checksum, figures were published for synchronous threads
+/// only.
 fn comparable_per_s(case: &RpcCase) -> Option<f64> {
     let is_synchronous = case.threads == MACHINE_THREADS && case.window == 1;
     published_per_s(case).filter(|_| case.payload_bytes == 0 || is_synchronous)

@@ -8,7 +8,7 @@ import zipfile
 
 FILES = 20
 FILE_BYTES = 16_384
-DATE = (2020, 1, 1, 0, 0, 0)  # the same bytes in every run
+DATE = (2020, 1, 1, 0, 0, 0)  # a fixed date, so that the zip file has the same bytes in every run
 
 
 def make_directory():

@@ -14,7 +14,7 @@ const REQUIREMENTS: &str = include_str!("requirements.txt");
 /// The file that is written when all packages are installed.
 const COMPLETE: &str = "complete";
 
-/// The Python that a user named, otherwise the one of the environment.
+/// Returns the Python that the user named, or else the environment's Python.
 ///
 /// # Errors
 /// The errors of [`find_or_install`].
@@ -22,7 +22,7 @@ pub(crate) fn named_or_installed(python: Option<&Path>) -> Result<PathBuf, Bench
     python.map_or_else(find_or_install, |python| Ok(python.to_owned()))
 }
 
-/// The environment's Python. If there is none, it is installed, which downloads about 50 MB.
+/// Returns the environment's Python. Installs the environment if it is missing, which downloads about 50 MB.
 ///
 /// # Errors
 /// [`BenchError::FunctionPackages`]: there is no Python with venv, or the packages cannot be downloaded.

@@ -1,4 +1,4 @@
-"""Answers at once: what a function costs apart from its work."""
+"""Returns a greeting: the cost of a call without any work."""
 
 
 def handler(payload):

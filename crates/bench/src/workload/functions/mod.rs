@@ -38,7 +38,7 @@ const EMBEDDED: [(&str, &str, &str); 9] = [
 /// A function to measure.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct FunctionSource {
-    /// Its name in the summary.
+    /// The name of the function in the summary.
     pub name: String,
     /// The user's file; `None` for an embedded function.
     pub file: Option<PathBuf>,
@@ -75,7 +75,7 @@ impl FunctionSource {
         Self { name: name.to_owned(), file: None, handler: HANDLER.to_owned() }
     }
 
-    /// The path of its file. An embedded one is written into a directory first.
+    /// Returns the path of the function's file. Writes the file of an embedded function into `directory` first.
     fn install(&self, directory: &Path) -> Result<PathBuf, BenchError> {
         if let Some(file) = &self.file {
             return Ok(file.clone());
@@ -95,9 +95,9 @@ fn write_script(directory: &Path, name: &str, text: &str) -> Result<PathBuf, Ben
 /// One call of a function in a child.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct FunctionCall {
-    /// When the child ran its first instruction, in ns: since 1970, or since the call of fork().
+    /// Time of the child's first instruction, in ns: since 1970, or for a local fork since the call of os.fork().
     pub(crate) started_ns: i64,
-    /// How long the handler took.
+    /// Duration of the handler, in ns.
     pub(crate) execution_ns: i64,
 }
 
@@ -114,7 +114,7 @@ pub(crate) struct FunctionParent {
 }
 
 impl FunctionParent {
-    /// Starts a function's parent. Its files are written into a directory.
+    /// Writes the runner and the function into `directory`, and starts the parent.
     ///
     /// # Errors
     /// The program ends, or the function's results differ between calls, so children could not be checked.
@@ -128,7 +128,7 @@ impl FunctionParent {
         let mut command = Command::new(python);
         command.arg(runner).arg(source.install(directory)?).args([&source.handler, payload]);
         command.env("FARFORK_FUNCTION_DIR", directory).env("PYTHONDONTWRITEBYTECODE", "1");
-        // OpenMP's threads do not exist in a child of os.fork(), which would wait for them forever.
+        // Use no OpenMP threads: a child of os.fork() lacks them, and would wait for them forever.
         command.env("OMP_NUM_THREADS", "1").env("OPENBLAS_NUM_THREADS", "1");
         let mut program = ChildProgram::start(PROGRAM, &command)?;
         let [first_call_ns, warm_call_ns, resident_kib, digest, repeated] = program.read_answer("ready")?;
@@ -138,12 +138,12 @@ impl FunctionParent {
         Ok(Self { name: source.name.clone(), program, first_call_ns, warm_call_ns, resident_kib, digest })
     }
 
-    /// Its process id.
+    /// The process id of the parent.
     pub(crate) fn pid(&self) -> u32 {
         self.program.pid()
     }
 
-    /// Calls the function in a child of os.fork(). The start is relative to the call of os.fork().
+    /// Makes the parent call the function in a child of os.fork(). The start time is relative to the call of os.fork().
     pub(crate) fn call_in_local_fork(&mut self) -> Result<FunctionCall, BenchError> {
         let numbers = self.program.request(b'l', "forked")?;
         check_call(numbers, &self.name, self.digest)
@@ -157,20 +157,20 @@ impl FunctionParent {
         parse_call(output, &self.name, self.digest)
     }
 
-    /// The digest of its result.
+    /// The digest of the function's result in the parent.
     pub(crate) fn digest(&self) -> i64 {
         self.digest
     }
 
-    /// Forks a child by os.fork(). It connects to a Unix socket, writes its index, and then answers each request with a
-    /// call.
+    /// Makes the parent fork a child by os.fork(). The child connects to a Unix socket, writes its index, and then
+    /// answers each request with a call.
     pub(crate) fn fork_connected(&mut self, index: usize, socket: &Path) -> Result<(), BenchError> {
         self.program.send_text(&format!("w{index} {}\n", socket.display()))?;
         let [] = self.program.read_answer("connecting")?;
         Ok(())
     }
 
-    /// The task of its children, with the payload of the parent's own calls.
+    /// The task of the parent's children, with the payload of the parent's own calls.
     pub(crate) fn task(&self, payload: &str) -> ChildTask {
         ChildTask::Function { name: self.name.clone(), payload: payload.to_owned(), digest: self.digest }
     }

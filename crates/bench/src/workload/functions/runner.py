@@ -16,7 +16,7 @@ import sys
 import time
 
 PAYLOAD = "/run/farfork/payload"
-POLL_SECONDS = 0.0002  # a child detects this after half of it, on average
+POLL_SECONDS = 0.0002  # a child checks this often whether it is a child
 
 
 def load_handler(path, name):
