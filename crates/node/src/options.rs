@@ -73,6 +73,8 @@ pub struct VolumeOptions {
     pub scrub_hours: u32,
     /// Method to copy data from logs into shared trees.
     pub copy_method: CopyMethod,
+    /// Compression of log data on its way to the next replica.
+    pub compression: LogCompression,
     /// Processes that replicate and publish.
     pub offload_mode: OffloadMode,
     /// CPUs of the offload process, such as `1` or `2-3`; `None` for all.

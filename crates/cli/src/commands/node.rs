@@ -160,6 +160,11 @@ pub(crate) struct Node {
     /// files, which needs a file system with reflinks, such as XFS or Btrfs. It keeps the size of each log free on the disk.
     #[arg(long, env = "FARFORK_VOLUME_COPY", value_name = "METHOD", default_value_t = CopyMethod::default())]
     volume_copy: CopyMethod,
+    /// How this node compresses the log data of volumes that it sends to the next replica: off or lz4.
+    ///
+    /// Short writes, and data that shrinks by less than an eighth, are sent as they are. Each node expands what others send.
+    #[arg(long, env = "FARFORK_VOLUME_COMPRESS", value_name = "METHOD", default_value_t = LogCompression::default())]
+    volume_compress: LogCompression,
     /// Processes that replicate and publish volumes: on or inline.
     ///
     /// `on` starts an offload process, and another process that writes files. `inline` uses threads of the daemon, as a baseline

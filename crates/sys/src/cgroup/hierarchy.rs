@@ -161,7 +161,7 @@ mod tests {
         let usual = mounted_hierarchies().unwrap().into_iter().find(|hierarchy| hierarchy.version == CgroupVersion::V2);
         let usual = usual.expect("a unified hierarchy").top;
         let foreign = tempfile::tempdir().unwrap();
-        let script = "umount -l \"$USUAL\" && mount -t cgroup2 foreign \"$FOREIGN\" && mount -t cgroup2 usual \"$USUAL\" && exec \"$0\" somebody_elses_mount";
+        let script = "umount -l \"$USUAL\" && mount -t cgroup2 foreign \"$FOREIGN\" && mount -t cgroup2 usual \"$USUAL\" && exec \"$0\" a_cgroup_mount_of_another_program_is_not_used";
         let mut command = std::process::Command::new("unshare");
         command.args(["--mount", "--propagation", "private", "sh", "-c", script]).arg(std::env::current_exe().unwrap());
         command.env("USUAL", usual).env("FOREIGN", foreign.path()).env(FOREIGN_VARIABLE, foreign.path());

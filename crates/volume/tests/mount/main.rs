@@ -25,6 +25,7 @@ use std::io::Write as _;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use farfork_volume::chain::LogCompression;
 use farfork_volume::mount::MountOptions;
 use farfork_volume::process::{
     CopyMethod, OffloadMode, OffloadOptions, VolumeStore, end_with_supervisor, run_client, run_offload, run_worker,

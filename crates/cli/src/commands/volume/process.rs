@@ -11,6 +11,7 @@ use anyhow::Context as _;
 use clap::Args;
 use farfork_sys::affinity::restrict_to_cpus;
 use farfork_trust::{Credentials, Encryption};
+use farfork_volume::chain::LogCompression;
 use farfork_volume::mount::MountOptions;
 use farfork_volume::process::{
     CopyMethod, OffloadMode, OffloadOptions, VolumeStore, end_with_supervisor, run_client, run_offload, run_worker,
