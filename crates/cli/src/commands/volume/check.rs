@@ -145,7 +145,7 @@ impl CheckView {
         Self { volume: name.to_string(), replicas, inodes, data_bytes, differences, repaired, remounting, good }
     }
 
-    /// Whether nothing is left to repair.
+    /// Returns whether all damaged replicas were copied again.
     fn is_settled(&self) -> bool {
         let is_repaired = |difference: &ReplicaDifferenceView| {
             !difference.damaged.is_empty() && difference.damaged.iter().all(|node| self.repaired.contains(node))
