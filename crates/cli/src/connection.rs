@@ -73,7 +73,8 @@ impl ConnectionArgs {
 
 /// Parses an address and a port. Host names are not resolved.
 pub(crate) fn parse_address(text: &str) -> Result<SocketAddr, String> {
-    text.parse().map_err(|_| "write an IP address and a port, such as 10.0.0.1:7400; host names are not resolved".to_owned())
+    text.parse()
+        .map_err(|_| "write an IP address and a port, such as 10.0.0.1:7400; host names are not resolved".to_owned())
 }
 
 /// The default run directory.

@@ -177,7 +177,9 @@ async fn wait_until_sealed(client: &mut Client, id: &str) -> anyhow::Result<Seal
         let answer = client.inspect(request).await;
         let answer = answer.map_err(|status| Failure::from_status(format!("seed {id}"), &status))?.into_inner();
         let Some(Object::Seed(detail)) = answer.object else { anyhow::bail!("{id}: the node's answer is empty") };
-        let Some(seal) = detail.seed.and_then(|seed| seed.seal) else { anyhow::bail!("{id}: no sealing was requested") };
+        let Some(seal) = detail.seed.and_then(|seed| seed.seal) else {
+            anyhow::bail!("{id}: no sealing was requested")
+        };
         bar.show(seal.done_bytes, seal.total_bytes);
         if seal.state() != SealState::Sealing {
             return Ok(seal);

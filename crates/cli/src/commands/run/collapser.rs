@@ -33,7 +33,10 @@ impl CollapserProcess {
             return self.collapse_until_exit().context(self.process.to_string());
         }
         let process = self.process.to_string();
-        Command::new("/proc/self/exe").args(["tend", &process, "--alone"]).spawn().context("cannot execute /proc/self/exe")?;
+        Command::new("/proc/self/exe")
+            .args(["tend", &process, "--alone"])
+            .spawn()
+            .context("cannot execute /proc/self/exe")?;
         Ok(ExitCode::SUCCESS)
     }
 
