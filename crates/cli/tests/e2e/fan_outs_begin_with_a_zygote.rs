@@ -57,13 +57,17 @@ fn fresh_seeds() {
     let cluster = Cluster::start_with(2, &["--zygotes", "2"]);
     let mut parent = Parent::start(Program::Waits, &["16"]);
     let (mut has_enough, mut has_all) = (false, false);
-    wait::wait_until("enough copies on both nodes, and only copies on the second", COPIES_LIMIT, || {
-        let copies = count_copies(&cluster, &parent);
-        assert!(copies.iter().all(|copies| *copies <= EACH), "{copies:?} of {EACH} are copies");
-        has_enough |= copies.iter().all(|copies| *copies >= COPIES_MIN);
-        has_all |= copies[1] == EACH;
-        (has_enough && has_all).then_some(())
-    });
+    wait::wait_until(
+        "enough copies of a zygote on both nodes, and all children of the second node are copies",
+        COPIES_LIMIT,
+        || {
+            let copies = count_copies(&cluster, &parent);
+            assert!(copies.iter().all(|copies| *copies <= EACH), "{copies:?} of {EACH} are copies");
+            has_enough |= copies.iter().all(|copies| *copies >= COPIES_MIN);
+            has_all |= copies[1] == EACH;
+            (has_enough && has_all).then_some(())
+        },
+    );
     parent.require_unharmed();
 }
 

@@ -1,4 +1,4 @@
-//! Runs a part of a test in another mount namespace: a new one, or that of a node's daemon. Processes that this part
+//! Runs a part of a test in another mount namespace: a new one, or the one of a node's daemon. Processes that this part
 //! starts are in the same namespace.
 
 use std::panic;
