@@ -213,11 +213,7 @@ fn compare(cluster: &Cluster, seed: u64, parent: &mut RandomProcess, prepared: &
     }
     let child: Statement = ended.stdout.lines().map(str::to_owned).collect();
     if has_ended {
-        return require_same(
-            "the child's state differs from the parent's at prepare",
-            &parent.before,
-            &until_colon(&child),
-        );
+        return require_same("the child's state is not the parent's at prepare", &parent.before, &until_colon(&child));
     }
     let after = parent.after()?;
     require_same("the parent's state has changed", &parent.before, &until_colon(&after))?;

@@ -134,13 +134,11 @@ fn unused_zygote() {
         wait_for(&cluster, 0, "foretold", made);
         drop(foretold);
         // A zygote of the dropped seed may just have been made. It ends a little later.
-        wait::wait_until("the zygotes end with their seeds", SOON, || {
-            (cluster.zygote_count(0, "kept") == 0).then_some(())
-        });
+        wait::wait_until("zygotes end with seeds", SOON, || (cluster.zygote_count(0, "kept") == 0).then_some(()));
         let not_again = changing.seed(&cluster);
         thread::sleep(MOMENT);
         let told = ["kept", "foretold", "foretold_used"].map(|what| cluster.zygote_count(0, what));
-        assert_eq!(told, [0, made, 0], "a speculative zygote was made although the previous seed was not forked");
+        assert_eq!(told, [0, made, 0], "a zygote was made although the previous seed was not forked");
         changing.fork(&not_again, made, &[]);
     }
     let mut made = 2;
@@ -247,11 +245,7 @@ fn on_other_nodes() {
     wait::wait_until("the node has dropped the zygotes of dropped seeds", SOON, are_gone);
     thread::sleep(MOMENT);
     let told = ["kept", "foretold", "foretold_used"].map(|what| cluster.zygote_count(1, what));
-    assert_eq!(
-        told,
-        [0, rounds + 1, used_before],
-        "a speculative zygote was made although the previous seed was not forked"
-    );
+    assert_eq!(told, [0, rounds + 1, used_before], "a zygote was made although the previous seed was not forked");
     changing.fork(&not_again, 2, &[]);
     drop((not_again, changing));
     require_nothing_left(cluster);
