@@ -72,7 +72,7 @@ __attribute__((unused)) static void read_pid_namespace(char name[NAMESPACE_BYTES
  * memory. */
 __attribute__((unused)) static void remember_pid_namespace(void) { read_pid_namespace(parents_namespace); }
 
-/* Ends the program if its pid namespace is that of its parent: the code that follows would harm the host. */
+/* Ends the program if its pid namespace is the same as its parent's: the code that follows would harm the host. */
 __attribute__((unused)) static void require_container(void) {
     char own[NAMESPACE_BYTES_MAX];
     read_pid_namespace(own);

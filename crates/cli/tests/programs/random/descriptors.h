@@ -34,7 +34,7 @@ static int first_that_is(int fd) {
     return fd;
 }
 
-/* Returns whether a path is that of a deleted file. In a child, the contents of such a file are in memory. */
+/* Returns whether a path names a deleted file. In a child, the contents of such a file are in memory. */
 static int is_deleted_file(const char *path) {
     return strstr(path, " (deleted)") && strncmp(path, MEMFD_PATH, strlen(MEMFD_PATH)) != 0;
 }

@@ -48,7 +48,7 @@ static void make_cancelled_timer(void) {
     REQUIRE(timer >= 0 && timerfd_settime(timer, TFD_TIMER_ABSTIME | TFD_TIMER_CANCEL_ON_SET, &past, NULL) == 0);
 }
 
-/* Makes a file whose readiness signal goes to the parent, or to the process itself. */
+/* Makes a file whose readiness signal is sent to the parent, or to the process itself. */
 static void make_foreign_owner(void) {
     int ends[2], who = one_in(3) ? getpid() : getppid();
     REQUIRE(pipe(ends) == 0 && fcntl(ends[0], F_SETOWN, who) == 0 && fcntl(ends[0], F_SETSIG, SIGURG) == 0);
