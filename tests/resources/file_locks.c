@@ -41,5 +41,5 @@ static void check(void) {
     REQUIRE(fcntl(records, F_SETLK, &half) == 0 && fcntl(records, F_SETLK, &more) == 0 && fcntl(description, F_OFD_SETLK, &writing) == 0);
     REQUIRE(against(path_of("posix"), F_WRLCK, 119, 1) == F_UNLCK && against(path_of("posix"), F_RDLCK, 120, 1) == F_WRLCK);
     REQUIRE(against(path_of("posix"), F_RDLCK, 304, 1) == F_WRLCK && against(path_of("ofd"), F_RDLCK, 12, 1) == F_WRLCK);
-    REQUIRE(close(description) == 0 && against(path_of("ofd"), F_WRLCK, 0, 0) == F_UNLCK, "a lock remains after its open file description was closed");
+    REQUIRE(close(description) == 0 && against(path_of("ofd"), F_WRLCK, 0, 0) == F_UNLCK, "a lock outlives its file");
 }

@@ -1,6 +1,6 @@
-/* Unprivileged descendants with their own root (chroot(2)), as of daemons: one with files inside and outside; its
- * child that shares its root and directory (CLONE_FS); a child of that with a nested root; and one with its current
- * directory outside. */
+/* Unprivileged descendants with their own root (chroot(2)), like daemons: one with files inside and outside, and its
+ * child that shares its root and directory (CLONE_FS). A child of the latter has a nested root. Another descendant has
+ * its current directory outside. */
 #include "resource.h"
 
 #include <sched.h>

@@ -1,7 +1,7 @@
-/* Processes that share their parent's address space (clone(2), CLONE_VM): one that shares only the address space and
- * has its own session and thread, and its child; one that shares everything possible, including signal handlers; and a
- * stopped one. Another child has its own memory and shares it with its child. Writes, maps, moves and unmaps apply to
- * all that share, including missing pages.
+/* Processes that share their parent's address space (clone(2), CLONE_VM). One shares only the address space, and has
+ * its own session, a thread and a child. One shares everything possible, including signal handlers. One is stopped.
+ * Another child has its own memory and shares it with its child. Writes, maps, moves and unmaps apply to all that
+ * share, including missing pages.
  *
  * The processes share thread-local storage, so none uses errno while others run. */
 #include "resource.h"

@@ -1,5 +1,5 @@
-/* TCP connections over loopback within the process: from a socket that still listens and from a closed one; of IPv4
- * and IPv6; with data in flight, also more than a new socket has room for; with one end shut down; and their options. */
+/* TCP connections over loopback within the process, of IPv4 and IPv6: from a socket that still listens and from a
+ * closed one. They have data in flight, also more than a new socket has room for; one end shut down; and options. */
 #include "resource.h"
 
 #include <netinet/in.h>

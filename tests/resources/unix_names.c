@@ -1,6 +1,6 @@
-/* Unix sockets with names: a datagram socket that is connected to itself, two that are connected to each other, and
- * one that sends to a later socket; and ends of pairs and connections that the kernel has named because of
- * SO_PASSCRED. Receivers get the names of senders. */
+/* Unix sockets with names: a datagram socket that is connected to itself, two that are connected to each other, and one
+ * that sends to a later socket. The kernel has also named ends of pairs and connections, because of SO_PASSCRED.
+ * Receivers get the names of senders. */
 #include "resource.h"
 
 #include <stddef.h>

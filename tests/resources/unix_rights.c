@@ -1,6 +1,6 @@
 /* Descriptors in flight in Unix sockets (SCM_RIGHTS), most of them open nowhere else: the end of a pipe after plain
- * bytes of a stream, a file with a shared offset, memory, an eventfd, a timerfd, a directory, the standard output, a
- * socket in flight in itself, a socket with another in flight, and credentials (SCM_CREDENTIALS). */
+ * bytes of a stream, a file with a shared offset, memory, an eventfd and a timerfd. Also a directory, the standard
+ * output, a socket in flight in itself, a socket with another in flight, and credentials (SCM_CREDENTIALS). */
 #include "resource.h"
 
 #include <sys/eventfd.h>

@@ -65,7 +65,7 @@ static void check_advice(void) {
     REQUIRE(madvise(areas[FREED], HALF, MADV_FREE) == 0);
     for (size_t page = 0; page < HALF; page += PAGE_BYTES) {
         const uint64_t *at = areas[FREED] + WORDS(page);
-        REQUIRE(is_zero(at, PAGE_BYTES) || holds(at, PAGE_BYTES, first_of(FREED) + WORDS(page)), "neither unchanged nor zero");
+        REQUIRE(is_zero(at, PAGE_BYTES) || holds(at, PAGE_BYTES, first_of(FREED) + WORDS(page)), "changed, not zero");
     }
     REQUIRE(holds(areas[FREED] + WORDS(HALF), HALF, first_of(FREED) + WORDS(HALF)));
 }

@@ -55,7 +55,7 @@ static void multiply(void) {
     if (getpid() != own) _exit(read(ends[0], &byte, 1) != 0);
     struct timespec look = {.tv_nsec = 1000000};
     for (uint64_t begun = monotonic_us(); __atomic_load_n(&tally->ended, __ATOMIC_SEQ_CST) < tally->born + 1; nanosleep(&look, NULL))
-        REQUIRE(monotonic_us() - begun < REFUSED_LIMIT_US, "%d of %d processes stopped forking", tally->ended, tally->born + 1);
+        REQUIRE(monotonic_us() - begun < REFUSED_LIMIT_US, "%d of %d processes stopped", tally->ended, tally->born + 1);
     REQUIRE(tally->wrong == 0);
     /* The number includes this process and its thread. */
     if (tally->refused > 0) say("refused with EAGAIN at %d", tally->born + 2);

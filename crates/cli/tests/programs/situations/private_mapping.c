@@ -63,7 +63,7 @@ static void check_following(uint64_t first) {
         else REQUIRE(pwrite(object, page, PAGE_BYTES, (off_t)(at * PAGE_BYTES)) == (ssize_t)PAGE_BYTES);
     }
     for (size_t at = 1; at < PAGES; at++)
-        if (at != 3) REQUIRE(holds(private + at * WORDS, PAGE_BYTES, first + at), "page %zu misses a write to the object", at);
+        if (at != 3) REQUIRE(holds(private + at * WORDS, PAGE_BYTES, first + at), "page %zu misses a write", at);
     REQUIRE(holds(private, PAGE_BYTES, 1000), "a private page shows a write to the object");
     REQUIRE(holds(private + 3 * WORDS, PAGE_BYTES, 2000), "a private read-only page shows a write to the object");
 }
