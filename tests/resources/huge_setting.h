@@ -83,6 +83,6 @@ __attribute__((unused)) static void huge_setting_add(const struct huge_setting *
 __attribute__((unused)) static void huge_setting_end(struct huge_setting setting) {
     int status;
     close(setting.guards_pipe);
-    REQUIRE(waitpid(setting.guard, &status, 0) == setting.guard && status == 0, "guard of %s: status %x", HUGE_SETTING, status);
+    REQUIRE(waitpid(setting.guard, &status, 0) == setting.guard && status == 0, "guard of %s: %x", HUGE_SETTING, status);
     REQUIRE(close(setting.file) == 0);
 }

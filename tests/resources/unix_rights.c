@@ -1,5 +1,5 @@
 /* Descriptors in flight in Unix sockets (SCM_RIGHTS), most of them open nowhere else: the end of a pipe after plain
- * bytes of a stream, a file with a shared offset, memory, an eventfd and a timerfd. Also a directory, the standard
+ * bytes of a stream, a file with a shared offset, a memfd and an eventfd. Also a timerfd, a directory, the standard
  * output, a socket in flight in itself, a socket with another in flight, and credentials (SCM_CREDENTIALS). */
 #include "resource.h"
 

@@ -110,7 +110,7 @@ static void check_protections(void) {
         REQUIRE(0, "read-only memory was written");
     }
     REQUIRE(!is_readable(inaccessible), "memory with PROT_NONE can be read");
-    REQUIRE(mprotect(inaccessible, BYTES, PROT_READ) == 0 && holds(inaccessible, BYTES, 200), "PROT_NONE memory lost its data");
+    REQUIRE(mprotect(inaccessible, BYTES, PROT_READ) == 0 && holds(inaccessible, BYTES, 200), "PROT_NONE lost its data");
     check_reserved();
     signal(SIGSEGV, SIG_DFL);
     REQUIRE(function() == 42);
