@@ -26,8 +26,8 @@ const PORTION: usize = 50;
 /// machine.
 const ALIVE_LIMIT: Duration = Duration::from_secs(180);
 const ALIVE_LIMIT_EACH: Duration = Duration::from_millis(100);
-/// By how many threads a daemon or a pager may exceed its number without children, however many children there are.
-/// Threads that start many children at once live a little longer.
+/// Number of threads by which a daemon or a pager may exceed its number without children, however many children there
+/// are. Threads that start many children at once live a little longer.
 const THREADS_SLACK: usize = 64;
 
 const ROUNDS: u64 = 10;

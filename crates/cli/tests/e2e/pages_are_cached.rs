@@ -31,7 +31,7 @@ pub(crate) const TESTS: &[Test] = &[
 const MEMORY_MIB: &str = "16";
 /// Number of pages that each child touches, one by one in random order.
 const PAGES: u64 = 4096;
-/// How long a child touches them, in milliseconds.
+/// Time in which a child touches them, in milliseconds.
 const PAGING_MS: u64 = 300;
 const PAGE_BYTES: u64 = 4096;
 

@@ -50,7 +50,7 @@ const BASELINE_TICKS: usize = 150;
 /// How late the scheduler may wake a thread that sleeps 2 ms, on a machine with two cores where prepare runs too.
 const SCHEDULER_SLACK: Duration = Duration::from_millis(20);
 
-/// By how much a wait may exceed its time limit, in milliseconds, in addition to the machine's own delays.
+/// Longest time in milliseconds by which a wait may exceed its limit, in addition to the machine's own delays.
 const WAIT_SLACK_MS: &str = "10";
 
 /// Number of prepares in a row. Each wait is interrupted by several of them.

@@ -6,8 +6,7 @@
 set -euo pipefail
 readonly lines_count=60000
 
-# The standard output, on which `numbers` prints `half`.
-exec 3>&1
+exec 3>&1 # the standard output, on which `numbers` prints `half`
 
 numbers() {
     local -i i
