@@ -39,5 +39,5 @@ static void set_up(void) {
 
 static void check(void) {
     char byte = 0;
-    REQUIRE(write(ask[1], "x", 1) == 1 && read(tell[0], &byte, 1) == 1 && byte == 1, "its terminal is not what it was");
+    REQUIRE(write(ask[1], "x", 1) == 1 && read(tell[0], &byte, 1) == 1 && byte == 1, "the child's terminal has changed");
 }

@@ -1,4 +1,4 @@
-/* Parameters of deadline scheduling for sched_setattr(2), as C libraries lack the structure. */
+/* Structure of parameters for sched_setattr(2) with deadline scheduling. C libraries lack it. */
 #include "resource.h"
 
 #include <sched.h>

@@ -1,5 +1,5 @@
-/* Threads with deadline scheduling (SCHED_DEADLINE): the main thread, with reset on fork, and another with its own
- * period. Their nice values without deadline scheduling are also checked. */
+/* Threads with deadline scheduling (SCHED_DEADLINE): the main thread, with reset on fork, and another thread with its
+ * own period. The test also checks the nice values that they have without deadline scheduling. */
 #include "deadline.h"
 
 #include <sys/resource.h>

@@ -8,7 +8,7 @@
 static uint64_t hash;
 static size_t bytes;
 
-/* Runs before main: the behaviour of the program when its child executes it. */
+/* Runs before main. If the program is executed by its child, this is all that it does. */
 __attribute__((constructor)) static void answer(void) {
     if (getenv("ANSWER")) _exit(ANSWER);
 }
@@ -36,7 +36,7 @@ static void put(const char *path, const char *contents, size_t length) {
     REQUIRE(file >= 0 && write(file, contents, length) == (ssize_t)length && close(file) == 0, "%s", path);
 }
 
-/* Executes a copy of the program, which may be deleted. */
+/* Executes a copy of the program. The copy may have been deleted. */
 static void execute_copy(const char *path) {
     char *arguments[8] = {0}, *line;
     size_t length, count = 0;

@@ -9,7 +9,7 @@ static void set_up(void) {
     REQUIRE(unlink(path_of("locked")) == 0 && fcntl(file, F_SETLK, &part) == 0);
 }
 
-/* The type of lock that conflicts with a write lock of another process at this byte. */
+/* Returns the type of the lock that conflicts with a write lock of another process at a byte, or F_UNLCK. */
 static int against(off_t start) {
     struct flock wanted = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = start, .l_len = 1};
     int status;

@@ -37,5 +37,5 @@ static void check(void) {
     REQUIRE(access(path_of("gone"), F_OK) == -1 && fcntl(file, F_GETFD) == FD_CLOEXEC);
     REQUIRE(strcmp(private_view, "file") == 0 && strcmp(private_view + PAGE_BYTES, "private") == 0);
     REQUIRE(strcmp(shared_view + PAGE_BYTES, "shared") == 0 && pwrite(mapped, "anew", 4, PAGE_BYTES) == 4);
-    REQUIRE(memcmp(shared_view + PAGE_BYTES, "anewed", 6) == 0, "the mapping is not the file's: %s", shared_view + PAGE_BYTES);
+    REQUIRE(memcmp(shared_view + PAGE_BYTES, "anewed", 6) == 0, "the mapping does not follow the file: %s", shared_view + PAGE_BYTES);
 }

@@ -25,5 +25,5 @@ static void check(void) {
     REQUIRE(write(both, " too", 4) == 4 && read(both, text, sizeof text) == 9 && memcmp(text, "there too", 9) == 0, "%s", text);
     REQUIRE(write(writer, "x", 1) == 1 && read(reader, text, sizeof text) == 1);
     close(writer);
-    REQUIRE(read(reader, text, sizeof text) == 0, "another writer is left");
+    REQUIRE(read(reader, text, sizeof text) == 0, "a write end is still open");
 }

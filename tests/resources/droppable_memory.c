@@ -19,7 +19,8 @@ static void set_up(void) {
     memset(plain, 'p', BYTES);
 }
 
-/* The kernel may have dropped it here as well. */
+/* Returns whether a byte is empty, or unchanged in the parent. The kernel may have dropped the memory in the parent
+ * too. */
 static int is_it_or_empty(char at) { return at == 0 || (at == 'd' && !is_child); }
 
 static void check(void) {
@@ -28,11 +29,11 @@ static void check(void) {
     REQUIRE(is_it_or_empty(area[0]) && is_it_or_empty(area[BYTES - 1]));
     REQUIRE(plain[0] == 'p' && plain[BYTES - 1] == 'p');
     if (!is_child) return;
-    /* It can be written, and is empty again in a forked process. */
+    /* The memory can be written, and is empty again in a forked process. */
     memset(area, 'c', BYTES);
     pid_t pid = fork();
     if (pid == 0) _exit(area[0] == 0 && area[BYTES - 1] == 0 && plain[0] == 'p' ? 0 : 1);
     int status;
     REQUIRE(pid > 0 && waitpid(pid, &status, 0) == pid && status == 0, "status %x", status);
-    REQUIRE(madvise(area, BYTES, MADV_KEEPONFORK) == -1, "it may be kept on fork");
+    REQUIRE(madvise(area, BYTES, MADV_KEEPONFORK) == -1, "MADV_KEEPONFORK is accepted");
 }

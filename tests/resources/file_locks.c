@@ -13,7 +13,7 @@ static void set_up(void) {
     REQUIRE(flock(whole, LOCK_EX) == 0 && fcntl(records, F_SETLK, &part) == 0 && fcntl(description, F_OFD_SETLK, &reading) == 0);
 }
 
-/* The type of lock that conflicts with this lock of another process. */
+/* Returns the type of the lock that conflicts with a lock of another process, or F_UNLCK. */
 static int against(const char *path, short type, off_t start, off_t bytes) {
     struct flock wanted = {.l_type = type, .l_whence = SEEK_SET, .l_start = start, .l_len = bytes};
     int status;
@@ -34,12 +34,12 @@ static void check(void) {
     REQUIRE(against(path_of("ofd"), F_WRLCK, 1000000, 1) == F_RDLCK, "open file description: not held");
     REQUIRE(against(path_of("ofd"), F_RDLCK, 1000000, 1) == F_UNLCK && against(path_of("ofd"), F_WRLCK, 0, 10) == F_UNLCK);
     REQUIRE(flock(whole, LOCK_UN) == 0 && flock(other, LOCK_EX | LOCK_NB) == 0);
-    /* A part is given up, another is taken, and one that is for reading becomes one for writing. */
+    /* Releases a part of a lock, locks another part, and turns a part of a read lock into a write lock. */
     struct flock half = {.l_type = F_UNLCK, .l_whence = SEEK_SET, .l_start = 100, .l_len = 20};
     struct flock more = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 300, .l_len = 5};
     struct flock writing = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 10, .l_len = 5};
     REQUIRE(fcntl(records, F_SETLK, &half) == 0 && fcntl(records, F_SETLK, &more) == 0 && fcntl(description, F_OFD_SETLK, &writing) == 0);
     REQUIRE(against(path_of("posix"), F_WRLCK, 119, 1) == F_UNLCK && against(path_of("posix"), F_RDLCK, 120, 1) == F_WRLCK);
     REQUIRE(against(path_of("posix"), F_RDLCK, 304, 1) == F_WRLCK && against(path_of("ofd"), F_RDLCK, 12, 1) == F_WRLCK);
-    REQUIRE(close(description) == 0 && against(path_of("ofd"), F_WRLCK, 0, 0) == F_UNLCK, "a lock outlives its open file");
+    REQUIRE(close(description) == 0 && against(path_of("ofd"), F_WRLCK, 0, 0) == F_UNLCK, "a lock outlives its file");
 }

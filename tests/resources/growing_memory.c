@@ -12,7 +12,7 @@ static void set_up(void) {
                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_GROWSDOWN | MAP_FIXED_NOREPLACE, -1, 0);
     REQUIRE(below == room + 60 * MEGABYTE);
     below[100] = 'a';
-    void *volatile first = malloc(1); /* libc takes its own before us */
+    void *volatile first = malloc(1); /* libc takes its part of the heap before sbrk(2) below */
     free(first);
     heap = (char *)sbrk(MEGABYTE);
     heap[MEGABYTE - 1] = 'h';
@@ -25,7 +25,7 @@ static __attribute__((noinline)) void use_stack(void) {
 }
 
 static void check(void) {
-    REQUIRE(heap[MEGABYTE - 1] == 'h' && sbrk(MEGABYTE) == heap + MEGABYTE, "the heap ends elsewhere");
+    REQUIRE(heap[MEGABYTE - 1] == 'h' && sbrk(MEGABYTE) == heap + MEGABYTE, "the heap has another end");
     heap[2 * MEGABYTE - 1] = 'i';
     REQUIRE(below[100] == 'a' && area_has_flag(below, "gd"));
     for (size_t down = 1; down < 2 * MEGABYTE; down += PAGE_BYTES / 2) below[-(long)down] = 'b';

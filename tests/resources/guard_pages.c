@@ -1,7 +1,7 @@
 /* Guard pages of both kinds: inaccessible mappings, and guarded pages within a mapping (MADV_GUARD_INSTALL). */
 #include "resource.h"
 
-#define GUARD_INSTALL 102 /* Linux 6.13; libc may not have them yet */
+#define GUARD_INSTALL 102 /* since Linux 6.13; libc may lack it */
 #define GUARD_REMOVE 103
 
 static char *area, *empty;
@@ -16,7 +16,7 @@ static void set_up(void) {
 }
 
 static void check(void) {
-    REQUIRE(!is_readable(area) && is_readable(area + PAGE_BYTES), "the area's guard");
+    REQUIRE(!is_readable(area) && is_readable(area + PAGE_BYTES), "the guard page before the area");
     for (size_t page = 16; page < 20; page++) REQUIRE(!is_readable(area + page * PAGE_BYTES), "page %zu is not guarded", page);
     REQUIRE(area[15 * PAGE_BYTES] == 'd' && area[20 * PAGE_BYTES] == 'd' && area[64 * PAGE_BYTES - 1] == 'd');
     REQUIRE(!is_readable(empty) && !is_readable(empty + PAGE_BYTES) && is_readable(empty + 2 * PAGE_BYTES));

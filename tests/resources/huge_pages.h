@@ -9,7 +9,7 @@
 #define HUGE_BYTES (2UL << 20)
 #define HUGE_PAGES_MAX 16
 
-/* Runs `use` with ever more pages kept aside until it says that they were enough; some may still be another's that ends. */
+/* Runs `use` with more and more huge pages until it succeeds. Pages of a process that is ending may still be in use. */
 static void with_huge_pages(int (*use)(void)) {
     struct huge_setting setting = huge_setting_begin();
     int enough = 0;
@@ -18,10 +18,10 @@ static void with_huge_pages(int (*use)(void)) {
         enough = use();
     }
     huge_setting_end(setting);
-    REQUIRE(enough, "the kernel finds no huge page");
+    REQUIRE(enough, "the kernel has too few huge pages");
 }
 
-/* As fork(2), a child that ends with the process. */
+/* Forks a child that ends with the process. */
 static pid_t fork_bound(void) {
     pid_t self = getpid(), forked = fork();
     REQUIRE(forked >= 0);

@@ -26,6 +26,6 @@ static void check(void) {
     for (size_t at = 0; at < HUGE_BYTES / sizeof *words; at += 500) REQUIRE(words[at] == at + 1, "word %zu", at);
     REQUIRE(words[1] == 0);
     words[7] = 8;
-    REQUIRE(COMES_TRUE(words[8] == 9), "a child of its own has it not");
+    REQUIRE(COMES_TRUE(words[8] == 9), "the child process does not share the memory");
     REQUIRE(kill(other, SIGKILL) == 0);
 }

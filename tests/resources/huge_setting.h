@@ -1,6 +1,6 @@
 /* A temporary change of the machine's number of huge pages. A guard process in its own session waits on a pipe for the
- * end of the change or of the process, and restores the number. If both are killed, a file still has the number, and
- * the next process that changes it restores it first. Include this after a header that has REQUIRE. */
+ * end of the change or of the process, and restores the number. The number is also in a file: if both processes are
+ * killed, the next process that changes the number restores it first. Include this after a header that has REQUIRE. */
 #pragma once
 
 #include <fcntl.h>
@@ -15,21 +15,23 @@
 #define HUGE_SETTING_BEFORE "/run/farfork-tests-nr_hugepages"
 
 struct huge_setting {
-    /* Locked, also by the guard: each of two concurrent changes would restore the number of the other. */
+    /* Locked until the guard ends. Without the lock, each of two concurrent changes would restore the number of the
+     * other. */
     int file;
     int guards_pipe;
     pid_t guard;
     unsigned long before;
 };
 
-/* From the beginning of the file: a write that begins elsewhere is ignored (proc_sys_kernel(5), sysctl_writes_strict). */
+/* Writes the number at offset 0. The kernel ignores a write at another offset (proc_sys_kernel(5),
+ * sysctl_writes_strict). */
 static void huge_setting_write(int file, unsigned long pages) {
     char text[32];
     int length = snprintf(text, sizeof text, "%lu", pages);
     REQUIRE(pwrite(file, text, (size_t)length, 0) == length, "%s", HUGE_SETTING);
 }
 
-/* Whether the file has a number. */
+/* Reads a number. Returns whether the file has one. */
 static int huge_setting_read(int file, unsigned long *pages) {
     char text[32] = "";
     ssize_t length = pread(file, text, sizeof text - 1, 0);
@@ -37,7 +39,7 @@ static int huge_setting_read(int file, unsigned long *pages) {
     return length > 0;
 }
 
-/* Restores the setting after a killed run. The file is empty if nothing was changed yet. */
+/* Restores the number that a killed run has left. The file is empty if that run had not changed the number yet. */
 static void huge_setting_put_back(int file) {
     unsigned long pages;
     int left = open(HUGE_SETTING_BEFORE, O_RDONLY | O_CLOEXEC);
@@ -73,7 +75,7 @@ __attribute__((unused)) static struct huge_setting huge_setting_begin(void) {
     return setting;
 }
 
-/* Keeps so many more aside than there were. */
+/* Sets the number to `pages` more than before the change. */
 __attribute__((unused)) static void huge_setting_add(const struct huge_setting *setting, unsigned long pages) {
     huge_setting_write(setting->file, setting->before + pages);
 }
@@ -81,6 +83,6 @@ __attribute__((unused)) static void huge_setting_add(const struct huge_setting *
 __attribute__((unused)) static void huge_setting_end(struct huge_setting setting) {
     int status;
     close(setting.guards_pipe);
-    REQUIRE(waitpid(setting.guard, &status, 0) == setting.guard && status == 0, "the guard of %s: %x", HUGE_SETTING, status);
+    REQUIRE(waitpid(setting.guard, &status, 0) == setting.guard && status == 0, "guard of %s: %x", HUGE_SETTING, status);
     REQUIRE(close(setting.file) == 0);
 }

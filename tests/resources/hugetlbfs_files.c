@@ -8,7 +8,8 @@
 #define SPARSE_PAGES 1024UL
 #define WORDS_BETWEEN 500
 
-/* Pages of the privately mapped file: whether the file has them, and how the process has used them. */
+/* Pages of the privately mapped file. The first three have data in the file. The process has written COVERED and OWN
+ * through the mapping, and has only read READ. */
 enum { COVERED, READ, UNSEEN, FILE_PAGES, OWN = FILE_PAGES, NOWHERE, PRIVATE_PAGES };
 
 static const size_t sparse_pages[] = {0, 5, 1000};
@@ -30,7 +31,7 @@ static int is_filled(volatile uint64_t *at, uint64_t first) {
     return at[1] == 0;
 }
 
-/* A mount without a mount point. */
+/* Creates a hugetlbfs mount without a mount point. */
 static int mount_pool(void) {
     int context = fsopen("hugetlbfs", FSOPEN_CLOEXEC);
     REQUIRE(context >= 0 && fsconfig(context, FSCONFIG_SET_STRING, "pagesize", "2M", 0) == 0);
@@ -80,7 +81,8 @@ static void set_up(void) {
         words(shared, 1000)[7] = 9;
         for (;;) pause();
     }
-    /* After the fork: pages that the child process has as well could not be written without another huge page. */
+    /* Written only after the fork: a page from before it would be shared with the child process, and the next write to
+     * it would need another huge page. */
     REQUIRE(is_filled(words(own, READ), 100 + READ));
     fill(words(own, COVERED), 200), fill(words(own, OWN), 300);
 }
@@ -96,14 +98,14 @@ static void check_shared(void) {
     }
     REQUIRE(word_of(sparse, 700) == 0);
     words(shared, 5)[7] = 8;
-    REQUIRE(COMES_TRUE(words(shared, 1000)[7] == 9), "a child of its own has it not");
+    REQUIRE(COMES_TRUE(words(shared, 1000)[7] == 9), "the child process does not share the memory");
     REQUIRE(kill(other, SIGKILL) == 0);
 }
 
 static void check_own(void) {
     REQUIRE(is_filled(words(own, COVERED), 200) && is_filled(words(own, READ), 100 + READ));
     REQUIRE(is_filled(words(own, UNSEEN), 100 + UNSEEN) && is_filled(words(own, OWN), 300));
-    /* Each takes a page that is reserved. */
+    /* Each write takes a reserved huge page. */
     for (size_t page = 0; page < PRIVATE_PAGES; page++) fill(words(own, page), 400 + page);
     for (size_t page = 0; page < PRIVATE_PAGES; page++) REQUIRE(is_filled(words(own, page), 400 + page));
     for (size_t page = 0; page < PRIVATE_PAGES; page++)

@@ -28,7 +28,7 @@ static void check(void) {
     REQUIRE(!is_child || (readlink("/proc/self", text, sizeof text - 1) == 1 && text[0] == '1'), "/proc/self is %s", text);
     REQUIRE(kill(child, SIGKILL) == 0 && waitpid(child, &status, 0) == child && WIFSIGNALED(status));
     REQUIRE(kill(orphan, SIGTERM) == 0 && waitpid(-1, &status, 0) == orphan && WTERMSIG(status) == SIGTERM);
-    /* Nobody but the kernel ends it: a signal without a handler is nothing to it. */
+    /* A signal from its own namespace has no effect on pid 1 if pid 1 has no handler for it. */
     REQUIRE(kill(1, SIGTERM) == 0 && getpid() == 1);
     pid_t own = fork();
     REQUIRE(own >= 0);

@@ -13,7 +13,7 @@ static pid_t jailed;
 
 static __attribute__((noreturn)) void watch_in_jail(int ready, pid_t parent) {
     struct inotify_event event[16];
-    /* A parent that is killed would leave it until its alarm. */
+    /* Without this signal, a process whose parent is killed would remain until its alarm. */
     REQUIRE(prctl(PR_SET_PDEATHSIG, SIGKILL) == 0 && getppid() == parent);
     REQUIRE(chroot(path_of("jail")) == 0 && chdir("/") == 0);
     int own = inotify_init1(IN_CLOEXEC), watch = inotify_add_watch(own, "/", IN_CREATE);
@@ -58,7 +58,7 @@ static void require_event(int watch, uint32_t mask) {
 
 static void check(void) {
     char byte[64];
-    REQUIRE(read(notify, byte, sizeof byte) == -1 && errno == EAGAIN, "an event from nowhere");
+    REQUIRE(read(notify, byte, sizeof byte) == -1 && errno == EAGAIN, "an unexpected event");
     REQUIRE(close(open(path_of("b/file"), O_CREAT | O_WRONLY, 0600)) == 0);
     require_event(second, IN_CREATE);
     REQUIRE(close(open(path_of("a/file"), O_CREAT | O_WRONLY, 0600)) == 0 && unlink(path_of("a/file")) == 0);
@@ -74,7 +74,7 @@ static void check(void) {
     REQUIRE(inotify_rm_watch(notify, 9) == -1 && errno == EINVAL && inotify_rm_watch(notify, 16) == 0);
     require_event(16, IN_IGNORED);
     REQUIRE(inotify_rm_watch(notify, 16) == -1 && rmdir(strcat(more_paths[16 - 4], "/made")) == 0);
-    REQUIRE(read(notify, byte, sizeof byte) == -1 && errno == EAGAIN, "the removed watch still sees");
+    REQUIRE(read(notify, byte, sizeof byte) == -1 && errno == EAGAIN, "the removed watch still reports events");
     REQUIRE(inotify_add_watch(notify, more_paths[17 - 4], IN_DELETE) == 17, "the watch of a directory has another number");
     int status;
     REQUIRE(mkdir(path_of("jail/made"), 0700) == 0 && waitpid(jailed, &status, 0) == jailed && status == 0,

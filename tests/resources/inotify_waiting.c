@@ -39,7 +39,7 @@ static void check(void) {
         require_event(first, IN_CREATE, "new");
         require_event(second, IN_DELETE, "old");
     }
-    REQUIRE(read(notify, byte, sizeof byte) == -1 && errno == EAGAIN, "an event from nowhere");
+    REQUIRE(read(notify, byte, sizeof byte) == -1 && errno == EAGAIN, "an unexpected event");
     make_file(path_of("a/later"));
     require_event(first, IN_CREATE, "later");
     REQUIRE(unlink(path_of("a/later")) == 0);

@@ -1,4 +1,4 @@
-/* Interval timers: the remaining time and the interval of one that expires much later, and one that expires
+/* Interval timers: one that expires much later, with its remaining time and interval, and one that expires
  * repeatedly. */
 #include "resource.h"
 #include "time_left.h"
@@ -27,9 +27,9 @@ static void check(void) {
     begin_asking();
     REQUIRE(getitimer(ITIMER_REAL, &now) == 0);
     REQUIRE(now.it_interval.tv_sec == 7 && now.it_interval.tv_usec == 5000, "every %ld s", now.it_interval.tv_sec);
-    /* A CLOCK_MONOTONIC of the child's own began where the parent's was. */
+    /* If the child has its own CLOCK_MONOTONIC, that clock began at the parent's value. */
     REQUIRE(may_be_left(now.it_value.tv_sec, 3600, 2), "%ld s left", now.it_value.tv_sec);
     int before = rings;
-    while (rings == before) continue; /* the profiler's clock is the processor time */
+    while (rings == before) continue; /* ITIMER_PROF counts processor time */
     REQUIRE(getitimer(ITIMER_VIRTUAL, &now) == 0 && now.it_value.tv_sec == 0 && now.it_value.tv_usec == 0);
 }

@@ -37,7 +37,7 @@ static void await_leave(void) {
     while (!__atomic_load_n(&shared->may_end, __ATOMIC_SEQ_CST)) usleep(1000);
 }
 
-/* Leads a session, and leaves a daemon in it, and one more in a group whose leader ends. */
+/* Leads a session, and leaves two processes in it: a daemon, and a process in a group whose leader ends. */
 static __attribute__((noreturn)) void lead(void) {
     if (setsid() < 0) _exit(1);
     if (fork() == 0) live(DAEMON);

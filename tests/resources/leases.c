@@ -18,13 +18,14 @@ static void set_up(void) {
     plain = lease(path_of("plain"), 0), chosen = lease(path_of("chosen"), CHOSEN);
 }
 
-/* Another process opens the file to write. That must fail, and the holder must get this signal. */
+/* Opens the file for writing in another process. This must fail, and the holder must get `signal`. Returns the signal's
+ * information. */
 static siginfo_t broken(const char *path, int signal) {
     int status;
     pid_t pid = fork();
     REQUIRE(pid >= 0);
     if (pid == 0) _exit(open(path, O_WRONLY | O_NONBLOCK) == -1 && errno == EWOULDBLOCK ? 0 : 1);
-    REQUIRE(waitpid(pid, &status, 0) == pid && status == 0, "nobody has to wait");
+    REQUIRE(waitpid(pid, &status, 0) == pid && status == 0, "another process can open the file for writing");
     return take(signal);
 }
 

@@ -31,6 +31,6 @@ static void check(void) {
     int status;
     pid_t pid = fork();
     if (pid == 0) _exit(sched_getscheduler(0) == SCHED_BATCH && getpriority(PRIO_PROCESS, 0) == 7 ? 0 : 1);
-    REQUIRE(pid > 0 && waitpid(pid, &status, 0) == pid && status == 0, "a child has the flag, too");
+    REQUIRE(pid > 0 && waitpid(pid, &status, 0) == pid && status == 0, "a forked process keeps the reset on fork");
     REQUIRE(prctl(PR_GET_TIMERSLACK) == 123456 && prctl(PR_GET_THP_DISABLE, 0, 0, 0, 0) == 1);
 }

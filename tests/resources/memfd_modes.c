@@ -1,5 +1,5 @@
-/* Memfds with their modes, owners and times: one that is executable, one that only its mode makes not executable, one
- * with MFD_NOEXEC_SEAL, and one with a changed mode. */
+/* Memfds with their modes, owners and times: an executable one, one that only its mode makes not executable, one with
+ * MFD_NOEXEC_SEAL, and one with a changed mode. */
 #include "resource.h"
 
 #ifndef MFD_NOEXEC_SEAL
@@ -63,8 +63,8 @@ static void check(void) {
     require(program, 0777, F_SEAL_SEAL), require(plain, 0777, F_SEAL_SEAL), require(changed, 0640, 0);
     require(sealed, 0666, F_SEAL_EXEC);
     REQUIRE(fstat(changed, &found) == 0 && found.st_uid == 12 && found.st_gid == 34);
-    REQUIRE(executed(program) == 0, "it is not executed: %d", executed(program));
-    REQUIRE(executed(sealed) == EACCES && fchmod(sealed, 0700) == -1 && errno == EPERM, "what is sealed is executed");
+    REQUIRE(executed(program) == 0, "the executable memfd cannot be executed: %d", executed(program));
+    REQUIRE(executed(sealed) == EACCES && fchmod(sealed, 0700) == -1 && errno == EPERM, "the sealed memfd can be executed");
     REQUIRE(lseek(program, 0, SEEK_CUR) == 7 && write(plain, "more", 4) == 4 && fcntl(changed, F_ADD_SEALS, F_SEAL_GROW) == 0);
     REQUIRE(fchmod(changed, 0600) == 0 && write(changed, "x", 1) == -1 && errno == EPERM);
 }

@@ -25,7 +25,7 @@ static void set_up(void) {
 static void check(void) {
     for (size_t i = 0; i < COUNT; i++) {
         REQUIRE(area_has_flag(areas[i], advices[i].flag), "%s is lost", advices[i].flag);
-        REQUIRE(!area_has_flag(plain, advices[i].flag), "%s where it was not", advices[i].flag);
+        REQUIRE(!area_has_flag(plain, advices[i].flag), "%s on an area without advice", advices[i].flag);
         char expected = is_child && advices[i].advice == MADV_WIPEONFORK ? 0 : (char)('a' + (int)i);
         REQUIRE(areas[i][0] == expected && areas[i][BYTES - 1] == expected, "%s", advices[i].flag);
     }

@@ -1,4 +1,4 @@
-/* Registrations for membarrier(2): commands that need one work at once. */
+/* Registrations for membarrier(2). Commands that need a registration work at once. */
 #include "resource.h"
 
 #include <linux/membarrier.h>
@@ -13,5 +13,5 @@ static void set_up(void) {
 static void check(void) {
     REQUIRE(barrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED) == 0, "not registered");
     REQUIRE(barrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED_SYNC_CORE) == 0, "not registered for cores");
-    REQUIRE(barrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED_RSEQ) == -1 && errno == EPERM, "registered for more");
+    REQUIRE(barrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED_RSEQ) == -1 && errno == EPERM, "registered for more commands");
 }

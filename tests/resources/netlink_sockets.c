@@ -1,5 +1,5 @@
 /* Netlink sockets: a bound one with groups and options, an unbound one, and one of another kind and protocol with a
- * filter. The kernel answers. */
+ * filter. The test requires that the kernel replies. */
 #include "resource.h"
 
 #include <linux/filter.h>
@@ -7,7 +7,7 @@
 #include <linux/rtnetlink.h>
 #include <sys/socket.h>
 
-/* Groups without events, because an event would wait to be read: an obsolete one, and one of bridges. */
+/* Groups in which no events occur, so that none remains unread: an obsolete group, and a group of bridges. */
 #define QUIET_GROUP 13
 #define HIGH_GROUP 33
 #define GROUP_WORDS 8
@@ -15,7 +15,7 @@
 static int routes, events, unbound;
 static struct sockaddr_nl address;
 
-/* Passes messages of more than 24 bytes. */
+/* A filter that accepts only messages of more than 24 bytes. */
 static struct sock_filter filter[] = {{BPF_LD | BPF_W | BPF_LEN, 0, 0, 0}, {BPF_JMP | BPF_JGT | BPF_K, 0, 1, 24}, {BPF_RET | BPF_K, 0, 0, ~0U}, {BPF_RET | BPF_K, 0, 0, 0}};
 
 #define INSTRUCTIONS (sizeof filter / sizeof filter[0])
@@ -55,7 +55,8 @@ static void set_up(void) {
     REQUIRE(unbound >= 0);
 }
 
-/* The name of the first interface, which each network has. */
+/* Requests the network interfaces, and requires that the first message of the reply is one. Each network has an
+ * interface. */
 static void ask(int fd) {
     struct {
         struct nlmsghdr header;
@@ -83,15 +84,15 @@ static void check(void) {
     REQUIRE(option(events, SOL_SOCKET, SO_PROTOCOL) == NETLINK_KOBJECT_UEVENT && option(events, SOL_SOCKET, SO_TYPE) == SOCK_DGRAM);
     REQUIRE(option(events, SOL_SOCKET, SO_PASSCRED) == 1 && fcntl(events, F_GETFL) & O_NONBLOCK && address_of(events).nl_pid == 0);
     struct sock_filter filtered[INSTRUCTIONS];
-    bytes = INSTRUCTIONS; /* counted so */
+    bytes = INSTRUCTIONS; /* SO_GET_FILTER counts instructions, not bytes */
     REQUIRE(getsockopt(events, SOL_SOCKET, SO_GET_FILTER, filtered, &bytes) == 0 && bytes == INSTRUCTIONS);
     REQUIRE(option(events, SOL_SOCKET, SO_LOCK_FILTER) == 1);
-    REQUIRE(memcmp(filtered, filter, sizeof filter) == 0, "another filter");
+    REQUIRE(memcmp(filtered, filter, sizeof filter) == 0, "the filter has changed");
     REQUIRE(address_of(unbound).nl_pid == 0);
     ask(routes), ask(unbound);
     int group = HIGH_GROUP;
     bytes = sizeof now;
     REQUIRE(setsockopt(routes, SOL_NETLINK, NETLINK_DROP_MEMBERSHIP, &group, sizeof group) == 0);
     REQUIRE(getsockopt(routes, SOL_NETLINK, NETLINK_LIST_MEMBERSHIPS, now, &bytes) == 0 && now[0] == 1u << (QUIET_GROUP - 1) && now[1] == 0);
-    REQUIRE(setsockopt(events, SOL_SOCKET, SO_DETACH_FILTER, &group, sizeof group) == -1 && errno == EPERM, "a locked filter goes");
+    REQUIRE(setsockopt(events, SOL_SOCKET, SO_DETACH_FILTER, &group, sizeof group) == -1 && errno == EPERM, "a locked filter can be removed");
 }

@@ -1,6 +1,6 @@
-/* Unprivileged descendants with their own root (chroot(2)), as of daemons: one with files inside and outside; its
- * child that shares its root and directory (CLONE_FS); a child of that with a nested root; and one with its current
- * directory outside. */
+/* Unprivileged descendants with their own root (chroot(2)), like daemons: one with files inside and outside, and its
+ * child that shares its root and directory (CLONE_FS). A child of the latter has a nested root. Another descendant has
+ * its current directory outside. */
 #include "resource.h"
 
 #include <sched.h>
@@ -38,8 +38,8 @@ static void require_directory(const char *wanted) {
     REQUIRE(syscall(SYS_getcwd, now, sizeof now) > 0 && strcmp(now, wanted) == 0, "%s, not %s", now, wanted);
 }
 
-/* After this, only open files lead out of the root. With privileges, the process would outlive an unprivileged parent: the
- * kernel would not deliver the signal of PR_SET_PDEATHSIG. */
+/* Drops all privileges, so that only open files lead out of the root. A privileged process would also outlive an
+ * unprivileged parent: the kernel would not deliver the signal of PR_SET_PDEATHSIG. */
 static void give_up_rights(void) {
     REQUIRE(setresgid(NOBODY, NOBODY, NOBODY) == 0 && setresuid(NOBODY, NOBODY, NOBODY) == 0);
     REQUIRE(prctl(PR_SET_PDEATHSIG, SIGKILL) == 0);
@@ -77,12 +77,12 @@ static __attribute__((noreturn)) void be_sharer(void) {
     born(0, be_deeper);
     answer(SHARER);
     require_at("/inside", 1), require_at("inside", 1), require_at("/outside", 0);
-    /* Also applies to the process that shares the directory. */
+    /* This also changes the directory of the process that shares it (CLONE_FS). */
     REQUIRE(chdir("/deeper") == 0);
     stay(SHARER);
 }
 
-/* A listener whose name is of this root. */
+/* Creates a listening socket with a path below this root. */
 static int listen_at(const char *path) {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     int listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -99,7 +99,7 @@ static __attribute__((noreturn)) void be_jailed(void) {
     listen_at("/socket");
     born(CLONE_FS, be_sharer);
     answer(JAILED);
-    /* As the sharer has left it. */
+    /* The process that shares the current directory has changed it. */
     require_directory("/deeper");
     require_at("/inside", 1), require_at("/../outside", 0), require_at("/proc", 0);
     REQUIRE(says_text(inside) && says_text(outside) && strcmp(mapped, text) == 0);
@@ -128,7 +128,7 @@ static void set_up(void) {
         REQUIRE(COMES_TRUE(__atomic_load_n(&shared->is_ready[which], __ATOMIC_SEQ_CST)), "process %d", which);
 }
 
-/* Whether a socket listens there. */
+/* Returns whether a socket listens at a path. */
 static int is_reached(const char *path) {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     int client = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);

@@ -15,7 +15,7 @@ static void set_up(void) {
 static void check(void) {
     struct stat status;
     char text[16] = {0}, path[64];
-    REQUIRE(read(file, text, 1) == -1 && errno == EBADF && (fcntl(file, F_GETFL) & O_PATH), "it is more than a place");
+    REQUIRE(read(file, text, 1) == -1 && errno == EBADF && (fcntl(file, F_GETFL) & O_PATH), "it is not an O_PATH one");
     snprintf(path, sizeof path, "/proc/self/fd/%d", file);
     int opened = open(path, O_RDONLY);
     REQUIRE(opened >= 0 && read(opened, text, sizeof text) == 4 && strcmp(text, "text") == 0);

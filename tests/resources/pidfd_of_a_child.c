@@ -1,4 +1,4 @@
-/* A pidfd of a child process: it names the copy of that child, and can be waited for. */
+/* A pidfd of a child process. In a child, it names the copy of that process, and can be waited for. */
 #include "resource.h"
 
 static pid_t other;

@@ -14,6 +14,6 @@ static void check(void) {
     REQUIRE(syscall(SYS_pidfd_send_signal, fd, SIGUSR1, NULL, 0) == 0);
     REQUIRE(take(SIGUSR1).si_pid == getpid());
     snprintf(path, sizeof path, "/proc/self/fdinfo/%d", fd);
-    REQUIRE(read_line(path, "Pid:", line, sizeof line) && atoi(line) == getpid(), "it is pid %s", line);
+    REQUIRE(read_line(path, "Pid:", line, sizeof line) && atoi(line) == getpid(), "the pidfd is of pid %s", line);
     REQUIRE(fcntl(fd, F_GETFD) == FD_CLOEXEC && poll(&(struct pollfd){.fd = fd, .events = POLLIN}, 1, 0) == 0);
 }

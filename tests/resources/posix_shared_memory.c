@@ -33,7 +33,7 @@ static void check(void) {
     pthread_mutex_lock(&turn);
     uint64_t shared = view[600], private = own[0];
     int again = shm_open(name, O_RDWR, 0);
-    REQUIRE(again >= 0, "its name is gone");
+    REQUIRE(again >= 0, "no shared memory has the name");
     REQUIRE(shared == private, "%lu became %lu", private, shared);
     REQUIRE(strcmp((const char *)view, "shared") == 0 && pwrite(again, "anew", 4, 0) == 4 && memcmp((const char *)view, "anewed", 6) == 0);
 }

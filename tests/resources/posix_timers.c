@@ -1,5 +1,5 @@
-/* POSIX timers: ids with a gap, remaining times, intervals, values, one that signals a certain thread, and two on the
- * CPU time of one thread each. */
+/* POSIX timers: ids with a gap, remaining times, intervals, values; one that signals a certain thread, and two that
+ * count the CPU time of one thread each. */
 #include "resource.h"
 #include "time_left.h"
 
@@ -79,17 +79,17 @@ static void check(void) {
     REQUIRE(interval_s == 7 && left >= 490 && left <= 500, "%ld s of work left, every %ld", left, interval_s);
     REQUIRE(left_s(own_work, &interval_s) == 0 && interval_s == 0);
     struct itimerspec none;
-    REQUIRE(syscall(SYS_timer_gettime, gap, &none) == -1 && errno == EINVAL, "a deleted timer is back");
+    REQUIRE(syscall(SYS_timer_gettime, gap, &none) == -1 && errno == EINVAL, "a deleted timer exists");
     arm(far_off, 0, 1000000, 0);
     siginfo_t info = take(SIGRTMIN + 1);
     REQUIRE(info.si_code == SI_TIMER && info.si_timerid == far_off && info.si_value.sival_ptr == VALUE);
-    /* Goes off by this thread's work, and by nothing else. */
+    /* This timer counts only the CPU time of this thread. */
     uint64_t worked_ns = now_ns(CLOCK_THREAD_CPUTIME_ID);
     arm(own_work, 0, 30000000, 0);
     sigset_t pending;
-    do REQUIRE(sigpending(&pending) == 0 && now_ns(CLOCK_THREAD_CPUTIME_ID) - worked_ns < 5000000000, "no work is counted");
+    do REQUIRE(sigpending(&pending) == 0 && now_ns(CLOCK_THREAD_CPUTIME_ID) - worked_ns < 5000000000, "work is not counted");
     while (!sigismember(&pending, SIGRTMIN + 3));
-    REQUIRE(now_ns(CLOCK_THREAD_CPUTIME_ID) - worked_ns >= 30000000, "others' work is counted");
+    REQUIRE(now_ns(CLOCK_THREAD_CPUTIME_ID) - worked_ns >= 30000000, "the CPU time of other threads is counted");
     info = take(SIGRTMIN + 3);
     REQUIRE(info.si_code == SI_TIMER && info.si_timerid == own_work);
     REQUIRE(syscall(SYS_timer_delete, silent) == 0 && syscall(SYS_timer_gettime, silent, &none) == -1 && errno == EINVAL);

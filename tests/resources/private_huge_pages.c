@@ -8,7 +8,7 @@ enum { WRITTEN, READ_ONLY, UNTOUCHED, PAGES };
 static const uint64_t ASKED = 1, ANSWERED = 2;
 
 static char *area;
-static volatile uint64_t *told; /* between process and child, in ordinary memory */
+static volatile uint64_t *told; /* request to the child process and its reply, in ordinary memory */
 static pid_t other;
 
 static volatile uint64_t *words(int page) { return (volatile uint64_t *)(void *)(area + (size_t)page * HUGE_BYTES); }
@@ -30,7 +30,7 @@ static void require_filled(int page, uint64_t first) {
     REQUIRE(words(page)[1] == 0);
 }
 
-/* The child process has read its pages, and has no huge page to write to. */
+/* Replies to requests in the child process. It only reads its pages: it has no huge page for a write. */
 __attribute__((noreturn)) static void answer(void) {
     for (;;) {
         while (*told != ASKED) usleep(1000);
@@ -49,7 +49,8 @@ static void set_up(void) {
     REQUIRE(mprotect(area + READ_ONLY * HUGE_BYTES, HUGE_BYTES, PROT_READ) == 0);
     REQUIRE(madvise(area + READ_ONLY * HUGE_BYTES, HUGE_BYTES, MADV_DONTDUMP) == 0);
     if ((other = fork_bound()) == 0) answer();
-    /* After the fork: pages that the child process has as well could not be written without another huge page. */
+    /* Written only after the fork: a page from before it would be shared with the child process, and the next write to
+     * it would need another huge page. */
     fill(WRITTEN, 5);
 }
 
@@ -66,6 +67,6 @@ static void check(void) {
     fill(UNTOUCHED, 17);
     require_filled(UNTOUCHED, 17);
     *told = ASKED;
-    REQUIRE(COMES_TRUE(*told == ANSWERED), "a child of its own has it not");
+    REQUIRE(COMES_TRUE(*told == ANSWERED), "the child process does not share the memory");
     REQUIRE(kill(other, SIGKILL) == 0);
 }

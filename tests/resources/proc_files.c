@@ -16,6 +16,6 @@ static void check(void) {
     REQUIRE(length > 0);
     text[length] = 0;
     snprintf(wanted, sizeof wanted, "\nPid:\t%d\n", getpid());
-    REQUIRE(strstr(text, wanted), "it tells of another: %s", text);
+    REQUIRE(strstr(text, wanted), "the file shows another process: %s", text);
     REQUIRE(read(maps, text, 64) == 64 && strchr(text, '-'));
 }

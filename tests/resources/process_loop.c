@@ -51,7 +51,7 @@ static void set_up(void) {
 static void check(void) {
     int status;
     uint64_t before = __atomic_load_n(&shared->waited, __ATOMIC_SEQ_CST);
-    REQUIRE(COMES_TRUE(__atomic_load_n(&shared->waited, __ATOMIC_SEQ_CST) > before + 10), "no fork goes on");
+    REQUIRE(COMES_TRUE(__atomic_load_n(&shared->waited, __ATOMIC_SEQ_CST) > before + 10), "the forks do not continue");
     __atomic_store_n(&shared->stop, 1, __ATOMIC_SEQ_CST);
     REQUIRE(waitpid(forker, &status, 0) == forker && status == 0, "status %#x", status);
     REQUIRE(waitpid(spender, &status, 0) == spender && status == 0, "status %#x", status);

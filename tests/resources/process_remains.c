@@ -29,7 +29,8 @@ static __attribute__((noreturn)) void leave_core(void) {
     abort();
 }
 
-/* Where cores are handed to a program, none is written once more. */
+/* Returns whether the kernel writes cores to files. If it passes them to a program, a child cannot repeat the core of a
+ * process. */
 static int writes_cores(void) {
     char pattern[128] = "";
     read_line("/proc/sys/kernel/core_pattern", "", pattern, sizeof pattern);
@@ -97,7 +98,7 @@ static void set_up(void) {
 
 static void check(void) {
     int status, subreaper = 0;
-    REQUIRE(told == told_before, "told of children %d times, before %d", (int)told, (int)told_before);
+    REQUIRE(told == told_before, "%d signals about children, before %d", (int)told, (int)told_before);
     REQUIRE(prctl(PR_GET_CHILD_SUBREAPER, &subreaper) == 0 && subreaper == 1);
     REQUIRE(state_of(pids[EXITED]) == 'Z' && state_of(pids[KILLED]) == 'Z');
     REQUIRE(getpgid(pids[KILLED]) == pids[KILLED] && getpgid(pids[EXITED]) == getpgrp());
@@ -111,7 +112,7 @@ static void check(void) {
     REQUIRE(waitpid(pids[EXITED], &status, 0) == pids[EXITED] && WIFEXITED(status) && WEXITSTATUS(status) == 7);
 
     REQUIRE(state_of(pids[STOPPED]) == 'T' && !shared->was_continued, "state %c", state_of(pids[STOPPED]));
-    REQUIRE(waitpid(pids[STOPPED], &status, WUNTRACED | WNOHANG) == 0, "its stop is told again");
+    REQUIRE(waitpid(pids[STOPPED], &status, WUNTRACED | WNOHANG) == 0, "its stop is reported again");
     REQUIRE(kill(pids[STOPPED], SIGCONT) == 0);
     REQUIRE(waitpid(pids[STOPPED], &status, 0) == pids[STOPPED] && WIFEXITED(status) && WEXITSTATUS(status) == 5);
     REQUIRE(shared->was_continued);

@@ -12,7 +12,7 @@ enum role { ROOT, SAME_GROUP, OWN_GROUP, OWN_SESSION, GRANDCHILD };
 
 struct place {
     pid_t pid, parent;
-    char verdict[200]; /* empty before the check; then "right" or the difference */
+    char verdict[200]; /* empty before the check; then `right` or the difference */
 };
 
 static struct {
@@ -28,7 +28,7 @@ static pid_t children[CHILDREN + 1];
 
 static void say(const char *text) { snprintf(shared->of[role].verdict, sizeof shared->of[role].verdict, "%s", text); }
 
-/* Ends a process of the tree with a report of the difference. */
+/* Ends a process of the tree with a report, if a condition is false. */
 #define EXPECT(condition)                                                                                              \
     do {                                                                                                               \
         if (!(condition)) {                                                                                            \
@@ -65,7 +65,7 @@ static void look_at_ids(void) {
     }
 }
 
-/* Changes by one process that the others must see. */
+/* Makes changes to files that the other processes must see. */
 static void use_files(void) {
     char text[16] = "";
     uint64_t count = 0;
@@ -95,7 +95,7 @@ static __attribute__((noreturn)) void live(enum role parent) {
     }
     __atomic_add_fetch(&shared->counted, 1, __ATOMIC_SEQ_CST);
     while (!__atomic_load_n(&shared->go, __ATOMIC_SEQ_CST)) {
-        if (getppid() != shared->of[role].parent) _exit(98); /* it was killed */
+        if (getppid() != shared->of[role].parent) _exit(98); /* the parent was killed */
         usleep(1000);
     }
     look_at_ids();
@@ -142,6 +142,6 @@ static void check(void) {
     REQUIRE(read(counter, text, 8) == -1 && errno == EAGAIN);
     REQUIRE(read(up[0], text, 5) == 5 && memcmp(text, "grand", 5) == 0);
     close(up[1]);
-    REQUIRE(read(up[0], text, 1) == 0, "somebody has the other end");
+    REQUIRE(read(up[0], text, 1) == 0, "another process has the write end open");
     for (int i = 0; i < PAGES; i++) REQUIRE(pages[i * PAGE_BYTES] == 0x11, "page %d", i);
 }

@@ -33,7 +33,7 @@ static void map_shared(void) {
     if (shared == MAP_FAILED) _exit(91);
 }
 
-/* Before main: whether this is the program that was asked for, or one of the many. */
+/* Runs before main. In a program that a loop has started (with arguments), counts it, starts the next one, and ends. */
 __attribute__((constructor)) static void be_one_of_many(int count, char **arguments) {
     if (count < 5) return;
     int runner = atoi(arguments[2]);
@@ -69,7 +69,7 @@ static __attribute__((noreturn)) void start_and_wait(int starter, pid_t root) {
     _exit(0);
 }
 
-/* Whether each of them has begun more than `more` programs since it had begun so many. */
+/* Returns whether each loop has begun or done more than `more` programs since the counts `begun` and `done`. */
 static int all_beyond(const uint64_t *begun, const uint64_t *done, uint64_t more) {
     int all = 1;
     for (int i = 0; i < RUNNERS; i++) all &= __atomic_load_n(&shared->begun[i], __ATOMIC_SEQ_CST) > begun[i] + more;
@@ -101,7 +101,7 @@ static void require_well_ended(pid_t pid) {
 static void check(void) {
     uint64_t begun[RUNNERS], done[STARTERS];
     memcpy(begun, shared->begun, sizeof begun), memcpy(done, shared->done, sizeof done);
-    REQUIRE(COMES_TRUE(all_beyond(begun, done, 10)), "a program did not go on");
+    REQUIRE(COMES_TRUE(all_beyond(begun, done, 10)), "a loop does not continue");
     __atomic_store_n(&shared->stop, 1, __ATOMIC_SEQ_CST);
     for (int i = 0; i < RUNNERS; i++) require_well_ended(runners[i]);
     for (int i = 0; i < STARTERS; i++) require_well_ended(starters[i]);

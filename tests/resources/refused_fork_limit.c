@@ -1,5 +1,5 @@
-/* A child process that may not fork because of RLIMIT_NPROC, as the unprivileged process of sshd. A capture needs a
- * clone of it, so it is refused. */
+/* A child process that may not fork because of RLIMIT_NPROC, like the unprivileged process of sshd. A capture needs to
+ * clone it: not carried. */
 #include "resource.h"
 
 #include <sys/resource.h>

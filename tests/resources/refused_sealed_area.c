@@ -1,7 +1,7 @@
 /* A sealed mapping (mseal(2)): not carried. */
 #include "resource.h"
 
-#define SYS_MSEAL 462 /* Linux 6.10; libc may not have it yet */
+#define SYS_MSEAL 462 /* since Linux 6.10; libc may lack it */
 
 static char *area;
 

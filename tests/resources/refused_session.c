@@ -1,5 +1,5 @@
-/* A process in a session that an ended sibling created. Its parent is not a subreaper any more, so the process cannot
- * be orphaned to it again: not carried. */
+/* A process in a session that an ended sibling created. Its parent is no longer a subreaper, so the process cannot be
+ * orphaned to it again: not carried. */
 #include "resource.h"
 
 #include <sys/prctl.h>

@@ -15,10 +15,10 @@ static void set_up(void) {
 
 static void check(void) {
     uint64_t passed_ns = now_ns(CLOCK_MONOTONIC) - began_ns;
-    REQUIRE(passed_ns < 1000000000000000ull, "the clock went ahead");
+    REQUIRE(passed_ns < 1000000000000000ull, "the process has the clock of the namespace");
     int status;
     pid_t pid = fork();
     REQUIRE(pid >= 0);
     if (pid == 0) _exit(now_ns(CLOCK_MONOTONIC) - began_ns >= 1000000000000000ull ? 0 : 1);
-    REQUIRE(waitpid(pid, &status, 0) == pid && status == 0, "a child has the clock of its parent");
+    REQUIRE(waitpid(pid, &status, 0) == pid && status == 0, "a child process has its parent's clock");
 }

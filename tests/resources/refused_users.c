@@ -6,7 +6,8 @@
 
 static void set_up(void) {
     REQUIRE(setresgid(65534, 65534, 65534) == 0 && setresuid(65534, 65534, 65534) == 0);
-    /* Who has changed users cannot be looked at by its own, and owns nothing of its /proc. */
+    /* Makes the process dumpable again. After setresuid(2), root owns its files in /proc, and its own user cannot trace
+     * it. */
     REQUIRE(prctl(PR_SET_DUMPABLE, 1) == 0);
     REQUIRE(unshare(CLONE_NEWUSER) == 0);
     int map = open("/proc/self/uid_map", O_WRONLY | O_CLOEXEC);

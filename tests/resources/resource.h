@@ -1,8 +1,8 @@
-/* Common parts of the programs of this directory. Each program has one kernel resource: set_up() makes it, and check()
- * tests that it is unchanged, in a child and in the parent. `main` is here.
+/* Common parts of the programs of this directory, with `main`. Each program has one kernel resource: set_up() makes it,
+ * and check() tests that it is unchanged, in a child and in the parent.
  *
- *  program ─ set_up ─ `ready PID 0` ─ `tick …` every 2 ms ─┬─ payload there: a child ──────┬─ check ─ `PASS`, status 0
- *                                                          └─ file ARGUMENT there: parent ─┘       `FAIL …`, status 1
+ *  program ─ set_up ─ `ready PID 0` ─ `tick …` every 2 ms ─┬─ payload found: a child ──────┬─ check ─ `PASS`, status 0
+ *                                                          └─ file ARGUMENT found: parent ─┘       `FAIL …`, status 1
  */
 #pragma once
 
@@ -32,16 +32,16 @@
 #define TICK_NS 2000000L
 #define PATH_BYTES_MAX 256
 
-/* How long something may take that happens by itself, on a busy machine. */
+/* Longest wait for an event, on a busy machine, in milliseconds. */
 #define PATIENCE_MS 40000
 
 static int is_child;
-static char directory[PATH_BYTES_MAX]; /* of the program's own, in which it may leave files */
+static char directory[PATH_BYTES_MAX]; /* the program's own directory, in which it may leave files */
 
 static void set_up(void);
 static void check(void);
 
-/* Ends the program with the position and the text of a difference. */
+/* Ends the program if a condition is false, and prints the position, the condition and an optional text. */
 #define REQUIRE(condition, ...)                                                                                        \
     do {                                                                                                               \
         if (!(condition)) differs(__FILE__, __LINE__, #condition, " " __VA_ARGS__);                                     \
@@ -60,8 +60,8 @@ __attribute__((noreturn, format(printf, 4, 5), unused)) static void differs(cons
     _exit(1);
 }
 
-/* Calls `remove` after any end of the program, in a process that waits for the end of a pipe. The copy of the pipe in a
- * child has no effect. */
+/* Calls `remove` in another process when the program has ended in any way. That process waits for the end of a pipe,
+ * whose copy in a child has no effect. */
 __attribute__((unused)) static void at_end(void (*remove)(void)) {
     int ends[2];
     char byte;
@@ -77,7 +77,7 @@ __attribute__((unused)) static void at_end(void (*remove)(void)) {
     close(ends[0]);
 }
 
-/* A name for a file in the program's directory. */
+/* Returns a path in the program's directory. */
 __attribute__((unused)) static const char *path_of(const char *name) {
     static char paths[8][2 * PATH_BYTES_MAX];
     static unsigned next;
@@ -92,7 +92,7 @@ __attribute__((unused)) static uint64_t now_ns(clockid_t clock) {
     return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
 }
 
-/* Waits until a condition holds; whether it came to. */
+/* Waits until a condition holds, at most PATIENCE_MS. The value is whether it holds. */
 #define COMES_TRUE(condition)                                                                                          \
     __extension__({                                                                                                    \
         int holds = 0;                                                                                                 \
@@ -107,7 +107,7 @@ __attribute__((unused)) static void block(int signal) {
     REQUIRE(pthread_sigmask(SIG_BLOCK, &set, NULL) == 0);
 }
 
-/* Takes a blocked signal. */
+/* Waits for a blocked signal and takes it. */
 __attribute__((unused)) static siginfo_t take(int signal) {
     sigset_t set;
     siginfo_t info;
@@ -124,7 +124,7 @@ __attribute__((unused)) static char *map_private(size_t bytes, int protection) {
     return (char *)at;
 }
 
-/* Whether the byte can be read, tested in a forked process. */
+/* Returns whether a byte can be read, tested in a forked process. */
 __attribute__((unused)) static int is_readable(const volatile char *at) {
     int status;
     pid_t pid = fork();
@@ -139,7 +139,7 @@ __attribute__((unused)) static int is_readable(const volatile char *at) {
     return WIFEXITED(status);
 }
 
-/* The line of a file that begins so, without that; whether there is one. */
+/* Stores the rest of the first line of a file that begins with `begin`. Returns whether there is such a line. */
 __attribute__((unused)) static int read_line(const char *path, const char *begin, char *line, size_t bytes) {
     FILE *file = fopen(path, "re");
     REQUIRE(file, "%s", path);
@@ -150,7 +150,7 @@ __attribute__((unused)) static int read_line(const char *path, const char *begin
     return found;
 }
 
-/* Whether the kernel shows a flag of the area that an address is in (proc_pid_smaps(5), VmFlags). */
+/* Returns whether the mapping that contains an address has a flag (proc_pid_smaps(5), VmFlags). */
 __attribute__((unused)) static int area_has_flag(const void *at, const char *flag) {
     char line[1024], wanted[8];
     unsigned long start, end;

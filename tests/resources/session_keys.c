@@ -24,7 +24,7 @@ static void check(void) {
     }
     char keys[64];
     long bytes = syscall(SYS_keyctl, KEYCTL_READ, KEY_SPEC_SESSION_KEYRING, keys, sizeof keys);
-    REQUIRE(bytes == 0, "there are %ld bytes of numbers of keys", bytes);
+    REQUIRE(bytes == 0, "the keyring has %ld bytes of key ids", bytes);
     REQUIRE(find("farfork-parent") == -1 && errno == ENOKEY);
     REQUIRE(find("farfork-child") == -1 && errno == ENOKEY);
     pid_t other = fork();

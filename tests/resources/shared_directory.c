@@ -1,5 +1,5 @@
 /* Processes that share root, current directory and umask with their parents (clone(2), CLONE_FS): a child and its
- * child, next to a child with its own. A change by one applies to all that share. */
+ * child. Another child has its own. A change by one process applies to all that share. */
 #include "resource.h"
 
 #include <sched.h>
@@ -32,7 +32,7 @@ static __attribute__((noreturn)) void live(int which, pid_t parent) {
     while (!__atomic_load_n(&shared->is_asked[which], __ATOMIC_SEQ_CST)) usleep(1000);
     if (!getcwd(shared->directory[which], PATH_BYTES_MAX)) _exit(3);
     shared->mask[which] = mask();
-    /* The grandchild is first: all others that share find its change. */
+    /* The grandchild is asked first: all others that share the directory must find its change. */
     if (which == GRANDCHILD) {
         if (chdir("/") != 0) _exit(4);
         umask(0123);
@@ -54,7 +54,7 @@ static void set_up(void) {
         REQUIRE(COMES_TRUE(__atomic_load_n(&shared->is_ready[which], __ATOMIC_SEQ_CST)));
     }
     REQUIRE(COMES_TRUE(__atomic_load_n(&shared->is_ready[GRANDCHILD], __ATOMIC_SEQ_CST)));
-    /* The child with its own directory is not affected. */
+    /* This must not affect the child with its own directory. */
     REQUIRE(chdir(directory) == 0);
     umask(027);
 }

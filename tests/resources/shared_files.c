@@ -1,6 +1,6 @@
-/* Processes that share their descriptor tables with their parents (clone(2), CLONE_FILES): a child and its child, and
- * a stopped child; next to a child with its own table and a child that shares that one. A file that one opens, closes
- * or locks changes for all that share. */
+/* Processes that share their descriptor tables with their parents (clone(2), CLONE_FILES): a child and its child, and a
+ * stopped child. Another child has its own table, which its child shares. A file that one process opens, closes or
+ * locks changes for all that share the table. */
 #include "resource.h"
 
 #include <sched.h>
@@ -8,8 +8,8 @@
 #include <sys/prctl.h>
 
 #define DESCRIPTORS_MAX 4096
-#define PAYLOAD 1000 /* children find theirs open there */
-#define HIGH 900     /* of the child's that has its own */
+#define PAYLOAD 1000 /* descriptor at which a child finds its payload */
+#define HIGH 900     /* descriptor of the child that has its own table */
 
 enum { ROOT, SHARER, GRANDCHILD, APART, APARTS_CHILD, STOPPED, COUNT };
 
@@ -23,7 +23,7 @@ static int file, counter, ends[2];
 
 static pid_t born(int flags) { return (pid_t)syscall(SYS_clone, flags | SIGCHLD, 0, 0, 0, 0); }
 
-/* How many descriptors are open. */
+/* Returns the number of open descriptors, without the payload. */
 static int count(void) {
     int found = 0;
     for (int number = 0; number < DESCRIPTORS_MAX; number++)
@@ -44,13 +44,13 @@ static int has_score(int wanted) {
     return close(own) == 0 && is_read && atoi(text) == wanted;
 }
 
-/* Locks the file, or tests whether processes of another table have locked it. */
+/* Locks a range of the file (F_SETLK), or tests whether processes with another table have locked it (F_GETLK). */
 static int lock(int command) {
     struct flock range = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 2, .l_len = 3};
     return fcntl(file, command, &range) == 0 && range.l_type == F_WRLCK;
 }
 
-/* The checks of each process, in the order of the requests. */
+/* Checks the files in a process. The cases are in the order of the requests. Returns whether all is as expected. */
 static int look(int which) {
     uint64_t value;
     char byte;
@@ -113,7 +113,7 @@ static void set_up(void) {
     REQUIRE(waitpid(shared->pids[STOPPED], &status, WUNTRACED) == shared->pids[STOPPED] && WIFSTOPPED(status));
     uint64_t value = 7;
     REQUIRE(write(counter, &value, sizeof value) == sizeof value);
-    /* Also changes the offset for processes that were forked before. */
+    /* The offset also changes for processes that were forked before. */
     REQUIRE(lseek(file, 5, SEEK_SET) == 5);
     before = count();
 }

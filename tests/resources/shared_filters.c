@@ -41,7 +41,7 @@ static void set_up(void) {
 static void check(void) {
     char line[64];
     long refusing = deny(SYS_getppid, 33, SECCOMP_FILTER_FLAG_TSYNC);
-    REQUIRE(refusing == 0, "thread %ld of %d does not take it", refusing, getpid());
+    REQUIRE(refusing == 0, "thread %ld of %d does not accept the filter", refusing, getpid());
     REQUIRE(read_line("/proc/self/status", "Seccomp_filters:", line, sizeof line) && atoi(line) == 3, "%s", line);
     go_on = 1;
     for (int i = 0; i < THREADS; i++) REQUIRE(pthread_join(threads[i], NULL) == 0);

@@ -1,6 +1,6 @@
-/* Processes that share their parent's address space (clone(2), CLONE_VM): one that shares only that and has its own
- * session and thread, and its child; one that shares everything possible, including signal handlers; and a stopped
- * one. Another child has its own memory and shares it with its child. Writes, maps, moves and unmaps apply to all that
+/* Processes that share their parent's address space (clone(2), CLONE_VM). One shares only the address space, and has
+ * its own session, a thread and a child. One shares everything possible, including signal handlers. One is stopped.
+ * Another child has its own memory and shares it with its child. Writes, maps, moves and unmaps apply to all that
  * share, including missing pages.
  *
  * The processes share thread-local storage, so none uses errno while others run. */
@@ -18,7 +18,7 @@ enum { LOOK, END };
 
 static uint32_t has_handled;
 
-/* In shared memory, for processes with their own address space. */
+/* In shared memory, because some processes have their own address space. */
 static struct {
     uint32_t is_ready[COUNT], asked[COUNT], answered[COUNT], is_like_before[COUNT], has_ended, ticks;
     pid_t pids[COUNT], thread;
@@ -51,14 +51,14 @@ static void on_own_signal(int signal) {
     __atomic_add_fetch(&has_handled, 100, __ATOMIC_SEQ_CST);
 }
 
-/* An orphaned process ends with the root process. */
+/* Sleeps for a millisecond. Ends the process if the root process has ended. */
 static void rest(void) {
     struct timespec interval = {0, 1000000};
     syscall(SYS_nanosleep, &interval, NULL);
     if (syscall(SYS_kill, shared->pids[ROOT], 0) != 0) syscall(SYS_exit_group, 1);
 }
 
-/* A thread of the sharer's: it counts, and keeps its id. */
+/* A thread of SHARER: it counts its turns, and stores its thread id. */
 static __attribute__((noreturn)) int tick(void *unused) {
     (void)unused;
     for (;;) {
@@ -68,7 +68,7 @@ static __attribute__((noreturn)) int tick(void *unused) {
     }
 }
 
-/* A fork of a sharer's has the memory as it is by then, on its own. */
+/* Returns whether a process that a sharer forks has its own copy of the memory. */
 static int forks(void) {
     int status;
     pid_t child = (pid_t)syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
@@ -81,7 +81,7 @@ static int forks(void) {
            WEXITSTATUS(status) == 33 && area[96 * WORDS] == word_of(96);
 }
 
-/* The checks of each process. */
+/* Checks the memory in a process. Returns whether all is as expected. */
 static int look(int which) {
     uint32_t ticks;
     switch (which) {
@@ -104,7 +104,7 @@ static int look(int which) {
     case STOPPED: return area[41 * WORDS] == 8;
     case APART: return is_whole(area, 0, 64);
     case APARTS_CHILD:
-        /* First while its parent runs, then when no other process has the memory. */
+        /* Asked twice: while its parent runs, and when no other process has the memory. */
         if (!shared->has_ended) return is_whole(area, 64, 128) && getppid() == shared->pids[APART];
         return is_whole(area, 0, AREA_PAGES) && getppid() != shared->pids[APART];
     default: return 0;
@@ -184,7 +184,7 @@ static void end(int which) {
 static void check(void) {
     area[40 * WORDS] = 7;
     ask(SHARER);
-    /* Its changes of the memory, while most pages were missing. */
+    /* The sharer has changed the memory while most pages were missing. */
     REQUIRE(area[41 * WORDS] == 8 && gone[0] == 9 && has_handled == 100, "%u", has_handled);
     for (unsigned long page = 192; page < 208; page++) REQUIRE(moved[(page - 192) * WORDS] == word_of(page), "page %lu", page);
     REQUIRE(msync((void *)(area + 192 * WORDS), PAGE_BYTES, MS_ASYNC) == -1 && errno == ENOMEM);

@@ -1,5 +1,5 @@
-/* Listening sockets on a common port (SO_REUSEPORT): a pair that still has the option, a pair of which one has cleared
- * it, and a pair that has cleared it. Each pair accepts connections. */
+/* Listening sockets on a common port (SO_REUSEPORT): a pair that still has the option, a pair of which one socket has
+ * cleared it, and a pair of which both have cleared it. Each pair accepts connections. */
 #include "resource.h"
 
 #include <netinet/in.h>
@@ -19,7 +19,7 @@ static int listening(struct sockaddr_in *address) {
     return fd;
 }
 
-/* The first so many of a pair have the option no more. */
+/* The index of a pair is the number of its sockets that clear the option. */
 static void set_up(void) {
     int off = 0;
     for (int pair = 0; pair < PAIRS; pair++) {
@@ -35,7 +35,7 @@ static void check(void) {
         socklen_t length = sizeof value;
         for (int i = 0; i < 2; i++)
             REQUIRE(getsockopt(listeners[pair][i], SOL_SOCKET, SO_REUSEPORT, &value, &length) == 0 && value == (i >= pair), "pair %d: %d", pair, value);
-        /* The kernel spreads connections among those that have the option. */
+        /* The kernel spreads connections among the sockets that have the option. */
         for (int i = 0; i < 64; i++) {
             int client = socket(AF_INET, SOCK_STREAM, 0);
             REQUIRE(connect(client, (struct sockaddr *)&addresses[pair], sizeof addresses[pair]) == 0);

@@ -15,7 +15,7 @@ static void set_up(void) {
 
 static void check(void) {
     struct signalfd_siginfo info;
-    REQUIRE(poll(&(struct pollfd){.fd = fd, .events = POLLIN}, 1, 0) == 1, "nothing waits");
+    REQUIRE(poll(&(struct pollfd){.fd = fd, .events = POLLIN}, 1, 0) == 1, "no signal can be read");
     REQUIRE(read(fd, &info, sizeof info) == sizeof info && info.ssi_signo == (uint32_t)SIGRTMIN + 4 && info.ssi_int == 4711);
     REQUIRE(kill(getpid(), SIGUSR2) == 0 && read(fd, &info, sizeof info) == -1 && errno == EAGAIN);
     REQUIRE(kill(getpid(), SIGUSR1) == 0 && read(fd, &info, sizeof info) == sizeof info && info.ssi_signo == SIGUSR1);

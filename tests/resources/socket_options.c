@@ -1,5 +1,5 @@
-/* Rarely used socket options, each read and then set to another value: of UDP, of listening and connected TCP, and of
- * Unix sockets. */
+/* Rarely used socket options, each read and then set to another value: options of UDP, of listening and connected TCP,
+ * and of Unix sockets. */
 #include "resource.h"
 
 #include <netinet/in.h>
@@ -21,7 +21,8 @@ enum { UDP, UDP_V6, LISTENER, UNIX_ONE, UNIX_OTHER, SOCKETS };
 static int sockets[SOCKETS], client, accepted, segment_bytes;
 static struct sockaddr_in address = {.sin_family = AF_INET};
 
-/* `value` is set before the fork and differs from a new socket's; the child sets `later`, to show that its socket works. */
+/* `value` is set before the fork and differs from the default. The check sets `later`, to show that the socket
+ * works. */
 static const struct {
     int socket, level, name, value, later;
 } options[] = {
@@ -68,7 +69,7 @@ static void set_up(void) {
     REQUIRE(socketpair(AF_UNIX, SOCK_STREAM, 0, &sockets[UNIX_ONE]) == 0);
     for (size_t i = 0; i < OPTIONS; i++)
         REQUIRE(!is_known(i) || setsockopt(sockets[options[i].socket], options[i].level, options[i].name, &options[i].value, sizeof(int)) == 0, "option %zu", i);
-    /* An address that no network has, which the option allows. */
+    /* No network has this address. IPV6_FREEBIND allows it. */
     REQUIRE(bind(sockets[UDP_V6], (struct sockaddr *)&address6, sizeof address6) == 0);
     REQUIRE(bind(sockets[LISTENER], (struct sockaddr *)&address, sizeof address) == 0 && listen(sockets[LISTENER], 4) == 0);
     REQUIRE(getsockname(sockets[LISTENER], (struct sockaddr *)&address, &length) == 0);
@@ -78,7 +79,8 @@ static void set_up(void) {
     REQUIRE(segment_bytes > 900 && segment_bytes <= 1000);
 }
 
-/* A descriptor on its way to whom it is not given is refused. */
+/* Sends a descriptor. Returns whether the kernel accepts it: it refuses (EPERM) if the receiver has cleared
+ * SO_PASSRIGHTS. */
 static int sends_descriptor(int from) {
     char control[CMSG_SPACE(sizeof(int))] = {0}, byte = 'x';
     struct iovec vector = {.iov_base = &byte, .iov_len = 1};
@@ -96,12 +98,12 @@ static void check(void) {
         if (!is_known(i)) continue;
         value = option(sockets[options[i].socket], options[i].level, options[i].name);
         REQUIRE(value == options[i].value, "option %zu is %d", i, value);
-        if (options[i].name == SO_PASSRIGHTS) REQUIRE(!sends_descriptor(sockets[UNIX_ONE]) && errno == EPERM, "descriptors are taken");
+        if (options[i].name == SO_PASSRIGHTS) REQUIRE(!sends_descriptor(sockets[UNIX_ONE]) && errno == EPERM, "the receiver accepts descriptors");
     }
     value = option(client, IPPROTO_TCP, TCP_MAXSEG);
     REQUIRE(value == segment_bytes, "segments of %d bytes", value);
     REQUIRE(send(client, "x", 1, 0) == 1 && recv(accepted, &value, 1, 0) == 1);
-    /* One that is new has nothing of it. */
+    /* A new socket does not have IPV6_FREEBIND. */
     REQUIRE(bind(fresh, (struct sockaddr *)&other, sizeof other) == -1 && errno == EADDRNOTAVAIL && close(fresh) == 0);
     for (size_t i = 0; i < OPTIONS; i++) {
         if (!is_known(i)) continue;
@@ -109,5 +111,5 @@ static void check(void) {
         REQUIRE(option(sockets[options[i].socket], options[i].level, options[i].name) == options[i].later, "option %zu", i);
     }
     for (size_t i = 0; i < OPTIONS; i++)
-        if (options[i].name == SO_PASSRIGHTS && is_known(i)) REQUIRE(sends_descriptor(sockets[UNIX_ONE]), "descriptors are not taken");
+        if (options[i].name == SO_PASSRIGHTS && is_known(i)) REQUIRE(sends_descriptor(sockets[UNIX_ONE]), "the receiver does not accept descriptors");
 }

@@ -12,7 +12,7 @@ static pid_t start_stopped(void) {
     pid_t parent = getpid(), pid = pipe(ends) == 0 ? fork() : -1;
     REQUIRE(pid >= 0);
     if (pid == 0) {
-        /* Nothing else ends a stopped process whose parent was killed, so it is stopped only after this. */
+        /* Before the stop, because nothing else would end a stopped process whose parent is killed. */
         if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0 || getppid() != parent || write(ends[1], "x", 1) != 1) _exit(1);
         close(ends[0]), close(ends[1]);
         for (;;) pause();
@@ -32,13 +32,13 @@ static void set_up(void) {
 static void require_stop(pid_t pid) {
     int status;
     REQUIRE(waitpid(pid, &status, WUNTRACED) == pid && WIFSTOPPED(status) && WSTOPSIG(status) == SIGSTOP, "status %x", status);
-    REQUIRE(waitpid(pid, &status, WUNTRACED | WNOHANG) == 0, "one stop is told of twice");
+    REQUIRE(waitpid(pid, &status, WUNTRACED | WNOHANG) == 0, "a stop is reported twice");
 }
 
 static void check(void) {
     int status;
     alarm(PATIENCE_MS / 1000);
-    REQUIRE(waitpid(reported, &status, WUNTRACED | WNOHANG) == 0, "a stop that was waited for is told of again: %x", status);
+    REQUIRE(waitpid(reported, &status, WUNTRACED | WNOHANG) == 0, "a reported stop is reported again: %x", status);
     require_stop(unreported);
     pid_t both[] = {unreported, reported};
     for (int i = 0; i < 2; i++) {

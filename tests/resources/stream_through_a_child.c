@@ -12,7 +12,7 @@ static struct {
 static pid_t reader;
 static int before;
 
-/* Reads the output of the program, records its end, and forwards it. */
+/* Reads the program's output, forwards it, and records the last piece. */
 static __attribute__((noreturn)) void pass_on(pid_t parent) {
     char bytes[sizeof shared->last];
     ssize_t length;
@@ -38,7 +38,7 @@ static void set_up(void) {
     close(ends[0]), close(ends[1]);
 }
 
-/* Whether a descriptor of this process and one of another are the same file. */
+/* Returns whether a descriptor of this process and a descriptor of another process are the same file. */
 static int is_one_file(int own, pid_t other, int others) {
     char path[64];
     struct stat a, b;
@@ -52,10 +52,10 @@ static void check(void) {
     int status, waiting;
     REQUIRE(is_one_file(STDOUT_FILENO, reader, STDIN_FILENO) && !is_one_file(STDOUT_FILENO, reader, STDOUT_FILENO));
     REQUIRE(is_one_file(before, reader, STDOUT_FILENO));
-    REQUIRE(COMES_TRUE(ioctl(STDOUT_FILENO, FIONREAD, &waiting) == 0 && waiting == 0), "its reader is not at work");
+    REQUIRE(COMES_TRUE(ioctl(STDOUT_FILENO, FIONREAD, &waiting) == 0 && waiting == 0), "the reader leaves output unread");
     REQUIRE(write(STDOUT_FILENO, line, sizeof line - 1) == sizeof line - 1);
     REQUIRE(COMES_TRUE(memcmp(shared->last, line, sizeof line - 1) == 0));
-    /* The reader ends when the last write end is closed: no other process has it. */
+    /* The reader ends when the last write end is closed. No other process has a write end. */
     REQUIRE(dup2(before, STDOUT_FILENO) == STDOUT_FILENO);
     REQUIRE(waitpid(reader, &status, 0) == reader && WIFEXITED(status) && WEXITSTATUS(status) == 0, "status %x", (unsigned)status);
 }

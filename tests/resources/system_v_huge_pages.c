@@ -18,7 +18,7 @@ static int make_unattached(void) {
     return (unattached = shmget(IPC_PRIVATE, PAGE_BYTES, IPC_CREAT | SHM_HUGETLB | 0600)) >= 0;
 }
 
-/* Removes the segment in the parent. In the child, it ends with its namespace. */
+/* Removes the segment in the parent. In a child, it ends with its namespace. */
 static void remove_unattached(void) { shmctl(unattached, IPC_RMID, NULL); }
 
 static volatile uint64_t *attach(void) {
@@ -37,7 +37,7 @@ static void set_up(void) {
     words = (volatile uint64_t *)shmat(id, NULL, 0);
     REQUIRE((intptr_t)words != -1 && shmctl(id, IPC_RMID, NULL) == 0);
     REQUIRE(area_has_flag((const void *)words, "ht"));
-    /* The second huge page stays untouched. */
+    /* The second huge page of the segment stays untouched. */
     for (size_t at = 0; at < HUGE_BYTES / sizeof *words; at += 500) words[at] = at + 1;
     if ((other = fork_bound()) > 0) return;
     while (words[7] != 8) usleep(1000);
@@ -53,7 +53,7 @@ static void check(void) {
     for (size_t at = 0; at < HUGE_BYTES / sizeof *words; at += 500) REQUIRE(words[at] == at + 1, "word %zu", at);
     for (size_t at = HUGE_BYTES / sizeof *words; at < MAPPED_BYTES / sizeof *words; at += 512) REQUIRE(words[at] == 0);
     words[7] = 8;
-    REQUIRE(COMES_TRUE(words[HUGE_BYTES / sizeof *words] == 9), "a child of its own has it not");
+    REQUIRE(COMES_TRUE(words[HUGE_BYTES / sizeof *words] == 9), "the child process does not share the memory");
     REQUIRE(shmctl(unattached, IPC_STAT, &segment) == 0 && segment.shm_nattch == 0);
     REQUIRE(attach()[511] == 11);
     REQUIRE(kill(other, SIGKILL) == 0);

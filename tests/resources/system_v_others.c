@@ -40,10 +40,10 @@ static void check(void) {
     struct shmid_ds about;
     int taken = semop(semaphores, &down, 1), error = errno, found = msgsnd(queue, &message, 0, IPC_NOWAIT);
     if (is_child) {
-        REQUIRE(taken == -1 && error == EINVAL && found == -1 && errno == EINVAL, "semop gave %d, msgsnd %d", taken, found);
+        REQUIRE(taken == -1 && error == EINVAL && found == -1 && errno == EINVAL, "returned %d and %d", taken, found);
         REQUIRE(shmctl(segment, IPC_STAT, &about) == -1 && errno == EINVAL);
     } else {
-        REQUIRE(taken == 0 && found == 0, "semop gave %d, msgsnd %d", taken, found);
+        REQUIRE(taken == 0 && found == 0, "returned %d and %d", taken, found);
         REQUIRE(shmctl(segment, IPC_STAT, &about) == 0);
     }
 }

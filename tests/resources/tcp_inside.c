@@ -1,5 +1,5 @@
-/* TCP connections over loopback within the process: from a socket that still listens and from a closed one; of IPv4
- * and IPv6; with data in flight, also more than a new socket has room for; with one end shut down; and their options. */
+/* TCP connections over loopback within the process, of IPv4 and IPv6: from a socket that still listens and from a
+ * closed one. They have data in flight, also more than a new socket has room for; one end shut down; and options. */
 #include "resource.h"
 
 #include <netinet/in.h>
@@ -84,7 +84,7 @@ static void check(void) {
     check_ends();
     require_read(server, "to server", 9);
     require_read(client, "to client", 9);
-    /* In both directions, more than fits at once. */
+    /* Sends more than fits at once, in both directions. */
     for (int turn = 0; turn < 20; turn++) {
         ssize_t sent = send(turn % 2 ? server : client, many, sizeof many, MSG_DONTWAIT);
         REQUIRE(sent > 0);
@@ -100,7 +100,7 @@ static void check(void) {
     require_read(client_6, "answer", 6);
     REQUIRE(close(client) == 0 && poll(&(struct pollfd){.fd = server, .events = POLLIN}, 1, PATIENCE_MS) == 1);
     REQUIRE(read(server, &byte, 1) == 0);
-    /* The listening socket is where it was. */
+    /* The listening socket still has its port. */
     client = socket(AF_INET, SOCK_STREAM, 0);
     REQUIRE(connect(client, (struct sockaddr *)&theirs, sizeof theirs) == 0 && accept(listener, NULL, NULL) >= 0);
 }

@@ -25,7 +25,7 @@ static void set_up(void) {
 static void serve(int listener, int family, const void *at, socklen_t length) {
     char byte = 0;
     int client = socket(family, SOCK_STREAM, 0);
-    REQUIRE(connect(client, (const struct sockaddr *)at, length) == 0, "nobody listens");
+    REQUIRE(connect(client, (const struct sockaddr *)at, length) == 0, "no socket listens");
     REQUIRE(poll(&(struct pollfd){.fd = listener, .events = POLLIN}, 1, PATIENCE_MS) == 1);
     int server = accept(listener, NULL, NULL);
     REQUIRE(server >= 0 && write(client, "c", 1) == 1 && read(server, &byte, 1) == 1 && byte == 'c');

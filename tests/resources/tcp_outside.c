@@ -34,7 +34,7 @@ static void set_up(void) {
     pid_t between = fork();
     REQUIRE(between >= 0);
     if (between == 0) {
-        if (fork() != 0) _exit(0); /* the other process is no descendant of a captured one */
+        if (fork() != 0) _exit(0); /* the other process must not descend from a captured one */
         int accepted = accept(listener, NULL, NULL), made = socket(AF_INET, SOCK_STREAM, 0);
         REQUIRE(accepted >= 0 && connect(made, (struct sockaddr *)&other, sizeof other) == 0);
         close(listener), close(others);

@@ -1,4 +1,4 @@
-/* A terminal that a process drives, as a terminal emulator, and that controls the session of its child, as a shell.
+/* A terminal that a process drives, like a terminal emulator, and that controls the session of its child, like a shell.
  * The shell has a job of two processes in the foreground. All can open /dev/tty, and Ctrl-C reaches only the job. */
 #include "resource.h"
 
@@ -20,7 +20,7 @@ static void count(int signal) {
     __atomic_add_fetch(&shared->interrupts[which], 1, __ATOMIC_SEQ_CST);
 }
 
-/* Whether the terminal is unchanged for the process. */
+/* Returns whether the terminal is unchanged for this process. */
 static int is_mine(void) {
     int own = open("/dev/tty", O_RDWR);
     int is_there = own >= 0 && tcgetsid(own) == shared->pids[SHELL] && tcgetpgrp(own) == shared->pids[JOB];
@@ -82,14 +82,14 @@ static void check(void) {
     for (int i = 0; i < COUNT; i++) {
         shared->answers[i] = 0;
         __atomic_store_n(&shared->asked[i], 1, __ATOMIC_SEQ_CST);
-        REQUIRE(COMES_TRUE(__atomic_load_n(&shared->asked[i], __ATOMIC_SEQ_CST) == 0), "process %d of it is gone", i);
-        REQUIRE(shared->answers[i] == 1, "the terminal is not that of process %d", i);
+        REQUIRE(COMES_TRUE(__atomic_load_n(&shared->asked[i], __ATOMIC_SEQ_CST) == 0), "process %d does not answer", i);
+        REQUIRE(shared->answers[i] == 1, "the terminal has changed for process %d", i);
     }
     REQUIRE(tcgetpgrp(master) == shared->pids[JOB] && tcgetsid(master) == shared->pids[SHELL]);
     uint32_t before[COUNT];
     memcpy(before, shared->interrupts, sizeof before);
     REQUIRE(write(master, "\003", 1) == 1);
     REQUIRE(COMES_TRUE(shared->interrupts[JOB] == before[JOB] + 1 && shared->interrupts[JOBS_CHILD] == before[JOBS_CHILD] + 1));
-    REQUIRE(shared->interrupts[SHELL] == before[SHELL], "the shell is not in the foreground");
-    REQUIRE(tcgetsid(master) != getsid(0), "the terminal is the first process's");
+    REQUIRE(shared->interrupts[SHELL] == before[SHELL], "Ctrl-C has reached the shell");
+    REQUIRE(tcgetsid(master) != getsid(0), "the terminal controls the first process's session");
 }

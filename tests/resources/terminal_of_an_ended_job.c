@@ -1,6 +1,6 @@
-/* Two terminals that control their own sessions, as of shells, each with an ended job in the foreground. One shell has
- * waited for its job, so only the number of the group is left. The other has not. On request, both take their
- * terminals back and are then in the foreground. */
+/* Two terminals that control their own sessions, like those of shells, each with an ended job in the foreground. One
+ * shell has waited for its job, so only the number of the process group is left. The other has not waited. On request,
+ * both take their terminals back and are then in the foreground. */
 #include "resource.h"
 
 #include <sys/prctl.h>
@@ -22,7 +22,7 @@ static void count(int signal) {
     __atomic_add_fetch(&own->interrupts, 1, __ATOMIC_SEQ_CST);
 }
 
-/* Whether the job is unchanged: an ended child, or no process. */
+/* Returns whether the job is unchanged: no process if the shell has waited for it, otherwise an ended child. */
 static int has_ended_once(int has_waited) {
     int status = 0;
     pid_t ended = waitpid(own->job, &status, WNOHANG);
@@ -73,8 +73,8 @@ static void check(void) {
         struct shell *shell = &shells[i];
         REQUIRE(tcgetpgrp(masters[i]) == shell->job && tcgetsid(masters[i]) == shell->pid, "terminal %d", i);
         __atomic_store_n(&shell->is_told, 1, __ATOMIC_SEQ_CST);
-        REQUIRE(COMES_TRUE(__atomic_load_n(&shell->has_taken, __ATOMIC_SEQ_CST) != 0), "shell %d is gone", i);
-        REQUIRE(shell->has_taken == 1, "job or terminal of shell %d are not what they were", i);
+        REQUIRE(COMES_TRUE(__atomic_load_n(&shell->has_taken, __ATOMIC_SEQ_CST) != 0), "shell %d does not answer", i);
+        REQUIRE(shell->has_taken == 1, "the job or the terminal of shell %d has changed", i);
         REQUIRE(tcgetpgrp(masters[i]) == shell->pid);
         REQUIRE(write(masters[i], "\003", 1) == 1);
         REQUIRE(COMES_TRUE(__atomic_load_n(&shell->interrupts, __ATOMIC_SEQ_CST) == 1), "shell %d is not interrupted", i);

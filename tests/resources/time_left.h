@@ -1,5 +1,5 @@
-/* The remaining time that a timer may have. The clock is read before and after the timer is armed, and before and after it is
- * read, so that delays of a busy machine do not matter. Include this after resource.h. */
+/* The time that a timer may have left. The clock is read before and after the timer is armed, and before and after it
+ * is read, so that delays of a busy machine do not matter. Include this after resource.h. */
 #pragma once
 
 #define SECOND_NS 1000000000ull
@@ -12,7 +12,8 @@ static void end_arming(void) { arming_ended_ns = now_ns(CLOCK_MONOTONIC); }
 
 static void begin_asking(void) { asking_begun_ns = now_ns(CLOCK_MONOTONIC); }
 
-/* Whether a timer of `whole_s` seconds that was just read may have `left_s` left: the elapsed time, with a tolerance of `less`. */
+/* Returns whether a timer of `whole_s` seconds that was just read may have `left_s` seconds left. `less` is the
+ * tolerance, in seconds. */
 static int may_be_left(long left_s, long whole_s, long less) {
     long gone_min_s = (long)((asking_begun_ns - arming_ended_ns) / SECOND_NS);
     long gone_max_s = (long)((now_ns(CLOCK_MONOTONIC) - arming_begun_ns) / SECOND_NS);

@@ -32,7 +32,7 @@ static void set_up(void) {
     usleep(10000);
 }
 
-/* The flags of its last timerfd_settime(2), as the kernel shows them. */
+/* Returns whether the last timerfd_settime(2) had the flags for an absolute timer that a clock change cancels. */
 static int is_cancelled_by_clock(int fd) {
     char path[64], flags[64];
     snprintf(path, sizeof path, "/proc/self/fdinfo/%d", fd);

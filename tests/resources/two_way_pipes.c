@@ -19,6 +19,6 @@ static void check(void) {
     REQUIRE(write(named, "x", 1) == 1 && read(named, text, 1) == 1);
     REQUIRE(read(both, text, sizeof text) == 5 && memcmp(text, "plain", 5) == 0, "%s", text);
     close(plain[1]);
-    REQUIRE(read(plain[0], text, 1) == -1 && errno == EAGAIN, "the two-way end is no writer");
+    REQUIRE(read(plain[0], text, 1) == -1 && errno == EAGAIN, "the two-way end does not count as a writer");
     REQUIRE(write(both, "y", 1) == 1 && read(plain[0], text, 1) == 1 && text[0] == 'y');
 }

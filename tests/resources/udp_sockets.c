@@ -9,7 +9,7 @@ static int server, client, six, shut[3];
 static struct sockaddr_in address;
 static struct sockaddr_in6 address6;
 
-/* TOS has the kernel choose another priority, which is then set back. */
+/* IP_TOS makes the kernel change the priority. SO_PRIORITY then sets it back. */
 static const struct {
     int level, name, value;
 } options[] = {{IPPROTO_IP, IP_TOS, 8}, {SOL_SOCKET, SO_PRIORITY, 0}, {IPPROTO_IP, IP_MTU_DISCOVER, IP_PMTUDISC_PROBE}, {IPPROTO_IP, IP_RECVTOS, 1}, {SOL_SOCKET, SO_TIMESTAMPNS, 1}, {SOL_SOCKET, SO_RXQ_OVFL, 1}, {SOL_SOCKET, SO_ZEROCOPY, 1}, {SOL_SOCKET, SO_PEEK_OFF, 3}};
@@ -57,6 +57,6 @@ static void check(void) {
         REQUIRE(how == SHUT_WR ? got == -1 && errno == EAGAIN : got == 0, "shutdown %d: got %zd", how, got);
     }
     REQUIRE(poll(&(struct pollfd){.fd = server, .events = POLLIN}, 1, PATIENCE_MS) == 1 && recv(server, text, sizeof text, 0) == 1);
-    REQUIRE(send(client, "hello", 5, 0) == 5, "the connected one sends nowhere");
+    REQUIRE(send(client, "hello", 5, 0) == 5, "the connected socket cannot send");
     REQUIRE(poll(&(struct pollfd){.fd = server, .events = POLLIN}, 1, PATIENCE_MS) == 1 && recv(server, text, sizeof text, 0) == 5);
 }

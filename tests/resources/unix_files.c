@@ -79,7 +79,7 @@ static void check_listener(int listener, int type, const char *name) {
     check_connection(client, accept(listener, NULL, NULL));
 }
 
-/* The directory has only files of the program. */
+/* Requires that the directory has no file of farfork. */
 static void check_directory(void) {
     DIR *files = opendir(directory);
     REQUIRE(files);

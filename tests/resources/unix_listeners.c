@@ -36,7 +36,7 @@ static void check_listener(int listener, int type) {
     char byte;
     int client = socket(AF_UNIX, type, 0), listens = 0;
     REQUIRE(getsockname(listener, (struct sockaddr *)&address, &length) == 0);
-    REQUIRE(connect(client, (struct sockaddr *)&address, length) == 0, "nobody listens");
+    REQUIRE(connect(client, (struct sockaddr *)&address, length) == 0, "no socket listens");
     length = sizeof listens;
     REQUIRE(getsockopt(listener, SOL_SOCKET, SO_ACCEPTCONN, &listens, &length) == 0 && listens);
     int server = accept(listener, NULL, NULL);

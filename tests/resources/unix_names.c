@@ -1,6 +1,6 @@
-/* Unix sockets with names: a datagram socket that is connected to itself, two that are connected to each other, and
- * one that sends to a later socket; and ends of pairs and connections that the kernel has named because of
- * SO_PASSCRED. Receivers get the names of senders. */
+/* Unix sockets with names: a datagram socket that is connected to itself, two that are connected to each other, and one
+ * that sends to a later socket. The kernel has also named ends of pairs and connections, because of SO_PASSCRED.
+ * Receivers get the names of senders. */
 #include "resource.h"
 
 #include <stddef.h>
@@ -33,7 +33,7 @@ static void tell_who(int fd) {
 
 static void named(int fd, struct sockaddr_un *address, socklen_t *bytes) {
     *bytes = sizeof *address;
-    REQUIRE(getsockname(fd, (struct sockaddr *)address, bytes) == 0 && *bytes == 8, "the kernel names nobody");
+    REQUIRE(getsockname(fd, (struct sockaddr *)address, bytes) == 0 && *bytes == 8, "the kernel has not named the socket");
 }
 
 static void exchange(int from, int to, const struct sockaddr_un *sender, socklen_t sender_bytes) {
@@ -66,7 +66,7 @@ static void set_up(void) {
     REQUIRE(connect(client, (struct sockaddr *)&address, length) == 0 && (accepted = accept(listener, NULL, NULL)) >= 0);
     named(sequenced[0], &of_sequenced, &sequenced_bytes), named(client, &of_client, &client_bytes);
     for (int i = 0; i < 2; i++) named(datagrams[i], &of_datagrams[i], &datagrams_bytes[i]);
-    /* On its way in a child, too. */
+    /* This message is in flight at the fork. */
     REQUIRE(send(sequenced[0], "waits", 5, 0) == 5);
 }
 

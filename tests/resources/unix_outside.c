@@ -12,7 +12,7 @@ static void set_up(void) {
     pid_t between = fork();
     REQUIRE(between >= 0);
     if (between == 0) {
-        if (fork() != 0) _exit(0); /* the other process is no descendant of a captured one */
+        if (fork() != 0) _exit(0); /* the other process must not descend from a captured one */
         close(ends[0]);
         while (read(ends[1], &byte, 1) == 1 && write(ends[1], &byte, 1) == 1) continue;
         _exit(0);

@@ -12,7 +12,7 @@ static const struct {
 
 static int sockets[COUNT];
 
-/* Four bytes, and one of its own ends with them. */
+/* Sends four bytes with a descriptor of /dev/null. */
 static void send_file(int from) {
     char control[CMSG_SPACE(sizeof from)] = {0};
     struct iovec piece = {(void *)"data", 4};

@@ -1,6 +1,6 @@
 /* Descriptors in flight in Unix sockets (SCM_RIGHTS), most of them open nowhere else: the end of a pipe after plain
- * bytes of a stream, a file with a shared offset, memory, an eventfd, a timerfd, a directory, the standard output, a
- * socket in flight in itself, a socket with another in flight, and credentials (SCM_CREDENTIALS). */
+ * bytes of a stream, a file with a shared offset, a memfd and an eventfd. Also a timerfd, a directory, the standard
+ * output, a socket in flight in itself, a socket with another in flight, and credentials (SCM_CREDENTIALS). */
 #include "resource.h"
 
 #include <sys/eventfd.h>
@@ -55,14 +55,14 @@ static void set_up(void) {
     send_with(stream[0], "with", ends, 1);
     REQUIRE(write(stream[0], "behind", 6) == 6);
     send_with(stream[0], "last", (int[]){STDOUT_FILENO, file}, 2);
-    /* A socket that has another in it, and is open nowhere else. */
+    /* Sends a socket that has descriptors in flight and is open nowhere else. */
     send_with(inner[0], "in", (int[]){memory, counter}, 2);
     send_with(messages[0], "nested", (int[]){inner[1], timer, place}, 3);
     send_with(messages[1], "itself", messages, 2);
     inner_end = inner[0];
     REQUIRE(close(ends[0]) == 0 && close(memory) == 0 && close(counter) == 0 && close(inner[1]) == 0);
     REQUIRE(close(timer) == 0 && close(place) == 0);
-    /* The message has the credentials of its sender. */
+    /* With SO_PASSCRED, the message has the credentials of its sender. */
     REQUIRE(setsockopt(known[1], SOL_SOCKET, SO_PASSCRED, &on, sizeof on) == 0 && write(known[0], "whose", 5) == 5);
 }
 
@@ -78,7 +78,7 @@ static void check_stream(void) {
     receive_with(stream[1], 2, "th", fds, 0);
     receive_with(stream[1], 64, "behindlast", fds, 2);
     REQUIRE(fstat(fds[0], &one) == 0 && fstat(STDOUT_FILENO, &other) == 0 && one.st_ino == other.st_ino);
-    REQUIRE(read(fds[1], text, 2) == 2 && text[0] == '4' && lseek(file, 0, SEEK_CUR) == 6, "the position is not shared");
+    REQUIRE(read(fds[1], text, 2) == 2 && text[0] == '4' && lseek(file, 0, SEEK_CUR) == 6, "the file offset is not shared");
 }
 
 static void check_nested(void) {

@@ -33,9 +33,9 @@ static void check(void) {
     length = sizeof size;
     REQUIRE(getsockopt(pair[1], SOL_SOCKET, SO_SNDBUF, &size, &length) == 0 && size == usual, "buffer %d", size);
     REQUIRE(recv(pair[1], found, BYTES, MSG_WAITALL) == BYTES && memcmp(sent, found, BYTES) == 0);
-    REQUIRE(recv(pair[0], found, BYTES, MSG_PEEK) == 2 && memcmp(found, "ck", 2) == 0, "looked at from elsewhere");
+    REQUIRE(recv(pair[0], found, BYTES, MSG_PEEK) == 2 && memcmp(found, "ck", 2) == 0, "SO_PEEK_OFF has changed");
     REQUIRE(read(pair[0], found, BYTES) == 4 && memcmp(found, "back", 4) == 0);
-    REQUIRE(read(pair[0], found, 1) == 0, "the other way is not shut down");
+    REQUIRE(read(pair[0], found, 1) == 0, "the other direction is not shut down");
     signal(SIGPIPE, SIG_IGN);
     REQUIRE(write(pair[1], "x", 1) == -1 && errno == EPIPE);
     REQUIRE(write(pair[0], "more", 4) == 4 && read(pair[1], found, BYTES) == 4);

@@ -16,7 +16,7 @@ static void set_up(void) {
     REQUIRE(bind(listener, (struct sockaddr *)&address, sizeof address) == 0 && listen(listener, 4) == 0);
     for (int i = 0; i < 2; i++) clients[i] = socket(AF_UNIX, SOCK_STREAM, 0);
     REQUIRE(bind(clients[0], (struct sockaddr *)&name, sizeof name) == 0);
-    /* The older connection is last. */
+    /* The second client connects first. */
     REQUIRE(connect(clients[1], (struct sockaddr *)&address, sizeof address) == 0);
     REQUIRE(connect(clients[0], (struct sockaddr *)&address, sizeof address) == 0 && shutdown(clients[0], SHUT_WR) == 0);
 }

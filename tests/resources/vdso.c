@@ -1,5 +1,5 @@
-/* The vDSO functions, which read clocks and more without a system call: at the addresses that the program knows, and
- * looked up again, on a node with another kernel. */
+/* The vDSO functions, which read clocks and the current CPU without a system call. They work at the addresses that the
+ * program knows, and when they are looked up again, also on a node with another kernel. */
 #include "resource.h"
 
 #include <elf.h>
@@ -15,12 +15,12 @@ static get_time clock_known;
 static get_day day_known;
 static get_cpu cpu_known;
 
-/* A function of the vDSO at AT_SYSINFO_EHDR. */
+/* Returns the address of a vDSO function, from the symbol table of the library at AT_SYSINFO_EHDR. */
 static uintptr_t look_up(const char *wanted) {
     uintptr_t base = getauxval(AT_SYSINFO_EHDR), strings = 0, symbols = 0, count = 0;
     const Elf64_Ehdr *header = (const Elf64_Ehdr *)base;
     const Elf64_Shdr *section = (const Elf64_Shdr *)(base + header->e_shoff);
-    REQUIRE(memcmp(header->e_ident, ELFMAG, SELFMAG) == 0, "no library at %lx", base);
+    REQUIRE(memcmp(header->e_ident, ELFMAG, SELFMAG) == 0, "no ELF library at %lx", base);
     for (int i = 0; i < header->e_shnum; i++)
         if (section[i].sh_type == SHT_DYNSYM) {
             symbols = base + section[i].sh_offset, count = section[i].sh_size / sizeof(Elf64_Sym);
@@ -28,7 +28,7 @@ static uintptr_t look_up(const char *wanted) {
         }
     for (const Elf64_Sym *one = (const Elf64_Sym *)symbols; count > 0; one++, count--)
         if (strcmp((const char *)strings + one->st_name, wanted) == 0) return base + one->st_value;
-    REQUIRE(0, "no %s", wanted);
+    REQUIRE(0, "the vDSO has no %s", wanted);
     return 0;
 }
 

@@ -13,7 +13,7 @@ use farfork_api::run_dir::{DEFAULT_RUN_DIR, RunDir};
 use farfork_cluster::local::LocalCluster;
 use farfork_trust::{Credentials, DEFAULT_TRUST_DIR, Encryption, TrustDirectory};
 
-/// Options that select the daemon. Every command has them, after its own options.
+/// Options that select the daemon. Every command has them; `--help` lists them after the command's own options.
 #[derive(Args, Clone)]
 pub(crate) struct ConnectionArgs {
     /// Unix socket of the daemon [default: node.sock in FARFORK_RUN_DIR or /run/farfork, or else the socket of the
@@ -42,17 +42,17 @@ impl ConnectionArgs {
         }
     }
 
-    /// Connects to the cluster service of this machine's daemon.
+    /// Connects to the cluster service (`ClusterClient`) of this machine's daemon.
     pub(crate) async fn open_for_cluster(&self) -> anyhow::Result<ClusterClient> {
         Ok(client::connect_cluster(&self.socket_path()).await?)
     }
 
-    /// The identity of this machine, and the authorities that it trusts.
+    /// The trust directory: the identity of this machine, and the authorities that it trusts.
     pub(crate) fn trust_directory(&self) -> TrustDirectory {
         TrustDirectory::new(&self.trust)
     }
 
-    /// The address of a node that is reached over the network, if one is selected.
+    /// The address of `--node`; `None` for the daemon of this machine.
     pub(crate) fn node_address(&self) -> Option<SocketAddr> {
         self.node
     }
@@ -73,7 +73,8 @@ impl ConnectionArgs {
 
 /// Parses an address and a port. Host names are not resolved.
 pub(crate) fn parse_address(text: &str) -> Result<SocketAddr, String> {
-    text.parse().map_err(|_| "write it like 10.0.0.1:7400, an address and a port, no name".to_owned())
+    text.parse()
+        .map_err(|_| "write an IP address and a port, such as 10.0.0.1:7400; host names are not resolved".to_owned())
 }
 
 /// The default run directory.
@@ -81,13 +82,13 @@ pub(crate) fn default_run_dir() -> PathBuf {
     std::env::var_os("FARFORK_RUN_DIR").map_or_else(|| DEFAULT_RUN_DIR.into(), PathBuf::from)
 }
 
-/// Runs a command that only makes requests; one thread is enough for it.
+/// Runs a command that only makes requests. One thread is enough for such a command.
 pub(crate) fn block_on(command: impl Future<Output = anyhow::Result<ExitCode>>) -> anyhow::Result<ExitCode> {
-    // One type for all commands, so that tokio's executor is compiled once.
+    // A single type for all commands, so that tokio's executor is compiled once.
     let command: Pin<&mut dyn Future<Output = anyhow::Result<ExitCode>>> = pin!(command);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let result = runtime.block_on(command);
-    // Does not wait for a thread that may be blocked in read(2) on standard input.
+    // shutdown_background() does not wait for a thread that may be blocked in read(2) on standard input.
     runtime.shutdown_background();
     result
 }

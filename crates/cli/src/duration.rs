@@ -10,7 +10,7 @@ pub(crate) fn format_whole_seconds(duration: Duration) -> String {
 /// Parses a duration: a number with a unit, or several of these, or `0`.
 ///
 /// # Errors
-/// The message says what to write instead; clap names the option and the value.
+/// The text is not a duration. The message says what to write instead; clap adds the option and the value.
 pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
     humantime::parse_duration(text).map_err(|error| {
         let number = text.trim();

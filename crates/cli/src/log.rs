@@ -1,5 +1,5 @@
-//! Logging of the long-running processes, which are the daemon and the pager. It also installs the collector of request
-//! phases.
+//! Logging of the long-running processes: the daemon and the pager. Also installs the tracing layer that collects
+//! request phases.
 
 use std::io;
 

@@ -1,4 +1,4 @@
-//! The one binary, `farfork`: parses the command line and passes it to the command's own file.
+//! The binary `farfork`: parses the command line and calls the file of the command.
 //!
 //! Exit status: 0 success, 1 failure, 2 wrong usage. `fork` of a single attached child exits with the child's status.
 //! `volume check` exits with 3 when the replicas cannot be compared.
@@ -57,7 +57,7 @@ pub(crate) struct GlobalArgs {
 }
 
 impl GlobalArgs {
-    /// The identity of this machine, and the authorities that it trusts.
+    /// The trust directory: the identity of this machine, and the authorities that it trusts.
     fn trust(&self) -> farfork_trust::TrustDirectory {
         self.connection.trust_directory()
     }

@@ -1,5 +1,5 @@
-//! Reads payloads from files or standard input. A payload is the bytes that distinguish one child from another. The
-//! reader stops at the limit, so that a file that is too large takes no more memory than one that fits.
+//! Reads payloads from files or standard input. A payload is the bytes that distinguish one child from another. Reading
+//! stops at the size limit, so a file that is too large uses no more memory than an allowed one.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read as _};
@@ -12,7 +12,7 @@ use tonic::Code;
 /// The path that selects standard input.
 const STDIN: &str = "-";
 
-/// The next step for a user when the data is too large.
+/// The next step that errors about too much data suggest.
 const TOO_LARGE: &str = "leave the data in a file, and pass its path";
 
 /// Reads one payload.

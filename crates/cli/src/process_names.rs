@@ -1,5 +1,5 @@
-//! `ProcessNames`: the names of processes that `farfork run` started. Each name is a file in `parents` of the run
-//! directory that identifies the process. The name of a process that has ended is free.
+//! `ProcessNames`: the names of processes that `farfork run` started. Each name is a file in `RUN_DIR/parents` that
+//! contains the identity of its process. The name of a process that has ended is free.
 
 use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::{self, Write as _};
@@ -12,18 +12,19 @@ use tonic::Code;
 
 use crate::connection::default_run_dir;
 
-/// Longest name, in bytes. It can be read at a glance; a file name may have 255.
+/// Longest name, in bytes. Short enough for tables; a file name could have 255 bytes.
 const NAME_BYTES_MAX: usize = 64;
 
-/// Attempts to create the file of a name. One is repeated if the file belongs to a process that has ended.
+/// Number of attempts to create the file of a name. An attempt is repeated if the file belongs to a process that has
+/// ended.
 const TRIES: usize = 3;
 
-/// A process as a user specifies it.
+/// A process as specified by a user.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum ProcessName {
-    /// By its id.
+    /// Process id.
     Pid(u32),
-    /// By the name that `farfork run` gave it.
+    /// Name that `farfork run --name` gave the process.
     Name(String),
 }
 
@@ -33,24 +34,24 @@ pub(crate) struct ProcessNames {
 }
 
 impl ProcessNames {
-    /// The names of the run directory that the environment selects.
+    /// Opens the names of the run directory that the environment selects.
     pub(crate) fn from_environment() -> Self {
         Self::in_run_dir(&default_run_dir())
     }
 
-    /// The names of a run directory.
+    /// Opens the names of a run directory.
     pub(crate) fn in_run_dir(run_dir: &Path) -> Self {
         Self { directory: run_dir.join("parents") }
     }
 
-    /// Removes the names of processes that have ended, and the directory if it is then empty.
+    /// Removes the names of processes that have ended, and the directory if no names are left.
     pub(crate) fn remove_ended(&self) {
         for entry in fs::read_dir(&self.directory).into_iter().flatten().flatten() {
             if self.read(&entry.file_name().to_string_lossy()).is_none() {
                 let _ = fs::remove_file(entry.path());
             }
         }
-        // Fails while names are left.
+        // rmdir(2) fails while names are left.
         let _ = fs::remove_dir(&self.directory);
     }
 
@@ -97,12 +98,12 @@ impl ProcessNames {
         };
         let found = self.read(name).and_then(|identity| u32::try_from(identity.pid).ok());
         found.ok_or_else(|| {
-            Failure::new(Code::NotFound, format!("process {name}"), "no process that runs has this name")
+            Failure::new(Code::NotFound, format!("process {name}"), "no running process has this name")
                 .with_next_step("give its id, or start it with `farfork run --name`")
         })
     }
 
-    /// Creates the file of a name. Returns the running process that has the name already, if any.
+    /// Creates the file of a name. Returns the running process that already has the name, if any.
     fn write(&self, name: &str, own: ProcessIdentity) -> io::Result<Option<ProcessIdentity>> {
         let path = self.directory.join(name);
         for _ in 0..TRIES {
@@ -119,7 +120,7 @@ impl ProcessNames {
         Err(io::ErrorKind::ResourceBusy.into())
     }
 
-    /// The process of a name, if it still runs.
+    /// Returns the process that has a name, if the process still runs.
     fn read(&self, name: &str) -> Option<ProcessIdentity> {
         let text = fs::read_to_string(self.directory.join(name)).ok()?;
         let identity: ProcessIdentity = text.parse().ok()?;
@@ -135,7 +136,7 @@ pub(crate) fn parse_process(text: &str) -> Result<ProcessName, String> {
     text.parse().map_or_else(|_| parse_name(text).map(ProcessName::Name), |pid| Ok(ProcessName::Pid(pid)))
 }
 
-/// Checks a name. It must differ from a process id, and must not lead out of the directory.
+/// Checks a name. It must not look like a process id, and must not contain a slash.
 ///
 /// # Errors
 /// The error says which names are valid.

@@ -1,4 +1,4 @@
-//! `Signal`: signal names (signal(7), x86-64), with and without `SIG`.
+//! `Signal`: names of signals (signal(7), x86-64), with or without the prefix `SIG`.
 
 use std::str::FromStr;
 
@@ -12,7 +12,7 @@ const NAMES: [&str; 31] = [
 /// Largest signal number, real-time ones included.
 const SIGNAL_MAX: u32 = 64;
 
-/// A signal, as a user specifies it.
+/// A signal as specified by a user.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Signal(pub(crate) u32);
 
@@ -31,7 +31,7 @@ impl FromStr for Signal {
     }
 }
 
-/// `SIGTERM` for 15; `signal N` for a signal without a name.
+/// Returns `SIGTERM` for 15, and `signal N` for a signal without a name.
 pub(crate) fn name(signal: u32) -> String {
     let known = signal.checked_sub(1).and_then(|index| NAMES.get(index as usize));
     known.map_or_else(|| format!("signal {signal}"), |name| format!("SIG{name}"))

@@ -1,12 +1,12 @@
 //! Parses amounts of memory: `512MiB`, `2GiB`, `0`.
 
-/// Units, with their powers of two.
+/// Units and their powers of two.
 const UNITS: [(&str, u32); 4] = [("KiB", 10), ("MiB", 20), ("GiB", 30), ("TiB", 40)];
 
 /// Parses a number of bytes: a whole number with the unit KiB, MiB, GiB or TiB, or `0`.
 ///
 /// # Errors
-/// The message says what to write instead; clap names the option and the value.
+/// The text is not a size. The message says what to write instead; clap adds the option and the value.
 pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
     let text = text.trim();
     let (number, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()));
@@ -23,7 +23,7 @@ pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
     count.checked_mul(1 << shift).ok_or_else(too_large)
 }
 
-/// As `parse_size`, but refuses 0.
+/// Parses a number of bytes, as `parse_size` does, but refuses 0.
 pub(crate) fn parse_nonzero_size(text: &str) -> Result<u64, String> {
     match parse_size(text) {
         Ok(0) => Err("it must be more than 0: write a number and a unit, such as 512MiB or 2GiB".to_owned()),
@@ -31,7 +31,7 @@ pub(crate) fn parse_nonzero_size(text: &str) -> Result<u64, String> {
     }
 }
 
-/// The error for a number whose unit is missing or is none of [`UNITS`]. It says what to write.
+/// Makes the error for a number without a unit, or with a unit that is not in [`UNITS`]. The error says what to write.
 fn unit_error(number: &str, unit: &str) -> String {
     if unit.is_empty() {
         return format!("{number} has no unit: write {number}KiB, {number}MiB or {number}GiB");

@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 const BINARY: &str = env!("CARGO_BIN_EXE_farfork");
 
-/// Runs the binary like a user, without environment variables that would show in its output.
+/// Runs the binary like a user. Removes environment variables that would change its output.
 fn farfork(arguments: &[&str]) -> Output {
     let mut command = Command::new(BINARY);
     command.args(arguments).env_remove("FARFORK_SOCKET").env_remove("FARFORK_RUN_DIR").env_remove("FARFORK_LOG");
@@ -23,7 +23,7 @@ fn text(output: Output) -> String {
     String::from_utf8(output.stdout).expect("UTF-8")
 }
 
-/// Commands that `--help` lists.
+/// Returns the commands that `--help` lists.
 fn commands() -> BTreeSet<String> {
     let help = text(farfork(&["--help"]));
     let list =
@@ -33,7 +33,7 @@ fn commands() -> BTreeSet<String> {
     names.filter(|name| *name != "help").map(str::to_owned).collect()
 }
 
-/// All manual pages, in a temporary directory.
+/// Writes all manual pages to a temporary directory. Returns the directory and the names of the pages.
 fn pages() -> (TempDir, BTreeSet<String>) {
     let directory = tempfile::tempdir().expect("a temporary directory");
     farfork(&["man", "--output", &directory.path().to_string_lossy()]);
@@ -42,7 +42,7 @@ fn pages() -> (TempDir, BTreeSet<String>) {
     (directory, names)
 }
 
-/// The output of a tool on both streams, and whether it succeeded.
+/// Runs a tool. Returns whether it succeeded, and its output on both streams.
 fn said(command: &mut Command) -> (bool, String) {
     let output = command.stdin(Stdio::null()).output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
     let text = [output.stdout, output.stderr].concat();
@@ -65,7 +65,7 @@ fn each_command_has_a_page() {
     for command in commands() {
         assert!(pages.contains(&format!("farfork-{command}.1")), "{command} has no page among {pages:?}");
     }
-    assert!(!pages.iter().any(|page| page.contains("pager")), "what users do not call has no page: {pages:?}");
+    assert!(!pages.iter().any(|page| page.contains("pager")), "a command that users do not call has a page: {pages:?}");
 }
 
 #[test]
@@ -122,7 +122,7 @@ fn pages_are_formatted_without_a_warning() {
         assert_eq!(said(&mut groff), (true, String::new()), "groff about {page}");
     }
     if is_installed("mandoc") {
-        // `error`, because mandoc warns of a page without a date. The date would be the build's.
+        // With `error`, because mandoc warns of a page without a date. The date would be the build's.
         let mut mandoc = Command::new("mandoc");
         mandoc.args(["-T", "lint", "-W", "error"]).args(pages.iter().map(|page| directory.path().join(page)));
         assert_eq!(said(&mut mandoc), (true, String::new()));
@@ -147,7 +147,7 @@ fn completions(directory: &Path, shell: &str, name: &str) -> String {
     path.to_string_lossy().into_owned()
 }
 
-/// The words that bash offers for the last of these words.
+/// Returns the words that bash offers as completions of the last of these words.
 fn offered_by_bash(script: &str, words: &[&str]) -> BTreeSet<String> {
     let quoted: Vec<String> = words.iter().map(|word| format!("'{word}'")).collect();
     let ask = format!(

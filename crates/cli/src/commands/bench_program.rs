@@ -38,16 +38,16 @@ impl BenchProgramArguments {
     }
 }
 
-/// Whether the command is one of `farfork-bench`: it begins with `bench` or `stress`.
+/// Returns whether a command begins with `bench` or `stress`, which `farfork-bench` executes.
 pub(crate) fn has_command(command: &[impl AsRef<OsStr>]) -> bool {
     command.first().map(AsRef::as_ref).is_some_and(|first| first == "bench" || first == "stress")
 }
 
-/// The arguments with which `farfork-bench` prints what `farfork help bench …` or `farfork help stress …` asks for; `None`
-/// for any other command line.
+/// Translates `farfork help bench …` and `farfork help stress …` into arguments of `farfork-bench`. Returns `None` for
+/// any other command line.
 ///
-/// clap handles `help` itself, and this program declares no command below `bench` and `stress`. So the caller asks before
-/// clap parses the command line.
+/// clap handles `help` itself, and this program declares no command below `bench` and `stress`. So the caller must call
+/// this before clap parses the command line.
 pub(crate) fn help_arguments(command_line: impl IntoIterator<Item = OsString>) -> Option<Vec<OsString>> {
     let mut words = command_line.into_iter().skip(1);
     if words.next()? != "help" {
@@ -60,7 +60,7 @@ pub(crate) fn help_arguments(command_line: impl IntoIterator<Item = OsString>) -
     })
 }
 
-/// Replaces this process with `farfork-bench` and these arguments; returns only if that fails.
+/// Replaces this process with `farfork-bench` and these arguments. Returns only if that fails.
 pub(crate) fn execute(arguments: impl IntoIterator<Item = OsString>) -> anyhow::Error {
     let program = match program_path() {
         Ok(program) => program,
@@ -73,16 +73,16 @@ pub(crate) fn execute(arguments: impl IntoIterator<Item = OsString>) -> anyhow::
     }
 }
 
-/// Where the program is, if it is installed.
+/// Returns the path of `farfork-bench` if that file exists.
 ///
 /// # Errors
-/// The path of this program is unknown.
+/// current_exe(3) fails: the path of this program is unknown.
 pub(crate) fn installed_program() -> anyhow::Result<Option<PathBuf>> {
     program_path().map(|program| Some(program).filter(|program| program.exists()))
 }
 
 fn program_path() -> anyhow::Result<PathBuf> {
-    let own = std::env::current_exe().context("the path of this program")?;
+    let own = std::env::current_exe().context("cannot read the path of this program")?;
     Ok(own.with_file_name(PROGRAM))
 }
 

@@ -15,8 +15,8 @@ pub(crate) struct CallTimer {}
 impl CallTimer {
     /// Runs until the daemon has ended, and no call is left.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
-        // A session of its own, so that a signal to the daemon's session does not end the timer. Fails if this process
-        // leads one already.
+        // Starts a new session, so that a signal to the daemon's session does not end the timer. setsid(2) fails if
+        // this process already leads a session.
         let _ = rustix::process::setsid();
         call_timer::run(&std::io::stdin().as_fd().try_clone_to_owned()?);
         Ok(ExitCode::SUCCESS)

@@ -87,7 +87,7 @@ fn volume_object_json(object: &VolumeObject) -> serde_json::Value {
     })
 }
 
-/// `fd 3` of the process itself, `pid 4712, mapping` of a descendant.
+/// Describes an object on a volume: `fd 3` in the process itself, `pid 4712, mapping` in a descendant.
 fn describe_volume_object(pid: u32, object: &VolumeObject) -> String {
     let number = object.fd.map_or_else(String::new, |number| format!(" {number}"));
     let owner = if object.pid == pid { String::new() } else { format!("pid {}, ", object.pid) };

@@ -41,15 +41,15 @@ pub(crate) struct Core {
     output: Option<PathBuf>,
 }
 
-/// A core file that was written.
+/// The result of a written core file, in JSON output.
 #[derive(Debug, Serialize)]
 struct CoreView {
     child: String,
     file: String,
-    /// Its length, including holes.
+    /// Size of the core file, including holes.
     file_bytes: u64,
     threads: u32,
-    /// How long the child was stopped.
+    /// Time for which the child was stopped.
     stopped_us: u64,
 }
 
@@ -58,7 +58,7 @@ impl Core {
         let output = self.output.unwrap_or_else(|| format!("core.{}", self.child).into());
         let unwritable = || format!("core file {} cannot be written", output.display());
         let directory = output.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        // Only its owner may read the file, from the start. It is removed unless it is completed.
+        // Only the owner may read the file, from its creation on. If it is not completed, it is removed.
         let draft = NamedTempFile::new_in(directory).with_context(unwritable)?;
         let client = global.connection.open().await?;
         let CoreEnd { file_bytes, threads, stopped_us } = tokio::select! {
@@ -84,7 +84,7 @@ impl Core {
     }
 }
 
-/// Writes each piece at its offset until the end arrives.
+/// Writes each received piece of memory at its offset until the node sends the end.
 async fn write_core(mut client: Client, child: &str, file: &File) -> anyhow::Result<CoreEnd> {
     let failed = |status| Failure::from_status(format!("child {child}"), &status);
     let request = CoreRequest { child: child.to_owned() };

@@ -16,7 +16,7 @@ use super::up::LocalClusterArgs;
 use crate::process_names::ProcessNames;
 use crate::{GlobalArgs, output};
 
-/// For the client of a volume to end after umount(8): it only drops its memory.
+/// Longest wait for the client of a volume to end after umount(8): the client only frees its memory.
 const CLIENT_END_LIMIT: Duration = Duration::from_secs(5);
 const CLIENT_END_INTERVAL: Duration = Duration::from_millis(20);
 
@@ -56,7 +56,7 @@ impl Down {
 }
 
 /// Refuses to destroy data: programs may still write to a mounted volume. umount(8) returns before the client has
-/// ended, so this waits for a while.
+/// ended, so this waits up to [`CLIENT_END_LIMIT`].
 fn refuse_mounted_volumes(cluster: &LocalCluster) -> anyhow::Result<()> {
     let deadline = Instant::now() + CLIENT_END_LIMIT;
     loop {

@@ -1,4 +1,4 @@
-//! `farfork inspect`: prints everything known about a seed, a child or a node. `inspect_compare` has `--against`.
+//! `farfork inspect`: prints all details of a seed, a child or a node. `inspect_compare` implements `--against`.
 
 use std::process::ExitCode;
 
@@ -46,19 +46,19 @@ pub(crate) struct Inspect {
     against: Option<u32>,
 }
 
-/// A child with the counters of its pager.
+/// A child, with the counters of its pager.
 #[derive(Debug, Serialize)]
 struct ChildDetailView {
     #[serde(flatten)]
     child: ChildView,
-    /// Null if the pager has no counters for it any more; the next two fields too.
+    /// Null if the pager no longer has counters for the child. The same applies to the next two fields.
     faults: Option<u64>,
     pages_fetched: Option<u64>,
     bytes_fetched: Option<u64>,
     pager: Option<PagerView>,
     memory: Option<MemoryView>,
     directory: String,
-    /// CPUs on which its threads may run; each distinct set is listed once.
+    /// CPUs on which the child's threads may run. Each distinct set is listed once.
     affinity: Vec<String>,
 }
 
@@ -70,19 +70,19 @@ struct SeedDetailView {
     mappings: u32,
     file_descriptors: u32,
     shared_memory_bytes: u64,
-    /// Process that holds its memory; a process id of its node.
+    /// Process id, on the seed's node, of the process that holds the seed's memory.
     template_pid: u32,
-    /// Size of the working set: the pages that children get at once.
+    /// Size of the working set: the pages that new children get before they touch them.
     working_set_bytes: u64,
-    /// Memory that only its template holds; null if it has no template.
+    /// Memory that only the seed's template holds; null if the seed has no template.
     own_bytes: Option<u64>,
-    /// Most memory that its template can come to hold; 0 from a node of an earlier release.
+    /// The most memory that the template can hold; 0 from a node of an earlier release.
     held_bytes_max: u64,
-    /// Number of files that its owner keeps open for children.
+    /// Number of files that the seed's owner keeps open for children.
     held_files: u64,
-    /// Paths of files that the parent could write to: that they did not change since prepare cannot be proved.
+    /// Paths of files that the parent could write to. Nothing proves that these files did not change since prepare.
     unproved_files: Vec<String>,
-    /// CPUs that its threads selected; each distinct set is listed once.
+    /// CPUs that the parent's threads selected. Each distinct set is listed once.
     affinity: Vec<String>,
 }
 
@@ -91,7 +91,7 @@ struct SeedDetailView {
 struct NodeDetailView {
     #[serde(flatten)]
     node: NodeView,
-    /// Null if its pager does not answer.
+    /// Null if the node's pager does not answer.
     cache: Option<CacheView>,
     /// Null from a node of an earlier release.
     zygotes: Option<ZygotesView>,
@@ -158,7 +158,8 @@ fn seed_view(detail: SeedDetail) -> SeedDetailView {
     }
 }
 
-/// Prints one field per line with its JSON name. Nested fields have the outer name in front, like a path of `jq`.
+/// Prints one field per line with its JSON name. The name of a nested field begins with the name of the outer field, as
+/// in a path of jq(1).
 fn print_fields(document: &serde_json::Value, within: &str) {
     let fields = document.as_object().into_iter().flatten();
     for (name, value) in fields.filter(|(_, value)| !value.is_null()) {

@@ -1,4 +1,4 @@
-//! `farfork inspect CHILD --against PID`: what the kernel shows of a child, compared with its parent.
+//! `farfork inspect CHILD --against PID`: compares the state that the kernel shows of a child and of its parent.
 
 use std::process::ExitCode;
 
@@ -15,17 +15,17 @@ use crate::output::{self, Table};
 #[derive(Debug, Serialize)]
 struct DifferenceView {
     field: String,
-    /// Null where the parent lacks the field.
+    /// Null if the parent lacks the field.
     parent: Option<String>,
     child: Option<String>,
 }
 
-/// Fields that may differ.
+/// Fields that differ and may differ.
 #[derive(Debug, Serialize)]
 struct ToleratedView {
     pattern: String,
     reason: String,
-    /// They should be equal, but are not yet.
+    /// Whether the fields should be equal, but farfork cannot make them equal yet.
     known_gap: bool,
     count: u32,
     first: Option<DifferenceView>,
@@ -41,7 +41,7 @@ struct ComparisonView {
     tolerated: Vec<ToleratedView>,
 }
 
-/// Compares the two, and prints the differences.
+/// Compares a child with its parent, and prints the differences.
 pub(super) async fn run_comparison(global: &GlobalArgs, child: String, pid: u32) -> anyhow::Result<ExitCode> {
     let mut client = global.connection.open().await?;
     let request = CompareRequest { child: child.clone(), pid, place: None };

@@ -1,5 +1,5 @@
-//! `farfork man`: prints or writes the manual pages that `farfork_terminal::manual` makes. `farfork-bench` adds those of
-//! its own commands.
+//! `farfork man`: prints the manual pages that `farfork_terminal::manual` makes, or writes them to a directory.
+//! `farfork-bench` adds the pages of its own commands.
 
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
@@ -45,8 +45,8 @@ impl Man {
     }
 }
 
-/// Writes the pages of this program, then those of `farfork-bench` if it is installed. It overwrites pages that both
-/// have, because it has more detail on its commands.
+/// Writes the pages of this program, then those of `farfork-bench` if it is installed. Where both have a page,
+/// `farfork-bench` overwrites it, because its page has more detail.
 fn write_all(directory: &Path, pages: &[ManualPage<'_>], json: bool) -> anyhow::Result<()> {
     let mut names = manual::write_pages(directory, pages)?;
     if let Some(program) = bench_program::installed_program()? {
@@ -60,7 +60,7 @@ fn write_all(directory: &Path, pages: &[ManualPage<'_>], json: bool) -> anyhow::
     Ok(())
 }
 
-/// Runs `farfork-bench` to write its pages. Returns their names.
+/// Runs `farfork-bench`, which writes its pages. Returns their names.
 fn pages_of_bench_program(program: &Path, directory: &Path) -> anyhow::Result<Vec<String>> {
     let mut command = Command::new(program);
     command.args(["--json", "man", "--output"]).arg(directory).stderr(Stdio::inherit());

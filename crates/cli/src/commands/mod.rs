@@ -1,5 +1,5 @@
-//! The commands, one file each. A file has the arguments of a command and runs it. The comments on the arguments are
-//! the help text.
+//! The commands, one file each. Each file declares the arguments of a command and runs the command. The doc comments of
+//! the arguments are the help text.
 
 pub(crate) mod bench_program;
 mod call_timer;
@@ -101,7 +101,7 @@ pub(crate) enum Command {
 }
 
 impl Command {
-    /// Runs the command. The result is its exit status.
+    /// Runs the command. Returns its exit status.
     pub(crate) fn run(self, global: GlobalArgs) -> anyhow::Result<ExitCode> {
         match self {
             Command::Up(command) => command.run(&global),

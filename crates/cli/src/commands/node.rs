@@ -28,11 +28,12 @@ use crate::connection::parse_address;
 use crate::log::{self, LogOptions};
 use crate::size::parse_size;
 
-/// A token file is smaller than this, in bytes.
+/// Maximum size of a token file, in bytes.
 const TOKEN_BYTES_MAX: u64 = 1024;
 
-/// How long an idle blocking thread lives. Idle threads take turns, so a call every half second keeps each thread that
-/// started within this time. With the runtime's default of 10 s, that is twenty threads, each with a stack and a heap.
+/// How long an idle thread for blocking calls lives. Idle threads are used in turn: with a call every half second, each
+/// thread that started within this time stays alive. With tokio's default of 10 s, that is twenty threads, each with a
+/// stack and a heap.
 const BLOCKING_THREAD_KEEPALIVE: Duration = Duration::from_secs(2);
 
 /// Run the daemon of a node until SIGTERM or SIGINT.
@@ -189,7 +190,7 @@ impl Node {
     pub(crate) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
         privilege::require_root("it traces processes, and makes namespaces and control groups")?;
         log::start_logging(&self.log)?;
-        // A fixed port by default, so that other nodes recognize the restarted daemon as a new process.
+        // A fixed port by default, so that other nodes recognize a restarted daemon as a new process.
         let next_port = if self.listen.port() == 0 { 0 } else { self.listen.port().wrapping_add(1) };
         let token = self.token_file.as_deref().map(read_token).transpose()?;
         let xcr0 = self.xcr0.filter(|(name, _)| *name == self.name.as_str()).map(|(_, mask)| mask);
@@ -229,7 +230,7 @@ impl Node {
             },
         };
         let object = format!("node {}", options.name);
-        // No more threads than CPUs run at once. Further ones need no malloc arenas of their own.
+        // More threads than CPUs cannot run at once, so more malloc arenas are useless.
         allocator::limit_arenas(thread::available_parallelism().map_or(1, usize::from));
         let mut runtime = tokio::runtime::Builder::new_multi_thread();
         let runtime = runtime.enable_all().thread_keep_alive(BLOCKING_THREAD_KEEPALIVE).build()?;
@@ -238,8 +239,8 @@ impl Node {
     }
 }
 
-/// Reads the join token from a file that only its owner can read, or from a pipe. A command line would be visible to
-/// all users.
+/// Reads the join token from a file that only its owner can read, or from standard input. A token on the command line
+/// would be visible to all users.
 fn read_token(path: &Path) -> anyhow::Result<JoinToken> {
     let object = || format!("token file {}", path.display());
     let bytes = if path == Path::new("-") {
@@ -252,7 +253,8 @@ fn read_token(path: &Path) -> anyhow::Result<JoinToken> {
     std::str::from_utf8(&bytes).with_context(object)?.parse().with_context(object)
 }
 
-/// A port alone means 127.0.0.1, because the metrics have no authentication.
+/// Parses an address and port. A port without an address means 127.0.0.1, because metrics requests are not
+/// authenticated.
 fn parse_metrics(text: &str) -> Result<SocketAddr, String> {
     let local = text.parse().map(|port: u16| SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
     local.or_else(|_| text.parse()).map_err(|_| "write it like 9470 or 10.0.0.1:9470".to_owned())

@@ -42,7 +42,7 @@ impl Nodes {
     }
 }
 
-/// Why a node takes no children; `None` if it takes them.
+/// Returns why a node accepts no children; `None` if it accepts them.
 fn not_ready_reason(node: &NodeView) -> Option<String> {
     (!node.not_ready.is_empty()).then(|| format!("{} is not ready: {}", node.name, node.not_ready))
 }

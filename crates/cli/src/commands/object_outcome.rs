@@ -1,5 +1,5 @@
-//! `ObjectOutcome`: the results of a command that does one thing to several objects. After a failure of one object the
-//! command continues with the others.
+//! `ObjectOutcome`: the result of a command for one of its objects. Such a command does the same to several objects,
+//! and continues after the failure of one.
 
 use std::process::ExitCode;
 
@@ -17,7 +17,7 @@ pub(super) struct ObjectOutcome {
 }
 
 impl ObjectOutcome {
-    /// The result of a request about the `kind` (child, seed) with this id.
+    /// Makes the result of a request about the `kind` (child, seed) with this id.
     pub(super) fn new(kind: &'static str, id: String, answer: Result<(), Status>) -> Self {
         let result = answer.map_err(|status| Failure::from_status(format!("{kind} {id}"), &status));
         Self { kind, id, result }
@@ -33,7 +33,7 @@ impl ObjectOutcome {
     }
 }
 
-/// Reports all outcomes; JSON has them under the key `plural`. The exit status is 1 if one of them is a failure.
+/// Reports all outcomes. In JSON output they have the key `plural`. Returns exit status 1 if one of them is a failure.
 pub(super) fn report_outcomes(plural: &str, outcomes: &[ObjectOutcome], json: bool) -> ExitCode {
     let failures = || outcomes.iter().filter_map(|outcome| outcome.result.as_ref().err());
     failures().for_each(output::print_failure);

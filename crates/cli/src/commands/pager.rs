@@ -25,10 +25,10 @@ pub(crate) struct Pager {
 }
 
 impl Pager {
-    /// Must be the only thread of this process: the pager copies itself by clone(2).
+    /// Must run in the only thread of this process: the pager copies itself by clone(2).
     pub(crate) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
-        // A session of its own, so that a signal to the daemon's session does not end the pager. Fails if this process
-        // leads one already.
+        // Starts a new session, so that a signal to the daemon's session does not end the pager. setsid(2) fails if
+        // this process already leads a session.
         let _ = rustix::process::setsid();
         log::start_logging(&self.log)?;
         let object = format!("pager of {}", self.run_dir.display());

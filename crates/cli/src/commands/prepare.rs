@@ -79,10 +79,10 @@ pub(crate) struct Prepare {
     profile: bool,
 }
 
-/// Between two queries of a seed that is being sealed: as often as people notice a change.
+/// Interval between two queries of a seed that is being sealed. Users do not notice shorter delays.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// A new seed, with its phases if they were requested.
+/// A new seed in JSON output, with its phases if they were requested.
 #[derive(Serialize)]
 struct PrepareView<'a> {
     #[serde(flatten)]
@@ -136,7 +136,7 @@ impl Prepare {
 }
 
 impl Prepare {
-    /// Checks lengths before the request. The error has the length instead of the long text.
+    /// Refuses names and labels that are too long. The error has the length instead of the long text.
     fn check_lengths(&self) -> Result<(), Failure> {
         let refuse = |object: String, bytes_max: usize| {
             let failure = Failure::new(Code::InvalidArgument, object, format!("it may have {bytes_max} bytes at most"));
@@ -155,7 +155,7 @@ impl Prepare {
     }
 }
 
-/// Prints the id alone on standard output, for `SEED=$(farfork prepare …)`. Figures for people are on standard error.
+/// Prints only the id on standard output, for `SEED=$(farfork prepare …)`, and figures for people on standard error.
 fn print(seed: &Seed) {
     eprintln!(
         "{}: {}, {} of memory; stopped for {}; prepare took {}",
@@ -177,7 +177,9 @@ async fn wait_until_sealed(client: &mut Client, id: &str) -> anyhow::Result<Seal
         let answer = client.inspect(request).await;
         let answer = answer.map_err(|status| Failure::from_status(format!("seed {id}"), &status))?.into_inner();
         let Some(Object::Seed(detail)) = answer.object else { anyhow::bail!("{id}: the node's answer is empty") };
-        let Some(seal) = detail.seed.and_then(|seed| seed.seal) else { anyhow::bail!("{id}: it is not to be sealed") };
+        let Some(seal) = detail.seed.and_then(|seed| seed.seal) else {
+            anyhow::bail!("{id}: no sealing was requested")
+        };
         bar.show(seal.done_bytes, seal.total_bytes);
         if seal.state() != SealState::Sealing {
             return Ok(seal);

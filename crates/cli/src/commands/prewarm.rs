@@ -48,7 +48,7 @@ struct PrewarmView {
     node: String,
     /// Size of the seed's working set; null if the node failed.
     set_bytes: Option<u64>,
-    /// The part of it that the node keeps.
+    /// The part of the working set that the node keeps in its page cache.
     cached_bytes: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
@@ -97,7 +97,7 @@ impl NodePrewarm {
     }
 }
 
-/// The nodes that are ready.
+/// Makes a table of the nodes that did not fail.
 fn prewarms_table(prewarms: &[NodePrewarm]) -> Table {
     let mut table = Table::new(&["NODE", ">WORKING SET", ">KEPT"]);
     for NodePrewarm { node, result } in prewarms {

@@ -34,7 +34,7 @@ pub(crate) struct Seeds {
     label: Vec<Label>,
 }
 
-/// A label's name and value.
+/// Name and value of a label.
 pub(super) type Label = (String, String);
 
 impl Seeds {
@@ -59,13 +59,13 @@ impl Seeds {
     }
 }
 
-/// Parses a label.
+/// Parses a label: `NAME=VALUE`.
 pub(super) fn parse_label(text: &str) -> Result<Label, String> {
     let label = text.split_once('=').filter(|(name, _)| !name.is_empty());
     label.map(|(name, value)| (name.to_owned(), value.to_owned())).ok_or_else(|| "write it like team=blue".to_owned())
 }
 
-/// Ids of the cluster's seeds that have these labels.
+/// Returns the ids of the cluster's seeds that have all of these labels.
 pub(super) async fn find_labelled_seeds(client: &mut Client, labels: &[Label]) -> Result<Vec<String>, Failure> {
     let answer = client.list_seeds(request_with_timeout(QUERY_TIMEOUT, ListRequest::default())).await;
     let mut seeds = answer.map_err(|status| Failure::from_status("the node", &status))?.into_inner().seeds;
@@ -99,7 +99,7 @@ fn seeds_table(seeds: Vec<Seed>) -> Table {
     table
 }
 
-/// `sealed`, `sealing 43 %`; empty for a seed without sealing.
+/// Describes the progress of sealing: `sealed`, `sealing 43 %`; empty for a seed without sealing.
 fn seal_text(seal: Option<Seal>) -> String {
     let Some(SealView { state, done_bytes, total_bytes, .. }) = seal.map(SealView::from) else { return String::new() };
     match state {

@@ -43,9 +43,9 @@ pub(crate) struct Settle {
 struct SettleView {
     child: String,
     settled: bool,
-    /// Memory of the seed that has data.
+    /// Size of the seed's memory that has data.
     memory_bytes: u64,
-    /// The part of it that the child did not have when the command began.
+    /// The part of `memory_bytes` that the child did not have when the command began.
     fetched_bytes: u64,
     elapsed_us: u64,
 }
@@ -54,7 +54,7 @@ impl Settle {
     pub(crate) async fn run(self, global: GlobalArgs) -> anyhow::Result<ExitCode> {
         let mut client = global.connection.open().await?;
         let began = Instant::now();
-        // The node continues without this command only after it has accepted the request.
+        // Without a time limit: until the node has accepted the request, it would not continue without this command.
         let mut progress = SettleUpdates::start(&mut client, &self.child).await?;
         let limit = self.timeout.map_or(Duration::MAX, Duration::from_millis);
         let settled = tokio::select! {
@@ -105,7 +105,7 @@ struct SettleUpdates<'a> {
 }
 
 impl<'a> SettleUpdates<'a> {
-    /// Requests that the child settles.
+    /// Requests that the node settles the child. Receives the first report.
     async fn start(client: &mut Client, child: &'a str) -> anyhow::Result<Self> {
         let request = SettleRequest { child: child.to_owned() };
         let mut stream = client.settle(request).await.map_err(settle_failure(child))?.into_inner();

@@ -19,10 +19,10 @@ use crate::GlobalArgs;
 use crate::connection::{block_on, default_run_dir};
 use crate::output::{self, Table};
 
-/// For all nodes of a new cluster to discover each other: a few heartbeats.
+/// Longest wait until all nodes of a new cluster have discovered each other. That takes a few heartbeats.
 const DISCOVERY_LIMIT: Duration = Duration::from_secs(15);
 
-/// Between two queries of the nodes.
+/// Interval between two queries of a node.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Start a cluster of several nodes on this machine, to try or to test farfork.
@@ -101,7 +101,7 @@ impl Up {
     }
 
     fn start_new(self) -> anyhow::Result<LocalCluster> {
-        let program = env::current_exe().context("the path of this program")?;
+        let program = env::current_exe().context("cannot read the path of this program")?;
         let mut config = LocalClusterConfig::new(
             self.cluster.name.as_deref().unwrap_or("local"),
             self.cluster.run_dir(),
@@ -121,7 +121,7 @@ impl Up {
     }
 }
 
-/// Starts a cluster, with progress on a terminal, and waits until its nodes know each other.
+/// Starts a cluster, and waits until its nodes know each other. Shows the progress on a terminal.
 pub(crate) fn start_cluster(config: &LocalClusterConfig) -> anyhow::Result<LocalCluster> {
     let progress = new_spinner();
     let cluster = LocalCluster::up(config, &mut |step| progress.set_message(progress_text(step)))?;
@@ -172,7 +172,7 @@ async fn poll_until_all_alive(sockets: &[PathBuf]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// How many alive nodes a node lists.
+/// Returns the number of alive nodes in the list of a node.
 async fn count_alive_nodes(socket: &Path) -> anyhow::Result<usize> {
     let mut client = client::connect(socket).await?;
     let answer = client.list_nodes(request_with_timeout(QUERY_TIMEOUT, ListNodesRequest {})).await?;

@@ -65,10 +65,10 @@ pub(crate) enum WaitOutcome {
     Ended {
         #[serde(flatten)]
         child: Box<ChildView>,
-        /// With --results: its standard output as UTF-8, unless it returned a result.
+        /// With --results: the child's standard output as UTF-8, unless the child returned a result.
         #[serde(skip_serializing_if = "Option::is_none")]
         stdout: Option<String>,
-        /// With --results: the result that it returned, as UTF-8.
+        /// With --results: the result that the child returned, as UTF-8.
         #[serde(skip_serializing_if = "Option::is_none")]
         result: Option<String>,
     },
@@ -78,13 +78,13 @@ pub(crate) enum WaitOutcome {
     },
 }
 
-/// Exit status 0 if all children ended with 0.
+/// Returns exit status 0 if all children ended with status 0.
 pub(crate) fn exit_code_of_all(ends: &[WaitOutcome]) -> ExitCode {
     let is_well = |end: &WaitOutcome| matches!(end, WaitOutcome::Ended { child, .. } if child.exit_code == Some(0));
     if ends.iter().all(is_well) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Waits for all children. Without `quiet`, prints each outcome when it arrives.
+/// Waits for all children. Unless `quiet`, prints each outcome when it arrives.
 pub(crate) async fn wait_for_all(
     client: &mut Client,
     children: &[String],
@@ -120,14 +120,14 @@ pub(crate) async fn wait_for_all(
     Ok(ends)
 }
 
-/// Takes the bytes as text; `None` if there are none.
+/// Takes the bytes as text; `None` if there are no bytes.
 fn take_text(bytes: &mut Vec<u8>) -> Option<String> {
     let bytes = std::mem::take(bytes);
     (!bytes.is_empty()).then(|| String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// Prints how a child ended. With results, standard output is the children's alone: only failures are printed, on
-/// standard error.
+/// Prints how a child ended. With `results`, standard output is only for the results: failures are printed on standard
+/// error, and successes not at all.
 fn print_outcome(child: &Child, results: bool, quiet: bool) {
     let is_well = child.exit.as_ref().and_then(output::exit_code) == Some(0);
     let text = format!("{}  {}", child.id, exit_text(child.exit.as_ref()));
@@ -144,5 +144,5 @@ fn print_outcome(child: &Child, results: bool, quiet: bool) {
 fn timeout_failure(limit_ms: u64) -> Failure {
     let cause = format!("not all have ended within {limit_ms} ms");
     Failure::new(Code::DeadlineExceeded, "the children", cause)
-        .with_next_step("they run on: see `farfork ps`, wait again or `farfork kill` them")
+        .with_next_step("they keep running: see `farfork ps`, wait again or `farfork kill` them")
 }

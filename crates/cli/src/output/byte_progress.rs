@@ -4,11 +4,11 @@ use std::io::{IsTerminal as _, stderr};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// A bar on standard error, cleared when it is dropped. Hidden if standard error is no terminal.
+/// A progress bar on standard error, cleared when it is dropped. Hidden if standard error is not a terminal.
 pub(crate) struct ByteProgressBar(ProgressBar);
 
 impl ByteProgressBar {
-    /// A bar for the work named `what`.
+    /// Makes a bar with the label `what`.
     pub(crate) fn new(what: &'static str) -> Self {
         let bar = if stderr().is_terminal() { ProgressBar::new(1) } else { ProgressBar::hidden() };
         let style = ProgressStyle::with_template("{msg:10} {bar:40} {bytes} of {total_bytes}, {bytes_per_sec}");
@@ -17,7 +17,7 @@ impl ByteProgressBar {
         Self(bar)
     }
 
-    /// Shows that `done` of `total` bytes are done.
+    /// Shows that `done` of `total` bytes are complete.
     pub(crate) fn show(&self, done: u64, total: u64) {
         self.0.set_length(total.max(1));
         self.0.set_position(done);

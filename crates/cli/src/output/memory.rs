@@ -1,4 +1,4 @@
-//! The cost of a child's memory: the counters of its pager, and how much of the memory is local, shared or remote.
+//! The memory of a child: the counters of its pager, and how much is local, shared or remote.
 
 use farfork_api::v1::{MemoryUse, PagerStats};
 use serde::Serialize;
@@ -27,7 +27,7 @@ pub(crate) struct PagerView {
     pub(crate) pages_inherited: u64,
 }
 
-/// Where a child's memory is. A field is null if it is not known, as for a child that has ended.
+/// Where a child's memory is. A field is null if it is unknown, for example for a child that has ended.
 #[derive(Debug, Serialize)]
 pub(crate) struct MemoryView {
     pub(crate) shared_bytes: Option<u64>,
@@ -91,7 +91,7 @@ pub(crate) fn sum_pager_stats<'a>(counted: impl IntoIterator<Item = &'a PagerSta
     counted.into_iter().fold(PagerStats::default(), add)
 }
 
-/// Adds up the memory of several children, as far as it is known.
+/// Adds up the known values of several children's memory.
 pub(crate) fn sum_memory_use<'a>(used: impl IntoIterator<Item = &'a MemoryUse>) -> MemoryUse {
     let add = |sum: Option<u64>, one: Option<u64>| sum.map(|sum| sum + one.unwrap_or(0)).or(one);
     used.into_iter().fold(MemoryUse::default(), |sum, one| MemoryUse {
@@ -102,7 +102,7 @@ pub(crate) fn sum_memory_use<'a>(used: impl IntoIterator<Item = &'a MemoryUse>) 
     })
 }
 
-/// The counters as sentences, one per line.
+/// Describes the counters in sentences, one per line.
 pub(crate) fn pager_text(stats: &PagerStats) -> String {
     let network_pages = stats.pages_fetched.saturating_sub(stats.pages_same_host);
     let network_bytes = stats.bytes_fetched.saturating_sub(stats.bytes_same_host);
@@ -137,7 +137,7 @@ pub(crate) fn pager_text(stats: &PagerStats) -> String {
     )
 }
 
-/// The location of the memory, as one line.
+/// Describes in one line where the memory is.
 pub(crate) fn memory_text(memory: &MemoryUse) -> String {
     let bytes_text = |count: Option<u64>| count.map_or_else(|| "unknown".to_owned(), format_bytes);
     let resident = match (memory.shared_bytes, memory.private_bytes) {

@@ -5,10 +5,11 @@ use serde::Serialize;
 
 use super::{Table, format_microseconds};
 
-/// Width of a bar, in characters: the table then fits the usual eighty columns.
+/// Width of a bar, in characters. With it, the table fits into eighty columns.
 const BAR_CHARACTERS: usize = 32;
 
-/// Time outside of a phase's parts is shown only from this share of the whole request on, in percent; less is noise.
+/// Minimum share of the whole request, in percent, from which the time outside of a phase's parts is shown. Less is
+/// noise.
 const REST_PERCENT_MIN: u64 = 1;
 
 /// A phase.
@@ -16,9 +17,10 @@ const REST_PERCENT_MIN: u64 = 1;
 pub(crate) struct PhaseView<'a> {
     pub(crate) name: &'a str,
     pub(crate) node: &'a str,
-    /// 0 for the whole request. The parent of a phase is the last phase before it with a lower depth.
+    /// Depth in the tree of phases; 0 for the whole request. A phase is a part of the last phase before it with a lower
+    /// depth.
     pub(crate) depth: u32,
-    /// Microseconds since the request's arrival.
+    /// Start in microseconds since the request arrived.
     pub(crate) start_us: u64,
     pub(crate) duration_us: u64,
 }
@@ -30,13 +32,13 @@ impl<'a> From<&'a Phase> for PhaseView<'a> {
     }
 }
 
-/// The phases in JSON output.
+/// Converts the phases for JSON output.
 pub(crate) fn phase_views(phases: &[Phase]) -> Vec<PhaseView<'_>> {
     phases.iter().map(PhaseView::from).collect()
 }
 
-/// One line for each phase: its time, its share of the whole, and a bar from its start to its end. Time outside of a
-/// phase's parts has a line of its own.
+/// Makes a table with a line for each phase: its time, its share of the whole, and a bar from its start to its end.
+/// Time outside of a phase's parts has a line of its own.
 pub(crate) fn phase_table(phases: &[Phase]) -> String {
     let Some(whole) = phases.first() else {
         return "the node reported no phases".to_owned();
@@ -56,7 +58,7 @@ pub(crate) fn phase_table(phases: &[Phase]) -> String {
     table.render()
 }
 
-/// Time of the first phase that none of its parts accounts for; 0 if it has no parts.
+/// Returns the time of the first phase that is in none of its parts; 0 if the phase has no parts.
 fn unaccounted_us(phases: &[Phase]) -> u64 {
     let (first, others) = phases.split_first().expect("a phase");
     let inside = others.iter().take_while(|phase| phase.depth > first.depth);
@@ -71,14 +73,14 @@ fn percent(part_us: u64, whole_us: u64) -> String {
     format!("{:.1} %", part_us as f64 * 100.0 / whole_us.max(1) as f64)
 }
 
-/// A bar of at least one character, within the bar of the whole.
+/// Draws a bar of at least one character, at the phase's position within the whole request.
 fn phase_bar(phase: &Phase, whole: &Phase) -> String {
     let whole_us = whole.duration_us.max(1) as f64;
     let place = |us: u64| (us as f64 / whole_us * BAR_CHARACTERS as f64).round() as usize;
     let begin_us = phase.start_us.saturating_sub(whole.start_us);
     let begin = place(begin_us).min(BAR_CHARACTERS - 1);
     let end = place(begin_us + phase.duration_us).clamp(begin + 1, BAR_CHARACTERS);
-    // A table without frames trims spaces at the left of a cell, so the padding is another character.
+    // The table trims spaces at the left of a cell, so the padding is another character.
     format!("{}{}", "·".repeat(begin), "█".repeat(end - begin))
 }
 

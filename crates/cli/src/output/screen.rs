@@ -1,16 +1,16 @@
-//! The screen of a command that shows a changing state until it is interrupted. A picture fits the terminal, does not
-//! flicker, and leaves the earlier contents of the terminal alone.
+//! Draws a changing state on the terminal until a command is interrupted. A picture fits the terminal and does not
+//! flicker. Earlier contents of the terminal remain.
 
 use std::io::{self, IsTerminal as _, stdout};
 
 use farfork_terminal::output;
 
-/// Move to the top left corner; clear the rest of a line; clear the rest of the screen (ECMA-48).
+/// Control sequences (ECMA-48): move to the top left corner, clear the rest of a line, clear the rest of the screen.
 const CURSOR_HOME: &str = "\x1b[H";
 const CLEAR_LINE: &str = "\x1b[K";
 const CLEAR_BELOW: &str = "\x1b[J";
 
-/// Assumed for a terminal that does not report its size.
+/// Size that is assumed if a terminal does not report its size.
 const SIZE_DEFAULT: TerminalSize = TerminalSize { lines: 24, columns: 80 };
 
 /// The size of a terminal, in characters.
@@ -20,7 +20,7 @@ pub(crate) struct TerminalSize {
     pub(crate) columns: usize,
 }
 
-/// The terminal's size; `None` if standard output is no terminal.
+/// Returns the terminal's size; `None` if standard output is not a terminal.
 pub(crate) fn terminal_size() -> Option<TerminalSize> {
     let stdout = stdout();
     stdout.is_terminal().then(|| match rustix::termios::tcgetwinsize(&stdout) {
@@ -34,7 +34,7 @@ pub(crate) fn terminal_size() -> Option<TerminalSize> {
 /// Draws a picture over the previous one.
 ///
 /// # Errors
-/// As write(2).
+/// write(2) fails.
 pub(crate) fn draw(picture: &str, size: TerminalSize) -> io::Result<()> {
     output::write_bytes(redraw_sequence(picture, size).as_bytes())
 }

@@ -1,4 +1,4 @@
-//! `PhaseSummary`: the phases of several children in one table. A line has the median and the maximum of a phase.
+//! `PhaseSummary`: the phases of several children in one table. Each line has the median and the maximum of one phase.
 
 use farfork_api::v1::Phase;
 use serde::Serialize;
@@ -9,26 +9,26 @@ use super::{Table, format_microseconds};
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct PhaseSummary {
     pub(crate) name: String,
-    /// As in `PhaseView`.
+    /// Depth in the tree of phases, as in `PhaseView`.
     pub(crate) depth: u32,
-    /// Children that have this phase.
+    /// Number of children that have this phase.
     pub(crate) children: usize,
-    /// Median of their times; of an even number of them, the upper of the middle two.
+    /// Median of the children's times; the upper one of the two middle times if their number is even.
     pub(crate) median_us: u64,
     pub(crate) max_us: u64,
-    /// The node where it took longest.
+    /// The node where the phase took longest.
     pub(crate) max_node: String,
 }
 
-/// A phase at its place in the tree, with the times of all children that have it.
+/// A phase of the tree, with the times of all children that have it.
 struct SummaryRow {
-    /// The names of its ancestors, and its own.
+    /// The names of the phases that contain this phase, and its own name.
     path: Vec<String>,
     times: Vec<(u64, String)>,
 }
 
-/// Merges the phases of several children; parts follow the phase that contains them. A phase that a child has several
-/// times counts as one, with the sum of their times.
+/// Merges the phases of several children. Parts follow the phase that contains them. If a child has a phase several
+/// times, their times are added up.
 pub(crate) fn summarize<'a>(children: impl IntoIterator<Item = &'a [Phase]>) -> Vec<PhaseSummary> {
     let mut rows: Vec<SummaryRow> = Vec::new();
     for phases in children {
@@ -43,7 +43,7 @@ pub(crate) fn summarize<'a>(children: impl IntoIterator<Item = &'a [Phase]>) -> 
     rows.into_iter().map(SummaryRow::summary).collect()
 }
 
-/// A line for each phase.
+/// Makes a table with a line for each phase.
 pub(crate) fn summary_table(phases: &[PhaseSummary]) -> String {
     let mut table = Table::new(&["PHASE", ">CHILDREN", ">MEDIAN", ">LONGEST", "ON"]);
     for phase in phases {
@@ -54,7 +54,7 @@ pub(crate) fn summary_table(phases: &[PhaseSummary]) -> String {
     table.render()
 }
 
-/// The rows of one child.
+/// Returns the rows of one child.
 fn rows_of(phases: &[Phase]) -> Vec<SummaryRow> {
     let mut rows: Vec<SummaryRow> = Vec::new();
     let mut path: Vec<String> = Vec::new();
@@ -69,7 +69,7 @@ fn rows_of(phases: &[Phase]) -> Vec<SummaryRow> {
     rows
 }
 
-/// Inserts a row after row `before`, and after the rows that follow it and are deeper than the new one.
+/// Inserts a row after row `before` and after the deeper rows that follow `before`. Returns the index of the new row.
 fn insert_row(rows: &mut Vec<SummaryRow>, before: Option<usize>, path: Vec<String>) -> usize {
     let mut at = before.map_or(0, |before| before + 1);
     while rows.get(at).is_some_and(|row| row.path.len() > path.len()) {

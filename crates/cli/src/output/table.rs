@@ -11,7 +11,7 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// A table with these headings. A heading that begins with `>` aligns its column to the right.
+    /// Makes a table with these headings. `>` at the start of a heading aligns its column to the right.
     pub(crate) fn new(headings: &[&str]) -> Self {
         let mut grid = Grid::new();
         grid.load_preset(NOTHING);
@@ -26,17 +26,17 @@ impl Table {
         Self { grid }
     }
 
-    /// Adds a row, with as many cells as headings.
+    /// Adds a row. The number of cells must be the number of headings.
     pub(crate) fn add_row(&mut self, cells: impl IntoIterator<Item = String>) {
         self.grid.add_row(cells.into_iter().collect::<Vec<_>>());
     }
 
-    /// Prints it on standard output.
+    /// Prints the table on standard output.
     pub(crate) fn print(&self) {
         print_line(&self.render());
     }
 
-    /// The whole table.
+    /// Formats the whole table.
     pub(crate) fn render(&self) -> String {
         let lines: Vec<String> = self.grid.lines().map(|line| line.trim_end().to_owned()).collect();
         lines.join("\n")

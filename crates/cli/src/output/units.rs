@@ -16,7 +16,7 @@ pub(crate) fn format_threads(count: u32) -> String {
     if count == 1 { "1 thread".to_owned() } else { format!("{count} threads") }
 }
 
-/// How long ago a time was, in its largest unit: `3m`.
+/// Formats the time since a timestamp, in its largest unit: `3m`.
 pub(crate) fn format_age(unix_ms: u64) -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let seconds = now.saturating_sub(Duration::from_millis(unix_ms)).as_secs();
@@ -28,7 +28,7 @@ pub(crate) fn format_age(unix_ms: u64) -> String {
     }
 }
 
-/// The time of day in UTC: `13:05:09`.
+/// Formats the current time of day in UTC: `13:05:09`.
 pub(crate) fn format_time_of_day() -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     format!("{:02}:{:02}:{:02}", now / 3600 % 24, now / 60 % 60, now % 60)
@@ -43,10 +43,10 @@ const INTERPRETERS: [&str; 18] = [
     "Rscript", "ruby", "sh", "zsh",
 ];
 
-/// Shortens a command line: the program and its script without their directories, and the other arguments as far as
-/// they fit.
+/// Shortens a command line: the program and its script without their directories, then as many other arguments as fit.
 ///
-/// The process chooses this text. Control characters, which could move the cursor, are shown as dots.
+/// The process itself chooses the text of its command line. Control characters, which could move the cursor, are
+/// replaced by dots.
 pub(crate) fn shorten_command(text: &str) -> String {
     let text = remove_directories(text);
     let mut shown: String =
@@ -70,7 +70,7 @@ fn remove_directories(command: &str) -> String {
     words.join(" ")
 }
 
-/// The text after the last slash; the whole text if it ends with a slash.
+/// Returns the text after the last slash, or the whole text if it ends with a slash.
 fn base_name(path: &str) -> &str {
     path.rsplit('/').next().filter(|name| !name.is_empty()).unwrap_or(path)
 }
@@ -79,8 +79,8 @@ fn is_interpreter(program: &str) -> bool {
     INTERPRETERS.contains(&program.trim_end_matches(|c: char| c.is_ascii_digit() || c == '.'))
 }
 
-/// The index of an interpreter's first argument that is not an option, unless an option such as `-c` or `-e` is the script
-/// itself.
+/// Returns the index of an interpreter's first argument that is not an option. Returns `None` if an option such as `-c`
+/// or `-e` has the script itself.
 fn find_script(words: &[&str]) -> Option<usize> {
     let index = (1..words.len()).find(|index| !words[*index].starts_with('-'))?;
     let is_code = |option: &&str| !option.starts_with("--") && option.ends_with(['c', 'e']);

@@ -22,19 +22,19 @@ pub(crate) struct SeedView {
     pub(crate) prepare_us: u64,
     pub(crate) frozen: bool,
     pub(crate) created_unix_ms: u64,
-    /// 0 if it never expires.
+    /// 0 if the seed never expires.
     pub(crate) expires_unix_ms: u64,
-    /// Time to live after its last user; 0 if it never expires.
+    /// Time to live after the last use of the seed; 0 if the seed never expires.
     pub(crate) ttl_ms: u64,
-    /// Size of held files that no path leads to any more.
+    /// Size of held files that no longer have a path.
     pub(crate) held_file_bytes: u64,
     pub(crate) labels: BTreeMap<String, String>,
-    /// Some of the objects that need it, and the number of all.
+    /// Some of the objects that need the seed. `needed_by_count` is the number of all.
     pub(crate) needed_by: Vec<String>,
     pub(crate) needed_by_count: u32,
-    /// Null if the seed is not sealed on request.
+    /// Null if sealing was not requested.
     pub(crate) seal: Option<SealView>,
-    /// The resources that its children will lack, or find changed.
+    /// The resources that children of the seed will lack or find changed.
     pub(crate) notes: Vec<String>,
 }
 
@@ -47,7 +47,7 @@ pub(crate) struct SealView {
     pub(crate) total_bytes: u64,
     /// Why sealing failed.
     pub(crate) failure: Option<String>,
-    /// Path of the image on its node, once it is sealed.
+    /// Path of the image on the seed's node, once the seed is sealed.
     pub(crate) image: Option<String>,
 }
 
@@ -98,41 +98,42 @@ pub(crate) struct ChildView {
     pub(crate) child: String,
     pub(crate) node: String,
     pub(crate) seed: String,
-    /// Process id on the host.
+    /// Process id on the child's host.
     pub(crate) pid: u32,
     pub(crate) state: &'static str,
-    /// As in a shell: the child's own status, or 128 + the signal. Null while it runs, and for a lost child.
+    /// Exit status as a shell reports it: the child's own status, or 128 + the signal. Null while it runs, and for a
+    /// lost child.
     pub(crate) exit_code: Option<u32>,
-    /// The signal that killed it.
+    /// The signal that killed the child.
     pub(crate) signal: Option<u32>,
-    /// The limit that it was killed for, as a sentence.
+    /// The limit for which the child was killed, as a sentence.
     pub(crate) limit: Option<String>,
-    /// The keyword of that limit: `time`, `memory` or `node_memory`.
+    /// The keyword of `limit`: `time`, `memory` or `node_memory`.
     pub(crate) limit_met: Option<&'static str>,
     pub(crate) resume_us: u64,
     pub(crate) started_unix_ms: u64,
-    /// 0 while it runs.
+    /// 0 while the child runs.
     pub(crate) ended_unix_ms: u64,
     pub(crate) command: String,
-    /// Why its memory is lost; null if it is not.
+    /// Why the child's memory is lost; null if it is not lost.
     pub(crate) memory_lost: Option<String>,
-    /// Whether it has all of its memory, and no longer needs its seed.
+    /// Whether the child has all of its memory, and no longer needs its seed.
     pub(crate) settled: bool,
-    /// Null if it has no limit of its own; the next fields too.
+    /// Null if the child has no limit of its own. The same applies to the next fields.
     pub(crate) memory_bytes_max: Option<u64>,
     pub(crate) cpus_max: Option<f64>,
     pub(crate) processes_max: Option<u64>,
-    /// Whether it is denied what could lead out of its container.
+    /// Whether the child is denied everything that could let it leave its container (`--untrusted`).
     pub(crate) untrusted: bool,
-    /// Whether it has its own user namespace.
+    /// Whether the child has its own user namespace.
     pub(crate) user_namespace: bool,
-    /// Whether it cannot write files.
+    /// Whether the child cannot write files (`--read-only`).
     pub(crate) read_only: bool,
-    /// `private`, `shared` or `host`.
+    /// The child's network: `private`, `shared` or `host`.
     pub(crate) network: &'static str,
-    /// Published ports of its node and its own, in the format of `--publish`.
+    /// Published ports of the node and of the child, in the format of `--publish`.
     pub(crate) publish: Vec<String>,
-    /// Destinations that it may reach from its private network, in the format of `--egress`.
+    /// Destinations outside of its network that the child may reach, in the format of `--egress`.
     pub(crate) egress: Vec<String>,
 }
 
@@ -192,7 +193,7 @@ fn limit_name(limit: v1::Limit) -> Option<&'static str> {
     }
 }
 
-/// The exit status that a shell would report; `None` for a lost child.
+/// Returns the exit status that a shell would report; `None` for a lost child.
 pub(crate) fn exit_code(exit: &v1::Exit) -> Option<u32> {
     match exit.how {
         Some(How::Code(code)) => Some(code),
@@ -201,7 +202,7 @@ pub(crate) fn exit_code(exit: &v1::Exit) -> Option<u32> {
     }
 }
 
-/// How a child ended, in words.
+/// Describes in words how a child ended.
 pub(crate) fn exit_text(exit: Option<&v1::Exit>) -> String {
     let limit = exit.map(|exit| exit.limit.as_str()).filter(|limit| !limit.is_empty());
     match exit.and_then(|exit| exit.how.as_ref()) {
@@ -222,7 +223,7 @@ pub(crate) struct NodeView {
     pub(crate) state: &'static str,
     pub(crate) silent_ms: u64,
     pub(crate) is_self: bool,
-    /// Why it takes no children; empty if it takes them.
+    /// Why the node accepts no children; empty if it accepts them.
     pub(crate) not_ready: String,
 }
 

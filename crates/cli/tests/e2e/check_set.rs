@@ -1,21 +1,21 @@
-//! The end-to-end tests of `cargo xtask check`: quick tests that together use every path of a fork once.
+//! The end-to-end tests of `cargo xtask check`: quick tests that together execute every path of a fork once.
 //! `FARFORK_TEST_SET=check` selects them.
 
 /// Environment variable that names a set of tests. Without it, all tests are selected.
 const SET_VARIABLE: &str = "FARFORK_TEST_SET";
 
-/// Whether the selected set contains a test; `name` is `sentence::test`.
+/// Returns whether the selected set contains a test. `name` is `FILE::TEST`.
 pub(crate) fn contains(name: &str) -> bool {
     match std::env::var(SET_VARIABLE) {
         Err(_) => true,
         Ok(set) => {
-            assert_eq!(set, "check", "{SET_VARIABLE} knows one set");
+            assert_eq!(set, "check", "`check` is the only set of {SET_VARIABLE}");
             NAMES.contains(&name)
         }
     }
 }
 
-/// Tests of the set, as `sentence::test`.
+/// Tests of the set, as `FILE::TEST`.
 pub(crate) const NAMES: &[&str] = &[
     "children_equal_their_parent::a_go_program",
     "children_equal_their_parent::python_with_numpy",

@@ -1,5 +1,5 @@
-//! A child has the memory of its parent. Each page that the template can read is the same in a child on another node
-//! that is stopped before its first instruction. The child then runs and must answer correctly.
+//! A child has the memory of its parent. The child is on another node and is stopped before its first instruction. Each
+//! page that the template can read is the same in the child. Then the child runs and must answer correctly.
 
 use crate::harness::{Cluster, Parent, Program, Seed, memory};
 use crate::test::Test;
@@ -14,7 +14,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("when_the_parent_is_frozen", frozen),
 ];
 
-/// Least number of pages of a program whose memory is compared: ten times what libc alone has.
+/// Minimum number of compared pages of a program: ten times the pages of libc alone.
 const PAGES_MIN: usize = 5000;
 
 fn check(cluster: &Cluster, program: Program, arguments: &[&str]) {
@@ -44,7 +44,7 @@ fn on_own_node(cluster: &Cluster) {
     parent.require_unharmed();
 }
 
-/// A seed has the parent's state at prepare, however much later a child is made. The parent has written meanwhile.
+/// A seed has the parent's state at prepare, even if the parent changes its memory before a child is made.
 fn later_children(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Threads, &["32"]);
     let seed = Seed::prepare(cluster.first(), &parent);
@@ -53,13 +53,13 @@ fn later_children(cluster: &Cluster) {
     check_memory(cluster, &parent, &seed, &["--to", cluster.name(1)]);
 }
 
-/// With `--freeze` the parent itself is the template. It stops, and continues when the seed is dropped.
+/// With `--freeze`, the parent itself is the template. It stops, and continues when the seed is dropped.
 fn frozen(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Waits, &["32"]);
     let seed = Seed::prepare_with(cluster.first(), &parent, &["--freeze"]);
     let ticks = parent.ticks_count();
     check_memory(cluster, &parent, &seed, &["--to", cluster.name(1)]);
-    assert!(parent.ticks_count() <= ticks + 1, "a frozen parent continues");
+    assert!(parent.ticks_count() <= ticks + 1, "the frozen parent did not stop");
     drop(seed);
     parent.require_unharmed();
 }

@@ -1,5 +1,5 @@
-//! A child is prepared and forked like any other process, on any node, and so are its children. Each page is fetched
-//! from the node that owns it. A lost page affects only the processes that need it.
+//! A child is prepared and forked like any other process, on any node, and so are its own children. Each page is
+//! fetched from the node that owns it. A lost page affects only the processes that need it.
 
 use std::fs;
 use std::time::Duration;
@@ -29,13 +29,13 @@ pub(crate) const TESTS: &[Test] = &[
 const MEMORY_MIB: &str = "16";
 const MEMORY_PAGES: u64 = 4096;
 
-/// For a child to handle a signal.
+/// Longest wait until a child has handled a signal.
 const TOLD_LIMIT: Duration = Duration::from_secs(60);
 
-/// Fetches each page by its own fault, so that the source of each page is known.
+/// With this strategy, each page is fetched by a fault of its own, so the source of each page is known.
 const COW: [&str; 2] = ["--strategy", "cow"];
 
-/// A child that is forked again, and the command of its node.
+/// A child that is forked again, and the command connected to its node.
 struct Middle {
     farfork: Farfork,
     child: StartedChild,
@@ -48,7 +48,7 @@ impl Middle {
         Self { farfork: cluster.node(index).clone(), child }
     }
 
-    /// Sends it a signal. Returns the number that it prints with `word` in answer.
+    /// Sends a signal to the child. Returns the number that the child prints with `word` in reply.
     fn tell(&self, signal: i32, word: &str) -> u64 {
         let before = self.said(word).len();
         signal_to(self.child.pid, signal);
@@ -58,7 +58,7 @@ impl Middle {
         })
     }
 
-    /// The numbers that it printed with a word.
+    /// The numbers that the child printed with this word.
     fn said(&self, word: &str) -> Vec<u64> {
         let output = self.farfork.run(&["logs", &self.child.id]).stdout;
         let lines = output.lines().filter(|line| line.split(' ').next() == Some(word));
@@ -69,7 +69,7 @@ impl Middle {
         self.tell(libc_signal::USR1, "lived")
     }
 
-    /// Makes a seed of it.
+    /// Makes a seed of the child.
     fn prepare(&self) -> Seed {
         self.prepare_process(self.child.pid, &[])
     }
@@ -81,14 +81,14 @@ impl Middle {
     }
 }
 
-/// Processes that a middle child forked end with it.
+/// Kills the child. Processes that it forked end with it.
 impl Drop for Middle {
     fn drop(&mut self) {
         self.farfork.run(&["kill", "--signal", "KILL", &self.child.id]);
     }
 }
 
-/// Numbers of signals, as kill(2) takes them.
+/// Signal numbers, as arguments of kill(2).
 mod libc_signal {
     pub(super) const HUP: i32 = 1;
     pub(super) const USR1: i32 = 10;
@@ -107,7 +107,7 @@ fn generations() -> Parent {
     Parent::start(Program::Situation("generations"), &[MEMORY_MIB])
 }
 
-/// Requires that a grandchild finds everything right after this many generations.
+/// Requires that a grandchild finds the right memory after this many generations.
 fn check(seed: &Seed, number: u64, generation: u64, options: &[&str]) {
     let ended = seed.fork_attached(&number.to_string(), options);
     let expected = format!("result {number} {}", number + generation);
@@ -120,7 +120,7 @@ fn counted(farfork: &Farfork, child: &str, what: &str) -> u64 {
     said["pager"][what].as_u64().unwrap_or_else(|| panic!("no {what} in {said}"))
 }
 
-/// Compares every page, byte by byte, of a child that is stopped meanwhile.
+/// Compares every page, byte by byte, with a child that is stopped during the comparison.
 fn changed_pages(cluster: &Cluster) {
     let parent = generations();
     let seed = Seed::prepare(cluster.first(), &parent);
@@ -137,7 +137,7 @@ fn changed_pages(cluster: &Cluster) {
     for index in [2, 1, 0] {
         check(&second, 7, 1, &["--to", cluster.name(index)]);
     }
-    assert_eq!(middle.live(), 2, "the middle child continues, and its template does not change");
+    assert_eq!(middle.live(), 2, "the middle child does not continue");
     check(&second, 8, 1, &["--to", cluster.name(2)]);
 }
 
@@ -177,7 +177,7 @@ fn sixteen_times(cluster: &Cluster) {
     check(last, 101, 16, &["--to", cluster.name(0), "--strategy", "cow"]);
 }
 
-/// Files in a child's overlay are on no other node, and its payload is in no other container.
+/// Files in a child's overlay exist on no other node, and its payload in no other container.
 fn own_files(cluster: &Cluster) {
     let directory = scratch::directory();
     let path = directory.path().join("file");
@@ -192,7 +192,7 @@ fn own_files(cluster: &Cluster) {
     });
     let second = middle.prepare();
     for index in [0, 1, 2] {
-        // The second one is a copy of a zygote.
+        // The second child is a copy of a zygote.
         for number in [47, 48] {
             second.fork_and_check(&parent, number, &["--to", cluster.name(index)]);
         }
@@ -203,7 +203,7 @@ fn own_files(cluster: &Cluster) {
     parent.require_unharmed();
 }
 
-/// A process that a child forked is a parent like any other.
+/// A process that a child forked can be prepared like any other process.
 fn forked_process(cluster: &Cluster) {
     let parent = generations();
     let seed = Seed::prepare(cluster.first(), &parent);
@@ -219,7 +219,8 @@ fn forked_process(cluster: &Cluster) {
     check(&middle.prepare(), 9, 1, &["--to", cluster.name(2)]);
 }
 
-/// The template is found among the processes that others fork at the same time. The search harms none of them.
+/// prepare finds the template among processes that other processes fork at the same time. The search harms none of
+/// them.
 fn descendants_fork(cluster: &Cluster) {
     let parent = generations();
     let seed = Seed::prepare(cluster.first(), &parent);
@@ -234,7 +235,7 @@ fn descendants_fork(cluster: &Cluster) {
     assert!(!(errors.stdout + &errors.stderr).contains("wrong"), "a process found a wrong page");
 }
 
-/// Pages that the middle child never touched are fetched from the node that owns them; only those are.
+/// Pages that the middle child never touched are fetched from the node that owns them. Only these pages are.
 fn not_through_middle(cluster: &Cluster) {
     let parent = generations();
     let seed = Seed::prepare(cluster.first(), &parent);
@@ -249,19 +250,19 @@ fn not_through_middle(cluster: &Cluster) {
         counted(&apart.farfork, &apart.child.id, "pages_inherited"),
     );
     assert!(inherited >= untouched && all - inherited < MEMORY_PAGES / 10, "{all}, {inherited} of them inherited");
-    // On the middle child's node, its own pages cross no network, and all others do.
+    // On the middle child's node, the middle child's own pages cross no network. All others do.
     let beside = Middle::of(cluster, &second, 1, &COW);
     beside.tell(libc_signal::USR2, "untouched");
     let count = |what| counted(&beside.farfork, &beside.child.id, what);
     assert_eq!(count("pages_fetched") - count("pages_inherited"), count("pages_same_host"));
-    // On the first seed's node it is the reverse.
+    // On the first seed's node, only the inherited pages cross no network.
     let before = Middle::of(cluster, &second, 0, &COW);
     before.tell(libc_signal::USR2, "untouched");
     let count = |what| counted(&before.farfork, &before.child.id, what);
     assert_eq!(count("pages_inherited"), count("pages_same_host"));
 }
 
-/// A middle child that has all of its pages inherits none from its seed.
+/// A middle child that has all of its pages inherits no page from its seed.
 fn settled(cluster: &Cluster) {
     let parent = generations();
     let seed = Seed::prepare(cluster.first(), &parent);
@@ -273,8 +274,9 @@ fn settled(cluster: &Cluster) {
     check(&second, 10, 1, &["--to", cluster.name(2)]);
 }
 
-/// The image of a seed includes inherited pages. Its children need neither the middle child, nor the first seed, nor
-/// its parent. A node that knew the seed before does not ask its former owner again.
+/// The image of a seed includes inherited pages. Children of the sealed seed need neither the middle child, nor the
+/// first seed, nor its parent. A node that used the seed before it was sealed does not fetch from the former owner
+/// again.
 fn sealed(cluster: &Cluster) {
     let mut parent = generations();
     let seed = Seed::prepare(cluster.first(), &parent);
@@ -295,11 +297,11 @@ fn sealed(cluster: &Cluster) {
         check(&second, 13, 1, &["--to", cluster.name(index)]);
     }
     let grandchild = Middle::of(cluster, &second, 2, &[]);
-    assert_eq!(grandchild.live(), 2, "and a generation more");
+    assert_eq!(grandchild.live(), 2, "the grandchild is not of the second generation");
 }
 
-/// The first seed is dropped. A process that misses its pages ends, and the error names the seed. A process that does
-/// not continues.
+/// The first seed is dropped. A process that touches a missing page ends, and the error names the seed. A process that
+/// touches none continues.
 fn lost(cluster: &Cluster) {
     let parent = generations();
     let seed = Seed::prepare(cluster.first(), &parent);
@@ -331,7 +333,10 @@ fn seeds_end(cluster: &Cluster) {
     let (id, middle_id) = (second.id().to_owned(), middle.child.id.clone());
     drop(middle);
     let ended = cluster.first().json_ignoring_status(&["wait", "--timeout", WAIT_TIMEOUT, &middle_id]);
-    assert_eq!(ended["children"][0]["signal"], 9, "its exit is reported although it has a seed: {ended}");
+    assert_eq!(
+        ended["children"][0]["signal"], 9,
+        "the child's exit is not reported while its template exists: {ended}"
+    );
     wait::wait_until("its seed cannot be forked", TOLD_LIMIT, || {
         let ended = cluster.first().run(&["fork", &id, "--detach", "--to", cluster.name(2)]);
         (!ended.status.success()).then_some(())
@@ -347,7 +352,7 @@ fn seeds_end(cluster: &Cluster) {
     assert!(end["memory_lost"].as_str().is_some_and(|text| text.contains(&id)), "{ended}");
 }
 
-/// A child cannot be its own template, because its missing pages would be read.
+/// A child cannot be its own template: capture would read its missing pages.
 fn freeze_refused(cluster: &Cluster) {
     let parent = generations();
     let seed = Seed::prepare(cluster.first(), &parent);
@@ -356,10 +361,10 @@ fn freeze_refused(cluster: &Cluster) {
     middle.farfork.run_failing(&["prepare", &pid, "--freeze"]).require_mentions(&[&pid, "child of a seed", "--freeze"]);
     let report = middle.farfork.json(&["check", &pid]);
     assert_eq!(report["refusals"], Value::Array(Vec::new()), "{report}");
-    assert_eq!(middle.live(), 1, "it runs on");
+    assert_eq!(middle.live(), 1, "the middle child does not continue");
 }
 
-/// A new pager knows as much of the middle child as the previous one.
+/// A new pager continues with everything that the previous pager knew of the middle child.
 fn pagers_die() {
     let cluster = Cluster::start(3);
     let parent = generations();
@@ -383,8 +388,8 @@ fn pagers_die() {
     assert_eq!(cluster.stop(), Vec::<String>::new());
 }
 
-/// The middle child's daemon is killed, and with it the memory that the child owned. Pages of the first seed are still
-/// fetched.
+/// The middle child's daemon is killed, and with it the template that holds the child's own pages. Pages of the first
+/// seed are still fetched.
 fn middle_dies() {
     let cluster = Cluster::start(3);
     let parent = generations();
@@ -393,7 +398,7 @@ fn middle_dies() {
     middle.live();
     let second = middle.prepare();
     let grandchild = Middle::of(&cluster, &second, 2, &COW);
-    assert_eq!(grandchild.live(), 2, "it has what it runs with then: its stack, its code, what it keeps of its pages");
+    assert_eq!(grandchild.live(), 2, "the grandchild does not have the pages that it needs to answer");
     let before = counted(&grandchild.farfork, &grandchild.child.id, "pages_inherited");
     cluster.kill_daemon(1);
     let untouched = grandchild.tell(libc_signal::USR2, "untouched");

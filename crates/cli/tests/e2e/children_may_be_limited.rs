@@ -1,5 +1,5 @@
-//! Limits of a child: memory, processor time, processes and run time. A child that exceeds one is killed or refused,
-//! and its recorded end names the limit. Children without limits are not affected.
+//! Limits of a child: memory, CPU time, processes and run time. A child that exceeds a limit is killed or refused, and
+//! its recorded end names the limit. Children without limits are not affected.
 
 use std::fs;
 use std::os::fd::OwnedFd;
@@ -24,7 +24,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("limits_below_the_minimum_are_refused", below_minimum),
 ];
 
-/// Memory of the parent, in MiB: a child touches all of it to answer.
+/// Memory of the parent, in MiB. A child touches all of it before it answers.
 const PARENT_MIB: &str = "128";
 
 const SIGKILL: i32 = 9;
@@ -32,11 +32,11 @@ const SIGUSR2: i32 = 12;
 const SIGCONT: i32 = 18;
 const SIGSTOP: i32 = 19;
 
-/// For a child that exceeds its limit to be killed.
+/// Longest wait until a child that exceeds its limit is killed.
 const END_LIMIT: Duration = Duration::from_secs(60);
 
-/// A trusted child's process may trace the first process of its container, which then reaps no process and reports no
-/// exit.
+/// A process of a trusted child may trace init, the first process of its container. A stopped init reaps no process and
+/// reports no exit.
 fn first_process_traced(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Situation("tracing"), &[]);
     let seed = Seed::prepare(cluster.first(), &parent);
@@ -47,7 +47,7 @@ fn first_process_traced(cluster: &Cluster) {
     let start = |options: &[&str]| {
         wait::wait_until("the first process is stopped", END_LIMIT, || {
             let child = seed.fork_detached(&["7 traces".to_owned()], &[&["--to", to], options].concat()).remove(0);
-            wait::wait_until("it traces, or its time is over", END_LIMIT, || {
+            wait::wait_until("the child traces init, or its time limit has expired", END_LIMIT, || {
                 (has_traced(&child) || is_over(&child)).then_some(())
             });
             has_traced(&child).then_some(child)
@@ -84,7 +84,7 @@ fn in_memory(cluster: &Cluster) {
     let said = cluster.first().json(&["inspect", id]);
     assert_eq!(said["memory_bytes_max"], 64 << 20, "{said}");
     assert_eq!(said["limit"], told.trim_start_matches("killed: "), "{said}");
-    assert!(said["exit_code"] == 137 || said["exit_code"] == 135, "SIGKILL, or SIGBUS for a page without room: {said}");
+    assert!(said["exit_code"] == 137 || said["exit_code"] == 135, "neither SIGKILL nor SIGBUS: {said}");
 
     seed.check_answers(&parent, &free, &[2]);
     let unlimited = cluster.first().json(&["inspect", &free[0].id]);
@@ -93,18 +93,19 @@ fn in_memory(cluster: &Cluster) {
     parent.require_unharmed();
 }
 
-/// A child's process, and the first process of its container.
+/// Opens a child's process and init, the first process of its container.
 fn process_and_init(child: &StartedChild) -> [OwnedFd; 2] {
     living_process_and_init(child).expect("it lives")
 }
 
-/// As `process_and_init`, but `None` if one of the processes has ended.
+/// As `process_and_init`. Returns `None` if one of the processes has ended.
 fn living_process_and_init(child: &StartedChild) -> Option<[OwnedFd; 2]> {
     let init = ProcStat::read(child.pid).ok()?.parent;
     Some([pidfd::open(child.pid).ok()?, pidfd::open(init).ok()?])
 }
 
-/// Its container ends with it, before the next daemon starts.
+/// Without a daemon, the container of a child that exceeds its limit ends with the child, before the next daemon
+/// starts.
 fn without_daemon() {
     let cluster = Cluster::start(2);
     let mut parent = Parent::start(Program::Situation("generations"), &[PARENT_MIB]);
@@ -113,9 +114,9 @@ fn without_daemon() {
     let limited = seed.fork_idle(1, &options).remove(0);
     let [child, init] = process_and_init(&limited);
     cluster.kill_daemon(1);
-    // Makes it check all of its pages.
-    pidfd::send_signal(&child, SIGUSR2).expect("it lives");
-    assert!(pidfd::wait_exit(&init, END_LIMIT).expect("poll works"), "it was not killed");
+    // SIGUSR2 makes the child check all of its pages.
+    pidfd::send_signal(&child, SIGUSR2).expect("the child lives");
+    assert!(pidfd::wait_exit(&init, END_LIMIT).expect("poll works"), "the child was not killed");
     cluster.restart_daemon(1);
     let said = cluster.node(1).json(&["inspect", &limited.id]);
     assert_eq!(said["limit"], "it needed more than its 64.0 MiB of memory", "{said}");
@@ -133,18 +134,18 @@ fn in_processor_time(cluster: &Cluster) {
     assert_eq!(cluster.first().json(&["inspect", &limited[0].id])["cpus_max"], 0.25);
     kill(cluster.first(), &limited[0].id);
     let said = cluster.first().json(&["inspect", &limited[0].id]);
-    assert!(said["signal"] == 9 && said["limit"].is_null(), "a killed child has exceeded no limit: {said}");
+    assert!(said["signal"] == 9 && said["limit"].is_null(), "killed by a signal, but recorded with a limit: {said}");
     kill(cluster.first(), &free[0].id);
     parent.require_unharmed();
 }
 
-/// Runs a child that forks as often as it can, as do all its descendants. Returns how many tasks there were when the
-/// kernel had refused each further one with EAGAIN.
+/// Runs a child that forks as often as it can, as do all its descendants. Returns the number of tasks at which the
+/// kernel refused all further forks with EAGAIN.
 fn multiply(seed: &Seed, options: &[&str]) -> u64 {
     let ended = seed.fork_attached("7 multiply", options);
     assert_eq!(ended.status.code(), Some(42), "{}{}", ended.stdout, ended.stderr);
     let told = ended.stdout.lines().find_map(|line| line.strip_prefix("refused with EAGAIN at "));
-    told.and_then(|count| count.parse().ok()).unwrap_or_else(|| panic!("it was not refused: {}", ended.stdout))
+    told.and_then(|count| count.parse().ok()).unwrap_or_else(|| panic!("fork(2) was not refused: {}", ended.stdout))
 }
 
 fn in_processes(cluster: &Cluster) {
@@ -164,7 +165,7 @@ fn in_processes(cluster: &Cluster) {
     };
     assert_eq!((told(&[]), told(&["--processes", "20"])), (Value::Null, 20.into()));
     assert_eq!(told(&["--untrusted"]), UNTRUSTED);
-    assert_eq!(cluster.first().json(&["inspect", &beside.id])["state"], "running", "it is not harmed");
+    assert_eq!(cluster.first().json(&["inspect", &beside.id])["state"], "running", "the other child does not run");
     let refused = cluster.first().run_failing(&["fork", seed.id(), "--detach", "--processes", "1"]);
     refused.require_mentions(&["has 2 processes and threads", "may have 1", "--processes"]);
     parent.require_unharmed();
@@ -180,17 +181,18 @@ fn in_run_time(cluster: &Cluster) {
     parent.require_unharmed();
 }
 
-/// The kernel may also kill a container's first process, before that has reported the child's exit. Here the test does.
+/// The kernel may kill a container's init before init has reported the child's exit. In this test, the test kills init.
 fn with_container(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Waits, &["1"]);
     let seed = Seed::prepare(cluster.first(), &parent);
-    // If a slow machine is too late, the child's time limit expires before its container is stopped.
+    // On a slow machine, the child's time limit may expire before its container is stopped. Then another child is
+    // started.
     let halted = |options: &[&str]| {
         let child = seed.fork_idle(1, options).remove(0);
         let [process, init] = living_process_and_init(&child)?;
         pidfd::send_signal(&init, SIGSTOP).ok()?;
         if pidfd::wait_exit(&process, Duration::ZERO).expect("poll works") {
-            // It may have ended too.
+            // init may have ended too.
             let _ = pidfd::send_signal(&init, SIGCONT);
             return None;
         }
@@ -200,8 +202,8 @@ fn with_container(cluster: &Cluster) {
         let (child, process, init) =
             wait::wait_until("the child's container is stopped", END_LIMIT, || halted(options));
         deed(&child.id);
-        assert!(pidfd::wait_exit(&process, END_LIMIT).expect("poll works"), "it was not killed");
-        pidfd::send_signal(&init, SIGKILL).expect("it is stopped");
+        assert!(pidfd::wait_exit(&process, END_LIMIT).expect("poll works"), "the child was not killed");
+        pidfd::send_signal(&init, SIGKILL).expect("init is stopped");
         cluster.first().run(&["wait", &child.id]);
         cluster.first().json(&["inspect", &child.id])
     };
@@ -231,7 +233,7 @@ fn kill(farfork: &Farfork, id: &str) {
     farfork.run(&["wait", id]);
 }
 
-/// CPU time that the control group of a process may use in each tenth of a second; `None` if unlimited.
+/// Returns the CPU time that the control group of a process may use in each tenth of a second; `None` if unlimited.
 fn quota_us(pid: i32) -> Option<u64> {
     let table = fs::read_to_string(format!("/proc/{pid}/cgroup")).expect("the child lives");
     let group = |prefix: &str, line: &str| {
@@ -242,6 +244,6 @@ fn quota_us(pid: i32) -> Option<u64> {
     let prefixes = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified", "/sys/fs/cgroup/cpu"];
     let groups = prefixes.iter().flat_map(|prefix| table.lines().filter_map(|line| group(prefix, line)));
     let files = groups.flat_map(|group| [group.join("cpu.max"), group.join("cpu.cfs_quota_us")]);
-    let text = files.filter_map(|file| fs::read_to_string(file).ok()).next().expect("a group that limits processors");
+    let text = files.filter_map(|file| fs::read_to_string(file).ok()).next().expect("a group that limits CPU time");
     text.split_whitespace().next().and_then(|first| first.parse().ok())
 }

@@ -1,5 +1,5 @@
-//! A paused child is stopped with all its threads, is listed as paused, and later continues unharmed. A request that
-//! arrives meanwhile is done, or refused with the next step.
+//! A paused child is stopped with all its threads, is listed as paused, and later continues unharmed. A request for a
+//! paused child is executed, or refused with the next step.
 
 use std::fs;
 use std::thread;
@@ -23,16 +23,17 @@ pub(crate) const TESTS: &[Test] = &[
 const MEMORY_MIB: &str = "64";
 /// How long a child touches memory.
 const PAGING_MS: u64 = 1500;
-/// Many times the interval between two lines of a child.
+/// Time between two observations: many times the interval between two lines of a child.
 const MOMENT: Duration = Duration::from_millis(60);
-/// For a child to print its next line, or to end, on a busy machine.
+/// Longest wait for a child's next line or its end, on a busy machine.
 const LIMIT: Duration = Duration::from_secs(60);
 
 fn state(farfork: &Farfork, child: &StartedChild) -> String {
     farfork.json(&["inspect", &child.id])["state"].as_str().expect("a state").to_owned()
 }
 
-/// CPU times of all its threads, and the length of its output: neither grows while it is paused.
+/// Returns the CPU times of all threads of a child, and the length of its output. Neither grows while the child is
+/// paused.
 fn doings(farfork: &Farfork, child: &StartedChild) -> (Vec<String>, usize) {
     let tasks = fs::read_dir(format!("/proc/{}/task", child.pid)).expect("a child that lives");
     let mut times: Vec<String> = tasks
@@ -44,12 +45,12 @@ fn doings(farfork: &Farfork, child: &StartedChild) -> (Vec<String>, usize) {
     (times, farfork.json(&["logs", &child.id])["stdout"].as_str().expect("output").len())
 }
 
-/// A paused child writes nothing, and uses no CPU time once it sleeps. The kernel counts a thread as frozen just before
-/// it sleeps, and wakes a frozen thread for each signal only to freeze it again (`do_freezer_trap`). On a busy machine
-/// these microseconds may fall between two readings, so another pair of readings has to agree.
+/// Requires that a paused child writes nothing, and uses no CPU time once it sleeps. The kernel counts a thread as
+/// frozen just before it sleeps. For each signal it wakes a frozen thread and freezes it again (`do_freezer_trap`). On
+/// a busy machine, these microseconds may be between two observations. Then another pair of observations is compared.
 fn require_still(farfork: &Farfork, child: &StartedChild) {
     let (_, written) = doings(farfork, child);
-    wait::wait_until("a paused child uses no processor time", LIMIT, || {
+    wait::wait_until("a paused child uses no CPU time", LIMIT, || {
         let before = doings(farfork, child);
         thread::sleep(MOMENT);
         let after = doings(farfork, child);
@@ -63,7 +64,7 @@ fn require_going_on(farfork: &Farfork, child: &StartedChild) {
     wait::wait_until("the child continues", LIMIT, || (doings(farfork, child).1 > before).then_some(()));
 }
 
-/// A program with four workers and a main thread. The request is sent to another node than the child's.
+/// Pauses a program with four workers and a main thread. The request is sent to another node than the child's.
 fn stand_still(cluster: &Cluster) {
     let parent = Parent::start(Program::Threads, &[]);
     let seed = Seed::prepare(cluster.first(), &parent);
@@ -76,7 +77,7 @@ fn stand_still(cluster: &Cluster) {
     }
     require_still(farfork, child);
     let listed = farfork.run(&["ps"]).stdout;
-    let line = listed.lines().find(|line| line.contains(&child.id)).expect("a line of its own");
+    let line = listed.lines().find(|line| line.contains(&child.id)).expect("a line of the child");
     assert!(line.contains("paused"), "{line}");
     for _ in 0..2 {
         farfork.json(&["unpause", &child.id, &other.id]);
@@ -89,7 +90,7 @@ fn stand_still(cluster: &Cluster) {
     farfork.run_failing(&["unpause", &child.id]).require_mentions(&[&child.id, "it has ended"]);
 }
 
-/// Pauses repeatedly, in the middle of faults, in loads and in system calls.
+/// Pauses a child repeatedly: in the middle of faults, in loads and in system calls.
 fn while_paging(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Situation("paging"), &[MEMORY_MIB]);
     let seed = Seed::prepare(cluster.first(), &parent);
@@ -107,7 +108,7 @@ fn while_paging(cluster: &Cluster) {
     parent.require_unharmed();
 }
 
-/// Requests that need no instruction of the child are done, and it stays paused.
+/// Requests that need no instruction of the child are executed, and the child stays paused.
 fn settled_and_looked_at(cluster: &Cluster) {
     let parent = Parent::start(Program::Situation("paging"), &["16"]);
     let seed = Seed::prepare(cluster.first(), &parent);
@@ -132,8 +133,8 @@ fn settled_and_looked_at(cluster: &Cluster) {
     seed.check_answers(&parent, &[child], &[73]);
 }
 
-/// The node reports what the client did, and requests and the client may alternate. A child that was killed or is on
-/// another node has no freezer.
+/// `ChildFreezer` pauses a child, and the node reports the child as paused. Requests to the node and calls of the
+/// freezer may alternate. A child that has ended or is on another node has no freezer.
 fn by_freezer(cluster: &Cluster) {
     let parent = Parent::start(Program::Threads, &[]);
     let seed = Seed::prepare(cluster.first(), &parent);
@@ -166,9 +167,9 @@ fn by_freezer(cluster: &Cluster) {
     freezer.pause().expect("it stops");
     farfork.json(&["kill", "-s", "KILL", &child.id, &other.id]);
     farfork.json_ignoring_status(&["wait", &child.id]);
-    let refused = freezer.pause().expect_err("it has ended").to_string();
+    let refused = freezer.pause().expect_err("the child has ended").to_string();
     assert!(refused.contains(&child.id), "{refused}");
-    let refused = open(farfork).expect_err("it has ended").to_string();
+    let refused = open(farfork).expect_err("the child has ended").to_string();
     assert!(refused.contains("it has ended"), "{refused}");
 }
 
@@ -176,13 +177,14 @@ fn ended(farfork: &Farfork, child: &StartedChild) -> Value {
     farfork.json_ignoring_status(&["wait", "--timeout", WAIT_TIMEOUT, &child.id])["children"][0].clone()
 }
 
-/// KILL acts at once, by hand or when the time limit expires. TERM acts when the child continues.
+/// SIGKILL ends a paused child at once, when it is sent or when the time limit expires. SIGTERM takes effect when the
+/// child continues.
 fn killed(cluster: &Cluster) {
     let parent = Parent::start(Program::Situation("paging"), &["1"]);
     let seed = Seed::prepare(cluster.first(), &parent);
     let farfork = cluster.first();
     let children = seed.fork_idle(2, &["--to", cluster.name(1)]);
-    // On a slow machine the time limit may expire before the pause: then another child is started.
+    // On a slow machine, the time limit may expire before the pause. Then another child is started.
     let limited = wait::wait_until("a child with a time limit is paused", LIMIT, || {
         let limited = seed.fork_idle(1, &["--to", cluster.name(1), "--timeout", "2s"]).remove(0);
         let paused = farfork.run(&["pause", &limited.id]);
@@ -201,7 +203,7 @@ fn killed(cluster: &Cluster) {
     assert_eq!(ended(farfork, &limited)["signal"], 9);
 }
 
-/// The next daemon finds it paused, and can unpause it.
+/// The next daemon lists the child as paused, and can unpause it.
 fn outlive_daemon() {
     let cluster = Cluster::start(2);
     let parent = Parent::start(Program::Situation("paging"), &["16"]);
@@ -214,7 +216,7 @@ fn outlive_daemon() {
     assert_eq!(state(farfork, &child), "paused");
     require_still(farfork, &child);
     farfork.json(&["unpause", &child.id]);
-    wait::wait_until("the owner is known again", LIMIT, || {
+    wait::wait_until("the node knows the owner again", LIMIT, || {
         farfork.run(&["inspect", seed.id()]).status.success().then_some(())
     });
     seed.check_answers(&parent, &[child], &[74]);

@@ -1,5 +1,5 @@
-//! Untrusted children: every thread and process of the child is kept inside the container, and no secret that opens a
-//! seed is in its memory. Trusted children keep their rights.
+//! Untrusted children: every thread and process of the child is kept inside the container. The child's memory contains
+//! no secret that gives access to a seed. Trusted children keep their privileges.
 
 use std::fs;
 use std::path::Path;
@@ -20,7 +20,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("the_file_system_is_read_only_on_request", read_only),
 ];
 
-/// Bytes to read at a time.
+/// Number of bytes to read at once.
 const CHUNK_BYTES: usize = 1 << 20;
 
 fn escaping(cluster: &Cluster) -> Parent {
@@ -28,7 +28,7 @@ fn escaping(cluster: &Cluster) -> Parent {
     Parent::start(Program::Situation("escaping"), &[&socket])
 }
 
-/// The ways out that a child finds. It must find everything else right.
+/// Returns the ways out of the container that a child finds. All other checks of the child must pass.
 fn ways(seed: &Seed, options: &[&str]) -> Vec<String> {
     let ended = seed.fork_attached("7", options);
     assert_eq!(ended.status.code(), Some(42), "{}{}", ended.stdout, ended.stderr);
@@ -52,7 +52,7 @@ fn no_escape(cluster: &Cluster) {
     parent.require_unharmed();
 }
 
-/// The attempts are real: without protection, many ways are open.
+/// The attempts of the program are real: in a trusted child, many ways are open.
 fn trusted_child(cluster: &Cluster) {
     let mut parent = escaping(cluster);
     let seed = Seed::prepare(cluster.first(), &parent);
@@ -82,13 +82,13 @@ fn tokens(cluster: &Cluster) {
     let said = cluster.first().json(&["inspect", &child.id]);
     let plan = MemoryPlan::read(Path::new(said["directory"].as_str().expect("a directory")));
     let token = *plan.expect("the pager has a plan").sources[0].token.expose();
-    assert!(has_in_memory(cluster.daemon_pid(1), &token), "its daemon has it, and it would be found");
+    assert!(has_in_memory(cluster.daemon_pid(1), &token), "the search does not find the token in the daemon's memory");
     assert!(!has_in_memory(child.pid, &token), "the child has the token of its seed in its memory");
     assert!(!has_in_memory(child.pid, b"PRIVATE KEY-----"), "the child has a key in its memory");
     let process = |file: &str| fs::read(format!("/proc/{}/{file}", child.pid)).expect("the child lives");
     assert_eq!(process("environ"), fs::read(format!("/proc/{}/environ", parent.pid())).expect("the parent lives"));
-    // A descriptor that leaked from the daemon would be one that the parent lacks.
-    let files = |pid: i32| fs::read_dir(format!("/proc/{pid}/fd")).expect("it lives").count();
+    // A descriptor that leaked from the daemon would be an additional one.
+    let files = |pid: i32| fs::read_dir(format!("/proc/{pid}/fd")).expect("the process lives").count();
     assert!(
         files(child.pid) <= files(parent.pid()),
         "{} files, the parent has {}",
@@ -98,7 +98,7 @@ fn tokens(cluster: &Cluster) {
     parent.require_unharmed();
 }
 
-/// Whether a readable page of a process has these bytes.
+/// Returns whether a readable page of a process contains these bytes.
 fn has_in_memory(pid: i32, wanted: &[u8]) -> bool {
     let areas = read_maps(pid).expect("its maps can be read").into_iter().filter(|area| area.protection & 1 != 0);
     areas.filter(|area| !area.path.starts_with(b"[v")).any(|area| {
@@ -111,7 +111,7 @@ fn has_in_memory(pid: i32, wanted: &[u8]) -> bool {
     })
 }
 
-/// Rights that a process lacks cannot be in its seed.
+/// A child of an untrusted child is untrusted too: the seed contains no privileges that its process lacks.
 fn children_of_one(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Waits, &["4"]);
     let seed = Seed::prepare(cluster.first(), &parent);

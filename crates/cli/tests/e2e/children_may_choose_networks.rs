@@ -1,5 +1,5 @@
-//! The networks of a child: its own one with published ports, one shared by all children of a fork, or the node's. No
-//! child disturbs the server of its parent.
+//! The networks of a child: a network of its own with published ports, a network shared by all children of a fork, or
+//! the node's network. No child disturbs the server of its parent.
 
 use std::fs::{self, File};
 use std::io::{self, Read as _, Write as _};
@@ -21,7 +21,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("contradicting_network_options_are_refused", contradicting_options),
 ];
 
-/// For a child to serve, and for a port to be free again.
+/// Longest wait until a child serves, and until a port is free again.
 const LIMIT: Duration = Duration::from_secs(60);
 const REQUEST_LIMIT: Duration = Duration::from_secs(60);
 
@@ -29,7 +29,7 @@ fn parent(kind: &str) -> Parent {
     Parent::start(Program::Situation("networks"), &[kind])
 }
 
-/// The answer of a server to a request from the network of a node.
+/// Sends a request from the network of a node. Returns the server's answer.
 fn ask(cluster: &Cluster, node: usize, ip: IpAddr, port: u16, path: &str) -> io::Result<String> {
     cluster.in_network_of(node, || request(SocketAddr::new(ip, port), path))
 }
@@ -37,7 +37,7 @@ fn ask(cluster: &Cluster, node: usize, ip: IpAddr, port: u16, path: &str) -> io:
 fn request(address: SocketAddr, path: &str) -> io::Result<String> {
     let mut stream = TcpStream::connect_timeout(&address, REQUEST_LIMIT)?;
     stream.set_read_timeout(Some(REQUEST_LIMIT))?;
-    // One write: a server answers and closes after it has read the first piece.
+    // A single write: the server closes the connection after it has read the first piece.
     stream.write_all(format!("GET {path} HTTP/1.0\r\n\r\n").as_bytes())?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;
@@ -46,14 +46,14 @@ fn request(address: SocketAddr, path: &str) -> io::Result<String> {
 
 const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
-/// Checks the parent's own server, in the network of the tests.
+/// Checks the parent's own server, which is in the network of the tests.
 fn check_parents_server(port: u16) {
     let answer = request(SocketAddr::new(LOOPBACK, port), "/");
     assert_eq!(answer.expect("the parent's server answers"), "parent");
 }
 
 fn port_of(parent: &Parent) -> u16 {
-    u16::try_from(parent.expected_answer(0)).expect("its hash is its port")
+    u16::try_from(parent.expected_answer(0)).expect("the parent prints its port as its hash")
 }
 
 fn published(cluster: &Cluster) {
@@ -62,7 +62,7 @@ fn published(cluster: &Cluster) {
     let ports = format!("18080:{port}");
     let child = seed.fork_detached(&["7 serve".to_owned()], &["--to", cluster.name(1), "--publish", &ports]);
     for (from, ip) in [(1, LOOPBACK), (1, cluster.ip(1)), (0, cluster.ip(1))] {
-        // Until the program has found its payload, it answers like its parent.
+        // Before the child has found its payload, it answers like its parent.
         wait::wait_until(&format!("the child answers from node {from} to {ip}"), LIMIT, || {
             ask(cluster, from, ip, 18_080, "/").ok().filter(|answer| answer == "child 7")
         });
@@ -102,7 +102,7 @@ fn new_daemon() {
     wait::wait_until("the child answers", LIMIT, answers);
     cluster.kill_daemon(1);
     cluster.restart_daemon(1);
-    wait::wait_until("the child answers by way of the new daemon", LIMIT, answers);
+    wait::wait_until("the child answers through the new daemon", LIMIT, answers);
     cluster.wait_until_all_are_alive();
     assert_eq!(ask(&cluster, 1, LOOPBACK, 18_082, "/quit").expect("the child answers"), "child 9");
     seed.check_answers(&parent, &child, &[9]);
@@ -128,7 +128,7 @@ fn shared(cluster: &Cluster) {
     let alone = seed.fork_idle(2, &["--to", cluster.name(1)]);
     let networks: Vec<PathBuf> =
         [&idle, &other, &alone].into_iter().flatten().map(|child| network_of(child.pid)).collect();
-    assert_eq!(networks[0], networks[1], "one for all of a fork");
+    assert_eq!(networks[0], networks[1], "children of one fork have different networks");
     for (index, network) in networks.iter().enumerate().skip(2) {
         assert!(!networks[..index].contains(network), "network {index} is another's: {networks:?}");
     }
@@ -136,7 +136,7 @@ fn shared(cluster: &Cluster) {
     parent.require_unharmed();
 }
 
-/// Whether a process or a descriptor of the daemon keeps a network alive.
+/// Returns whether a process or a descriptor of the daemon keeps a network alive.
 fn is_held(cluster: &Cluster, network: &Path) -> bool {
     let links = |directory: String| fs::read_dir(directory).into_iter().flatten().flatten();
     let of_daemon = links(format!("/proc/{}/fd", cluster.daemon_pid(1))).map(|entry| entry.path());
@@ -144,7 +144,7 @@ fn is_held(cluster: &Cluster, network: &Path) -> bool {
     of_daemon.chain(of_processes).any(|link| fs::read_link(link).is_ok_and(|found| found == network))
 }
 
-/// Children with each kind of network in turn, forked from one zygote.
+/// Forks children with each kind of network in turn from one zygote.
 fn copies() {
     const EACH: usize = 3;
     let cluster = Cluster::start(2);
@@ -164,7 +164,7 @@ fn copies() {
         (children, networks)
     };
     let mut seen: Vec<PathBuf> = vec![of_node.clone()];
-    // The inode number of a network that has ended may be reused, unless the network is still open.
+    // The inode number of a network that has ended may be reused. A network that is still open keeps its number.
     let mut open = Vec::new();
     for _ in 0..2 {
         let (ended, shared) = in_turn("shared");
@@ -189,8 +189,12 @@ fn copies() {
             (!is_held(&cluster, &shared[0])).then_some(())
         });
     }
-    assert_eq!(cluster.zygote_count(1, "children") - before, 6 * EACH as u64, "each is a copy");
-    // Children that share a network can connect, copies of a zygote or not.
+    assert_eq!(
+        cluster.zygote_count(1, "children") - before,
+        6 * EACH as u64,
+        "not every child is a copy of the zygote"
+    );
+    // Children that share a network can connect to each other, whether or not they are copies of a zygote.
     let meeting = ["1 host 7000", "2 meet 7000"].map(str::to_owned);
     let children = seed.fork_detached(&meeting, &[&to[..], &["--net", "shared"]].concat());
     seed.check_answers(&parent, &children, &[1, 2]);
@@ -222,7 +226,7 @@ fn port_of_the_node(cluster: &Cluster) {
     let mut parent = parent("listen");
     let (seed, port) = (Seed::prepare(cluster.first(), &parent), port_of(&parent));
     let options = ["--to", cluster.name(1), "--net", "host"];
-    // The parent is in another network, where it keeps its port.
+    // The parent is in another network, where it continues to use its port.
     let child = seed.fork_detached(&["3 serve".to_owned()], &options);
     let answers = || ask(cluster, 0, cluster.ip(1), port, "/").ok().filter(|answer| answer == "child 3");
     wait::wait_until("the child answers at the node's address", LIMIT, answers);
@@ -233,7 +237,7 @@ fn port_of_the_node(cluster: &Cluster) {
         "in use",
         "--net private",
     ]);
-    assert_eq!(answers().as_deref(), Some("child 3"), "the first has its port still");
+    assert_eq!(answers().as_deref(), Some("child 3"), "the first child does not serve any more");
     assert_eq!(ask(cluster, 1, LOOPBACK, port, "/quit").expect("the child answers"), "child 3");
     seed.check_answers(&parent, &child, &[3]);
     check_parents_server(port);

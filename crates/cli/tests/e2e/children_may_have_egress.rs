@@ -1,5 +1,5 @@
-//! Egress: a child in its own network connects to other hosts through its node, only to the allowed addresses, and
-//! resolves names.
+//! Egress: a child with its own network connects to other hosts through its node, but only to the allowed addresses. It
+//! also resolves names.
 
 use std::fs;
 use std::io::{self, Read as _, Write as _};
@@ -30,13 +30,13 @@ fn parent() -> Parent {
     Parent::start(Program::Situation("networks"), &["nothing"])
 }
 
-/// Makes something in the network of a node.
+/// Makes an object, such as a socket, in the network of a node.
 fn on_node<T: Send>(cluster: &Cluster, node: usize, make: impl FnOnce() -> io::Result<T> + Send) -> T {
-    cluster.in_network_of(node, make).expect("it is made")
+    cluster.in_network_of(node, make).expect("the object is made")
 }
 
-/// A server in the network of a node. It answers with the caller's address, and whether it was called often enough. It
-/// ends with the test run.
+/// A server in the network of a node. It answers with a word and the caller's address: `done` if the child may end,
+/// `again` otherwise. The server ends with the test run.
 struct Server {
     port: u16,
     calls: Arc<AtomicUsize>,
@@ -51,12 +51,12 @@ impl Server {
         let (calls, is_done) = (server.calls.clone(), server.is_done.clone());
         thread::spawn(move || {
             for stream in listener.incoming() {
-                // Fails if the caller has closed the connection.
+                // The connection fails if the caller has closed it.
                 let _ = stream.and_then(|mut stream| {
                     stream.read_exact(&mut [0])?;
                     calls.fetch_add(1, Ordering::Relaxed);
                     let word = if is_done.load(Ordering::Relaxed) { "done" } else { "again" };
-                    // One write: a child reads only the first piece.
+                    // A single write: a child reads only the first piece.
                     let ip = stream.peer_addr()?.ip();
                     stream.write_all(format!("{word} {ip}").as_bytes())
                 });
@@ -66,7 +66,7 @@ impl Server {
     }
 }
 
-/// The answers that an attached child received.
+/// Runs an attached child. Returns the answers that it received.
 fn heard(seed: &Seed, payload: &str, options: &[&str]) -> Vec<String> {
     let ended = seed.fork_attached(payload, options);
     assert_eq!(ended.status.code(), Some(42), "{payload} {options:?}: {}{}", ended.stdout, ended.stderr);
@@ -80,7 +80,7 @@ fn connected_from_node(cluster: &Cluster) {
     let server = Server::start(cluster, 0, true);
     let to = ["--to", cluster.name(1), "--egress", "any"];
     let call = format!("5 call {ip} {}", server.port);
-    // The first child is restored, the others are copies of a zygote.
+    // The first child is restored. The others are copies of a zygote.
     for _ in 0..4 {
         assert_eq!(heard(&seed, &call, &to), [format!("done {own}")]);
     }
@@ -109,14 +109,14 @@ fn allowed_addresses(cluster: &Cluster) {
     for may_not in [other.as_str(), "192.0.2.0/24"] {
         assert!(with(may_not).starts_with("nothing: Connection reset"), "{may_not}");
     }
-    // A server at the node's loopback interface would take the connection for a local one.
+    // To a server at the node's loopback interface, the connection would look like a local one.
     let on_loopback = heard(&seed, &format!("5 call 127.0.0.1 {}", server.port), &["--egress", "0.0.0.0/0"]);
     assert!(on_loopback[0].starts_with("nothing: Connection refused"), "{on_loopback:?}");
-    assert_eq!(server.calls.load(Ordering::Relaxed), calls, "no other child got there");
+    assert_eq!(server.calls.load(Ordering::Relaxed), calls, "a child without permission connected");
     parent.require_unharmed();
 }
 
-/// Answers each query with one address, like a resolver.
+/// Answers each DNS query with one address, like a resolver.
 fn answer_names(socket: &UdpSocket, address: Ipv4Addr) {
     const HEADER_BYTES: usize = 12;
     const OF_ADDRESSES: [u8; 2] = [0, 1];
@@ -128,7 +128,7 @@ fn answer_names(socket: &UdpSocket, address: Ipv4Addr) {
         let mut answer = [&buffer[..2], &[0x81, 0x80, 0, 1, 0, u8::from(is_of_addresses), 0, 0, 0, 0]].concat();
         answer.extend(&buffer[HEADER_BYTES..end]);
         if is_of_addresses {
-            // The name of the query, an address, valid for a minute.
+            // The name of the query, and an address that is valid for a minute.
             answer.extend([0xc0, 0x0c, 0, 1, 0, 1, 0, 0, 0, 60, 0, 4]);
             answer.extend(address.octets());
         }
@@ -228,7 +228,7 @@ fn data_before_end(cluster: &Cluster) {
         let ended = seed.fork_attached(&payload, &["--to", cluster.name(1), "--egress", "any"]);
         assert_eq!(ended.status.code(), Some(42), "{}{}", ended.stdout, ended.stderr);
     }
-    wait::wait_until("the server gets a request of each child", LIMIT, || {
+    wait::wait_until("the server gets requests of each child", LIMIT, || {
         let counts = heard.each_ref().map(|count| count.load(Ordering::Relaxed));
         (counts == [CHILDREN; 2]).then_some(())
     });
@@ -245,7 +245,7 @@ fn shared(cluster: &Cluster) {
         let options = [&["--to", cluster.name(1), "--egress", "any"], options].concat();
         let children = seed.fork_detached(&payloads, &options);
         seed.check_answers(&parent, &children[..1], &[5]);
-        // The remaining child keeps calling.
+        // The other child continues to call.
         let before = server.calls.load(Ordering::Relaxed);
         wait::wait_until("the server gets a request of the other child", LIMIT, || {
             (server.calls.load(Ordering::Relaxed) > before).then_some(())

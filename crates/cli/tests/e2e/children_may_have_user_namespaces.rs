@@ -1,4 +1,4 @@
-//! Untrusted children with a user namespace: root in the child has no rights on the node. The child still owns the
+//! Untrusted children with a user namespace: root in the child has no privileges on the node. The child still owns the
 //! files of its parent, and changes no file of the node.
 
 use std::collections::BTreeSet;
@@ -24,23 +24,23 @@ pub(crate) const TESTS: &[Test] = &[
 ];
 
 const OPTIONS: [&str; 2] = ["--untrusted", "--user-namespace"];
-/// The first user id that containers use, and the number of ids of each.
+/// First user id of all containers' ranges. `COUNT` is the number of ids in each range.
 const FIRST: u32 = 1_879_048_192;
 const COUNT: u32 = 65_536;
 
-/// For some killed children to end.
+/// Longest wait until killed children have ended and their user ids are free.
 const GIVEN_BACK_LIMIT: Duration = Duration::from_secs(60);
 
-/// More than the containers in a pool.
+/// Maximum number of forks: more than the containers in a pool.
 const FORKS_MAX: usize = 20;
 
-/// Whether a container uses the range of ids that begins here.
+/// Returns whether a container uses the range of user ids that begins with `first`.
 fn is_taken(cluster: &Cluster, first: u32) -> bool {
     let locks = File::options().write(true).open(cluster.user_ranges()).expect("there were containers with users");
     !try_lock_byte(&locks, (first - FIRST) / COUNT).expect("bytes of files can be locked")
 }
 
-/// The first id of a process's range, as the node sees it.
+/// Returns the first id of a process's range, as seen on the node.
 fn first_of(pid: i32) -> u32 {
     let map = fs::read_to_string(format!("/proc/{pid}/uid_map")).expect("the child lives");
     let numbers: Vec<u32> = map.split_whitespace().map(|number| number.parse().expect("a number")).collect();
@@ -98,10 +98,10 @@ fn own_ranges(cluster: &Cluster) {
     for child in &children {
         cluster.first().json(&["kill", "-s", "KILL", &child.id]);
     }
-    wait::wait_until("their numbers are free", GIVEN_BACK_LIMIT, || {
+    wait::wait_until("the user ids of ended children are free", GIVEN_BACK_LIMIT, || {
         firsts.iter().all(|first| !is_taken(cluster, *first)).then_some(())
     });
-    // As many as the child has: its privileged forker does not count.
+    // The limit is the child's number of tasks: its privileged forker does not count.
     let tasks = fs::read_dir(format!("/proc/{}/task", parent.pid())).expect("the parent lives").count().to_string();
     seed.fork_idle(1, &[&OPTIONS[..], &["--processes", &tasks]].concat());
     seed.fork_and_check(&parent, 5, &OPTIONS);
@@ -140,7 +140,7 @@ fn shared_files(cluster: &Cluster) {
     let options = [&OPTIONS[..], &["--to", cluster.name(1), "--shared", &path]].concat();
     let ended = seed.fork_attached("7", &options);
     assert_eq!(ended.status.code(), Some(42), "{}{}", ended.stdout, ended.stderr);
-    // The child's writes are in the node's files, owned by root and root's group.
+    // The child's writes are in the node's files. On the node, these files are owned by root.
     assert_eq!(fs::read_to_string(&secret).expect("it is there"), "public");
     let made = fs::metadata(directory.path().join("made")).expect("the child has made it");
     assert_eq!((made.uid(), made.gid(), made.mode() & 0o777), (0, 0, 0o600));
@@ -160,19 +160,19 @@ fn refused(cluster: &Cluster) {
 fn daemon_killed() {
     let cluster = Cluster::start(2);
     let mut parent = Parent::start(Program::Waits, &["4"]);
-    // The second node forks it itself, because the first one's connections to it end with its daemon.
+    // The second node forks the child itself: the first node's connections to the child end with its daemon.
     let said = cluster.first().json(&["prepare", &parent.pid().to_string()]);
     let seed = Seed::from_json(cluster.node(1), &said.to_string());
     let child = &seed.fork_idle(1, &OPTIONS)[0];
     let first = first_of(child.pid);
     cluster.kill_daemon(1);
     cluster.restart_daemon(1);
-    // The ids of pooled containers are free again, but not the child's.
+    // The user ids of pooled containers are free again, but not those of the child.
     for other in seed.fork_idle(4, &OPTIONS) {
         assert_ne!(first_of(other.pid), first);
         cluster.node(1).json(&["kill", "-s", "KILL", &other.id]);
     }
-    assert!(is_taken(&cluster, first) && first_of(child.pid) == first, "a new daemon has given its numbers away");
+    assert!(is_taken(&cluster, first) && first_of(child.pid) == first, "the child has lost its user ids");
     cluster.node(1).json(&["kill", "-s", "KILL", &child.id]);
     await_free(&cluster, first);
     parent.require_unharmed();
@@ -195,7 +195,8 @@ fn processes_killed() {
         bearers.iter().for_each(|pid| kill(*pid));
         (!bearers.is_empty()).then_some(())
     });
-    // A fork that gets such a container fails with the reason. Later forks get containers that were built since.
+    // A fork that gets a container without a privileged forker fails with the reason. Later forks get containers that
+    // were built since.
     let good = (0..FORKS_MAX).map(|_| seed.fork_attached("7", &OPTIONS)).find(|ended| {
         let is_told =
             ended.stderr.contains("container's stub ended") || ended.stderr.contains("container's stub failed");
@@ -208,11 +209,11 @@ fn processes_killed() {
 }
 
 fn await_free(cluster: &Cluster, first: u32) {
-    wait::wait_until("its numbers are free", GIVEN_BACK_LIMIT, || (!is_taken(cluster, first)).then_some(()));
+    wait::wait_until("the child's user ids are free", GIVEN_BACK_LIMIT, || (!is_taken(cluster, first)).then_some(()));
 }
 
-/// The privileged forkers of containers with user namespaces. Of all init processes, only they are in the node's pid
-/// namespace.
+/// Returns the privileged forkers of containers with user namespaces. Of all `farfork-init` processes, only they are in
+/// the node's pid namespace.
 fn bearers(cluster: &Cluster) -> Vec<i32> {
     let namespace = |process: &str| fs::read_link(format!("/proc/{process}/ns/pid")).ok();
     let of_node = |pid: &i32| namespace(&pid.to_string()) == namespace("self");
@@ -220,7 +221,7 @@ fn bearers(cluster: &Cluster) -> Vec<i32> {
 }
 
 fn kill(pid: i32) {
-    // ESRCH: it has ended by itself.
+    // ESRCH: the process has ended by itself.
     let _ = kill_process(Pid::from_raw(pid).expect("a process"), Signal::KILL);
 }
 

@@ -1,5 +1,5 @@
-//! A settled child has fetched all of its memory. It needs neither its seed nor the node of its parent, whatever it did
-//! to its memory meanwhile.
+//! A settled child has fetched all of its memory, whatever it did to its memory while it settled. It needs neither its
+//! seed nor the node of its parent.
 
 use std::thread;
 use std::time::Duration;
@@ -18,26 +18,26 @@ pub(crate) const TESTS: &[Test] = &[
 ];
 
 const MEMORY_MIB: &str = "256";
-/// How long a child touches memory; it then lives until it is signalled.
+/// How long a child touches memory, in milliseconds. It then runs until it is signalled.
 const PAGING_MS: u64 = 4000;
-/// For all of that to be fetched, on a busy machine.
+/// Longest wait until all memory is fetched, on a busy machine.
 const SETTLED_LIMIT: Duration = Duration::from_secs(100);
 
-/// The daemon of the parent is killed after the child has settled. The child continues and answers, by system calls
-/// too.
+/// The daemon of the parent is killed after the children have settled. The children continue and answer. One reads
+/// memory by loads, the other by system calls.
 fn outlive_owner() {
     let cluster = Cluster::start(2);
     let parent = Parent::start(Program::Situation("paging"), &[MEMORY_MIB]);
     let seed = Seed::prepare(cluster.first(), &parent);
     let numbers = [51, 52];
     let payloads = ["51 500".to_owned(), "52 500 calls".to_owned()];
-    // Paused before their first instruction, so that they have almost no pages.
+    // The children are paused before their first instruction, so they have almost no pages.
     let children = seed.fork_detached(&payloads, &["--to", cluster.name(1), "--paused"]);
     for child in &children {
         let said = cluster.first().json(&["settle", &child.id]);
         assert_eq!((&said["settled"], &said["child"]), (&true.into(), &child.id.as_str().into()), "{said}");
         assert!(said["memory_bytes"].as_u64() >= Some(256 << 20), "{said}");
-        assert!(said["fetched_bytes"].as_u64() >= Some(250 << 20), "it had touched nothing: {said}");
+        assert!(said["fetched_bytes"].as_u64() >= Some(250 << 20), "the child had almost no pages: {said}");
     }
     cluster.kill_daemon(0);
     for child in &children {
@@ -102,7 +102,7 @@ fn while_pager_dies() {
     assert_eq!(cluster.stop(), Vec::<String>::new());
 }
 
-/// Children fork, move, unmap and discard memory, and are settled meanwhile.
+/// Children are settled while they fork, and while they move, unmap and discard memory.
 fn while_changing(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Resource("memory_operations"), &[]);
     let seed = Seed::prepare(cluster.first(), &parent);
@@ -110,14 +110,15 @@ fn while_changing(cluster: &Cluster) {
     let payloads: Vec<String> = numbers.iter().map(u64::to_string).collect();
     let children = seed.fork_detached(&payloads, &["--to", &cluster.names(&[1, 2])]);
     for child in &children {
-        // It may have ended by then.
+        // The child may already have ended.
         cluster.first().run(&["settle", &child.id]);
     }
     seed.check_answers(&parent, &children, &numbers);
     parent.require_unharmed();
 }
 
-/// Every page has the right bytes. No area is registered with userfaultfd any more, so no access waits for a pager.
+/// Every page has the right bytes. No mapping is registered with userfaultfd any longer, so no access waits for a
+/// pager.
 fn have_all(cluster: &Cluster) {
     let parent = Parent::start(Program::Waits, &["32"]);
     let seed = Seed::prepare(cluster.first(), &parent);
@@ -130,11 +131,11 @@ fn have_all(cluster: &Cluster) {
     cluster.first().json(&["kill", "--signal", "KILL", &children[0].id]);
 }
 
-/// A command that stops waiting leaves the node to finish.
+/// If the command stops waiting, the node continues to settle the child.
 fn in_background(cluster: &Cluster) {
     let parent = Parent::start(Program::Situation("paging"), &["64"]);
     let seed = Seed::prepare(cluster.first(), &parent);
-    // It touches nothing, and nothing else is fetched, however late a slow machine sends the request.
+    // A paused child touches nothing, and `cow` fetches nothing else, however late a slow machine sends the request.
     let options = ["--to", cluster.name(1), "--strategy", "cow", "--paused"];
     let children = seed.fork_detached(&[format!("55 {PAGING_MS} held")], &options);
     let id = children[0].id.as_str();
@@ -152,7 +153,7 @@ fn in_background(cluster: &Cluster) {
     cluster.first().run_failing(&["settle", id]).require_mentions(&[id, "ended"]);
 }
 
-/// A child whose seed is gone cannot settle. The error has the reason, and the child continues until it touches a
+/// A child whose seed was dropped cannot settle. The error has the reason, and the child continues until it touches a
 /// missing page.
 fn not_without_seed(cluster: &Cluster) {
     let parent = Parent::start(Program::Situation("paging"), &["64"]);

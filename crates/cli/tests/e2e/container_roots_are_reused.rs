@@ -1,5 +1,5 @@
-//! The root of an ended child is reused only for a child of the same parent, and only if the ended child left nothing
-//! in it.
+//! The root of an ended child is reused only for a child of the same parent, and only if the ended child left it
+//! unchanged.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -18,16 +18,16 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("no_root_is_leaked", no_leak),
 ];
 
-/// For the next container to use a root.
+/// Longest wait until the next container uses a root.
 const SOON: Duration = Duration::from_secs(60);
 
-/// The mount namespace of a child. It is kept open, so that no later one gets its inode number.
+/// The mount namespace of a child. It is kept open, so that no later namespace gets its inode number.
 struct Root {
     name: String,
     _held: File,
 }
 
-/// Starts a child, calls `act` with its process id, and ends it.
+/// Starts a child, calls `act` with its process id, and ends the child. Returns the child's root.
 fn root_of(cluster: &Cluster, seed: &Seed, options: &[&str], act: impl FnOnce(i32)) -> Root {
     let child = seed.fork_idle(1, options).remove(0);
     let path = format!("/proc/{}/ns/mnt", child.pid);
@@ -44,7 +44,7 @@ fn root_of(cluster: &Cluster, seed: &Seed, options: &[&str], act: impl FnOnce(i3
 fn within(pid: i32, command: &str) {
     let target = ["--target".to_owned(), pid.to_string()];
     let status = Command::new("nsenter").args(target).args(["--mount", "sh", "-c", command]).status();
-    assert!(status.expect("nsenter is needed").success(), "{command}");
+    assert!(status.expect("nsenter(1) is installed").success(), "{command}");
 }
 
 fn left_clean() {
@@ -53,7 +53,7 @@ fn left_clean() {
     let seed = Seed::prepare(cluster.first(), &parent);
     let root = |seed: &Seed, options: &[&str], act: &dyn Fn(i32)| root_of(&cluster, seed, options, act);
     let first = root(&seed, &[], &|_| ());
-    wait::wait_until("a child is in a root that another had", SOON, || {
+    wait::wait_until("a child gets the root of an ended child", SOON, || {
         (root(&seed, &[], &|_| ()).name == first.name).then_some(())
     });
 
@@ -63,7 +63,7 @@ fn left_clean() {
         [&["--untrusted"], &["--memory", "256MiB"], &["--bind", "/tmp:/mnt"], &["--net", "host"], &["--read-only"]];
     let mut former = vec![spoilt, captured];
     former.extend(kinds.map(|options| root(&seed, options, &|_| ())));
-    // Each of these forks has a shared network of its own.
+    // Each of these forks has a new shared network.
     former.push(root(&seed, &["--net", "shared"], &|_| ()));
     for options in [&[][..], &["--net", "shared"], &["--untrusted"], &["--net", "host"]] {
         for _ in 0..3 {
@@ -75,11 +75,11 @@ fn left_clean() {
     parent.require_unharmed();
 }
 
-/// Makes seeds of a process until a child of one has the root of a child of another. Returns the roots of all.
+/// Makes seeds of a process until a child of one seed has the root of a child of another seed. Returns all roots.
 fn reuse_across_seeds(cluster: &Cluster, parent: &Parent, options: &[&str]) -> Vec<Root> {
     let next = Seed::prepare(cluster.first(), parent);
     let (mut of_others, mut of_next) = (Vec::<Root>::new(), Vec::new());
-    wait::wait_until("a child is in the root of one of another seed", SOON, || {
+    wait::wait_until("a child gets the root of a child of another seed", SOON, || {
         let other = Seed::prepare(cluster.first(), parent);
         of_others.push(root_of(cluster, &other, options, |_| ()));
         drop(other);
@@ -119,7 +119,7 @@ fn same_credentials() {
     let ways = ["itself", "in other groups", "not dumpable", "with fewer capabilities", "another user"];
     for (number, way) in ways.into_iter().enumerate() {
         if number > 0 {
-            kill_process(Pid::from_raw(parent.pid()).expect("a process id"), Signal::USR1).expect("it runs");
+            kill_process(Pid::from_raw(parent.pid()).expect("a process id"), Signal::USR1).expect("the parent runs");
             parent.wait_for_ticks(3);
         }
         let found = reuse_across_seeds(&cluster, &parent, &[]);

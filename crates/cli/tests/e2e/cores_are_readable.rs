@@ -1,5 +1,5 @@
-//! The core of a child has the registers of each thread and all memory, also pages that the child had not touched. The
-//! child runs on.
+//! The core of a child has the registers of each thread and all memory, including pages that the child had not touched.
+//! The child continues.
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
@@ -21,10 +21,11 @@ pub(crate) const TESTS: &[Test] = &[
 
 const LOAD: u32 = 1;
 
-/// Enough for the headers and notes of a core with few threads.
+/// Number of bytes at the start of a core that contain the headers and notes, for a process with few threads.
 const HEAD_BYTES: usize = 64 << 10;
 
-/// How long children touch memory: many times the duration of a core. They live until they are signalled.
+/// How long children touch memory, in milliseconds: many times the duration of a core dump. They then run until they
+/// are signalled.
 const PAGING_MS: u64 = 4_000;
 
 /// A loadable segment of a core file: offset, address, bytes in the file, bytes in memory.
@@ -53,7 +54,8 @@ fn segments(core: &File) -> Vec<Segment> {
     headers.map(segment).collect()
 }
 
-/// Compares byte by byte. The child is paused before its first instruction, so it has almost no pages.
+/// Compares the core byte by byte with the child's memory. The child is paused before its first instruction, so it has
+/// almost no pages.
 fn all_memory(cluster: &Cluster) {
     let parent = Parent::start(Program::Threads, &["64"]);
     let seed = Seed::prepare(cluster.first(), &parent);
@@ -61,9 +63,9 @@ fn all_memory(cluster: &Cluster) {
     let directory = scratch::directory();
     let path = directory.path().join("core");
     let said = cluster.first().json(&["core", &child.id, "--output", &path.to_string_lossy()]);
-    let file = fs::metadata(&path).expect("the file that was asked for");
+    let file = fs::metadata(&path).expect("the core file exists");
     assert_eq!((file.permissions().mode() & 0o777, Some(file.len())), (0o600, said["file_bytes"].as_u64()), "{said}");
-    assert!(file.blocks() * 512 < file.len(), "stacks of threads are mostly holes");
+    assert!(file.blocks() * 512 < file.len(), "the core has no holes");
     assert!(said["stopped_us"].as_u64().is_some_and(|stopped| stopped > 0), "{said}");
 
     let core = File::open(&path).expect("the core");
@@ -72,9 +74,9 @@ fn all_memory(cluster: &Cluster) {
         mapped_bytes += segment.memory_bytes;
         let (mut expected, mut found) = (vec![0; 4096], vec![0; 4096]);
         for at in (0..segment.file_bytes).step_by(4096) {
-            // Inaccessible pages, and pages past the end of a file, cannot be compared.
+            // Inaccessible pages and pages after the end of a mapped file cannot be compared.
             if read_process(child.pid, segment.address + at, &mut expected).is_ok() {
-                core.read_exact_at(&mut found, segment.offset + at).expect("it is as long as it says");
+                core.read_exact_at(&mut found, segment.offset + at).expect("the segment is complete");
                 compared.add("a segment", segment.address + at, &expected, &found);
             }
         }
@@ -111,10 +113,10 @@ fn by_debuggers(cluster: &Cluster) {
     {
         assert_eq!(notes.matches(note).count(), count, "{note}");
     }
-    assert!(notes.contains("NT_AUXV") && notes.contains("NT_FILE"), "no note of auxv and files");
-    // Not every readelf decodes NT_FILE, the note on mapped files.
+    assert!(notes.contains("NT_AUXV") && notes.contains("NT_FILE"), "no note NT_AUXV or NT_FILE");
+    // Some versions of readelf(1) do not decode NT_FILE, the note with the mapped files.
     let head = fs::read(&path).expect("the core").into_iter().take(HEAD_BYTES).collect::<Vec<u8>>();
-    assert!(head.windows(7).any(|bytes| bytes == b"/waits\0"), "the program's path is in no note");
+    assert!(head.windows(7).any(|bytes| bytes == b"/waits\0"), "no note contains the program's path");
     require_gdb_to_understand(&path, parent.pid(), threads);
     cluster.first().json(&["kill", "--signal", "KILL", &child.id]);
 }
@@ -128,13 +130,13 @@ fn require_gdb_to_understand(core: &Path, parent: i32, threads: usize) {
     let said = output_of(Command::new("gdb").args(commands).arg(program).arg(core));
     let listed = said.lines().filter(|line| line.contains("LWP") && line.contains(" in ")).count();
     assert!(listed >= threads, "{threads} threads: {said}");
-    assert!(said.contains("main ("), "the main thread is in main: {said}");
+    assert!(said.contains("main ("), "gdb does not show main(): {said}");
     for complaint in ["corrupt", "Cannot access memory", "not a core dump", "warning: Unexpected size"] {
         assert!(!said.contains(complaint), "{complaint}: {said}");
     }
 }
 
-/// A child that touches memory meanwhile continues, and finds everything right.
+/// A child that touches memory during the core dump continues, and finds the right memory.
 fn run_on(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Situation("paging"), &["64"]);
     let seed = Seed::prepare(cluster.first(), &parent);

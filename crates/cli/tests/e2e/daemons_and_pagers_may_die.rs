@@ -1,5 +1,5 @@
-//! Killed daemons and pagers: children continue to fetch pages after their own daemon or pager is killed. If the owner is
-//! gone, a missing page is an error, never a wrong byte.
+//! Killed daemons and pagers: children continue to fetch pages after their own daemon or pager is killed. If the owner
+//! of a page has ended, an access to the page is an error, and never reads a wrong byte.
 
 use std::thread;
 use std::time::Duration;
@@ -22,16 +22,17 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("up_restart_starts_only_ended_daemons", up_restart),
 ];
 
-/// Victims that leave only the stubs of the containers.
+/// Sets of processes to kill. None of the processes that share the pager's descriptors remains, except the stubs of the
+/// containers.
 const DEATHS_OF_ALL: &[&[NodeProcess]] = &[
     &[NodeProcess::Keeper, NodeProcess::Pager, NodeProcess::FdHolder],
     &[NodeProcess::Daemon, NodeProcess::Keeper, NodeProcess::Pager, NodeProcess::FdHolder],
 ];
 
-/// For a pager to be replaced, or not.
+/// Longest wait until a pager is replaced, or the node is not ready.
 const REPLACEMENT_LIMIT: Duration = Duration::from_secs(60);
 
-/// Victims on the children's node that leave one process with the pager's descriptors.
+/// Sets of processes of the children's node to kill. One process that shares the pager's descriptors remains.
 const DEATHS: &[&[NodeProcess]] = &[
     &[NodeProcess::Keeper, NodeProcess::Pager],
     &[NodeProcess::Daemon, NodeProcess::Keeper, NodeProcess::Pager],
@@ -42,31 +43,31 @@ const DEATHS: &[&[NodeProcess]] = &[
     &[NodeProcess::FdHolder, NodeProcess::Keeper],
 ];
 
-/// How long children fork while those processes are killed.
+/// How long children fork, in milliseconds. The processes are killed in this time.
 const FORKING_MS: u64 = 1500;
-/// When they are killed, after the children's start.
+/// Time from the children's start until the processes are killed.
 const FORKING_MOMENT: Duration = Duration::from_millis(400);
 
-/// How long each child touches memory.
+/// How long each child touches memory, in milliseconds.
 const PAGING_MS: u64 = 3000;
-/// As `PAGING_MS`, for a child that must still miss pages when its owner dies, even late on a slow machine. The child
-/// ends long before.
+/// As `PAGING_MS`, for a child that must still have missing pages when its owner dies, even late on a slow machine. The
+/// child ends long before this time is over.
 const MISSING_MS: u64 = 60_000;
-/// Well into that time.
+/// Time during which a daemon is dead: while children still touch memory.
 const MOMENT: Duration = Duration::from_millis(800);
-/// So much memory that readahead has not fetched it all by then: the children start slowly.
+/// Memory of the parent, in MiB: so much that readahead has not fetched all of it when the daemon is killed.
 const MEMORY_MIB: &str = "256";
-/// For children whose owner is gone to get an error. The pager retries for a minute, in case the node returns.
+/// Time limit of `wait` for children whose owner has ended. The pager retries for a minute, in case the node returns.
 const VERDICT_TIMEOUT: &str = "200s";
 const VERDICT_LIMIT: Duration = Duration::from_secs(220);
 
-/// For killed processes to end.
+/// Longest wait until killed processes have ended.
 const END_LIMIT: Duration = Duration::from_secs(60);
 
-/// The children touch memory by loads, or by system calls that read it.
+/// How each child touches memory: empty for loads, `calls` for system calls that read it.
 const HOW: [&str; 3] = ["", "", "calls"];
 const NUMBERS: [u64; 3] = [11, 12, 13];
-/// 128 + SIGBUS for a load; the program's own status for EFAULT.
+/// The exit status of each child: 128 + SIGBUS after a load; the program's own status after EFAULT.
 const VERDICTS: [u64; 3] = [135, 135, 14];
 
 /// A cluster with children on its second node that fetch pages from the first.
@@ -99,7 +100,7 @@ impl Paging {
         self.stop();
     }
 
-    /// Requires that each child has ended with the error for its kind of access, and that the log has the reason.
+    /// Requires that each child has ended with the error for its kind of access, and that its log has the reason.
     fn require_verdict(&mut self) {
         let second = self.cluster.node(1);
         let ids: Vec<&str> = self.children.iter().map(|child| child.id.as_str()).collect();
@@ -110,7 +111,7 @@ impl Paging {
         for (end, verdict) in ends.iter().zip(VERDICTS) {
             let id = end["child"].as_str().expect("an id");
             let log = second.json(&["logs", id])["stderr"].as_str().unwrap_or_default().to_owned();
-            assert!(!log.contains("wrong:"), "a wrong byte: {log}");
+            assert!(!log.contains("wrong:"), "the child read a wrong byte: {log}");
             assert_eq!(end["exit_code"].as_u64(), Some(verdict), "{id} {}: {log}", end["state"]);
             assert!(log.contains("lost its memory"), "the log of {id} does not say why: {log}");
         }
@@ -147,7 +148,7 @@ fn daemon_of_parent() {
     paging.cluster.kill_daemon(0);
     paging.require_verdict();
     paging.cluster.restart_daemon(0);
-    // It knows the addresses of the others, and lists them when they have answered.
+    // The new daemon knows the addresses of the other nodes, and lists them as alive when they have answered.
     paging.cluster.wait_until_all_are_alive();
     let seed = Seed::prepare(paging.cluster.first(), &paging.parent);
     let children = seed.fork_detached(&["21 100".to_owned()], &["--to", paging.cluster.name(1)]);
@@ -163,7 +164,7 @@ fn dropped_seed() {
     paging.stop();
 }
 
-/// The death of one child does not affect the others.
+/// Kills one child. The others are not affected.
 fn child() {
     let mut paging = Paging::start();
     let victim = paging.children.remove(0);
@@ -178,7 +179,7 @@ fn child() {
     paging.stop();
 }
 
-/// Children, including copies of a zygote, fork meanwhile, and so do their processes.
+/// Children, including copies of a zygote, and their processes fork while the processes are killed.
 fn killed_together() {
     let cluster = Cluster::start(2);
     let mut parent = Parent::start(Program::Situation("forking_descendants"), &["64"]);
@@ -210,7 +211,8 @@ fn kill_while_they_fork(cluster: &Cluster, victims: &[NodeProcess]) {
     }
 }
 
-/// Existing children are served again with the userfaultfds that the stubs hold, and the node accepts new children.
+/// Afterwards, existing children are served with the userfaultfds that the stubs hold, and the node accepts new
+/// children.
 fn all_holders() {
     let cluster = Cluster::start(2);
     let mut parent = Parent::start(Program::Situation("forking_descendants"), &["64"]);
@@ -221,7 +223,7 @@ fn all_holders() {
         number += 10;
         let to_second = ["--to", cluster.name(1), "--strategy", "cow"];
         let mut children = Vec::new();
-        // One by one: the later ones are copies of a zygote.
+        // Forks the children one by one: the later ones are copies of a zygote.
         for number in numbers {
             children.extend(seed.fork_detached(&[format!("{number} {FORKING_MS} waiting")], &to_second));
         }
@@ -238,7 +240,7 @@ fn all_holders() {
     assert!(remains.is_empty(), "{remains:#?}");
 }
 
-/// The pager cannot start, because its log cannot be opened.
+/// Replaces the pager's log by a directory, so that the pager cannot start.
 fn not_ready() {
     let cluster = Cluster::start(2);
     let parent = Parent::start(Program::Situation("forking_descendants"), &["1"]);
@@ -258,7 +260,7 @@ fn not_ready() {
     assert!(reason.contains("its log cannot be opened"), "{reason}");
     for _ in 0..3 {
         let children = seed.fork_detached(&["90 1".to_owned()], &["--to", "any"]);
-        assert_ne!(children[0].node, second, "a node that is not ready is not chosen");
+        assert_ne!(children[0].node, second, "a node that is not ready was chosen");
     }
     let refused = cluster.first().run_failing(&["fork", seed.id(), "--detach", "--to", second]);
     refused.require_mentions(&[second, "it takes no children", "fork to another node"]);
@@ -278,7 +280,12 @@ fn up_restart() {
     let mut parent = Parent::start(Program::Arrays, &["16"]);
     let seed = Seed::prepare(cluster.first(), &parent);
     let first = cluster.daemon_pid(0);
-    let run_dir = cluster.run_dir(0).parent().expect("it is in the cluster's").to_string_lossy().into_owned();
+    let run_dir = cluster
+        .run_dir(0)
+        .parent()
+        .expect("the run directory of a node is in that of its cluster")
+        .to_string_lossy()
+        .into_owned();
     let restart = ["up", "--restart", "--run-dir", &*run_dir];
     cluster.kill_daemon(1);
     cluster.stop_daemon(2);

@@ -24,13 +24,13 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("the_end_of_the_parent_is_reported", parent_killed),
 ];
 
-/// For a small index and sixteen children, or some branches, on a busy machine.
+/// Longest run of a demo with a small index or with few branches, on a busy machine.
 const RUN_LIMIT: Duration = Duration::from_secs(240);
 
-/// For killed processes to disappear from `/proc`.
+/// Longest wait until killed processes disappear from `/proc`.
 const REMAINS_LIMIT: Duration = Duration::from_secs(60);
 
-/// A small demo of an index.
+/// The arguments of a demo with a small index.
 const SMALL_INDEX: [&str; 3] = ["demo", "--documents", "1000"];
 
 /// A running demo, with temporary files in a directory of its own.
@@ -48,7 +48,7 @@ impl RunningDemo {
         Self { process: command.spawn().expect("the binary"), temporary }
     }
 
-    /// Waits for its end, and until nothing is left of it.
+    /// Waits until the demo has ended and nothing is left of it.
     fn wait(self) -> wait::CommandOutput {
         let Self { process, temporary } = self;
         let pid = process.id();
@@ -60,7 +60,7 @@ impl RunningDemo {
     }
 }
 
-/// The markers of a demo's nodes.
+/// The markers by which leftovers of a demo's nodes are found.
 fn marks(pid: u32, temporary: &TempDir) -> RunMarkers {
     let name = format!("demo-{pid}");
     let run_dir = temporary.path().join(format!("farfork-{name}"));
@@ -137,7 +137,7 @@ fn parent_killed() {
     assert!(failure.to_string().contains("ended early"), "{failure}");
 }
 
-/// Reads a log until a line contains a text; the rest is discarded.
+/// Reads a log until a line contains a text. A thread discards the rest.
 fn wait_for_line(log: impl Read + Send + 'static, text: &'static str) {
     let (sender, receiver) = mpsc::channel();
     thread::spawn(move || {

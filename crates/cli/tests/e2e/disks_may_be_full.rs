@@ -1,5 +1,5 @@
-//! The file system of a node's run directory is full: running children continue and their ends are reported. New children
-//! are refused with the reason. When there is space again, forks succeed.
+//! The file system of a node's run directory is full. Running children continue and their ends are reported. New
+//! children are refused with the reason. When there is free space again, forks succeed.
 
 use std::thread;
 use std::time::Duration;
@@ -10,14 +10,14 @@ use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[Test::alone("while_children_fetch_pages", under_children)];
 
-/// Memory of the parent, and size of the disk with the run directories of two nodes.
+/// Memory of the parent in MiB. `DISK_MIB` is the size of the disk with the run directories of two nodes.
 const PARENT_MIB: &str = "16";
 const DISK_MIB: u64 = 64;
 
-/// Space for the state file that is written when a daemon starts, next to the nodes' run directories.
+/// Number of bytes to free for the state file that a starting daemon writes next to the nodes' run directories.
 const STATE_BYTES: u64 = 16 << 10;
 
-/// How long children touch memory at least, in ms.
+/// How long children touch memory at least, in milliseconds.
 const PAGING_MS: &str = "700";
 
 fn under_children() {
@@ -33,7 +33,7 @@ fn under_children() {
     let directory = cluster.run_dir(1).join("children");
     let told = ["no space left", &directory.to_string_lossy().to_lowercase()];
     cluster.first().run_failing(&["fork", seed.id(), "--detach", to[0], to[1]]).require_mentions(&told);
-    // Children that wait until there is space again survive the death of a daemon meanwhile.
+    // The children are held until there is free space again. They must survive the death of the daemon.
     thread::sleep(Duration::from_millis(300));
     cluster.kill_daemon(1);
     disk.free(STATE_BYTES);

@@ -1,5 +1,5 @@
 //! Tests that run alone: they keep all CPUs busy, stop or starve nodes, change a setting of the machine, or count what
-//! nodes prewarm within seconds. The others run in lanes, because most of them wait most of the time.
+//! nodes prewarm within seconds. All other tests run in lanes, because they are idle most of the time.
 
 /// Names of modules, or of single tests.
 pub(crate) const NAMES: &[&str] = &[
@@ -24,7 +24,7 @@ pub(crate) const NAMES: &[&str] = &[
     "zygotes_are_prewarmed_speculatively",
 ];
 
-/// Whether the test `name` of the module `sentence` is one of them.
+/// Returns whether the test `name` of the module `sentence` must run alone.
 pub(crate) fn contains(sentence: &str, name: &str) -> bool {
     NAMES.iter().any(|exclusive| *exclusive == sentence || *exclusive == name)
 }

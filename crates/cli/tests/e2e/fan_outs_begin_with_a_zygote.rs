@@ -1,5 +1,5 @@
-//! A fan-out of a fresh seed first makes a zygote on each node; all children but the first one of the fork are copies
-//! of it. A killed pager, a dropped seed or a failed zygote changes no answer and delays none for long.
+//! A fan-out of a fresh seed first makes a zygote on each node. All children except the first one of the fork are
+//! copies of it. A killed pager, a dropped seed or a failed zygote changes no answer, and delays none for long.
 
 use std::fs;
 use std::thread;
@@ -16,17 +16,17 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("a_fan_out_ends_when_its_seed_is_dropped", seed_dropped),
 ];
 
-/// Children of one fan-out on each node: more than start at once.
+/// Number of children of one fan-out on each node: more than the node starts at once.
 const EACH: u64 = 16;
-/// The first child of the node that got the fork is usually restored. On a machine so busy that the wait for the zygote
-/// times out, some others are restored too.
+/// Minimum number of copies on each node. The first child on the node that got the fork is usually restored. If a busy
+/// machine exceeds the time limit of the wait for the zygote, some other children are restored too.
 const COPIES_MIN: u64 = EACH - 4;
 const ROUNDS: u64 = 10;
-/// A busy machine may need several fan-outs.
+/// Longest wait until a fan-out has enough copies: a busy machine may need several fan-outs.
 const COPIES_LIMIT: Duration = Duration::from_secs(200);
-/// Guard against hangs, for a fan-out whose zygote is lost: it waits for the zygote for some seconds.
+/// Longest fan-out: a guard against hangs. A fan-out whose zygote is lost waits for the zygote for some seconds.
 const FAN_OUT_LIMIT: Duration = Duration::from_secs(90);
-/// For the remains of one to disappear.
+/// Longest wait until the zygote of a dropped seed has ended.
 const SOON: Duration = Duration::from_secs(60);
 
 fn numbers(nodes: u64) -> Vec<u64> {
@@ -43,7 +43,7 @@ fn fan_out(cluster: &Cluster, parent: &Parent, seed: &Seed, nodes: &[usize]) {
     seed.check_answers(parent, &children, &numbers);
 }
 
-/// Forks children of a fresh seed on two nodes. Returns how many are copies of a zygote on each node.
+/// Forks children of a fresh seed on two nodes. Returns the number of copies of a zygote on each node.
 fn count_copies(cluster: &Cluster, parent: &Parent) -> [u64; 2] {
     let seed = Seed::prepare(cluster.first(), parent);
     let counts = || [0, 1].map(|node| cluster.zygote_count(node, "children"));
@@ -58,7 +58,7 @@ fn fresh_seeds() {
     let mut parent = Parent::start(Program::Waits, &["16"]);
     let (mut has_enough, mut has_all) = (false, false);
     wait::wait_until(
-        "enough copies on both nodes, and nothing else where a fan-out does not begin",
+        "enough copies of a zygote on both nodes, and all children of the second node are copies",
         COPIES_LIMIT,
         || {
             let copies = count_copies(&cluster, &parent);
@@ -71,7 +71,7 @@ fn fresh_seeds() {
     parent.require_unharmed();
 }
 
-/// Needs an idle machine: requires the copies of every fan-out.
+/// Requires enough copies in every fan-out, which needs an idle machine.
 fn every_fan_out() {
     let cluster = Cluster::start_with(2, &["--zygotes", "2"]);
     let parent = Parent::start(Program::Waits, &["16"]);
@@ -86,8 +86,8 @@ fn no_zygote() {
     let mut parent = Parent::start(Program::Waits, &["4"]);
     let seed = Seed::prepare(cluster.first(), &parent);
     let directory = cluster.run_dir(1).join("zygotes");
-    fs::remove_dir_all(&directory).expect("there is none yet");
-    fs::write(&directory, "").expect("what no directory can be made in");
+    fs::remove_dir_all(&directory).expect("the directory of zygotes is empty");
+    fs::write(&directory, "").expect("a file takes the place of the directory");
     let began = Instant::now();
     fan_out(&cluster, &parent, &seed, &[1]);
     assert!(began.elapsed() < FAN_OUT_LIMIT, "it took {:?}", began.elapsed());

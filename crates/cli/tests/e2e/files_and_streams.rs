@@ -1,5 +1,5 @@
-//! An attached child has the standard streams, signals and exit status of its command. The writes of a child stay
-//! private unless a path is shared or bound.
+//! An attached child uses the command's standard streams, receives its signals, and gives it its exit status. The
+//! writes of a child stay private unless a path is shared or bound.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -63,13 +63,13 @@ fn signals(cluster: &Cluster) {
     let payload = scratch::file("13");
     let payload_path = payload.path().to_string_lossy();
     let arguments = ["fork", seed.id(), "--to", cluster.name(1), "--payload", &payload_path];
-    // Its input stays open, so that it waits for more.
+    // Standard input stays open, so that the child waits for more.
     let mut child = cluster.first().command(&arguments).stdin(Stdio::piped()).spawn().expect("the binary");
     let stdin = child.stdin.take();
     let mut stdout = BufReader::new(child.stdout.take().expect("a pipe"));
     let mut said = String::new();
     while !said.contains("child 13\n") {
-        assert!(stdout.read_line(&mut said).expect("a pipe") > 0, "it ends too soon: {said}");
+        assert!(stdout.read_line(&mut said).expect("a pipe") > 0, "the child ended too early: {said}");
     }
     let pidfd = farfork_sys::pidfd::open(child.id().cast_signed()).expect("our own child");
     farfork_sys::pidfd::send_signal(&pidfd, 15).expect("our own child");
@@ -80,7 +80,7 @@ fn signals(cluster: &Cluster) {
     assert_eq!(ended.status.code(), Some(7));
 }
 
-/// Children that never end. The command that waits for them is sent SIGINT.
+/// Sends SIGINT to a command that waits for children that never end.
 fn several_signalled(cluster: &Cluster) {
     let parent = Parent::start(Program::Waits, &["4"]);
     let seed = Seed::prepare(cluster.first(), &parent);
@@ -108,7 +108,7 @@ fn no_reader_of_several(cluster: &Cluster) {
     end_without_reader(cluster, "3");
 }
 
-/// Reads one line of children that write without end, and closes the pipe.
+/// Reads one line of children that write forever, and closes the pipe.
 fn end_without_reader(cluster: &Cluster, count: &str) {
     let parent = Parent::start(Program::Waits, &["4"]);
     let seed = Seed::prepare(cluster.first(), &parent);
@@ -183,7 +183,7 @@ fn shared_files(cluster: &Cluster) {
     assert_eq!(write_with(cluster, &["--shared", "/"]), "parent\nchild 8\n");
 }
 
-/// The directory of the parent's file is the target of a bind mount in the child.
+/// A bind mount of the child covers the directory of the parent's file.
 fn bound_directory(cluster: &Cluster) {
     let (seen, bound) = (scratch::directory(), scratch::directory());
     let path = seen.path().join("file");

@@ -1,5 +1,5 @@
-//! A child has the contents that its parent's open and mapped files had at prepare. Otherwise the fork is refused, and
-//! the message names the file.
+//! A child finds the contents that its parent's open and mapped files had at prepare. Otherwise the fork is refused,
+//! and the message names the file.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -29,19 +29,19 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("a_shared_path_has_its_current_contents", shared_path),
 ];
 
-/// The names of the files in the program.
+/// The names of the files of the program, one for each kind of access.
 const KINDS: [&str; 8] = ["read", "both", "shared", "private", "copied", "written", "log", "plain_log"];
 
-/// The files that the program may write to, by name: a change of them cannot be detected.
+/// The names of the files that the parent can write to. A change of them between prepare and fork cannot be excluded.
 const UNPROVED_KINDS: [&str; 4] = ["both", "log", "plain_log", "written"];
 
-/// The number of kinds whose contents a child reads.
+/// Number of kinds of files that a child reads: the first ones of `KINDS`.
 const READ_KINDS: usize = 6;
 
-/// How often a file is changed just when a prepare answers.
+/// How often a file is changed right after prepare has answered.
 const AT_ONCE_ROUNDS: usize = 12;
 
-/// The payload of a child that must find the change.
+/// The payload of a child that must find the changed contents.
 const TAKES_CHANGES: u64 = 900;
 
 fn parent(directory: &Path, kind: Option<&str>) -> Parent {
@@ -50,7 +50,7 @@ fn parent(directory: &Path, kind: Option<&str>) -> Parent {
     Parent::start(Program::Situation("kept_files"), &arguments)
 }
 
-/// Checks children on the owner's node and on another one.
+/// Checks children on the owner's node and on another node.
 fn check_everywhere(cluster: &Cluster, seed: &Seed, parent: &Parent) {
     for (number, node) in [(31, 0), (32, 1), (33, 0)] {
         seed.fork_and_check(parent, number, &["--to", cluster.name(node)]);
@@ -82,13 +82,14 @@ fn replaced(cluster: &Cluster) {
         assert_eq!(
             fs::read(directory.path().join(kind)).expect("it is there"),
             b"another",
-            "a child's file is its own"
+            "a child changed the node's file"
         );
     }
     parent.require_unharmed();
 }
 
-/// The prepare answers before all files are read. The replaced file has the same length and times.
+/// Replaces a file by one of the same length and modification time, right after prepare. Prepare answers before all
+/// files are read.
 fn replaced_at_once(cluster: &Cluster) {
     for kind in ["shared", "private"].into_iter().cycle().take(AT_ONCE_ROUNDS) {
         let directory = scratch::directory();
@@ -117,7 +118,8 @@ fn changed_at_once(cluster: &Cluster) {
     }
 }
 
-/// Pages that were not written through a private mapping come from the file at prepare, whatever its path leads to now.
+/// Pages that were not written through a private mapping are those of the file at prepare, whatever file is at the path
+/// now.
 fn replaced_mapping_changed(cluster: &Cluster) {
     let directory = scratch::directory();
     let (parent, path) = (parent(directory.path(), Some("copied")), directory.path().join("copied"));
@@ -161,7 +163,7 @@ fn changed(cluster: &Cluster) {
     let directory = scratch::directory();
     let (parent, path) = (parent(directory.path(), Some("read")), directory.path().join("read"));
     let seed = Seed::prepare(cluster.first(), &parent);
-    // The words that the program expects in the file of kind 0 after the change.
+    // The words that the program expects after the change: those of a file with index 0.
     let words = (7..7 + fs::metadata(&path).expect("it is there").len() / 8).flat_map(|at| word_of(at).to_ne_bytes());
     fs::write(&path, words.collect::<Vec<u8>>()).expect("it is there");
     require_refused(cluster, &seed, &path);
@@ -171,7 +173,7 @@ fn changed(cluster: &Cluster) {
     }
 }
 
-/// SplitMix64, like `word_of` of the programs.
+/// SplitMix64, like `word_of` in the programs.
 fn word_of(index: u64) -> u64 {
     let mut z = (index + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -179,7 +181,7 @@ fn word_of(index: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// The file is replaced. Then a process that still has the old file open changes that.
+/// Replaces the file. Then a process that still has the old file open changes the old file.
 fn changed_after_replacement(cluster: &Cluster) {
     for kind in &KINDS[..READ_KINDS] {
         let directory = scratch::directory();
@@ -192,7 +194,7 @@ fn changed_after_replacement(cluster: &Cluster) {
     }
 }
 
-/// The image includes the files. A fork is refused if a file changed before the image was written.
+/// The image includes the files, so replacing them does not affect children.
 fn sealed(cluster: &Cluster) {
     let directory = scratch::directory();
     let parent = parent(directory.path(), None);
@@ -201,7 +203,8 @@ fn sealed(cluster: &Cluster) {
     check_everywhere(cluster, &seed, &parent);
 }
 
-/// Copies are taken while the parent is stopped, of files that it can read or has mapped shared.
+/// With `--snapshot-files`, prepare copies the files that the parent can read or has mapped shared, while it is
+/// stopped.
 fn copied(cluster: &Cluster) {
     for kind in ["read", "both", "shared", "written"] {
         let directory = scratch::directory();
@@ -216,7 +219,7 @@ fn copied(cluster: &Cluster) {
     }
 }
 
-/// A database to which its own process continues to write.
+/// The parent continues to write to its database.
 fn database(cluster: &Cluster) {
     let directory = scratch::directory();
     let path = directory.path().join("database");
@@ -241,17 +244,17 @@ fn added_to(cluster: &Cluster) {
         check_everywhere(cluster, &seed, &parent);
         add().expect("it is there");
         check_everywhere(cluster, &seed, &parent);
-        assert_eq!(fs::metadata(&path).expect("it is there").len(), bytes + 36, "children's lines are their own");
+        assert_eq!(fs::metadata(&path).expect("it is there").len(), bytes + 36, "a child wrote to the node's file");
         parent.require_unharmed();
     }
 }
 
-/// Changes of mode and names do not count, nor does writing the same bytes again.
+/// Changes of mode and names do not count as changes of contents. Writing the same bytes again does not either.
 fn touched(cluster: &Cluster) {
     let directory = scratch::directory();
     let parent = parent(directory.path(), None);
     let seed = Seed::prepare(cluster.first(), &parent);
-    // Digests are computed after the parent has resumed.
+    // Waits until the seed is complete: file digests are computed after the parent has resumed.
     seed.template_pid();
     for kind in KINDS {
         let path = directory.path().join(kind);
@@ -275,7 +278,7 @@ fn mapped_array(cluster: &Cluster) {
     parent.require_unharmed();
 }
 
-/// Replaces a running program, as a package manager does.
+/// Replaces the executable of a running program, as a package manager does.
 fn installed_anew(cluster: &Cluster) {
     let directory = scratch::directory();
     let program = directory.path().join("program");
@@ -292,7 +295,7 @@ fn installed_anew(cluster: &Cluster) {
     }
 }
 
-/// A child with a shared path gets the current file.
+/// With a shared path, a child gets the current file.
 fn shared_path(cluster: &Cluster) {
     let directory = scratch::directory();
     let (parent, path) = (parent(directory.path(), Some("read")), directory.path().join("read"));

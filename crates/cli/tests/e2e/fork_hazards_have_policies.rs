@@ -1,5 +1,5 @@
-//! Hazards of a program that continues in two places, if no other test covers them. `docs/fork-correctness.md` has the
-//! table of all hazards.
+//! Hazards of a program that continues in two places, except those that other tests cover. `docs/fork-correctness.md`
+//! lists all hazards.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -43,14 +43,14 @@ const PAGE_BYTES: usize = 4096;
 /// PROT_READ and PROT_WRITE.
 const WRITABLE: u8 = 3;
 
-/// For the kernel to close the files of a killed process.
+/// Longest wait until the kernel has closed the files of a killed process.
 const END_LIMIT: Duration = Duration::from_secs(60);
 
 fn situation(name: &'static str, arguments: &[&str]) -> Parent {
     Parent::start(Program::Situation(name), arguments)
 }
 
-/// Checks two children, one after the other: the first must change nothing for the second.
+/// Checks two children, one after the other: the first must change nothing that the second finds.
 fn check_twice(cluster: &Cluster, mut parent: Parent, options: &[&str]) {
     let seed = Seed::prepare(cluster.first(), &parent);
     for number in [31, 32] {
@@ -59,7 +59,7 @@ fn check_twice(cluster: &Cluster, mut parent: Parent, options: &[&str]) {
     parent.require_unharmed();
 }
 
-/// The names of three files to lock, in a directory.
+/// Returns the paths of three files to lock in a directory.
 fn lock_files(directory: &Path) -> [String; 3] {
     ["flock", "posix", "ofd"].map(|name| directory.join(name).to_string_lossy().into_owned())
 }
@@ -69,7 +69,7 @@ fn file_locks(cluster: &Cluster) {
     let paths = lock_files(directory.path());
     let mut parent = situation("file_locks", &paths.each_ref().map(String::as_str));
     let seed = Seed::prepare(cluster.first(), &parent);
-    // Shared, because otherwise a child would lock a file of its own.
+    // The directory is shared: otherwise a child would lock its own copy of a file.
     let shared = directory.path().to_string_lossy();
     let options = ["--to", cluster.name(1), "--shared", &shared];
     cluster
@@ -81,14 +81,15 @@ fn file_locks(cluster: &Cluster) {
     seed.fork_and_check(&parent, 31, &options);
 }
 
-/// A flock(2) lock belongs to the open file, which a fork would share. The parent's end must release it nevertheless.
+/// A flock(2) lock belongs to the open file description, which the template shares. The lock must still end with the
+/// parent.
 fn seed_and_locks(cluster: &Cluster) {
     let directory = scratch::directory();
     let paths = lock_files(directory.path());
     let mut parent = situation("file_locks", &paths.each_ref().map(String::as_str));
     let seed = Seed::prepare(cluster.first(), &parent);
     let file = File::open(&paths[0]).expect("the parent made it");
-    assert!(file.try_lock().is_err(), "the parent has it locked");
+    assert!(file.try_lock().is_err(), "the parent does not hold the lock");
     parent.kill();
     wait::wait_until("the lock ends with the parent", END_LIMIT, || file.try_lock().ok());
     cluster.first().json(&["inspect", seed.id()]);
@@ -108,7 +109,7 @@ fn host_names(cluster: &Cluster) {
     assert_eq!(name(), before, "a child has renamed its node");
 }
 
-/// At the time of the fork, the node has another file of the same size at the path, as after an upgrade.
+/// Before the fork, the file is replaced by another one of the same size, as in an upgrade.
 fn mapped_file(cluster: &Cluster) {
     let directory = scratch::directory();
     let path = directory.path().join("file");
@@ -122,8 +123,8 @@ fn mapped_file(cluster: &Cluster) {
     parent.require_unharmed();
 }
 
-/// In a child, pages that were not written through a private mapping show writes to the child's own object. Otherwise
-/// they show the parent's object as it was at prepare, without later writes.
+/// In a child, pages that were not written through a private mapping show writes to the child's own object. Without
+/// such writes, they have the contents of the parent's object at prepare, without later writes.
 fn private_mapping(cluster: &Cluster, arguments: &[&str], is_written_since: bool) {
     let mut parent = situation("private_mapping", arguments);
     let checked = cluster.first().run(&["check", &parent.pid_text()]);
@@ -131,9 +132,11 @@ fn private_mapping(cluster: &Cluster, arguments: &[&str], is_written_since: bool
     if is_written_since {
         let object = fs::OpenOptions::new().write(true).open(format!("/proc/{}/fd/3", parent.pid()));
         let page = vec![0x5a; PAGE_BYTES];
-        object.and_then(|object| object.write_all_at(&page, PAGE_BYTES as u64)).expect("the parent has it open as 3");
+        object
+            .and_then(|object| object.write_all_at(&page, PAGE_BYTES as u64))
+            .expect("the parent has the object open as descriptor 3");
     }
-    // One after the other, so that later ones are copies of a zygote.
+    // One after the other, so that the later children are copies of a zygote.
     let ways = [&[][..], &[], &[], &["--strategy", "eager"], &["--untrusted"]];
     for (number, options) in (31..).zip(ways) {
         seed.fork_and_check(&parent, number, &[&["--to", cluster.name(1)], options].concat());
@@ -168,7 +171,7 @@ fn private_posix_memory(cluster: &Cluster) {
     fs::remove_file(&path).expect("the parent made it");
 }
 
-/// On the parent's node too, where the child's path leads to the same file.
+/// Also forks on the parent's node, where the path of the child's mapping leads to the parent's file.
 fn private_file(cluster: &Cluster) {
     let directory = scratch::directory();
     let path = directory.path().join("file");
@@ -179,12 +182,12 @@ fn private_file(cluster: &Cluster) {
     seed.fork_and_check(&parent, 33, &[]);
     assert_eq!(
         before,
-        fs::read(directory.path().join("other")).expect("it wrote this, too"),
-        "it is not the child's own"
+        fs::read(directory.path().join("other")).expect("the parent wrote the file"),
+        "a child changed the node's file"
     );
 }
 
-/// A mapping that cannot follow its object is named by check, by prepare and by the seed.
+/// check, prepare and the seed name a mapping that no longer follows its object in children.
 fn private_copy(cluster: &Cluster) {
     for (kind, name) in [("segment", "/SYSV00000000 (deleted)"), ("huge", "/memfd:huge (deleted)")] {
         let mut parent = situation("private_copy", &[kind]);
@@ -202,8 +205,8 @@ fn private_copy(cluster: &Cluster) {
     }
 }
 
-/// A file that is open only for reading does not change through an overlay: a child that opens it for writing later
-/// writes to a copy.
+/// The overlay does not replace a file that is open only for reading: a child that later opens it for writing writes to
+/// a copy.
 fn private_file_opened_later(cluster: &Cluster) {
     let directory = scratch::directory();
     let path = directory.path().join("file");
@@ -229,7 +232,7 @@ fn held_lock(cluster: &Cluster) {
     check_twice(cluster, situation("held_lock", &[]), &[]);
 }
 
-/// Runs all of them on one node at the same time.
+/// Several children create temporary files with the same names, on one node at the same time.
 fn temporary_files(cluster: &Cluster) {
     let directory = scratch::directory();
     let mut parent = situation("temporary_file", &[&directory.path().to_string_lossy()]);
@@ -238,11 +241,11 @@ fn temporary_files(cluster: &Cluster) {
     let children = seed.fork_detached(&numbers.map(|number: u64| number.to_string()), &["--to", cluster.name(1)]);
     seed.check_answers(&parent, &children, &numbers);
     let left = fs::read_dir(directory.path()).expect("the directory").count();
-    assert_eq!(left, 0, "a child's file is the node's");
+    assert_eq!(left, 0, "a child's file is on the node");
     parent.require_unharmed();
 }
 
-/// Files that are changed and removed between prepare and fork, like a program's temporary files.
+/// Files are changed and removed between prepare and fork, like a program's temporary files.
 fn files_later(cluster: &Cluster) {
     let directory = scratch::directory();
     let [changed, removed] = ["changed", "removed"].map(|name| directory.path().join(name));
@@ -254,7 +257,7 @@ fn files_later(cluster: &Cluster) {
     for number in [51, 52] {
         seed.fork_and_check(&parent, number, &["--to", cluster.name(1)]);
     }
-    assert!(!removed.exists(), "a child's file is the node's");
+    assert!(!removed.exists(), "a child's file is on the node");
     parent.require_unharmed();
 }
 
@@ -273,12 +276,13 @@ fn encrypted_connection(cluster: &Cluster) {
     check_twice(cluster, Parent::start_command(Command::new(programs::python()).arg(program)), &[]);
 }
 
-/// `/proc/PID/mem` and ptrace(2) cannot wait for a page: they fail, and return no zeroes. process_vm_readv(2) waits.
+/// Reads of `/proc/PID/mem` and ptrace(2) cannot wait for a page: they fail, and never return zeroes.
+/// process_vm_readv(2) waits.
 fn memory_of_a_child(cluster: &Cluster) {
     let mut parent = situation("paging", &["1"]);
     let seed = Seed::prepare(cluster.first(), &parent);
     let child = &seed.fork_idle(1, &["--to", cluster.name(1), "--paused"])[0];
-    let open = |pid: i32| File::open(format!("/proc/{pid}/mem")).expect("root may look");
+    let open = |pid: i32| File::open(format!("/proc/{pid}/mem")).expect("root may open it");
     let (expected, found) = (open(seed.template_pid()), open(child.pid));
     let mut still_to_come = 0;
     for address in private_pages(child.pid) {
@@ -288,12 +292,12 @@ fn memory_of_a_child(cluster: &Cluster) {
             None => {
                 still_to_come += 1;
                 let mut bytes = [0; 8];
-                assert_eq!(read_process(child.pid, address, &mut bytes).expect("it is fetched"), bytes.len());
+                assert_eq!(read_process(child.pid, address, &mut bytes).expect("the page is fetched"), bytes.len());
                 assert_eq!(u64::from_le_bytes(bytes), word, "the fetched page at {address:x} is wrong");
             }
         }
     }
-    assert!(still_to_come > 0, "a child that has not begun has all of its memory");
+    assert!(still_to_come > 0, "the paused child has all of its memory");
     cluster.first().json(&["kill", "--signal", "KILL", &child.id]);
     parent.require_unharmed();
 }

@@ -1,5 +1,5 @@
-//! `farfork inspect CHILD --against PID`: equal fields are reported as equal, and each difference with both values. A
-//! comparison that is impossible is refused with the reason.
+//! `farfork inspect CHILD --against PID`: equal fields are counted as equal, and each difference is listed with both
+//! values. An impossible comparison is refused with the reason.
 
 use std::time::Duration;
 
@@ -12,10 +12,10 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("an_impossible_comparison_is_refused", refused),
 ];
 
-/// Minimum number of fields of the smallest program: each signal, socket option and file of /proc is one.
+/// Minimum number of compared fields of the smallest program. Each signal, socket option and file of /proc is a field.
 const FIELDS_MIN: u64 = 300;
 
-/// The request is sent to a node that has neither the child nor the parent.
+/// Sends the request to a node that has neither the child nor the parent.
 fn same(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Threads, &[]);
     let seed = Seed::prepare(cluster.first(), &parent);
@@ -28,12 +28,12 @@ fn same(cluster: &Cluster) {
     let tolerated = said["tolerated"].as_array().expect("a list");
     assert!(tolerated.iter().all(|row| row["reason"].as_str().is_some_and(|reason| !reason.is_empty())), "{said}");
     cluster.first().json(&["kill", "--signal", "KILL", &child.id]);
-    // A comparison stops both briefly, and changes nothing.
+    // A comparison stops both processes briefly, and changes neither.
     parent.wait_for_ticks(1);
     parent.require_unharmed();
 }
 
-/// The parent changes after the prepare. The comparison reports that difference, and fails.
+/// Changes the parent after the prepare. The comparison reports that difference, and fails.
 fn change(cluster: &Cluster) {
     let parent = Parent::start(Program::Threads, &[]);
     let seed = Seed::prepare(cluster.first(), &parent);
@@ -52,7 +52,7 @@ fn change(cluster: &Cluster) {
     cluster.first().json(&["kill", "--signal", "KILL", &child.id]);
 }
 
-/// A process that does not exist, and a paused child.
+/// Refused comparisons: the parent does not exist, or the child is paused or has ended.
 fn refused(cluster: &Cluster) {
     const NOBODY: &str = "4194303";
     let parent = Parent::start(Program::Situation("idle"), &[]);

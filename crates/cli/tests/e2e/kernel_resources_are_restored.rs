@@ -1,5 +1,6 @@
-//! One program per kernel resource sets it up, is forked to another node, and finds it unchanged in the child. The head
-//! of each program says what it checks. The test also compares what the kernel shows of parent and child.
+//! One program for each kernel resource creates it, is forked to another node, and finds it unchanged in the child. The
+//! head comment of each program says what it checks. The test also compares the state that the kernel shows of parent
+//! and child.
 
 use crate::harness::{Cluster, Parent, Program, Seed, require_forked_child_same};
 use crate::test::Test;
@@ -24,7 +25,7 @@ fn check(cluster: &Cluster, resource: &'static str) {
     let seed = Seed::prepare(cluster.first(), &parent);
     require_forked_child_same(cluster.first(), &seed, cluster.name(1), parent.pid());
     seed.fork_and_check(&parent, 71, &["--to", cluster.name(1)]);
-    // A second child finds the same: the first has not changed anything that they share.
+    // A second child finds the same state: the first has not changed anything that they share.
     seed.fork_and_check(&parent, 72, &["--to", cluster.name(1)]);
     parent.require_unharmed();
 }

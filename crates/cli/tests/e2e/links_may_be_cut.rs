@@ -10,7 +10,7 @@ pub(crate) const TESTS: &[Test] =
     &[Test::alone("while_children_fetch_pages", while_paging), Test::alone("while_a_fork_is_requested", while_forking)];
 
 const PAGING_MS: u64 = 3000;
-/// Shorter than the fabric takes to give up on a page, longer than any single request.
+/// Time for which the link is cut: shorter than the fabric takes to give up on a page, longer than any single request.
 const CUT: Duration = Duration::from_millis(1500);
 
 fn while_paging() {
@@ -30,7 +30,8 @@ fn while_paging() {
     assert_eq!(cluster.stop(), Vec::<String>::new());
 }
 
-/// The error of an unreachable node names it, within a time limit. Later the node serves again.
+/// The error of a fork to an unreachable node names the node, within a time limit. When the link is restored, the node
+/// serves again.
 fn while_forking() {
     let cluster = Cluster::start(2);
     let mut parent = Parent::start(Program::Waits, &["16"]);

@@ -1,8 +1,8 @@
 //! End-to-end tests: the real binary, real nodes in network namespaces, real processes. They need root, start and
 //! remove their own clusters, and can run next to a user's cluster.
 //!
-//! The name of a file is a sentence that its tests show. `harness` has clusters, parents and seeds; `../programs` has
-//! the programs that are forked. `runner` runs the tests in control groups, because everything that they start must end
+//! The name of a file is a sentence that its tests prove. `harness` has clusters, parents and seeds; `../programs` has
+//! the programs that are forked. `runner` runs the tests in control groups, so that everything that they start ends
 //! with them. The arguments are those of libtest.
 #![forbid(unsafe_code)]
 
@@ -83,8 +83,8 @@ use libtest_mimic::Arguments;
 use runner::{JANITOR_ARGUMENT, Selection, WORKER_ARGUMENT, self_test};
 use test::Test;
 
-/// All test files. Basic functions are tested first, which makes later failures easier to understand.
-/// Short ones are last, so that the lanes end together.
+/// All test files. Basic functions are tested first, which makes later failures easier to understand. Short tests are
+/// last, so that all lanes end at about the same time.
 const TEST_FILES: &[(&str, &[Test])] = &[
     ("test_programs_pass_without_farfork", test_programs_pass_without_farfork::TESTS),
     ("children_equal_their_parent", children_equal_their_parent::TESTS),
@@ -151,8 +151,8 @@ const TEST_FILES: &[(&str, &[Test])] = &[
     ("nothing_is_left_behind", nothing_is_left_behind::TESTS),
 ];
 
-/// Tests that run at once. Each lane has its own cluster. Two CPUs are enough, because each test waits for part of its
-/// time.
+/// Number of lanes: tests that run at once. Each lane has its own cluster. Two CPUs are enough, because each test is
+/// idle for a part of its time.
 const LANES_COUNT: usize = 3;
 
 fn main() -> ExitCode {
@@ -176,17 +176,18 @@ fn main() -> ExitCode {
     runner::run(select(sentences, &arguments), arguments.test_threads.unwrap_or(lanes_count), &self_test::settings())
 }
 
-/// Requires that each set names existing tests and modules: a renamed one would silently be lost.
+/// Requires that each set names existing tests and modules. Without this check, a renamed test would silently leave its
+/// set.
 fn require_known_names() {
     let is_known = |name: &str| {
         named_tests(TEST_FILES).any(|(sentence, test)| name == sentence || name == test.full_name(sentence))
     };
     let unknown: Vec<_> =
         [check_set::NAMES, exclusive_set::NAMES].concat().into_iter().filter(|n| !is_known(n)).collect();
-    assert!(unknown.is_empty(), "sets of tests name tests that there are not: {unknown:?}");
+    assert!(unknown.is_empty(), "sets of tests name tests that do not exist: {unknown:?}");
 }
 
-/// All tests, with the names of their files.
+/// Returns all tests, each with the name of its file.
 fn named_tests(
     sentences: &'static [(&'static str, &'static [Test])],
 ) -> impl Iterator<Item = (&'static str, &'static Test)> {
@@ -197,7 +198,7 @@ fn find(sentences: &'static [(&'static str, &'static [Test])], name: &str) -> Op
     named_tests(sentences).find(|(sentence, test)| test.full_name(sentence) == name).map(|(_, test)| test)
 }
 
-/// Selects the tests that the arguments ask for.
+/// Returns the tests that the arguments and the selected set contain.
 fn select(sentences: &'static [(&'static str, &'static [Test])], arguments: &Arguments) -> Vec<Selection> {
     let has_long = arguments.ignored || arguments.include_ignored;
     let wanted = named_tests(sentences)
@@ -210,7 +211,7 @@ fn select(sentences: &'static [(&'static str, &'static [Test])], arguments: &Arg
     named.filter(|selection| check_set::contains(&selection.name)).collect()
 }
 
-/// Ends the run with the reason if these tests cannot run: none is skipped silently.
+/// Without root, ends the run with the reason. Tests are never skipped silently.
 fn require_root() {
     if !rustix::process::geteuid().is_root() {
         eprintln!(
@@ -226,11 +227,11 @@ fn close_inherited_descriptors() {
     farfork_sys::fork::close_all_except(&[0, 1, 2]).expect("/proc/self/fd can be read");
 }
 
-/// A run of all tests reports how many long tests it omitted, and how to run them: none is skipped silently.
+/// If all tests are selected, prints the number of omitted long tests and how to run them.
 fn print_skipped_tests(arguments: &Arguments) {
     let is_everything = arguments.filter.is_none();
     if is_everything && !arguments.ignored && !arguments.include_ignored {
         let count = TEST_FILES.iter().flat_map(|(_, tests)| *tests).filter(|test| test.is_long()).count();
-        println!("{count} long tests were left out: `make test-long` runs them\n");
+        println!("{count} long tests were omitted: `make test-long` runs them\n");
     }
 }

@@ -9,7 +9,7 @@ use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[Test::shared("on_every_port", on_every_port)];
 
-/// Malformed input, as shell commands that write it.
+/// Malformed input: a name, and a shell command that writes the input.
 const WRITERS: [(&str, &str); 6] = [
     ("nothing", "true"),
     ("noise", "head -c 300000 /dev/urandom"),
@@ -39,7 +39,7 @@ fn on_every_port(cluster: &Cluster) {
     parent.require_unharmed();
 }
 
-/// Sends it from the second node's network. The node may close the connection at any point.
+/// Sends malformed input from the second node's network. The node may close the connection at any point.
 fn write(cluster: &Cluster, address: &str, writer: &str) {
     let (host, port) = address.rsplit_once(':').expect("an address has a port");
     let script = format!("({writer}) > /dev/tcp/{host}/{port}");

@@ -1,4 +1,4 @@
-//! Many children of one seed are distinct and answer correctly. Each costs a process of the node at most two
+//! Many children of one seed are distinct and answer correctly. Each child costs a process of the node at most two
 //! descriptors.
 
 use std::collections::BTreeSet;
@@ -16,12 +16,14 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("children_start_from_a_pool_of_one_container", small_pool),
 ];
 
-/// Number of children that live at once. The default suits a test machine that runs other tests too.
+/// Environment variable with the number of children that live at once. The default suits a test machine that runs other
+/// tests too.
 const ALIVE_VARIABLE: &str = "FARFORK_ALIVE";
 const ALIVE: usize = 200;
-/// Children of one command.
+/// Number of children of one command.
 const PORTION: usize = 50;
-/// For a test with that many children. Most of it is their start on a busy machine.
+/// Time limit of a test with that many children, without the time for each child. Most of it is their start on a busy
+/// machine.
 const ALIVE_LIMIT: Duration = Duration::from_secs(180);
 const ALIVE_LIMIT_EACH: Duration = Duration::from_millis(100);
 /// Number of threads by which a daemon or a pager may exceed its number without children, however many children there
@@ -32,10 +34,10 @@ const ROUNDS: u64 = 10;
 const AT_ONCE: u64 = 20;
 const DESCRIPTORS_EACH_MAX: usize = 2;
 
-/// For a daemon to close the descriptors of ended children.
+/// Longest wait until a daemon has closed the descriptors of ended children.
 const SETTLE_LIMIT: Duration = Duration::from_secs(60);
 
-/// Descriptors such as connections to other nodes, whose number varies.
+/// Number of additional descriptors, such as connections to other nodes, whose number varies.
 const DESCRIPTORS_SLACK: usize = 8;
 
 fn two_hundred(cluster: &Cluster) {
@@ -48,11 +50,11 @@ fn two_hundred(cluster: &Cluster) {
         let payloads: Vec<String> = numbers.iter().map(u64::to_string).collect();
         let children = seed.fork_detached(&payloads, &["--to", &to]);
         let on_second = children.iter().filter(|child| child.node == cluster.name(1)).count() as u64;
-        assert_eq!(on_second, AT_ONCE / 2, "children are spread over both nodes");
+        assert_eq!(on_second, AT_ONCE / 2, "children are not spread evenly over both nodes");
         seed.check_answers(&parent, &children, &numbers);
         ids.extend(children.into_iter().map(|child| child.id));
     }
-    assert_eq!(ids.len() as u64, ROUNDS * AT_ONCE, "every child has an id of its own");
+    assert_eq!(ids.len() as u64, ROUNDS * AT_ONCE, "children have the same id");
     parent.require_unharmed();
 }
 
@@ -63,7 +65,7 @@ fn descriptors(cluster: &Cluster) {
     let before = cluster.descriptors(1);
 
     let children = seed.fork_idle(AT_ONCE as usize, &["--to", cluster.name(1)]);
-    // A container that is being built is a copy of the daemon for some microseconds.
+    // While a container is built, a copy of the daemon exists for some microseconds, and has its descriptors.
     wait::wait_until("no process of the node has more descriptors than its children need", SETTLE_LIMIT, || {
         let is_allowed = |(process, count): (String, usize)| {
             let had = before.get(&process).copied().unwrap_or(0);
@@ -90,10 +92,10 @@ fn alive() -> usize {
 }
 
 fn alive_limit() -> Duration {
-    ALIVE_LIMIT + ALIVE_LIMIT_EACH * u32::try_from(alive()).expect("not so many children")
+    ALIVE_LIMIT + ALIVE_LIMIT_EACH * u32::try_from(alive()).expect("the number of children fits")
 }
 
-/// Copies of a zygote, restored children, and children that share a network, all at once. Each lives, and further ones
+/// Copies of a zygote, restored children, and children that share a network live at the same time. Further children
 /// answer correctly. The daemon and its pager need only descriptors for them.
 fn alive_at_once() {
     let all = alive();
@@ -114,7 +116,7 @@ fn alive_at_once() {
         }
     }
     let lost: Vec<_> = children.iter().filter(|child| !Path::new(&format!("/proc/{}", child.pid)).exists()).collect();
-    assert!(lost.is_empty(), "{} of {all} do not live: {lost:?}", lost.len());
+    assert!(lost.is_empty(), "{} of {all} have ended: {lost:?}", lost.len());
     seed.fork_and_check(&parent, 2, &[]);
     wait::wait_until("no process of the node has more descriptors than its children need", SETTLE_LIMIT, || {
         let had = |process: &str| before.get(process).copied().unwrap_or(0);
@@ -130,10 +132,10 @@ fn alive_at_once() {
     seed.fork_and_check(&parent, 3, &[]);
     parent.require_unharmed();
     drop((seed, parent));
-    assert_eq!(cluster.stop(), Vec::<String>::new(), "the others end with their node");
+    assert_eq!(cluster.stop(), Vec::<String>::new(), "the remaining children do not end with their node");
 }
 
-/// More children at once than pooled containers: the others wait for a container.
+/// Starts more children at once than there are pooled containers. The others wait for a container.
 fn small_pool() {
     let cluster = Cluster::start_with(2, &["--pool", "1"]);
     let mut parent = Parent::start(Program::Waits, &["4"]);

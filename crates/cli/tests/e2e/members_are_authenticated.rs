@@ -1,5 +1,5 @@
-//! A client with a certificate uses a node over the network, a read-only client only reads, and all others are refused.
-//! Keys change while nodes run, and revoked members are refused. All tests use the real binary.
+//! A client with a certificate uses a node over the network. A read-only client can only read, and all others are
+//! refused. Keys change while nodes run, and revoked members are refused. All tests use the real binary.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -20,10 +20,10 @@ pub(crate) const TESTS: &[Test] = &[
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// For nodes to learn of a change.
+/// Longest wait until nodes have learned of a change.
 const SOON: Duration = Duration::from_secs(60);
 
-/// Runs the binary in a node's network, where its addresses are reachable.
+/// Runs the binary in a node's network, where the addresses of all nodes are reachable.
 fn farfork(cluster: &Cluster, index: usize, arguments: &[&str]) -> CommandOutput {
     let mut command = Command::new("ip");
     command.args(["netns", "exec", &cluster.netns(index), BINARY]).args(arguments);
@@ -31,7 +31,7 @@ fn farfork(cluster: &Cluster, index: usize, arguments: &[&str]) -> CommandOutput
     wait::wait_with_output(command.spawn().expect("ip(8) can be started"), &arguments.join(" "), LIMIT)
 }
 
-/// Runs the binary in the second node's network with a request for the first node.
+/// Runs the binary in the second node's network, with a request to the first node.
 fn remote(cluster: &Cluster, trust: &Path, arguments: &[&str]) -> CommandOutput {
     let address = address(cluster, 0);
     let trust = trust.to_str().expect("text");
@@ -41,16 +41,16 @@ fn remote(cluster: &Cluster, trust: &Path, arguments: &[&str]) -> CommandOutput 
 fn address(cluster: &Cluster, index: usize) -> String {
     let nodes = cluster.first().json(&["nodes"]);
     let nodes = nodes["nodes"].as_array().expect("nodes").iter();
-    let node = nodes.clone().find(|node| node["name"] == cluster.name(index)).expect("it is a member");
+    let node = nodes.clone().find(|node| node["name"] == cluster.name(index)).expect("the node is a member");
     node["address"].as_str().expect("text").to_owned()
 }
 
-/// A node's trust directory.
+/// The trust directory of a node.
 fn trust(cluster: &Cluster, index: usize) -> PathBuf {
     cluster.node(index).socket().with_file_name("trust")
 }
 
-/// Runs `farfork cluster …` on a node's trust directory.
+/// Runs `farfork cluster …` with a node's trust directory.
 fn manage(cluster: &Cluster, index: usize, arguments: &[&str]) -> Value {
     let directory = trust(cluster, index);
     cluster.node(index).json(&[&["cluster"], arguments, &["--trust", directory.to_str().expect("text")]].concat())
@@ -73,7 +73,7 @@ fn roles() {
     }
     let refused = remote(&cluster, &reader, &["drop", seed.id()]);
     assert!(!refused.status.success() && refused.stderr.contains("client is required"), "{}", refused.stderr);
-    // The nodes of another cluster are not members of this one.
+    // A member of another cluster is not a member of this cluster.
     let other = Cluster::start(1);
     let refused = remote(&cluster, &trust(&other, 0), &["seeds"]);
     assert!(!refused.status.success() && refused.stderr.contains("not signed by an authority"), "{}", refused.stderr);
@@ -96,19 +96,19 @@ fn revoked() {
         if !ended.status.success() {
             break ended;
         }
-        assert!(Instant::now() < give_up, "it is still accepted");
+        assert!(Instant::now() < give_up, "the revoked client is still accepted");
     };
     assert!(refused.stderr.contains("revoked"), "{}", refused.stderr);
     let shown = manage(&cluster, 0, &["show"]);
     assert_eq!(shown["revoked"][0].as_str().map(|bearer| bearer.ends_with("/client/somebody")), Some(true), "{shown}");
-    // The other node learns of it.
+    // The second node learns of the revocation too.
     while manage(&cluster, 1, &["show"])["roster"] != shown["roster"] {
-        assert!(Instant::now() < give_up + SOON, "the second node does not learn of it");
+        assert!(Instant::now() < give_up + SOON, "the second node does not learn of the revocation");
     }
     assert_eq!(cluster.stop(), Vec::<String>::new());
 }
 
-/// A child that fetches pages meanwhile is not affected.
+/// Replaces the keys of all nodes and the authority. A child that fetches pages at that time is not affected.
 fn rotated() {
     let cluster = Cluster::start(2);
     let mut parent = Parent::start(Program::Situation("paging"), &["256"]);
@@ -125,7 +125,7 @@ fn rotated() {
         assert!(Instant::now() < give_up, "not all nodes have new certificates");
     }
     manage(&cluster, 0, &["rotate", "--finish"]);
-    // Connections with old certificates end now, so an interrupted `wait` is repeated.
+    // Connections with old certificates are closed now. A `wait` that this interrupts is repeated.
     wait::wait_until("the child is waited for", SOON, || {
         let said = cluster.first().json_ignoring_status(&["wait", "--timeout", WAIT_TIMEOUT, &children[0].id]);
         said["children"][0]["error"].is_null().then_some(())

@@ -1,5 +1,5 @@
-//! Memory budgets of a node: a seed or child that does not fit is refused before memory is promised. The refusal names
-//! what uses the budget. Admitted seeds and children continue.
+//! Memory budgets of a node: a seed or child that does not fit into the budget is refused before it uses memory. The
+//! refusal names the users of the budget. Accepted seeds and children continue.
 
 use std::time::Duration;
 
@@ -11,11 +11,11 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("a_child_above_the_budget_is_refused", child_above_budget),
 ];
 
-/// Memory of each parent, in MiB. Two seeds of it fit, a third does not.
+/// Memory of each parent, in MiB. Two of its seeds fit into `SEEDS_BOUND`, a third one does not.
 const PARENT_MIB: &str = "32";
 const SEEDS_BOUND: &str = "90MiB";
 
-/// For an image of that size to be written.
+/// Longest wait until an image of that size is written.
 const SEAL_LIMIT: Duration = Duration::from_secs(120);
 
 fn seed_above_budget() {
@@ -25,7 +25,7 @@ fn seed_above_budget() {
     let pid = parent.pid_text();
     let first = Seed::prepare_with(node, &parent, &["--name", "first"]);
     let second = Seed::prepare(node, &parent);
-    // Pages are counted when a seed is complete; inspect waits for that.
+    // Pages are counted when a seed is complete; inspect waits until then.
     let bytes = [&first, &second].map(|seed| node.json(&["inspect", seed.id()])["held_bytes_max"].as_u64());
     let bytes = bytes.map(|bytes| bytes.expect("a number"));
     assert!(bytes.iter().all(|bytes| (32 << 20..45 << 20).contains(bytes)), "{bytes:?}");
@@ -44,14 +44,14 @@ fn seed_above_budget() {
         "farfork drop",
         "--sealed",
     ]);
-    assert_eq!(node.json(&["seeds"])["seeds"].as_array().map(Vec::len), Some(2), "nothing of it is left");
-    // A frozen parent is its own template, and holds no further memory. The drop releases it.
+    assert_eq!(node.json(&["seeds"])["seeds"].as_array().map(Vec::len), Some(2), "the refused seed is listed");
+    // A frozen parent is its own template, so its seed holds no further memory. Dropping the seed continues the parent.
     let frozen = Seed::prepare_with(node, &parent, &["--freeze"]);
     node.json(&["drop", frozen.id()]);
 
     node.json(&["drop", first.id()]);
     let sealed = Seed::prepare_with(node, &parent, &["--sealed"]);
-    wait::wait_until("the seed is sealed, and holds nothing any more", SEAL_LIMIT, || {
+    wait::wait_until("the seed is sealed, and holds no memory", SEAL_LIMIT, || {
         (node.json(&["inspect", sealed.id()])["held_bytes_max"] == 0).then_some(())
     });
     let third = Seed::prepare(node, &parent);

@@ -1,5 +1,5 @@
 //! A node runs out of memory: the child that needs more is killed, its end names the reason, and no other process is
-//! harmed.
+//! affected.
 
 use crate::harness::{Cluster, Parent, Program, Seed};
 use crate::test::Test;
@@ -9,16 +9,17 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("children_are_killed_before_templates", children_first),
 ];
 
-/// Memory of the parent, in MiB, and how much the node's group may grow: a child does not fit, a child of a small seed
-/// does.
+/// Memory of the parent in MiB. `ROOM_KB` is how much the node's group may grow: a child of the parent does not fit, a
+/// child of a small parent does.
 const PARENT_MIB: &str = "128";
 const ROOM_KB: u64 = 48 << 10;
 
-/// How much the group of a parent's node may grow. A child that takes all of it holds less than the template, by less
-/// than half of the group's limit.
+/// How much the control group of a parent's node may grow. A child that uses all of it holds less memory than the
+/// template, and the difference is less than half of the group's limit.
 const ROOM_BESIDE_TEMPLATE_KB: u64 = 104 << 10;
 
-/// Signals that end a child without memory: from the kernel's OOM killer, or for a page that could not be installed.
+/// Signals that end a child without memory: SIGKILL by the kernel's OOM killer, or SIGBUS for a page that could not be
+/// installed.
 const SIGKILL: i64 = 9;
 const SIGBUS: i64 = 7;
 
@@ -38,7 +39,7 @@ fn in_the_group() {
     assert_eq!(said["state"], "exited", "{said}");
     assert!([SIGKILL, SIGBUS].map(Some).contains(&said["signal"].as_i64()), "{said}");
 
-    // The node still serves with the same limit: daemon and pager were not killed.
+    // The node still forks children with the same limit: daemon and pager were not killed.
     small_seed.fork_and_check(&small, 3, &["--to", cluster.name(1)]);
     cluster.limit_memory(1, None);
     seed.fork_and_check(&large, 4, &["--to", cluster.name(1)]);
@@ -62,7 +63,7 @@ fn children_first() {
     let children = seed.fork_detached(&["more".to_owned()], &[]);
     let waited = cluster.first().run(&["wait", &children[0].id]);
     assert!(waited.stdout.contains("killed: its node had no memory left"), "{}{}", waited.stdout, waited.stderr);
-    assert_eq!(seed.template_pid(), template, "the template holds more, and is there");
+    assert_eq!(seed.template_pid(), template, "the template was killed, although it holds more memory");
 
     cluster.limit_memory(0, None);
     seed.fork_and_check(&parent, 2, &[]);
@@ -71,7 +72,7 @@ fn children_first() {
     assert_eq!(cluster.stop(), Vec::<String>::new());
 }
 
-/// The oom_score_adj of a process.
+/// Returns the oom_score_adj of a process.
 fn oom_score_adj(pid: i32) -> i32 {
     let text = std::fs::read_to_string(format!("/proc/{pid}/oom_score_adj")).expect("the process lives");
     text.trim().parse().expect("a number")

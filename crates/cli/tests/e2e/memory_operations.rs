@@ -1,5 +1,5 @@
-//! A child may use memory that is not fetched yet like any other memory: fork, mremap, munmap, madvise, mprotect, and
-//! system calls that read and write it. The heads of the programs say what they check.
+//! A child may use memory that is not fetched yet like any other memory: with fork, mremap, munmap, madvise, mprotect,
+//! and system calls that read and write it. The head comments of the programs say what they check.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("a_garbage_collected_heap_grows_and_shrinks", collected_heap),
 ];
 
-/// For a child to make its first system calls, on a busy machine.
+/// Longest wait until a child has made its first system calls, on a busy machine.
 const REFUSAL_LIMIT: Duration = Duration::from_secs(60);
 
 fn start() -> Parent {
@@ -39,7 +39,7 @@ fn at_once(cluster: &Cluster) {
     parent.require_unharmed();
 }
 
-/// In each way that the kernel has, with each strategy.
+/// Empties memory in each way that the kernel offers, with each paging strategy.
 fn emptied(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Situation("emptied_memory"), &[]);
     let seed = Seed::prepare(cluster.first(), &parent);
@@ -50,12 +50,12 @@ fn emptied(cluster: &Cluster) {
     parent.require_unharmed();
 }
 
-/// Before the child has settled, the kernel refuses it, and the child keeps its memory.
+/// Before the child has settled, the kernel refuses mremap(2) of several mappings at once. The child keeps its memory.
 fn several(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Situation("mremap_several"), &[]);
     let seed = Seed::prepare(cluster.first(), &parent);
     let children = seed.fork_detached(&["5".to_owned()], &["--to", cluster.name(1), "--strategy", "cow"]);
-    wait::wait_until("the kernel refuses", REFUSAL_LIMIT, || {
+    wait::wait_until("the kernel refuses mremap(2)", REFUSAL_LIMIT, || {
         let said = cluster.first().run(&["logs", &children[0].id]).stdout;
         said.lines().any(|line| line == "refused").then_some(())
     });
@@ -64,7 +64,7 @@ fn several(cluster: &Cluster) {
     parent.require_unharmed();
 }
 
-/// Go's collector marks, sweeps, grows its heap and returns memory, all in memory that is not fetched yet.
+/// Go's garbage collector marks, sweeps, grows its heap and returns memory. All of this memory is not fetched yet.
 fn collected_heap(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Heap, &["32"]);
     let seed = Seed::prepare(cluster.first(), &parent);

@@ -1,5 +1,5 @@
 //! `farfork node --metrics`: Prometheus scrapes the counters and gauges of a node. A fork changes them, and each has a
-//! help text. Without the option the node does not listen.
+//! help text. Without the option, the node does not listen.
 
 use std::collections::BTreeMap;
 use std::process::{Command, Stdio};
@@ -14,13 +14,13 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("only_with_the_metrics_option", only_with_option),
 ];
 
-/// Each node listens in its own network namespace, so clusters do not conflict.
+/// Port of the metrics. Each node listens in its own network namespace, so clusters do not conflict.
 pub(crate) const PORT: &str = "9470";
 
 /// The guide that documents each metric.
 const GUIDE: &str = include_str!("../../../../docs/guide/observing.md");
 
-/// For a scrape: far longer than a pager needs to answer for a few children.
+/// Longest scrape: far longer than a pager needs to answer for a few children.
 const SCRAPE_LIMIT: Duration = Duration::from_secs(60);
 
 fn a_fork_changes_counters() {
@@ -30,7 +30,7 @@ fn a_fork_changes_counters() {
     let seed = Seed::prepare(cluster.first(), &parent);
     seed.fork_and_check(&parent, 7, &["--to", cluster.name(1)]);
     let child = seed.fork_idle(1, &["--to", cluster.name(1)]).remove(0);
-    // A process that prepare refuses on any machine.
+    // A process that prepare refuses on every machine.
     let refused = Parent::start(Program::Situation("refused"), &["socket"]);
     cluster.first().run_failing(&["prepare", &refused.pid_text()]).require_mentions(&["socket"]);
     let after = [scrape(&cluster, 0), scrape(&cluster, 1)];
@@ -51,8 +51,8 @@ fn a_fork_changes_counters() {
         assert!((rose(node, metric) - by).abs() < 1e-9, "{metric} of node {node} rose by {}", rose(node, metric));
     }
     let failures: f64 = after[0].all("farfork_failures_total{work=\"prepare\"").sum();
-    assert!(failures >= 1.0, "a refused prepare is a failure of some kind");
-    assert!(rose(1, "farfork_fetched_bytes_total{from=\"network\"}") >= 4096.0, "the child has read its memory");
+    assert!(failures >= 1.0, "the refused prepare is not counted as a failure");
+    assert!(rose(1, "farfork_fetched_bytes_total{from=\"network\"}") >= 4096.0, "the child has fetched no page");
     assert!(rose(1, "farfork_page_faults_total{kind=\"missing\"}") >= 1.0);
     assert!(rose(0, "farfork_seed_memory_bytes") > 0.0 && rose(1, "farfork_resume_seconds_sum") > 0.0);
     assert!((after[0].value("farfork_nodes{state=\"alive\"}") - 2.0).abs() < 1e-9);
@@ -86,16 +86,19 @@ fn valid_http() {
     let metrics = scrape(&cluster, 0);
     assert!(metrics.head.contains("content-type: application/openmetrics-text"), "{}", metrics.head);
     for (family, help) in &metrics.helps {
-        assert!(help.len() > 8, "{family} says what it is: `{help}`");
+        assert!(help.len() > 8, "{family} has no help text: `{help}`");
     }
     let described = |name: &str| metrics.helps.keys().any(|family| name.starts_with(family.as_str()));
     for name in metrics.values.keys() {
-        assert!(name.starts_with("farfork_") && described(name), "{name} says what it is");
+        assert!(name.starts_with("farfork_") && described(name), "{name} has no help text");
     }
     for family in metrics.helps.keys() {
-        assert!(GUIDE.contains(&format!("`{family}")), "the guide says what {family} is");
+        assert!(GUIDE.contains(&format!("`{family}")), "the guide does not document {family}");
     }
-    assert!(ask(&cluster, 0, "GET /metrics HTTP/1.1").is_some(), "input that is not HTTP has done no harm");
+    assert!(
+        ask(&cluster, 0, "GET /metrics HTTP/1.1").is_some(),
+        "the node does not answer after input that is not HTTP"
+    );
     assert_eq!(cluster.stop(), [""; 0]);
 }
 
@@ -103,7 +106,7 @@ fn only_with_option(cluster: &Cluster) {
     assert_eq!(ask(cluster, 0, "GET /metrics HTTP/1.1"), None, "a process listens although --metrics is not set");
 }
 
-/// The metrics of a node.
+/// The scraped metrics of a node.
 struct Metrics {
     head: String,
     /// Help texts by family.
@@ -127,7 +130,7 @@ impl Metrics {
 fn scrape(cluster: &Cluster, node: usize) -> Metrics {
     let answer = ask(cluster, node, "GET /metrics HTTP/1.1").expect("the node listens");
     let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no HTTP: {answer}"));
-    assert!(body.ends_with("# EOF\n"), "the text is whole: {body}");
+    assert!(body.ends_with("# EOF\n"), "the text is not complete: {body}");
     let (mut helps, mut values) = (BTreeMap::new(), BTreeMap::new());
     for line in body.lines() {
         if let Some((family, help)) = line.strip_prefix("# HELP ").and_then(|line| line.split_once(' ')) {
@@ -140,10 +143,10 @@ fn scrape(cluster: &Cluster, node: usize) -> Metrics {
     Metrics { head: head.to_lowercase(), helps, values }
 }
 
-/// Sends one request from within a node's namespace. Returns the answer; `None` if no process listens.
+/// Sends one request from within a node's network namespace. Returns the answer; `None` if no process listens.
 pub(crate) fn ask(cluster: &Cluster, node: usize, request: &str) -> Option<String> {
-    // Not the shell's own printf, which writes line by line: a server that refuses the first line closes before the
-    // second.
+    // Does not use printf of the shell, which writes line by line: a server that refuses the first line closes the
+    // connection before the second.
     let script =
         "exec 3<>/dev/tcp/127.0.0.1/$0 || exit 9; env printf '%s\\r\\nHost: x\\r\\n\\r\\n' \"$1\" >&3; cat <&3";
     let child = Command::new("ip")

@@ -1,5 +1,5 @@
-//! A FUSE file system of the machine does not answer, as when its server is stopped. Nodes still start, fork children
-//! and stop.
+//! A FUSE file system of the machine does not answer, like one whose server is stopped. Nodes still start, fork
+//! children and stop.
 
 use crate::harness::{Cluster, Parent, Program, Seed, UnresponsiveMount, run_in_own_mounts};
 use crate::test::Test;
@@ -10,7 +10,8 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("although_their_servers_take_requests", || run_in_own_mounts(taken)),
 ];
 
-/// A file system that containers would overlay if it answered, and a volume, which they bind mount.
+/// Types of the file systems: containers would overlay the first, and bind mount the second, a volume, if they
+/// answered.
 const UNRESPONSIVE: [&str; 2] = ["fuse", "fuse.farfork"];
 
 fn from_the_beginning() {
@@ -21,7 +22,7 @@ fn from_the_beginning() {
     mounts.iter_mut().for_each(UnresponsiveMount::require_hanging);
 }
 
-/// Containers that were built before include the file system. Those that are built later do not.
+/// Containers that were built before the mounts include the file systems. Later containers do not.
 fn later() {
     let cluster = Cluster::start(2);
     require_forks(&cluster);
@@ -35,8 +36,8 @@ fn later() {
     mounts.iter_mut().for_each(UnresponsiveMount::require_hanging);
 }
 
-/// Like a file system whose machine is unreachable: its server has taken the requests, and processes that wait for them
-/// cannot be killed.
+/// The server has read the requests, as for a file system whose machine is unreachable. Processes that wait for such
+/// requests cannot be killed.
 fn taken() {
     let mut mounts = UNRESPONSIVE.map(UnresponsiveMount::new);
     mounts.iter().for_each(UnresponsiveMount::take_requests);
@@ -46,7 +47,7 @@ fn taken() {
     mounts.iter_mut().for_each(UnresponsiveMount::require_hanging);
 }
 
-/// Forks children with all kinds of containers, on both nodes.
+/// Forks children in all kinds of containers, on both nodes.
 fn require_forks(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Waits, &["4"]);
     cluster.first().json(&["check", &parent.pid_text()]);

@@ -1,5 +1,5 @@
-//! A parent in its own namespaces: `check` and `prepare` refuse by name what its children would lack. With
-//! `--namespaces node` the children have the node's instead. Other differences are noted.
+//! A parent in its own namespaces: `check` and `prepare` refuse it, and name what its children would lack. With
+//! `--namespaces node`, the children use the node's namespaces. Other differences are notes.
 
 use std::process::Command;
 
@@ -28,10 +28,10 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("a_private_root_directory_is_refused", root_directory),
 ];
 
-/// All kinds of namespaces that a parent may have of its own.
+/// All kinds of namespaces of its own that a parent may have, as options of unshare(1).
 const ALL: [&str; 5] = ["--mount", "--uts", "--ipc", "--net", "--cgroup"];
 
-/// Starts a parent in new namespaces. A shell runs a script there before it executes the program.
+/// Starts a parent in new namespaces. There, a shell runs a script before it executes the program.
 fn start(namespaces: &[&str], script: &str) -> Parent {
     let program = Program::Waits.command();
     let mut command = Command::new("unshare");
@@ -62,7 +62,8 @@ fn refused(cluster: &Cluster, namespaces: &[&str], script: &str, words: &[&str])
     parent.require_unharmed();
 }
 
-/// Its children lack nothing, and differences are noted. A child is in namespaces like those of its own children.
+/// Children of this parent lack nothing, and notes name the differences. A seed of such a child has no notes, because
+/// its children are in the same kinds of namespaces.
 fn unchanged(cluster: &Cluster) {
     let mut parent = start(&ALL, "true");
     let checked = cluster.first().json(&["check", &parent.pid_text()]);
@@ -86,7 +87,8 @@ fn unchanged(cluster: &Cluster) {
     parent.require_unharmed();
 }
 
-/// As in a container: its files are carried, although its root is not the node's.
+/// The parent has its own root directory, like a program in a container. Children find its files, although its root is
+/// not the node's.
 fn root_directory(cluster: &Cluster) {
     let script = "mount -t tmpfs own-mount /mnt && mkdir /mnt/upper /mnt/work /mnt/top \
          && mount -t overlay own-mount -o lowerdir=/,upperdir=/mnt/upper,workdir=/mnt/work /mnt/top \

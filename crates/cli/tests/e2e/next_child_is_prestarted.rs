@@ -1,4 +1,4 @@
-//! When children are forked one by one, a standby child exists before the next request. It serves any next fork and
+//! When children are forked one by one, a prestarted child exists before the next request. It serves any next fork and
 //! equals any other child. An unused one leaves nothing. None is made where another process could notice it.
 
 use std::fs;
@@ -19,18 +19,18 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("a_prestarted_child_sees_the_nodes_current_files", current_files),
 ];
 
-/// For a prestarted child to exist, or to end.
+/// Longest wait until a prestarted child exists, or has ended.
 const SOON: Duration = Duration::from_secs(100);
 const SIGKILL: i32 = 9;
-/// How long the next prestarted child may take. An idle machine needs some milliseconds.
+/// Longest wait for the next prestarted child after a fork. An idle machine needs some milliseconds.
 const STANDBY_WAIT: Duration = Duration::from_secs(2);
-/// Least number of children that must have been prestarted.
+/// Minimum number of children that must have been prestarted.
 const ENOUGH: u64 = 4;
-/// Number of forks of a parent that must not get prestarted children. Other parents get one within as many forks, as
-/// soon as they have a zygote.
+/// Number of forks of a parent that must not get prestarted children. Other parents get one within that number of
+/// forks, as soon as they have a zygote.
 const FORKS: u64 = 8;
 
-/// Processes in containers that run a parent's program.
+/// Returns the processes in containers that run a parent's program.
 pub(crate) fn in_containers(cluster: &Cluster, parent: &Parent) -> Vec<i32> {
     let line = fs::read(format!("/proc/{}/cmdline", parent.pid())).expect("it runs");
     let words: Vec<_> = line.split(|byte| *byte == 0).map(String::from_utf8_lossy).collect();
@@ -39,8 +39,8 @@ pub(crate) fn in_containers(cluster: &Cluster, parent: &Parent) -> Vec<i32> {
     all.into_iter().filter(|pid| groups(*pid).contains("/pool-")).collect()
 }
 
-/// Forks children one by one until a prestarted child exists, and returns it. Each child must answer correctly. The
-/// prestarted child needs time: a fork that follows at once uses it.
+/// Forks children one by one until a prestarted child exists. Returns its process id. Each child must answer correctly.
+/// Making a prestarted child takes time: a fork that follows at once uses it.
 fn fork_until_standby(cluster: &Cluster, parent: &Parent, seed: &Seed) -> i32 {
     let mut number = 1000;
     wait::wait_until("a prestarted child", SOON, || {
@@ -50,12 +50,12 @@ fn fork_until_standby(cluster: &Cluster, parent: &Parent, seed: &Seed) -> i32 {
     })
 }
 
-/// Kills a prestarted child. If it has ended by itself before that, another one is made.
+/// Kills a prestarted child. If the child has ended before that, another one is made.
 fn kill_standby(cluster: &Cluster, parent: &Parent, seed: &Seed) -> i32 {
     wait::wait_until("a prestarted child is killed", SOON, || {
         let pid = fork_until_standby(cluster, parent, seed);
         let process = pidfd::open(pid).ok()?;
-        // Checks after the open that its process id was not reused.
+        // Check after pidfd_open(2) that the process id was not reused.
         let stands_by = in_containers(cluster, parent).contains(&pid);
         (stands_by && pidfd::send_signal(&process, SIGKILL).is_ok()).then_some(pid)
     })
@@ -73,7 +73,7 @@ fn next_forks() {
     let mut number = 0;
     wait::wait_until("prestarted children", SOON, || {
         number += 1;
-        // Children with other limits, ports or networks are of other kinds.
+        // Children with other limits or networks need another kind of prestarted child.
         let options: &[&str] = match number % 5 {
             0 => &["--memory", "256MiB"],
             1 => &["--net", "shared"],
@@ -82,7 +82,7 @@ fn next_forks() {
         seed.fork_and_check(&parent, number, options);
         (cluster.zygote_count(0, "stood_by") >= ENOUGH).then_some(())
     });
-    // Without a payload, and several at a time.
+    // Prestarted children also serve forks without a payload, and forks of several children.
     let idle = seed.fork_idle(1, &[]);
     let (numbers, payloads) = (500..503, |number: u64| number.to_string());
     let children = seed.fork_detached(&numbers.clone().map(payloads).collect::<Vec<_>>(), &[]);
@@ -90,7 +90,7 @@ fn next_forks() {
     let mut ids: Vec<&str> = idle.iter().chain(&children).map(|child| child.id.as_str()).collect();
     ids.sort_unstable();
     ids.dedup();
-    assert_eq!(ids.len(), 4, "each has a name of its own");
+    assert_eq!(ids.len(), 4, "children have the same id");
     assert!(cluster.zygote_count(0, "stood_by") <= cluster.zygote_count(0, "children"));
     cluster.first().run(&["kill", &idle[0].id, "--signal", "KILL"]);
     parent.require_unharmed();
@@ -105,27 +105,27 @@ fn unused_standby() {
     let seed = Seed::prepare(cluster.first(), &parent);
 
     let killed = kill_standby(&cluster, &parent, &seed);
-    require_gone(killed, "the killed one has ended");
+    require_gone(killed, "the killed prestarted child has ended");
     seed.fork_and_check(&parent, 1, &[]);
 
-    require_gone(fork_until_standby(&cluster, &parent, &seed), "no request arrived in time");
+    require_gone(fork_until_standby(&cluster, &parent, &seed), "a prestarted child that is not requested ends");
     seed.fork_and_check(&parent, 2, &[]);
 
     let unpaged = fork_until_standby(&cluster, &parent, &seed);
     cluster.kill_pager(0);
     seed.fork_and_check(&parent, 3, &[]);
-    require_gone(unpaged, "it was that child, or too old");
+    require_gone(unpaged, "the prestarted child was used, or has ended by itself");
 
     let orphan = fork_until_standby(&cluster, &parent, &seed);
     cluster.kill_daemon(0);
-    require_gone(orphan, "it ends with its daemon");
+    require_gone(orphan, "a prestarted child ends with its daemon");
     cluster.restart_daemon(0);
     drop(seed);
 
     let other = Seed::prepare(cluster.first(), &parent);
     let last = fork_until_standby(&cluster, &parent, &other);
     cluster.first().json(&["drop", other.id()]);
-    require_gone(last, "it ends with its seed");
+    require_gone(last, "a prestarted child ends with its seed");
     let listed = cluster.first().json(&["ps"]);
     let lives = |child: &&Value| child["state"] == "running";
     assert_eq!(listed["children"].as_array().expect("a list").iter().filter(lives).count(), 0, "{listed}");
@@ -135,7 +135,7 @@ fn unused_standby() {
     assert!(remains.is_empty(), "{remains:#?}");
 }
 
-/// If a directory is replaced before a fork, the child has the new one.
+/// If the parent's directory is replaced before a fork, the child uses the new one.
 fn current_files() {
     let cluster = Cluster::start(1);
     let place = scratch::directory();
@@ -149,7 +149,7 @@ fn current_files() {
     let seed = Seed::prepare(cluster.first(), &parent);
     let page = |number: u64, how: &str| seed.fork_detached(&[format!("{number} 1 {how}")], &[]);
     let mut number = 0;
-    wait::wait_until("a child was prestarted, and the next one is", SOON, || {
+    wait::wait_until("a prestarted child was used, and the next one exists", SOON, || {
         number += 1;
         seed.check_answers(&parent, &page(number, ""), &[number]);
         let has_stood_by = cluster.zygote_count(0, "stood_by") > 0;
@@ -165,7 +165,8 @@ fn current_files() {
     seed.check_answers(&parent, &children, &[number + 1]);
 }
 
-/// A file that is open for writing, which an overlay would copy on open, and the same file open only for reading.
+/// One parent has a file open for writing, which an overlay would copy on open. Another parent has the file open only
+/// for reading.
 fn open_for_writing() {
     let cluster = Cluster::start(1);
     let file = scratch::file("contents");
@@ -188,7 +189,7 @@ fn open_for_writing() {
     let stood_by = cluster.zygote_count(0, "stood_by");
     for number in 0..FORKS {
         writers.fork_and_check(&writes, number, &[]);
-        assert_eq!(in_containers(&cluster, &writes), Vec::<i32>::new(), "no child is prestarted");
+        assert_eq!(in_containers(&cluster, &writes), Vec::<i32>::new(), "a child is prestarted");
     }
     assert_eq!(cluster.zygote_count(0, "stood_by"), stood_by);
 }

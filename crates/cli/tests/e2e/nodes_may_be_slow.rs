@@ -1,4 +1,4 @@
-//! Slow nodes and links: children wait for their pages and continue, and none finds a wrong byte.
+//! Slow nodes and links: children wait for their pages and continue, and none reads a wrong byte.
 
 use std::process::Command;
 use std::thread;
@@ -14,13 +14,13 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("children_run_on_after_daemon_and_pager_were_stopped", stopped_processes),
 ];
 
-/// For the owner's node: 16 MiB take four seconds.
+/// tc(8) arguments for the owner's node: 16 MiB take four seconds.
 const SLOW_LINK: [&str; 7] = ["tbf", "rate", "32mbit", "burst", "64kb", "latency", "200ms"];
 
-/// As long as a machine may stop for live migration or swapping.
+/// Time for which a process is stopped: as long as a machine may stop for live migration or swapping.
 const STANDSTILL: Duration = Duration::from_secs(5);
 
-/// For a stopped daemon to log the standstill.
+/// Longest wait until a stopped daemon has logged the interruption.
 const TOLD_LIMIT: Duration = Duration::from_secs(60);
 
 const SIGCONT: i32 = 18;
@@ -43,7 +43,7 @@ fn slow_link() {
     assert_eq!(cluster.stop(), Vec::<String>::new());
 }
 
-/// Changes the queueing discipline of the first node.
+/// Changes the queueing discipline (tc(8)) of the first node's link.
 fn shape(cluster: &Cluster, what: &str, how: &[&str]) {
     let mut command = Command::new("ip");
     command.args(["netns", "exec", &cluster.netns(0), "tc", "qdisc", what, "dev", "eth0", "root"]).args(how);
@@ -65,7 +65,7 @@ fn stopped_processes() {
         pidfd::send_signal(&process, SIGCONT).expect("it lives");
     }
     let has_told = || cluster.standstills(0).iter().any(|line| line.contains("responds again"));
-    wait::wait_until("the daemon logs it", TOLD_LIMIT, || has_told().then_some(()));
+    wait::wait_until("the daemon logs that it was stopped", TOLD_LIMIT, || has_told().then_some(()));
     seed.check_answers(&parent, &children, &[84, 85]);
     cluster.wait_until_all_are_alive();
     let next = seed.fork_detached(&["86 100".to_owned()], &["--to", cluster.name(1)]);

@@ -1,5 +1,5 @@
-//! `farfork down` leaves nothing of a cluster whose children run. After a crash it removes the remains. Ended children
-//! leave no memory in the control groups of their node.
+//! `farfork down` leaves nothing of a cluster, even if children run. After a crash, it removes the remains. Ended
+//! children leave no memory in the control groups of their node.
 
 use std::process::{Command, Stdio};
 use std::thread;
@@ -18,8 +18,8 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("in_the_memory_control_groups_of_ended_children", memory_is_uncharged),
 ];
 
-/// Limit for an empty node's control groups: the kernel needs 200 KiB for each ready container. A forgotten child has
-/// hundreds of pages.
+/// Memory limit of an empty node's control groups. The kernel needs 200 KiB for each ready container. A child that was
+/// not ended has hundreds of pages.
 const GROUP_KB_MAX: u64 = 2048;
 const SETTLE_LIMIT: Duration = Duration::from_secs(60);
 
@@ -28,7 +28,7 @@ fn require_nothing_left(cluster: Cluster) {
     assert!(remains.is_empty(), "left on the machine: {remains:#?}");
 }
 
-/// Running, paused and ended children, and a seed that was never dropped.
+/// The cluster has running, paused and ended children, and a seed that is never dropped.
 fn with_children() {
     let cluster = Cluster::start(3);
     let mut parent = Parent::start(Program::Arrays, &["16"]);
@@ -38,14 +38,14 @@ fn with_children() {
     seed.fork_and_check(&parent, 1, &["--to", cluster.name(2)]);
     std::mem::forget(seed);
     parent.require_unharmed();
-    // While the seed lives, the parent has a template. Both must end before the count.
+    // While the seed exists, the parent has a template. Both must have ended before leftovers are counted.
     let pid = parent.pid();
     drop(parent);
     assert!(!std::fs::exists(format!("/proc/{pid}/maps")).unwrap_or(true));
     require_nothing_left(cluster);
 }
 
-/// Every process of the cluster is killed. `down` then removes what they left.
+/// Kills all daemons of the cluster. `down` then removes everything that they left.
 fn after_a_crash() {
     let cluster = Cluster::start(2);
     let mut parent = Parent::start(Program::Waits, &["16"]);
@@ -59,7 +59,7 @@ fn after_a_crash() {
     require_nothing_left(cluster);
 }
 
-/// `farfork down` finds a daemon by the socket at which it listens, and ends it.
+/// A daemon was started by hand. `farfork down` finds it by the socket at which it listens, and ends it.
 fn started_by_hand() {
     let cluster = Cluster::start(2);
     cluster.kill_daemon(1);
@@ -70,22 +70,23 @@ fn started_by_hand() {
     command.arg("--run-dir").arg(&run_dir).arg("--trust").arg(run_dir.join("trust"));
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     let mut daemon = cluster.in_network_of(1, || command.spawn()).expect("it starts");
-    // A process that the killed daemon was just starting may still hold the old socket open, so a connection alone
-    // proves nothing.
+    // A child process of the killed daemon may still have the old socket open, so a successful connection does not
+    // prove that the new daemon listens.
     wait::wait_until("the daemon listens", SETTLE_LIMIT, || cluster.has_live_daemon(1).then_some(()));
     require_nothing_left(cluster);
     let _ = daemon.wait();
 }
 
-/// The cluster's directory is in use as a mount point, like the default `/run/farfork`. Its own daemons use it, once they
-/// have had a container that needs it, or those of other clusters.
+/// The cluster's directory is in use as a mount point, like the default `/run/farfork`. Daemons use it after they have
+/// had a container that needs it. They may be those of this or of another cluster.
 fn mounted_run_dir() {
     let cluster = Cluster::start(1);
-    let run_dir = cluster.node(0).socket().ancestors().nth(2).expect("a node is in the cluster's directory").to_owned();
-    let needed = MountPoint::acquire(&run_dir).expect("it is there");
+    let run_dir =
+        cluster.node(0).socket().ancestors().nth(2).expect("the socket is below the cluster's directory").to_owned();
+    let needed = MountPoint::acquire(&run_dir).expect("the directory exists");
     let other = thread::spawn(move || {
         let is_down = || (!run_dir.join("cluster.json").exists()).then_some(());
-        wait::wait_until("it is taken down while the directory is needed", SETTLE_LIMIT, is_down);
+        wait::wait_until("the cluster is taken down while the directory is in use", SETTLE_LIMIT, is_down);
         needed.release();
     });
     require_nothing_left(cluster);
@@ -93,7 +94,7 @@ fn mounted_run_dir() {
 }
 
 fn memory_is_uncharged() {
-    // The zygote has memory of its own until it ends.
+    // The zygote has memory of its own. It ends after one second.
     let cluster = Cluster::start_with(2, &["--pool", "1", "--zygote-idle", "1"]);
     let mut parent = Parent::start(Program::Waits, &["64"]);
     let seed = Seed::prepare(cluster.first(), &parent);
@@ -103,7 +104,7 @@ fn memory_is_uncharged() {
     seed.check_answers(&parent, &children, &numbers);
     drop(seed);
     thread::sleep(Duration::from_millis(200));
-    wait::wait_until("the children's memory is given back", SETTLE_LIMIT, || {
+    wait::wait_until("the children's memory is no longer charged", SETTLE_LIMIT, || {
         (cluster.children_memory_kb(1) <= GROUP_KB_MAX).then_some(())
     });
     parent.require_unharmed();

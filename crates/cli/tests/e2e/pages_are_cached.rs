@@ -1,5 +1,5 @@
-//! The pages of a seed stay on a node for its next child there. The recorded working set speeds up the next child on
-//! any node. `farfork prewarm` gives a node both before its first child.
+//! A node keeps the pages of a seed for the seed's next child. The recorded working set speeds up the next child on any
+//! node. `farfork prewarm` gives a node both before its first child.
 
 use std::time::Duration;
 
@@ -29,16 +29,17 @@ pub(crate) const TESTS: &[Test] = &[
 ];
 
 const MEMORY_MIB: &str = "16";
-/// Pages that each child touches, one by one in random order.
+/// Number of pages that each child touches, one by one in random order.
 const PAGES: u64 = 4096;
-/// How long it touches them.
+/// Time in which a child touches them, in milliseconds.
 const PAGING_MS: u64 = 300;
 const PAGE_BYTES: u64 = 4096;
 
-/// For learnt pages to reach all nodes: reports are sent every second, owners are queried every five.
+/// Longest wait until recorded pages have reached all nodes. Reports are sent every second, and owners are queried
+/// every five seconds.
 const SOON: Duration = Duration::from_secs(60);
 
-/// Forks a child that must answer this number. Returns the counters of its pager.
+/// Forks a child and requires the right answer to this number. Returns the counters of its pager.
 fn child(cluster: &Cluster, parent: &Parent, seed: &Seed, number: u64, options: &[&str]) -> Counted {
     let children = seed.fork_detached(&[format!("{number} {PAGING_MS}")], options);
     seed.check_answers(parent, &children, &[number]);
@@ -58,11 +59,11 @@ impl Counted {
     }
 }
 
-/// Starts a child of a seed with a known working set. Arguments: the seed, the child's number, its node, and the number
-/// of pages of the set.
+/// Starts a child of a seed with a known working set, and returns the counters of its pager. Arguments: cluster,
+/// parent, seed, the child's number, its node, and the number of pages of the set.
 type Begin = fn(&Cluster, &Parent, &Seed, u64, usize, u64) -> Counted;
 
-/// The child is paused until its working set has arrived, however long that takes.
+/// Pauses the child until its working set has arrived, however long that takes.
 fn child_with_set(cluster: &Cluster, parent: &Parent, seed: &Seed, number: u64, node: usize, set: u64) -> Counted {
     let options = ["--to", cluster.name(node), "--paused"];
     let children = seed.fork_detached(&[format!("{number} {PAGING_MS}")], &options);
@@ -76,18 +77,18 @@ fn child_with_set(cluster: &Cluster, parent: &Parent, seed: &Seed, number: u64, 
     Counted::of(cluster, &children[0])
 }
 
-/// The child runs at once, so the test depends on the speed of the prefetch.
+/// Starts the child without a pause, so the test depends on the speed of the prefetch.
 fn child_at_once(cluster: &Cluster, parent: &Parent, seed: &Seed, number: u64, node: usize, _set: u64) -> Counted {
     child(cluster, parent, seed, number, &["--to", cluster.name(node)])
 }
 
-/// A counter of a node's page cache.
+/// Returns a counter of a node's page cache.
 fn cache(cluster: &Cluster, node: usize, name: &str) -> u64 {
     let told = cluster.first().json(&["inspect", cluster.name(node)]);
     told["cache"][name].as_u64().unwrap_or_else(|| panic!("no cache.{name} in {told}"))
 }
 
-/// Waits until a seed's working set has at least this many pages.
+/// Waits until a seed's working set has at least this many pages. Returns its size in bytes.
 fn wait_for_set(cluster: &Cluster, seed: &Seed, pages: u64) -> u64 {
     wait::wait_until("a working set", SOON, || {
         let told = cluster.first().json(&["inspect", seed.id()]);
@@ -108,7 +109,7 @@ fn next_child_uses_cache(cluster: &Cluster) {
     assert!(cache(cluster, 1, "bytes") >= PAGES * PAGE_BYTES && cache(cluster, 1, "hits") >= PAGES);
 
     let elsewhere = child(cluster, &parent, &seed, 63, &["--to", cluster.name(2), "--strategy", "cow"]);
-    assert_eq!(elsewhere.get("pages_cached"), 0, "each node has its own cache: {}", elsewhere.0);
+    assert_eq!(elsewhere.get("pages_cached"), 0, "a child found pages in the cache of another node: {}", elsewhere.0);
 }
 
 fn dropped_seeds_leave(cluster: &Cluster) {
@@ -138,7 +139,7 @@ fn default_sets_save_faults(cluster: &Cluster) {
     let first = child(cluster, &parent, &seed, 77, &["--to", cluster.name(1)]);
     let set = wait_for_set(cluster, &seed, first.get("pages_fetched")) / PAGE_BYTES;
     let none_in_vain = || (cluster.zygote_count(0, "kept") == 0).then_some(());
-    wait::wait_until("no zygote that knows nothing of it", SOON, none_in_vain);
+    wait::wait_until("zygotes without the working set have ended", SOON, none_in_vain);
     for (number, node) in [(78, 2), (79, 0)] {
         let next = child_with_set(cluster, &parent, &seed, number, node, set);
         assert!(10 * next.get("faults_missing") <= first.get("faults_missing"), "{}\n{}", first.0, next.0);
@@ -170,7 +171,11 @@ fn nodes_are_prewarmed(cluster: &Cluster) {
 
     let said = cluster.first().json(&["prewarm", seed.id(), "--to", &cluster.names(&[0, 2])]);
     let node = |index: usize, name: &str| said["nodes"][index][name].as_u64().unwrap_or_else(|| panic!("{said}"));
-    assert_eq!((node(0, "set_bytes"), node(0, "cached_bytes")), (set_bytes, 0), "it owns the seed: {said}");
+    assert_eq!(
+        (node(0, "set_bytes"), node(0, "cached_bytes")),
+        (set_bytes, 0),
+        "a node must not cache pages of its own seed: {said}"
+    );
     assert_eq!((node(1, "set_bytes"), node(1, "cached_bytes")), (set_bytes, set_bytes), "{said}");
 
     let warm = child(cluster, &parent, &seed, 68, &["--to", cluster.name(2), "--strategy", "cow"]);

@@ -1,5 +1,5 @@
-//! A soak that injects every kind of failure finds no wrong page, no child that ends unexpectedly, and no leak on a
-//! node.
+//! A soak test that injects every kind of failure finds no wrong page, no child that ends unexpectedly, and no leak on
+//! a node.
 
 use std::time::Duration;
 
@@ -13,11 +13,11 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("for_five_minutes_with_each_kind_of_fault", five_minutes).long(),
 ];
 
-/// Rounds start for the requested seconds. The last round may have to wait for another one. Then, for up to two
-/// minutes, nodes release memory and are timed.
+/// Longest run of the soak test. It starts rounds for the requested time. The last round may have to wait for another
+/// one. Then, for up to two minutes, nodes release memory, and the page rate is measured.
 const RUN_LIMIT: Duration = Duration::from_secs(900);
 
-/// Runs the soak test, and returns its report. The random choices follow from a fixed seed, so that a failure can be
+/// Runs the soak test, and returns its report. The random choices follow from a fixed seed, so a failure can be
 /// reproduced.
 fn soak(seconds: &str) -> Value {
     let arguments = ["stress", "paging", "--seconds", seconds, "--seed", "1", "--json"];

@@ -1,5 +1,5 @@
-//! The parent dies before, during or after a prepare, by a signal to itself, its process group or its session. A
-//! finished seed outlives it; a prepare that is too late fails with the reason.
+//! The parent is killed before, during or after a prepare, by a signal to itself, its process group or its session. A
+//! finished seed outlives it. A prepare that is too late fails with the reason.
 
 use std::fs;
 use std::process::Command;
@@ -17,10 +17,11 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("with_its_session", with_session),
 ];
 
-/// Number of times within a prepare of a small parent, which takes a millisecond or two after the command has started.
+/// Number of different times, within a prepare of a small parent, at which the parent is killed. That prepare takes one
+/// or two milliseconds.
 const MOMENTS: u64 = 24;
 
-/// For such a prepare to report its result, on a busy machine.
+/// Longest wait until such a prepare has reported its result, on a busy machine.
 const PREPARE_LIMIT: Duration = Duration::from_secs(60);
 
 fn before(cluster: &Cluster) {
@@ -31,7 +32,7 @@ fn before(cluster: &Cluster) {
     cluster.first().run_failing(&["check", &pid]).require_mentions(&[&pid]);
 }
 
-/// The result is either a seed that works or an error that names the parent.
+/// Kills the parent during a prepare. The result is either a working seed or an error that names the parent.
 fn during(cluster: &Cluster) {
     for moment in 0..MOMENTS {
         let mut parent = Parent::start(Program::Waits, &["4"]);
@@ -44,7 +45,7 @@ fn during(cluster: &Cluster) {
             let seed = Seed::from_json(cluster.first(), &ended.stdout);
             seed.fork_and_check(&parent, moment, &["--to", cluster.name(1)]);
         } else {
-            assert!(ended.stderr.contains(&pid), "the message names the parent: {}", ended.stderr);
+            assert!(ended.stderr.contains(&pid), "the message does not name the parent: {}", ended.stderr);
         }
     }
 }
@@ -56,7 +57,7 @@ fn after(cluster: &Cluster) {
     check_outlives(cluster, &parent, &seed);
 }
 
-/// Like kill(0, SIGKILL) by the parent itself, or a shell's `kill %1`.
+/// Kills the process group, as kill(0, SIGKILL) in the parent or `kill %1` in a shell does.
 fn with_group(cluster: &Cluster) {
     let mut parent = Parent::start_in_own_session(Program::Waits, &["16"]);
     let seed = Seed::prepare(cluster.first(), &parent);
@@ -66,7 +67,7 @@ fn with_group(cluster: &Cluster) {
     check_outlives(cluster, &parent, &seed);
 }
 
-/// Like the end of a terminal or of a login session.
+/// Kills all processes of the session, as the end of a terminal or of a login session does.
 fn with_session(cluster: &Cluster) {
     let mut parent = Parent::start_in_own_session(Program::Waits, &["16"]);
     let seed = Seed::prepare(cluster.first(), &parent);
@@ -84,7 +85,7 @@ fn check_outlives(cluster: &Cluster, parent: &Parent, seed: &Seed) {
     seed.fork_and_check(parent, 6, &[]);
 }
 
-/// Processes whose session (proc_pid_stat(5), field 6) is this one.
+/// Returns the processes of a session (proc_pid_stat(5), field 6).
 fn members_of_session(session: i32) -> Vec<String> {
     let processes =
         fs::read_dir("/proc").expect("/proc").flatten().map(|entry| entry.file_name().to_string_lossy().into_owned());

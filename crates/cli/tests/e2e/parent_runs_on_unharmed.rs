@@ -1,5 +1,5 @@
-//! The parent sees no interrupted wait, and no trace of farfork stays on it. Only the long tests check timing: no
-//! output gap exceeds the reported pause, and no wait exceeds its limit.
+//! In the parent, no wait fails with EINTR, and nothing of farfork remains in its state. Only the long tests check
+//! times: no gap in the output exceeds the reported pause, and no wait exceeds its limit.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -44,42 +44,42 @@ const PROGRAMS: [Program; 4] = [Program::Waits, Program::Threads, Program::Gorou
 /// Memory of each program, in MiB.
 const PROGRAM_MIB: &str = "32";
 
-/// Ticks that show how regular the parent is without farfork.
+/// Number of ticks that show how regular the parent is without farfork.
 const BASELINE_TICKS: usize = 150;
 
-/// How late the scheduler of a machine with two cores wakes a thread that sleeps 2 ms, while prepare works too.
+/// How late the scheduler may wake a thread that sleeps 2 ms, on a machine with two cores where prepare runs too.
 const SCHEDULER_SLACK: Duration = Duration::from_millis(20);
 
-/// By how much a wait may exceed its limit, in addition to the machine's own delays, in milliseconds.
+/// Longest time in milliseconds by which a wait may exceed its limit, in addition to the machine's own delays.
 const WAIT_SLACK_MS: &str = "10";
 
-/// Prepares in a row: each wait sees several of them.
+/// Number of prepares in a row. Each wait is interrupted by several of them.
 const PREPARES_BESIDE_WAITS: usize = 20;
 const MANY_PREPARES: usize = 300;
 
-/// Daemons that are killed during a prepare, each at another time of the pause.
+/// Number of daemons that are killed during a prepare, each at another time of the pause.
 const KILLED_PREPARES: u32 = 12;
 const KILL_STEP: Duration = Duration::from_micros(60);
-/// For a thread to be stopped.
+/// Longest wait until a thread is stopped.
 const STOP_LIMIT: Duration = Duration::from_secs(60);
 const SIGKILL: i32 = 9;
 
-/// Prepares of which the best counts: a busy machine makes a gap between two ticks longer, never shorter.
+/// Maximum number of prepares, of which the best counts: a busy machine can only make the gap between two ticks longer.
 const PREPARES_MAX: usize = 8;
 
-/// Prepares of a parent of which only the ticks are checked.
+/// Number of prepares of a parent, if only its ticks are checked.
 const PREPARES_BESIDE_TICKS: usize = 3;
 
-/// Longest stop of a process whose prepare is refused.
+/// Longest time for which a process is stopped by a prepare that is refused.
 const REFUSAL_STOP_MAX: Duration = Duration::from_millis(100);
 const REFUSAL_TICKS: usize = 40;
 
-/// The parent ticks after each prepare as before, and reports no error.
+/// After each prepare, the parent ticks as before. It reports no error.
 fn ticks_on(cluster: &Cluster, program: Program) {
     let mut parent = Parent::start(program, &[PROGRAM_MIB]);
     for _ in 0..PREPARES_BESIDE_TICKS {
         let seed = Seed::prepare(cluster.first(), &parent);
-        assert!(!seed.pause().is_zero(), "prepare reports the pause");
+        assert!(!seed.pause().is_zero(), "prepare reports no pause");
         parent.wait_for_ticks(BASELINE_TICKS);
     }
     parent.require_unharmed();
@@ -100,11 +100,11 @@ fn check_gap(cluster: &Cluster, program: Program) {
         gaps.push(gap_above_pause());
         gaps.last() <= Some(&(baseline + SCHEDULER_SLACK))
     });
-    assert!(is_short, "gaps above those of the pauses: {gaps:?}, with gaps of {baseline:?} before");
+    assert!(is_short, "gaps in addition to the pauses: {gaps:?}; longest gap before: {baseline:?}");
     parent.require_unharmed();
 }
 
-/// Each program that is refused (`process_state_is_restored`), by the shortest of several stops.
+/// Checks each program that prepare refuses (`process_state_is_restored`). The shortest of several stops counts.
 fn refusals_are_short(cluster: &Cluster) {
     let directory = sources().join("../../../../tests/resources");
     let names = fs::read_dir(directory).expect("the sources can be read").flatten().map(|entry| entry.path());
@@ -129,12 +129,15 @@ fn refusals_are_short(cluster: &Cluster) {
         };
         let mut gaps = (0..PREPARES_MAX).map(|_| gap_of_a_stop());
         let is_short = gaps.any(|gap| gap <= REFUSAL_STOP_MAX + baseline);
-        assert!(is_short, "{name}: {PREPARES_MAX} stops of more than {REFUSAL_STOP_MAX:?}, with gaps of {baseline:?}");
+        assert!(
+            is_short,
+            "{name}: {PREPARES_MAX} stops of more than {REFUSAL_STOP_MAX:?}; longest gap before: {baseline:?}"
+        );
     }
 }
 
-/// For the kernel the template is a child of the parent. It must not show in a wait while the seed lives, and nothing
-/// must remain afterwards.
+/// For the kernel, the template is a child of the parent. wait(2) in the parent must not return it while the seed
+/// exists. Afterwards, no child must remain.
 fn no_unknown_child(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Waits, &["16"]);
     for _ in 0..5 {
@@ -146,7 +149,7 @@ fn no_unknown_child(cluster: &Cluster) {
     assert_eq!(living, 0, "children of the parent: {children}");
 }
 
-/// Checks the state in `/proc` that a prepare might have changed.
+/// Compares the state in `/proc` that a prepare could change.
 fn unchanged_proc_files(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Waits, &["16"]);
     let before = proc_snapshot::read_proc_snapshot(parent.pid());
@@ -158,7 +161,7 @@ fn unchanged_proc_files(cluster: &Cluster) {
     assert_eq!(before, proc_snapshot::read_proc_snapshot(parent.pid()));
 }
 
-/// Three children on three nodes, one after the other, while the parent runs.
+/// Forks three children on three nodes, one after the other, while the parent runs.
 fn children_fetch_pages(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Goroutines, &["16"]);
     let seed = Seed::prepare(cluster.first(), &parent);
@@ -168,8 +171,8 @@ fn children_fetch_pages(cluster: &Cluster) {
     parent.require_unharmed();
 }
 
-/// A thread in each kind of wait: however often the wait is interrupted, none sees EINTR, none is shorter than its
-/// limit, and each ends. With a slack, none exceeds its limit by more than that.
+/// The parent has a thread in each kind of wait. However often a prepare interrupts the waits, none fails with EINTR,
+/// none is shorter than its time limit, and each ends. With a slack, none exceeds its limit by more than the slack.
 fn check_waits(cluster: &Cluster, prepares: usize, slack: &[&str]) {
     let mut parent = Parent::start(Program::Situation("time_limits"), &[&["400"], slack].concat());
     for _ in 0..prepares {
@@ -180,8 +183,8 @@ fn check_waits(cluster: &Cluster, prepares: usize, slack: &[&str]) {
     parent.require_unharmed();
 }
 
-/// The waits of a child have the right results and end. With a slack, a wait that the fork interrupted lasts only the
-/// time that was left.
+/// The waits of a child end with the right results. With a slack, a wait that the fork interrupted lasts only for its
+/// remaining time.
 fn waits_of_a_child(cluster: &Cluster, slack: &[&str]) {
     let mut parent = Parent::start(Program::Situation("time_limits"), &[&["1500"], slack].concat());
     parent.wait_for_ticks(BASELINE_TICKS);
@@ -191,7 +194,7 @@ fn waits_of_a_child(cluster: &Cluster, slack: &[&str]) {
     parent.require_unharmed();
 }
 
-/// The daemon is killed when the parent is first seen to be traced, or a little later.
+/// Kills the daemon when the parent is first seen to be traced, or a little later.
 fn check_waits_with_killed_daemon(slack: &[&str]) {
     let cluster = Cluster::start(1);
     let mut parent = Parent::start(Program::Situation("time_limits"), &[&["400"], slack].concat());
@@ -203,8 +206,8 @@ fn check_waits_with_killed_daemon(slack: &[&str]) {
         while seen.elapsed() < KILL_STEP * round {}
         pidfd::send_signal(&daemon, SIGKILL).expect("the daemon lives");
         cluster.wait_for_end(0);
-        // It may have its answer already.
-        prepare.wait().expect("it ends when its daemon has");
+        // The command may already have its answer.
+        prepare.wait().expect("the command ends after its daemon");
         cluster.restart_daemon(0);
         parent.wait_for_ticks(1);
     }
@@ -215,18 +218,18 @@ fn check_waits_with_killed_daemon(slack: &[&str]) {
     assert!(remains.is_empty(), "{remains:#?}");
 }
 
-/// Starts a prepare, and returns when the parent is seen to be traced. On a busy machine a prepare may end unseen: then
-/// another one starts. The seeds of earlier ones end with the daemon.
+/// Starts a prepare, and returns when the parent is seen to be traced. On a busy machine, a prepare may end unseen.
+/// Then another one is started. Seeds of earlier prepares end with the daemon.
 fn seen_prepare(cluster: &Cluster, parent: &mut Parent) -> Child {
     let begun = Instant::now();
     loop {
         parent.require_alive();
         let mut prepare = cluster.first().spawn(&["prepare", &parent.pid_text()]);
-        while prepare.try_wait().expect("it is ours").is_none() {
+        while prepare.try_wait().expect("our own child").is_none() {
             if is_traced(parent.pid()) {
                 return prepare;
             }
-            assert!(begun.elapsed() < STOP_LIMIT, "the parent is never seen to be stopped");
+            assert!(begun.elapsed() < STOP_LIMIT, "no prepare was seen to stop the parent");
         }
     }
 }
@@ -235,7 +238,8 @@ fn is_traced(pid: i32) -> bool {
     ProcStatus::read(pid).is_ok_and(|status| status.tracer != 0)
 }
 
-/// `check` names them by thread, call and reason, before a prepare. It has no note on a wait that is preserved.
+/// Before a prepare, `check` names each inexact wait by thread, call and reason. It has no note on a wait that is
+/// preserved.
 fn inexact_waits(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Situation("inexact_waits"), &[]);
     let checked = cluster.first().run(&["check", &parent.pid_text()]).stdout;

@@ -16,10 +16,10 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("only_with_the_profile_option", only_with_profile),
 ];
 
-/// For a child to touch its program.
+/// Longest wait until a child has touched its executable.
 const FILES_LIMIT: Duration = Duration::from_secs(60);
 
-/// The JSON keys of a phase: a stable interface for scripts.
+/// The JSON keys of a phase. They are a stable interface for scripts.
 const KEYS: [&str; 5] = ["depth", "duration_us", "name", "node", "start_us"];
 
 fn of_a_prepare(cluster: &Cluster) {
@@ -28,9 +28,9 @@ fn of_a_prepare(cluster: &Cluster) {
     let phases = Phases::of(&seed.prepare_output["phases"]);
     phases.check("prepare", cluster.name(0));
     assert!(phases.names().contains("prepare.capture"), "{:?}", phases.names());
-    let whole_us = seed.prepare_output["prepare_us"].as_u64().expect("prepare reports its time");
+    let whole_us = seed.prepare_output["prepare_us"].as_u64().expect("prepare reports its duration");
     let told_us = phases.0[0].duration_us;
-    assert!(told_us >= whole_us, "the request took {told_us} µs, prepare {whole_us} of it");
+    assert!(told_us >= whole_us, "the request took {told_us} µs, but prepare took {whole_us} µs");
 }
 
 fn of_a_fork(cluster: &Cluster) {
@@ -48,13 +48,13 @@ fn of_a_fork(cluster: &Cluster) {
         assert!(resume.names().contains(phase), "no {phase} in {:?}", resume.names());
     }
     let (resume_us, told_us) = (child["resume_us"].as_u64().expect("a time"), resume.0[0].duration_us);
-    assert!(told_us >= resume_us, "all took {told_us} µs, until the first instruction {resume_us}");
+    assert!(told_us >= resume_us, "all phases took {told_us} µs, but the first instruction came after {resume_us} µs");
     let asked_us = request.0[0].duration_us;
     let end_us = resume.0[0].start_us + told_us;
-    assert!(end_us <= asked_us, "the child ran after {end_us} µs, its request ended after {asked_us}");
+    assert!(end_us <= asked_us, "the child ran after {end_us} µs, but its request ended after {asked_us} µs");
 
     let id = child["child"].as_str().expect("an id");
-    wait::wait_until("pages of its node's files are counted, at most the resident ones", FILES_LIMIT, || {
+    wait::wait_until("the child's pages of files are counted, at most all resident pages", FILES_LIMIT, || {
         let said = cluster.first().json(&["inspect", id]);
         let [files, shared, private] =
             ["file_bytes", "shared_bytes", "private_bytes"].map(|key| said["memory"][key].as_u64().unwrap_or(0));
@@ -75,9 +75,9 @@ fn of_several(cluster: &Cluster) {
         Phases::of(&child["phases"]).check("resume", child["node"].as_str().expect("a node"));
         let count = |key: &str| child["pager"][key].as_u64().unwrap_or_else(|| panic!("{key} of {child}"));
         let answered = ["faults_missing", "faults_late", "faults_zero"].map(count).iter().sum::<u64>();
-        assert!((1..=count("faults")).contains(&answered), "a child that ran has touched its memory: {child}");
+        assert!((1..=count("faults")).contains(&answered), "the child has no answered fault: {child}");
         assert!(count("round_trips_demand") <= count("round_trips"), "{child}");
-        assert_eq!(count("bytes_fetched") % 4096, 0, "pages are fetched whole: {child}");
+        assert_eq!(count("bytes_fetched") % 4096, 0, "not a multiple of the page size: {child}");
         assert!(child["memory"]["remote_bytes"].is_u64() && child["memory"]["private_bytes"].is_null(), "{child}");
     }
     let summary = said["summary"].as_array().expect("a summary");
@@ -109,7 +109,7 @@ impl Phases {
     fn of(list: &Value) -> Self {
         let phase = |said: &Value| {
             let keys: Vec<&String> = said.as_object().into_iter().flat_map(|object| object.keys()).collect();
-            assert_eq!(keys, KEYS, "the keys of a phase are a promise");
+            assert_eq!(keys, KEYS, "the keys of a phase must not change");
             let number = |key: &str| said[key].as_u64().unwrap_or_else(|| panic!("{key} of {said}"));
             let text = |key: &str| said[key].as_str().unwrap_or_else(|| panic!("{key} of {said}")).to_owned();
             Phase {
@@ -123,8 +123,8 @@ impl Phases {
         Self(list.as_array().unwrap_or_else(|| panic!("no phases: {list}")).iter().map(phase).collect())
     }
 
-    /// The first phase is the whole. Each other phase lies within its parent, and the consecutive parts of a phase take
-    /// no longer than the phase.
+    /// Checks the nesting. The first phase is the whole request. Each other phase lies within its parent. If the parts
+    /// of a phase are consecutive, they take no longer than the phase.
     fn check(&self, whole: &str, node: &str) {
         let phases = &self.0;
         assert_eq!((phases[0].name.as_str(), phases[0].depth), (whole, 0));
@@ -140,7 +140,11 @@ impl Phases {
             }
             let in_turn = parts.windows(2).all(|pair| end(pair[0]) <= pair[1].start_us);
             let sum_us: u64 = parts.iter().map(|part| part.duration_us).sum();
-            assert!(!in_turn || sum_us <= phase.duration_us, "{}: its parts take {sum_us} µs", phase.name);
+            assert!(
+                !in_turn || sum_us <= phase.duration_us,
+                "{}: its parts take {sum_us} µs, longer than the phase",
+                phase.name
+            );
         }
     }
 

@@ -196,7 +196,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("refused_sealed_area", |cluster| refused(cluster, "refused_sealed_area", &["mapping", "sealed"])),
 ];
 
-/// A running program, and the file whose creation makes it check itself.
+/// A running program, and the file that makes it check its state when the file appears.
 struct Subject {
     parent: Parent,
     told: PathBuf,
@@ -213,7 +213,7 @@ impl Subject {
         Self { parent, told, _files: files }
     }
 
-    /// Lets the parent check itself.
+    /// Lets the parent check its state. Requires that it finds the state unchanged.
     fn check(mut self) {
         fs::write(&self.told, "").expect("a scratch directory can be written");
         let status = self.parent.wait_end();
@@ -222,10 +222,10 @@ impl Subject {
     }
 }
 
-/// All ways to fetch memory: kernel objects must not depend on them.
+/// All ways to fetch memory: the state of kernel objects must not depend on them.
 const STRATEGIES: [&str; 3] = ["cow", "prefetch", "eager"];
 
-/// Trees that change by themselves differ by the time the child is read.
+/// Programs whose process tree changes by itself. It has changed by the time the child is compared.
 const CHANGING: [&str; 2] = ["process_loop", "program_loop"];
 
 fn restored(cluster: &Cluster, name: &'static str) {
@@ -242,7 +242,7 @@ fn by_each_strategy(cluster: &Cluster, name: &'static str) {
     }
 }
 
-/// The state that the kernel shows of the child is the same as the parent's.
+/// The kernel shows the same state of the child as of its parent.
 fn as_the_kernel_shows_it(cluster: &Cluster, name: &'static str) {
     let subject = Subject::start(name);
     let seed = Seed::prepare(cluster.first(), &subject.parent);
@@ -251,7 +251,7 @@ fn as_the_kernel_shows_it(cluster: &Cluster, name: &'static str) {
     subject.check();
 }
 
-/// Two children: the first has not changed anything that they share.
+/// Forks two children, one after the other. The first must not change anything that the second shares with it.
 fn while_its_parent_lives(cluster: &Cluster, name: &'static str, options: &[&str]) {
     let subject = Subject::start(name);
     let seed = Seed::prepare(cluster.first(), &subject.parent);
@@ -272,7 +272,7 @@ fn when_its_parent_has_ended(cluster: &Cluster, name: &'static str, options: &[&
     require_pass(cluster.first(), &children);
 }
 
-/// The frozen parent is its own template, and continues with its huge pages when the seed is dropped.
+/// A frozen parent is its own template. When the seed is dropped, it continues with its huge pages.
 fn huge_pages_of_a_frozen_parent(cluster: &Cluster) {
     for name in ["private_huge_pages", "hugetlbfs_files"] {
         let subject = Subject::start(name);
@@ -286,7 +286,8 @@ fn huge_pages_of_a_frozen_parent(cluster: &Cluster) {
     }
 }
 
-/// As from a kernel of another build. Includes a child of a child, whose vDSO functions are redirected twice.
+/// Treats all children as if their kernel had another vDSO. Includes a child of a child, whose vDSO functions are
+/// redirected twice.
 fn other_kernel_vdso() {
     let others = Cluster::start_with(2, &["--bridge-vdso"]);
     by_each_strategy(&others, "vdso");
@@ -294,7 +295,11 @@ fn other_kernel_vdso() {
     let subject = Subject::start("vdso");
     let seed = Seed::prepare(others.first(), &subject.parent);
     let middle = seed.fork_idle(1, &["--to", others.name(1)]).remove(0);
-    assert_ne!(vdso_mapping(subject.parent.pid()), vdso_mapping(middle.pid), "no bridge");
+    assert_ne!(
+        vdso_mapping(subject.parent.pid()),
+        vdso_mapping(middle.pid),
+        "the child's vDSO functions are not redirected"
+    );
     let again = Seed::prepare_process(others.node(1), &middle.pid.to_string(), &[]);
     require_pass(others.node(1), &again.fork_detached(&["1".to_owned()], &["--to", others.name(0)]));
     subject.check();
@@ -305,7 +310,7 @@ fn vdso_mapping(pid: i32) -> String {
     maps.lines().find(|line| line.ends_with("[vdso]")).expect("a vdso").to_owned()
 }
 
-/// A tree that is a child itself, whose pages are still on other nodes, and a child of that.
+/// Forks a tree that is itself a child, whose pages are still on other nodes. Then forks a child of that tree again.
 fn forked_again(cluster: &Cluster, name: &'static str) {
     let subject = Subject::start(name);
     let first = Seed::prepare(cluster.first(), &subject.parent);
@@ -327,7 +332,7 @@ fn forked_again(cluster: &Cluster, name: &'static str) {
     subject.check();
 }
 
-/// From an image, with all pages fetched before the first instruction.
+/// Forks from an image. All pages are fetched before the first instruction.
 fn settled(cluster: &Cluster, name: &'static str) {
     let subject = Subject::start(name);
     let seed = Seed::prepare_with(cluster.first(), &subject.parent, &["--sealed", "--wait"]);
@@ -341,7 +346,7 @@ fn settled(cluster: &Cluster, name: &'static str) {
     subject.check();
 }
 
-/// A comparison of a tree whose processes end all the time finds no difference, whichever process ended meanwhile.
+/// `check` finds no refusal in a tree whose processes end all the time, whichever process is ending.
 fn keep_changing(cluster: &Cluster) {
     const LOOKS: usize = 60;
     for name in ["process_loop", "program_loop"] {
@@ -354,7 +359,7 @@ fn keep_changing(cluster: &Cluster) {
     }
 }
 
-/// It would have to be its own template twice.
+/// `--freeze` is refused if processes of the tree share their address space (CLONE_VM): it cannot be frozen twice.
 fn freeze_refused(cluster: &Cluster) {
     let subject = Subject::start("shared_memory_of_processes");
     let pid = subject.parent.pid_text();
@@ -362,7 +367,7 @@ fn freeze_refused(cluster: &Cluster) {
     subject.check();
 }
 
-/// Two threads have selected a CPU each, the third has not.
+/// Two threads have each selected a CPU, and the third thread has not.
 fn affinity_is_reported(cluster: &Cluster) {
     let subject = Subject::start("affinity");
     let seed = Seed::prepare(cluster.first(), &subject.parent);
@@ -377,13 +382,14 @@ fn affinity_is_reported(cluster: &Cluster) {
     subject.check();
 }
 
-/// A process of a tree is killed while it opens a file, and the others wait for it. The fork fails at once, not only
-/// after the time limit of a restore.
+/// A process of a tree is killed while it opens a file, and the other processes wait for it. The fork fails at once,
+/// not only after the time limit of a restore.
 fn dies_during_restore(cluster: &Cluster) {
     let files = scratch::directory();
     let path = files.path().join("file");
     fs::write(&path, "").expect("a scratch directory can be written");
-    // Ready only when the other process has the file open: before that, a seed could be made without it.
+    // The shell prints `ready` when the other process has the file open. A seed that is made earlier could lack the
+    // file.
     let script = r#"sleep 60 3< "$0" & until [ -e /proc/$!/fd/3 ]; do :; done; echo ready $$ 0; wait"#;
     let mut command = Command::new("bash");
     command.args(["-c", script]).arg(&path);
@@ -391,10 +397,10 @@ fn dies_during_restore(cluster: &Cluster) {
     let sleeper = fs::read_to_string(format!("/proc/{0}/task/{0}/children", parent.pid())).expect("it waits");
     let sleeper = sleeper.trim();
     let seed = Seed::prepare(cluster.first(), &parent);
-    // No process ever opens it for writing, so open(2) for reading blocks.
+    // No process opens the pipe for writing, so open(2) for reading blocks.
     fs::remove_file(&path).expect("it was there");
     rustix::fs::mknodat(rustix::fs::CWD, &path, FileType::Fifo, Mode::from_raw_mode(0o600), 0).expect("mkfifo(3)");
-    // Below a shared path, a child opens the file that is there now.
+    // Below a shared path, a child opens the file that is there at the fork.
     let shared = files.path().to_string_lossy();
     let fork = cluster.first().spawn(&["fork", seed.id(), "--detach", "--to", cluster.name(1), "--shared", &shared]);
     let opening = wait::wait_until("a process of the child opens the file", OPEN_LIMIT, || opens_as(sleeper));
@@ -407,10 +413,10 @@ fn dies_during_restore(cluster: &Cluster) {
     assert!(!ended.status.success() && ended.stderr.contains(&expected), "{}: {}", ended.status, ended.stderr);
 }
 
-/// For a child to be restored up to its files, on a busy machine.
+/// Longest wait until a child is restored up to its files, on a busy machine.
 const OPEN_LIMIT: Duration = Duration::from_secs(60);
 
-/// The process that is in open(2) and has this id in a nested pid namespace.
+/// Finds the process that is in open(2) and has this id in a nested pid namespace.
 fn opens_as(inner_id: &str) -> Option<i32> {
     const OPEN: &str = "2";
     let ids = fs::read_dir("/proc").ok()?.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<i32>().ok());
@@ -424,7 +430,7 @@ fn opens_as(inner_id: &str) -> Option<i32> {
     })
 }
 
-/// Started by unshare(1), which is not part of the tree.
+/// The parent is pid 1 of a pid namespace. unshare(1), which started it, is not part of the tree.
 fn first_of_a_namespace(cluster: &Cluster) {
     let files = scratch::directory();
     let program = Program::ProcessState("init_of_a_namespace").command();
@@ -437,7 +443,8 @@ fn first_of_a_namespace(cluster: &Cluster) {
     said.read_line(&mut line).expect("a pipe");
     assert_eq!(line, "ready 1 0\n");
     let pid = outside.0.id();
-    let inside = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).expect("unshare(1) waits for it");
+    let inside =
+        fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).expect("unshare(1) waits for its child");
     let prepared = cluster.first().run(&["prepare", inside.trim(), "--json"]);
     assert!(prepared.status.success(), "{}", prepared.stderr);
     let seed = Seed::from_json(cluster.first(), &prepared.stdout);
@@ -448,12 +455,12 @@ fn first_of_a_namespace(cluster: &Cluster) {
     assert!(outside.0.wait().expect("it is ours").success());
 }
 
-/// A process outside of the tree. Dropping it kills it, with its children (`unshare --kill-child`).
+/// unshare(1), which is not part of the tree. Dropping it kills it and its child (`--kill-child`).
 struct Outside(std::process::Child);
 
 impl Drop for Outside {
     fn drop(&mut self) {
-        // Fails if it has ended; it has unless the test failed.
+        // kill(2) fails if it has ended, which it has unless the test failed.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -467,7 +474,7 @@ fn require_pass(farfork: &Farfork, children: &[StartedChild]) {
     assert!(end["exit_code"] == 0 && words.contains(&"PASS"), "the child: {}, {words:?}, {end}", end["exit_code"]);
 }
 
-/// Prepare and check give the same refusal, and change nothing.
+/// prepare and check refuse the program for the same reason, and change nothing.
 fn refused(cluster: &Cluster, name: &'static str, words: &[&str]) {
     let subject = Subject::start(name);
     let pid = subject.parent.pid_text();
@@ -478,16 +485,17 @@ fn refused(cluster: &Cluster, name: &'static str, words: &[&str]) {
     require_refusal(cluster, subject, words);
 }
 
-/// State that is visible only when the process is stopped: check, which does not stop it, cannot find it.
+/// The state is visible only while the process is stopped. `check` does not stop it, so it cannot find the state.
 fn refused_at_stop(cluster: &Cluster, name: &'static str, words: &[&str]) {
     require_refusal(cluster, Subject::start(name), words);
 }
 
-/// Ticks of a parent that continues.
+/// Number of ticks that show that a parent continues.
 const TICKS: usize = 40;
 
-/// The error names the object. The process looks as before, continues to tick, and finds its state unchanged. The time
-/// for which it is stopped is tested by `parent_runs_on_unharmed::a_refused_prepare_stops_it_only_briefly`.
+/// The error names the object. The process has the same state as before, continues to tick, and finds its own state
+/// unchanged. `parent_runs_on_unharmed::a_refused_prepare_stops_it_only_briefly` tests the time for which it is
+/// stopped.
 fn require_refusal(cluster: &Cluster, mut subject: Subject, words: &[&str]) {
     let parent = &mut subject.parent;
     parent.wait_for_ticks(TICKS);

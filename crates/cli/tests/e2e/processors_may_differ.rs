@@ -1,5 +1,6 @@
-//! A node whose CPU saves more or less register state than the node of a seed refuses its children by name, and is not
-//! chosen for them. All nodes run on one machine: `farfork node --xcr0` makes one node pretend.
+//! A node refuses the children of a seed if its CPU saves more or less register state than the CPU of the seed's node.
+//! The error names the difference, and `--to any` does not choose the node. All nodes run on one machine: `farfork node
+//! --xcr0` sets a node's mask.
 
 use farfork_sys::cpu;
 
@@ -19,12 +20,12 @@ pub(crate) const TESTS: &[Test] = &[
 const AVX: u64 = 1 << 2;
 const UNNAMED: u64 = 1 << 40;
 
-/// More than the nodes, so that each permitted node is chosen.
+/// Number of children: more than the nodes, so that each permitted node is chosen.
 const CHILDREN: usize = 4;
 
 fn other_processor(other: impl Fn(u64) -> u64, words: &[&str]) {
     let mask = other(cpu::extended_state().expect("the machine has XSAVE").xcr0);
-    // Nodes have the same names in each cluster.
+    // The node names are the same in each cluster.
     let cluster = Cluster::start_with(3, &["--xcr0", &format!("n2={mask:#x}")]);
     assert_eq!(cluster.name(1), "n2");
     cluster.wait_until_all_are_alive();

@@ -1,4 +1,4 @@
-//! Programs that fork themselves with the C library and the Python package. The package's own tests run here too.
+//! Programs that fork themselves with the C library and with the Python package. The package's own tests run here too.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -35,23 +35,23 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("the_c_examples_give_the_documented_results", examples),
 ];
 
-/// For the tests of one module, below the time limit of a test here.
+/// Longest run of the Python tests of one module: less than the time limit of a test here.
 const MODULE_LIMIT: Duration = Duration::from_secs(280);
 
-/// For two small builds.
+/// Longest wait for two small builds.
 const MAKE_LIMIT: Duration = Duration::from_secs(120);
 
-/// For a line of a program that has little to do.
+/// Longest wait for a line of a program.
 const LINE_LIMIT: Duration = Duration::from_secs(60);
 
-/// For the seeds and children of a program to end after it.
+/// Longest wait until the seeds and children of an ended program have ended.
 const END_LIMIT: Duration = Duration::from_secs(60);
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// A command that finds the package, and the cluster's first node.
+/// Returns a Python command that finds the package, and connects to the cluster's first node.
 fn python(cluster: Option<&Cluster>) -> Command {
     let mut command = Command::new(programs::python());
     command.current_dir(root().join("python")).env("PYTHONPATH", root().join("python"));
@@ -79,7 +79,7 @@ fn python_alone() {
     run_module(None, &["discover", "-t", ".", "-s", "tests/alone"]);
 }
 
-/// A program whose lines are read one by one. Dropping it kills it.
+/// A program whose output is read line by line. Dropping it kills it.
 struct RunningProgram {
     process: Child,
     lines: std::io::Lines<BufReader<std::process::ChildStdout>>,
@@ -93,15 +93,15 @@ impl RunningProgram {
         Self { process, lines }
     }
 
-    /// Returns its next line.
+    /// Returns the next line of the program.
     fn line(&mut self) -> String {
-        let line = self.lines.next().expect("it says something").expect("a line");
+        let line = self.lines.next().expect("the program prints another line").expect("a line");
         assert!(!line.is_empty());
         line
     }
 
     fn kill(&mut self) {
-        // Fails if it has ended already.
+        // kill(2) fails if the program has already ended.
         let _ = self.process.kill();
         wait::wait_exit(&mut self.process, "a killed program", LINE_LIMIT);
     }
@@ -114,12 +114,12 @@ impl Drop for RunningProgram {
     }
 }
 
-/// Four sleeping children on two nodes.
+/// Starts a Python program with four sleeping children on two nodes.
 fn sleepers(cluster: &Cluster) -> RunningProgram {
     executor(cluster, "sleepers", "running")
 }
 
-/// A Python program with an executor on two nodes, which has printed this line.
+/// Starts a Python program with an executor on two nodes, and waits until it has printed this line.
 fn executor(cluster: &Cluster, name: &str, line: &str) -> RunningProgram {
     let mut command = python(Some(cluster));
     command.arg(programs::sources().join(format!("cooperative/{name}.py"))).args([cluster.name(0), cluster.name(1)]);
@@ -128,7 +128,7 @@ fn executor(cluster: &Cluster, name: &str, line: &str) -> RunningProgram {
     running
 }
 
-/// The number of running children of a process's seeds, and the number of these seeds.
+/// Returns the number of running children of a process's seeds, and the number of these seeds.
 fn belongings(cluster: &Cluster, pid: u32) -> (usize, usize) {
     let (seeds, children) = (cluster.first().json(&["seeds"]), cluster.first().json(&["ps", "--running"]));
     let list = |said: &Value, key: &str| said[key].as_array().cloned().unwrap_or_default();
@@ -138,7 +138,7 @@ fn belongings(cluster: &Cluster, pid: u32) -> (usize, usize) {
     (list(&children, "children").iter().filter(is_of_mine).count(), seeds.len())
 }
 
-/// However the program ends, its children end: no process would read their results.
+/// However the program ends, its children are ended: no process would read their results.
 fn program_killed(cluster: &Cluster) {
     let mut program = sleepers(cluster);
     let pid = program.process.id();
@@ -161,7 +161,7 @@ fn program_killed_early(cluster: &Cluster) {
     }
 }
 
-/// The number of running children.
+/// Returns the number of running children.
 fn running(cluster: &Cluster) -> usize {
     cluster.first().json(&["ps", "--running"])["children"].as_array().map_or(0, Vec::len)
 }
@@ -175,12 +175,13 @@ fn daemon_killed() {
     }
     cluster.restart_daemon(0);
     cluster.wait_until_all_are_alive();
-    // Children on the other node have lost the daemon that waited for them.
+    // Children on the other node have lost the daemon that waited for their results.
     wait::wait_until("all children end", END_LIMIT, || (running_on(&cluster, 1) == 0).then_some(()));
     assert_eq!(cluster.stop(), [""; 0]);
 }
 
-/// The daemon may die before it has requested to wait for the last children that it started on the other node.
+/// Kills the daemon while it starts children on the other node. It may not have requested the results of the last ones
+/// yet.
 fn daemon_killed_early() {
     let cluster = Cluster::start(2);
     let children = cluster.run_dir(1).join("children");
@@ -202,7 +203,7 @@ fn running_on(cluster: &Cluster, index: usize) -> usize {
     said["children"].as_array().map_or(0, |children| children.iter().filter(is_there).count())
 }
 
-/// Builds the C library and its examples, and installs them like a user. Returns the prefix. Each test has its own
+/// Builds the C library and its examples, and installs them as a user does. Returns the prefix. Each test has its own
 /// prefix, because tests run in parallel and `install` replaces files.
 fn install_library(test: &str) -> PathBuf {
     let prefix = Path::new(env!("CARGO_TARGET_TMPDIR")).join("library").join(test);
@@ -244,12 +245,12 @@ fn c_calls(cluster: &Cluster) {
     }
 }
 
-/// Waits until the coarse clock has passed the last change of a file. The kernel stamps files up to a tick ahead of
+/// Waits until the coarse clock is later than the last change of a file. The kernel stamps files up to a tick ahead of
 /// that clock (Linux 6.13 and later). A prepare within this tick must assume that the file was changed after it.
 fn wait_for_clock_to_pass(path: &Path) {
-    let changed = fs::metadata(path).expect("it was made");
+    let changed = fs::metadata(path).expect("the file exists");
     let changed = (changed.mtime(), changed.mtime_nsec());
-    wait::wait_until("the clock passes", LINE_LIMIT, || {
+    wait::wait_until("the coarse clock is later than the file's change", LINE_LIMIT, || {
         let now = clock_gettime(ClockId::RealtimeCoarse);
         ((now.tv_sec, now.tv_nsec) > changed).then_some(())
     });
@@ -270,7 +271,7 @@ fn examples(cluster: &Cluster) {
     }
 }
 
-/// The results of a seed's children for these payloads, on two nodes.
+/// Forks children of a seed on two nodes. Returns their results for these payloads.
 fn results(cluster: &Cluster, seed: &str, payloads: &[&str]) -> Vec<(String, String)> {
     let file = scratch::file(&payloads.join("\n"));
     let path = file.path().to_string_lossy();

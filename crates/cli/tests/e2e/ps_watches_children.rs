@@ -1,5 +1,5 @@
-//! `farfork ps --watch`: prints the list as it changes, and ends when its output has no reader. A list names programs
-//! without their directories.
+//! `farfork ps --watch` prints the list as it changes, and ends when its output has no reader. `ps` and `seeds` show
+//! programs without their directories.
 
 use std::io::{BufRead as _, BufReader};
 use std::time::Duration;
@@ -12,10 +12,10 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("lists_name_programs_without_directories", short_commands),
 ];
 
-/// Lists within which a running child must appear: one is printed each second.
+/// Number of lists within which a running child must appear. One list is printed each second.
 const LISTS_MAX: usize = 10;
 
-/// For a watcher to notice that its output has no reader, when it writes the next list.
+/// Longest wait until a watcher notices, when it writes the next list, that its output has no reader.
 const END_LIMIT: Duration = Duration::from_secs(60);
 
 fn new_children(cluster: &Cluster) {
@@ -24,7 +24,7 @@ fn new_children(cluster: &Cluster) {
     let mut watcher = cluster.first().spawn(&["ps", "--watch", "--running"]);
     let mut lines = BufReader::new(watcher.stdout.take().expect("a pipe")).lines().map(|line| line.expect("text"));
     let first = lines.next().expect("a first list");
-    assert!(first.contains(" running, "), "a list begins with what there is: {first}");
+    assert!(first.contains(" running, "), "the list does not begin with the summary: {first}");
 
     let child = seed.fork_idle(1, &["--to", cluster.name(1)]).remove(0);
     let (mut lists, mut has_shown) = (0, false);
@@ -41,7 +41,7 @@ fn new_children(cluster: &Cluster) {
     cluster.first().json(&["kill", "--signal", "KILL", &child.id]);
 }
 
-/// The column is narrow; `--json` has the whole command line.
+/// The column `COMMAND` is narrow. `--json` shows the whole command line.
 fn short_commands(cluster: &Cluster) {
     let parent = Parent::start(Program::Waits, &["4"]);
     let seed = Seed::prepare(cluster.first(), &parent);

@@ -1,6 +1,5 @@
-//! Programs make state by every x86-64 system call that leaves any, and are forked to another node. The differ must
-//! find no difference outside its table. If prepare refuses a program, `check` refuses it too.
-//!
+//! Programs make state by every x86-64 system call that leaves state, and are forked to another node. The differ must
+//! find no difference outside its table. If prepare refuses a program, `check` must refuse it too.
 //! `calls.c` has the actions that make the calls. Each round deals all actions to its programs in a new combination.
 //! `FARFORK_RANDOM_SEED` repeats the program that failed.
 
@@ -26,34 +25,35 @@ pub(crate) const TESTS: &[Test] = &[
     .long(),
 ];
 
-/// The kernel's calls by name and number.
+/// The kernel's header with the names and numbers of all system calls.
 const HEADER: &str = "/usr/include/x86_64-linux-gnu/asm/unistd_64.h";
 
-/// Not all processors have protection keys; pkey_alloc(2) fails without them.
+/// A CPU flag in /proc/cpuinfo. Without protection keys, pkey_alloc(2) fails.
 const KEYS_FLAG: &str = " ospke";
 
 const PROGRAMS_PER_ROUND: u64 = 24;
-/// Programs of a round with actions that may be refused. The other programs must be carried.
+/// Number of programs of a round with actions that may be refused. All other programs must be carried.
 const REFUSED_PER_ROUND: u64 = 5;
 const ROUNDS_LONG: u64 = 42;
-/// Random actions in addition to the dealt ones.
+/// Maximum number of random actions in addition to a program's share of the round's actions.
 const MORE_ACTIONS_MAX: u64 = 5;
 
-/// Refusals that depend on the node, not on the process: real-time threads.
+/// Texts of refusals that depend on the node, not on the process: real-time threads.
 const NODE_REFUSALS: [&str; 1] = ["a kernel with RT_GROUP_SCHED gives real-time threads of containers no time"];
 
-/// Pairs of actions that are carried one by one but refused together: a filter and the loss of the capability to
-/// install it; a lease and another user.
+/// Texts of refusals of two actions that are carried alone but refused together: a seccomp filter with the loss of the
+/// capability to install it; a lease with another user.
 const REFUSALS_OF_TWO: [&str; 2] =
     ["seccomp filter that neither it nor a child may install again", "it has a lease (F_SETLEASE) on a file of user"];
 
 const AT_ONCE: usize = 3;
 const PROGRAM_LIMIT: Duration = Duration::from_secs(100);
-/// More than two hundred actions are traced call by call, within the time limit of a test.
+/// Longest run of `calls coverage`, which traces more than two hundred actions call by call. Less than the time limit
+/// of a test.
 const COVERAGE_LIMIT: Duration = Duration::from_secs(280);
 const REPORTS_MAX: usize = 30;
 
-/// The actions of `calls.c`, in its order.
+/// The actions of `calls.c`, in the order of its tables.
 struct Actions {
     names: Vec<String>,
     /// Actions for which a process may be refused.
@@ -70,7 +70,7 @@ impl Actions {
         }
     }
 
-    /// The actions of a program, by its number: its share of the round's deal, and some more.
+    /// Returns the actions of a program, by its number: its share of the round's actions, and some more.
     fn of_program(&self, number: u64) -> Vec<&str> {
         let (round, place) = (number / PROGRAMS_PER_ROUND, number % PROGRAMS_PER_ROUND);
         let may_be_refused = place < REFUSED_PER_ROUND;
@@ -89,7 +89,7 @@ impl Actions {
     }
 }
 
-/// SplitMix64, as in the programs.
+/// SplitMix64, as in the C programs.
 fn word_of(index: u64) -> u64 {
     let z = index.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -113,8 +113,8 @@ fn output_of_calls(arguments: &[&str]) -> String {
     ended.stdout
 }
 
-/// Requires that each call of the header is made by an action, as seen by a tracer, or listed as left out with a
-/// reason.
+/// Requires that an action makes each call of the header, as seen by a tracer, or that the list of omitted calls has
+/// the call with a reason.
 fn require_coverage() {
     let header = fs::read_to_string(HEADER).unwrap_or_else(|error| panic!("{HEADER}: {error}: install linux-libc-dev"));
     let call = |line: &str| {
@@ -130,11 +130,12 @@ fn require_coverage() {
     let missing: Vec<&String> =
         exercised.clone().filter(|(number, _)| !made.contains(number)).map(|(_, name)| name).collect();
     let (all, count) = (calls.len(), exercised.count());
-    println!("{count} of {all} system calls exercised, {} left out", all - count);
-    assert!(missing.is_empty(), "neither made by an action of calls.c nor in calls_left_out.txt: {missing:?}");
+    println!("{count} of {all} system calls made by actions, {} omitted", all - count);
+    assert!(missing.is_empty(), "neither made by an action of calls.c nor listed in calls_left_out.txt: {missing:?}");
 }
 
-/// Calls with the reasons why no action makes them. Calls that depend on the machine are listed only if it lacks them.
+/// Returns the omitted calls, each with the reason why no action makes it. Calls that depend on the machine are omitted
+/// only if it lacks them.
 fn calls_left_out() -> BTreeMap<String, String> {
     let path = sources().join("random/calls_left_out.txt");
     let text = fs::read_to_string(&path).expect("a source");
@@ -147,7 +148,7 @@ fn calls_left_out() -> BTreeMap<String, String> {
             for name in line.split(' ') {
                 assert!(!reason.is_empty(), "{name} has no reason");
                 let other = left_out.insert(name.to_owned(), reason.to_owned());
-                assert_eq!(other, None, "{name} is left out twice");
+                assert_eq!(other, None, "{name} is listed twice");
             }
         }
     }
@@ -214,16 +215,21 @@ fn check_program(cluster: &Cluster, number: u64, names: &[&str], may_be_refused:
         return if may_be_refused || are_of_two {
             Ok(Judgement::Refused)
         } else {
-            Err(format!("it is refused: {refusals:?}"))
+            Err(format!("the program is refused: {refusals:?}"))
         };
     };
     let outcome = compare_child(cluster, &seed, number, parent.pid());
     let dropped = cluster.first().run(&["drop", "--force", &seed]);
     let judgement = outcome?;
-    if dropped.status.success() { Ok(judgement) } else { Err(format!("its seed stays: {}", dropped.stderr)) }
+    if dropped.status.success() {
+        Ok(judgement)
+    } else {
+        Err(format!("its seed cannot be dropped: {}", dropped.stderr))
+    }
 }
 
-/// Every second child is paused before its first instruction. The others show the state of a program that continues.
+/// Compares a child with its parent. Every second child is paused before its first instruction. The others show the
+/// state of a program that continues.
 fn compare_child(cluster: &Cluster, seed: &str, number: u64, parent: i32) -> Result<Judgement, String> {
     let node = cluster.name(1 + (number / 2 % 2) as usize);
     let options: &[&str] = if number.is_multiple_of(2) { &["--paused"] } else { &[] };

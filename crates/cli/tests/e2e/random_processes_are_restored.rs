@@ -1,8 +1,8 @@
-//! A program makes five or more resources that follow from a number, prints all that the kernel shows of them, and is
-//! forked to another node. Child and parent print it again: both must equal the first statement. At the end each uses
-//! up its resources, and prints their contents.
+//! A program makes five or more resources that follow from a number, prints their state as a statement, and is forked
+//! to another node. Child and parent print the statement again, and both must equal the first one. At the end, each
+//! uses up its resources and prints their contents.
 //!
-//! `FARFORK_RANDOM_CASES` sets the number of cases (400), `FARFORK_RANDOM_SEED` repeats the case that failed.
+//! `FARFORK_RANDOM_CASES` sets the number of cases (400). `FARFORK_RANDOM_SEED` repeats the case that failed.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -28,31 +28,31 @@ pub(crate) const TESTS: &[Test] = &[
 
 const QUARTERS: u64 = 4;
 
-/// Enough that each resource appears at least once in all quarters together.
+/// Default number of cases, in all quarters together. Enough that each resource appears at least once.
 const CASES_DEFAULT: u64 = 400;
 
-/// Cases of the long campaign, which start after the others.
+/// End of the range of seeds in the long campaign. The range begins at `CASES_DEFAULT`.
 const CASES_LONG: u64 = 11_000;
 
 /// One in this many cases tests that check and prepare agree.
 const CASES_TO_AGREE: u64 = 20;
 
-/// Concurrent cases: the commands of one wait while another's child runs, and there may be two cores.
+/// Number of concurrent cases: commands of one case wait while children of another run. Suits a machine with two CPUs.
 const AT_ONCE: usize = 4;
 
-/// Far above what a case takes, even on a busy machine.
+/// Time limit of one case: far more than a case takes, even on a busy machine.
 const CASE_LIMIT: Duration = Duration::from_secs(100);
 
-/// For all of a quarter's cases; most take a small part of this.
+/// Average time limit of the cases of a quarter. Most cases take a small part of it.
 const CASE_LIMIT_ON_AVERAGE: Duration = Duration::from_secs(2);
 
-/// Number of seeds that are dropped at a time: each holds a process.
+/// Number of seeds that are dropped at once: each seed holds a process.
 const DROPPED_AT_ONCE: usize = 16;
 
-/// Number of reports that are printed; more would repeat the same.
+/// Maximum number of printed reports. Further ones would repeat the same differences.
 const REPORTS_MAX: usize = 8;
 
-/// Tolerance for remaining times, in milliseconds: they are read one after the other.
+/// Tolerance for remaining times, in milliseconds: parent and child read them at different times.
 const NEAR_MS: u64 = 60_000;
 
 const STRATEGIES: [&str; 3] = ["cow", "prefetch", "eager"];
@@ -70,7 +70,7 @@ fn cases() -> u64 {
 }
 
 fn limit() -> Duration {
-    CASE_LIMIT + CASE_LIMIT_ON_AVERAGE * u32::try_from(cases() / QUARTERS).expect("not so many cases")
+    CASE_LIMIT + CASE_LIMIT_ON_AVERAGE * u32::try_from(cases() / QUARTERS).expect("the number of cases fits")
 }
 
 fn seeds(quarter: u64) -> Vec<u64> {
@@ -86,7 +86,7 @@ fn check(cluster: &Cluster, quarter: u64) {
 
 fn check_seeds(cluster: &Cluster, seeds: &[u64]) {
     let (next, reports) = (AtomicUsize::new(0), Mutex::new(BTreeMap::new()));
-    // Compiled once, before the cases start.
+    // Compile the program once, before the cases start.
     Program::Random.command();
     let work = || {
         let mut prepared = Vec::new();
@@ -121,10 +121,10 @@ fn drop_seeds(cluster: &Cluster, prepared: &mut Vec<String>) {
     }
 }
 
-/// The statements of a process at one time: first its state, then the state that only using it up shows.
+/// What a process prints at one time: its state, then the state that it can show only by using it up.
 type Statement = Vec<String>;
 
-/// Runs one process and its child. Returns how they differ, and how to repeat the case.
+/// Runs one process and its child. Returns their differences, and a command that repeats the case.
 fn case(cluster: &Cluster, seed: u64, prepared: &mut Vec<String>) -> Result<(), String> {
     let mut made = String::new();
     let outcome = RandomProcess::start(seed, &[]).and_then(|mut parent| {
@@ -136,8 +136,8 @@ fn case(cluster: &Cluster, seed: u64, prepared: &mut Vec<String>) -> Result<(), 
     outcome.map_err(|error| format!("seed {seed}, which {made}: {error}again: {again}\n"))
 }
 
-/// Processes that may have state that is not carried. Prepare refuses what check refuses, and nothing else. If prepare
-/// succeeds, children can start.
+/// Runs processes that may have state that is not carried. Prepare must refuse the same as check, and nothing else. If
+/// prepare succeeds, children must start.
 fn check_and_prepare_agree(cluster: &Cluster) {
     let seeds =
         number_of("FARFORK_RANDOM_SEED").map_or_else(|| (0..cases() / CASES_TO_AGREE).collect(), |seed| vec![seed]);
@@ -157,40 +157,40 @@ fn compare_check_with_prepare(cluster: &Cluster, seed: u64) -> Result<(), String
         if !started.status.success() {
             return Err(format!("it was prepared, but no child was restored: {}", started.stderr));
         }
-        // Fails if it has ended already.
+        // `kill` fails if the child has ended.
         cluster.first().run(&["kill", "--signal", "KILL", started.stdout.trim()]);
         cluster.first().json(&["drop", "--force", &id]);
     }
-    // Refused state need not be used up.
+    // The parent prints only its statement: state that is refused need not be used up.
     parent.talker.write_input("\n")?;
-    require_same("the parent is not what it was", &parent.before, &parent.talker.read_until(":", CASE_LIMIT)?)
+    require_same("the parent's state has changed", &parent.before, &parent.talker.read_until(":", CASE_LIMIT)?)
 }
 
-/// The refusals of check for a process, in prepare's format.
+/// Returns the refusals of check for a process, in prepare's format.
 pub(crate) fn refusals_of_check(farfork: &Farfork, pid: &str) -> Vec<String> {
     let checked = farfork.json_ignoring_status(&["check", pid]);
     checked["refusals"].as_array().into_iter().flatten().map(|refusal| named(pid, refusal)).collect()
 }
 
-/// Requires that prepare refuses what check refuses, and names nothing else.
+/// Requires that prepare refuses only what check refuses.
 pub(crate) fn require_agreement(refusals: &[String], prepared: &Result<String, String>) -> Result<(), String> {
     match (prepared, refusals.is_empty()) {
         (Ok(_), true) => Ok(()),
         (Ok(_), false) => Err(format!("check refuses {refusals:?}, and prepare does not")),
         (Err(error), true) => Err(format!("check refuses nothing, and prepare does: {error}")),
         (Err(error), false) => {
-            // Prepare may stop at the first refusal. Those that it names must be check's.
+            // Prepare may stop at the first refusal. All refusals that it names must be among those of check.
             let message = error.split_once("cannot be carried: ").map_or(&**error, |(_, refused)| refused).to_owned();
             let rest = refusals.iter().fold(message, |rest, refusal| rest.replace(refusal, ""));
             if rest.chars().any(char::is_alphabetic) {
-                return Err(format!("prepare names more than check does, which says {refusals:?}: {rest}"));
+                return Err(format!("prepare names more than check, which refuses {refusals:?}: {rest}"));
             }
             Ok(())
         }
     }
 }
 
-/// A refusal in prepare's format, which names the process once.
+/// Formats a refusal as prepare does, which names the process once.
 fn named(pid: &str, refusal: &serde_json::Value) -> String {
     let text = |field: &str| refusal[field].as_str().unwrap_or_default().to_owned();
     format!("{}: {}", text("object").replace(&format!("pid {pid}, "), ""), text("reason"))
@@ -213,24 +213,24 @@ fn compare(cluster: &Cluster, seed: u64, parent: &mut RandomProcess, prepared: &
     }
     let child: Statement = ended.stdout.lines().map(str::to_owned).collect();
     if has_ended {
-        return require_same("the child is not what its parent was", &parent.before, &until_colon(&child));
+        return require_same("the child's state is not the parent's at prepare", &parent.before, &until_colon(&child));
     }
     let after = parent.after()?;
-    require_same("the parent is not what it was", &parent.before, &until_colon(&after))?;
-    require_same("the child is not what its parent is", &after, &child)
+    require_same("the parent's state has changed", &parent.before, &until_colon(&after))?;
+    require_same("the child's state differs from the parent's", &after, &child)
 }
 
-/// The id of its seed.
+/// Prepares a parent. Returns the id of its seed.
 fn prepare(cluster: &Cluster, parent: &RandomProcess) -> Result<String, String> {
     prepare_process(cluster.first(), &parent.talker.pid_text())
 }
 
-/// The id of a process's seed, or the error that prepare printed.
+/// Prepares a process. Returns the id of its seed, or the error that prepare printed.
 pub(crate) fn prepare_process(farfork: &Farfork, pid: &str) -> Result<String, String> {
     let ended = farfork.run(&["prepare", pid, "--json"]);
     let said = serde_json::from_str::<serde_json::Value>(&ended.stdout).ok();
     let id = said.as_ref().and_then(|said| said["seed"].as_str());
-    id.map(str::to_owned).ok_or_else(|| format!("it cannot be prepared: {}", ended.stderr))
+    id.map(str::to_owned).ok_or_else(|| format!("prepare failed: {}", ended.stderr))
 }
 
 fn require_same(otherwise: &str, expected: &[String], found: &[String]) -> Result<(), String> {
@@ -242,7 +242,7 @@ fn until_colon(statement: &[String]) -> Statement {
     statement.iter().take_while(|line| *line != ":").cloned().collect()
 }
 
-/// Lines that only one of them has, apart from times that are close, and lines in another order.
+/// Returns the lines that only one of them has, except times that are close. Also reports lines in another order.
 fn differences(expected: &[String], found: &[String]) -> String {
     let only_in = |one: &[String], other: &[String]| -> Vec<String> {
         one.iter().filter(|line| !other.iter().any(|known| is_near(line, known))).cloned().collect()
@@ -269,10 +269,10 @@ fn is_near(expected: &str, found: &str) -> bool {
             && expected.split(' ').zip(found.split(' ')).all(is_same)
 }
 
-/// A parent.
+/// A parent with random resources.
 struct RandomProcess {
     talker: LineProgram,
-    /// Its resources, in words.
+    /// Names of its resources.
     made: Vec<String>,
     before: Statement,
     _files: tempfile::TempDir,
@@ -287,7 +287,7 @@ impl RandomProcess {
         Ok(Self { talker, made, before, _files: files })
     }
 
-    /// Makes it print its statement again.
+    /// Makes the parent print its statement again, and use up its resources.
     fn after(&mut self) -> Result<Statement, String> {
         self.talker.write_input("\n")?;
         let mut statement = self.talker.read_until(".", CASE_LIMIT)?;

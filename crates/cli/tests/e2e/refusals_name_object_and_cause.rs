@@ -1,4 +1,4 @@
-//! A request that cannot be done fails at once. The message names the object and the cause, and the parent is unharmed.
+//! An impossible request fails at once. The message names the object and the cause, and the parent is unharmed.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -37,10 +37,10 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("a_missing_daemon", no_daemon),
 ];
 
-/// Guard against hangs: for a target that never stops, prepare takes its own time limit at most.
+/// Longest refusal: a guard against hangs. If the process never stops, prepare ends after its own time limit.
 const REFUSAL_LIMIT: Duration = Duration::from_secs(30);
 
-/// For a control group to freeze.
+/// Longest wait until a control group is frozen.
 const FROZEN_LIMIT: Duration = Duration::from_secs(60);
 
 fn unknown_node(cluster: &Cluster) {
@@ -92,7 +92,7 @@ fn kernel_thread(cluster: &Cluster) {
     cluster.first().run_failing(&["prepare", &pid]).require_mentions(&[&pid, "kernel"]);
 }
 
-/// Prepare and check give the same refusal.
+/// prepare and check refuse the parent for the same reason.
 fn refused(cluster: &Cluster, reason: &str, words: &[&str]) {
     let mut parent = Parent::start(Program::Situation("refused"), &[reason]);
     parent.wait_for_ticks(5);
@@ -107,7 +107,8 @@ fn refused(cluster: &Cluster, reason: &str, words: &[&str]) {
     parent.require_unharmed();
 }
 
-/// With the freezer that the machine has. (Not the program that checks for EINTR: the freezer of version 1 causes it.)
+/// Freezes the parent with the cgroup freezer of the machine. Does not use a program that checks for EINTR, because the
+/// version 1 freezer causes it.
 fn frozen(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Threads, &["4"]);
     let freezer = Freezer::of(&parent);
@@ -126,24 +127,24 @@ struct KilledOnDrop(Child);
 
 impl Drop for KilledOnDrop {
     fn drop(&mut self) {
-        // Fails if it has ended already, which the test has noticed.
+        // kill(2) fails if the process has ended, which the test has then noticed.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// A root with a bind mount is not copied from a zygote: the container's first process forks the child.
+/// A child with `--bind` is not copied from a zygote: `farfork-init`, the stub of its container, forks it.
 fn stopped_container(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Waits, &["4"]);
     let seed = Seed::prepare(cluster.first(), &parent);
     let mut containers = BTreeSet::new();
     let signal_containers = |containers: &BTreeSet<i32>, signal| {
         for pid in containers {
-            // ESRCH: it belonged to another child, or to a pool that was too large.
+            // ESRCH: the process belonged to another child, or to a pool that was too large.
             let _ = kill_process(Pid::from_raw(*pid).expect("a process"), signal);
         }
     };
-    // The pool may have built a container after they were listed; then the child starts there.
+    // The pool may build a container after the listing. Then the child starts in that container.
     let refused = wait::poll_within(REFUSAL_LIMIT, || {
         containers.extend(cluster.processes("farfork-init"));
         signal_containers(&containers, Signal::STOP);
@@ -152,7 +153,7 @@ fn stopped_container(cluster: &Cluster) {
         (!ended.status.success()).then(|| (FailedCommand::of(ended), begin.elapsed()))
     });
     signal_containers(&containers, Signal::CONT);
-    let (refused, lasted) = refused.expect("a fork is refused once every container is stopped");
+    let (refused, lasted) = refused.expect("a fork is refused when every container is stopped");
     refused.require_mentions(&["stopped", "farfork-init", "fork again"]);
     assert!(lasted < REFUSAL_LIMIT, "it took {lasted:?}");
     parent.require_unharmed();
@@ -179,14 +180,14 @@ fn template(cluster: &Cluster) {
     parent.require_unharmed();
 }
 
-/// A file that the parent has open, and that the child's node lacks.
+/// The parent's current directory is missing on the child's node, or is a file.
 fn missing_file(cluster: &Cluster) {
     let directory = scratch::directory();
     let path = directory.path().join("current").to_string_lossy().into_owned();
     fs::create_dir(&path).expect("a directory of ours");
     let parent = Parent::start_command(Program::Waits.command().arg("4").current_dir(&path));
     let seed = Seed::prepare(cluster.first(), &parent);
-    // Waits until the seed is complete: before that, the directory would count as deleted.
+    // Waits until the seed is complete. Before that, the directory would count as deleted.
     seed.template_pid();
     fs::remove_dir(&path).expect("the directory was there");
     require_missing(cluster, &seed, &path, "No such file or directory");
@@ -197,17 +198,17 @@ fn missing_file(cluster: &Cluster) {
     seed.fork_and_check(&parent, 1, &["--to", cluster.name(1)]);
 }
 
-/// A different file at its path would be read, or written to.
+/// The parent has a named pipe open, which is missing on the child's node, or is another file.
 fn missing_pipe(cluster: &Cluster) {
     let directory = scratch::directory();
     let path = directory.path().join("pipe").to_string_lossy().into_owned();
     assert!(Command::new("mkfifo").arg(&path).status().expect("mkfifo").success());
-    // Not a standard stream, because an attached child has the command's streams.
+    // Not a standard stream: an attached child has the standard streams of the command.
     let mut shell = Command::new("sh");
     shell.args(["-c", "exec \"$@\" 3<>\"$0\"", &path]).arg(Program::Waits.command().get_program()).arg("4");
     let parent = Parent::start_command(&mut shell);
     let seed = Seed::prepare(cluster.first(), &parent);
-    // Waits until the seed is complete: before that, the pipe would count as deleted.
+    // Waits until the seed is complete. Before that, the pipe would count as deleted.
     seed.template_pid();
     fs::remove_file(&path).expect("the pipe was there");
     require_missing(cluster, &seed, &path, "No such file or directory");
@@ -215,7 +216,7 @@ fn missing_pipe(cluster: &Cluster) {
     require_missing(cluster, &seed, &path, "not a named pipe");
 }
 
-/// Requires that a fork fails, and names what the child's node lacks, the cause and the next step.
+/// Requires that a fork fails. The error must name the missing file, the cause and the next step.
 fn require_missing(cluster: &Cluster, seed: &Seed, path: &str, cause: &str) {
     let node = format!("on node {}", cluster.name(1));
     cluster.first().run_failing(&["fork", seed.id(), "--to", cluster.name(1)]).require_mentions(&[
@@ -227,7 +228,7 @@ fn require_missing(cluster: &Cluster, seed: &Seed, path: &str, cause: &str) {
     ]);
 }
 
-/// A refusal repeats its object, and the status of HTTP/2 has room for 16 KiB.
+/// Errors contain the names of long objects only in part: an HTTP/2 status has room for 16 KiB.
 fn too_long(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Waits, &["4"]);
     let (long, pid) = ("x".repeat(70_000), parent.pid_text());
@@ -247,10 +248,10 @@ fn too_long(cluster: &Cluster) {
     parent.require_unharmed();
 }
 
-/// Process 1 of a machine on which even root may not read it. The refusal has the reason, and what to prepare instead.
+/// On some machines, even root may not read process 1. The refusal gives the reason, and what to prepare instead.
 fn unreadable_process(cluster: &Cluster) {
     if fs::read("/proc/1/auxv").is_ok() {
-        // This machine could prepare it, which would stop it.
+        // This machine could prepare process 1, which would stop it.
         return;
     }
     cluster.first().run_failing(&["prepare", "1"]).require_mentions(&[
@@ -304,7 +305,7 @@ fn missing_unit(cluster: &Cluster) {
     }
 }
 
-/// The payload is read before the node gets a request.
+/// The payload file is read before the node gets a request.
 fn unreadable_payload(cluster: &Cluster) {
     let directory = scratch::directory();
     let (missing, step) = (directory.path().join("tasks.jsonl"), "or `-` for standard input");
@@ -324,11 +325,11 @@ fn unreadable_payload(cluster: &Cluster) {
     ]);
 }
 
-/// Output that cannot be written is an error, because a later reader must not take a part for the whole. A closed pipe
-/// is not an error.
+/// A failed write of the output is an error: a later reader must not mistake a part of the output for all of it. A
+/// closed pipe is not an error.
 fn no_output(cluster: &Cluster) {
     for arguments in [&["nodes"][..], &["nodes", "--json"], &["inspect", cluster.name(0)], &["man", "fork"]] {
-        let full = fs::OpenOptions::new().write(true).open("/dev/full").expect("a device of every kernel");
+        let full = fs::OpenOptions::new().write(true).open("/dev/full").expect("every kernel has it");
         let mut command = cluster.first().command(arguments);
         let ended = command.stdout(full).output().expect("the binary under test can be started");
         let said = String::from_utf8_lossy(&ended.stderr);
@@ -342,9 +343,10 @@ fn no_output(cluster: &Cluster) {
     assert!(ended.status.success() && ended.stderr.is_empty(), "{}", String::from_utf8_lossy(&ended.stderr));
 }
 
-/// The cluster continues to run: `down --name` must not stop a cluster with another name.
+/// `down --name` must not stop a cluster with another name.
 fn other_cluster(cluster: &Cluster) {
-    let directory = cluster.run_dir(0).parent().expect("the cluster's").to_string_lossy().into_owned();
+    let directory =
+        cluster.run_dir(0).parent().expect("the run directory of the cluster").to_string_lossy().into_owned();
     let down = ["down", "--name", "another", "--run-dir", &directory];
     cluster.first().run_failing(&down).require_mentions(&[&directory, "another", "--run-dir"]);
     let nodes = cluster.first().json(&["nodes"]);
@@ -358,7 +360,7 @@ fn no_daemon(_: &Cluster) {
     farfork.run_failing(&["nodes"]).require_mentions(&[&socket.to_string_lossy()]);
 }
 
-/// A control group with one frozen process. Dropping it thaws the process and moves it back.
+/// A control group that contains one frozen process. Dropping it thaws the process and moves it back.
 struct Freezer {
     group: PathBuf,
     home: PathBuf,
@@ -389,7 +391,7 @@ impl Freezer {
 
 impl Drop for Freezer {
     fn drop(&mut self) {
-        // Also runs when a test panics. If this fails, the parent's next tick is missing.
+        // Also runs when a test panics. If thawing fails, the test notices the missing tick of the parent.
         let _ = fs::write(self.group.join(self.switch.0), self.switch.1);
         let _ = fs::write(self.home.join("cgroup.procs"), &self.pid);
         let _ = fs::remove_dir(&self.group);

@@ -1,5 +1,5 @@
-//! The results of short-lived children are kept for commands that wait now or later, however many other children end
-//! meanwhile. Attached children end with the command that waits for them.
+//! The results of short-lived children are kept for commands that wait now or later, however many other children have
+//! ended. Attached children are ended with the command that waits for them.
 
 use std::path::Path;
 use std::time::Duration;
@@ -19,27 +19,27 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("children_survive_a_killed_daemon_of_the_waiting_command", daemon_killed),
 ];
 
-/// The number of short-lived children of one command: more than the ended children that a node lists without need.
+/// Number of short-lived children of one command: more than the ended children that a node keeps without need.
 const QUICK: u64 = 1_300;
-/// The number of short-lived children in the long campaign.
+/// Number of short-lived children in the long campaign.
 const MANY_QUICK: u64 = 10_000;
 const QUICK_LIMIT: Duration = Duration::from_secs(600);
-/// Children that one command starts, or waits for, within its time limit.
+/// Number of children that one command starts or waits for within its time limit.
 const PORTION: usize = 100;
 const QUICK_LIMIT_EACH: Duration = Duration::from_millis(60);
 
-/// For children to end after the command that waited for them.
+/// Longest wait until children have ended after the command that waited for them.
 const GONE_LIMIT: Duration = Duration::from_secs(60);
 
 fn quick_limit(count: u64) -> Duration {
-    QUICK_LIMIT + QUICK_LIMIT_EACH * u32::try_from(count).expect("not so many children")
+    QUICK_LIMIT + QUICK_LIMIT_EACH * u32::try_from(count).expect("the number of children fits")
 }
 
 fn lines(numbers: impl Iterator<Item = u64>) -> String {
     numbers.map(|number| number.to_string()).collect::<Vec<_>>().join("\n")
 }
 
-/// All are on one node, and most have ended before the first result is requested.
+/// All children are on one node. Most have ended before the first result is requested.
 fn quick_attached(count: u64) {
     let cluster = Cluster::start(2);
     let mut parent = Parent::start(Program::Situation("idle"), &[]);
@@ -54,11 +54,11 @@ fn quick_attached(count: u64) {
         (0..count).map(|number| format!("result {number} {}", parent.expected_answer(number))).collect();
     let lost = expected.len() - said.len();
     assert!(lost == 0, "{lost} of {} results are lost: {:.2000}", expected.len(), ended.stderr);
-    assert!(said == expected, "results are printed in order");
+    assert!(said == expected, "results are not printed in order");
     parent.require_unharmed();
 }
 
-/// No command waits while they end. Later one does.
+/// No command waits while the children end. Later commands do.
 fn quick_detached() {
     let cluster = Cluster::start(2);
     let mut parent = Parent::start(Program::Situation("idle"), &[]);
@@ -100,14 +100,14 @@ fn is_there(pid: i32) -> bool {
     Path::new(&format!("/proc/{pid}")).exists()
 }
 
-/// The number of running children on all nodes.
+/// Returns the number of running children on all nodes.
 fn running(cluster: &Cluster) -> usize {
     let said = cluster.first().json(&["ps"]);
     let children = said["children"].as_array().expect("ps lists children");
     children.iter().filter(|child| child["state"] == "running").count()
 }
 
-/// Starts a command that waits for this many children that do not end, and returns when all run.
+/// Starts a command that waits for this many children that never end. Returns when all children run.
 fn waiting_client(cluster: &Cluster, seed: &Seed, count: usize, options: &[&str]) -> std::process::Child {
     let file = scratch::file(&vec!["7 idle"; count].join("\n"));
     let path = file.path().to_string_lossy();
@@ -122,8 +122,8 @@ fn kill(client: &mut std::process::Child) {
     client.wait().expect("it was started here");
 }
 
-/// One attached child, and several on two nodes: no command could collect their results. Children of `--detach`
-/// continue.
+/// Kills the command: with one attached child, and with several on two nodes. The children are ended, because no
+/// command could collect their results. Children of `--detach` continue.
 fn client_killed() {
     let cluster = Cluster::start(2);
     let mut parent = Parent::start(Program::Situation("idle"), &[]);
@@ -146,7 +146,7 @@ fn client_killed() {
     parent.require_unharmed();
 }
 
-/// The death of a daemon does not count as the end of its clients: children on another node continue.
+/// When a daemon dies, its clients do not count as ended: children on another node continue.
 fn daemon_killed() {
     let cluster = Cluster::start(2);
     let mut parent = Parent::start(Program::Situation("idle"), &[]);

@@ -1,5 +1,5 @@
-//! `farfork run`: starts a program under a name and with its memory in huge pages. Otherwise the program behaves as if
-//! its user had started it.
+//! `farfork run` starts a program under a name, or with its memory in huge pages. In all other respects the program
+//! behaves as if its user had started it.
 
 use std::fs;
 use std::path::Path;
@@ -16,20 +16,20 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("with_the_programs_exit_status", own_status),
 ];
 
-/// For the collapser to find a process's memory and to collapse most of it, on a busy machine.
+/// Longest wait until the collapser has found a process's memory and collapsed most of it, on a busy machine.
 const HUGE_LIMIT: Duration = Duration::from_secs(100);
 
-/// For the collapser to notice the end of its process.
+/// Longest wait until the collapser has noticed the end of its process.
 const END_LIMIT: Duration = Duration::from_secs(60);
 
 /// Private memory of the parent, in MiB.
 const MIB: &str = "32";
 
-/// How much of it must be huge: memory at the unaligned ends may stay small, and some ranges may be in use at each
-/// attempt.
+/// Minimum memory of the parent in huge pages, in KiB. Unaligned ends stay in small pages, and some ranges may be in
+/// use at each attempt.
 const HUGE_KB_MIN: u64 = 24 << 10;
 
-/// A program started by `farfork run`, with names in a run directory of its own.
+/// Makes a command that starts a program by `farfork run`, with a run directory of the test for names.
 fn run(run_dir: &Path, options: &[&str]) -> Command {
     let program = Program::Waits.command();
     let mut command = Command::new(BINARY);
@@ -51,19 +51,19 @@ fn under_a_name(cluster: &Cluster) {
     parent.require_unharmed();
 }
 
-/// The program is linked statically, and does not use huge pages by itself.
+/// The program is linked statically, and does not request huge pages itself.
 fn in_huge_pages(cluster: &Cluster) {
     let names = scratch::directory();
     let mut parent = Parent::start_command(&mut run(names.path(), &["--huge"]));
     let pid = parent.pid();
-    let tender = tender_of(pid).expect("something looks after the program");
+    let tender = tender_of(pid).expect("a process collapses the program's memory");
     wait::wait_until("its memory is in huge pages", HUGE_LIMIT, || (huge_kb(pid) >= HUGE_KB_MIN).then_some(()));
     parent.require_unharmed();
 
     let seed = Seed::prepare(cluster.first(), &parent);
     seed.fork_and_check(&parent, 1, &["--to", cluster.name(1)]);
     seed.fork_and_check(&parent, 2, &[]);
-    // Its pages are fetched as small pages, and then collapsed.
+    // Pages of a child are fetched as small pages, and then collapsed.
     let child = seed.fork_idle(1, &["--to", cluster.name(1), "--strategy", "eager"]).remove(0);
     wait::wait_until("a child's memory is in huge pages", HUGE_LIMIT, || {
         (huge_kb(child.pid) >= HUGE_KB_MIN).then_some(())
@@ -71,7 +71,7 @@ fn in_huge_pages(cluster: &Cluster) {
     cluster.first().json(&["kill", &child.id]);
     parent.require_unharmed();
     drop(parent);
-    wait::wait_until("what looked after it ends", END_LIMIT, || {
+    wait::wait_until("the collapser of the ended program ends", END_LIMIT, || {
         (!Path::new(&format!("/proc/{tender}")).exists()).then_some(())
     });
 }
@@ -88,14 +88,14 @@ fn own_status(_: &Cluster) {
     assert!(said.starts_with("glibc.malloc.hugetlb=1\n"), "{said}");
     // The program has no child that it did not start.
     let children = shell("cat /proc/$$/task/$$/children; true");
-    assert_eq!(String::from_utf8_lossy(&children.stdout).split_whitespace().count(), 1, "cat alone");
+    assert_eq!(String::from_utf8_lossy(&children.stdout).split_whitespace().count(), 1, "`cat` is not the only child");
 
     let missing = Command::new(BINARY).args(["run", "--", "/no/such/program"]).output().expect("the binary under test");
     assert_eq!(missing.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&missing.stderr).contains("/no/such/program"));
 }
 
-/// The process that collapses the memory of a parent.
+/// Returns the process that collapses the memory of a parent (`farfork tend`).
 fn tender_of(pid: i32) -> Option<i32> {
     let wanted = format!("tend\0{pid}@");
     let pids = fs::read_dir("/proc").expect("/proc").filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());

@@ -1,5 +1,5 @@
-//! The runner's own tests: whatever a test does and however the run ends, the machine is as before, and the report of
-//! the run describes what happened.
+//! Tests of the runner: whatever a test does and however a run ends, the machine is as before, and the report of the
+//! run describes what happened.
 
 use std::fs;
 use std::path::Path;
@@ -28,7 +28,7 @@ pub(crate) const TESTS: &[Test] = &[
 const RUN_LIMIT: Duration = Duration::from_secs(120);
 const SOON: Duration = Duration::from_secs(60);
 
-/// A run of the runner's own tests.
+/// A process that runs the runner's own tests.
 struct InnerRun {
     process: Child,
     directory: TempDir,
@@ -55,7 +55,8 @@ impl InnerRun {
         command
     }
 
-    /// Waits for the run to end, and returns its output. Requires that nothing of the run is left on the machine.
+    /// Waits until the run has ended. Requires that nothing of it is left on the machine. Returns its output and
+    /// directory.
     fn end(self) -> (CommandOutput, TempDir) {
         let pid = self.process.id();
         let ended = wait::wait_with_output(self.process, "a run of the runner's own tests", RUN_LIMIT);
@@ -64,7 +65,7 @@ impl InnerRun {
     }
 }
 
-/// Requires that everything of the run, and every process that its tests noted, is gone.
+/// Requires that nothing of the run is left, and that each process that its tests noted has ended.
 fn require_no_traces(supervisor: u32, directory: &Path) {
     let traces = runner::traces_of(supervisor);
     assert!(traces.is_empty(), "left of the run: {traces:?}");
@@ -72,7 +73,7 @@ fn require_no_traces(supervisor: u32, directory: &Path) {
         assert!(!is_running(&parent), "process {parent} of a test still runs");
     }
     if let Some(group) = note_in(directory, "cluster") {
-        let name = group.strip_prefix("farfork-").expect("groups of clusters begin so");
+        let name = group.strip_prefix("farfork-").expect("names of clusters' groups have this prefix");
         let namespaces = fs::read_dir("/run/netns").into_iter().flatten().flatten();
         let left: Vec<_> = namespaces.map(|entry| entry.file_name()).filter(|file| is_of(file, name)).collect();
         assert!(left.is_empty(), "network namespaces: {left:?}");
@@ -86,7 +87,7 @@ fn is_of(netns: &std::ffi::OsStr, cluster: &str) -> bool {
     netns.to_string_lossy().starts_with(&format!("ff-{cluster}-"))
 }
 
-/// Whether a process runs; a zombie that waits for process 1 does not.
+/// Returns whether a process runs. A zombie does not count.
 fn is_running(pid: &str) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit(')').next().is_some_and(|rest| !rest.is_empty() && !rest.trim_start().starts_with(['Z', 'X']))
@@ -104,11 +105,12 @@ fn require(ended: &CommandOutput, condition: bool, what: &str) {
     assert!(condition, "{what}: {}\n{}\n{}", ended.status, ended.stdout, ended.stderr);
 }
 
-/// One passes, one fails and does not run again, one times out and then passes, one times out twice, one leaks.
+/// One test passes, one fails and does not run again, one times out and then passes, one times out twice, one leaks a
+/// process.
 fn kinds_of_failure() {
     let (ended, directory) = InnerRun::start(&["kinds::"]).end();
     require(&ended, last_line(&ended) == "2 passed, 3 failed", "the last line");
-    require(&ended, ended.status.code() == Some(101), "the run fails");
+    require(&ended, ended.status.code() == Some(101), "the exit status");
     let failures = note_in(directory.path(), "failures").expect("failures are written");
     let reasons = ["kinds::fails: a wrong byte", "kinds::leaves_a_process: ", "kinds::times_out: "];
     for reason in reasons {
@@ -121,12 +123,13 @@ fn kinds_of_failure() {
     assert_eq!(counts.trim(), "passed=2 failed=3 flaky=1");
     let runs_of = |test: &str| ended.stdout.lines().filter(|l| l.starts_with(&format!("test kinds::{test} "))).count();
     let runs = ["passes", "fails", "leaves_a_process", "times_out_once", "times_out"].map(runs_of);
-    require(&ended, runs == [1, 1, 1, 2, 2], "only what timed out is run again");
+    require(&ended, runs == [1, 1, 1, 2, 2], "the number of runs of each test");
     let log = fs::read_to_string(directory.path().join("logs/kinds.times_out_once.log"));
-    assert!(log.is_ok_and(|log| log.contains("comm test-worker")), "the threads of the first run are recorded");
+    assert!(log.is_ok_and(|log| log.contains("comm test-worker")), "the log of the first run lists no threads");
 }
 
-/// Each costs its own time and affects no other test. One that had failed before it hung does not run again.
+/// Each hanging test costs its own time limit and affects no other test. A test that had failed before it hung does not
+/// run again.
 fn hanging_tests() {
     let (ended, directory) = InnerRun::start(&["hanging::"]).end();
     require(&ended, last_line(&ended) == "1 passed, 3 failed", "the last line");
@@ -137,39 +140,45 @@ fn hanging_tests() {
         assert!(failures.contains(&format!("hanging::{reason}")), "no `{reason}` in:\n{failures}");
     }
     let log = fs::read_to_string(directory.path().join("logs/hanging.with_a_cluster.log")).unwrap_or_default();
-    assert!(log.contains("node.log") && log.contains("farfork"), "what the daemons do is recorded: {log}");
+    assert!(log.contains("node.log") && log.contains("farfork"), "the log does not show the daemons: {log}");
 }
 
-/// It gets no more processes than the run may have, and other processes of the machine still get theirs.
+/// The fork bomb gets no more processes than the run may have, so other processes of the machine still get theirs.
 fn fork_bomb() {
     let (ended, directory) = InnerRun::start(&["multiplying::"]).end();
     require(&ended, last_line(&ended) == "0 passed, 1 failed", "the last line");
-    let count: usize = note_in(directory.path(), "children").expect("it counts").parse().expect("a number");
+    let count: usize = note_in(directory.path(), "children")
+        .expect("the test notes its number of children")
+        .parse()
+        .expect("a number");
     assert!((1..200).contains(&count), "{count} processes");
 }
 
-/// Three tests fail without a cluster, and the fourth does not run. A test that needs no cluster passes.
+/// With few processes, the shared cluster cannot start. Three tests fail, and the fourth does not run. A test that
+/// needs no cluster passes.
 fn starved_run() {
     let mut command = InnerRun::command(&scratch::directory(), &["starved::"]);
     command.env(self_test::PIDS_VARIABLE, "20");
-    let ended = wait::wait_with_output(command.spawn().expect("it can be started"), "a starved run", RUN_LIMIT);
+    let ended =
+        wait::wait_with_output(command.spawn().expect("this binary can be started"), "a starved run", RUN_LIMIT);
     require(&ended, last_line(&ended) == "1 passed, 4 failed", "the last line");
     require(&ended, ended.stdout.contains("starved::fourth: not run: the shared cluster does not start"), "the fourth");
     require(&ended, !ended.stdout.contains("starved::third: not run"), "the third");
 }
 
-/// The running test is ended, and further ones do not run.
+/// The time limit of the run expires: the running test is ended, and further tests do not run.
 fn overdue_run() {
     let mut command = InnerRun::command(&scratch::directory(), &["overdue::"]);
     command.env(self_test::RUN_LIMIT_VARIABLE, "2");
-    let ended = wait::wait_with_output(command.spawn().expect("it can be started"), "an overdue run", RUN_LIMIT);
+    let ended =
+        wait::wait_with_output(command.spawn().expect("this binary can be started"), "an overdue run", RUN_LIMIT);
     require(&ended, last_line(&ended) == "0 passed, 2 failed", "the last line");
     for line in ["first: the time of the whole run is over: not done", "second: not run"] {
         require(&ended, ended.stdout.contains(&format!("overdue::{line}")), line);
     }
 }
 
-/// Starts a test that does not end, and returns when it has a cluster and a process.
+/// Starts a test that does not end. Returns when the test has a cluster and a process.
 fn start_staying() -> InnerRun {
     let inner = InnerRun::start(&["staying::"]);
     wait::wait_until("the test runs", SOON, || note_in(inner.directory.path(), "parent"));
@@ -180,10 +189,10 @@ fn terminated_run() {
     let inner = start_staying();
     kill_process(Pid::from_child(&inner.process), Signal::TERM).expect("our own child");
     let (ended, _directory) = inner.end();
-    require(&ended, ended.status.code() == Some(128 + Signal::TERM.as_raw()), "the exit status names the signal");
+    require(&ended, ended.status.code() == Some(128 + Signal::TERM.as_raw()), "the exit status");
 }
 
-/// Like a kill by the kernel without free memory. The janitor removes everything.
+/// Kills the runner with SIGKILL, as the kernel does without free memory. The janitor removes everything.
 fn killed_run() {
     let InnerRun { mut process, directory } = start_staying();
     process.kill().expect("our own child");
@@ -193,7 +202,7 @@ fn killed_run() {
     require_no_traces(pid, directory.path());
 }
 
-/// The next run removes everything.
+/// Kills the runner and its janitor. The next run removes everything.
 fn run_killed_with_its_janitor() {
     let InnerRun { mut process, directory } = start_staying();
     let pid = process.id();
@@ -201,11 +210,11 @@ fn run_killed_with_its_janitor() {
     let is_janitor =
         |pid: &&str| fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name == "test-janitor\n");
     let janitor = children.split_whitespace().find(is_janitor).and_then(|pid| Pid::from_raw(pid.parse().ok()?));
-    kill_process(janitor.expect("it has a janitor"), Signal::KILL).expect("it is not reaped before its parent ends");
+    kill_process(janitor.expect("the runner has a janitor"), Signal::KILL).expect("the runner has not reaped it");
     process.kill().expect("our own child");
     wait::wait_exit(&mut process, "the killed runner", SOON);
-    assert!(!runner::traces_of(pid).is_empty(), "the supervisor and its janitor are dead");
+    assert!(!runner::traces_of(pid).is_empty(), "the run left nothing, although its janitor was killed");
     let (ended, directory) = InnerRun::start_in(directory, &["kinds::passes"]).end();
-    require(&ended, last_line(&ended) == "1 passed, 0 failed", "the next run passes");
+    require(&ended, last_line(&ended) == "1 passed, 0 failed", "the last line of the next run");
     require_no_traces(pid, directory.path());
 }

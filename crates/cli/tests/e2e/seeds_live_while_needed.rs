@@ -1,4 +1,4 @@
-//! A seed whose pages a child needs is dropped neither without `--force` nor when its lease expires. Labels select
+//! A seed whose pages a child needs is not dropped without `--force`, and not when its lease expires. Labels select
 //! seeds.
 
 use std::thread;
@@ -20,14 +20,14 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("unreachable_nodes_count_as_needing_a_seed", unreachable_nodes),
 ];
 
-/// A time to live, and far more than its renewal or its expiry may take.
+/// Time to live of the seeds. `LEASE_LIMIT` is far longer than a renewal or an expiry may take.
 const TTL: &str = "2s";
 const TTL_MS: u64 = 2_000;
 const LEASE_LIMIT: Duration = Duration::from_secs(60);
-/// A start whose pager was stopped for longer than this has failed.
+/// If the pager was stopped for longer than this, the start of a child may fail.
 const HALT_MAX: Duration = Duration::from_secs(4);
-/// A slow machine may be too late for a short lease, or stop for too long. Such an attempt proves nothing, and is
-/// repeated.
+/// Number of attempts. A slow machine may be too late for a short lease, or stop the pager for too long. Such an
+/// attempt proves nothing, and is repeated.
 const ATTEMPTS_MAX: u32 = 12;
 
 fn by_children(cluster: &Cluster) {
@@ -35,7 +35,7 @@ fn by_children(cluster: &Cluster) {
     let seed = Seed::prepare(cluster.first(), &parent);
     let children = seed.fork_idle(2, &["--to", &cluster.names(&[0, 1]), "--paused"]);
     let (first, second) = (children[0].id.as_str(), children[1].id.as_str());
-    // Any node may be asked.
+    // Any node can answer the query.
     for farfork in [cluster.first(), cluster.node(2)] {
         let listed = find(farfork, seed.id());
         assert_eq!(listed["needed_by_count"], 2, "{listed}");
@@ -70,17 +70,17 @@ fn by_children(cluster: &Cluster) {
 const SIGSTOP: i32 = 19;
 const SIGCONT: i32 = 18;
 
-/// A start that a stopped pager delays until the lease has been renewed.
+/// A child is started while its pager is stopped, until the lease has been renewed.
 fn by_starts() {
     let cluster = Cluster::start(2);
     let parent = Parent::start(Program::Waits, &["4"]);
     let is_shown = (0..ATTEMPTS_MAX).any(|_| renewed_while_started(&cluster, &parent));
-    assert!(is_shown, "{ATTEMPTS_MAX} leases ended before a start was under way");
+    assert!(is_shown, "in {ATTEMPTS_MAX} attempts, no lease was renewed during a start");
     drop(parent);
     assert_eq!(cluster.stop(), Vec::<String>::new());
 }
 
-/// Whether the machine was fast enough. If so, the child has given the right answer.
+/// Returns whether the lease was renewed and the child gave the right answer. Both can fail only on a slow machine.
 fn renewed_while_started(cluster: &Cluster, parent: &Parent) -> bool {
     let seed = Seed::prepare_with(cluster.first(), parent, &["--ttl", TTL]);
     let pager = pidfd::open(cluster.pager_pid(1)).expect("it lives");
@@ -100,37 +100,39 @@ fn renewed_while_started(cluster: &Cluster, parent: &Parent) -> bool {
         (asked.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), is_renewed == Some(true), halt)
     });
     let is_right = answer.status.code() == Some(42);
-    // After a renewal, only a pager that was stopped for too long excuses a wrong result.
+    // If the lease was renewed, a wrong result is accepted only if the pager was stopped for too long.
     assert!(is_right || !is_renewed || halt > HALT_MAX, "after {halt:?}: {}{}", answer.stdout, answer.stderr);
     is_right && is_renewed
 }
 
-/// When a seed's first lease expires.
+/// Returns the time at which a seed's first lease expires.
 fn lease_end(seed: &Seed) -> u64 {
-    seed.prepare_output["expires_unix_ms"].as_u64().expect("it has a lease")
+    seed.prepare_output["expires_unix_ms"].as_u64().expect("the seed has a lease")
 }
 
-/// Starts that have not reached their node yet. The node that sent the request knows of them.
+/// The request for a child has not reached the child's node yet. The node that sent the request knows that the seed is
+/// needed.
 fn by_requests_in_flight() {
     let cluster = Cluster::start(2);
     let parent = Parent::start(Program::Waits, &["4"]);
-    // On a slow machine the request may not even have reached its own node when the seed is dropped. So the wait grows
-    // with each attempt.
+    // On a slow machine, the request may not even have reached its own node when the seed is dropped. So the wait is
+    // longer in each attempt.
     let is_shown = (1..=ATTEMPTS_MAX).any(|attempt| refused_while_in_flight(&cluster, &parent, attempt * WAY_MIN));
-    assert!(is_shown, "the seed was dropped {ATTEMPTS_MAX} times");
+    assert!(is_shown, "in {ATTEMPTS_MAX} attempts, the seed was always dropped");
     drop(parent);
     assert_eq!(cluster.stop(), Vec::<String>::new());
 }
 
-/// For a request to reach its own node.
+/// Wait until a request has reached its own node, in the first attempt.
 const WAY_MIN: Duration = Duration::from_millis(300);
 
-/// Whether the seed was not dropped. If so, the refusal has the reason, and the child has given the right answer.
+/// Returns whether the drop was refused. Then the refusal must have the reason, and the child must give the right
+/// answer.
 fn refused_while_in_flight(cluster: &Cluster, parent: &Parent, way: Duration) -> bool {
     cluster.wait_until_all_are_alive();
     let seed = Seed::prepare(cluster.first(), parent);
     let fork = || seed.fork_attached("1", &["--to", cluster.name(1)]);
-    // This connects the nodes.
+    // The first fork connects the nodes.
     assert_eq!(fork().status.code(), Some(42));
     let daemon = pidfd::open(cluster.daemon_pid(1)).expect("it lives");
     pidfd::send_signal(&daemon, SIGSTOP).expect("it lives");
@@ -171,17 +173,17 @@ fn leases(cluster: &Cluster) {
         let seed = Seed::prepare_with(cluster.first(), &parent, &["--ttl", TTL]);
         assert_eq!(seed.prepare_output["ttl_ms"], TTL_MS, "{}", seed.prepare_output);
         let started = cluster.first().run(&["fork", seed.id(), "--detach", "--to", cluster.name(1), "--paused"]);
-        // On a slow machine the lease may have expired before.
+        // On a slow machine, the lease may have expired before the fork.
         started.status.success().then(|| (seed, started.stdout.trim().to_owned()))
     };
-    let (seed, child) = (0..ATTEMPTS_MAX).find_map(|_| leased()).expect("a child within the time of a lease");
+    let (seed, child) = (0..ATTEMPTS_MAX).find_map(|_| leased()).expect("a child is started before the lease expires");
     let end_ms = lease_end(&seed) + 2 * TTL_MS;
     wait::wait_until("the lease is renewed twice", LEASE_LIMIT, || {
-        let expires_ms = find(cluster.node(1), seed.id())["expires_unix_ms"].as_u64().expect("it is there");
+        let expires_ms = find(cluster.node(1), seed.id())["expires_unix_ms"].as_u64().expect("the seed is listed");
         (expires_ms >= end_ms).then_some(())
     });
     kill(cluster.first(), &child);
-    wait::wait_until("the lease runs out", LEASE_LIMIT, || find(cluster.first(), seed.id()).is_null().then_some(()));
+    wait::wait_until("the lease expires", LEASE_LIMIT, || find(cluster.first(), seed.id()).is_null().then_some(()));
 }
 
 fn labels(cluster: &Cluster) {
@@ -216,7 +218,7 @@ fn unreachable_nodes() {
     assert_eq!(cluster.stop(), Vec::<String>::new());
 }
 
-/// A seed in the list of a node; null if it is not there.
+/// Returns a seed from the list of a node; null if it is not listed.
 fn find(farfork: &Farfork, id: &str) -> Value {
     let said = farfork.json(&["seeds"]);
     let seeds = said["seeds"].as_array().expect("a list").iter();

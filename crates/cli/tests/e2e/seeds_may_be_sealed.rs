@@ -1,5 +1,5 @@
 //! A sealed seed has its memory in a file. It outlives its template, its parent and its node's daemon. A damaged file
-//! is refused, and never yields a wrong byte.
+//! is refused, and a child never reads a wrong byte of it.
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, PermissionsExt};
@@ -26,9 +26,9 @@ pub(crate) const TESTS: &[Test] = &[
 ];
 
 const MEMORY_MIB: &str = "64";
-/// How long a child touches memory: longer than the time without a daemon.
+/// How long a child touches memory, in milliseconds: longer than the time without a daemon.
 const PAGING_MS: u64 = 6000;
-/// For an image to be written to a disk that other processes use too, and for the consequences.
+/// Longest wait until an image is written to a disk that other processes use too, and until the template has ended.
 const SEALED_LIMIT: Duration = Duration::from_secs(120);
 
 fn sealed(cluster: &Cluster, parent: &Parent) -> Seed {
@@ -68,22 +68,26 @@ fn outlive_daemon() {
 
     let listed = cluster.first().json(&["seeds"]);
     let seeds = listed["seeds"].as_array().expect("seeds");
-    assert_eq!((seeds.len(), &seeds[0]["seed"]), (1, &seed.id().into()), "the sealed one, and no other: {listed}");
+    assert_eq!(
+        (seeds.len(), &seeds[0]["seed"]),
+        (1, &seed.id().into()),
+        "not exactly the sealed seed is listed: {listed}"
+    );
     assert_eq!((&seeds[0]["name"], &seeds[0]["seal"]["state"]), (&"kept".into(), &"sealed".into()), "{listed}");
     cluster.node(1).run_failing(&["fork", unsealed.id(), "--detach"]).require_mentions(&[unsealed.id()]);
-    // A child that fetched pages meanwhile, and new ones, on both nodes.
+    // A child that fetched pages while the daemon was replaced, and new children on both nodes.
     seed.check_answers(&parent, &children, &[61]);
     for (number, node) in [(62, 0), (63, 1)] {
         let children = seed.fork_detached(&[format!("{number} 200")], &["--to", cluster.name(node)]);
         seed.check_answers(&parent, &children, &[number]);
     }
     cluster.first().json(&["drop", "--force", "kept"]);
-    assert!(!image.exists(), "an image is removed with its seed");
+    assert!(!image.exists(), "the image was not removed with its seed");
     drop((seed, unsealed));
     assert_eq!(cluster.stop(), Vec::<String>::new());
 }
 
-/// A daemon that is stopped keeps complete images, and removes incomplete ones.
+/// A stopped daemon leaves complete images. The next daemon removes incomplete ones.
 fn outlive_stop() {
     let cluster = Cluster::start(2);
     let parent = Parent::start(Program::Waits, &["16"]);
@@ -94,14 +98,14 @@ fn outlive_stop() {
     fs::write(&unfinished, b"half of something").expect("the directory is there");
     cluster.restart_daemon(0);
     cluster.wait_until_all_are_alive();
-    assert!(!unfinished.exists(), "what was never finished is removed");
+    assert!(!unfinished.exists(), "the incomplete image was not removed");
     seed.fork_and_check(&parent, 64, &["--to", cluster.name(1)]);
     seed.fork_and_check(&parent, 65, &[]);
     drop(seed);
     assert_eq!(cluster.stop(), Vec::<String>::new());
 }
 
-/// The next daemon still has the working set. A working set without an image is removed.
+/// The next daemon still has the working set of a sealed seed. It removes a working set without an image.
 fn remember_touches() {
     let cluster = Cluster::start(2);
     let parent = Parent::start(Program::Waits, &["16"]);
@@ -113,22 +117,22 @@ fn remember_touches() {
         wait::wait_until("a working set", SEALED_LIMIT, || Some(told()).filter(|bytes| *bytes > 0 && set.exists()));
     assert_eq!(fs::metadata(&set).expect("the set").permissions().mode() & 0o777, 0o600);
     cluster.stop_daemon(0);
-    // The child may have reported more pages before it ended.
+    // The file may have more pages than `known`, which the child reported before it ended.
     let stray = set.with_file_name(format!("{}.s0123456789abcdef.set", cluster.name(0)));
     fs::copy(&set, &stray).expect("the directory is there");
     cluster.restart_daemon(0);
     cluster.wait_until_all_are_alive();
-    assert!(told() >= known, "{} of {known} bytes are remembered", told());
-    assert!(!stray.exists(), "a set without an image is removed");
+    assert!(told() >= known, "{} of {known} bytes are in the recorded working set", told());
+    assert!(!stray.exists(), "a working set without an image was not removed");
     seed.fork_and_check(&parent, 70, &["--to", cluster.name(1)]);
-    // A working set is only a hint: whatever the file has, children are right.
+    // A working set is only a hint: children answer correctly whatever the file contains.
     cluster.stop_daemon(0);
     fs::write(&set, b"FFWSET1\nsomething else entirely").expect("the set");
     cluster.restart_daemon(0);
     cluster.wait_until_all_are_alive();
     seed.fork_and_check(&parent, 71, &["--to", cluster.name(1)]);
     cluster.first().json(&["drop", "--force", seed.id()]);
-    assert!(!set.exists(), "it is removed with its seed");
+    assert!(!set.exists(), "the working set was not removed with its seed");
     drop(seed);
     assert_eq!(cluster.stop(), Vec::<String>::new());
 }
@@ -151,7 +155,7 @@ fn while_paging() {
     assert_eq!(cluster.stop(), Vec::<String>::new());
 }
 
-/// A small file system of the test's own.
+/// A small tmpfs of the test.
 struct SmallDisk(tempfile::TempDir);
 
 impl SmallDisk {
@@ -174,7 +178,8 @@ impl Drop for SmallDisk {
     }
 }
 
-/// The seed stays as it was, and reports why it is not sealed. Nothing is left of the attempt.
+/// Sealing fails for lack of space. The seed can still be forked and reports the reason, and nothing of the image is
+/// left.
 fn no_room() {
     let disk = SmallDisk::mount(24);
     let directory = disk.path().to_string_lossy().into_owned();
@@ -208,8 +213,8 @@ fn damaged() {
     cluster.kill_daemon(0);
     let open = |path: &Path| File::options().read(true).write(true).open(path).expect("an image");
     let file = open(&cut_image);
-    file.set_len(file.metadata().expect("it is there").len() - 4096).expect("it can be cut");
-    // Changes only pages: 1 MiB in the middle of the parent's 16 MiB.
+    file.set_len(file.metadata().expect("it is there").len() - 4096).expect("the image can be truncated");
+    // Change only pages: 1 MiB in the middle of the parent's 16 MiB.
     let file = open(&flipped_image);
     let middle = file.metadata().expect("it is there").len() / 2;
     let mut bytes = vec![0; 1 << 20];
@@ -224,7 +229,7 @@ fn damaged() {
     let child = &flipped.fork_detached(&["71 500".to_owned()], &["--to", cluster.name(1)])[0];
     let said = cluster.node(1).json_ignoring_status(&["wait", "--timeout", WAIT_TIMEOUT, &child.id]);
     let log = cluster.node(1).json(&["logs", &child.id])["stderr"].as_str().unwrap_or_default().to_owned();
-    assert!(!log.contains("wrong:"), "a wrong byte: {log}");
+    assert!(!log.contains("wrong:"), "the child read a wrong byte: {log}");
     assert_eq!(said["children"][0]["exit_code"], 135, "SIGBUS: {said} {log}");
     assert!(log.contains("lost its memory"), "{log}");
     for seed in [&cut, &flipped] {
@@ -235,7 +240,7 @@ fn damaged() {
     assert_eq!(cluster.stop(), Vec::<String>::new());
 }
 
-/// Compares the bytes of a child of the template and of a child of the image.
+/// Compares the memory of a child that was forked from the template with children that were forked from the image.
 fn same_memory(cluster: &Cluster) {
     let parent = Parent::start(Program::Threads, &["64"]);
     let seed = Seed::prepare_with(cluster.first(), &parent, &["--sealed"]);
@@ -253,7 +258,7 @@ fn same_memory(cluster: &Cluster) {
     }
 }
 
-/// Memory that fork shares instead of copying is in the image too.
+/// The image also includes shared memory, which fork(2) does not copy.
 fn shared_memory(cluster: &Cluster) {
     let parent = Parent::start(Program::Resource("shared_memory"), &[]);
     let seed = sealed(cluster, &parent);
@@ -261,7 +266,7 @@ fn shared_memory(cluster: &Cluster) {
     seed.fork_and_check(&parent, 73, &[]);
 }
 
-/// Nothing is left of the image of a dropped seed.
+/// Dropping a seed leaves nothing of its image, even while it is written.
 fn dropped(cluster: &Cluster) {
     let parent = Parent::start(Program::Waits, &["256"]);
     for _ in 0..3 {
@@ -270,14 +275,14 @@ fn dropped(cluster: &Cluster) {
     }
     let seed = sealed(cluster, &parent);
     let directory = image_of(&seed.prepare_output).parent().expect("a directory").to_owned();
-    wait::wait_until("one image is left", SEALED_LIMIT, || {
+    wait::wait_until("only one image is left", SEALED_LIMIT, || {
         (fs::read_dir(&directory).expect("the directory").count() == 1).then_some(())
     });
     cluster.first().json(&["drop", "--force", seed.id()]);
     assert_eq!(fs::read_dir(&directory).expect("the directory").count(), 0);
 }
 
-/// The parent is stopped until its image is complete.
+/// With `--freeze`, the parent is stopped until its image is complete.
 fn frozen(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Waits, &["64"]);
     let seed = Seed::prepare_with(cluster.first(), &parent, &["--sealed", "--freeze", "--wait"]);

@@ -1,4 +1,4 @@
-//! Each paging strategy fetches pages as documented, by the counters that `farfork inspect` shows.
+//! Each paging strategy fetches pages as documented. The counters of `farfork inspect` show this.
 
 use crate::harness::{Cluster, Parent, Program, Seed, StartedChild};
 use crate::test::Test;
@@ -10,10 +10,10 @@ pub(crate) const TESTS: &[Test] = &[
 ];
 
 const MEMORY_MIB: &str = "16";
-/// How long a child touches memory.
+/// How long a child touches memory, in milliseconds.
 const PAGING_MS: u64 = 300;
 
-/// It runs on another node without a fault, and without its seed.
+/// A child with `eager` runs on another node without a fault, even after its seed was dropped.
 fn eager(cluster: &Cluster) {
     let parent = Parent::start(Program::Situation("paging"), &[MEMORY_MIB]);
     let seed = Seed::prepare(cluster.first(), &parent);
@@ -27,10 +27,10 @@ fn eager(cluster: &Cluster) {
     cluster.first().json(&["unpause", id]);
     seed.check_answers(&parent, &children, &[56]);
     let ended = pager_of(cluster, &children[0]);
-    assert_eq!(ended["faults"], standing["pager"]["faults"], "it had no fault after its start: {ended}");
+    assert_eq!(ended["faults"], standing["pager"]["faults"], "the child had faults after its start: {ended}");
 }
 
-/// Each page is fetched alone, for the fault that needs it.
+/// With `cow`, each page is fetched alone, for the fault that needs it.
 fn cow(cluster: &Cluster) {
     let parent = Parent::start(Program::Situation("paging"), &[MEMORY_MIB]);
     let seed = Seed::prepare(cluster.first(), &parent);
@@ -40,8 +40,8 @@ fn cow(cluster: &Cluster) {
     let count = |name: &str| pager[name].as_u64().unwrap_or_else(|| panic!("no {name} in {pager}"));
     assert!(count("pages_fetched") > 0, "{pager}");
     assert_eq!(count("bytes_fetched"), count("pages_fetched") * 4096, "{pager}");
-    assert_eq!(count("faults_missing"), count("round_trips"), "each read was for a fault: {pager}");
-    assert_eq!(count("round_trips"), count("pages_fetched"), "of one page: {pager}");
+    assert_eq!(count("faults_missing"), count("round_trips"), "not every round trip was for a fault: {pager}");
+    assert_eq!(count("round_trips"), count("pages_fetched"), "not every round trip fetched one page: {pager}");
 }
 
 fn others(cluster: &Cluster) {

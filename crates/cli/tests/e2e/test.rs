@@ -1,4 +1,4 @@
-//! `Test`: a name and a function. A test uses the shared cluster or starts its own, and has a time limit.
+//! `Test`: a name and a function. A test uses the shared cluster or starts its own cluster, and has a time limit.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,13 +8,13 @@ use libtest_mimic::Trial;
 
 use crate::harness::Cluster;
 
-/// Far above what nearly any test takes, and far below what a user waits for a run.
+/// Time limit of a test: far more than nearly any test takes, and far less than users wait for a run.
 const TEST_LIMIT: Duration = Duration::from_secs(300);
 
-/// For a long test, which is marked as long and runs only in `cargo xtask test-long`.
+/// Time limit of a test that is marked as long. Such tests run only in `cargo xtask test-long`.
 const LONG_TEST_LIMIT: Duration = Duration::from_secs(2 * 3600);
 
-/// Nodes of the shared cluster: one for the parents, two for children.
+/// Number of nodes of the shared cluster: one for the parents, two for children.
 const SHARED_NODES: usize = 3;
 
 /// One test.
@@ -35,57 +35,57 @@ enum Body {
 #[derive(Default)]
 pub(crate) struct SharedCluster {
     cluster: Mutex<Option<Arc<Cluster>>>,
-    /// Stays set if the start fails.
+    /// Set during a start. It stays set if the start fails.
     is_starting: AtomicBool,
 }
 
 impl Test {
-    /// A test that leaves the shared cluster as it was.
+    /// Makes a test that leaves the shared cluster as it was.
     pub(crate) const fn shared(name: &'static str, body: fn(&Cluster)) -> Self {
         Self { name, body: Body::Shared(body), limit: || TEST_LIMIT, is_long: false }
     }
 
-    /// A test that starts everything that it needs.
+    /// Makes a test that starts everything that it needs.
     pub(crate) const fn alone(name: &'static str, body: fn()) -> Self {
         Self { name, body: Body::Alone(body), limit: || TEST_LIMIT, is_long: false }
     }
 
-    /// The test with another time limit, for one that can be extended.
+    /// Sets another time limit, for a test that users can extend.
     pub(crate) const fn within(self, limit: fn() -> Duration) -> Self {
         Self { limit, ..self }
     }
 
-    /// A long test. The runner counts it as ignored, unless it is selected (`--ignored`, `--include-ignored`).
+    /// Marks a test as long. The runner counts it as ignored, unless it is selected (`--ignored`, `--include-ignored`).
     pub(crate) const fn long(self) -> Self {
         Self { limit: || LONG_TEST_LIMIT, is_long: true, ..self }
     }
 
-    /// Whether only `cargo xtask test-long` runs it.
+    /// Returns whether only `cargo xtask test-long` runs the test.
     pub(crate) const fn is_long(&self) -> bool {
         self.is_long
     }
 
-    /// Whether it needs the shared cluster.
+    /// Returns whether the test needs the shared cluster.
     pub(crate) fn is_shared(&self) -> bool {
         matches!(self.body, Body::Shared(_))
     }
 
-    /// Its time limit.
+    /// Returns the time limit of the test.
     pub(crate) fn limit(&self) -> Duration {
         (self.limit)()
     }
 
-    /// Its name after the name of its file.
+    /// Returns the name of the test after the name of its file.
     pub(crate) fn full_name(&self, sentence: &str) -> String {
         format!("{sentence}::{}", self.name)
     }
 
-    /// The test in libtest's form, for selection and listing by arguments.
+    /// Converts the test to libtest's form, for selection and listing by arguments.
     pub(crate) fn trial(&self, sentence: &str) -> Trial {
         Trial::test(self.full_name(sentence), || Ok(())).with_ignored_flag(self.is_long)
     }
 
-    /// Runs it.
+    /// Runs the test.
     pub(crate) fn run(&self, shared: &SharedCluster) {
         match self.body {
             Body::Shared(body) => body(&shared.get()),
@@ -106,19 +106,19 @@ impl SharedCluster {
         Arc::clone(cluster.get_or_insert_with(start))
     }
 
-    /// Whether a test needed the cluster and it did not start.
+    /// Returns whether a test needed the cluster and the cluster did not start.
     pub(crate) fn has_failed_to_start(&self) -> bool {
         self.is_starting.load(Ordering::Relaxed)
     }
 
-    /// Prints the ends of its daemons' logs, if it was started.
+    /// Prints the ends of the daemons' logs, if the cluster was started.
     pub(crate) fn print_logs(&self) {
         if let Some(cluster) = &*self.lock() {
             cluster.print_logs();
         }
     }
 
-    /// Takes the cluster down. Returns what it left; nothing if it was never started.
+    /// Takes the cluster down. Returns everything that it left; nothing if it was never started.
     pub(crate) fn stop(&self) -> Vec<String> {
         let cluster = self.lock().take();
         match cluster.map(Arc::try_unwrap) {
@@ -128,7 +128,7 @@ impl SharedCluster {
         }
     }
 
-    /// A poisoned lock is usable: the start that panicked stored no cluster.
+    /// Locks the cluster. A poisoned lock is usable: a start that panicked has stored no cluster.
     fn lock(&self) -> MutexGuard<'_, Option<Arc<Cluster>>> {
         self.cluster.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,5 +1,5 @@
-//! The test programs are correct: each passes without a fork when the payload appears in its own mount namespace. So an
-//! error that a program finds in a child is the child's fault. Dangerous programs refuse to run outside a container.
+//! The test programs are correct: each passes without a fork when the payload appears in its mount namespace. So an
+//! error in a child is due to the fork. Dangerous programs refuse to run outside a container.
 
 use std::fs;
 use std::path::Path;
@@ -14,10 +14,10 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("dangerous_programs_refuse_to_run_outside_a_container", dangerous_programs),
 ];
 
-/// For Python, on a busy machine.
+/// Time limit of a program. Python needs most, on a busy machine.
 const PROGRAM_LIMIT: Duration = Duration::from_secs(120);
 
-/// Excludes fork_advice, which passes only in a fork.
+/// Programs with an argument. Does not contain fork_advice, which passes only in a fork.
 const PROGRAMS: [(Program, &str); 18] = [
     (Program::Waits, "4"),
     (Program::Threads, "4"),
@@ -39,11 +39,11 @@ const PROGRAMS: [(Program, &str); 18] = [
     (Program::Situation("time_limits"), "400"),
 ];
 
-/// In its own mount namespace, a program finds the directory `$0` at the path of the payload.
+/// A shell script that runs a program in its mount namespace. There, the directory `$0` is at the path of the payload.
 const WITH_PAYLOAD_AT_ITS_PLACE: &str =
     r#"mount -t tmpfs farfork-test /run && mkdir /run/farfork && mount --bind "$0" /run/farfork && exec "$@""#;
 
-/// Starts a program that finds its payload in this directory as soon as it exists.
+/// Starts a program in a new mount namespace. It finds its payload when the file appears in this directory.
 fn start(program: Program, argument: &str, payload: &Path) -> Child {
     let program = program.command();
     let mut command = Command::new("unshare");
@@ -55,7 +55,7 @@ fn start(program: Program, argument: &str, payload: &Path) -> Child {
 
 fn write_payload(payload: &Path, text: &str) {
     fs::write(payload.join("unfinished"), text).expect("the payload can be written");
-    fs::rename(payload.join("unfinished"), payload.join("payload")).expect("the payload gets its name");
+    fs::rename(payload.join("unfinished"), payload.join("payload")).expect("a rename within a directory");
 }
 
 fn payload_appears() {
@@ -70,13 +70,13 @@ fn payload_appears() {
     }
 }
 
-/// Programs that would harm the machine refuse to run in the pid namespace in which they were started.
+/// Programs that could harm the machine refuse to run in the pid namespace in which they were started.
 fn dangerous_programs() {
     for (name, payload) in
         [("fork_bomb", "7 multiply"), ("escaping", "7"), ("file_ownership", "7"), ("tracing", "7 traces")]
     {
         let (directory, own) = (scratch::directory(), scratch::directory());
-        // `file_ownership` reads this file, and `escaping` would try to reach it.
+        // `file_ownership` reads this file. `escaping` would try to connect to this path.
         fs::write(own.path().join("secret"), "secret").expect("a scratch directory can be written");
         let argument = own.path().to_string_lossy();
         let argument = if ["escaping", "file_ownership"].contains(&name) { &*argument } else { "" };

@@ -1,5 +1,5 @@
-//! Data gets from logs into files by each method of `--volume-copy`, also while the host worker is killed. A node that cannot use
-//! the method says why.
+//! Each method of `--volume-copy` copies data from logs into files, also after the host worker was killed. If a node
+//! cannot use the method, it gives the reason.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt as _;
@@ -25,10 +25,11 @@ pub(crate) const TESTS: &[Test] = &[
 
 const FILES: usize = 4;
 const ROUNDS: usize = 60;
-/// Enough for three replicas and their logs, and what mkfs.xfs(8) demands.
+/// Size of the disk: enough for three replicas and their logs. mkfs.xfs(8) requires at least 300 MiB.
 const DISK_MIB: u64 = 600;
 
-/// Writes the same to a volume and to a local directory. Both replicas then have the same files as the directory.
+/// Writes the same data to a volume and to a local directory. Both replicas must then have the same files as the
+/// directory.
 fn copy_with(arguments: &[&str], disk: Option<&Disk>) {
     let cluster = match disk {
         None => Cluster::start_with(2, arguments),
@@ -39,29 +40,33 @@ fn copy_with(arguments: &[&str], disk: Option<&Disk>) {
     cluster.first().json(&["volume", "create", "data", "--replicas", &replicas, "--log-size", "16MiB"]);
     let mounts = [0, 1].map(|node| VolumeMount::new(&cluster, node, "data", directory.path()));
     write_rounds(&[&mounts[0].path(""), model.path()], 0..ROUNDS / 2);
-    // Without a worker, the daemon publishes.
+    // There is no worker if the daemon publishes (`--volume-offload inline`).
     if let Some(worker) = find_worker(&cluster, 1) {
         kill_process(worker, Signal::KILL).expect("the worker runs");
     }
     write_rounds(&[&mounts[0].path(""), model.path()], ROUNDS / 2..ROUNDS);
 
     for name in (0..FILES).map(|file| format!("file-{file}")) {
-        let expected = fs::read(model.path().join(&name)).expect("the model has it");
-        let found = fs::read(mounts[1].path(&name)).expect("the volume has it");
+        let expected = fs::read(model.path().join(&name)).expect("the local directory has the file");
+        let found = fs::read(mounts[1].path(&name)).expect("the volume has the file");
         assert!(found == expected, "{name}");
     }
     let checked = cluster.first().json(&["volume", "check", "data"]);
     assert_eq!(checked["differences"], json!([]));
     if disk.is_some() {
         let tree = cluster.run_dir(1).join("volumes/data/shared/tree");
-        assert!((0..FILES).any(|file| has_shared_blocks(&tree.join(format!("file-{file}")))), "nothing is shared");
+        assert!(
+            (0..FILES).any(|file| has_shared_blocks(&tree.join(format!("file-{file}")))),
+            "no file shares blocks with a log"
+        );
     }
     mounts.into_iter().for_each(VolumeMount::end);
     cluster.first().json(&["volume", "drop", "data"]);
     assert_eq!(cluster.stop(), [""; 0]);
 }
 
-/// Some rounds begin at a block, some do not, and some overwrite others before they are published.
+/// Writes data in rounds. Some begin at a block boundary, some do not, and some overwrite earlier data before it is
+/// published.
 fn write_rounds(directories: &[&Path], rounds: std::ops::Range<usize>) {
     for round in rounds {
         let offset = round * 37 % 11 * 4096 + if round % 3 == 0 { 0 } else { round * 13 };
@@ -70,12 +75,12 @@ fn write_rounds(directories: &[&Path], rounds: std::ops::Range<usize>) {
             let path = directory.join(format!("file-{}", round % FILES));
             let file = OpenOptions::new().write(true).create(true).truncate(false).open(path);
             let file: File = file.expect("a file of the volume");
-            file.write_all_at(&bytes, offset as u64).expect("the volume takes data");
+            file.write_all_at(&bytes, offset as u64).expect("the volume can be written");
             if round % 10 == 9 {
-                file.set_len(offset as u64 + 100).expect("the file is cut");
+                file.set_len(offset as u64 + 100).expect("the file can be truncated");
             }
             if round % 5 == 0 {
-                file.sync_all().expect("the volume syncs");
+                file.sync_all().expect("fsync(2) works");
             }
         }
     }
@@ -90,7 +95,7 @@ fn find_worker(cluster: &Cluster, node: usize) -> Option<Pid> {
     processes.into_iter().find(is_worker).and_then(Pid::from_raw)
 }
 
-/// Whether an extent of a file belongs to another file as well.
+/// Returns whether an extent of a file also belongs to another file.
 fn has_shared_blocks(file: &Path) -> bool {
     let output = Command::new("filefrag").arg("-v").arg(file).output().expect("e2fsprogs");
     String::from_utf8_lossy(&output.stdout).contains("shared")

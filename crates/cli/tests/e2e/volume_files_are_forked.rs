@@ -1,5 +1,5 @@
-//! A process with files of a volume is forked to each node that has the volume mounted at the same path, and is refused
-//! elsewhere. `check` lists the files of a process that are on volumes.
+//! A process with files of a volume is forked to each node that has the volume mounted at the same path. Other nodes
+//! refuse it. `check` lists the files of a process that are on volumes.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write as _;
@@ -23,10 +23,10 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("a_child_without_volume_files_does_not_block_unmounting", || run_in_own_mounts(unmounted)),
 ];
 
-/// For the processes of a mount to end with it.
+/// Longest wait until the processes of a mount have ended after it.
 const END_LIMIT: Duration = Duration::from_secs(30);
 
-/// Two nodes with a replica each; the second has its own mounts. The first has the volume mounted.
+/// Two nodes with a replica each. The first node has the volume mounted. The second node has its own mount namespace.
 struct VolumeCluster {
     cluster: Cluster,
     directory: PathBuf,
@@ -38,7 +38,7 @@ impl VolumeCluster {
         Self::start_with(&[])
     }
 
-    /// Mounts the volume with these options.
+    /// Creates the volume, and mounts it on the first node with these options.
     fn start_with(options: &[&str]) -> Self {
         let cluster = Cluster::start(2);
         cluster.stop_daemon(1);
@@ -52,7 +52,7 @@ impl VolumeCluster {
         fs::create_dir(directory.join("folder")).expect("a directory in the volume");
         let files = Self { cluster, directory, _scratch: scratch };
         let mut read = File::create(files.read()).expect("a file in the volume");
-        read.write_all(b"first\nsecond\n").and_then(|()| read.sync_all()).expect("the volume takes data");
+        read.write_all(b"first\nsecond\n").and_then(|()| read.sync_all()).expect("the volume can be written");
         files
     }
 
@@ -70,7 +70,7 @@ impl VolumeCluster {
         Parent::start_command(command.arg(self.read()).arg(self.written()).args(options))
     }
 
-    /// Forks a child with this number, and checks the files that it finds.
+    /// Forks a child with this number. Checks the contents of the files that the child prints.
     fn require_child(&self, seed: &Seed, number: &str, node: usize, rest: &str) {
         let ended = seed.fork_attached(number, &["--to", self.cluster.name(node)]);
         let expected = format!("rest {rest} mapped b'first' names read\n");
@@ -81,7 +81,7 @@ impl VolumeCluster {
         assert_eq!(fs::read_to_string(self.written()).expect("a file in the volume"), expected);
     }
 
-    /// Unmounts like a user. No container in a pool keeps the mounts in use.
+    /// Unmounts as a user does. Containers in a pool must not keep the mounts in use.
     fn stop(self) {
         unmount_volume(&self.directory);
         self.wait_without_processes();
@@ -89,7 +89,7 @@ impl VolumeCluster {
     }
 
     fn wait_without_processes(&self) {
-        wait::wait_until("the processes of the mounts end with them", END_LIMIT, || {
+        wait::wait_until("the processes of the mounts have ended", END_LIMIT, || {
             volume_processes(&self.directory).is_empty().then_some(())
         });
     }
@@ -115,14 +115,14 @@ fn forked(mount_options: &[&str]) {
     refused.require_mentions(&["volume data", "on node n2", &mount_path, &command]);
     let children = cluster.first().json(&["ps"])["children"].clone();
     let is_there = |child: &Value| child["node"] == "n2";
-    assert!(!children.as_array().expect("a list").iter().any(is_there), "nothing was started: {children}");
+    assert!(!children.as_array().expect("a list").iter().any(is_there), "a child was started on n2: {children}");
 
     let second = cluster.daemon_pid(1);
     run_in_mounts_of(second, || mount_volume(cluster.node(1), directory, mount_options));
     files.require_child(&seed, "2", 1, "second/");
-    // A file on a volume has its current content, not the content at prepare.
+    // On a volume, a child finds the current contents of a file, not those at prepare.
     let mut appended = OpenOptions::new().append(true).open(files.read()).expect("a file in the volume");
-    appended.write_all(b"third\n").and_then(|()| appended.sync_all()).expect("the volume takes data");
+    appended.write_all(b"third\n").and_then(|()| appended.sync_all()).expect("the volume can be written");
     files.require_child(&seed, "3", 1, "second/third/");
     files.require_child(&seed, "4", 0, "second/third/");
     files.require_written("parent\nchild 1\nchild 2\nchild 3\nchild 4\n");
@@ -142,7 +142,7 @@ fn require_listed(node: &Farfork, parent: &Parent) {
     let expected = json!([
         object("working directory", Value::Null, "/folder"),
         object("fd", json!(3), "/folder/read"),
-        // Python's mapping has a duplicate of the descriptor.
+        // Python's mmap object has a duplicate of the descriptor.
         object("fd", json!(4), "/folder/read"),
         object("fd", json!(5), "/written"),
         object("mapping", Value::Null, "/folder/read"),
@@ -154,7 +154,7 @@ fn require_listed(node: &Farfork, parent: &Parent) {
     }
 }
 
-/// Locks exist on one node only.
+/// The parent has a lock on a file. The lock exists only on the parent's node, so another node can take it for a child.
 fn require_locked(files: &VolumeCluster) {
     let parent = files.parent(&["locked"]);
     let seed = Seed::prepare(files.cluster.first(), &parent);
@@ -164,7 +164,7 @@ fn require_locked(files: &VolumeCluster) {
     files.require_written("parent\nchild 5\n");
 }
 
-/// A volume is read-only for untrusted children, so a parent that has a file of it open for writing is refused.
+/// A volume is read-only for untrusted children. So a fork is refused if the parent has a file of it open for writing.
 fn require_read_only(files: &VolumeCluster) {
     let parent = files.parent(&[]);
     let seed = Seed::prepare(files.cluster.first(), &parent);
@@ -184,7 +184,7 @@ fn removed() {
     files.stop();
 }
 
-/// Both children have the volume in their containers. One child uses it.
+/// Two children have the volume in their containers. Only one uses it, and delays the end of the mount.
 fn unmounted() {
     let files = VolumeCluster::start();
     let node = files.cluster.first();
@@ -192,7 +192,7 @@ fn unmounted() {
     let [idle, using] = parents.each_ref().map(|parent| {
         let seed = Seed::prepare(node, parent);
         let child = seed.fork_idle(1, &["--to", files.cluster.name(0)]).remove(0);
-        // The seed uses the volume too, and the child needs the seed until it has settled.
+        // The seed uses the volume too. After settling, the child no longer needs the seed.
         node.json(&["settle", &child.id]);
         child.id
     });

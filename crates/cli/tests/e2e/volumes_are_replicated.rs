@@ -1,5 +1,5 @@
-//! A volume with three replicas: data that one node writes is read on another, and is in the shared tree of each
-//! replica. `ls`, `status`, metrics and errors report it; umount(8) and `drop` end everything.
+//! A volume with three replicas: data that one node writes is read on another node, and is in the shared tree of each
+//! replica. `ls`, `status`, metrics and errors report the volume. umount(8) and `drop` remove everything.
 
 use std::fs::{self, File};
 use std::io::Write as _;
@@ -22,10 +22,10 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("refusals_name_volume_cause_and_next_step", refusals),
 ];
 
-/// For changes to be published on each node, or for processes to end.
+/// Longest wait until changes are published on each node, or until processes have ended.
 const SETTLE_LIMIT: Duration = Duration::from_secs(30);
 
-/// A mounted volume, which is unmounted also when the test fails.
+/// A mounted volume. Dropping it unmounts the volume, also when a test fails.
 pub(crate) struct VolumeMount {
     directory: PathBuf,
 }
@@ -44,10 +44,10 @@ impl VolumeMount {
         self.directory.join(name)
     }
 
-    /// Unmounts it as a user does, and waits until the processes that served it have ended.
+    /// Unmounts the volume as a user does, and waits until the processes that served it have ended.
     pub(crate) fn end(self) {
         unmount_volume(&self.directory);
-        wait::wait_until("the processes of a mount end with it", SETTLE_LIMIT, || {
+        wait::wait_until("the processes of the mount have ended", SETTLE_LIMIT, || {
             volume_processes(&self.directory).is_empty().then_some(())
         });
     }
@@ -55,7 +55,7 @@ impl VolumeMount {
 
 impl Drop for VolumeMount {
     fn drop(&mut self) {
-        // Fails if it is not mounted any more.
+        // umount2(2) fails if it is not mounted.
         let _ = unmount(&self.directory, UnmountFlags::DETACH);
     }
 }
@@ -95,7 +95,7 @@ fn file_on_each_replica() {
     assert_eq!(cluster.node(2).json(&["volume", "drop", "data"]), json!({ "volume": "data" }));
     assert_eq!(cluster.first().json(&["volume", "ls"]), json!({ "volumes": [] }));
     for node in 0..3 {
-        assert!(!cluster.run_dir(node).join("volumes/data").exists(), "the replica of node {node} is removed");
+        assert!(!cluster.run_dir(node).join("volumes/data").exists(), "the replica of node {node} was not removed");
     }
     assert_eq!(cluster.stop(), [""; 0]);
 }
@@ -150,7 +150,7 @@ fn watch_status(cluster: &Cluster) {
     assert!(status.success(), "{status}");
 }
 
-/// A program changes the shared tree of a node that has not mounted the volume.
+/// Compares replicas after a program has changed the shared tree of a node that has not mounted the volume.
 fn changed_replica() {
     let cluster = Cluster::start(3);
     let directory = scratch::directory();
@@ -162,7 +162,7 @@ fn changed_replica() {
     assert_eq!(equal["replicas"], json!(["n1", "n2", "n3"]));
 
     let changed = cluster.run_dir(2).join("volumes/data/shared/tree/file");
-    let contents = fs::read(&changed).expect("the check has waited for it to be published");
+    let contents = fs::read(&changed).expect("the check has published the file");
     fs::write(&changed, contents.to_ascii_uppercase()).expect("the shared tree is an ordinary directory");
     let found = cluster.first().run(&["volume", "check", "data"]);
     assert_eq!(found.status.code(), Some(1));
@@ -187,7 +187,7 @@ fn changed_replica() {
     assert_eq!(cluster.stop(), [""; 0]);
 }
 
-/// The client ends when the last program has closed its files.
+/// After umount(8), the client runs until the last program has closed its files. `down` waits for the client's end.
 fn down_after_umount() {
     let cluster = Cluster::start(1);
     let directory = scratch::directory();
@@ -198,13 +198,13 @@ fn down_after_umount() {
     let run_dir = cluster.run_dir(0).parent().expect("a directory for each node").to_string_lossy().into_owned();
     thread::scope(|scope| {
         let down = scope.spawn(|| cluster.first().run(&["down", "--run-dir", &run_dir]));
-        // Until then `down` finds the client.
+        // `down` finds the client until the file is closed.
         thread::sleep(Duration::from_millis(500));
         drop(file);
         let ended = down.join().expect("the thread ends");
         assert!(ended.status.success(), "{}", ended.stderr);
     });
-    assert!(!Path::new(&run_dir).exists(), "the cluster is removed");
+    assert!(!Path::new(&run_dir).exists(), "the cluster was not removed");
 }
 
 fn no_processes_without_volumes() {
@@ -240,7 +240,7 @@ fn refusals() {
 
 pub(crate) fn write_synced(path: &Path, contents: &[u8]) {
     let mut file = File::create(path).expect("a file in the volume");
-    file.write_all(contents).and_then(|()| file.sync_all()).expect("the volume takes data");
+    file.write_all(contents).and_then(|()| file.sync_all()).expect("the volume can be written");
 }
 
 fn require_contents(path: &Path, expected: &[u8]) {
@@ -248,7 +248,7 @@ fn require_contents(path: &Path, expected: &[u8]) {
     assert!(found == expected, "{} has {} other bytes", path.display(), found.len());
 }
 
-/// The processes of `farfork volume` with this argument.
+/// Returns the processes of `farfork volume` that have this argument.
 pub(crate) fn volume_processes(argument: &Path) -> Vec<i32> {
     let argument = argument.as_os_str().as_encoded_bytes();
     let has_argument = |pid: &i32| {

@@ -1,4 +1,5 @@
-//! The catalog, the replica of a node or the process that serves a mount is lost. Nothing else is, and the next step is named.
+//! The catalog, the replica of a node, or the process that serves a mount is lost. Nothing else is lost, and errors
+//! name the next step.
 
 use std::fs;
 use std::path::Path;
@@ -17,7 +18,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("a_dead_mount_is_mounted_over", dead_mount),
 ];
 
-/// For nodes to return, and for changes to be published.
+/// Longest wait until nodes have returned, and until changes are published.
 const SETTLE_LIMIT: Duration = Duration::from_secs(30);
 const CONTENTS: &[u8] = b"acknowledged\n";
 
@@ -42,7 +43,7 @@ fn has_contents(cluster: &Cluster, node: usize, name: &str) -> bool {
     fs::read(cluster.run_dir(node).join("volumes/data/shared/tree").join(name)).is_ok_and(|found| found == CONTENTS)
 }
 
-/// As when the file system with the catalog is not mounted yet when the nodes start.
+/// The catalog is missing when the nodes start, for example because its file system is not mounted yet.
 fn missing_catalog() {
     let (cluster, directory) = (cluster_with_volume(), scratch::directory());
     let mount = VolumeMount::new(&cluster, 0, "data", directory.path());
@@ -58,9 +59,9 @@ fn missing_catalog() {
         let refused = cluster.first().run_failing(arguments);
         refused.require_mentions(&["catalog", "is missing", "data", "bring the file back"]);
     }
-    assert!(!catalog.exists(), "no other catalog takes its place");
+    assert!(!catalog.exists(), "a new catalog was created");
 
-    fs::rename(&away, &catalog).expect("it is brought back");
+    fs::rename(&away, &catalog).expect("the catalog can be moved back");
     let is_live = || cluster.first().run(&["volume", "ls"]).stdout.contains("n1,n2").then_some(());
     wait::wait_until("the nodes serve the volume again", SETTLE_LIMIT, is_live);
     assert!(has_contents(&cluster, 0, "file") && has_contents(&cluster, 1, "file"));
@@ -68,7 +69,7 @@ fn missing_catalog() {
     assert_eq!(cluster.stop(), [""; 0]);
 }
 
-/// As with a new disk.
+/// The replica of a node is missing when the node starts, for example because its disk was replaced.
 fn lost_replica() {
     let (cluster, directory) = (cluster_with_volume(), scratch::directory());
     let mount = VolumeMount::new(&cluster, 0, "data", directory.path());
@@ -97,23 +98,23 @@ fn dead_mount() {
     write_synced(&mount.path("file"), CONTENTS);
     let point = mount.path("");
     kill_supervisor(&point);
-    // stat(2) may be answered from a cache.
+    // stat(2) may be answered from a cache, so this reads the directory.
     wait::wait_until("the mount is dead", SETTLE_LIMIT, || fs::read_dir(&point).is_err().then_some(()));
     let mount_again = || cluster.first().run(&["volume", "mount", "data", &point.to_string_lossy()]);
     wait::wait_until("the volume is mounted again", SETTLE_LIMIT, || {
-        // The client of the dead mount may still be ending.
+        // The client of the dead mount may not have ended yet.
         let mounted = mount_again();
         let is_known = mounted.status.success() || mounted.stderr.contains("mounted on this node already");
         assert!(is_known, "{}", mounted.stderr);
         mounted.status.success().then_some(())
     });
-    assert_eq!(fs::read(mount.path("file")).expect("the file of before"), CONTENTS);
+    assert_eq!(fs::read(mount.path("file")).expect("the file is still there"), CONTENTS);
     mount.end();
     cluster.first().json(&["volume", "drop", "data"]);
     assert_eq!(cluster.stop(), [""; 0]);
 }
 
-/// The process that `farfork volume mount` starts in the background is the parent of the client.
+/// Kills the supervisor of a mount: the background process of `farfork volume mount`, which is the client's parent.
 fn kill_supervisor(point: &Path) {
     let argument = point.to_string_lossy();
     let point = Path::new(argument.trim_end_matches('/'));
@@ -122,5 +123,5 @@ fn kill_supervisor(point: &Path) {
         line.split('\0').any(|argument| argument == "mount")
     };
     let supervisor = volume_processes(point).into_iter().find(is_supervisor).and_then(Pid::from_raw);
-    kill_process(supervisor.expect("the mount has a supervisor"), Signal::KILL).expect("it runs");
+    kill_process(supervisor.expect("the mount has a supervisor"), Signal::KILL).expect("the supervisor runs");
 }

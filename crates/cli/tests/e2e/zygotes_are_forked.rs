@@ -1,5 +1,5 @@
-//! Further children of a seed on a node are copies of a zygote. Each answers correctly and is independent, even if
-//! pager or daemon are killed meanwhile, and nothing of the zygote remains in it.
+//! Further children of a seed on a node are copies of a zygote. Each answers correctly and is independent, even after
+//! pager or daemon were killed. Nothing of the zygote remains in it.
 
 use std::fs;
 use std::thread;
@@ -15,18 +15,18 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("while_their_memory_becomes_huge_pages", in_huge_pages),
 ];
 
-/// For a zygote to be ready, to end, or to have its memory in huge pages.
+/// Longest wait until a zygote is ready, has ended, or has its memory in huge pages.
 const SOON: Duration = Duration::from_secs(60);
-/// An unused zygote ends after 20 s. A count of copies is valid only if this much time has not passed.
+/// An unused zygote ends after 20 s. A count of copies is valid only if less time than this has passed.
 const KEPT_FOR: Duration = Duration::from_secs(18);
 const ATTEMPTS_MAX: usize = 10;
-/// How long each child touches memory, and a time well within that.
+/// How long each child touches memory, in milliseconds. `MOMENT` is a time well within that.
 const PAGING_MS: u64 = 1500;
 const MOMENT: Duration = Duration::from_millis(400);
 const AT_ONCE: u64 = 6;
 
-/// Runs something that uses zygotes, and returns its result. Runs it again if it took so long that an unused zygote may
-/// have expired.
+/// Runs `attempt`, which uses zygotes, and returns its result. If it took so long that an unused zygote may have ended,
+/// runs it again.
 pub(crate) fn timely<T>(mut attempt: impl FnMut() -> T) -> T {
     for _ in 0..ATTEMPTS_MAX {
         let begun = Instant::now();
@@ -42,7 +42,8 @@ fn wait_for_zygote(cluster: &Cluster, node: usize) {
     wait::wait_until("a zygote", SOON, || (cluster.zygote_count(node, "kept") == 1).then_some(()));
 }
 
-/// A copy is in its container's group in every hierarchy, and is killed before its zygote if memory runs out.
+/// Requires that a copy is in its container's group in every hierarchy, and would be killed before its zygote if memory
+/// runs out.
 fn require_own_place(pid: i32) {
     let read = |file: &str| fs::read_to_string(format!("/proc/{pid}/{file}")).expect("it runs");
     assert_eq!(read("oom_score_adj").trim(), "900");
@@ -50,17 +51,17 @@ fn require_own_place(pid: i32) {
     assert!(groups.contains("/pool-") && !groups.contains("zygotes"), "{groups}");
 }
 
-/// Of the restorer's code only one page remains: the page from which the child's threads start.
+/// Requires that only one page of the restorer's code remains: the page from which the child's threads start.
 fn require_little_left(pid: i32) {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).expect("it runs");
     let own: Vec<u64> = maps.lines().filter_map(code_bytes_of_restorer).collect();
     assert_eq!(own, [4096], "{maps}");
 }
 
-/// The restorer is at the highest free address below this.
+/// The restorer is mapped at the highest free address below this one.
 const RESTORER_END: u64 = 0x2000_0000_0000;
 
-/// The size of a mapping, if it has the restorer's code.
+/// Returns the size of a mapping; `None` if it does not have the restorer's code.
 fn code_bytes_of_restorer(line: &str) -> Option<u64> {
     let (range, rest) = line.split_once(' ')?;
     let (start, end) = range.split_once('-')?;
@@ -69,7 +70,7 @@ fn code_bytes_of_restorer(line: &str) -> Option<u64> {
     (is_near && rest.starts_with("r-xp")).then_some(end - start)
 }
 
-/// Children touch memory while processes that they need are killed.
+/// Pager and daemon are killed while children, which are copies of a zygote, touch memory.
 fn processes_killed() {
     let cluster = Cluster::start_with(2, &["--zygotes", "8"]);
     let mut parent = Parent::start(Program::Situation("paging"), &["32"]);
@@ -97,7 +98,11 @@ fn processes_killed() {
         let after = page(&more);
         (children, after, (at_first, copies() - before))
     });
-    assert_eq!(made, (AT_ONCE, 2 * AT_ONCE), "each is a copy; and the zygote outlives the pager");
+    assert_eq!(
+        made,
+        (AT_ONCE, 2 * AT_ONCE),
+        "not every child is a copy of the zygote, or the zygote ended with the pager"
+    );
     for child in &children {
         require_own_place(child.pid);
         require_little_left(child.pid);
@@ -110,8 +115,8 @@ fn processes_killed() {
     thread::sleep(MOMENT);
     cluster.kill_daemon(1);
     cluster.restart_daemon(1);
-    assert_eq!(cluster.zygote_count(1, "kept"), 0, "it ends with its daemon");
-    wait::wait_until("the seed's node is known again", SOON, || {
+    assert_eq!(cluster.zygote_count(1, "kept"), 0, "the zygote did not end with its daemon");
+    wait::wait_until("the node knows the seed again", SOON, || {
         cluster.node(1).run(&["inspect", seed.id()]).status.success().then_some(())
     });
     seed.release_children(&children);
@@ -130,7 +135,7 @@ fn processes_killed() {
     assert!(remains.is_empty(), "{remains:#?}");
 }
 
-/// Makes no copies if zygotes are disabled, for children with the strategy `first`, or of dropped seeds.
+/// No copies are made for children with the strategy `first`, of dropped seeds, or if zygotes are disabled.
 fn limits_and_matching_forks() {
     let cluster = Cluster::start_with(1, &["--zygotes", "1"]);
     let parent = Parent::start(Program::Waits, &["4"]);
@@ -152,9 +157,9 @@ fn limits_and_matching_forks() {
         seed.fork_and_check(&parent, 6, &[]);
         (at_first, copies() - before)
     });
-    assert_eq!(made, (1, 2), "a fork with another strategy is restored");
+    assert_eq!(made, (1, 2), "only the first fork without `first` must be a copy");
 
-    // A refusal that has nothing to do with the zygote must not end it.
+    // A fork that is refused for another reason must not end the zygote.
     let ports = ["--publish", "18091:80"];
     let made = timely(|| {
         seed.fork_and_check(&parent, 6, &[]);
@@ -174,15 +179,15 @@ fn limits_and_matching_forks() {
     let others = Seed::prepare(cluster.first(), &other);
     let before = copies();
     others.fork_and_check(&other, 7, &[]);
-    wait::wait_until("the other's zygote in its place", SOON, || {
+    wait::wait_until("a zygote of the other seed replaces it", SOON, || {
         others.fork_and_check(&other, 8, &[]);
-        assert!(cluster.zygote_count(0, "kept") <= 1, "no more than there may be");
+        assert!(cluster.zygote_count(0, "kept") <= 1, "more zygotes than allowed");
         (copies() > before).then_some(())
     });
     wait_for_zygote(&cluster, 0);
     cluster.first().json(&["drop", others.id()]);
     let has_gone = || (cluster.zygote_count(0, "kept") == 0).then_some(());
-    wait::wait_until("it ends with its seed", SOON, has_gone);
+    wait::wait_until("the zygote ends with its seed", SOON, has_gone);
     drop((seed, others));
 
     let without = Cluster::start_with(1, &["--zygotes", "0"]);
@@ -193,7 +198,7 @@ fn limits_and_matching_forks() {
     assert_eq!((without.zygote_count(0, "kept_max"), without.zygote_count(0, "children")), (0, 0));
 }
 
-/// The zygotes of this cluster's nodes: other nodes may run on the machine too.
+/// Returns the zygotes of this cluster's nodes. Other nodes may run on the machine too.
 fn zygotes(cluster: &Cluster) -> Vec<i32> {
     let group = format!("/{}/", cluster.group());
     let pids = fs::read_dir("/proc").expect("/proc").filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
@@ -204,8 +209,8 @@ fn zygotes(cluster: &Cluster) -> Vec<i32> {
     pids.filter(is_zygote).collect()
 }
 
-/// A zygote's memory is collapsed while copies are made of it. Existing copies keep their pages; new ones share the
-/// huge pages.
+/// A zygote's memory is collapsed into huge pages while copies are made of it. Existing copies keep their pages. New
+/// copies share the huge pages.
 fn in_huge_pages() {
     let cluster = Cluster::start_with(1, &["--zygotes", "1"]);
     let mut parent = Parent::start(Program::Waits, &["8"]);
@@ -220,7 +225,7 @@ fn in_huge_pages() {
         zygotes(&cluster).into_iter().any(|pid| huge_kb(pid) > 0).then_some(())
     });
     let after = seed.fork_idle(1, &[]);
-    assert!(huge_kb(after[0].pid) > 0, "a copy has the zygote's");
+    assert!(huge_kb(after[0].pid) > 0, "a copy does not share the huge pages of the zygote");
     let numbers: Vec<u64> = (100..100 + AT_ONCE).collect();
     let payloads: Vec<String> = numbers.iter().map(u64::to_string).collect();
     let copies = || cluster.zygote_count(0, "children");
@@ -233,7 +238,7 @@ fn in_huge_pages() {
         seed.check_answers(&parent, &children, &numbers);
         made
     });
-    assert_eq!(made, AT_ONCE, "each is a copy");
+    assert_eq!(made, AT_ONCE, "not every child is a copy");
     for child in before.iter().chain(&after) {
         cluster.first().run(&["kill", &child.id, "--signal", "KILL"]);
     }

@@ -1,6 +1,6 @@
-//! A node makes a zygote before the first request: of the first seed of a process on its own node, and of a later seed
-//! if the previous one was forked. Each child has the memory of its own seed. An unused zygote is not made again, and
-//! leaves nothing.
+//! A node makes a zygote before the first request: for the first seed of a process, on its own node, and for a later
+//! seed if the previous one was forked. Each child has the memory of its own seed. An unused zygote is not made again,
+//! and leaves nothing.
 
 use std::thread;
 use std::time::Duration;
@@ -22,13 +22,13 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("children_of_another_node_answer_correctly_when_processes_are_killed", processes_killed_elsewhere),
 ];
 
-/// For a zygote to be ready, or to end.
+/// Longest wait until a zygote is ready, or has ended.
 const SOON: Duration = Duration::from_secs(100);
-/// Time within which a zygote would be ready.
+/// Time after which a zygote would be ready if one was made.
 const MOMENT: Duration = Duration::from_secs(1);
-/// Least number of speculative children that must have been used.
+/// Minimum number of speculative zygotes or children that must have been used.
 const ENOUGH: u64 = 3;
-/// More than start at once, on each of two nodes.
+/// Number of children: more than are started at once, on each of two nodes.
 const MANY: u64 = 32;
 /// Delays after a prepare, in milliseconds: before a zygote is made, while it is made, and when it is ready.
 const MOMENTS_MS: [u64; 4] = [0, 4, 12, 60];
@@ -44,17 +44,17 @@ impl Changing {
         Self { parent: Parent::start(Program::Situation("rewritten_memory"), &["8"]), times: 0 }
     }
 
-    /// Rewrites the memory, and makes a seed of it.
+    /// Makes the parent rewrite its memory. Then makes a seed of it.
     fn seed(&mut self, cluster: &Cluster) -> Seed {
         self.times += 1;
         let pid = Pid::from_raw(self.parent.pid()).expect("a process id");
         kill_process(pid, Signal::USR1).expect("it runs");
-        // The signal may arrive during the first tick.
+        // The parent may handle the signal after the first tick.
         self.parent.wait_for_ticks(3);
         Seed::prepare(cluster.first(), &self.parent)
     }
 
-    /// Forks a child of its latest seed. The child must have the memory of that seed.
+    /// Forks a child of the latest seed. The child must have the memory of that seed.
     fn fork(&self, seed: &Seed, number: u64, options: &[&str]) {
         let ended = seed.fork_attached(&number.to_string(), options);
         let expected = format!("result {number} {}", number + self.times);
@@ -101,10 +101,10 @@ fn each_next_seed() {
             changing.fork(&seed, 100 + rounds, &[]);
             used() - before
         });
-        assert_eq!(made, 1, "the first child is a copy, of the first seed of all, too");
+        assert_eq!(made, 1, "the first child is not a copy of the speculative zygote");
         (cluster.zygote_count(0, "stood_by") >= ENOUGH).then_some(())
     });
-    // A speculative prestarted child may be made after the child for which it was meant.
+    // A speculative prestarted child may be made after the child for which it was intended.
     wait::wait_until("no prestarted child is left over", SOON, || {
         let seed = changing.seed(&cluster);
         rounds += 1;
@@ -115,7 +115,7 @@ fn each_next_seed() {
         in_containers(&cluster, &changing.parent).is_empty().then_some(())
     });
 
-    // Forks at once, some of them with other options.
+    // Forks right after prepare, some with other options.
     for number in 200..200 + ENOUGH {
         let seed = changing.seed(&cluster);
         changing.fork(&seed, number, if number % 2 == 0 { &[] } else { &["--memory", "256MiB"] });
@@ -128,17 +128,17 @@ fn each_next_seed() {
 fn unused_zygote() {
     let cluster = Cluster::start(1);
     let mut changing = Changing::start();
-    // A zygote is made for the first seed, and for a seed whose predecessor had children.
+    // A speculative zygote is made for the first seed, and for a seed whose predecessor had children.
     for made in 1..=2 {
         let foretold = changing.seed(&cluster);
         wait_for(&cluster, 0, "foretold", made);
         drop(foretold);
         // A zygote of the dropped seed may just have been made. It ends a little later.
-        wait::wait_until("they go with their seeds", SOON, || (cluster.zygote_count(0, "kept") == 0).then_some(()));
+        wait::wait_until("zygotes end with seeds", SOON, || (cluster.zygote_count(0, "kept") == 0).then_some(()));
         let not_again = changing.seed(&cluster);
         thread::sleep(MOMENT);
         let told = ["kept", "foretold", "foretold_used"].map(|what| cluster.zygote_count(0, what));
-        assert_eq!(told, [0, made, 0], "not before there is another child");
+        assert_eq!(told, [0, made, 0], "a zygote was made although the previous seed was not forked");
         changing.fork(&not_again, made, &[]);
     }
     let mut made = 2;
@@ -154,7 +154,7 @@ fn unused_zygote() {
     require_nothing_left(cluster);
 }
 
-/// No zygote is made for a seed that is being sealed, nor for a frozen one.
+/// No speculative zygote is made for a seed that is being sealed, nor for a frozen seed.
 fn sealed_or_frozen() {
     let cluster = Cluster::start(1);
     for options in [&["--sealed"][..], &["--freeze"]] {
@@ -178,7 +178,7 @@ fn fan_outs() {
     let mut fan_out = || {
         let seed = Seed::prepare(cluster.first(), &parent);
         rounds += 1;
-        // For the first seed, only on its own node.
+        // The first seed has a speculative zygote only on its own node.
         [(0, rounds), (1, rounds - 1)]
             .into_iter()
             .for_each(|(node, count)| wait_for(&cluster, node, "foretold", count));
@@ -195,14 +195,15 @@ fn fan_outs() {
     for _ in 1..ENOUGH {
         let (seed, children, made) = timely(&mut fan_out);
         check(&seed, &children);
-        assert_eq!(made, [[MANY / 2; 2], [1; 2]], "each is a copy of what was foretold, the first, too");
+        assert_eq!(made, [[MANY / 2; 2], [1; 2]], "not every child is a copy of a speculative zygote");
     }
-    assert_eq!(both.map(|told| told(&cluster, "stood_by")), [0; 2], "none of a fan-out");
+    assert_eq!(both.map(|told| told(&cluster, "stood_by")), [0; 2], "a child of a fan-out was prestarted");
     drop(parent);
     require_nothing_left(cluster);
 }
 
-/// Whichever node gets the fork: the children's node has the speculative zygote, and drops it soon after.
+/// Whichever node gets the fork, the children's node makes the speculative zygote. It drops the zygote when the seed is
+/// dropped.
 fn on_other_nodes() {
     let cluster = Cluster::start_with(2, &["--zygotes", "2"]);
     let mut changing = Changing::start();
@@ -222,29 +223,29 @@ fn on_other_nodes() {
             thread::sleep(Duration::from_millis(100));
             let (payload, of_node) =
                 ([rounds.to_string()], |node| Seed::from_json(cluster.node(node), &seed.prepare_output.to_string()));
-            // The request is sent to the seed's node, or to the node of the child.
+            // The request is sent to the seed's node or to the child's node, in turn.
             let asked = of_node((rounds % 2) as usize);
             let children = asked.fork_detached(&payload, &there);
             changing.check(&cluster, &children, rounds);
             used() - before
         });
-        assert_eq!(made, 1, "the first child is a copy");
-        assert!(cluster.zygote_count(1, "kept") <= 2, "no more than there may be");
+        assert_eq!(made, 1, "the first child is not a copy of the speculative zygote");
+        assert!(cluster.zygote_count(1, "kept") <= 2, "more zygotes than allowed");
         (cluster.zygote_count(1, "stood_by") >= ENOUGH).then_some(())
     });
-    assert_eq!(cluster.zygote_count(0, "foretold"), 1, "no fork was requested there");
+    assert_eq!(cluster.zygote_count(0, "foretold"), 1, "a speculative zygote was made where no child was forked");
 
-    // No fork is requested.
+    // This seed is dropped without a fork.
     let foretold = changing.seed(&cluster);
     wait_for(&cluster, 1, "foretold", rounds + 1);
     drop(foretold);
     let used_before = used();
     let not_again = changing.seed(&cluster);
     let are_gone = || (cluster.zygote_count(1, "kept") == 0).then_some(());
-    wait::wait_until("it learns that the seeds were dropped", SOON, are_gone);
+    wait::wait_until("the node has dropped the zygotes of dropped seeds", SOON, are_gone);
     thread::sleep(MOMENT);
     let told = ["kept", "foretold", "foretold_used"].map(|what| cluster.zygote_count(1, what));
-    assert_eq!(told, [0, rounds + 1, used_before], "not before there is another child");
+    assert_eq!(told, [0, rounds + 1, used_before], "a zygote was made although the previous seed was not forked");
     changing.fork(&not_again, 2, &[]);
     drop((not_again, changing));
     require_nothing_left(cluster);
@@ -321,7 +322,7 @@ fn processes_killed() {
         thread::sleep(moment);
         cluster.kill_daemon(0);
         cluster.restart_daemon(0);
-        assert_eq!(cluster.zygote_count(0, "kept"), 0, "it ends with its daemon");
+        assert_eq!(cluster.zygote_count(0, "kept"), 0, "the zygote did not end with its daemon");
         drop(lost);
         wait::wait_until("no zygote of a seed that was dropped", SOON, || {
             (cluster.zygote_count(0, "kept") == 0).then_some(())

@@ -1,8 +1,8 @@
-/* Shared by the test programs. Each starts as a parent: it sets something up, prints `ready PID HASH`, and then a
- * timestamp every 2 ms, so that a pause shows as a gap.
+/* Functions that the test programs share. Each program starts as a parent: it makes its state, prints `ready PID HASH`,
+ * and then a timestamp every 2 ms, so that a pause is visible as a gap.
  *
- * When it finds a payload, it is a child. It checks what it set up, prints `result NUMBER VALUE`, and exits with 42. On
- * an error it prints the reason on stderr, and exits with 1.
+ * When the program finds a payload, it is a child. It checks its state, prints `result NUMBER VALUE`, and exits with
+ * 42. On an error it prints the reason on stderr, and exits with 1.
  */
 #pragma once
 
@@ -30,7 +30,7 @@
 #define EXIT_RIGHT 42
 #define EXIT_WRONG 1
 
-/* If the condition does not hold, ends the program and reports the location and the reason. */
+/* If the condition does not hold, ends the program with a message that has the location and the reason. */
 #define REQUIRE(condition, ...)                                                                                        \
     do {                                                                                                               \
         if (!(condition)) wrong(__FILE__, __LINE__, #condition, " " __VA_ARGS__);                                       \
@@ -49,29 +49,30 @@ __attribute__((noreturn, format(printf, 4, 5), unused)) static void wrong(const 
     _exit(EXIT_WRONG);
 }
 
-/* Makes a forked process end with its parent, even if the parent has ended already. A killed parent then leaves no
+/* Makes a forked process end when its parent ends, or now if the parent has already ended. So a killed parent leaves no
  * process. */
 __attribute__((unused)) static void end_with_parent(pid_t parent) {
     if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0 || getppid() != parent) _exit(EXIT_WRONG);
 }
 
-/* ---- for code that only a container may run ---- */
+/* ---- for code that must run only in a container ---- */
 
 #define NAMESPACE_BYTES_MAX 64
 
-/* The pid namespace of the parent, which may be the host's. */
+/* Name of the pid namespace in which the parent runs. It may be the host's. */
 static char parents_namespace[NAMESPACE_BYTES_MAX];
 
 __attribute__((unused)) static void read_pid_namespace(char name[NAMESPACE_BYTES_MAX]) {
     ssize_t length = readlink("/proc/self/ns/pid", name, NAMESPACE_BYTES_MAX - 1);
-    REQUIRE(length > 0, "the pid namespace is unknown");
+    REQUIRE(length > 0, "the pid namespace cannot be read");
     name[length] = 0;
 }
 
-/* Must be called first. A child finds the name of the parent's namespace in its copy of the memory. */
+/* Stores the name of the parent's pid namespace. Must be called first: a child finds the name in its copy of the
+ * memory. */
 __attribute__((unused)) static void remember_pid_namespace(void) { read_pid_namespace(parents_namespace); }
 
-/* Ends the program unless its pid namespace differs from its parent's: the code that follows would harm the host. */
+/* Ends the program if its pid namespace is the same as its parent's: the code that follows would harm the host. */
 __attribute__((unused)) static void require_container(void) {
     char own[NAMESPACE_BYTES_MAX];
     read_pid_namespace(own);
@@ -79,7 +80,8 @@ __attribute__((unused)) static void require_container(void) {
             "refused: this is dangerous, and the program is not in a container: %s, as its parent", own);
 }
 
-/* Prints a line with one write(2), so that lines of several threads do not mix. A parent ends if its reader is gone. */
+/* Prints a line with one write(2), so that lines of several threads do not mix. Ends the process if the pipe has no
+ * reader. */
 __attribute__((format(printf, 1, 2), unused)) static void say(const char *format, ...) {
     char line[512];
     va_list arguments;
@@ -96,7 +98,7 @@ __attribute__((unused)) static uint64_t monotonic_us(void) {
     return (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000;
 }
 
-/* SplitMix64: known data for any index, without storing it. */
+/* SplitMix64: returns the word that belongs to an index, so that test data need not be stored. */
 __attribute__((unused)) static uint64_t word_of(uint64_t index) {
     uint64_t z = (index + 1) * 0x9e3779b97f4a7c15u;
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -108,7 +110,7 @@ __attribute__((unused)) static void fill(uint64_t *words, size_t bytes, uint64_t
     for (size_t i = 0; i < bytes / sizeof *words; i++) words[i] = word_of(first + i);
 }
 
-/* Whether memory still has the data that fill() wrote. */
+/* Returns whether memory still has the data that fill() wrote. */
 __attribute__((unused)) static int holds(const uint64_t *words, size_t bytes, uint64_t first) {
     for (size_t i = 0; i < bytes / sizeof *words; i++)
         if (words[i] != word_of(first + i)) return 0;
@@ -122,7 +124,7 @@ __attribute__((unused)) static int is_zero(const void *memory, size_t bytes) {
     return 1;
 }
 
-/* FNV-1a over whole words. */
+/* Returns a hash (FNV-1a over whole words). */
 __attribute__((unused)) static uint64_t hash_of(const uint64_t *words, size_t bytes) {
     uint64_t hash = 0xcbf29ce484222325u;
     for (size_t i = 0; i < bytes / sizeof *words; i++) hash = (hash ^ words[i]) * 0x100000001b3u;
@@ -135,7 +137,7 @@ __attribute__((unused)) static void *map_anonymous(size_t bytes) {
     return at;
 }
 
-/* Reads the payload. Returns 0 in a parent, which has none. */
+/* Reads the payload. Returns 0 if there is none, as in a parent. */
 __attribute__((unused)) static int find_payload(char payload[PAYLOAD_BYTES_MAX]) {
     int fd = open(PAYLOAD_PATH, O_RDONLY | O_CLOEXEC);
     if (fd < 0) return 0;
@@ -149,7 +151,7 @@ __attribute__((unused)) static int find_payload(char payload[PAYLOAD_BYTES_MAX])
 
 __attribute__((unused)) static void ready(uint64_t hash) { say("ready %d %llu", getpid(), (unsigned long long)hash); }
 
-/* Prints timestamps until this process is a child, that is, has a payload. */
+/* Prints timestamps until this process is a child: until it finds a payload. */
 __attribute__((unused)) static void await_fork(char payload[PAYLOAD_BYTES_MAX]) {
     struct timespec tick = {.tv_sec = 0, .tv_nsec = TICK_NS};
     while (!find_payload(payload)) {
@@ -158,7 +160,7 @@ __attribute__((unused)) static void await_fork(char payload[PAYLOAD_BYTES_MAX]) 
     }
 }
 
-/* Prints the child's answer: the number at the start of its payload, and the sum of that number and the hash. */
+/* Prints the child's answer: the number at the start of its payload, then the sum of that number and the hash. */
 __attribute__((noreturn, unused)) static void finish(const char *payload, uint64_t hash) {
     unsigned long long number = strtoull(payload, NULL, 10);
     say("result %llu %llu", number, (unsigned long long)(hash + number));

@@ -103,12 +103,12 @@ pub(crate) struct Issue {
     ttl: Duration,
 }
 
-/// A role that a certificate can be issued for: nodes join with a token instead.
+/// Parses a role for which a certificate can be issued. Nodes join with a token instead.
 fn parse_role(text: &str) -> Result<Role, String> {
     match text.parse() {
         Ok(Role::Node) => Err("a node joins with a token: `farfork cluster token`".to_owned()),
         Ok(role) => Ok(role),
-        Err(_) => Err("there are client and read-only".to_owned()),
+        Err(_) => Err("the roles are client and read-only".to_owned()),
     }
 }
 

@@ -10,25 +10,25 @@ use farfork_cluster::local::{LocalCluster, LocalClusterConfig, LocalNode};
 
 use crate::commands::up;
 
-/// One for the parent, two for its children.
+/// Number of nodes: one for the parent, two for its children.
 const NODES: usize = 3;
 
 /// The interface that connects a node with the others.
 const INTERFACE: &str = "eth0:";
 
-/// Column of `/proc/PID/net/dev` with the bytes sent, counted after the interface's name.
+/// Column of `/proc/PID/net/dev` with the bytes sent. Columns after the interface's name count from 0.
 const SENT_COLUMN: usize = 8;
 
 /// Three nodes, which end when this is dropped.
 pub(super) struct DemoCluster {
-    /// `None` after `stop`.
+    /// The running nodes; `None` after `stop`.
     local: Option<LocalCluster>,
 }
 
 impl DemoCluster {
     /// Starts the nodes, with their files below `scratch`.
     pub(super) fn start(scratch: &Path) -> anyhow::Result<Self> {
-        let program = env::current_exe().context("the path of this program")?;
+        let program = env::current_exe().context("cannot read the path of this program")?;
         let name = format!("demo-{}", std::process::id());
         let config = LocalClusterConfig::new(&name, scratch.join("cluster"), NODES, program);
         Ok(Self { local: Some(up::start_cluster(&config)?) })
@@ -39,7 +39,7 @@ impl DemoCluster {
         &self.nodes()[0]
     }
 
-    /// The nodes of its children.
+    /// The nodes of the parent's children.
     pub(super) fn child_nodes(&self) -> &[LocalNode] {
         &self.nodes()[1..]
     }
@@ -51,10 +51,10 @@ impl DemoCluster {
         let table = fs::read_to_string(format!("/proc/{pid}/net/dev"))?;
         let counters = table.lines().find_map(|line| line.trim().strip_prefix(INTERFACE));
         let sent = counters.and_then(|counters| counters.split_whitespace().nth(SENT_COLUMN)?.parse().ok());
-        sent.context("the network's counters cannot be read")
+        sent.context("/proc/PID/net/dev has no counter of sent bytes")
     }
 
-    /// Ends the nodes.
+    /// Stops the nodes.
     pub(super) fn stop(mut self) -> anyhow::Result<()> {
         match self.local.take() {
             Some(local) => Ok(local.down()?),

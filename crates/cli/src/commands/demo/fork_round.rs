@@ -14,12 +14,12 @@ use serde::de::DeserializeOwned;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-/// For the first lines of all children of a round.
+/// Longest wait for the first lines of all children of a round.
 const ROUND_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A child and the first line that it printed. Times are since the round's start, in microseconds.
 pub(super) struct ChildLine {
-    /// Number of the child's payload.
+    /// Index of the child's payload in `ForkRound::payloads`.
     pub(super) index: usize,
     pub(super) child: Child,
     line: Vec<u8>,
@@ -28,37 +28,38 @@ pub(super) struct ChildLine {
 }
 
 impl ChildLine {
-    /// The line as a JSON document.
+    /// Parses the line as a JSON document.
     pub(super) fn parse<Document: DeserializeOwned>(&self) -> anyhow::Result<Document> {
         let printed = || format!("child {} printed `{}`", self.child.id, String::from_utf8_lossy(&self.line));
         serde_json::from_slice(&self.line).with_context(printed)
     }
 }
 
-/// Makes a seed of a process of the client's node.
+/// Makes a seed of a process on the client's node.
 pub(super) async fn prepare(client: &mut Client, pid: u32) -> Result<Seed, Failure> {
     let request = PrepareRequest { pid, ..PrepareRequest::default() };
     let answer = client.prepare(request_with_timeout(PREPARE_TIMEOUT, request)).await;
     Ok(answer.map_err(|status| Failure::from_status(format!("process {pid}"), &status))?.into_inner())
 }
 
-/// The children of one fork: a child for each payload, on these nodes in turn.
+/// A fork with one child for each payload, on these nodes in turn.
 pub(super) struct ForkRound<'a> {
     pub(super) seed: &'a str,
     pub(super) nodes: Vec<String>,
     pub(super) payloads: Vec<Vec<u8>>,
-    /// The times of the children count from here.
+    /// The start of the round. Times of the children count from it.
     pub(super) began: Instant,
 }
 
 impl ForkRound<'_> {
-    /// Forks, and reads the first line of every child as soon as the child runs. Sorted by payload.
+    /// Forks, and reads the first line of every child as soon as the child runs. Returns the lines in the order of the
+    /// payloads.
     ///
     /// # Errors
-    /// A child that is not forked or that ends without a line; a line that does not come within [`ROUND_TIMEOUT`].
+    /// A child cannot be started or ends without a line, or not all lines arrive within [`ROUND_TIMEOUT`].
     pub(super) async fn run(self, client: &Client) -> anyhow::Result<Vec<ChildLine>> {
         let lines = timeout(ROUND_TIMEOUT, self.fork_and_read(client)).await;
-        lines.with_context(|| format!("the children did not answer within {} s", ROUND_TIMEOUT.as_secs()))?
+        lines.with_context(|| format!("the children did not all print a line within {} s", ROUND_TIMEOUT.as_secs()))?
     }
 
     async fn fork_and_read(self, client: &Client) -> anyhow::Result<Vec<ChildLine>> {
@@ -75,7 +76,7 @@ impl ForkRound<'_> {
         let mut outcomes = client.clone().fork(request).await.map_err(failed)?.into_inner();
         let mut reading = JoinSet::new();
         while let Some(ForkOutcome { index, result, .. }) = outcomes.message().await.map_err(failed)? {
-            match result.context("an outcome is empty")? {
+            match result.context("the node sent an empty outcome")? {
                 Outcome::Error(error) => return Err(Failure::from(error).into()),
                 Outcome::Child(child) => {
                     reading.spawn(read_first_line(client.clone(), index as usize, child, self.began));
@@ -89,7 +90,7 @@ impl ForkRound<'_> {
     }
 }
 
-/// Reads what a child prints until the end of the first line.
+/// Reads the output of a child until the end of its first line.
 async fn read_first_line(mut client: Client, index: usize, child: Child, began: Instant) -> anyhow::Result<ChildLine> {
     let running_us = elapsed_us(began);
     let failed = |status| Failure::from_status(format!("child {}", child.id), &status);
@@ -109,14 +110,14 @@ async fn read_first_line(mut client: Client, index: usize, child: Child, began: 
     anyhow::bail!("child {} ended early; it printed `{}`", child.id, String::from_utf8_lossy(&line))
 }
 
-/// Number of bytes that the child's pager has fetched.
+/// Returns the number of bytes that the child's pager has fetched.
 pub(super) async fn bytes_fetched(client: &mut Client, child: &str) -> anyhow::Result<u64> {
     let request = request_with_timeout(QUERY_TIMEOUT, InspectRequest { id: child.to_owned() });
     let answer = client.inspect(request).await;
     let answer = answer.map_err(|status| Failure::from_status(format!("child {child}"), &status))?.into_inner();
     match answer.object {
         Some(Object::Child(detail)) => Ok(detail.pager.unwrap_or_default().bytes_fetched),
-        _ => anyhow::bail!("child {child}: the node's answer is about another kind of object"),
+        _ => anyhow::bail!("child {child}: the node's reply is not about a child"),
     }
 }
 

@@ -1,4 +1,4 @@
-//! `farfork demo`: forks two programs across nodes, and compares the result with other ways to do the same.
+//! `farfork demo`: forks two programs across nodes, and compares the times with other ways to get the same results.
 //!
 //! `index` forks a search index onto two other nodes; `agent` branches an interpreter. Both use `cluster` (three
 //! nodes), `program` (their Python process), `fork_round` (prepare, fork, first lines of the children) and `progress`.

@@ -22,12 +22,12 @@ use tonic::Code;
 /// index.
 const LINE_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// A directory of the demo's own, removed when this is dropped.
+/// A directory of the demo, removed when this is dropped.
 pub(super) struct DemoDirectory(PathBuf);
 
 impl DemoDirectory {
     /// # Errors
-    /// The directory exists, or it cannot be made.
+    /// The directory exists, or it cannot be created.
     pub(super) fn make() -> anyhow::Result<Self> {
         let path = std::path::absolute(env::temp_dir())?.join(format!("farfork-demo-{}", std::process::id()));
         fs::create_dir(&path).with_context(|| format!("directory {}", path.display()))?;
@@ -45,7 +45,7 @@ impl Drop for DemoDirectory {
     }
 }
 
-/// A Python that has NumPy: `FARFORK_PYTHON`, the one of `make setup`, or the system's.
+/// Finds a Python that has NumPy: `FARFORK_PYTHON`, the one of `make setup`, or the system's.
 ///
 /// # Errors
 /// No Python with NumPy was found, or `FARFORK_PYTHON` names one without NumPy.
@@ -75,7 +75,7 @@ fn has_numpy(python: &Path) -> bool {
     command.status().is_ok_and(|status| status.success())
 }
 
-/// A Python and a script for it.
+/// A Python interpreter and a script for it.
 pub(super) struct DemoScript {
     python: PathBuf,
     path: PathBuf,
@@ -99,7 +99,7 @@ impl DemoScript {
     /// The node's daemon has ended, or nsenter(1) cannot be executed.
     pub(super) fn start(&self, node: &LocalNode, arguments: &[&str]) -> anyhow::Result<DemoProgram> {
         let daemon = node.pid().with_context(|| format!("node {}: its daemon does not run", node.name))?;
-        // nsenter executes Python in its place, so the process id is Python's.
+        // nsenter(1) replaces itself with Python, so its process id is Python's.
         let mut process = Command::new("nsenter")
             .arg(format!("--net=/proc/{daemon}/ns/net"))
             .arg(&self.python)
@@ -125,9 +125,9 @@ impl DemoScript {
 /// A running program; killed when this is dropped.
 pub(super) struct DemoProgram {
     process: Child,
-    /// The node on which it runs.
+    /// Name of the node on which the program runs.
     node: String,
-    /// Its output, line by line, from a thread that reads it. The channel closes at the end of the output.
+    /// The program's output, line by line. A thread reads it. The channel closes at the end of the output.
     lines: UnboundedReceiver<String>,
 }
 
@@ -136,7 +136,7 @@ impl DemoProgram {
         self.process.id()
     }
 
-    /// Its next line, which is a JSON document.
+    /// Reads the program's next line, a JSON document.
     ///
     /// # Errors
     /// The program ended, printed nothing within [`LINE_TIMEOUT`], or printed another kind of line.
@@ -147,7 +147,7 @@ impl DemoProgram {
 
     async fn read_line(&mut self) -> Result<String, Failure> {
         let Ok(line) = timeout(LINE_TIMEOUT, self.lines.recv()).await else {
-            return Err(self.failure(format!("it printed nothing for {} s", LINE_TIMEOUT.as_secs())));
+            return Err(self.failure(format!("it printed no line for {} s", LINE_TIMEOUT.as_secs())));
         };
         line.ok_or_else(|| {
             let status = self.process.wait().map_or_else(|error| error.to_string(), |status| status.to_string());
@@ -164,7 +164,7 @@ impl DemoProgram {
         Failure::new(Code::Aborted, format!("program {} on {}", self.process.id(), self.node), cause)
     }
 
-    /// Writes a line to its standard input.
+    /// Writes a line to the program's standard input.
     pub(super) fn write_line(&mut self, line: &str) -> anyhow::Result<()> {
         let mut stdin = self.process.stdin.as_ref().context("its standard input is not a pipe")?;
         // Not returned as an I/O error: the caller would take EPIPE for its own closed standard output.
@@ -183,7 +183,7 @@ impl DemoProgram {
 
 impl Drop for DemoProgram {
     fn drop(&mut self) {
-        // Fails if it has ended already.
+        // Fails if the program has already ended.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }

@@ -1,4 +1,4 @@
-//! `DemoProgress`: what the demo is doing: a spinner on a terminal, a line for each step in a log.
+//! `DemoProgress`: the current step of the demo, as a spinner on a terminal or as a line of a log.
 
 use std::io::{IsTerminal as _, Write as _, stderr};
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 /// The steps of a demo, on standard error.
 pub(super) struct DemoProgress {
     began: Instant,
-    /// Absent where standard error is not a terminal.
+    /// `None` if standard error is not a terminal.
     spinner: Option<ProgressBar>,
 }
 

@@ -1,5 +1,5 @@
-//! `attach_child`: one attached child. The child's standard streams and exit status are those of this command;
-//! `signals` forwards the signals.
+//! `attach_child`: connects this command to a single child. The child uses this command's standard streams, and the
+//! command exits with the child's exit status. `signals` forwards the signals.
 
 use std::io::{self, Read as _, Write as _};
 use std::process::ExitCode;
@@ -19,7 +19,7 @@ use tonic::Code;
 use super::signals::{self, SIGPIPE, SIGTERM};
 use crate::output;
 
-/// Time after SIGPIPE within which the child must stop writing.
+/// Time after SIGPIPE during which the child may still write. After that, it is sent SIGTERM.
 const SILENCE_LIMIT: Duration = Duration::from_secs(1);
 
 /// Serves the child until it ends. Returns its exit status.
@@ -56,7 +56,7 @@ fn attach_input(input: Input) -> AttachInput {
     AttachInput { input: Some(input) }
 }
 
-/// The child's own exit status; a lost child is a failure.
+/// Returns the child's own exit status. A lost child is a failure.
 fn child_exit_code(child: &Child) -> anyhow::Result<ExitCode> {
     let exit = child.exit.as_ref();
     match exit.and_then(output::exit_code) {
@@ -68,17 +68,17 @@ fn child_exit_code(child: &Child) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Ends the child when this command's output has no reader any more.
+/// Signals the child when the reader of this command's output has closed the pipe.
 struct OutputRelay<'a> {
     client: &'a Client,
     child: &'a [String],
-    /// When the reader closed the pipe and the child was sent SIGPIPE.
+    /// The time of the first write that failed with EPIPE. The child was then sent SIGPIPE.
     closed_at: Option<Instant>,
 }
 
 impl OutputRelay<'_> {
-    /// Handles the result of writing one piece of output. The child writes to files, so it does not notice that the
-    /// reader closed the pipe: it is sent SIGPIPE. If it ignores SIGPIPE and continues to write, it is sent SIGTERM.
+    /// Handles the result of writing one piece of output. The child writes to files, so the kernel does not send it
+    /// SIGPIPE: this function does. If the child still writes after [`SILENCE_LIMIT`], it is sent SIGTERM.
     async fn handle_write(&mut self, written: io::Result<()>) -> io::Result<()> {
         match written {
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
@@ -99,7 +99,7 @@ impl OutputRelay<'_> {
 }
 
 /// Starts a thread that forwards standard input. read(2) on a terminal or pipe cannot be cancelled, so the thread ends
-/// with the process.
+/// with this process.
 fn forward_stdin(inputs: mpsc::Sender<AttachInput>) {
     thread::spawn(move || {
         let mut buffer = vec![0; OUTPUT_CHUNK_BYTES];

@@ -1,4 +1,4 @@
-//! `farfork fork`: starts children of a seed. This file has the arguments and starts the children; `attached` serves a
+//! `farfork fork`: starts children of a seed. This file has the arguments and starts the children. `attached` serves a
 //! single attached child.
 
 mod attached;
@@ -295,7 +295,7 @@ impl Fork {
     }
 }
 
-/// The result of a detached fork: the exit status and the JSON document. Without `json`, prints the ids now.
+/// Returns the exit status and the JSON document of a detached fork. Without `json`, prints the ids.
 fn report_detached(seed: &str, outcomes: &[ChildOutcome], json: bool) -> (ExitCode, Value) {
     if !json {
         outcomes::print_outcomes(outcomes);
@@ -304,8 +304,8 @@ fn report_detached(seed: &str, outcomes: &[ChildOutcome], json: bool) -> (ExitCo
     (if all_run { ExitCode::SUCCESS } else { ExitCode::FAILURE }, outcomes::outcomes_json(seed, outcomes))
 }
 
-/// Waits for `children`, which are those that were started, and prints the results in order. Returns the exit status and
-/// the JSON document.
+/// Waits for the started children and prints their results in order. `children` are their ids. Returns the exit status
+/// and the JSON document.
 async fn wait_and_print(
     client: &mut farfork_api::client::Client,
     seed: &str,
@@ -338,7 +338,7 @@ fn parse_strategy(text: &str) -> Result<PagingStrategy, PagingStrategyError> {
     text.parse()
 }
 
-/// Parses a number of CPUs into thousandths.
+/// Parses a number of CPUs. Returns thousandths of a CPU.
 fn parse_millicores(text: &str) -> Result<u64, String> {
     let millicores = text.parse().ok().map(|cpus: f64| (cpus * 1000.0).round());
     match millicores {

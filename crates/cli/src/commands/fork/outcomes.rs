@@ -1,4 +1,4 @@
-//! `ChildOutcome`: the outcome of each child of a fork, which is the started child or a failure.
+//! `ChildOutcome`: the outcome of one requested child of a fork. It is the started child or a failure.
 
 use std::io::{IsTerminal as _, stderr};
 
@@ -12,10 +12,10 @@ use tonic::{Code, Streaming};
 
 use crate::output;
 
-/// With fewer children, the fork is over before a progress bar could be read.
+/// Number of children from which a progress bar is shown. With fewer, the fork ends before a user could read the bar.
 const PROGRESS_CHILDREN_MIN: u32 = 16;
 
-/// A child, or why there is none.
+/// A started child, or the reason why it was not started.
 pub(super) enum ChildOutcome {
     Started(Box<Child>),
     Failed { node: String, failure: Failure },
@@ -26,16 +26,16 @@ pub(super) enum ChildOutcome {
 pub(super) struct ForkPhases {
     /// Phases of the request on the node that received it.
     pub(super) request: Vec<Phase>,
-    /// Phases of each child on its node, in the children's order.
+    /// Phases of each child on its node, in the order of the children.
     pub(super) children: Vec<Vec<Phase>>,
 }
 
 /// The result of a fork request.
 pub(super) struct ForkedChildren {
-    /// In the children's order.
+    /// One outcome per requested child, in order.
     pub(super) outcomes: Vec<ChildOutcome>,
     pub(super) phases: ForkPhases,
-    /// Ends attended children when it is dropped.
+    /// The response stream. Dropping it ends attended children.
     pub(super) lifetime: Streaming<ForkOutcome>,
 }
 
@@ -55,7 +55,7 @@ impl ChildOutcome {
         }
     }
 
-    /// The seed's id; the user may have given its name.
+    /// The seed's id. The user may have given the seed's name instead.
     fn seed(&self) -> Option<&str> {
         match self {
             ChildOutcome::Started(child) => Some(&child.seed),
@@ -81,7 +81,7 @@ impl ChildOutcome {
     }
 }
 
-/// Forks, and collects the outcomes in the children's order.
+/// Sends a fork request, and collects the outcomes in the order of the children.
 pub(super) async fn fork_and_collect(client: &mut Client, request: ForkRequest) -> Result<ForkedChildren, Failure> {
     let (count, is_attended) = (request.count, request.attended);
     let object = format!("seed {}", request.seed);
@@ -96,7 +96,7 @@ pub(super) async fn fork_and_collect(client: &mut Client, request: ForkRequest) 
             Some(Answer::Error(error)) => ChildOutcome::Failed { node, failure: error.into() },
             None => {
                 fork_phases.request = phases;
-                // For attended children the stream stays open, without further messages.
+                // For attended children the node keeps the stream open, but sends no further message.
                 if is_attended {
                     break;
                 }
@@ -115,14 +115,14 @@ pub(super) async fn fork_and_collect(client: &mut Client, request: ForkRequest) 
     Ok(ForkedChildren { outcomes, phases: fork_phases, lifetime: answers })
 }
 
-/// The outcomes as a JSON document.
+/// Returns the outcomes as a JSON document.
 pub(super) fn outcomes_json(seed: &str, outcomes: &[ChildOutcome]) -> serde_json::Value {
     let children: Vec<OutcomeView<'_>> = outcomes.iter().map(ChildOutcome::to_view).collect();
     let id = outcomes.iter().find_map(ChildOutcome::seed).unwrap_or(seed);
     serde_json::json!({ "seed": id, "children": children })
 }
 
-/// Prints one id per line, and the failures on standard error.
+/// Prints the id of each started child on its own line, and the failures on standard error.
 pub(super) fn print_outcomes(outcomes: &[ChildOutcome]) {
     for outcome in outcomes {
         match outcome {

@@ -14,7 +14,7 @@ use crate::output::{
     summarize, summary_table,
 };
 
-/// Concurrent inspect requests; more would only queue at the daemon.
+/// Maximum number of concurrent inspect requests. More would only wait in the daemon's queue.
 const CONCURRENT_REQUESTS_MAX: usize = 32;
 
 /// The phases of a fork, and the memory counters of its children.
@@ -34,7 +34,7 @@ struct ChildProfile {
 }
 
 impl Profile {
-    /// Collects the counters of the started children: up to now, or up to their ends.
+    /// Fetches the counters of the started children: their current values, or the last ones of a child that has ended.
     pub(super) async fn collect(client: &Client, outcomes: &[ChildOutcome], phases: ForkPhases) -> Self {
         let ForkPhases { request, mut children } = phases;
         let mut started = Vec::new();
@@ -50,7 +50,7 @@ impl Profile {
         Self { request, children: started }
     }
 
-    /// Prints it for people. It uses standard error, because standard output is the children's.
+    /// Prints the profile as text on standard error. Standard output belongs to the children.
     pub(super) fn print(&self) {
         if let Some(Phase { node, .. }) = self.request.first() {
             eprintln!("\nthe request, on {node}\n{}", phase_table(&self.request));
@@ -78,7 +78,7 @@ impl Profile {
         }
     }
 
-    /// Adds it to the JSON document of the fork, for the same children.
+    /// Adds the profile to the JSON document of the fork, which lists the same children.
     pub(super) fn add_to(&self, document: &mut Value) {
         document["phases"] = to_value(phase_views(&self.request));
         document["summary"] = to_value(summarize(self.children.iter().map(|child| &child.phases[..])));
@@ -91,7 +91,7 @@ impl Profile {
     }
 }
 
-/// Fetches the details of each child. A child whose node does not answer, or has forgotten it, gets none.
+/// Fetches the details of each child. A child gets none if its node does not answer or no longer has its record.
 async fn fetch_details(client: &Client, children: &mut [ChildProfile]) {
     let mut requests = JoinSet::new();
     for (index, child) in children.iter().enumerate() {

@@ -1,5 +1,5 @@
-//! `SignalForwarder`: forwards the signals of this command to its children. It takes them over before the first child
-//! starts: otherwise a signal could end the command and leave the children running.
+//! `SignalForwarder`: forwards the signals of this command to its children. It is started before the first child:
+//! otherwise a signal could end the command and leave children running.
 
 use std::io;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ pub(super) const SIGPIPE: u32 = 13;
 pub(super) const SIGTERM: u32 = 15;
 const SIGKILL: u32 = 9;
 
-/// Signals that users and supervisors send. The terminating ones are first.
+/// Signals that are forwarded: those that users and supervisors send. The terminating ones are first.
 const FORWARDED_SIGNALS: [u32; 7] = [
     1,       // SIGHUP
     2,       // SIGINT
@@ -31,14 +31,14 @@ const FORWARDED_SIGNALS: [u32; 7] = [
 /// The number of terminating signals at the start of [`FORWARDED_SIGNALS`].
 const TERMINATING_COUNT: usize = 4;
 
-/// Concurrent signal requests; more would only queue in the daemon.
+/// Maximum number of concurrent signal requests. More would only wait in the daemon's queue.
 const CONCURRENT_SENDS_MAX: usize = 64;
 
-/// The signals that this command received, in order.
+/// Receives the signals of this command, in order.
 pub(super) struct SignalForwarder(mpsc::UnboundedReceiver<u32>);
 
 impl SignalForwarder {
-    /// Handles the signals from now on.
+    /// Installs handlers for [`FORWARDED_SIGNALS`].
     pub(super) fn start() -> io::Result<Self> {
         let (sent, arrived) = mpsc::unbounded_channel();
         for number in FORWARDED_SIGNALS {
@@ -49,8 +49,8 @@ impl SignalForwarder {
         Ok(Self(arrived))
     }
 
-    /// Waits for the start of the children. Signals that arrive meanwhile are returned, for the caller to forward. The
-    /// second terminating signal ends this command.
+    /// Waits for the start of the children. Returns the signals that arrived during the start; the caller forwards
+    /// them. A second terminating signal ends this command.
     pub(super) async fn hold_during<T>(
         &mut self,
         seed: &str,
@@ -66,13 +66,14 @@ impl SignalForwarder {
             if kept.iter().copied().filter(is_terminating).count() > 1 {
                 let cause = "interrupted while its children started";
                 return Err(Failure::new(Code::Cancelled, format!("seed {seed}"), cause)
-                    .with_next_step("those that were started are ended"));
+                    .with_next_step("the children that were started are ended"));
             }
         }
     }
 
-    /// Forwards the kept signals to the children, then each new one. Several children have no terminal, and they may
-    /// handle a signal differently: a terminating signal becomes SIGTERM, and SIGKILL the second time.
+    /// Forwards the `kept` signals to the children, then each new one. An attached child gets the same signals. Several
+    /// children get SIGTERM for the first terminating signal, and SIGKILL for the next: they have no terminal, and may
+    /// handle a signal differently.
     pub(super) fn forward(mut self, client: &Client, children: &[String], kept: Vec<u32>, is_attached: bool) {
         let (client, children) = (client.clone(), children.to_vec());
         tokio::spawn(async move {
@@ -98,7 +99,7 @@ fn is_terminating(number: &u32) -> bool {
     FORWARDED_SIGNALS[..TERMINATING_COUNT].contains(number)
 }
 
-/// Sends a signal to children, each in a request of its own, so that a node that does not answer delays no other. A
+/// Sends a signal to each child in a separate request, so that a node that does not answer delays no other node. A
 /// child that has just ended needs no signal, so errors are ignored.
 pub(super) async fn send_signal(client: &Client, children: &[String], number: u32) {
     let turns = Arc::new(Semaphore::new(CONCURRENT_SENDS_MAX));

@@ -15,7 +15,7 @@ use farfork_api::v1::{Child, ListChildrenResponse, ListRequest};
 use crate::GlobalArgs;
 use crate::output::{self, ChildView, Table, exit_text, format_age, format_microseconds, screen, shorten_command};
 
-/// Between two lists of `--watch`: as fast as people read.
+/// Interval between two lists of `--watch`.
 const WATCH_INTERVAL: Duration = Duration::from_secs(1);
 
 /// List the children of all nodes.
@@ -71,8 +71,8 @@ impl Ps {
         Ok(if is_complete { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 
-    /// Prints lists until interrupted, or until no program reads the output. A node that does not answer is reported,
-    /// and asked again.
+    /// Prints lists until interrupted, or until the reader of the output closes the pipe. If a node does not answer,
+    /// reports it and queries it again for the next list.
     async fn watch(&self, client: &mut Client, json: bool) -> anyhow::Result<ExitCode> {
         loop {
             let answer = self.list(client).await;
@@ -106,7 +106,7 @@ impl Ps {
     }
 }
 
-/// The nodes that did not answer.
+/// Returns a failure for each node that did not answer.
 fn node_failures(answer: &ListChildrenResponse) -> Vec<Failure> {
     answer.unanswered.iter().cloned().map(Failure::from).collect()
 }

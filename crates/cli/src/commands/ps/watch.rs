@@ -1,11 +1,12 @@
-//! `farfork ps --watch`: the line above the list, and the children that fit the terminal.
+//! `farfork ps --watch`: the summary line above the list, and the selection of children that fit the terminal.
 
 use farfork_api::v1::{Child, ChildState};
 
 use crate::output::format_time_of_day;
 use crate::output::screen::TerminalSize;
 
-/// Screen lines that show no child: the summary, the headings, the number of omitted children, and the cursor's line.
+/// Number of screen lines without a child: the summary, the headings, the number of omitted children, and the cursor's
+/// line.
 const RESERVED_LINES: usize = 4;
 
 /// Counts the children by state. The time of day, in UTC, shows how old the list is.
@@ -24,7 +25,7 @@ pub(super) fn summary(children: &[Child]) -> String {
     )
 }
 
-/// Keeps the children that fit: running ones first, then those that ended last. Returns how many were removed.
+/// Keeps the children that fit: running ones first, then those that ended last. Returns the number of removed children.
 pub(super) fn truncate_to_fit(children: &mut Vec<Child>, size: TerminalSize) -> usize {
     children.sort_by_key(|child| (child.exit.is_some(), std::cmp::Reverse(child.ended_unix_ms), child.started_unix_ms));
     let room = size.lines.saturating_sub(RESERVED_LINES).max(1);

@@ -21,18 +21,22 @@ pub(crate) struct CollapserProcess {
 }
 
 impl CollapserProcess {
-    /// Runs with one thread. First closes all inherited descriptors.
+    /// Runs with one thread. Closes all inherited descriptors first.
     pub(crate) fn run(&self) -> anyhow::Result<ExitCode> {
-        // A process that waits for the end of a pipe that the program inherited must not wait for this one.
-        close_all_except(&[]).context("descriptors")?;
+        // Another process may wait for the end of a pipe that the program inherited. This process must not keep the
+        // pipe open.
+        close_all_except(&[]).context("cannot close inherited descriptors")?;
         if self.alone {
-            // A session of its own, so that signals to the program's session do not reach it. Fails if this process
-            // leads one already.
+            // Starts a new session, so that signals to the program's session do not reach this process. setsid(2) fails
+            // if it already leads a session.
             let _ = rustix::process::setsid();
             return self.collapse_until_exit().context(self.process.to_string());
         }
         let process = self.process.to_string();
-        Command::new("/proc/self/exe").args(["tend", &process, "--alone"]).spawn().context("/proc/self/exe")?;
+        Command::new("/proc/self/exe")
+            .args(["tend", &process, "--alone"])
+            .spawn()
+            .context("cannot execute /proc/self/exe")?;
         Ok(ExitCode::SUCCESS)
     }
 

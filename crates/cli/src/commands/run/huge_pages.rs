@@ -1,4 +1,4 @@
-//! `enable_huge_pages`: gives a program huge pages, by its environment and by a `farfork tend` process next to it.
+//! `enable_huge_pages`: gives a program huge pages, by an environment variable and by a second process, `farfork tend`.
 
 use std::env;
 use std::process::{Command, Stdio};
@@ -7,10 +7,11 @@ use anyhow::Context as _;
 use farfork_sys::huge_page;
 use farfork_sys::process_identity::ProcessIdentity;
 
-/// Environment variable that the GNU C library reads at a program's start, from 2.35 on. Other C libraries ignore it.
+/// Environment variable that the GNU C library (2.35 and later) reads when a program starts. Other C libraries ignore
+/// it.
 const TUNABLES: &str = "GLIBC_TUNABLES";
 
-/// Makes malloc(3) use MADV_HUGEPAGE for the memory that it takes from the kernel.
+/// Tunable that makes malloc(3) call madvise(2) with MADV_HUGEPAGE on new memory. Its value is 1.
 const MALLOC_TUNABLE: &str = "glibc.malloc.hugetlb";
 
 /// Enables huge pages for the program that is about to replace this process.
@@ -23,7 +24,7 @@ pub(super) fn enable_huge_pages(program: &mut Command) -> anyhow::Result<()> {
     }
     let own_pid = i32::try_from(std::process::id()).context("the own process id")?;
     let identity = ProcessIdentity::of(own_pid).context("/proc/self/stat")?;
-    // The first process starts a second one and ends. So the program gets no child that it did not start.
+    // The started process starts another one and exits, so that the program has no unknown child.
     let starter = Command::new("/proc/self/exe")
         .args(["tend", &identity.to_string()])
         .current_dir("/")
@@ -36,7 +37,7 @@ pub(super) fn enable_huge_pages(program: &mut Command) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Adds malloc's tunable, unless the variable sets it already.
+/// Adds the malloc tunable to the variable's value, unless the value already sets it.
 fn add_malloc_tunable(existing: Option<String>) -> String {
     let own = format!("{MALLOC_TUNABLE}=1");
     match existing.filter(|tunables| !tunables.is_empty()) {

@@ -52,7 +52,7 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    /// Returns only if the program cannot be started.
+    /// Replaces this process with the program. Returns only if the program cannot be started.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         let (program, arguments) = self.command.split_first().expect("clap requires one");
         let mut command = Command::new(program);

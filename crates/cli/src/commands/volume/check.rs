@@ -16,7 +16,7 @@ use super::volume_node::{VolumeNode, failure_of_text};
 use crate::GlobalArgs;
 use crate::output::{ByteProgressBar, Table, format_bytes, print_failure, print_json, print_line};
 
-/// The exit status when nothing is known about the replicas. A difference has 1, as with cmp(1).
+/// Exit status if the replicas could not be compared. If they differ, it is 1, as with cmp(1).
 const EXIT_NOT_COMPARED: u8 = 3;
 
 /// Compare the live replicas of a volume, and repair damaged ones.
@@ -82,7 +82,7 @@ impl CheckVolume {
     }
 }
 
-/// The result of a check, as printed.
+/// The result of a check, for JSON output and for text.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 struct CheckView {
     volume: String,
@@ -92,18 +92,18 @@ struct CheckView {
     differences: Vec<ReplicaDifferenceView>,
     repaired: Vec<NodeName>,
     remounting: Vec<NodeName>,
-    /// Selected by the user; repeated in the command of the next step.
+    /// The node of `--good`. The suggested next command repeats it.
     #[serde(skip)]
     good: Option<NodeName>,
 }
 
-/// One difference.
+/// One difference between replicas.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 struct ReplicaDifferenceView {
     kind: &'static str,
     path: Option<String>,
     inode: Option<u64>,
-    /// An offset in the data of a file, or in a log.
+    /// Offset in the data of a file, or in a log.
     offset: Option<u64>,
     /// The client that owns the log.
     client: Option<NodeName>,
@@ -145,7 +145,7 @@ impl CheckView {
         Self { volume: name.to_string(), replicas, inodes, data_bytes, differences, repaired, remounting, good }
     }
 
-    /// Whether nothing is left to repair.
+    /// Returns whether all damaged replicas were copied again.
     fn is_settled(&self) -> bool {
         let is_repaired = |difference: &ReplicaDifferenceView| {
             !difference.damaged.is_empty() && difference.damaged.iter().all(|node| self.repaired.contains(node))

@@ -23,9 +23,9 @@ use crate::connection::block_on;
 use crate::output::{print_json, print_line};
 use crate::size::parse_nonzero_size;
 
-/// For a node that has just started to become a member.
+/// Longest wait until a node that has just started is a member.
 const MEMBERSHIP_LIMIT: Duration = Duration::from_secs(3);
-/// Between two queries of the members.
+/// Interval between two queries of the members.
 const MEMBERSHIP_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Create a volume with a replica on each of several nodes.
@@ -80,7 +80,7 @@ impl CreateVolume {
     }
 }
 
-/// Refuses unknown nodes early: later steps would wait longer for them.
+/// Refuses nodes that are not members. Without this check, a later step would wait for them until its time limit.
 fn check_membership(global: &GlobalArgs, object: &str, replicas: &[NodeName]) -> anyhow::Result<()> {
     let check = async {
         let mut client = global.connection.open().await?;

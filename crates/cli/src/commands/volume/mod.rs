@@ -1,5 +1,5 @@
-//! `farfork volume`: creates, lists, mounts, checks and drops replicated volumes. The commands ask the offload process of the
-//! node; `VolumeNode` finds it by the daemon's socket.
+//! `farfork volume`: creates, lists, mounts, checks and drops replicated volumes. The commands send requests to the
+//! node's offload process. `VolumeNode` finds that process by the daemon's socket.
 
 mod check;
 mod create;

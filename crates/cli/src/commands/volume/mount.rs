@@ -1,7 +1,7 @@
-//! `farfork volume mount NAME DIR`: mounts a volume. A supervisor serves the mount until it is unmounted: a background
-//! process of its own, or with `--foreground` the command itself.
+//! `farfork volume mount NAME DIR`: mounts a volume. A supervisor serves the mount until it is unmounted. It is a
+//! background process, or this command with `--foreground`.
 //!
-//! The supervisor must be in the mount namespace of the command, because the mount is.
+//! The supervisor must run in the command's mount namespace, because the mount exists only there.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead as _, BufReader, Read as _, Seek as _, SeekFrom, Write as _};
@@ -26,7 +26,7 @@ use super::volume_node::VolumeNode;
 use crate::GlobalArgs;
 use crate::output::{print_json, print_line};
 
-/// How many bytes of the log's end an error shows.
+/// Number of bytes from the end of the log that an error shows.
 const LOG_TAIL_BYTES: u64 = 2048;
 
 /// Mount a volume on this node.
@@ -70,7 +70,7 @@ impl MountVolume {
     pub(super) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
         privilege::require_root("it mounts a file system")?;
         if self.new_session {
-            // Fails if this process leads a session already.
+            // setsid(2) fails if this process already leads a session.
             let _ = rustix::process::setsid();
         }
         let object = format!("volume {}", self.name);
@@ -79,7 +79,7 @@ impl MountVolume {
             let cause = format!("cannot mount it at {}: {error}", self.directory.display());
             Failure::new(Code::NotFound, &object, cause).with_next_step("name a directory; mkdir -p creates one")
         })?;
-        // Waits until the offload process has started, and refuses a volume that does not exist.
+        // Waits until the offload process has started. Refuses a volume that does not exist.
         node.request(&object, &ControlRequest::Status(self.name.clone()))?;
         let mount = MountTarget {
             volume: self.name.as_str(),
@@ -98,8 +98,8 @@ impl MountVolume {
     }
 }
 
-/// The real path of a directory. If it has the mount of a dead client, it answers ENOTCONN or ECONNABORTED, and the new mount
-/// covers it.
+/// Resolves symbolic links of a directory. On a mount whose client has ended, system calls fail with ENOTCONN or
+/// ECONNABORTED. Such a directory is accepted: the new mount is placed over the old one.
 fn resolve_mount_point(directory: &Path) -> io::Result<PathBuf> {
     let is_dead =
         |error: &io::Error| matches!(error.kind(), io::ErrorKind::NotConnected | io::ErrorKind::ConnectionAborted);
@@ -118,7 +118,7 @@ fn resolve_mount_point(directory: &Path) -> io::Result<PathBuf> {
     }
 }
 
-/// A volume, and where it is mounted.
+/// A volume and its mount point.
 struct MountTarget<'a> {
     volume: &'a str,
     store: &'a Path,
@@ -127,10 +127,10 @@ struct MountTarget<'a> {
 }
 
 impl MountTarget<'_> {
-    /// Mounts the volume, reports it, and supervises its client until it is unmounted.
+    /// Mounts the volume, reports that, and supervises the volume's client until the volume is unmounted.
     fn serve(&self, global: &GlobalArgs) -> anyhow::Result<()> {
         let command = |role: ProcessRole| {
-            // Not the path of the binary: an upgrade may have replaced it.
+            // The path of the binary may lead to another version after an upgrade.
             let mut command = Command::new("/proc/self/exe");
             command.arg0("farfork");
             command.args(["volume", role.name(), "--store"]).arg(self.store).arg(self.volume).arg(self.directory);
@@ -142,7 +142,7 @@ impl MountTarget<'_> {
         unmount_on_signal(self.directory.to_owned())?;
         let mut supervisor = MountSupervisor::start(self.directory, command)?;
         report(global, self);
-        // Fails if the command that started this process has ended.
+        // write(2) fails if the command that started this process has ended.
         let _ = io::stdout().flush();
         supervisor.run()?;
         Ok(())
@@ -169,13 +169,13 @@ fn start_in_background(global: &GlobalArgs, mount: &MountTarget<'_>, log: &Path,
     command.arg("--socket").arg(std::path::absolute(global.connection.socket_path())?);
     command.args(["volume", "mount", mount.volume]).arg(mount.directory).args(["--foreground", "--new-session"]);
     command.args(mount.read_passthrough.then_some("--read-passthrough"));
-    // A working directory elsewhere would keep its file system busy.
+    // The current directory would keep its file system in use.
     command.current_dir("/").env_remove("FARFORK_NODE");
     let started = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log_file).spawn();
     let mut process = started.map_err(|error| failure(format!("cannot start its background process: {error}")))?;
     let output = process.stdout.take().expect("standard output is a pipe");
     let mut line = String::new();
-    // The process prints a line when the volume is mounted. It ends without one if that fails.
+    // The process prints a line when the volume is mounted. If it cannot mount the volume, it ends without a line.
     if BufReader::new(output).read_line(&mut line).is_ok_and(|bytes| bytes > 0) {
         return Ok(());
     }
@@ -185,7 +185,7 @@ fn start_in_background(global: &GlobalArgs, mount: &MountTarget<'_>, log: &Path,
     Err(failure(cause).with_next_step(format!("correct this, then mount it again; see {}", log.display())).into())
 }
 
-/// Reads the part of a log after `begin`, at most its last [`LOG_TAIL_BYTES`] bytes.
+/// Reads the part of a log after offset `begin`: at most the last [`LOG_TAIL_BYTES`] bytes.
 fn read_log_since(log: &Path, begin: u64) -> io::Result<String> {
     let mut file = File::open(log)?;
     let length = file.metadata()?.len();
@@ -195,8 +195,8 @@ fn read_log_since(log: &Path, begin: u64) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&tail).into_owned())
 }
 
-/// The causes in a log, without the names that the error already has. The supervisor's last line reports the end of the
-/// client.
+/// Extracts the causes from a log, without the names that the error already has. Omits the supervisor's last line if
+/// there are others: it only reports that the client ended.
 fn cause_of_failure(logged: &str, object: &str) -> String {
     let (client, object) = (format!("client of {object}: "), format!("{object}: "));
     let lines = logged.lines().map(|line| line.trim().trim_start_matches("farfork: "));
@@ -224,7 +224,8 @@ fn unmount_on_signal(directory: PathBuf) -> io::Result<()> {
                     _ = terminate.recv() => {}
                     _ = interrupt.recv() => {}
                 }
-                // Programs that use the mount keep it until they end. Fails if it is not mounted yet.
+                // Lazy unmount (MNT_DETACH): programs that use the mount keep it until they end. Fails if the volume is
+                // not mounted yet.
                 if unmount(&directory, UnmountFlags::DETACH).is_err() {
                     std::process::exit(1);
                 }

@@ -1,5 +1,5 @@
-//! The processes of volumes. The daemon starts `offload` and `worker`, and `farfork volume mount` starts `client`; users
-//! do not.
+//! The processes that serve volumes. The daemon starts `offload` and `worker`, and `farfork volume mount` starts
+//! `client`. Users do not start them.
 
 use std::io::Write as _;
 use std::net::IpAddr;
@@ -92,7 +92,7 @@ impl ClientArguments {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         start(&self.log)?;
         let ready = || {
-            // Fails if the supervisor, the only reader, has ended.
+            // write(2) fails if the supervisor, the only reader, has ended.
             let mut output = std::io::stdout();
             let _ = output.write_all(b"mounted\n").and_then(|()| output.flush());
         };

@@ -1,4 +1,4 @@
-//! Volumes and replicas as `farfork volume ls` and `status` show them: tables for people, stable keys for scripts.
+//! JSON and tables of volumes and replicas for `farfork volume ls` and `status`. The JSON keys are stable.
 
 use farfork_cluster::catalog::{Durability, VolumeState};
 use farfork_volume::process::{LastCheck, ReplicaStatus, VolumeStatus};
@@ -63,7 +63,7 @@ pub(super) struct LogView {
     pub(super) logged: u64,
     pub(super) committed: u64,
     pub(super) published: u64,
-    /// Bytes of data that publishing did not copy, because later changes overwrote or dropped them.
+    /// Bytes of data that publishing did not copy, because later changes overwrote or removed them.
     pub(super) coalesced: u64,
     /// Bytes of the log that were sent to the next replica, before and after compression.
     pub(super) forwarded: u64,
@@ -71,7 +71,7 @@ pub(super) struct LogView {
 }
 
 impl LogView {
-    /// Bytes that not every live replica has.
+    /// Logged bytes that not every live replica has.
     pub(super) fn uncommitted(&self) -> u64 {
         self.logged.saturating_sub(self.committed)
     }
@@ -134,7 +134,7 @@ impl ReplicaView {
     }
 }
 
-/// One row for each volume.
+/// Makes a table with a row for each volume.
 pub(super) fn volume_table(volumes: &[VolumeView]) -> Table {
     let mut table = Table::new(&["VOLUME", "STATE", "REPLICAS", "LIVE", "DURABILITY", ">LOG", "WRITER"]);
     for volume in volumes {
@@ -151,7 +151,7 @@ pub(super) fn volume_table(volumes: &[VolumeView]) -> Table {
     table
 }
 
-/// One row for each log of each replica, and one for a replica that has none.
+/// Makes a table with a row for each log of each replica, and a row for a replica without logs.
 pub(super) fn replica_table(replicas: &[ReplicaView]) -> Table {
     let mut table = Table::new(&["REPLICA", "STATE", ">FREE", "CLIENT", ">LOGGED", ">UNCOMMITTED", ">UNPUBLISHED"]);
     for replica in replicas {
@@ -171,7 +171,7 @@ pub(super) fn replica_table(replicas: &[ReplicaView]) -> Table {
     table
 }
 
-/// Nodes in the format of `--replicas`.
+/// Lists nodes in the format of `--replicas`.
 pub(super) fn replicas_text(nodes: &[NodeName]) -> String {
     let names: Vec<&str> = nodes.iter().map(NodeName::as_str).collect();
     names.join(",")

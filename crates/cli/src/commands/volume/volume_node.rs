@@ -1,4 +1,4 @@
-//! `VolumeNode`: the node of this machine that a `farfork volume` command uses, and the requests to its offload
+//! `VolumeNode`: the node of this machine that a `farfork volume` command uses. Sends requests to the node's offload
 //! process.
 
 use std::io;
@@ -18,19 +18,19 @@ use tonic::Code;
 
 use crate::GlobalArgs;
 
-/// For the processes of volumes to start, on this node or on another one.
+/// Longest wait until the processes of volumes have started, on this node or on another one.
 const START_LIMIT: Duration = Duration::from_secs(15);
-/// Between two attempts.
+/// Interval between two attempts.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// The node that a command uses.
+/// The node of this machine that a command uses.
 pub(super) struct VolumeNode {
     location: VolumeLocation,
     run_dir: PathBuf,
 }
 
 impl VolumeNode {
-    /// Finds the node of this machine that the options select. `object` is what errors name.
+    /// Finds the node of this machine that the options select. Errors name `object`.
     ///
     /// # Errors
     /// The daemon does not answer, or cannot serve volumes.
@@ -55,17 +55,17 @@ impl VolumeNode {
         Ok(Self { location, run_dir })
     }
 
-    /// The store of the node.
+    /// The directory of the node's volume store.
     pub(super) fn store(&self) -> &Path {
         &self.location.store
     }
 
-    /// The log of a mount's background process.
+    /// The path of the log of a mount's background process.
     pub(super) fn mount_log(&self, volume: &str) -> PathBuf {
         self.run_dir.join(format!("mount-{volume}.log"))
     }
 
-    /// Sends a request.
+    /// Sends a request to the offload process. Returns the volumes of the reply, if it lists any.
     ///
     /// # Errors
     /// The offload process does not answer, or the request fails.
@@ -92,7 +92,7 @@ impl VolumeNode {
         }
     }
 
-    /// Sends a request. Waits first until the offload process has started.
+    /// Sends a request to the offload process. If the process does not listen yet, retries until [`START_LIMIT`].
     fn exchange(
         &self,
         object: &str,
@@ -101,14 +101,14 @@ impl VolumeNode {
         let deadline = Instant::now() + START_LIMIT;
         let answer = loop {
             match send(&self.location.store) {
-                // Nothing was sent, so a retry is safe.
+                // The connection failed before a request was sent, so a retry is safe.
                 Err(error) if is_not_listening(&error) && Instant::now() < deadline => thread::sleep(POLL_INTERVAL),
                 answer => break answer,
             }
         };
         let node = &self.location.node;
         match answer {
-            // The text names the volume, the cause and the next step.
+            // The error text of the offload process names the volume, the cause and the next step.
             Ok(ControlAnswer::Failed(text)) => Err(failure_of_text(object, &text)),
             Ok(answer) => Ok(answer),
             Err(error) => {
@@ -119,10 +119,11 @@ impl VolumeNode {
         }
     }
 
-    /// Waits until nodes serve volumes: each starts its processes when it sees another one in the catalog.
+    /// Waits until these nodes serve volumes. A node starts its volume processes when it sees another node in the
+    /// catalog.
     ///
     /// # Errors
-    /// Names the nodes that do not serve volumes in time.
+    /// Some nodes do not serve volumes within [`START_LIMIT`]. The error names them.
     pub(super) fn wait_for_nodes(&self, object: &str, nodes: &[NodeName]) -> Result<(), Failure> {
         let catalog = FileCatalog::new(&self.location.catalog);
         let deadline = Instant::now() + START_LIMIT;
@@ -149,7 +150,8 @@ fn is_not_listening(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound)
 }
 
-/// Removes the volume's name from the beginning of the text, because the failure already names it.
+/// Makes a failure of `object`. Removes the object from the beginning of the text, because the failure already names
+/// it.
 pub(super) fn failure_of_text(object: &str, text: &str) -> Failure {
     let cause = text.strip_prefix(object).map_or(text, |rest| rest.trim_start_matches(':').trim_start());
     Failure::new(Code::FailedPrecondition, object, cause)

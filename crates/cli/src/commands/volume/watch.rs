@@ -13,11 +13,11 @@ use super::view::ReplicaView;
 use crate::output::screen::{draw, terminal_size};
 use crate::output::{Table, format_bytes, format_time_of_day, print_failure, write_bytes};
 
-/// Between two reports.
+/// Interval between two reports.
 const WATCH_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The speed at which a client's log is written and published on a replica. `None` in the first report, and after a
-/// gap.
+/// The speed at which a client's log is written, committed and published on a replica. A value is `None` if the
+/// previous report lacks the log.
 #[derive(Debug, PartialEq, Serialize)]
 struct LogRate {
     node: NodeName,
@@ -33,8 +33,8 @@ struct StatusSnapshot {
     replicas: Vec<ReplicaView>,
 }
 
-/// Shows the state that `read` returns until interrupted, or until no program reads the output. A node that does not
-/// answer is reported, and asked again.
+/// Shows the state that `read` returns every second, until interrupted or until the reader of the output closes the
+/// pipe. If the node does not answer, reports that and tries again.
 pub(super) fn watch(
     read: impl Fn() -> Result<VolumeStatus, Failure>,
     document: impl Fn(&VolumeStatus) -> anyhow::Result<Value>,
@@ -88,7 +88,7 @@ fn rates_between(earlier: Option<&StatusSnapshot>, now: &StatusSnapshot) -> Vec<
             let before = before.and_then(|(before, seconds)| {
                 Some((before.logs.iter().find(|before| before.client == log.client)?, seconds))
             });
-            // A replica that is copied again may fall back.
+            // A replica that is copied again may have less than before.
             let rate = |now: u64, before: u64, seconds: f64| (now.saturating_sub(before) as f64 / seconds) as u64;
             rates.push(LogRate {
                 node: replica.node.clone(),

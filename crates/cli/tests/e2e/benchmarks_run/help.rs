@@ -18,7 +18,7 @@ pub(super) fn explains_each_command() {
     assert!(unknown.status == 2 && unknown.message.contains("fly"), "{}", unknown.message);
 }
 
-/// As after `make install` alone, which installs no benchmarks.
+/// Runs a copy of `farfork` without `farfork-bench` next to it, as after `make install`, which installs no benchmarks.
 pub(super) fn missing_program() {
     let directory = scratch::directory();
     let lone = directory.path().join("farfork");

@@ -1,4 +1,5 @@
-//! Each benchmark runs to its end, prints the figures that it promises, and leaves nothing. The values are not tested.
+//! Each benchmark runs to its end, prints the figures that it promises, and leaves nothing on the machine. The values
+//! are not tested.
 
 mod help;
 mod volume;
@@ -40,15 +41,15 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("a_missing_bench_program_is_reported_with_a_remedy", help::missing_program),
 ];
 
-/// For one benchmark on a busy machine.
+/// Time limit of one benchmark on a busy machine.
 const RUN_LIMIT: Duration = Duration::from_secs(240);
 
-/// For killed processes to disappear from `/proc`.
+/// Longest wait until killed processes disappear from `/proc`.
 const REMAINS_LIMIT: Duration = Duration::from_secs(60);
 
 /// A figure that the fork benchmark prints for each size.
 struct ExpectedFigure<'a> {
-    /// The system that forks.
+    /// The system that forks, in the JSON field `by`.
     by: &'a str,
     /// The measured operation.
     name: &'a str,
@@ -57,7 +58,7 @@ struct ExpectedFigure<'a> {
     pace: &'a str,
 }
 
-/// Every figure of a size.
+/// All figures that the fork benchmark prints for one size.
 const FIGURES: [ExpectedFigure<'_>; 28] = [
     ExpectedFigure { by: "farfork", name: "checkpoint", node: None, pace: "back_to_back" },
     ExpectedFigure { by: "farfork", name: "checkpoint", node: None, pace: "idle" },
@@ -104,7 +105,7 @@ fn fork() {
     }
     let lines = fs::read_to_string(samples.path()).expect("the samples were written");
     let lines: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
-    // The raw copy over the link is a sample too, even if it was rejected.
+    // The raw copy over the link is a sample too, even if the benchmark rejected it.
     assert_eq!(lines.len(), 2 * 2 * (FIGURES.len() + 1));
 }
 
@@ -135,7 +136,7 @@ fn require_figure(document: &Value, mib: u64, expected: &ExpectedFigure<'_>) {
             && is("pace", pace.into())
     };
     let figure = figures.iter().find(is).unwrap_or_else(|| panic!("{mib} MiB: no {by} {name} {node:?} {pace}"));
-    let number = |key: &str| figure[key].as_f64().unwrap_or_else(|| panic!("{key} is no number: {figure}"));
+    let number = |key: &str| figure[key].as_f64().unwrap_or_else(|| panic!("{key} is not a number: {figure}"));
     assert_eq!((figure["samples"].as_u64(), &figure["unit"]), (Some(2), &"ms".into()), "{figure}");
     assert!(number("p50") > 0.0 && number("p10") <= number("p50") && number("p50") <= number("p90"));
     let is_compared = by == "farfork" && ["checkpoint", "prepare", "resume", "execution"].contains(&name);
@@ -143,7 +144,8 @@ fn require_figure(document: &Value, mib: u64, expected: &ExpectedFigure<'_>) {
     assert_eq!(figure["below_reference"].is_boolean(), is_compared, "{figure}");
 }
 
-/// Strategies differ in the pages that their first child fetches, and in the pages that its node keeps for the second.
+/// The strategies differ in the pages that the first child fetches, and in the pages that the child's node caches for
+/// the second.
 fn fork_compares_strategies() {
     let document = run(&["--mib", "4", "--runs", "1", "--strategies", "cow", "--strategies", "cow,cache"]);
     let strategies = document["strategies"].as_array().expect("a list of strategies");
@@ -165,7 +167,7 @@ fn fork_writes_sequentially() {
     assert_eq!((&document["plan"]["order"], &document["plan"]["access"]), (&"sequential".into(), &"write".into()));
 }
 
-/// Measures children for which a node may hold a speculative zygote. The plan names the kind of first child.
+/// Measures children for which a node may hold a speculative zygote. The field `plan` names the kind of first child.
 fn fork_measures_first_children() {
     for (option, told) in [("--foretold", [true, true, false]), ("--fresh", [true, false, true])] {
         let document = run(&["--mib", "1", "--runs", "2", "--first", option]);
@@ -193,7 +195,7 @@ fn function() {
     fs::write(&file, "def area(payload):\n    return payload['a'] * payload['b'] / 2\n").expect("a small file");
     let own = format!("{}:area", file.display());
     let python = programs::python();
-    let python = python.to_str().expect("its path is text");
+    let python = python.to_str().expect("a path in UTF-8");
     let arguments = [
         "helloworld",
         "compression",
@@ -209,14 +211,15 @@ fn function() {
     let document = run_benchmark("function", &arguments);
     let figures = document["figures"].as_array().expect("a list");
     for name in ["helloworld", "compression", "micro", "triangle"] {
-        // Resident memory, two calls of the parent, prepare, pause, and start and execution of three kinds of child.
+        // Figures: resident memory, two calls of the parent, prepare, pause, and start and execution of three kinds of
+        // child.
         let of_function = figures.iter().filter(|figure| figure["function"] == name);
         assert_eq!(of_function.count(), 11, "{name}: {document}");
     }
     assert_eq!(document["reference"].as_array().map(Vec::len), Some(3), "{document}");
 }
 
-/// With and without zygotes: counts every second and every client.
+/// Runs with and without zygotes. Each run counts the children of every second and of every client.
 fn peak() {
     let python = programs::python().display().to_string();
     let arguments = ["helloworld", "--nodes", "1", "--clients", "2", "--seconds", "3", "--python", &python];
@@ -266,21 +269,21 @@ fn connect() {
     }
     let lines = fs::read_to_string(samples.path()).expect("the samples were written");
     let lines: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
-    // For each number of clients: the floor, and three figures with each protection.
+    // For each number of clients: one floor, and three figures with each protection.
     assert_eq!(lines.len(), 2 * (1 + 3 * 3));
 }
 
-/// Programs that change memory while it is fetched compute correct results; otherwise the benchmark fails.
+/// Programs change memory while it is fetched. The benchmark fails if they compute a wrong result.
 fn churn() {
     let document = run_benchmark("churn", &["--mib", "8", "--runs", "1"]);
     let figures = document["figures"].as_array().expect("a list of figures");
     let keys = |figure: &Value| (figure["deed"].to_string(), figure["node"].to_string());
     let found: BTreeSet<_> = figures.iter().map(keys).collect();
-    assert_eq!((found.len(), figures.len()), (15, 15), "five deeds, unforked and on both nodes: {document}");
+    assert_eq!((found.len(), figures.len()), (15, 15), "five operations, unforked and on both nodes: {document}");
     assert!(figures.iter().all(|figure| figure["unforked_ratio"].as_f64() > Some(0.0)), "{document}");
 }
 
-/// Every result of every child is right; otherwise the benchmark fails.
+/// The benchmark fails if a result of a child is wrong.
 fn fanout() {
     for network in ["shared", "host"] {
         let few = ["--children", "4", "--mib", "4", "--runs", "1", "--nodes", "1", "--net", network];
@@ -292,12 +295,16 @@ fn fanout() {
     let document = run_benchmark("fanout", &["--children", "12", "--mib", "4", "--runs", "2", "--samples", path]);
     let figures = document["figures"].as_array().expect("a list of figures");
     let unified = !document["bare_container_refused"].is_string();
-    assert_eq!(unified, fs::read_to_string("/proc/mounts").expect("it is there").contains(" cgroup2 "), "{document}");
+    assert_eq!(
+        unified,
+        fs::read_to_string("/proc/mounts").expect("/proc is mounted").contains(" cgroup2 "),
+        "{document}"
+    );
     let bare = usize::from(unified);
     assert_eq!(
         figures.len(),
         3 * 7 + bare * 4,
-        "three systems with seven figures each, except memory of bare containers: {document}"
+        "seven figures of each system; bare containers have no memory figures: {document}"
     );
     let of = |by: &str, name: &str| {
         let is = |figure: &&Value| figure["by"] == by && figure["figure"] == name;
@@ -313,13 +320,13 @@ fn fanout() {
         assert!(of("bare_container", name)["p50"].as_f64() > Some(0.0), "{name}: {document}");
     }
     let lines = fs::read_to_string(samples.path()).expect("the samples were written");
-    // For each system: two times of each child, a rate and a first result of each round, and the memory of five
-    // children as two parts and their sum.
+    // Samples of each system: two times of each child; a rate and a first result of each round; for five children, two
+    // parts of their memory and the sum.
     assert_eq!(lines.lines().count(), 3 * (2 * 24 + 2 * 2 + 3 * 5) + bare * (2 * 24 + 2 * 2));
 }
 
-/// Clients fork for a while, and nothing is left. A floor that is out of reach fails the run. A slow machine gets more
-/// time.
+/// Clients fork for a few seconds, and nothing is left. An unreachable floor fails the run. If a slow machine starts
+/// too few children, the test runs again for longer.
 fn stress_fork() {
     let python = programs::python().display().to_string();
     let cases = [
@@ -344,8 +351,7 @@ fn stress_fork() {
     }
 }
 
-/// Times a fault alone and during a stream, in farfork and in bare programs. Every page is right; otherwise the
-/// benchmark fails.
+/// Times a fault alone and during a stream, in farfork and in bare programs. The benchmark fails if a page is wrong.
 fn fault() {
     let arguments = ["--runs", "1", "--faults", "20", "--idle-faults", "1", "--stream-mib", "512", "--streams", "0"];
     let document = run_benchmark("fault", &arguments);
@@ -357,10 +363,10 @@ fn fault() {
         assert!(figure["p99_floor_ratio"].as_f64() > Some(0.0), "{figure}");
     }
     let streams = ["stream_mib_per_s", "bare_stream_mib_per_s"].map(|stream| document[stream].as_f64() > Some(0.0));
-    assert_eq!(streams, [true; 2], "both streams brought something: {document}");
+    assert_eq!(streams, [true; 2], "both streams transferred pages: {document}");
 }
 
-/// Trees of each size have a pause and its floors.
+/// Process trees of each size have a pause and its floors.
 fn tree() {
     let arguments = ["--processes", "1,3", "--mib", "1", "--shared-mib", "1", "--runs", "2"];
     let document = run_benchmark("tree", &arguments);
@@ -373,8 +379,7 @@ fn tree() {
     assert!(pauses.clone().count() == 2 && pauses.clone().all(|pause| pause["above_floor_ms"].is_number()));
 }
 
-/// Children are created and paused at both paces, next to their floors. Every result is right; otherwise the benchmark
-/// fails.
+/// Creates and pauses children at both paces, next to their floors. The benchmark fails if a result is wrong.
 fn pool() {
     let document = run_benchmark("pool", &["--pool", "2", "--mib", "4", "--runs", "2"]);
     let figures = document["figures"].as_array().expect("a list of figures");
@@ -392,14 +397,14 @@ fn pool() {
     assert!(of("unpause") <= of("unpause_to_answer"), "the answer follows the unpause: {document}");
 }
 
-/// The number of concurrent requests grows until the throughput does not. Every answer is right; otherwise the
-/// benchmark fails.
+/// The number of concurrent requests grows until the throughput no longer does. The benchmark fails if an answer is
+/// wrong.
 fn warm_start() {
     let samples = scratch::file("");
     let path = samples.path().to_str().expect("temporary names are text");
     let arguments = ["--seconds", "0.1", "--mib", "4", "--runs", "2", "--samples", path];
     let document = run_benchmark("warm-start", &arguments);
-    let best = document["best"].as_array().expect("a list of the best");
+    let best = document["best"].as_array().expect("a list of the best figures");
     assert_eq!(best.len(), 4, "{document}");
     let figures = document["figures"].as_array().expect("a list of figures");
     let measured: BTreeSet<_> = figures.iter().map(|figure| figure["parallel"].as_u64()).collect();
@@ -417,7 +422,8 @@ fn warm_start() {
     assert!(document["figures"].as_array().is_some_and(|figures| figures.iter().all(is_given)), "{document}");
 }
 
-/// Runs two short benchmarks. The report has both, with their commands. Compared with itself, it has no differences.
+/// Runs two short benchmarks. The report contains both, with their commands. A comparison of the report with itself has
+/// no differences.
 fn all() {
     let directory = scratch::directory();
     let out = directory.path().join("results");
@@ -464,7 +470,7 @@ fn missing_peer() {
     assert!(ended.stderr.contains("criu is not installed") && ended.stderr.contains("apt-get"), "{}", ended.stderr);
 }
 
-/// Runs the fork benchmark, and requires that it leaves nothing.
+/// Runs the fork benchmark. Requires that it leaves nothing on the machine.
 fn run(arguments: &[&str]) -> Value {
     run_benchmark("fork", arguments)
 }
@@ -484,7 +490,7 @@ fn run_benchmark(name: &str, arguments: &[&str]) -> Value {
     serde_json::from_str(&ended.stdout).expect("JSON")
 }
 
-/// The markers of a benchmark's nodes.
+/// The markers by which leftovers of a benchmark's nodes are found.
 fn marks(pid: u32) -> RunMarkers {
     let name = format!("farfork-bench-{pid}");
     let directories = fs::read_dir("/run").into_iter().flatten().flatten().map(|entry| entry.path());

@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::run_benchmark;
 use crate::harness::Farfork;
 
-/// Refused before anything starts: three replicas in memory would fill the machine.
+/// The size is refused before anything starts: three replicas in memory would fill the machine.
 pub(super) fn refuses_large_sizes() {
     let farfork = Farfork::at(Path::new("/nonexistent"));
     for (experiment, option) in [("throughput", "--mib"), ("latency", "--operations")] {
@@ -19,7 +19,7 @@ pub(super) fn refuses_large_sizes() {
     refused.require_mentions(&["390625 MiB", "free memory", "--entries"]);
 }
 
-/// Measures volumes, sockets and local file systems. A mail server works through each fault.
+/// Measures volumes, sockets and local file systems. A simulated mail server continues through each fault.
 pub(super) fn prints_every_figure() {
     let sizes = ["--operations", "50", "--mib", "4", "--processes", "2", "--log-mib", "16", "--runs", "1"];
     let counts = ["--files", "50", "--points", "300", "--entries", "100", "--replicas", "busy"];
@@ -30,14 +30,15 @@ pub(super) fn prints_every_figure() {
         ["experiment", "copy_method", "processes", "system", "figure"].map(|key| figure[key].to_string())
     };
     let found: BTreeSet<_> = figures.iter().map(keys).collect();
-    // Five times of five systems, and the sync of four. The rate of five systems. Two loops and six database workloads on four
-    // systems. Five figures of a neighbour for two. Three figures of each of two copy methods.
+    // Five times of five systems, and the time of a sync for four. The rate of five systems. Two loops and six database
+    // workloads on four systems. Five figures of a neighbour for two systems. Three figures of each of two copy
+    // methods.
     let expected = 5 * 5 + 4 + 5 + (2 + 6) * 4 + 5 * 2 + 3 * 2;
     assert_eq!((found.len(), figures.len()), (expected, expected), "{document}");
     assert!(figures.iter().all(|figure| figure["p50"].as_f64() > Some(0.0)), "{document}");
     let run = &document["availability"];
     let rates = run["per_s"].as_array().expect("a list of rates");
     assert_eq!((rates.len(), run["faults"].as_array().map(Vec::len)), (14, Some(6)), "{document}");
-    // Its process ends with an operation after the last second, so it has worked through all faults.
+    // The mail server ends with an operation after the last second, so it continued through all faults.
     assert!(rates.iter().filter_map(Value::as_f64).sum::<f64>() > 0.0, "{document}");
 }

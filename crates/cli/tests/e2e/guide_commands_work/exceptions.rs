@@ -1,12 +1,12 @@
-//! The commands and blocks of the guides that no test runs, each with the reason. The tests run everything else that
+//! The commands and blocks of the guides that no test runs, each with the reason. Tests run everything else that
 //! `page.rs` finds.
 
 use super::page::Page;
 
-/// A command, or a block without commands.
+/// A command that is not run, or a block without commands.
 pub(super) struct GuideException {
     page: &'static str,
-    /// The beginning of its line, or of the first line of its block.
+    /// The beginning of the command's line, or of the first line of the block.
     prefix: &'static str,
     reason: &'static str,
 }
@@ -33,7 +33,7 @@ const fn except(page: &'static str, prefix: &'static str, reason: &'static str) 
     GuideException { page, prefix, reason }
 }
 
-/// Whether a line of a page is an exception.
+/// Returns whether a line of a page is an exception.
 pub(super) fn contain(page: &Page, line: &str) -> bool {
     EXCEPTIONS.iter().any(|exception| exception.is_of(page, line))
 }

@@ -1,5 +1,5 @@
-//! All commands of all guides are taken from the pages as printed, and run, except those that `exceptions.rs` lists. A
-//! page whose commands need a setup has commands that run before them. A command that is added to a page runs too.
+//! Runs all commands of all guides as printed on the pages, except those that `exceptions.rs` lists. If the commands of
+//! a page need a setup, other commands run first. A command that is added to a page is run too.
 
 mod exceptions;
 mod page;
@@ -30,10 +30,10 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("every_guide_is_run", every_guide),
 ];
 
-/// Commands before those of the page about several machines.
+/// The setup for the page about several machines.
 const MACHINES: &str = include_str!("machines.sh");
 
-/// Starts a web server: `$WEB` is its seed, and the file `web.port` has its port.
+/// A setup that starts a web server. `$WEB` is its seed, and the file `web.port` has its port.
 const WEB_SERVER: &str = r#"
 cat > web.py <<'END'
 import http.server
@@ -47,7 +47,7 @@ wait_until test -s web.port
 WEB=$(farfork prepare $WEB_PID)
 "#;
 
-/// The seeds and children of a page. Dropping it removes them, and leaves the shared cluster as it was.
+/// The shared cluster, with the seeds and children from before the page. Dropping it removes all others.
 struct PageCluster<'a> {
     cluster: &'a Cluster,
     seeds: Vec<String>,
@@ -68,7 +68,7 @@ impl<'a> PageCluster<'a> {
 impl Drop for PageCluster<'_> {
     fn drop(&mut self) {
         let farfork = self.cluster.first();
-        // Fails for those that have ended.
+        // kill and wait fail for children that have ended.
         for child in ids(self.cluster, "ps", "child").iter().filter(|id| !self.children.contains(id)) {
             farfork.run(&["kill", "--signal", "KILL", child]);
             farfork.run(&["wait", "--timeout", WAIT_TIMEOUT, child]);
@@ -79,19 +79,19 @@ impl Drop for PageCluster<'_> {
     }
 }
 
-/// The ids that a command lists. Empty if the command fails, because a test that has failed may have no daemon.
+/// Returns the ids that a command lists. Returns none if the command fails: after a failed test there may be no daemon.
 fn ids(cluster: &Cluster, command: &str, key: &str) -> Vec<String> {
     let said: Value = serde_json::from_str(&cluster.first().run(&[command, "--json"]).stdout).unwrap_or_default();
     let lists = said.as_object().into_iter().flatten().filter_map(|(_, list)| list.as_array());
     lists.flatten().filter_map(|item| item[key].as_str()).map(str::to_owned).collect()
 }
 
-/// Requires a line for each of the numbers that the pages give their children.
+/// Requires `times` lines for each of the numbers that the pages use as payloads.
 fn require_squares(output: &PageOutput, line: impl Fn(u64) -> String, times: usize) {
     for number in 100..=107 {
         let expected = line(number);
         let found = output.lines().filter(|line| **line == expected).count();
-        assert_eq!(found, times, "`{expected}` is not printed as often as the page says");
+        assert_eq!(found, times, "`{expected}` is not printed {times} times");
     }
 }
 
@@ -205,13 +205,13 @@ fn several_machines() {
     output.require("FARFORK_RUN_DIR=/run/farfork-a farfork nodes", &["127.0.0.1:7400", "127.0.0.1:7410"]);
 }
 
-/// The two mount points of the page about volumes. They are unmounted even if the page fails.
+/// The two mount points of the page about volumes. Dropping them unmounts them, even if the page fails.
 struct MountPoints([PathBuf; 2]);
 
 impl Drop for MountPoints {
     fn drop(&mut self) {
         for directory in &self.0 {
-            // Fails if it is not mounted.
+            // umount2(2) fails if it is not mounted.
             let _ = unmount(directory, UnmountFlags::DETACH);
         }
     }
@@ -229,7 +229,7 @@ fn volumes() {
     require_nothing_left(cluster);
 }
 
-/// The commands of `add-….md` are `cargo` commands within sentences. They run the tests that include this one.
+/// The pages `add-….md` have `cargo` commands within sentences. These commands run tests, including this one.
 fn every_guide() {
     let pages = Page::all();
     exceptions::require_needed(&pages);

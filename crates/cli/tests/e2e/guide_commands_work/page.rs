@@ -1,10 +1,10 @@
-//! `Page`: a page of the guide as a list of code blocks: files, commands with the output that the page shows, and other
-//! text.
+//! `Page`: a page of the guide as a list of code blocks. A block is a file, a list of commands with the output that the
+//! page shows, or other text.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The beginning of a command line, in a block that also shows output.
+/// The start of a command line in a block that also shows output.
 const PROMPT: &str = "$ ";
 
 /// A page of the guide.
@@ -13,13 +13,13 @@ pub(super) struct Page {
     pub(super) blocks: Vec<Block>,
 }
 
-/// The text between two lines with three back-ticks.
+/// A code block: the text between two lines with three backticks.
 pub(super) enum Block {
-    /// A source file; its first line is a comment with its name.
+    /// A source file. Its first line is a comment with the file's name.
     File { name: String, text: String },
     /// Commands, one per line.
     Commands(Vec<PageCommand>),
-    /// Anything else, by its first line.
+    /// Any other block, represented by its first line.
     Text(String),
 }
 
@@ -36,14 +36,14 @@ impl Page {
         Self { name: name.to_owned(), blocks: blocks(&text) }
     }
 
-    /// All pages of the guide.
+    /// Reads all pages of the guide.
     pub(super) fn all() -> Vec<Self> {
         let files = fs::read_dir(folder()).expect("the guide can be read");
         let names = files.map(|file| file.expect("the guide can be read").file_name().to_string_lossy().into_owned());
         names.filter(|name| name.ends_with(".md")).map(|name| Self::read(&name)).collect()
     }
 
-    /// The commands, and the first line of each other block.
+    /// Returns the lines of all commands, and the first line of each other block.
     pub(super) fn lines(&self) -> impl Iterator<Item = &str> {
         self.blocks.iter().flat_map(|block| match block {
             Block::File { .. } => Vec::new(),
@@ -65,7 +65,7 @@ fn blocks(page: &str) -> Vec<Block> {
     let mut found = Vec::new();
     let mut open: Option<(&str, Vec<&str>)> = None;
     for line in page.lines() {
-        // Blocks in lists are indented.
+        // Code blocks within lists are indented.
         match (line.trim_start().strip_prefix("```"), &mut open) {
             (Some(language), None) => open = Some((language, Vec::new())),
             (Some(_), Some(_)) => found.extend(open.take().map(|(language, lines)| block(language, &lines))),
@@ -92,7 +92,7 @@ fn is_file_name(text: &str) -> bool {
     text.contains('.') && !text.contains(['/', ' '])
 }
 
-/// If at least one line has a prompt, lines without a prompt are output.
+/// Parses the commands of a block. If at least one line has a prompt, lines without a prompt are output.
 fn commands(lines: &[&str]) -> Vec<PageCommand> {
     let has_prompts = lines.iter().any(|line| line.starts_with(PROMPT));
     let mut found: Vec<PageCommand> = Vec::new();

@@ -1,4 +1,4 @@
-//! `PageScript`: runs all commands of a page in one shell, and finds what each of them printed.
+//! `PageScript`: runs all commands of a page in one shell, and separates the output of each command.
 
 use std::ffi::OsString;
 use std::fs;
@@ -12,13 +12,13 @@ use super::exceptions;
 use super::page::{Block, Page, PageCommand, root};
 use crate::harness::{BINARY, programs, scratch, wait};
 
-/// For all commands of a page.
+/// Longest run of all commands of a page.
 const PAGE_LIMIT: Duration = Duration::from_secs(240);
 
-/// Commands before those of every page.
+/// Commands that run before those of every page.
 const PROLOGUE: &str = include_str!("prologue.sh");
 
-/// A line with this mark precedes each command, and separates the outputs.
+/// The start of a line that the script prints before each command, to separate the outputs.
 const MARK: &str = "-- command: ";
 
 /// A page, and the setup of its commands.
@@ -52,14 +52,14 @@ impl PageScript {
         }
     }
 
-    /// Runs the page in its own namespaces. Their copies of mounted volumes are unmounted, because they would keep the
-    /// volumes in use.
+    /// Runs the page in its own network and mount namespaces. Copies of mounted volumes are unmounted there, because
+    /// they would keep the volumes in use.
     pub(super) fn alone(mut self) -> Self {
         self.program = ["unshare", "--net", "--mount", "bash"].map(OsString::from).to_vec();
         self.after("umount --lazy --all --types fuse.farfork")
     }
 
-    /// Adds commands that set up what the page needs.
+    /// Adds setup commands, which run before those of the page.
     pub(super) fn after(mut self, commands: &str) -> Self {
         self.prologue = format!("{}\n{commands}\n", self.prologue);
         self
@@ -70,7 +70,7 @@ impl PageScript {
         self
     }
 
-    /// Replaces text that differs on this machine, such as an address.
+    /// Replaces printed text that differs on this machine, such as an address.
     pub(super) fn replace(mut self, printed: &str, real: &str) -> Self {
         let is_printed = self.page.lines().any(|line| line.contains(printed));
         assert!(is_printed, "{} does not contain `{printed}`", self.page.name);
@@ -99,7 +99,7 @@ impl PageScript {
         output
     }
 
-    /// The commands of the page that can run.
+    /// Returns the commands of the page that are not exceptions.
     fn commands(&self) -> impl Iterator<Item = &PageCommand> {
         let blocks = self.page.blocks.iter().filter_map(|block| match block {
             Block::Commands(commands) => Some(commands),
@@ -134,7 +134,7 @@ impl PageOutput {
         Self(parts.map(text).collect())
     }
 
-    /// Requires that a command with this prefix printed all of these parts.
+    /// Requires that the commands with this prefix printed all of these parts.
     pub(super) fn require(&self, prefix: &str, parts: &[&str]) {
         let mut of_command = self.0.iter().filter(|text| text.command.starts_with(prefix)).peekable();
         assert!(of_command.peek().is_some(), "the page does not run `{prefix}`");
@@ -144,7 +144,7 @@ impl PageOutput {
         }
     }
 
-    /// All output lines of all commands.
+    /// Returns all output lines of all commands.
     pub(super) fn lines(&self) -> impl Iterator<Item = &str> {
         self.0.iter().flat_map(|text| text.printed.lines())
     }
@@ -160,7 +160,7 @@ impl PageOutput {
     }
 }
 
-/// Whether a line consists of column names.
+/// Returns whether a line consists of column names.
 fn is_header(line: &str) -> bool {
     line.contains("  ") && line.chars().all(|letter| letter.is_ascii_uppercase() || letter == ' ')
 }

@@ -25,7 +25,7 @@ const SIGKILL: i32 = 9;
 const SIGTERM: i32 = 15;
 const SIGSTOP: i32 = 19;
 
-/// A process that belongs to a node itself.
+/// A process that belongs to a node: not a child, container or template.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NodeProcess {
     Daemon,
@@ -34,13 +34,13 @@ pub(crate) enum NodeProcess {
     FdHolder,
 }
 
-/// For a killed daemon or pager to end.
+/// Longest wait until a killed daemon or pager has ended.
 const END_LIMIT: Duration = Duration::from_secs(60);
 
-/// For nodes to exchange heartbeats again.
+/// Longest wait until nodes exchange heartbeats again.
 const ALIVE_LIMIT: Duration = Duration::from_secs(60);
 
-/// For processes that `down` killed to disappear from `/proc`.
+/// Longest wait until processes that `down` killed have disappeared from `/proc`.
 const LEFTOVERS_LIMIT: Duration = Duration::from_secs(60);
 
 /// Number of log lines of a daemon that a failure shows.
@@ -59,7 +59,8 @@ pub(crate) struct Cluster {
     farforks: Vec<Farfork>,
     names: Vec<String>,
     marks: RunMarkers,
-    /// Contains the run directory. It belongs to the test, not to the cluster.
+    /// A temporary directory of the test. It contains the file of user ids and, except after `start_on`, the run
+    /// directory.
     scratch: TempDir,
 }
 
@@ -83,7 +84,7 @@ impl Cluster {
         Self::start_at(run_dir, scratch, nodes, &NodeLaunch { program: wrapper, arguments: &[] })
     }
 
-    /// As [`Self::start_with`], with its run directory in another place, which must outlive it.
+    /// As [`Self::start_with`], with the run directory on a small disk, which must outlive the cluster.
     pub(crate) fn start_on(disk: &Disk, nodes: usize, node_arguments: &[&str]) -> Self {
         let launch = NodeLaunch { program: Path::new(BINARY), arguments: node_arguments };
         Self::start_at(disk.path().join("run"), super::scratch::directory(), nodes, &launch)
@@ -115,17 +116,17 @@ impl Cluster {
         }
     }
 
-    /// The command, connected to the first node.
+    /// The command `farfork`, connected to the first node.
     pub(crate) fn first(&self) -> &Farfork {
         &self.farforks[0]
     }
 
-    /// The command, connected to a node, counted from 0.
+    /// The command `farfork`, connected to a node. Nodes count from 0.
     pub(crate) fn node(&self, index: usize) -> &Farfork {
         &self.farforks[index]
     }
 
-    /// A node's name.
+    /// Name of a node.
     pub(crate) fn name(&self, index: usize) -> &str {
         &self.names[index]
     }
@@ -136,7 +137,7 @@ impl Cluster {
         names.join(",")
     }
 
-    /// A node's run directory.
+    /// Run directory of a node.
     pub(crate) fn run_dir(&self, index: usize) -> PathBuf {
         self.local_node(index).run_dir
     }
@@ -146,17 +147,17 @@ impl Cluster {
         self.local_node(index).netns
     }
 
-    /// A node's address on the cluster's network.
+    /// Address of a node on the cluster's network.
     pub(crate) fn ip(&self, index: usize) -> IpAddr {
         self.address(index).ip()
     }
 
-    /// A node's address on the cluster's network, with its port.
+    /// Address and port of a node on the cluster's network.
     pub(crate) fn address(&self, index: usize) -> SocketAddr {
         self.local_node(index).address
     }
 
-    /// Calls a function in a node's network.
+    /// Calls a function in the network namespace of a node.
     pub(crate) fn in_network_of<T: Send>(
         &self,
         index: usize,
@@ -165,22 +166,23 @@ impl Cluster {
         self.local_node(index).run_in_network(to_do)
     }
 
-    /// The file whose locks reserve the user ids of its nodes' children.
+    /// The file whose locks reserve the user ids of children on the cluster's nodes.
     pub(crate) fn user_ranges(&self) -> PathBuf {
         user_ranges_in(&self.scratch)
     }
 
-    /// The process id of a node's daemon.
+    /// Process id of a node's daemon.
     pub(crate) fn daemon_pid(&self, index: usize) -> i32 {
         self.local_node(index).pid().expect("the daemon was started")
     }
 
-    /// Whether `down` finds a daemon of a node: the last one that was started, or one that listens at its socket.
+    /// Whether `farfork down` finds a live daemon of a node: the last one that was started, or one that listens at its
+    /// socket.
     pub(crate) fn has_live_daemon(&self, index: usize) -> bool {
         self.local_node(index).is_alive()
     }
 
-    /// The number of open descriptors of each of a node's own processes: daemon, keeper, pager.
+    /// Returns the number of open descriptors of each process of a node: daemon, keeper, pager.
     pub(crate) fn descriptors(&self, index: usize) -> BTreeMap<String, usize> {
         let count = |pid: i32| fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count);
         let mut own = self.local_node(index).pager_pids();
@@ -188,7 +190,7 @@ impl Cluster {
         own.into_iter().map(|pid| (format!("process {pid}"), count(pid))).collect()
     }
 
-    /// The name of the control group of all of its nodes.
+    /// Name of the control group that contains all nodes of the cluster.
     pub(crate) fn group(&self) -> &str {
         &self.marks.group
     }
@@ -203,9 +205,9 @@ impl Cluster {
         bytes.iter().sum::<u64>() >> 10
     }
 
-    /// Limits the memory of a node and its processes to this much more than now, or removes the limit.
+    /// Limits the memory of a node and its processes to the current usage plus `room_kb`. `None` removes the limit.
     pub(crate) fn limit_memory(&self, index: usize, room_kb: Option<u64>) {
-        // Version 1, then 2: the files of the limit and of the usage, and the word for no limit.
+        // The files of the limit and of the usage, and the value for no limit: for version 1, then for version 2.
         const FILES: [(&str, &str, &str); 2] =
             [("memory.limit_in_bytes", "memory.usage_in_bytes", "-1"), ("memory.max", "memory.current", "max")];
         let groups = &self.local_node(index).cgroups;
@@ -219,31 +221,31 @@ impl Cluster {
         fs::write(group.join(limit), value).expect("the limit can be set");
     }
 
-    /// Kills a node's daemon only.
+    /// Kills only the daemon of a node.
     pub(crate) fn kill_daemon(&self, index: usize) {
         self.local().signal_node(index, SIGKILL).unwrap_or_else(|error| panic!("{error}"));
         self.wait_for_end(index);
     }
 
-    /// Waits until a killed daemon has ended.
+    /// Waits until the killed daemon of a node has ended.
     pub(crate) fn wait_for_end(&self, index: usize) {
-        let has_ended = self.local().wait_node_exit(index, END_LIMIT).expect("there is such a node");
+        let has_ended = self.local().wait_node_exit(index, END_LIMIT).expect("the node exists");
         require_end(has_ended, "the daemon");
     }
 
-    /// Stops a node's daemon by SIGTERM, and waits until it has ended.
+    /// Sends SIGTERM to a node's daemon, and waits until it has ended.
     pub(crate) fn stop_daemon(&self, index: usize) {
         let local = self.local();
         local.signal_node(index, SIGTERM).unwrap_or_else(|error| panic!("{error}"));
-        require_end(local.wait_node_exit(index, END_LIMIT).expect("there is such a node"), "the daemon");
+        require_end(local.wait_node_exit(index, END_LIMIT).expect("the node exists"), "the daemon");
     }
 
-    /// Starts a daemon again.
+    /// Starts the daemon of a node again.
     pub(crate) fn restart_daemon(&self, index: usize) {
         self.local().restart_node(index).unwrap_or_else(|error| fail_start(&error));
     }
 
-    /// Kills a node's pager. Its keeper detects that by itself.
+    /// Kills a node's pager. Its keeper detects that, and starts another one.
     pub(crate) fn kill_pager(&self, index: usize) {
         let pager = self.pager_pid(index);
         let pidfd = pidfd::open(pager).expect("the pager lives");
@@ -251,7 +253,7 @@ impl Cluster {
         require_end(pidfd::wait_exit(&pidfd, END_LIMIT).expect("poll works"), "the pager");
     }
 
-    /// Kills several of a node's own processes, so that none of them sees another's end.
+    /// Kills several processes of a node at once, so that none of them sees the end of another.
     pub(crate) fn kill_together(&self, index: usize, victims: &[NodeProcess]) {
         let pids = victims.iter().map(|victim| match victim {
             NodeProcess::Daemon => self.daemon_pid(index),
@@ -268,11 +270,11 @@ impl Cluster {
             require_end(pidfd::wait_exit(process, END_LIMIT).expect("poll works"), "a process of the node");
         }
         if victims.contains(&NodeProcess::Daemon) {
-            require_end(self.local().wait_node_exit(index, END_LIMIT).expect("there is such a node"), "the daemon");
+            require_end(self.local().wait_node_exit(index, END_LIMIT).expect("the node exists"), "the daemon");
         }
     }
 
-    /// The parent process of a node's pager.
+    /// Process id of the keeper, the parent of a node's pager.
     fn keeper_pid(&self, index: usize) -> i32 {
         wait::wait_until("a keeper", END_LIMIT, || {
             let pager = self.local_node(index).pager_pid()?;
@@ -280,7 +282,7 @@ impl Cluster {
         })
     }
 
-    /// The process that holds the pager's descriptors.
+    /// Process id of the process that holds the pager's descriptors.
     pub(crate) fn fd_holder_pid(&self, index: usize) -> i32 {
         let is_holder = |pid: &i32| {
             fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim_end() == "farfork-holder")
@@ -289,33 +291,33 @@ impl Cluster {
         wait::wait_until("a holder", END_LIMIT, find)
     }
 
-    /// The process id of a node's pager. A killed pager has a successor as soon as its keeper has run.
+    /// Process id of a node's pager. When a pager is killed, its keeper soon starts another one.
     pub(crate) fn pager_pid(&self, index: usize) -> i32 {
         wait::wait_until("a pager", END_LIMIT, || self.local_node(index).pager_pid())
     }
 
-    /// Disconnects a node from the others.
+    /// Disconnects a node from the other nodes.
     pub(crate) fn cut_link(&self, index: usize) {
         self.local().cut_link(index).unwrap_or_else(|error| panic!("{error}"));
     }
 
-    /// Connects a node with the others again.
+    /// Connects a node to the other nodes again.
     pub(crate) fn restore_link(&self, index: usize) {
         self.local().restore_link(index).unwrap_or_else(|error| panic!("{error}"));
     }
 
-    /// A counter of a node's zygotes.
+    /// Returns a counter of a node's zygotes.
     pub(crate) fn zygote_count(&self, index: usize, what: &str) -> u64 {
         let told = self.first().json(&["inspect", self.name(index)]);
         told["zygotes"][what].as_u64().unwrap_or_else(|| panic!("no zygotes.{what} in {told}"))
     }
 
-    /// Processes of its nodes with this command line.
+    /// Returns the processes of the cluster's nodes that have this command line.
     pub(crate) fn processes(&self, command_line: &str) -> Vec<i32> {
         leftovers::marked_processes(&self.marks).filter(|(_, own)| own == command_line).map(|(pid, _)| pid).collect()
     }
 
-    /// Waits until the first node gets heartbeats from every other.
+    /// Waits until the first node receives heartbeats from all nodes.
     pub(crate) fn wait_until_all_are_alive(&self) {
         wait::wait_until("all nodes are alive", ALIVE_LIMIT, || {
             let said = self.first().json(&["nodes"]);
@@ -325,7 +327,7 @@ impl Cluster {
         });
     }
 
-    /// Takes the cluster down. Returns all that it has left on the machine.
+    /// Takes the cluster down. Returns everything that it left on the machine.
     pub(crate) fn stop(self) -> Vec<String> {
         self.print_standstills();
         if let Err(error) = LocalCluster::load(&self.marks.run_dir).and_then(LocalCluster::down) {
@@ -348,7 +350,8 @@ impl Cluster {
         self.local().nodes()[index].clone()
     }
 
-    /// Prints where each daemon's threads are, and the ends of its log and its pager's log, for a test that failed.
+    /// Prints where the threads of each daemon wait, and the ends of the daemon's and the pager's logs. For a failed
+    /// test.
     pub(crate) fn print_logs(&self) {
         for node in self.local().nodes() {
             if let Some(Ok(threads)) = node.pid().map(KernelStackSummary::read) {
@@ -363,14 +366,14 @@ impl Cluster {
         }
     }
 
-    /// Log lines of a node's daemon about times in which it did not run.
+    /// Returns the log lines in which a node's daemon reports that it did not run for a time.
     pub(crate) fn standstills(&self, index: usize) -> Vec<String> {
         let text = fs::read_to_string(self.local_node(index).log_path()).unwrap_or_default();
         let is_of_that = |line: &&str| line.contains("the daemon stalls") || line.contains("the daemon responds again");
         text.lines().filter(is_of_that).map(str::to_owned).collect()
     }
 
-    /// A standstill is worth knowing even if the test passes.
+    /// Prints times in which a daemon did not run: this is worth knowing even if the test passes.
     fn print_standstills(&self) {
         for (index, name) in self.names.iter().enumerate() {
             self.standstills(index).iter().for_each(|line| eprintln!("-- {name}: {line}"));
@@ -378,7 +381,7 @@ impl Cluster {
     }
 }
 
-/// Fails the test; as a timeout if a daemon does not answer in time.
+/// Fails the test. It counts as a timeout if a daemon did not answer in time.
 fn fail_start(error: &LocalError) -> ! {
     match error {
         LocalError::NoAnswer { .. } => wait::time_out(format!("a node does not start: {error}")),
@@ -398,13 +401,14 @@ fn user_ranges_in(scratch: &TempDir) -> PathBuf {
 
 impl Drop for Cluster {
     fn drop(&mut self) {
-        // Fails after `stop`.
+        // Loading fails if `stop` was called.
         let Ok(local) = LocalCluster::load(&self.marks.run_dir) else { return };
         if thread::panicking() {
             self.print_logs();
         }
         self.print_standstills();
-        // A test that panicked has failed already. If a test forgot to stop the cluster, its author sees the message.
+        // A test that panicked has already failed. If a test only forgot to stop the cluster, its author sees the
+        // message.
         if let Err(error) = local.down() {
             eprintln!("the cluster of a test is not removed completely: {error}");
         }

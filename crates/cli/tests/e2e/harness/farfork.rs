@@ -1,4 +1,4 @@
-//! `Farfork`: runs the real binary, like a user of one node.
+//! `Farfork`: runs the real binary, like a user of one node does.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -9,17 +9,18 @@ use serde_json::Value;
 
 use super::wait::{self, CommandOutput};
 
-/// For any command that ends by itself. Its own limits are shorter, or meant for far larger parents. It allows for a
-/// busy machine.
+/// Longest run of a command that ends by itself. The command's own time limits are shorter, or intended for much larger
+/// parents. Allows for a busy machine.
 pub(super) const COMMAND_LIMIT: Duration = Duration::from_secs(120);
 
-/// The time limit of `wait` for children that end by themselves: less than the command may take.
+/// `--timeout` of `farfork wait` for children that end by themselves. Shorter than `COMMAND_LIMIT`.
 pub(crate) const WAIT_TIMEOUT: &str = "100s";
 
-/// Messages of requests that timed out. Such a failure counts as a timeout, not as a refusal.
+/// Texts in the messages of requests that timed out. Such a failure counts as a timeout, not as a refusal.
 const TIMEOUT_TEXTS: [&str; 2] = ["it did not answer in time", "operation timed out"];
 
-/// Fails the test with a message. If the message is about a timeout, the failure is one, and the test runs again.
+/// Fails the test with a message. If the message reports a timeout, the failure counts as a timeout, and the test runs
+/// again.
 #[track_caller]
 pub(super) fn fail_or_time_out(message: String) -> ! {
     match TIMEOUT_TEXTS.iter().any(|text| message.contains(text)) {
@@ -45,7 +46,7 @@ pub(crate) struct FailedCommand {
 }
 
 impl Farfork {
-    /// Connects to the daemon at a socket.
+    /// Makes a command that connects to the daemon at this socket.
     pub(crate) fn at(socket: &Path) -> Self {
         Self { socket: socket.to_owned() }
     }
@@ -55,7 +56,7 @@ impl Farfork {
         &self.socket
     }
 
-    /// A command that is not started yet, with an empty standard input.
+    /// Makes a command that is not started yet, with an empty standard input.
     pub(crate) fn command<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Command {
         let mut command = Command::new(BINARY);
         command.args(arguments).env("FARFORK_SOCKET", &self.socket);
@@ -68,12 +69,12 @@ impl Farfork {
         self.command(arguments).spawn().expect("the binary under test can be started")
     }
 
-    /// Runs a command to its end.
+    /// Runs a command until it ends.
     pub(crate) fn run(&self, arguments: &[&str]) -> CommandOutput {
         self.run_within(COMMAND_LIMIT, arguments)
     }
 
-    /// As [`Self::run`], with another limit.
+    /// As [`Self::run`], with another time limit.
     pub(crate) fn run_within(&self, limit: Duration, arguments: &[&str]) -> CommandOutput {
         wait::wait_with_output(self.spawn(arguments), &format!("farfork {}", arguments.join(" ")), limit)
     }
@@ -90,29 +91,30 @@ impl Farfork {
         document(&ended, arguments)
     }
 
-    /// Runs a command with `--json`, whatever its exit status: children that end with 42 make `wait` fail.
+    /// Runs a command with `--json`, and ignores its exit status: `wait` fails if a child ends with 42.
     pub(crate) fn json_ignoring_status(&self, arguments: &[&str]) -> Value {
         document(&self.run(&with_json(arguments)), arguments)
     }
 
-    /// Runs a command that must fail, with a message.
+    /// Runs a command that must fail with a message.
     pub(crate) fn run_failing(&self, arguments: &[&str]) -> FailedCommand {
         let ended = self.run(arguments);
         assert!(!ended.status.success(), "farfork {} succeeded: {}", arguments.join(" "), ended.stdout);
-        assert!(!ended.stderr.trim().is_empty(), "farfork {} failed without a word", arguments.join(" "));
+        assert!(!ended.stderr.trim().is_empty(), "farfork {} failed without a message", arguments.join(" "));
         FailedCommand::of(ended)
     }
 }
 
 impl FailedCommand {
-    /// The failure of a command that has ended.
+    /// Makes the failure of a command that has ended.
     pub(crate) fn of(ended: CommandOutput) -> Self {
         Self { message: ended.stderr, status: ended.status.code().unwrap_or(-1) }
     }
 
-    /// Requires that the message contains each of these, in any case, and that the command failed without a crash.
+    /// Requires that the message contains each of these parts, in upper or lower case, and that the command did not
+    /// panic.
     pub(crate) fn require_mentions(&self, parts: &[&str]) {
-        assert_eq!(self.status, 1, "exit status 1 is what a failure has: {}", self.message);
+        assert_eq!(self.status, 1, "a failure must have exit status 1: {}", self.message);
         let message = self.message.to_lowercase();
         for part in parts {
             assert!(message.contains(&part.to_lowercase()), "the message does not name `{part}`: {}", self.message);

@@ -4,16 +4,16 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Names that only one run's objects on the machine have.
+/// Names that only objects of one run have.
 #[derive(Debug, Clone)]
 pub(crate) struct RunMarkers {
-    /// The run's directory.
+    /// The run directory.
     pub(crate) run_dir: PathBuf,
-    /// Prefix of the names of its network namespaces.
+    /// Prefix of the names of the run's network namespaces.
     pub(crate) network_prefix: String,
-    /// Name of its control group in each hierarchy.
+    /// Name of the run's control group in each hierarchy.
     pub(crate) group: String,
-    /// The control groups of its nodes.
+    /// The control groups of the run's nodes.
     pub(crate) cgroups: Vec<PathBuf>,
 }
 
@@ -21,7 +21,7 @@ pub(crate) struct RunMarkers {
 const GROUP_DEPTH_MAX: usize = 6;
 
 impl RunMarkers {
-    /// The markers of a cluster that a command has started for itself.
+    /// Makes the markers of a cluster that a command started for itself.
     pub(crate) fn of_local_cluster(name: &str, run_dir: PathBuf) -> Self {
         let group = format!("farfork-{name}");
         let mut cgroups = Vec::new();
@@ -41,7 +41,7 @@ fn find_groups(directory: &Path, name: &str, depth: usize, found: &mut Vec<PathB
     }
 }
 
-/// All that is left, one line each.
+/// Finds everything that is left, one line per object.
 pub(crate) fn find_leftovers(marks: &RunMarkers) -> Vec<String> {
     let mut found: Vec<String> =
         marked_processes(marks).map(|(pid, command)| format!("process {pid}: {command}")).collect();
@@ -56,8 +56,8 @@ pub(crate) fn find_leftovers(marks: &RunMarkers) -> Vec<String> {
     found
 }
 
-/// Processes whose command line names the run's directory, or which are in its control groups: daemons, pagers,
-/// containers, templates. Each with its command line.
+/// Finds processes whose command line contains the run directory, or that are in the run's control groups: daemons,
+/// pagers, containers, templates. Returns each with its command line.
 pub(crate) fn marked_processes(marks: &RunMarkers) -> impl Iterator<Item = (i32, String)> {
     let (run_dir, group) = (marks.run_dir.to_string_lossy().into_owned(), format!("/{}/", marks.group));
     let all = names_in("/proc").into_iter().filter_map(|name| name.parse::<i32>().ok());
@@ -87,19 +87,19 @@ fn names_in(directory: &str) -> Vec<String> {
     entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
 }
 
-/// The command line of a process; empty if the process is gone.
+/// Returns the command line of a process; empty if the process has ended.
 pub(crate) fn command_line(pid: i32) -> String {
     read_proc_file(pid, "cmdline").replace('\0', " ").trim_end().to_owned()
 }
 
-/// A file of `/proc/PID`; empty if the process is gone.
+/// Returns a file of `/proc/PID`; empty if the process has ended.
 fn read_proc_file(pid: i32, file: &str) -> String {
     let bytes = fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Whether a process has not ended. Zombies do not count: their parents must reap them, and pid 1 may be slow to reap
-/// orphans.
+/// Returns whether a process runs. Zombies do not count: only their parents can reap them, and pid 1 may be slow to
+/// reap orphans.
 fn is_alive(pid: i32) -> bool {
     let stat = read_proc_file(pid, "stat");
     stat.rsplit(')').next().is_some_and(|rest| !rest.trim_start().starts_with(['Z', 'X']) && !rest.is_empty())

@@ -1,4 +1,4 @@
-//! `LineProgram`: a program whose output is read line by line, for programs that [`super::Parent`] does not know.
+//! `LineProgram`: a program whose output is read line by line. For programs that are not a [`super::Parent`].
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
@@ -19,7 +19,7 @@ pub(crate) struct LineProgram {
 }
 
 impl LineProgram {
-    /// Starts a program, with a pipe as its standard input.
+    /// Starts a program with a pipe as its standard input.
     pub(crate) fn start(command: &mut Command) -> Result<Self, String> {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit()).process_group(0);
         let mut process = command.spawn().map_err(|error| format!("{command:?}: {error}: run scripts/setup.sh"))?;
@@ -40,7 +40,7 @@ impl LineProgram {
         self.process.id().to_string()
     }
 
-    /// Returns all lines before the line `last`. Each line must arrive within `limit`.
+    /// Returns all lines before the line that equals `last`. Each line must arrive within `limit`.
     pub(crate) fn read_until(&self, last: &str, limit: Duration) -> Result<Vec<String>, String> {
         let mut lines = Vec::new();
         loop {
@@ -52,18 +52,18 @@ impl LineProgram {
         }
     }
 
-    /// Writes to its standard input, and closes it.
+    /// Writes to the program's standard input, and closes it.
     pub(crate) fn write_input(&mut self, words: &str) -> Result<(), String> {
-        let mut input = self.input.take().ok_or("its input was closed already")?;
+        let mut input = self.input.take().ok_or("its standard input was already closed")?;
         input.write_all(words.as_bytes()).map_err(|error| error.to_string())
     }
 
-    /// Sends it a signal.
+    /// Sends a signal to the program.
     pub(crate) fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.process), signal).expect("our own child");
     }
 
-    /// Kills it, and waits until it has ended.
+    /// Kills the program, and waits until it has ended.
     pub(crate) fn kill(&mut self, limit: Duration) {
         self.process.kill().expect("our own child can be killed");
         wait::wait_exit(&mut self.process, "a killed program", limit);

@@ -1,5 +1,5 @@
-//! Compares the memory of two processes: every page that the first can read, except what the kernel itself writes
-//! (vvar, vDSO and the rseq area of each thread). Also counts huge pages.
+//! Compares the memory of two processes: every page that the first process can read, except memory that the kernel
+//! writes itself (vvar, vDSO and the rseq area of each thread). Also counts huge pages.
 
 use std::fs;
 use std::ops::Range;
@@ -7,7 +7,7 @@ use std::ops::Range;
 use farfork_sys::process::{MapEntry, read_maps, thread_ids};
 use farfork_sys::process_memory::read_process;
 
-/// Bytes to read at a time.
+/// Number of bytes to read at once.
 const CHUNK_BYTES: usize = 1 << 20;
 
 const PAGE_BYTES: usize = 4096;
@@ -18,19 +18,19 @@ const RSEQ_BYTES: usize = 32;
 /// PROT_READ.
 const READABLE: u8 = 1;
 
-/// Mappings that belong to the kernel, or that no process reads.
+/// Mappings of the kernel, which processes use in other ways or not at all.
 const KERNEL_MAPPINGS: [&[u8]; 4] = [b"[vvar]", b"[vvar_vclock]", b"[vdso]", b"[vsyscall]"];
 
 /// The result of a comparison.
 #[derive(Debug, Default)]
 pub(crate) struct Comparison {
     pub(crate) pages: usize,
-    /// Pages whose only difference is one aligned block of the size of `struct rseq`.
+    /// Number of pages whose only difference is one aligned block of the size of `struct rseq`.
     pub(crate) pages_with_rseq: usize,
 }
 
 impl Comparison {
-    /// Compares the page at `address` of the mapping `name`.
+    /// Compares the page at `address` in the mapping `name`. Panics if it differs in more than an rseq area.
     pub(crate) fn add(&mut self, name: &str, address: u64, expected: &[u8], found: &[u8]) {
         self.pages += 1;
         if expected != found {
@@ -47,7 +47,10 @@ impl Comparison {
     pub(crate) fn require_only_rseq(&self, child: i32) {
         let threads_count = thread_ids(child).expect("the child's threads can be listed").len();
         let count = self.pages_with_rseq;
-        assert!(count <= threads_count, "{count} pages differ in an rseq area, and there are {threads_count} threads");
+        assert!(
+            count <= threads_count,
+            "{count} pages differ in an rseq area, but there are only {threads_count} threads"
+        );
     }
 }
 
@@ -56,7 +59,7 @@ pub(crate) fn compare_memory(template: i32, child: i32) -> Comparison {
     compare_mappings_of(template, template, child)
 }
 
-/// As [`compare_memory`], in the mappings of a third process: paused children also have the restorer's mappings.
+/// As [`compare_memory`], but only in the mappings of process `of`: paused children also have the restorer's mappings.
 pub(crate) fn compare_mappings_of(of: i32, template: i32, child: i32) -> Comparison {
     let mut all = Comparison::default();
     for entry in read_maps(of).expect("the template can be read").iter().filter(|entry| is_comparable(entry)) {
@@ -110,7 +113,7 @@ fn describe(expected: &[u8], found: &[u8]) -> String {
     format!("{} bytes, offsets {:#x} to {:#x}, {kind}", differing.len(), differing[0], differing[differing.len() - 1])
 }
 
-/// The memory of a process that is in huge pages, in KiB.
+/// Returns the size of a process's memory that is in huge pages, in KiB.
 pub(crate) fn huge_kb(pid: i32) -> u64 {
     let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
     let line = rollup.lines().find_map(|line| line.strip_prefix("AnonHugePages:"));

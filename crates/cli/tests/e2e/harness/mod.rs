@@ -1,5 +1,6 @@
 //! The harness of the end-to-end tests: a cluster on this machine, the real binary, parents to fork, and the search for
-//! leftovers. It observes farfork only by the command line and `/proc`; it uses the crates to start nodes.
+//! leftovers. It observes farfork only through the command line and `/proc`. It uses farfork's crates only to start
+//! nodes.
 
 pub(crate) mod cluster;
 pub(crate) mod farfork;

@@ -1,5 +1,5 @@
-//! Runs a part of a test in another mount namespace: a new one, or the one of a node's daemon. Processes that the part
-//! starts are in it too.
+//! Runs a part of a test in another mount namespace: a new one, or the one of a node's daemon. Processes that this part
+//! starts are in the same namespace.
 
 use std::panic;
 use std::path::Path;
@@ -8,8 +8,8 @@ use std::thread;
 use farfork_sys::mount::{self, table};
 use farfork_sys::{namespace, pidfd};
 
-/// Runs in a copy of the calling thread's mounts. A mount that is made there is not visible elsewhere, and ends with
-/// the last process in it.
+/// Runs `body` in a new mount namespace with a copy of the thread's mounts. A mount that `body` makes is not visible
+/// elsewhere, and ends with the last process in the namespace.
 pub(crate) fn run_in_own_mounts<T: Send>(body: impl FnOnce() -> T + Send) -> T {
     run_in_thread(|| {
         namespace::unshare_container(false)
@@ -20,7 +20,7 @@ pub(crate) fn run_in_own_mounts<T: Send>(body: impl FnOnce() -> T + Send) -> T {
     })
 }
 
-/// Volumes of other tests could not be dropped while this copy of their mounts exists.
+/// Detaches volumes of other tests. They could not be dropped while a copy of their mounts exists.
 fn detach_volumes() {
     let mounts = table::read_thread_mounts().expect("the kernel lists the mounts");
     for volume in mounts.iter().filter(|mount| mount.is_volume()) {
@@ -28,7 +28,7 @@ fn detach_volumes() {
     }
 }
 
-/// Runs with the mounts of a process.
+/// Runs `body` in the mount namespace of a process.
 pub(crate) fn run_in_mounts_of<T: Send>(pid: i32, body: impl FnOnce() -> T + Send) -> T {
     let process = pidfd::open(pid).expect("the process runs");
     run_in_thread(|| {

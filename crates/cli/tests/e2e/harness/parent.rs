@@ -1,6 +1,7 @@
-//! `Parent`: one of the test programs as a running parent. Threads read its output.
+//! `Parent`: one of the test programs, running as a parent. Threads read its output.
 //!
-//! The program prints `ready PID HASH` once and `tick MICROSECONDS` every 2 ms, so that any pause shows as a gap.
+//! The program prints `ready PID HASH` once, then `tick MICROSECONDS` every 2 ms, so that any pause is visible as a
+//! gap.
 
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::ExitStatusExt;
@@ -12,30 +13,30 @@ use std::time::Duration;
 use super::programs::Program;
 use super::wait;
 
-/// For a program to be ready: Python imports NumPy and fills its arrays, on a busy machine.
+/// Longest wait until a program is ready. On a busy machine, Python takes long to import NumPy and to fill its arrays.
 const READY_LIMIT: Duration = Duration::from_secs(60);
 
-/// Between two ticks of a living parent, however busy the machine is.
+/// Longest time between two ticks of a running parent on a busy machine.
 const TICK_LIMIT: Duration = Duration::from_secs(60);
 
-/// From the end of a parent until a thread has read its last output.
+/// Longest wait, after the end of a parent, until a thread has read its last output.
 const LAST_WORDS_LIMIT: Duration = Duration::from_secs(60);
 
-/// For a parent to end. It may check itself first, and programs wait up to 40 s for each condition.
+/// Longest wait until a parent has ended. It may check its state first: programs wait up to 40 s for each condition.
 const END_LIMIT: Duration = Duration::from_secs(100);
 
 /// The output of a parent so far.
 #[derive(Default)]
 struct ParentOutput {
     ready: Option<(i32, u64)>,
-    /// Times of its ticks, in microseconds of its own clock.
+    /// Times of the ticks, in microseconds of the parent's clock.
     ticks_us: Vec<u64>,
-    /// All other lines.
+    /// All lines other than `ready` and `tick`.
     others: Vec<String>,
     errors: String,
 }
 
-/// A parent; dropping it kills it.
+/// A running parent. Dropping it kills it.
 pub(crate) struct Parent {
     process: Child,
     output: Arc<Mutex<ParentOutput>>,
@@ -49,14 +50,14 @@ impl Parent {
         Self::start_command(program.command().args(arguments))
     }
 
-    /// Starts a program as the leader of a session of its own.
+    /// Starts a program in a new session, as its leader.
     pub(crate) fn start_in_own_session(program: Program, arguments: &[&str]) -> Self {
         let program = program.command();
         let mut command = Command::new("setsid");
         Self::start_command(command.arg(program.get_program()).args(program.get_args()).args(arguments))
     }
 
-    /// Starts a command.
+    /// Starts a command, and waits until it is ready.
     pub(crate) fn start_command(command: &mut Command) -> Self {
         let spawned = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
         let mut process = spawned.unwrap_or_else(|error| panic!("{command:?}: {error}"));
@@ -71,27 +72,27 @@ impl Parent {
         parent
     }
 
-    /// Its process id on the host.
+    /// Process id of the parent on the host.
     pub(crate) fn pid(&self) -> i32 {
         self.pid
     }
 
-    /// Its process id on the host as text, for a command line.
+    /// Process id of the parent on the host, as text for a command line.
     pub(crate) fn pid_text(&self) -> String {
         self.pid.to_string()
     }
 
-    /// The answer of its child to a payload that begins with this number.
+    /// Returns the answer of a correct child to a payload that begins with this number.
     pub(crate) fn expected_answer(&self, number: u64) -> u64 {
         self.hash.wrapping_add(number)
     }
 
-    /// The number of ticks so far: a mark for [`Self::longest_gap_since`].
+    /// Number of ticks so far. Use it as a mark for [`Self::longest_gap_since`].
     pub(crate) fn ticks_count(&self) -> usize {
         self.output().ticks_us.len()
     }
 
-    /// The longest time between two consecutive ticks since a mark.
+    /// Returns the longest time between two consecutive ticks since a mark.
     pub(crate) fn longest_gap_since(&self, mark: usize) -> Duration {
         let parent_output = self.output();
         let ticks_us = &parent_output.ticks_us[mark.saturating_sub(1)..];
@@ -99,7 +100,7 @@ impl Parent {
         Duration::from_micros(longest.unwrap_or(0))
     }
 
-    /// Waits for this many more ticks.
+    /// Waits until the parent has printed this many more ticks.
     pub(crate) fn wait_for_ticks(&mut self, count: usize) {
         let goal = self.ticks_count() + count;
         while self.ticks_count() < goal {
@@ -111,7 +112,7 @@ impl Parent {
         }
     }
 
-    /// Requires that it lives, ticks, and has reported no error.
+    /// Requires that the parent runs, ticks, and has reported no error.
     pub(crate) fn require_unharmed(&mut self) {
         self.wait_for_ticks(5);
         let parent_output = self.output();
@@ -123,19 +124,19 @@ impl Parent {
         );
     }
 
-    /// The first line of its output other than ready and ticks, after its end.
+    /// Waits for the first line that is neither `ready` nor `tick`. Returns it.
     pub(crate) fn last_line(&self) -> String {
         wait::wait_until("the parent's last words", LAST_WORDS_LIMIT, || self.output().others.first().cloned())
     }
 
-    /// Kills it, and waits until it has ended.
+    /// Kills the parent, and waits until it has ended.
     pub(crate) fn kill(&mut self) -> ExitStatus {
-        // Fails if it has ended already.
+        // kill(2) fails if the parent has ended.
         let _ = self.process.kill();
         wait::wait_exit(&mut self.process, "the killed parent ends", END_LIMIT)
     }
 
-    /// Waits until it has ended by itself or by a signal of another process.
+    /// Waits until the parent has ended, by itself or by a signal of another process.
     pub(crate) fn wait_end(&mut self) -> ExitStatus {
         wait::wait_exit(&mut self.process, "the parent ends", END_LIMIT)
     }
@@ -144,18 +145,18 @@ impl Parent {
         self.output.lock().expect("readers do not panic")
     }
 
-    /// Requires that it has not ended.
+    /// Requires that the parent has not ended.
     pub(crate) fn require_alive(&mut self) {
         if let Some(status) = self.process.try_wait().expect("our own child") {
             let signal = status.signal();
-            panic!("the parent ended: {status} (signal {signal:?}); it said: {}", self.output().errors);
+            panic!("the parent ended: {status} (signal {signal:?}); its standard error: {}", self.output().errors);
         }
     }
 }
 
 impl Drop for Parent {
     fn drop(&mut self) {
-        // Fails if it has ended already.
+        // kill(2) fails if the parent has ended.
         let _ = self.process.kill();
         wait::reap_killed(&mut self.process);
     }

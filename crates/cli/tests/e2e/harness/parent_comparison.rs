@@ -1,5 +1,5 @@
-//! Compares a child with its parent by `farfork inspect CHILD --against PID`. A difference without a row in the
-//! differ's table fails the test.
+//! Compares a child with its parent by `farfork inspect CHILD --against PID`. A difference that the differ's table does
+//! not tolerate fails the test.
 
 use std::fs;
 use std::time::Duration;
@@ -11,24 +11,24 @@ use super::farfork::{Farfork, fail_or_time_out};
 use super::seed::{Seed, StartedChild};
 use super::wait;
 
-/// A difference that remains for this time counts.
+/// Time for which a comparison is repeated. A difference that is still there at the end counts.
 const COMPARISON_LIMIT: Duration = Duration::from_secs(30);
-/// A program that differs after this many prepares is not idle.
+/// Maximum number of seeds of a program. If children of all of them differ, the test fails.
 const SEEDS_MAX: usize = 3;
 
-/// For a process to stop, on a busy machine.
+/// Longest wait until a process has stopped, on a busy machine.
 const STOP_LIMIT: Duration = Duration::from_secs(30);
 
-/// Compares a running child with its parent.
+/// Requires that a running child equals its parent.
 pub(crate) fn require_same_as_parent(farfork: &Farfork, child: &StartedChild, parent: i32) {
     let said = comparison(farfork, &child.id, parent);
     assert!(said["differences_count"] == 0, "{}", differences_text(&said, parent));
 }
 
-/// The output of `inspect --against` when it finds no difference, or at the end of the time limit.
+/// Compares until there is no difference, or the time limit expires. Returns the output of `inspect --against`.
 fn comparison(farfork: &Farfork, child: &str, parent: i32) -> Value {
     let (pid, mut said) = (parent.to_string(), Value::Null);
-    // When its fork is answered, a process of a tree may still execute its last restore steps.
+    // When the fork is answered, a process of a tree may still execute the last steps of its restore.
     wait::poll_within(COMPARISON_LIMIT, || {
         said = farfork.json_ignoring_status(&["inspect", child, "--against", &pid]);
         (said["differences_count"] == 0).then_some(())
@@ -59,8 +59,8 @@ pub(crate) fn require_forked_child_same(farfork: &Farfork, seed: &Seed, node: &s
     assert!(said["differences_count"] == 0, "{}", differences_text(&said, parent));
 }
 
-/// Prepares an idle program, and requires that a new child equals it. A program that is still active at prepare causes
-/// a difference; then it is prepared again.
+/// Prepares an idle program, and requires that a new child equals it. A difference may be due to a program that was not
+/// idle at prepare. Then the program is prepared again.
 pub(crate) fn require_fresh_child_same(farfork: &Farfork, node: &str, parent: i32) {
     let mut said = Value::Null;
     for _ in 0..SEEDS_MAX {
@@ -80,8 +80,8 @@ fn forked_comparison(farfork: &Farfork, seed: &Seed, options: &[&str], parent: i
     said
 }
 
-/// Requires that a child of an active program equals it. SIGSTOP stops the program and its descendants before the
-/// prepare; they continue afterwards. The child is paused before its first instruction.
+/// Requires that a child of an active program equals it. SIGSTOP stops the program and its descendants during prepare
+/// and comparison. The child is paused before its first instruction.
 pub(crate) fn require_stopped_child_same(farfork: &Farfork, node: &str, parent: i32) {
     let stopped = stop_tree(parent);
     let seed = Seed::prepare_process(farfork, &parent.to_string(), &[]);
@@ -89,12 +89,13 @@ pub(crate) fn require_stopped_child_same(farfork: &Farfork, node: &str, parent: 
     assert!(said["differences_count"] == 0, "{}", differences_text(&said, parent));
     drop(seed);
     for pid in stopped.into_iter().rev() {
-        // Fails if its parent has reaped it meanwhile.
+        // kill(2) fails if the parent of the process has reaped it.
         let _ = kill_process(pid, Signal::CONT);
     }
 }
 
-/// Stops the tree from the top: a stopped process forks no others.
+/// Stops a process tree from the root down: a stopped process forks no further processes. Returns all stopped
+/// processes.
 fn stop_tree(root: i32) -> Vec<Pid> {
     let mut stopped = Vec::new();
     let mut next = vec![root];

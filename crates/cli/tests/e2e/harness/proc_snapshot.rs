@@ -1,9 +1,9 @@
-//! A snapshot of the state of a process in `/proc`, to compare before and after a capture. It has only values that a
-//! capture might change and the process itself does not.
+//! A snapshot of a process's state in `/proc`, to compare before and after a capture. It contains only values that a
+//! capture could change but the process itself does not change.
 
 use std::fs;
 
-/// Lines of `status`: ids, signals, privileges, tracer.
+/// The lines of `/proc/PID/status` in the snapshot: ids, signals, privileges, tracer and others.
 const KEYS: [&str; 20] = [
     "Name:",
     "Umask:",
@@ -27,16 +27,16 @@ const KEYS: [&str; 20] = [
     "THP_enabled:",
 ];
 
-/// Files that change only by the process's own actions.
+/// Files of `/proc/PID` in the snapshot. They change only by the process's own actions.
 const FILES: [&str; 8] =
     ["maps", "cgroup", "limits", "timers", "oom_score_adj", "personality", "timerslack_ns", "coredump_filter"];
 
-/// The snapshot, line by line.
+/// Reads the snapshot as lines of text.
 pub(crate) fn read_proc_snapshot(pid: i32) -> Vec<String> {
     let read = |name: &str| fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap_or_else(|e| panic!("{name}: {e}"));
     let status = read("status");
     let kept = status.lines().filter(|line| KEYS.iter().any(|key| line.starts_with(key)));
-    // Ignores whether it sleeps or runs at this moment.
+    // Ignore whether the process sleeps or runs at this moment.
     let mut lines: Vec<String> = kept.map(|line| line.replace("R (running)", "S (sleeping)")).collect();
     for file in FILES {
         lines.extend(read(file).lines().map(|line| format!("{file}: {line}")));

@@ -10,13 +10,13 @@ use farfork_terminal::cache_dir::find_cache_dir;
 
 use super::wait;
 
-/// The first Go build compiles the standard library.
+/// Longest compilation: the first Go build compiles the standard library.
 const COMPILE_LIMIT: Duration = Duration::from_secs(180);
 
 /// A program that can be forked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Program {
-    /// C, static, with a thread in each kind of wait. Arguments: memory in MiB; `spin` for a spinner.
+    /// C, static, with a thread in each kind of wait. Arguments: memory in MiB, and `spin` for a thread that spins.
     Waits,
     /// C++, dynamic, worker threads.
     Threads,
@@ -26,24 +26,23 @@ pub(crate) enum Program {
     Heap,
     /// CPython with NumPy.
     Arrays,
-    /// A program that checks one kernel resource, by name.
+    /// A program of `programs/resources` that checks one kernel resource, by name.
     Resource(&'static str),
-    /// A program for a certain situation of a test, by name.
+    /// A program of `programs/situations` for one situation of a test, by name.
     Situation(&'static str),
-    /// C, with resources that follow from a seed. Arguments: the seed, a directory.
+    /// C. Its resources follow from a seed. Arguments: the seed and a directory.
     Random,
-    /// C, with state that is made by named actions. Arguments: `actions`, `coverage`, or `run`, a seed, a directory,
+    /// C. Named actions make its state. Arguments: `actions`, `coverage`, or `run` with a seed, a directory and
     /// actions.
     Calls,
-    /// A realistic program, by its file; the extension selects the language.
+    /// A realistic program, by file name. The extension selects the language.
     Real(&'static str),
-    /// A program of `tests/resources/` at the repository's root, by name: each checks one part of the state of a
-    /// process.
+    /// A program of `tests/resources/` at the repository's root, by name. Each checks one part of a process's state.
     ProcessState(&'static str),
 }
 
 impl Program {
-    /// A command that starts it.
+    /// Returns a command that starts the program.
     pub(crate) fn command(self) -> Command {
         let (interpreter, script) = match self {
             Self::Arrays => (python(), "parents/arrays.py".to_owned()),
@@ -57,7 +56,7 @@ impl Program {
         command
     }
 
-    /// The executable. It is compiled if it is older than its source.
+    /// Returns the path of the executable. Compiles it if it is older than its sources.
     fn binary(self) -> PathBuf {
         let (source, compiler): (String, &[&str]) = match self {
             Self::Waits => ("parents/waits.c".into(), &["gcc", "-static"]),
@@ -83,7 +82,7 @@ impl Program {
             sources().join("forked.h"),
             sources().join(PROCESS_STATE_SOURCES).join("huge_setting.h"),
         ]);
-        // Tests run in parallel, and a second compilation would replace a binary that is running.
+        // Tests run in parallel: without the lock, a second compilation could replace a running binary.
         let lock = fs::File::create(binary.with_extension("lock")).expect("the build's directory can be written");
         lock.lock().expect("a lock on a local file");
         if !is_newer(&binary, &parts) {
@@ -93,22 +92,22 @@ impl Program {
     }
 }
 
-/// The Python of the environment that scripts/setup.sh made, with NumPy.
+/// Returns a Python with NumPy: `FARFORK_PYTHON`, or the environment that scripts/setup.sh made.
 pub(crate) fn python() -> PathBuf {
     let from_environment = std::env::var_os("FARFORK_PYTHON").map(PathBuf::from);
     let found = from_environment.or_else(|| Some(find_cache_dir()?.join("python/bin/python3")));
     found.filter(|python| python.exists()).expect("no Python with NumPy: run scripts/setup.sh")
 }
 
-/// The directory with the sources of these programs.
+/// The directory `tests/programs` with the sources of the programs.
 pub(crate) fn sources() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs")
 }
 
-/// From there to the programs of `tests/resources/` at the repository's root.
+/// Path from `sources()` to the programs in `tests/resources/` at the repository's root.
 const PROCESS_STATE_SOURCES: &str = "../../../../tests/resources";
 
-/// A directory apart from the other binaries, some of which have the same names.
+/// Returns a separate directory for these binaries: some have the same names as other programs.
 fn process_state_dir() -> PathBuf {
     let dir = build_dir().join("whole");
     fs::create_dir_all(&dir).expect("the build's directory can be written");
@@ -124,7 +123,7 @@ fn build_dir() -> &'static Path {
     &DIR
 }
 
-/// The headers of a program that has several parts.
+/// Returns the headers in the directory of a source. All programs of the directory are compiled again if one changes.
 fn headers_next_to(source: &Path) -> Vec<PathBuf> {
     let folder = fs::read_dir(source.parent().expect("a source is in a folder")).expect("the sources can be read");
     let all = folder.map(|entry| entry.expect("the sources can be read").path());
@@ -138,13 +137,13 @@ fn is_newer(binary: &Path, sources: &[PathBuf]) -> bool {
 }
 
 /// Copies a program by cp(1). A copy in this process would open the file for writing. A process that another test
-/// starts at that time would inherit the descriptor, and until its execve(2) the program fails with ETXTBSY.
+/// starts at that time inherits the descriptor. Until it calls execve(2), the copied program fails with ETXTBSY.
 pub(crate) fn copy(program: impl AsRef<Path>, to: &Path) {
     let copied = Command::new("cp").arg(program.as_ref()).arg(to).status().expect("cp(1) can be started");
     assert!(copied.success(), "cp(1): {copied}");
 }
 
-/// Compiles to a temporary name first, so that an incomplete binary never runs.
+/// Compiles to a temporary name and then renames the file, so that an incomplete binary never runs.
 fn compile(compiler: &[&str], source: &Path, binary: &Path) {
     let unfinished = binary.with_extension(format!("unfinished-{}", std::process::id()));
     let mut command = Command::new(compiler[0]);
@@ -160,5 +159,5 @@ fn compile(compiler: &[&str], source: &Path, binary: &Path) {
         command.spawn().unwrap_or_else(|e| panic!("{} cannot be started ({e}): run scripts/setup.sh", compiler[0]));
     let ended = wait::wait_with_output(child, &format!("compiling {}", source.display()), COMPILE_LIMIT);
     assert!(ended.status.success(), "{} does not compile:\n{}{}", source.display(), ended.stdout, ended.stderr);
-    fs::rename(&unfinished, binary).expect("a finished binary gets its name");
+    fs::rename(&unfinished, binary).expect("a rename within the build's directory");
 }

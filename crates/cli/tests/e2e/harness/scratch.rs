@@ -8,25 +8,25 @@ use std::process::Command;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use tempfile::{NamedTempFile, TempDir};
 
-/// A file with this content, removed when the value is dropped.
+/// Makes a file with this content. It is removed when the value is dropped.
 pub(crate) fn file(content: &str) -> NamedTempFile {
     let mut file = NamedTempFile::new().expect("the temporary directory can be written");
     file.write_all(content.as_bytes()).expect("a small file can be written");
     file
 }
 
-/// A directory, removed when the value is dropped.
+/// Makes a directory. It is removed when the value is dropped.
 pub(crate) fn directory() -> TempDir {
     tempfile::tempdir().expect("the temporary directory can be written")
 }
 
-/// A file system with little room. It is removed with the value.
+/// A small file system. It is removed when the value is dropped.
 pub(crate) struct Disk {
     directory: TempDir,
 }
 
 impl Disk {
-    /// In memory, of so many MiB.
+    /// Makes a tmpfs of `mib` MiB.
     pub(crate) fn of_mib(mib: u64) -> Self {
         let directory = directory();
         let options = std::ffi::CString::new(format!("size={mib}m")).expect("no NUL");
@@ -35,36 +35,36 @@ impl Disk {
         Self { directory }
     }
 
-    /// An XFS in a sparse file, of so many MiB: at least 300.
+    /// Makes an XFS file system of `mib` MiB in a sparse file. The minimum is 300.
     pub(crate) fn with_reflinks(mib: u64) -> Self {
         let (directory, image) = (directory(), NamedTempFile::new().expect("the temporary directory can be written"));
-        image.as_file().set_len(mib << 20).expect("a sparse file takes no room");
+        image.as_file().set_len(mib << 20).expect("a sparse file needs no space");
         run_command(Command::new("mkfs.xfs").arg("-q").arg(image.path()));
-        // The loop device keeps the file, and is removed with the mount.
+        // The loop device keeps the image file open, and is removed when the file system is unmounted.
         run_command(Command::new("mount").args(["-t", "xfs", "-o", "loop"]).arg(image.path()).arg(directory.path()));
         Self { directory }
     }
 
-    /// Where it is.
+    /// The directory at which it is mounted.
     pub(crate) fn path(&self) -> &Path {
         self.directory.path()
     }
 
-    /// Uses up all free space.
+    /// Writes a file that uses all free space.
     pub(crate) fn fill(&self) {
-        let mut file = File::create(self.filler_path()).expect("an empty file has room");
+        let mut file = File::create(self.filler_path()).expect("an empty file needs no space");
         let outcome = io::copy(&mut io::repeat(0), &mut file);
-        assert_eq!(outcome.expect_err("it is full").kind(), io::ErrorKind::StorageFull);
+        assert_eq!(outcome.expect_err("a write fails at the end").kind(), io::ErrorKind::StorageFull);
     }
 
-    /// Frees this many of the bytes that `fill` took.
+    /// Frees this many bytes of the space that `fill` used.
     pub(crate) fn free(&self, bytes: u64) {
         let file = File::options().write(true).open(self.filler_path()).expect("it was filled");
         let length = file.metadata().expect("a file").len();
-        file.set_len(length.saturating_sub(bytes)).expect("to be shorter takes no room");
+        file.set_len(length.saturating_sub(bytes)).expect("a file can be shortened");
     }
 
-    /// Frees all bytes that `fill` took.
+    /// Frees all space that `fill` used.
     pub(crate) fn free_all(&self) {
         fs::remove_file(self.filler_path()).expect("it was filled");
     }
@@ -77,7 +77,7 @@ impl Disk {
 impl Drop for Disk {
     fn drop(&mut self) {
         if let Err(error) = unmount(self.path(), UnmountFlags::DETACH) {
-            eprintln!("the file system of a test is still there: {error}");
+            eprintln!("the file system of a test is still mounted: {error}");
         }
     }
 }

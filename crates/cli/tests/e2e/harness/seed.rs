@@ -1,4 +1,4 @@
-//! `Seed`: a seed and its children, made by the commands that a user types.
+//! `Seed`: a seed and its children, made with the same commands as a user types.
 
 use std::fs;
 use std::path::PathBuf;
@@ -16,7 +16,7 @@ use super::wait::{self, CommandOutput};
 /// The exit status of a test program that found everything right.
 pub(crate) const EXIT_VERIFIED: i64 = 42;
 
-/// A seed; dropping the value drops the seed.
+/// A seed. Dropping the value drops the seed.
 pub(crate) struct Seed {
     farfork: Farfork,
     /// The output of `prepare --json`.
@@ -42,13 +42,13 @@ impl Seed {
         Self::prepare_process(farfork, &parent.pid_text(), options)
     }
 
-    /// Prepares any process.
+    /// Prepares the process with this id.
     pub(crate) fn prepare_process(farfork: &Farfork, pid: &str, options: &[&str]) -> Self {
         let said = farfork.json(&[&["prepare", pid], options].concat());
         Self { farfork: farfork.clone(), prepare_output: said }
     }
 
-    /// The seed that a `prepare --json` printed.
+    /// Makes a `Seed` from the output of `prepare --json`.
     pub(crate) fn from_json(farfork: &Farfork, output: &str) -> Self {
         let said = serde_json::from_str(output).unwrap_or_else(|error| panic!("{error}: {output}"));
         Self { farfork: farfork.clone(), prepare_output: said }
@@ -58,12 +58,12 @@ impl Seed {
         self.prepare_output["seed"].as_str().expect("prepare names the seed")
     }
 
-    /// How long the parent was stopped.
+    /// Time for which the parent was stopped.
     pub(crate) fn pause(&self) -> Duration {
         Duration::from_micros(self.prepare_output["pause_us"].as_u64().expect("prepare reports the pause"))
     }
 
-    /// The process that holds the seed's memory; a process id of the host.
+    /// Process id, on the host, of the template: the process that holds the seed's memory.
     pub(crate) fn template_pid(&self) -> i32 {
         let inspected = self.farfork.json(&["inspect", self.id()]);
         let pid = inspected["template_pid"].as_i64().unwrap_or_else(|| panic!("no template_pid in {inspected}"));
@@ -77,7 +77,7 @@ impl Seed {
         self.farfork.run(&[&["fork", self.id(), "--payload", &payload_path], options].concat())
     }
 
-    /// Runs one attached child, which must give the right answer.
+    /// Runs one attached child to its end, and requires the right answer.
     pub(crate) fn fork_and_check(&self, parent: &Parent, number: u64, options: &[&str]) {
         let ended = self.fork_attached(&number.to_string(), options);
         let expected = format!("result {number} {}", parent.expected_answer(number));
@@ -96,23 +96,27 @@ impl Seed {
         let path = file.path().to_string_lossy();
         let said = self.farfork.json(&[&["fork", self.id(), "--detach", "--payloads", &path], options].concat());
         let children = said["children"].as_array().expect("fork lists children");
-        assert_eq!(children.len(), payloads.len(), "as many outcomes as were asked for: {said}");
+        assert_eq!(
+            children.len(),
+            payloads.len(),
+            "the number of outcomes differs from the number of payloads: {said}"
+        );
         children.iter().map(StartedChild::from_json).collect()
     }
 
-    /// Starts detached children without a payload: they continue like their parent.
+    /// Starts detached children without a payload. They continue like their parent.
     pub(crate) fn fork_idle(&self, count: usize, options: &[&str]) -> Vec<StartedChild> {
         let count_text = count.to_string();
         let said = self.farfork.json(&[&["fork", self.id(), "--detach", "-n", &count_text], options].concat());
         said["children"].as_array().expect("fork lists children").iter().map(StartedChild::from_json).collect()
     }
 
-    /// Lets held children (`situations/paging.c`) end.
+    /// Tells held children (`situations/paging.c`) to end.
     pub(crate) fn release_children(&self, children: &[StartedChild]) {
         signal_children_to_finish(&self.farfork, children);
     }
 
-    /// Waits for children with these numbers as payloads, and checks every answer.
+    /// Waits for children that have these numbers as payloads, and checks every answer.
     pub(crate) fn check_answers(&self, parent: &Parent, children: &[StartedChild], numbers: &[u64]) {
         let ids: Vec<&str> = children.iter().map(|child| child.id.as_str()).collect();
         let said =
@@ -130,7 +134,7 @@ impl Seed {
 
 impl Drop for Seed {
     fn drop(&mut self) {
-        // Fails if its node is gone, which some tests intend.
+        // The command fails if the seed's node has ended, which some tests intend.
         let mut command = self.farfork.command(&["drop", "--force", self.id()]);
         let Ok(mut child) = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn() else { return };
         let dropped = wait::poll_within(COMMAND_LIMIT, || child.try_wait().transpose());
@@ -157,19 +161,19 @@ impl StartedChild {
     }
 }
 
-/// Ends children that run until SIGUSR2.
+/// Sends SIGUSR2 to children that run until they receive it.
 pub(crate) fn signal_children_to_finish(farfork: &Farfork, children: &[StartedChild]) {
     let ids: Vec<&str> = children.iter().map(|child| child.id.as_str()).collect();
     farfork.json(&[&["kill", "--signal", "USR2"], &ids[..]].concat());
 }
 
-/// The kernel functions in which children wait, for tests that time out.
+/// Returns the kernel functions in which the threads of children wait. For tests that time out.
 pub(crate) fn kernel_waits_text(children: &[StartedChild]) -> String {
     children.iter().map(StartedChild::kernel_waits).collect()
 }
 
 impl StartedChild {
-    /// The kernel function of each of its threads, to diagnose a hang.
+    /// Returns the kernel function in which each thread of the child waits, to diagnose a hang.
     fn kernel_waits(&self) -> String {
         let tasks = fs::read_dir(format!("/proc/{}/task", self.pid)).into_iter().flatten().flatten();
         let read = |path: PathBuf| fs::read_to_string(path).unwrap_or_default().trim().to_owned();
@@ -182,7 +186,7 @@ impl StartedChild {
     }
 }
 
-/// The output of a child without its timestamps.
+/// Returns the output of a child without its `tick` lines.
 pub(crate) fn without_ticks(output: &str) -> String {
     let lines = output.lines().filter(|line| !line.starts_with("tick "));
     lines.map(|line| format!("{line}\n")).collect()

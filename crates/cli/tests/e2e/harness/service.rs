@@ -1,5 +1,5 @@
-//! `Service`: a real server as a parent, reached by its port. The parent's server is in the network of the tests, a
-//! child's in the child's own network.
+//! `Service`: a real server as a parent, reached through its port. The parent's server is in the network of the tests,
+//! a child's server in the child's own network.
 
 use std::fs::{self, File};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -16,23 +16,23 @@ use tempfile::TempDir;
 
 use super::{scratch, wait};
 
-/// For a server to listen, on a busy machine.
+/// Longest wait until a server listens, on a busy machine.
 const READY_LIMIT: Duration = Duration::from_secs(60);
 
-/// For one answer.
+/// Longest wait for one answer.
 const ANSWER_LIMIT: Duration = Duration::from_secs(60);
 
 /// Number of log lines of a server that a failure shows.
 const LOG_LINES_MAX: usize = 20;
 
-/// A running server; dropping it kills it and its workers.
+/// A running server. Dropping it kills it and its workers.
 pub(crate) struct Service {
     process: Child,
     files: TempDir,
 }
 
 impl Service {
-    /// Starts the command that `command` makes for the server's directory, and waits until it listens.
+    /// Starts the command that `command` returns for the server's directory. Waits until the server listens.
     pub(crate) fn start(port: u16, command: impl FnOnce(&std::path::Path) -> Command) -> Self {
         let files = scratch::directory();
         let mut command = command(files.path());
@@ -56,12 +56,12 @@ impl Service {
         self.process.id().to_string()
     }
 
-    /// Sends it a signal.
+    /// Sends a signal to the server.
     pub(crate) fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.process), signal).expect("our own child");
     }
 
-    /// Ends it by a signal that asks it to terminate.
+    /// Ends the server with a signal that requests termination. Requires success as its exit status.
     pub(crate) fn end(&mut self, signal: Signal) {
         self.signal(signal);
         let ended = || self.process.try_wait().expect("our own child");
@@ -69,7 +69,7 @@ impl Service {
         assert!(status.success(), "the server ended: {status}");
     }
 
-    /// Requires that it has not ended.
+    /// Requires that the server has not ended.
     pub(crate) fn require_alive(&mut self) {
         if let Some(status) = self.process.try_wait().expect("our own child") {
             panic!("the server ended: {status}");
@@ -88,13 +88,13 @@ impl Drop for Service {
     }
 }
 
-/// A port without a listener.
+/// Returns a port without a listener.
 pub(crate) fn free_port() -> u16 {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port is free");
     listener.local_addr().expect("it is bound").port()
 }
 
-/// A connection whose reads and writes have time limits.
+/// Connects to a server. Reads and writes have time limits.
 pub(crate) fn connect(port: u16) -> TcpStream {
     let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).expect("the server listens");
     stream.set_read_timeout(Some(ANSWER_LIMIT)).expect("a limit can be set");
@@ -102,7 +102,7 @@ pub(crate) fn connect(port: u16) -> TcpStream {
     stream
 }
 
-/// Calls a function in the network of a process.
+/// Calls a function in the network namespace of a process.
 pub(crate) fn run_in_network_of<T: Send>(pid: i32, body: impl FnOnce() -> T + Send) -> T {
     let enter = || {
         let process = pidfd::open(pid).expect("the child lives");
@@ -120,7 +120,7 @@ pub(crate) struct RequestLoad {
 }
 
 impl RequestLoad {
-    /// Calls `ask` repeatedly, on a connection of its own.
+    /// Starts a thread that calls `ask` repeatedly with its own connection.
     pub(crate) fn start(port: u16, mut ask: impl FnMut(&mut TcpStream) + Send + 'static) -> Self {
         let is_over = Arc::new(AtomicBool::new(false));
         let (over, mut stream) = (Arc::clone(&is_over), connect(port));
@@ -135,7 +135,7 @@ impl RequestLoad {
         Self { is_over, asking: Some(asking) }
     }
 
-    /// Stops it. Returns the number of requests; each was answered.
+    /// Stops the thread. Returns the number of requests, all of which were answered.
     pub(crate) fn stop(mut self) -> u64 {
         self.is_over.store(true, Ordering::Relaxed);
         let asking = self.asking.take().expect("it is stopped once");

@@ -1,5 +1,5 @@
-//! `UnresponsiveMount`: a FUSE file system whose server does not answer, as after SIGSTOP. Tests mount it in a mount
-//! namespace of their own, so that nothing else on the machine hangs.
+//! `UnresponsiveMount`: a FUSE file system whose server does not answer, like a server after SIGSTOP. Tests mount it in
+//! a mount namespace of their own, so that nothing else on the machine hangs.
 
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
@@ -15,28 +15,28 @@ use tempfile::TempDir;
 use super::scratch;
 use super::wait::wait_until;
 
-/// The kernel does not read a request into a smaller buffer.
+/// Size of the buffer for requests. The kernel does not return a request to a buffer that may be too small.
 const REQUEST_BYTES_MAX: usize = 64 << 10;
 
-/// `fuse_out_header` and `fuse_init_out` of protocol 7.31.
+/// Size of `fuse_out_header` and `fuse_init_out` in protocol 7.31.
 const INIT_REPLY_BYTES: usize = 16 + 64;
 const PROTOCOL: (u32, u32) = (7, 31);
 
-/// `<asm/unistd_64.h>`
+/// Number of statfs(2) (`<asm/unistd_64.h>`).
 const STATFS: u64 = 137;
-/// For a process to make its call.
+/// Longest wait until the caller is in statfs(2).
 const CALL_LIMIT: Duration = Duration::from_secs(30);
 
 /// A mounted file system that does not answer. Dropping it aborts and unmounts it.
 pub(crate) struct UnresponsiveMount {
     directory: TempDir,
-    /// Waits for the result of statfs(2).
+    /// A process that waits for the result of statfs(2).
     caller: Child,
     server: File,
 }
 
 impl UnresponsiveMount {
-    /// Mounts a file system of this type, `fuse` or `fuse.` with a name, and makes sure that calls hang.
+    /// Mounts a file system of this type (`fuse`, or `fuse.` and a name). Waits until a call hangs.
     pub(crate) fn new(filesystem: &str) -> Self {
         let directory = scratch::directory();
         let mut server = File::options().read(true).write(true).open("/dev/fuse").expect("/dev/fuse");
@@ -61,17 +61,18 @@ impl UnresponsiveMount {
         });
     }
 
-    /// From now on the server reads requests, but answers none. A process that waits for one cannot be killed.
+    /// Starts a thread that reads requests without answering them. A process that waits for such a request cannot be
+    /// killed.
     pub(crate) fn take_requests(&self) {
         let mut server = self.server.try_clone().expect("a descriptor");
-        // Ends when the file system is aborted.
+        // read(2) fails when the file system is aborted.
         thread::spawn(move || {
             let mut request = vec![0; REQUEST_BYTES_MAX];
             while server.read(&mut request).is_ok() {}
         });
     }
 
-    /// Requires that the call that was made at the start has not returned.
+    /// Requires that the caller's statfs(2) has not returned.
     pub(crate) fn require_hanging(&mut self) {
         let ended = self.caller.try_wait().expect("a child of ours");
         assert!(ended.is_none(), "statfs(2) has returned: {ended:?}");
@@ -81,7 +82,7 @@ impl UnresponsiveMount {
 fn answer_init(server: &mut File) -> io::Result<()> {
     let mut request = vec![0; REQUEST_BYTES_MAX];
     let length = server.read(&mut request)?;
-    // The header has the length and the opcode before the request's number.
+    // The request header has the length and the opcode before the request's id.
     let number = request[..length].get(8..16).ok_or(io::ErrorKind::InvalidData)?;
     let mut reply = vec![0; INIT_REPLY_BYTES];
     reply[..4].copy_from_slice(&(INIT_REPLY_BYTES as u32).to_ne_bytes());
@@ -93,9 +94,9 @@ fn answer_init(server: &mut File) -> io::Result<()> {
 
 impl Drop for UnresponsiveMount {
     fn drop(&mut self) {
-        // First fails all calls with ENOTCONN, so that unmounting does not wait.
+        // MNT_FORCE fails all calls with ENOTCONN first, so that unmounting does not wait.
         if let Err(error) = unmount(self.directory.path(), UnmountFlags::FORCE | UnmountFlags::DETACH) {
-            eprintln!("the file system of a test is still there: {error}");
+            eprintln!("the file system of a test is still mounted: {error}");
         }
         let _ = self.caller.kill();
         let _ = self.caller.wait();

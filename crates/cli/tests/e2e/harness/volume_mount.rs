@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use super::wait;
 
-/// For processes of other tests to close descriptors that they have inherited.
+/// Longest wait until processes of other tests have closed inherited descriptors.
 const BUSY_LIMIT: Duration = Duration::from_secs(30);
 
 /// Unmounts a volume with umount(8), like a user.
 ///
-/// A process that another test starts has copies of this process's descriptors until it calls execve(2). The mount is
-/// busy meanwhile if a copy is of a file on it, even if the file was closed here.
+/// A process that another test starts has copies of this process's descriptors until it calls execve(2). A copy of a
+/// file on the mount keeps the mount busy, even if the file is closed here.
 #[track_caller]
 pub(crate) fn unmount_volume(directory: &Path) {
     wait::wait_until("the volume is unmounted", BUSY_LIMIT, || {

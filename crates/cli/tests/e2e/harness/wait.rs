@@ -1,4 +1,4 @@
-//! Waits with time limits. No test waits forever: a condition that is not met in time is a failure that names the
+//! Waits with time limits. No test waits forever: if a condition is not met in time, the test fails and names the
 //! condition.
 
 use std::io::Read;
@@ -11,18 +11,19 @@ use std::time::{Duration, Instant};
 use farfork_sys::pidfd;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 
-/// Between two checks of a condition: short compared with the measured times, long compared with the cost of a check.
+/// Interval between two checks of a condition. Short compared with the measured times, long compared with the cost of a
+/// check.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// For a killed process to end. The kernel frees its memory first, and a process in uninterruptible sleep ends only
-/// after that sleep.
+/// Longest wait until a killed process has ended. The kernel frees its memory first, and a process in uninterruptible
+/// sleep ends only after that sleep.
 const KILLED_LIMIT: Duration = Duration::from_secs(60);
 
-/// For the pipes of an ended process to close: a descendant may still have them open.
+/// Longest wait until the pipes of an ended process are closed. A descendant may still have them open.
 const OUTPUT_LIMIT: Duration = Duration::from_secs(60);
 
-/// The panic of a wait that timed out. The runner distinguishes it from wrong results by this type, and runs the test
-/// once more.
+/// The panic payload of a wait that timed out. The runner recognizes timeouts by this type, and runs the test once
+/// more.
 pub(crate) struct TimedOut(pub(crate) String);
 
 /// Fails the test because a wait timed out.
@@ -38,7 +39,7 @@ pub(crate) struct CommandOutput {
     pub(crate) stderr: String,
 }
 
-/// Waits until `condition` returns a value.
+/// Waits until `condition` returns a value. Fails the test as a timeout if that takes longer than `limit`.
 #[track_caller]
 pub(crate) fn wait_until<T>(what: &str, limit: Duration, condition: impl FnMut() -> Option<T>) -> T {
     match poll_within(limit, condition) {
@@ -47,7 +48,7 @@ pub(crate) fn wait_until<T>(what: &str, limit: Duration, condition: impl FnMut()
     }
 }
 
-/// The value of `condition`, if it returns one in time.
+/// Calls `condition` until it returns a value. Returns `None` if that takes longer than `limit`.
 pub(crate) fn poll_within<T>(limit: Duration, mut condition: impl FnMut() -> Option<T>) -> Option<T> {
     let deadline = Instant::now() + limit;
     loop {
@@ -66,14 +67,14 @@ pub(crate) fn poll_within<T>(limit: Duration, mut condition: impl FnMut() -> Opt
 pub(crate) fn wait_exit(child: &mut Child, what: &str, limit: Duration) -> ExitStatus {
     let pidfd = pidfd::open(child.id().cast_signed()).expect("our own child has not been waited for");
     if !pidfd::wait_exit(&pidfd, limit).expect("poll works") {
-        // The unwinding kills it. Before that, the runner records where the process hangs.
+        // Unwinding drops the guard, which kills the child. Before that, the runner records where the process hangs.
         let _guard = KillGuard(child);
         time_out(format!("{what}: still running after {} s", limit.as_secs_f32()));
     }
     child.wait().expect("a child that has ended can be waited for")
 }
 
-/// As [`wait_exit`]. Also returns what the process writes to its pipes.
+/// As [`wait_exit`]. Also returns the process's output on its pipes.
 #[track_caller]
 pub(crate) fn wait_with_output(mut child: Child, what: &str, limit: Duration) -> CommandOutput {
     let stdout = child.stdout.take().map(read_in_background);
@@ -90,8 +91,8 @@ pub(crate) fn wait_with_output(mut child: Child, what: &str, limit: Duration) ->
     CommandOutput { status, stdout: text(stdout), stderr: text(stderr) }
 }
 
-/// Kills the process group of a leader, and waits for the leader. If the leader was reaped already, its process id may
-/// be reused, so nothing is killed.
+/// Kills the process group of a leader, and waits for the leader. If the leader was already reaped, kills nothing,
+/// because its process id may be reused.
 pub(crate) fn kill_group(leader: &mut Child) {
     let pid = Pid::from_child(leader);
     let only_look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
@@ -101,7 +102,7 @@ pub(crate) fn kill_group(leader: &mut Child) {
     }
 }
 
-/// Waits for a killed process. Fails the test if the process does not end, unless the test fails already.
+/// Waits for a killed process. If the process does not end, fails the test, unless the test is already failing.
 pub(crate) fn reap_killed(child: &mut Child) {
     if matches!(child.try_wait(), Ok(Some(_)) | Err(_)) {
         return;
@@ -120,7 +121,7 @@ pub(crate) fn reap_killed(child: &mut Child) {
     }
 }
 
-/// Kills a process and waits for it, when it is dropped.
+/// Kills a process and waits for it when the guard is dropped.
 struct KillGuard<'a>(&'a mut Child);
 
 impl Drop for KillGuard<'_> {
@@ -136,7 +137,7 @@ fn read_in_background(mut pipe: impl Read + Send + 'static) -> Receiver<String> 
         let mut bytes = Vec::new();
         // Output that was read before an error is still useful.
         let _ = pipe.read_to_end(&mut bytes);
-        // Fails if the receiver has timed out.
+        // send fails if the receiver has timed out.
         let _ = sender.send(String::from_utf8_lossy(&bytes).into_owned());
     });
     receiver

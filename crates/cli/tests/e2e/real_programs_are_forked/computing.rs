@@ -1,4 +1,4 @@
-//! Programs that compute: each prints `half` on its way and a result at its end. Children, parent and a process that
+//! Programs that compute: each prints `half` in the middle and a result at its end. Children, parent and a process that
 //! was never forked must print the same result. A program repeats its computation until it is signalled, so that it
 //! still runs when a slow machine prepares it.
 
@@ -12,10 +12,10 @@ use crate::harness::{
     Cluster, LineProgram, Program, Seed, StartedChild, WAIT_TIMEOUT, require_stopped_child_same, scratch,
 };
 
-/// From one line of a program to the next, on a busy machine.
+/// Longest time from one line of a program to the next, on a busy machine.
 const LINE_LIMIT: Duration = Duration::from_secs(60);
 
-/// The signal that ends the repetition.
+/// The signal after which a program stops repeating its computation.
 const ENOUGH: Signal = Signal::USR2;
 
 pub(super) fn numpy(cluster: &Cluster) {
@@ -26,7 +26,8 @@ pub(super) fn pool(cluster: &Cluster) {
     check_half_way(cluster, || without_threads_of_blas("pool.py"));
 }
 
-/// BLAS threads would spin while they wait for each other, and compete with the program's own threads.
+/// Runs a script without threads of BLAS. These threads would spin while they wait for each other, and compete with the
+/// script's own threads.
 fn without_threads_of_blas(script: &'static str) -> Command {
     let mut command = Program::Real(script).command();
     command.env("OPENBLAS_NUM_THREADS", "1");
@@ -37,7 +38,8 @@ pub(super) fn node(cluster: &Cluster) {
     check_half_way(cluster, || Program::Real("timers.js").command());
 }
 
-/// The grandchildren have what fork(2) preserves of a child: pages that it has, and pages that it never touched.
+/// Forks a child of a child. The second seed has pages that the first child had fetched, and pages that it had never
+/// touched.
 pub(super) fn node_forked_again(cluster: &Cluster) {
     let parent = start(&mut Program::Real("timers.js").command());
     let seed = Seed::prepare_process(cluster.first(), &parent.pid_text(), &[]);
@@ -62,8 +64,8 @@ pub(super) fn open_mp(cluster: &Cluster) {
     check_half_way(cluster, || Program::Real("parallel.cpp").command());
 }
 
-/// Compares all that the kernel shows of a child, for single processes that were stopped half way. In a tree the
-/// restorer of a paused child still shares open files with others.
+/// Compares all state that the kernel shows of parent and child, for single processes that are stopped half way.
+/// Process trees are omitted: the restorer of a paused child still shares open files with other processes.
 pub(super) fn equal_parent(cluster: &Cluster) {
     let commands = ["timers.js", "parallel.cpp"].map(|script| Program::Real(script).command());
     for mut command in commands.into_iter().chain([without_threads_of_blas("matrices.py")]) {
@@ -72,7 +74,7 @@ pub(super) fn equal_parent(cluster: &Cluster) {
     }
 }
 
-/// The program is prepared half way, while it runs.
+/// Prepares the program half way, while it runs.
 fn check_half_way(cluster: &Cluster, command: impl Fn() -> Command) {
     let parent = start(&mut command());
     let seed = Seed::prepare_process(cluster.first(), &parent.pid_text(), &[]);
@@ -87,7 +89,7 @@ fn check_half_way(cluster: &Cluster, command: impl Fn() -> Command) {
     assert_eq!(result(&parent), expected, "the parent");
 }
 
-/// A child finds the end of its standard input where the parent waits for it, and continues.
+/// The parent waits for input. A child finds the end of its standard input instead, and continues.
 pub(super) fn shell_in_a_terminal(cluster: &Cluster) {
     let program = || start(&mut Program::Real("shell_in_a_terminal.py").command());
     let (mut parent, mut never_forked) = (program(), program());
@@ -100,8 +102,8 @@ pub(super) fn shell_in_a_terminal(cluster: &Cluster) {
     assert_eq!(result(&parent), expected, "the parent");
 }
 
-/// The file is the parent's too. The parent continues after the children; each child has its own copy since its first
-/// write.
+/// Child and parent use the same database file. Each child has its own copy from its first write on. The parent
+/// continues after the children.
 pub(super) fn sqlite(cluster: &Cluster) {
     let directories = [scratch::directory(), scratch::directory()];
     let program = |at: usize| {
@@ -127,7 +129,7 @@ fn start(command: &mut Command) -> LineProgram {
 
 fn result(talker: &LineProgram) -> String {
     let said = talker.read_until(".", LINE_LIMIT).unwrap_or_else(|error| panic!("{error}"));
-    let [result] = &said[..] else { panic!("not one result: {said:?}") };
+    let [result] = &said[..] else { panic!("not exactly one result: {said:?}") };
     assert!(result.starts_with("result "), "{result}");
     result.clone()
 }

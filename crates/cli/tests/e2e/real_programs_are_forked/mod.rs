@@ -1,4 +1,4 @@
-//! Real programs are prepared under load and forked to two other nodes. Children and parent are then used, and must
+//! Real programs are prepared under load and forked to two other nodes. Then children and parent are used, and must
 //! behave like a program that was never forked.
 //!
 //! Servers answer requests over their network; computing programs print a result. `scripts/setup.sh` installs them.

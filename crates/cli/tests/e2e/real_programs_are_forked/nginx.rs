@@ -1,4 +1,4 @@
-//! nginx: as one process, and with workers that it replaces.
+//! nginx: as one process, and with worker processes.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -11,30 +11,31 @@ use super::web::{children_of, end, get};
 use crate::harness::service::{self, RequestLoad};
 use crate::harness::{Cluster, Service, StartedChild, require_fresh_child_same, wait};
 
-/// Size of the served file: more than nginx's buffers.
+/// Size of the served file, in bytes: more than nginx's buffers.
 const FILE_BYTES: usize = 300_000;
 
 const WORKERS_COUNT: usize = 2;
 
-/// For nginx to start workers and end old ones, on a busy machine.
+/// Longest wait until nginx has started workers and ended old ones, on a busy machine.
 const RELOAD_LIMIT: Duration = Duration::from_secs(60);
 
 pub(super) fn alone(cluster: &Cluster) {
     serve(cluster, "master_process off;", |_, _, _| {});
 }
 
-/// A child's workers are its own processes. On a reload, children and parent replace their workers.
+/// A child of farfork has copies of the workers, with the same ids. On a reload, each server replaces only its own
+/// workers.
 pub(super) fn with_workers(cluster: &Cluster) {
     serve(cluster, &format!("user root;\nworker_processes {WORKERS_COUNT};"), |server, port, children| {
         let workers = workers_of(server);
         assert_eq!(workers.len(), WORKERS_COUNT, "the parent's workers");
         for child in children {
             let answered = service::run_in_network_of(child.pid, || get(&mut service::connect(port), "/worker"));
-            assert!(workers.contains(&answered), "{}: {answered} is none of its workers {workers:?}", child.id);
+            assert!(workers.contains(&answered), "{}: {answered} is not a worker of {workers:?}", child.id);
             cluster.first().json(&["kill", "--signal", "HUP", &child.id]);
             service::run_in_network_of(child.pid, || require_others(port, &workers));
         }
-        assert_eq!(workers_of(server), workers, "the parent's workers, when its children had others");
+        assert_eq!(workers_of(server), workers, "the parent's workers changed with those of a child");
         server.signal(Signal::HUP);
         require_others(port, &workers);
     });
@@ -57,13 +58,14 @@ fn serve(cluster: &Cluster, processes: &str, further: impl FnOnce(&Service, u16,
     let load = RequestLoad::start(port, move |stream| assert_eq!(get(stream, "/file"), expected));
     let (_seed, children) = children_of(cluster, &server, &[]);
     for child in &children {
-        // Requests on two connections: one has two of them.
+        // Three requests on two connections.
         let said = service::run_in_network_of(child.pid, || {
             let mut stream = service::connect(port);
             [get(&mut stream, "/file"), get(&mut stream, "/file"), get(&mut service::connect(port), "/count")]
         });
         assert!(said[0] == content && said[1] == content, "{}: another file", child.id);
-        // These three requests, and those that the load had open at the fork, whose connections were reset.
+        // The server counts these three requests, and those that the load had open at the fork. The fork reset their
+        // connections.
         let counted = said[2].lines().nth(2).and_then(|line| line.split_whitespace().nth(2)?.parse::<u64>().ok());
         assert!(counted.is_some_and(|requests| requests >= 3), "{}: {}", child.id, said[2]);
     }
@@ -83,7 +85,7 @@ fn configuration(port: u16, processes: &str) -> String {
     )
 }
 
-/// The ids of a server's workers, without zombies and without the templates of seeds.
+/// Returns the process ids of a server's workers, without the templates of seeds.
 fn workers_of(server: &Service) -> BTreeSet<String> {
     let pid = server.pid_text();
     let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).expect("the server lives");
@@ -94,10 +96,10 @@ fn workers_of(server: &Service) -> BTreeSet<String> {
     children.split_whitespace().filter(|pid| !is_traced(pid)).map(str::to_owned).collect()
 }
 
-/// Waits until only workers answer that are not in this set.
+/// Waits until a server answers only with workers that are not in this set.
 fn require_others(port: u16, workers: &BTreeSet<String>) {
     let ask = || get(&mut service::connect(port), "/worker");
-    wait::wait_until(&format!("others than {workers:?} answer"), RELOAD_LIMIT, || {
+    wait::wait_until(&format!("other workers than {workers:?} answer"), RELOAD_LIMIT, || {
         (0..2 * WORKERS_COUNT).all(|_| !workers.contains(&ask())).then_some(())
     });
 }

@@ -16,22 +16,22 @@ const ACCOUNTS_COUNT: usize = 20_000;
 /// Number of clients, each with a server process.
 const CLIENTS_COUNT: &str = "4";
 
-/// For the server to answer queries, on a busy machine.
+/// Longest wait until the server answers queries, on a busy machine.
 const START_LIMIT: Duration = Duration::from_secs(60);
 
-/// For clients to connect and make a transfer, on a busy machine.
+/// Longest wait until clients have connected and transferred, on a busy machine.
 const MOVED_LIMIT: Duration = Duration::from_secs(60);
 
-/// A transfer between two accounts in a transaction, so that it is applied as a whole.
+/// A pgbench script: a transfer between two accounts in one transaction.
 const MOVE: &str = "\\set from random(1, 20000)\n\\set to random(1, 20000)\nBEGIN;\n\
     UPDATE account SET balance = balance - 1 WHERE id = :from;\nUPDATE account SET balance = balance + 1 WHERE id = :to;\n\
     INSERT INTO move VALUES (:from, :to);\nCOMMIT;\n";
 
-/// Sums that transfers do not change, computed by more than one server process.
+/// A query of sums that transfers do not change. More than one server process computes them.
 const WHOLE: &str = "SET max_parallel_workers_per_gather = 2; SET min_parallel_table_scan_size = 0; SET parallel_setup_cost = 0; \
     SELECT count(*), sum(balance), sum(hashtext(note)::bigint) FROM account";
 
-/// Whether the accounts agree with all transfers.
+/// A query that returns 0 if the accounts agree with all transfers.
 const AGREES: &str = "SELECT sum(abs(balance - 100 - coalesce(came, 0) + coalesce(went, 0))) FROM account \
     LEFT JOIN (SELECT whence, count(*) AS went FROM move GROUP BY 1) AS a ON whence = id \
     LEFT JOIN (SELECT whither, count(*) AS came FROM move GROUP BY 1) AS b ON whither = id";
@@ -47,14 +47,15 @@ pub(super) fn postgresql(cluster: &Cluster) {
     ask("ALTER TABLE account ADD PRIMARY KEY (id)");
     ask("CREATE TABLE move (whence int, whither int)");
     let whole = ask(WHOLE);
-    // Writes all pending data now, so that the server writes nothing while parent and child are compared.
+    // Write all pending data now. Otherwise the server would write while parent and child are compared.
     ask("CHECKPOINT");
     require_fresh_child_same(cluster.first(), cluster.name(1), server.pid());
     let mut clients = Clients::start(port);
-    wait::wait_until("clients have moved something", MOVED_LIMIT, || {
+    wait::wait_until("clients have made transfers", MOVED_LIMIT, || {
         (ask("SELECT count(*) > 100 FROM move") == "t").then_some(())
     });
-    // The server continues to write its log in place. A child reads only parts of it that were written before.
+    // The server continues to write its log in place. A child reads only parts of the log that were written before
+    // prepare.
     let (_seed, children) = children_of(cluster, &server, &["--changed-files", "allow"]);
     for child in &children {
         let ask = |query: &str| service::run_in_network_of(child.pid, || ask(query));
@@ -72,7 +73,7 @@ pub(super) fn postgresql(cluster: &Cluster) {
     server.end(Signal::INT);
 }
 
-/// An empty server, which writes only for clients. PostgreSQL refuses to run as root.
+/// Makes a command for a new server, which writes only for its clients. PostgreSQL refuses to run as root.
 fn prepared(directory: &Path, port: u16) -> Command {
     let data = directory.join("data");
     run(Command::new("chown").arg("postgres").arg(directory));
@@ -83,7 +84,7 @@ fn prepared(directory: &Path, port: u16) -> Command {
     command
 }
 
-/// A program of the server; Debian installs them by version.
+/// Returns a command for a program of the server, run as the user `postgres`. Debian installs the programs by version.
 fn as_postgres(program: &str) -> Command {
     let versions = fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
     let mut paths: Vec<_> = versions.map(|version| version.path().join("bin").join(program)).collect();
@@ -101,7 +102,7 @@ fn run(command: &mut Command) -> String {
     str::from_utf8(&output.stdout).expect("text").trim_end().to_owned()
 }
 
-/// Waits until the server answers queries. It listens before.
+/// Waits until the server answers queries. It listens earlier.
 fn wait_until_started(port: u16) {
     wait::wait_until("PostgreSQL has started", START_LIMIT, || {
         let mut command = query_command(port, "SELECT 1");
@@ -109,7 +110,7 @@ fn wait_until_started(port: u16) {
     });
 }
 
-/// The server's answer on a new connection, in the current network namespace.
+/// Sends a query on a new connection, in the current network namespace. Returns the server's answer.
 fn ask(port: u16, query: &str) -> String {
     run(&mut query_command(port, query))
 }
@@ -121,7 +122,7 @@ fn query_command(port: u16, query: &str) -> Command {
     command
 }
 
-/// Clients that make transfers until this is dropped. They also end with their connections.
+/// Clients that make transfers until this is dropped, or until their connections are lost.
 struct Clients {
     process: Child,
     _script: tempfile::NamedTempFile,

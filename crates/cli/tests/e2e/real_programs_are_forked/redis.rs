@@ -1,4 +1,4 @@
-//! redis-server: a hundred thousand keys, while a client counts.
+//! redis-server: a hundred thousand keys, while a client increments a counter.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -39,7 +39,7 @@ pub(super) fn redis(cluster: &Cluster) {
     client.ask(&["SET", "only here", "parent"]);
     for child in &children {
         let said = service::run_in_network_of(child.pid, || Client::new(port).ask(&["GET", "only here"]));
-        assert_eq!(said, child.id, "writes of others are in {}", child.id);
+        assert_eq!(said, child.id, "another server's write is in {}", child.id);
     }
     client.ask(&["DEL", "count", "only here"]);
     assert_eq!(client.digest(), expected, "the parent");
@@ -48,16 +48,20 @@ pub(super) fn redis(cluster: &Cluster) {
     cluster.first().json(&[&["kill", "--signal", "KILL"], &ids[..]].concat());
 }
 
-/// A child has the same keys as a server that was never forked. It accepts a write, and saves its keys.
+/// Checks that a child has the same keys as a server that was never forked, accepts a write, and saves its keys.
 fn check_child(port: u16, id: &str, expected: &str) {
     let mut client = Client::new(port);
     let counted: u64 = client.ask(&["GET", "count"]).parse().expect("it was counted before the fork");
-    assert_eq!(client.ask(&["INCR", "count"]), (counted + 1).to_string(), "another client counts in {id}");
+    assert_eq!(
+        client.ask(&["INCR", "count"]),
+        (counted + 1).to_string(),
+        "another client increments the counter of {id}"
+    );
     client.ask(&["DEL", "count"]);
     assert_eq!(client.ask(&["DBSIZE"]), KEYS.to_string(), "{id}");
     assert_eq!(client.digest(), expected, "{id}");
     client.ask(&["SET", "only here", id]);
-    assert_eq!(client.ask(&["SAVE"]), "OK", "{id} cannot save itself");
+    assert_eq!(client.ask(&["SAVE"]), "OK", "{id} cannot save its keys");
 }
 
 fn start(port: u16) -> Service {
@@ -92,12 +96,12 @@ impl Client {
         self.answer()
     }
 
-    /// A digest of all keys and values, which does not depend on their order.
+    /// Returns a digest of all keys and values, which does not depend on their order.
     fn digest(&mut self) -> String {
         self.ask(&["DEBUG", "DIGEST"])
     }
 
-    /// Reads an answer: a number, a word, or a string by its length.
+    /// Reads an answer: a number, a word, or a string with a length.
     fn answer(&mut self) -> String {
         let mut line = String::new();
         self.0.read_line(&mut line).expect("the server answers");

@@ -6,7 +6,8 @@ use std::net::TcpStream;
 use crate::harness::service::{self, RequestLoad};
 use crate::harness::{Cluster, Program, Seed, Service, StartedChild, require_fresh_child_same};
 
-/// Adds the requested numbers and answers with the sum, like a server with the same requests that was never forked.
+/// The server adds numbers and answers with the sum. Children and parent must answer like a server that was never
+/// forked.
 pub(super) fn go_server(cluster: &Cluster) {
     let port = service::free_port();
     let mut server = Service::start(port, |_| {
@@ -23,12 +24,12 @@ pub(super) fn go_server(cluster: &Cluster) {
     for child in &children {
         let said = service::run_in_network_of(child.pid, || {
             let mut stream = service::connect(port);
-            // The collector runs. Goroutines that waited for a clock still do.
+            // /work makes the garbage collector run. Goroutines continue to wait for timers.
             let work = get(&mut stream, "/work");
             [get(&mut stream, "/add?name=mine&number=2"), work, get(&mut stream, "/add?name=mine&number=3")]
         });
         assert_eq!((said[0].as_str(), said[2].as_str()), ("42", "45"), "{}", child.id);
-        assert_eq!(said[1], get(&mut stream, "/work"), "{}: the parent works out something else", child.id);
+        assert_eq!(said[1], get(&mut stream, "/work"), "{}: the parent computes another result", child.id);
     }
     let asked = load.stop();
     assert_eq!(get(&mut stream, "/add?name=load&number=0"), asked.to_string(), "the parent lost answers");
@@ -37,7 +38,7 @@ pub(super) fn go_server(cluster: &Cluster) {
     end(cluster, &children);
 }
 
-/// Forks two children. The caller must keep the seed while they fetch its pages.
+/// Forks two children of a server. The caller must keep the seed while they fetch its pages.
 pub(super) fn children_of(cluster: &Cluster, server: &Service, options: &[&str]) -> (Seed, Vec<StartedChild>) {
     let seed = Seed::prepare_process(cluster.first(), &server.pid_text(), &[]);
     let children = seed.fork_idle(2, &[&["--to", &cluster.names(&[1, 2])], options].concat());
@@ -49,7 +50,7 @@ pub(super) fn end(cluster: &Cluster, children: &[StartedChild]) {
     cluster.first().json(&[&["kill", "--signal", "KILL"], &ids[..]].concat());
 }
 
-/// The body of an answer. The connection stays open.
+/// Sends a request, and returns the body of the answer. The connection stays open.
 pub(super) fn get(stream: &mut TcpStream, path: &str) -> String {
     write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n").expect("the server reads");
     let mut reader = BufReader::new(stream);

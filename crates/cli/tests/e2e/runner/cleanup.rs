@@ -1,5 +1,5 @@
-//! Removes what killed workers left: processes, clusters, mounts, files, control groups. It removes only objects with
-//! the run's name, so that other runs and a user's nodes are not touched.
+//! Removes everything that killed workers left: processes, clusters, mounts, files, control groups. It removes only
+//! objects with the run's name, so that other runs and a user's nodes are not affected.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -16,13 +16,13 @@ use super::group_set::GroupSet;
 use super::identity;
 use crate::harness::leftovers;
 
-/// For killed processes to end: the kernel frees their memory first.
+/// Longest wait until killed processes have ended. The kernel frees their memory first.
 const KILL_LIMIT: Duration = Duration::from_secs(60);
 
-/// For the namespaces, groups and files of one cluster to be removed, when its processes have ended.
+/// Longest removal of the namespaces, groups and files of one cluster whose processes have ended.
 const DOWN_LIMIT: Duration = Duration::from_secs(60);
 
-/// Depth at which clusters are in a worker's directory: `SCRATCH/run/cluster.json`.
+/// Depth of state files of clusters below a worker's directory: `SCRATCH/run/cluster.json`.
 const CLUSTER_DEPTH_MAX: usize = 3;
 
 /// The state file of a cluster.
@@ -31,8 +31,8 @@ const CLUSTER_FILE: &str = "cluster.json";
 /// The directory in which `farfork bench` makes its clusters.
 const BENCH_PARENT: &str = "/run";
 
-/// Kills and removes everything of a worker or a run. The paths of its groups contain `mark`. Returns what could not be
-/// removed.
+/// Kills and removes everything of a worker or a run. The paths of its control groups contain `mark`. Returns the
+/// objects that could not be removed.
 pub(super) fn remove_all(groups: &GroupSet, directory: &Path, mark: &str) -> Vec<String> {
     let left = groups.kill(KILL_LIMIT);
     let mut problems: Vec<String> =
@@ -56,7 +56,7 @@ pub(super) fn remove_all(groups: &GroupSet, directory: &Path, mark: &str) -> Vec
     problems
 }
 
-/// Removes what dead supervisors left, and prints what it removes.
+/// Removes everything that runs with dead supervisors left, and prints their names.
 pub(super) fn remove_dead_runs(directories: &Path) -> io::Result<()> {
     let mut names: BTreeSet<String> = identity::dead_names_in(directories).into_iter().collect();
     names.extend(GroupSet::bases()?.iter().flat_map(|base| identity::dead_names_in(base)));
@@ -69,12 +69,12 @@ pub(super) fn remove_dead_runs(directories: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Run directories of the clusters of a worker or a run.
+/// Returns the run directories of the clusters of a worker or a run.
 pub(super) fn clusters(directory: &Path, mark: &str) -> Vec<PathBuf> {
     let mut found = Vec::new();
     find_clusters(directory, CLUSTER_DEPTH_MAX, &mut found);
     let elsewhere = fs::read_dir(BENCH_PARENT).into_iter().flatten().flatten().map(|entry| entry.path());
-    // The cluster's control groups are below the run's.
+    // The state file of a cluster contains the paths of its control groups, which are below the run's.
     let is_of_run = |cluster: &PathBuf| {
         fs::read_to_string(cluster.join(CLUSTER_FILE)).is_ok_and(|text| text.contains(&format!("/{mark}/")))
     };
@@ -92,14 +92,14 @@ fn find_clusters(directory: &Path, depth: usize, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// Calls the code of `farfork down`, which waits for `ip` and for locks. It runs in a thread, which is abandoned after
-/// a time limit.
+/// Calls the code of `farfork down` in a thread: it waits for `ip` and for locks. The thread is abandoned after a time
+/// limit.
 fn remove_cluster(run_dir: &Path) -> Result<(), String> {
     let (sender, receiver) = mpsc::channel();
     let cluster = run_dir.to_owned();
     thread::spawn(move || {
         let outcome = LocalCluster::load(&cluster).and_then(LocalCluster::down);
-        // Fails if the receiver has timed out.
+        // send fails if the receiver has timed out.
         let _ = sender.send(outcome.map_err(|error| error.to_string()));
     });
     let outcome = receiver.recv_timeout(DOWN_LIMIT);
@@ -114,7 +114,7 @@ fn detach_mounts(directory: &Path) -> Vec<String> {
     failures.map(|(point, error)| format!("mount {}: {error}", point.display())).collect()
 }
 
-/// Names of the groups and directories of the runs of a supervisor that this process has started.
+/// Returns the control groups and directories of the runs of a supervisor.
 pub(crate) fn traces_of(supervisor: u32) -> Vec<PathBuf> {
     let parents = GroupSet::bases().unwrap_or_default().into_iter().chain([std::env::temp_dir()]);
     parents.flat_map(|parent| identity::entries_of(supervisor, &parent)).collect()

@@ -14,16 +14,16 @@ use farfork_cluster::local::LocalCluster;
 use super::cleanup;
 use super::group_set::GroupSet;
 
-/// For the whole record: files of `/proc` may wait for locks that a hanging process holds.
+/// Longest time for the whole record. Reading a file of `/proc` may block on a lock that a hanging process holds.
 const RECORD_LIMIT: Duration = Duration::from_secs(20);
 
-/// Limits the record of a fork bomb, which has thousands.
+/// Maximum number of recorded threads: a fork bomb has thousands.
 const THREADS_MAX: usize = 1000;
 
-/// How much of the end of each daemon's log is recorded, in bytes.
+/// Number of bytes from the end of each daemon's log that are recorded.
 const LOG_BYTES_MAX: u64 = 64 << 10;
 
-/// Files that show where a thread waits. None of them needs the lock of its address space.
+/// Files of `/proc` that show where a thread waits. Reading them needs no lock of the thread's address space.
 const THREAD_FILES: [&str; 3] = ["comm", "wchan", "syscall"];
 
 /// Appends the record to a file.
@@ -60,7 +60,7 @@ fn write_threads(groups: &GroupSet, log: &mut File) -> io::Result<()> {
         for line in stack.lines() {
             let _ = write!(text, "\n    {line}");
         }
-        // Written line by line: reading a file of the next thread may never return.
+        // Each thread is written at once: reading a file of the next thread may never return.
         writeln!(log, "{text}")?;
     }
     Ok(())

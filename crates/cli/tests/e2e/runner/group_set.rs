@@ -1,4 +1,4 @@
-//! `GroupSet`: a control group of the same name in every hierarchy that can limit, freeze or find processes.
+//! `GroupSet`: a control group with the same name in every hierarchy that can limit, freeze or find processes.
 //! ```text
 //! BASE/farfork-tests-PID-START                       limits of the run
 //! BASE/farfork-tests-PID-START/w1                    below it: groups of the nodes that worker 1 starts
@@ -24,19 +24,19 @@ const LIMITING: [&str; 2] = ["memory", "pids"];
 /// A version 1 hierarchy without any of these is not used.
 const USEFUL: [&str; 3] = ["memory", "pids", "freezer"];
 
-/// With RT_GROUP_SCHED, a new group of this controller refuses real-time threads, which tests and nodes need.
+/// With RT_GROUP_SCHED, a new group of this controller refuses real-time threads. Tests and nodes need such threads.
 const HARMFUL: &str = "cpu";
 
-/// The prefix of the groups that tests make for single processes.
+/// Prefix of the groups that tests make for single processes.
 const TEST_GROUP_PREFIX: &str = "farfork-test-";
 
-/// From one round of kills to the next.
+/// Interval between two rounds of kills.
 const KILL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// For the last processes of a group to leave it.
+/// Longest wait until the last processes of a group have left it.
 const REMOVE_LIMIT: Duration = Duration::from_secs(5);
 
-/// The limits of all processes of a run together.
+/// Limits for all processes of a run together.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RunLimits {
     pub(super) pids: u64,
@@ -60,7 +60,7 @@ impl GroupSet {
     pub(super) fn create(name: &str, limits: RunLimits) -> io::Result<Self> {
         let set = Self::named(name)?;
         for group in &set.0 {
-            let base = group.directory.parent().expect("it is below a base");
+            let base = group.directory.parent().expect("the group has a parent");
             cgroup::create_path(base, Path::new(name), group.version, &group.controllers)?;
         }
         let limited = [
@@ -74,7 +74,7 @@ impl GroupSet {
         Ok(set)
     }
 
-    /// The groups that a run of this name has or would have.
+    /// Returns the groups that a run with this name has, or would have.
     pub(super) fn named(name: &str) -> io::Result<Self> {
         let groups = useful_hierarchies()?.into_iter().map(|hierarchy| {
             let base = hierarchy.creation_base(&LIMITING);
@@ -83,13 +83,13 @@ impl GroupSet {
         Ok(Self(groups.collect()))
     }
 
-    /// The parent groups of all runs.
+    /// Returns the parent groups of all runs.
     pub(super) fn bases() -> io::Result<Vec<PathBuf>> {
         Ok(useful_hierarchies()?.iter().map(|hierarchy| hierarchy.creation_base(&LIMITING).directory).collect())
     }
 
-    /// Makes a group below each of these, with a leaf group for processes. A version 2 group cannot have both processes
-    /// and controllers for its subgroups. Nodes recognize a leaf of that name, and make their groups next to it.
+    /// Makes a group below each group, with a leaf group for processes. A version 2 group cannot have both processes
+    /// and controllers for subgroups. Nodes recognize the leaf by its name, and make their groups next to it.
     pub(super) fn create_below(&self, name: &str) -> io::Result<Self> {
         let below = |group: &Group| {
             cgroup::create_path(&group.directory, Path::new(name), group.version, &group.controllers)?;
@@ -100,28 +100,29 @@ impl GroupSet {
         Ok(Self(self.0.iter().map(below).collect::<io::Result<_>>()?))
     }
 
-    /// The leaf groups for processes.
+    /// Returns the leaf groups for processes.
     pub(super) fn leaves(&self) -> Vec<PathBuf> {
         self.0.iter().map(|group| group.directory.join(DAEMON_LEAF)).collect()
     }
 
-    /// Processes that are in the leaf groups of all hierarchies: nodes move their processes out of some.
+    /// Returns the processes that are in the leaf groups of all hierarchies. Processes of nodes are in other groups in
+    /// at least one.
     pub(super) fn leaf_members(&self) -> BTreeSet<i32> {
         let leaves = self.leaves().into_iter();
         let members = leaves.map(|leaf| cgroup::processes(&leaf).unwrap_or_default().into_iter().collect());
         members.reduce(|all: BTreeSet<i32>, members| &all & &members).unwrap_or_default()
     }
 
-    /// All processes in the groups and their subgroups.
+    /// Returns all processes in the groups and their subgroups.
     pub(super) fn members(&self) -> BTreeSet<i32> {
         let groups = self.0.iter().filter_map(|group| cgroup::subtree(&group.directory).ok()).flatten();
         groups.filter_map(|group| cgroup::processes(&group).ok()).flatten().collect()
     }
 
-    /// Kills all processes in the groups and their subgroups until there are none. Returns those that have not ended
-    /// after `limit`.
+    /// Kills all processes in the groups and their subgroups until there are none. Returns the processes that have not
+    /// ended within `limit`.
     pub(super) fn kill(&self, limit: Duration) -> BTreeSet<i32> {
-        // A process may fork before its SIGKILL takes effect, so forks are disabled first.
+        // A process may fork before SIGKILL takes effect, so forks are disabled first.
         let _ = self.write_where_present("pids.max", "0");
         let freezers = freezers();
         let mut thawed: BTreeSet<PathBuf> = BTreeSet::new();
@@ -130,12 +131,11 @@ impl GroupSet {
             let _ = self.write_where_present("cgroup.kill", "1");
             let processes: Vec<(i32, OwnedFd)> =
                 self.members().into_iter().filter_map(|pid| Some((pid, pidfd::open(pid).ok()?))).collect();
-            // The members are listed again after they were opened, so that a reused process id does not name another
-            // process.
+            // The members are listed again after their pidfds were opened: a reused process id would not be in both
+            // lists.
             let members = self.members();
             if members.is_empty() || Instant::now() >= deadline {
-                // A test that moves a process into a group of its own removes the group at its end, unless the test is
-                // killed.
+                // A test that moves a process into its own group also removes that group. A killed test does not.
                 thawed.iter().filter(|group| is_of_a_test(group)).for_each(|group| drop(fs::remove_dir(group)));
                 return members;
             }
@@ -158,7 +158,7 @@ impl GroupSet {
         Ok(())
     }
 
-    /// Whether one of the groups exists.
+    /// Returns whether one of the groups exists.
     pub(super) fn exists(&self) -> bool {
         self.0.iter().any(|group| group.directory.exists())
     }
@@ -178,7 +178,7 @@ fn useful_hierarchies() -> io::Result<Vec<Hierarchy>> {
     Ok(hierarchy::mounted_hierarchies()?.into_iter().filter(is_useful).collect())
 }
 
-/// The hierarchies that can freeze: SIGKILL does not end a frozen process of version 1.
+/// Returns the hierarchies with a freezer. SIGKILL does not end a process that a version 1 freezer has frozen.
 fn freezers() -> Vec<Hierarchy> {
     let can_freeze = |hierarchy: &Hierarchy| {
         hierarchy.version == CgroupVersion::V2 || hierarchy.controllers.iter().any(|controller| controller == "freezer")
@@ -186,7 +186,7 @@ fn freezers() -> Vec<Hierarchy> {
     useful_hierarchies().unwrap_or_default().into_iter().filter(can_freeze).collect()
 }
 
-/// Thaws the group of a process, wherever it is. Returns the group if it was frozen.
+/// Thaws the group of a process, wherever the group is. Returns the group if it was frozen.
 fn thaw_group_of(pid: i32, freezer: &Hierarchy) -> Option<PathBuf> {
     let membership = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
     let path = membership.lines().find_map(|line| {

@@ -1,28 +1,28 @@
-//! The name of a run. It marks the control groups and the directory of the run, and identifies the supervisor. The next
-//! run uses it to find what dead supervisors left.
+//! The name of a run. It names the run's control groups and directory, and identifies the supervisor. The next run uses
+//! it to find objects that runs with dead supervisors left.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
 use farfork_sys::process_identity::ProcessIdentity;
 
-/// The prefix of the names of all runs.
+/// Prefix of the names of all runs.
 const PREFIX: &str = "farfork-tests-";
 
-/// The name of this process's run.
+/// Returns the name of this process's run.
 pub(super) fn own_name() -> io::Result<String> {
     let own = ProcessIdentity::of(std::process::id().cast_signed())?;
     Ok(format!("{PREFIX}{}-{}", own.pid, own.start_ticks))
 }
 
-/// Names of runs among the entries of a directory whose supervisors have ended.
+/// Returns the names of runs, among the entries of a directory, whose supervisors have ended.
 pub(super) fn dead_names_in(directory: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
     let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
     names.filter(|name| supervisor_of(name).is_some_and(|supervisor| is_dead(&supervisor))).collect()
 }
 
-/// Entries of a directory that belong to the runs of one supervisor.
+/// Returns the entries of a directory that belong to the runs of one supervisor.
 pub(super) fn entries_of(supervisor: u32, directory: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path());
     let is_of_supervisor = |path: &PathBuf| {
@@ -32,13 +32,13 @@ pub(super) fn entries_of(supervisor: u32, directory: &Path) -> Vec<PathBuf> {
     entries.filter(is_of_supervisor).collect()
 }
 
-/// The supervisor of a run.
+/// Parses the supervisor from the name of a run.
 pub(super) fn supervisor_of(name: &str) -> Option<ProcessIdentity> {
     let (pid, start_ticks) = name.strip_prefix(PREFIX)?.split_once('-')?;
     Some(ProcessIdentity { pid: pid.parse().ok()?, start_ticks: start_ticks.parse().ok()? })
 }
 
-/// A supervisor that cannot be examined counts as alive.
+/// Returns whether a supervisor has ended. If that is unknown, it counts as running.
 fn is_dead(supervisor: &ProcessIdentity) -> bool {
     match supervisor.open() {
         Ok(process) => process.is_none(),

@@ -1,5 +1,5 @@
-//! `Janitor`: a process that outlives the supervisor, so that a killed supervisor leaves nothing. It waits for the end
-//! of the supervisor, removes the remains of the run, and ends. If the janitor is killed too, the next run cleans up.
+//! `Janitor`: a process that outlives the supervisor, so that a killed supervisor leaves nothing. It waits for the
+//! supervisor's end, removes the remains of the run, and exits. If the janitor is killed too, the next run cleans up.
 
 use std::env;
 use std::io;
@@ -14,29 +14,29 @@ use super::group_set::GroupSet;
 use super::{cleanup, identity};
 use crate::harness::wait;
 
-/// The first argument of a janitor. The name of the run follows.
+/// First argument of a janitor. The next argument is the name of the run.
 pub(crate) const JANITOR_ARGUMENT: &str = "--janitor";
 
-/// For the killed janitor to end.
+/// Longest wait until the killed janitor has ended.
 const END_LIMIT: Duration = Duration::from_secs(10);
 
-/// Longer than any run: the janitor must not wait forever either.
+/// Longest wait for the supervisor's end: longer than any run.
 const WAIT_LIMIT: Duration = Duration::from_secs(7 * 24 * 3600);
 
-/// The supervisor's handle of the janitor.
+/// The supervisor's handle for the janitor.
 pub(super) struct Janitor(Mutex<Child>);
 
 impl Janitor {
-    /// Starts the janitor of this process's run.
+    /// Starts the janitor of this run.
     pub(super) fn start(run_name: &str) -> io::Result<Self> {
         let mut command = Command::new("/proc/self/exe");
         command.arg0("test-janitor").arg(JANITOR_ARGUMENT).arg(run_name);
-        // Signals of the terminal and readers of the output must not affect it.
+        // A process group of its own and no output: signals of the terminal and closed pipes do not affect the janitor.
         command.process_group(0).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         Ok(Self(Mutex::new(command.spawn()?)))
     }
 
-    /// Ends the janitor, after everything was removed.
+    /// Kills the janitor after everything was removed.
     pub(super) fn stop(&self) {
         let mut process = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let _ = process.kill();
@@ -44,9 +44,9 @@ impl Janitor {
     }
 }
 
-/// Waits for the supervisor's end, and removes the remains of its run.
+/// Waits for the supervisor's end, and removes the remains of its run. Runs in the janitor process.
 pub(crate) fn clean_after(run_name: &str) -> ExitCode {
-    // The name in lists of processes, which would otherwise be `exe`.
+    // Sets the name in process lists, which would otherwise be `exe`.
     let _ = rustix::thread::set_name(c"test-janitor");
     let Some(supervisor) = identity::supervisor_of(run_name) else { return ExitCode::FAILURE };
     if let Ok(Some(process)) = supervisor.open()

@@ -20,7 +20,7 @@ impl<'a> Lane<'a> {
     /// Runs a test. Writes the details of a failure to `log`.
     pub(super) fn run_test(&mut self, selection: &Selection, log: &Path) -> Result<(), Failure> {
         let outcome = self.try_test(selection, log);
-        // A test that did not run has written no log.
+        // A test that did not run has not written a log.
         if let Err(failure) = &outcome
             && !log.exists()
         {
@@ -64,7 +64,7 @@ impl<'a> Lane<'a> {
         Ok(())
     }
 
-    /// Ends the worker. Returns what its shared cluster and its tests have left on the machine.
+    /// Stops the worker. Returns everything that its shared cluster and its tests left on the machine.
     pub(super) fn stop(self) -> Vec<String> {
         self.worker.map(WorkerProcess::stop).unwrap_or_default()
     }

@@ -1,4 +1,4 @@
-//! `Failure`: how a test ended. The kind of a failure decides whether the test runs once more.
+//! `Failure`: why a test failed. The kind of a failure decides whether the test runs again.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,18 +6,18 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Failure {
     pub(super) kind: FailureKind,
-    /// The first line is a summary.
+    /// The reason. Its first line is a summary.
     pub(super) reason: String,
-    /// Whether the shared cluster did not start.
+    /// Whether the shared cluster could not be started.
     pub(super) has_no_cluster: bool,
 }
 
-/// Separates a slow machine, or a lost wake-up, from everything else.
+/// Distinguishes timeouts, which a slow machine can cause, from all other failures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum FailureKind {
-    /// A wait timed out, or the test's own limit expired: the test runs once more.
+    /// A wait timed out, or the test's own time limit expired. The test runs once more.
     TimedOut,
-    /// Wrong results, harm, leaks or refusals: never runs again.
+    /// A wrong result, harm, a leak or a refusal. The test does not run again.
     Wrong,
 }
 
@@ -34,7 +34,7 @@ impl Failure {
         self.reason.lines().find(|line| !line.trim().is_empty()).unwrap_or("no reason").trim()
     }
 
-    /// The failure of a test with these panics: a wrong result outweighs all timeouts.
+    /// Returns the failure of a test with these panics. A wrong result has precedence over timeouts.
     pub(super) fn from_panics(panics: &[Self]) -> Option<Self> {
         panics.iter().find(|panic| panic.kind == FailureKind::Wrong).or_else(|| panics.first()).cloned()
     }

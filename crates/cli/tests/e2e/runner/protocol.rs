@@ -9,20 +9,20 @@ use serde::{Deserialize, Serialize};
 
 use super::outcome::Failure;
 
-/// Sent by the supervisor.
+/// A message from the supervisor.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Request {
-    /// Join these control groups. The worker ends with the supervisor of this process id.
+    /// Join these control groups. The worker must end when the supervisor, a process with this id, ends.
     Enter { supervisor: u32, groups: Vec<PathBuf> },
-    /// Run the test of this name.
+    /// Run the test with this name.
     Run { test: String },
-    /// The processes of a test that timed out were recorded; the test may continue.
+    /// The processes of a test that timed out were recorded. The test may continue.
     Resume,
-    /// Stop the shared cluster, and end.
+    /// Stop the shared cluster, and exit.
     Stop,
 }
 
-/// Sent by a worker.
+/// A message from a worker.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Report {
     /// The worker is in its control groups.
@@ -31,7 +31,7 @@ pub(super) enum Report {
     Panicked(Failure),
     /// The test has ended.
     Ended { failure: Option<Failure> },
-    /// The shared cluster was stopped, and left this on the machine.
+    /// The shared cluster was stopped. It left these objects on the machine.
     Stopped { remains: Vec<String> },
 }
 
@@ -51,7 +51,7 @@ impl Channel {
         send(&mut self.writer, message)
     }
 
-    /// The next message; `UnexpectedEof` if the other end is closed.
+    /// Receives the next message. Fails with `UnexpectedEof` if the other end is closed.
     pub(super) fn receive<T: DeserializeOwned>(&mut self) -> io::Result<T> {
         let mut line = String::new();
         match self.reader.read_line(&mut line)? {
@@ -61,7 +61,7 @@ impl Channel {
     }
 }
 
-/// Sends a message by one end of a socket; another thread may read from the same end.
+/// Sends a message through one end of a socket. Another thread may read from the same end.
 pub(super) fn send(writer: &mut UnixStream, message: &impl Serialize) -> io::Result<()> {
     let mut line = serde_json::to_vec(message)?;
     line.push(b'\n');

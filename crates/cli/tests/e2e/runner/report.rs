@@ -1,5 +1,5 @@
-//! `RunReport`: prints each test as it ends, then the failures, the flaky tests and the counts. It writes the same to
-//! files for `cargo xtask test`.
+//! `RunReport`: prints each test as it ends, then the failures, the flaky tests and the counts. Also writes failures
+//! and counts to files for `cargo xtask test`.
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
@@ -8,13 +8,13 @@ use std::time::Duration;
 
 use super::outcome::Failure;
 
-/// Environment variable with the path of a file, which gets a line for each failure.
+/// Environment variable with the path of a file to which each failure adds a line.
 const FAILURES_VARIABLE: &str = "FARFORK_FAILURES";
 
-/// Environment variable with the path of a file, which gets the counts.
+/// Environment variable with the path of a file to which the counts are written.
 const COUNTS_VARIABLE: &str = "FARFORK_COUNTS";
 
-/// More flaky tests than this are no coincidence, and fail the run.
+/// Maximum number of flaky tests. More are no coincidence, and fail the run.
 const FLAKY_MAX: usize = 3;
 
 /// The results of all tests so far.
@@ -52,13 +52,13 @@ impl RunReport {
         self.flaky.push(FailedTest::new(name, first, log));
     }
 
-    /// Adds a failure of the run that no single test caused.
+    /// Adds a failure of the run that is not due to a single test.
     pub(super) fn add_run_failure(&mut self, name: &str, reason: &str, log: &Path) {
         println!("{name}: {reason}");
         self.failures.push(FailedTest::new(name, &Failure::wrong(reason), log));
     }
 
-    /// Ends the run's output. Returns whether the run has succeeded.
+    /// Prints the end of the report. Returns whether the run has succeeded.
     pub(super) fn conclude(mut self, logs: &Path) -> io::Result<bool> {
         if self.flaky.len() > FLAKY_MAX {
             let reason =

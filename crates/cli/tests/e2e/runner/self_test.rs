@@ -1,5 +1,5 @@
-//! Tests of the runner itself: one hangs, one fails, and so on. `runs_are_contained` starts this binary again to run
-//! them instead of the real tests.
+//! Tests of the runner itself: one hangs, one fails, and so on. `runs_are_contained` starts this test binary again to
+//! run them instead of the real tests.
 
 use std::path::PathBuf;
 use std::process::{Child, Command};
@@ -11,13 +11,13 @@ use crate::harness::{Cluster, Parent, Program, wait};
 use crate::runner::RunSettings;
 use crate::test::Test;
 
-/// Environment variable that selects these tests. Its value is the directory of the test that started this run.
+/// Environment variable that selects these tests. Its value is the directory of the test that started this binary.
 pub(crate) const DIRECTORY_VARIABLE: &str = "FARFORK_RUNNER_SELF_TEST";
 
-/// Limits the time of a run of these tests, in seconds.
+/// Environment variable that limits the time of a run of these tests, in seconds.
 pub(crate) const RUN_LIMIT_VARIABLE: &str = "FARFORK_RUNNER_RUN_LIMIT";
 
-/// Limits the number of processes of such a run.
+/// Environment variable that limits the number of processes of such a run.
 pub(crate) const PIDS_VARIABLE: &str = "FARFORK_RUNNER_PIDS";
 
 pub(crate) const SENTENCES: &[(&str, &[Test])] = &[
@@ -55,25 +55,25 @@ pub(crate) const SENTENCES: &[(&str, &[Test])] = &[
     ("overdue", &[Test::alone("first", || thread::sleep(FOREVER)), Test::alone("second", || thread::sleep(FOREVER))]),
 ];
 
-/// The limit of processes and threads: enough for a cluster, and far fewer than the fork bomb starts.
+/// Limit of processes and threads: enough for a cluster, and far fewer than the fork bomb starts.
 const PIDS_MAX: u64 = 200;
 
-/// Children of the fork bomb, if nothing stops it.
+/// Number of children that the fork bomb starts if nothing stops it.
 const BOMB_MAX: usize = 400;
 
 const SHORT_LIMIT: Duration = Duration::from_secs(2);
 const CLUSTER_LIMIT: Duration = Duration::from_secs(6);
 const VAIN_LIMIT: Duration = Duration::from_millis(200);
 
-/// Longer than any of these runs.
+/// Sleep time of tests that hang: longer than any of these runs.
 const FOREVER: Duration = Duration::from_secs(3600);
 
-/// Whether these tests are selected.
+/// Returns whether these tests are selected.
 pub(crate) fn is_running() -> bool {
     env::var_os(DIRECTORY_VARIABLE).is_some()
 }
 
-/// The settings of a run: those of these tests, if they are selected.
+/// Returns the settings of a run. They differ if these tests are selected.
 pub(crate) fn settings() -> RunSettings {
     let usual = RunSettings::default();
     if !is_running() {
@@ -87,7 +87,7 @@ pub(crate) fn settings() -> RunSettings {
     }
 }
 
-/// Blocks the unwinding of a test that has failed.
+/// Sleeps when it is dropped, so that the unwinding of a failed test hangs.
 struct Hanging;
 
 impl Drop for Hanging {
@@ -128,11 +128,11 @@ fn time_out_once() {
     }
 }
 
-/// Limited, so that it does not harm the machine if the groups do not contain it.
+/// A fork bomb with a limit, so that it does not harm the machine if the control groups do not contain it.
 fn multiply() {
     let children: Vec<_> = (0..BOMB_MAX).map_while(|_| start_sleep().ok()).collect();
     note("children", &children.len().to_string());
-    // The runner must remove them.
+    // Leaves the children running: the runner must remove them.
     panic!("{} processes were started", children.len());
 }
 
@@ -144,14 +144,14 @@ fn start_sleep() -> std::io::Result<Child> {
     Command::new("sleep").arg(FOREVER.as_secs().to_string()).spawn()
 }
 
-/// Passes a value to the test that started this run.
+/// Writes a value for the test that started this binary.
 fn note(name: &str, text: &str) {
-    // Renamed into place, because the other test polls for the file and must not read a part of it.
+    // Renames the file into place: the other test polls for it, and must not read a part of it.
     let draft = directory().join(format!("{name}.new"));
     fs::write(&draft, text).expect("the directory can be written");
     fs::rename(draft, directory().join(name)).expect("the directory can be written");
 }
 
 fn directory() -> PathBuf {
-    env::var_os(DIRECTORY_VARIABLE).expect("these tests are run by others").into()
+    env::var_os(DIRECTORY_VARIABLE).expect("a test of runs_are_contained sets it").into()
 }

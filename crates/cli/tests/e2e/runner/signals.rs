@@ -5,7 +5,7 @@ use std::thread;
 
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Starts the thread that waits for SIGINT, SIGTERM and SIGHUP. The first of them ends this process, after `clean_up`.
+/// Starts a thread that waits for SIGINT, SIGTERM and SIGHUP. The first of them calls `clean_up` and ends this process.
 pub(super) fn end_run_by_signal(clean_up: impl FnOnce() + Send + 'static) -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
     let guard = runtime.enter();
@@ -22,7 +22,7 @@ pub(super) fn end_run_by_signal(clean_up: impl FnOnce() + Send + 'static) -> io:
             }
         });
         clean_up();
-        // The exit status that shells report.
+        // The exit status that shells report for a process that a signal has killed.
         std::process::exit(128 + kind.as_raw_value());
     });
     Ok(())

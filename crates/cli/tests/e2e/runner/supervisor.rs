@@ -1,5 +1,5 @@
 //! The supervisor: creates the control groups and the directory of the run, runs the tests in lanes, and runs tests
-//! that timed out once more. It leaves nothing on the machine.
+//! that timed out once more. It removes everything at the end.
 
 use std::collections::VecDeque;
 use std::io;
@@ -19,22 +19,23 @@ use super::report::{self, RunReport};
 use super::{cleanup, identity, signals};
 use crate::test::Test;
 
-/// For all tests together. A run takes less than half of it on two idle CPUs.
+/// Time limit for all tests together. A run takes less than half of it on two idle CPUs.
 const RUN_LIMIT: Duration = Duration::from_secs(45 * 60);
 
-/// Tests that timed out beyond this number are not run again: the machine or the product is broken.
+/// Maximum number of tests that are run again after a timeout. More timeouts mean that the machine or the product is
+/// broken.
 const RETRIES_MAX: usize = 8;
 
-/// After this many failed starts of the shared cluster in a row, no further start is attempted.
+/// Number of failed starts of the shared cluster in a row after which it is not started again.
 const CLUSTER_FAILURES_MAX: usize = 3;
 
 /// The exit status when a test failed, as in libtest.
 const FAILED_STATUS: u8 = 101;
 
-/// Environment variable with the directory of the logs.
+/// Environment variable with the directory for logs.
 const LOGS_VARIABLE: &str = "FARFORK_TEST_LOGS";
 
-/// How long logs of earlier runs are kept.
+/// Time for which logs of earlier runs are kept.
 const LOGS_AGE_MAX: Duration = Duration::from_secs(24 * 3600);
 
 /// A test to run.
@@ -42,22 +43,22 @@ const LOGS_AGE_MAX: Duration = Duration::from_secs(24 * 3600);
 pub(crate) struct Selection {
     pub(crate) name: String,
     pub(crate) test: &'static Test,
-    /// Whether it runs alone.
+    /// Whether no other test may run at the same time.
     pub(crate) is_exclusive: bool,
 }
 
 /// Settings that the runner's own tests change.
 pub(crate) struct RunSettings {
-    /// Limit of the processes and threads of a run.
+    /// Maximum number of processes and threads of a run.
     pub(crate) pids_max: u64,
-    /// For processes that a test has killed to disappear.
+    /// Longest wait until processes that a test has killed have disappeared.
     pub(crate) leak_limit: Duration,
-    /// For all tests together, except long ones.
+    /// Time limit for all tests together. Does not apply to long tests.
     pub(crate) run_limit: Duration,
 }
 
 impl Default for RunSettings {
-    /// The longest tests have thousands of living children. Some processes have daemons as parents, which are slow to
+    /// The longest tests have thousands of running children. Some processes are children of daemons, which are slow to
     /// reap them.
     fn default() -> Self {
         Self { pids_max: 32 << 10, leak_limit: Duration::from_secs(60), run_limit: RUN_LIMIT }
@@ -69,16 +70,16 @@ pub(super) struct RunContext {
     pub(super) name: String,
     pub(super) directory: PathBuf,
     pub(super) groups: GroupSet,
-    /// When the run must end; `None` for long tests.
+    /// Time at which the run must end; `None` for long tests.
     deadline: Option<Instant>,
-    /// For processes that a test has killed to disappear.
+    /// Longest wait until processes that a test has killed have disappeared.
     pub(super) leak_limit: Duration,
     janitor: Janitor,
     logs: PathBuf,
     workers_count: AtomicUsize,
     /// Number of failed starts of the shared cluster since the last successful one.
     cluster_failures_count: AtomicUsize,
-    /// Held while workers are started or removed, and forever when a signal ends the run.
+    /// Held while workers are started or removed. When a signal ends the run, it is held forever.
     workers_lock: Mutex<()>,
 }
 
@@ -120,17 +121,18 @@ impl RunContext {
         }
     }
 
-    /// Whether further tests that need the shared cluster would only waste time.
+    /// Returns whether the shared cluster has failed so often that tests that need it are not run.
     pub(super) fn has_no_cluster(&self) -> bool {
         self.cluster_failures_count.load(Ordering::Relaxed) >= CLUSTER_FAILURES_MAX
     }
 
-    /// Must be held while workers are started or removed. Blocks forever when a signal ends the run.
+    /// Takes the lock that must be held while workers are started or removed. Blocks forever if a signal has ended the
+    /// run.
     pub(super) fn lock_workers(&self) -> MutexGuard<'_, ()> {
         self.workers_lock.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The time left until the run must end.
+    /// Returns the time until the run must end; `None` for long tests.
     pub(super) fn time_left(&self) -> Option<Duration> {
         self.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()))
     }
@@ -142,7 +144,7 @@ impl RunContext {
         path
     }
 
-    /// Kills and removes everything of the run. Returns what could not be removed.
+    /// Kills and removes everything of the run. Returns the objects that could not be removed.
     fn remove(&self) -> Vec<String> {
         let problems = cleanup::remove_all(&self.groups, &self.directory, &self.name);
         self.janitor.stop();
@@ -150,9 +152,9 @@ impl RunContext {
     }
 }
 
-/// Runs the tests in `lanes_count` workers at once, then the exclusive ones one by one. Prints their results.
+/// Runs the tests in `lanes_count` lanes, then the exclusive ones one by one. Prints the results.
 pub(crate) fn run(tests: Vec<Selection>, lanes_count: usize, settings: &RunSettings) -> ExitCode {
-    // Users can extend some tests, which then have a time limit of their own.
+    // Users can extend some tests, which then have a longer time limit of their own.
     let is_long = |test: &Test| test.is_long() || test.limit() > RUN_LIMIT;
     let has_long_tests = tests.iter().any(|selection| is_long(selection.test));
     let run = match RunContext::create(has_long_tests, settings) {
@@ -165,9 +167,9 @@ pub(crate) fn run(tests: Vec<Selection>, lanes_count: usize, settings: &RunSetti
     let ended = Arc::clone(&run);
     let clean_up = move || {
         let held = ended.lock_workers();
-        eprintln!("\nthe run is ended by a signal: all that it has started is killed");
+        eprintln!("\nthe run is ended by a signal: everything that it started is killed");
         ended.remove().iter().for_each(|problem| eprintln!("not removed: {problem}"));
-        // A lane that waits for the lock must not continue.
+        // A lane that waits for the lock must not continue, so the lock is never released.
         std::mem::forget(held);
     };
     signals::end_run_by_signal(clean_up).expect("signals can be waited for");
@@ -183,7 +185,7 @@ pub(crate) fn run(tests: Vec<Selection>, lanes_count: usize, settings: &RunSetti
     retry(&run, timed_out, &mut report);
     let _held = run.lock_workers();
     add_remains(&run, run.remove(), &mut report);
-    // The directory is empty if all tests passed.
+    // Fails unless the directory is empty, as it is when all tests passed.
     let _ = fs::remove_dir(&run.logs);
     match report.conclude(&run.logs) {
         Ok(true) => ExitCode::SUCCESS,
@@ -195,14 +197,14 @@ pub(crate) fn run(tests: Vec<Selection>, lanes_count: usize, settings: &RunSetti
     }
 }
 
-/// A test that timed out, with its first failure.
+/// A test that timed out, with the failure of its first run.
 struct TimedOutTest {
     selection: Selection,
     failure: Failure,
     log: PathBuf,
 }
 
-/// Runs tests in `count` lanes. Adds those to run again to `timed_out`.
+/// Runs tests in `count` lanes. Adds tests that must run again to `timed_out`.
 fn run_lanes(
     run: &RunContext,
     tests: Vec<Selection>,
@@ -272,7 +274,7 @@ fn add_remains(run: &RunContext, remains: Vec<String>, report: &mut RunReport) {
     report.add_run_failure("runner::remains", &format!("left on the machine: {}", remains.join("; ")), &log);
 }
 
-/// At most three quarters of the machine's process ids and memory, so that it stays usable.
+/// Limits a run to three quarters of the machine's process ids and memory, so that the machine stays usable.
 fn run_limits(pids_max: u64) -> io::Result<RunLimits> {
     let machine_pids: u64 = fs::read_to_string("/proc/sys/kernel/pid_max")?.trim().parse().map_err(io::Error::other)?;
     let system = rustix::system::sysinfo();
@@ -280,7 +282,7 @@ fn run_limits(pids_max: u64) -> io::Result<RunLimits> {
     Ok(RunLimits { pids: pids_max.min(machine_pids / 4 * 3), memory_bytes })
 }
 
-/// Makes the log directory of this run, unless the user names one. Removes old log directories of other runs.
+/// Makes the log directory of this run, or uses the one that the user names. Removes old log directories of other runs.
 fn make_logs_directory(run_name: &str) -> io::Result<PathBuf> {
     let own = match env::var_os(LOGS_VARIABLE) {
         Some(directory) => PathBuf::from(directory),

@@ -27,12 +27,12 @@ static CHANNEL: OnceLock<Mutex<Channel>> = OnceLock::new();
 /// The panics of the current test's threads.
 static PANICS: Mutex<Vec<Failure>> = Mutex::new(Vec::new());
 
-/// Runs the tests that the supervisor at `socket` requests; `find` returns a test by its name.
+/// Runs the tests that the supervisor at `socket` requests. `find` returns a test by its name.
 pub(crate) fn run_worker(socket: &Path, find: impl Fn(&str) -> Option<&'static Test>) -> ExitCode {
     let channel = UnixStream::connect(socket).and_then(Channel::new).expect("the supervisor listens");
-    CHANNEL.set(Mutex::new(channel)).expect("it is set once");
+    CHANNEL.set(Mutex::new(channel)).expect("the channel is set once");
     install_panic_hook();
-    // The name in lists of processes, which would otherwise be `exe`.
+    // Sets the name in process lists, which would otherwise be `exe`.
     let _ = rustix::thread::set_name(c"test-worker");
     let shared = Arc::new(SharedCluster::default());
     loop {
@@ -44,13 +44,13 @@ pub(crate) fn run_worker(socket: &Path, find: impl Fn(&str) -> Option<&'static T
                 let failure = run_test(test, &shared);
                 report(&Report::Ended { failure });
             }
-            // Of a timeout that was recorded too late.
+            // A late reply to a timeout that no longer waits for it.
             Ok(Request::Resume) => {}
             Ok(Request::Stop) => {
                 report(&Report::Stopped { remains: shared.stop() });
                 return ExitCode::SUCCESS;
             }
-            // The supervisor has ended.
+            // receive fails if the supervisor has ended.
             Err(_) => return ExitCode::FAILURE,
         }
     }
@@ -58,7 +58,7 @@ pub(crate) fn run_worker(socket: &Path, find: impl Fn(&str) -> Option<&'static T
 
 fn enter(supervisor: u32, groups: &[PathBuf]) {
     set_parent_process_death_signal(Some(Signal::KILL)).expect("SIGKILL is a signal");
-    // The supervisor may have ended before that.
+    // The supervisor may have ended before PR_SET_PDEATHSIG was set.
     if getppid().map(|pid| pid.as_raw_nonzero().get().cast_unsigned()) != Some(supervisor) {
         std::process::exit(1);
     }
@@ -73,27 +73,27 @@ fn enter(supervisor: u32, groups: &[PathBuf]) {
 fn run_test(test: &'static Test, shared: &Arc<SharedCluster>) -> Option<Failure> {
     panics_lock().clear();
     let used = Arc::clone(shared);
-    // A thread of its own, because tests let their thread enter namespaces.
+    // Tests let their thread enter namespaces, so each test has a new thread.
     let body = thread::spawn(move || panic::catch_unwind(AssertUnwindSafe(|| test.run(&used))));
     let payload = body.join().unwrap_or_else(Err).err()?;
     shared.print_logs();
     let mut panics = std::mem::take(&mut *panics_lock());
-    // A panic that `resume_unwind` passed on did not run the hook.
+    // A panic that `resume_unwind` continues does not call the hook.
     if panics.is_empty() {
         panics.push(failure_of(&*payload));
     }
     Failure::from_panics(&panics).map(|failure| Failure { has_no_cluster: shared.has_failed_to_start(), ..failure })
 }
 
-/// Prints the panic as usual, records and reports it. After a timeout, it returns only when the supervisor has recorded
-/// the state of all processes, because unwinding ends them.
+/// Installs a hook that prints, records and reports a panic. After a timeout, the hook waits until the supervisor has
+/// recorded the state of all processes, because unwinding ends them.
 fn install_panic_hook() {
     let print = panic::take_hook();
     panic::set_hook(Box::new(move |info: &PanicHookInfo<'_>| {
         let mut failure = failure_of(info.payload());
         if info.payload().is::<TimedOut>() {
             let place = info.location().map(ToString::to_string).unwrap_or_default();
-            eprintln!("a wait ran out at {place}:\n{}", failure.reason);
+            eprintln!("a wait timed out at {place}:\n{}", failure.reason);
         } else {
             print(info);
         }
@@ -119,12 +119,12 @@ fn failure_of(payload: &(dyn Any + Send)) -> Failure {
 }
 
 fn report(report: &Report) {
-    // If the supervisor has ended, the next receive fails, and the worker ends.
+    // Sending fails if the supervisor has ended. Then the next receive fails too, and the worker exits.
     let _ = channel_lock().send(report);
 }
 
 fn channel_lock() -> MutexGuard<'static, Channel> {
-    CHANNEL.get().expect("it is set first").lock().unwrap_or_else(PoisonError::into_inner)
+    CHANNEL.get().expect("the channel is set at the start").lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn panics_lock() -> MutexGuard<'static, Vec<Failure>> {

@@ -1,5 +1,5 @@
-//! `WorkerProcess`: the supervisor's handle of a worker. The worker is started in its own groups and directory, runs
-//! the requested tests, and is stopped or killed.
+//! `WorkerProcess`: the supervisor's handle for a worker. Starts a worker in its own groups and directory, requests
+//! tests, and stops or kills the worker.
 
 use std::fs::{self, File};
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
@@ -19,16 +19,16 @@ use super::worker::WORKER_ARGUMENT;
 use super::{cleanup, diagnosis};
 use crate::harness::{leftovers, wait};
 
-/// For a worker to start and to join its groups, on a busy machine.
+/// Longest wait until a worker has started and joined its groups, on a busy machine.
 const START_LIMIT: Duration = Duration::from_secs(60);
 
-/// For the shared cluster to be taken down, and for all its remains to disappear.
+/// Longest wait until the shared cluster is taken down and all its remains have disappeared.
 const STOP_LIMIT: Duration = Duration::from_secs(180);
 
-/// For a worker to end after its last report.
+/// Longest wait until a worker has ended after its last report.
 const END_LIMIT: Duration = Duration::from_secs(60);
 
-/// How often the output of a running test is forwarded.
+/// Interval at which the output of a running test is forwarded.
 const FORWARD_INTERVAL: Duration = Duration::from_millis(100);
 
 /// A running worker.
@@ -41,22 +41,22 @@ pub(super) struct WorkerProcess<'a> {
     output: WorkerOutput,
 }
 
-/// The groups and the directory of everything that the worker makes.
+/// The groups and the directory that contain everything that a worker makes.
 struct WorkerTraces {
     groups: GroupSet,
     directory: PathBuf,
-    /// Part of the paths of its groups, and of no other groups.
+    /// A part of the paths of the worker's groups, which no other group has in its path.
     mark: String,
 }
 
-/// The output of the worker and the tests. It is a file, so that no process waits for a reader.
+/// The output of the worker and the tests. It is a file, so that no process blocks on a pipe.
 struct WorkerOutput {
     file: File,
     forwarded_bytes: u64,
 }
 
 impl<'a> WorkerProcess<'a> {
-    /// The caller must hold `RunContext::lock_workers`.
+    /// Starts a worker. The caller must hold `RunContext::lock_workers`.
     pub(super) fn start(run: &'a RunContext) -> io::Result<Self> {
         let traces = WorkerTraces::make(run)?;
         let output_path = traces.directory.join("output");
@@ -65,7 +65,7 @@ impl<'a> WorkerProcess<'a> {
         let listener = UnixListener::bind(&socket)?;
         let mut command = Command::new("/proc/self/exe");
         command.arg0("test-worker").arg(WORKER_ARGUMENT).arg(&socket).env("TMPDIR", &traces.directory);
-        // Signals of the terminal must reach only the supervisor, which ends the worker.
+        // A process group of its own: signals of the terminal must reach only the supervisor, which ends the worker.
         command.process_group(0).stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
         let mut process = command.spawn()?;
         let connected = connect(&listener, &mut process, &traces.groups);
@@ -82,8 +82,8 @@ impl<'a> WorkerProcess<'a> {
         Ok(Self { run, process, traces, requests, reports, output })
     }
 
-    /// Runs a test. If a wait or the test itself times out, writes the state of its processes to `log`. Also writes the
-    /// output of a failed test there. The worker of a failed test must be discarded.
+    /// Runs a test. If a wait or the test itself times out, writes the state of its processes to `log`. If the test
+    /// fails, also writes its output to `log`, and the worker must be discarded.
     pub(super) fn run_test(&mut self, test: &str, limit: Duration, log: &Path) -> Result<(), Failure> {
         let begin = self.output.forwarded_bytes;
         let outcome = self.await_end(test, limit, log).and_then(|()| self.require_no_leak());
@@ -98,7 +98,7 @@ impl<'a> WorkerProcess<'a> {
     fn await_end(&mut self, test: &str, limit: Duration, log: &Path) -> Result<(), Failure> {
         let deadline = Instant::now() + limit;
         let mut panics: Vec<Failure> = Vec::new();
-        // Fails if it has ended: then it has closed the socket, which the reports show.
+        // Sending fails if the worker has ended. Then its socket is closed, and the channel of reports shows that.
         let _ = protocol::send(&mut self.requests, &Request::Run { test: test.to_owned() });
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -107,7 +107,7 @@ impl<'a> WorkerProcess<'a> {
             match report {
                 Ok(Report::Panicked(failure)) => {
                     if failure.kind == FailureKind::TimedOut {
-                        // Only once: further waits time out because of the first.
+                        // Record only the first timeout: it causes further ones.
                         if panics.is_empty() {
                             self.record(log);
                         }
@@ -130,7 +130,7 @@ impl<'a> WorkerProcess<'a> {
         }
     }
 
-    /// Requires that parents and commands of a test end with it. The nodes' processes are in groups of their own.
+    /// Requires that the parents and commands of a test have ended. Processes of nodes are in other groups.
     fn require_no_leak(&self) -> Result<(), Failure> {
         let own = self.process.id().cast_signed();
         let has_left = || {
@@ -156,7 +156,8 @@ impl<'a> WorkerProcess<'a> {
         }
     }
 
-    /// Stops the shared cluster and ends the worker. Returns what was left on the machine, and removes it.
+    /// Stops the shared cluster, ends the worker, and removes everything that was left on the machine. Returns these
+    /// remains.
     pub(super) fn stop(mut self) -> Vec<String> {
         let _ = protocol::send(&mut self.requests, &Request::Stop);
         let deadline = Instant::now() + STOP_LIMIT;
@@ -176,7 +177,8 @@ impl<'a> WorkerProcess<'a> {
         remains
     }
 
-    /// Kills all processes of the worker, and removes everything that it has made. Returns what could not be removed.
+    /// Kills all processes of the worker, and removes everything that it has made. Returns the objects that could not
+    /// be removed.
     pub(super) fn discard(mut self) -> Vec<String> {
         let _ = self.process.kill();
         let held = self.run.lock_workers();
@@ -202,7 +204,7 @@ impl WorkerTraces {
 }
 
 impl WorkerOutput {
-    /// Forwards new output.
+    /// Writes new output to standard error.
     fn forward(&mut self) {
         let mut new = Vec::new();
         let read = self.file.read_to_end(&mut new);
@@ -210,7 +212,7 @@ impl WorkerOutput {
         let _ = io::stderr().write_all(&new);
     }
 
-    /// Appends the failure, and the output from `begin` on, to a file.
+    /// Appends the failure, and the output after position `begin`, to a file.
     fn append_since(&mut self, begin: u64, failure: &Failure, path: &Path) -> io::Result<()> {
         let mut log = File::options().create(true).append(true).open(path)?;
         writeln!(log, "== failure\n{}\n== output of the test", failure.reason)?;
@@ -221,7 +223,7 @@ impl WorkerOutput {
     }
 }
 
-/// Waits until the worker has connected and is in its groups.
+/// Waits until the worker has connected and joined its groups.
 fn connect(
     listener: &UnixListener,
     process: &mut Child,

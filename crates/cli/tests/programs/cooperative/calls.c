@@ -1,8 +1,8 @@
-/* Requests its own checkpoint twice, from a thread, with callbacks around it. The second time it has selected a CPU.
- * Prints `seed ID` for each, then waits.
+/* Requests its own checkpoint twice, from a thread, with callbacks around each. Before the second time, the thread
+ * selects a CPU. Prints `seed ID` for each seed, then waits.
  *
  * A child checks that its callbacks ran in order, that its threads run, and that they may use the same CPUs. It returns
- * `result SEED-NUMBER PAYLOAD` and a megabyte. */
+ * `result SEED-NUMBER PAYLOAD` and a megabyte of data. */
 #include "../forked.h"
 
 #include <farfork.h>
@@ -75,7 +75,7 @@ static void *checkpoints(void *unused) {
         struct farfork_outcome who;
         REQUIRE(farfork_checkpoint(&options, &who) == 0, "%s", farfork_error());
         cpu_set_t now = allowed();
-        REQUIRE(CPU_EQUAL(&now, &cpus), "it may run on %d CPUs", CPU_COUNT(&now));
+        REQUIRE(CPU_EQUAL(&now, &cpus), "the thread may run on %d CPUs", CPU_COUNT(&now));
         if (who.is_child) be_child(&who, number);
         REQUIRE(!who.payload && who.result_fd < 0 && farfork_result(&who, "x", 1) < 0);
         say("seed %s", who.seed);

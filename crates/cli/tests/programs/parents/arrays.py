@@ -33,7 +33,7 @@ def say(line):
 
 
 def words_of(count):
-    """SplitMix64 of 0 … count - 1, as in the C programs."""
+    """Returns SplitMix64 of 0 … count - 1, as in the C programs."""
     with numpy.errstate(over="ignore"):
         z = numpy.arange(1, count + 1, dtype=numpy.uint64) * numpy.uint64(0x9E3779B97F4A7C15)
         z = (z ^ (z >> numpy.uint64(30))) * numpy.uint64(0xBF58476D1CE4E5B9)
@@ -91,7 +91,7 @@ def depth(levels):
 
 
 def check_interpreter(names):
-    """Does in a child what its parent never did."""
+    """Uses parts of the interpreter that the parent has never used."""
     require(all(name == f"name {index}" for index, name in names.items()), "the dictionary changed")
     gc.collect()
     sys.setrecursionlimit(20000)

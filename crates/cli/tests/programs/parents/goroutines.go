@@ -48,7 +48,7 @@ func hashOf(words []uint64) uint64 {
 	return hash
 }
 
-// Answers questions in a goroutine that has waited since before the fork.
+// A goroutine that hashes the words of each request. It has waited since before the fork.
 type worker struct {
 	questions chan []uint64
 	answers   chan uint64
@@ -98,7 +98,7 @@ func awaitFork() string {
 	}
 }
 
-// Go shows CLOCK_MONOTONIC only as differences. They are enough, because the test looks for gaps.
+// Go shows CLOCK_MONOTONIC only as differences. They suffice, because the test looks for gaps.
 func monotonicMicroseconds(begin time.Time) int64 { return time.Since(begin).Microseconds() }
 
 func checkNames(names map[uint64]string) {

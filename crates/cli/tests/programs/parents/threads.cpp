@@ -98,7 +98,7 @@ uint64_t hash_by_workers(Pool &pool, const std::vector<uint64_t> &words) {
     return hash_of(hashes.data(), hashes.size() * sizeof hashes[0]);
 }
 
-// Unwinding reads tables of libraries, which were mapped again in the child.
+// Throws in a worker. Unwinding reads tables of libraries, which were mapped again in the child.
 void check_exceptions(Pool &pool) {
     auto answer = pool.ask([]() -> uint64_t { throw std::runtime_error("from a worker"); });
     try {

@@ -1,6 +1,6 @@
 /* A parent in C, linked statically, with a thread in each kind of wait: a relative sleep, a condition variable, and a
- * bare futex with a robust mutex held. The main thread is in epoll_wait. With `spin`, a thread spins and keeps its
- * registers.
+ * futex wait with a robust mutex held. The main thread waits in epoll_wait(2). With `spin`, a thread spins and keeps
+ * its registers.
  * usage: waits [MIB [spin]]
  */
 #include "../forked.h"
@@ -22,14 +22,14 @@ static atomic_int futex_word;
 static atomic_uint started;
 static _Thread_local uint64_t own = 0x5eed;
 
-/* Sleeps repeatedly: the sleep that the fork interrupts starts again. */
+/* Sleeps repeatedly. The sleep that the fork interrupts is restarted, and must not fail. */
 static void *sleep_in_a_loop(void *unused) {
     (void)unused;
     own = word_of(1);
     atomic_fetch_add(&started, 1);
     while (!stop) {
         struct timespec pause = {.tv_sec = 0, .tv_nsec = 5000000};
-        REQUIRE(nanosleep(&pause, NULL) == 0, "a sleep saw the fork");
+        REQUIRE(nanosleep(&pause, NULL) == 0, "the fork interrupted a sleep");
     }
     REQUIRE(own == word_of(1));
     return NULL;
@@ -46,7 +46,7 @@ static void *wait_for_condition(void *unused) {
     return NULL;
 }
 
-/* Ends with the mutex held: the kernel must find its robust list. */
+/* Ends with the mutex held. The kernel must then find the thread's robust list. */
 static void *hold_robust_mutex(void *unused) {
     (void)unused;
     sigset_t mask;
@@ -57,7 +57,7 @@ static void *hold_robust_mutex(void *unused) {
     atomic_fetch_add(&started, 1);
     while (!futex_word) {
         long woken = syscall(SYS_futex, &futex_word, FUTEX_WAIT, 0, NULL, NULL, 0);
-        REQUIRE(woken == 0 || errno == EAGAIN, "a futex wait saw the fork");
+        REQUIRE(woken == 0 || errno == EAGAIN, "the fork interrupted a futex wait");
     }
     sigset_t now;
     pthread_sigmask(SIG_BLOCK, NULL, &now);
@@ -65,7 +65,7 @@ static void *hold_robust_mutex(void *unused) {
     return NULL;
 }
 
-/* Spins with known values in the sixteen SSE registers and in callee-saved ones. */
+/* Spins with known values in the sixteen SSE registers and in a callee-saved register. */
 static void *keep_registers(void *unused) {
     (void)unused;
     uint64_t put[32], got[32];
@@ -97,7 +97,7 @@ static unsigned start(pthread_t threads[4], int with_spinner) {
     return count;
 }
 
-/* Ticks in epoll_wait until a payload appears. The fork must not cause EINTR. */
+/* Prints ticks and waits in epoll_wait(2) until a payload appears. The fork must not cause EINTR. */
 static void await_in_epoll(char payload[PAYLOAD_BYTES_MAX]) {
     int quiet = eventfd(0, EFD_CLOEXEC);
     int epoll = epoll_create1(EPOLL_CLOEXEC);
@@ -105,11 +105,11 @@ static void await_in_epoll(char payload[PAYLOAD_BYTES_MAX]) {
     REQUIRE(epoll_ctl(epoll, EPOLL_CTL_ADD, quiet, &event) == 0);
     while (!find_payload(payload)) {
         say("tick %llu", (unsigned long long)monotonic_us());
-        REQUIRE(epoll_wait(epoll, &event, 1, 2) == 0, "epoll_wait saw the fork");
+        REQUIRE(epoll_wait(epoll, &event, 1, 2) == 0, "the fork interrupted epoll_wait");
     }
     uint64_t one = 1;
     REQUIRE(write(quiet, &one, sizeof one) == sizeof one);
-    REQUIRE(epoll_wait(epoll, &event, 1, 1000) == 1 && event.data.u64 == word_of(3), "epoll lost its target");
+    REQUIRE(epoll_wait(epoll, &event, 1, 1000) == 1 && event.data.u64 == word_of(3), "epoll does not report its target");
 }
 
 static void stop_and_join(pthread_t threads[4], unsigned count) {
@@ -121,7 +121,7 @@ static void stop_and_join(pthread_t threads[4], unsigned count) {
     atomic_store(&futex_word, 1);
     syscall(SYS_futex, &futex_word, FUTEX_WAKE, 1, NULL, NULL, 0);
     for (unsigned i = 0; i < count; i++) REQUIRE(pthread_join(threads[i], NULL) == 0);
-    REQUIRE(pthread_mutex_lock(&robust_mutex) == EOWNERDEAD, "the robust mutex was not given up");
+    REQUIRE(pthread_mutex_lock(&robust_mutex) == EOWNERDEAD, "the kernel did not release the robust mutex");
 }
 
 int main(int count, char **arguments) {

@@ -1,12 +1,12 @@
-/* Builds process state with system calls of all kinds. `calls actions` lists the actions, and `calls coverage
- * DIRECTORY` the calls that they make, as the kernel saw them. `calls run SEED DIRECTORY ACTION...` performs actions,
- * prints `ready PID 0` and `.`, and waits.
+/* Builds process state with system calls of all kinds. `calls actions` lists the actions. `calls coverage DIRECTORY`
+ * lists the calls that they make, as seen by ptrace(2). `calls run SEED DIRECTORY ACTION...` performs actions, prints
+ * `ready PID 0` and `.`, and waits.
  *
- * An action is a kind of resource of process.c, or an action of a calls_*.h file in this directory. Actions run in the
- * order of these tables: the last ones remove what others need. calls_left_out.txt lists the calls that no action
- * makes, with reasons.
+ * An action makes a resource of process.c, or is a function of a calls_*.h file in this directory. Actions run in the
+ * order of these tables: the last ones remove privileges that others need. calls_left_out.txt lists the calls that no
+ * action makes, with reasons.
  */
-#pragma GCC diagnostic ignored "-Wunused-function" /* the kinds also print their state; here the differ compares it */
+#pragma GCC diagnostic ignored "-Wunused-function" /* the headers also print state; here the differ compares it */
 
 #include "kinds.h"
 

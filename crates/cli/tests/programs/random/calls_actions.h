@@ -1,4 +1,4 @@
-/* Further actions of a process, in the order in which they run: those that drop rights are last. */
+/* Further actions of a process, in the order in which they run. Those that drop privileges are last. */
 #pragma once
 
 #include "calls_files.h"
@@ -9,10 +9,10 @@
 struct action {
     const char *name;
     void (*perform)(void);
-    int is_refused; /* prepare may refuse such a process */
+    int is_refused; /* prepare may refuse a process with this action */
 };
 
-/* Must run before there are threads and children: those would stay in the old namespaces. */
+/* Must run before the process has threads and children, which would stay in the old namespaces. */
 static const struct action first_actions[] = {
     {"other names", rename_host, 1},
     {"own namespaces", enter_own_names, 0},

@@ -1,5 +1,5 @@
-/* Finds the system calls that an action makes. The action runs in a process of its own, which is traced with all its
- * threads and children. Calls that succeed count, and calls in which a thread still waits at the end. */
+/* Finds the system calls that an action makes. The action runs in a separate process, which is traced with all its
+ * threads and children. A call counts if it succeeds, or if a thread still waits in it at the end. */
 #pragma once
 
 #include "random.h"
@@ -9,7 +9,7 @@
 
 #define CALLS_END 1024
 #define TASKS_MAX 64
-#define DRAWS_COUNT 16 /* an action does not make each of its calls every time */
+#define DRAWS_COUNT 16 /* runs of an action; not every run makes all of its calls */
 #define TRACE_OPTIONS (PTRACE_O_TRACESYSGOOD | PTRACE_O_TRACECLONE | PTRACE_O_TRACEFORK | PTRACE_O_TRACEVFORK | PTRACE_O_TRACEEXEC | PTRACE_O_EXITKILL)
 
 static char was_made[CALLS_END];
@@ -33,7 +33,7 @@ static void note_made(unsigned long call) {
     if (call < CALLS_END) was_made[call] = 1;
 }
 
-/* Returns whether the first process has ended. */
+/* Records the system call of a stopped thread. Returns whether the first process is about to end. */
 static int note_stop(pid_t first, pid_t tid, const char *name) {
     size_t task = task_of(tid);
     struct __ptrace_syscall_info info = {0};

@@ -1,4 +1,4 @@
-/* State of files, by system calls that the kinds do not make: old and new calls with the same effect, names, modes,
+/* State of files by system calls that process.c does not make: old and new calls with the same effect, names, modes,
  * times, file offsets, watches. */
 #pragma once
 
@@ -48,7 +48,7 @@ static void open_by_new_calls(void) {
     REQUIRE(syscall(SYS_close_range, file, folder, CLOSE_RANGE_CLOEXEC) == 0);
 }
 
-/* Gives open files another name than the one by which they were opened. */
+/* Renames open files. They then have another name than the one by which they were opened. */
 static void rename_open_files(void) {
     const char *first = keep_path(), *second = keep_path(), *third = keep_path(), *link_path = keep_path(), *folder = keep_path();
     int file = open(first, O_CREAT | O_RDWR, 0600);
@@ -111,7 +111,7 @@ static void change_sizes(void) {
     REQUIRE(posix_fadvise(kept, 0, 0, ONE_OF(((int[]){POSIX_FADV_RANDOM, POSIX_FADV_SEQUENTIAL}))) == 0 && readahead(kept, 0, 4096) == 0);
 }
 
-/* Attributes belong to the file, not to the process. Those of a file without a name are lost with it. */
+/* Attributes belong to the file, not to the process. The attributes of a file without a name are lost with the file. */
 static void set_attributes(void) {
     const char *path = keep_path();
     int file = new_open_file(one_in(2)), kept = open(path, O_CREAT | O_RDWR, 0600);

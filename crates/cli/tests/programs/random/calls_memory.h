@@ -1,4 +1,4 @@
-/* State of memory, of System V objects and of keys by system calls that the kinds do not make. */
+/* State of memory, of System V objects and of keys by system calls that process.c does not make. */
 #pragma once
 
 #include "kinds.h"
@@ -26,7 +26,7 @@ static void move_memory(void) {
     REQUIRE(munmap(other + 8 * PAGE_BYTES, PAGE_BYTES) == 0);
 }
 
-/* Maps the pages of a file in another order. */
+/* Maps another page of a file in place of its first page. */
 static void remap_pages(void) {
     int memory = memfd_create("order", 0);
     REQUIRE(memory >= 0 && ftruncate(memory, AREA_PAGES * PAGE_BYTES) == 0);
@@ -34,7 +34,7 @@ static void remap_pages(void) {
     REQUIRE(at != MAP_FAILED && remap_file_pages(at, PAGE_BYTES, 0, 1 + below(AREA_PAGES - 1), 0) == 0);
 }
 
-/* Some processors have no protection keys. */
+/* pkey_alloc(2) fails on processors without protection keys. */
 static void protect_by_key(void) {
     int key = pkey_alloc(0, 0), spare = key < 0 ? -1 : pkey_alloc(0, 0);
     REQUIRE(syscall(SYS_pkey_mprotect, new_area(), 2 * PAGE_BYTES, PROT_READ, key) == 0);

@@ -1,5 +1,5 @@
 /* Signals, timers, identity, scheduling, descendants, and restrictions that a process puts on itself, by system calls
- * that the kinds do not make. */
+ * that process.c does not make. */
 #pragma once
 
 #include "calls_memory.h"
@@ -25,7 +25,7 @@ __attribute__((noreturn)) static void stand(void) {
     for (;;) pause();
 }
 
-/* The same, but ends with its parent. */
+/* Waits until it is killed, or until its parent ends. */
 __attribute__((noreturn)) static void stand_as_child(void) {
     REQUIRE(prctl(PR_SET_PDEATHSIG, SIGKILL) == 0);
     stand();
@@ -42,7 +42,7 @@ static void send_signals_by_all_ways(void) {
 
 static void set_old_timers(void) {
     struct itimerval when = {{1 + (time_t)below(99), 0}, {5000 + (time_t)below(999), 7}};
-    alarm(3000 + (unsigned)below(1000)); /* returns the rest of the previous one */
+    alarm(3000 + (unsigned)below(1000)); /* the result, the rest of an earlier alarm, is unused */
     REQUIRE(setitimer(ITIMER_PROF, &when, NULL) == 0 && setitimer(ITIMER_VIRTUAL, &when, NULL) == 0);
 }
 
@@ -67,7 +67,7 @@ static void set_segment_bases(void) {
     (void)!syscall(SYS_arch_prctl, ARCH_SET_CPUID, 1);
 }
 
-/* The kernel may be built without names for memory. */
+/* EINVAL: a kernel may be built without names for memory. */
 static void name_regions(void) { REQUIRE(prctl(PR_SET_VMA, PR_SET_VMA_ANON_NAME, new_area(), PAGE_BYTES, "named") == 0 || errno == EINVAL); }
 
 static void set_ldt(void) {
@@ -109,8 +109,8 @@ static void schedule(void) {
 
 static void set_io_priority(void) { REQUIRE(syscall(SYS_ioprio_set, 1, 0, 2 << 13 | (long)below(8)) == 0); }
 
-/* Waits for its end in one of several ways: in a process group or session of its own, or after execve(2) or
- * execveat(2). */
+/* Prepares a child in one of several ways: a process group or session of its own, or execve(2) or execveat(2). Then
+ * waits until it is killed. */
 static void rest_as_child(unsigned kind) {
     char *const arguments[] = {"calls", WATCHED_MODE, NULL}, *const nothing[] = {NULL};
     REQUIRE(prctl(PR_SET_PDEATHSIG, SIGKILL) == 0);
@@ -127,7 +127,7 @@ static void await_rest(pid_t pid, const char *word) {
     snprintf(path, sizeof path, "/proc/%d/syscall", pid);
     for (int looks = 0; looks < LOOKS_MAX; looks++, usleep(1000))
         if (strncmp(read_whole(path), word, strlen(word)) == 0) return;
-    REQUIRE(0, "%d does not rest: %s", pid, read_whole(path));
+    REQUIRE(0, "process %d does not wait in the expected call: %s", pid, read_whole(path));
 }
 
 #define AT_PAUSE "34 "
@@ -162,7 +162,7 @@ static int share_table(void *nothing) {
     stand_as_child();
 }
 
-/* Starts a process that shares file descriptors and the current directory. */
+/* Starts a process that shares file descriptors and the current directory with its parent. */
 static void begin_sharers(void) {
     char *stack = map_anonymous(CHILD_STACK_BYTES);
     pid_t pid = clone(share_table, stack + CHILD_STACK_BYTES, CLONE_FILES | CLONE_FS | SIGCHLD, NULL);
@@ -214,7 +214,7 @@ static void enter_own_names(void) {
     REQUIRE(own >= 0 && setns(own, CLONE_NEWUTS) == 0 && close(own) == 0);
 }
 
-/* In a new UTS namespace. Children have the node's names instead. */
+/* Renames the host in a new UTS namespace. Children see the name of their node instead. */
 static void rename_host(void) {
     REQUIRE(unshare(CLONE_NEWUTS) == 0 && sethostname("farfork-test", 12) == 0 && setdomainname("test", 4) == 0);
 }

@@ -1,4 +1,4 @@
-/* Sockets by system calls that the kinds do not make, with all kinds of options. */
+/* Sockets by system calls that process.c does not make, with all kinds of options. */
 #pragma once
 
 #include "kinds.h"
@@ -7,7 +7,7 @@
 #include <linux/rtnetlink.h>
 #include <netinet/udp.h>
 
-/* A socket option, with two values of which one is set. Not every option applies to every socket. */
+/* A socket option, with two values of which one is set. Some options do not apply to some sockets. */
 static const struct {
     int level, option, value;
 } more_options[] = {{SOL_SOCKET, SO_DONTROUTE, 1},      {SOL_SOCKET, SO_OOBINLINE, 1},          {SOL_SOCKET, SO_TIMESTAMP, 1},        {SOL_SOCKET, SO_TIMESTAMPNS, 1},
@@ -87,7 +87,7 @@ static void make_netlink(void) {
     (void)!setsockopt(fd, SOL_NETLINK, NETLINK_PKTINFO, &(int){1}, sizeof(int));
 }
 
-/* Sockets that are neither bound nor connected. */
+/* Makes sockets that are neither bound nor connected. */
 static void make_new_sockets(void) {
     with_more_options(socket(AF_INET, SOCK_STREAM, 0)), with_more_options(socket(AF_INET6, SOCK_STREAM, 0));
     with_more_options(socket(AF_INET, SOCK_DGRAM, 0)), with_more_options(socket(AF_UNIX, SOCK_STREAM, 0));

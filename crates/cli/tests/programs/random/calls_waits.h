@@ -12,7 +12,7 @@
 #define WAIT_STACK_BYTES (64 * 1024)
 #define WAITS_AT_ONCE 3
 
-/* The objects of the waits. None of the waits ends: no process writes, connects, unlocks or exits. */
+/* The objects of the waits. No wait ends: no process writes, connects, unlocks or exits. */
 struct wait {
     int empty, full, socket, listener, epoll, queue, semaphores, locked;
     pid_t child;
@@ -116,10 +116,10 @@ static void *wait_for_ever(void *argument) {
     struct wait *w = *(struct wait **)(function + 1);
     ((atomic_int *)(function + 2))[0] = gettid();
     long outcome = (*function)(w);
-    REQUIRE(0, "a wait gave %ld", outcome);
+    REQUIRE(0, "a wait ended with %ld", outcome);
 }
 
-/* Starts a thread in a wait, and returns when the thread sleeps. */
+/* Starts a thread that waits in a call. Returns when the thread sleeps. */
 static void begin_wait_in(wait_function *function, struct wait *w) {
     struct {
         wait_function *function;

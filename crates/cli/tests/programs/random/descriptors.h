@@ -1,4 +1,4 @@
-/* States what each descriptor is, by all that the kernel shows of it; and, at the end, its contents. */
+/* States what the kernel shows of each descriptor and, at the end, its contents. */
 #pragma once
 
 #include "files.h"
@@ -34,7 +34,7 @@ static int first_that_is(int fd) {
     return fd;
 }
 
-/* A child has the file in memory. */
+/* Returns whether a path names a deleted file. In a child, the contents of such a file are in memory. */
 static int is_deleted_file(const char *path) {
     return strstr(path, " (deleted)") && strncmp(path, MEMFD_PATH, strlen(MEMFD_PATH)) != 0;
 }
@@ -164,7 +164,7 @@ static void use_up_epoll(int fd) {
     state("\n");
 }
 
-/* Reads until the end: packets and messages one by one, a stream in any pieces. */
+/* Reads until the end: packets and messages one by one, a stream in pieces of any size. */
 static void use_up(int fd, int is_in_pieces) {
     static char piece[1UL << 17];
     uint64_t hash = HASH_OF_NOTHING;
@@ -174,7 +174,7 @@ static void use_up(int fd, int is_in_pieces) {
     while ((count = read(fd, piece, sizeof piece)) > 0) {
         hash = add_to_hash(hash, piece, (size_t)count), bytes += (size_t)count;
         if (is_in_pieces) state("fd %d: a piece of %zd\n", fd, count);
-        if (bytes > (8UL << 20)) break; /* a device without an end */
+        if (bytes > (8UL << 20)) break; /* a device whose data never ends */
     }
     state("fd %d: %zu bytes, %lx, then %zd %s\n", fd, bytes, hash, count, count < 0 ? strerror(errno) : "");
 }

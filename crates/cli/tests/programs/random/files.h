@@ -1,4 +1,4 @@
-/* Files by path: offsets, flags, duplicates, locks. Their contents are the node's. */
+/* Files that are opened by path: offsets, flags, duplicates, locks. Their contents are those of the node's files. */
 #pragma once
 
 #include "streams.h"

@@ -1,4 +1,4 @@
-/* The identity of the process, and its rights. */
+/* The identity of the process, and its privileges. */
 #pragma once
 
 #include "random.h"
@@ -21,7 +21,7 @@
 static struct rlimit late_limits[RLIM_NLIMITS];
 static int limits_set[RLIM_NLIMITS];
 
-/* Applied after all other resources exist: some limits would prevent them. */
+/* Sets limits. Runs after all other resources exist, because some limits would prevent them. */
 static void make_limits(void) {
     static const struct {
         int resource;
@@ -70,7 +70,7 @@ static void make_privileges(void) {
     gid_t groups[8];
     size_t count = below(8);
     for (size_t i = 0; i < count; i++) groups[i] = (gid_t)below(70000);
-    /* For this thread only: the function of libc changes all threads. */
+    /* The system call changes only this thread. The function of libc changes all threads. */
     if (one_in(2)) REQUIRE(syscall(SYS_setgroups, count, groups) == 0);
     if (one_in(3)) REQUIRE(syscall(SYS_setresgid, below(3), below(3), below(3)) == 0 && prctl(PR_SET_DUMPABLE, 1) == 0);
     if (one_in(2)) REQUIRE(prctl(PR_SET_SECUREBITS, ONE_OF(bits)) == 0);
@@ -79,7 +79,7 @@ static void make_privileges(void) {
     if (one_in(4)) REQUIRE(prctl(PR_SET_DUMPABLE, 0) == 0);
 }
 
-/* Permits all calls but one, which no program makes. */
+/* Installs a filter that permits all calls except one that no program makes. */
 static void make_filter(void) {
     struct sock_filter code[] = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, 0), BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, FILTERED_CALL, 0, 1),
                                  BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | (uint32_t)(1 + below(100))), BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
@@ -121,7 +121,7 @@ static void state_identity(void) {
     state("nice %d, policy %x, slack %d\n", getpriority(PRIO_PROCESS, 0), sched_getscheduler(0), prctl(PR_GET_TIMERSLACK));
     state("personality %x, securebits %x, dumpable %d, barriers %lx\n", personality(0xffffffff), prctl(PR_GET_SECUREBITS), prctl(PR_GET_DUMPABLE),
           syscall(SYS_membarrier, GET_REGISTRATIONS, 0, 0));
-    /* A child's score is higher than its seed's, whatever the parent's is. */
+    /* A child's score is at least CHILD_SCORE_MIN, whatever the parent's is. */
     long score = strtol(read_whole("/proc/self/oom_score_adj"), NULL, 10);
     state("score %ld\n", score < CHILD_SCORE_MIN ? CHILD_SCORE_MIN : score);
 }

@@ -5,7 +5,7 @@
 
 #include "memory.h"
 
-/* The address range of the restorer in a child. Its code and a page for each thread stay mapped. */
+/* The address range of the restorer in a child. Its code and one page for each thread stay mapped. */
 #define RESTORERS 0x1ff000000000UL
 #define RESTORERS_END 0x200000000000UL
 
@@ -14,7 +14,7 @@ struct mapping {
     char kind[512];
 };
 
-/* Flags that a program can give a mapping, as in proc_pid_smaps(5). */
+/* Flags that a program can give a mapping, by their names in proc_pid_smaps(5). */
 static const char *const told_flags[] = {"gd", "lo", "sr", "rr", "dc", "dd", "hg", "nh", "mg", "wf"};
 
 static void read_mapping(const char *line, struct mapping *mapping, int *is_kernels) {
@@ -26,7 +26,7 @@ static void read_mapping(const char *line, struct mapping *mapping, int *is_kern
     const char *name = path[0] == '[' ? path : strstr(path, " (deleted)") || !path[0] ? "deleted" : path;
     if (protection[3] == 'p' && path[0] != '[') name = "";
     snprintf(mapping->kind, sizeof mapping->kind, "%s %s", protection, name);
-    /* The kernel grows it on demand, and its size differs from process to process. */
+    /* The kernel grows the stack on demand, so its size differs from process to process. */
     if (strcmp(path, "[stack]") == 0) mapping->start = mapping->end - PAGE_BYTES;
 }
 

@@ -1,4 +1,4 @@
-/* Memory of all kinds: where and how it is mapped, and its contents. */
+/* Memory of all kinds: how it is mapped, and its contents. */
 #pragma once
 
 #include "random.h"
@@ -15,8 +15,8 @@
 struct area {
     char *at;
     size_t bytes;
-    char *wiped, *wiped_end;   /* zero in a child */
-    char *absent, *absent_end; /* not in a child at all */
+    char *wiped, *wiped_end;   /* the part that is zero in a forked process */
+    char *absent, *absent_end; /* the part that a forked process lacks */
 };
 
 static struct area areas[AREAS_MAX];
@@ -48,13 +48,13 @@ static void protect_parts(char *at, size_t pages) {
     for (uint64_t left = below(4); left > 0; left--) {
         char *from;
         size_t bytes = part_of(at, pages, &from);
-        /* May fail: shared memory of a file that is open for reading cannot become writable. */
+        /* Fails for shared memory of a file that is open only for reading: it cannot become writable. */
         int allowed = mprotect(from, bytes, ONE_OF(protections));
         REQUIRE(allowed == 0 || errno == EACCES);
     }
 }
 
-/* Maps pages with an inaccessible page on either side. */
+/* Maps pages between two inaccessible pages. */
 static char *map_room(size_t pages, int flags, int fd, off_t offset) {
     char *at = mmap(NULL, (pages + 2) * PAGE_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     REQUIRE(at != MAP_FAILED);
@@ -72,7 +72,7 @@ static void advise_part(struct area *area, size_t pages) {
     int advice = ONE_OF(advices);
     REQUIRE(madvise(from, bytes, advice) == 0 || (advice == GUARD_INSTALL && errno == EINVAL), "advice %d", advice);
     if (advice == MADV_WIPEONFORK) area->wiped = from, area->wiped_end = from + bytes;
-    /* Neither a forked process nor a core has it. */
+    /* With both, neither a forked process nor a core has the memory. */
     if (advice != MADV_DONTFORK || one_in(2)) return;
     REQUIRE(madvise(from, bytes, MADV_DONTDUMP) == 0);
     area->absent = from, area->absent_end = from + bytes;
@@ -87,7 +87,7 @@ static void make_private(void) {
     if (one_in(3) && !area->absent) {
         char *from;
         size_t bytes = part_of(at, pages, &from);
-        /* Fails at a guard page, after it has locked the pages before that. */
+        /* mlock2(2) fails at a guard page, after it has locked the pages before it. */
         REQUIRE(mlock2(from, bytes, one_in(2) ? MLOCK_ONFAULT : 0) == 0 || errno == ENOMEM || errno == EFAULT);
     }
     protect_parts(at, pages);

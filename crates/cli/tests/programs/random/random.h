@@ -1,4 +1,4 @@
-/* Shared by the parts of process.c: numbers that follow from the seed, and the statement that is being written.
+/* Functions for the parts of process.c: numbers that follow from the seed, and the statement that is being written.
  *
  * A statement is a list of lines that must be equal in parent and child. A word that begins with `~` is a number of
  * milliseconds that need only be close.
@@ -18,7 +18,7 @@
 #define STATEMENT_BYTES_MAX (1UL << 20)
 #define PATH_BYTES_MAX 256
 
-static uint64_t drawn;                      /* how many numbers were drawn, from the seed's own start on */
+static uint64_t drawn;                      /* index of the next random number; the seed sets its start */
 static int is_child;
 static const char *directory;               /* for the process's own files */
 static char statement[STATEMENT_BYTES_MAX]; /* not on the heap: printing would change it */
@@ -64,7 +64,7 @@ static void fill_bytes(char *at, size_t bytes) {
     for (size_t i = 0; i < bytes; i++) at[i] = (char)(word_of(first + i / 8) >> i % 8 * 8);
 }
 
-/* FNV-1a. */
+/* Adds bytes to a hash (FNV-1a). */
 static uint64_t add_to_hash(uint64_t hash, const void *bytes, size_t count) {
     for (size_t i = 0; i < count; i++) hash = (hash ^ ((const unsigned char *)bytes)[i]) * 0x100000001b3u;
     return hash;

@@ -1,4 +1,5 @@
-/* Resources that are not carried, and some that only look like them. check and prepare must agree on each. */
+/* Resources that are not carried, and some that look like them but are carried. check and prepare must agree on
+ * each. */
 #pragma once
 
 #include "random.h"
@@ -12,8 +13,8 @@
 
 #define REFUSED_PAGES 3
 
-/* An epoll that watches a closed descriptor number. Its file is still open under another number; or it is not, and then
- * the epoll watches nothing. */
+/* Makes an epoll that watches a closed descriptor number. Usually its file is still open under another number.
+ * Otherwise the epoll watches nothing. */
 static void make_lost_target(void) {
     int ends[2], epoll = epoll_create1(0);
     struct epoll_event event = {.events = EPOLLIN};
@@ -24,7 +25,7 @@ static void make_lost_target(void) {
     if (other >= 0 && one_in(2)) REQUIRE(dup2(ends[1], ends[0]) == ends[0]);
 }
 
-/* A watch of a file without a path, or of a renamed file, which is found by its new name. */
+/* Makes a watch of a file without a path, or of a renamed file, which is found by its new name. */
 static void make_lost_watch(void) {
     const char *path = new_path();
     char renamed[PATH_BYTES_MAX + 8];
@@ -47,14 +48,14 @@ static void make_cancelled_timer(void) {
     REQUIRE(timer >= 0 && timerfd_settime(timer, TFD_TIMER_ABSTIME | TFD_TIMER_CANCEL_ON_SET, &past, NULL) == 0);
 }
 
-/* The parent, or the process itself, gets the signal for a file's readiness. */
+/* Makes a file whose readiness signal is sent to the parent, or to the process itself. */
 static void make_foreign_owner(void) {
     int ends[2], who = one_in(3) ? getpid() : getppid();
     REQUIRE(pipe(ends) == 0 && fcntl(ends[0], F_SETOWN, who) == 0 && fcntl(ends[0], F_SETSIG, SIGURG) == 0);
     REQUIRE(fcntl(ends[0], F_SETFL, O_ASYNC) == 0);
 }
 
-/* A System V segment of which a part is unmapped. */
+/* Makes a System V segment of which a part is unmapped. */
 static void make_part_of_segment(void) {
     int id = shmget(IPC_PRIVATE, REFUSED_PAGES * PAGE_BYTES, IPC_CREAT | 0600);
     char *at = (char *)shmat(id, NULL, 0);
@@ -62,7 +63,7 @@ static void make_part_of_segment(void) {
     REQUIRE(munmap(at + below(REFUSED_PAGES) * PAGE_BYTES, PAGE_BYTES) == 0);
 }
 
-/* A mapped file whose name is not UTF-8. */
+/* Maps a file whose name is not UTF-8. */
 static void make_strange_name(void) {
     char path[PATH_BYTES_MAX + 8];
     snprintf(path, sizeof path, "%s\xff", new_path());
@@ -71,7 +72,7 @@ static void make_strange_name(void) {
     REQUIRE(mmap(NULL, PAGE_BYTES, PROT_READ, flags, file, 0) != MAP_FAILED && close(file) == 0);
 }
 
-/* The ring of asynchronous I/O, with or without MADV_DONTFORK. */
+/* Makes the ring of asynchronous I/O, with or without MADV_DONTFORK. */
 static void make_ring(void) {
     aio_context_t context = 0;
     REQUIRE(syscall(SYS_io_setup, 1, &context) == 0);

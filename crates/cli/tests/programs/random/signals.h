@@ -12,7 +12,7 @@
 static const int sent_signals[] = {SIGUSR1, SIGUSR2, SIGHUP, SIGTERM, SIGURG, SIGWINCH, SIGIO, 36, 37, 38, 39, 40, 41, 42, 60};
 static const int other_signals[] = {SIGINT, SIGQUIT, SIGTSTP, SIGTTIN, SIGPIPE, SIGXCPU, 50, 51, 52, 63, 64};
 
-/* The kernel's format, without the changes that libc makes. */
+/* The kernel's format of a signal action, without the changes that libc makes. */
 struct kernel_action {
     void *handler;
     unsigned long flags;
@@ -120,7 +120,7 @@ static void state_timers(void) {
     }
 }
 
-/* Of the calling thread. */
+/* States the signals of the calling thread. */
 static void state_own_signals(const char *whose) {
     uint64_t mask = 0;
     stack_t stack = {0};

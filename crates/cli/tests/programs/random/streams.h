@@ -1,4 +1,4 @@
-/* Pipes, events and sockets, with the data in transit in them. */
+/* Pipes, events and sockets, with data in transit. */
 #pragma once
 
 #include "memory.h"
@@ -29,7 +29,7 @@ static void put(int fd, size_t bytes) {
     REQUIRE(write(fd, data, bytes) == (ssize_t)bytes, "%zu", bytes);
 }
 
-/* Sets an owner, always with O_ASYNC: an owner without it is not carried. */
+/* Sets an owner of a descriptor, always with O_ASYNC: an owner without O_ASYNC is not carried. */
 static void own(int fd) {
     static const int signals[] = {0, SIGUSR1, SIGURG, 60};
     if (!one_in(6)) return;
@@ -99,7 +99,7 @@ static void make_epoll(void) {
     for (uint64_t left = below(6); left > 0 && watchable_count > 0; left--) {
         int target = watchable[below(watchable_count)];
         struct epoll_event event = {.events = (one_in(2) ? EPOLLIN : EPOLLIN | EPOLLOUT) | ONE_OF(kinds), .data.u64 = draw()};
-        /* Fails for a duplicate, or for epolls that are nested too deeply. */
+        /* epoll_ctl(2) fails for a duplicate, and for epolls that are nested too deeply. */
         REQUIRE(epoll_ctl(fd, EPOLL_CTL_ADD, target, &event) == 0 || errno == EEXIST || errno == EINVAL || errno == ELOOP);
     }
     note_watchable(fd);
@@ -132,7 +132,7 @@ static void set_options(int fd) {
     struct linger linger = {.l_onoff = 1, .l_linger = 5};
     for (uint64_t left = below(4); left > 0; left--) {
         size_t i = below(sizeof options / sizeof *options);
-        /* Not every option applies to every socket. */
+        /* Some options do not apply to some sockets. */
         (void)!setsockopt(fd, options[i].level, options[i].option, &options[i].value, sizeof options[i].value);
     }
     if (one_in(4)) REQUIRE(setsockopt(fd, SOL_SOCKET, one_in(2) ? SO_RCVTIMEO : SO_SNDTIMEO, &time, sizeof time) == 0);
@@ -184,7 +184,7 @@ static void make_unix_datagram(void) {
     int fd = socket(AF_UNIX, SOCK_DGRAM | (one_in(2) ? SOCK_NONBLOCK : 0), 0);
     REQUIRE(fd >= 0 && bind(fd, (struct sockaddr *)&address, length) == 0);
     set_options(fd);
-    /* Without data in the socket: data would have credentials, which are refused. */
+    /* The socket has no data: data would have credentials, and prepare refuses these. */
     if (one_in(2)) REQUIRE(setsockopt(fd, SOL_SOCKET, SO_PASSCRED, &(int){1}, sizeof(int)) == 0);
 }
 

@@ -1,4 +1,5 @@
-/* Threads, each in a wait of some kind. The fork must not end the wait. When a thread is released, it states itself. */
+/* Threads, each in a wait of some kind. The fork must not end the wait. When a thread is released, it states its own
+ * state. */
 #pragma once
 
 #include "signals.h"
@@ -101,7 +102,7 @@ static void make_threads(void) {
     for (uint64_t left = 1 + below(4); left > 0 && workers_count < WORKERS_MAX; left--) {
         struct worker *worker = &workers[workers_count];
         worker->index = workers_count++;
-        /* The last kind never sleeps, so there are few of it. */
+        /* A thread of the last kind never sleeps, so there are few of them. */
         worker->wait = (unsigned)below(one_in(20) ? WAITS_COUNT : WAITS_COUNT - 1), worker->seed = draw();
         REQUIRE(pipe2(worker->ends, O_CLOEXEC) == 0 && pthread_create(&worker->thread, NULL, work, worker) == 0);
         while (!atomic_load(&worker->tid) || (worker->wait < WAITS_COUNT - 1 && !sleeps(worker))) usleep(100);
@@ -113,11 +114,11 @@ static void make_threads(void) {
     }
 }
 
-/* How often to look at a thread until its state is final, a millisecond apart. */
+/* How often a thread is observed until its state is final, at intervals of a millisecond. */
 #define LOOKS_MAX 5000
 
-/* The calling thread of a child may be the first to run again. The others block all signals until they are restored.
- * One that was stopped in sigwaitinfo(2) blocks its signals until it is back in that call. */
+/* In a child, the calling thread may be the first to run again. Other threads block all signals until they are
+ * restored. A thread that was stopped in sigwaitinfo(2) blocks its signals until it is back in that call. */
 static int is_awake(const struct worker *worker) {
     char path[64];
     snprintf(path, sizeof path, "/proc/self/task/%d/status", atomic_load(&worker->tid));
@@ -126,7 +127,7 @@ static int is_awake(const struct worker *worker) {
     return blocked != 0xfffffffffffbfeff && !(worker->wait == 6 && blocked >> (SIGRTMAX - 1) & 1);
 }
 
-/* As other threads see them. */
+/* States the threads as other threads see them. */
 static void state_threads(void) {
     for (unsigned i = 0; i < workers_count; i++)
         for (int looks = 0; looks < LOOKS_MAX && !is_awake(&workers[i]); looks++) usleep(1000);
@@ -140,7 +141,7 @@ static void state_threads(void) {
     }
 }
 
-/* One by one, because all write into the same statement. */
+/* Releases the threads one by one, because all write to the same statement. */
 static void use_up_threads(void) {
     for (unsigned i = 0; i < workers_count; i++) {
         struct worker *worker = &workers[i];

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Processes in a pipeline, half of them bash, within a command substitution, and one more process. Lines are in transit
-# between all of them at any time. It repeats the same work until SIGUSR2.
+# Processes in a pipeline, half of them bash, within a command substitution, and one more process. At any time, lines
+# are in transit between all of them. They repeat the same work until SIGUSR2.
 #
 # usage: pipeline.sh
 set -euo pipefail
 readonly lines_count=60000
 
-exec 3>&1 # where `half` is printed from inside
+exec 3>&1 # the standard output, on which `numbers` prints `half`
 
 numbers() {
     local -i i

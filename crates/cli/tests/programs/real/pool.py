@@ -31,7 +31,7 @@ def multiply(task):
 
 
 class Beside(threading.Thread):
-    """Works itself, and gives tasks to the pool from time to time."""
+    """A thread that computes, and gives tasks to the pool from time to time."""
 
     def __init__(self, pool):
         super().__init__()

@@ -39,7 +39,7 @@ func (s *sums) add(answer http.ResponseWriter, request *http.Request) {
 	fmt.Fprint(answer, s.of[name])
 }
 
-// Goroutines compute hashes, after each has waited for the clock, and all for the collector.
+// Computes hashes in goroutines. Each first waits for the clock, and the collector runs at the same time.
 func work(answer http.ResponseWriter, _ *http.Request) {
 	digests := make([][sha256.Size]byte, workers)
 	var group sync.WaitGroup

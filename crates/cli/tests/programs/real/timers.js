@@ -34,8 +34,8 @@ const counted = (count, interval) =>
         }, interval);
     });
 
-// Starts the shortest timer first. However long the program pauses between two starts, each is due after the ones
-// before it.
+// Starts the shortest timer first. However long the program pauses between two starts, each timer is due after the
+// earlier ones.
 const inOrder = () =>
     new Promise((resolve) => {
         const order = [];

@@ -1,5 +1,5 @@
-/* Clocks. The monotonic ones continue from the parent's values and never go backwards, by the vDSO and by the system
- * call. The wall clock has the current time. A relative sleep and a timed wait end.
+/* Clocks. The monotonic clocks continue from the parent's values and never go backwards, read through the vDSO and by
+ * the system call. The wall clock has the current time. A relative sleep and a timed wait end.
  */
 #include "../forked.h"
 
@@ -25,7 +25,7 @@ static int64_t now_ns_by_call(clockid_t clock) {
     return ns_of(now);
 }
 
-/* Sleeps during the fork. The interrupted sleep restarts with at most its whole time. */
+/* Sleeps during the fork. The interrupted sleep is restarted, with at most its whole time. */
 static void *sleep_over_the_fork(void *unused) {
     (void)unused;
     struct timespec whole = {.tv_sec = 0, .tv_nsec = SLEEP_MS * 1000000L};
@@ -44,12 +44,12 @@ static void *sleep_over_the_fork(void *unused) {
 static void check_clock(clockid_t clock, int64_t parent_ns, const char *name) {
     int64_t by_vdso_ns = now_ns(clock), by_call_ns = now_ns_by_call(clock), after_ns = now_ns(clock);
     REQUIRE(by_vdso_ns >= parent_ns, "%s went back by %ld ns", name, (long)(parent_ns - by_vdso_ns));
-    /* Holds however long this thread is not scheduled between the calls. */
+    /* This holds even if the thread is not scheduled between the calls. */
     REQUIRE(by_vdso_ns <= by_call_ns && by_call_ns <= after_ns, "%s: %ld by the vdso, %ld by a call, %ld by the vdso again", name,
             (long)by_vdso_ns, (long)by_call_ns, (long)after_ns);
 }
 
-/* An absolute time of the monotonic clock that the parent took is still valid. */
+/* Checks that absolute times of the monotonic clock that the parent read are still valid. */
 static void check_absolute_wait(int64_t parent_ns) {
     struct timespec past = {.tv_sec = parent_ns / 1000000000, .tv_nsec = parent_ns % 1000000000};
     REQUIRE(clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &past, NULL) == 0);

@@ -1,5 +1,5 @@
-/* eventfds with their counts and modes. Epolls: level- and edge-triggered, one-shot, one that watches another, with the
- * program's own data, and with a thread that waits in one.
+/* eventfds with their counts and modes. Epolls: level-triggered, edge-triggered and one-shot targets, an epoll that
+ * watches another, the program's data for each target, and a thread that waits in an epoll.
  */
 #include "../forked.h"
 
@@ -35,7 +35,7 @@ static void check_counts(void) {
     REQUIRE(read(counter, &count, sizeof count) == sizeof count && count == COUNT, "count %lu", count);
     REQUIRE(read(counter, &count, sizeof count) == -1 && errno == EAGAIN);
     for (int i = 0; i < 3; i++) REQUIRE(read(semaphore, &count, sizeof count) == sizeof count && count == 1);
-    REQUIRE(read(semaphore, &count, sizeof count) == -1 && errno == EAGAIN, "the semaphore has more than three");
+    REQUIRE(read(semaphore, &count, sizeof count) == -1 && errno == EAGAIN, "the semaphore has a count above three");
 }
 
 /* The counter and the semaphore are ready, the bell is not. The outer epoll sees the inner one. */
@@ -45,9 +45,9 @@ static void check_epolls(void) {
     int count = epoll_wait(epoll, events, 4, 1000);
     REQUIRE(count == 2, "%d events", count);
     uint64_t words = events[0].data.u64 ^ events[1].data.u64;
-    REQUIRE(words == (word_of(1) ^ word_of(2)), "the words changed");
+    REQUIRE(words == (word_of(1) ^ word_of(2)), "the data of the targets changed");
     count = epoll_wait(epoll, events, 4, 0);
-    REQUIRE(count == 0, "edge-triggered and one-shot ones fired again: %d", count);
+    REQUIRE(count == 0, "edge-triggered or one-shot targets were reported again: %d", count);
 }
 
 int main(void) {

@@ -24,7 +24,7 @@ static void open_at(int number, const char *path, int flags) {
     close(fd);
 }
 
-/* The next entry of a listing. */
+/* Returns the name of the next entry of a listing. */
 static void next_entry(int fd, char name[64]) {
     union {
         struct dirent64 entry;
@@ -47,7 +47,7 @@ static void check_regular(const char *expected) {
     char text[8] = {0};
     REQUIRE(lseek(READ_ONLY_FD, 0, SEEK_CUR) == OFFSET, "offset %ld", (long)lseek(READ_ONLY_FD, 0, SEEK_CUR));
     REQUIRE(read(READ_ONLY_FD, text, 4) == 4 && memcmp(text, expected, 4) == 0);
-    REQUIRE(lseek(DUPLICATE_FD, 0, SEEK_CUR) == OFFSET + 4, "the duplicate has an offset of its own");
+    REQUIRE(lseek(DUPLICATE_FD, 0, SEEK_CUR) == OFFSET + 4, "the duplicate does not share its offset");
     REQUIRE((fcntl(READ_ONLY_FD, F_GETFL) & O_ACCMODE) == O_RDONLY && write(READ_ONLY_FD, text, 1) == -1);
     REQUIRE(fcntl(READ_ONLY_FD, F_GETFD) == 0 && fcntl(DUPLICATE_FD, F_GETFD) == FD_CLOEXEC);
 }
@@ -58,7 +58,7 @@ static int count_open(void) {
     return count;
 }
 
-/* A child's payload is open too. Without farfork, the program has none. */
+/* In a child, the payload is an open descriptor too. Without farfork, the program has none. */
 static void check_payload(const char *payload) {
     char text[PAYLOAD_BYTES_MAX] = {0};
     if (fcntl(PAYLOAD_FD, F_GETFD) == -1) return;

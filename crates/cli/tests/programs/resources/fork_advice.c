@@ -1,7 +1,7 @@
-/* Advice for fork(2) by madvise(2): memory that a child sees as zeroes, and memory that no copy and no core has. Memory
- * with MADV_DONTFORK alone is in a copy of the whole process, but not in a process that it forks.
+/* Advice for fork(2) by madvise(2): memory that is zero in a child, and memory that no child and no core has. Memory
+ * with MADV_DONTFORK alone is in a child of farfork, but not in a process that the child forks.
  *
- * Without farfork this program fails, as it should.
+ * Without farfork, this program fails.
  */
 #include "../forked.h"
 
@@ -9,7 +9,7 @@
 
 #define BYTES (64 * PAGE_BYTES)
 
-/* mincore(2) fails with ENOMEM if nothing is mapped. */
+/* Returns whether memory is mapped: otherwise mincore(2) fails with ENOMEM. */
 static int is_mapped(void *at) {
     unsigned char residency;
     return mincore(at, PAGE_BYTES, &residency) == 0;
@@ -28,13 +28,13 @@ int main(void) {
     ready(0);
     await_fork(payload);
 
-    REQUIRE(is_zero(wiped, BYTES), "MADV_WIPEONFORK was not honoured");
-    REQUIRE(holds(own, BYTES, 350), "memory with MADV_DONTFORK was not carried");
-    REQUIRE(!is_mapped(left_out), "MADV_DONTFORK with MADV_DONTDUMP was not honoured");
+    REQUIRE(is_zero(wiped, BYTES), "MADV_WIPEONFORK had no effect");
+    REQUIRE(holds(own, BYTES, 350), "memory with MADV_DONTFORK is not in the child");
+    REQUIRE(!is_mapped(left_out), "MADV_DONTFORK with MADV_DONTDUMP had no effect");
     pid_t forked = fork();
     if (forked == 0) _exit(is_mapped(own));
     int status;
-    REQUIRE(waitpid(forked, &status, 0) == forked && status == 0, "MADV_DONTFORK was forgotten");
+    REQUIRE(waitpid(forked, &status, 0) == forked && status == 0, "the child's memory has lost MADV_DONTFORK");
     fill(wiped, BYTES, 500);
     REQUIRE(holds(wiped, BYTES, 500));
     finish(payload, 0);

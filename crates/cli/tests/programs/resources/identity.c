@@ -102,6 +102,6 @@ int main(void) {
     REQUIRE(umask(0) == 0137, "umask");
     const char *kept = getenv("FARFORK_TEST");
     REQUIRE(kept && strcmp(kept, "kept") == 0);
-    REQUIRE(setuid(0) < 0 && open("/etc/shadow", O_RDONLY) < 0, "root came back");
+    REQUIRE(setuid(0) < 0 && open("/etc/shadow", O_RDONLY) < 0, "the process can become root again");
     finish(payload, 0);
 }

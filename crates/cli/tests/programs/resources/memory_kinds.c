@@ -1,6 +1,6 @@
 /* Private memory of every kind: read-only, inaccessible with data, executable, of a file with and without written
- * pages, huge, never touched. Heap and stack grow further. Locked memory grows while it moves. Neighbours have
- * different protections; most of their addresses are only reserved, more than any machine has.
+ * pages, huge, never touched. Heap and stack grow further. Locked memory grows while it moves. Neighbouring pages have
+ * different protections. Most of their address range is only reserved: more than any machine has.
  */
 #include "../forked.h"
 
@@ -33,7 +33,7 @@ static uint64_t *filled(size_t bytes, uint64_t first) {
     return at;
 }
 
-/* mov eax, 42; ret */
+/* Makes a function with the code `mov eax, 42; ret`. */
 static void make_function(void) {
     static const unsigned char code[] = {0xb8, 42, 0, 0, 0, 0xc3};
     void *at = map_anonymous(PAGE_BYTES);
@@ -50,7 +50,8 @@ static uint64_t *map_own_file(int protection) {
     return (uint64_t *)at;
 }
 
-/* Parts of two pages each: the first two written, the second read-only, the third written; the rest stays untouched. */
+/* Returns a part of the reserved range, of two pages. Parts 0 to 2 are written, and part 1 is read-only afterwards. The
+ * rest is untouched. */
 static uint64_t *reserved_part(size_t part) {
     return reserved + part * 2 * PAGE_BYTES / sizeof *reserved;
 }
@@ -71,7 +72,7 @@ static void check_reserved(void) {
     fill(reserved_part(2), 2 * PAGE_BYTES, 1200);
     if (sigsetjmp(no_memory_there, 1) == 0) {
         *(volatile uint64_t *)reserved_part(1) = 1;
-        REQUIRE(0, "a neighbour that is only readable was written");
+        REQUIRE(0, "a read-only neighbour was written");
     }
     REQUIRE(!is_readable(reserved_part(3)), "reserved memory is readable");
     REQUIRE(!is_readable(reserved + RESERVED_BYTES / sizeof *reserved - 1), "the end of reserved memory is readable");
@@ -108,8 +109,8 @@ static void check_protections(void) {
         *(volatile uint64_t *)read_only = 1;
         REQUIRE(0, "read-only memory was written");
     }
-    REQUIRE(!is_readable(inaccessible), "PROT_NONE can be read");
-    REQUIRE(mprotect(inaccessible, BYTES, PROT_READ) == 0 && holds(inaccessible, BYTES, 200), "PROT_NONE lost data");
+    REQUIRE(!is_readable(inaccessible), "memory with PROT_NONE can be read");
+    REQUIRE(mprotect(inaccessible, BYTES, PROT_READ) == 0 && holds(inaccessible, BYTES, 200), "PROT_NONE lost its data");
     check_reserved();
     signal(SIGSEGV, SIG_DFL);
     REQUIRE(function() == 42);
@@ -125,7 +126,7 @@ static void check_contents(void) {
     REQUIRE(holds(heap, BYTES, 900));
 }
 
-/* Four mebibytes deeper than the parent ever went. */
+/* Grows the stack to four mebibytes more than the parent ever used. */
 static __attribute__((noinline)) void grow_stack(void) {
     volatile char deep[4 << 20];
     for (size_t i = 0; i < sizeof deep; i += PAGE_BYTES) deep[i] = (char)(i >> 12);
@@ -134,14 +135,14 @@ static __attribute__((noinline)) void grow_stack(void) {
 
 static void check_growth(void) {
     uint64_t *more = (uint64_t *)sbrk((intptr_t)BYTES);
-    REQUIRE(more == heap + BYTES / sizeof *heap, "the heap ends elsewhere: %p", (void *)more);
+    REQUIRE(more == heap + BYTES / sizeof *heap, "the heap has another end: %p", (void *)more);
     REQUIRE(is_zero(more, BYTES));
     fill(more, BYTES, 1000);
     REQUIRE(holds(more, BYTES, 1000) && holds(heap, BYTES, 900));
     grow_stack();
 }
 
-/* Memory that a child locks itself is filled when it grows, before the pager can see that it has moved. */
+/* A child locks memory itself. When that memory grows, it is filled before the pager can see that it has moved. */
 static void check_growth_of_locked(void) {
     size_t bytes = 4 * PAGE_BYTES, more = 8 * PAGE_BYTES;
     REQUIRE(mlock(locked, bytes) == 0);

@@ -1,5 +1,5 @@
 /* Operations of a child on memory that is not fetched yet: fork, mremap, munmap, madvise, mprotect, and system calls
- * that read and write it. Each uses an area of its own that was not touched since the fork.
+ * that read and write it. Each operation uses an area of its own that was not touched since the fork.
  */
 #include "../forked.h"
 
@@ -18,7 +18,7 @@ static uint64_t first_of(int area) { return (uint64_t)area * 1000000; }
 
 static void check_area(int area) { REQUIRE(holds(areas[area], BYTES, first_of(area)), "area %d", area); }
 
-/* Parent and grandchild fetch the same pages at the same time. */
+/* The child and a process that it forks fetch the same pages at the same time. */
 static void check_fork(void) {
     pid_t pid = fork();
     if (pid == 0) {
@@ -47,7 +47,7 @@ static void check_partial_move(void) {
     REQUIRE(holds(source + WORDS(HALF), BYTES / 4, first_of(PARTLY_MOVED) + WORDS(BYTES / 4 * 3)));
 }
 
-/* A hole, with a new mapping in it. */
+/* Unmaps a part of an area, and maps new memory there. */
 static void check_hole(void) {
     uint64_t *hole = areas[CUT] + WORDS(BYTES / 4);
     REQUIRE(munmap(hole, HALF) == 0);
@@ -59,13 +59,13 @@ static void check_hole(void) {
 
 static void check_advice(void) {
     REQUIRE(madvise(areas[DISCARDED], HALF, MADV_DONTNEED) == 0);
-    REQUIRE(is_zero(areas[DISCARDED], HALF), "discarded memory came back");
+    REQUIRE(is_zero(areas[DISCARDED], HALF), "discarded memory has its old contents");
     REQUIRE(holds(areas[DISCARDED] + WORDS(HALF), HALF, first_of(DISCARDED) + WORDS(HALF)));
     areas[FREED][0] = word_of(first_of(FREED)); /* this page is fetched, the others are missing */
     REQUIRE(madvise(areas[FREED], HALF, MADV_FREE) == 0);
     for (size_t page = 0; page < HALF; page += PAGE_BYTES) {
         const uint64_t *at = areas[FREED] + WORDS(page);
-        REQUIRE(is_zero(at, PAGE_BYTES) || holds(at, PAGE_BYTES, first_of(FREED) + WORDS(page)), "neither old nor zero");
+        REQUIRE(is_zero(at, PAGE_BYTES) || holds(at, PAGE_BYTES, first_of(FREED) + WORDS(page)), "changed, not zero");
     }
     REQUIRE(holds(areas[FREED] + WORDS(HALF), HALF, first_of(FREED) + WORDS(HALF)));
 }
@@ -77,7 +77,7 @@ static void check_protection(void) {
     check_area(PROTECTED);
 }
 
-/* The kernel's own accesses wait for the page, like the program's. */
+/* When the kernel accesses memory in a system call, it waits for the page, as the program does. */
 static void check_system_calls(void) {
     int ends[2];
     uint64_t words[WORDS(2 * PAGE_BYTES)];
@@ -93,7 +93,7 @@ static void check_system_calls(void) {
     REQUIRE(holds(areas[WRITTEN_BY_KERNEL] + behind, BYTES - at - 96, first_of(WRITTEN_BY_KERNEL) + behind));
 }
 
-/* Another process reads memory that this one has not touched. */
+/* Another process reads memory of this process that this process has not touched. */
 static void check_remote_read(void) {
     pid_t parent = getpid(), pid = fork();
     if (pid == 0) {
@@ -110,7 +110,7 @@ int main(void) {
     for (int area = 0; area < AREAS; area++) {
         areas[area] = (uint64_t *)map_anonymous(BYTES);
         fill(areas[area], BYTES, first_of(area));
-        map_anonymous(PAGE_BYTES); /* keeps neighbours from merging */
+        map_anonymous(PAGE_BYTES); /* prevents that the kernel merges neighbours */
     }
 
     char payload[PAYLOAD_BYTES_MAX];

@@ -1,5 +1,5 @@
-/* Pipes within the process: their data, capacity and modes, a reader that waits in one, and the end of file when the
- * last writer closes.
+/* Pipes within the process: their data, capacity and modes, a reader that waits in read(2), and the end of file when
+ * the last writer closes.
  */
 #include "../forked.h"
 
@@ -23,15 +23,15 @@ static void *read_one(void *argument) {
 static void check_content(int ends[2], const uint64_t *expected, size_t bytes) {
     uint64_t found[CAPACITY / sizeof(uint64_t)];
     REQUIRE(fcntl(ends[1], F_GETPIPE_SZ) == CAPACITY, "capacity %d", fcntl(ends[1], F_GETPIPE_SZ));
-    REQUIRE(write(ends[1], "!", 1) == -1 && errno == EAGAIN, "a full pipe took more");
+    REQUIRE(write(ends[1], "!", 1) == -1 && errno == EAGAIN, "a full pipe accepted data");
     REQUIRE(read(ends[0], found, sizeof found) == (ssize_t)bytes && memcmp(found, expected, bytes) == 0);
     REQUIRE(read(ends[0], found, 1) == -1 && errno == EAGAIN, "an empty pipe is not empty");
     REQUIRE(fcntl(ends[0], F_GETFL) & O_NONBLOCK);
     close(ends[1]);
-    REQUIRE(read(ends[0], found, 1) == 0, "another writer is left");
+    REQUIRE(read(ends[0], found, 1) == 0, "another process has the write end open");
 }
 
-/* A pipe whose writer has closed it keeps its last data. */
+/* Checks a pipe whose write end was closed: it still has its last data. */
 static void check_last_words(int fd) {
     char text[16] = {0};
     struct pollfd poll_fd = {.fd = fd, .events = POLLIN};

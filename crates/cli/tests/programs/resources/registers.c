@@ -12,7 +12,7 @@
 static atomic_int stop;
 static atomic_uint started;
 
-/* Holds sixteen 256-bit registers while it spins. */
+/* Keeps known values in sixteen 256-bit registers while it spins. */
 __attribute__((target("avx2"))) static void *keep_avx(void *unused) {
     (void)unused;
     uint64_t put[64], got[64];
@@ -30,7 +30,7 @@ __attribute__((target("avx2"))) static void *keep_avx(void *unused) {
     return NULL;
 }
 
-/* Holds low and high 512-bit registers and mask registers. */
+/* Keeps known values in low and high 512-bit registers and in mask registers. */
 __attribute__((target("avx512f,avx512bw"))) static void *keep_avx512(void *unused) {
     (void)unused;
     uint64_t put[34], got[34];
@@ -49,7 +49,7 @@ __attribute__((target("avx512f,avx512bw"))) static void *keep_avx512(void *unuse
     return NULL;
 }
 
-/* Rounds differently from the default, in x87 and in SSE, and has a value on the x87 stack. */
+/* Uses another rounding mode than the default, in x87 and in SSE, and has a value on the x87 stack. */
 static void *keep_floating_point(void *unused) {
     (void)unused;
     double put = 1.0 / 3.0, got = 0;
@@ -65,7 +65,7 @@ static void *keep_floating_point(void *unused) {
     return NULL;
 }
 
-/* GS is free for programs to use. */
+/* Keeps a known base of the segment GS, which programs may use. */
 static void *keep_gs(void *unused) {
     (void)unused;
     static uint64_t target;
@@ -75,7 +75,7 @@ static void *keep_gs(void *unused) {
     while (!atomic_load(&stop)) usleep(1000);
     uint64_t found;
     __asm__ volatile("movq %%gs:0, %0" : "=r"(found));
-    REQUIRE(found == word_of(77), "GS lost its base");
+    REQUIRE(found == word_of(77), "the base of GS changed");
     return NULL;
 }
 

@@ -12,7 +12,7 @@ static atomic_ulong aborts;
 
 static struct rseq *own_rseq(void) { return (struct rseq *)((char *)__builtin_thread_pointer() + __rseq_offset); }
 
-/* Stays in a critical section, except briefly after each abort. */
+/* Spins in a critical section, except briefly after each abort. */
 static void *spin_in_section(void *unused) {
     (void)unused;
     struct rseq *rseq = own_rseq();
@@ -34,7 +34,7 @@ static void *spin_in_section(void *unused) {
     return NULL;
 }
 
-/* The kernel updates the CPU number of registered threads only. */
+/* Checks the registration: the kernel updates the CPU number only of registered threads. */
 static void check_registration(void) {
     struct rseq *rseq = own_rseq();
     REQUIRE((int)rseq->cpu_id >= 0, "rseq is not registered: cpu_id %d", (int)rseq->cpu_id);

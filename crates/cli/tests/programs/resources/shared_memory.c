@@ -1,5 +1,5 @@
-/* Shared memory without a path: anonymous, mapped twice, and inherited by processes that the child forks; memfds with
- * their offsets, seals and odd sizes. A child's writes do not reach its parent.
+/* Shared memory without a path: anonymous memory that is mapped twice and inherited by processes that the child forks,
+ * and memfds with their offsets, seals and odd sizes. A child's writes do not reach its parent.
  */
 #include "../forked.h"
 
@@ -15,17 +15,18 @@ static uint64_t *map_shared(int fd, size_t bytes, off_t offset) {
     return (uint64_t *)at;
 }
 
-/* Checks both directions: through one mapping into the other and into the file. */
+/* Checks that writes through one mapping are visible in the other mapping and in the file, and in the other
+ * direction. */
 static void check_views(int fd, uint64_t *whole, uint64_t *half) {
     const size_t words = BYTES / sizeof *whole;
     half[0] = 11;
-    REQUIRE(whole[words / 2] == 11, "two mappings of one memfd are apart");
+    REQUIRE(whole[words / 2] == 11, "two mappings of one memfd differ");
     uint64_t found = 12;
-    REQUIRE(pwrite(fd, &found, sizeof found, 0) == sizeof found && whole[0] == 12, "the mapping is not the memfd's");
+    REQUIRE(pwrite(fd, &found, sizeof found, 0) == sizeof found && whole[0] == 12, "the mapping does not show the memfd");
     REQUIRE(pread(fd, &found, sizeof found, BYTES / 2) == sizeof found && found == 11);
 }
 
-/* The child shares the memory with its own children. */
+/* Checks that the child shares the memory with processes that it forks. */
 static void check_inheritance(uint64_t *shared) {
     pid_t pid = fork();
     if (pid == 0) {

@@ -1,5 +1,5 @@
-/* Signals: masks of each thread, dispositions, pending signals of the process and of a thread with their values, and an
- * alternate stack on which a handler of the child still runs.
+/* Signals: the mask of each thread, dispositions, pending signals of the process and of a thread with their values, and
+ * an alternate stack on which a handler runs in the child.
  */
 #include "../forked.h"
 
@@ -63,7 +63,7 @@ static int is_pending(int signal) {
     return sigismember(&set, signal);
 }
 
-/* Has its own mask, and a pending signal for this thread alone. */
+/* A thread with its own mask, and with a pending signal for this thread alone. */
 static void *own_signals(void *unused) {
     (void)unused;
     block(SIG_BLOCK, SIGRTMIN + 2);
@@ -120,6 +120,6 @@ int main(void) {
     check_process_signal();
     check_dispositions();
     raise(SIGUSR2);
-    REQUIRE(was_on_stack, "the handler ran off its alternate stack");
+    REQUIRE(was_on_stack, "the handler did not run on its alternate stack");
     finish(payload, 0);
 }

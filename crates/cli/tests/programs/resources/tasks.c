@@ -1,5 +1,5 @@
-/* Threads as the kernel keeps them: ids, names, thread-local storage, scheduling, robust lists, and the futex on which
- * a joiner waits.
+/* Threads as the kernel stores them: ids, names, thread-local storage, scheduling, robust lists, and the futex on which
+ * pthread_join(3) waits.
  */
 #include "../forked.h"
 
@@ -24,7 +24,7 @@ static pthread_mutex_t robust_mutexes[THREADS_COUNT];
 
 static void name_of(unsigned index, char name[16]) { snprintf(name, 16, "task %u", index); }
 
-/* Even ones are SCHED_BATCH; each has its own nice value. */
+/* Threads with an even index are SCHED_BATCH. Each thread has its own nice value. */
 static int policy_of(unsigned index) { return index % 2 ? SCHED_OTHER : SCHED_BATCH; }
 
 static void *run(void *argument) {

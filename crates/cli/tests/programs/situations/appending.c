@@ -1,4 +1,4 @@
-/* A file that is open by path at an offset. Parent and child append a line each, one after the other, which shows
+/* A file that is open by path, at an offset. Parent and child append a line each, one after the other. This shows
  * whether they share the file.
  * usage: appending FILE
  */

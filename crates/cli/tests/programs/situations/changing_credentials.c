@@ -1,5 +1,5 @@
 /* A parent that changes its credentials at each SIGUSR1, in four steps: other groups, not dumpable, a smaller
- * capability bounding set, another effective user. Each changes who may trace it and its children.
+ * capability bounding set, another effective user. Each step changes which processes may trace it and its children.
  * usage: changing_credentials
  */
 #include "../forked.h"

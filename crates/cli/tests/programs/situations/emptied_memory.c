@@ -1,6 +1,7 @@
-/* Memory that a child empties itself, in each way that the kernel has. Processes that the child forks must see zeroes
- * there, never the parent's data. Each way has four areas: with half of the pages touched before or none, and with the
- * child looking before it forks or not. The forked processes look at all areas, and fork further.
+/* Memory that a child empties itself, in each way that the kernel offers. Processes that the child forks must read
+ * zeroes there, never the parent's data. Each way has four areas: half of the pages were touched before or none, and
+ * the child reads the area before it forks or does not. The forked processes read all areas, and fork further
+ * processes.
  */
 #include "../forked.h"
 
@@ -9,7 +10,7 @@
 #define AREA_PAGES 16
 #define AREA_BYTES (AREA_PAGES * PAGE_BYTES)
 #define PAGE_WORDS (PAGE_BYTES / sizeof(uint64_t))
-/* Offset of a way's second area, which others are moved onto. Nothing is mapped after it. */
+/* Offset of a way's second area. The first one is moved onto it in some ways. Nothing is mapped after it. */
 #define SECOND (AREA_PAGES * PAGE_WORDS)
 #define PLACE_BYTES (8 * AREA_BYTES)
 #define VARIANTS 4
@@ -59,7 +60,7 @@ static void fresh(uint64_t *at, size_t bytes, int protection) {
     REQUIRE(mmap(at, bytes, protection, flags, -1, 0) == (void *)at);
 }
 
-/* ---- the ways: each has two areas with the parent's data, and free address space after them ---- */
+/* ---- the ways: each gets two areas with the parent's data, and free address space after them ---- */
 
 #define FIXED (MREMAP_MAYMOVE | MREMAP_FIXED)
 #define LEAVING (MREMAP_MAYMOVE | MREMAP_DONTUNMAP)
@@ -252,8 +253,8 @@ static int wait_for(pid_t pid) {
     return WIFEXITED(status) && WEXITSTATUS(status) == EXIT_RIGHT;
 }
 
-/* Looks at the pages that were expected from `since` on. Each generation forks the next one and waits for it; odd ones
- * also look first, in reverse order, before they fork. */
+/* Checks the pages that were expected from index `since` on. Each generation forks the next one and waits for it. Odd
+ * generations also check the pages before they fork, in reverse order. */
 static void look_in_generations(int since) {
     if (generation < GENERATIONS) {
         pid_t pid = fork();
@@ -294,7 +295,7 @@ int main(void) {
     await_fork(payload);
     for (int variant = 0; variant < VARIANTS; variant++)
         for (int way = 0; way < WAYS; way++) take(way, variant);
-    /* Look at all of them once more, in the child and in forked processes. */
+    /* Check all pages once more, in the child and in forked processes. */
     way_now = "all";
     look_in_generations(0);
     for (int index = 0; index < expected_count; index++) look_at(&expected[index]);

@@ -1,6 +1,6 @@
-/* A parent with a thread and children. Its child tries everything that might lead out of its container, and prints
- * `open WAY` for each way that is not closed. All ways are harmless if they are open. Outside of a container it tries
- * none.
+/* A parent with a thread and children. Its child tries everything that could lead out of its container, and prints
+ * `open WAY` for each way that is not closed. Every attempt is harmless if it succeeds. Outside of a container, it
+ * tries nothing.
  * usage: escaping SOCKET: a path where a daemon listens
  */
 #include "../forked.h"
@@ -25,7 +25,7 @@
 
 #define X32_BIT 0x40000000
 #define VSOCK 40
-#define OWN_CHILDREN 16 /* with few processors, most of them run later than the first process */
+#define OWN_CHILDREN 16 /* with few CPUs, most of them run later than the first process */
 #define ALG 38
 
 static void report(const char *way, int is_open) {
@@ -39,7 +39,7 @@ static void try_to_write(const char *path) {
 }
 
 static void try_namespaces(void) {
-    pid_t other = fork(); /* in this process, success would lose the rights for the other attempts */
+    pid_t other = fork(); /* in this process, success would change the privileges for the other attempts */
     if (other == 0) _exit(unshare(CLONE_NEWUSER) == 0);
     int status;
     REQUIRE(waitpid(other, &status, 0) == other && WIFEXITED(status));
@@ -69,7 +69,7 @@ static void try_mounts(void) {
 }
 
 static void try_processes(pid_t own) {
-    /* The child has something mapped at the address of `byte` too. */
+    /* `byte` has the same address in the child process. */
     char byte;
     struct iovec here = {&byte, 1}, there = {&byte, 1};
     report("read another process", process_vm_readv(own, &here, 1, &there, 1, 0) == 1);
@@ -91,7 +91,7 @@ static int is_own(const pid_t *own, pid_t pid) {
     return 0;
 }
 
-/* /proc shows only processes of this container: the first process, this one and its children. */
+/* Reports processes outside of the container: /proc must show only process 1, this process and its children. */
 static void count_processes(const pid_t *own) {
     DIR *processes = opendir("/proc");
     REQUIRE(processes);
@@ -146,11 +146,11 @@ static void try_files(void) {
     try_to_write("/proc/sys/kernel/core_pattern");
     try_to_write("/proc/sysrq-trigger");
     try_to_write("/sys/kernel/mm/transparent_hugepage/enabled");
-    /* Opens the disk of the root file system by a device node of its own. */
+    /* Open the disk of the root file system through a new device node. */
     int made = mknod("/tmp/escaping-disk", S_IFBLK | 0600, makedev(254, 0)) == 0;
     report("mknod", made);
     if (made) unlink("/tmp/escaping-disk");
-    /* Devices that a program may write still work. */
+    /* Harmless devices must still work. */
     int fd = open("/dev/null", O_RDWR | O_CLOEXEC);
     REQUIRE(fd >= 0 && write(fd, "x", 1) == 1);
     close(fd);
@@ -170,7 +170,7 @@ static void try_sockets(const char *daemon) {
     if (table) fclose(table);
 }
 
-/* No thread of any process has capabilities, or can gain any. */
+/* Reports privileges: no thread of any process may have capabilities, or be able to gain any. */
 static void look_at_task(const char *status) {
     static const char *const wanted[] = {"NoNewPrivs:\t1\n", "Seccomp:\t2\n", "CapEff:\t0000000000000000\n",
                                          "CapPrm:\t0000000000000000\n", "CapBnd:\t0000000000000000\n"};
@@ -223,7 +223,7 @@ int main(int count, char **arguments) {
     await_fork(payload);
     require_container();
 
-    /* Looks at once: no process may be without its filter even briefly. */
+    /* Check at once: no process may be without its filter even briefly. */
     for (int i = 0; i < OWN_CHILDREN; i++) look_at_tasks(own[i]);
     look_at_tasks(getpid());
     count_processes(own);

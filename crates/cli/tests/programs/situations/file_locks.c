@@ -1,5 +1,5 @@
-/* Locks of all three kinds on files that parent and child share. The child starts only after the parent has ended. It
- * then holds the locks, and no other process gets one.
+/* Locks of all three kinds on files that parent and child share. The child starts only after the parent has ended. Then
+ * the child has the locks, and no other process can get them.
  * usage: file_locks FLOCK_FILE POSIX_FILE OFD_FILE
  */
 #include "../forked.h"
@@ -35,8 +35,8 @@ int main(int count, char **arguments) {
     ready(0);
     await_fork(payload);
 
-    REQUIRE(!lock_file(open_file(arguments[1])), "flock(2): not the child's");
-    REQUIRE(!lock_record(open_file(arguments[2]), F_OFD_SETLK), "POSIX: not the child's");
-    REQUIRE(!lock_record(open_file(arguments[3]), F_OFD_SETLK), "open file description: not the child's");
+    REQUIRE(!lock_file(open_file(arguments[1])), "flock(2): the child does not have the lock");
+    REQUIRE(!lock_record(open_file(arguments[2]), F_OFD_SETLK), "POSIX: the child does not have the lock");
+    REQUIRE(!lock_record(open_file(arguments[3]), F_OFD_SETLK), "open file description: the child does not have the lock");
     finish(payload, 0);
 }

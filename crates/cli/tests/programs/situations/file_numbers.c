@@ -1,5 +1,5 @@
-/* Compares what stat(2) reports of a directory and of a file in it, to the parent and to a child. The devices differ;
- * the times are equal. The child's open file and the file at the path are the same.
+/* Compares stat(2) in parent and child, for a directory and a file in it. The device numbers differ; the times are
+ * equal. The child's open file and the file at the path are the same.
  * usage: file_numbers DIRECTORY
  */
 #include "../forked.h"

@@ -1,5 +1,5 @@
-/* A parent that runs as root, and has a file open that only root may read. Its child checks who owns this file and the
- * files that it creates.
+/* A parent that runs as root and has a file open that only root may read. Its child checks the owner of this file and
+ * of files that it creates.
  * usage: file_ownership DIRECTORY: with a file `secret` of root's
  */
 #include "../forked.h"
@@ -11,7 +11,7 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 
-static int barrier_is_open; /* then the thread looks too */
+static int barrier_is_open; /* the thread then checks its ids too */
 
 static void look_at_self(void) {
     uid_t users[3];
@@ -35,7 +35,7 @@ static void require_own(const char *path) {
     REQUIRE(status.st_uid == 0 && status.st_gid == 0, "%s is of %d:%d", path, status.st_uid, status.st_gid);
 }
 
-/* Operations that need root on the node are refused. */
+/* Checks that operations that need root on the node fail. */
 static void try_ways_out(void) {
     char buffer[16];
     require_container();

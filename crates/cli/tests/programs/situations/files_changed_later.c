@@ -1,5 +1,5 @@
-/* Files that exist at prepare, and are changed or removed before a child opens them. The child finds them as they are
- * when it opens them.
+/* Files that exist at prepare, and are changed or removed before a child opens them. The child finds their contents at
+ * the time of open(2).
  * usage: files_changed_later CHANGED REMOVED
  */
 #include "../forked.h"
@@ -19,7 +19,7 @@ int main(int count, char **arguments) {
     int changed = open(arguments[1], O_RDONLY | O_CLOEXEC);
     REQUIRE(changed >= 0 && read(changed, text, sizeof text - 1) > 0 && strcmp(text, "after") == 0, "it holds %s", text);
     REQUIRE(open(arguments[2], O_RDONLY | O_CLOEXEC) < 0 && errno == ENOENT, "%s", arguments[2]);
-    /* After a child has written a file, it has its own copy, whatever happens to the node's file. */
+    /* When a child has written a file, it has its own copy, whatever happens to the node's file. */
     write_text(arguments[2], payload);
     finish(payload, 0);
 }

@@ -1,24 +1,24 @@
 /* A parent with a thread. A child with the payload `N multiply` forks as often as it can, as do all its descendants,
- * until the kernel refuses. It prints how many tasks there were, ends the others, and continues.
+ * until the kernel refuses. Then it prints the number of tasks, ends the other processes, and continues.
  *
- * It forks nothing outside of a container. There are at most BORN_MAX processes, whatever the kernel permits. None
- * outlives the first one: each waits at a pipe whose only write end is in the first one.
+ * Outside of a container it forks nothing. There are at most BORN_MAX processes, whatever the kernel permits. None
+ * outlives the first process: each waits on a pipe whose only write end is open in the first process.
  */
 #include "../forked.h"
 
 #include <pthread.h>
 #include <sys/wait.h>
 
-/* Above each tested limit. */
+/* Maximum number of processes: above each tested limit. */
 #define BORN_MAX 1500
-/* For all processes to be refused: a guard against hangs. */
+/* Longest wait until all processes were refused, in microseconds: a guard against hangs. */
 #define REFUSED_LIMIT_US 60000000ull
 
 struct tally {
-    /* Forked processes, and forks in progress. */
+    /* Number of forked processes and of forks in progress. */
     int born;
-    /* Processes that have stopped forking, including the first one; forks that failed with EAGAIN; forks that failed
-     * with another error. */
+    /* Number of processes that have stopped forking, including the first one; number of forks that failed with EAGAIN;
+     * number of forks that failed with another error. */
     int ended, refused, wrong;
 };
 
@@ -29,10 +29,10 @@ static void *sleep_on(void *unused) {
 
 static void add(int *count, int more) { __atomic_add_fetch(count, more, __ATOMIC_SEQ_CST); }
 
-/* Returns in each process: the first one and all forked ones. */
+/* Forks until that fails. Returns in the first process and in all forked ones. */
 static void fork_on(struct tally *tally, int pipe_ends[2]) {
-    /* The count is raised before the fork. So there are never more than BORN_MAX processes, and the end of none is
-     * counted too early. */
+    /* The count is raised before the fork. So there are never more than BORN_MAX processes, and no process counts as
+     * ended before it was counted. */
     while (__atomic_add_fetch(&tally->born, 1, __ATOMIC_SEQ_CST) <= BORN_MAX) {
         pid_t pid = fork();
         if (pid == 0 && pipe_ends[1] >= 0) close(pipe_ends[1]), pipe_ends[1] = -1;
@@ -55,9 +55,9 @@ static void multiply(void) {
     if (getpid() != own) _exit(read(ends[0], &byte, 1) != 0);
     struct timespec look = {.tv_nsec = 1000000};
     for (uint64_t begun = monotonic_us(); __atomic_load_n(&tally->ended, __ATOMIC_SEQ_CST) < tally->born + 1; nanosleep(&look, NULL))
-        REQUIRE(monotonic_us() - begun < REFUSED_LIMIT_US, "%d of %d fork no more", tally->ended, tally->born + 1);
+        REQUIRE(monotonic_us() - begun < REFUSED_LIMIT_US, "%d of %d processes stopped", tally->ended, tally->born + 1);
     REQUIRE(tally->wrong == 0);
-    /* Includes this process and its thread. */
+    /* The number includes this process and its thread. */
     if (tally->refused > 0) say("refused with EAGAIN at %d", tally->born + 2);
     close(ends[1]);
     while (waitpid(-1, NULL, 0) > 0) continue;

@@ -1,10 +1,10 @@
-/* A program whose child forks processes for as long as its payload says, and they fork others, up to the third
- * generation. It touches none of its memory meanwhile, so every page that one of them touches is missing at first. Each
- * checks all that it reads.
+/* A program whose child forks processes for as long as its payload says. They fork others, up to the third generation.
+ * The child itself touches none of its memory, so every page that a forked process touches is missing at first. Each
+ * process checks all data that it reads.
  *
  * usage: forking_descendants MIB
- * payload: NUMBER MILLISECONDS [waiting]: with `waiting`, all are forked at once, and touch memory when the time is
- * over
+ * payload: NUMBER MILLISECONDS [waiting]: with `waiting`, all processes are forked at once, and touch memory when the
+ * time is over
  */
 #include "../forked.h"
 
@@ -15,7 +15,7 @@
 
 static const uint64_t *memory;
 static size_t pages;
-static struct timespec wait_time; /* before each touches memory */
+static struct timespec wait_time; /* time before a process touches memory */
 
 static uint64_t touch(uint64_t draw) {
     const size_t words = PAGE_BYTES / sizeof *memory;

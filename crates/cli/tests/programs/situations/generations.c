@@ -1,12 +1,12 @@
-/* A program whose children run and change before they are forked in turn. It knows what each page must contain, even
- * after many generations.
+/* A program whose children run and change before they are forked in turn. It knows the expected contents of each page,
+ * even after many generations.
  * SIGUSR1: writes some pages, discards some, moves some to other addresses, and lets a forked process check others.
  * Then prints `lived GENERATION`.
  * SIGUSR2: checks the pages that were never changed, and prints `untouched COUNT`.
  * SIGHUP: forks a process that continues like this one, and prints `forked`.
  * SIGALRM: forks some processes that fork others forever, which check pages, and prints `storming`.
  * usage: generations MIB
- * payload: NUMBER; the answer is the number and the generation
+ * payload: NUMBER; the answer is the sum of the number and the generation
  */
 #include "../forked.h"
 
@@ -21,7 +21,7 @@
 #define STORMS 3
 #define LOOKS_IN_STORM 8
 #define WORDS_A_PAGE (PAGE_BYTES / sizeof(uint64_t))
-/* More than any of its calls needs, and than a signal frame above a sleep. */
+/* More than any of its calls and a signal frame on top of a sleep need. */
 #define STACK_BYTES (32UL << 10)
 
 enum kind { ORIGINAL, WRITTEN, DISCARDED };
@@ -116,7 +116,8 @@ static void storm(void) {
     say("storming");
 }
 
-/* The signals are unblocked only here: elsewhere their frames would be at any depth of the stack. */
+/* Sleeps with unblocked signals. Elsewhere they are blocked, because their frames would be at any depth of the
+ * stack. */
 static void sleep_for_tick(void) {
     struct timespec tick = {.tv_nsec = TICK_NS};
     REQUIRE(sigprocmask(SIG_UNBLOCK, &handled, NULL) == 0);
@@ -175,7 +176,7 @@ int main(int count, char **arguments) {
     while (!find_payload(payload)) {
         say("tick %llu", (unsigned long long)monotonic_us());
         sleep_for_tick();
-        /* Touches the memory that it needs to check the other pages. */
+        /* Touch the memory that the process needs to check other pages. */
         touch_stack();
         for (size_t page = 0; page < pages; page += 64) sum += model[page].kind + (uint64_t)blocks[page / BLOCK_PAGES];
         do_as_told();

@@ -1,4 +1,4 @@
-/* A lock that another thread holds nearly all the time, and releases each time. In a child that thread continues.
+/* A lock that another thread holds nearly all the time, and releases briefly. In a child, that thread continues.
  */
 #include "../forked.h"
 
@@ -30,8 +30,8 @@ static void take_in_turn(void) {
         clock_gettime(CLOCK_REALTIME, &end);
         end.tv_sec += LOCK_SECONDS_MAX;
         int error = pthread_mutex_timedlock(&lock, &end);
-        REQUIRE(error == 0, "the lock was not given back: %s", strerror(error));
-        REQUIRE(guarded[0] == guarded[1], "it was given back half-way");
+        REQUIRE(error == 0, "the lock was not released: %s", strerror(error));
+        REQUIRE(guarded[0] == guarded[1], "the lock was released too early");
         pthread_mutex_unlock(&lock);
     }
 }

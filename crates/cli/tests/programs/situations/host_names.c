@@ -1,4 +1,4 @@
-/* Host names. A child sees its node's, and changes only its own view.
+/* Host names. A child sees the names of its node. If it changes them, only the child sees the change.
  * usage: host_names
  */
 #include "../forked.h"

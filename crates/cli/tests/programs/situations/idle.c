@@ -1,5 +1,5 @@
-/* A parent whose child does nothing at all if its payload is `N idle`: its cost is the cost of a child. Other children
- * answer.
+/* A parent whose child does nothing if its payload is `N idle`, so its cost is the minimum cost of a child. Other
+ * children answer.
  * usage: idle
  */
 #include "../forked.h"

@@ -1,5 +1,5 @@
-/* Threads in calls whose time limit a prepare does not preserve exactly, and one whose limit it does. Each is named
- * after its call.
+/* Threads in calls whose time limit a prepare does not preserve exactly, and one in a call whose limit it preserves.
+ * Each thread has the name of its call.
  * usage: inexact_waits
  */
 #include "../forked.h"
@@ -16,7 +16,7 @@
 static int fds[WAITS];
 static const char *const names[WAITS] = {"terminal", "recvmmsg", "waitall", "sending", "kept"};
 
-/* Each wait is so long that its thread is always found in the call. */
+/* Makes a call. Its time limit is so long that the thread is always found in the call. */
 static void wait_once(int which) {
     static char bytes[1 << 20];
     struct iovec vector = {bytes, 1};

@@ -1,5 +1,5 @@
-/* A file that is mapped and not read yet. A child reads what its parent would have read, whatever its node has at that
- * path.
+/* A file that is mapped and not read yet. A child reads the data that its parent would have read, even if its node has
+ * another file at that path.
  * usage: mapped_file FILE
  */
 #include "../forked.h"

@@ -1,4 +1,4 @@
-/* Holds memory. A child with the payload `more` allocates as much again, and more, until it is killed.
+/* A parent that holds memory. A child with the payload `more` allocates further memory, MiB by MiB, until it is killed.
  * usage: memory_hog MIB
  */
 #include "../forked.h"

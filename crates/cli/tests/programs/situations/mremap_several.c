@@ -1,13 +1,13 @@
-/* Moves two areas with one mremap(2) (Linux 6.17 and later). The kernel cannot move several areas if pages of one are
- * fetched. A child gets EFAULT, and keeps both areas or has the first one moved. When the child has settled, it moves
- * both.
+/* Moves two areas with one mremap(2) (Linux 6.17 and later). The kernel refuses to move several areas while pages of
+ * one are fetched (userfaultfd(2)). A child gets EFAULT, and keeps both areas or has the first one moved. When the
+ * child has settled, it moves both.
  * usage: mremap_several
  */
 #include "../forked.h"
 
 #define BYTES (8 * PAGE_BYTES)
 #define WORDS (BYTES / sizeof(uint64_t))
-/* For the test to settle the child. */
+/* Longest wait until the test has settled the child, in microseconds. */
 #define PATIENCE_US 60000000
 
 /* Two adjacent areas, of which one is writable. */
@@ -33,7 +33,7 @@ static int move_to(uint64_t *from, uint64_t *to) {
 int main(void) {
     uint64_t *areas = two_areas(1000), *elsewhere = two_areas(50000), *place = place_for_two();
     /* In the parent no pages are fetched, so it works. */
-    REQUIRE(move_to(elsewhere, place) && holds(place, 2 * BYTES, 50000), "the kernel moves no two areas at once");
+    REQUIRE(move_to(elsewhere, place) && holds(place, 2 * BYTES, 50000), "the kernel does not move two areas at once");
     place = place_for_two();
     char payload[PAYLOAD_BYTES_MAX];
     ready(0);
@@ -41,7 +41,7 @@ int main(void) {
 
     REQUIRE(!move_to(areas, place), "the kernel moves several areas of which pages are fetched: farfork need not refuse");
     say("refused");
-    REQUIRE(holds(areas, 2 * BYTES, 1000), "what was not moved has changed");
+    REQUIRE(holds(areas, 2 * BYTES, 1000), "areas that were not moved have changed");
     for (uint64_t begun = monotonic_us(); !move_to(areas, place);) {
         REQUIRE(monotonic_us() - begun < PATIENCE_US, "the child was not settled in time");
         usleep(10000);

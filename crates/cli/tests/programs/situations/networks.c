@@ -32,7 +32,7 @@ static struct sockaddr_in address_of(uint32_t ip, unsigned port) {
     return (struct sockaddr_in){.sin_family = AF_INET, .sin_port = htons((uint16_t)port), .sin_addr = {htonl(ip)}};
 }
 
-/* Returns the port. */
+/* Listens at a port. Returns the port. */
 static unsigned listen_at(int fd, unsigned port) {
     struct sockaddr_in address = address_of(INADDR_ANY, port);
     socklen_t length = sizeof address;
@@ -41,8 +41,8 @@ static unsigned listen_at(int fd, unsigned port) {
     return ntohs(address.sin_port);
 }
 
-/* Answers one request, if one arrives within the limit; without a server there is none. Returns whether it was for
- * /quit. */
+/* Answers one request. Returns whether it was a request for /quit. Returns 0 if there is no server, or no request
+ * arrives within the limit. */
 static int answer_one(int server, int limit_ms, const char *who) {
     struct pollfd ready = {.fd = server, .events = POLLIN};
     if (poll(&ready, 1, limit_ms) != 1) return 0;
@@ -79,7 +79,7 @@ static void look(void) {
     if_freenameindex(all);
 }
 
-/* Prints the answer, or why there is none. Returns whether it was the last one. */
+/* Calls a server once. Prints the answer or the error. Returns whether the answer was `done`. */
 static int call(const struct sockaddr_in *other) {
     char line[LINE_BYTES] = {0};
     int fd = tcp_socket();
@@ -98,14 +98,15 @@ static int datagram_socket(void) {
     return fd;
 }
 
-/* Connects by the loopback interface, even without a route. Without a route, only sending fails. */
+/* Connects through the loopback interface, which works without a route. Without a route, only sending fails. */
 static void connect_anyhow(int fd, const struct sockaddr_in *other) {
     REQUIRE(setsockopt(fd, SOL_SOCKET, SO_BINDTODEVICE, "lo", 3) == 0);
     REQUIRE(connect(fd, (const struct sockaddr *)other, sizeof *other) == 0);
     REQUIRE(setsockopt(fd, SOL_SOCKET, SO_BINDTODEVICE, "", 1) == 0);
 }
 
-/* If `other` is null, the socket is already connected, and its peer is the receiver. */
+/* Sends three datagrams and prints the answers. If `other` is null, the socket is already connected, and its peer is
+ * the receiver. */
 static void send_to(int fd, const struct sockaddr_in *other) {
     char line[LINE_BYTES] = {0};
     struct sockaddr_in from = {0}, peer = {0};

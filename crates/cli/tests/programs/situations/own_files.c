@@ -44,8 +44,8 @@ int main(int count, char **arguments) {
     REQUIRE(lseek(changed, 0, SEEK_SET) == 0);
     require_rest(changed, "child, and more");
     REQUIRE(strcmp(view, "made") == 0 && pwrite(made, "anew", 4, 0) == 4);
-    REQUIRE(strcmp(view, "anew") == 0, "the mapping is not the file's: %s", view);
-    REQUIRE(access(made_path, F_OK) == -1, "a file of another container is there");
+    REQUIRE(strcmp(view, "anew") == 0, "the mapping does not follow the file: %s", view);
+    REQUIRE(access(made_path, F_OK) == -1, "a file of another container is visible");
     require_rest(payload, first + 1);
     require_rest(PAYLOAD_FD, access(PAYLOAD_PATH, F_OK) == 0 ? second : first + 1);
     finish(second, 0);

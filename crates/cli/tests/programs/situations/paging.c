@@ -1,6 +1,6 @@
-/* A child that touches memory that is not fetched, page by page in shuffled order, for as long as its payload says, so
- * that faults can be injected meanwhile. The first few pages take half of the time, so that most are still missing
- * then. It uses load instructions, or system calls that read the page.
+/* A child touches memory whose pages have not been fetched, in shuffled order, for as long as its payload says, so that
+ * a test can inject faults in this time. The first few pages take half of the time: most pages are still missing after
+ * it. The child uses load instructions, or system calls that read the page.
  * usage: paging MIB
  * payload: NUMBER MILLISECONDS [calls] [held]: with `held`, the child waits for SIGUSR2 after it has touched all pages
  */
@@ -12,10 +12,10 @@
 #define PAGES_A_STEP 16
 #define EXIT_EFAULT 14
 
-/* An odd multiplier visits each page once, if their number is a power of two. */
+/* Returns the page for a step. An odd multiplier visits each page once if the number of pages is a power of two. */
 static size_t shuffled(size_t index, size_t pages) { return (index * 0x9e3779b1u + 12345) & (pages - 1); }
 
-/* Copies a page through a pipe: the kernel reads it. */
+/* Writes a page to a pipe, for which the kernel reads it, and reads the copy. */
 static void read_by_call(int ends[2], const uint64_t *page, uint64_t *copy) {
     ssize_t written = write(ends[1], page, PAGE_BYTES);
     if (written < 0 && errno == EFAULT) {
@@ -39,7 +39,7 @@ static void walk(const uint64_t *memory, size_t pages, unsigned long millisecond
             read_by_call(ends, at, copy);
             at = copy;
         }
-        REQUIRE(holds(at, PAGE_BYTES, page * words), "page %zu of %zu, the %zuth touched: first word %lx", page, pages, i, at[0]);
+        REQUIRE(holds(at, PAGE_BYTES, page * words), "page %zu of %zu, in step %zu: first word %lx", page, pages, i, at[0]);
         if (i < SLOW_PAGES || i % PAGES_A_STEP == 0) nanosleep(i < SLOW_PAGES ? &slow : &fast, NULL);
     }
 }

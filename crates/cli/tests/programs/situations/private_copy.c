@@ -1,8 +1,8 @@
 /* Private mappings that do not follow their object in a child. The object is a System V segment, a memfd in huge pages
  * of hugetlbfs, or a file that no process had open for writing at prepare.
  *
- * In the parent, pages that were not written through the mapping show later writes to the object. A child keeps what
- * they showed at prepare.
+ * In the parent, pages that were not written through the mapping show later writes to the object. In a child, they keep
+ * the contents that they had at prepare.
  * usage: private_copy segment | huge | file PATH
  */
 #include "../forked.h"
@@ -29,7 +29,7 @@ static void map_segment(void) {
     REQUIRE(fd >= 0 && private != MAP_FAILED && close(fd) == 0);
 }
 
-/* Reserves as many huge pages as it needs. */
+/* Maps a memfd in huge pages, and makes the kernel reserve them. */
 static void map_huge(void) {
     unit = HUGE_BYTES;
     struct huge_setting setting = huge_setting_begin();
@@ -42,7 +42,7 @@ static void map_huge(void) {
     REQUIRE(shared != MAP_FAILED && private != MAP_FAILED);
 }
 
-/* A child opens the file for writing itself, later. */
+/* Maps a file and closes it. A child opens the file for writing after the fork. */
 static void map_file(const char *path) {
     int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     REQUIRE(fd >= 0 && ftruncate(fd, 2 * (off_t)unit) == 0);
@@ -61,7 +61,7 @@ int main(int count, char **arguments) {
     shared[0] = 1;
     private[0] = 2;
     *object = 3;
-    REQUIRE(*clean == 3 && shared[0] == 1, "the kernel shows no private mapping what was written");
+    REQUIRE(*clean == 3 && shared[0] == 1, "the private mapping does not show a write to the object");
     if (path) REQUIRE(munmap(shared, 2 * unit) == 0);
     char payload[PAYLOAD_BYTES_MAX];
     ready(0);
@@ -74,6 +74,6 @@ int main(int count, char **arguments) {
     }
     REQUIRE(private[0] == 2 && *clean == 3 && shared[0] == 1 && *object == 3);
     *object = 4;
-    REQUIRE(*clean == 3 && private[0] == 2, "it follows: `farfork check` need not note it");
+    REQUIRE(*clean == 3 && private[0] == 2, "the mapping follows its object: `farfork check` need not report it");
     finish(payload, 0);
 }

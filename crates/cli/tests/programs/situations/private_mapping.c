@@ -1,4 +1,4 @@
-/* Private mappings of objects to which the process can also write otherwise. Pages that were written through the
+/* Private mappings of objects to which the process can also write by other means. Pages that were written through the
  * mapping are private. The others show writes to the object, before and after a fork, in a parent and in a child
  * (mmap(2)).
  * usage: private_mapping memfd | deleted PATH | shared-memory PATH | anonymous | file PATH | descendant
@@ -40,8 +40,8 @@ static void set_up(const char *kind, const char *path) {
     uint64_t words[BYTES / sizeof(uint64_t)];
     fill(words, BYTES, 100);
     REQUIRE(pwrite(object, words, BYTES, 0) == (ssize_t)BYTES);
-    /* A file with a path gets no writable mapping, which alone would make a child open it for writing. Its descriptor
-     * must suffice. */
+    /* A file with a path is not mapped as shared and writable, because that alone would make a child open it for
+     * writing. The descriptor must suffice. */
     if (strcmp(kind, "file") != 0) {
         shared = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, object, 0);
         REQUIRE(shared != MAP_FAILED);
@@ -52,7 +52,8 @@ static void set_up(const char *kind, const char *path) {
     REQUIRE(mprotect(private + 3 * WORDS, 3 * PAGE_BYTES, PROT_READ) == 0);
 }
 
-/* Writes to the object, by write(2) and through a shared mapping: pages that are private, and pages that are not. */
+/* Writes to the object, by write(2) and through a shared mapping. Pages that are not private must show the writes;
+ * private pages must not. */
 static void check_following(uint64_t first) {
     uint64_t page[WORDS];
     for (size_t at = 0; at < PAGES; at++) {
@@ -62,29 +63,29 @@ static void check_following(uint64_t first) {
         else REQUIRE(pwrite(object, page, PAGE_BYTES, (off_t)(at * PAGE_BYTES)) == (ssize_t)PAGE_BYTES);
     }
     for (size_t at = 1; at < PAGES; at++)
-        if (at != 3) REQUIRE(holds(private + at * WORDS, PAGE_BYTES, first + at), "page %zu does not follow", at);
-    REQUIRE(holds(private, PAGE_BYTES, 1000), "a page that was written shows the object");
-    REQUIRE(holds(private + 3 * WORDS, PAGE_BYTES, 2000), "a page that was written and may only be read shows the object");
+        if (at != 3) REQUIRE(holds(private + at * WORDS, PAGE_BYTES, first + at), "page %zu misses a write", at);
+    REQUIRE(holds(private, PAGE_BYTES, 1000), "a private page shows a write to the object");
+    REQUIRE(holds(private + 3 * WORDS, PAGE_BYTES, 2000), "a private read-only page shows a write to the object");
 }
 
-/* The contents at prepare, whatever was written to the parent's object since. */
+/* Requires the contents at prepare, whatever was written to the parent's object after it. */
 static void check_contents(void) {
-    REQUIRE(holds(private, PAGE_BYTES, 1000) && holds(private + 3 * WORDS, PAGE_BYTES, 2000), "what was written is lost");
+    REQUIRE(holds(private, PAGE_BYTES, 1000) && holds(private + 3 * WORDS, PAGE_BYTES, 2000), "a private page is lost");
     for (size_t at = 1; at < PAGES; at++)
-        if (at != 3) REQUIRE(holds(private + at * WORDS, PAGE_BYTES, 100 + at * WORDS), "page %zu is another", at);
+        if (at != 3) REQUIRE(holds(private + at * WORDS, PAGE_BYTES, 100 + at * WORDS), "page %zu has other contents", at);
 }
 
 static void check_own(void) {
     check_following(5000);
-    /* Pages that are written now become private too. A discarded private page shows the object again. */
+    /* Pages that are written after the fork become private too. A discarded private page shows the object again. */
     fill(private + WORDS, PAGE_BYTES, 3000);
     REQUIRE(madvise(private, PAGE_BYTES, MADV_DONTNEED) == 0);
-    REQUIRE(holds(private, PAGE_BYTES, 5000), "a page that was thrown away does not show the object");
+    REQUIRE(holds(private, PAGE_BYTES, 5000), "a discarded page does not show the object");
     uint64_t page[WORDS];
     REQUIRE(pread(object, page, PAGE_BYTES, (off_t)PAGE_BYTES) == (ssize_t)PAGE_BYTES && holds(page, PAGE_BYTES, 5001));
 }
 
-/* Forks a descendant with the same mapping and a private page of its own in it. */
+/* Forks a descendant with the same mapping and its own private page in it. */
 static pid_t bear(void) {
     pid_t parent = getpid(), born = fork();
     REQUIRE(born >= 0);
@@ -93,9 +94,9 @@ static pid_t bear(void) {
     char payload[PAYLOAD_BYTES_MAX];
     fill(private + 2 * WORDS, PAGE_BYTES, 4000);
     while (!find_payload(payload)) usleep(1000);
-    REQUIRE(holds(private + 2 * WORDS, PAGE_BYTES, 4000), "the descendant's page is lost");
+    REQUIRE(holds(private + 2 * WORDS, PAGE_BYTES, 4000), "the descendant's private page lost its contents");
     while (!holds(shared + 5 * WORDS, PAGE_BYTES, 5005)) usleep(1000);
-    REQUIRE(holds(private + 5 * WORDS, PAGE_BYTES, 5005), "the descendant's mapping does not follow");
+    REQUIRE(holds(private + 5 * WORDS, PAGE_BYTES, 5005), "the descendant's mapping does not show a write to the object");
     REQUIRE(holds(private + 2 * WORDS, PAGE_BYTES, 4000) && holds(private, PAGE_BYTES, 1000));
     _exit(0);
 }
@@ -112,6 +113,6 @@ int main(int count, char **arguments) {
     check_contents();
     check_own();
     int status;
-    if (is_tree) REQUIRE(waitpid(born, &status, 0) == born && status == 0, "the descendant says %#x", status);
+    if (is_tree) REQUIRE(waitpid(born, &status, 0) == born && status == 0, "the descendant ended with status %#x", status);
     finish(payload, 0);
 }

@@ -4,7 +4,7 @@ struct timespec32 {
     int seconds, nanoseconds;
 };
 
-/* nanosleep(2) by its 32-bit number. */
+/* Calls nanosleep(2) by its 32-bit number. */
 static int sleep_for(const struct timespec32 *time) {
     int result;
     __asm__ volatile("int $0x80" : "=a"(result) : "a"(162), "b"(time), "c"(0) : "memory");

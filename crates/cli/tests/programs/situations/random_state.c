@@ -1,11 +1,10 @@
-/* A child prints random numbers of libc, which follow from the parent's state, and of the kernel, which have no state.
- */
+/* A child prints random numbers of libc, which follow from the parent's state, and of getrandom(2), which do not. */
 #include "../forked.h"
 
 #include <sys/random.h>
 
 int main(void) {
-    /* Makes a state that children share. */
+    /* All children inherit this state. */
     srand(1), srandom(2), srand48(3);
     rand(), random(), drand48();
     uint64_t kernels;

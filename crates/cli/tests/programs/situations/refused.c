@@ -11,13 +11,13 @@
 #include <sys/socket.h>
 #include <sys/syscall.h>
 
-/* Since Linux 6.10; libc may lack it. */
+/* The number of mseal(2). The system call exists since Linux 6.10; libc may lack the number. */
 #define SYS_MSEAL 462
 
 static void tick_for_ever(void) {
     char payload[PAYLOAD_BYTES_MAX];
     await_fork(payload);
-    wrong(__FILE__, __LINE__, "a child", "what should have been refused was forked");
+    wrong(__FILE__, __LINE__, "a child", "a process that must be refused was forked");
 }
 
 static void *tick_in_thread(void *unused) {

@@ -1,5 +1,5 @@
-/* A parent that rewrites all of its memory at each SIGUSR1. Its child requires that all memory is of one generation,
- * and prints its number.
+/* A parent that rewrites all of its memory at each SIGUSR1. Its child requires that all memory is of one generation
+ * (one rewriting), and prints the generation's number.
  * usage: rewritten_memory MIB
  */
 #include "../forked.h"
@@ -32,6 +32,6 @@ int main(int count, char **arguments) {
         say("tick %llu", (unsigned long long)monotonic_us());
         nanosleep(&tick, NULL);
     }
-    REQUIRE(holds(memory, bytes, written * bytes), "memory of another time than %llu", (unsigned long long)written);
+    REQUIRE(holds(memory, bytes, written * bytes), "the memory is not all of generation %llu", (unsigned long long)written);
     finish(payload, written);
 }

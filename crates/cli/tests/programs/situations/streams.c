@@ -1,5 +1,5 @@
-/* Standard streams and signals of an attached child. It repeats its input line by line, and writes to both outputs. It
- * ends with the status in its payload, or with 7 on SIGTERM.
+/* Standard streams and signals of an attached child. The child repeats its input line by line, and writes to both
+ * outputs. It ends with the status in its payload, or with 7 on SIGTERM.
  * payload: NUMBER STATUS
  */
 #include "../forked.h"

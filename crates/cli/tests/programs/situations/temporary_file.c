@@ -1,4 +1,4 @@
-/* A temporary file whose name has the process id, which all children share. Each creates its own file.
+/* A temporary file whose name contains the process id. All children have the same id, but each creates its own file.
  * usage: temporary_file DIRECTORY
  */
 #include "../forked.h"
@@ -13,9 +13,9 @@ int main(int count, char **arguments) {
     int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     REQUIRE(fd >= 0, "%s", path);
     REQUIRE(write(fd, payload, strlen(payload)) == (ssize_t)strlen(payload));
-    /* Long enough for the others to create theirs. */
+    /* Waits until the other children have created their files. */
     struct timespec second = {.tv_sec = 1};
     nanosleep(&second, NULL);
-    REQUIRE(pread(fd, text, sizeof text - 1, 0) > 0 && strcmp(text, payload) == 0, "it holds %s", text);
+    REQUIRE(pread(fd, text, sizeof text - 1, 0) > 0 && strcmp(text, payload) == 0, "the file contains %s", text);
     finish(payload, 0);
 }

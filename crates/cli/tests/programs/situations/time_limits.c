@@ -2,8 +2,9 @@
  * repeated, and calls without one, which never return. No handler is installed, so EINTR is an error. So is a wait that
  * is shorter than its limit or does not end, or a call that changes its argument registers.
  *
- * With SLACK_MS, a wait must also not exceed its limit by more than that and the machine's own delays. A wait of a
- * child that the fork interrupted must not exceed the time that was left. Only a machine with idle CPUs can check this.
+ * With SLACK_MS, a wait must also not exceed its limit by more than SLACK_MS and the machine's own delays. If the fork
+ * interrupted a wait, its rest in the child must not exceed the time that was left. Only a machine with idle CPUs can
+ * check this.
  * usage: time_limits [LIMIT_MS [SLACK_MS]]
  */
 #include "time_limits_calls.h"
@@ -12,22 +13,23 @@
 #define THREADS_MAX 64
 /* Number of other threads that take part in the end of an interrupted wait. Each may be late. */
 #define DELAYS 8
-/* Number of threads that measure how late the machine is. */
+/* Number of threads that measure the machine's own delays. */
 #define SLEEPERS 16
-/* A child's first steps also wait for pages. */
+/* Factor for the slack of a child: its first steps also wait for pages. */
 #define CHILD_SLACKS 10
-/* Without SLACK_MS, a wait that exceeds its limit by more than this hangs. */
+/* Without SLACK_MS, a wait that exceeds its limit by more than this is an error. */
 #define HANG_US 30000000ull
-/* A count that means all rounds are done. */
+/* A number of rounds that ends all waiting for more. */
 #define ENOUGH (1ull << 40)
 
 static uint64_t slack_us = HANG_US;
 static uint64_t child_slack_us = HANG_US;
-/* How late the machine itself is: the maximum over threads that sleep until an absolute time, pauses included. */
+/* The machine's longest own delay: the maximum over threads that sleep until an absolute time, pauses by stops
+ * included. */
 static _Atomic uint64_t lateness_us;
-/* The number of measurements. */
+/* Number of measurements of the delay. */
 static _Atomic uint64_t measures;
-/* When the main thread last ticked, and when it found that it is a child. */
+/* Times at which the main thread last ticked, and at which it found that it is a child. */
 static _Atomic uint64_t ticked_us;
 static _Atomic uint64_t child_since_us;
 static _Atomic int is_over;
@@ -36,8 +38,8 @@ static _Atomic int is_over;
 
 static struct wait waits[THREADS_MAX];
 
-/* Checks a wait of a child that the fork interrupted. It must end when the time that was left at the parent's last tick
- * is over. */
+/* Checks a wait that the fork interrupted. In the child, it may take only the time that was left at the parent's last
+ * tick. */
 static void check_interrupted(struct wait *w, uint64_t begun, uint64_t ended) {
     uint64_t since = atomic_load(&child_since_us), ticked = atomic_load(&ticked_us);
     uint64_t passed = ticked > begun ? ticked - begun : 0;
@@ -48,7 +50,7 @@ static void check_interrupted(struct wait *w, uint64_t begun, uint64_t ended) {
             w->name, (unsigned long long)took, (unsigned long long)left, (unsigned long long)late);
 }
 
-/* The machine's lateness. For a late wait, first waits until all threads have measured the same period. */
+/* Returns the machine's longest delay. For a late wait, first waits until all threads have measured the same period. */
 static uint64_t lateness(int is_late) {
     struct timespec look = {.tv_nsec = 1000000};
     uint64_t measured = atomic_load(&measures) + 2 * SLEEPERS;
@@ -70,15 +72,15 @@ static void *wait_again_and_again(void *argument) {
             atomic_fetch_add(&w->count, ENOUGH);
             return NULL;
         }
-        REQUIRE(result == w->expected, "%s gave %ld after %llu us", w->name, result,
+        REQUIRE(result == w->expected, "%s returned %ld after %llu us", w->name, result,
                 (unsigned long long)(ended - begun));
-        /* If the main thread has not found the payload yet, it will at its next look. */
+        /* If the main thread has not found the payload yet, its next search will find it. */
         struct timespec look = {.tv_nsec = 30000000};
         if (!was_child && access(PAYLOAD_PATH, F_OK) == 0) {
             while (!atomic_load(&child_since_us)) nanosleep(&look, NULL);
             check_interrupted(w, begun, ended);
         } else {
-            REQUIRE(ended - begun + TOO_EARLY_US >= limit_us, "%s took %llu us only", w->name,
+            REQUIRE(ended - begun + TOO_EARLY_US >= limit_us, "%s took only %llu us", w->name,
                     (unsigned long long)(ended - begun));
             uint64_t slack = was_child ? child_slack_us : slack_us;
             uint64_t delays = DELAYS * lateness(ended - begun > limit_us + slack);
@@ -95,7 +97,7 @@ static void *wait_for_ever(void *argument) {
     struct wait *w = argument;
     long result = w->call(w);
     errno = result < 0 ? (int)-result : 0;
-    REQUIRE(atomic_load(&is_over), "%s without a limit gave %ld", w->name, result);
+    REQUIRE(atomic_load(&is_over), "%s without a limit returned %ld", w->name, result);
     return NULL;
 }
 
@@ -107,7 +109,7 @@ static void *measure_lateness(void *unused) {
         struct timespec end = {.tv_sec = (time_t)(due / 1000000), .tv_nsec = (long)(due % 1000000 * 1000)};
         long result = CALL(SYS_clock_nanosleep, CLOCK_MONOTONIC, TIMER_ABSTIME, &end, 0);
         uint64_t now = monotonic_us();
-        REQUIRE(result == 0, "a sleep until a time gave %ld", result);
+        REQUIRE(result == 0, "a sleep until an absolute time returned %ld", result);
         uint64_t worst = atomic_load(&lateness_us);
         if (!atomic_load(&child_since_us) && access(PAYLOAD_PATH, F_OK) != 0)
             while (now - due > worst && !atomic_compare_exchange_weak(&lateness_us, &worst, now - due)) {}
@@ -141,7 +143,7 @@ static void await_payload(char payload[PAYLOAD_BYTES_MAX]) {
     atomic_store(&child_since_us, monotonic_us());
 }
 
-/* Waits for two more rounds of each wait: the one that the fork interrupted, and one that the child started. */
+/* Waits for two more rounds of each wait: the one that the fork interrupted, and one that began in the child. */
 static void await_two_rounds(unsigned count) {
     uint64_t before[THREADS_MAX];
     for (unsigned i = 0; i < count; i++) before[i] = atomic_load(&waits[i].count);

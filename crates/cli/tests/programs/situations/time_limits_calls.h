@@ -26,7 +26,7 @@
 #endif
 #define ALARM_SIGNAL SIGRTMIN
 
-/* The objects of a wait, made before its thread starts. */
+/* A call that waits, and its objects, which are made before its thread starts. */
 struct wait {
     const char *name;
     /* Makes the call once. Returns the kernel's result, which is a negative errno on failure. */
@@ -36,7 +36,7 @@ struct wait {
     int may_pass_in_child;
     int fd;
     int other_fd;
-    /* When the current call began. */
+    /* Time at which the current call began. */
     _Atomic uint64_t begun_us;
     _Atomic uint64_t count;
     uint64_t longest_us;
@@ -194,7 +194,7 @@ static long call_sendfile(struct wait *w) {
     off_t offset = 0;
     return CALL(SYS_sendfile, w->fd, w->other_fd, &offset, 4);
 }
-/* Calls without a limit: each returns only on an error. */
+/* Calls without a time limit. Each returns only on an error. */
 static long ever_epoll_wait(struct wait *w) {
     struct epoll_event event;
     return CALL(SYS_epoll_wait, w->fd, &event, 1, -1);
@@ -253,7 +253,7 @@ static void make_pair(struct wait *w, int type) {
 static void make_quiet(struct wait *w) { make_pair(w, SOCK_STREAM), set_limit(w->fd); }
 static void make_quiet_datagrams(struct wait *w) { make_pair(w, SOCK_DGRAM), set_limit(w->fd); }
 static void make_silent(struct wait *w) { make_pair(w, SOCK_STREAM); }
-/* The peer does not read, and the buffer is full. */
+/* The call waits because the peer does not read and the buffer is full. */
 static void make_full(struct wait *w) {
     make_pair(w, SOCK_STREAM);
     char much[4096] = {0};
@@ -269,7 +269,7 @@ static void make_listener(struct wait *w) {
     REQUIRE(bind(w->fd, (struct sockaddr *)&address, sizeof(sa_family_t)) == 0 && listen(w->fd, 1) == 0);
     set_limit(w->fd);
 }
-/* The listener does not accept, and its backlog is full. */
+/* The call waits because the listener does not accept and its backlog is full. */
 static void make_waiting(struct wait *w) {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     socklen_t length = sizeof address;
@@ -305,8 +305,8 @@ static void make_full_messages(struct wait *w) {
     while (msgsnd(w->fd, &message, 1, IPC_NOWAIT) == 0) continue;
 }
 
-/* System V objects outlive this process if it is killed. So a process that is not its descendant removes them when it
- * has ended. */
+/* Makes the System V objects, and has them removed at the end. They outlive this process if it is killed, so a process
+ * that is not its descendant removes them when this process has ended. */
 static void have_objects_removed(void) {
     make_semaphore(&(struct wait){0});
     make_messages(&(struct wait){0});
@@ -335,7 +335,7 @@ static struct kind {
     long (*call)(struct wait *);
     void (*make)(struct wait *);
     long expected;
-    /* A child has unread data in larger pieces, so it may have room for more. */
+    /* In a child, the unread data is in larger pieces, so there may be room for more, and the call may succeed. */
     int may_pass_in_child;
 } kinds[] = {
     {"epoll_wait", call_epoll_wait, make_epoll, 0, 0},

@@ -6,7 +6,7 @@ It looks for a short tour through random cities. Each branch continues from the 
 
 import os
 
-os.closerange(3, 256)  # descriptors that the demo's own caller has open
+os.closerange(3, 256)  # descriptors inherited from the process that started the demo
 
 import json
 import math
@@ -23,7 +23,7 @@ CITIES = 600
 
 
 class Agent:
-    """A tour, and the branches that led to it."""
+    """A tour, and the numbers of the branches that led to it."""
 
     def __init__(self):
         generator = numpy.random.default_rng(1)
@@ -50,7 +50,7 @@ class Agent:
                 tour[first : last + 1] = reversed(tour[first : last + 1])
 
     def take_branch(self, order):
-        """Continues as an order says."""
+        """Continues the search with the branch number and the steps of an order."""
         self.branches.append(order["branch"])
         self.search(order["steps"], 0.002 * order["branch"], repr(self.branches))
 
@@ -60,7 +60,7 @@ def print_line(document):
 
 
 def read_payload():
-    """The latest order of this process, if it is a child of farfork."""
+    """Returns the latest order of this process; ``None`` if it is not a child of farfork."""
     try:
         with open(PAYLOAD) as payload:
             return payload.read()
@@ -77,7 +77,7 @@ def main(steps):
     while True:
         readable, _, _ = select.select([sys.stdin], [], [], POLL_SECONDS)
         # A child that is forked again finds another order here. It must check for an order before it reads standard
-        # input: a child's standard input is at its end, as the parent's is when the demo ends.
+        # input, because standard input is at its end, as the parent's is when the demo ends.
         if (payload := read_payload()) != latest:
             latest = payload
             agent.take_branch(json.loads(payload))

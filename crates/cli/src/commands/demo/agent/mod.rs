@@ -21,7 +21,7 @@ use super::program::{DemoDirectory, DemoProgram, DemoScript};
 use super::progress::DemoProgress;
 use report::{AgentReport, KeptBranch, RoundFigures};
 
-/// Moves that the interpreter has tried before it is branched.
+/// Number of moves that the interpreter tries before it is branched.
 const WARM_STEPS: u32 = 1_000_000;
 
 /// Branch an interpreter eight ways, let each branch continue, keep the best one, and drop the rest.
@@ -49,21 +49,21 @@ pub(super) struct AgentDemo {
     steps: u32,
 }
 
-/// The line that the program prints when it is warm.
+/// The line that the program prints after its first moves.
 #[derive(Deserialize)]
 struct WarmAgent {
     warm_us: u64,
     length: f64,
 }
 
-/// The line that a branch prints: all decisions since the parent, and the length of its tour.
+/// The line that a branch prints: the numbers of all branches since the parent, and the length of its tour.
 #[derive(Deserialize)]
 struct BranchResult {
     branches: Vec<u32>,
     length: f64,
 }
 
-/// A branch of a round, which has answered and still runs.
+/// A branch of a round. It has printed its result and still runs.
 struct AgentBranch {
     child: Child,
     result: BranchResult,
@@ -78,7 +78,7 @@ struct SortedBranches {
 }
 
 impl AgentDemo {
-    /// Runs all rounds. However this ends, drops end everything that it started.
+    /// Runs all rounds. On success and on failure, dropped values end everything that it started.
     pub(super) async fn measure(&self) -> anyhow::Result<AgentReport> {
         let directory = DemoDirectory::make()?;
         let script = DemoScript::install(&directory, "agent.py", include_str!("agent.py"))?;
@@ -92,7 +92,7 @@ impl AgentDemo {
         progress.show_step(format!("settling {}: it gets all its memory", best.child.id));
         let settle_us = settle(&cluster, &best.child).await?;
         progress.show_step("dropping the seeds");
-        // The last one first: a seed of a child needs the seed from which that child was forked.
+        // Drop the latest seed first: the seed of a child needs the seed from which that child was forked.
         for round in rounds.iter().rev() {
             drop_seed(&cluster, &round.seed).await?;
         }
@@ -111,7 +111,7 @@ impl AgentDemo {
         })
     }
 
-    /// The figures of every round, and the best branch of the last one.
+    /// Runs all rounds. Returns the figures of every round, and the best branch of the last one.
     async fn run_rounds(
         &self,
         cluster: &DemoCluster,
@@ -129,7 +129,7 @@ impl AgentDemo {
             let inherited = best.as_ref().map_or(&[][..], |best| &best.result.branches);
             let branched = self.branch(cluster, node, pid, round, inherited).await?;
             rounds.push(branched.figures()?);
-            // The best branch takes the place of the one that it was forked from.
+            // The best branch replaces the branch that it was forked from.
             let mut branches = branched.branches.into_iter();
             let dropped = std::mem::replace(&mut best, branches.next());
             for branch in branches.chain(dropped) {
@@ -152,7 +152,7 @@ impl AgentDemo {
         let began = Instant::now();
         let seed = fork_round::prepare(&mut client, pid).await?;
         let prepared_us = elapsed_us(began);
-        // The round makes the order of a branch differ from the one that it inherits.
+        // With the round's number, the order of a branch differs from the order that it inherits.
         let order = |branch| json!({"round": round, "branch": branch, "steps": self.steps}).to_string().into_bytes();
         let others = cluster.nodes().iter().filter(|other| other.name != node);
         let fork = ForkRound {
@@ -172,7 +172,7 @@ impl AgentDemo {
 
 impl SortedBranches {
     fn figures(&self) -> anyhow::Result<RoundFigures> {
-        let (best, worst) = self.branches.first().zip(self.branches.last()).context("a round has no branch")?;
+        let (best, worst) = self.branches.first().zip(self.branches.last()).context("the round has no branch")?;
         Ok(RoundFigures {
             seed: self.seed.clone(),
             prepared_us: self.prepared_us,
@@ -186,7 +186,7 @@ impl SortedBranches {
 }
 
 impl AgentBranch {
-    /// A branch has the decisions of the process that it was forked from, and then its own number.
+    /// Parses the line of a branch. The numbers must be those of the process that it was forked from, and then its own.
     fn parse(line: ChildLine, inherited: &[u32]) -> anyhow::Result<Self> {
         let result: BranchResult = line.parse()?;
         let expected = [inherited, &[u32::try_from(line.index)?]].concat();
@@ -204,7 +204,7 @@ async fn connect(cluster: &DemoCluster, name: &str) -> anyhow::Result<Client> {
     Ok(client::connect(&node.with_context(|| format!("there is no node {name}"))?.socket).await?)
 }
 
-/// Kills a child, and waits for its end: it needs its seed until then.
+/// Kills a child and waits for its end. Until then, the child needs its seed.
 async fn kill(cluster: &DemoCluster, child: &Child) -> anyhow::Result<()> {
     let failed = |status| Failure::from_status(format!("child {}", child.id), &status);
     let signal = rustix::process::Signal::KILL.as_raw() as u32;

@@ -4,12 +4,12 @@ use serde::Serialize;
 
 use crate::output::{self, Table, format_microseconds};
 
-/// A round: the process was branched, and the best branch kept.
+/// The figures of one round: the process was branched, and the best branch kept.
 #[derive(Debug, Serialize)]
 pub(super) struct RoundFigures {
     pub(super) seed: String,
     pub(super) prepared_us: u64,
-    /// From before `prepare` until every branch ran.
+    /// Time from before `prepare` until every branch ran, in microseconds.
     pub(super) running_us: u64,
     pub(super) best_branch: u32,
     pub(super) best_node: String,
@@ -25,14 +25,14 @@ pub(super) struct KeptBranch {
     pub(super) settle_us: u64,
 }
 
-/// All that the demo measured.
+/// All figures that the demo measured.
 #[derive(Debug, Serialize)]
 pub(in super::super) struct AgentReport {
     pub(super) warm_us: u64,
     pub(super) warm_length: f64,
     pub(super) rounds: Vec<RoundFigures>,
     pub(super) kept: KeptBranch,
-    /// The decisions in the memory of that child.
+    /// The numbers of the branches in the memory of that child.
     pub(super) branches: Vec<u32>,
 }
 

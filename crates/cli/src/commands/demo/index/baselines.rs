@@ -1,5 +1,6 @@
-//! Baselines for the queries, without farfork: os.fork() on the parent's node, pickle over the network, and a cold
-//! start. Each baseline has the best case: nothing else runs, and imports of the pickle's receivers are done before.
+//! Answers the queries without farfork: with os.fork() on the parent's node, with pickle over the network, and with a
+//! cold start. Each baseline has the best case: nothing else runs, and the pickle's receivers have finished their
+//! imports.
 
 use std::time::Instant;
 
@@ -17,18 +18,18 @@ use super::report::{AnswerTimes, PickleFigures};
 pub(super) struct IndexedAnswer {
     pub(super) index: usize,
     pub(super) answer: Value,
-    /// Since the start of the round.
+    /// Time from the start of the round until this answer, in microseconds.
     pub(super) after_us: u64,
 }
 
-/// A child of os.fork() for each query, timed by the parent from before the first os.fork().
+/// Answers each query in a child of os.fork(). The parent measures the times from before the first os.fork().
 pub(super) async fn run_local_fork(parent: &mut DemoProgram, queries: &QuerySet) -> anyhow::Result<AnswerTimes> {
     parent.write_line("fork")?;
     read_answers(parent, queries).await
 }
 
-/// The index, pickled once and sent to a process on each node of the children, which forks a child for each query.
-/// Timed by the parent from before `pickle.dumps`.
+/// Pickles the index once and sends it to a process on each of the children's nodes. Each process forks a child for
+/// each query. The parent measures the times from before `pickle.dumps`.
 pub(super) async fn run_pickle(
     parent: &mut DemoProgram,
     script: &DemoScript,
@@ -66,7 +67,7 @@ async fn read_answers(parent: &mut DemoProgram, queries: &QuerySet) -> anyhow::R
     queries.check_all(&answers)
 }
 
-/// One answer by a fresh process on a node of the children, in microseconds from its start.
+/// Answers one query in a new process on one of the children's nodes. Returns the time from its start in microseconds.
 pub(super) async fn run_cold_start(
     documents: u32,
     script: &DemoScript,

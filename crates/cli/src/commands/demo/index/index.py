@@ -6,7 +6,7 @@ farfork with: os.fork(), pickle over the network into a process whose imports ar
 
 import os
 
-os.closerange(3, 256)  # descriptors that the demo's own caller has open
+os.closerange(3, 256)  # descriptors inherited from the process that started the demo
 
 import functools
 import gc
@@ -45,7 +45,7 @@ def stem(word):
 
 
 class Posting:
-    """The places of one word in one document."""
+    """The positions of one word in one document."""
 
     __slots__ = ("document", "positions")
 
@@ -77,7 +77,7 @@ class Index:
         self.lengths[document] = len(words)
 
     def search(self, query):
-        """Numbers and scores of the best documents."""
+        """Returns the numbers and scores of the best documents."""
         count, mean_length = len(self.lengths), float(self.lengths.mean())
         scores = numpy.zeros(count)
         for word in query.split():
@@ -91,18 +91,18 @@ class Index:
         return [[int(document), round(float(scores[document]), 6)] for document in best]
 
     def object_count(self):
-        """Postings, and the list of positions of each."""
+        """Counts the Python objects: each posting has a list of positions."""
         return 2 * sum(map(len, self.postings.values()))
 
     def choose_queries(self, count):
-        """Queries of two words each; every query has words of its own."""
+        """Returns queries of two words each. No two queries share a word."""
         words = sorted(self.postings, key=lambda word: (-len(self.postings[word]), word))
         words = words[len(words) // 3 :]
         return [f"{words[2 * number]} {words[2 * number + 1]}" for number in range(count)]
 
 
 def write_documents(count):
-    """The same random text in every process."""
+    """Yields documents of random words, the same in every process."""
     generator = random.Random(1)
     syllables = [consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in "aeiou"]
     endings = ["", "s", "ing", "ation", "er", "ness"]
@@ -113,7 +113,7 @@ def write_documents(count):
 
 
 def build_index(document_count):
-    gc.disable()  # the collector would only slow the building down, and pickle more than farfork
+    gc.disable()  # the collector would slow building, and pickle more than farfork
     return Index(document_count)
 
 
@@ -131,7 +131,7 @@ def resident_bytes():
 
 
 def read_payload():
-    """The query of this process, if it is a child of farfork."""
+    """Returns the query of this process; ``None`` if it is not a child of farfork."""
     try:
         with open(PAYLOAD) as payload:
             return payload.read()
@@ -149,7 +149,7 @@ def run_parent(document_count, query_count):
         readable, _, _ = select.select([sys.stdin], [], [], POLL_SECONDS)
         if (query := read_payload()) is not None:
             print_line(index.search(query))
-            os._exit(0)  # as a child of os.fork() does: to free the index at exit would touch all its memory
+            os._exit(0)  # like the children of os.fork(): freeing the index at exit would touch all its memory
         if readable:
             command, *arguments = sys.stdin.readline().split() or ["quit"]
             if command == "quit":
@@ -184,7 +184,7 @@ def answer_in_children(index, queries, report):
 
 
 def fork_children(index, queries):
-    """os.fork() on this node."""
+    """Answers the queries with os.fork() on this node."""
     began = time.perf_counter_ns()
 
     def report(number, answer):
@@ -221,7 +221,7 @@ def send_pickle(index, queries, *addresses):
 
 
 def run_receiver(host):
-    """Takes a pickled index from the network, then answers as its parent's node does: with os.fork()."""
+    """Receives a pickled index from the network, then answers each query with os.fork()."""
     with socket.create_server((host, 0)) as listener:
         print_line({"port": listener.getsockname()[1]})
         connection, _ = listener.accept()
@@ -237,7 +237,7 @@ def run_receiver(host):
 
 
 def run_cold(document_count, query):
-    """What a fresh process has to do for one answer."""
+    """Builds the index and answers one query, as a new process must."""
     print_line(build_index(int(document_count)).search(query))
 
 

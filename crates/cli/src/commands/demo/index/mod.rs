@@ -22,10 +22,10 @@ use super::progress::DemoProgress;
 use baselines::IndexedAnswer;
 use report::{AnswerTimes, ChildFigures, FarforkFigures, IndexReport, ParentFigures};
 
-/// Default number of documents in the index, which takes some ten seconds to build.
+/// Default number of documents in the index. Building it takes about ten seconds.
 const DOCUMENTS: u32 = 100_000;
 
-/// Children of each round, and queries.
+/// Number of queries, and of children in each round.
 const QUERIES: usize = 16;
 
 /// Options of the demo of an index.
@@ -72,10 +72,10 @@ impl IndexDemo {
     /// clap's `args_conflicts_with_subcommands` would also refuse the global options: `farfork demo --json agent`.
     ///
     /// # Errors
-    /// There is an option of this demo, but another demo is wanted.
+    /// An option of this demo is given with the agent demo.
     pub(super) fn require_defaults(&self) -> Result<(), Failure> {
         let cause = "it is an option of the demo of an index, not of an agent";
-        let failure = || Failure::new(Code::InvalidArgument, "--documents", cause).with_next_step("leave it out");
+        let failure = || Failure::new(Code::InvalidArgument, "--documents", cause).with_next_step("drop --documents");
         self.documents.map_or(Ok(()), |_| Err(failure()))
     }
 
@@ -83,7 +83,7 @@ impl IndexDemo {
         self.documents.unwrap_or(DOCUMENTS)
     }
 
-    /// Runs all rounds. However this ends, drops end everything that it started.
+    /// Runs all rounds. On success and on failure, dropped values end everything that it started.
     pub(super) async fn measure(&self) -> anyhow::Result<IndexReport> {
         let directory = DemoDirectory::make()?;
         let script = DemoScript::install(&directory, "index.py", include_str!("index.py"))?;
@@ -155,7 +155,7 @@ async fn run_farfork(cluster: &DemoCluster, parent: u32, queries: &QuerySet) -> 
     })
 }
 
-/// Forks a child for each query onto the other nodes, and checks the answers. Times count from `began`.
+/// Forks a child for each query onto the other nodes, and checks the answers. Returns times since `began`.
 async fn answer_queries(
     cluster: &DemoCluster,
     client: &Client,

@@ -29,7 +29,7 @@ pub(super) struct ParentFigures {
 pub(super) struct ChildFigures {
     pub(super) node: String,
     pub(super) resume_us: u64,
-    /// Since the round's start.
+    /// Time from the start of the round until the answer.
     pub(super) answer_us: u64,
     pub(super) bytes_fetched: u64,
 }
@@ -37,11 +37,11 @@ pub(super) struct ChildFigures {
 #[derive(Debug, Serialize)]
 pub(super) struct FarforkFigures {
     pub(super) prepared_us: u64,
-    /// The part of it for which the parent was stopped.
+    /// The part of `prepared_us` for which the parent was stopped.
     pub(super) pause_us: u64,
-    /// Since before `prepare`.
+    /// Times from before `prepare`.
     pub(super) first_fork: AnswerTimes,
-    /// Since before the second fork of the same seed.
+    /// Times from before the second fork of the same seed.
     pub(super) second_fork: AnswerTimes,
     /// The children of the first fork.
     pub(super) children: Vec<ChildFigures>,
@@ -56,7 +56,7 @@ pub(super) struct PickleFigures {
     pub(super) pickled_bytes: u64,
 }
 
-/// All that the demo measured.
+/// All figures that the demo measured.
 #[derive(Debug, Serialize)]
 pub(in super::super) struct IndexReport {
     pub(super) parent: ParentFigures,
@@ -131,7 +131,7 @@ impl IndexReport {
     }
 }
 
-/// `12 times faster than`, for a time and another one.
+/// Compares two times: `12 times faster than`.
 fn compare(own_us: u64, other_us: u64) -> String {
     let (word, ratio) = match own_us <= other_us {
         true => ("faster", other_us as f64 / own_us.max(1) as f64),
@@ -140,7 +140,7 @@ fn compare(own_us: u64, other_us: u64) -> String {
     if ratio < 10.0 { format!("{ratio:.1} times {word} than") } else { format!("{ratio:.0} times {word} than") }
 }
 
-/// The last words of the demo.
+/// The last text that the demo prints.
 const WHEN_NOT: &str = "\
 When not to use farfork:
   on one machine              os.fork() wins, as the table shows
