@@ -286,8 +286,7 @@ fn huge_pages_of_a_frozen_parent(cluster: &Cluster) {
     }
 }
 
-/// Treats all children as if their kernel had another vDSO. Includes a child of a child, whose vDSO functions are
-/// redirected twice.
+/// Treats all children as if their kernel had another vDSO. A child of a child has its functions redirected twice.
 fn other_kernel_vdso() {
     let others = Cluster::start_with(2, &["--bridge-vdso"]);
     by_each_strategy(&others, "vdso");
@@ -295,11 +294,7 @@ fn other_kernel_vdso() {
     let subject = Subject::start("vdso");
     let seed = Seed::prepare(others.first(), &subject.parent);
     let middle = seed.fork_idle(1, &["--to", others.name(1)]).remove(0);
-    assert_ne!(
-        vdso_mapping(subject.parent.pid()),
-        vdso_mapping(middle.pid),
-        "the child's vDSO functions are not redirected"
-    );
+    assert_ne!(vdso_mapping(subject.parent.pid()), vdso_mapping(middle.pid), "the vDSO is not redirected");
     let again = Seed::prepare_process(others.node(1), &middle.pid.to_string(), &[]);
     require_pass(others.node(1), &again.fork_detached(&["1".to_owned()], &["--to", others.name(0)]));
     subject.check();
@@ -382,14 +377,12 @@ fn affinity_is_reported(cluster: &Cluster) {
     subject.check();
 }
 
-/// A process of a tree is killed while it opens a file, and the other processes wait for it. The fork fails at once,
-/// not only after the time limit of a restore.
+/// A process of a tree is killed while it opens a file. The fork fails at once, not after the time limit of a restore.
 fn dies_during_restore(cluster: &Cluster) {
     let files = scratch::directory();
     let path = files.path().join("file");
     fs::write(&path, "").expect("a scratch directory can be written");
-    // The shell prints `ready` when the other process has the file open. A seed that is made earlier could lack the
-    // file.
+    // The shell prints `ready` when the other process has the file open.
     let script = r#"sleep 60 3< "$0" & until [ -e /proc/$!/fd/3 ]; do :; done; echo ready $$ 0; wait"#;
     let mut command = Command::new("bash");
     command.args(["-c", script]).arg(&path);
@@ -443,8 +436,7 @@ fn first_of_a_namespace(cluster: &Cluster) {
     said.read_line(&mut line).expect("a pipe");
     assert_eq!(line, "ready 1 0\n");
     let pid = outside.0.id();
-    let inside =
-        fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).expect("unshare(1) waits for its child");
+    let inside = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).expect("unshare(1) waits for it");
     let prepared = cluster.first().run(&["prepare", inside.trim(), "--json"]);
     assert!(prepared.status.success(), "{}", prepared.stderr);
     let seed = Seed::from_json(cluster.first(), &prepared.stdout);

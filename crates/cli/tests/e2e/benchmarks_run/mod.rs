@@ -1,5 +1,4 @@
-//! Each benchmark runs to its end, prints the figures that it promises, and leaves nothing on the machine. The values
-//! are not tested.
+//! Each benchmark runs to its end, prints its figures, and leaves nothing on the machine. The values are not tested.
 
 mod help;
 mod volume;
@@ -144,8 +143,7 @@ fn require_figure(document: &Value, mib: u64, expected: &ExpectedFigure<'_>) {
     assert_eq!(figure["below_reference"].is_boolean(), is_compared, "{figure}");
 }
 
-/// The strategies differ in the pages that the first child fetches, and in the pages that the child's node caches for
-/// the second.
+/// The strategies differ in the pages that the first child fetches, and that its node caches for the second child.
 fn fork_compares_strategies() {
     let document = run(&["--mib", "4", "--runs", "1", "--strategies", "cow", "--strategies", "cow,cache"]);
     let strategies = document["strategies"].as_array().expect("a list of strategies");
@@ -295,11 +293,7 @@ fn fanout() {
     let document = run_benchmark("fanout", &["--children", "12", "--mib", "4", "--runs", "2", "--samples", path]);
     let figures = document["figures"].as_array().expect("a list of figures");
     let unified = !document["bare_container_refused"].is_string();
-    assert_eq!(
-        unified,
-        fs::read_to_string("/proc/mounts").expect("/proc is mounted").contains(" cgroup2 "),
-        "{document}"
-    );
+    assert_eq!(unified, fs::read_to_string("/proc/mounts").expect("a file").contains(" cgroup2 "), "{document}");
     let bare = usize::from(unified);
     assert_eq!(
         figures.len(),
