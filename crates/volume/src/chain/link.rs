@@ -11,7 +11,7 @@ use farfork_trust::Credentials;
 use farfork_wire::descriptor::ExtentId;
 use farfork_wire::{NodeName, SeedId, Token};
 
-use super::calls::{AppendLog, AppendedLog, LogBytes, OpenAnswer, OpenLog};
+use super::calls::{AppendAnswer, AppendLog, AppendedLog, LogBytes, OpenAnswer, OpenLog};
 use super::path::PathVersion;
 use super::peers::{PeerClient, PeerClients, PeerError};
 use crate::log::{LogFile, LogPoint, file_offset};
@@ -38,9 +38,26 @@ pub enum ChainError {
     /// The member has no space for a new log.
     #[error("the disk of the node is full")]
     DiskFull,
+    /// The member knows another path of the log: it, or this node, has not read the latest record of the volume.
+    #[error("the log takes another path by now")]
+    OtherPath,
+    /// The member has published what this node does not have.
+    #[error("the node has published more of the log than this one has")]
+    PublishedAhead,
     /// This process cannot connect or wait.
     #[error("cannot connect to the next replica: {0}")]
     Connect(#[from] io::Error),
+}
+
+impl ChainError {
+    /// Whether the member has answered that it does not take the log, though it knows the path.
+    pub fn is_refusal(&self) -> bool {
+        match self {
+            Self::Peer(error) => error.is_refusal(),
+            Self::PublishedAhead => true,
+            Self::Write(_) | Self::Submit(_) | Self::DiskFull | Self::OtherPath | Self::Connect(_) => false,
+        }
+    }
 }
 
 /// The connection.
@@ -69,8 +86,11 @@ impl ChainLink {
         timeout: Duration,
     ) -> Result<Self, ChainError> {
         let mut calls = peers.client(node)?;
-        let OpenAnswer::Opened(opened) = calls.call::<OpenLog>(request, timeout)? else {
-            return Err(ChainError::DiskFull);
+        let opened = match calls.call::<OpenLog>(request, timeout)? {
+            OpenAnswer::Opened(opened) => opened,
+            OpenAnswer::DiskFull => return Err(ChainError::DiskFull),
+            OpenAnswer::OtherPath => return Err(ChainError::OtherPath),
+            OpenAnswer::PublishedAhead => return Err(ChainError::PublishedAhead),
         };
         let address = Address::Tcp(peers.address(node)?.fabric);
         let seed = SeedId::new(node.clone(), opened.region);
@@ -102,7 +122,9 @@ impl ChainLink {
         } else {
             self.write(log, from, to)?;
         }
-        let appended = self.calls.call::<AppendLog>(&request, self.timeout)?;
+        let AppendAnswer::Appended(appended) = self.calls.call::<AppendLog>(&request, self.timeout)? else {
+            return Err(ChainError::OtherPath);
+        };
         self.acknowledged = self.acknowledged.max(request.end);
         Ok(appended)
     }

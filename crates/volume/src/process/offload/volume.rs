@@ -219,14 +219,16 @@ impl LogProgress {
         progress
     }
 
-    /// Writes bytes that the predecessor has sent with a call. The copier validates them.
-    pub(super) fn take_bytes(&self, bytes: &LogBytes) -> Result<(), String> {
+    /// Writes bytes that the predecessor has sent with a call. The copier validates them. False when another predecessor writes
+    /// the log by now.
+    pub(super) fn take_bytes(&self, bytes: &LogBytes) -> Result<bool, String> {
         if bytes.data.is_empty() {
-            return Ok(());
+            return Ok(true);
         }
-        let region = self.region.as_ref().filter(|region| region.number == bytes.region);
-        let region = region.ok_or("another predecessor writes the log by now")?;
-        region.write(bytes).map_err(|error| format!("the log cannot be written: {error}"))
+        let Some(region) = self.region.as_ref().filter(|region| region.number == bytes.region) else {
+            return Ok(false);
+        };
+        region.write(bytes).map(|()| true).map_err(|error| format!("the log cannot be written: {error}"))
     }
 
     pub(super) fn status(&self) -> LogStatus {
@@ -437,9 +439,12 @@ impl ReplicatedVolume {
             log.region = None;
             log.appends.clear();
         }
-        state.client = None;
+        let client = state.client.take();
         state.loading_client = None;
         drop(state);
+        if let Some(client) = client {
+            client.sender.close();
+        }
         self.notify();
     }
 }
