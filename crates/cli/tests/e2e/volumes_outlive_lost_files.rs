@@ -169,7 +169,7 @@ fn damaged_replica() {
         });
         let names = fs::read_dir(&store).expect("the store is a directory").flatten().map(|entry| entry.file_name());
         let count = names.filter(|name| name.to_string_lossy().starts_with("data.")).count();
-        assert_eq!(count, aside, "what is left of the replica is kept");
+        assert_eq!(count, aside, "the rest of the replica is kept");
         // Nothing takes the place of the last live replica.
         let table = cluster.node(1).run(&["volume", "status", "single"]).stdout;
         for text in ["volumes/single has no `volume`", "no other replica is live", "bring `volume` back"] {

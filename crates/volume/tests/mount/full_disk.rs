@@ -196,6 +196,7 @@ fn a_returning_node_without_space_for_its_logs_stops_no_writer() {
     while began.elapsed() < SMALL_DISK_TIME {
         write(&cluster, &format!("file-{count}"));
         count += 1;
+        thread::sleep(Duration::from_millis(50));
     }
     let status = cluster.nodes[0].status();
     let small = replica(&status, THREE_NODES[2]);
