@@ -84,6 +84,17 @@ impl LogReplay {
         Ok(ReplayedRecord { point, effects, data_position, epoch: header.epoch, end })
     }
 
+    /// Reads records up to a point.
+    ///
+    /// # Errors
+    /// Where the valid prefix ends, if that is before the point.
+    pub fn read_to(&mut self, storage: &impl LogStorage, end: LogPoint) -> Result<(), ReplayEnd> {
+        while self.next < end {
+            self.read_record(storage)?;
+        }
+        Ok(())
+    }
+
     fn read_effects(
         &self,
         storage: &impl LogStorage,

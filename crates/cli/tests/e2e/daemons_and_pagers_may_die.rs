@@ -290,7 +290,7 @@ fn up_restart() {
     cluster.kill_daemon(1);
     cluster.stop_daemon(2);
     let refused = cluster.first().run_failing(&["up", "--nodes", "3", "--run-dir", &run_dir]);
-    refused.require_mentions(&["a cluster runs in", &run_dir, "farfork up --restart"]);
+    refused.require_mentions(&["a cluster already runs in", &run_dir, "farfork up --restart"]);
     for _ in 0..2 {
         assert_eq!(cluster.first().json(&restart)["nodes"].as_array().map(Vec::len), Some(3));
     }

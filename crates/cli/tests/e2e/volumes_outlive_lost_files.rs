@@ -2,7 +2,10 @@
 //! name the next step.
 
 use std::fs;
+use std::io::ErrorKind;
 use std::path::Path;
+use std::sync::mpsc;
+use std::thread;
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -15,11 +18,15 @@ use crate::volumes_are_replicated::{VolumeMount, volume_processes, write_synced}
 pub(crate) const TESTS: &[Test] = &[
     Test::alone("a_missing_catalog_is_named", missing_catalog),
     Test::alone("a_lost_replica_is_copied_again", lost_replica),
+    Test::alone("a_replica_that_is_removed_while_its_node_runs_is_copied_again", removed_replica),
+    Test::alone("a_replica_that_lacks_a_part_is_copied_again", damaged_replica),
     Test::alone("a_dead_mount_is_mounted_over", dead_mount),
 ];
 
 /// Longest wait until nodes have returned, and until changes are published.
 const SETTLE_LIMIT: Duration = Duration::from_secs(30);
+/// For fsync(2) while a replica is lost.
+const WRITE_LIMIT: Duration = Duration::from_secs(60);
 const CONTENTS: &[u8] = b"acknowledged\n";
 
 fn cluster_with_volume() -> Cluster {
@@ -90,6 +97,100 @@ fn lost_replica() {
     mount.end();
     cluster.first().json(&["volume", "drop", "data"]);
     assert_eq!(cluster.stop(), [""; 0]);
+}
+
+/// First of the last member, then of the head. Each time another node writes on.
+fn removed_replica() {
+    let (cluster, directory) = (Cluster::start(3), scratch::directory());
+    cluster.first().json(&["volume", "create", "data", "--replicas", &cluster.names(&[0, 1, 2])]);
+    let mounts = [0, 1].map(|node| VolumeMount::new(&cluster, node, "data", directory.path()));
+    for (lost, writer) in [(2, 0), (0, 1)] {
+        let name = |name: &str| format!("{name}-{lost}");
+        write_synced(&mounts[writer].path(&name("before")), CONTENTS);
+        remove_busy_directory(&cluster.run_dir(lost).join("volumes/data"));
+        let mut count = 0;
+        wait::wait_until("the replica is copied again", SETTLE_LIMIT, || {
+            write_within(&mounts[writer].path(&format!("{}-{count}", name("during"))), WRITE_LIMIT);
+            count += 1;
+            let live = cluster.node(writer).json(&["volume", "status", "data"])["live"].clone();
+            let is_copied = has_contents(&cluster, lost, &name("before"));
+            (live.as_array().map(Vec::len) == Some(3) && is_copied).then_some(())
+        });
+        let equal = cluster.node(writer).json(&["volume", "check", "data"]);
+        assert_eq!((&equal["differences"], &equal["replicas"].as_array().map(Vec::len)), (&json!([]), &Some(3)));
+    }
+    wait::wait_until("the mount of the head is back", SETTLE_LIMIT, || {
+        fs::read(mounts[0].path("before-0")).is_ok_and(|found| found == CONTENTS).then_some(())
+    });
+    mounts.into_iter().for_each(VolumeMount::end);
+    cluster.first().json(&["volume", "drop", "data"]);
+    assert_eq!(cluster.stop(), [""; 0]);
+}
+
+/// Its processes make files in it meanwhile.
+fn remove_busy_directory(directory: &Path) {
+    wait::wait_until("a directory is removed", SETTLE_LIMIT, || match fs::remove_dir_all(directory) {
+        Err(error) if error.kind() != ErrorKind::NotFound => None,
+        _ => Some(()),
+    });
+}
+
+/// As `write_synced`. A thread that waits in fsync(2) cannot be killed, so the test does not wait for it.
+fn write_within(path: &Path, limit: Duration) {
+    let (sender, result) = mpsc::channel();
+    let path = path.to_owned();
+    thread::spawn(move || {
+        write_synced(&path, CONTENTS);
+        let _ = sender.send(());
+    });
+    result.recv_timeout(limit).expect("fsync(2) returns while a replica is lost");
+}
+
+/// A crash or an operator has left the directory without its id, its shared tree or its logs.
+fn damaged_replica() {
+    let (cluster, directory) = (cluster_with_volume(), scratch::directory());
+    cluster.first().json(&["volume", "create", "single", "--replicas", "n2"]);
+    let mount = VolumeMount::new(&cluster, 0, "data", directory.path());
+    let store = cluster.run_dir(1).join("volumes");
+    let single = store.join("single/volume");
+    for (part, aside) in [("volume", 1), ("shared", 2)] {
+        let name = format!("before-{part}");
+        write_synced(&mount.path(&name), CONTENTS);
+        cluster.stop_daemon(1);
+        wait::wait_until("the processes of the node end", SETTLE_LIMIT, || {
+            volume_processes(&store).is_empty().then_some(())
+        });
+        remove(&store.join("data").join(part));
+        let id = fs::read(&single).expect("the replica has an id");
+        remove(&single);
+        cluster.restart_daemon(1);
+        wait::wait_until("the replica is copied again", SETTLE_LIMIT, || {
+            let live = cluster.first().json(&["volume", "status", "data"])["live"].clone();
+            (live == json!(["n1", "n2"]) && has_contents(&cluster, 1, &name)).then_some(())
+        });
+        let names = fs::read_dir(&store).expect("the store is a directory").flatten().map(|entry| entry.file_name());
+        let count = names.filter(|name| name.to_string_lossy().starts_with("data.")).count();
+        assert_eq!(count, aside, "the rest of the replica is kept");
+        // Nothing takes the place of the last live replica.
+        let table = cluster.node(1).run(&["volume", "status", "single"]).stdout;
+        for text in ["volumes/single has no `volume`", "no other replica is live", "bring `volume` back"] {
+            assert!(table.contains(text), "no {text} in\n{table}");
+        }
+        fs::write(&single, id).expect("the directory is still there");
+    }
+    let is_back = || cluster.node(1).json(&["volume", "status", "single"])["replica_states"][0]["failure"].is_null();
+    wait::wait_until("the last replica is back", SETTLE_LIMIT, || is_back().then_some(()));
+    let equal = cluster.first().json(&["volume", "check", "data"]);
+    assert_eq!((&equal["differences"], &equal["replicas"]), (&json!([]), &json!(["n1", "n2"])));
+    mount.end();
+    cluster.first().json(&["volume", "drop", "data"]);
+    cluster.first().json(&["volume", "drop", "single"]);
+    assert_eq!(cluster.stop(), [""; 0]);
+}
+
+fn remove(path: &Path) {
+    let removed = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
+    removed.expect("the replica has this part");
 }
 
 fn dead_mount() {

@@ -46,6 +46,10 @@ pub enum OpenAnswer {
     Opened(OpenedLog),
     /// The log is new, and the disk has no space for it.
     DiskFull,
+    /// The replica knows another path of the log.
+    OtherPath,
+    /// The replica has published what the predecessor does not have.
+    PublishedAhead,
 }
 
 /// Where the replica takes the log.
@@ -101,6 +105,15 @@ pub struct LogBytes {
     /// The bytes; may be empty.
     #[serde(with = "serde_bytes")]
     pub data: Vec<u8>,
+}
+
+/// Whether the replica has taken the new bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum AppendAnswer {
+    /// It has, and so have all later ones.
+    Appended(AppendedLog),
+    /// The replica knows another path of the log, or has to open it again.
+    OtherPath,
 }
 
 /// This replica and all later ones have the log up to the requested end.
@@ -281,9 +294,9 @@ pub struct DescribeReplica(pub VolumeKey);
 pub struct ReplicaDescription {
     /// By the client's number.
     pub logs: Vec<LogStatus>,
-    /// Free space of the file system of the shared tree.
-    pub free_bytes: u64,
-    /// The file system is full: records are not published, or writers get ENOSPC.
+    /// Free space of the file system of the shared tree. None when there is no tree.
+    pub free_bytes: Option<u64>,
+    /// The file system is full: records are not published, or writers get ENOSPC. Never for a replica that is not live.
     pub is_full: bool,
     /// The last check of the volume that the node has made, or that was saved there.
     pub last_check: Option<LastCheck>,
@@ -337,7 +350,7 @@ macro_rules! typed_calls {
 
 typed_calls! {
     OpenLog = 1 -> OpenAnswer,
-    AppendLog = 2 -> AppendedLog,
+    AppendLog = 2 -> AppendAnswer,
     CreateReplica = 3 -> (),
     DropReplica = 4 -> (),
     DescribeReplica = 5 -> ReplicaDescription,
@@ -357,7 +370,7 @@ typed_calls! {
     HasMount = 19 -> bool,
     SaveLastCheck = 20 -> (),
     CommitLog = 21 -> LogPoint,
-    AppendCompressedLog = 22 -> AppendedLog,
+    AppendCompressedLog = 22 -> AppendAnswer,
 }
 
 /// A request about one volume.

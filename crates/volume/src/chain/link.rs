@@ -11,7 +11,7 @@ use farfork_trust::Credentials;
 use farfork_wire::descriptor::ExtentId;
 use farfork_wire::{NodeName, SeedId, Token};
 
-use super::calls::{AppendCompressedLog, AppendLog, AppendedLog, LogBytes, OpenAnswer, OpenLog};
+use super::calls::{AppendAnswer, AppendCompressedLog, AppendLog, AppendedLog, LogBytes, OpenAnswer, OpenLog};
 use super::compressed_chunk::{CHUNK_BYTES_MAX, CompressedChunk, encode_chunks};
 use super::compression::LogCompressor;
 use super::path::PathVersion;
@@ -41,9 +41,26 @@ pub enum ChainError {
     /// The member has no space for a new log.
     #[error("the disk of the node is full")]
     DiskFull,
+    /// The member knows another path of the log: it, or this node, has not read the latest record of the volume.
+    #[error("the log takes another path by now")]
+    OtherPath,
+    /// The member has published what this node does not have.
+    #[error("the node has published more of the log than this one has")]
+    PublishedAhead,
     /// This process cannot connect or wait.
     #[error("cannot connect to the next replica: {0}")]
     Connect(#[from] io::Error),
+}
+
+impl ChainError {
+    /// Whether the member has answered that it does not take the log, though it knows the path.
+    pub fn is_refusal(&self) -> bool {
+        match self {
+            Self::Peer(error) => error.is_refusal(),
+            Self::PublishedAhead => true,
+            Self::Write(_) | Self::Submit(_) | Self::DiskFull | Self::OtherPath | Self::Connect(_) => false,
+        }
+    }
 }
 
 /// The connection.
@@ -72,8 +89,11 @@ impl ChainLink {
         timeout: Duration,
     ) -> Result<Self, ChainError> {
         let mut calls = peers.client(node)?;
-        let OpenAnswer::Opened(opened) = calls.call::<OpenLog>(request, timeout)? else {
-            return Err(ChainError::DiskFull);
+        let opened = match calls.call::<OpenLog>(request, timeout)? {
+            OpenAnswer::Opened(opened) => opened,
+            OpenAnswer::DiskFull => return Err(ChainError::DiskFull),
+            OpenAnswer::OtherPath => return Err(ChainError::OtherPath),
+            OpenAnswer::PublishedAhead => return Err(ChainError::PublishedAhead),
         };
         let address = Address::Tcp(peers.address(node)?.fabric);
         let seed = SeedId::new(node.clone(), opened.region);
@@ -113,12 +133,13 @@ impl ChainLink {
         } else {
             self.write(log, from, to, compressor)?
         };
-        let appended = if chunks.is_empty() {
+        let answer = if chunks.is_empty() {
             self.calls.call::<AppendLog>(&request, self.timeout)?
         } else {
             let request = AppendCompressedLog { append: request, chunks: encode_chunks(&chunks) };
             self.calls.call::<AppendCompressedLog>(&request, self.timeout)?
         };
+        let AppendAnswer::Appended(appended) = answer else { return Err(ChainError::OtherPath) };
         self.acknowledged = self.acknowledged.max(end);
         Ok(appended)
     }

@@ -5,7 +5,8 @@
 use farfork_cluster::catalog::VolumeRecord;
 use farfork_wire::NodeName;
 
-/// Removes a node that does not answer. `epoch`: in which it did not answer. The last live replica stays.
+/// Removes a node that does not answer, refuses a log, or has lost its replica. `epoch`: in which it did. The last live replica
+/// stays.
 pub fn remove_member(record: &mut VolumeRecord, node: &NodeName, epoch: u64) -> bool {
     if record.epoch != epoch {
         return false;

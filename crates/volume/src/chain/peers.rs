@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use farfork_cluster::catalog::{Catalog, CatalogError, VolumeNode};
 use farfork_fabric::TlsSecurity;
-use farfork_rpc::client::TcpConnector;
-use farfork_rpc::{Client, OutgoingRequest, SessionHandle, TypedCall, TypedCallError};
+use farfork_rpc::client::{BlockingCallError, TcpConnector};
+use farfork_rpc::{CallError, Client, OutgoingRequest, SessionHandle, TypedCall, TypedCallError};
 use farfork_trust::Credentials;
 use farfork_wire::NodeName;
 
@@ -32,6 +32,16 @@ pub enum PeerError {
         /// Why.
         source: TypedCallError,
     },
+}
+
+impl PeerError {
+    /// Whether the node has answered, and refuses.
+    pub fn is_refusal(&self) -> bool {
+        let Self::Call { source: TypedCallError::Call(BlockingCallError::Call(error)), .. } = self else {
+            return false;
+        };
+        matches!(error, CallError::Refused { .. })
+    }
 }
 
 /// Makes clients, and keeps idle ones.

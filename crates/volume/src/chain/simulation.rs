@@ -1,5 +1,5 @@
-//! Random schedules of a chain: clients write, records are copied and published, nodes die, lose memory, are removed and
-//! return. Logs have no bytes here, only the terms and numbers of their records. Each seed is one schedule.
+//! Random schedules of a chain: clients write, records are copied and published, nodes die, lose memory or their replica, are
+//! removed and return. Logs have no bytes here, only the terms and numbers of their records. Each seed is one schedule.
 
 use farfork_cluster::catalog::VolumeRecord;
 use farfork_wire::NodeName;
@@ -65,8 +65,19 @@ struct ChainSimulation {
     nodes: Vec<SimNode>,
     acknowledged: Vec<Entry>,
     next_entry: u64,
+    counts: EventCounts,
+    /// Nothing fails any more.
+    is_healing: bool,
+}
+
+/// How often something has happened, in all schedules. Nodes that refuse a log or lose their replica are alive.
+#[derive(Debug, Default)]
+struct EventCounts {
+    acknowledged: usize,
     fail_overs: u32,
     joins: u32,
+    refusals: u32,
+    losses: u32,
 }
 
 fn point_of(count: usize) -> LogPoint {
@@ -91,7 +102,7 @@ impl SimLog {
 }
 
 impl ChainSimulation {
-    fn new(seed: u64) -> Self {
+    fn new(seed: u64, counts: EventCounts) -> Self {
         let record = test_record(&NODES, &NODES);
         let nodes = record.replicas.iter().map(|name| SimNode {
             name: name.clone(),
@@ -103,9 +114,8 @@ impl ChainSimulation {
             join: None,
             is_catching_up: false,
         });
-        let nodes = nodes.collect();
-        let random = Rng::with_seed(seed);
-        Self { random, record, nodes, acknowledged: Vec::new(), next_entry: 0, fail_overs: 0, joins: 0 }
+        let (nodes, random) = (nodes.collect(), Rng::with_seed(seed));
+        Self { random, record, nodes, acknowledged: Vec::new(), next_entry: 0, counts, is_healing: false }
     }
 
     fn index_of(&self, name: &NodeName) -> usize {
@@ -180,11 +190,15 @@ impl ChainSimulation {
     }
 
     fn forward(&mut self, node: usize, log: usize, successor: usize, path: PathVersion) {
-        if !self.nodes[successor].is_alive {
+        let is_alive = self.nodes[successor].is_alive;
+        let is_refused = is_alive && !self.is_healing && self.random.u32(..200) == 0;
+        if !is_alive || is_refused {
             self.nodes[node].logs[log].link = None;
-            if self.random.bool() {
-                let name = self.nodes[successor].name.clone();
-                self.fail_overs += u32::from(self.change(node, |record| remove_member(record, &name, path.epoch)));
+            let name = self.nodes[successor].name.clone();
+            if is_refused || self.random.bool() {
+                let is_removed = self.change(node, |record| remove_member(record, &name, path.epoch));
+                let count = if is_refused { &mut self.counts.refusals } else { &mut self.counts.fail_overs };
+                *count += u32::from(is_removed);
             }
             return;
         }
@@ -283,7 +297,7 @@ impl ChainSimulation {
             }
             Some(writer) => {
                 let term = self.record.term;
-                self.fail_overs += u32::from(self.change(node, |record| fence_writer(record, writer, term)));
+                self.counts.fail_overs += u32::from(self.change(node, |record| fence_writer(record, writer, term)));
             }
         }
     }
@@ -346,11 +360,16 @@ impl ChainSimulation {
             return;
         }
         let epoch = self.record.epoch;
+        let must_abort = !self.is_healing && self.random.u32(..50) == 0;
         match &self.nodes[node].join {
+            Some(join) if join.epoch == epoch && must_abort => {
+                self.nodes[node].join = None;
+                self.change(node, |record| remove_member(record, &name, epoch));
+            }
             Some(join) if join.epoch == epoch && join.has_tree => {
                 if self.change(node, |record| finish_join(record, &name, epoch)) {
                     self.nodes[node].join = None;
-                    self.joins += 1;
+                    self.counts.joins += 1;
                 }
             }
             Some(join) if join.epoch == epoch => self.copy_tree(node),
@@ -362,6 +381,19 @@ impl ChainSimulation {
                 }
             }
         }
+    }
+
+    /// The directory of a replica is removed while its node runs. The last live replica stays.
+    fn lose_replica(&mut self, node: usize) {
+        let (name, epoch) = (self.nodes[node].name.clone(), self.record.epoch);
+        self.change(node, |record| remove_member(record, &name, epoch));
+        if self.record.chain.contains(&name) {
+            return;
+        }
+        self.counts.losses += 1;
+        let state = &mut self.nodes[node];
+        (state.term, state.join, state.is_catching_up) = (None, None, true);
+        (state.tree, state.logs) = (Vec::new(), (0..NODES.len() as u16).map(SimLog::new).collect());
     }
 
     fn copy_tree(&mut self, node: usize) {
@@ -403,6 +435,7 @@ impl ChainSimulation {
             88..90 => self.refresh(node),
             90..99 => self.rejoin(node),
             _ if self.random.u32(..3) == 0 => self.crash(node),
+            _ if self.random.u32(..4) == 0 => self.lose_replica(node),
             _ => {}
         }
     }
@@ -427,6 +460,7 @@ impl ChainSimulation {
 
     /// Nothing fails any more: all replicas become equal.
     fn heal(&mut self, seed: u64) {
+        self.is_healing = true;
         for _ in 0..HEALING_ROUNDS {
             for node in 0..NODES.len() {
                 if !self.nodes[node].is_alive {
@@ -448,18 +482,17 @@ impl ChainSimulation {
 
 #[test]
 fn no_schedule_loses_an_acknowledged_record() {
-    let (mut acknowledged, mut fail_overs, mut joins) = (0, 0, 0);
+    let mut counts = EventCounts::default();
     for seed in 0..SEEDS {
-        let mut simulation = ChainSimulation::new(seed);
+        let mut simulation = ChainSimulation::new(seed, counts);
         for _ in 0..STEPS {
             simulation.step();
             simulation.check(seed);
         }
         simulation.heal(seed);
-        acknowledged += simulation.acknowledged.len();
-        fail_overs += simulation.fail_overs;
-        joins += simulation.joins;
+        counts = simulation.counts;
+        counts.acknowledged += simulation.acknowledged.len();
     }
-    let counts = (acknowledged, fail_overs, joins);
-    assert!(acknowledged > 5000 && fail_overs > 500 && joins > 500, "the schedules do too little: {counts:?}");
+    let least = [counts.joins, counts.fail_overs, counts.refusals, counts.losses].into_iter().min();
+    assert!(counts.acknowledged > 5000 && least > Some(500), "the schedules do too little: {counts:?}");
 }

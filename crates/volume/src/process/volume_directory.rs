@@ -15,6 +15,7 @@ use crate::publish::{SharedTree, available_bytes};
 const CLIENT: &str = "client";
 const IDENTITY: &str = "volume";
 const LOGS: &str = "logs";
+const SHARED: &str = "shared";
 /// The start of the machine in which the replica was written.
 const BOOT: &str = "boot";
 /// The result of the last check.
@@ -22,10 +23,24 @@ const LAST_CHECK: &str = "last-check";
 /// Another one after each start of the machine, proc_sys_kernel(5).
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
+/// Most replicas of one volume that are set aside.
+const ASIDE_MAX: u32 = 100;
+
 /// Paths of one volume.
 #[derive(Clone, Debug)]
 pub struct VolumeDirectory {
     path: PathBuf,
+}
+
+/// What a replica lacks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ReplicaLoss {
+    /// Its directory.
+    All,
+    /// It is the replica of another volume.
+    OtherVolume,
+    /// This file or directory in its directory.
+    Part(&'static str),
 }
 
 /// Why a replica cannot be created.
@@ -57,18 +72,64 @@ impl VolumeDirectory {
         Self { path: path.to_owned() }
     }
 
-    /// Renames the replica of a volume that the catalog does not know. Its new path.
+    /// Renames a replica that cannot be used. Its new path; none if it has no data, and is removed.
     ///
     /// # Errors
     /// As rename(2); `AlreadyExists` when a client has the volume mounted.
-    pub(super) fn set_aside(&self, id: u64) -> io::Result<PathBuf> {
+    pub(super) fn set_aside(&self, id: u64) -> io::Result<Option<PathBuf>> {
         let _lock = self.try_lock_client()?.ok_or(io::ErrorKind::AlreadyExists)?;
+        if !self.has_data()? {
+            fs::remove_dir_all(&self.path)?;
+            return Ok(None);
+        }
+        let name = self.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         // A volume's name has no full stop.
-        let mut name = self.path.file_name().unwrap_or_default().to_owned();
-        name.push(format!(".{id:016x}"));
-        let aside = self.path.with_file_name(name);
+        let first = format!("{name}.{id:016x}");
+        let others = (2..=ASIDE_MAX).map(|number| format!("{first}.{number}"));
+        let mut paths = [first.clone()].into_iter().chain(others).map(|name| self.path.with_file_name(name));
+        let aside = paths.find(|path| !path.exists()).ok_or(io::ErrorKind::AlreadyExists)?;
         fs::rename(&self.path, &aside)?;
-        Ok(aside)
+        Ok(Some(aside))
+    }
+
+    /// Whether anything below the directory is neither a directory nor one of the volume's small files.
+    fn has_data(&self) -> io::Result<bool> {
+        let lock = format!("{CLIENT}.lock");
+        let small = [IDENTITY, BOOT, LAST_CHECK, &lock].map(|name| self.path.join(name));
+        let mut directories = vec![self.path.clone()];
+        while let Some(directory) = directories.pop() {
+            for entry in fs::read_dir(directory)? {
+                let entry = entry?;
+                if entry.file_type()?.is_dir() {
+                    directories.push(entry.path());
+                } else if !small.contains(&entry.path()) {
+                    return Ok(true);
+                }
+            }
+        }
+        Ok(false)
+    }
+
+    /// What the replica of a volume lacks; none if it is whole.
+    ///
+    /// # Errors
+    /// When the disk does not say.
+    pub(super) fn find_loss(&self, id: u64) -> io::Result<Option<ReplicaLoss>> {
+        match self.id() {
+            Ok(found) if found == id => {}
+            Ok(_) => return Ok(Some(ReplicaLoss::OtherVolume)),
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => return Ok(Some(ReplicaLoss::Part(IDENTITY))),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                let has_directory = self.path.try_exists()?;
+                return Ok(Some(if has_directory { ReplicaLoss::Part(IDENTITY) } else { ReplicaLoss::All }));
+            }
+            Err(error) => return Err(error),
+        }
+        // Between the two steps of an exchange, the tree has its old name.
+        let has_tree = self.shared_path().try_exists()? || self.old_shared_path().try_exists()?;
+        let has_logs = self.path.join(LOGS).try_exists()?;
+        let lost = [(SHARED, has_tree), (LOGS, has_logs)].into_iter().find(|(_, is_present)| !is_present);
+        Ok(lost.map(|(part, _)| ReplicaLoss::Part(part)))
     }
 
     /// Creates an empty replica. The file with the id is written last: a directory without it is left from a crash.
@@ -106,7 +167,7 @@ impl VolumeDirectory {
 
     /// The tree that ordinary tools list is `tree` inside of it.
     pub fn shared_path(&self) -> PathBuf {
-        self.path.join("shared")
+        self.path.join(SHARED)
     }
 
     /// Where a new shared tree is built, which is to replace the present one.
@@ -218,7 +279,10 @@ impl VolumeDirectory {
         }
         let new = path.with_extension("new");
         ignore_missing(fs::remove_file(&new))?;
-        LogFile::create(&new, header)?;
+        LogFile::create(&new, header).inspect_err(|_| {
+            // A full disk gets back what there was space for.
+            let _ = fs::remove_file(&new);
+        })?;
         fs::rename(&new, &path)
     }
 
@@ -249,5 +313,60 @@ impl VolumeDirectory {
     /// As open(2) and flock(2).
     pub(super) fn try_lock_client(&self) -> io::Result<Option<File>> {
         try_lock(&self.path, CLIENT)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ID: u64 = 7;
+
+    fn replica() -> (tempfile::TempDir, VolumeDirectory) {
+        let store = tempfile::tempdir().unwrap();
+        let directory = VolumeDirectory::create(&store.path().join("data"), ID).unwrap();
+        (store, directory)
+    }
+
+    #[test]
+    fn each_lost_part_is_found() {
+        let (_store, directory) = replica();
+        assert_eq!(directory.find_loss(ID).unwrap(), None);
+        assert_eq!(directory.find_loss(ID + 1).unwrap(), Some(ReplicaLoss::OtherVolume));
+        fs::rename(directory.shared_path(), directory.old_shared_path()).unwrap();
+        assert_eq!(directory.find_loss(ID).unwrap(), None, "a tree takes the place of another one");
+        fs::remove_dir_all(directory.old_shared_path()).unwrap();
+        assert_eq!(directory.find_loss(ID).unwrap(), Some(ReplicaLoss::Part(SHARED)));
+        SharedTree::create(&directory.shared_path()).unwrap();
+        fs::remove_dir(directory.path.join(LOGS)).unwrap();
+        assert_eq!(directory.find_loss(ID).unwrap(), Some(ReplicaLoss::Part(LOGS)));
+        fs::write(directory.path.join(IDENTITY), b"").unwrap();
+        assert_eq!(
+            directory.find_loss(ID).unwrap(),
+            Some(ReplicaLoss::Part(IDENTITY)),
+            "a crash has left an empty file"
+        );
+        fs::remove_file(directory.path.join(IDENTITY)).unwrap();
+        assert_eq!(directory.find_loss(ID).unwrap(), Some(ReplicaLoss::Part(IDENTITY)));
+        fs::remove_dir_all(&directory.path).unwrap();
+        assert_eq!(directory.find_loss(ID).unwrap(), Some(ReplicaLoss::All));
+    }
+
+    #[test]
+    fn what_has_data_is_kept_under_another_name_each_time() {
+        let (store, directory) = replica();
+        fs::remove_file(directory.path.join(IDENTITY)).unwrap();
+        assert_eq!(directory.set_aside(ID).unwrap(), None, "as after a crash of `create`");
+        assert!(!directory.path.exists());
+        for name in ["data.0000000000000007", "data.0000000000000007.2"] {
+            VolumeDirectory::create(&directory.path, ID).unwrap();
+            fs::write(directory.shared_path().join("tree/file"), b"data").unwrap();
+            let client = directory.try_lock_client().unwrap().unwrap();
+            assert_eq!(directory.set_aside(ID).unwrap_err().kind(), io::ErrorKind::AlreadyExists, "it is mounted");
+            drop(client);
+            let aside = directory.set_aside(ID).unwrap().unwrap();
+            assert_eq!(aside, store.path().join(name));
+            assert_eq!(fs::read(aside.join("shared/tree/file")).unwrap(), b"data");
+        }
     }
 }

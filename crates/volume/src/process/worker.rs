@@ -3,9 +3,7 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::fs;
 use std::io;
-use std::os::unix::fs::MetadataExt as _;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -17,7 +15,7 @@ use super::data_copier::{CopyMethod, DataCopier};
 use super::message::{PublishRequest, WorkerAnswer};
 use super::store::VolumeStore;
 use crate::log::LogFile;
-use crate::publish::{CallBudget, PublishError, PublishedMark, Publisher};
+use crate::publish::{CallBudget, PublishError, PublishedMark, Publisher, SharedTree};
 
 /// The name of the lock. Only the process that holds it changes the shared trees.
 pub(super) const WORKER: &str = "worker";
@@ -34,7 +32,7 @@ pub(super) struct PublisherTable {
 /// The publisher of one volume, and the logs that it copies from.
 struct OpenVolume {
     id: u64,
-    /// Inode number of the shared tree's directory: a replica that catches up replaces the tree.
+    /// Identity of the shared tree: a replica that catches up replaces it.
     tree: u64,
     publisher: Publisher,
     copier: DataCopier,
@@ -57,7 +55,7 @@ impl PublisherTable {
 
     fn try_publish(&mut self, request: &PublishRequest) -> io::Result<PublishedMark> {
         let directory = self.store.volume(&request.volume);
-        let tree = fs::metadata(directory.shared_path())?.ino();
+        let tree = SharedTree::identity_of(&directory.shared_path())?;
         // Another volume may have had the name.
         let is_open = |open: &OpenVolume| open.id == request.volume_id && open.tree == tree;
         if !self.volumes.get(&request.volume).is_some_and(is_open) {

@@ -3,7 +3,7 @@
 use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd};
-use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, Mode, OFlags, StatVfs, Timespec, Timestamps, XattrFlags, fsetxattr, fstat, futimens, openat};
@@ -71,6 +71,14 @@ impl SharedTree {
     /// As fstat(2).
     pub fn identity(&self) -> io::Result<u64> {
         Ok(fstat(&self.tree)?.st_ino)
+    }
+
+    /// As `identity`, of the tree at a path.
+    ///
+    /// # Errors
+    /// As stat(2).
+    pub fn identity_of(path: &Path) -> io::Result<u64> {
+        Ok(fs::metadata(path.join(TREE))?.ino())
     }
 
     /// Makes the mark of a client's log, of which nothing is published. One that exists stays as it is.

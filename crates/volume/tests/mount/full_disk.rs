@@ -6,20 +6,29 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use farfork_cluster::catalog::Durability;
 use farfork_volume::process::{ReplicaStatus, VolumeStatus};
 
-use super::mounted_volume::MountedVolume;
+use super::mounted_volume::{LOG_BYTES, MountedVolume, SmallDisk};
 use super::volume_cluster::{THREE_NODES, VolumeCluster};
 
 pub(crate) const TESTS: &[(&str, fn())] = &[
     ("a_full_volume_reports_it_and_recovers", a_full_volume_reports_it_and_recovers),
     ("the_smallest_disk_of_the_replicas_limits_writers", the_smallest_disk_of_the_replicas_limits_writers),
     ("acknowledged_data_outlives_a_disk_that_others_fill", acknowledged_data_outlives_a_disk_that_others_fill),
+    (
+        "a_returning_node_without_space_for_its_logs_stops_no_writer",
+        a_returning_node_without_space_for_its_logs_stops_no_writer,
+    ),
     ("writers_do_not_hang_while_others_have_filled_a_disk", writers_do_not_hang_while_others_have_filled_a_disk),
 ];
 
 /// The volume takes at least so much of a small disk. The logs of three clients have 24 MiB of it.
 const WRITTEN_MIN: u64 = 32 << 20;
+/// For the test in which a node dies. A busy machine is no failure of a node.
+const DETECTION_MS: u64 = 2_000;
+/// Several attempts of a node to return.
+const SMALL_DISK_TIME: Duration = Duration::from_secs(4);
 const BLOCK_BYTES: usize = 64 << 10;
 /// Space that was freed is used again within this.
 const RECOVERY_LIMIT: Duration = Duration::from_secs(30);
@@ -164,6 +173,43 @@ fn acknowledged_data_outlives_a_disk_that_others_fill() {
         assert!(fs::read(cluster.path(writer).join("file")).unwrap() == data, "nothing is lost");
     }
     cluster.published_tree();
+}
+
+/// Its new disk is empty, and has space for one of three logs.
+fn a_returning_node_without_space_for_its_logs_stops_no_writer() {
+    let mut cluster = VolumeCluster::mounted(&THREE_NODES, LOG_BYTES, Durability::Memory, DETECTION_MS);
+    // Each call may find the mount of a node that a busy machine has taken for dead.
+    let write = |cluster: &VolumeCluster, name: &str| {
+        let path = cluster.path(0).join(name);
+        cluster.nodes[0].wait_for("a file is synced", || {
+            File::create(&path)
+                .and_then(|mut file| file.write_all(&[7; BLOCK_BYTES]).and_then(|()| file.sync_all()))
+                .is_ok()
+        });
+    };
+    write(&cluster, "before");
+    cluster.stop_node(2);
+    let disk = SmallDisk::mount_with(&cluster.nodes[2].store(), c"size=12m,mode=700");
+    cluster.nodes[2].start_processes();
+    let began = Instant::now();
+    let mut count = 0;
+    while began.elapsed() < SMALL_DISK_TIME {
+        write(&cluster, &format!("file-{count}"));
+        count += 1;
+        thread::sleep(Duration::from_millis(50));
+    }
+    let status = cluster.nodes[0].status();
+    let small = replica(&status, THREE_NODES[2]);
+    assert!(!status.record.chain.contains(&small.node), "{status:?}");
+    assert!(!small.is_full, "writers do not wait for it: {small:?}");
+
+    // Its former disk is brought back.
+    cluster.nodes[2].stop_processes();
+    drop(disk);
+    cluster.nodes[2].start_processes();
+    cluster.wait_for_chain(0, 3);
+    let tree = cluster.published_tree();
+    assert_eq!(tree.len(), count + 1);
 }
 
 fn fill_with_ballast(path: &Path) {

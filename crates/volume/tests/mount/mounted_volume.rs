@@ -1,5 +1,6 @@
 //! A volume of one node, mounted. It ends with the value, also after a panic.
 
+use std::ffi::CStr;
 use std::path::{Path, PathBuf};
 
 use farfork_cluster::catalog::{Durability, VolumeName};
@@ -19,7 +20,12 @@ pub(crate) struct SmallDisk(PathBuf);
 
 impl SmallDisk {
     pub(crate) fn mount(path: &Path) -> Self {
-        rustix::mount::mount("none", path, "tmpfs", MountFlags::empty(), c"size=96m,mode=700").unwrap();
+        Self::mount_with(path, c"size=96m,mode=700")
+    }
+
+    /// With options of tmpfs(5).
+    pub(crate) fn mount_with(path: &Path, options: &CStr) -> Self {
+        rustix::mount::mount("none", path, "tmpfs", MountFlags::empty(), options).unwrap();
         Self(path.to_owned())
     }
 }

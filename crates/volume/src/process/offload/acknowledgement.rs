@@ -4,7 +4,7 @@ use std::sync::MutexGuard;
 
 use super::volume::{PendingAppend, ReplicaState, ReplicatedVolume};
 use crate::chain::PathVersion;
-use crate::chain::calls::{AppendLog, AppendedLog, answer_call};
+use crate::chain::calls::{AppendAnswer, AppendLog, AppendedLog, answer_call};
 use crate::process::message::OffloadMessage;
 use crate::publish::PublishedMark;
 
@@ -15,7 +15,7 @@ impl ReplicatedVolume {
         let path = PathVersion::of(&state.record, client);
         let log = state.log(client);
         for append in log.appends.extract_if(.., |append| append.path != path) {
-            answer_call::<AppendLog>(append.reply, Err("the log takes another path by now".to_owned()));
+            answer_call::<AppendLog>(append.reply, Ok(AppendAnswer::OtherPath));
         }
         let (committed, published) = (log.chain.committed(), log.chain.published_everywhere());
         let is_complete = |append: &mut PendingAppend| append.is_complete(committed, &log.later_space);
@@ -30,7 +30,7 @@ impl ReplicatedVolume {
         let space = (!answered.is_empty()).then(|| self.least_space(&state, client));
         drop(state);
         if let Some(space) = space {
-            let answer = AppendedLog { published, space };
+            let answer = AppendAnswer::Appended(AppendedLog { published, space });
             answered.into_iter().for_each(|append| answer_call::<AppendLog>(append.reply, Ok(answer)));
         }
     }

@@ -141,7 +141,7 @@ fn status(node: &Arc<OffloadNode>, name: VolumeName) -> Result<VolumeStatus, Str
         };
         match described {
             Ok(ReplicaDescription { logs, free_bytes, is_full, last_check, is_checked }) => {
-                let (node, failure, free_bytes) = (replica.clone(), None, Some(free_bytes));
+                let (node, failure) = (replica.clone(), None);
                 ReplicaStatus { node, failure, logs, free_bytes, is_full, last_check, is_checked }
             }
             Err(reason) => ReplicaStatus::unknown(replica.clone(), reason),

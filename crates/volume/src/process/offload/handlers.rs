@@ -11,13 +11,13 @@ use farfork_wire::token::TOKEN_BYTES;
 use farfork_wire::{SeedId, Token};
 
 use super::node::OffloadNode;
-use super::volume::{LogProgress, OpenRegion, PendingAppend, ReplicatedVolume, WaitingThread};
+use super::volume::{AppendRefusal, LogProgress, OpenRegion, PendingAppend, ReplicatedVolume, WaitingThread};
 use super::{log_copier, rejoin, tree_hold, writer};
 use crate::chain::calls::{
-    AppendCompressedLog, AppendLog, CommitLog, CreateReplica, DescribeReplica, DigestData, DigestTree, DropReplica,
-    FindPaths, FinishTerm, HasClient, HasMount, HoldTree, LendTree, OpenAnswer, OpenLog, OpenedLog, PublishLog,
-    ReadInodeDigests, ReadTree, ReleaseTree, ReleaseWriter, ReplicaDescription, SaveLastCheck, ValidateLogs, VolumeKey,
-    VolumeRequest, answer_call, decode_request,
+    AppendAnswer, AppendCompressedLog, AppendLog, CommitLog, CreateReplica, DescribeReplica, DigestData, DigestTree,
+    DropReplica, FindPaths, FinishTerm, HasClient, HasMount, HoldTree, LendTree, OpenAnswer, OpenLog, OpenedLog,
+    PublishLog, ReadInodeDigests, ReadTree, ReleaseTree, ReleaseWriter, ReplicaDescription, SaveLastCheck,
+    ValidateLogs, VolumeKey, VolumeRequest, answer_call, decode_request,
 };
 use crate::chain::{CALL_TIMEOUT, LogRegion, PathVersion, RECORD_BYTES, RESERVE_BYTES};
 use crate::process::LogStatus;
@@ -109,37 +109,47 @@ fn open_log(volume: &Arc<ReplicatedVolume>, request: &OpenLog) -> Result<OpenAns
     let record = volume.read_record().map_err(|error| error.to_string())?;
     let client = request.client;
     if request.path != PathVersion::of(&record, client) {
-        return Err("the log takes another path by now".to_owned());
+        return Ok(OpenAnswer::OtherPath);
     }
     if usize::from(client) >= record.clients.len() {
         return Err(format!("volume {} has no client {client}", volume.key.name));
     }
     let failed = |error: io::Error| format!("node {} cannot open the log: {error}", volume.node.name);
     match log_copier::ensure_open(volume, client) {
-        Err(error) if error.kind() == io::ErrorKind::StorageFull => return Ok(OpenAnswer::DiskFull),
+        Err(error) if is_disk_full(&error) => return Ok(OpenAnswer::DiskFull),
         opened => opened.map_err(failed)?,
     }
-    go_back(volume, request)?;
+    if !go_back(volume, request)? {
+        return Ok(OpenAnswer::PublishedAhead);
+    }
     register_region(volume, client).map(OpenAnswer::Opened).map_err(failed)
 }
 
-/// Begins anew where the predecessor demands it.
-fn go_back(volume: &ReplicatedVolume, request: &OpenLog) -> Result<(), String> {
+fn is_disk_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+}
+
+/// Begins anew where the predecessor demands it. False when published records would be lost.
+fn go_back(volume: &ReplicatedVolume, request: &OpenLog) -> Result<bool, String> {
     let mut state = volume.lock();
     let needs_tree = state.is_catching_up;
     let log = state.log(request.client);
-    let restart = log.chain.accept_predecessor(request.published, request.stored, needs_tree);
-    let restart = restart.map_err(|error| error.to_string())?;
-    if restart.is_none() {
-        return Ok(());
-    }
+    let restart = match log.chain.accept_predecessor(request.published, request.stored, needs_tree) {
+        Ok(None) => return Ok(true),
+        Ok(restart) => restart,
+        Err(error) => {
+            drop(state);
+            tracing::error!(%error, volume = %volume.key.name, client = request.client, "the predecessor lacks records");
+            return Ok(false);
+        }
+    };
     log.restart = restart;
     // Requests of an earlier predecessor.
     log.appends.clear();
     drop(state);
     volume.notify();
     let has_restarted = volume.wait_until(CALL_TIMEOUT, |state| state.log(request.client).restart.is_none());
-    if has_restarted { Ok(()) } else { Err("the log is busy".to_owned()) }
+    if has_restarted { Ok(true) } else { Err("the log is busy".to_owned()) }
 }
 
 fn register_region(volume: &ReplicatedVolume, client: u16) -> io::Result<OpenedLog> {
@@ -183,16 +193,19 @@ fn append_log(node: &Arc<OffloadNode>, request: &AppendLog, chunks: Option<&[u8]
     let log = state.logs.get_mut(&request.client).filter(|_| request.path == path);
     let Some(log) = log else {
         drop(state);
-        return reply.refuse("the log takes another path by now, or is not open");
+        return answer_call::<AppendLog>(reply, Ok(AppendAnswer::OtherPath));
     };
     let accepted = log
         .take_bytes(&request.bytes)
         .and_then(|()| chunks.map(|list| log.accept_chunks(request.bytes.region, list, request.end)).transpose());
     let expansion = match accepted {
         Ok(expansion) => expansion,
-        Err(reason) => {
+        Err(refusal) => {
             drop(state);
-            return reply.refuse(&reason);
+            return match refusal {
+                AppendRefusal::OtherPath => answer_call::<AppendLog>(reply, Ok(AppendAnswer::OtherPath)),
+                AppendRefusal::Invalid(reason) => reply.refuse(&reason),
+            };
         }
     };
     if request.is_urgent {
@@ -212,16 +225,14 @@ fn append_log(node: &Arc<OffloadNode>, request: &AppendLog, chunks: Option<&[u8]
 /// The record is in the catalog, so that the replica belongs to a volume.
 pub(super) fn create_replica(node: &Arc<OffloadNode>, key: &VolumeKey) -> Result<(), String> {
     let directory = node.store.volume(key.name.as_str());
-    let failed = |error: io::Error| format!("node {}: volume {}: {error}", node.name, key.name);
     match directory.id() {
         Ok(id) if id == key.id => return open(node, key).map(drop),
         // It is left over from a drop that did not reach this node, or the catalog is a wrong one: nothing is removed.
-        Ok(id) => {
-            let aside = directory.set_aside(id).map_err(failed)?;
-            tracing::warn!(volume = %key.name, aside = %aside.display(), "an earlier replica was set aside: remove it if it is not needed");
+        Ok(id) => node.set_aside(&key.name, id).map_err(|error| error.to_string())?,
+        // It is left over from a crash, or its id was removed.
+        Err(_) if directory.path().exists() => {
+            node.set_aside(&key.name, key.id).map_err(|error| error.to_string())?;
         }
-        // It is left over from a crash.
-        Err(_) if directory.path().exists() => fs::remove_dir_all(directory.path()).map_err(failed)?,
         Err(_) => {}
     }
     let created = VolumeDirectory::create(directory.path(), key.id);
@@ -258,10 +269,13 @@ fn describe_volume(volume: &ReplicatedVolume) -> ReplicaDescription {
     let status = |client| state.logs.get(&client).map_or_else(LogStatus::default, LogProgress::status);
     let logs = (0..clients).map(status).collect();
     let (is_stuck, is_checked) = (state.is_full(), state.hold.is_some());
+    let is_live = state.record.chain.contains(&volume.node.name);
     let reserved_bytes = volume.reserved_bytes(&state);
     drop(state);
+    let is_short = |free: u64| free < RESERVE_BYTES + RECORD_BYTES;
     let (free_bytes, last_check) = (volume.free_space(reserved_bytes), volume.directory.last_check());
-    let is_full = is_stuck || free_bytes < RESERVE_BYTES + RECORD_BYTES;
+    // Writers do not wait for a replica that is not live.
+    let is_full = is_live && (is_stuck || free_bytes.is_some_and(is_short));
     ReplicaDescription { logs, free_bytes, is_full, last_check, is_checked }
 }
 

@@ -14,8 +14,9 @@ use farfork_cluster::catalog::VolumeRecord;
 use farfork_wire::NodeName;
 
 use super::publishing;
+use super::successor::{SuccessorFailure, SuccessorHealth};
 use super::volume::{LogProgress, PendingAppend, ReplicaState, ReplicatedVolume, WaitingThread};
-use crate::chain::calls::{AppendLog, AppendedLog, LogBytes, OpenLog, answer_call};
+use crate::chain::calls::{AppendAnswer, AppendLog, AppendedLog, LogBytes, OpenLog, answer_call};
 use crate::chain::membership;
 use crate::chain::{ChainError, ChainLink, LogCompressor, LogRestart, PathPosition, PathVersion, TreeSpace};
 use crate::log::{LogFile, LogHeader, LogPoint};
@@ -28,10 +29,8 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 const URGENT_POLL_INTERVAL: Duration = Duration::from_millis(2);
 /// The interval while no thread waits: the log of the client has room.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
-/// Before a successor that failed is tried again.
-const RETRY_WAIT: Duration = Duration::from_millis(100);
-/// Wait before the next request to a successor that has refused because it knows another path.
-const ALIVE_RETRY_WAIT: Duration = Duration::from_millis(5);
+/// Before a log that cannot be flushed is flushed again.
+const FLUSH_RETRY_WAIT: Duration = Duration::from_millis(100);
 /// Longest sleep: a safeguard, not a schedule.
 const SLEEP_MAX: Duration = Duration::from_secs(1);
 /// More bytes are copied by the thread of the log: validating them takes longer than waking it.
@@ -48,9 +47,7 @@ pub(super) struct LogCopier {
     compressor: LogCompressor,
     next_look: Instant,
     polled_at: Instant,
-    retry_at: Instant,
-    /// Since when the successor has not answered.
-    failing_since: Option<Instant>,
+    successor: SuccessorHealth,
 }
 
 /// The work that the state demands.
@@ -91,10 +88,11 @@ pub(super) fn ensure_open(volume: &Arc<ReplicatedVolume>, client: u16) -> io::Re
         }
         Arc::clone(&state.record)
     };
+    let has_log = volume.directory.log_path(client).exists();
     volume.directory.ensure_log(&LogHeader { volume: record.id, client, ring_bytes: record.log_bytes })?;
     let log = volume.directory.open_log(client).map_err(io::Error::other)?;
     let file = log.try_clone_file()?;
-    let mark = read_mark(volume, client)?;
+    let mark = read_mark(volume, client, has_log)?;
     let mut replay = LogReplay::new(log.header().ring_bytes, mark.point, mark.epoch);
     // A term ends when everything of it is published. So unpublished records count only if they are of the present term;
     // others were written by a client that had lost its term, and were never acknowledged.
@@ -102,8 +100,7 @@ pub(super) fn ensure_open(volume: &Arc<ReplicatedVolume>, client: u16) -> io::Re
         replay.require_epoch(record.term);
         read_to_end(&mut replay, &log);
     }
-    let stored = replay.next_point();
-    let now = Instant::now();
+    let (stored, now) = (replay.next_point(), Instant::now());
     let copier = Arc::new(Mutex::new(LogCopier {
         volume: Arc::clone(volume),
         client,
@@ -114,8 +111,7 @@ pub(super) fn ensure_open(volume: &Arc<ReplicatedVolume>, client: u16) -> io::Re
         compressor: LogCompressor::new(volume.node.compression),
         next_look: now,
         polled_at: now,
-        retry_at: now,
-        failing_since: None,
+        successor: SuccessorHealth::new(now),
     }));
     volume.lock().logs.insert(client, LogProgress::open(mark, stored, Arc::clone(&copier)));
     let volume = Arc::clone(volume);
@@ -123,17 +119,23 @@ pub(super) fn ensure_open(volume: &Arc<ReplicatedVolume>, client: u16) -> io::Re
     Ok(())
 }
 
-/// How far the log is published. With a damaged mark nothing on this node says so: it leaves the chain and copies a tree with
-/// its marks. The last live replica stays, and has no other one to copy from.
-fn read_mark(volume: &ReplicatedVolume, client: u16) -> io::Result<PublishedMark> {
+/// How far the log is published. With a damaged mark nothing on this node says so, and without its log it may lack records: it
+/// leaves the chain and copies a tree with its marks. The last live replica stays, and has no other one to copy from.
+fn read_mark(volume: &ReplicatedVolume, client: u16, has_log: bool) -> io::Result<PublishedMark> {
     let shared = volume.directory.open_shared()?;
     match shared.open_mark(client) {
         Err(error) if is_damaged_mark(&error) => {
             tracing::error!(%error, volume = %volume.key.name, client, "a mark is damaged: the node leaves the chain");
-            let has_left = volume.leave_chain().map_err(io::Error::other)?;
-            if has_left { shared.replace_mark(client) } else { Err(error) }
+            if volume.leave_chain().map_err(io::Error::other)? { shared.replace_mark(client) } else { Err(error) }
         }
-        opened => Ok(opened?.mark()),
+        opened => {
+            let mark = opened?.mark();
+            if !has_log && mark.point > LogPoint::START {
+                tracing::error!(volume = %volume.key.name, client, "a log is missing: the node leaves the chain");
+                volume.leave_chain().map_err(io::Error::other)?;
+            }
+            Ok(mark)
+        }
     }
 }
 
@@ -196,7 +198,7 @@ impl LogCopier {
     fn is_short(&self, task: &CopierTask, may_wait: bool) -> bool {
         let may_send = match &task.position {
             PathPosition::Before(successor) if task.must_send => {
-                may_wait && self.failing_since.is_none() && self.is_linked(successor, task.path)
+                may_wait && !self.successor.is_failing() && self.is_linked(successor, task.path)
             }
             _ => true,
         };
@@ -242,8 +244,8 @@ impl LogCopier {
             PathPosition::Before(successor) => {
                 // A replica that catches up waits for each log, also for one that has nothing new.
                 let must_open = record.joining.as_ref() == Some(successor) && !self.is_linked(successor, path);
-                ((stored > committed || must_open || needs_space) && is_due(self.retry_at))
-                    || (lags_elsewhere && is_due(poll_at.max(self.retry_at)))
+                ((stored > committed || must_open || needs_space) && is_due(self.successor.retry_at()))
+                    || (lags_elsewhere && is_due(poll_at.max(self.successor.retry_at())))
             }
             PathPosition::Last => {
                 (is_first && (stored > committed || needs_space)) || published_everywhere < published.min(committed)
@@ -349,18 +351,13 @@ impl LogCopier {
     }
 
     fn read_to(&mut self, end: LogPoint) -> ReplayEnd {
-        while self.replay.next_point() < end {
-            if let Err(end) = self.replay.read_record(&self.log) {
-                return end;
-            }
-        }
-        ReplayEnd::NoRecord
+        self.replay.read_to(&self.log, end).err().unwrap_or(ReplayEnd::NoRecord)
     }
 
     fn flush(&self) {
         while let Err(error) = self.file.sync_data() {
             tracing::error!(%error, volume = %self.volume.key.name, "the log cannot be flushed, nothing is acknowledged");
-            thread::sleep(RETRY_WAIT);
+            thread::sleep(FLUSH_RETRY_WAIT);
         }
     }
 
@@ -387,22 +384,16 @@ impl LogCopier {
         };
         let started = Instant::now();
         match self.append(task, successor) {
-            Ok((end, appended)) => {
-                self.failing_since = None;
+            // Writers do not wait for space of a replica that catches up.
+            Ok((end, mut appended)) => {
+                self.successor.reset();
                 self.polled_at = Instant::now();
+                if !task.record.chain.contains(successor) {
+                    appended.space = TreeSpace::UNLIMITED;
+                }
                 self.set_committed(end, appended, task);
             }
-            Err(error) => {
-                if matches!(error, ChainError::DiskFull) {
-                    self.volume.lock().log(self.client).later_space.report(TreeSpace::Full, task.space_request);
-                }
-                if self.failing_since.is_none() {
-                    let (volume, client) = (&self.volume.key.name, self.client);
-                    tracing::warn!(%error, %volume, client, node = %successor, "the next replica does not take the log, and is tried again");
-                }
-                self.failing_since.get_or_insert(started);
-                self.handle_failure(&task.record, successor);
-            }
+            Err(error) => self.handle_failure(task, successor, started, &error),
         }
     }
 
@@ -431,35 +422,74 @@ impl LogCopier {
     fn refuse_appends(&self) {
         let appends = std::mem::take(&mut self.volume.lock().log(self.client).appends);
         for append in appends {
-            answer_call::<AppendLog>(append.reply, Err("the log does not pass this node".to_owned()));
+            answer_call::<AppendLog>(append.reply, Ok(AppendAnswer::OtherPath));
         }
     }
 
-    /// A successor that has not answered for the time of failure detection is removed from the chain.
-    fn handle_failure(&mut self, record: &VolumeRecord, successor: &NodeName) {
+    /// A successor that was silent, or has refused the log, for the time of failure detection leaves the chain.
+    fn handle_failure(&mut self, task: &CopierTask, successor: &NodeName, started: Instant, error: &ChainError) {
         self.link = None;
-        self.retry_at = Instant::now() + RETRY_WAIT;
-        let (node, volume) = (&self.volume.node, &self.volume.key.name);
-        // A node that waits for its own successor is alive.
-        if node.is_alive(&self.volume.key, successor) {
-            self.failing_since = Some(Instant::now());
-            self.retry_at = Instant::now() + ALIVE_RETRY_WAIT;
-            if let Err(error) = self.volume.read_record() {
-                tracing::warn!(%error, "the catalog is read again");
+        let (node, volume, client) = (&self.volume.node, &self.volume.key.name, self.client);
+        if !self.successor.is_failing() {
+            tracing::warn!(%error, %volume, client, node = %successor, "the next replica does not take the log, and is tried again");
+        }
+        let failure = self.failure_of(task, successor, error);
+        if failure == SuccessorFailure::DiskFull {
+            self.volume.lock().log(client).later_space.report(TreeSpace::Full, task.space_request);
+        }
+        if self.successor.fail(failure, started, Instant::now(), node.detection_time) {
+            return self.change_chain(task, successor, error);
+        }
+        // A successor that is alive may know a later record of the volume.
+        if failure != SuccessorFailure::Silent
+            && let Err(error) = self.volume.read_record()
+        {
+            tracing::warn!(%error, "the catalog is read again");
+        }
+    }
+
+    fn failure_of(&self, task: &CopierTask, successor: &NodeName, error: &ChainError) -> SuccessorFailure {
+        match error {
+            ChainError::OtherPath => SuccessorFailure::OtherPath,
+            ChainError::DiskFull if task.record.chain.contains(successor) => SuccessorFailure::DiskFull,
+            ChainError::DiskFull => SuccessorFailure::Refusing,
+            error if error.is_refusal() => SuccessorFailure::Refusing,
+            // A node that waits for its own successor is alive.
+            _ if self.volume.node.is_alive(&self.volume.key, successor) => SuccessorFailure::Waiting,
+            _ => SuccessorFailure::Silent,
+        }
+    }
+
+    /// Removes the successor from the chain, or this node if its own log is the reason.
+    fn change_chain(&mut self, task: &CopierTask, successor: &NodeName, reason: &ChainError) {
+        let volume = &self.volume.key.name;
+        if matches!(reason, ChainError::PublishedAhead) || (reason.is_refusal() && !self.is_log_valid()) {
+            tracing::error!(%reason, %volume, client = self.client, "the log of this node is damaged: the node leaves the chain");
+            match self.volume.leave_chain() {
+                // The successor of the last live replica only catches up.
+                Ok(false) => {}
+                Ok(true) => return self.successor.reset(),
+                Err(error) => return tracing::error!(%error, %volume, "the chain cannot be changed, and writing waits"),
             }
-            return;
         }
-        if self.failing_since.is_some_and(|since| since.elapsed() < node.detection_time) {
-            return;
-        }
-        let removed = self.volume.update_catalog(|current| membership::remove_member(current, successor, record.epoch));
-        match removed {
+        let epoch = task.record.epoch;
+        match self.volume.update_catalog(|current| membership::remove_member(current, successor, epoch)) {
             Ok(record) => {
-                tracing::warn!(%volume, node = %successor, epoch = record.epoch, "a replica does not answer, and has left the chain");
-                self.failing_since = None;
+                tracing::warn!(%reason, %volume, node = %successor, epoch = record.epoch, "a replica does not take its log, and has left the chain");
+                self.successor.reset();
             }
             Err(error) => tracing::error!(%error, %volume, "the chain cannot be changed, and writing waits"),
         }
+    }
+
+    /// Whether the log of this node is still as it was validated.
+    fn is_log_valid(&self) -> bool {
+        let chain = self.volume.lock().log(self.client).chain.clone();
+        let mark = chain.published();
+        let mut replay = LogReplay::new(self.log.header().ring_bytes, mark.point, mark.epoch);
+        // Records that were published meanwhile may be overwritten.
+        replay.read_to(&self.log, chain.stored()).is_ok()
+            || self.volume.lock().log(self.client).chain.published() != mark
     }
 
     /// All later members have the log up to `end`.

@@ -11,6 +11,7 @@ mod node;
 mod publishing;
 mod rejoin;
 mod space;
+mod successor;
 mod tree_hold;
 mod volume;
 mod writer;
@@ -148,6 +149,7 @@ pub fn run_offload(options: &OffloadOptions) -> Result<(), OffloadError> {
     node.open_replicas()?;
     node.catalog.register_node(&node.name, &address)?;
     node.watch_catalog(address).map_err(store_failed)?;
+    node.keep_replicas_open().map_err(store_failed)?;
     check::scrub::start(&node, options.scrub_interval).map_err(store_failed)?;
     let clients = listen(&store.offload_socket()).map_err(store_failed)?;
     let control = listen(&store.control_socket()).map_err(store_failed)?;

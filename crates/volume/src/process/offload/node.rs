@@ -23,8 +23,10 @@ use crate::chain::{LogCompression, PeerClients, membership};
 use crate::process::data_copier::CopyMethod;
 use crate::process::message::OffloadMessage;
 use crate::process::store::VolumeStore;
-use crate::process::volume_directory::{CreateError, VolumeDirectory};
+use crate::process::volume_directory::{CreateError, ReplicaLoss, VolumeDirectory};
 
+/// How often a replica that is not open is tried again.
+const OPEN_INTERVAL: Duration = Duration::from_secs(1);
 /// How often the catalog is read: another node may have changed it.
 const CATALOG_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -57,6 +59,13 @@ pub(super) enum ReplicaError {
     NoReplica { node: NodeName, volume: VolumeName },
     #[error("node {node} has lost its replica of volume {volume}, which was the last live one: bring its disk back")]
     LastLost { node: NodeName, volume: VolumeName },
+    #[error(
+        "volume {volume} on node {node}: {directory} has no `{part}`, and no other replica is live: bring `{part}` back, or \
+         start the node of another replica"
+    )]
+    LastDamaged { node: NodeName, volume: VolumeName, directory: String, part: &'static str },
+    #[error("volume {volume} on node {node}: cannot set aside {directory}, which lacks a part: {source}")]
+    SetAside { node: NodeName, volume: VolumeName, directory: String, source: io::Error },
     #[error("volume {volume} on node {node}: {source}")]
     Create { node: NodeName, volume: VolumeName, source: CreateError },
     #[error("volume {volume} on node {node}: {source}")]
@@ -104,6 +113,8 @@ impl OffloadNode {
     }
 
     /// The replica of a volume on this node, opened if need be. A replica of an earlier volume of that name is none.
+    ///
+    /// A replica that has lost all or a part of its directory leaves the chain first, and a new one is made.
     pub(super) fn volume(self: &Arc<Self>, name: &VolumeName) -> Result<Arc<ReplicatedVolume>, ReplicaError> {
         let contents = self.catalog.read()?;
         let record = contents.volumes.get(name).ok_or_else(|| ReplicaError::UnknownVolume(name.clone()))?;
@@ -112,12 +123,10 @@ impl OffloadNode {
             return Ok(Arc::clone(volume));
         }
         let failed = |source| ReplicaError::Open { node: self.name.clone(), volume: name.clone(), source };
-        let has_replica = match self.store.volume(name.as_str()).id() {
-            Ok(id) => id == record.id,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => false,
-            Err(error) => return Err(failed(error)),
+        let record = match self.store.volume(name.as_str()).find_loss(record.id).map_err(failed)? {
+            None => record.clone(),
+            Some(loss) => self.replace_lost_replica(name, record, loss)?,
         };
-        let record = if has_replica { record.clone() } else { self.replace_lost_replica(name, record)? };
         let volume = Arc::new(ReplicatedVolume::new(Arc::clone(self), name.clone(), record));
         volume.directory.finish_tree_exchange().map_err(failed)?;
         if volume.directory.has_restarted().map_err(failed)? {
@@ -135,28 +144,60 @@ impl OffloadNode {
         Ok(volume)
     }
 
-    /// The replica is not on the disk, though the catalog has this node: the disk is new, or the directory was removed. An empty
-    /// replica takes its place, outside of the chain, and copies another one. The record of now.
-    fn replace_lost_replica(&self, name: &VolumeName, record: &VolumeRecord) -> Result<VolumeRecord, ReplicaError> {
+    /// The replica is not on the disk, or not all of it, though the catalog has this node: the disk is new, or files were removed.
+    /// An empty replica takes its place, outside of the chain, and copies another one. The record of now.
+    fn replace_lost_replica(
+        &self,
+        name: &VolumeName,
+        record: &VolumeRecord,
+        loss: ReplicaLoss,
+    ) -> Result<VolumeRecord, ReplicaError> {
+        let (node, volume) = (self.name.clone(), name.clone());
         let no_replica = || ReplicaError::NoReplica { node: self.name.clone(), volume: name.clone() };
-        let directory = self.store.volume(name.as_str());
-        if record.state != VolumeState::Ready || !record.replicas.contains(&self.name) || directory.path().exists() {
+        let is_replica =
+            |record: &VolumeRecord| record.state == VolumeState::Ready && record.replicas.contains(&self.name);
+        if !is_replica(record) || loss == ReplicaLoss::OtherVolume {
             return Err(no_replica());
         }
         let left = update_volume(&*self.catalog, name, |present| {
             present.id == record.id && membership::remove_member(present, &self.name, present.epoch)
         })?;
-        let left = left.filter(|left| left.id == record.id).ok_or_else(no_replica)?;
+        let left = left.filter(|left| left.id == record.id && is_replica(left)).ok_or_else(no_replica)?;
+        let directory = self.store.volume(name.as_str());
         if left.chain.contains(&self.name) {
-            return Err(ReplicaError::LastLost { node: self.name.clone(), volume: name.clone() });
+            return Err(match loss {
+                ReplicaLoss::Part(part) => {
+                    let directory = directory.path().display().to_string();
+                    ReplicaError::LastDamaged { node, volume, directory, part }
+                }
+                ReplicaLoss::All | ReplicaLoss::OtherVolume => ReplicaError::LastLost { node, volume },
+            });
         }
-        tracing::warn!(volume = %name, "the replica of this node is missing: it is copied from another node");
-        VolumeDirectory::create(directory.path(), record.id).map_err(|error| ReplicaError::Create {
-            node: self.name.clone(),
-            volume: name.clone(),
-            source: error,
-        })?;
-        Ok(left)
+        tracing::warn!(volume = %name, ?loss, "the replica of this node is lost: it is copied from another node");
+        if matches!(loss, ReplicaLoss::Part(_)) {
+            self.set_aside(name, record.id)?;
+        }
+        match VolumeDirectory::create(directory.path(), record.id) {
+            Ok(_) => Ok(left),
+            Err(source) => Err(ReplicaError::Create { node, volume, source }),
+        }
+    }
+
+    /// What cannot be used is kept under another name, for an operator to look at.
+    pub(super) fn set_aside(&self, name: &VolumeName, id: u64) -> Result<(), ReplicaError> {
+        let directory = self.store.volume(name.as_str());
+        match directory.set_aside(id) {
+            Ok(Some(aside)) => {
+                tracing::warn!(volume = %name, aside = %aside.display(), "an earlier replica was set aside: remove it if it is not needed");
+                Ok(())
+            }
+            Ok(None) => Ok(()),
+            Err(source) => {
+                let (node, volume) = (self.name.clone(), name.clone());
+                let directory = directory.path().display().to_string();
+                Err(ReplicaError::SetAside { node, volume, directory, source })
+            }
+        }
     }
 
     /// As `volume`, for a request of another node that names the id.
@@ -186,6 +227,43 @@ impl OffloadNode {
             }
         }
         Ok(())
+    }
+
+    /// Opens replicas that could not be opened, or were closed because files are lost, until the process ends.
+    pub(super) fn keep_replicas_open(self: &Arc<Self>) -> io::Result<()> {
+        let node = Arc::clone(self);
+        thread::Builder::new().name("replicas".to_owned()).spawn(move || {
+            let mut failures = HashMap::new();
+            loop {
+                thread::sleep(OPEN_INTERVAL);
+                // An error is reported by the thread that passes on changes of the catalog.
+                let Ok(contents) = node.catalog.read() else { continue };
+                for (name, record) in &contents.volumes {
+                    let is_own = record.state == VolumeState::Ready && record.replicas.contains(&node.name);
+                    if is_own && !node.is_open(name) {
+                        node.open_again(name, &mut failures);
+                    }
+                }
+            }
+        })?;
+        Ok(())
+    }
+
+    fn is_open(&self, name: &VolumeName) -> bool {
+        self.volumes.lock().unwrap_or_else(PoisonError::into_inner).contains_key(name)
+    }
+
+    /// `failures`: why each volume could not be opened last, which is reported once.
+    fn open_again(self: &Arc<Self>, name: &VolumeName, failures: &mut HashMap<VolumeName, String>) {
+        let Err(error) = self.volume(name) else {
+            failures.remove(name);
+            return;
+        };
+        let reason = error.to_string();
+        if failures.get(name) != Some(&reason) {
+            tracing::error!(reason, %name, "a replica cannot be opened, and is tried again");
+            failures.insert(name.clone(), reason);
+        }
     }
 
     /// Passes changes of the catalog to the volumes, until the process ends.

@@ -11,6 +11,7 @@ use farfork_cluster::catalog::{VolumeRecord, VolumeState};
 use farfork_wire::NodeName;
 
 use super::log_copier;
+use super::node::ReplicaError;
 use super::volume::{ReplicaState, ReplicatedVolume, WaitingThread};
 use crate::chain::calls::{LendTree, LentTree, ReadTree};
 use crate::chain::{CALL_TIMEOUT, membership};
@@ -18,8 +19,9 @@ use crate::log::LogPoint;
 use crate::process::store::ignore_missing;
 use crate::publish::{CallBudget, Durability, PublishedMark, Publisher, SharedTree, TreePart, TreeReader};
 
-/// Before a node tries again to catch up.
-const RETRY_WAIT: Duration = Duration::from_millis(500);
+/// Before a node tries again to catch up. Doubled for each further failure, because writers may wait for an attempt.
+const RETRY_WAIT_MIN: Duration = Duration::from_millis(500);
+const RETRY_WAIT_MAX: Duration = Duration::from_secs(10);
 /// All logs are announced within this: each member has learnt the new epoch by then.
 const ANNOUNCEMENT_TIMEOUT: Duration = Duration::from_secs(10);
 /// A loan ends when its tree is not read for so long.
@@ -44,6 +46,10 @@ enum RejoinError {
     ChainChanged,
     #[error("not every log is announced within {} s", ANNOUNCEMENT_TIMEOUT.as_secs())]
     NotAnnounced,
+    #[error("another replica catches up first")]
+    OtherReplica,
+    #[error("cannot open its logs: {0}")]
+    Logs(io::Error),
     #[error("{0}")]
     Peer(String),
     #[error("cannot build the shared tree: {0}")]
@@ -58,34 +64,133 @@ pub(super) fn start(volume: &Arc<ReplicatedVolume>) -> io::Result<()> {
 }
 
 fn run(volume: &Arc<ReplicatedVolume>) {
+    let mut schedule = RetrySchedule::new();
+    let mut is_loss_reported = false;
     loop {
         let mut is_off = false;
-        volume.wait_as(WaitingThread::Rejoin, SLEEP_MAX, |state| {
+        volume.wait_as(WaitingThread::Rejoin, schedule.until_retry().unwrap_or(SLEEP_MAX).min(SLEEP_MAX), |state| {
             is_off = is_off_chain(&state.record, &volume.node.name);
-            is_off || state.logs.len() < state.record.clients.len()
+            let has_work = is_off || state.logs.len() < state.record.clients.len();
+            has_work && schedule.until_retry().is_none()
         });
-        if volume.lock().is_closed {
+        if volume.lock().is_closed || close_lost_replica(volume, &mut is_loss_reported) {
             return;
         }
         volume.end_stale_loan();
         volume.end_stale_hold();
-        if let Err(error) = open_logs(volume) {
-            tracing::error!(%error, volume = %volume.key.name, "a log cannot be opened");
-            thread::sleep(RETRY_WAIT);
-        }
-        if !is_off {
+        if schedule.until_retry().is_some() {
             continue;
         }
-        match rejoin(volume) {
+        let opened = open_logs(volume).map_err(RejoinError::Logs);
+        match opened.and_then(|()| if is_off { rejoin(volume).map(Some) } else { Ok(None) }) {
             Ok(epoch) => {
-                tracing::info!(volume = %volume.key.name, epoch, "this node has caught up, and is a live replica")
+                schedule.reset();
+                if let Some(epoch) = epoch {
+                    tracing::info!(volume = %volume.key.name, epoch, "this node has caught up, and is a live replica");
+                }
+            }
+            Err(error) if is_off => {
+                tracing::warn!(%error, volume = %volume.key.name, "this node has not caught up yet");
+                schedule.delay(abort_join(volume, &error));
             }
             Err(error) => {
-                tracing::warn!(%error, volume = %volume.key.name, "this node has not caught up yet");
-                thread::sleep(RETRY_WAIT);
+                tracing::error!(%error, volume = %volume.key.name, "a log cannot be opened");
+                schedule.delay(false);
             }
         }
     }
+}
+
+/// When the next attempt is due.
+struct RetrySchedule {
+    retry_at: Instant,
+    wait: Duration,
+}
+
+impl RetrySchedule {
+    fn new() -> Self {
+        Self { retry_at: Instant::now(), wait: RETRY_WAIT_MIN }
+    }
+
+    /// None when it is due.
+    fn until_retry(&self) -> Option<Duration> {
+        self.retry_at.checked_duration_since(Instant::now()).filter(|wait| !wait.is_zero())
+    }
+
+    /// An attempt has failed. With `is_own_failure` the wait after the next failure is longer.
+    fn delay(&mut self, is_own_failure: bool) {
+        self.retry_at = Instant::now() + self.next_wait(is_own_failure);
+    }
+
+    fn next_wait(&mut self, is_own_failure: bool) -> Duration {
+        if !is_own_failure {
+            return RETRY_WAIT_MIN;
+        }
+        let longer = (self.wait * 2).min(RETRY_WAIT_MAX);
+        std::mem::replace(&mut self.wait, longer)
+    }
+
+    fn reset(&mut self) {
+        self.wait = RETRY_WAIT_MIN;
+    }
+}
+
+/// Ends a failed attempt, so that writing does not wait for it. False if this node or another one continues at once.
+fn abort_join(volume: &ReplicatedVolume, error: &RejoinError) -> bool {
+    let own_name = &volume.node.name;
+    let is_joining = |record: &VolumeRecord| record.joining.as_ref() == Some(own_name);
+    match error {
+        RejoinError::OtherReplica => return false,
+        // Without its place, another member has removed this node because it did not take a log.
+        RejoinError::ChainChanged => return !is_joining(&volume.lock().record),
+        RejoinError::NotAnnounced | RejoinError::Logs(_) | RejoinError::Peer(_) | RejoinError::Tree(_) => {}
+    }
+    let ended = volume.update_catalog(|record| {
+        let epoch = record.epoch;
+        is_joining(record) && membership::remove_member(record, own_name, epoch)
+    });
+    if let Err(error) = ended {
+        tracing::warn!(%error, volume = %volume.key.name, "the chain cannot be changed");
+    }
+    true
+}
+
+/// Closes the volume if its directory lacks a part. The node has left the chain then, and opens the volume with a new replica. The
+/// last live replica stays: it may have the only copy in open files.
+fn close_lost_replica(volume: &Arc<ReplicatedVolume>, is_reported: &mut bool) -> bool {
+    let name = &volume.key.name;
+    let Ok(Some(loss)) = volume.directory.find_loss(volume.key.id) else {
+        *is_reported = false;
+        return false;
+    };
+    // A volume that is dropped is closed before its directory is removed.
+    if volume.lock().is_closed {
+        return true;
+    }
+    match volume.leave_chain() {
+        Ok(true) | Err(ReplicaError::UnknownVolume(_)) => {}
+        Ok(false) => {
+            if !std::mem::replace(is_reported, true) {
+                let directory = volume.directory.path().display();
+                tracing::error!(volume = %name, %directory, ?loss, "the last live replica has lost files: bring them back");
+            }
+            return false;
+        }
+        Err(error) => {
+            tracing::warn!(%error, volume = %name, ?loss, "this node has lost its replica, and cannot leave the chain");
+            return false;
+        }
+    }
+    // No change set of the lost tree reaches the next one.
+    volume.lock().is_catching_up = true;
+    if let Err(reason) = volume.wait_not_publishing() {
+        tracing::warn!(reason, "a lost replica is closed later");
+        return false;
+    }
+    tracing::warn!(volume = %name, ?loss, "this node has lost its replica, and has left the chain");
+    volume.end_client("this node has lost its replica");
+    volume.node.close_volume(&volume.key);
+    true
 }
 
 fn is_off_chain(record: &VolumeRecord, node: &NodeName) -> bool {
@@ -110,7 +215,7 @@ fn rejoin(volume: &Arc<ReplicatedVolume>) -> Result<u64, RejoinError> {
     forget_logs(volume);
     let joined_record = volume.update_catalog(|record| membership::begin_join(record, own_name)).map_err(peer)?;
     if joined_record.joining.as_ref() != Some(own_name) {
-        return Err(RejoinError::Peer("another replica catches up first".to_owned()));
+        return Err(RejoinError::OtherReplica);
     }
     let starts = wait_announced(volume, &joined_record)?;
     let marks = copy_tree(volume, &joined_record, starts)?;
@@ -138,7 +243,7 @@ fn forget_logs(volume: &ReplicatedVolume) {
 
 /// Where each log begins on this node, once the last member before it has announced what it has.
 fn wait_announced(volume: &Arc<ReplicatedVolume>, joined_record: &VolumeRecord) -> Result<Vec<LogPoint>, RejoinError> {
-    open_logs(volume)?;
+    open_logs(volume).map_err(RejoinError::Logs)?;
     let clients = 0..joined_record.clients.len() as u16;
     let mut starts = Vec::new();
     let is_announced = volume.wait_until(ANNOUNCEMENT_TIMEOUT, |state| {
@@ -165,6 +270,21 @@ fn copy_tree(
     let LentTree { loan, marks } = peers.call::<LendTree>(lender, &request, CALL_TIMEOUT).map_err(peer)?;
     let path = volume.directory.new_shared_path();
     ignore_missing(fs::remove_dir_all(&path))?;
+    let built = build_tree(volume, lender, loan, &marks);
+    if built.is_err() {
+        // A full disk gets back what there was space for.
+        let _ = fs::remove_dir_all(&path);
+    }
+    built.map(|()| marks)
+}
+
+fn build_tree(
+    volume: &ReplicatedVolume,
+    lender: &NodeName,
+    loan: u64,
+    marks: &[PublishedMark],
+) -> Result<(), RejoinError> {
+    let (peers, path) = (&volume.node.peers, volume.directory.new_shared_path());
     SharedTree::create(&path)?;
     let shared = SharedTree::open(&path)?;
     let mut publisher = Publisher::open(shared, Durability::Memory, CallBudget::default()).map_err(io::Error::other)?;
@@ -180,7 +300,7 @@ fn copy_tree(
         publisher.set_mark(client as u16, *mark).map_err(io::Error::other)?;
     }
     publisher.sync().map_err(io::Error::other)?;
-    Ok(marks)
+    Ok(())
 }
 
 /// The new tree takes the place of the old one. Publishing continues at its marks.
@@ -293,5 +413,21 @@ impl ReplicatedVolume {
         if self.lock().loan.take_if(|loan| loan.used_at.elapsed() >= LOAN_TIMEOUT).is_some() {
             self.notify();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn attempts_that_fail_have_growing_pauses() {
+        let mut schedule = RetrySchedule::new();
+        assert_eq!(schedule.until_retry(), None);
+        let waits = [1, 2, 4, 8, 16, 20, 20].map(|factor| factor * RETRY_WAIT_MIN);
+        assert_eq!(waits.map(|_| schedule.next_wait(true)), waits);
+        assert_eq!(schedule.next_wait(false), RETRY_WAIT_MIN, "another replica was first");
+        schedule.reset();
+        assert_eq!(schedule.next_wait(true), RETRY_WAIT_MIN);
     }
 }

@@ -113,15 +113,16 @@ impl ReplicatedVolume {
         } else if state.is_full() {
             TreeSpace::Full
         } else {
-            TreeSpace::Free(self.free_space(self.reserved_bytes(state)))
+            // A file system that cannot be asked limits nothing: publishing will say why.
+            self.free_space(self.reserved_bytes(state)).map_or(TreeSpace::UNLIMITED, TreeSpace::Free)
         };
         let later = state.logs.get(&client).map_or(TreeSpace::UNLIMITED, |log| log.later_space.reported);
         own.min(later)
     }
 
-    /// Free space of the file system of the shared tree. One that cannot be asked limits nothing: publishing will say why.
-    pub(super) fn free_space(&self, reserved_bytes: u64) -> u64 {
-        self.directory.free_space().map_or(u64::MAX, |free| free.saturating_sub(reserved_bytes))
+    /// Free space of the file system of the shared tree. None if it cannot be asked, as when the directory was removed.
+    pub(super) fn free_space(&self, reserved_bytes: u64) -> Option<u64> {
+        self.directory.free_space().ok().map(|free| free.saturating_sub(reserved_bytes))
     }
 
     /// Space that the logs may need. Blocks that a log shares with files are replaced when the log is overwritten.

@@ -170,8 +170,7 @@ fn find_log_damage(volume: &ReplicatedVolume, client: u16) -> Result<LogDamage, 
     };
     let log = volume.directory.open_log(client).map_err(|error| error.to_string())?;
     let mut replay = LogReplay::new(log.header().ring_bytes, mark.point, mark.epoch);
-    while replay.next_point() < end && replay.read_record(&log).is_ok() {}
-    let valid_end = Some(replay.next_point()).filter(|valid_end| *valid_end < end);
+    let valid_end = replay.read_to(&log, end).err().map(|_| replay.next_point());
     Ok(LogDamage { valid_end, mark: find_mark_damage(volume, client, &mark) })
 }
 

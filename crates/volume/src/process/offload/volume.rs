@@ -207,6 +207,15 @@ impl PendingExpansion {
     }
 }
 
+/// The reason why bytes of a predecessor are not taken.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum AppendRefusal {
+    /// Another predecessor writes the log by now, so the sender knows an old path.
+    OtherPath,
+    /// The bytes or the list of chunks are invalid, or the log cannot be written. Has the text of the error.
+    Invalid(String),
+}
+
 /// A request of the predecessor.
 pub(super) struct PendingAppend {
     /// A request for an earlier path counts for nothing: the log may belong to a term that has ended since.
@@ -249,23 +258,31 @@ impl LogProgress {
     }
 
     /// Writes bytes that the predecessor has sent with a call. The copier validates them.
-    pub(super) fn take_bytes(&self, bytes: &LogBytes) -> Result<(), String> {
+    pub(super) fn take_bytes(&self, bytes: &LogBytes) -> Result<(), AppendRefusal> {
         if bytes.data.is_empty() {
             return Ok(());
         }
-        let region = self.region.as_ref().filter(|region| region.number == bytes.region);
-        let region = region.ok_or("another predecessor writes the log by now")?;
-        region.write(bytes).map_err(|error| format!("the log cannot be written: {error}"))
+        let region = self.region_of(bytes.region)?;
+        region.write(bytes).map_err(|error| AppendRefusal::Invalid(format!("the log cannot be written: {error}")))
     }
 
     /// Accepts a list of chunks that are compressed in a region, up to an announced end. The copier expands them.
-    pub(super) fn accept_chunks(&self, region: u64, list: &[u8], end: LogPoint) -> Result<PendingExpansion, String> {
-        let region = self.region.as_ref().filter(|open| open.number == region);
-        let region = Arc::clone(&region.ok_or("another predecessor writes the log by now")?.memory);
+    pub(super) fn accept_chunks(
+        &self,
+        region: u64,
+        list: &[u8],
+        end: LogPoint,
+    ) -> Result<PendingExpansion, AppendRefusal> {
+        let region = Arc::clone(&self.region_of(region)?.memory);
         let positions = self.chain.stored().position..end.position;
         let announced = AnnouncedRange { positions, ring_bytes: region.ring_bytes };
-        let chunks = decode_chunks(list, &announced).map_err(|error| error.to_string())?;
+        let chunks = decode_chunks(list, &announced).map_err(|error| AppendRefusal::Invalid(error.to_string()))?;
         Ok(PendingExpansion { region, chunks })
+    }
+
+    /// The open region of this number.
+    fn region_of(&self, number: u64) -> Result<&OpenRegion, AppendRefusal> {
+        self.region.as_ref().filter(|region| region.number == number).ok_or(AppendRefusal::OtherPath)
     }
 
     /// The expansions that are due on a path, in the order of the log.
@@ -484,9 +501,12 @@ impl ReplicatedVolume {
             log.region = None;
             log.appends.clear();
         }
-        state.client = None;
+        let client = state.client.take();
         state.loading_client = None;
         drop(state);
+        if let Some(client) = client {
+            client.sender.close();
+        }
         self.notify();
     }
 }

@@ -1,0 +1,128 @@
+//! How long the next replica on the path of a log has not taken it, and when it has to leave the chain for that. Pure:
+//! `log_copier` makes the requests, and changes the chain.
+
+use std::time::{Duration, Instant};
+
+/// Before the next request to a successor that has failed.
+const RETRY_WAIT: Duration = Duration::from_millis(100);
+/// Before the next request to a successor that knows another path, or waits for its own successor.
+const ALIVE_RETRY_WAIT: Duration = Duration::from_millis(5);
+
+/// Why a successor has not taken the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum SuccessorFailure {
+    /// Its process does not answer.
+    Silent,
+    /// It has not answered this request, but its process is alive: it may wait for its own successor.
+    Waiting,
+    /// It knows another path of the log.
+    OtherPath,
+    /// It is a live replica whose disk has no space for a new log: writers wait until it has.
+    DiskFull,
+    /// It cannot take the log.
+    Refusing,
+}
+
+/// The failures of a successor since it has last taken the log.
+#[derive(Debug)]
+pub(super) struct SuccessorHealth {
+    retry_at: Instant,
+    /// When the process of the successor was last known to be alive. None if the last request has succeeded.
+    silent_since: Option<Instant>,
+    /// Since when each answer was a refusal.
+    refusing_since: Option<Instant>,
+}
+
+impl SuccessorHealth {
+    /// Of a successor that has not failed.
+    pub(super) fn new(now: Instant) -> Self {
+        Self { retry_at: now, silent_since: None, refusing_since: None }
+    }
+
+    /// When the next request is due.
+    pub(super) fn retry_at(&self) -> Instant {
+        self.retry_at
+    }
+
+    /// Whether the last request has failed.
+    pub(super) fn is_failing(&self) -> bool {
+        self.silent_since.is_some()
+    }
+
+    /// It has taken the log, or has left the chain.
+    pub(super) fn reset(&mut self) {
+        (self.silent_since, self.refusing_since) = (None, None);
+    }
+
+    /// A request that was made at `started` has failed. Whether the successor has to leave the chain: it was silent, or has only
+    /// refused, for the time of failure detection.
+    pub(super) fn fail(
+        &mut self,
+        failure: SuccessorFailure,
+        started: Instant,
+        now: Instant,
+        detection_time: Duration,
+    ) -> bool {
+        self.retry_at = now + RETRY_WAIT;
+        let has_lasted = |since: Instant| now.saturating_duration_since(since) >= detection_time;
+        match failure {
+            SuccessorFailure::Silent => {
+                self.refusing_since = None;
+                return has_lasted(*self.silent_since.get_or_insert(started));
+            }
+            SuccessorFailure::Refusing => {
+                self.silent_since = Some(now);
+                return has_lasted(*self.refusing_since.get_or_insert(started));
+            }
+            SuccessorFailure::Waiting | SuccessorFailure::OtherPath => self.retry_at = now + ALIVE_RETRY_WAIT,
+            SuccessorFailure::DiskFull => {}
+        }
+        (self.silent_since, self.refusing_since) = (Some(now), None);
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DETECTION: Duration = Duration::from_secs(1);
+
+    /// Failures at these times in milliseconds. Whether each makes the successor leave.
+    fn verdicts(failures: &[(u64, SuccessorFailure)]) -> Vec<bool> {
+        let start = Instant::now();
+        let mut health = SuccessorHealth::new(start);
+        let verdict = |(at_ms, failure): &(u64, SuccessorFailure)| {
+            let now = start + Duration::from_millis(*at_ms);
+            health.fail(*failure, now, now, DETECTION)
+        };
+        failures.iter().map(verdict).collect()
+    }
+
+    #[test]
+    fn a_successor_leaves_when_it_was_silent_or_refusing_for_the_detection_time() {
+        for failure in [SuccessorFailure::Silent, SuccessorFailure::Refusing] {
+            assert_eq!(verdicts(&[(0, failure), (999, failure), (1000, failure)]), [false, false, true]);
+        }
+    }
+
+    #[test]
+    fn a_successor_that_waits_knows_another_path_or_has_a_full_disk_stays() {
+        for failure in [SuccessorFailure::Waiting, SuccessorFailure::OtherPath, SuccessorFailure::DiskFull] {
+            assert_eq!(verdicts(&[(0, failure), (5000, failure), (9000, failure)]), [false; 3]);
+            // It was alive until then, and has not refused since.
+            for other in [SuccessorFailure::Silent, SuccessorFailure::Refusing] {
+                assert_eq!(verdicts(&[(0, other), (900, failure), (1800, other)]), [false; 3]);
+            }
+        }
+    }
+
+    #[test]
+    fn a_process_that_starts_again_does_not_leave_for_its_refusals_before() {
+        use SuccessorFailure::{Refusing, Silent};
+        assert_eq!(
+            verdicts(&[(0, Refusing), (600, Silent), (1200, Refusing), (2200, Refusing)]),
+            [false, false, false, true]
+        );
+    }
+}
