@@ -2,7 +2,8 @@
 
 use std::sync::MutexGuard;
 
-use super::volume::{PendingAppend, ReplicaState, ReplicatedVolume};
+use super::received_log::PendingAppend;
+use super::volume::{ReplicaState, ReplicatedVolume};
 use crate::chain::PathVersion;
 use crate::chain::calls::{AppendAnswer, AppendLog, AppendedLog, answer_call};
 use crate::process::message::OffloadMessage;

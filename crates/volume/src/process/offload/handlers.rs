@@ -11,7 +11,8 @@ use farfork_wire::token::TOKEN_BYTES;
 use farfork_wire::{SeedId, Token};
 
 use super::node::OffloadNode;
-use super::volume::{AppendRefusal, LogProgress, OpenRegion, PendingAppend, ReplicatedVolume, WaitingThread};
+use super::received_log::{AppendRefusal, OpenRegion, PendingAppend};
+use super::volume::{LogProgress, ReplicatedVolume, WaitingThread};
 use super::{log_copier, rejoin, tree_hold, writer};
 use crate::chain::calls::{
     AppendAnswer, AppendCompressedLog, AppendLog, CommitLog, CreateReplica, DescribeReplica, DigestData, DigestTree,

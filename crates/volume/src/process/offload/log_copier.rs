@@ -4,6 +4,8 @@
 //! Each log has a thread that does so. The thread of a request does it instead if the log is idle and the work is short:
 //! each thread that a write passes costs it some ten microseconds.
 
+mod failed_successor;
+
 use std::fs::File;
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,10 +16,10 @@ use farfork_cluster::catalog::VolumeRecord;
 use farfork_wire::NodeName;
 
 use super::publishing;
-use super::successor::{SuccessorFailure, SuccessorHealth};
-use super::volume::{LogProgress, PendingAppend, ReplicaState, ReplicatedVolume, WaitingThread};
+use super::received_log::PendingAppend;
+use super::successor::SuccessorHealth;
+use super::volume::{LogProgress, ReplicaState, ReplicatedVolume, WaitingThread};
 use crate::chain::calls::{AppendAnswer, AppendLog, AppendedLog, LogBytes, OpenLog, answer_call};
-use crate::chain::membership;
 use crate::chain::{ChainError, ChainLink, LogCompressor, LogRestart, PathPosition, PathVersion, TreeSpace};
 use crate::log::{LogFile, LogHeader, LogPoint};
 use crate::publish::{Durability, PublishedMark, is_damaged_mark};
@@ -424,72 +426,6 @@ impl LogCopier {
         for append in appends {
             answer_call::<AppendLog>(append.reply, Ok(AppendAnswer::OtherPath));
         }
-    }
-
-    /// A successor that was silent, or has refused the log, for the time of failure detection leaves the chain.
-    fn handle_failure(&mut self, task: &CopierTask, successor: &NodeName, started: Instant, error: &ChainError) {
-        self.link = None;
-        let (node, volume, client) = (&self.volume.node, &self.volume.key.name, self.client);
-        if !self.successor.is_failing() {
-            tracing::warn!(%error, %volume, client, node = %successor, "the next replica does not take the log, and is tried again");
-        }
-        let failure = self.failure_of(task, successor, error);
-        if failure == SuccessorFailure::DiskFull {
-            self.volume.lock().log(client).later_space.report(TreeSpace::Full, task.space_request);
-        }
-        if self.successor.fail(failure, started, Instant::now(), node.detection_time) {
-            return self.change_chain(task, successor, error);
-        }
-        // A successor that is alive may know a later record of the volume.
-        if failure != SuccessorFailure::Silent
-            && let Err(error) = self.volume.read_record()
-        {
-            tracing::warn!(%error, "the catalog is read again");
-        }
-    }
-
-    fn failure_of(&self, task: &CopierTask, successor: &NodeName, error: &ChainError) -> SuccessorFailure {
-        match error {
-            ChainError::OtherPath => SuccessorFailure::OtherPath,
-            ChainError::DiskFull if task.record.chain.contains(successor) => SuccessorFailure::DiskFull,
-            ChainError::DiskFull => SuccessorFailure::Refusing,
-            error if error.is_refusal() => SuccessorFailure::Refusing,
-            // A node that waits for its own successor is alive.
-            _ if self.volume.node.is_alive(&self.volume.key, successor) => SuccessorFailure::Waiting,
-            _ => SuccessorFailure::Silent,
-        }
-    }
-
-    /// Removes the successor from the chain, or this node if its own log is the reason.
-    fn change_chain(&mut self, task: &CopierTask, successor: &NodeName, reason: &ChainError) {
-        let volume = &self.volume.key.name;
-        if matches!(reason, ChainError::PublishedAhead) || (reason.is_refusal() && !self.is_log_valid()) {
-            tracing::error!(%reason, %volume, client = self.client, "the log of this node is damaged: the node leaves the chain");
-            match self.volume.leave_chain() {
-                // The successor of the last live replica only catches up.
-                Ok(false) => {}
-                Ok(true) => return self.successor.reset(),
-                Err(error) => return tracing::error!(%error, %volume, "the chain cannot be changed, and writing waits"),
-            }
-        }
-        let epoch = task.record.epoch;
-        match self.volume.update_catalog(|current| membership::remove_member(current, successor, epoch)) {
-            Ok(record) => {
-                tracing::warn!(%reason, %volume, node = %successor, epoch = record.epoch, "a replica does not take its log, and has left the chain");
-                self.successor.reset();
-            }
-            Err(error) => tracing::error!(%error, %volume, "the chain cannot be changed, and writing waits"),
-        }
-    }
-
-    /// Whether the log of this node is still as it was validated.
-    fn is_log_valid(&self) -> bool {
-        let chain = self.volume.lock().log(self.client).chain.clone();
-        let mark = chain.published();
-        let mut replay = LogReplay::new(self.log.header().ring_bytes, mark.point, mark.epoch);
-        // Records that were published meanwhile may be overwritten.
-        replay.read_to(&self.log, chain.stored()).is_ok()
-            || self.volume.lock().log(self.client).chain.published() != mark
     }
 
     /// All later members have the log up to `end`.

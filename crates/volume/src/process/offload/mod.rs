@@ -9,6 +9,7 @@ mod handlers;
 mod log_copier;
 mod node;
 mod publishing;
+mod received_log;
 mod rejoin;
 mod space;
 mod successor;
