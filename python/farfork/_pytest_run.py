@@ -109,7 +109,7 @@ class WorkerRun:
     def _submit(self, chunks: list[list[int]]) -> None:
         try:
             if self._mode == "each":
-                # All calls need only one seed.
+                # One seed serves all calls that are submitted together.
                 calls: list[Callable[[], Any]] = [partial(run_chunk, chunk) for chunk in chunks]
                 futures: Iterable[Future[ChunkRecord]] = self._executor._submit_calls(calls)
                 self._chunks.update(zip(futures, chunks))
@@ -139,7 +139,7 @@ class WorkerRun:
                 self._report_chunk(session, record)
 
     def _handle_death(self, session: pytest.Session, chunk: list[int], error: ChildDied) -> None:
-        """Runs the tests of a chunk again, each in its own chunk. A test in its own chunk has killed its worker."""
+        """Runs each test of a chunk again in its own chunk. The only test of a chunk has killed its worker."""
         if len(chunk) > 1:
             self._submit([[index] for index in chunk])
         else:
@@ -225,7 +225,7 @@ def _make_base_directory(config: pytest.Config) -> None:
 
 
 def _death_reports(item: pytest.Item, text: str) -> list[pytest.TestReport]:
-    """The reports of a test that has killed its worker. It has failed, even if it was expected to fail."""
+    """The reports of a test that has killed its worker: a failure, even for a test that is marked ``xfail``."""
     died = pytest.CallInfo.from_call(lambda: pytest.fail(text, pytrace=False), when="call")
     over: pytest.CallInfo[None] = pytest.CallInfo.from_call(lambda: None, when="teardown")
     return [pytest.TestReport.from_item_and_call(item, call) for call in (died, over)]

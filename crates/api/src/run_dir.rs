@@ -19,9 +19,12 @@ pub const DEFAULT_RUN_DIR: &str = "/run/farfork";
 /// Longest path of a Unix socket, in bytes (unix(7): 108 with the final zero).
 const SOCKET_PATH_BYTES_MAX: usize = 107;
 
-/// Longest wait for the lock of a killed daemon. A process that this daemon was starting holds the lock and the daemon's
+/// Longest wait for the lock of a killed daemon. A process that the killed daemon was starting holds the lock and the
 /// sockets until it calls execve(2), which may be late on a busy machine.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Limit on the symbolic links of a path, as of the kernel (path_resolution(7)).
+const LINKS_MAX: u32 = 40;
 
 /// Pause between two attempts to lock.
 const LOCK_RETRY_INTERVAL: Duration = Duration::from_millis(10);
@@ -85,7 +88,7 @@ pub struct RunDir {
     root: PathBuf,
 }
 
-/// The socket for `farfork volume` of the daemon with this API socket.
+/// Returns the path of the socket for `farfork volume`, which is next to the API socket `node_socket`.
 pub fn volume_socket_near(node_socket: &Path) -> PathBuf {
     node_socket.with_file_name("volumes.sock")
 }
@@ -149,7 +152,7 @@ impl RunDir {
         self.root.join("fabric.sock")
     }
 
-    /// The addresses of the nodes that it knows.
+    /// The addresses of the nodes that the daemon knows.
     pub fn member_file(&self) -> PathBuf {
         self.root.join("members.json")
     }
@@ -182,7 +185,7 @@ impl RunDir {
     /// Creates the directory with access for its owner only, and locks it for this daemon.
     ///
     /// # Errors
-    /// Another daemon uses it, or it cannot be created.
+    /// [`RunDirError`].
     pub fn acquire(&self) -> Result<RunDirLock, RunDirError> {
         if self.program_socket().as_os_str().len() > SOCKET_PATH_BYTES_MAX {
             return Err(RunDirError::PathTooLong);
@@ -212,20 +215,16 @@ impl RunDir {
         }
     }
 
-    /// Refuses ancestors in which another user could replace an entry. Each must belong to root or to this user, and be
-    /// either writable by its owner only or sticky. Missing ones are created for this user alone.
+    /// Refuses a path in which another user could replace an entry. Each directory and each symbolic link of the path, and of
+    /// the targets of its links, must belong to root or to this user. A directory must be either writable by its owner only
+    /// or sticky. `acquire` creates missing directories for this user alone.
     fn check_ancestors(&self) -> Result<(), RunDirError> {
         let io = |cause| RunDirError::Io { action: "check the owners of its parent directories", cause };
         let absolute = std::path::absolute(&self.root).map_err(io)?;
-        let Some(above) = absolute.parent() else { return Ok(()) };
-        // Checks the path as written and with all symbolic links resolved: the directory of each link counts too.
-        let existing = above.ancestors().find(|path| path.exists()).unwrap_or(above);
-        let real = existing.canonicalize().map_err(io)?;
-        for directory in existing.ancestors().chain(real.ancestors()) {
-            for metadata in [fs::symlink_metadata(directory), fs::metadata(directory)] {
-                if let Some(writers) = describe_writers(&metadata.map_err(io)?) {
-                    return Err(RunDirError::UnsafeAncestor { path: directory.to_owned(), writers });
-                }
+        for path in resolution_steps(&absolute).map_err(io)? {
+            let metadata = fs::symlink_metadata(&path).map_err(io)?;
+            if let Some(writers) = describe_writers(&metadata) {
+                return Err(RunDirError::UnsafeAncestor { path, writers });
             }
         }
         Ok(())
@@ -242,6 +241,43 @@ impl RunDir {
         }
         Ok(())
     }
+}
+
+/// Lists the directories in which the kernel looks up a component of an absolute path, and the symbolic links that it follows
+/// (path_resolution(7)). The last component is not in the list, unless it is a link. Ends at the first missing component.
+///
+/// # Errors
+/// As lstat(2) and readlink(2); ELOOP after [`LINKS_MAX`] links.
+fn resolution_steps(path: &Path) -> io::Result<Vec<PathBuf>> {
+    let reversed = |path: &Path| path.components().rev().map(|part| part.as_os_str().to_owned()).collect::<Vec<_>>();
+    let (mut steps, mut current, mut links) = (Vec::new(), PathBuf::from("/"), 0);
+    let mut pending = reversed(path);
+    while let Some(component) = pending.pop() {
+        if component == "/" {
+            current = PathBuf::from("/");
+            continue;
+        }
+        if component == ".." {
+            current.pop();
+            continue;
+        }
+        steps.push(current.clone());
+        let next = current.join(component);
+        match fs::symlink_metadata(&next) {
+            Ok(metadata) if metadata.is_symlink() => {
+                links += 1;
+                if links > LINKS_MAX {
+                    return Err(rustix::io::Errno::LOOP.into());
+                }
+                pending.extend(reversed(&fs::read_link(&next)?));
+                steps.push(next);
+            }
+            Ok(_) => current = next,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => break,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(steps)
 }
 
 /// Returns which users except root and the caller can write to a directory, as a clause; `None` if there are none.
@@ -350,6 +386,33 @@ mod tests {
         chown(&above, Some(65_534), None).unwrap();
         assert_eq!(refused(&above.join("d/run")), Some((above.clone(), "belongs to user 65534".to_owned())));
         assert!(!above.join("b").exists() && !above.join("d").exists(), "nothing is made there");
+    }
+
+    /// The owner of a directory can change where its links lead.
+    #[test]
+    fn a_link_in_a_directory_of_another_user_is_refused() {
+        assert!(rustix::process::geteuid().is_root(), "this test gives a directory away: run it as root");
+        let top = tempfile::tempdir().unwrap();
+        let [foreign, safe, first, second] =
+            ["foreign", "safe", "first", "foreign/second"].map(|name| top.path().join(name));
+        fs::create_dir(&foreign).unwrap();
+        fs::create_dir(&safe).unwrap();
+        symlink(&safe, &second).unwrap();
+        symlink("foreign/second", &first).unwrap();
+        drop(RunDir::new(first.join("run")).acquire().unwrap());
+        drop(RunDir::new(&first).acquire().unwrap());
+        chown(&foreign, Some(65_534), None).unwrap();
+        for root in [first.join("run"), first.clone()] {
+            let refused = RunDir::new(&root).acquire();
+            assert!(
+                matches!(&refused, Err(RunDirError::UnsafeAncestor { path, .. }) if *path == foreign),
+                "{refused:?}"
+            );
+        }
+        fs::remove_file(&first).unwrap();
+        symlink("first", &first).unwrap();
+        let refused = RunDir::new(first.join("run")).acquire();
+        assert!(matches!(refused, Err(RunDirError::Io { .. })), "the link leads to itself: {refused:?}");
     }
 
     #[test]

@@ -143,7 +143,7 @@ impl<'a> ComparisonContext<'a> {
 fn find_tolerance(difference: &Difference, circumstances: &ComparisonContext<'_>) -> Option<&'static Tolerance> {
     // The part after the process id.
     let field = difference.field.split_once('/').map_or("", |(_, field)| field);
-    // A thread also shows files of its process: `thread/71/status/VmRSS`.
+    // Some fields of a process also exist for each of its threads: `thread/71/status/VmRSS`.
     let of_thread = field.strip_prefix("thread/").and_then(|field| field.split_once('/')).map(|(_, field)| field);
     let is_of = |pattern| matches(pattern, field) || of_thread.is_some_and(|field| matches(pattern, field));
     TOLERANCES.iter().find(|row| is_of(row.field) && circumstances.permits(row.policy, difference))

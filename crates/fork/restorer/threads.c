@@ -60,15 +60,15 @@ static void set_thread_attributes(const struct plan *plan, const struct plan_thr
 
 /* Enters the thread through its signal frame.
  *
- * The last thread unmaps the plan, the stacks and all other code, which would otherwise stay in every child. After it
- * has counted itself, a thread uses only registers, because its stack may be unmapped, and only this code, which is in
- * the first page. It installs its own seccomp filters just before its last system call. If a filter cannot be
- * installed, the child ends here (ud2).
+ * The last thread unmaps the plan, the stacks and all other code, which would otherwise stay in every child. After a
+ * thread has decremented threads_inside, it uses only what stays mapped: registers, the filters, and this code in the
+ * first page. It installs its own seccomp filters just before its last system call. If a filter cannot be installed, the
+ * child ends here (ud2).
  *
- * Filters for all threads: every other thread counts itself and sleeps. The leader waits for the count. It moves the
- * sleepers to a second futex until all have been moved: then no thread is about to make a futex call that a filter
- * might forbid. It installs the filters for all threads and wakes them. If the filters forbid the wake-up, the other
- * threads poll instead of sleeping.
+ * If there are filters for all threads, every other thread increments waiting_threads and sleeps. The leader waits for
+ * the count. It requeues the sleepers to a second futex until it has requeued all. A requeued thread sleeps, so it is
+ * not about to make a futex call that a filter might forbid. The leader installs the filters for all threads and wakes
+ * them. If the filters forbid the wake-up, the other threads poll instead of sleeping.
  *
  *   other   ── count ── sleep ─────┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄──────▶ own filters ── frame
  *   leader  ───────── counted? ── all requeued? ── install for all ── wake ── own filters ── frame */

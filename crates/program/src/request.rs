@@ -92,10 +92,10 @@ pub enum RequestBody {
 /// A program's contribution to its capture.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CaptureOffer {
-    /// Addresses of pages of the program for injected calls.
+    /// Addresses of the pages that the program reserves for injected calls.
     pub pages: Range<u64>,
-    /// Id, in the program's pid namespace, of the thread that is pinned to one CPU for the capture. Before and after, this
-    /// thread may run on all CPUs.
+    /// Id, in the program's pid namespace, of the thread that pinned itself to one CPU for the capture. In children it may
+    /// run on all CPUs.
     pub pinned_thread: Option<u32>,
 }
 
@@ -193,7 +193,7 @@ impl Request {
     }
 }
 
-/// Reads a message. Each kind of message has one length.
+/// Reads a message that has exactly the length of `T`.
 fn read_message<T: FromBytes>(bytes: &[u8], kind: u16) -> Result<T, ProtocolError> {
     T::read_from_bytes(bytes).map_err(|_| ProtocolError::Length { kind, found: bytes.len() })
 }

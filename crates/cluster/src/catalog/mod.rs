@@ -133,7 +133,7 @@ impl fmt::Display for VolumeName {
     }
 }
 
-/// The failures that an acknowledged change survives, in addition to the loss of all nodes but one.
+/// The failures that an acknowledged change survives, in addition to the loss of all replicas but one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Durability {
@@ -169,9 +169,9 @@ pub struct VolumeRecord {
     /// The live replicas, in the order in which they pass on a log.
     pub chain: Vec<NodeName>,
     /// A replica that catches up. It receives the logs after the last node of the chain, and becomes a member when its
-    /// shared tree equals the others.
+    /// shared tree equals the members' trees.
     pub joining: Option<NodeName>,
-    /// Rises with each change of `chain` and `joining`. A node of an earlier epoch cannot acknowledge.
+    /// Rises with each change of `chain` and `joining`. A node with an earlier epoch cannot acknowledge.
     pub epoch: u64,
     /// Size of each client's log, in bytes.
     pub log_bytes: u64,
@@ -181,10 +181,10 @@ pub struct VolumeRecord {
     pub clients: Vec<NodeName>,
     /// The last term of each client; 0 for one that has never written.
     pub client_terms: Vec<u32>,
-    /// The client that may write. Its records have the epoch `term`.
+    /// The client that may write. The records in its log have `term` as their epoch.
     pub writer: Option<u16>,
-    /// Whether the writer is fenced, because its node does not answer. No more of its log is accepted from it, and the head
-    /// publishes the part that the chain has.
+    /// Whether the writer is fenced, because its node was removed from the chain. No more of its log is accepted from it,
+    /// and the head publishes the part that the chain has.
     pub is_writer_fenced: bool,
     /// Rises each time that a client becomes the writer.
     pub term: u32,
@@ -245,7 +245,7 @@ pub enum CatalogError {
     /// Another node has changed the record.
     #[error("another node has changed volume {0}")]
     Conflict(VolumeName),
-    /// The name has other characters than these, or is empty or too long.
+    /// The name is empty, too long, or has an invalid character.
     #[error("{0:?} is not a valid volume name: use 1 to {VOLUME_NAME_BYTES_MAX} letters, digits, - and _")]
     InvalidName(String),
 }

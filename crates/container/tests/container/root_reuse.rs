@@ -53,8 +53,7 @@ const LEAVES: [&str; 32] = [
     "unshare -m sh -c 'umount -n /run/farfork && touch /run/farfork/hidden'",
 ];
 
-/// Pairs of commands: the effect of the first ends with the processes and namespaces of its container. The second would show
-/// that effect.
+/// Pairs of commands: the effect of the first does not survive the reuse of its root. The second would show that effect.
 const GOES: [(&str, &str); 13] = [
     ("echo secret > /run/farfork/payload", "ls -A /run/farfork; stat -c '%a %u %g %h %s' /run/farfork"),
     (
@@ -92,7 +91,8 @@ fn root_of(container: &Container) -> String {
     ask(container, "L/proc/self/ns/mnt")
 }
 
-/// Ends a container as the end of a child does, and waits until its root is kept or discarded. Returns whether it is kept.
+/// Ends a container as the end of a child does, and waits until its root is kept or discarded. Returns whether the pool has
+/// a ready root.
 fn end(pool: &ContainerPool, container: Container) -> bool {
     let (running, control) = container.into_running().unwrap();
     drop(control);
@@ -132,7 +132,7 @@ fn an_unchanged_root_is_reused() {
     until("unused roots are dropped", || pool.root_counts() == (0, 0));
 }
 
-/// By default, a node's run directory has the path of the private directory, and is hidden.
+/// By default, a node's run directory has the same path as the private directory, and containers mask it.
 #[test]
 fn hidden_files_below_the_private_directory_allow_reuse() {
     let node = with_hidden_below_private();
@@ -186,8 +186,8 @@ fn a_reused_root_shows_no_process_state_of_its_predecessor() {
     }
 }
 
-/// A process that received a descriptor of the private directory sees nothing that the next container gets. A container with
-/// its own network cannot have sent one.
+/// A container with its own network cannot have sent a descriptor of its private directory to another process. With the
+/// node's network, the next container gets a new directory.
 #[test]
 fn a_private_directory_is_reused_only_with_a_private_network() {
     let node = Node::new();

@@ -28,7 +28,7 @@ const CONNECTIONS_MAX: usize = 2048;
 /// are more, the oldest of them is closed.
 const UNGREETED_MAX: usize = 512;
 
-/// Interval between checks for stalled connections.
+/// Interval between checks for stalled connections and untrusted peers.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Interval at which a draining worker checks its time limit.
@@ -229,7 +229,7 @@ impl Worker {
         self.connections.remove(&token)
     }
 
-    /// Closes connections that make no progress.
+    /// Closes connections that make no progress or have an untrusted peer.
     fn sweep(&mut self, now: Instant) {
         if now.duration_since(self.swept_at) >= SWEEP_INTERVAL {
             self.swept_at = now;
@@ -261,7 +261,7 @@ impl Worker {
         }
     }
 
-    /// Whether the worker has nothing left to do.
+    /// While draining, removes the connections that are drained. Returns whether the worker must end.
     fn is_finished(&mut self, now: Instant) -> bool {
         match self.command {
             ServerCommand::Serve => false,

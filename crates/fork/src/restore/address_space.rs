@@ -1,5 +1,5 @@
-//! Compiles the address space of a restore plan: which mappings the restorer makes, and the source of their contents:
-//! this node's files, passed objects, or, on page faults, the pager. `plan` calls it.
+//! Plans the mappings that the restorer makes, and the sources of their contents. A source is a file of this node, a
+//! passed object, or the pager, which serves page faults. `plan` calls it.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -33,7 +33,7 @@ pub(super) struct AddressSpacePlan {
     pub(super) bridge_image: Option<Vec<u8>>,
     /// Ranges that are locked in memory. A fork does not inherit the locks.
     pub(super) locked_ranges: Vec<PlanRange>,
-    /// First addresses of private mappings that get the process's written pages.
+    /// Start addresses of private mappings into which the restorer writes the process's own pages.
     pub(super) overlaid_mappings: BTreeSet<u64>,
 }
 
@@ -42,9 +42,9 @@ pub(super) struct AddressSpacePlan {
 pub(super) enum PlanScope {
     /// All of a child's address space.
     Whole,
-    /// The memory that copies of a zygote inherit: all that is private to a process.
+    /// The memory that copies of a zygote inherit: all but the mappings of [`is_shared_by_fork`].
     Zygote,
-    /// The shared memory, which a copy of a zygote maps itself.
+    /// The mappings of [`is_shared_by_fork`], which a copy of a zygote makes itself.
     ZygoteCopy {
         /// The zygote's restorer region, which the copy unmaps: start and length.
         zygote_region: (u64, u64),

@@ -109,7 +109,8 @@ impl SealProgress {
     }
 }
 
-/// Loads the images of a node's seeds into the served table. Removes files that were not completed.
+/// Loads the images of a node's seeds into the table of served seeds. Removes incomplete files, and working sets
+/// without an image.
 pub(crate) fn load_images(directory: PathBuf, node: &NodeName, table: &SeedTable) -> LoadedImages {
     let (mut listed, mut refused) = (BTreeMap::new(), BTreeMap::new());
     for entry in fs::read_dir(&directory).into_iter().flatten().flatten() {
@@ -146,7 +147,7 @@ fn open_image(path: &Path, id: &SeedId) -> Result<(Image, SeedEntry), ImageError
     let seed_completion = Arc::new(SeedCompletion::default());
     seed_completion.complete(Ok(()));
     let seal = Some(SealProgress::Sealed { path: path.to_owned(), bytes: about.memory_bytes });
-    // An image of an older daemon has an expiry time but no time to live: use 1 ms.
+    // An image of an older daemon has an expiry time but no time to live. Use 1 ms: 0 would mean no lease.
     let ttl_ms = if about.expires_unix_ms > 0 { about.ttl_ms.max(1) } else { 0 };
     let lease = Lease::from_image(ttl_ms, about.expires_unix_ms);
     Ok((

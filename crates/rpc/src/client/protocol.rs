@@ -17,10 +17,10 @@ use super::session::{ClientSession, SessionStage};
 use crate::frame_decoder::FrameDecoder;
 use crate::retransmit::{RetransmitBuffer, SLICES_MAX, SendQueue};
 
-/// Most bytes of unanswered requests.
+/// Capacity of the retransmit buffer, in bytes, at which further requests are refused.
 const HELD_BYTES_MAX: usize = 64 << 20;
 
-/// The owner number of all frames: a client has one retransmit buffer.
+/// Identifies the retransmit buffer to the send queue. A client has one.
 pub(super) const BUFFER_OWNER: u16 = 0;
 
 /// Approximate size of a control frame, in bytes.
@@ -39,7 +39,7 @@ pub(crate) struct ClientProtocol {
     pub(super) sessions: Vec<Option<ClientSession>>,
     pub(super) state: ConnectionState,
     pub(super) new_session_id: Box<dyn FnMut() -> SessionId + Send>,
-    /// Requests that ended without a frame.
+    /// Requests that ended without a reply.
     pub(super) ended_requests: VecDeque<(u64, CallError)>,
     pub(super) unanswered: usize,
     /// A lower bound of all deadlines. The request with this deadline may already have ended.
@@ -248,7 +248,7 @@ impl ClientProtocol {
         }
     }
 
-    /// Reports the requests that ended without a frame.
+    /// Reports the requests that ended without a reply.
     pub(crate) fn drain_ended(&mut self, on_end: &mut impl FnMut(Completion<'_>)) {
         while let Some((tag, error)) = self.ended_requests.pop_front() {
             on_end(Completion { tag, result: Err(error) });

@@ -14,7 +14,7 @@ pub const RESTORED_NUMBER_MAX: u32 = 100_000;
 /// Largest socket address, in bytes: `struct sockaddr_storage`.
 const ADDRESS_BYTES_MAX: usize = 128;
 
-/// Largest value of a socket option, in bytes. A socket filter may be longer.
+/// Largest value of a socket option, in bytes. Has no effect, because every option may be as long as a filter.
 const OPTION_BYTES_MAX: usize = 256;
 
 /// Most open files that a message passes: the kernel's SCM_MAX_FD.
@@ -121,7 +121,7 @@ impl Descriptor {
         Ok(())
     }
 
-    /// Checks that only messages of Unix sockets have files and a sender.
+    /// Checks that the open files of each message exist, and that only messages of Unix sockets have files or a sender.
     fn validate_messages(&self, socket: &Socket) -> Result<(), InvalidDescriptor> {
         const UNIX: u32 = 1;
         for message in &socket.received_messages {

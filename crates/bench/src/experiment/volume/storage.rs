@@ -18,7 +18,7 @@ use crate::parameters::volume::{OffloadVariant, StorageSystem, VolumeCase, Volum
 
 /// Number of nodes that have a replica.
 pub(crate) const REPLICAS: usize = 3;
-/// The copy method that needs a file system with reflinks, and the program that makes such a file system.
+/// The copy method that shares blocks by reflinks, and the program that makes a file system with reflinks.
 const SHARING_METHOD: &str = "none";
 const MAKE_XFS: &str = "mkfs.xfs";
 /// Space that an XFS needs in addition to the data.
@@ -34,7 +34,7 @@ pub(crate) struct StorageTestbed {
     cluster: BenchCluster,
     /// Nodes whose daemons replicate, for `StorageSystem::Inline`.
     inline: Option<BenchCluster>,
-    /// Nodes whose host workers copy by another method.
+    /// Nodes whose host workers use the copy method of the last case that needed one.
     copying: Option<CopyTestbed>,
     disk: TempDir,
     farfork: PathBuf,
@@ -43,7 +43,7 @@ pub(crate) struct StorageTestbed {
     memory: MemoryDirectory,
 }
 
-/// Nodes whose host workers copy by a method.
+/// Nodes whose host workers use one copy method.
 struct CopyTestbed {
     method: &'static str,
     cluster: BenchCluster,

@@ -1,5 +1,5 @@
-//! `WorkerProcess`: the supervisor's handle for a worker. Starts a worker in its own groups and directory, requests
-//! tests, and stops or kills the worker.
+//! `WorkerProcess`: the supervisor's handle for a worker. Starts a worker in its own control groups and directory,
+//! requests tests, and stops or kills the worker.
 
 use std::fs::{self, File};
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
@@ -82,8 +82,8 @@ impl<'a> WorkerProcess<'a> {
         Ok(Self { run, process, traces, requests, reports, output })
     }
 
-    /// Runs a test. If a wait or the test itself times out, writes the state of its processes to `log`. If the test
-    /// fails, also writes its output to `log`, and the worker must be discarded.
+    /// Runs a test. If the test, or a wait within it, times out, writes the state of its processes to `log`. If the
+    /// test fails, also writes its output to `log`, and the caller must discard the worker.
     pub(super) fn run_test(&mut self, test: &str, limit: Duration, log: &Path) -> Result<(), Failure> {
         let begin = self.output.forwarded_bytes;
         let outcome = self.await_end(test, limit, log).and_then(|()| self.require_no_leak());
@@ -107,7 +107,7 @@ impl<'a> WorkerProcess<'a> {
             match report {
                 Ok(Report::Panicked(failure)) => {
                     if failure.kind == FailureKind::TimedOut {
-                        // Record only the first timeout: it causes further ones.
+                        // Record a timeout only if it is the first failure: it causes further ones.
                         if panics.is_empty() {
                             self.record(log);
                         }
@@ -130,7 +130,7 @@ impl<'a> WorkerProcess<'a> {
         }
     }
 
-    /// Requires that the parents and commands of a test have ended. Processes of nodes are in other groups.
+    /// Requires that the programs and commands of a test have ended. Processes of nodes are in other groups.
     fn require_no_leak(&self) -> Result<(), Failure> {
         let own = self.process.id().cast_signed();
         let has_left = || {

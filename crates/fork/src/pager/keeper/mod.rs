@@ -75,7 +75,7 @@ enum SupervisionEnd {
 
 /// Why a keeper stopped waiting.
 enum PagerWaitResult {
-    /// The pager has ended. The status is `None` if another process has reaped it.
+    /// The pager has ended. The status is `None` if it was already reaped.
     Exited(Option<WaitStatus>),
     /// This process is a holder, which the keeper cloned during the wait.
     BecameHolder,
@@ -174,7 +174,7 @@ fn wait_for_pager(roles: &RoleTable, pager: i32) -> PagerWaitResult {
             Some(FdHolderStatus::BecameHolder) => return PagerWaitResult::BecameHolder,
             Some(FdHolderStatus::Alive) => LIVENESS_CHECK_INTERVAL,
             Some(FdHolderStatus::StartFailed) => RESTART_BACKOFF_MAX,
-            // Clone no holder while the pager starts: it may close the new pidfd.
+            // Clone no holder while the pager starts: the pager might close the new pidfd.
             None => RESTART_BACKOFF_MIN,
         };
         let watched = [ProcessRole::Pager, ProcessRole::FdHolder].map(|role| roles.pidfd_number(role));
@@ -228,7 +228,7 @@ fn reap_process(pid: i32) -> Option<WaitStatus> {
         match waitpid(Pid::from_raw(pid), WaitOptions::empty()) {
             Ok(Some((_, status))) => return Some(status),
             Ok(None) | Err(rustix::io::Errno::INTR) => {}
-            // The only other error is ECHILD: another process has reaped the pager.
+            // The only other error is ECHILD: the process was already reaped.
             Err(_) => return None,
         }
     }

@@ -27,7 +27,7 @@ impl FdDirectory {
         Self { directory, has_our_mounts: OnceLock::new() }
     }
 
-    /// Whether the process is in the mount namespace of this process. Then a path leads to the same file in both.
+    /// Whether the process is in the mount namespace of this process. Then a link's path leads to the same file here.
     pub fn shares_mount_namespace(&self) -> bool {
         *self.has_our_mounts.get_or_init(|| namespace::is_main_thread_namespace(self.as_fd(), "../ns/mnt"))
     }

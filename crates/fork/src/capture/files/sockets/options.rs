@@ -1,5 +1,5 @@
-//! Reads the socket options to record: those that differ from a new socket's, or that would differ after the child's socket
-//! is made.
+//! Reads the socket options to record: those that differ from a new socket's, and those that another recorded option would
+//! change in the child.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -90,8 +90,8 @@ const IPV6_OPTIONS: &[u32] = &[
     abi::IPV6_RECVORIGDSTADDR,
 ];
 
-/// Options that are not set on a stream. An accepted connection has multicast values of its own, and setting them fails. A
-/// connected stream numbers its send timestamps by its bytes.
+/// Options that are not set on a stream. An accepted connection has its own multicast TTL, which cannot be set on a stream.
+/// A connected stream numbers its send timestamps by its bytes.
 const NON_STREAM_OPTIONS: [(u32, u32); 5] = [
     (abi::SOL_IP, abi::IP_MULTICAST_TTL),
     (abi::SOL_IP, abi::IP_MULTICAST_LOOP),
@@ -174,7 +174,7 @@ struct SocketDefaults {
 }
 
 impl SocketDefaultsCache {
-    /// Returns the options of a new socket of this kind. Makes a socket for the first one.
+    /// Returns the options of a new socket of this kind. The first call for a kind makes such a socket.
     fn get(&mut self, spec: SocketSpec) -> io::Result<&SocketDefaults> {
         let at = match self.0.iter().position(|(known, _)| *known == spec) {
             Some(at) => at,
@@ -254,7 +254,7 @@ fn buffer_lock_option(fd: BorrowedFd<'_>, set: &[SocketOption]) -> Option<Socket
     let has = |forced: u32| set.iter().any(|option| (option.level, option.name) == (abi::SOL_SOCKET, forced));
     let locked_sizes = BUFFER_OPTIONS.iter().zip([SEND_LOCKED, RECEIVE_LOCKED]).filter(|((_, forced), _)| has(*forced));
     let lock_bits: i32 = locked_sizes.map(|(_, bit)| bit).sum();
-    // Kernels before Linux 5.14 do not have SO_BUF_LOCK.
+    // An error means that the kernel does not have SO_BUF_LOCK.
     let locked =
         socket::read_number_option(fd, abi::SOL_SOCKET, abi::SO_BUF_LOCK).ok().filter(|locked| *locked != lock_bits)?;
     Some(SocketOption { level: abi::SOL_SOCKET, name: abi::SO_BUF_LOCK, value: locked.to_ne_bytes().to_vec() })
@@ -267,8 +267,7 @@ fn has_priority(options: &[SocketOption]) -> bool {
     options.iter().any(|option| (option.level, option.name) == (abi::SOL_IP, abi::IP_TOS))
 }
 
-/// Whether the program has chosen the size of a buffer. TCP sizes the buffers of a connection itself, unless the program has
-/// set them, which the kernel shows since Linux 5.14.
+/// Whether the program has chosen the size of a buffer. Only TCP sizes buffers itself, so only TCP is checked.
 fn has_locked_buffer(fd: BorrowedFd<'_>, spec: SocketSpec, name: u32) -> bool {
     if spec.family == abi::AF_UNIX || spec.socket_type != abi::SOCK_STREAM {
         return true;
