@@ -35,7 +35,7 @@ use crate::engine::{Engine, ZygoteLimits, random_id};
 use crate::heartbeat::{self, LocalState};
 use crate::member_file::MemberFile;
 use crate::metrics;
-use crate::node::{Node, NodeComponents};
+use crate::node::Node;
 use crate::options::Options;
 use crate::pager_link::{PagerError, PagerLink};
 use crate::pager_supervisor;
@@ -314,15 +314,11 @@ fn assemble_node(
     let own = LocalSeeds { node: name.clone(), address: shm_server.address(), table: seeds.clone() };
     let engine = Engine::new(run_dir.clone(), zygote_limits, local, pool, pager.clone(), own, credentials);
     let children = adopt_children(&run_dir, pager, leftovers)?;
-    let node = Arc::new(Node::new(NodeComponents {
-        peers: Arc::new(Peers::new(me, security)),
-        seeds: SeedRegistry::new(name, seeds, fabric_address, options.seed_budget, loaded_images),
-        children,
-        child_budget,
-        engine,
-        pager: pager.clone(),
-        volume_store: options.volumes.store,
-    }));
+    let peers = Arc::new(Peers::new(me, security));
+    let seeds = SeedRegistry::new(name, seeds, fabric_address, options.seed_budget, loaded_images);
+    let volume_store = options.volumes.store;
+    let node = Node::new(peers, seeds, children, child_budget, engine, pager.clone(), volume_store);
+    let node = Arc::new(node);
     Ok(RunningDaemon { run_dir, node, join, metrics, _fabric: (tcp_server, shm_server), volumes, lock })
 }
 

@@ -26,19 +26,6 @@ use crate::pending_starts::PendingStarts;
 use crate::seeds::SeedRegistry;
 use crate::speculation::ForkHistory;
 
-/// The components from which a node is assembled.
-pub(crate) struct NodeComponents {
-    pub(crate) peers: Arc<Peers>,
-    pub(crate) seeds: SeedRegistry,
-    pub(crate) children: ChildSupervisor,
-    /// The memory that children may use.
-    pub(crate) child_budget: ChildBudget,
-    pub(crate) engine: Engine,
-    pub(crate) pager: Arc<PagerLink>,
-    /// Directory of its replicas of volumes.
-    pub(crate) volume_store: PathBuf,
-}
-
 /// The state of a node.
 #[derive(Debug)]
 pub(crate) struct Node {
@@ -66,8 +53,15 @@ pub(crate) struct Node {
 
 impl Node {
     /// Must be called within the runtime.
-    pub(crate) fn new(components: NodeComponents) -> Self {
-        let NodeComponents { peers, seeds, children, child_budget, engine, pager, volume_store } = components;
+    pub(crate) fn new(
+        peers: Arc<Peers>,
+        seeds: SeedRegistry,
+        children: ChildSupervisor,
+        child_budget: ChildBudget,
+        engine: Engine,
+        pager: Arc<PagerLink>,
+        volume_store: PathBuf,
+    ) -> Self {
         let (starting, starts) = (Arc::new(Semaphore::new(CONCURRENT_STARTS_MAX)), Arc::default());
         let (name, metrics) = (peers.local_name(), Metrics::new());
         let (fork_history, runtime) = (ForkHistory::default(), Handle::current());

@@ -34,13 +34,13 @@ impl<T> PlannedOperation<T> {
 }
 
 /// An executed operation.
-struct Execution<T> {
+struct ExecutedOperation<T> {
     result: Result<T, Errno>,
     /// The end of its record, if its caller gets the result only when the record is published.
     answer_when_published: Option<LogPoint>,
 }
 
-impl<T> Execution<T> {
+impl<T> ExecutedOperation<T> {
     fn failed(error: Errno) -> Self {
         Self { result: Err(error), answer_when_published: None }
     }
@@ -70,7 +70,7 @@ impl VolumeClient {
         let mut state = self.lock();
         if state.permission.term().is_some()
             && state.waiting.0.is_empty()
-            && let Some(Execution { result, answer_when_published }) = self.try_execute(&mut state, data, &plan)
+            && let Some(ExecutedOperation { result, answer_when_published }) = self.try_execute(&mut state, data, &plan)
         {
             if let Some(end) = answer_when_published {
                 return state.published_answers.add(end, Box::new(move || answer(result)));
@@ -80,8 +80,8 @@ impl VolumeClient {
         }
         let (data, mut answer) = (data.to_vec(), Some(answer));
         state.waiting.0.push_back(Box::new(move |client, state, refusal| {
-            let Execution { result, answer_when_published } = match refusal {
-                Some(error) => Execution::failed(error),
+            let ExecutedOperation { result, answer_when_published } = match refusal {
+                Some(error) => ExecutedOperation::failed(error),
                 None => client.try_execute(state, &data, &plan)?,
             };
             let answer = answer.take()?;
@@ -121,13 +121,13 @@ impl VolumeClient {
         state: &mut ClientState,
         data: &[u8],
         plan: impl Fn(&VolumeNamespace) -> Result<PlannedOperation<T>, Errno>,
-    ) -> Option<Execution<T>> {
+    ) -> Option<ExecutedOperation<T>> {
         let planned = match plan(&state.namespace) {
             Ok(PlannedOperation { effects, result, .. }) if effects.is_empty() => {
-                return Some(Execution { result: Ok(result), answer_when_published: None });
+                return Some(ExecutedOperation { result: Ok(result), answer_when_published: None });
             }
             Ok(planned) => planned,
-            Err(error) => return Some(Execution::failed(error)),
+            Err(error) => return Some(ExecutedOperation::failed(error)),
         };
         let bytes = planned.allocated_bytes.saturating_add(data.len() as u64);
         let takes_space = takes_space(&planned.effects);
@@ -135,7 +135,7 @@ impl VolumeClient {
             match state.space.decide(bytes, state.log.ring().used_bytes() > 0) {
                 SpaceDecision::Fits => {}
                 SpaceDecision::Unknown => return None,
-                SpaceDecision::Refused => return Some(Execution::failed(Errno::NOSPC)),
+                SpaceDecision::Refused => return Some(ExecutedOperation::failed(Errno::NOSPC)),
             }
         }
         match state.log.append(&planned.effects, data) {
@@ -149,11 +149,11 @@ impl VolumeClient {
                 }
                 self.appended.notify_one();
                 let answer_when_published = self.changes_passthrough_data(&planned.effects).then_some(record.end);
-                Some(Execution { result: Ok(planned.result), answer_when_published })
+                Some(ExecutedOperation { result: Ok(planned.result), answer_when_published })
             }
-            Err(RingError::TooLarge) => Some(Execution::failed(Errno::NOSPC)),
+            Err(RingError::TooLarge) => Some(ExecutedOperation::failed(Errno::NOSPC)),
             // The log has no room before space is free on the replica.
-            Err(RingError::Full) if state.space.is_full() => Some(Execution::failed(Errno::NOSPC)),
+            Err(RingError::Full) if state.space.is_full() => Some(ExecutedOperation::failed(Errno::NOSPC)),
             Err(RingError::Full) => None,
         }
     }

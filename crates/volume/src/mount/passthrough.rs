@@ -70,18 +70,18 @@ impl VolumeClient {
         }
         // A change of the file after this finds the open file counted, because it locks the state too.
         let state = self.lock();
-        let is_published = || match self.base_files.get(&self.shared, inode) {
-            Ok(Some(file)) if access == AccessMode::Read && is_published(&state, inode, &file) => Some(file),
-            _ => None,
-        };
         if self.base_files.has_passthrough(inode) {
-            if access == AccessMode::ReadWrite {
-                return Err(Errno::TXTBSY);
-            }
-            return Ok(self.base_files.add_passthrough(inode));
+            return match access {
+                AccessMode::Read | AccessMode::Write => Ok(self.base_files.add_passthrough(inode)),
+                AccessMode::ReadWrite => Err(Errno::TXTBSY),
+            };
         }
-        let Some(file) = is_published() else { return Ok(None) };
-        Ok(self.base_files.start_passthrough(inode, || reply.open_backing(&*file)))
+        match self.base_files.get(&self.shared, inode) {
+            Ok(Some(file)) if access == AccessMode::Read && is_published(&state, inode, &file) => {
+                Ok(self.base_files.start_passthrough(inode, || reply.open_backing(&*file)))
+            }
+            _ => Ok(None),
+        }
     }
 
     /// Whether an operation changes data that the kernel reads by itself.
