@@ -83,14 +83,8 @@ pub struct AppendLog {
     pub needs_space: bool,
     /// The last bytes before `end`, if they are few. Others were written before.
     pub bytes: LogBytes,
-}
-
-/// As `AppendLog`, and parts of the new bytes were sent compressed. The replica expands them before it validates the log.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct AppendCompressedLog {
-    /// The announcement. Its `bytes` name the region, also if they are empty.
-    pub append: AppendLog,
-    /// The compressed parts, as `encode_chunks` encodes them.
+    /// The parts of the new bytes that were sent compressed, as `encode_chunks` encodes them; empty if there are none. They are in
+    /// the region of `bytes`. The replica expands them before it validates the log.
     #[serde(with = "serde_bytes")]
     pub chunks: Vec<u8>,
 }
@@ -370,7 +364,6 @@ typed_calls! {
     HasMount = 19 -> bool,
     SaveLastCheck = 20 -> (),
     CommitLog = 21 -> LogPoint,
-    AppendCompressedLog = 22 -> AppendAnswer,
 }
 
 /// A request about one volume.

@@ -82,8 +82,6 @@ pub struct LogCompressor {
     pause_left: u32,
     /// The last pause; 0 after a chunk that has shrunk.
     pause_chunks: u32,
-    /// The last attempt has failed with compression.
-    is_suspended: bool,
     forwarded: ForwardedBytes,
 }
 
@@ -101,7 +99,7 @@ impl LogCompressor {
             LogCompression::Off => None,
             LogCompression::Lz4 => Some(Lz4Encoder::new()),
         };
-        Self { lz4, pause_left: 0, pause_chunks: 0, is_suspended: false, forwarded: ForwardedBytes::default() }
+        Self { lz4, pause_left: 0, pause_chunks: 0, forwarded: ForwardedBytes::default() }
     }
 
     /// The data in fewer bytes; none if it has to be sent as it is. Either counts as forwarded.
@@ -123,7 +121,7 @@ impl LogCompressor {
     }
 
     fn try_compress(&mut self, data: &[u8]) -> Option<usize> {
-        let lz4 = self.lz4.as_mut().filter(|_| !self.is_suspended && data.len() >= COMPRESSED_BYTES_MIN)?;
+        let lz4 = self.lz4.as_mut().filter(|_| data.len() >= COMPRESSED_BYTES_MIN)?;
         if self.pause_left > 0 {
             self.pause_left -= 1;
             return None;
@@ -136,12 +134,6 @@ impl LogCompressor {
         };
         self.pause_left = self.pause_chunks;
         compressed_bytes
-    }
-
-    /// An attempt to send a part of the log has ended. If it has failed, the next one sends the data as it is, because the replica
-    /// may be of an earlier build. The one after that compresses again.
-    pub fn end_attempt(&mut self, has_failed: bool) {
-        self.is_suspended = has_failed && !self.is_suspended;
     }
 
     /// The bytes that were sent since the last call.
@@ -227,17 +219,5 @@ mod tests {
         let chunks = (0..).position(|_| lz4.compress(&text).is_some());
         assert!(chunks.is_some_and(|chunks| chunks <= PAUSE_CHUNKS_MAX as usize), "{chunks:?}");
         assert!(lz4.compress(&text).is_some(), "no pause follows a chunk that has shrunk");
-    }
-
-    #[test]
-    fn every_other_attempt_in_a_row_of_failures_does_without() {
-        let mut lz4 = LogCompressor::new(LogCompression::Lz4);
-        for is_compressed in [true, false, true, false] {
-            assert_eq!(lz4.compress(&text(CHUNK_BYTES_MAX)).is_some(), is_compressed);
-            lz4.end_attempt(true);
-        }
-        lz4.end_attempt(true);
-        lz4.end_attempt(false);
-        assert!(lz4.compress(&text(CHUNK_BYTES_MAX)).is_some());
     }
 }

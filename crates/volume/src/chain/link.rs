@@ -11,7 +11,7 @@ use farfork_trust::Credentials;
 use farfork_wire::descriptor::ExtentId;
 use farfork_wire::{NodeName, SeedId, Token};
 
-use super::calls::{AppendAnswer, AppendCompressedLog, AppendLog, AppendedLog, LogBytes, OpenAnswer, OpenLog};
+use super::calls::{AppendAnswer, AppendLog, AppendedLog, LogBytes, OpenAnswer, OpenLog};
 use super::compressed_chunk::{CHUNK_BYTES_MAX, CompressedChunk, encode_chunks};
 use super::compression::LogCompressor;
 use super::path::PathVersion;
@@ -133,12 +133,8 @@ impl ChainLink {
         } else {
             self.write(log, from, to, compressor)?
         };
-        let answer = if chunks.is_empty() {
-            self.calls.call::<AppendLog>(&request, self.timeout)?
-        } else {
-            let request = AppendCompressedLog { append: request, chunks: encode_chunks(&chunks) };
-            self.calls.call::<AppendCompressedLog>(&request, self.timeout)?
-        };
+        request.chunks = encode_chunks(&chunks);
+        let answer = self.calls.call::<AppendLog>(&request, self.timeout)?;
         let AppendAnswer::Appended(appended) = answer else { return Err(ChainError::OtherPath) };
         self.acknowledged = self.acknowledged.max(end);
         Ok(appended)

@@ -38,8 +38,8 @@ impl WritableWindow {
 
     /// Whether the part of the log that a chunk has may be written.
     fn contains_chunk(&self, ring_bytes: u64, chunk: &CompressedChunk) -> bool {
-        let is_new = chunk.position >= self.stored.load(Ordering::Acquire);
-        is_new && self.contains(ring_bytes, chunk.position % ring_bytes, u64::from(chunk.log_bytes))
+        let (stored, published) = (self.stored.load(Ordering::Acquire), self.published.load(Ordering::Acquire));
+        chunk.position >= stored && chunk.position + u64::from(chunk.log_bytes) <= published + ring_bytes
     }
 }
 

@@ -15,10 +15,10 @@ use super::received_log::{AppendRefusal, OpenRegion, PendingAppend};
 use super::volume::{LogProgress, ReplicatedVolume, WaitingThread};
 use super::{log_copier, rejoin, tree_hold, writer};
 use crate::chain::calls::{
-    AppendAnswer, AppendCompressedLog, AppendLog, CommitLog, CreateReplica, DescribeReplica, DigestData, DigestTree,
-    DropReplica, FindPaths, FinishTerm, HasClient, HasMount, HoldTree, LendTree, OpenAnswer, OpenLog, OpenedLog,
-    PublishLog, ReadInodeDigests, ReadTree, ReleaseTree, ReleaseWriter, ReplicaDescription, SaveLastCheck,
-    ValidateLogs, VolumeKey, VolumeRequest, answer_call, decode_request,
+    AppendAnswer, AppendLog, CommitLog, CreateReplica, DescribeReplica, DigestData, DigestTree, DropReplica, FindPaths,
+    FinishTerm, HasClient, HasMount, HoldTree, LendTree, OpenAnswer, OpenLog, OpenedLog, PublishLog, ReadInodeDigests,
+    ReadTree, ReleaseTree, ReleaseWriter, ReplicaDescription, SaveLastCheck, ValidateLogs, VolumeKey, VolumeRequest,
+    answer_call, decode_request,
 };
 use crate::chain::{CALL_TIMEOUT, LogRegion, PathVersion, RECORD_BYTES, RESERVE_BYTES};
 use crate::process::LogStatus;
@@ -51,17 +51,10 @@ pub(super) fn handler_table(node: &Arc<OffloadNode>) -> HandlerTable {
     add_volume_call::<SaveLastCheck>(&mut table, node, |volume, call| {
         volume.directory.save_last_check(&call.last).map_err(|error| error.to_string())
     });
-    let append_node = Arc::clone(node);
-    table.add_deferred_handler(AppendLog::ID, move |payload, reply| match decode_request::<AppendLog>(&payload) {
-        Ok(request) => append_log(&append_node, &request, None, reply),
-        Err(reason) => reply.refuse(&reason),
-    });
     let node = Arc::clone(node);
-    table.add_deferred_handler(AppendCompressedLog::ID, move |payload, reply| {
-        match decode_request::<AppendCompressedLog>(&payload) {
-            Ok(request) => append_log(&node, &request.append, Some(&request.chunks), reply),
-            Err(reason) => reply.refuse(&reason),
-        }
+    table.add_deferred_handler(AppendLog::ID, move |payload, reply| match decode_request::<AppendLog>(&payload) {
+        Ok(request) => append_log(&node, &request, reply),
+        Err(reason) => reply.refuse(&reason),
     });
     table
 }
@@ -177,8 +170,8 @@ fn register_region(volume: &ReplicatedVolume, client: u16) -> io::Result<OpenedL
     Ok(OpenedLog { region, token, stored: log.chain.stored() })
 }
 
-/// The predecessor announces new bytes of a log. `chunks` is the list of those that it has sent compressed.
-fn append_log(node: &Arc<OffloadNode>, request: &AppendLog, chunks: Option<&[u8]>, reply: DeferredReply) {
+/// The predecessor announces new bytes of a log.
+fn append_log(node: &Arc<OffloadNode>, request: &AppendLog, reply: DeferredReply) {
     let volume = match open(node, &request.volume) {
         Ok(volume) => volume,
         Err(reason) => return reply.refuse(&reason),
@@ -198,7 +191,7 @@ fn append_log(node: &Arc<OffloadNode>, request: &AppendLog, chunks: Option<&[u8]
     };
     let accepted = log
         .take_bytes(&request.bytes)
-        .and_then(|()| chunks.map(|list| log.accept_chunks(request.bytes.region, list, request.end)).transpose());
+        .and_then(|()| log.accept_chunks(request.bytes.region, &request.chunks, request.end));
     let expansion = match accepted {
         Ok(expansion) => expansion,
         Err(refusal) => {

@@ -20,6 +20,7 @@ mod writer;
 #[cfg(test)]
 mod tests;
 
+use std::collections::HashMap;
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener};
@@ -147,10 +148,11 @@ pub fn run_offload(options: &OffloadOptions) -> Result<(), OffloadError> {
 
     let listen_failed = |source| OffloadError::Listen { address: options.listen, source };
     let (_servers, address) = start_servers(options, &node, regions).map_err(listen_failed)?;
-    node.open_replicas()?;
+    let mut failures = HashMap::new();
+    node.open_replicas(&mut failures)?;
     node.catalog.register_node(&node.name, &address)?;
     node.watch_catalog(address).map_err(store_failed)?;
-    node.keep_replicas_open().map_err(store_failed)?;
+    node.keep_replicas_open(failures).map_err(store_failed)?;
     check::scrub::start(&node, options.scrub_interval).map_err(store_failed)?;
     let clients = listen(&store.offload_socket()).map_err(store_failed)?;
     let control = listen(&store.control_socket()).map_err(store_failed)?;

@@ -19,7 +19,7 @@ use super::publishing::{self, WorkerLink};
 use super::rejoin;
 use super::volume::ReplicatedVolume;
 use crate::chain::calls::{HasClient, VolumeKey};
-use crate::chain::{LogCompression, PeerClients, membership};
+use crate::chain::{LogCompression, PeerClients, PeerError, membership};
 use crate::process::data_copier::CopyMethod;
 use crate::process::message::OffloadMessage;
 use crate::process::store::VolumeStore;
@@ -107,9 +107,11 @@ impl OffloadNode {
         self.detection_time.min(ATTEMPT_TIMEOUT)
     }
 
-    /// Whether the offload process of a node answers within the time of failure detection.
+    /// Whether the offload process of a node answers within the time of failure detection. It counts as alive while this node
+    /// cannot read the catalog, which has the address.
     pub(super) fn is_alive(&self, volume: &VolumeKey, node: &NodeName) -> bool {
-        self.peers.call::<HasClient>(node, &HasClient(volume.clone()), self.detection_time).is_ok()
+        let answer = self.peers.call::<HasClient>(node, &HasClient(volume.clone()), self.detection_time);
+        matches!(answer, Ok(_) | Err(PeerError::Catalog(_)))
     }
 
     /// The replica of a volume on this node, opened if need be. A replica of an earlier volume of that name is none.
@@ -154,15 +156,13 @@ impl OffloadNode {
     ) -> Result<VolumeRecord, ReplicaError> {
         let (node, volume) = (self.name.clone(), name.clone());
         let no_replica = || ReplicaError::NoReplica { node: self.name.clone(), volume: name.clone() };
-        let is_replica =
-            |record: &VolumeRecord| record.state == VolumeState::Ready && record.replicas.contains(&self.name);
-        if !is_replica(record) || loss == ReplicaLoss::OtherVolume {
+        if !self.has_replica(record) || loss == ReplicaLoss::OtherVolume {
             return Err(no_replica());
         }
         let left = update_volume(&*self.catalog, name, |present| {
             present.id == record.id && membership::remove_member(present, &self.name, present.epoch)
         })?;
-        let left = left.filter(|left| left.id == record.id && is_replica(left)).ok_or_else(no_replica)?;
+        let left = left.filter(|left| left.id == record.id && self.has_replica(left)).ok_or_else(no_replica)?;
         let directory = self.store.volume(name.as_str());
         if left.chain.contains(&self.name) {
             return Err(match loss {
@@ -217,43 +217,43 @@ impl OffloadNode {
         }
     }
 
-    /// Opens the replicas of this node, so that logs are received and published without a request for the volume.
-    pub(super) fn open_replicas(self: &Arc<Self>) -> Result<(), CatalogError> {
+    /// Opens the replicas of this node that are not open, so that logs are received and published without a request for the volume.
+    /// `failures` has the last failure of each volume, so that it is logged once.
+    pub(super) fn open_replicas(
+        self: &Arc<Self>,
+        failures: &mut HashMap<VolumeName, String>,
+    ) -> Result<(), CatalogError> {
         for (name, record) in &self.catalog.read()?.volumes {
-            if record.replicas.contains(&self.name)
-                && let Err(error) = self.volume(name)
-            {
-                tracing::error!(%error, %name, "a replica cannot be opened");
+            if self.has_replica(record) && !self.is_open(name) {
+                self.open_again(name, failures);
             }
         }
         Ok(())
     }
 
     /// Opens replicas that could not be opened, or were closed because files are lost, until the process ends.
-    pub(super) fn keep_replicas_open(self: &Arc<Self>) -> io::Result<()> {
+    pub(super) fn keep_replicas_open(self: &Arc<Self>, mut failures: HashMap<VolumeName, String>) -> io::Result<()> {
         let node = Arc::clone(self);
         thread::Builder::new().name("replicas".to_owned()).spawn(move || {
-            let mut failures = HashMap::new();
             loop {
                 thread::sleep(OPEN_INTERVAL);
-                // An error is reported by the thread that passes on changes of the catalog.
-                let Ok(contents) = node.catalog.read() else { continue };
-                for (name, record) in &contents.volumes {
-                    let is_own = record.state == VolumeState::Ready && record.replicas.contains(&node.name);
-                    if is_own && !node.is_open(name) {
-                        node.open_again(name, &mut failures);
-                    }
-                }
+                // The thread that passes on changes of the catalog reports an error.
+                let _ = node.open_replicas(&mut failures);
             }
         })?;
         Ok(())
+    }
+
+    /// Whether this node has to have a replica of a volume.
+    fn has_replica(&self, record: &VolumeRecord) -> bool {
+        record.state == VolumeState::Ready && record.replicas.contains(&self.name)
     }
 
     fn is_open(&self, name: &VolumeName) -> bool {
         self.volumes.lock().unwrap_or_else(PoisonError::into_inner).contains_key(name)
     }
 
-    /// `failures`: why each volume could not be opened last, which is reported once.
+    /// Opens a replica. Logs a failure unless it is the last one of the volume in `failures`.
     fn open_again(self: &Arc<Self>, name: &VolumeName, failures: &mut HashMap<VolumeName, String>) {
         let Err(error) = self.volume(name) else {
             failures.remove(name);

@@ -97,12 +97,15 @@ impl LogProgress {
         region: u64,
         list: &[u8],
         end: LogPoint,
-    ) -> Result<PendingExpansion, AppendRefusal> {
+    ) -> Result<Option<PendingExpansion>, AppendRefusal> {
+        if list.is_empty() {
+            return Ok(None);
+        }
         let region = Arc::clone(&self.region_of(region)?.memory);
         let positions = self.chain.stored().position..end.position;
         let announced = AnnouncedRange { positions, ring_bytes: region.ring_bytes };
         let chunks = decode_chunks(list, &announced).map_err(|error| AppendRefusal::Invalid(error.to_string()))?;
-        Ok(PendingExpansion { region, chunks })
+        Ok(Some(PendingExpansion { region, chunks }))
     }
 
     /// The open region of this number.

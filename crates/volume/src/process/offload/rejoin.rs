@@ -233,11 +233,17 @@ fn rejoin(volume: &Arc<ReplicatedVolume>) -> Result<u64, RejoinError> {
 fn forget_logs(volume: &ReplicatedVolume) {
     let mut state = volume.lock();
     state.is_catching_up = true;
-    for log in state.logs.values_mut() {
-        log.chain.forget();
-        log.region = None;
-    }
+    let regions: Vec<_> = state
+        .logs
+        .values_mut()
+        .filter_map(|log| {
+            log.chain.forget();
+            log.region.take()
+        })
+        .collect();
     drop(state);
+    // Revoking a region waits for writes that are under way.
+    drop(regions);
     volume.notify();
 }
 

@@ -3,6 +3,8 @@
 
 use std::time::{Duration, Instant};
 
+use farfork_wire::NodeName;
+
 /// Before the next request to a successor that has failed.
 const RETRY_WAIT: Duration = Duration::from_millis(100);
 /// Before the next request to a successor that knows another path, or waits for its own successor.
@@ -26,6 +28,8 @@ pub(super) enum SuccessorFailure {
 /// The failures of a successor since it has last taken the log.
 #[derive(Debug)]
 pub(super) struct SuccessorHealth {
+    /// The successor that has failed last.
+    node: Option<NodeName>,
     retry_at: Instant,
     /// When the process of the successor was last known to be alive. None if the last request has succeeded.
     silent_since: Option<Instant>,
@@ -36,7 +40,7 @@ pub(super) struct SuccessorHealth {
 impl SuccessorHealth {
     /// Of a successor that has not failed.
     pub(super) fn new(now: Instant) -> Self {
-        Self { retry_at: now, silent_since: None, refusing_since: None }
+        Self { node: None, retry_at: now, silent_since: None, refusing_since: None }
     }
 
     /// When the next request is due.
@@ -49,7 +53,15 @@ impl SuccessorHealth {
         self.silent_since.is_some()
     }
 
-    /// It has taken the log, or has left the chain.
+    /// A successor has failed. The failures of another one do not count against it.
+    pub(super) fn begin(&mut self, node: &NodeName) {
+        if self.node.as_ref() != Some(node) {
+            self.node = Some(node.clone());
+            self.reset();
+        }
+    }
+
+    /// It has taken the log, has left the chain, or there is none.
     pub(super) fn reset(&mut self) {
         (self.silent_since, self.refusing_since) = (None, None);
     }
@@ -72,7 +84,8 @@ impl SuccessorHealth {
             }
             SuccessorFailure::Refusing => {
                 self.silent_since = Some(now);
-                return has_lasted(*self.refusing_since.get_or_insert(started));
+                // Not `started`: the refusal may be the end of a long attempt.
+                return has_lasted(*self.refusing_since.get_or_insert(now));
             }
             SuccessorFailure::Waiting | SuccessorFailure::OtherPath => self.retry_at = now + ALIVE_RETRY_WAIT,
             SuccessorFailure::DiskFull => {}
@@ -114,6 +127,27 @@ mod tests {
             for other in [SuccessorFailure::Silent, SuccessorFailure::Refusing] {
                 assert_eq!(verdicts(&[(0, other), (900, failure), (1800, other)]), [false; 3]);
             }
+        }
+    }
+
+    #[test]
+    fn one_refusal_after_a_long_attempt_does_not_remove_a_successor() {
+        let (start, mut health) = (Instant::now(), SuccessorHealth::new(Instant::now()));
+        let end = start + 2 * DETECTION;
+        assert!(!health.fail(SuccessorFailure::Refusing, start, end, DETECTION));
+        assert!(health.fail(SuccessorFailure::Refusing, end, end + DETECTION, DETECTION));
+    }
+
+    #[test]
+    fn failures_of_one_successor_do_not_count_against_the_next() {
+        let nodes = ["n2", "n3"].map(|name| NodeName::new(name).unwrap());
+        for failure in [SuccessorFailure::Silent, SuccessorFailure::Refusing] {
+            let (start, mut health) = (Instant::now(), SuccessorHealth::new(Instant::now()));
+            let end = start + 2 * DETECTION;
+            health.begin(&nodes[0]);
+            assert!(!health.fail(failure, start, start, DETECTION));
+            health.begin(&nodes[1]);
+            assert!(!health.is_failing() && !health.fail(failure, end, end, DETECTION));
         }
     }
 

@@ -11,8 +11,7 @@ use tempfile::TempDir;
 
 use super::{OffloadMode, OffloadOptions, run_offload};
 use crate::chain::calls::{
-    AppendAnswer, AppendCompressedLog, AppendLog, HoldTree, LendTree, LogBytes, OpenAnswer, OpenLog, ReadTree,
-    ReleaseTree, VolumeKey,
+    AppendAnswer, AppendLog, HoldTree, LendTree, LogBytes, OpenAnswer, OpenLog, ReadTree, ReleaseTree, VolumeKey,
 };
 use crate::chain::{CompressedChunk, LogCompression, PathVersion, PeerClients, encode_chunks};
 use crate::log::{AppendedRecord, LogAppender, LogFile, LogPoint};
@@ -286,11 +285,10 @@ fn compressed_data_that_is_damaged_or_out_of_bounds_is_refused() {
         let end = LogPoint { sequence: 2, position: 20_000 };
         let bytes = LogBytes { region, position: 0, data: vec![0x11; 100] };
         let (is_urgent, needs_space) = (false, false);
-        let append =
-            AppendLog { volume: volume.clone(), revision, path, client: 0, end, is_urgent, needs_space, bytes };
         let chunks = encode_chunks(&[CompressedChunk { position, log_bytes: 20_000, compressed_bytes: 100 }]);
-        let request = AppendCompressedLog { append, chunks };
-        peers.call::<AppendCompressedLog>(&node, &request, WAIT_LIMIT)
+        let volume = volume.clone();
+        let request = AppendLog { volume, revision, path, client: 0, end, is_urgent, needs_space, bytes, chunks };
+        peers.call::<AppendLog>(&node, &request, WAIT_LIMIT)
     };
     let other_region = append(opened.region ^ 1, 0);
     assert!(matches!(other_region, Ok(AppendAnswer::OtherPath)), "another predecessor's: {other_region:?}");

@@ -389,13 +389,19 @@ impl ReplicatedVolume {
     pub(super) fn close(&self) {
         let mut state = self.lock();
         state.is_closed = true;
-        for log in state.logs.values_mut() {
-            log.region = None;
-            log.appends.clear();
-        }
+        let regions: Vec<_> = state
+            .logs
+            .values_mut()
+            .filter_map(|log| {
+                log.appends.clear();
+                log.region.take()
+            })
+            .collect();
         let client = state.client.take();
         state.loading_client = None;
         drop(state);
+        // Revoking a region waits for writes that are under way.
+        drop(regions);
         if let Some(client) = client {
             client.sender.close();
         }

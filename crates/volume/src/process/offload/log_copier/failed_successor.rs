@@ -7,7 +7,7 @@ use farfork_wire::NodeName;
 use super::super::successor::SuccessorFailure;
 use super::{CopierTask, LogCopier};
 use crate::chain::membership;
-use crate::chain::{ChainError, TreeSpace};
+use crate::chain::{ChainError, PeerError, TreeSpace};
 use crate::replay::LogReplay;
 
 impl LogCopier {
@@ -20,6 +20,7 @@ impl LogCopier {
         error: &ChainError,
     ) {
         self.link = None;
+        self.successor.begin(successor);
         let (node, volume, client) = (&self.volume.node, &self.volume.key.name, self.client);
         if !self.successor.is_failing() {
             tracing::warn!(%error, %volume, client, node = %successor, "the next replica does not take the log, and is tried again");
@@ -45,6 +46,8 @@ impl LogCopier {
             ChainError::DiskFull if task.record.chain.contains(successor) => SuccessorFailure::DiskFull,
             ChainError::DiskFull => SuccessorFailure::Refusing,
             error if error.is_refusal() => SuccessorFailure::Refusing,
+            // This node cannot read the catalog, which says nothing about the successor.
+            ChainError::Peer(PeerError::Catalog(_)) => SuccessorFailure::Waiting,
             // A node that waits for its own successor is alive.
             _ if self.volume.node.is_alive(&self.volume.key, successor) => SuccessorFailure::Waiting,
             _ => SuccessorFailure::Silent,

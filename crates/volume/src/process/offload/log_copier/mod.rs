@@ -90,11 +90,11 @@ pub(super) fn ensure_open(volume: &Arc<ReplicatedVolume>, client: u16) -> io::Re
         }
         Arc::clone(&state.record)
     };
-    let has_log = volume.directory.log_path(client).exists();
+    // Before the log is made: after a crash or an error, it must still be known that it was missing.
+    let mark = read_mark(volume, client)?;
     volume.directory.ensure_log(&LogHeader { volume: record.id, client, ring_bytes: record.log_bytes })?;
     let log = volume.directory.open_log(client).map_err(io::Error::other)?;
     let file = log.try_clone_file()?;
-    let mark = read_mark(volume, client, has_log)?;
     let mut replay = LogReplay::new(log.header().ring_bytes, mark.point, mark.epoch);
     // A term ends when everything of it is published. So unpublished records count only if they are of the present term;
     // others were written by a client that had lost its term, and were never acknowledged.
@@ -123,8 +123,9 @@ pub(super) fn ensure_open(volume: &Arc<ReplicatedVolume>, client: u16) -> io::Re
 
 /// How far the log is published. With a damaged mark nothing on this node says so, and without its log it may lack records: it
 /// leaves the chain and copies a tree with its marks. The last live replica stays, and has no other one to copy from.
-fn read_mark(volume: &ReplicatedVolume, client: u16, has_log: bool) -> io::Result<PublishedMark> {
+fn read_mark(volume: &ReplicatedVolume, client: u16) -> io::Result<PublishedMark> {
     let shared = volume.directory.open_shared()?;
+    shared.create_mark(client)?;
     match shared.open_mark(client) {
         Err(error) if is_damaged_mark(&error) => {
             tracing::error!(%error, volume = %volume.key.name, client, "a mark is damaged: the node leaves the chain");
@@ -132,7 +133,7 @@ fn read_mark(volume: &ReplicatedVolume, client: u16, has_log: bool) -> io::Resul
         }
         opened => {
             let mark = opened?.mark();
-            if !has_log && mark.point > LogPoint::START {
+            if mark.point > LogPoint::START && !volume.directory.log_path(client).exists() {
                 tracing::error!(volume = %volume.key.name, client, "a log is missing: the node leaves the chain");
                 volume.leave_chain().map_err(io::Error::other)?;
             }
@@ -370,6 +371,7 @@ impl LogCopier {
             PathPosition::Before(_) => return,
             PathPosition::Last => {
                 self.link = None;
+                self.successor.reset();
                 let mut state = self.volume.lock();
                 let log = state.log(self.client);
                 let announced = log.appends.iter().filter(|append| append.path == task.path).map(|append| append.end);
@@ -381,6 +383,7 @@ impl LogCopier {
             }
             PathPosition::Off => {
                 self.link = None;
+                self.successor.reset();
                 return self.refuse_appends();
             }
         };
@@ -414,11 +417,9 @@ impl LogCopier {
         }
         let link = self.link.as_mut().expect("it was opened above");
         let bytes = LogBytes::default();
-        let request = AppendLog { volume, revision, path, client, end: stored, is_urgent, needs_space, bytes };
-        let appended = link.append(&self.log, request, &mut self.compressor);
-        self.compressor.end_attempt(appended.is_err());
-        self.volume.lock().log(self.client).forwarded += self.compressor.take_forwarded();
-        Ok((stored, appended?))
+        let chunks = Vec::new();
+        let request = AppendLog { volume, revision, path, client, end: stored, is_urgent, needs_space, bytes, chunks };
+        Ok((stored, link.append(&self.log, request, &mut self.compressor)?))
     }
 
     fn refuse_appends(&self) {
@@ -429,11 +430,12 @@ impl LogCopier {
     }
 
     /// All later members have the log up to `end`.
-    fn set_committed(&self, end: LogPoint, appended: AppendedLog, task: &CopierTask) {
+    fn set_committed(&mut self, end: LogPoint, appended: AppendedLog, task: &CopierTask) {
         let mut state = self.volume.lock();
         let is_folding = state.is_folding;
         let log = state.log(self.client);
         log.chain.commit(end, appended.published);
+        log.forwarded += self.compressor.take_forwarded();
         log.later_space.report(appended.space, task.space_request);
         let must_publish = !is_folding || publishing::is_due(log);
         drop(state);
