@@ -12,6 +12,7 @@ pub mod chain;
 pub mod change;
 pub mod log;
 pub mod mount;
+mod named_values;
 pub mod process;
 pub mod publish;
 pub mod record;

@@ -1,14 +1,12 @@
 //! Copies the data of logs to files of the shared tree, by one of the methods that `--volume-copy` names. The publisher of a
 //! volume calls it.
 
-use std::fmt;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
-use std::str::FromStr;
 
 use farfork_sys::reflink::{CloneRange, clone_range};
 use farfork_sys::write_ring::{CompletionWait, MappedWrite, WriteRing};
@@ -16,6 +14,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::log::{LogFile, file_offset};
+use crate::named_values::named_values;
 use crate::publish::{DataCopy, LogData, errno_of, write_fully};
 use crate::record::PAGE_BYTES;
 
@@ -38,21 +37,15 @@ pub enum CopyMethod {
     None,
 }
 
+named_values!(CopyMethod {
+    Memcpy = "memcpy",
+    Async = "async",
+    AsyncBatch = "async-batch",
+    Event = "event",
+    None = "none",
+});
+
 impl CopyMethod {
-    /// In the order of the documentation.
-    pub const ALL: [Self; 5] = [Self::Memcpy, Self::Async, Self::AsyncBatch, Self::Event, Self::None];
-
-    /// The name, as in options.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Memcpy => "memcpy",
-            Self::Async => "async",
-            Self::AsyncBatch => "async-batch",
-            Self::Event => "event",
-            Self::None => "none",
-        }
-    }
-
     /// Whether a node can use the method for replicas in a directory.
     ///
     /// # Errors
@@ -72,21 +65,6 @@ impl CopyMethod {
                 failed(&format!("{cause}; {} has none", store.display()), error)
             }),
         }
-    }
-}
-
-impl fmt::Display for CopyMethod {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl FromStr for CopyMethod {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let names = || Self::ALL.map(Self::name).join(", ");
-        Self::ALL.into_iter().find(|method| method.name() == text).ok_or_else(|| format!("choose one of {}", names()))
     }
 }
 
@@ -216,7 +194,7 @@ mod tests {
         let mut random = Rng::with_seed(7);
         let directory = tempfile::tempdir().unwrap();
         let log = create_log(directory.path(), &mut random);
-        let methods = CopyMethod::ALL.into_iter().filter(|method| *method != CopyMethod::None);
+        let methods = CopyMethod::ALL.iter().copied().filter(|method| *method != CopyMethod::None);
         for method in methods {
             method.check(directory.path()).unwrap();
             let mut copier = DataCopier::new(method).unwrap();
@@ -254,7 +232,7 @@ mod tests {
 
     #[test]
     fn copy_methods_parse_from_their_names() {
-        for method in CopyMethod::ALL {
+        for &method in CopyMethod::ALL {
             assert_eq!(method.name().parse(), Ok(method));
         }
         assert!("dma".parse::<CopyMethod>().unwrap_err().contains("async-batch"));

@@ -21,12 +21,10 @@ mod writer;
 mod tests;
 
 use std::collections::HashMap;
-use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
-use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -42,6 +40,7 @@ use super::channel::{MessageChannel, listen};
 use super::data_copier::CopyMethod;
 use super::store::VolumeStore;
 use crate::chain::{LogCompression, PeerClients};
+use crate::named_values::named_values;
 
 /// The name of the lock.
 const OFFLOAD: &str = "offload";
@@ -58,30 +57,7 @@ pub enum OffloadMode {
     Inline,
 }
 
-impl OffloadMode {
-    /// The name, as in options.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::On => "on",
-            Self::Inline => "inline",
-        }
-    }
-}
-
-impl fmt::Display for OffloadMode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl FromStr for OffloadMode {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let modes = [Self::On, Self::Inline];
-        modes.into_iter().find(|mode| mode.name() == text).ok_or_else(|| "choose on or inline".to_owned())
-    }
-}
+named_values!(OffloadMode { On = "on", Inline = "inline" });
 
 /// The configuration of an offload process.
 #[derive(Clone, Debug)]
