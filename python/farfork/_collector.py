@@ -59,7 +59,7 @@ class Collector:
     # ---- calls; the lock is held
 
     def require_open(self) -> None:
-        """Raises :class:`RuntimeError` after a shutdown."""
+        """Raises :class:`RuntimeError` after a shutdown. The lock is needed only by a caller that then adds calls."""
         if self._is_shut_down:
             raise RuntimeError("cannot schedule new futures after shutdown")
 

@@ -17,7 +17,8 @@ from weakref import WeakSet
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: In a worker: the thread that runs its calls, and the threads that the calls have started. ``None`` in other processes.
+#: In a worker: the thread that runs its calls, and the threads that were started by threads that are not copied. ``None``
+#: in other processes.
 _own_threads: WeakSet[threading.Thread] | None = None
 
 
@@ -33,7 +34,7 @@ def begin_worker() -> None:
 
     @wraps(start)
     def start_as_parent(thread: threading.Thread) -> None:
-        if threading.current_thread() in own:
+        if not is_copied():
             own.add(thread)
         start(thread)
 

@@ -233,13 +233,14 @@ class Executor(_Executor):
     @copies_stand_still
     def _submit_calls(self, calls: list[_task.Call]) -> list[ChildFuture[Any]]:
         collector = self._collector
-        if calls:
-            # Not with the lock, which the thread that runs a worker's calls has never released.
-            require_no_child()
+        if not calls:
+            # Without the lock: in a worker, a thread of a call would wait for it forever.
+            collector.require_open()
+            return []
+        # Not with the lock, which the thread that runs a worker's calls has never released.
+        require_no_child()
         with collector.lock:
             collector.require_open()
-            if not calls:
-                return []
             if self._reuse_workers and (queued := collector.queue_pickled(calls)) is not None:
                 return queued
             # Before the checkpoint: a definition that changes meanwhile is then recognized as changed.

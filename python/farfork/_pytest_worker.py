@@ -37,8 +37,8 @@ class ChunkWorker:
     def __init__(self, session: pytest.Session, fixtures: SessionFixtures) -> None:
         self._session = session
         self._fixtures = fixtures
-        self._is_worker = False
         self._chunk: ChunkRecord | None = None
+        #: ``None`` in the program.
         self._attributes: RecordedAttributes | None = None
 
     @pytest.hookimpl(trylast=True)
@@ -62,8 +62,7 @@ class ChunkWorker:
 
         pytest sees no test after the chunk, so it tears down every fixture that the chunk has set up.
         """
-        if not self._is_worker:
-            self._is_worker = True
+        if self._attributes is None:
             self._become_worker()
         chunk = self._chunk = ChunkRecord()
         try:
@@ -100,11 +99,11 @@ class ChunkWorker:
 
     def _become_worker(self) -> None:
         """Called once in each child."""
+        self._attributes = RecordedAttributes(self._session.config)
         plugins = self._session.config.pluginmanager
         if plugins.hasplugin("terminalreporter"):
             # The program reports. The output of this process is in the child's log.
             plugins.register(_SilentReporter(plugins.unregister(name="terminalreporter")), "terminalreporter")
-        self._attributes = RecordedAttributes(self._session.config)
         self._fixtures.inherit()
         factory: Any = getattr(self._session.config, "_tmp_path_factory", None)
         if factory is not None:

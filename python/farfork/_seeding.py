@@ -23,21 +23,19 @@ _HANDOVER_TTL_S = 60.0
 def make_seed() -> Seed | Child:
     """Makes a checkpoint. Repeats it if another thread opens or closes files meanwhile, which rarely lasts."""
     for attempt in range(_CHECKPOINTS_MAX):
-        is_own = False
-        try:
-            with checkpoint_lock:
-                # Raises in a child of another thread's checkpoint, for which this thread has waited. Only the thread that
-                # makes the checkpoint may end the child.
-                _connection.require_no_child()
-                is_own = True
+        with checkpoint_lock:
+            # Raises in a child of another thread's checkpoint, for which this thread has waited. Only the thread that makes
+            # the checkpoint may end the child, so this is outside of the try block.
+            _connection.require_no_child()
+            try:
                 return begin_children(begin_worker, ttl=_HANDOVER_TTL_S)
-        except BaseException as error:
-            if is_own and _connection.child_id is not None:
-                # A child must not continue with the program's own code.
-                traceback.print_exc()
-                _task.end_child(1)
-            is_transient = isinstance(error, CheckpointError) and "keeps changing" in str(error)
-            if not is_transient or attempt == _CHECKPOINTS_MAX - 1:
-                raise
+            except BaseException as error:
+                if _connection.child_id is not None:
+                    # A child must not continue with the program's own code.
+                    traceback.print_exc()
+                    _task.end_child(1)
+                is_transient = isinstance(error, CheckpointError) and "keeps changing" in str(error)
+                if not is_transient or attempt == _CHECKPOINTS_MAX - 1:
+                    raise
         time.sleep(_RETRY_INTERVAL_S)
     raise AssertionError("the last attempt returns or raises")

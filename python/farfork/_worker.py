@@ -85,7 +85,9 @@ class Worker:
             initializer()
             return True
         except BaseException as error:
-            traceback.print_exc()
+            # In a process that the initializer has forked, encode_failure prints the exception and ends the process.
+            if not _task.is_forked_copy():
+                traceback.print_exc()
             self._channel.send(_channel.INITIALIZER_FAILED, 0, Payload(_task.encode_failure(error)))
             self._channel.finish()
             return False

@@ -1,5 +1,6 @@
 """Tests the copies of the program's threads in workers: they do not disturb the workers, and calls may have their own threads."""
 
+import _thread
 import asyncio
 import threading
 import time
@@ -43,7 +44,9 @@ def use_farfork(executor: farfork.Executor) -> set[str]:
 
 
 def use_farfork_in_threads(executor: farfork.Executor) -> set[str]:
-    """The same in the thread of the call, and in threads that it and its thread have started."""
+    """The same in the thread of the call, and in threads that it and its threads have started. One was not started by
+    :mod:`threading`.
+    """
     errors = use_farfork(executor)
 
     def use_in_two_threads() -> None:
@@ -53,6 +56,15 @@ def use_farfork_in_threads(executor: farfork.Executor) -> set[str]:
         errors.update(use_farfork(executor))
 
     asyncio.run(asyncio.to_thread(use_in_two_threads))
+    has_ended = threading.Event()
+
+    def use_in_two_native_threads() -> None:
+        use_in_two_threads()
+        has_ended.set()
+
+    _thread.start_new_thread(use_in_two_native_threads, ())
+    if not has_ended.wait(PATIENCE_S / 5):
+        errors.add("the threads hang")
     return errors
 
 

@@ -9,6 +9,7 @@ import time
 import types
 import unittest
 from contextlib import redirect_stderr
+from functools import partial
 from io import StringIO
 from typing import Any, Callable
 
@@ -107,6 +108,14 @@ class FaultyCalls(unittest.TestCase):
             self.assertIn(text, errors.getvalue())
         with farfork.Executor(nodes(), reuse_workers=False) as executor:
             self.assertEqual(executor.submit(exit_status_of_copy, raise_odd).result(PATIENCE_S), 1)
+
+    def test_a_process_that_an_initializer_forks_reports_its_exception_once(self) -> None:
+        for ending, reports in ((raise_odd, 1), (sys.exit, 0)):
+            with redirect_stderr(StringIO()) as errors:
+                initializer = partial(exit_status_of_copy, ending)
+                with farfork.Executor(nodes(), max_workers=1, initializer=initializer) as executor:
+                    self.assertEqual(executor.submit(len, "text").result(PATIENCE_S), 4)
+            self.assertEqual(errors.getvalue().count("Traceback"), reports, errors.getvalue())
 
     def test_a_record_is_logged_without_objects_that_only_the_worker_can_unpickle(self) -> None:
         with redirect_stderr(StringIO()) as errors, self.assertLogs("farfork.test") as caught:

@@ -313,6 +313,24 @@ class Workers(unittest.TestCase):
                 with self.assertRaisesRegex(farfork.DaemonNotFound, "cannot be forked further"):
                     workers.submit(call).result(PATIENCE_S)
 
+    def test_maps_of_nothing_return_in_threads_of_workers(self) -> None:
+        results: list[list[int]] = []
+
+        def map_nothing(used: farfork.Executor) -> None:
+            results.append(list(used.map(square, [])))
+
+        def map_in_threads() -> list[list[int]]:
+            for used in (workers, farfork.Executor()):
+                thread = threading.Thread(target=map_nothing, args=(used,))
+                thread.start()
+                thread.join(PATIENCE_S / 5)
+            return results
+
+        with executor(max_workers=1) as workers:
+            self.assertEqual(workers.submit(map_in_threads).result(PATIENCE_S), [[], []])
+        with self.assertRaisesRegex(RuntimeError, "after shutdown"):
+            workers.map(square, [])
+
     def test_an_argument_may_be_changed_after_submit(self) -> None:
         with executor(max_workers=2) as workers:
             self.assertEqual(workers.submit(square, 2).result(PATIENCE_S), 4)
