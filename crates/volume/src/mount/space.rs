@@ -77,7 +77,7 @@ impl SpaceEstimate {
     }
 
     /// Starts a term: other clients may have used space since the last one. `space` is the least space of a replica at the
-    /// start of the term; none if the last reported space was ample.
+    /// start of the term; none if the space was ample in the last report, or is not known.
     pub(super) fn start_term(&mut self, space: Option<TreeSpace>) {
         (self.reported, self.check) = match (space, self.reported) {
             (Some(space), _) => (space, SpaceCheckState::Answered),
