@@ -346,7 +346,7 @@ mod tests {
         for inode in [OLD, NEW] {
             stale.note_answer(Some(1), &key("c"), Some(inode));
         }
-        assert!(!is_stale(OLD) && !is_stale(NEW) && !is_stale_for_new_thread(&before), "the inodes were looked up since");
+        assert!(!is_stale(OLD) && !is_stale(NEW) && !is_stale_for_new_thread(&before), "both were looked up since");
         stale.add(key("a"), OLD);
         stale.remove(&key("a"));
         stale.note_answer(Some(1), &key("c"), Some(OLD));
@@ -360,7 +360,7 @@ mod tests {
         let early = stale.watch_path(vec![file, OLD]);
         stale.add(key("a"), OLD);
         let call = || stale.watch_path(vec![file, OLD]);
-        assert_eq!((early.check(1), early.check(1)), (Err(Errno::STALE), Ok(())), "a relative path has the same suspects again");
+        assert_eq!((early.check(1), early.check(1)), (Err(Errno::STALE), Ok(())), "a relative path is repeated");
         assert_eq!((call().check(1), call().check(2)), (Ok(()), Err(Errno::STALE)), "another thread");
         stale.remove(&key("a"));
         assert_eq!((call().check(1), call().check(3)), (Ok(()), Err(Errno::STALE)), "the path was walked before");

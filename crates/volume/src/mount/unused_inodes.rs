@@ -87,7 +87,8 @@ impl VolumeClient {
     }
 }
 
-/// Drops those inodes that are unused. An inode of an earlier client is not in the namespace, because no entry leads to it.
+/// Plans to drop the inodes that are still unused. An inode of an earlier client is not in the namespace, because no entry
+/// leads to it.
 fn plan_drops(namespace: &VolumeNamespace, inodes: &[InodeNumber]) -> Vec<RecordEffect> {
     let is_unused = |inode: InodeNumber| namespace.inode(inode).is_err() || namespace.plan_drop(inode).is_some();
     let unused = inodes.iter().copied().filter(|inode| is_unused(*inode));

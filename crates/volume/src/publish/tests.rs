@@ -186,7 +186,7 @@ impl Scenario {
         self.namespace.plan_set_xattr(inode, name.as_bytes(), value, mode, caller)
     }
 
-    /// Folds the records from a point on, up to the record with index `record_count`.
+    /// Folds the first `record_count` records, without those before a point.
     fn fold(&self, from: LogPoint, record_count: usize) -> ChangeSet {
         let mut changes = ChangeSet::new(from, 1);
         self.records[..record_count]

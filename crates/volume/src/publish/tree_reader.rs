@@ -125,7 +125,7 @@ impl TreeReader {
 pub(super) struct LoadedTree {
     /// Inodes with their entries or targets.
     pub(super) inodes: Vec<(InodeNumber, Inode)>,
-    /// Paths of files next to `tree` that are none of the volume's.
+    /// Paths in `inodes` and `orphans` of files that do not belong to the volume.
     pub(super) foreign: Vec<String>,
 }
 

@@ -13,7 +13,7 @@ pub const SYMLINK_BYTES_MAX: usize = 4095;
 pub const XATTR_BYTES_MAX: usize = 3072;
 /// Most bytes of data in one record: twice the largest write of FUSE.
 pub const DATA_BYTES_MAX: u32 = 2 << 20;
-/// Most effects of one record. A rename that replaces a directory has 9.
+/// Most effects of one record. A rename has at most 6; `VolumeClient::drop_unused_inodes` fills records.
 pub const EFFECTS_MAX: usize = 64;
 
 /// Name of an extended attribute, with its namespace: `user.note`.

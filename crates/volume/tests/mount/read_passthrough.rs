@@ -81,7 +81,7 @@ impl PassthroughPair {
         OpenOptions::new().read(true).write(true).open(self.path(0, name)).unwrap()
     }
 
-    /// Reads the whole file while the client of the first node is stopped. None if the kernel waits for the client.
+    /// Reads the whole file while the client of the first node is stopped. None if the kernel waits for it.
     fn read_without_client(&self, file: &File) -> Option<Vec<u8>> {
         let (client, reader) = ([ProcessRole::Client], file.try_clone().unwrap());
         self.cluster.nodes[0].signal(&client, Signal::STOP);
