@@ -158,7 +158,7 @@ impl LogSimulation {
         }
     }
 
-    /// Replays as the next mount does, compares, and publishes what was found.
+    /// Replays as the next mount does, compares the records with the appended ones, and publishes them.
     fn recover(&mut self, kind: CrashKind) {
         let mut storage = self.storage.take().unwrap();
         let mut has_flip = false;

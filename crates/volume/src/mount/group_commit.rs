@@ -7,7 +7,7 @@ use super::invalidation::DeferredAnswer;
 use super::offload_link::{OffloadLink, OffloadRequest};
 use crate::log::LogPoint;
 
-/// Requests commits of the log for many calls at once.
+/// Requests commits of the log, each for all calls that wait.
 pub(super) struct GroupCommit {
     state: Mutex<CommitState>,
 }

@@ -101,7 +101,7 @@ impl MarkFile {
         self.mark
     }
 
-    /// Writes a mark. It survives a kill at once, and a power failure after `sync`.
+    /// Writes a mark. It survives a kill of the process, and a power failure after `sync`.
     ///
     /// # Errors
     /// As write(2).

@@ -15,7 +15,7 @@ use crate::view::{Inode, InodeContent};
 
 /// Size of a part of a file's data. Each part has its own digest.
 pub const DATA_PART_BYTES: u64 = 16 << 20;
-/// Bytes that are read at once.
+/// Most bytes of one read.
 const READ_BYTES: u64 = 256 << 10;
 
 /// SHA-256.

@@ -1,4 +1,4 @@
-//! Volumes with three replicas, mounted on each node. Nodes read what others wrote, take turns in writing, fail and return.
+//! Volumes with three replicas, mounted on each node. Nodes read data of other nodes, write in turns, fail and return.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};

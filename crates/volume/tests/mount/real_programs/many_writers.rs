@@ -30,7 +30,7 @@ pub(super) fn find_everything_acknowledged_on_each_node() {
     write_and_verify(&VolumeCluster::three_replicas(), 400);
 }
 
-/// As above, for longer.
+/// As `find_everything_acknowledged_on_each_node`, with 10,000 acknowledgements.
 pub(super) fn find_everything_acknowledged_after_minutes() {
     write_and_verify(&VolumeCluster::three_replicas(), 10_000);
 }

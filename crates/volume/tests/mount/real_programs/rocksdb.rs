@@ -9,7 +9,7 @@ use farfork_volume::process::ProcessRole;
 use super::run;
 use crate::volume_cluster::VolumeCluster;
 
-/// Small tables, so that flushes and compactions run all the time.
+/// Small tables, so that flushes and compactions run often.
 const OPTIONS: &[&str] = &[
     "--sync=1",
     "--threads=2",
