@@ -9,8 +9,8 @@
 //   pool --> unshare -> loopback -> root -> clone3(NEWPID) -> back to the node's namespaces
 //                                               +-> init, pid 1: waits on its descriptor 3
 //
-// A container's resources end with its init: its mounts exist only in its mount namespace. What remains outside is a control
-// group and a record in the run directory. `clean_leftovers` removes those of a crashed daemon.
+// A container's resources end with its init: its mounts exist only in its mount namespace. Only a control group and a record
+// in the run directory remain. `clean_leftovers` removes them after a crash of the daemon.
 
 mod bind;
 mod builder;

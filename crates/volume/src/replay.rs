@@ -1,29 +1,29 @@
-//! Replay: the bytes of a log become validated records. Stops at the first invalid one. Pure; the storage copies bytes.
+//! Replay: decodes and validates the records of a log, up to the first invalid one. Pure: `LogStorage` copies the bytes.
 //!
-//! The offload process reads new records this way, and a mount reads what an earlier mount left.
+//! The offload process reads new records this way, and a mount reads the records that an earlier mount left.
 
 use crate::log::{LogPoint, LogStorage, file_offset};
 use crate::record::{HEADER_BYTES, RecordChecksum, RecordEffect, RecordError, RecordHeader, RecordKind, decode_body};
 
-/// Data is copied in such pieces for its checksum, so that it stays in the processor's cache.
+/// Data is copied in pieces of this size for its checksum, so that it stays in the processor's cache.
 const PIECE_BYTES: usize = 4096;
 
 /// A record that was read back.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReplayedRecord {
-    /// Where it is.
+    /// The point of the record.
     pub point: LogPoint,
     /// The effects of the record. A filler has none.
     pub effects: Vec<RecordEffect>,
-    /// Its data, in the endless log.
+    /// Position of its data in the endless log.
     pub data_position: u64,
-    /// The mount that wrote it.
+    /// Epoch of the mount that wrote the record.
     pub epoch: u32,
-    /// The point after it.
+    /// The point after the record.
     pub end: LogPoint,
 }
 
-/// Why replay ends. At the end of every log there are old bytes, so most ends are ordinary.
+/// Why replay ends. Old bytes follow the last record of every log, so most ends are not errors.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ReplayEnd {
     /// No record of this log begins here.
@@ -39,13 +39,13 @@ pub enum ReplayEnd {
 pub struct LogReplay {
     ring_bytes: u64,
     next: LogPoint,
-    /// Of the record before, or required.
+    /// Lowest epoch of the next record: the epoch of the previous record, or a required one.
     epoch: u32,
 }
 
 impl LogReplay {
-    /// Starts at a point: everything before it is published. `epoch`: of the record before it, 0 if there is none;
-    /// a crash may leave a record of an earlier epoch exactly here.
+    /// Starts at a point up to which the log is published. `epoch` is the epoch of the record before the point, or 0. A
+    /// crash may leave a record of an earlier epoch exactly at the point.
     pub fn new(ring_bytes: u64, start: LogPoint, epoch: u32) -> Self {
         Self { ring_bytes, next: start, epoch }
     }
@@ -55,16 +55,16 @@ impl LogReplay {
         self.next
     }
 
-    /// Records of an earlier epoch do not count from here on: the term that they belong to is over.
+    /// Rejects records of an earlier epoch from now on, because their term is over.
     pub fn require_epoch(&mut self, epoch: u32) {
         self.epoch = self.epoch.max(epoch);
     }
 
-    /// Reads one record and checks its place, checksum and bounds. After an error the replay stays where it is, so a
-    /// later call sees a record that was appended since.
+    /// Reads one record and checks its place, checksum and bounds. An error does not move the replay, so a later call can
+    /// read a record that was appended since.
     ///
     /// # Errors
-    /// Where the valid prefix ends.
+    /// At the end of the valid records.
     pub fn read_record(&mut self, storage: &impl LogStorage) -> Result<ReplayedRecord, ReplayEnd> {
         let point = self.next;
         let mut header_bytes = [0; HEADER_BYTES as usize];
@@ -87,7 +87,7 @@ impl LogReplay {
     /// Reads records up to a point.
     ///
     /// # Errors
-    /// Where the valid prefix ends, if that is before the point.
+    /// If the valid records end before the point.
     pub fn read_to(&mut self, storage: &impl LogStorage, end: LogPoint) -> Result<(), ReplayEnd> {
         while self.next < end {
             self.read_record(storage)?;
@@ -110,7 +110,7 @@ impl LogReplay {
         storage.load(offset(header.position) + HEADER_BYTES, &mut body);
         let mut checksum = RecordChecksum::new(header_bytes, &body);
         let data_bytes = u64::from(header.shape.data_bytes);
-        // Without data, its position may be the end of the ring.
+        // Without data, the data position may be the end of the ring, so nothing is loaded.
         let mut piece = [0; PIECE_BYTES];
         for begin in (0..data_bytes).step_by(PIECE_BYTES) {
             let piece = &mut piece[..PIECE_BYTES.min((data_bytes - begin) as usize)];

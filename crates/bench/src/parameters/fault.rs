@@ -26,7 +26,7 @@ pub struct FaultParameters {
     pub samples_file: Option<PathBuf>,
 }
 
-/// What a series of samples measures.
+/// The fault that a series of samples measures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(tag = "of", rename_all = "snake_case")]
 pub(crate) enum FaultSeries {

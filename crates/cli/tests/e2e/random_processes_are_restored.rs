@@ -121,7 +121,7 @@ fn drop_seeds(cluster: &Cluster, prepared: &mut Vec<String>) {
     }
 }
 
-/// What a process prints at one time: its state, then the state that it can show only by using it up.
+/// Lines that a process prints about its state. State that reading consumes follows a line with a colon.
 type Statement = Vec<String>;
 
 /// Runs one process and its child. Returns their differences, and a command that repeats the case.

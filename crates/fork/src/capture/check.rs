@@ -40,7 +40,7 @@ pub struct CheckReport {
 pub struct CheckOptions {
     /// The process is a child of a seed, or was forked by such a child, and a pager of this node serves its missing pages.
     pub is_pager_served: bool,
-    /// What to do about namespaces of the process that its children would lack.
+    /// Policy for a process with namespaces that its children would lack.
     pub namespaces: NamespacePolicy,
 }
 

@@ -72,7 +72,7 @@ pub struct CaptureOptions {
     pub offered_pages: Option<OfferedPages>,
     /// The pager that serves the process's missing pages, if it is a child of a seed or was forked by such a child.
     pub serving_pager: Option<ServingPager>,
-    /// What to do about namespaces of the process that its children would lack.
+    /// Policy for a process with namespaces that its children would lack.
     pub namespaces: NamespacePolicy,
 }
 

@@ -1,4 +1,5 @@
-//! Folds effects into a change set. Attributes, entries and extended attributes: the last one counts. Data: in order.
+//! Folds effects into a change set: the last state of attributes, entries and extended attributes, and the changes of data
+//! in order.
 
 use std::collections::BTreeMap;
 
@@ -13,27 +14,27 @@ use crate::replay::ReplayedRecord;
 /// A change of a file's data.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DataChange {
-    /// Bytes of the log are in the file.
+    /// Copies bytes of the log to the file.
     Copy {
-        /// Of the first byte, in the file.
+        /// File offset of the first byte.
         offset: u64,
-        /// How many.
+        /// Number of bytes.
         bytes: u32,
-        /// Of the first byte, in the endless log.
+        /// Position of the first byte in the endless log.
         log_position: u64,
     },
     /// As `RecordEffect::PunchHole`.
     PunchHole {
-        /// Of the first byte.
+        /// File offset of the first byte.
         offset: u64,
-        /// How many.
+        /// Number of bytes.
         bytes: u64,
     },
     /// As `RecordEffect::AllocateSpace`.
     AllocateSpace {
-        /// Of the first byte.
+        /// File offset of the first byte.
         offset: u64,
-        /// How many.
+        /// Number of bytes.
         bytes: u64,
     },
     /// As `RecordEffect::SetSize`.
@@ -44,7 +45,7 @@ pub enum DataChange {
 }
 
 impl DataChange {
-    /// How many bytes it copies from the log.
+    /// Number of bytes that the change copies from the log.
     fn copied_bytes(&self) -> u64 {
         match self {
             Self::Copy { bytes, .. } => u64::from(*bytes),
@@ -56,26 +57,26 @@ impl DataChange {
 /// The final state of one inode, as far as it was touched.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InodeChange {
-    /// None: not touched.
+    /// None if they were not touched.
     pub attributes: Option<InodeAttributes>,
-    /// Of a new symbolic link.
+    /// Target of a new symbolic link.
     pub symlink_target: Option<ByteBuf>,
-    /// None as a value: removed.
+    /// Touched extended attributes; a value of none means removed.
     pub xattrs: BTreeMap<XattrName, Option<ByteBuf>>,
-    /// In order.
+    /// Changes of the data, in order.
     pub data: Vec<DataChange>,
-    /// The inode is gone; nothing else of this change counts.
+    /// The inode is dropped. The other fields then have no meaning.
     pub is_dropped: bool,
 }
 
 /// The final state after a run of records.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChangeSet {
-    /// Of the first record.
+    /// Point of the first record.
     pub begin: LogPoint,
-    /// After the last record.
+    /// Point after the last record.
     pub end: LogPoint,
-    /// Of the last record.
+    /// Epoch of the last record.
     pub epoch: u32,
     /// Each inode that was touched.
     pub inodes: BTreeMap<InodeNumber, InodeChange>,
@@ -88,7 +89,7 @@ pub struct ChangeSet {
 }
 
 impl ChangeSet {
-    /// A change set without changes. `epoch`: of the record before `begin`.
+    /// Creates a change set without changes. `epoch` is the epoch of the record before `begin`.
     pub fn new(begin: LogPoint, epoch: u32) -> Self {
         Self {
             begin,
@@ -103,12 +104,12 @@ impl ChangeSet {
         }
     }
 
-    /// How many records it has.
+    /// Number of folded records.
     pub fn record_count(&self) -> usize {
         self.record_count
     }
 
-    /// Bytes of data of its records.
+    /// Bytes of data in all folded records.
     pub fn data_bytes(&self) -> u64 {
         self.data_bytes
     }
@@ -125,7 +126,7 @@ impl ChangeSet {
         self.is_coalesced = false;
     }
 
-    /// Bytes of data of its records that are not copied, because later records drop or overwrite them.
+    /// Bytes of data that are not copied, because later records overwrite them or drop their file.
     pub fn coalesced_bytes(&self) -> u64 {
         self.coalesced_bytes
     }

@@ -1,7 +1,7 @@
 //! Change sets: a run of records, folded into the final state of everything that it touches. Pure.
 //!
-//! The offload process folds them, the host worker applies them (`publish`). A change set names final states, so it can
-//! be applied again, also over the half of itself that was applied before a crash.
+//! The offload process folds them, the host worker applies them (`publish`). A change set contains final states, so it can
+//! be applied again after a crash, even if a part of it is already applied.
 
 mod change_set;
 mod overwritten;

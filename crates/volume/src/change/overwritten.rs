@@ -5,9 +5,10 @@ use std::ops::Range;
 
 use super::DataChange;
 
-/// Removes what later changes make invisible. The copies that are left never overlap. How many bytes were removed.
+/// Removes copied bytes that later changes overwrite, punch or cut off. The remaining copies never overlap. Returns the
+/// number of removed bytes.
 ///
-/// Applying the result leaves the same file, given its final size: a removed copy may have extended the file.
+/// Applying the result gives the same file after its final size is set. A removed copy may have extended the file.
 pub(super) fn remove_overwritten(changes: &mut Vec<DataChange>) -> u64 {
     if !has_overwritten(changes) {
         return 0;
@@ -44,7 +45,7 @@ pub(super) fn remove_overwritten(changes: &mut Vec<DataChange>) -> u64 {
     removed
 }
 
-/// Whether a copy may be overwritten: most files are written from the front to the end, and keep all copies.
+/// Whether a later change may overwrite a copy. Most files are written from front to end, and keep all copies.
 fn has_overwritten(changes: &[DataChange]) -> bool {
     let mut end = 0;
     changes.iter().enumerate().any(|(index, change)| match change {
@@ -58,7 +59,7 @@ fn has_overwritten(changes: &[DataChange]) -> bool {
     })
 }
 
-/// Disjoint ranges of a file, none next to another one: from the begin to the end.
+/// Disjoint ranges of a file that are not adjacent: a map from begin to end.
 #[derive(Default)]
 struct CoveredRanges(BTreeMap<u64, u64>);
 

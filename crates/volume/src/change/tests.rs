@@ -41,8 +41,8 @@ fn effect() -> impl Strategy<Value = RecordEffect> {
     ]
 }
 
-/// The attributes that a client logs with each change of data: the size after it. No client uses an inode that it has
-/// dropped.
+/// Adds the attributes with the new size, as a client logs them with each change of an inode. Skips effects on dropped
+/// inodes, which no client uses.
 fn with_attributes(effects: Vec<RecordEffect>) -> Vec<Vec<RecordEffect>> {
     let mut volume = ModelVolume::default();
     let mut mode = 0;
@@ -68,7 +68,7 @@ fn with_attributes(effects: Vec<RecordEffect>) -> Vec<Vec<RecordEffect>> {
     records
 }
 
-/// Bytes that name their record.
+/// Bytes that identify their record.
 fn data_of(effect: &RecordEffect, index: usize) -> Vec<u8> {
     let RecordEffect::WriteData { bytes, .. } = effect else { return Vec::new() };
     vec![index as u8 + 1; *bytes as usize]
@@ -103,7 +103,7 @@ fn fold(records: &[Vec<RecordEffect>], first: usize) -> ChangeSet {
     changes
 }
 
-/// The state after each number of records.
+/// The states before the first record and after each record.
 fn states(records: &[Vec<RecordEffect>]) -> Vec<ModelVolume> {
     let mut volume = ModelVolume::default();
     let mut states = vec![volume.clone()];

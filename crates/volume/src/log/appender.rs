@@ -4,7 +4,7 @@ use super::ring::{LogPoint, LogRing, RecordPlacement, RingError};
 use super::storage::LogStorage;
 use crate::record::{RecordEffect, RecordHeader, RecordKind, RecordShape, encode_body, seal_header};
 
-/// The writing end of a log. There is one per log: the mount that has the highest epoch.
+/// Appends to a log. Only the mount with the highest epoch has an appender for the log.
 #[derive(Debug)]
 pub struct LogAppender<S> {
     storage: S,
@@ -15,9 +15,9 @@ pub struct LogAppender<S> {
 /// A record that is in the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AppendedRecord {
-    /// The record.
+    /// Sequence number of the record.
     pub sequence: u64,
-    /// Its data, in the endless log.
+    /// Position of its data in the endless log.
     pub data_position: u64,
     /// The point after the record.
     pub end: LogPoint,
@@ -29,7 +29,7 @@ impl<S: LogStorage> LogAppender<S> {
         Self { storage, ring: LogRing::new(ring_bytes, start), epoch }
     }
 
-    /// The ring, for its points.
+    /// The ring of the log.
     pub fn ring(&self) -> &LogRing {
         &self.ring
     }
@@ -47,7 +47,7 @@ impl<S: LogStorage> LogAppender<S> {
     /// Appends one record. It is in the log as a whole or not at all.
     ///
     /// # Errors
-    /// `Full` until `advance_tail`.
+    /// `Full` until `advance_tail` frees enough bytes; `TooLarge` for a record that never fits.
     pub fn append(&mut self, effects: &[RecordEffect], data: &[u8]) -> Result<AppendedRecord, RingError> {
         let body = encode_body(effects);
         let lengths = (u32::try_from(body.len()), u32::try_from(data.len()));
@@ -62,16 +62,16 @@ impl<S: LogStorage> LogAppender<S> {
         Ok(AppendedRecord { sequence: placement.point.sequence, data_position, end: placement.end() })
     }
 
-    /// Later records have this epoch.
+    /// Sets the epoch of later records.
     ///
     /// # Panics
-    /// When it is lower than the present one.
+    /// If `epoch` is lower than the present epoch.
     pub fn start_epoch(&mut self, epoch: u32) {
         assert!(epoch >= self.epoch, "epoch {epoch} after {}", self.epoch);
         self.epoch = epoch;
     }
 
-    /// Everything before a point is published: its bytes may be overwritten.
+    /// Frees the bytes before a point: they are published and may be overwritten.
     pub fn advance_tail(&mut self, point: LogPoint) {
         self.ring.advance_tail(point);
     }
@@ -89,7 +89,7 @@ impl<S: LogStorage> LogAppender<S> {
         self.storage.store(self.ring.file_offset(point.position), &seal_header(&header, &[], &[]));
     }
 
-    /// The header last: until it is stored, the bytes are no record.
+    /// Stores the header last: until then, the bytes are not a valid record.
     fn store_record(&mut self, placement: &RecordPlacement, body: &[u8], data: &[u8]) {
         let RecordPlacement { point, shape, .. } = *placement;
         let header = self.header(RecordKind::Effects, point, shape);

@@ -1,4 +1,4 @@
-//! The mapped file of a log. Opening it claims nothing: the caller holds the lock of the volume.
+//! The mapped file of a log. Opening it takes no lock: the caller holds the lock of the volume.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -26,16 +26,16 @@ pub enum LogFileError {
     /// A system call failed.
     #[error("cannot access the log: {0}")]
     Access(#[from] io::Error),
-    /// The file is no log, or its header is damaged.
+    /// The file is not a log, or its header is damaged.
     #[error("cannot read the log: {0}")]
     Header(#[from] LogHeaderError),
 }
 
 impl LogFile {
-    /// Makes a log file. Its blocks are allocated now: a full disk must not end in SIGBUS later.
+    /// Creates a log file. Allocates its blocks now, because a store to the mapping would raise SIGBUS on a full disk.
     ///
     /// # Errors
-    /// As open(2) and fallocate(2). A file of that name is not replaced.
+    /// As open(2) and fallocate(2). An existing file is not replaced.
     pub fn create(path: &Path, header: &LogHeader) -> io::Result<()> {
         let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path)?;
         fallocate(&file, FallocateFlags::empty(), 0, RING_OFFSET + header.ring_bytes)?;
@@ -46,7 +46,7 @@ impl LogFile {
     /// Opens and maps a log.
     ///
     /// # Errors
-    /// When the file is no log of this version.
+    /// If the file is not a log of this version.
     pub fn open(path: &Path) -> Result<Self, LogFileError> {
         let file = OpenOptions::new().read(true).write(true).open(path)?;
         let mut bytes = vec![0; RING_OFFSET as usize];
@@ -66,7 +66,8 @@ impl LogFile {
         self.mapping.append_to(buffer, offset as usize, bytes as usize);
     }
 
-    /// Writes bytes at an offset of the log to another file, without a copy of them in this process. Returns how many.
+    /// Writes bytes at an offset of the log to another file, without a copy of them in this process. Returns the number of
+    /// written bytes.
     ///
     /// # Errors
     /// As pwrite(2).
@@ -84,7 +85,7 @@ impl LogFile {
         &self.mapping
     }
 
-    /// A handle for flushing the log while others use the mapping.
+    /// Duplicates the file descriptor, to flush the log while others use the mapping.
     ///
     /// # Errors
     /// As dup(2).

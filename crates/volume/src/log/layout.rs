@@ -5,7 +5,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::record::{DATA_BYTES_MAX, PAGE_BYTES};
 
-/// Where the ring begins in the file.
+/// File offset of the ring.
 pub const RING_OFFSET: u64 = PAGE_BYTES;
 
 /// The file offset of a position in the endless log. Pages of the log are pages of the file.
@@ -18,7 +18,7 @@ pub const LOG_BYTES_MIN: u64 = 4 * DATA_BYTES_MAX as u64;
 pub const LOG_BYTES_MAX: u64 = 2 << 30;
 
 const MAGIC: [u8; 8] = *b"ffvollog";
-/// Raised when records or headers change their layout.
+/// Incremented when the layout of records or headers changes.
 const FORMAT_VERSION: u16 = 2;
 
 /// The header of a log file. It never changes.
@@ -32,7 +32,7 @@ pub struct LogHeader {
     pub ring_bytes: u64,
 }
 
-/// Why bytes are no log header.
+/// Why bytes are not a valid log header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum LogHeaderError {
     /// Another kind of file, or a torn write.
@@ -76,7 +76,7 @@ impl LogHeader {
     /// Reads the beginning of a file.
     ///
     /// # Errors
-    /// Whatever is no header of this version.
+    /// If the bytes are not a valid header of this version.
     pub fn decode(bytes: &[u8]) -> Result<Self, LogHeaderError> {
         let (layout, _) = LogHeaderLayout::read_from_prefix(bytes).map_err(|_| LogHeaderError::Invalid)?;
         if layout.magic != MAGIC || layout.checksum.get() != checksum(&layout) {

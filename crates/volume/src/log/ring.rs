@@ -3,12 +3,12 @@
 use super::layout::file_offset;
 use crate::record::{HEADER_BYTES, PAGE_BYTES, RECORD_ALIGNMENT, RecordShape};
 
-/// A point between two records: everything before it, or the record that begins there.
+/// A boundary between two records of a log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 pub struct LogPoint {
     /// Sequence number of the record that begins here.
     pub sequence: u64,
-    /// Its place in the endless log.
+    /// Position of the boundary in the endless log.
     pub position: u64,
 }
 
@@ -28,18 +28,18 @@ pub struct LogRing {
 /// Where a new record will be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecordPlacement {
-    /// A filler to write first, and how many bytes it has after its header.
+    /// A filler to write first: its point, and the number of bytes after its header.
     pub filler: Option<(LogPoint, u32)>,
-    /// Of the record.
+    /// The point of the record.
     pub point: LogPoint,
-    /// Its sizes.
+    /// The sizes of the record.
     pub shape: RecordShape,
 }
 
 /// Why a record cannot be placed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum RingError {
-    /// There is room after more has been published.
+    /// There will be room after more records are published.
     #[error("the log is full")]
     Full,
     /// The record is larger than the ring allows.
@@ -67,12 +67,12 @@ impl LogRing {
         self.head
     }
 
-    /// Everything before it may be overwritten.
+    /// The end of the published records: the bytes before it may be overwritten.
     pub fn tail(&self) -> LogPoint {
         self.tail
     }
 
-    /// How many bytes are in use.
+    /// Number of bytes in use.
     pub fn used_bytes(&self) -> u64 {
         self.head.position - self.tail.position
     }
@@ -82,7 +82,7 @@ impl LogRing {
         file_offset(position, self.ring_bytes)
     }
 
-    /// Finds the place of a record, and changes nothing.
+    /// Finds the place of a new record. Does not change the ring.
     ///
     /// # Errors
     /// `Full` until the tail has advanced.
@@ -105,14 +105,14 @@ impl LogRing {
         Ok(placement)
     }
 
-    /// The record at a placement has been stored.
+    /// Moves the head after a record that has been stored.
     pub fn advance_head(&mut self, placement: &RecordPlacement) {
         let begins_at_head = placement.filler.map_or(placement.point, |(point, _)| point) == self.head;
         assert!(begins_at_head, "records are stored in order");
         self.head = placement.end();
     }
 
-    /// Everything before a point is published.
+    /// Moves the tail to a point: the records before it are published.
     pub fn advance_tail(&mut self, point: LogPoint) {
         let is_inside = (self.tail..=self.head).contains(&point);
         assert!(is_inside, "{point:?} is published, the log has {:?} to {:?}", self.tail, self.head);

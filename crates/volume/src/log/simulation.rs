@@ -15,11 +15,11 @@ const RING_BYTES: u64 = 16 * PAGE_BYTES;
 const MOUNTS_PER_SEED: u32 = 6;
 const STEPS_PER_MOUNT: u32 = 40;
 
-/// Memory that all processes of a machine share, and the disk that remains of it after a power failure.
+/// The memory of a machine, which survives the death of a process, and its disk, which survives a power failure.
 struct SimulatedDisk {
     memory: Vec<u8>,
     disk: Vec<u8>,
-    /// Stores that are left until the process is killed: one byte each.
+    /// Number of bytes that can be stored until the process is killed.
     bytes_until_kill: Option<usize>,
 }
 
@@ -47,7 +47,7 @@ impl SimulatedDisk {
         self.disk.copy_from_slice(&self.memory);
     }
 
-    /// Of each sector that differs, either version remains.
+    /// Keeps of each sector either the version in memory or the version on disk.
     fn fail_power(&mut self, random: &mut Rng) {
         let chance = random.f32();
         for (memory, disk) in self.memory.chunks_mut(SECTOR_BYTES).zip(self.disk.chunks(SECTOR_BYTES)) {
@@ -77,7 +77,7 @@ struct LogSimulation {
     /// The number of published records.
     published: usize,
     epoch: u32,
-    /// Of the last published record.
+    /// Epoch of the last published record.
     published_epoch: u32,
 }
 
@@ -99,7 +99,7 @@ impl LogSimulation {
         if records == 0 { LogPoint::START } else { self.history[records - 1].end }
     }
 
-    /// One life of the client: appends until it is killed.
+    /// Runs one mount: appends until the client is killed.
     fn mount(&mut self) {
         self.epoch += 1;
         let start = self.point_after(self.published);
@@ -158,7 +158,7 @@ impl LogSimulation {
         }
     }
 
-    /// Replays as the next mount does, compares, and publishes what was found.
+    /// Replays as the next mount does, compares the records with the appended ones, and publishes them.
     fn recover(&mut self, kind: CrashKind) {
         let mut storage = self.storage.take().unwrap();
         let mut has_flip = false;

@@ -2,9 +2,9 @@
 
 /// Bytes at offsets of a log file. Both calls panic outside of the file: callers compute offsets from checked headers.
 pub trait LogStorage {
-    /// Stores bytes. A process that is killed half-way has stored any part of them.
+    /// Stores bytes. If the process is killed during the call, any part of them may be stored.
     fn store(&mut self, offset: u64, bytes: &[u8]);
 
-    /// Copies bytes out.
+    /// Copies bytes at an offset to `into`.
     fn load(&self, offset: u64, into: &mut [u8]);
 }

@@ -7,14 +7,15 @@ use rustix::io::Errno;
 
 use super::conversion::error_of;
 
-/// The kernel may cache entries and attributes for so long. It sees every change, because all are made through it.
+/// How long the kernel may cache entries and attributes. `KernelCaches` invalidates them when they change.
 pub(super) const CACHE_TIME: Duration = Duration::from_secs(3600);
-/// Inode numbers are not used twice while the kernel knows one.
+/// Always 0: an inode number is not reused while the kernel knows it.
 pub(super) const GENERATION: Generation = Generation(0);
 
 pub(super) fn answer_entry(reply: ReplyEntry, result: Result<FileAttr, Errno>) {
     match result {
-        // The kernel says nothing when it follows a symbolic link. So it looks up each one, which may have been replaced.
+        // The kernel sends no request when it follows a cached symbolic link, which may have been replaced. So it must look
+        // up each link.
         Ok(attributes) if attributes.kind == FileType::Symlink => reply.entry(&Duration::ZERO, &attributes, GENERATION),
         Ok(attributes) => reply.entry(&CACHE_TIME, &attributes, GENERATION),
         Err(error) => reply.error(error_of(error)),
@@ -35,7 +36,7 @@ pub(super) fn answer_empty(reply: ReplyEmpty, result: Result<(), Errno>) {
     }
 }
 
-/// A size of 0 asks for the length only.
+/// Answers with a value, or with its length if `size` is 0.
 pub(super) fn answer_xattr(reply: ReplyXattr, size: u32, result: Result<Vec<u8>, Errno>) {
     match result {
         Ok(value) if size == 0 => reply.size(value.len() as u32),

@@ -1,4 +1,4 @@
-//! The state of a mounted volume: view and log, under one lock. `execution` changes it.
+//! The state of a mounted volume: view and log, under one lock. `execution` changes both.
 
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -25,7 +25,7 @@ use crate::view::VolumeNamespace;
 /// Options of a mount.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct MountOptions {
-    /// The kernel reads published data from the shared tree by itself.
+    /// Whether the kernel reads published data directly from the shared tree, with FUSE passthrough.
     pub read_passthrough: bool,
 }
 
@@ -39,9 +39,9 @@ pub struct VolumeClient {
     pub(super) base_files: BaseFiles,
     pub(super) link: Arc<dyn OffloadLink>,
     state: Mutex<ClientState>,
-    /// The write permission was granted.
+    /// Notified when the write permission is granted.
     pub(super) granted: Condvar,
-    /// The log has something to publish.
+    /// Notified when a record is appended to the log.
     pub(super) appended: Condvar,
     commit: GroupCommit,
     pub(super) refresh: RefreshRequests,
@@ -57,14 +57,14 @@ pub(super) struct ClientState {
     pub(super) log: LogAppender<LogFile>,
     pub(super) permission: WritePermission,
     pub(super) waiting: WaitingOperations,
-    /// How far the view has the log of each client, by number.
+    /// The point up to which the view has the log of each client, by client number.
     pub(super) applied: Vec<LogPoint>,
     pub(super) space: SpaceEstimate,
     pub(super) published_answers: PublishedAnswers,
 }
 
 impl VolumeClient {
-    /// Starts a client on a namespace that has each client's log up to its mark.
+    /// Creates a client. The namespace has each client's log up to its mark.
     pub fn start(
         number: u16,
         shared: SharedTree,
@@ -102,7 +102,7 @@ impl VolumeClient {
         }
     }
 
-    /// Invalidates the kernel's caches from now on when another node has changed the volume.
+    /// Starts the threads that invalidate the kernel's caches when the volume changes.
     ///
     /// # Errors
     /// When a thread cannot be started.
@@ -117,12 +117,12 @@ impl VolumeClient {
         self.lock().log.ring().head()
     }
 
-    /// Whether the log has something that is not published.
+    /// Whether the log has unpublished records.
     pub(super) fn has_unpublished(&self) -> bool {
         self.lock().log.ring().used_bytes() > 0
     }
 
-    /// The log is published up to a point: its data is in the shared tree, and its bytes may be overwritten.
+    /// Frees the log up to a point: it is published, its data is in the shared tree, and its bytes may be overwritten.
     pub fn advance_published(&self, point: LogPoint) {
         let mut state = self.lock();
         if point <= state.log.ring().tail() {
@@ -132,26 +132,27 @@ impl VolumeClient {
         state.namespace.release_published(point.sequence);
         state.space.advance_published(point);
         let answers = state.published_answers.take_published(point);
-        // The log has room.
+        // The log may have room for waiting operations now.
         self.execute_waiting(state);
         answers.into_iter().for_each(|answer| answer());
         // Published records are on each live replica.
         self.acknowledge_commit(point);
     }
 
-    /// The least space of a replica. `advance_published` follows, as far as the log was published then.
+    /// Stores the least space of a replica. The caller then calls `advance_published` with the point at which the space was
+    /// measured.
     pub fn report_space(&self, space: TreeSpace) {
         self.lock().space.report(space);
     }
 
-    /// The space that this client has asked for.
+    /// Handles the answer to `OffloadRequest::CheckSpace`.
     pub fn answer_space_check(&self, space: TreeSpace) {
         let mut state = self.lock();
         state.space.answer_check(space);
         self.execute_waiting(state);
     }
 
-    /// Waits, at most so long, until the log has something to publish. Its end.
+    /// Waits until the log has unpublished records. Returns the end of the log, or none after `limit`.
     pub fn wait_unpublished(&self, limit: Duration) -> Option<LogPoint> {
         let is_published = |state: &mut ClientState| state.log.ring().used_bytes() == 0;
         let waited = self.appended.wait_timeout_while(self.lock(), limit, is_published);
@@ -159,7 +160,7 @@ impl VolumeClient {
         (!result.timed_out()).then(|| state.log.ring().head())
     }
 
-    /// Tells the shared tree that this client has open from one that takes its place.
+    /// Returns a number that distinguishes the open shared tree from one that replaces it.
     ///
     /// # Errors
     /// As fstat(2).
@@ -176,17 +177,17 @@ impl VolumeClient {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The term in which this client may write, if it may.
+    /// The term of this client's write permission; none if it has no permission.
     pub fn term(&self) -> Option<u32> {
         self.lock().permission.term()
     }
 
-    /// Up to where each live replica has the log, as far as this client knows.
+    /// The point up to which each live replica is known to have the log.
     pub fn committed(&self) -> LogPoint {
         self.commit.committed()
     }
 
-    /// Each live replica has the log up to a point.
+    /// Records that each live replica has the log up to a point.
     pub fn acknowledge_commit(&self, point: LogPoint) {
         self.commit.acknowledge(point, &*self.link);
     }
@@ -211,7 +212,7 @@ impl VolumeClient {
         }
     }
 
-    /// Gives an answer when each live replica has everything that is logged now.
+    /// Calls `answer` when each live replica has all records that are in the log now.
     pub(super) fn answer_committed(&self, answer: DeferredAnswer) {
         self.commit.add(self.head(), answer, &*self.link);
     }

@@ -1,4 +1,4 @@
-//! Between the types of FUSE and those of the view.
+//! Converts between the types of fuser and those of the view.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
@@ -11,7 +11,7 @@ use crate::record::{EntryName, FileKind, InodeNumber, NAME_BYTES_MAX, Timestamp}
 use crate::view::{CallerIdentity, Inode};
 
 const BLOCK_BYTES: u32 = 4096;
-/// `st_blocks` counts these.
+/// The unit of `st_blocks`.
 const SECTOR_BYTES: u64 = 512;
 
 pub(super) fn number_of(inode: INodeNo) -> InodeNumber {
@@ -43,7 +43,7 @@ pub(super) fn file_type_of(kind: FileKind) -> FileType {
     }
 }
 
-/// The kind in a mode; none for a mode that names no kind of mknod(2).
+/// The kind of file in a mode; none if mknod(2) does not create it.
 pub(super) fn kind_of(mode: u32) -> Option<FileKind> {
     match rustix::fs::FileType::from_raw_mode(mode) {
         rustix::fs::FileType::RegularFile => Some(FileKind::Regular),
@@ -88,8 +88,8 @@ pub(super) fn requested_time(time: TimeOrNow, now: Timestamp) -> Timestamp {
     }
 }
 
-/// The kernel's numbers of a time that fuser 0.18 has converted. Before 1970, fuser subtracts the nanoseconds, which the kernel
-/// adds.
+/// Recovers the kernel's timestamp from a time that fuser 0.18 has converted. For times before 1970, fuser subtracts the
+/// nanoseconds, although the kernel adds them.
 fn received_time(time: SystemTime) -> Timestamp {
     match UNIX_EPOCH.duration_since(time) {
         Ok(before) => Timestamp { seconds: -(before.as_secs() as i64), nanoseconds: before.subsec_nanos() },

@@ -27,7 +27,7 @@ impl VolumeClient {
         let mut buffer = Vec::new();
         let mut published = Vec::new();
         {
-            // The log is read under the lock: its bytes are not overwritten before they are copied.
+            // The log is read under the state lock, so that its bytes are not overwritten before they are copied.
             let state = self.lock();
             let file = state.namespace.readable_inode(inode)?;
             let InodeContent::File(extents) = &file.content else { return Err(Errno::INVAL) };
@@ -54,7 +54,7 @@ impl VolumeClient {
         Ok(buffer)
     }
 
-    /// The first byte of data, or of a hole, from an offset on. The end of the file is a hole.
+    /// Finds the first byte of data, or of a hole, at or after `offset`. The end of the file counts as a hole.
     pub(super) fn seek(&self, inode: InodeNumber, offset: u64, target: SeekTarget) -> Result<u64, Errno> {
         let (size, segments) = self.segments_from(inode, offset)?;
         let base = self.published_file(inode)?;
@@ -76,10 +76,10 @@ impl VolumeClient {
         }
     }
 
-    /// The file's data as it is published; none before it is.
+    /// Opens the published data of a file. None if the file is not published yet.
     ///
     /// # Errors
-    /// ESTALE when another client has dropped the file. As openat(2).
+    /// ESTALE if another client has dropped the file; otherwise as openat(2).
     pub(super) fn published_file(&self, inode: InodeNumber) -> Result<Option<Arc<File>>, Errno> {
         let find = || self.base_files.get(&self.shared, inode).map_err(errno_of);
         if let Some(file) = find()? {
@@ -88,7 +88,7 @@ impl VolumeClient {
         if self.lock().is_new(inode) {
             return Ok(None);
         }
-        // It was published just now, or another client has dropped it.
+        // The file was published after the first attempt, or another client has dropped it.
         find()?.ok_or(Errno::STALE).map(Some)
     }
 
@@ -105,7 +105,7 @@ fn part<'a>(buffer: &'a mut [u8], offset: u64, range: &Range<u64>) -> &'a mut [u
     &mut buffer[(range.start - offset) as usize..(range.end - offset) as usize]
 }
 
-/// Within a range of a published file. A range without file is a hole.
+/// Seeks within a range of a published file. Without a file, the whole range is a hole.
 fn seek_in_base(base: Option<&File>, range: &Range<u64>, target: SeekTarget) -> Result<Option<u64>, Errno> {
     let Some(base) = base else { return Ok((target == SeekTarget::Hole).then_some(range.start)) };
     let position = match target {

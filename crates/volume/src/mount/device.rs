@@ -1,4 +1,4 @@
-//! mount(2) of a FUSE file system without the program fusermount: the caller is root in its mount namespace.
+//! Mounts a FUSE file system without fusermount(1): the caller is root in its mount namespace.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -19,7 +19,7 @@ pub struct MountPoint {
 }
 
 impl MountPoint {
-    /// The mount stays: it is unmounted by others, and whatever is mounted at the path then is another mount.
+    /// Leaves the mount in place. Others unmount it, and a later mount at the path is not this one.
     pub fn forget(self) {
         std::mem::forget(self);
     }
@@ -32,8 +32,8 @@ impl Drop for MountPoint {
     }
 }
 
-/// Detaches the mounts of clients that died, and no other. stat(2) would be answered from the kernel's cache; statfs(2)
-/// asks the client.
+/// Detaches the mounts of clients that died, and no others. statfs(2) finds them: it always needs the client, while the
+/// kernel answers stat(2) from its cache.
 pub fn detach_dead_mounts(path: &Path) {
     while is_dead(path) {
         if unmount(path, UnmountFlags::DETACH).is_err() {
@@ -42,11 +42,11 @@ pub fn detach_dead_mounts(path: &Path) {
     }
 }
 
-/// Ends the connection between the kernel and the client of the mount at a path: calls of programs fail from now on, and the
-/// kernel lets go of threads of the client. The mount stays.
+/// Ends the connection between the kernel and the client of the mount at a path: calls of programs fail from now on, and
+/// threads of the client no longer wait in the kernel. The mount stays.
 ///
 /// # Errors
-/// `NotFound` when no volume is mounted there; as open(2).
+/// `NotFound` if no volume is mounted at the path; otherwise as open(2).
 pub fn abort_mount(path: &Path) -> io::Result<()> {
     let mounts = read_thread_mounts()?;
     let top = mounts.iter().rfind(|mount| mount.point == path);
@@ -74,8 +74,8 @@ fn is_dead(path: &Path) -> bool {
     statvfs(path).is_err_and(|error| matches!(error, Errno::NOTCONN | Errno::CONNABORTED))
 }
 
-/// Mounts a volume, and returns the device that the session reads. The kernel checks permissions. The mount takes the place
-/// of a dead one at the path, and programs never see the directory below.
+/// Mounts a volume, and returns the device that the session reads. The kernel checks permissions. The mount replaces a dead
+/// one at the path, and programs never see the directory below.
 ///
 /// # Errors
 /// As open(2) of `/dev/fuse` and mount(2).
@@ -108,14 +108,14 @@ fn create_mount(name: &str, device: &File) -> io::Result<OwnedFd> {
     create_filesystem(kernel_type, &options, attributes)
 }
 
-/// The new mount is attached beneath the dead one, which is then detached: programs get ENOTCONN until they see the new mount.
-/// In the other order they would see the directory below for a moment, and might write there. A mount on top of the dead
-/// one would leave that in the mount table: umount(2) reaches only the topmost mount of a path.
+/// Attaches the new mount beneath the dead one, then detaches the dead one: programs get ENOTCONN until they see the new
+/// mount. In the other order, programs would briefly see the directory below, and could write to it. A mount on top would
+/// leave the dead one in the mount table, because umount(2) reaches only the topmost mount of a path.
 fn replace_dead_mount(mount: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
     if attach_beneath(mount, path).is_err() {
         // The dead mount stays below until the supervisor ends.
         return attach(mount, path);
     }
-    // Not `detach_dead_mounts`: statfs(2) of the new mount waits for this process.
+    // Does not call `detach_dead_mounts`: its statfs(2) of the new mount would wait for this process.
     Ok(unmount(path, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)?)
 }

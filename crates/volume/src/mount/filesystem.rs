@@ -29,20 +29,20 @@ use crate::view::{
     AttributeChange, Inode, InodeContent, NewInode, RenameKind, RenameRequest, SpaceRequest, VolumeNamespace, XattrMode,
 };
 
-/// Largest write: half of what a record holds.
+/// Largest write: half of the data that a record can hold.
 const WRITE_BYTES_MAX: u32 = 1 << 20;
 
 /// O_EXCL of open(2).
 const EXCLUSIVE_CREATION: i32 = OFlags::EXCL.bits() as i32;
 
-/// A mounted volume as FUSE calls it.
+/// Handles the FUSE requests of a mounted volume.
 #[derive(Debug)]
 pub struct VolumeFilesystem {
     pub(super) client: Arc<VolumeClient>,
 }
 
 impl VolumeFilesystem {
-    /// Serves a client.
+    /// Creates the handler for a client.
     pub fn new(client: Arc<VolumeClient>) -> Self {
         Self { client }
     }
@@ -50,10 +50,10 @@ impl VolumeFilesystem {
 
 impl Filesystem for VolumeFilesystem {
     fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> io::Result<()> {
-        // The kernel then does not ask for security.capability before each write.
+        // The kernel then does not read security.capability before each write.
         let _ = config.add_capabilities(InitFlags::FUSE_HANDLE_KILLPRIV_V2);
         let _ = config.add_capabilities(InitFlags::FUSE_PARALLEL_DIROPS);
-        // Files that are opened with O_APPEND can be mapped.
+        // Files that are opened with O_APPEND use direct I/O. This lets programs map them.
         let _ = config.add_capabilities(InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP);
         let _ = config.set_max_write(WRITE_BYTES_MAX);
         if self.client.options.read_passthrough {
@@ -76,7 +76,7 @@ impl Filesystem for VolumeFilesystem {
         self.client.forget(number_of(inode), count);
     }
 
-    /// Waits for nothing. The kernel would drop attributes that were invalidated while the answer waited.
+    /// Answers immediately: the kernel drops attributes that are invalidated between request and answer.
     fn getattr(&self, _request: &Request, inode: INodeNo, _handle: Option<FileHandle>, reply: ReplyAttr) {
         answer_attributes(reply, self.client.attributes(number_of(inode)));
     }
@@ -247,14 +247,15 @@ impl Filesystem for VolumeFilesystem {
         reply: ReplyWrite,
     ) {
         let keeps_privileges = !write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
-        // Pages of a mapping have their place.
+        // Pages of a mapping are written at their own offset.
         let appends = is_appending(flags.0) && !write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);
         let place = if appends { WritePlace::End { assumed: offset } } else { WritePlace::Offset(offset) };
         self.write_data(request, WriteRequest { inode, place, keeps_privileges }, data, reply);
     }
 
     fn flush(&self, _request: &Request, _inode: INodeNo, _handle: FileHandle, _owner: LockOwner, reply: ReplyEmpty) {
-        // Every write is in the log already, and the kernel keeps locks by itself: it need not ask again.
+        // Every write is in the log already, and the kernel itself keeps the locks. After ENOSYS, it sends no more flush
+        // requests.
         reply.error(error_of(Errno::NOSYS));
     }
 
@@ -373,7 +374,8 @@ impl Filesystem for VolumeFilesystem {
                 let (handle, cache_use) = client.choose_cache_use(inode, flags);
                 reply.created(&CACHE_TIME, &attributes, GENERATION, handle, cache_use);
             }
-            // Another client has created it since the kernel looked. With ESTALE the kernel looks again, and opens it.
+            // Another client has created the file after the kernel's lookup. After ESTALE, the kernel looks it up again and
+            // opens it.
             Err(Errno::EXIST) if flags & EXCLUSIVE_CREATION == 0 => reply.error(error_of(Errno::STALE)),
             Err(error) => reply.error(error_of(error)),
         });
@@ -412,7 +414,7 @@ impl Filesystem for VolumeFilesystem {
         _flags: CopyFileRangeFlags,
         reply: ReplyWrite,
     ) {
-        // A part is a valid answer; the caller continues.
+        // A shorter copy is a valid answer; the caller continues.
         let length = length.min(WRITE_BYTES_MAX.into()) as usize;
         let data = match self.client.read(number_of(source), source_offset, length) {
             Ok(data) => data,
@@ -422,7 +424,7 @@ impl Filesystem for VolumeFilesystem {
         self.write_data(request, WriteRequest { inode: target, place, keeps_privileges: false }, &data, reply);
     }
 
-    /// The default does the same, and writes a line to the log.
+    /// Does the same as the default of fuser, which also logs each call.
     fn ioctl(
         &self,
         _request: &Request,
@@ -434,7 +436,7 @@ impl Filesystem for VolumeFilesystem {
         _answer_bytes: u32,
         reply: ReplyIoctl,
     ) {
-        // ENOTTY to the program.
+        // The program gets ENOTTY.
         reply.error(error_of(Errno::NOSYS));
     }
 
@@ -447,7 +449,7 @@ impl Filesystem for VolumeFilesystem {
         whence: i32,
         reply: ReplyLseek,
     ) {
-        // SEEK_DATA and SEEK_HOLE; the kernel does the rest.
+        // SEEK_DATA and SEEK_HOLE; the kernel handles the other values itself.
         let target = match whence {
             3 => SeekTarget::Data,
             4 => SeekTarget::Hole,
@@ -461,7 +463,7 @@ impl Filesystem for VolumeFilesystem {
     }
 }
 
-/// The mode bits of fallocate(2).
+/// Converts the mode of fallocate(2); none if it is not supported.
 fn space_request(mode: i32) -> Option<SpaceRequest> {
     const KEEP_SIZE: i32 = 1;
     const PUNCH_HOLE: i32 = 2;

@@ -7,15 +7,15 @@ use super::invalidation::DeferredAnswer;
 use super::offload_link::{OffloadLink, OffloadRequest};
 use crate::log::LogPoint;
 
-/// Has the log committed for many calls.
+/// Requests commits of the log, each for all calls that wait.
 pub(super) struct GroupCommit {
     state: Mutex<CommitState>,
 }
 
 struct CommitState {
-    /// Each live replica has the log up to here.
+    /// Each live replica has the log up to this point.
     committed: LogPoint,
-    /// Requested, and not answered. One request at a time is on its way.
+    /// The point of the unanswered request. There is at most one.
     requested: Option<LogPoint>,
     /// Answers, each with the point that it waits for.
     waiting: Vec<(LogPoint, DeferredAnswer)>,
@@ -32,7 +32,7 @@ impl GroupCommit {
         Self { state: Mutex::new(CommitState { committed, requested: None, waiting: Vec::new() }) }
     }
 
-    /// Gives an answer when the log is committed up to a point.
+    /// Calls `answer` when the log is committed up to a point.
     pub(super) fn add(&self, point: LogPoint, answer: DeferredAnswer, link: &dyn OffloadLink) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if point <= state.committed {
@@ -43,7 +43,8 @@ impl GroupCommit {
         state.request(link);
     }
 
-    /// The log is committed up to a point: the offload process has said so, or it is published.
+    /// Records that the log is committed up to a point: the offload process has confirmed it, or the log is published up to
+    /// the point.
     pub(super) fn acknowledge(&self, point: LogPoint, link: &dyn OffloadLink) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let committed = state.committed.max(point);
@@ -55,19 +56,19 @@ impl GroupCommit {
         ready.into_iter().for_each(|(_, answer)| answer());
     }
 
-    /// Up to where the log is committed, as far as is known.
+    /// The point up to which the log is known to be committed.
     pub(super) fn committed(&self) -> LogPoint {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).committed
     }
 
-    /// The request that is not answered, if there is one.
+    /// The point of the unanswered request, if there is one.
     pub(super) fn unanswered(&self) -> Option<LogPoint> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).requested
     }
 }
 
 impl CommitState {
-    /// Requests everything that answers wait for, unless a request is on its way.
+    /// Requests the last point that an answer waits for, unless a request is unanswered.
     fn request(&mut self, link: &dyn OffloadLink) {
         if self.requested.is_none()
             && let Some(point) = self.waiting.iter().map(|(point, _)| *point).max()

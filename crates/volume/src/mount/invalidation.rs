@@ -1,8 +1,8 @@
-//! The kernel's caches, after the volume has changed. Two threads invalidate: one inodes, one entries.
+//! Invalidates the kernel's caches after the volume has changed: one thread for inodes, and one for entries.
 //!
-//! An invalidated entry needs the lock of its directory, which a program may hold while it waits for this client. So nothing
-//! waits for entries. An invalidated inode may have pages of a shared mapping to write first, which become requests to this
-//! client. So nothing that serves requests waits for inodes.
+//! Invalidating an entry takes the lock of its directory, which a program may hold while it waits for this client. So no
+//! request waits for entries. Invalidating an inode may first write back pages of a shared mapping, as requests to this
+//! client. So no thread that serves requests waits for inodes.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -19,28 +19,28 @@ use super::stale_entries::StaleEntries;
 use crate::record::{EntryKey, InodeNumber, RecordEffect};
 use crate::view::CachedObjects;
 
-/// Invalidates attributes, and no data.
+/// The offset of FUSE_NOTIFY_INVAL_INODE that invalidates attributes, but no data.
 const ATTRIBUTES_ONLY: i64 = -1;
 
-/// The answer to a request, given by another thread than the one that received it.
+/// Sends the answer to a FUSE request, later and possibly in another thread.
 pub(super) type DeferredAnswer = Box<dyn FnOnce() + Send>;
 
-/// The queues of both threads.
+/// The queues of the two invalidating threads.
 pub(super) struct KernelCaches {
     inodes: Sender<InodeTask>,
     entries: Sender<EntryKey>,
-    /// Entries that the thread has not invalidated.
+    /// Entries and permissions that are not invalidated yet.
     pub(super) stale_entries: Arc<StaleEntries>,
-    /// Tasks of the thread for inodes that are not done, and for which open(2) waits.
+    /// Number of unfinished tasks for inodes for which open(2) waits.
     pending_inodes: Arc<AtomicU64>,
     notifier: Notifier,
 }
 
 enum InodeTask {
     Invalidate(InodeNumber),
-    /// Of an own operation, for which no open(2) waits.
+    /// Follows an operation of this node. No open(2) waits for it.
     InvalidateAttributes(InodeNumber),
-    /// The inode was invalidated before, and has another owner or mode.
+    /// Ends `StaleEntries::add_permissions`: owner and mode of the inode are invalidated.
     ConfirmPermissions(InodeNumber),
     InvalidateData {
         inode: InodeNumber,
@@ -75,14 +75,14 @@ impl KernelCaches {
         Ok(Self { inodes, entries, stale_entries, pending_inodes, notifier })
     }
 
-    /// Queues what has changed: attributes and data of inodes, and entries. The view is locked.
+    /// Queues the invalidation of entries, and of attributes and data of inodes. The caller has locked the view.
     pub(super) fn invalidate(&self, cached: CachedObjects) {
         for inode in cached.inodes {
             self.queue(InodeTask::Invalidate(inode));
             if cached.permissions.contains(&inode) {
                 self.stale_entries.add_permissions(inode);
-                // The kernel reads the attributes again when it walks the path again, also those of the root, which it does not
-                // look up.
+                // The kernel then requests the attributes when it walks the path again. This includes the root, which it
+                // never looks up.
                 self.invalidate_attributes(inode);
                 // The thread lives as long as this process.
                 let _ = self.inodes.send(InodeTask::ConfirmPermissions(inode));
@@ -95,19 +95,22 @@ impl KernelCaches {
         }
     }
 
-    /// Queues a part of a file that has changed.
+    /// Queues the invalidation of a changed part of a file.
     pub(super) fn invalidate_data(&self, inode: InodeNumber, offset: u64, bytes: u32) {
         self.queue(InodeTask::InvalidateData { inode, offset, bytes });
     }
 
-    /// Invalidates the attributes that an operation of this node has changed, except those of its answer. The view may be locked.
+    /// Invalidates attributes that an operation of this node has changed and that its answer does not contain. The caller
+    /// may have locked the view.
     ///
-    /// The kernel invalidates them too when it has the answer. But a stat(2) by another thread may have read the old ones here,
-    /// and the kernel would cache them afterwards. It drops attributes that were requested before this invalidation
-    /// (`attr_version` in fs/fuse/inode.c). For a directory, it waits for nothing, because a directory has no pages.
+    /// The kernel also invalidates these attributes when it receives the answer. It could later cache old attributes from a
+    /// stat(2) of another thread, which this client answered before. After this invalidation, it drops attributes that were
+    /// requested earlier (`attr_version` in fs/fuse/inode.c). Invalidating a directory never blocks, because a directory has
+    /// no pages.
     pub(super) fn invalidate_changed(&self, effects: &[RecordEffect]) {
         let mut parents: Vec<InodeNumber> = effects.iter().filter_map(changed_directory).collect();
-        // A rename has two entries. The kernel itself drops older attributes of an inode that it has created, linked or unlinked.
+        // Only a rename changes two entries. After create, link and unlink, the kernel itself drops older attributes of the
+        // inode.
         let is_rename = parents.len() > 1;
         let has_xattr = effects.iter().any(|effect| matches!(effect, RecordEffect::SetXattr { .. }));
         parents.dedup();
@@ -124,14 +127,15 @@ impl KernelCaches {
         parents.into_iter().for_each(|parent| self.invalidate_attributes(parent));
     }
 
-    /// Gives an answer when every inode is invalidated that is queued now.
+    /// Calls `answer` when all inode tasks that are queued now are done.
     pub(super) fn answer_after_inodes(&self, answer: DeferredAnswer) {
         if self.pending_inodes.load(Ordering::Acquire) == 0 { answer() } else { self.queue(InodeTask::Answer(answer)) }
     }
 
-    /// Invalidates the attributes of one inode at once. Its data stays, so this waits for nothing.
+    /// Invalidates the attributes of one inode in this thread. Never blocks, because the cached data stays.
     ///
-    /// The kernel may have received attributes of an inode that it did not know yet when they changed.
+    /// An earlier invalidation has no effect if the kernel did not know the inode yet, while old attributes were on their
+    /// way to it.
     pub(super) fn invalidate_attributes(&self, inode: InodeNumber) {
         invalidate_attributes(&self.notifier, inode);
     }

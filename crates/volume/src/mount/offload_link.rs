@@ -4,19 +4,19 @@ use std::fmt;
 
 use crate::log::LogPoint;
 
-/// A request.
+/// A request to the offload process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OffloadRequest {
-    /// This client wants to write. The answer is `VolumeClient::grant_write`.
+    /// Requests the write permission. The answer calls `VolumeClient::grant_write`.
     AcquireWrite,
-    /// This client writes no more.
+    /// Returns the write permission.
     Released,
-    /// Each live replica is to have the log up to here. The answer is `VolumeClient::acknowledge_commit`.
+    /// Requests that each live replica has the log up to this point. The answer calls `VolumeClient::acknowledge_commit`.
     Commit(LogPoint),
-    /// The space of the replicas is needed, as it is when the log is published up to here. The answer is
+    /// Requests the space of the replicas after the log is published up to this point. The answer calls
     /// `VolumeClient::answer_space_check`.
     CheckSpace(LogPoint),
-    /// The view is to have the records that other clients have logged until now. The answer is
+    /// Requests that the view has all records that other clients have logged until now. The answer calls
     /// `VolumeClient::acknowledge_refresh` with this number.
     Refresh(u64),
 }

@@ -1,6 +1,7 @@
-//! Names that another client replaces all the time. open(2) answers ESTALE when the kernel had an old file of a name; the kernel
-//! then looks the name up again and opens what it finds. That file may be replaced meanwhile, too, and is opened nevertheless:
-//! the name led to it after open(2) was called. Its data is held from the lookup on, because the other client may drop it.
+//! Lets open(2) succeed on a name that another client replaces all the time. If the kernel knew an old file by the name, the
+//! answer is ESTALE, and the kernel looks up the name again. The file that it finds is opened even if it was replaced since:
+//! the name led to it after open(2) was called. Its data is kept open from the lookup on, because the other client may drop
+//! it.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -10,10 +11,10 @@ use std::time::Instant;
 use super::stale_entries::REPEAT_TIME_MAX;
 use crate::record::InodeNumber;
 
-/// Threads that were answered ESTALE and have not opened a file since. A thread that gives up stays until there are so many.
+/// Most threads that were answered ESTALE and have not opened a file since. The table is emptied when it has this many.
 const THREADS_MAX: usize = 1024;
 
-/// Threads of programs that walk a path again.
+/// Threads of programs that repeat an open(2) after ESTALE.
 #[derive(Debug, Default)]
 pub(super) struct OpenRetries {
     /// By thread id.
@@ -35,7 +36,7 @@ struct FoundFile {
 }
 
 impl OpenRetries {
-    /// A thread is answered ESTALE.
+    /// Adds a thread that is answered ESTALE.
     pub(super) fn begin(&self, thread: u32) {
         let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
         if threads.len() >= THREADS_MAX {
@@ -44,24 +45,24 @@ impl OpenRetries {
         threads.insert(thread, RetryingThread { since: Instant::now(), found: None });
     }
 
-    /// Whether a thread walks a path again.
+    /// Whether a thread repeats an open(2) after ESTALE.
     pub(super) fn contains(&self, thread: u32) -> bool {
         self.threads.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&thread)
     }
 
-    /// The thread opens nothing.
+    /// Removes a thread whose call has failed.
     pub(super) fn give_up(&self, thread: u32) {
         self.threads.lock().unwrap_or_else(PoisonError::into_inner).remove(&thread);
     }
 
-    /// The thread has looked up a file.
+    /// Keeps open the file that the thread has looked up.
     pub(super) fn hold(&self, thread: u32, inode: InodeNumber, data: Arc<File>) {
         if let Some(retrying) = self.threads.lock().unwrap_or_else(PoisonError::into_inner).get_mut(&thread) {
             retrying.found = Some(FoundFile { inode, data });
         }
     }
 
-    /// The thread opens a file. Its data, if it is the file that the thread has found.
+    /// Removes a thread, which opens a file. Returns the data if the thread has looked up this file.
     pub(super) fn end(&self, thread: u32, inode: InodeNumber) -> Option<Arc<File>> {
         let retrying = self.threads.lock().unwrap_or_else(PoisonError::into_inner).remove(&thread);
         let retrying = retrying.filter(|retrying| retrying.since.elapsed() < REPEAT_TIME_MAX)?;
@@ -78,7 +79,7 @@ mod tests {
         let data = || Arc::new(tempfile::tempfile().unwrap());
         let (retries, old, new) = (OpenRetries::default(), InodeNumber(5), InodeNumber(6));
         retries.hold(1, old, data());
-        assert!(retries.end(1, old).is_none(), "it was not looked up again");
+        assert!(retries.end(1, old).is_none(), "the file was not looked up again");
         retries.begin(1);
         assert!(retries.contains(1) && !retries.contains(2));
         retries.hold(1, new, data());

@@ -20,7 +20,7 @@ use crate::view::{
     XattrMode,
 };
 
-/// Attempts to look up a file that stays long enough to be opened. Each takes a refresh.
+/// Most attempts to look up a file that is not dropped before it can be opened. Each attempt needs a refresh.
 const HOLD_ATTEMPTS_MAX: u32 = 20;
 
 /// A lookup by a thread of a program.
@@ -38,26 +38,26 @@ type RemovalPlan = fn(&VolumeNamespace, InodeNumber, &EntryName, CallerIdentity)
 pub(super) struct WriteRequest {
     pub(super) inode: INodeNo,
     pub(super) place: WritePlace,
-    /// The set-user-ID and set-group-ID bits stay.
+    /// Whether the write keeps the set-user-ID and set-group-ID bits.
     pub(super) keeps_privileges: bool,
 }
 
 /// Where a write begins in the file.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum WritePlace {
-    /// Here.
+    /// At this offset.
     Offset(u64),
-    /// At the end of the file, with O_APPEND. The kernel has the data in its cache from `assumed` on, which is wrong when another
-    /// client has changed the size meanwhile.
+    /// At the end of the file, with O_APPEND. The kernel assumes that the data begins at `assumed`, which is wrong if
+    /// another client has changed the size.
     End {
-        /// The end as the kernel knows it.
+        /// The end of the file as the kernel knows it.
         assumed: u64,
     },
 }
 
 impl VolumeFilesystem {
-    /// Answers an open(2) when the view, and what the kernel has of inodes, are as other clients have logged before. That may
-    /// need requests of this mount to be served, so no thread waits.
+    /// Answers an open(2) when the view and the kernel's caches of inodes have all changes that other clients have logged
+    /// before. No thread waits, because an invalidation may need other requests of this mount to be served.
     pub(super) fn answer_opening(&self, answer: impl FnOnce(&Arc<VolumeClient>) + Send + 'static) {
         let client = Arc::clone(&self.client);
         if !client.may_be_stale() {
@@ -83,7 +83,8 @@ impl VolumeFilesystem {
         });
     }
 
-    /// Answers a lookup when the view has what other clients have logged before: the kernel keeps the answer.
+    /// Answers a lookup when the view has all changes that other clients have logged before, because the kernel caches the
+    /// answer.
     pub(super) fn answer_lookup(&self, lookup: LookupRequest, reply: ReplyEntry) {
         if self.client.may_be_stale() {
             answer_refreshed_lookup(Arc::clone(&self.client), lookup, reply, HOLD_ATTEMPTS_MAX);
@@ -92,7 +93,7 @@ impl VolumeFilesystem {
         }
     }
 
-    /// Creates an inode, counts the kernel's reference to it, and gives the answer.
+    /// Creates an inode, counts the kernel's reference to it, and calls `answer`.
     pub(super) fn create_inode(
         &self,
         request: &Request,
@@ -128,7 +129,8 @@ impl VolumeFilesystem {
         answer: impl FnOnce(Result<FileAttr, Errno>) + Send + 'static,
     ) {
         let (caller, inode, client) = (caller_of(request), number_of(inode), Arc::clone(&self.client));
-        // ftruncate(2) has a handle, and truncate(2) has a path, which the kernel can walk again. fchmod(2) has neither.
+        // Only the path of truncate(2) is checked: the kernel can walk it again. ftruncate(2) has a handle; fchmod(2) has
+        // neither.
         let watch = if change.size.is_some() && !has_handle { self.client.watch_path(inode) } else { None };
         let thread = request.pid();
         let plan = move |namespace: &VolumeNamespace| {
@@ -146,7 +148,7 @@ impl VolumeFilesystem {
         read(self.client.lock().namespace.inode(number_of(inode))?)
     }
 
-    /// Writes, and answers how many bytes.
+    /// Executes a write, and answers with the number of bytes.
     pub(super) fn write_data(&self, request: &Request, write: WriteRequest, data: &[u8], reply: ReplyWrite) {
         let WriteRequest { inode, place, keeps_privileges } = write;
         let (caller, number, bytes) = (caller_of(request), number_of(inode), data.len() as u32);
@@ -165,7 +167,7 @@ impl VolumeFilesystem {
             let (at, answer) = (written, move || answer_write(reply, written.map(|_| bytes)));
             match (place, at) {
                 (WritePlace::End { assumed }, Ok(offset)) if assumed != offset => client.invalidate_inode(number),
-                // The kernel writes past its cache. A reader may have cached the last page meanwhile, without this.
+                // The kernel does not cache this write. A reader may have cached the last page without the new data.
                 (WritePlace::End { .. }, Ok(offset)) if client.base_files.is_shared(number) => {
                     client.invalidate_data(number, offset, bytes);
                 }
@@ -191,8 +193,9 @@ impl VolumeFilesystem {
         });
     }
 
-    /// Executes unlink(2) or rmdir(2), and gives the answer. The kernel takes a directory for removed if it has one of the name, and
-    /// checks the owner of the file that it has of the name if the directory is sticky.
+    /// Executes unlink(2) or rmdir(2), and answers. The kernel considers a directory removed if it knows one by this name.
+    /// If the parent is sticky, it has checked the owner of the file that it knows by this name. In both cases its entry
+    /// must match the view.
     pub(super) fn remove_entry(
         &self,
         request: &Request,
@@ -223,8 +226,8 @@ impl VolumeFilesystem {
         });
     }
 
-    /// Executes rename(2), and gives the answer. The kernel moves what it has of the name, and takes a directory for removed if it
-    /// has one of the new name.
+    /// Executes rename(2), and answers. The kernel moves the inode that it knows by the old name. It considers a directory
+    /// removed if it knows one by the new name.
     pub(super) fn rename_entry(&self, request: &Request, rename: RenameRequest, reply: ReplyEmpty) {
         let (caller, thread) = (caller_of(request), request.pid());
         let (checking, client) = (Arc::clone(&self.client), Arc::clone(&self.client));
@@ -250,7 +253,7 @@ impl VolumeFilesystem {
         });
     }
 
-    /// Executes an operation without data and without a result.
+    /// Executes an operation without data and without a result, and answers.
     pub(super) fn change_and_answer(
         &self,
         reply: ReplyEmpty,
@@ -259,14 +262,14 @@ impl VolumeFilesystem {
         self.client.change(plan, move |changed| answer_empty(reply, changed));
     }
 
-    /// Answers fsync(2).
+    /// Answers fsync(2) when each live replica has the log.
     pub(super) fn answer_committed(&self, reply: ReplyEmpty) {
         self.client.answer_committed(Box::new(move || reply.ok()));
     }
 }
 
 impl VolumeClient {
-    /// The attributes of an inode for a new entry of it. Counts the kernel's reference.
+    /// Returns the attributes of an inode for the answer to the creation of `entry`. Counts the kernel's reference.
     pub(super) fn answer_created(&self, entry: &EntryKey, inode: InodeNumber) -> Result<FileAttr, Errno> {
         let mut state = self.lock();
         self.note_answer(None, entry, Some(inode));
@@ -283,7 +286,8 @@ impl VolumeClient {
         self.kernel_caches.get().map_or(Ok(()), |caches| caches.stale_entries.check(thread, entry, target))
     }
 
-    /// The kernel has counted a link less of an inode that may not be the one that was removed.
+    /// Invalidates the inodes to which a removed entry led before: the kernel may have decremented the link count of a wrong
+    /// one.
     fn invalidate_previous(&self, entry: &EntryKey) {
         if let Some(caches) = self.kernel_caches.get() {
             let previous = caches.stale_entries.previous_inodes(entry);
@@ -301,7 +305,7 @@ impl VolumeClient {
     }
 }
 
-/// Checks the path of a directory in which a thread changes an entry.
+/// Checks the path of a call of a thread, as [`PathWatch::check`] does.
 pub(super) fn check_path(watch: Option<&PathWatch>, thread: u32) -> Result<(), Errno> {
     watch.map_or(Ok(()), |watch| watch.check(thread))
 }
@@ -311,13 +315,14 @@ pub(super) fn check_paths(watches: &[Option<PathWatch>], thread: u32) -> Result<
     watches.iter().try_for_each(|watch| check_path(watch.as_ref(), thread))
 }
 
-/// Whether only the owner of a file may remove it from a directory. The kernel has checked the owner of the inode that it has for
-/// the name.
+/// Whether only the owner of a file may remove it from a directory. The kernel has checked the owner of the inode that it
+/// knows by the name.
 fn is_sticky(namespace: &VolumeNamespace, directory: InodeNumber) -> bool {
     namespace.inode(directory).is_ok_and(|inode| u32::from(inode.attributes.mode) & Mode::SVTX.bits() != 0)
 }
 
-/// A thread that walks a path again gets a file that it can open. If that is dropped at the same time, the name has another one.
+/// Answers a lookup after a refresh. A thread that repeats an open(2) gets a file that it can open: the lookup is repeated
+/// if another client has just dropped the file.
 fn answer_refreshed_lookup(client: Arc<VolumeClient>, lookup: LookupRequest, reply: ReplyEntry, attempts: u32) {
     let refreshing = Arc::clone(&client);
     refreshing.answer_refreshed(Box::new(move || {
@@ -341,15 +346,15 @@ fn find_inode(client: &VolumeClient, state: &ClientState, lookup: &LookupRequest
     let found = state.namespace.lookup(lookup.entry.parent, &lookup.entry.name);
     client.note_answer(Some(lookup.thread), &lookup.entry, found.ok());
     if found.is_err() {
-        // The path ends here: the next open(2) of the thread is no retry.
+        // The call fails here: the next open(2) of the thread is not a retry.
         client.open_retries.give_up(lookup.thread);
     }
     found
 }
 
-/// As `look_up`, and holds the data if it is a file. None when another client has dropped it just now.
+/// As `look_up`, and keeps the data of a file open for the thread. None if another client has just dropped the file.
 fn look_up_again(client: &VolumeClient, lookup: &LookupRequest) -> Option<Result<FileAttr, Errno>> {
-    // The view must not change between the lookup and the opening, so the data is opened under its lock.
+    // The data is opened under the lock of the view, so that the view cannot change after the lookup.
     let mut state = client.lock();
     let inode = match find_inode(client, &state, lookup) {
         Ok(inode) => inode,

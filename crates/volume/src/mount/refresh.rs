@@ -1,4 +1,5 @@
-//! Changes of other clients: they are applied to the view, and open(2) is answered after those that were made before it.
+//! Applies changes of other clients to the view. open(2) is answered only after the changes that were logged before the
+//! call.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -18,7 +19,8 @@ use crate::publish::{PublishedMark, load_namespace};
 use crate::record::InodeNumber;
 use crate::view::CachedObjects;
 
-/// Answers that wait for the offload process. One request is on its way at a time; answers that come meanwhile share the next.
+/// Answers that wait for a refresh by the offload process. At most one request is unanswered; answers that are added during
+/// it share the next request.
 #[derive(Default)]
 pub(super) struct RefreshRequests {
     state: Mutex<RefreshState>,
@@ -29,9 +31,9 @@ struct RefreshState {
     /// The number of the last request.
     last: u64,
     is_requested: bool,
-    /// Given when the last request is answered.
+    /// Called when the last request is answered.
     current: Vec<DeferredAnswer>,
-    /// Given when the request after it is answered.
+    /// Called when the next request is answered.
     next: Vec<DeferredAnswer>,
 }
 
@@ -42,7 +44,7 @@ impl fmt::Debug for RefreshRequests {
 }
 
 impl RefreshRequests {
-    /// Adds an answer. The number of a request that must be sent now.
+    /// Adds an answer. Returns the number of a request that must be sent now, if any.
     fn add(&self, answer: DeferredAnswer) -> Option<u64> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if state.is_requested {
@@ -53,10 +55,10 @@ impl RefreshRequests {
         Some(state.begin_request())
     }
 
-    /// A request is answered. Its answers, and the number of a request that must be sent now.
+    /// Ends an answered request. Returns its answers, and the number of a request that must be sent now, if any.
     fn take(&self, number: u64) -> (Vec<DeferredAnswer>, Option<u64>) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        // The answer to a request that was repeated may come twice.
+        // A repeated request may be answered twice.
         if !state.is_requested || number != state.last {
             return (Vec::new(), None);
         }
@@ -67,7 +69,7 @@ impl RefreshRequests {
         (answers, request)
     }
 
-    /// The request that is not answered.
+    /// The number of the unanswered request, if any.
     pub(super) fn unanswered(&self) -> Option<u64> {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.is_requested.then_some(state.last)
@@ -83,19 +85,19 @@ impl RefreshState {
 }
 
 impl VolumeClient {
-    /// Whether the view may lack what another client has logged.
+    /// Whether the view may lack records that another client has logged.
     pub(super) fn may_be_stale(&self) -> bool {
         self.term().is_none()
     }
 
-    /// Gives an answer when the view has what other clients have logged before. Waits for nothing.
+    /// Calls `answer` when the view has all records that other clients have logged until now. Does not block.
     pub(super) fn answer_refreshed(&self, answer: DeferredAnswer) {
         if let Some(request) = self.refresh.add(answer) {
             self.link.send(OffloadRequest::Refresh(request));
         }
     }
 
-    /// Gives an answer when the kernel's caches of inodes are as the view is now.
+    /// Calls `answer` when all invalidations of inodes that are queued now are done.
     pub(super) fn answer_invalidated(&self, answer: DeferredAnswer) {
         match self.kernel_caches.get() {
             Some(caches) => caches.answer_after_inodes(answer),
@@ -103,21 +105,21 @@ impl VolumeClient {
         }
     }
 
-    /// The kernel has something wrong of an inode.
+    /// Invalidates an inode of which the kernel has wrong attributes or data.
     pub(super) fn invalidate_inode(&self, inode: InodeNumber) {
         if let Some(caches) = self.kernel_caches.get() {
             caches.invalidate(CachedObjects { inodes: BTreeSet::from([inode]), ..CachedObjects::default() });
         }
     }
 
-    /// The kernel has wrong data of a part of a file.
+    /// Invalidates a part of a file of which the kernel has wrong data.
     pub(super) fn invalidate_data(&self, inode: InodeNumber, offset: u64, bytes: u32) {
         if let Some(caches) = self.kernel_caches.get() {
             caches.invalidate_data(inode, offset, bytes);
         }
     }
 
-    /// The view has everything that the request asked for.
+    /// Handles the answer to `OffloadRequest::Refresh`: the view has all records that it covers.
     pub fn acknowledge_refresh(&self, request: u64) {
         let (answers, next) = self.refresh.take(request);
         if let Some(next) = next {
@@ -126,7 +128,7 @@ impl VolumeClient {
         answers.into_iter().for_each(|answer| answer());
     }
 
-    /// Another client's changes were published on this node.
+    /// Applies changes of another client that were published on this node.
     pub fn apply_foreign(&self, client: u16, changes: &ChangeSet) {
         let mut state = self.lock();
         state.set_applied(client, changes.end);
@@ -136,17 +138,17 @@ impl VolumeClient {
         }
     }
 
-    /// Whether the view has each log of other clients exactly as far as the shared tree.
+    /// Whether the view has the log of each other client exactly up to its mark in the shared tree.
     pub fn has_applied(&self, marks: &[PublishedMark]) -> bool {
         let state = self.lock();
         let mut others = marks.iter().enumerate().filter(|(client, _)| *client != usize::from(self.number()));
         others.all(|(client, mark)| state.applied(client) == mark.point)
     }
 
-    /// Reads the namespace again. Nothing is published meanwhile.
+    /// Reads the namespace from the shared tree again. Nothing may be published during the call.
     ///
     /// # Errors
-    /// As `load_namespace`; `InvalidInput` when this client has something unpublished, which the tree does not have.
+    /// As `load_namespace`; `InvalidInput` if this client has unpublished records, which the tree lacks.
     pub fn reload(&self, marks: &[PublishedMark]) -> io::Result<()> {
         if self.has_unpublished() {
             return Err(io::ErrorKind::InvalidInput.into());
@@ -164,10 +166,11 @@ impl VolumeClient {
         Ok(())
     }
 
-    /// Opens a file for a thread. The kernel may have found it before the view was refreshed.
+    /// Opens a file for a thread. The kernel may have looked up the file before the view was refreshed.
     ///
     /// # Errors
-    /// ESTALE when another client has removed or renamed it: the kernel then walks the path again, and looks up each name.
+    /// ESTALE if another client has removed or renamed the file: the kernel then walks the path again, and looks up each
+    /// name.
     pub(super) fn open_file(&self, inode: InodeNumber, thread: u32, watch: Option<&PathWatch>) -> Result<(), Errno> {
         let held = self.open_retries.end(thread, inode);
         let found = held.is_some().then_some(inode);
@@ -180,15 +183,15 @@ impl VolumeClient {
         Ok(())
     }
 
-    /// Watches the path of an inode, from the arrival of the kernel's request on. None when the kernel knows no inode but the
-    /// root.
+    /// Watches the path of an inode from the arrival of a request on. None before `watch_kernel_caches`, when the kernel
+    /// knows only the root.
     pub(super) fn watch_path(&self, inode: InodeNumber) -> Option<PathWatch> {
         let caches = self.kernel_caches.get()?;
         let state = self.lock();
         Some(caches.stale_entries.watch_path(state.namespace.path_of(inode)))
     }
 
-    /// `held` is the data, if it was held since the lookup. It stays readable when another client removes the file.
+    /// `held` is the data, if it was opened at the lookup. It stays readable if another client removes the file.
     fn open_base_file(&self, inode: InodeNumber, held: Option<Arc<File>>) -> Result<(), Errno> {
         let is_linked = self.lock().namespace.inode(inode).is_ok_and(|inode| inode.entry_count > 0);
         if let Some(data) = held {
@@ -199,7 +202,7 @@ impl VolumeClient {
             return Err(Errno::STALE);
         }
         match self.published_file(inode) {
-            // Another client has removed it already, and the view does not have that yet.
+            // Another client has removed the file, and the view does not have this change yet.
             Err(Errno::STALE) => {
                 self.base_files.release(inode);
                 return Err(Errno::STALE);
@@ -212,7 +215,7 @@ impl VolumeClient {
 }
 
 impl super::client::ClientState {
-    /// Whether the shared tree has no inode of this number yet: this client has created it, and that is not published.
+    /// Whether this client has created an inode and not published it, so that the shared tree lacks it.
     pub(super) fn is_new(&self, inode: InodeNumber) -> bool {
         self.namespace.is_created_since(inode, self.log.ring().tail().sequence)
     }

@@ -1,36 +1,36 @@
-//! Space of the shared trees, as far as the log will not use it. A write that a replica could not publish is refused with
-//! ENOSPC when it is made, not lost later.
+//! Estimates the space of the shared trees that unpublished records leave free. A write that a replica could not publish is
+//! refused with ENOSPC immediately, instead of being lost later.
 //!
-//! Each report of published records has the least space of a replica. A record that may not fit waits for a report that was
-//! made after everything before the record was published, and is refused only then.
+//! Each report of published records contains the least space of a replica. A record that may not fit waits for a report that
+//! was made after all earlier records were published. It is refused only then.
 
 use std::collections::VecDeque;
 
 use crate::chain::{AMPLE_BYTES, RECORD_BYTES, RESERVE_BYTES, TreeSpace};
 use crate::log::LogPoint;
 
-/// Space for records of a term before its first report. When others have used up all space since, as many clients as the reserve
-/// has room for may each write this once.
+/// Space that a client may use in a term before the first report. If other clients have used up the space since the last
+/// term, the client uses the reserve, which has room for several such clients.
 const UNREPORTED_BYTES: u64 = 1 << 20;
 
-/// An estimate of the space that the replica with the least has for new records.
+/// An estimate of the space for new records on the replica with the least space.
 #[derive(Debug)]
 pub(super) struct SpaceEstimate {
-    /// The last report, or less.
+    /// The last reported space, or less.
     reported: TreeSpace,
-    /// Space that records need which the report does not count: sequence number and bytes.
+    /// Records that the report does not count: sequence number, and bytes that the record needs.
     unpublished: VecDeque<(u64, u64)>,
     unpublished_bytes: u64,
     check: SpaceCheckState,
 }
 
-/// Whether the offload process is asked for a report.
+/// State of the request for a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum SpaceCheckState {
     NotRequested,
-    /// It answers when the log is published up to here, or a replica is full.
+    /// The offload process answers when the log is published up to this point, or when a replica is full.
     Requested(LogPoint),
-    /// The report is from now.
+    /// The report is current.
     Answered,
 }
 
@@ -39,9 +39,9 @@ enum SpaceCheckState {
 pub(super) enum SpaceDecision {
     /// There is space.
     Fits,
-    /// A new report decides.
+    /// Only a new report can decide.
     Unknown,
-    /// ENOSPC.
+    /// Refused with ENOSPC.
     Refused,
 }
 
@@ -53,8 +53,8 @@ impl Default for SpaceEstimate {
 }
 
 impl SpaceEstimate {
-    /// Whether a record may be logged that allocates so many bytes of a file. While earlier records are unpublished, they may
-    /// turn out to need less space than they are counted with, unless a replica is full and does not publish them.
+    /// Decides whether a record that allocates `bytes` of a file may be logged. Unpublished records may turn out to need
+    /// less space than is counted, so they prevent a refusal, unless a replica is full.
     pub(super) fn decide(&self, bytes: u64, has_unpublished: bool) -> SpaceDecision {
         let room = match self.reported {
             TreeSpace::Full => 0,
@@ -70,14 +70,14 @@ impl SpaceEstimate {
         }
     }
 
-    /// A record was logged that allocates so many bytes of a file.
+    /// Counts a logged record that allocates `bytes` of a file.
     pub(super) fn add_record(&mut self, sequence: u64, bytes: u64) {
         self.unpublished.push_back((sequence, needed_bytes(bytes)));
         self.unpublished_bytes += needed_bytes(bytes);
     }
 
-    /// Another client may have written since the last term. `space` is the least of a replica at the begin of the term, unless it
-    /// was ample before.
+    /// Starts a term: other clients may have used space since the last one. `space` is the least space of a replica at the
+    /// start of the term; none if the space was ample in the last report, or is not known.
     pub(super) fn start_term(&mut self, space: Option<TreeSpace>) {
         (self.reported, self.check) = match (space, self.reported) {
             (Some(space), _) => (space, SpaceCheckState::Answered),
@@ -88,19 +88,19 @@ impl SpaceEstimate {
         };
     }
 
-    /// Records before `point` are published.
+    /// Removes records before `point`, which are published.
     pub(super) fn advance_published(&mut self, point: LogPoint) {
         while let Some((_, bytes)) = self.unpublished.pop_front_if(|(sequence, _)| *sequence < point.sequence) {
             self.unpublished_bytes -= bytes;
         }
     }
 
-    /// The least space of a replica, which counts everything that is published.
+    /// Stores the least space of a replica, measured after all published records.
     pub(super) fn report(&mut self, space: TreeSpace) {
         self.reported = space;
     }
 
-    /// Asks for a report. Whether the question has to be sent.
+    /// Requests a report, unless a request is unanswered. Returns whether a request must be sent.
     pub(super) fn request_check(&mut self, head: LogPoint) -> bool {
         let is_requested = matches!(self.check, SpaceCheckState::Requested(_));
         if !is_requested {
@@ -109,7 +109,7 @@ impl SpaceEstimate {
         !is_requested
     }
 
-    /// The question that is not answered.
+    /// The point of the unanswered request, if there is one.
     pub(super) fn unanswered_check(&self) -> Option<LogPoint> {
         match self.check {
             SpaceCheckState::Requested(point) => Some(point),
@@ -117,19 +117,19 @@ impl SpaceEstimate {
         }
     }
 
-    /// The report that was requested. It counts until `end_check`.
+    /// Stores the requested report, which is current until `end_check`.
     pub(super) fn answer_check(&mut self, space: TreeSpace) {
         (self.reported, self.check) = (space, SpaceCheckState::Answered);
     }
 
-    /// The operations that waited for the report are executed. Later ones need another report.
+    /// Ends a check after the operations that waited for it are executed. Later operations need another report.
     pub(super) fn end_check(&mut self) {
         if self.check == SpaceCheckState::Answered {
             self.check = SpaceCheckState::NotRequested;
         }
     }
 
-    /// Whether a replica publishes nothing for lack of space, as a report says that is from now.
+    /// Whether the current report says that a replica publishes nothing for lack of space.
     pub(super) fn is_full(&self) -> bool {
         self.check == SpaceCheckState::Answered && self.reported == TreeSpace::Full
     }
@@ -147,7 +147,7 @@ mod tests {
         LogPoint { sequence, position: sequence * 4096 }
     }
 
-    /// Space for `bytes` besides the reserve.
+    /// Space for `bytes` in addition to the reserve.
     fn room(bytes: u64) -> TreeSpace {
         TreeSpace::Free(RESERVE_BYTES + needed_bytes(bytes))
     }
@@ -157,7 +157,7 @@ mod tests {
         let mut space = SpaceEstimate::default();
         assert_eq!(space.decide(0, false), SpaceDecision::Unknown);
         assert!(space.request_check(point(1)));
-        assert!(!space.request_check(point(1)), "one question at a time");
+        assert!(!space.request_check(point(1)), "one request at a time");
         assert_eq!(space.unanswered_check(), Some(point(1)));
         space.answer_check(room(100));
         assert_eq!(space.decide(100, false), SpaceDecision::Fits);
@@ -200,6 +200,6 @@ mod tests {
         assert_eq!(space.decide(0, false), SpaceDecision::Unknown);
         space.start_term(Some(room(100)));
         assert_eq!(space.decide(100, false), SpaceDecision::Fits);
-        assert_eq!(space.decide(101, false), SpaceDecision::Refused, "each turn decides something");
+        assert_eq!(space.decide(101, false), SpaceDecision::Refused, "the report at the start of a term is current");
     }
 }

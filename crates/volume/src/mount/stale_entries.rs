@@ -1,9 +1,9 @@
-//! Paths that the kernel may have walked before another client changed them: entries that lead elsewhere now, and inodes with
-//! another owner or mode. The answer is ESTALE: the kernel looks all names up again, and repeats the call (`retry_estale` in
-//! fs/namei.c).
+//! Detects calls whose path another client changed after the kernel walked it: an entry leads to another inode, or an inode
+//! has another owner or mode. Such calls are answered ESTALE: the kernel looks up all names again, and repeats the call
+//! (`retry_estale` in fs/namei.c).
 //!
-//! An invalidation would be too late for rename(2) and rmdir(2): it waits for the lock of the directory, which the kernel holds
-//! until the call is answered. The kernel would move or remove the old entry, and a path would lead to a wrong file afterwards.
+//! An invalidation is too late for rename(2) and rmdir(2): it waits for the lock of the directory, which the kernel holds
+//! until the call is answered. The kernel would move or remove its old entry, and the path would then lead to a wrong file.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
@@ -14,40 +14,40 @@ use rustix::io::Errno;
 
 use crate::record::{EntryKey, InodeNumber};
 
-/// Inodes in [`SuspectInodes::since`]. It is emptied when there are so many.
+/// Limit of [`SuspectInodes::since`], which is emptied when it is reached.
 const SINCE_MAX: usize = 1 << 16;
-/// Threads in [`StaleTable::repeated`]. It is emptied when there are so many.
+/// Limit of [`StaleTable::repeated`], which is emptied when it is reached.
 const THREADS_MAX: usize = 1024;
-/// Inodes in [`RepeatedCall::accepted`]: those of one path, and more.
+/// Limit of [`RepeatedCall::accepted`]: more than the inodes of one path.
 const ACCEPTED_MAX: usize = 4096;
-/// A thread that was answered ESTALE repeats its call within this time, also on a machine that stalls.
+/// A thread that received ESTALE repeats its call within this time, even on a machine that stalls.
 pub(super) const REPEAT_TIME_MAX: Duration = Duration::from_secs(30);
 
-/// The entries.
+/// Changes that the kernel may not have seen yet.
 #[derive(Debug, Default)]
 pub(super) struct StaleEntries(Mutex<StaleTable>);
 
 #[derive(Debug, Default)]
 struct StaleTable {
     entries: HashMap<EntryKey, StaleEntry>,
-    /// Inodes in `previous` of an entry, and those that the kernel has not looked up since.
+    /// Inodes in [`StaleEntry::previous`], and former ones that the kernel has not looked up since.
     previous: SuspectInodes,
-    /// Inodes with another owner or mode, until the kernel has read them.
+    /// Inodes whose owner or mode changed, until the kernel has read their attributes.
     permissions: SuspectInodes,
-    /// Calls that are not answered, by number.
+    /// Paths of unanswered calls, by call number.
     calls: HashMap<u64, WatchedPath>,
     next_call: u64,
-    /// Threads that were answered ESTALE.
+    /// Calls that were answered ESTALE, by thread id.
     repeated: HashMap<u32, RepeatedCall>,
 }
 
-/// Inodes of which the kernel has something old.
+/// Inodes of which the kernel may have an old name or old attributes.
 #[derive(Debug, Default)]
 struct SuspectInodes {
-    /// How many invalidations of each are not executed.
+    /// Number of invalidations of each inode that the kernel has not executed.
     pending: HashMap<InodeNumber, usize>,
-    /// Inodes that the kernel has not asked for since the last one. A call that has one on its path has walked that before,
-    /// however late it arrives.
+    /// Inodes that the kernel has not requested since their last invalidation. A call with such an inode on its path walked
+    /// the path before the invalidation, however late it arrives.
     since: HashSet<InodeNumber>,
 }
 
@@ -56,7 +56,7 @@ impl SuspectInodes {
         *self.pending.entry(inode).or_default() += 1;
     }
 
-    /// The kernel has executed an invalidation.
+    /// Records that the kernel has executed an invalidation.
     fn remove(&mut self, inode: InodeNumber) {
         if let Entry::Occupied(mut count) = self.pending.entry(inode) {
             *count.get_mut() -= 1;
@@ -70,7 +70,7 @@ impl SuspectInodes {
         self.since.insert(inode);
     }
 
-    /// The kernel has the answer of now.
+    /// Records that the kernel received the present state of an inode.
     fn confirm(&mut self, inode: InodeNumber) {
         self.since.remove(&inode);
     }
@@ -80,26 +80,26 @@ impl SuspectInodes {
     }
 }
 
-/// The kernel has walked a path, and waits for the answer.
+/// The path of an unanswered call.
 #[derive(Debug)]
 struct WatchedPath {
-    /// The inodes on it, the last one first.
+    /// The inodes of the path, the last one first.
     inodes: Vec<InodeNumber>,
-    /// Those whose entry leads elsewhere since then.
+    /// Inodes of the path whose entry changed after the call arrived.
     replaced: Vec<InodeNumber>,
-    /// Those with another owner or mode since then.
+    /// Inodes of the path whose owner or mode changed after the call arrived.
     permissions: Vec<InodeNumber>,
 }
 
 #[derive(Debug)]
 struct RepeatedCall {
-    /// The suspects of the first call, and what the thread has looked up since then.
+    /// The suspects of the first call, and the inodes that the thread has looked up since.
     accepted: Vec<InodeNumber>,
     at: Instant,
 }
 
 impl StaleTable {
-    /// The kernel has an old state of an inode from now on. `list` names the changes of this kind on a path.
+    /// Records that an inode has changed. `list` selects the list of a watched path for this kind of change.
     fn note_change(&mut self, inode: InodeNumber, list: fn(&mut WatchedPath) -> &mut Vec<InodeNumber>) {
         for path in self.calls.values_mut().filter(|path| path.inodes.contains(&inode)) {
             list(path).push(inode);
@@ -109,8 +109,8 @@ impl StaleTable {
         }
     }
 
-    /// The inodes of a path by which the kernel may have been led astray. The thread has just looked up `found`, so it is not
-    /// suspect for its name.
+    /// Returns the inodes of a path of which the kernel may have an old name or old permissions. The thread has just looked
+    /// up `found`, so the name of `found` is not suspect.
     fn suspects_of(&self, call: u64, found: Option<InodeNumber>) -> Vec<InodeNumber> {
         let path = &self.calls[&call];
         let is_suspect = |inode: &InodeNumber| {
@@ -122,7 +122,7 @@ impl StaleTable {
     }
 }
 
-/// A call with a path that is not answered.
+/// Watches the path of a call until it is dropped.
 #[derive(Debug)]
 pub(super) struct PathWatch {
     stale_entries: Arc<StaleEntries>,
@@ -133,14 +133,14 @@ impl PathWatch {
     /// Checks the path of a call of a thread.
     ///
     /// # Errors
-    /// ESTALE: the thread is to walk the path again. A second call is accepted if the thread has looked up the suspects since
-    /// then. It is also accepted with the same suspects. Its path then begins at an open directory or at the working directory,
-    /// which the kernel does not look up.
+    /// ESTALE: the kernel must walk the path again. A repeated call is accepted if each suspect was one in the first call,
+    /// or was looked up by the thread since. The open or working directory where a relative path begins stays suspect,
+    /// because the kernel does not look it up.
     pub(super) fn check(&self, thread: u32) -> Result<(), Errno> {
         self.check_found(thread, None)
     }
 
-    /// As `check`, for a call that opens a file which the thread has just looked up.
+    /// As `check`, for open(2). `found` is the file that the thread has looked up after ESTALE.
     pub(super) fn check_found(&self, thread: u32, found: Option<InodeNumber>) -> Result<(), Errno> {
         let mut table = self.stale_entries.lock();
         let suspects = table.suspects_of(self.call, found);
@@ -171,21 +171,22 @@ struct StaleEntry {
     invalidations: u32,
     /// Inodes to which the entry has led.
     previous: Vec<InodeNumber>,
-    /// The last answer to the kernel since then.
+    /// The last answer about this entry since it was added.
     found: Option<FoundEntry>,
 }
 
-/// An entry as the kernel was answered.
+/// The state of an entry in an answer to the kernel.
 #[derive(Clone, Copy, Debug)]
 struct FoundEntry {
     /// None when there was no entry.
     inode: Option<InodeNumber>,
-    /// The thread that has looked it up; none when every thread waits for this answer, as for mkdir(2).
+    /// The thread that looked up the entry; none if a call such as mkdir(2) created it, because all threads wait for that
+    /// answer.
     thread: Option<u32>,
 }
 
 impl StaleEntries {
-    /// An entry has led to `previous`, and is invalidated. The view is locked.
+    /// Adds an entry that led to `previous` and will be invalidated. The caller has locked the view.
     pub(super) fn add(&self, key: EntryKey, previous: InodeNumber) {
         let mut table = self.lock();
         table.previous.add(previous);
@@ -196,7 +197,7 @@ impl StaleEntries {
         entry.found = None;
     }
 
-    /// The kernel has executed an invalidation.
+    /// Records that the kernel has executed an invalidation.
     pub(super) fn remove(&self, key: &EntryKey) {
         let mut table = self.lock();
         let Some(entry) = table.entries.get_mut(key) else { return };
@@ -209,19 +210,19 @@ impl StaleEntries {
         }
     }
 
-    /// An inode has another owner or mode, and is invalidated. The view is locked.
+    /// Adds an inode whose owner or mode changed and which will be invalidated. The caller has locked the view.
     pub(super) fn add_permissions(&self, inode: InodeNumber) {
         let mut table = self.lock();
         table.permissions.add(inode);
         table.note_change(inode, |path| &mut path.permissions);
     }
 
-    /// The kernel has executed an invalidation of attributes.
+    /// Records that the kernel has executed an invalidation of attributes.
     pub(super) fn remove_permissions(&self, inode: InodeNumber) {
         self.lock().permissions.remove(inode);
     }
 
-    /// Watches a path whose last inode a call is for.
+    /// Watches the path of a call. `inodes` begins with the last inode of the path.
     pub(super) fn watch_path(self: &Arc<Self>, inodes: Vec<InodeNumber>) -> PathWatch {
         let mut table = self.lock();
         let call = table.next_call;
@@ -230,12 +231,12 @@ impl StaleEntries {
         PathWatch { stale_entries: Arc::clone(self), call }
     }
 
-    /// The kernel is answered the attributes of an inode. The view is locked.
+    /// Records an answer with the attributes of an inode. The caller has locked the view.
     pub(super) fn note_attributes(&self, inode: InodeNumber) {
         self.lock().permissions.confirm(inode);
     }
 
-    /// A lookup by a thread is answered, or with no thread the creation of an entry.
+    /// Records the answer to a lookup by `thread`, or, without a thread, to the creation of an entry.
     pub(super) fn note_answer(&self, thread: Option<u32>, key: &EntryKey, inode: Option<InodeNumber>) {
         let mut table = self.lock();
         if let Some(inode) = inode {
@@ -252,10 +253,10 @@ impl StaleEntries {
         }
     }
 
-    /// Checks that the kernel has an entry as the view has it, where it leads to `target`. The view is locked.
+    /// Checks that an entry leads to `target` for the kernel, as it does in the view. The caller has locked the view.
     ///
     /// # Errors
-    /// ESTALE: the thread is to look the entry up again.
+    /// ESTALE: the kernel must look up the entry again.
     pub(super) fn check(&self, thread: u32, key: &EntryKey, target: Option<InodeNumber>) -> Result<(), Errno> {
         let is_known = |found: FoundEntry| found.inode == target && found.thread.is_none_or(|by| by == thread);
         match self.lock().entries.get(key) {
@@ -264,7 +265,7 @@ impl StaleEntries {
         }
     }
 
-    /// The inodes that the kernel may still have for an entry.
+    /// Returns the inodes to which an entry may still lead in the kernel's cache.
     pub(super) fn previous_inodes(&self, key: &EntryKey) -> Vec<InodeNumber> {
         self.lock().entries.get(key).map(|entry| entry.previous.clone()).unwrap_or_default()
     }
@@ -288,7 +289,7 @@ mod tests {
         EntryKey { parent: InodeNumber::ROOT, name: EntryName::new(name.as_bytes()).unwrap() }
     }
 
-    /// Whether a thread that has made no call before is answered ESTALE.
+    /// Whether a thread without earlier calls is answered ESTALE.
     fn is_stale_for_new_thread(path: &PathWatch) -> bool {
         static THREADS: AtomicU32 = AtomicU32::new(100);
         path.check(THREADS.fetch_add(1, Ordering::Relaxed)).is_err()
@@ -304,11 +305,11 @@ mod tests {
         stale.note_answer(Some(1), &key("a"), Some(NEW));
         assert_eq!(stale.check(1, &key("a"), Some(NEW)), Ok(()));
         assert_eq!(stale.check(2, &key("a"), Some(NEW)), Err(Errno::STALE), "another thread");
-        assert_eq!(stale.check(1, &key("a"), Some(OLD)), Err(Errno::STALE), "it leads elsewhere again");
+        assert_eq!(stale.check(1, &key("a"), Some(OLD)), Err(Errno::STALE), "the entry leads to another inode again");
         stale.note_answer(Some(1), &key("a"), None);
-        assert_eq!(stale.check(1, &key("a"), None), Ok(()), "there is none");
+        assert_eq!(stale.check(1, &key("a"), None), Ok(()), "there is no entry");
         stale.note_answer(None, &key("a"), Some(NEW));
-        assert_eq!(stale.check(2, &key("a"), Some(NEW)), Ok(()), "it was created");
+        assert_eq!(stale.check(2, &key("a"), Some(NEW)), Ok(()), "the entry was created");
     }
 
     #[test]
@@ -317,7 +318,7 @@ mod tests {
         stale.add(key("a"), OLD);
         stale.note_answer(Some(1), &key("a"), Some(NEW));
         stale.add(key("a"), NEW);
-        assert_eq!(stale.check(1, &key("a"), Some(NEW)), Err(Errno::STALE), "it was changed after the answer");
+        assert_eq!(stale.check(1, &key("a"), Some(NEW)), Err(Errno::STALE), "the entry was changed after the answer");
         assert_eq!(stale.previous_inodes(&key("a")), [OLD, NEW]);
         stale.remove(&key("a"));
         assert_eq!(stale.check(1, &key("a"), Some(NEW)), Err(Errno::STALE));
@@ -345,7 +346,7 @@ mod tests {
         for inode in [OLD, NEW] {
             stale.note_answer(Some(1), &key("c"), Some(inode));
         }
-        assert!(!is_stale(OLD) && !is_stale(NEW) && !is_stale_for_new_thread(&before), "they were looked up since");
+        assert!(!is_stale(OLD) && !is_stale(NEW) && !is_stale_for_new_thread(&before), "both were looked up since");
         stale.add(key("a"), OLD);
         stale.remove(&key("a"));
         stale.note_answer(Some(1), &key("c"), Some(OLD));
@@ -359,14 +360,14 @@ mod tests {
         let early = stale.watch_path(vec![file, OLD]);
         stale.add(key("a"), OLD);
         let call = || stale.watch_path(vec![file, OLD]);
-        assert_eq!((early.check(1), early.check(1)), (Err(Errno::STALE), Ok(())), "a relative path leads there again");
+        assert_eq!((early.check(1), early.check(1)), (Err(Errno::STALE), Ok(())), "a relative path is repeated");
         assert_eq!((call().check(1), call().check(2)), (Ok(()), Err(Errno::STALE)), "another thread");
         stale.remove(&key("a"));
-        assert_eq!((call().check(1), call().check(3)), (Ok(()), Err(Errno::STALE)), "it was walked before");
+        assert_eq!((call().check(1), call().check(3)), (Ok(()), Err(Errno::STALE)), "the path was walked before");
         stale.note_answer(Some(1), &key("b"), Some(OLD));
         assert_eq!(call().check(3), Ok(()), "the directory was found by its new name");
         stale.add(key("b"), OLD);
-        assert_eq!(call().check(1), Err(Errno::STALE), "it was renamed again");
+        assert_eq!(call().check(1), Err(Errno::STALE), "the directory was renamed again");
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! Inodes that no entry leads to and that the kernel has forgotten. A thread drops them: the write permission may be at another
-//! node, and nothing that serves requests may wait for it without need.
+//! Drops inodes that no entry leads to and that the kernel has forgotten. A thread of its own does this, because the write
+//! permission may be at another node, and threads that serve requests must not wait for it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -10,17 +10,18 @@ use super::client::VolumeClient;
 use crate::record::{EFFECTS_MAX, InodeNumber, RecordEffect};
 use crate::view::VolumeNamespace;
 
-/// Another client writes meanwhile: a program of this node may soon need the permission anyway.
+/// Time to wait for the write permission before it is requested: a program of this node may soon need it anyway.
 const PERMISSION_WAIT: Duration = Duration::from_secs(1);
 
-/// Before inodes are dropped again that could not be dropped, because the disk of a replica was full.
+/// Time before the next attempt to drop inodes that could not be dropped, for example because the disk of a replica was
+/// full.
 const RETRY_WAIT: Duration = Duration::from_secs(1);
 
-/// The queue of the thread.
+/// The queue of the thread that drops inodes.
 #[derive(Debug, Default)]
 pub(super) struct UnusedInodes {
     queue: Mutex<Vec<InodeNumber>>,
-    /// Some of them could not be dropped.
+    /// Whether an attempt to drop queued inodes has failed.
     has_failed: AtomicBool,
     added: Condvar,
 }
@@ -49,7 +50,7 @@ impl UnusedInodes {
 }
 
 impl VolumeClient {
-    /// The kernel has forgotten an inode. It ends when no entry leads to it.
+    /// Removes `count` references of the kernel to an inode. Queues the inode if it is unused now.
     pub(super) fn forget(&self, inode: InodeNumber, count: u64) {
         let mut state = self.lock();
         state.namespace.forget(inode, count);
@@ -60,12 +61,12 @@ impl VolumeClient {
         }
     }
 
-    /// Inodes that an earlier client of the volume had open when it died. No client has them open.
+    /// Queues inodes that an earlier client of the volume had open when it died. No client has them open now.
     pub fn add_unlinked(&self, inodes: &[InodeNumber]) {
         self.unused.add(inodes);
     }
 
-    /// Drops unused inodes, as long as the process lives.
+    /// Drops unused inodes until the process ends.
     pub fn drop_unused_inodes(&self) -> ! {
         loop {
             let unused = self.unused.take();
@@ -86,7 +87,8 @@ impl VolumeClient {
     }
 }
 
-/// An inode of an earlier client is not in the namespace, because no entry leads to it.
+/// Plans to drop the inodes that are still unused. An inode of an earlier client is not in the namespace, because no entry
+/// leads to it.
 fn plan_drops(namespace: &VolumeNamespace, inodes: &[InodeNumber]) -> Vec<RecordEffect> {
     let is_unused = |inode: InodeNumber| namespace.inode(inode).is_err() || namespace.plan_drop(inode).is_some();
     let unused = inodes.iter().copied().filter(|inode| is_unused(*inode));

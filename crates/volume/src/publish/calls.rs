@@ -33,7 +33,7 @@ pub enum PublishError {
 }
 
 impl PublishError {
-    /// Names the operation of a failed call.
+    /// Returns a function that adds the operation to the errno of a failed call.
     pub(super) fn call(operation: &'static str) -> impl FnOnce(Errno) -> Self {
         move |source| Self::Call { operation, source }
     }
@@ -44,7 +44,7 @@ pub(crate) fn errno_of(error: std::io::Error) -> Errno {
     Errno::from_io_error(&error).unwrap_or(Errno::IO)
 }
 
-/// How many more calls may be made. Without a limit outside of tests.
+/// The number of calls that may still be made. Unlimited outside of tests.
 #[derive(Debug, Default)]
 pub struct CallBudget {
     calls_left: Cell<Option<u64>>,
@@ -198,8 +198,7 @@ impl CallBudget {
     }
 }
 
-/// An attribute that the file system or a security module of this node refuses is left out: it must not hold up everything
-/// after it.
+/// Ignores an attribute that the file system or a security module of this node refuses, so that later changes are published.
 fn unless_unsupported(name: &[u8], result: Result<(), Errno>) -> Result<(), Errno> {
     match result {
         Err(error @ (Errno::OPNOTSUPP | Errno::PERM | Errno::ACCESS | Errno::INVAL)) if name != XATTR_NAME => {

@@ -1,5 +1,5 @@
-//! Data of a change set: copies from the log are collected, so that one call may execute many. Everything else in a file keeps
-//! its place between them.
+//! Applies the data of a change set. Copies from the log are collected, so that one call can execute many of them. Other
+//! changes of a file keep their order relative to its copies.
 
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 
@@ -14,7 +14,7 @@ use crate::record::{FileKind, InodeAttributes};
 
 /// Data of records that are not published yet.
 pub trait LogData {
-    /// Most copies of one call.
+    /// Most copies that one call of `copy` executes.
     fn copies_max(&self) -> usize {
         1
     }
@@ -29,17 +29,18 @@ pub trait LogData {
 /// A copy of bytes of a log to a file.
 #[derive(Clone, Copy, Debug)]
 pub struct DataCopy<'f> {
-    /// Of the first byte, in the endless log.
+    /// Position of the first byte in the endless log.
     pub log_position: u64,
-    /// How many.
+    /// Number of bytes.
     pub bytes: usize,
     /// The file.
     pub file: BorrowedFd<'f>,
-    /// Of the first byte, in the file.
+    /// File offset of the first byte.
     pub offset: u64,
 }
 
-/// Calls `write` until all bytes are written. It continues after those that are written already, and returns how many more are.
+/// Calls `write` until all bytes are written. `write` gets the number of bytes that are already written, and returns how
+/// many more it has written.
 ///
 /// # Errors
 /// As `write`, which is called again after EINTR.
@@ -58,7 +59,7 @@ pub(crate) fn write_fully(bytes: usize, write: impl Fn(usize) -> Result<usize, E
 
 /// Copies that are not executed yet, and their files.
 struct CopyList {
-    /// Executed when there are so many.
+    /// The copies are executed when the list has this many.
     copies_max: usize,
     files: Vec<ChangedFile>,
     copies: Vec<ListedCopy>,
@@ -66,22 +67,22 @@ struct CopyList {
 
 struct ChangedFile {
     file: OwnedFd,
-    /// When all its changes are made.
+    /// Size of the file after all its changes.
     size: u64,
 }
 
 struct ListedCopy {
     log_position: u64,
     bytes: usize,
-    /// Its index in `CopyList::files`.
+    /// Index of the file in `CopyList::files`.
     file: usize,
     offset: u64,
 }
 
 impl Publisher {
-    /// Files have their data and size.
+    /// Gives each changed file its data and size.
     pub(super) fn change_data(&self, changes: &ChangeSet, log: &mut impl LogData) -> Result<(), PublishError> {
-        // The order counts where copies overlap.
+        // Copies that may overlap are executed one by one, in order.
         let copies_max = if changes.is_coalesced() { log.copies_max() } else { 1 };
         let mut list = CopyList { copies_max, files: Vec::new(), copies: Vec::new() };
         for (inode, change) in &changes.inodes {
@@ -106,7 +107,7 @@ impl Publisher {
         self.finish_files(&mut list)
     }
 
-    /// Changes the last file of the list. Copies at its end may wait in the list.
+    /// Applies the changes of the last file of the list. The copies after its last other change may stay in the list.
     fn change_file(
         &self,
         change: &InodeChange,
@@ -157,7 +158,7 @@ impl Publisher {
         Ok(())
     }
 
-    /// Gives the files of the list, whose changes are all made, their sizes.
+    /// Gives the files of the list their final sizes, after all their changes. Empties the list.
     fn finish_files(&self, list: &mut CopyList) -> Result<(), PublishError> {
         for ChangedFile { file, size } in list.files.drain(..) {
             let current = fstat(&file).map_err(PublishError::call("stat a file"))?;

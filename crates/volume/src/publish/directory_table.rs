@@ -1,5 +1,5 @@
-//! Where each directory of the volume is in the shared tree. Directories have one name and no other link, so the
-//! publisher keeps the table in memory; it reads it from the shared tree when it starts.
+//! The location of each directory of the volume in the shared tree. A directory has only one name, so the publisher keeps
+//! this table in memory. It reads the table from the shared tree when it starts.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -37,7 +37,8 @@ impl DirectoryTable {
         table.load_below(InodeNumber::ROOT, duplicate(&shared.tree)?)?;
         for_each_subdirectory(&shared.orphans, |name, directory| {
             let inode = number_of_name(name.as_bytes()).ok_or(PublishError::Mismatch("an orphan has no number"))?;
-            // A crash came before its number was written: it is empty, and is created again if it is still wanted.
+            // A crash occurred before its number was written. The directory is empty, and is created again if it is still
+            // needed.
             if read_number(&directory).is_err() {
                 return unlinkat(&shared.orphans, name.as_bytes(), AtFlags::REMOVEDIR)
                     .map_err(PublishError::call("remove a directory"));
@@ -65,12 +66,12 @@ impl DirectoryTable {
         self.locations.contains_key(&inode)
     }
 
-    /// Which directory an entry leads to.
+    /// The directory that an entry leads to; none if it leads to no directory.
     pub(super) fn at(&self, entry: &EntryKey) -> Option<InodeNumber> {
         self.by_entry.get(entry).copied()
     }
 
-    /// A directory's parent in the shared tree, opened, and its name there.
+    /// Opens the parent of a directory in the shared tree. Returns the parent and the directory's name in it.
     pub(super) fn place(
         &mut self,
         shared: &SharedTree,
@@ -89,7 +90,7 @@ impl DirectoryTable {
         }
     }
 
-    /// A directory is at an entry, or an orphan, from now on.
+    /// Records that a directory is at an entry now, or is an orphan.
     pub(super) fn set_location(&mut self, inode: InodeNumber, location: DirectoryLocation) {
         if let Some(previous) = self.locations.insert(inode, location.clone()).flatten() {
             self.by_entry.remove(&previous);

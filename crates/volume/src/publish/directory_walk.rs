@@ -1,5 +1,5 @@
-//! Walks the directories of a shared tree, however many there are. A directory is opened when it is its turn, so only the
-//! directories on the path to it are open.
+//! Walks any number of directories of a shared tree. Opens a directory only when it is visited, so only the directories on
+//! the path to it are open.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::record::{EntryName, InodeNumber};
 const OPEN_FLAGS: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC).union(OFlags::NOATIME);
 
-/// Directories whose turn is still to come.
+/// The walk, with the directories that are not visited yet.
 #[derive(Debug)]
 pub(super) struct DirectoryWalk {
     pending: Vec<PendingDirectory>,
@@ -26,7 +26,7 @@ struct PendingDirectory {
     name: Option<EntryName>,
 }
 
-/// A directory whose turn it is.
+/// A directory that is being visited.
 #[derive(Debug)]
 pub(super) struct WalkedDirectory {
     pub(super) inode: InodeNumber,
@@ -39,12 +39,12 @@ impl DirectoryWalk {
         Self { pending: vec![PendingDirectory { inode, parent: Arc::new(top), name: None }] }
     }
 
-    /// A directory in one that was walked.
+    /// Adds a subdirectory of a visited directory.
     pub(super) fn add(&mut self, parent: &WalkedDirectory, name: EntryName, inode: InodeNumber) {
         self.pending.push(PendingDirectory { inode, parent: Arc::clone(&parent.file), name: Some(name) });
     }
 
-    /// The next directory: the one that was added last.
+    /// Opens the next directory: the one that was added last.
     ///
     /// # Errors
     /// As open(2).
@@ -58,7 +58,7 @@ impl DirectoryWalk {
     }
 }
 
-/// Opens a directory in another one. Its access time stays.
+/// Opens a directory in another one. Does not change its access time.
 ///
 /// # Errors
 /// As open(2); ENOTDIR or ELOOP for something else.
@@ -73,7 +73,7 @@ mod tests {
 
     use super::*;
 
-    /// Open files of this process in a directory.
+    /// Counts the open files of this process in a directory.
     fn open_files(directory: &Path) -> usize {
         let links = fs::read_dir("/proc/self/fd").unwrap().filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
         links.filter(|path| path.starts_with(directory)).count()

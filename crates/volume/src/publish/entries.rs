@@ -1,6 +1,7 @@
-//! Directory entries of a change set. First every entry that must change is free, then each leads where it should.
+//! Applies the directory entries of a change set: first detaches each changed entry from its old inode, then attaches its
+//! new one.
 //!
-//! All directories that change places become orphans in between, so that no order of moves forms a cycle.
+//! Directories that move are orphans in between, so that no order of moves forms a cycle.
 
 use rustix::fs::{AtFlags, statat};
 use rustix::io::Errno;
@@ -11,7 +12,7 @@ use super::publisher::Publisher;
 use crate::change::ChangeSet;
 use crate::record::{EntryKey, EntryName, InodeNumber};
 
-/// A new link on its way over an existing entry. Contains letters that no number has.
+/// Name of a new link until it is renamed over an existing entry. Names of orphans differ: they are hexadecimal numbers.
 const NEW_LINK: &[u8] = b"new-link";
 
 impl Publisher {
@@ -68,7 +69,7 @@ impl Publisher {
         self.replace(&parent, name, target)
     }
 
-    /// Renames a new link over an existing entry, unless the entry is such a link.
+    /// Renames a new link over an existing entry, unless the entry already leads to the inode.
     fn replace(
         &self,
         parent: &std::os::fd::OwnedFd,

@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt as _;
 use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
 
-/// The first byte of data from an offset on; none when only a hole follows.
+/// Finds the first byte of data at or after an offset; none if only a hole follows.
 pub(super) fn find_data(file: &File, offset: u64) -> io::Result<Option<u64>> {
     match seek(file, SeekFrom::Data(offset)) {
         Ok(data) => Ok(Some(data)),
@@ -16,7 +16,7 @@ pub(super) fn find_data(file: &File, offset: u64) -> io::Result<Option<u64>> {
     }
 }
 
-/// Reads until the buffer is full or the file ends. How many bytes.
+/// Reads until the buffer is full or the file ends. Returns the number of bytes.
 pub(crate) fn read_up_to(file: &File, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
     let mut done = 0;
     while done < buffer.len() {

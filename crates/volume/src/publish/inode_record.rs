@@ -1,4 +1,5 @@
-//! Number and change time of an inode. The inodes of the shared tree cannot keep them, so an extended attribute does.
+//! Number and change time of an inode of the volume, in an extended attribute: a file of the shared tree has its own number
+//! and change time.
 
 use crate::record::{InodeNumber, Timestamp};
 

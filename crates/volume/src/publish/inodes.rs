@@ -13,7 +13,7 @@ use crate::change::{ChangeSet, InodeChange};
 use crate::record::{FileKind, InodeAttributes, InodeNumber, Timestamp};
 
 impl Publisher {
-    /// Every inode that is not dropped exists, without an entry if it is new.
+    /// Creates the inodes that do not exist and are not dropped. A new inode has no entry yet.
     pub(super) fn create_inodes(&mut self, changes: &ChangeSet) -> Result<(), PublishError> {
         for (inode, change) in changes.inodes.iter().filter(|(_, change)| !change.is_dropped) {
             match &change.attributes {
@@ -59,7 +59,8 @@ impl Publisher {
         self.calls.make_node(inodes, path.as_bytes(), kind, attributes.device)
     }
 
-    /// Extended attributes, then owner, mode and timestamps. After entries and data: both change timestamps.
+    /// Sets extended attributes, then owner, mode and timestamps. Called after the changes of entries and data, because
+    /// these change timestamps.
     pub(super) fn set_attributes(&mut self, changes: &ChangeSet) -> Result<(), PublishError> {
         for (inode, change) in changes.inodes.iter().filter(|(_, change)| !change.is_dropped) {
             let is_directory = self.directories.contains(*inode);
@@ -90,7 +91,7 @@ impl Publisher {
         Ok(())
     }
 
-    /// The owner first: a change of the owner clears the set-user-id bit.
+    /// Sets the owner first, because chown(2) clears the set-user-ID bit.
     fn set_file_attributes(&self, inode: InodeNumber, attributes: &InodeAttributes) -> Result<(), PublishError> {
         let (inodes, path) = (&self.shared.inodes, inode_path(inode));
         let path = path.as_bytes();
@@ -101,7 +102,7 @@ impl Publisher {
         self.calls.set_times(inodes, path, &timestamps(attributes))
     }
 
-    /// Dropped inodes are removed. No entry leads to them any more.
+    /// Removes dropped inodes, to which no entry leads.
     pub(super) fn drop_inodes(&mut self, changes: &ChangeSet) -> Result<(), PublishError> {
         for (inode, _) in changes.inodes.iter().filter(|(_, change)| change.is_dropped) {
             if self.directories.contains(*inode) {
@@ -116,7 +117,7 @@ impl Publisher {
     }
 }
 
-/// Inodes that no entry leads to: files that a client had open when it died, and directories that it had removed.
+/// Finds the inodes that no entry leads to: files that a client had open when it died, and directories that it had removed.
 ///
 /// # Errors
 /// As the system calls.
@@ -124,16 +125,16 @@ pub fn find_unlinked_inodes(shared: &SharedTree) -> Result<Vec<InodeNumber>, Pub
     Ok(find_unentered(shared)?.unlinked)
 }
 
-/// Files in the directories next to `tree` that no directory of the volume names.
+/// Files in `inodes` and `orphans` that no entry of the volume leads to.
 #[derive(Debug, Default)]
 pub(super) struct UnenteredFiles {
     /// Inodes of the volume.
     pub(super) unlinked: Vec<InodeNumber>,
-    /// Paths in the shared tree of what a publisher never makes.
+    /// Paths in the shared tree of files that no publisher creates.
     pub(super) foreign: Vec<String>,
 }
 
-/// As `find_unlinked_inodes`, with everything else that is there.
+/// As `find_unlinked_inodes`, and finds foreign files, too.
 pub(super) fn find_unentered(shared: &SharedTree) -> Result<UnenteredFiles, PublishError> {
     let mut found = UnenteredFiles::default();
     for group in names_in(&shared.inodes)? {

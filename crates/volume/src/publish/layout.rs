@@ -16,10 +16,10 @@ const TREE: &str = "tree";
 const INODES: &str = "inodes";
 const ORPHANS: &str = "orphans";
 const PUBLISHED: &str = "published";
-/// `inodes` is divided, so that no directory is larger than it must be.
+/// Number of directories in `inodes`: each one has only a part of the files.
 const INODE_DIRECTORIES: u64 = 256;
 
-/// Bytes that processes without privileges may use.
+/// Free bytes that unprivileged processes may use.
 pub fn available_bytes(state: &StatVfs) -> u64 {
     state.f_bavail.saturating_mul(state.f_frsize)
 }
@@ -34,7 +34,7 @@ pub struct SharedTree {
 }
 
 impl SharedTree {
-    /// Makes an empty shared tree. The root directory belongs to the caller, with mode 0755. Its times are 0.
+    /// Creates an empty shared tree. The root directory belongs to the caller, and has mode 0755 and times of 0.
     ///
     /// # Errors
     /// As mkdir(2); EOPNOTSUPP when the file system has no trusted extended attributes; EPERM without CAP_SYS_ADMIN.
@@ -65,7 +65,8 @@ impl SharedTree {
         Ok(Self { path: path.to_owned(), tree: tree?, inodes: inodes?, orphans: orphans? })
     }
 
-    /// Tells this tree from one that takes its place. No other tree has the number as long as this one is open.
+    /// Returns a number that distinguishes this tree from one that replaces it. No other tree has the number while this one
+    /// is open.
     ///
     /// # Errors
     /// As fstat(2).
@@ -81,7 +82,7 @@ impl SharedTree {
         Ok(fs::metadata(path.join(TREE))?.ino())
     }
 
-    /// Makes the mark of a client's log, of which nothing is published. One that exists stays as it is.
+    /// Creates the mark of a client's log, with nothing published. An existing mark is kept.
     ///
     /// # Errors
     /// As open(2) and fsync(2).
@@ -90,7 +91,7 @@ impl SharedTree {
         if path.exists() { Ok(()) } else { MarkFile::create(&path, PublishedMark::start_of(client)) }
     }
 
-    /// Makes a mark as `create_mark` does, in the place of one that is damaged. The caller has the tree copied again.
+    /// Replaces a damaged mark by one with nothing published. The caller then has the tree copied again.
     ///
     /// # Errors
     /// As `create_mark`.
@@ -100,10 +101,10 @@ impl SharedTree {
         Ok(mark)
     }
 
-    /// The file that says how far a client's log is applied.
+    /// Opens the file that contains the mark of a client's log.
     ///
     /// # Errors
-    /// As open(2), and as [`is_damaged_mark`](super::is_damaged_mark) says.
+    /// As open(2); [`is_damaged_mark`](super::is_damaged_mark) recognises the errors of a damaged file.
     pub fn open_mark(&self, client: u16) -> io::Result<MarkFile> {
         MarkFile::open(&self.mark_path(client))
     }
@@ -126,7 +127,7 @@ impl SharedTree {
         Ok(openat(&self.inodes, inode_path(inode).as_bytes(), flags, Mode::empty())?.into())
     }
 
-    /// A path of an inode that is no directory, for calls that take no descriptor.
+    /// The path of an inode that is not a directory, for system calls that take no directory descriptor.
     pub(super) fn inode_call_path(&self, inode: InodeNumber) -> Vec<u8> {
         format!("/proc/self/fd/{}/{}", self.inodes.as_raw_fd(), inode_path(inode)).into_bytes()
     }

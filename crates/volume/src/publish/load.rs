@@ -1,4 +1,4 @@
-//! Reads a shared tree into the namespace of a client. Everything in the log is published before.
+//! Reads a shared tree into the namespace of a client. All records of its log are published before.
 
 use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd};
@@ -15,13 +15,14 @@ use super::layout::SharedTree;
 use crate::record::{EntryName, FileKind, InodeAttributes, InodeNumber, Timestamp, XATTR_BYTES_MAX};
 use crate::view::{Inode, InodeContent, LoadedInode, VolumeNamespace};
 
-/// Names of the extended attributes of one inode, with room for those of the volume and of security modules.
+/// Buffer for the names of all extended attributes of an inode, with those of the volume and of security modules.
 const NAME_LIST_BYTES: usize = 64 << 10;
 
 /// Reads all inodes, for a client that has used numbers up to `inode_max`.
 ///
 /// # Errors
-/// As the system calls; `InvalidData` for a file that has no inode number, such as one that was copied there.
+/// As the system calls; `InvalidData` for a file without an inode number, such as one that another program has copied into
+/// the tree.
 pub fn load_namespace(shared: &SharedTree, client: u16, inode_max: u64) -> io::Result<VolumeNamespace> {
     let (_, root) = load_inode(&shared.tree, c".".to_bytes())?;
     let mut namespace = VolumeNamespace::new(root, client, inode_max);
@@ -59,7 +60,8 @@ pub(super) fn load_inode(directory: &OwnedFd, name: &[u8]) -> io::Result<(InodeN
     Ok((record.inode, inode))
 }
 
-/// readlink(2) changes it. O_NOATIME, which files and directories are opened with, does not exist for symbolic links.
+/// Restores the access time that readlink(2) has changed. Files and directories are opened with O_NOATIME, which does not
+/// exist for symbolic links.
 fn restore_access_time(directory: &OwnedFd, name: &[u8], state: &Stat) -> io::Result<()> {
     let timespec = |seconds: i64, nanoseconds: u64| Timespec { tv_sec: seconds, tv_nsec: nanoseconds as i64 };
     let times = Timestamps {
@@ -94,7 +96,7 @@ fn attributes_of(state: &Stat, changed: Timestamp) -> io::Result<InodeAttributes
     })
 }
 
-/// All but the volume's own and those of security modules, which belong to the host.
+/// Reads all extended attributes, except the volume's own attribute and the SELinux label, which belongs to the host.
 fn load_xattrs(path: &[u8]) -> io::Result<std::collections::BTreeMap<ByteBuf, ByteBuf>> {
     let mut names = vec![0; NAME_LIST_BYTES];
     let length = match llistxattr(path, names.as_mut_slice()) {

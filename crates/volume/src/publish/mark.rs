@@ -1,5 +1,5 @@
-//! The published mark: how far the log is applied to the shared tree. Two slots take turns, so that a torn write leaves
-//! the older mark.
+//! The published mark: the point up to which a log is applied to the shared tree. Writes alternate between two slots, so
+//! that a torn write leaves the older mark.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -16,19 +16,19 @@ use crate::record::InodeNumber;
 const SLOT_BYTES: u64 = 4096;
 const MAGIC: [u8; 8] = *b"ffvolpub";
 
-/// Everything before `point` is in the shared tree.
+/// The records before `point` are in the shared tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct PublishedMark {
     /// The next record to publish.
     pub point: LogPoint,
-    /// Of the record before it.
+    /// Epoch of the record before `point`.
     pub epoch: u32,
     /// The highest number that the client has given to an inode in any published record. Numbers are not used twice.
     pub inode_max: u64,
 }
 
 impl PublishedMark {
-    /// Nothing of a client's log is published.
+    /// The mark of a client of whose log nothing is published.
     pub const fn start_of(client: u16) -> Self {
         Self { point: LogPoint::START, epoch: 0, inode_max: InodeNumber::before_first_of(client).0 }
     }
@@ -61,7 +61,8 @@ pub struct MarkFile {
 }
 
 impl MarkFile {
-    /// Makes the file with the blocks of both slots: a mark that moves needs no space. A crash leaves a whole file or none.
+    /// Creates the file with the blocks of both slots, so that later writes need no space. A crash leaves a complete file or
+    /// none.
     ///
     /// # Errors
     /// As open(2), fsync(2) and rename(2).
@@ -100,7 +101,7 @@ impl MarkFile {
         self.mark
     }
 
-    /// Writes a mark. It survives a kill at once, and a power failure after `sync`.
+    /// Writes a mark. It survives a kill of the process, and a power failure after `sync`.
     ///
     /// # Errors
     /// As write(2).

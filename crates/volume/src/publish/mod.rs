@@ -1,8 +1,8 @@
 //! Publishing: applies change sets to the shared tree, an ordinary directory that ordinary tools list and back up. The
 //! host worker calls `Publisher`; a mount reads the result with `load_namespace`.
 //!
-//! The shared tree has four parts. `tree` has the files of the volume. `inodes` has one more link to each inode that is
-//! no directory. `orphans` has directories on their way. `published` says how far the log is applied.
+//! The shared tree has four parts. `tree` has the files of the volume. `inodes` has one more link to each inode that is not
+//! a directory. `orphans` has directories without an entry. `published` has the mark of each log.
 
 mod calls;
 mod data_changes;

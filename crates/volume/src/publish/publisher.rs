@@ -1,4 +1,5 @@
-//! The publisher: applies change sets in order, each as often as crashes demand. One process at a time has one.
+//! The publisher: applies change sets in order, and repeats one after a crash. Only one process at a time has a publisher
+//! for a tree.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -17,22 +18,22 @@ pub struct Publisher {
     pub(super) shared: SharedTree,
     pub(super) directories: DirectoryTable,
     pub(super) calls: CallBudget,
-    /// By the number of the client.
+    /// Marks by client number.
     marks: BTreeMap<u16, MarkFile>,
     durability: Durability,
 }
 
 impl Publisher {
-    /// Takes over a shared tree in whatever state a crash left it. The caller holds the lock of the tree.
+    /// Opens a shared tree, in any state that a crash may leave. The caller holds the lock of the tree.
     ///
     /// # Errors
-    /// When the tree cannot be read.
+    /// If the tree cannot be read.
     pub fn open(shared: SharedTree, durability: Durability, calls: CallBudget) -> Result<Self, PublishError> {
         let directories = DirectoryTable::load(&shared)?;
         Ok(Self { shared, directories, calls, marks: BTreeMap::new(), durability })
     }
 
-    /// How far a client's log is applied.
+    /// Returns the mark of a client's log.
     ///
     /// # Errors
     /// When the mark cannot be read.
@@ -44,7 +45,7 @@ impl Publisher {
     /// changes nothing.
     ///
     /// # Errors
-    /// The shared tree then has a part of the change set; applying it again completes it.
+    /// The shared tree then has a part of the change set. A later call with the same set completes it.
     pub fn publish(
         &mut self,
         client: u16,
@@ -64,7 +65,7 @@ impl Publisher {
         self.move_mark(client, PublishedMark { point: changes.end, epoch: changes.epoch, inode_max })
     }
 
-    /// Says how far the tree has a client's log, for a tree that was copied.
+    /// Writes the mark of a client's log, for a tree that was copied.
     ///
     /// # Errors
     /// When the mark cannot be written.
@@ -74,7 +75,7 @@ impl Publisher {
         open_mark(&mut self.marks, &self.shared, client)?.write(mark).map_err(failed)
     }
 
-    /// Makes everything durable.
+    /// Makes all changes of the tree durable.
     ///
     /// # Errors
     /// As syncfs(2).
@@ -82,7 +83,7 @@ impl Publisher {
         rustix::fs::syncfs(&self.shared.tree).map_err(PublishError::call("sync the shared tree"))
     }
 
-    /// Applies changes, and leaves the marks as they are.
+    /// Applies changes without writing a mark.
     ///
     /// # Errors
     /// As `publish`.
@@ -96,7 +97,7 @@ impl Publisher {
         Ok(())
     }
 
-    /// The mark follows the changes, also on the disk: the log may be overwritten up to it.
+    /// Writes the mark only after the changes, also on disk, because the log may be overwritten up to the mark.
     fn move_mark(&mut self, client: u16, mark: PublishedMark) -> Result<PublishedMark, PublishError> {
         let is_durable = self.durability == Durability::Disk;
         if is_durable {

@@ -33,13 +33,13 @@ const RECORD_BYTES: u64 = 1 << 20;
 struct TestLog(HashMap<u64, Vec<u8>>);
 
 impl LogData for &TestLog {
-    /// So that several copies of several files may wait for one call.
+    /// Several, so that one call can execute copies of several files.
     fn copies_max(&self) -> usize {
         3
     }
 
     fn copy(&mut self, copies: &[DataCopy<'_>]) -> Result<(), Errno> {
-        // Any order will do.
+        // The order of copies has no meaning, so the test reverses it.
         copies.iter().rev().try_for_each(|copy| {
             let base = copy.log_position / RECORD_BYTES * RECORD_BYTES;
             let data = &self.0[&base][(copy.log_position - base) as usize..][..copy.bytes];
@@ -186,7 +186,7 @@ impl Scenario {
         self.namespace.plan_set_xattr(inode, name.as_bytes(), value, mode, caller)
     }
 
-    /// A change set from the published point to a record.
+    /// Folds the first `record_count` records, without those before a point.
     fn fold(&self, from: LogPoint, record_count: usize) -> ChangeSet {
         let mut changes = ChangeSet::new(from, 1);
         self.records[..record_count]
@@ -198,7 +198,7 @@ impl Scenario {
     }
 }
 
-/// In memory where that is possible: the tests make no claim about disks.
+/// A directory in memory where possible: the tests do not depend on disks.
 fn test_directory() -> TempDir {
     TempDir::new_in("/dev/shm").or_else(|_| TempDir::new()).unwrap()
 }
@@ -212,7 +212,7 @@ fn open(tree: &Path, calls: CallBudget) -> Result<Publisher, PublishError> {
     Publisher::open(SharedTree::open(tree).unwrap(), Durability::Memory, calls)
 }
 
-/// The shared tree as a model has it.
+/// Creates a model from the shared tree.
 fn model_of(namespace: &VolumeNamespace, tree: &Path) -> ModelVolume {
     let shared = SharedTree::open(tree).unwrap();
     let mut model = ModelVolume::default();
@@ -242,7 +242,8 @@ fn model_of(namespace: &VolumeNamespace, tree: &Path) -> ModelVolume {
     model
 }
 
-/// Publishes in rounds; each round may crash once or twice. After a crash, all that the log has is one change set.
+/// Publishes in rounds; each round may crash once or twice. After a crash, all logged records are folded into one change
+/// set.
 fn run_scenario(seed: u64) -> u32 {
     let directory = test_directory();
     let tree = directory.path().join("shared");
@@ -288,7 +289,7 @@ fn finish(scenario: &mut Scenario, tree: &Path, seed: u64) {
     compare_digests(tree, &copy, seed);
 }
 
-/// As `volume check` compares replicas.
+/// Compares digests as `volume check` does for replicas.
 fn compare_digests(tree: &Path, copy: &Path, seed: u64) {
     let [tree, copy] = [tree, copy].map(|path| SharedTree::open(path).unwrap());
     let inodes = digest_inodes(&tree).unwrap();
@@ -301,7 +302,7 @@ fn compare_digests(tree: &Path, copy: &Path, seed: u64) {
     }
 }
 
-/// As a replica does that catches up.
+/// Copies a tree as a replica does that joins a chain.
 fn copy_tree(from: &Path, to: &Path) {
     create_tree(to);
     let mut publisher = open(to, CallBudget::default()).unwrap();

@@ -13,9 +13,9 @@ use super::tree_reader::{LoadedTree, load_tree};
 use crate::record::{FileKind, InodeNumber, PAGE_BYTES};
 use crate::view::{Inode, InodeContent};
 
-/// Bytes of a part of a file's data that has a digest of its own.
+/// Size of a part of a file's data. Each part has its own digest.
 pub const DATA_PART_BYTES: u64 = 16 << 20;
-/// Bytes that are read at once.
+/// Most bytes of one read.
 const READ_BYTES: u64 = 256 << 10;
 
 /// SHA-256.
@@ -28,24 +28,24 @@ pub struct InodeDigest {
     pub inode: InodeNumber,
     /// Bytes of its data; 0 unless it is a regular file.
     pub data_bytes: u64,
-    /// Of attributes, extended attributes, and entries or target. The time of the last access does not count: each node has
-    /// its own.
+    /// SHA-256 of attributes, extended attributes, and entries or target. The access time is not included: it differs
+    /// between nodes.
     pub digest: Digest,
 }
 
 /// All inodes of a tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TreeDigest {
-    /// How many there are.
+    /// Number of inodes.
     pub inodes: u64,
     /// Bytes of all files.
     pub data_bytes: u64,
-    /// Of all digests.
+    /// SHA-256 of all inode numbers and digests.
     pub digest: Digest,
 }
 
 impl TreeDigest {
-    /// Of all inodes, by number.
+    /// Computes the digest of all inodes, which are sorted by number.
     pub fn of(inodes: &[InodeDigest]) -> Self {
         let mut context = Context::new(&SHA256);
         for inode in inodes {
@@ -62,7 +62,7 @@ impl TreeDigest {
 pub struct DataPart {
     /// The file.
     pub inode: InodeNumber,
-    /// The part begins at this multiple of `DATA_PART_BYTES`.
+    /// Index of the part: it begins at `index * DATA_PART_BYTES`.
     pub index: u64,
 }
 
@@ -71,11 +71,11 @@ pub struct DataPart {
 pub struct DigestedInodes {
     /// The digest of each inode, by number.
     pub digests: Vec<InodeDigest>,
-    /// Paths of files next to `tree` that are none of the volume's.
+    /// Paths in `inodes` and `orphans` of files that do not belong to the volume.
     pub foreign: Vec<String>,
 }
 
-/// The digest of each inode. Nothing is published meanwhile.
+/// Computes the digest of each inode. Nothing may be published during the call.
 ///
 /// # Errors
 /// As `load_namespace`.
@@ -96,17 +96,17 @@ pub struct DataDigester {
 }
 
 impl DataDigester {
-    /// Reads the files of a tree.
+    /// Creates a digester for the files of a tree.
     pub fn new(shared: SharedTree) -> Self {
         Self { shared, file: None, buffer: vec![0; READ_BYTES as usize], read_bytes: 0 }
     }
 
-    /// Bytes that were read. Holes are not.
+    /// Number of bytes that were read, without holes.
     pub fn read_bytes(&self) -> u64 {
         self.read_bytes
     }
 
-    /// The digest of a part; none if there is no such file. A hole is the same as zeros.
+    /// Computes the digest of a part; none if the file does not exist. A hole has the digest of zeros.
     ///
     /// # Errors
     /// As read(2).
@@ -128,7 +128,7 @@ impl DataDigester {
             if bytes == 0 {
                 break;
             }
-            // Where a hole begins depends on the local file system: pages of zeros do not count, hole or not.
+            // Holes depend on the local file system. So all pages of zeros are left out, whether they are holes or not.
             for (page, content) in (0..).zip(self.buffer[..bytes].chunks(PAGE_BYTES as usize)) {
                 if content.iter().any(|byte| *byte != 0) {
                     context.update(&(begin + page * PAGE_BYTES).to_le_bytes());
@@ -176,7 +176,7 @@ fn digest_of(number: InodeNumber, inode: &Inode) -> InodeDigest {
     InodeDigest { inode: number, data_bytes, digest: finish(context) }
 }
 
-/// With its length, so that the next field does not continue this one.
+/// Adds a field after its length, so that bytes cannot move between fields without changing the digest.
 fn update(context: &mut Context, field: &[u8]) {
     context.update(&(field.len() as u64).to_le_bytes());
     context.update(field);
@@ -213,7 +213,7 @@ mod tests {
         }
     }
 
-    /// A tree with one file. Its path in the tree.
+    /// Creates a tree with one file. Returns the path of the file.
     fn tree_with_file(size: u64) -> (TempDir, SharedTree, PathBuf) {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("shared");
@@ -240,7 +240,7 @@ mod tests {
         (directory, shared(), path.join("tree/file"))
     }
 
-    /// As a disk changes it: nothing else of the file does.
+    /// Changes a file as a faulty disk would: its timestamps stay.
     fn change(path: &Path, change: impl FnOnce(&File)) {
         let file = fs::OpenOptions::new().write(true).open(path).unwrap();
         let times = fs::FileTimes::new().set_modified(file.metadata().unwrap().modified().unwrap());

@@ -1,5 +1,5 @@
-//! Reads a shared tree part by part, as change sets, so that an empty tree on another node becomes the same. Nothing is
-//! published meanwhile.
+//! Reads a shared tree part by part, as change sets that copy it to an empty tree on another node. Nothing may be published
+//! meanwhile.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -22,19 +22,19 @@ use crate::log::LogPoint;
 use crate::record::{EntryKey, EntryName, InodeNumber};
 use crate::view::{Inode, InodeContent};
 
-/// Data of one part, in bytes; less than what a call carries.
+/// Most bytes of data in one part; less than the limit of a call.
 const PART_DATA_BYTES: u64 = 4 << 20;
-/// Inodes or entries of one part.
+/// Most inodes or entries of one part.
 const PART_CHANGES_MAX: usize = 4096;
 
 /// A part of a tree: changes, and the data that they copy.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct TreePart {
-    /// In this order they may refer to inodes of earlier parts. The position of data is its offset in `data`.
+    /// The changes. They may refer to inodes of earlier parts. A log position is an offset in `data`.
     pub changes: ChangeSet,
     /// The data that the changes copy.
     pub data: ByteBuf,
-    /// Nothing follows.
+    /// Whether this is the last part.
     pub is_last: bool,
 }
 
@@ -52,7 +52,7 @@ impl LogData for &TreePart {
 pub struct TreeReader {
     shared: SharedTree,
     inodes: VecDeque<(InodeNumber, Inode)>,
-    /// Where the data of the first of `inodes` continues.
+    /// File offset at which the data of the first of `inodes` continues.
     data_offset: u64,
     entries: VecDeque<(EntryKey, InodeNumber)>,
     directories: VecDeque<(InodeNumber, Inode)>,
@@ -78,7 +78,7 @@ impl TreeReader {
         Ok(Self { shared, inodes, data_offset: 0, entries, directories })
     }
 
-    /// The next part. After the last one, it is empty.
+    /// Reads the next part, which is empty after the last one.
     ///
     /// # Errors
     /// As read(2).
@@ -107,7 +107,8 @@ impl TreeReader {
         Ok(part)
     }
 
-    /// Entries, and then the attributes of directories: entries change their timestamps.
+    /// Moves entries to the part, and, after all entries, the attributes of directories: entries change the timestamps of
+    /// directories.
     fn take_entries(&mut self, part: &mut TreePart) {
         let count = self.entries.len().min(PART_CHANGES_MAX);
         part.changes.entries.extend(self.entries.drain(..count).map(|(key, inode)| (key, Some(inode))));
@@ -122,13 +123,13 @@ impl TreeReader {
 
 /// All inodes of a tree.
 pub(super) struct LoadedTree {
-    /// With their entries or targets.
+    /// Inodes with their entries or targets.
     pub(super) inodes: Vec<(InodeNumber, Inode)>,
-    /// Paths of files next to `tree` that are none of the volume's.
+    /// Paths in `inodes` and `orphans` of files that do not belong to the volume.
     pub(super) foreign: Vec<String>,
 }
 
-/// Reads all inodes, also those that no entry leads to.
+/// Reads all inodes, including those that no entry leads to.
 pub(super) fn load_tree(shared: &SharedTree) -> io::Result<LoadedTree> {
     let namespace = load_namespace(shared, 0, InodeNumber::ROOT.0)?;
     let mut inodes = Vec::with_capacity(namespace.inode_count());
@@ -143,7 +144,7 @@ pub(super) fn load_tree(shared: &SharedTree) -> io::Result<LoadedTree> {
     Ok(LoadedTree { inodes, foreign })
 }
 
-/// The inode, or the path of a file that has the name of one.
+/// Reads an unlinked inode. Returns the path instead if the file has the name of an inode, but is none.
 fn load_unlinked(shared: &SharedTree, number: InodeNumber) -> io::Result<Result<Inode, String>> {
     let load = |directory: &OwnedFd, folder: &str, name: String| match load_inode(directory, name.as_bytes()) {
         Err(error) if error.kind() == io::ErrorKind::InvalidData => Ok(Err(format!("{folder}/{name}"))),
@@ -155,7 +156,7 @@ fn load_unlinked(shared: &SharedTree, number: InodeNumber) -> io::Result<Result<
     }
 }
 
-/// Everything of an inode but its data and entries.
+/// A change that creates an inode without its data and entries.
 fn change_of(inode: &Inode) -> InodeChange {
     let symlink_target = match &inode.content {
         InodeContent::Symlink(target) => Some(ByteBuf::from(target.clone())),
@@ -165,7 +166,7 @@ fn change_of(inode: &Inode) -> InodeChange {
     InodeChange { attributes: Some(inode.attributes.clone()), symlink_target, xattrs, ..InodeChange::default() }
 }
 
-/// Appends data from an offset on, without holes. Where it continues, if the part is full.
+/// Appends data from an offset on, without holes. Returns the offset where the data continues, if the part is full.
 fn read_data(
     file: &File,
     mut offset: u64,

@@ -1,17 +1,16 @@
-//! The attributes of an inode, which are all of it besides its data: kind, owner, permissions, size and timestamps.
+//! The attributes of an inode: kind, owner, permissions, size and timestamps.
 
 use serde::{Deserialize, Serialize};
 
-/// A number that names one inode of a volume. Numbers are never used twice while records of the first use may be
-/// replayed.
+/// The number of an inode of a volume. A number is not reused while records of its first use may be replayed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct InodeNumber(pub u64);
 
 impl InodeNumber {
     /// The directory at the top of a volume.
     pub const ROOT: Self = Self(1);
-    /// Bits of a number that count the inodes of one client; the bits above are the client's number. So clients never
-    /// choose the same number.
+    /// Number of low bits, which count the inodes of one client. The bits above are the client's number, so two clients
+    /// never choose the same inode number.
     const CLIENT_SHIFT: u32 = 44;
 
     /// The number before the first one that a client may give to an inode.
@@ -19,13 +18,13 @@ impl InodeNumber {
         Self(if client == 0 { Self::ROOT.0 } else { (client as u64) << Self::CLIENT_SHIFT })
     }
 
-    /// Whether a client has chosen this number, or may.
+    /// Whether this number is in the range of a client.
     pub const fn belongs_to(self, client: u16) -> bool {
         self.0 >> Self::CLIENT_SHIFT == client as u64
     }
 }
 
-/// Time since the epoch of Unix, before it when negative.
+/// Time since 1970-01-01 00:00:00 UTC; negative before it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Timestamp {
     /// Whole seconds.
@@ -60,7 +59,7 @@ pub enum FileKind {
     BlockDevice,
 }
 
-/// The attributes of an inode. Link counts are not among them: they follow from the directory entries.
+/// The attributes of an inode. Link counts are not stored: they follow from the directory entries.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InodeAttributes {
     /// Kind of file, which never changes.

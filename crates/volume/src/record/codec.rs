@@ -9,7 +9,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use super::effect::{DATA_BYTES_MAX, EFFECTS_MAX};
 use super::{EffectError, RecordEffect};
 
-/// A page: data of this size and alignment can be moved between files without a copy.
+/// Page size: data of this size and alignment can be moved between files without a copy.
 pub const PAGE_BYTES: u64 = 4096;
 /// Records begin at multiples of this, so that the rest of a ring always has room for one header.
 pub const RECORD_ALIGNMENT: u64 = 32;
@@ -59,17 +59,17 @@ impl RecordKind {
 pub struct RecordHeader {
     /// The kind of the record.
     pub kind: RecordKind,
-    /// The mount that wrote it.
+    /// Epoch of the mount that wrote the record.
     pub epoch: u32,
     /// The sizes of body and data.
     pub shape: RecordShape,
-    /// 1 for the first record of a log, one more for each.
+    /// Sequence number: 1 for the first record of a log, one more for each later one.
     pub sequence: u64,
-    /// Its place in the endless log.
+    /// Position of the record in the endless log.
     pub position: u64,
 }
 
-/// Sizes of the parts of a record. With a position they say where each part is.
+/// Sizes of the parts of a record. With the position of the record, they give the position of each part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecordShape {
     /// Size of the encoded effects. In a filler: the number of bytes that it fills after its header.
@@ -79,14 +79,14 @@ pub struct RecordShape {
 }
 
 impl RecordShape {
-    /// Where the data begins, for a record at `position`.
+    /// Position of the data of a record at `position`.
     pub fn data_position(self, position: u64) -> u64 {
         let body_end = position + HEADER_BYTES + u64::from(self.body_bytes);
         let alignment = if self.data_bytes >= DATA_ALIGNED_MIN { PAGE_BYTES } else { 1 };
         body_end.next_multiple_of(alignment)
     }
 
-    /// Where the next record begins.
+    /// Position of the record after one at `position`.
     pub fn end(self, position: u64) -> u64 {
         (self.data_position(position) + u64::from(self.data_bytes)).next_multiple_of(RECORD_ALIGNMENT)
     }
@@ -95,7 +95,7 @@ impl RecordShape {
 /// Why bytes are not a valid record.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RecordError {
-    /// Kind or lengths that no record has.
+    /// The kind or a length is invalid.
     #[error("the header is out of bounds")]
     HeaderBounds,
     /// The checksum differs.
@@ -128,7 +128,7 @@ struct HeaderLayout {
 /// The decoded body of a record.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RecordBody {
-    /// In order.
+    /// The effects, in order.
     pub effects: Vec<RecordEffect>,
 }
 
@@ -169,7 +169,7 @@ impl RecordHeader {
     }
 }
 
-/// The header's bytes with the checksum. The checksum of a filler covers only its header.
+/// Encodes a header with the checksum. The checksum of a filler covers only its header.
 pub fn seal_header(header: &RecordHeader, body: &[u8], data: &[u8]) -> [u8; HEADER_BYTES as usize] {
     let mut layout = header.layout();
     layout.checksum = checksum(layout.as_bytes(), body, data).into();
@@ -178,7 +178,7 @@ pub fn seal_header(header: &RecordHeader, body: &[u8], data: &[u8]) -> [u8; HEAD
     bytes
 }
 
-/// The checksum of a record that is read back. Its data may come in pieces.
+/// Computes the checksum of a record that is read back. The data may be added in pieces.
 #[derive(Debug, Clone, Copy)]
 pub struct RecordChecksum(u32);
 
@@ -203,7 +203,7 @@ impl RecordChecksum {
     }
 }
 
-/// Encodes effects. The caller has validated them, as `decode_body` does again.
+/// Encodes effects that the caller has validated.
 pub fn encode_body(effects: &[RecordEffect]) -> Vec<u8> {
     let body = postcard::to_stdvec(effects).expect("vectors and integers always encode");
     debug_assert!(body.len() <= BODY_BYTES_MAX as usize, "effects fit into a body");

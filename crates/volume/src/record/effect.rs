@@ -1,11 +1,11 @@
-//! Effects: the final states that one operation leaves. They name results, never steps, so that applying an effect
-//! twice is the same as applying it once.
+//! Effects: the final states that one operation leaves. An effect describes a result, not a step, so that applying it twice
+//! is the same as applying it once.
 
 use serde::{Deserialize, Serialize};
 
 use super::{EntryName, FileKind, InodeAttributes, InodeNumber};
 
-/// Largest file. ext4 ends at 16 TiB; half of it leaves room on every file system that holds a shared tree.
+/// Largest file: half of the 16 TiB that ext4 allows, so that every file system for a shared tree supports it.
 pub const FILE_BYTES_MAX: u64 = 1 << 43;
 /// Most bytes of a symbolic link's target: PATH_MAX without the final NUL.
 pub const SYMLINK_BYTES_MAX: usize = 4095;
@@ -13,7 +13,7 @@ pub const SYMLINK_BYTES_MAX: usize = 4095;
 pub const XATTR_BYTES_MAX: usize = 3072;
 /// Most bytes of data in one record: twice the largest write of FUSE.
 pub const DATA_BYTES_MAX: u32 = 2 << 20;
-/// Most effects of one record. A rename that replaces a directory has 9.
+/// Most effects of one record. A rename has at most 6; `VolumeClient::drop_unused_inodes` fills records.
 pub const EFFECTS_MAX: usize = 64;
 
 /// Name of an extended attribute, with its namespace: `user.note`.
@@ -24,16 +24,16 @@ pub type XattrName = serde_bytes::ByteBuf;
 pub enum RecordEffect {
     /// The inode exists and has these attributes.
     SetAttributes {
-        /// Of this inode.
+        /// The inode.
         inode: InodeNumber,
-        /// All of them.
+        /// All attributes.
         attributes: InodeAttributes,
     },
-    /// The symbolic link leads there. Follows `SetAttributes` of a new link.
+    /// The symbolic link has this target. Follows `SetAttributes` of a new link.
     SetSymlinkTarget {
-        /// Of this link.
+        /// The symbolic link.
         inode: InodeNumber,
-        /// The path.
+        /// The target.
         #[serde(with = "serde_bytes")]
         target: Vec<u8>,
     },
@@ -43,37 +43,37 @@ pub enum RecordEffect {
         parent: InodeNumber,
         /// The entry.
         name: EntryName,
-        /// None: removed.
+        /// The inode that the entry leads to; none if the entry is removed.
         inode: Option<InodeNumber>,
     },
     /// The record's data is in the file from `offset` on. At most one per record.
     WriteData {
         /// The file.
         inode: InodeNumber,
-        /// Of the first byte, in the file.
+        /// File offset of the first byte.
         offset: u64,
-        /// As many as the record has data.
+        /// Number of bytes: all data of the record.
         bytes: u32,
     },
-    /// The range reads as zeroes and takes no space where that is possible.
+    /// The range reads as zeroes, and takes no space if the file system supports holes.
     PunchHole {
         /// The file.
         inode: InodeNumber,
-        /// Of the first byte.
+        /// File offset of the first byte.
         offset: u64,
-        /// How many.
+        /// Number of bytes.
         bytes: u64,
     },
-    /// The range has space, and keeps its data.
+    /// The range has allocated space, and keeps its data.
     AllocateSpace {
         /// The file.
         inode: InodeNumber,
-        /// Of the first byte.
+        /// File offset of the first byte.
         offset: u64,
-        /// How many.
+        /// Number of bytes.
         bytes: u64,
     },
-    /// The file ends there: bytes after it are gone, bytes that it gains are zeroes.
+    /// The file has this size: bytes after it are removed, added bytes are zeroes.
     SetSize {
         /// The file.
         inode: InodeNumber,
@@ -82,39 +82,39 @@ pub enum RecordEffect {
     },
     /// An extended attribute has a value, or does not exist.
     SetXattr {
-        /// Of this inode.
+        /// The inode.
         inode: InodeNumber,
-        /// Which one.
+        /// The name of the attribute.
         name: XattrName,
-        /// None: removed.
+        /// The value; none if the attribute is removed.
         value: Option<serde_bytes::ByteBuf>,
     },
-    /// The inode is gone: no entry leads to it, and no process has it open.
+    /// The inode is removed: no entry leads to it, and no process has it open.
     DropInode {
-        /// This one.
+        /// The inode.
         inode: InodeNumber,
     },
 }
 
-/// An effect that no client of a volume may have.
+/// Why an effect is not valid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum EffectError {
     /// A range ends after the largest file.
     #[error("a range ends after the largest file")]
     RangeEnd,
-    /// Attributes that no inode has.
+    /// The attributes are out of bounds.
     #[error("attributes are out of bounds")]
     AttributeBounds,
     /// A target, a name or a value is too long or empty.
     #[error("a length is out of bounds")]
     LengthBounds,
-    /// Inode 0, or the root dropped.
+    /// The inode number is 0, or the root is dropped.
     #[error("an inode number is out of bounds")]
     InodeBounds,
 }
 
 impl RecordEffect {
-    /// The inode that it changes; the directory of an entry.
+    /// The inode that the effect changes; for an entry, its directory.
     pub fn inode(&self) -> InodeNumber {
         match self {
             Self::SetAttributes { inode, .. }
@@ -132,7 +132,7 @@ impl RecordEffect {
     /// Checks every bound that does not depend on the state of the volume.
     ///
     /// # Errors
-    /// The bound that does not hold.
+    /// The first violated bound.
     pub fn validate(&self) -> Result<(), EffectError> {
         if self.inode().0 == 0 {
             return Err(EffectError::InodeBounds);

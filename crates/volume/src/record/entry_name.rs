@@ -1,4 +1,4 @@
-//! The name of a directory entry, checked once: a name that exists is a name that every Linux file system accepts.
+//! The name of a directory entry. Its constructor checks the name, so that every Linux file system accepts it.
 
 use std::fmt;
 
@@ -15,7 +15,7 @@ pub const NAME_BYTES_MAX: usize = 255;
 pub struct EntryName(Box<[u8]>);
 
 impl EntryName {
-    /// A checked name; none when the bytes are no name.
+    /// Checks a name; none if the bytes are not a valid name.
     pub fn new(bytes: &[u8]) -> Option<Self> {
         let has_valid_bytes = !bytes.iter().any(|byte| matches!(byte, 0 | b'/'));
         let is_name = (1..=NAME_BYTES_MAX).contains(&bytes.len()) && has_valid_bytes && bytes != b"." && bytes != b"..";
@@ -28,7 +28,7 @@ impl EntryName {
     }
 }
 
-/// Names one entry of one directory.
+/// Identifies an entry of a directory.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct EntryKey {
     /// The directory.
@@ -47,7 +47,7 @@ impl TryFrom<serde_bytes::ByteBuf> for EntryName {
     type Error = &'static str;
 
     fn try_from(bytes: serde_bytes::ByteBuf) -> Result<Self, Self::Error> {
-        Self::new(&bytes).ok_or("the bytes are no name of a directory entry")
+        Self::new(&bytes).ok_or("the bytes are not a valid name of a directory entry")
     }
 }
 

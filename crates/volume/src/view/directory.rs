@@ -1,4 +1,5 @@
-//! The entries of a directory, in an order that stays while entries are added and removed: readdir(3) continues by it.
+//! The entries of a directory. Adding or removing entries does not change the order of the others, so that readdir(3) can
+//! continue.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -7,14 +8,14 @@ use crate::record::{EntryName, InodeNumber};
 /// Offsets 1 and 2 are `.` and `..`.
 const FIRST_OFFSET: u64 = 3;
 
-/// An entry, and where readdir continues after it.
+/// An entry of a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DirectoryEntry<'a> {
-    /// Its offset: readdir continues with the next one.
+    /// Its offset: readdir(3) continues with the next higher one.
     pub offset: u64,
     /// Its name.
     pub name: &'a EntryName,
-    /// Where it leads.
+    /// The inode that the entry leads to.
     pub inode: InodeNumber,
 }
 
@@ -33,7 +34,7 @@ impl Default for DirectoryEntries {
 }
 
 impl DirectoryEntries {
-    /// Where a name leads.
+    /// The inode that a name leads to.
     pub fn get(&self, name: &EntryName) -> Option<InodeNumber> {
         self.by_name.get(name).map(|(_, inode)| *inode)
     }
@@ -43,7 +44,7 @@ impl DirectoryEntries {
         self.by_name.is_empty()
     }
 
-    /// Sets where a name leads, and returns where it led. A name that stays keeps its offset.
+    /// Sets the inode that a name leads to, and returns the previous one. An existing name keeps its offset.
     pub fn set(&mut self, name: EntryName, inode: InodeNumber) -> Option<InodeNumber> {
         if let Some((_, target)) = self.by_name.get_mut(&name) {
             return Some(std::mem::replace(target, inode));
@@ -54,7 +55,7 @@ impl DirectoryEntries {
         None
     }
 
-    /// Removes a name, and returns where it led.
+    /// Removes a name, and returns the inode that it led to.
     pub fn remove(&mut self, name: &EntryName) -> Option<InodeNumber> {
         let (offset, inode) = self.by_name.remove(name)?;
         self.by_offset.remove(&offset);

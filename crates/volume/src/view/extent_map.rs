@@ -1,4 +1,4 @@
-//! The ranges of a file whose data is not in the shared tree yet: in the log, or holes.
+//! The ranges of a file whose data is not published yet: their data is in the log, or they are holes.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -8,7 +8,7 @@ use std::ops::Range;
 pub enum SegmentSource {
     /// In the log, the first byte at this position.
     Log(u64),
-    /// Nowhere: zeroes.
+    /// In no file: the range is zeroes.
     Hole,
     /// In the file of the shared tree; zeroes after its end.
     Published,
@@ -17,39 +17,39 @@ pub enum SegmentSource {
 /// A range of a file with one source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DataSegment {
-    /// In the file.
+    /// The range in the file.
     pub range: Range<u64>,
-    /// Of its bytes.
+    /// The source of its bytes.
     pub source: SegmentSource,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct UnpublishedExtent {
     end: u64,
-    /// None: a hole.
+    /// Position of the data in the log; none for a hole.
     log_position: Option<u64>,
-    /// Of the record that made it.
+    /// Sequence number of the record that wrote it.
     sequence: u64,
 }
 
-/// Unpublished extents of one file, by their first byte. They do not overlap.
+/// Unpublished extents of one file, by the offset of their first byte. They do not overlap.
 #[derive(Clone, Debug, Default)]
 pub struct ExtentMap {
     extents: BTreeMap<u64, UnpublishedExtent>,
 }
 
 impl ExtentMap {
-    /// A record wrote the range: `log_position` has its first byte.
+    /// Adds a range that a record has written. `log_position` is the position of its first byte.
     pub fn insert_data(&mut self, range: Range<u64>, log_position: u64, sequence: u64) {
         self.insert(range, Some(log_position), sequence);
     }
 
-    /// A record made the range a hole.
+    /// Adds a range that a record has made a hole.
     pub fn insert_hole(&mut self, range: Range<u64>, sequence: u64) {
         self.insert(range, None, sequence);
     }
 
-    /// Everything up to this record is published.
+    /// Removes extents up to this record, which are published.
     pub fn release(&mut self, sequence: u64) {
         self.extents.retain(|_, extent| extent.sequence > sequence);
     }
@@ -90,7 +90,7 @@ impl ExtentMap {
         self.extents.insert(range.start, UnpublishedExtent { end: range.end, log_position, sequence });
     }
 
-    /// Removes a range; what an extent has before and after it stays.
+    /// Removes a range. The parts of extents before and after it stay.
     fn cut(&mut self, range: &Range<u64>) {
         let overlapping: Vec<(u64, UnpublishedExtent)> =
             self.overlapping(range).map(|(start, extent)| (*start, *extent)).collect();
@@ -121,7 +121,7 @@ mod tests {
 
     const FILE_BYTES: usize = 64;
 
-    /// A byte of a file: published, a hole, or of a record and a log position.
+    /// The source of a byte of a file, and the record that wrote it.
     #[derive(Clone, Copy, Debug, PartialEq)]
     struct ModelByte {
         source: SegmentSource,

@@ -1,4 +1,4 @@
-//! An inode of the view: its attributes, and whatever else its kind has.
+//! An inode of the view: its attributes, and the content that its kind has.
 
 use std::collections::BTreeMap;
 
@@ -15,42 +15,43 @@ pub enum InodeContent {
     File(ExtentMap),
     /// The entries of a directory.
     Directory {
-        /// By name.
+        /// The entries by name.
         entries: DirectoryEntries,
-        /// How many entries are directories.
+        /// Number of entries that are directories.
         subdirectories: u32,
     },
     /// The target of a symbolic link.
     Symlink(Vec<u8>),
-    /// A pipe, a socket or a device has nothing.
+    /// Pipes, sockets and devices have no content.
     Special,
 }
 
 /// An inode.
 #[derive(Clone, Debug)]
 pub struct Inode {
-    /// As the log or the shared tree has them.
+    /// Attributes after all records, including unpublished ones.
     pub attributes: InodeAttributes,
-    /// How many entries lead here.
+    /// Number of entries that lead to the inode.
     pub entry_count: u32,
-    /// The directory of the entry that was set last. For a directory, `..` leads there.
+    /// The directory of the entry that was set last. For a directory, this is `..`.
     pub parent: InodeNumber,
     /// The directories of the other entries.
     pub other_parents: Vec<InodeNumber>,
-    /// By kind.
+    /// Content by kind of file.
     pub content: InodeContent,
     /// Extended attributes.
     pub xattrs: BTreeMap<XattrName, ByteBuf>,
-    /// How often the kernel has looked it up and not forgotten it.
+    /// Number of lookups that the kernel has not forgotten.
     pub lookups: u64,
-    /// Another client has removed the last entry, and drops the inode when its kernel has forgotten it.
+    /// Whether another client has removed the last entry. That client drops the inode when its kernel has forgotten it.
     pub is_unlinked_elsewhere: bool,
-    /// The record of this client's log that has created it. None when it was published before.
+    /// Sequence number of the record of this client's log that created the inode. None if the inode was read from the shared
+    /// tree.
     pub created_by: Option<u64>,
 }
 
 impl Inode {
-    /// An inode that no entry leads to yet.
+    /// Creates an inode that no entry leads to yet.
     pub fn new(attributes: InodeAttributes) -> Self {
         let content = match attributes.kind {
             FileKind::Regular => InodeContent::File(ExtentMap::default()),
@@ -71,7 +72,7 @@ impl Inode {
         }
     }
 
-    /// An entry of a directory leads here.
+    /// Adds an entry of a directory that leads to this inode.
     pub(super) fn add_entry(&mut self, directory: InodeNumber) {
         if self.entry_count > 0 {
             self.other_parents.push(self.parent);
@@ -80,7 +81,7 @@ impl Inode {
         self.parent = directory;
     }
 
-    /// An entry of a directory leads here no longer. The last parent stays.
+    /// Removes an entry of a directory that led to this inode. The last parent is kept.
     pub(super) fn remove_entry(&mut self, directory: InodeNumber) {
         self.entry_count -= 1;
         if self.parent == directory {

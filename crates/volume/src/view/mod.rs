@@ -1,5 +1,5 @@
-//! The view of a client: the namespace of its volume in memory, with all that is in the log and not published yet. Pure:
-//! no I/O, and time is an argument.
+//! The view of a client: the namespace of its volume in memory, including unpublished records of the log. Pure: no I/O, and
+//! time is an argument.
 //!
 //! `plan` turns an operation into effects and checks it; `VolumeNamespace::apply` applies effects that are in the log. `mount`
 //! calls both and reads data.

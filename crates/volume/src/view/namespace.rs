@@ -9,58 +9,59 @@ use super::inode::{Inode, InodeContent};
 use crate::log::AppendedRecord;
 use crate::record::{EntryName, FILE_BYTES_MAX, InodeNumber, RecordEffect};
 
-/// PATH_MAX of <linux/limits.h>, and a name has at least one byte and a slash.
+/// Most inodes of a path: PATH_MAX is 4096, and each name takes at least one byte and a slash.
 const PATH_INODES_MAX: usize = 4096 / 2;
 
-/// An inode as the shared tree has it.
+/// An inode that was read from the shared tree.
 pub type LoadedInode = Inode;
 
 /// The namespace of a volume.
 #[derive(Debug)]
 pub struct VolumeNamespace {
     pub(super) inodes: HashMap<InodeNumber, Inode>,
-    /// Inodes that are gone, and that the kernel still knows: programs of this node may read them.
+    /// Removed inodes that the kernel still knows: programs of this node may have them open.
     pub(super) gone: HashMap<InodeNumber, Inode>,
-    /// The number of this client: it chooses inode numbers of its own.
+    /// The number of this client, which selects its range of inode numbers.
     client: u16,
     pub(super) next_inode: u64,
-    /// Files with unpublished data, by the record of the change.
+    /// Files with unpublished data, with the sequence number of the change.
     unpublished: VecDeque<(u64, InodeNumber)>,
 }
 
 impl VolumeNamespace {
-    /// A namespace with a root and no entries. The client has used numbers up to `inode_max`.
+    /// Creates a namespace with a root and no entries. The client has used inode numbers up to `inode_max`.
     pub fn new(root: LoadedInode, client: u16, inode_max: u64) -> Self {
         let inodes = HashMap::from([(InodeNumber::ROOT, LoadedInode { entry_count: 1, ..root })]);
         let next_inode = inode_max.max(InodeNumber::before_first_of(client).0) + 1;
         Self { inodes, gone: HashMap::new(), client, next_inode, unpublished: VecDeque::new() }
     }
 
-    /// Adds an entry of the shared tree, and its inode unless another entry leads to it, too. Directories come before
-    /// their entries.
+    /// Adds an entry of the shared tree, and its inode unless an earlier entry has added it. A directory is added before its
+    /// entries.
     pub fn load(&mut self, parent: InodeNumber, name: EntryName, number: InodeNumber, inode: LoadedInode) {
         self.note_number(number);
         self.inodes.entry(number).or_insert(inode);
         self.set_entry(parent, name, Some(number));
     }
 
-    /// An inode.
+    /// Returns an inode.
     ///
     /// # Errors
-    /// ESTALE when there is none of this number: another client has removed it.
+    /// ESTALE if no inode has this number: another client has removed it.
     pub fn inode(&self, number: InodeNumber) -> Result<&Inode, Errno> {
         self.inodes.get(&number).ok_or(Errno::STALE)
     }
 
-    /// An inode for reading, also one that another client has removed and that a program of this node may have open.
+    /// Returns an inode for reading. Includes inodes that another client has removed and that a program of this node may
+    /// have open.
     ///
     /// # Errors
-    /// ESTALE when the kernel does not know it, either.
+    /// ESTALE if the inode is removed and the kernel has forgotten it.
     pub fn readable_inode(&self, number: InodeNumber) -> Result<&Inode, Errno> {
         self.inode(number).or_else(|error| self.gone.get(&number).ok_or(error))
     }
 
-    /// Whether this client has created an inode with the record `sequence` or a later one.
+    /// Whether this client has created an inode in the record `sequence` or a later one.
     pub fn is_created_since(&self, number: InodeNumber, sequence: u64) -> bool {
         let created_by = self.inodes.get(&number).and_then(|inode| inode.created_by);
         created_by.is_some_and(|created_by| created_by >= sequence)
@@ -71,12 +72,12 @@ impl VolumeNamespace {
         self.inodes.into_iter()
     }
 
-    /// How many inodes there are.
+    /// Number of inodes.
     pub fn inode_count(&self) -> usize {
         self.inodes.len()
     }
 
-    /// A number is in use.
+    /// Marks a number as used.
     fn note_number(&mut self, number: InodeNumber) {
         if number.belongs_to(self.client) {
             self.next_inode = self.next_inode.max(number.0 + 1);
@@ -99,7 +100,7 @@ impl VolumeNamespace {
         }
     }
 
-    /// Where a name of a directory leads.
+    /// Looks up a name in a directory.
     ///
     /// # Errors
     /// ENOTDIR, ESTALE, ENOENT.
@@ -107,14 +108,14 @@ impl VolumeNamespace {
         self.entries(directory)?.get(name).ok_or(Errno::NOENT)
     }
 
-    /// The kernel holds a reference more.
+    /// Adds a reference of the kernel to an inode.
     pub fn count_lookup(&mut self, number: InodeNumber) {
         if let Some(inode) = self.inodes.get_mut(&number) {
             inode.lookups += 1;
         }
     }
 
-    /// The kernel gives references back.
+    /// Removes references of the kernel to an inode.
     pub fn forget(&mut self, number: InodeNumber, count: u64) {
         if let Some(inode) = self.inodes.get_mut(&number) {
             inode.lookups = inode.lookups.saturating_sub(count);
@@ -133,7 +134,7 @@ impl VolumeNamespace {
         }
     }
 
-    /// Everything before `sequence` is published: data is in the shared tree.
+    /// Forgets the log positions of data before the record `sequence`: the data is in the shared tree.
     pub fn release_published(&mut self, sequence: u64) {
         let mut last_released = None;
         while let Some((changed_by, number)) = self.unpublished.front().copied()
@@ -201,12 +202,13 @@ impl VolumeNamespace {
         }
     }
 
-    /// An inode and the directories above it, with the root. For a file with several entries, those above each one.
+    /// Returns an inode and all directories above it, up to the root. For a file with several entries, includes the
+    /// directories above each entry.
     pub fn path_of(&self, inode: InodeNumber) -> Vec<InodeNumber> {
         let mut path = Vec::new();
         let mut pending = vec![inode];
         while let Some(current) = pending.pop().filter(|_| path.len() < PATH_INODES_MAX) {
-            // A directory without an entry keeps its parent, so a circle is not excluded.
+            // A directory without an entry keeps its parent, so the parents may form a circle.
             if path.contains(&current) {
                 continue;
             }
@@ -220,7 +222,7 @@ impl VolumeNamespace {
         path
     }
 
-    /// Sets where an entry leads, and returns where it led.
+    /// Sets the inode that an entry leads to, and returns the previous one.
     pub(super) fn set_entry(
         &mut self,
         parent: InodeNumber,
@@ -246,7 +248,7 @@ impl VolumeNamespace {
         previous
     }
 
-    /// An entry of `parent` leads to `number`, or does so no longer.
+    /// Counts an entry of `parent` that leads to `number`, or that no longer does.
     fn count_entry(&mut self, parent: InodeNumber, number: InodeNumber, is_added: bool) {
         let Some(inode) = self.inodes.get_mut(&number) else { return };
         let add = |count: u32| if is_added { count + 1 } else { count - 1 };

@@ -37,7 +37,7 @@ fn written_data_is_read_after_a_remount() {
     fs::set_permissions(root.join("link"), fs::Permissions::from_mode(0o640)).unwrap();
     let before = fs::metadata(root.join("link")).unwrap();
     volume.unmount();
-    assert!(!root.join("link").exists(), "it is unmounted");
+    assert!(!root.join("link").exists(), "the volume is unmounted");
     volume.mount();
     assert_eq!(fs::read(root.join("symlink")).unwrap(), b"contents");
     let after = fs::metadata(root.join("link")).unwrap();

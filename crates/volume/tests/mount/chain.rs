@@ -1,4 +1,4 @@
-//! Volumes with three replicas, mounted on each node. Nodes read what others wrote, take turns in writing, fail and return.
+//! Volumes with three replicas, mounted on each node. Nodes read data of other nodes, write in turns, fail and return.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
@@ -29,9 +29,9 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
     ("another_node_continues_after_the_death_of_the_writers", another_node_continues_after_the_death_of_the_writers),
 ];
 
-/// A busy machine is no failure of a node.
+/// Long, so that a node on a busy machine is not considered failed.
 const DETECTION_MS: u64 = 10_000;
-/// For a test in which a node is to leave the chain soon. Others may leave it, too, and return.
+/// For a test in which a node must leave the chain soon. Other nodes may also leave it and return.
 const SHORT_DETECTION_MS: u64 = 1_000;
 
 fn write_and_sync(path: &Path, bytes: &[u8]) {
@@ -44,13 +44,14 @@ fn try_write_and_sync(path: &Path, bytes: &[u8]) -> io::Result<()> {
     file.sync_all()
 }
 
-/// Writes until it succeeds. With `SHORT_DETECTION_MS`, a busy node may leave the chain, and its mount is interrupted.
+/// Repeats a write until it succeeds. With `SHORT_DETECTION_MS`, a busy node may leave the chain, which interrupts its
+/// mount.
 fn write_at_last(cluster: &VolumeCluster, node: usize, name: &str, bytes: &[u8]) {
     let path = cluster.path(node).join(name);
     cluster.nodes[node].wait_for("a file is written", || try_write_and_sync(&path, bytes).is_ok());
 }
 
-/// Waits until a node reads this. With `SHORT_DETECTION_MS`, its mount may be interrupted.
+/// Waits until a node reads this content. With `SHORT_DETECTION_MS`, the mount of the node may be interrupted.
 fn wait_for_content(cluster: &VolumeCluster, node: usize, name: &str, bytes: &[u8]) {
     let path = cluster.path(node).join(name);
     cluster.nodes[node].wait_for("the content is as expected", || fs::read(&path).is_ok_and(|found| found == bytes));
@@ -140,7 +141,7 @@ fn nodes_write_in_turns() {
     }
 }
 
-/// Each process of each node is killed while another node writes.
+/// Kills each process of each node while another node writes.
 fn a_killed_process_of_any_node_loses_nothing() {
     let cluster = VolumeCluster::three_replicas();
     let mut round = 0;
@@ -208,7 +209,8 @@ fn another_node_continues_after_the_death_of_the_writers() {
     assert_eq!(cluster.published_tree().len(), 6);
 }
 
-/// The log of its client is valid beyond what the others have. It is not the writer any more, so none of that may count.
+/// The log of node 0 has valid records that the other nodes lack. Node 0 is no longer the writer, so it must drop these
+/// records.
 fn a_returning_writer_drops_unreplicated_records() {
     let cluster = VolumeCluster::mounted(&THREE_NODES, LOG_BYTES, Durability::Memory, SHORT_DETECTION_MS);
     for round in 0..3 {
@@ -216,7 +218,7 @@ fn a_returning_writer_drops_unreplicated_records() {
         write_at_last(&cluster, 0, &name("synced"), b"1");
         cluster.nodes[0].signal(&[ProcessRole::Offload], Signal::STOP);
         let mut unsynced = OpenOptions::new().append(true).open(cluster.path(0).join(name("synced")));
-        // The node may have left the chain by now: the client then ends.
+        // The node may have left the chain already, which ends its client.
         let _ = unsynced.as_mut().map(|file| file.write_all(&[b'2'; 5_000]));
         write_at_last(&cluster, 1, &name("other"), b"3");
         cluster.nodes[0].signal(&[ProcessRole::Offload], Signal::CONT);
@@ -239,7 +241,7 @@ fn a_client_whose_node_has_copied_the_volume_is_replaced() {
     write_at_last(&cluster, 0, "before", b"precious");
     for round in 0..3 {
         let other = format!("other-{round}");
-        // The client that stays is not the writer. One that is would be refused for that.
+        // The client of node 0 must not be the writer, because a writer would be refused for another reason.
         write_at_last(&cluster, 1, "turn", b"2");
         cluster.nodes[0].stop_processes();
         write_at_last(&cluster, 1, &other, b"2");

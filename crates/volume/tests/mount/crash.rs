@@ -1,4 +1,4 @@
-//! Processes are killed under load. All acknowledged data is there afterwards, and nothing that was not written.
+//! Kills processes under load. Afterwards the volume has all acknowledged data, and no data that was not written.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -30,7 +30,7 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
     ("a_stopped_worker_is_replaced", a_stopped_worker_is_replaced),
 ];
 
-/// The offload process first, so that acknowledged records are not published when the client dies.
+/// The offload process is killed first, so that acknowledged records are unpublished when the client dies.
 const ALL_AT_ONCE: &[ProcessRole] = &[ProcessRole::Offload, ProcessRole::Worker, ProcessRole::Client];
 const TURNS: &[&[ProcessRole]] = &[
     &[ProcessRole::Worker],
@@ -45,9 +45,9 @@ const WRITERS: usize = 3;
 const RECORD_BYTES: usize = 3000;
 const RECORDS_PER_FILE: u64 = 200;
 
-/// Records that must be acknowledged around the kills, so that a test does enough.
+/// Fewest records that must be acknowledged during a test.
 const RECORDS_MIN: u64 = 100;
-/// A slow machine acknowledges `RECORDS_MIN` records within this.
+/// Even a slow machine acknowledges `RECORDS_MIN` records within this time.
 const RECORDS_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Ends the writers, and counts their acknowledgements.
@@ -64,7 +64,7 @@ impl WriterControl {
     }
 }
 
-/// Ends writers, also when the test fails: a scope waits for its threads.
+/// Ends the writers when it is dropped, also if the test fails: a thread scope waits for its threads.
 pub(crate) struct StopOnDrop<'a>(pub(crate) &'a [WriterControl]);
 
 impl Drop for StopOnDrop<'_> {
@@ -76,14 +76,14 @@ impl Drop for StopOnDrop<'_> {
 /// The acknowledgements of one writer.
 #[derive(Debug, Default)]
 pub(crate) struct WriterManifest {
-    /// Records of each file that fsync(2) acknowledged.
+    /// Number of records of each file that fsync(2) acknowledged.
     records: Vec<u64>,
-    /// Files whose rename was acknowledged by fsync(2) of the directory.
+    /// Number of files whose rename was acknowledged by fsync(2) of the directory.
     renamed: usize,
     errors: u64,
 }
 
-/// A record names its writer, file and number.
+/// Returns random bytes that depend on writer, file and number of a record.
 fn record_of(writer: usize, file: usize, record: u64) -> Vec<u8> {
     let mut random = Rng::with_seed(((writer as u64) << 48) | ((file as u64) << 24) | record);
     std::iter::repeat_with(|| random.u8(..)).take(RECORD_BYTES).collect()
@@ -106,7 +106,7 @@ pub(crate) fn write_until_stopped(root: &Path, writer: usize, control: &WriterCo
             manifest.records.push(0);
         }
         if write_file(root, writer, file, &mut manifest.records[file], control).is_err() {
-            // The client has died: the next one mounts soon.
+            // The client has died. The next client mounts the volume soon.
             manifest.errors += 1;
             thread::sleep(Duration::from_millis(5));
             continue;
@@ -126,7 +126,7 @@ fn write_file(
     control: &WriterControl,
 ) -> io::Result<()> {
     let (path, renamed) = (written_path(root, writer, file), renamed_path(root, writer, file));
-    // Not into the directory below the mount point, while nothing is mounted there.
+    // Fails while nothing is mounted, so that nothing is written to the directory below the mount.
     let directory = File::open(path.parent().unwrap())?;
     if *acknowledged < RECORDS_PER_FILE || !renamed.exists() {
         let output = OpenOptions::new().create(true).truncate(false).write(true).open(&path)?;
@@ -161,7 +161,7 @@ pub(crate) fn verify(root: &Path, writer: usize, manifest: &WriterManifest) {
     }
 }
 
-/// Kills one of the groups at a time.
+/// Kills a random one of the groups each time.
 fn kill_under_load(groups: &[&[ProcessRole]], kills: usize, durability: Durability) {
     let mut volume = MountedVolume::create_with(LOG_BYTES, durability);
     let root = volume.path();
@@ -206,7 +206,7 @@ fn kill_under_load(groups: &[&[ProcessRole]], kills: usize, durability: Durabili
     }
 }
 
-/// Stops a process, and returns when it is stopped.
+/// Sends SIGSTOP to a process, and waits until all its threads are stopped.
 pub(crate) fn stop(process_id: u32) {
     let pidfd = farfork_sys::pidfd::open(process_id as i32).unwrap();
     farfork_sys::pidfd::send_signal(&pidfd, Signal::STOP.as_raw()).unwrap();
@@ -215,18 +215,18 @@ pub(crate) fn stop(process_id: u32) {
         fs::read_to_string(thread.path().join("status")).is_ok_and(|status| status.contains("State:\tT"))
     };
     while !fs::read_dir(format!("/proc/{process_id}/task")).unwrap().all(|thread| is_stopped(thread.unwrap())) {
-        assert!(Instant::now() < deadline, "process {process_id} is stopped");
+        assert!(Instant::now() < deadline, "process {process_id} is not stopped");
         thread::sleep(Duration::from_millis(1));
     }
 }
 
-/// The offload process is stopped while a program writes, and continues when the next client already waits for it.
+/// Stops the offload process while a program writes. Continues it when the next client waits for it.
 fn a_client_recovers_unpublished_records() {
     let volume = MountedVolume::create();
     let offload = farfork_sys::pidfd::open(volume.process_id(ProcessRole::Offload) as i32).unwrap();
     for round in 0..3 {
-        // The client may write from now on, and knows how much: it has asked for the free space, because this is more than a client may
-        // write without asking. Both are no more than promises of the offload process.
+        // Gives the client the write permission and a report of the free space: it requests the report, because this write
+        // is larger than `UNREPORTED_BYTES`. So the next writes need no answer of the stopped offload process.
         fs::write(volume.path().join("written-before"), vec![round; (1 << 20) + 1]).unwrap();
         stop(volume.process_id(ProcessRole::Offload));
         let name = format!("file-{round}");
@@ -235,7 +235,7 @@ fn a_client_recovers_unpublished_records() {
         let mut file = File::create(volume.path().join(&name)).unwrap();
         io::Write::write_all(&mut file, &data).unwrap();
         drop(file);
-        assert!(!volume.volume_path().join("shared/tree").join(&name).exists(), "it is not published");
+        assert!(!volume.volume_path().join("shared/tree").join(&name).exists(), "the file is not published");
         thread::scope(|scope| {
             scope.spawn(|| {
                 thread::sleep(Duration::from_millis(500));
@@ -250,7 +250,7 @@ fn a_client_recovers_unpublished_records() {
     }
 }
 
-/// A worker that is stopped would go on with an old change set: it is killed before another process publishes.
+/// A stopped worker could later continue with an old change set, so it is killed before another process publishes.
 fn a_stopped_worker_is_replaced() {
     let volume = MountedVolume::create();
     let stopped = volume.process_id(ProcessRole::Worker);
@@ -263,7 +263,7 @@ fn a_stopped_worker_is_replaced() {
     println!("a stopped worker is replaced: {:.1} s", started.elapsed().as_secs_f64());
 }
 
-/// A program that writes while the client is replaced gets errors, or its file is in the volume.
+/// While the client is replaced, a write of a program either fails or creates a file in the volume.
 fn nothing_is_written_below_the_mount_of_a_killed_client() {
     let mut volume = MountedVolume::create();
     let path = volume.path();

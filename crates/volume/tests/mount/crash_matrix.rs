@@ -1,5 +1,5 @@
-//! Faults at each process and the link of each node of a chain, while a program writes on each node. What was acknowledged is
-//! on every node afterwards, and the replicas are equal.
+//! Injects faults into each process and the link of each node of a chain, while a program writes on each node. Afterwards
+//! every node has all acknowledged data, and the replicas are equal.
 
 use std::fs::{self, File};
 use std::thread;
@@ -18,13 +18,13 @@ pub(crate) const TESTS: &[(&str, fn())] = &[("nine_faults_of_the_matrix_lose_not
 pub(crate) const LONG_TESTS: &[(&str, fn())] =
     &[("all_faults_of_the_matrix_lose_nothing", all_faults), ("two_hundred_faults_lose_nothing", many_faults)];
 
-/// A busy machine is no failure of a node.
+/// Long, so that a node on a busy machine is not considered failed.
 const DETECTION_MS: u64 = 10_000;
-/// Nothing is detected.
+/// Too short to be detected as a failure.
 const SHORT_STOP: Duration = Duration::from_millis(500);
-/// Other processes stop waiting: the node leaves the chain, a client or worker is killed.
+/// Long enough that other processes stop waiting: the node leaves the chain, and a stopped client or worker is killed.
 const LONG_STOP: Duration = Duration::from_millis(DETECTION_MS + 2_000);
-/// The seed of the points, for a run that is to be repeated.
+/// Environment variable with the seed of the fault points, to repeat a run.
 const SEED_VARIABLE: &str = "FARFORK_VOLUME_SEED";
 
 /// The targets of kills and stops: one process, the processes of a node's daemon, or all processes of a node.
@@ -47,7 +47,7 @@ struct FaultPoint {
     fault: Fault,
 }
 
-/// Every fault at each node, with stops and cuts of these lengths.
+/// Returns every fault at each node, with stops and cuts of these durations.
 fn matrix(times: &[Duration]) -> Vec<FaultPoint> {
     let kills = TARGETS.iter().map(|roles| Fault::Kill(roles));
     let stops = TARGETS.iter().flat_map(|roles| times.iter().map(|time| Fault::Stop(roles, *time)));
@@ -81,7 +81,7 @@ fn many_faults() {
     inject(&chosen);
 }
 
-/// One fault after the other, each when the program of each node has written again since the one before.
+/// Injects one fault after the other. Before the next fault, the program of each node must have written again.
 fn inject(points: &[FaultPoint]) {
     let network = TestNetwork::start(THREE_NODES.len() as u8);
     let cluster = VolumeCluster::networked(&network, DETECTION_MS);
@@ -120,7 +120,7 @@ fn inject_one(cluster: &VolumeCluster, network: &TestNetwork, controls: &[Writer
             network.restore_link(node);
         }
         Fault::Stop(roles, time) => {
-            // Another process may have its place by then: the signal is sent to the one that was stopped.
+            // SIGCONT must go to the stopped process, even if another process has replaced it.
             let Ok(stopped) = cluster.nodes[node].processes(roles) else { return };
             let signal =
                 |signal: Signal| stopped.iter().for_each(|process| _ = pidfd::send_signal(process, signal.as_raw()));

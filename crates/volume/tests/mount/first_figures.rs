@@ -1,4 +1,4 @@
-//! First figures of a volume next to a floor: the same calls on the local file system. Run with `--ignored first_figures`
+//! Prints figures of a volume next to a floor: the same calls on the local file system. Run with `--ignored first_figures`
 //! in a release build; nothing is asserted.
 
 use std::fs::{self, File, OpenOptions};
@@ -57,7 +57,7 @@ fn measure_side(name: &str, path: &Path) {
     println!("{name}: create {create:.1?}, stat {stat:.1?}");
 }
 
-/// Of everything that `measure_side` has written.
+/// Measures a check of all files that `measure_side` has written.
 fn measure_check(cluster: &VolumeCluster) {
     let (started, mut compared_at) = (Instant::now(), None);
     let report = replica_check::compare(&cluster.nodes[0], |_| _ = compared_at.get_or_insert_with(Instant::now));
@@ -97,7 +97,7 @@ fn measure_ping_pongs() -> (Duration, Duration) {
     (mean, times[times.len() * 99 / 100])
 }
 
-/// Times of creation, of a remount, which reads the whole namespace, and of removal.
+/// Measures the times of creating, remounting and removing the files. A remount reads the whole namespace.
 fn a_volume_holds_a_hundred_thousand_files() {
     const DIRECTORIES: u32 = 100;
     const FILES_PER_DIRECTORY: u32 = 1_000;
@@ -141,7 +141,7 @@ fn measure_synced_writes(directory: &Path) -> (Duration, Duration) {
     (times.iter().sum::<Duration>() / SYNCED_WRITES as u32, times[times.len() * 99 / 100])
 }
 
-/// Ends with fsync(2), in MiB/s.
+/// Measures the rate of a sequential write that ends with fsync(2), in MiB/s.
 fn measure_write(directory: &Path) -> f64 {
     let mut file = File::create(directory.join("stream")).unwrap();
     let data = vec![b'x'; OPERATION_BYTES];
@@ -153,7 +153,7 @@ fn measure_write(directory: &Path) -> f64 {
     rate(started.elapsed())
 }
 
-/// In MiB/s, without the pages of the file in the cache of its own file system.
+/// Measures the rate of a sequential read in MiB/s, after dropping the pages of the file from the page cache.
 fn measure_read(directory: &Path) -> f64 {
     let mut file = OpenOptions::new().read(true).open(directory.join("stream")).unwrap();
     rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
@@ -167,7 +167,7 @@ fn rate(time: Duration) -> f64 {
     (STREAM_BYTES >> 20) as f64 / time.as_secs_f64()
 }
 
-/// Per file.
+/// Measures the mean times of creation and stat(2) per file.
 fn measure_files(directory: &Path) -> (Duration, Duration) {
     let path = |index: u32| directory.join(format!("file-{index}"));
     let started = Instant::now();

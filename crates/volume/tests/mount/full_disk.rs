@@ -1,4 +1,4 @@
-//! Disks that are full: programs get ENOSPC, and go on when space is free.
+//! Full disks: programs get ENOSPC, and can write again when space is free.
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write as _};
@@ -23,17 +23,17 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
     ("writers_do_not_hang_while_others_have_filled_a_disk", writers_do_not_hang_while_others_have_filled_a_disk),
 ];
 
-/// The volume takes at least so much of a small disk. The logs of three clients have 24 MiB of it.
+/// Fewest bytes that fit on a small disk, in addition to the logs of three clients with 24 MiB.
 const WRITTEN_MIN: u64 = 32 << 20;
-/// For the test in which a node dies. A busy machine is no failure of a node.
+/// For the test in which a node dies.
 const DETECTION_MS: u64 = 2_000;
-/// Several attempts of a node to return.
+/// Time for several attempts of a node to return.
 const SMALL_DISK_TIME: Duration = Duration::from_secs(4);
 const BLOCK_BYTES: usize = 64 << 10;
-/// Space that was freed is used again within this.
+/// Freed space can be used again within this time.
 const RECOVERY_LIMIT: Duration = Duration::from_secs(30);
 
-/// Writes until the disk is full. How many bytes were written.
+/// Writes until the disk is full. Returns the number of written bytes.
 fn fill(path: &Path) -> u64 {
     let mut file = File::create(path).unwrap();
     let block = vec![5; BLOCK_BYTES];
@@ -49,7 +49,7 @@ fn fill(path: &Path) -> u64 {
     written
 }
 
-/// As `fill`, once the space of removed files is free again.
+/// As `fill`, but repeats until the space of removed files is free again.
 fn fill_when_space_is_free(path: &Path) -> u64 {
     let deadline = Instant::now() + RECOVERY_LIMIT;
     loop {
@@ -65,14 +65,14 @@ fn fill_when_space_is_free(path: &Path) -> u64 {
 
 fn assert_filled(path: &Path, bytes: u64) {
     let data = fs::read(path).unwrap();
-    assert!(data.len() as u64 == bytes && data.iter().all(|byte| *byte == 5), "what was written is there");
+    assert!(data.len() as u64 == bytes && data.iter().all(|byte| *byte == 5), "the file has the written data");
 }
 
 fn write_when_space_is_free(path: &Path) {
     let deadline = Instant::now() + RECOVERY_LIMIT;
     while let Err(error) = fs::write(path, vec![5; BLOCK_BYTES]) {
         assert_eq!(error.kind(), ErrorKind::StorageFull, "{error}");
-        assert!(Instant::now() < deadline, "space is free again");
+        assert!(Instant::now() < deadline, "no space is free");
         thread::sleep(Duration::from_millis(20));
     }
 }
@@ -91,7 +91,7 @@ fn replica<'s>(status: &'s VolumeStatus, node: &str) -> &'s ReplicaStatus {
     status.replicas.iter().find(|replica| replica.node.as_str() == node).unwrap()
 }
 
-/// The writers are first, in the middle and last on the paths that end at the small disk, or begin there.
+/// Each node writes in turn, with the small disk on n2 and then on n3.
 fn the_smallest_disk_of_the_replicas_limits_writers() {
     for small in [1, 2] {
         let cluster = VolumeCluster::with_small_disk(small);
@@ -104,27 +104,27 @@ fn the_smallest_disk_of_the_replicas_limits_writers() {
             let disk = replica(&status, THREE_NODES[small]);
             assert!(!disk.is_full && disk.free_bytes.unwrap() > 0, "the volume leaves a reserve: {disk:?}");
             fs::remove_file(&path).unwrap();
-            // From another node, whose log has taken nothing.
+            // Writes from another node, whose log has used no space.
             write_when_space_is_free(&cluster.path((writer + 1) % 3).join("another"));
         }
         cluster.published_tree();
     }
 }
 
-/// Another program takes what the volume has kept free, so that records are acknowledged that cannot be published.
+/// Another program uses the reserve of the volume, so that acknowledged records cannot be published.
 fn writers_do_not_hang_while_others_have_filled_a_disk() {
     let cluster = VolumeCluster::with_small_disk(2);
     let small = THREE_NODES[2];
     let kept = cluster.path(0).join("kept");
     fs::write(&kept, b"before").unwrap();
     let ballast = cluster.nodes[2].store().join("ballast");
-    // Fewer bytes than the volume keeps free, and then all.
+    // First fewer bytes than the volume keeps free, later all bytes.
     fs::write(&ballast, vec![1; 40 << 20]).unwrap();
     let file = cluster.path(0).join("file");
     fill(&file);
     fill_with_ballast(&ballast);
 
-    // More than the rest of the space that the last report has left.
+    // More bytes than are left of the last reported space.
     let data = vec![5; 2 * BLOCK_BYTES];
     for writer in 0..THREE_NODES.len() {
         let error = fs::write(cluster.path(writer).join("refused"), &data).unwrap_err();
@@ -132,7 +132,7 @@ fn writers_do_not_hang_while_others_have_filled_a_disk() {
     }
     assert_eq!(fs::read(&kept).unwrap(), b"before");
     assert_eq!(replica(&cluster.nodes[0].status(), small).free_bytes, Some(0));
-    // A removal takes a record, which the full disk refuses now or later. It must not hang either.
+    // A removal needs a record, which the full disk may refuse. The call must not hang.
     let _ = fs::remove_file(&file);
     fs::remove_file(&ballast).unwrap();
     for writer in 0..THREE_NODES.len() {
@@ -143,12 +143,12 @@ fn writers_do_not_hang_while_others_have_filled_a_disk() {
     assert!(!replica(&cluster.nodes[0].status(), small).is_full);
 }
 
-/// Another program takes all space in the moment in which records are acknowledged that are not published yet.
+/// Another program uses all space while acknowledged records are unpublished.
 fn acknowledged_data_outlives_a_disk_that_others_fill() {
     let cluster = VolumeCluster::with_small_disk(2);
     let (ballast, file) = (cluster.nodes[2].store().join("ballast"), cluster.path(0).join("file"));
     fs::write(&file, b"before").unwrap();
-    // The volume may take 4 MiB besides what it keeps free.
+    // The volume may use 4 MiB in addition to its reserve.
     let free = replica(&cluster.nodes[0].status(), THREE_NODES[2]).free_bytes.unwrap();
     fs::write(&ballast, vec![1; (free - (20 << 20)) as usize]).unwrap();
     let data = vec![5; 3 << 20];
@@ -165,20 +165,20 @@ fn acknowledged_data_outlives_a_disk_that_others_fill() {
                 true
             }
         });
-        assert!(fs::read(cluster.path(writer).join("file")).unwrap() == data, "others read it");
+        assert!(fs::read(cluster.path(writer).join("file")).unwrap() == data, "node {writer} reads other data");
     }
     fs::remove_file(&ballast).unwrap();
     for writer in 0..THREE_NODES.len() {
         write_when_space_is_free(&cluster.path(writer).join("another"));
-        assert!(fs::read(cluster.path(writer).join("file")).unwrap() == data, "nothing is lost");
+        assert!(fs::read(cluster.path(writer).join("file")).unwrap() == data, "node {writer} has lost data");
     }
     cluster.published_tree();
 }
 
-/// Its new disk is empty, and has space for one of three logs.
+/// The new disk of the node is empty, and has space for only one of three logs.
 fn a_returning_node_without_space_for_its_logs_stops_no_writer() {
     let mut cluster = VolumeCluster::mounted(&THREE_NODES, LOG_BYTES, Durability::Memory, DETECTION_MS);
-    // Each call may find the mount of a node that a busy machine has taken for dead.
+    // On a busy machine, the node may be considered dead, which interrupts its mount. So each write is repeated.
     let write = |cluster: &VolumeCluster, name: &str| {
         let path = cluster.path(0).join(name);
         cluster.nodes[0].wait_for("a file is synced", || {
@@ -203,7 +203,7 @@ fn a_returning_node_without_space_for_its_logs_stops_no_writer() {
     assert!(!status.record.chain.contains(&small.node), "{status:?}");
     assert!(!small.is_full, "writers do not wait for it: {small:?}");
 
-    // Its former disk is brought back.
+    // The node gets its former disk again.
     cluster.nodes[2].stop_processes();
     drop(disk);
     cluster.nodes[2].start_processes();

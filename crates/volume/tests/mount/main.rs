@@ -1,5 +1,4 @@
-//! Volumes that are mounted by the kernel, with their real processes. The same program is the test and, with the
-//! argument `process`, one of those processes.
+//! Tests volumes with real mounts and processes. With the argument `process`, this program is one of these processes.
 
 mod basic_calls;
 mod chain;
@@ -33,7 +32,7 @@ use farfork_volume::process::{
 use farfork_wire::NodeName;
 use libtest_mimic::{Arguments, Failed, Trial};
 
-/// All tests run while replicas are compared all the time, except in release builds, which measure.
+/// Replicas are compared continuously during all tests, except in release builds, which measure times.
 const SCRUB_INTERVAL: Duration = if cfg!(debug_assertions) { Duration::from_secs(2) } else { Duration::ZERO };
 /// The argument of a client whose mount has passthrough.
 pub(crate) const READ_PASSTHROUGH: &str = "read-passthrough";
@@ -46,7 +45,7 @@ fn main() -> ExitCode {
         return run_process(&arguments[2..]);
     }
     let mut trials = Vec::new();
-    // Long tests, which `make test-long` runs.
+    // Ignored here: `make test-long` runs the long tests.
     for (name, test) in [
         first_figures::TESTS,
         model::LONG_TESTS,
@@ -88,8 +87,9 @@ fn trial(name: &str, test: fn()) -> Trial {
     })
 }
 
-/// Role and store; of the offload process also catalog, name of the node, time of failure detection and address; of the
-/// client also the mount point, and `READ_PASSTHROUGH`. Processes of `real_programs` have other arguments.
+/// Runs a process. Its arguments are role and store. The offload process also has catalog, name of the node, time of failure
+/// detection and address. The client has the mount point, and optionally `READ_PASSTHROUGH`. Processes of `real_programs`
+/// have other arguments.
 fn run_process(arguments: &[String]) -> ExitCode {
     let (role, store) = (arguments[0].as_str(), VolumeStore::new(arguments[1].as_ref()));
     end_with_supervisor().expect("prctl");

@@ -1,4 +1,4 @@
-//! Random operations on a volume and on a local directory. Every result, every errno and the final tree are the same.
+//! Executes random operations on a volume and on a local directory. Results, errors and the final tree must be the same.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -31,7 +31,7 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
 pub(crate) const LONG_TESTS: &[(&str, fn())] =
     &[("five_thousand_sequences_are_as_on_a_local_file_system", || run_sequences(0..SEQUENCES_LONG))];
 
-/// `VOLUME_MODEL_SEED` sets another first one.
+/// Number of seeds. `VOLUME_MODEL_SEED` sets the first seed.
 const SEQUENCES: u64 = 200;
 const SEQUENCES_LONG: u64 = 5_000;
 const OPERATIONS: u32 = 120;
@@ -41,7 +41,7 @@ const FILE_BYTES: u64 = 100_000;
 /// The result of an operation, in a form that does not depend on the file system.
 type OperationResult = Result<Vec<u8>, Errno>;
 
-/// A root directory and files that are open in it.
+/// A root directory, and open files in it.
 struct Side {
     root: OwnedFd,
     path: std::path::PathBuf,
@@ -202,14 +202,14 @@ fn read_xattrs(path: &Path) -> OperationResult {
     Ok(format!("{found:?}").into_bytes())
 }
 
-/// Kind, mode, links, owner and size; sizes of directories belong to the file system.
+/// Describes kind, mode, links, owner and size. The size of a directory is left out, because it depends on the file system.
 fn describe(state: &rustix::fs::Stat) -> Vec<u8> {
     let is_directory = rustix::fs::FileType::from_raw_mode(state.st_mode).is_dir();
     let size = if is_directory { 0 } else { state.st_size };
     format!("{:o} {} {} {} {size}", state.st_mode, state.st_nlink, state.st_uid, state.st_gid).into_bytes()
 }
 
-/// Names of up to three levels, so that many exist and many do not.
+/// Returns a path with up to three names. There are few names, so that many paths exist and many do not.
 fn random_path(random: &mut Rng) -> String {
     let levels = random.usize(1..=3);
     let names: Vec<&str> = (0..levels).map(|_| ["a", "b", "c", "d"][random.usize(..4)]).collect();
@@ -253,7 +253,7 @@ fn random_operation(random: &mut Rng) -> Operation {
 
 fn random_flags(random: &mut Rng) -> OFlags {
     let access = [OFlags::RDONLY, OFlags::WRONLY, OFlags::RDWR, OFlags::RDWR][random.usize(..4)];
-    // A FIFO without NONBLOCK would wait.
+    // Without O_NONBLOCK, the open(2) of a FIFO would wait.
     let mut flags = access | OFlags::NONBLOCK;
     for flag in [OFlags::CREATE, OFlags::CREATE, OFlags::EXCL, OFlags::TRUNC, OFlags::APPEND, OFlags::NOFOLLOW] {
         if random.u32(..3) == 0 {
@@ -279,7 +279,7 @@ fn random_xattr_operation(random: &mut Rng, path: String) -> Operation {
     }
 }
 
-/// Everything below a directory: path, attributes, data.
+/// Returns attributes and data of all files below a directory, by path.
 fn digest(root: &Path) -> BTreeMap<String, Vec<u8>> {
     let mut found = BTreeMap::new();
     let mut pending = vec![root.to_owned()];
@@ -301,7 +301,7 @@ fn digest(root: &Path) -> BTreeMap<String, Vec<u8>> {
     found
 }
 
-/// The paths that differ between digests, with what each digest has.
+/// Returns the paths that differ between digests, with the values of each digest.
 fn find_differences(trees: &[&BTreeMap<String, Vec<u8>>]) -> Vec<String> {
     let paths: BTreeSet<&String> = trees.iter().flat_map(|tree| tree.keys()).collect();
     let differs = |path: &&String| trees.iter().any(|tree| tree.get(*path) != trees[0].get(*path));
@@ -369,7 +369,7 @@ pub(crate) fn execute_random(root: &Path, seed: u64, operations: u32) {
     assert!(successes * 30 > operations as usize, "only {successes} of {operations} operations succeeded");
 }
 
-/// Threads change the same few names. The tree that they leave is the same after a kill and after a remount.
+/// Threads change the same few names. The resulting tree must be the same after a kill and after a remount.
 fn concurrent_operations_are_published_as_they_were_seen() {
     const THREADS: u64 = 4;
     const OPERATIONS_PER_THREAD: u32 = 3_000;
@@ -408,7 +408,7 @@ pub(crate) fn wait_for_equal_trees(cluster: &VolumeCluster) -> BTreeMap<String, 
     }
 }
 
-/// Threads of three nodes change the same few names. All nodes see the same tree afterwards, as do new clients.
+/// Threads of three nodes change the same few names. Afterwards all nodes, and new clients, must see the same tree.
 fn nodes_that_change_the_same_names_see_the_same_tree() {
     const THREADS_PER_NODE: u64 = 2;
     const OPERATIONS_PER_THREAD: u32 = 600;

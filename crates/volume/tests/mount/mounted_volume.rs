@@ -1,4 +1,4 @@
-//! A volume of one node, mounted. It ends with the value, also after a panic.
+//! A mounted volume of one node. Dropping the value ends its processes, also after a panic.
 
 use std::ffi::CStr;
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ impl SmallDisk {
         Self::mount_with(path, c"size=96m,mode=700")
     }
 
-    /// With options of tmpfs(5).
+    /// Mounts a small disk with options of tmpfs(5).
     pub(crate) fn mount_with(path: &Path, options: &CStr) -> Self {
         rustix::mount::mount("none", path, "tmpfs", MountFlags::empty(), options).unwrap();
         Self(path.to_owned())
@@ -39,23 +39,23 @@ impl Drop for SmallDisk {
 /// A volume and its processes.
 pub(crate) struct MountedVolume {
     node: TestNode,
-    /// Unmounted after the processes of the node have ended.
+    /// Dropped after the node, so that it is unmounted after the processes have ended.
     _small_disk: Option<SmallDisk>,
     directory: TempDir,
 }
 
 impl MountedVolume {
-    /// A new volume.
+    /// Creates and mounts a volume.
     pub(crate) fn create() -> Self {
         Self::create_with(LOG_BYTES, Durability::Memory)
     }
 
-    /// A new volume with a log of this size.
+    /// Creates and mounts a volume with a log of this size.
     pub(crate) fn create_with(log_bytes: u64, durability: Durability) -> Self {
         Self::create_in(TempDir::new().unwrap(), None, log_bytes, durability)
     }
 
-    /// A new volume on a small disk.
+    /// Creates and mounts a volume on a small disk.
     pub(crate) fn create_on_small_disk() -> Self {
         let directory = TempDir::new().unwrap();
         let disk = SmallDisk::mount(directory.path());
@@ -81,7 +81,7 @@ impl MountedVolume {
         self.node.unmount();
     }
 
-    /// Where it is mounted.
+    /// The mount point.
     pub(crate) fn path(&self) -> PathBuf {
         self.node.path()
     }
@@ -106,7 +106,7 @@ impl MountedVolume {
         self.node.process_id(role)
     }
 
-    /// Kills processes at once, in this order, and waits until the next have been started.
+    /// Kills processes in this order without waiting in between. Then waits until their successors have been started.
     pub(crate) fn kill(&self, roles: &[ProcessRole]) {
         self.node.kill(roles);
     }

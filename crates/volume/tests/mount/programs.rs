@@ -1,4 +1,4 @@
-//! Programs that others wrote: git, and SQLite that is killed in a transaction.
+//! Third-party programs: git, and SQLite that is killed in a transaction.
 
 use std::fs;
 use std::io::Write as _;
@@ -20,7 +20,7 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
 
 const SOURCE_FILES: usize = 300;
 
-/// Runs a program to its end, and returns what it prints. It must succeed.
+/// Runs a program, which must succeed, and returns its standard output.
 pub(crate) fn run(command: &mut Command) -> String {
     let output = command.stdin(Stdio::null()).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -28,7 +28,7 @@ pub(crate) fn run(command: &mut Command) -> String {
     text
 }
 
-/// Without the configuration of the user who runs the test.
+/// Returns a git command that ignores the configuration of the user who runs the test.
 pub(crate) fn git(directory: &Path) -> Command {
     let mut command = Command::new("git");
     command.current_dir(directory).env("HOME", directory).env("GIT_CONFIG_NOSYSTEM", "1");
@@ -74,7 +74,7 @@ fn query(database: &Path, statement: &str) -> String {
     run(Command::new("sqlite3").args(["-cmd", ".timeout 60000"]).arg(database).arg(statement)).trim().to_owned()
 }
 
-/// A process that inserts for ever; each committed number is printed.
+/// Starts a process that inserts rows forever, and prints the number of rows after each commit.
 fn start_inserting(database: &Path, batch: &str) -> std::process::Child {
     let mut shell = Command::new("sqlite3")
         .args(["-cmd", ".timeout 60000"])
@@ -87,7 +87,7 @@ fn start_inserting(database: &Path, batch: &str) -> std::process::Child {
     let mut input = shell.stdin.take().unwrap();
     let batch = batch.to_owned();
     thread::spawn(move || {
-        // Ends when the program is killed.
+        // Ends when the program is killed, because write(2) fails.
         while input.write_all(batch.as_bytes()).is_ok() {}
     });
     shell
@@ -103,13 +103,13 @@ fn create_database(database: &Path) {
     assert_eq!(query(database, tables), "wal");
 }
 
-/// Kills with `kill`, and compares the database with what the program printed.
+/// Kills the program or its volume with `kill`, and compares the database with the numbers that the program printed.
 fn check_transactions(database: &Path, kill: impl FnOnce(&mut std::process::Child)) {
     let count = || query(database, "SELECT count(*) FROM t").parse::<u64>().unwrap();
     let mut shell = start_inserting(database, INSERT_BATCH);
     let (before, deadline) = (count(), Instant::now() + Duration::from_secs(60));
     while count() < before + ROWS_MIN {
-        assert!(Instant::now() < deadline, "the program inserts rows");
+        assert!(Instant::now() < deadline, "the program does not insert rows");
     }
     let seen = count();
     kill(&mut shell);

@@ -1,4 +1,4 @@
-//! Mounts with passthrough: the kernel reads published files by itself, and no program sees old data.
+//! Mounts with passthrough: the kernel reads published files directly, and no program sees old data.
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::ErrorKind;
@@ -34,7 +34,7 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
     ),
 ];
 
-/// Data of one file, larger than the kernel's readahead.
+/// Size of one file, larger than the kernel's readahead.
 const FILE_BYTES: usize = 1 << 20;
 
 /// A read that is not done in this time waits for the client.
@@ -68,7 +68,8 @@ impl PassthroughPair {
         File::open(self.path(0, name)).unwrap()
     }
 
-    /// Opens a file that the kernel reads by itself. It does not while another open file of the inode is not released.
+    /// Opens a file that the kernel reads directly. Repeats this while an earlier open file of the inode is not released
+    /// yet.
     fn open_passthrough(&self, name: &str) -> File {
         let mut found = None;
         self.cluster.nodes[0].wait_for("the file is opened for passthrough", || {
@@ -179,7 +180,7 @@ fn a_passthrough_reader_sees_changes_of_another_node() {
         writer.sync_all().unwrap();
         drop(writer);
         assert!(read_all(&pair.open_reader("file")) == data, "opened after the close of the other node, round {round}");
-        assert!(read_all(&reader) == data, "opened before, round {round}");
+        assert!(read_all(&reader) == data, "opened before the change, round {round}");
     }
     fs::rename(pair.path(1, "file"), pair.path(1, "renamed")).unwrap();
     fs::remove_file(pair.path(1, "renamed")).unwrap();

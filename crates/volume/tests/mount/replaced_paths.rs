@@ -1,5 +1,5 @@
-//! One node replaces a directory or a symbolic link, or changes permissions. The next call on the other node uses the path as it
-//! is now, though its kernel has the old one in its caches.
+//! One node replaces a directory or a symbolic link, or changes permissions. The next call on the other node must use the
+//! present path, although its kernel has cached the old one.
 
 use std::cell::Cell;
 use std::fs::{self, File, Permissions};
@@ -40,7 +40,7 @@ fn write(path: &Path, text: &str) {
     fs::write(path, text).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
 }
 
-/// A call in a directory, and how the directory then shows that it was made there.
+/// A call in a directory, and a check whether the call was made in a directory.
 type DirectoryCall = (&'static str, fn(&Path) -> io::Result<()>, fn(&Path) -> bool);
 
 const DIRECTORY_CALLS: [DirectoryCall; 7] = [
@@ -68,7 +68,7 @@ fn path_through_directory() {
             fs::rename(top.join("next"), top.join("current")).unwrap();
             let made = call(&other_top.join("current"));
             assert!(made.is_ok(), "{name}, round {round}: {made:?}");
-            // On the node that has made the call: stat(2) on the other one may be answered from its cache.
+            // Checked on the node that has made the call: on the other node, the kernel may answer stat(2) from its cache.
             let [current, previous] = ["current", "previous"].map(|directory| is_made(&other_top.join(directory)));
             assert!(current && !previous, "{name}, round {round}: {current} {previous}");
         }
@@ -104,9 +104,9 @@ fn path_through_link() {
 
 fn changed_permissions() {
     let (cluster, here, there) = mounted_pair();
-    // The user may not walk to the mount.
+    // Opened as root, because the user may not search the directories above the mount.
     let root = File::open(&there).unwrap();
-    // The identity of a thread is its own.
+    // Changes the user of this thread only.
     let open = |name: &str| {
         set_thread_res_uid(Uid::ROOT, Uid::from_raw(1000), Uid::ROOT).unwrap();
         let opened = openat(&root, name, OFlags::RDONLY, Mode::empty()).map(drop);
@@ -124,7 +124,7 @@ fn changed_permissions() {
         let name = format!("folder/file-{round}");
         write(&here.join(&name), "secret");
         if round % 2 == 1 {
-            // A file has no single path.
+            // A file with two links has several paths.
             fs::hard_link(here.join(&name), here.join(format!("link-{round}"))).unwrap();
         }
         set_mode(&name, 0o644);
@@ -135,7 +135,7 @@ fn changed_permissions() {
             set_mode(changed, denied);
             assert_eq!(open_as_user(&name), Err(Errno::ACCESS), "{changed}, round {round}");
             set_mode(changed, permitted);
-            // The kernel refuses by itself until it has the new mode.
+            // The kernel itself refuses the call until it has the new mode.
             cluster.nodes[1].wait_for("the user may open the file", || open_as_user(&name).is_ok());
         }
     }
@@ -155,7 +155,7 @@ fn link_to_replaced_file() {
     }
 }
 
-/// The kernel compares the user with the owner of the file that it has for the name.
+/// In a sticky directory, the kernel compares the user with the owner of the file that it knows by the name.
 fn replaced_file_in_sticky_directory() {
     let (_cluster, here, there) = mounted_pair();
     let (user, root) = (Uid::from_raw(1000), File::open(&there).unwrap());

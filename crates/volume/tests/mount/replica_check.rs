@@ -1,4 +1,4 @@
-//! Replicas are compared by digests, and damaged ones are repaired, while programs write.
+//! Compares replicas by digests, and repairs damaged ones, while programs write.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write as _;
@@ -35,9 +35,9 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
     ("two_replicas_that_differ_are_repaired_from_the_one_that_is_named", two_replicas_that_differ),
 ];
 
-/// More than one part that has a digest of its own.
+/// Larger than `DATA_PART_BYTES`, so that the data has several digests.
 const LARGE_FILE_BYTES: u64 = 20 << 20;
-/// A node under load is not taken for dead.
+/// Long, so that a node under load is not considered failed.
 const DETECTION_MS: u64 = 10_000;
 
 fn cluster(names: &[&str]) -> VolumeCluster {
@@ -66,7 +66,7 @@ fn check(cluster: &VolumeCluster, node: usize, should_repair: bool, good: Option
     check_with_progress(&cluster.nodes[node], check, |_| {})
 }
 
-/// Compares the replicas, and repairs nothing.
+/// Compares the replicas without repairing them.
 pub(crate) fn compare(node: &TestNode, report_progress: impl FnMut(CheckProgress)) -> CheckReport {
     let check = VolumeCheck { name: VolumeName::new(VOLUME).unwrap(), should_repair: false, good: None };
     check_with_progress(node, check, report_progress).unwrap()
@@ -84,12 +84,12 @@ fn check_with_progress(
     }
 }
 
-/// A file in the shared tree of a node.
+/// Path of a file in the shared tree of a node.
 fn replica_path(cluster: &VolumeCluster, node: usize, path: &str) -> PathBuf {
     cluster.nodes[node].volume_path().join("shared/tree").join(path)
 }
 
-/// As a failing disk does: neither times nor size change.
+/// Flips a bit as a failing disk does: timestamps and size stay.
 fn flip_byte(path: &PathBuf, offset: u64) {
     let file = OpenOptions::new().read(true).write(true).open(path).unwrap();
     let times = fs::FileTimes::new().set_modified(file.metadata().unwrap().modified().unwrap());
@@ -126,7 +126,7 @@ fn equal_replicas_have_no_differences() {
     });
 }
 
-/// The check holds the replicas of three nodes, and one of them never answers.
+/// Starts a check of three replicas, one of which never answers.
 fn a_node_leaves_the_chain() {
     let cluster = VolumeCluster::mounted(&THREE_NODES, LOG_BYTES, Durability::Memory, DETECTION_MS);
     fs::write(cluster.path(0).join("file"), b"file").unwrap();
@@ -158,14 +158,14 @@ fn a_damaged_replica_is_found_and_repaired() {
 
     let report = check(&cluster, 1, true, None).unwrap();
     assert_eq!((report.repaired, report.remounting), (vec![name("n2")], Vec::new()));
-    // The mount is usable: nothing waits for it.
+    // The mount must be usable without waiting.
     fs::write(cluster.path(1).join("after"), b"after").unwrap();
     assert_eq!(check(&cluster, 2, true, None).unwrap().differences, []);
     let tree = cluster.published_tree();
     assert_eq!(tree[&PathBuf::from("directory-3/file-8")].1, [8; 8000]);
 }
 
-/// One tree has a file without a number, another one foreign files and a damaged mark.
+/// One tree has a file without an inode number. Another one has foreign files and a damaged mark.
 fn a_replica_that_cannot_be_read() {
     let cluster = cluster(&THREE_NODES);
     cluster.published_tree();
@@ -199,7 +199,7 @@ fn a_replica_that_cannot_be_read() {
     assert!(!shared(1, "inodes/05/notes").exists());
 }
 
-/// A terabyte, of which each replica has a few pages.
+/// A file of 1 TiB, of which each replica has allocated a few pages.
 fn a_sparse_file() {
     let cluster = VolumeCluster::three_replicas();
     let size = 1 << 40;
@@ -210,7 +210,7 @@ fn a_sparse_file() {
     cluster.nodes[0].wait_for("the file is published", || {
         (0..3).all(|node| replica_path(&cluster, node, "sparse").metadata().is_ok_and(|state| state.len() == size))
     });
-    // A hole on one replica, zeros on another one.
+    // One replica has zeros where the others have a hole.
     let zeros = replica_path(&cluster, 2, "sparse");
     let times = fs::FileTimes::new().set_modified(zeros.metadata().unwrap().modified().unwrap());
     let replica = OpenOptions::new().write(true).open(&zeros).unwrap();
@@ -226,7 +226,7 @@ fn a_sparse_file() {
     assert_eq!(found, [format!("data /sparse {}", size / 4)]);
 }
 
-/// A stopped replica keeps the check running.
+/// A stopped replica delays the check.
 fn a_check_through_another_node() {
     let mut cluster = cluster(&["n1", "n2"]);
     cluster.published_tree();
@@ -264,7 +264,7 @@ fn the_scrub_repairs_a_replica() {
     });
 }
 
-/// Flips a byte of data that is in a log, and nowhere else yet.
+/// Flips a bit of unpublished data in a log.
 fn damage_log(cluster: &VolumeCluster, node: usize, data: &[u8]) {
     let path = cluster.nodes[node].volume_path().join("logs/0");
     let log = fs::read(&path).unwrap();
@@ -272,7 +272,7 @@ fn damage_log(cluster: &VolumeCluster, node: usize, data: &[u8]) {
     flip_byte(&path, at as u64 + 3);
 }
 
-/// Whether the publisher of a node has sent a change set, and waits for the answer of the worker.
+/// Whether the publisher of a node waits for the worker's answer to a change set.
 fn is_publishing(node: &TestNode) -> bool {
     // <asm/unistd_64.h>
     const RECVFROM: u64 = 45;
@@ -283,7 +283,7 @@ fn is_publishing(node: &TestNode) -> bool {
     threads.into_iter().filter(is_publisher).filter_map(call).any(|call| call.number == RECVFROM)
 }
 
-/// The worker of a node is stopped, so that its log has something unpublished.
+/// The worker of a node is stopped, so that its log has unpublished records.
 fn a_replica_with_a_damaged_log() {
     let cluster = cluster(&THREE_NODES);
     cluster.published_tree();
@@ -308,7 +308,7 @@ fn a_replica_with_a_damaged_log() {
     assert_eq!(check(&cluster, 0, false, None).unwrap().differences, []);
 }
 
-/// A process that has the file open does not read it again: the next one does.
+/// A process that has the mark open does not read it again. Its successor does.
 fn a_replica_with_a_damaged_mark() {
     let cluster = cluster(&THREE_NODES);
     for (round, role) in [ProcessRole::Worker, ProcessRole::Offload].into_iter().enumerate() {
@@ -328,7 +328,7 @@ fn a_replica_with_a_damaged_mark() {
     }
 }
 
-/// The offload process is stopped, so that it has not read the record yet.
+/// The offload process is stopped, so that it has not read the record before the damage.
 fn a_client_with_a_damaged_log() {
     let cluster = cluster(&THREE_NODES);
     fs::write(cluster.path(0).join("acknowledged"), b"acknowledged").unwrap();

@@ -1,4 +1,4 @@
-//! Two nodes have a volume mounted: what the client of one does while the other one creates, changes and removes the same files.
+//! Two nodes have mounted a volume. Their clients create, change and remove the same files at the same time.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
@@ -55,7 +55,7 @@ impl MountedPair {
         File::open(self.path(node, name)).map_err(|error| assert_eq!(error.kind(), io::ErrorKind::NotFound)).is_ok()
     }
 
-    /// How many inodes that are no directories the shared tree of a node has.
+    /// Number of inodes in the shared tree of a node that are not directories.
     fn published_inodes(&self, node: usize) -> usize {
         let groups = fs::read_dir(self.cluster.nodes[node].volume_path().join("shared/inodes")).unwrap();
         groups.map(|group| fs::read_dir(group.unwrap().path()).unwrap().count()).sum()
@@ -82,7 +82,7 @@ fn a_removed_file_stays_while_its_remover_has_it_open() {
     assert_eq!(fs::read(pair.path(1, "file")).unwrap(), b"before");
     fs::remove_file(pair.path(0, "file")).unwrap();
     assert!(!pair.can_open(1, "file"));
-    // The kernel of the other node forgets the file now. That must not end it.
+    // The kernel of the other node forgets the file now, which must not drop the inode.
     fs::write(pair.path(1, "other"), b"other").unwrap();
     thread::sleep(Duration::from_millis(200));
     let file = file.unwrap();
@@ -120,7 +120,7 @@ fn clients_that_create_the_same_file_share_it() {
     }
 }
 
-/// Both truncate the file and write it at the same time. Afterwards it has what one of them wrote, on both nodes.
+/// Both nodes truncate and write a file at the same time. Afterwards both nodes must read the data of the same writer.
 fn clients_that_replace_the_same_file_agree() {
     let pair = MountedPair::create();
     for round in 0..100_u8 {
@@ -160,7 +160,7 @@ fn clients_that_append_to_the_same_file_lose_nothing() {
     }
 }
 
-/// Invalidated pages of a mapping are written back, for which the client needs the write permission.
+/// Invalidating a mapping writes its pages back, for which the client needs the write permission.
 fn a_shared_mapping_is_written_while_another_client_writes() {
     const PAGES: usize = 16;
     const PAGE_BYTES: usize = 4096;
@@ -266,7 +266,7 @@ fn a_name_that_is_replaced_all_the_time_can_be_opened() {
     });
 }
 
-/// Runs `change` on node 0 again and again, and `check` on node 1 so many times meanwhile.
+/// Calls `change` repeatedly for node 0 in a thread. Meanwhile calls `check` for node 1 `rounds` times.
 fn change_while_checking(change: impl Fn(u32) + Sync, rounds: u32, check: impl Fn(u32)) {
     let must_stop = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -274,7 +274,7 @@ fn change_while_checking(change: impl Fn(u32) + Sync, rounds: u32, check: impl F
         scope.spawn(|| {
             for round in (1..).take_while(|_| !must_stop.load(Ordering::Relaxed)) {
                 change(round);
-                // Node 1 waits until all changes before are published.
+                // Node 1 waits until all earlier changes are published.
                 thread::sleep(Duration::from_millis(1));
             }
         });
@@ -282,14 +282,14 @@ fn change_while_checking(change: impl Fn(u32) + Sync, rounds: u32, check: impl F
     });
 }
 
-/// An operation on a name that another client changes all the time.
+/// Checks the result of an operation on a name that another client changes continuously.
 fn assert_contended(result: io::Result<()>) {
     const KINDS: [io::ErrorKind; 3] =
         [io::ErrorKind::NotFound, io::ErrorKind::DirectoryNotEmpty, io::ErrorKind::StaleNetworkFileHandle];
     assert!(result.as_ref().map_err(io::Error::kind).err().is_none_or(|kind| KINDS.contains(&kind)), "{result:?}");
 }
 
-/// The kernel of node 1 has an older file of the name when it sends the request.
+/// The kernel of node 1 knows an older file by the name when it sends the request.
 fn a_rename_moves_the_current_file_of_the_name() {
     let pair = MountedPair::create();
     let replace = |version: u32| {
@@ -310,21 +310,21 @@ fn a_rename_moves_the_current_file_of_the_name() {
     });
 }
 
-/// The kernel of node 1 may take the directory for the one that node 1 removes.
+/// The kernel of node 1 may consider the moved directory removed, because it knows it by the removed name.
 fn a_directory_that_another_client_has_moved_stays_usable() {
     let pair = MountedPair::create();
     let kept = Mutex::new(Vec::new());
     let replace = |version: u32| {
         let (directory, moved) = (pair.path(0, "directory"), format!("moved-{version}"));
         let _ = fs::create_dir(&directory);
-        // Node 1 may remove it before it has a file.
+        // Node 1 may remove the directory before it has a file.
         if fs::write(directory.join("file"), b"data").is_ok() {
             fs::rename(&directory, pair.path(0, &moved)).unwrap();
             let _ = fs::create_dir(&directory);
             kept.lock().unwrap().push(moved);
         }
     };
-    // An inode that nothing uses is forgotten, and with it that the kernel takes it for removed.
+    // Keeps the directories open: otherwise the kernel forgets the inodes, and with them that it considers them removed.
     let open = Mutex::new(Vec::new());
     change_while_checking(replace, 300, |_| {
         let directory = pair.path(1, "directory");
@@ -339,7 +339,7 @@ fn a_directory_that_another_client_has_moved_stays_usable() {
     }
 }
 
-/// Neither reading nor what the kernel forgets makes a client the writer.
+/// Neither reading nor FORGET requests of the kernel make a client the writer.
 fn reading_takes_no_write_permission() {
     let pair = MountedPair::create();
     for file in 0..20 {

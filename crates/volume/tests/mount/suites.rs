@@ -1,4 +1,4 @@
-//! Test suites that others wrote: fsx and pjdfstest, in pinned versions. They are built once, into the cache.
+//! Third-party test suites: fsx and pjdfstest, in pinned versions. They are built once, into a cache.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ const PJDFSTEST_VERSION: &str = "0.2.2";
 const FSX_OPERATIONS: &str = "8000";
 const FSX_SEEDS: [&str; 2] = ["1", "2"];
 
-/// Mapped access, sparse files, punched holes and fsync(2), next to reads and writes.
+/// Configuration of fsx: mapped access, sparse files, punched holes and fsync(2), in addition to reads and writes.
 const FSX_CONFIGURATION: &str = "\
 flen = 2097152
 [weights]
@@ -48,10 +48,10 @@ allow_remount = false
 entries = [["nobody", "nogroup"], ["daemon", "daemon"]]
 "#;
 
-/// No failure of pjdfstest is accepted. At least so many tests run: fewer mean that the configuration skips too much.
+/// Fewest tests of pjdfstest that must pass: fewer mean that the configuration skips too many. No failure is accepted.
 const PJDFSTEST_TESTS_MIN: usize = 380;
 
-/// The program of a crate, built when it is not in the cache.
+/// Returns the program of a crate. Builds it if it is not in the cache.
 fn suite_program(name: &str, version: &str) -> PathBuf {
     let home = std::env::var_os("HOME").map(PathBuf::from).unwrap_or_default();
     let cache = std::env::var_os("FARFORK_CACHE").map_or(home.join(".cache/farfork"), PathBuf::from);

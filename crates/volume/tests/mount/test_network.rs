@@ -1,5 +1,5 @@
-//! A network for the nodes of a test: a network namespace per node, and a link from each to a bridge in another namespace.
-//! The namespaces have no names, so they end with the value and with the processes in them.
+//! A network for the nodes of a test: a network namespace for each node, with a link to a bridge in another namespace. The
+//! namespaces have no names, so they end with the value and the processes in them.
 
 use std::io::Write as _;
 use std::net::{IpAddr, Ipv4Addr};
@@ -20,16 +20,16 @@ pub(crate) struct TestNetwork {
     nodes: Vec<NodeNetwork>,
 }
 
-/// Where the processes of a node run and listen.
+/// Network namespace and address of the processes of a node.
 #[derive(Clone)]
 pub(crate) struct NodeNetwork {
-    /// None for the namespace of the test.
+    /// None: the network namespace of the test.
     namespace: Option<Arc<OwnedFd>>,
     pub(crate) address: IpAddr,
 }
 
 impl TestNetwork {
-    /// For so many nodes, at most 254.
+    /// Creates a network for `nodes` nodes, at most 254.
     pub(crate) fn start(nodes: u8) -> Self {
         let bridge = in_thread(|| unshare_network().unwrap());
         let nodes: Vec<_> = (1..=nodes).map(NodeNetwork::new).collect();
@@ -54,12 +54,12 @@ impl TestNetwork {
         self.nodes[index].clone()
     }
 
-    /// Packets of a node's link are dropped.
+    /// Drops all packets of a node's link.
     pub(crate) fn cut_link(&self, index: usize) {
         run_ip(&self.bridge, &format!("link set {} down\n", port(index)));
     }
 
-    /// Packets of a node's link are delivered again.
+    /// Delivers packets of a node's link again.
     pub(crate) fn restore_link(&self, index: usize) {
         run_ip(&self.bridge, &format!("link set {} up\n", port(index)));
     }
@@ -93,7 +93,7 @@ fn in_thread<T: Send>(run: impl FnOnce() -> T + Send) -> T {
     thread::scope(|scope| scope.spawn(run).join().unwrap())
 }
 
-/// Commands of ip(8) in a namespace.
+/// Runs commands of ip(8) in a namespace.
 fn run_ip(namespace: &OwnedFd, commands: &str) {
     in_thread(|| {
         enter_network(namespace.as_fd()).unwrap();

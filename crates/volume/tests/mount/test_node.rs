@@ -1,4 +1,5 @@
-//! A node of a test: its store, its offload process and worker, and the mount of the volume. Everything ends with the value.
+//! A node of a test: its store, its offload process and worker, and the mount of the volume. Dropping the value ends all of
+//! them.
 
 use std::fs::File;
 use std::io;
@@ -26,9 +27,9 @@ use super::test_network::NodeNetwork;
 pub(crate) const VOLUME: &str = "data";
 /// `f_type` of every FUSE mount.
 pub(crate) const FUSE_SUPER_MAGIC: i64 = 0x6573_5546;
-/// Of a test that is not about failure detection.
+/// Detection time of tests that do not test failure detection.
 pub(crate) const NO_DETECTION_MS: u64 = 60_000;
-/// A process is restarted, or a mount is usable again, within this.
+/// A process is restarted, or a mount is usable again, within this time.
 pub(crate) const WAIT_LIMIT: Duration = Duration::from_secs(60);
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
@@ -43,7 +44,7 @@ pub(crate) struct TestNode {
     mount: Option<SupervisorThread>,
 }
 
-/// Ends the threads of a test, also when the test fails: a scope waits for its threads.
+/// Sets a flag that ends threads when it is dropped, also if the test fails: a thread scope waits for its threads.
 pub(crate) struct SetOnDrop<'a>(pub(crate) &'a AtomicBool);
 
 impl Drop for SetOnDrop<'_> {
@@ -52,16 +53,16 @@ impl Drop for SetOnDrop<'_> {
     }
 }
 
-/// The thread outlives the processes that it starts: they end with it.
+/// A thread that supervises processes. It outlives them, because they end with the thread that starts them.
 struct SupervisorThread {
     thread: JoinHandle<()>,
     must_stop: Arc<AtomicBool>,
-    /// Of the roles, in the order of `ProcessRole::OF_NODE`; of a mount, the client.
+    /// Process ids in the order of `ProcessRole::OF_NODE`, or the id of the client of a mount.
     process_ids: Arc<Mutex<Vec<u32>>>,
 }
 
 impl SupervisorThread {
-    /// Runs `supervise` in a thread. It gets a function that reports process ids, and says whether it must end.
+    /// Runs `supervise` in a thread. `supervise` gets a function that stores process ids and returns whether to stop.
     fn start(supervise: impl FnOnce(&dyn Fn(Vec<u32>) -> bool) + Send + 'static) -> Self {
         let must_stop = Arc::new(AtomicBool::new(false));
         let process_ids = Arc::new(Mutex::new(Vec::new()));
@@ -85,7 +86,7 @@ impl SupervisorThread {
 }
 
 impl TestNode {
-    /// Starts the processes of a node in a directory of its own.
+    /// Starts the processes of a node in its own directory.
     pub(crate) fn start(name: &str, root: &Path, catalog: &Path, detection_ms: u64, network: NodeNetwork) -> Self {
         std::fs::create_dir_all(root.join("mount")).unwrap();
         std::fs::create_dir_all(root.join("store")).unwrap();
@@ -118,7 +119,7 @@ impl TestNode {
         });
     }
 
-    /// Kills offload process and worker, and starts none again.
+    /// Kills offload process and worker without restarting them.
     pub(crate) fn stop_processes(&mut self) {
         if let Some(processes) = self.processes.take() {
             processes.stop();
@@ -150,10 +151,10 @@ impl TestNode {
 
     /// Unmounts, and waits for the client to end.
     ///
-    /// A process that another test starts has copies of this process's descriptors until it calls execve(2). The mount is
-    /// busy meanwhile if a copy is of a file on it, also when the file was closed here.
+    /// A process that another test starts has copies of this process's descriptors until it calls execve(2). Until then, a
+    /// copy may keep the mount busy, even if the file was closed here.
     pub(crate) fn unmount(&mut self) {
-        let mount = self.mount.take().expect("it is mounted");
+        let mount = self.mount.take().expect("the volume is mounted");
         self.wait_for("the volume is unmounted", || match unmount(self.path(), UnmountFlags::empty()) {
             Err(Errno::BUSY) => false,
             result => result.map(|()| true).unwrap(),
@@ -161,7 +162,7 @@ impl TestNode {
         mount.thread.join().unwrap();
     }
 
-    /// Kills the client, and mounts no more.
+    /// Kills the client without restarting it.
     pub(crate) fn stop_client(&mut self) {
         if let Some(mount) = self.mount.take() {
             mount.stop();
@@ -183,7 +184,7 @@ impl TestNode {
         self.store().join(VOLUME)
     }
 
-    /// The volume as this node describes it.
+    /// The status of the volume that this node reports.
     pub(crate) fn status(&self) -> VolumeStatus {
         let request = ControlRequest::Status(farfork_cluster::catalog::VolumeName::new(VOLUME).unwrap());
         match send_control_request(&self.store(), &request).unwrap() {
@@ -212,7 +213,7 @@ impl TestNode {
         processes.iter().for_each(|process| pidfd::send_signal(process, signal.as_raw()).unwrap());
     }
 
-    /// Kills processes at once, in this order, and waits until their supervisors have started the next.
+    /// Kills processes in this order without waiting in between. Then waits until their supervisors have started the next.
     pub(crate) fn kill(&self, roles: &[ProcessRole]) {
         let killed: Vec<u32> = roles.iter().map(|role| self.process_id(*role)).collect();
         self.signal(roles, Signal::KILL);
@@ -224,13 +225,14 @@ impl TestNode {
         }
     }
 
-    /// After the death of a client: until the next one has mounted. statfs(2) asks the client, stat(2) a cache.
+    /// Waits until the next client has mounted the volume after the death of a client. Uses statfs(2), which the kernel does
+    /// not answer from a cache.
     pub(crate) fn wait_until_mounted(&self) {
         let is_mounted = || statfs(self.path()).is_ok_and(|state| state.f_type == FUSE_SUPER_MAGIC);
         self.wait_for("the volume is mounted again", is_mounted);
     }
 
-    /// Replicates what the client of this node has logged, if it has one.
+    /// Syncs the mount of this node, if it has one, so that all replicas have its records.
     pub(crate) fn sync(&self) {
         let sync = || File::open(self.path())?.sync_all();
         if self.mount.is_some() {
@@ -259,7 +261,7 @@ pub(crate) fn process_command(name: &str) -> Command {
 impl Drop for TestNode {
     fn drop(&mut self) {
         self.stop_client();
-        // The supervisor detaches a dead mount. A live one would keep the directory from being removed.
+        // The supervisor detaches a dead mount. A live mount would prevent the removal of the directory.
         let _ = unmount(self.path(), UnmountFlags::DETACH);
         self.stop_processes();
     }

@@ -1,4 +1,4 @@
-//! Nodes with a replica each of one volume, mounted on every node.
+//! Nodes that each have a replica of one volume and have mounted it.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,34 +16,34 @@ use super::test_node::{NO_DETECTION_MS, TestNode};
 /// The usual names of three nodes.
 pub(crate) const THREE_NODES: [&str; 3] = ["n1", "n2", "n3"];
 
-/// Nodes with a replica of one volume each.
+/// A volume with a replica on each of its nodes.
 pub(crate) struct VolumeCluster {
     pub(crate) nodes: Vec<TestNode>,
-    /// Of one of the nodes. Unmounted after their processes have ended.
+    /// The disk of one of the nodes. Unmounted after the processes of all nodes have ended.
     small_disk: Option<SmallDisk>,
     directory: TempDir,
     detection_ms: u64,
 }
 
 impl VolumeCluster {
-    /// With three replicas, for a test that is not about failure detection.
+    /// Creates a volume with three replicas, for a test that does not test failure detection.
     pub(crate) fn three_replicas() -> Self {
         Self::mounted(&THREE_NODES, LOG_BYTES, Durability::Memory, NO_DETECTION_MS)
     }
 
-    /// Mounted on every node.
+    /// Creates a volume with a replica on each node, and mounts it on each node.
     pub(crate) fn mounted(names: &[&str], log_bytes: u64, durability: Durability, detection_ms: u64) -> Self {
         let networks = names.iter().map(|_| NodeNetwork::loopback());
         Self::start(TempDir::new().unwrap(), names, networks, log_bytes, durability, detection_ms)
     }
 
-    /// With three replicas, and a link for each node that can be cut.
+    /// Creates a volume with three replicas, and a link for each node that can be cut.
     pub(crate) fn networked(network: &TestNetwork, detection_ms: u64) -> Self {
         let networks = (0..THREE_NODES.len()).map(|node| network.node(node));
         Self::start(TempDir::new().unwrap(), &THREE_NODES, networks, LOG_BYTES, Durability::Memory, detection_ms)
     }
 
-    /// With three replicas, one of them on a small disk.
+    /// Creates a volume with three replicas, one of them on a small disk.
     pub(crate) fn with_small_disk(node: usize) -> Self {
         let directory = TempDir::new().unwrap();
         let root = directory.path().join(THREE_NODES[node]);
@@ -74,19 +74,20 @@ impl VolumeCluster {
         Self { nodes, small_disk: None, directory, detection_ms }
     }
 
-    /// Starts a node without a replica. Its index.
+    /// Starts a node without a replica. Returns its index.
     pub(crate) fn add_node(&mut self, name: &str) -> usize {
         let (root, catalog) = (self.directory.path().join(name), self.directory.path().join("catalog"));
         self.nodes.push(TestNode::start(name, &root, &catalog, self.detection_ms, NodeNetwork::loopback()));
         self.nodes.len() - 1
     }
 
-    /// Where a node has mounted the volume.
+    /// The mount point of a node.
     pub(crate) fn path(&self, node: usize) -> PathBuf {
         self.nodes[node].path()
     }
 
-    /// Syncs every mount, waits until everything is published, and returns what each shared tree has.
+    /// Syncs every mount, and waits until everything is published. Returns the content of the shared trees, which must be
+    /// equal.
     pub(crate) fn published_tree(&self) -> BTreeMap<PathBuf, (u32, Vec<u8>)> {
         let observer = &self.nodes[0];
         let tree = |node: &TestNode| tree_of(&node.volume_path().join("shared/tree"));
@@ -106,13 +107,13 @@ impl VolumeCluster {
         trees.into_iter().next().unwrap()
     }
 
-    /// Kills everything on a node, and starts nothing again.
+    /// Kills all processes of a node without restarting them.
     pub(crate) fn stop_node(&mut self, node: usize) {
         self.nodes[node].stop_client();
         self.nodes[node].stop_processes();
     }
 
-    /// Waits until the chain has so many members.
+    /// Waits until the chain has `length` members.
     pub(crate) fn wait_for_chain(&self, observer: usize, length: usize) {
         self.nodes[observer].wait_for(&format!("the chain has {length} members"), || {
             self.nodes[observer].status().record.chain.len() == length
@@ -120,7 +121,7 @@ impl VolumeCluster {
     }
 }
 
-/// Mode and content of each file and directory.
+/// Returns mode and content of each file and directory.
 fn tree_of(root: &Path) -> BTreeMap<PathBuf, (u32, Vec<u8>)> {
     let mut tree = BTreeMap::new();
     let mut pending = vec![root.to_owned()];

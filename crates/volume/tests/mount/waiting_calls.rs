@@ -1,4 +1,4 @@
-//! Calls that wait for other processes, while these are stopped or killed.
+//! Calls that wait for other processes, while these other processes are stopped or killed.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write as _;
@@ -31,10 +31,10 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
 pub(crate) const LONG_TESTS: &[(&str, fn())] =
     &[("many_clients_killed_while_all_nodes_change_a_directory_are_replaced", || kill_clients(300))];
 
-/// For a node to leave the chain whose processes have ended. A busy machine is given time.
+/// Time after which a node without processes leaves the chain. Long enough for a busy machine.
 const DETECTION_MS: u64 = 5_000;
 
-/// More than the client has threads, and together more than the log has room for.
+/// More writers than the client has threads. Together they write more than fits into the log.
 const WAITING_WRITERS: usize = 20;
 const WRITE_BYTES: usize = 1 << 20;
 
@@ -90,12 +90,13 @@ fn wait_for_calls(threads: Vec<i32>) {
         call.is_some_and(|call| [WRITE, FSYNC].contains(&call.number))
     };
     while !threads.iter().all(is_in_call) {
-        assert!(Instant::now() < deadline, "each writer makes a call that waits");
+        assert!(Instant::now() < deadline, "a writer makes no waiting call");
         thread::sleep(Duration::from_millis(1));
     }
 }
 
-/// A killed client has invalidations of a directory under way that programs of its node have locked while they wait for it.
+/// Kills clients that invalidate entries of a directory, whose lock programs of the node hold while they wait for the
+/// client.
 fn kill_clients(rounds: usize) {
     let cluster = VolumeCluster::three_replicas();
     let is_over = AtomicBool::new(false);
@@ -107,7 +108,8 @@ fn kill_clients(rounds: usize) {
                     let mut random = Rng::with_seed((node * 8 + program) as u64);
                     while !is_over.load(Ordering::Relaxed) {
                         let (name, other) = (random.u8(..20), random.u8(..20));
-                        // Each fails while the client is replaced, and some when another program was faster.
+                        // Each call may fail while the client is replaced, or because another program has changed the name
+                        // first.
                         let _ = fs::write(root.join(format!("file-{name}")), [node as u8; 100]);
                         let _ = fs::rename(root.join(format!("file-{name}")), root.join(format!("file-{other}")));
                         let _ = fs::remove_file(root.join(format!("file-{other}")));
@@ -131,7 +133,7 @@ fn kill_clients(rounds: usize) {
     cluster.published_tree();
 }
 
-/// As after the death of a node's daemon.
+/// The offload process is not restarted, as after the death of a node's daemon.
 fn calls_end_when_the_offload_process_stays_away() {
     let cluster = &mut VolumeCluster::mounted(&["n1", "n2"], LOG_BYTES, Durability::Memory, DETECTION_MS);
     let (known, data) = (cluster.path(0).join("known"), b"acknowledged".to_vec());
@@ -141,7 +143,7 @@ fn calls_end_when_the_offload_process_stays_away() {
     let deadline = Instant::now() + WAIT_LIMIT;
     let error = loop {
         assert!(Instant::now() < deadline, "calls succeed without an offload process");
-        // Each of these waits for the offload process, or is the first that need not.
+        // Each attempt waits for the offload process, until the first one fails without waiting.
         let written = File::create(cluster.path(0).join("new")).and_then(|file| file.sync_all());
         if let Err(error) = written {
             break error;
@@ -158,7 +160,7 @@ fn calls_end_when_the_offload_process_stays_away() {
     assert_eq!(fs::read(&known).unwrap(), data);
 }
 
-/// The supervisor would start a client again and again, and mount the volume when it can.
+/// Unmounting must end the supervisor, which would otherwise start clients until one mounts the volume.
 fn a_volume_is_unmounted_whose_client_cannot_return() {
     let cluster = &mut VolumeCluster::mounted(&["n1"], LOG_BYTES, Durability::Memory, NO_DETECTION_MS);
     let node = &mut cluster.nodes[0];

@@ -1,6 +1,6 @@
 //! Detects files of a process that its node lacks at their paths. They are carried like deleted files. Examples are a
-//! child's payload and the files in its overlay layer, files on the private mounts of a service or container, and files
-//! whose mount was removed or covered.
+//! child's payload, files in its overlay layer, and files on private mounts of a service or container. Others are files on a
+//! mount that was unmounted, or that a later mount hides.
 
 use std::ffi::OsStr;
 use std::fs::File;

@@ -14,8 +14,8 @@ use crate::capture::shared::SEGMENT_PREFIX;
 /// Most file names in a note for the user.
 const STALE_NAMES_MAX: usize = 5;
 
-/// Returns a note about private mappings of hugetlbfs files and System V segments, of which a child has copies. It lists
-/// those that the process may write to, by a shared mapping or an open file.
+/// Returns a note about private mappings of hugetlbfs files and System V segments, of which a child has copies. The note
+/// lists the files and segments that the process can also write to through a shared mapping or an open file.
 pub(in crate::capture) fn note_stale_mappings(pid: i32, fds: &[OpenFd], maps: &[MapEntry]) -> Option<String> {
     const OWNER_MAY_WRITE: u32 = 0o200;
     const PROT_WRITE: u8 = 2;

@@ -20,7 +20,7 @@ use rustix::fs::{AtFlags, CWD, Statx, StatxFlags, statx};
 use crate::capture::error::{CaptureError, Refusal};
 use crate::capture::files::{self, OpenFd};
 
-/// What to do if a process has its own namespaces, and its children would lack resources of these.
+/// Policy for a process with its own namespaces, of which its children would lack resources.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum NamespacePolicy {
     /// Refuse the process, and name the resources.

@@ -1,4 +1,4 @@
-//! chmod, chown, utimensat and truncate: the kernel sends all of them as one change of attributes.
+//! Plans chmod(2), chown(2), utimensat(2) and truncate(2), which the kernel sends as FUSE_SETATTR.
 
 use rustix::io::Errno;
 
@@ -6,7 +6,7 @@ use super::{CallerIdentity, without_privileges};
 use crate::record::{FILE_BYTES_MAX, FileKind, InodeAttributes, InodeNumber, RecordEffect, Timestamp};
 use crate::view::VolumeNamespace;
 
-/// The attributes to change. None: unchanged.
+/// The attributes to change; none if unchanged.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct AttributeChange {
     /// Permission bits.
@@ -27,7 +27,7 @@ impl VolumeNamespace {
     /// Plans a change of attributes.
     ///
     /// # Errors
-    /// EISDIR and EINVAL for the size of a file that has none; EFBIG.
+    /// EISDIR or EINVAL for a size of something else than a regular file; EFBIG.
     pub fn plan_set_attributes(
         &self,
         inode: InodeNumber,

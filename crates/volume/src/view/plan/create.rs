@@ -1,4 +1,4 @@
-//! New inodes and new links.
+//! Plans new inodes and new links.
 
 use rustix::io::Errno;
 
@@ -9,7 +9,7 @@ use crate::view::VolumeNamespace;
 /// Most entries of one inode. ext4 allows 65,000, and the shared tree needs one for itself.
 pub const LINKS_MAX: u32 = 64_000;
 
-/// Linux has no permissions of symbolic links.
+/// Mode of symbolic links, whose permissions Linux ignores.
 const SYMLINK_MODE: u16 = 0o777;
 
 /// A request to create an inode.
@@ -19,9 +19,9 @@ pub struct NewInode {
     pub kind: FileKind,
     /// Permission bits, after the umask.
     pub mode: u16,
-    /// Of a device node, 0 otherwise.
+    /// Device number of a device node, 0 otherwise.
     pub device: u32,
-    /// Of a symbolic link, empty otherwise.
+    /// Target of a symbolic link, empty otherwise.
     pub symlink_target: Vec<u8>,
 }
 
@@ -30,7 +30,7 @@ pub struct NewInode {
 pub struct PlannedCreation {
     /// The new inode.
     pub inode: InodeNumber,
-    /// To log and to apply.
+    /// Effects to log and to apply.
     pub effects: Vec<RecordEffect>,
 }
 
@@ -38,7 +38,7 @@ impl VolumeNamespace {
     /// Plans a new inode with one entry. It inherits the group of a directory that has the set-group-id bit.
     ///
     /// # Errors
-    /// EEXIST, ENOTDIR; ENOENT when the directory is removed; ENAMETOOLONG for a symbolic link's target.
+    /// EEXIST, ENOTDIR; ENOENT if the directory is removed; ENAMETOOLONG for a symbolic link's target.
     pub fn plan_create(
         &self,
         parent: InodeNumber,

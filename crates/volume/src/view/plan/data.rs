@@ -1,4 +1,4 @@
-//! Writes and fallocate(2).
+//! Plans writes and fallocate(2).
 
 use rustix::io::Errno;
 
@@ -6,7 +6,7 @@ use super::{CallerIdentity, without_privileges};
 use crate::record::{FILE_BYTES_MAX, FileKind, InodeAttributes, InodeNumber, RecordEffect};
 use crate::view::VolumeNamespace;
 
-/// The modes of fallocate(2) that a volume has.
+/// The modes of fallocate(2) that a volume supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SpaceRequest {
     /// Mode 0: the file grows to the end of the range.
@@ -22,8 +22,8 @@ pub enum SpaceRequest {
 }
 
 impl VolumeNamespace {
-    /// Plans a write of so many bytes, which the caller logs with it. Set-user-id and capabilities are lost unless the
-    /// writer has CAP_FSETID.
+    /// Plans a write of `bytes` bytes, which the caller logs with the effects. Unless `keeps_privileges`, the file loses its
+    /// set-user-ID bit and capabilities.
     ///
     /// # Errors
     /// EFBIG; EINVAL for other inodes than regular files.

@@ -37,21 +37,21 @@ const SET_GROUP_ID: u16 = 0o2000;
 const GROUP_EXECUTE: u16 = 0o010;
 const CAPABILITY_XATTR: &[u8] = b"security.capability";
 
-/// A mode after a change by a process that may not keep the privileges of the file.
+/// Removes the set-user-ID bit, and the set-group-ID bit of a file that its group may execute.
 fn without_privileges(mode: u16) -> u16 {
     let kept = mode & !SET_USER_ID;
     if mode & GROUP_EXECUTE == 0 { kept } else { kept & !SET_GROUP_ID }
 }
 
 impl VolumeNamespace {
-    /// The file's capabilities are removed, if it has any.
+    /// An effect that removes the file's capabilities, if it has any.
     fn drop_capabilities(&self, inode: InodeNumber) -> Option<RecordEffect> {
         let name = ByteBuf::from(CAPABILITY_XATTR);
         let is_present = self.inode(inode).is_ok_and(|state| state.xattrs.contains_key(&name));
         is_present.then_some(RecordEffect::SetXattr { inode, name, value: None })
     }
 
-    /// The directory's entries changed: its timestamps follow.
+    /// An effect with new timestamps of a directory whose entries have changed.
     fn touch_directory(&self, directory: InodeNumber, now: Timestamp) -> Result<RecordEffect, Errno> {
         let mut attributes = self.inode(directory)?.attributes.clone();
         attributes.modified = now;
@@ -59,7 +59,7 @@ impl VolumeNamespace {
         Ok(RecordEffect::SetAttributes { inode: directory, attributes })
     }
 
-    /// The inode's links, names or attributes changed.
+    /// An effect with a new change time of an inode.
     fn touch_inode(&self, inode: InodeNumber, now: Timestamp) -> Result<RecordEffect, Errno> {
         let mut attributes = self.inode(inode)?.attributes.clone();
         attributes.changed = now;

@@ -1,4 +1,4 @@
-//! Removed entries, and inodes that are gone.
+//! Plans the removal of entries and of unused inodes.
 
 use rustix::io::Errno;
 
@@ -7,7 +7,7 @@ use crate::record::{EntryName, InodeNumber, RecordEffect};
 use crate::view::VolumeNamespace;
 
 impl VolumeNamespace {
-    /// Plans unlink(2). The inode stays until it is forgotten.
+    /// Plans unlink(2). The inode stays until the kernel forgets it.
     ///
     /// # Errors
     /// ENOENT; EISDIR.
@@ -41,8 +41,8 @@ impl VolumeNamespace {
         self.plan_removal(parent, name, inode, caller)
     }
 
-    /// Plans the end of an inode that no entry leads to and that the kernel has forgotten. None while it is in use, and
-    /// when another client has removed its last entry: it may be open there.
+    /// Plans to drop an inode that no entry leads to and that the kernel has forgotten. None while it is in use. Also none
+    /// if another client has removed its last entry, because a program on that node may have the inode open.
     pub fn plan_drop(&self, inode: InodeNumber) -> Option<Vec<RecordEffect>> {
         let state = self.inode(inode).ok()?;
         let is_unused = state.entry_count == 0 && state.lookups == 0 && !state.is_unlinked_elsewhere;

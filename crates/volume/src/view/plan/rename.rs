@@ -1,4 +1,4 @@
-//! renameat2(2): replace, do not replace, exchange.
+//! Plans renameat2(2).
 
 use rustix::io::Errno;
 
@@ -6,29 +6,29 @@ use super::CallerIdentity;
 use crate::record::{EntryKey, EntryName, InodeNumber, RecordEffect};
 use crate::view::VolumeNamespace;
 
-/// The flags of renameat2(2). RENAME_WHITEOUT is refused by the caller.
+/// The flags of renameat2(2). The caller refuses RENAME_WHITEOUT.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RenameKind {
     /// An existing entry is replaced.
     Replace,
     /// An existing entry is an error.
     NoReplace,
-    /// Both entries exist, and change places.
+    /// Both entries exist, and are exchanged.
     Exchange,
 }
 
-/// Both ends of a rename.
+/// A request to rename an entry.
 #[derive(Clone, Debug)]
 pub struct RenameRequest {
-    /// The directory now.
+    /// The old directory.
     pub parent: InodeNumber,
-    /// The name now.
+    /// The old name.
     pub name: EntryName,
-    /// The directory then.
+    /// The new directory.
     pub new_parent: InodeNumber,
-    /// The name then.
+    /// The new name.
     pub new_name: EntryName,
-    /// With an existing entry of that name.
+    /// How an existing entry of the new name is handled.
     pub kind: RenameKind,
 }
 
@@ -45,7 +45,7 @@ impl RenameRequest {
 }
 
 impl VolumeNamespace {
-    /// Plans a rename. No effects when both names lead to the same inode.
+    /// Plans a rename. Returns no effects if both names lead to the same inode.
     ///
     /// # Errors
     /// As renameat2(2).

@@ -1,4 +1,4 @@
-//! Extended attributes.
+//! Plans changes of extended attributes.
 
 use rustix::io::Errno;
 use serde_bytes::ByteBuf;
@@ -7,7 +7,7 @@ use super::CallerIdentity;
 use crate::record::{InodeNumber, NAME_BYTES_MAX, RecordEffect, XATTR_BYTES_MAX};
 use crate::view::VolumeNamespace;
 
-/// Names with this prefix are the volume's own, in the shared tree.
+/// Prefix of names that the volume itself uses in the shared tree.
 const RESERVED_PREFIX: &[u8] = b"trusted.farfork.";
 /// Names that the shared tree can keep. Access control lists (`system.`) are not supported yet: without their checks they
 /// would protect nothing.
@@ -25,10 +25,10 @@ pub enum XattrMode {
 }
 
 impl VolumeNamespace {
-    /// Plans a new value, or the removal with `value` none and `XattrMode::Replace`.
+    /// Plans a new value. Without a value and with `XattrMode::Replace`, plans the removal.
     ///
     /// # Errors
-    /// EOPNOTSUPP, ERANGE for the name; EEXIST, ENODATA by the mode; ENOSPC when all attributes together are too long.
+    /// EOPNOTSUPP, ERANGE for the name; EEXIST, ENODATA for the mode; ENOSPC if all attributes together are too long.
     pub fn plan_set_xattr(
         &self,
         inode: InodeNumber,

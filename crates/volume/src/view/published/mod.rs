@@ -1,4 +1,4 @@
-//! Changes that another client made: the view takes final states whose data is in the shared tree.
+//! Applies published changes of another client to the view. Their data is in the shared tree.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,14 +11,16 @@ use crate::view::{Inode, InodeContent, VolumeNamespace};
 pub struct CachedObjects {
     /// Inodes.
     pub inodes: BTreeSet<InodeNumber>,
-    /// Entries that led elsewhere, and where they led. The kernel keeps no entries that do not exist.
+    /// Changed entries, with the inodes that they led to. New entries are left out: the kernel does not cache that a name
+    /// does not exist.
     pub entries: BTreeMap<EntryKey, InodeNumber>,
-    /// Those of `inodes` whose owner or mode has changed.
+    /// Inodes in `inodes` whose owner or mode has changed.
     pub permissions: BTreeSet<InodeNumber>,
 }
 
 impl VolumeNamespace {
-    /// Applies a change set of another client. This client has nothing unpublished. What the kernel may have cached of it.
+    /// Applies a change set of another client. This client has no unpublished records. Returns the changed objects that the
+    /// kernel may have cached.
     pub fn apply_published(&mut self, changes: &ChangeSet) -> CachedObjects {
         let mut cached = CachedObjects::default();
         let mut unlinked = BTreeSet::new();
@@ -32,7 +34,7 @@ impl VolumeNamespace {
             }
             self.apply_change(*number, change);
         }
-        // All inodes exist, so an inode that moves is counted once too often in between, and never too rarely.
+        // All inodes exist now. While an inode moves, its entry count may be one too high, but never too low.
         for (entry, target) in &changes.entries {
             let previous = self.set_entry(entry.parent, entry.name.clone(), *target);
             let Some(previous) = previous.filter(|previous| Some(*previous) != *target) else { continue };
@@ -55,7 +57,8 @@ impl VolumeNamespace {
         cached
     }
 
-    /// Becomes a namespace that was read anew. The kernel's references stay. What the kernel may have cached.
+    /// Replaces this namespace by one that was just read from the shared tree. Keeps the kernel's references. Returns all
+    /// objects that the kernel may have cached.
     pub fn replace_with(&mut self, loaded: Self) -> CachedObjects {
         let previous = std::mem::replace(self, loaded);
         self.next_inode = self.next_inode.max(previous.next_inode);
@@ -101,18 +104,18 @@ impl VolumeNamespace {
         }
     }
 
-    /// Another client has dropped an inode.
+    /// Removes an inode that another client has dropped.
     fn drop_foreign(&mut self, number: InodeNumber) {
         if let Some(inode) = self.inodes.remove(&number).filter(|inode| inode.lookups > 0) {
             self.gone.insert(number, inode);
         }
     }
 
-    /// Takes over what the kernel has of an inode of the namespace before.
+    /// Keeps the kernel's references to an inode of the previous namespace.
     fn keep_references(&mut self, number: InodeNumber, previous: Inode) {
         match self.inodes.get_mut(&number) {
             Some(present) => present.lookups = previous.lookups,
-            // Without entries it is not in the tree that was read. This client drops it later.
+            // An inode without entries is not in the tree that was read. This client drops it later.
             None if previous.entry_count == 0 && !previous.is_unlinked_elsewhere => {
                 self.inodes.insert(number, previous);
             }
@@ -120,7 +123,7 @@ impl VolumeNamespace {
         }
     }
 
-    /// The root is known without a lookup.
+    /// Whether the kernel knows an inode. It knows the root without a lookup.
     fn is_known_to_kernel(&self, number: InodeNumber) -> bool {
         number == InodeNumber::ROOT || self.inodes.get(&number).is_some_and(|inode| inode.lookups > 0)
     }

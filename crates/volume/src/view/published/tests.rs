@@ -1,5 +1,5 @@
-//! Random operations of one client, applied record by record at that client, and as change sets at another one. Both have the
-//! same namespace.
+//! Applies random operations of one client record by record at that client, and as change sets at another client. Both must
+//! have the same namespace.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -24,7 +24,7 @@ fn namespace(client: u16) -> VolumeNamespace {
     VolumeNamespace::new(Inode::new(root), client, 0)
 }
 
-/// The client that writes, and the change set that another client gets next.
+/// The client that writes, and the next change set for another client.
 struct WritingClient {
     random: Rng,
     namespace: VolumeNamespace,
@@ -155,7 +155,7 @@ fn change_sets_and_records_give_the_same_namespace() {
     }
 }
 
-/// A file of each name, which the kernel of both nodes knows.
+/// Creates a file that the kernels of both nodes know.
 fn create_known_file(writer: &mut WritingClient, reader: &mut VolumeNamespace, name: &str) -> InodeNumber {
     let caller = CallerIdentity { user: 0, group: 0, now: Timestamp::default() };
     let new = NewInode { kind: FileKind::Regular, mode: 0o644, device: 0, symlink_target: Vec::new() };

@@ -35,7 +35,7 @@ fn compare_on_each_node(files: usize) {
     }
     fs::remove_dir_all(cluster.path(2).join("directory-0")).unwrap();
     for node in 0..3 {
-        assert!(fs::read_dir(cluster.path(node).join("directory-0")).is_err(), "removed, and there on node {node}");
+        assert!(fs::read_dir(cluster.path(node).join("directory-0")).is_err(), "still exists on node {node}");
         let count = fs::read_dir(cluster.path(node).join("directory-1")).unwrap().count();
         assert_eq!(count, DIRECTORY_FILES, "on node {node}");
     }

@@ -6,7 +6,7 @@ use std::process::Command;
 use super::run;
 use crate::volume_cluster::VolumeCluster;
 
-/// How fio writes: the options that differ between runs.
+/// Options of fio that differ between runs.
 const METHODS: &[&[&str]] = &[
     &["--ioengine=psync", "--fsync=16"],
     &["--ioengine=mmap", "--fsync=32"],
@@ -15,7 +15,7 @@ const METHODS: &[&[&str]] = &[
     &["--ioengine=pvsync2", "--bs=7168", "--fdatasync=16"],
 ];
 
-/// The first two methods.
+/// Runs only the first two methods.
 pub(super) fn verifies_what_it_wrote_on_each_node() {
     verify_on_each_node(&METHODS[..2], "512k", 1);
 }
@@ -24,7 +24,7 @@ pub(super) fn verifies_large_files_on_each_node() {
     verify_on_each_node(METHODS, "32m", 4);
 }
 
-/// Each method writes its files on one node, twice: the second run overwrites them from another node.
+/// Runs each method on one node, and again on another node, where it overwrites the files.
 fn verify_on_each_node(methods: &[&[&str]], size: &str, jobs: u32) {
     let cluster = VolumeCluster::three_replicas();
     for (number, method) in methods.iter().enumerate() {
@@ -38,7 +38,7 @@ fn verify_on_each_node(methods: &[&[&str]], size: &str, jobs: u32) {
     }
 }
 
-/// A job that is equal on each node, so that the node that verifies knows which blocks to expect.
+/// A job with the same random seed on each node, so that the verifying node knows the expected blocks.
 struct FioJob<'a> {
     number: usize,
     round: usize,

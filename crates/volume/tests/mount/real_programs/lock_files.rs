@@ -15,7 +15,7 @@ use crate::volume_cluster::VolumeCluster;
 /// Takes a lock in a directory, on a node, or fails with `AlreadyExists`.
 type TakeLock = fn(&Path, usize) -> io::Result<()>;
 
-/// How a lock is taken. Each is released by a removal.
+/// Ways to take a lock. Removing the file or directory releases the lock.
 const LOCK_KINDS: &[(&str, TakeLock)] =
     &[("open", lock_with_open), ("mkdir", lock_with_mkdir), ("link", lock_with_link)];
 
@@ -27,7 +27,7 @@ fn lock_with_mkdir(root: &Path, _node: usize) -> io::Result<()> {
     fs::create_dir(root.join("mkdir"))
 }
 
-/// The way that is safe on every NFS: the link count says whether the lock was taken.
+/// Takes a lock as programs do on NFS: a link count of 2 shows that the lock was taken.
 fn lock_with_link(root: &Path, node: usize) -> io::Result<()> {
     let own = root.join(format!("own-{node}"));
     let file = File::create(&own)?;
@@ -75,7 +75,7 @@ fn take_lock(root: &Path, node: usize, lock: TakeLock) {
     }
 }
 
-/// Each node has a clone in the volume, and pushes commits to a branch of one repository.
+/// Each node has a clone in the volume, and pushes commits to its own branch of one repository.
 pub(super) fn git_pushes_from_each_node_to_one_repository() {
     const COMMITS: usize = 2;
     let cluster = VolumeCluster::three_replicas();

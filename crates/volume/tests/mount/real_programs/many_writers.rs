@@ -1,5 +1,5 @@
-//! Writer processes on several mounts, in a directory of their own and in a shared one. Each prints what fsync(2) has
-//! acknowledged. They are killed, and each node then has everything that they printed.
+//! Runs writer processes on several mounts, each in its own directory and in a shared one. Each prints a line when fsync(2)
+//! has acknowledged an operation. After the writers are killed, each node must have all printed operations.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -20,17 +20,17 @@ use crate::volume_cluster::VolumeCluster;
 const WRITERS: usize = 16;
 const REPLACED_FILES: u64 = 4;
 const SHARED_LOGS: u64 = 3;
-/// No divisor of a page.
+/// Not a divisor of a page, so that blocks cross pages.
 const BLOCK_BYTES: usize = 1000;
 const BLOCKS: u64 = 16;
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Sixteen processes on three nodes. All are killed after some hundred acknowledgements.
+/// Sixteen processes on three nodes, which are killed after 400 acknowledgements.
 pub(super) fn find_everything_acknowledged_on_each_node() {
     write_and_verify(&VolumeCluster::three_replicas(), 400);
 }
 
-/// As above, for longer.
+/// As `find_everything_acknowledged_on_each_node`, with 10,000 acknowledgements.
 pub(super) fn find_everything_acknowledged_after_minutes() {
     write_and_verify(&VolumeCluster::three_replicas(), 10_000);
 }
@@ -42,7 +42,8 @@ pub(super) fn sixteen_nodes_find_everything_acknowledged() {
     write_and_verify(&VolumeCluster::mounted(&names, LOG_BYTES, Durability::Memory, NO_DETECTION_MS), 400);
 }
 
-/// All writers together have so many acknowledgements before they are killed. Nodes do not get equal shares of the turns.
+/// Kills the writers after `acknowledged_min` acknowledgements in total. Nodes do not get equal numbers of write
+/// permissions.
 fn write_and_verify(cluster: &VolumeCluster, acknowledged_min: usize) {
     fs::create_dir(cluster.path(0).join("shared")).unwrap();
     let nodes = cluster.nodes.len();
@@ -66,7 +67,7 @@ fn write_and_verify(cluster: &VolumeCluster, acknowledged_min: usize) {
     cluster.published_tree();
 }
 
-/// O_APPEND: the lines of three nodes are not mixed, also where a line crosses a page.
+/// With O_APPEND, lines of three nodes are not mixed, even where a line crosses a page.
 pub(super) fn appended_lines_are_not_divided() {
     const LINES: usize = 80;
     let cluster = VolumeCluster::three_replicas();
@@ -89,7 +90,7 @@ pub(super) fn appended_lines_are_not_divided() {
     }
 }
 
-/// As `tail -f` does: readers on the node of the writer and on another one follow a log, and see no other bytes than its own.
+/// Readers on the writer's node and on another node follow a log like `tail -f`. They see only the bytes of the log.
 pub(super) fn readers_follow_an_appended_log() {
     const LINES: usize = 1500;
     let cluster = VolumeCluster::three_replicas();
@@ -123,7 +124,7 @@ fn follow_log(file: &File, expected: &[u8], node: usize) {
     }
 }
 
-/// Waits until the writers have printed enough, kills all, and returns the lines of each.
+/// Waits until the writers have printed `acknowledged_min` lines, kills them, and returns the lines of each writer.
 fn collect_manifests(writers: &mut [Child], acknowledged_min: usize) -> Vec<Vec<String>> {
     let counts: Vec<AtomicUsize> = writers.iter().map(|_| AtomicUsize::new(0)).collect();
     let outputs: Vec<_> = writers.iter_mut().map(|writer| writer.stdout.take().unwrap()).collect();
@@ -147,7 +148,7 @@ fn collect_manifests(writers: &mut [Child], acknowledged_min: usize) -> Vec<Vec<
             ended = writers.iter_mut().find_map(|writer| writer.try_wait().unwrap());
             thread::sleep(POLL_INTERVAL);
         }
-        // All at once: a killed process ends only when its request to the volume is answered.
+        // Kills all before waiting for one: a killed process ends only when its request to the volume is answered.
         writers.iter_mut().for_each(|writer| writer.kill().unwrap());
         writers.iter_mut().for_each(|writer| _ = writer.wait().unwrap());
         assert!(known >= acknowledged_min, "nothing more is acknowledged: {counts:?}, one ended: {ended:?}");
@@ -155,7 +156,7 @@ fn collect_manifests(writers: &mut [Child], acknowledged_min: usize) -> Vec<Vec<
     })
 }
 
-/// The process: mount point and number of the writer.
+/// Runs a writer. The arguments are the mount point and the number of the writer.
 pub(super) fn run_writer(arguments: &[String]) {
     let writer: usize = arguments[1].parse().unwrap();
     let (shared, own) = (Path::new(&arguments[0]).join("shared"), own_directory(arguments[0].as_ref(), writer));
@@ -205,12 +206,12 @@ fn append_line(shared: &Path, writer: usize, number: u64) -> io::Result<String> 
     let path = shared.join(format!("log-{}", number / 6 % SHARED_LOGS));
     let mut file = OpenOptions::new().append(true).create(true).open(path)?;
     let written = file.write(format!("|{writer} {number} {:->60}\n", "").as_bytes())?;
-    assert!(written > 60, "a line is appended as a whole");
+    assert!(written > 60, "only a part of a line is appended");
     file.sync_data()?;
     Ok(format!("appended 0 {number}"))
 }
 
-/// One writer of all creates the name.
+/// Creates a name that only one of all writers can create.
 fn claim_name(shared: &Path, writer: usize, name: u64) -> io::Result<String> {
     match File::create_new(shared.join(format!("claim-{name}"))) {
         Ok(mut file) => {
@@ -242,7 +243,7 @@ fn move_directory(own: &Path, shared: &Path, writer: usize, number: u64) -> io::
     Ok(format!("moved 0 {number}"))
 }
 
-/// Removes what the operation before has moved, every second time.
+/// Removes the directory that the previous operation has moved, every second time.
 fn remove_file(own: &Path, shared: &Path, writer: usize, number: u64) -> io::Result<String> {
     let moved = shared.join(format!("moved-{writer}-{}", number - 1));
     if number % 4 == 1 {
@@ -255,10 +256,10 @@ fn remove_file(own: &Path, shared: &Path, writer: usize, number: u64) -> io::Res
     Ok(format!("removed 0 {number}"))
 }
 
-/// The volume as one node has it.
+/// The volume as one node sees it.
 struct FoundTree {
     root: PathBuf,
-    /// How often each line of the shared logs is there.
+    /// Number of occurrences of each line of the shared logs, by writer and number.
     logs: BTreeMap<(usize, u64), u32>,
 }
 
@@ -280,7 +281,8 @@ fn read_shared_logs(root: &Path) -> BTreeMap<(usize, u64), u32> {
 }
 
 impl FoundTree {
-    /// The last line may have been followed by an operation that was killed before it was acknowledged.
+    /// Compares the volume with the lines of a writer. One more operation may be visible, which was not acknowledged before
+    /// the kill.
     fn verify(&self, writer: usize, lines: &[String]) {
         let last = lines.len() as u64;
         let mut newest = BTreeMap::new();

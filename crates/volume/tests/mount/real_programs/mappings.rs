@@ -1,4 +1,4 @@
-//! mmap(2), msync(2), ftruncate(2), read(2) and write(2) of one file at the same time, on one node and on several.
+//! Uses mmap(2), msync(2), ftruncate(2), read(2) and write(2) on one file at the same time, on one node and on several.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt as _;
@@ -17,10 +17,10 @@ use crate::test_node::{WAIT_LIMIT, process_command};
 use crate::volume_cluster::VolumeCluster;
 
 const PAGE_BYTES: usize = 4096;
-/// Pages that stay mapped. The file is truncated only after them.
+/// Number of pages that stay mapped. The file is only truncated after these pages.
 const MAPPED_PAGES: usize = 16;
 const MAPPED_BYTES: usize = MAPPED_PAGES * PAGE_BYTES;
-/// Page of the file with this number, at this version.
+/// Returns the content of a page of the file in a version.
 fn page_of(page: usize, version: u64) -> Vec<u8> {
     format!("{page:07} {version:07} ").repeat(PAGE_BYTES / 16).into_bytes()
 }
@@ -29,7 +29,7 @@ fn open(path: &Path) -> File {
     OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).unwrap()
 }
 
-/// A file of mapped pages with version 0, and its mapping on the node of `path`.
+/// Creates a file of mapped pages with version 0, and maps it on the node of `path`.
 fn create_mapped(path: &Path) -> (File, SharedMapping) {
     let file = open(path);
     (0..MAPPED_PAGES).for_each(|page| file.write_all_at(&page_of(page, 0), (page * PAGE_BYTES) as u64).unwrap());
@@ -46,7 +46,8 @@ fn require_pages(path: &Path, version_of: impl Fn(usize) -> u64) {
     }
 }
 
-/// On one node: even pages are stored to, odd pages are written, and the end of the file moves all the time.
+/// On one node: even pages are changed through a mapping, odd pages with write(2), and the end of the file moves
+/// continuously.
 pub(super) fn a_mapping_and_write_change_different_pages() {
     const VERSIONS: u64 = 150;
     let cluster = VolumeCluster::three_replicas();
@@ -86,7 +87,7 @@ pub(super) fn a_mapping_and_write_change_different_pages() {
     (0..3).for_each(|node| require_pages(&cluster.path(node).join("file"), |_| VERSIONS));
 }
 
-/// The removed part reads as zeroes when the file grows again.
+/// Truncates and extends the file. The removed part must read as zeroes when the file grows again.
 fn move_end_of_file(path: &Path, is_over: &AtomicBool) {
     let (file, mut random) = (open(path), Rng::with_seed(1));
     while !is_over.load(Ordering::Relaxed) {
@@ -101,13 +102,14 @@ fn move_end_of_file(path: &Path, is_over: &AtomicBool) {
     }
 }
 
-/// close-to-open: nodes take turns, each maps the file after open(2), and finds what the one before has stored, cut and written.
+/// Tests close-to-open consistency: nodes take turns. Each maps the file after open(2), and must find the stores,
+/// truncations and writes of the previous node.
 pub(super) fn a_mapping_has_what_another_node_wrote_before_open() {
     const ROUNDS: u64 = 60;
     let cluster = VolumeCluster::three_replicas();
     let path = |node: usize| cluster.path(node).join("file");
     let mut random = Rng::with_seed(2);
-    // Stays mapped on node 0, so that its kernel has pages that others change.
+    // Stays mapped, so that the kernel of node 0 has cached pages that other nodes change.
     let (_file, oldest) = create_mapped(&path(0));
     let mut expected = fs::read(path(0)).unwrap();
     for round in 1..=ROUNDS {
@@ -148,7 +150,8 @@ pub(super) fn a_mapping_has_what_another_node_wrote_before_open() {
     }
 }
 
-/// Three nodes change pages of their own at the same time: one stores and calls msync(2), the others write. Nothing is lost.
+/// Three nodes change different pages at the same time: one uses a mapping and msync(2), the others write(2). No change may
+/// be lost.
 pub(super) fn nodes_change_different_pages_of_one_file() {
     const VERSIONS: u64 = 30;
     let cluster = VolumeCluster::three_replicas();
@@ -180,7 +183,7 @@ pub(super) fn nodes_change_different_pages_of_one_file() {
     (0..3).for_each(|node| require_pages(&path(node), |_| VERSIONS));
 }
 
-/// The process: stores to each page of a mapped file until a signal ends it.
+/// Runs a process that stores to each page of a mapped file until a signal ends it.
 pub(super) fn run_mapping(arguments: &[String]) {
     let file = open(arguments[0].as_ref());
     let mapping = SharedMapping::map_file(&file, MAPPED_BYTES).unwrap();
@@ -191,7 +194,7 @@ pub(super) fn run_mapping(arguments: &[String]) {
     }
 }
 
-/// A process stores to all pages while the file is truncated. SIGBUS ends it, and nothing that was cut off returns.
+/// A process stores to all pages while the file is truncated. SIGBUS must end the process, and the file must not grow again.
 pub(super) fn a_truncated_file_stays_short_while_it_is_mapped() {
     const ROUNDS: usize = 12;
     let cluster = VolumeCluster::three_replicas();
@@ -237,7 +240,7 @@ fn require_bus_error(process: &mut Child) {
         if let Some(status) = process.try_wait().unwrap() {
             break status;
         }
-        assert!(Instant::now() < deadline, "a page that was cut off can be stored to");
+        assert!(Instant::now() < deadline, "a store to a truncated page succeeds");
         thread::sleep(Duration::from_millis(1));
     };
     assert_eq!(status.signal(), Some(Signal::BUS.as_raw()), "{status}");

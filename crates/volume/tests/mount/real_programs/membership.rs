@@ -14,10 +14,11 @@ use crate::mounted_volume::LOG_BYTES;
 use crate::test_node::SetOnDrop;
 use crate::volume_cluster::{THREE_NODES, VolumeCluster};
 
-/// A busy machine is no failure of a node.
+/// Long, so that a node on a busy machine is not considered failed.
 const DETECTION_MS: u64 = 5_000;
 
-/// Replicas are stopped until they leave the chain, in turns. Programs of two nodes change the same few names meanwhile.
+/// Stops one replica after the other until it leaves the chain. Meanwhile, programs of the other two nodes change the same
+/// few names.
 pub(super) fn replicas_return_while_nodes_change_the_same_names() {
     const ROUNDS: usize = 6;
     rustix::process::umask(Mode::empty());
@@ -52,7 +53,7 @@ pub(super) fn replicas_return_while_nodes_change_the_same_names() {
     }
 }
 
-/// Waits until the programs have written more.
+/// Waits until the programs have written again.
 fn wait_for_writes(cluster: &VolumeCluster, observer: usize) {
     let logged = || {
         let replicas = cluster.nodes[observer].status().replicas;
@@ -62,8 +63,8 @@ fn wait_for_writes(cluster: &VolumeCluster, observer: usize) {
     cluster.nodes[observer].wait_for("the programs write", || logged() > before);
 }
 
-/// The node of the server dies in the middle of transactions, with the server. Another node continues with all that
-/// were committed, and the dead node returns.
+/// The node of the server dies during transactions. A server on another node continues with all committed transactions, and
+/// the dead node returns.
 pub(super) fn postgresql_continues_when_nodes_die() {
     let mut cluster = VolumeCluster::mounted(&THREE_NODES, LOG_BYTES, Durability::Memory, DETECTION_MS);
     let sockets = create_database(&cluster);

@@ -1,5 +1,5 @@
-//! Programs that others wrote, on volumes with three replicas: they write on one node, and other nodes read what they
-//! wrote. `scripts/setup.sh` installs them. Programs of this folder do what no other program does: many writers, mappings.
+//! Third-party programs on volumes with three replicas: they write on one node, and other nodes read the data.
+//! `scripts/setup.sh` installs them. Processes of this folder test the rest: many writers, and mappings.
 
 mod archives;
 mod fio;

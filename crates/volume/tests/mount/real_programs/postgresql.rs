@@ -1,4 +1,4 @@
-//! PostgreSQL: pgbench moves money while the server is killed. Afterwards the server runs on the mounts of other nodes.
+//! PostgreSQL: kills the server during transactions of pgbench. Then runs the server on the mounts of other nodes.
 
 use std::fs::{self, File};
 use std::os::fd::OwnedFd;
@@ -19,15 +19,15 @@ use crate::test_node::{NO_DETECTION_MS, WAIT_LIMIT};
 use crate::volume_cluster::{THREE_NODES, VolumeCluster};
 
 const CLIENTS: &str = "4";
-/// Transactions that are committed before each kill, and again on each other node.
+/// Number of transactions that are committed before each kill, and again on each other node.
 const TRANSACTIONS: u64 = 100;
 
-/// A table of pgbench as `sum(column)`; all sums are equal between transactions.
+/// Query for the sums of the tables of pgbench, which are equal between transactions.
 const SUMS: &str = "SELECT (SELECT sum(abalance) FROM pgbench_accounts), (SELECT sum(bbalance) FROM pgbench_branches), \
     (SELECT sum(tbalance) FROM pgbench_tellers), (SELECT coalesce(sum(delta), 0) FROM pgbench_history)";
 const COUNT: &str = "SELECT count(*) FROM pgbench_history";
 
-/// A kill in the middle of transactions.
+/// The processes that are killed during transactions.
 #[derive(Clone, Copy, Debug)]
 enum KillTarget {
     /// Every process of the server.
@@ -36,7 +36,8 @@ enum KillTarget {
     Volume(ProcessRole),
 }
 
-/// A killed server has every transaction that was committed, and other nodes continue. Processes of the volume are killed, too.
+/// A server must have all committed transactions after a kill, and other nodes must continue. Processes of the volume are
+/// killed, too.
 pub(super) fn keeps_committed_transactions() {
     use KillTarget::{Server, Volume};
     let kills = [
@@ -52,7 +53,7 @@ pub(super) fn keeps_committed_transactions() {
     run_on_each_node(Durability::Disk, &kills);
 }
 
-/// Kills on node 0, then a server on each node.
+/// Runs kills on node 0, then starts a server on each node.
 fn run_on_each_node(durability: Durability, kills: &[KillTarget]) {
     let cluster = VolumeCluster::mounted(&THREE_NODES, LOG_BYTES, durability, NO_DETECTION_MS);
     let sockets = create_database(&cluster);
@@ -99,7 +100,7 @@ fn give_to_postgres(directory: &Path) {
     run(Command::new("chown").arg("postgres:postgres").arg(directory));
 }
 
-/// One of the programs of the server, which Debian installs by version.
+/// Path of a program of the server, which Debian installs in a directory for each version.
 fn program_path(program: &str) -> PathBuf {
     let versions = fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
     let mut paths: Vec<_> = versions.map(|version| version.path().join("bin").join(program)).collect();
@@ -107,14 +108,14 @@ fn program_path(program: &str) -> PathBuf {
     paths.pop().expect("PostgreSQL is installed: run scripts/setup.sh")
 }
 
-/// The server refuses to run as root.
+/// Runs a program as the user postgres, because the server refuses to run as root.
 fn as_postgres(program: &str) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--reuid=postgres", "--regid=postgres", "--clear-groups", "--"]).arg(program_path(program));
     command
 }
 
-/// The committed transactions that clients know of when the server is killed.
+/// Committed transactions that are known when the server is killed.
 #[derive(Debug)]
 pub(super) struct ExpectedCommits {
     /// Transactions before the clients started.
@@ -123,7 +124,7 @@ pub(super) struct ExpectedCommits {
     seen: u64,
 }
 
-/// A running server. It is killed with the value.
+/// A running server. Dropping the value kills the server.
 pub(super) struct DatabaseServer {
     process: Child,
     data: PathBuf,
@@ -145,14 +146,14 @@ impl DatabaseServer {
         server
     }
 
-    /// A program that connects to this server.
+    /// Returns a command of a program that connects to this server.
     fn client(&self, program: &str) -> Command {
         let mut command = Command::new(program_path(program));
         command.arg("--host").arg(&self.sockets).args(["--username", "postgres"]).env("PGDATABASE", "postgres");
         command
     }
 
-    /// None when the server does not answer.
+    /// Executes a query; none if the server does not answer.
     fn query(&self, statement: &str) -> Option<String> {
         let mut client = self.client("psql");
         client.args(["--no-psqlrc", "--quiet", "--no-align", "--tuples-only", "--command", statement]);
@@ -164,7 +165,7 @@ impl DatabaseServer {
         self.query(COUNT).expect("the server answers").parse().unwrap()
     }
 
-    /// Every transaction is there as a whole.
+    /// Requires equal sums, so that no transaction is incomplete.
     fn require_sums(&self) {
         let sums = self.query(SUMS).expect("the server answers");
         assert!(sums.split('|').all(|sum| Some(sum) == sums.split('|').next()), "{sums}: {}", self.messages());
@@ -199,7 +200,7 @@ impl DatabaseServer {
         (clients, ExpectedCommits { before, seen: self.committed() })
     }
 
-    /// This server, the next one after a kill, has what clients of the killed one have seen.
+    /// Checks that this server has all transactions that clients of the killed server have seen.
     pub(super) fn check_clients(&self, clients: Child, expected: ExpectedCommits) {
         let output = clients.wait_with_output().unwrap();
         let report = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -212,7 +213,8 @@ impl DatabaseServer {
         self.require_sums();
     }
 
-    /// Kills in the middle of transactions, starts the next server, and compares it with what clients have seen.
+    /// Kills the target during transactions, starts the next server, and compares it with the transactions that clients have
+    /// seen.
     fn check_kill(mut self, kill: KillTarget, cluster: &VolumeCluster) -> Self {
         let (clients, expected) = self.start_clients();
         if let KillTarget::Volume(role) = kill {
@@ -230,26 +232,26 @@ impl DatabaseServer {
         next
     }
 
-    /// A fast shutdown, which writes a checkpoint.
+    /// Stops the server with a fast shutdown, which writes a checkpoint.
     pub(super) fn stop(mut self) {
         send_signal(&open_process(self.process.id()).unwrap(), Signal::INT);
         let status = self.process.wait().unwrap();
         assert!(status.success(), "{status}: {}", self.messages());
     }
 
-    /// Kills all processes at once.
+    /// Kills all processes of the server.
     pub(super) fn kill(&mut self) {
         if self.process.try_wait().unwrap().is_some() {
             return;
         }
-        // So that it starts no other process meanwhile.
+        // The stopped server cannot start other processes during the kill.
         send_signal(&open_process(self.process.id()).unwrap(), Signal::STOP);
         let children: Vec<_> = children_of(self.process.id()).into_iter().filter_map(open_process).collect();
         children.iter().for_each(|child| send_signal(child, Signal::KILL));
         self.process.kill().unwrap();
         self.process.wait().unwrap();
         for child in children {
-            assert!(farfork_sys::pidfd::wait_exit(&child, WAIT_LIMIT).unwrap(), "a process of the server stays");
+            assert!(farfork_sys::pidfd::wait_exit(&child, WAIT_LIMIT).unwrap(), "a process of the server does not end");
         }
     }
 }
@@ -260,14 +262,14 @@ impl Drop for DatabaseServer {
     }
 }
 
-/// The count of pgbench, which it prints also when its connections are lost.
+/// Reads the number of transactions that pgbench prints, even if its connections are lost.
 fn acknowledged_transactions(report: &str) -> u64 {
     let line = report.lines().find_map(|line| line.strip_prefix("number of transactions actually processed: "));
     let count = line.unwrap_or_else(|| panic!("pgbench reports no transactions: {report}"));
     count.split('/').next().unwrap().trim().parse().unwrap()
 }
 
-/// None when the process has ended.
+/// Opens a pidfd; none if the process has ended.
 fn open_process(process_id: u32) -> Option<OwnedFd> {
     farfork_sys::pidfd::open(process_id.cast_signed()).ok()
 }

@@ -1,4 +1,4 @@
-//! RocksDB: db_bench is killed while it writes with fsync(2). The database is consistent on each node.
+//! RocksDB: kills db_bench while it writes with fsync(2). The database must be consistent on each node.
 
 use std::fs;
 use std::path::Path;
@@ -9,7 +9,7 @@ use farfork_volume::process::ProcessRole;
 use super::run;
 use crate::volume_cluster::VolumeCluster;
 
-/// Small tables, so that flushes and compactions run all the time.
+/// Small tables, so that flushes and compactions run often.
 const OPTIONS: &[&str] = &[
     "--sync=1",
     "--threads=2",
@@ -20,7 +20,7 @@ const OPTIONS: &[&str] = &[
     "--max_bytes_for_level_base=262144",
 ];
 
-/// How often the number of tables must change before a kill: some are flushed, and some are compacted.
+/// Number of changes of the table count before a kill, so that flushes and compactions have run.
 const TABLE_CHANGES_MIN: u32 = 4;
 
 pub(super) fn is_consistent_after_a_kill() {
@@ -29,7 +29,7 @@ pub(super) fn is_consistent_after_a_kill() {
     check_rest(&cluster, 1);
 }
 
-/// Each node continues the database in turn; processes of the volume are killed, too.
+/// The nodes write to the database in turns; processes of the volume are killed, too.
 pub(super) fn is_consistent_after_many_kills() {
     let cluster = VolumeCluster::three_replicas();
     let roles = [None, Some(ProcessRole::Client), Some(ProcessRole::Worker), Some(ProcessRole::Offload)];
@@ -46,7 +46,7 @@ fn db_bench(database: &Path, benchmarks: &str, number: u32) -> Command {
     command
 }
 
-/// Tables of a database that are complete.
+/// Counts the complete tables of a database.
 fn table_count(database: &Path) -> usize {
     let entries = fs::read_dir(database).into_iter().flatten();
     entries.filter(|entry| entry.as_ref().unwrap().path().extension().is_some_and(|name| name == "sst")).count()
@@ -70,7 +70,7 @@ fn check_kill(cluster: &VolumeCluster, writer: usize, role: Option<ProcessRole>)
     }
 }
 
-/// Until the program has written so much that a compaction has run.
+/// Waits until the program has written so much that a compaction has run.
 fn wait_for_tables(cluster: &VolumeCluster, writer: usize, database: &Path, program: &mut Child) {
     let (mut changes, mut last) = (0, table_count(database));
     cluster.nodes[writer].wait_for("the program writes tables", || {
@@ -90,7 +90,7 @@ fn check_consistency(database: &Path) {
     run(Command::new("sst_dump").arg(directory).args(["--command=verify"]));
 }
 
-/// Another node continues the database, and all read the same.
+/// Another node writes to the database. Then all nodes must read the same keys.
 fn check_rest(cluster: &VolumeCluster, writer: usize) {
     let database = |node: usize| cluster.path(node).join("database");
     run(db_bench(&database(writer), "overwrite,compact,verifychecksum", 200).arg("--use_existing_db=1"));

@@ -1,4 +1,4 @@
-//! rsync copies a tree with every kind of file to a volume. What it copied, it finds again on each node.
+//! rsync copies a tree with every kind of file to a volume, and must find no difference on any node.
 
 use std::fs::{self, File, FileTimes};
 use std::io::Write as _;
@@ -15,17 +15,18 @@ use crate::volume_cluster::VolumeCluster;
 
 const FILES: usize = 60;
 const SPARSE_BYTES: u64 = 32 << 20;
-/// Two blocks of data, and what a file system needs for them.
+/// Most allocated bytes of the sparse file, which has two blocks of data.
 const SPARSE_ALLOCATED_BYTES_MAX: u64 = 1 << 20;
 
-/// Changes as `--itemize-changes` prints them. `--acls` is part of the options: it finds that the volume has none.
+/// Runs rsync, and returns the changes that `--itemize-changes` prints. With `--acls`, rsync finds that the volume does not
+/// support ACLs.
 fn rsync(source: &Path, target: &Path, options: &[&str]) -> String {
     let mut command = Command::new("rsync");
     command.args(["--archive", "--hard-links", "--acls", "--xattrs", "--sparse", "--itemize-changes", "--delete"]);
     run(command.args(options).arg(source.join("")).arg(target.join("")))
 }
 
-/// Copies to node 0, again from node 0 to a second directory on node 1, and after changes on node 2.
+/// Copies to node 0, from node 0 to a second directory on node 1, and to node 2 after changes.
 pub(super) fn transfers_nothing_again() {
     let cluster = VolumeCluster::three_replicas();
     let source = tempfile::tempdir().unwrap();
@@ -91,7 +92,7 @@ fn make_tree(root: &Path) {
     fs::set_permissions(root.join("sticky"), fs::Permissions::from_mode(0o3777)).unwrap();
 }
 
-/// Grows, replaces, removes and moves.
+/// Extends, replaces, removes and moves files of a tree.
 fn change_tree(root: &Path) {
     let directory = root.join("directory-1/inner-1");
     for entry in fs::read_dir(&directory).unwrap() {
