@@ -454,7 +454,7 @@ impl ChainSimulation {
         }
         let longest = members().map(|node| &node.tree).max_by_key(|tree| tree.len()).unwrap();
         for node in members() {
-            assert!(longest.starts_with(&node.tree), "seed {seed}: the tree of {} is not a prefix of the longest one", node.name);
+            assert!(longest.starts_with(&node.tree), "seed {seed}: the tree of {} differs", node.name);
         }
         let is_in_order = longest.windows(2).all(|pair| pair[0] < pair[1]);
         assert!(is_in_order, "seed {seed}: {longest:?}");

@@ -19,30 +19,30 @@ use crate::log::{LogFile, file_offset};
 use crate::publish::{DataCopy, LogData, errno_of, write_fully};
 use crate::record::PAGE_BYTES;
 
-/// Copies of one submission, as LineFS has them ("LineFS", SOSP 2021).
+/// Number of copies in one submission, the same as in LineFS ("LineFS", SOSP 2021).
 const BATCH_COPIES: usize = 30;
 
-/// How data of a log gets into the files of a shared tree.
+/// The method to copy data of a log to files of a shared tree.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CopyMethod {
     /// pwrite(2), one call for each copy.
     #[default]
     Memcpy,
-    /// io_uring(7), one copy at a time. The thread polls for its end.
+    /// io_uring(7), one copy at a time. The thread polls for the completion.
     Async,
-    /// io_uring(7), up to 30 copies at once. The thread polls for their end.
+    /// io_uring(7), up to 30 copies at once. The thread polls for the completions.
     AsyncBatch,
-    /// io_uring(7), up to 30 copies at once. The thread sleeps until they end.
+    /// io_uring(7), up to 30 copies at once. The thread sleeps until all are complete.
     Event,
     /// Whole blocks are shared with the log (ioctl_ficlonerange(2)), and the rest is copied.
     None,
 }
 
 impl CopyMethod {
-    /// In the order of the documentation.
+    /// All methods, in the order of the documentation.
     pub const ALL: [Self; 5] = [Self::Memcpy, Self::Async, Self::AsyncBatch, Self::Event, Self::None];
 
-    /// The name, as in options.
+    /// The name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::Memcpy => "memcpy",
@@ -53,10 +53,10 @@ impl CopyMethod {
         }
     }
 
-    /// Whether a node can use the method for replicas in a directory.
+    /// Checks that a node can use the method for replicas in a directory.
     ///
     /// # Errors
-    /// When the kernel or the file system cannot. The text says what to do.
+    /// When the kernel or the file system does not support the method. The text has the next step.
     pub fn check(self, store: &Path) -> io::Result<()> {
         let failed = |cause: &str, error: io::Error| {
             let name = self.name();
@@ -90,7 +90,7 @@ impl FromStr for CopyMethod {
     }
 }
 
-/// Shares a block of two files that have no names.
+/// Tests reflinks: shares a block between two temporary files without names.
 fn check_reflinks(store: &Path) -> io::Result<()> {
     let [source, target] = [tempfile_in(store)?, tempfile_in(store)?];
     source.write_all_at(&[1; PAGE_BYTES as usize], 0)?;
@@ -105,7 +105,7 @@ fn tempfile_in(directory: &Path) -> io::Result<File> {
 /// Copies data from logs by one method.
 pub(super) struct DataCopier {
     method: CopyMethod,
-    /// For the methods that use io_uring.
+    /// The ring of a method that uses io_uring.
     ring: Option<WriteRing>,
 }
 
@@ -122,7 +122,7 @@ impl DataCopier {
         Ok(Self { method, ring })
     }
 
-    /// The data of one log.
+    /// Returns a copier for the data of one log.
     pub(super) fn data_of<'a>(&'a mut self, log: &'a LogFile) -> CopiedLog<'a> {
         CopiedLog { log, copier: self }
     }
@@ -163,7 +163,8 @@ impl LogData for CopiedLog<'_> {
     }
 }
 
-/// Shares all whole blocks of a copy. Their range among its bytes: empty when the bytes have other places in their blocks.
+/// Shares all whole blocks of a copy. Returns their range within the copy. The range is empty if source and target have
+/// different offsets within a block.
 fn share_blocks(log: &LogFile, copy: &DataCopy<'_>) -> Result<Range<usize>, Errno> {
     let from = log_offset(log, copy);
     let before = from.next_multiple_of(PAGE_BYTES) - from;
@@ -185,7 +186,7 @@ fn write_part(log: &LogFile, copy: &DataCopy<'_>, part: Range<usize>) -> Result<
     })
 }
 
-/// Of the first byte of a copy, in the file of the log.
+/// Offset of the first byte of a copy in the log file.
 fn log_offset(log: &LogFile, copy: &DataCopy<'_>) -> u64 {
     file_offset(copy.log_position, log.header().ring_bytes)
 }
@@ -245,7 +246,7 @@ mod tests {
 
     #[test]
     fn a_file_system_without_reflinks_is_named() {
-        // A tmpfs has none.
+        // A tmpfs has no reflinks.
         let directory = tempfile::tempdir_in("/dev/shm").unwrap();
         let error = CopyMethod::None.check(directory.path()).unwrap_err().to_string();
         assert!(error.contains("XFS or Btrfs") && error.contains("--volume-copy memcpy"), "{error}");
