@@ -210,7 +210,7 @@ pub enum DigestedTree {
     },
     /// The shared tree cannot be read.
     Unreadable {
-        /// Why.
+        /// The cause.
         reason: String,
     },
 }

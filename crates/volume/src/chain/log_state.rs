@@ -122,7 +122,7 @@ impl ChainLog {
         self.is_announced = true;
     }
 
-    /// Lowers the points of the log, after the copier has read it again up to `stored`.
+    /// Adjusts the points of the log, after the copier has read it again up to `stored`.
     pub fn restart(&mut self, restart: LogRestart, stored: LogPoint) {
         self.stored = stored;
         self.committed = self.committed.min(stored).max(restart.mark.point);

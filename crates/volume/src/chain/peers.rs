@@ -29,7 +29,7 @@ pub enum PeerError {
     Call {
         /// The node.
         node: NodeName,
-        /// Why.
+        /// The cause.
         source: TypedCallError,
     },
 }
@@ -44,7 +44,7 @@ impl PeerError {
     }
 }
 
-/// Makes clients, and keeps idle ones.
+/// A pool of clients. It makes clients, and keeps idle ones.
 #[derive(Debug)]
 pub struct PeerClients {
     catalog: Arc<dyn Catalog>,

@@ -1,6 +1,5 @@
 //! Random schedules of a chain: clients write, records are copied and published, nodes die, lose memory or their replica,
-//! are removed and return. The simulated logs contain only the terms and numbers of their records. Each seed is one
-//! schedule.
+//! are removed and return. A simulated log has only the terms and numbers of its records. Each seed is one schedule.
 
 use farfork_cluster::catalog::VolumeRecord;
 use farfork_wire::NodeName;
@@ -71,7 +70,7 @@ struct ChainSimulation {
     is_healing: bool,
 }
 
-/// Numbers of events in all schedules. A node that refuses a log (`refusals`) or loses its replica (`losses`) is alive.
+/// Numbers of events in all schedules. In `refusals` and `losses`, the node is alive.
 #[derive(Debug, Default)]
 struct EventCounts {
     acknowledged: usize,
@@ -220,8 +219,7 @@ impl ChainSimulation {
         if self.nodes[node].logs[log].link != Some((successor, path)) {
             let next = &mut self.nodes[successor].logs[log];
             if let Some(restart) = next.chain.accept_predecessor(published, stored, is_joining).unwrap() {
-                // Placeholders for records before the start: a node that catches up gets these with the tree of another
-                // node.
+                // Placeholders for records before the start: these are in the tree that the node will copy.
                 next.entries.resize(count_of(restart.end).max(next.entries.len()), (0, 0));
                 next.restart(restart);
             }

@@ -24,8 +24,8 @@ use crate::record::InodeNumber;
 const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 /// Longest wait for the offload process, which may be starting or restarting.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
-/// Longest wait for a new offload process after the previous one has died. A longer absence means that the daemon is dead,
-/// too, and calls in the mount would wait forever.
+/// Longest wait for a new offload process after the previous one has died. After it, the daemon is probably dead, too, and
+/// calls in the mount would wait forever.
 const RECONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 const CONNECT_RETRY: Duration = Duration::from_millis(5);
 /// Least time between two hints that the log has grown. While the offload process works, it finds records without hints.
@@ -67,7 +67,7 @@ pub enum ClientRunError {
     Mount {
         /// The mount point.
         path: String,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
 }

@@ -129,19 +129,19 @@ pub struct ReplicaDifference {
 pub enum DifferenceSubject {
     /// The shared tree of a replica cannot be read, or has a file that does not belong to the volume.
     Tree {
-        /// Why.
+        /// The cause.
         reason: String,
     },
     /// Attributes, extended attributes or entries of an inode differ, or the inode is missing.
     Inode {
-        /// Its number.
+        /// Number of the inode.
         inode: u64,
         /// One path of the inode; none if it has no entry.
         path: Option<String>,
     },
     /// The data of a file differs.
     Data {
-        /// Its inode number.
+        /// Number of the inode.
         inode: u64,
         /// One path of the inode; none if it has no entry.
         path: Option<String>,
@@ -179,7 +179,7 @@ pub enum ControlAnswer {
     Failed(String),
 }
 
-/// A volume and its replicas.
+/// The state of a volume and its replicas.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VolumeStatus {
     /// Its name.
@@ -202,10 +202,10 @@ impl VolumeStatus {
     }
 }
 
-/// A replica.
+/// The state of a replica.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReplicaStatus {
-    /// Its node.
+    /// The node of the replica.
     pub node: NodeName,
     /// Why the node did not describe its replica; none if it did.
     pub failure: Option<String>,

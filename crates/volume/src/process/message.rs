@@ -114,7 +114,7 @@ pub(super) struct AttachedClient {
 pub(super) struct ForeignChange {
     /// The client that has made the changes.
     pub(super) client: u16,
-    /// The changes. Data is in the shared tree.
+    /// The changes, without data: the data is in the shared tree.
     pub(super) changes: ChangeSet,
 }
 
@@ -142,7 +142,7 @@ pub(super) enum WorkerAnswer {
     Done(PublishedMark),
     /// The change set is not published. The request may be repeated.
     Failed {
-        /// Why.
+        /// The cause.
         reason: String,
         /// The file system of the shared tree is full.
         is_full: bool,

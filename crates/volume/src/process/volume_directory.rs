@@ -51,7 +51,7 @@ pub enum CreateError {
     Directory {
         /// Path of the directory.
         path: String,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
     /// The shared tree cannot be made.
@@ -61,7 +61,7 @@ pub enum CreateError {
     SharedTree {
         /// The directory of the volume.
         path: String,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
 }

@@ -126,8 +126,8 @@ struct AnswerChannel {
 struct AnswerState {
     channel: MessageChannel,
     phase: WorkPhase,
-    /// The reporting thread waits for a request, and must be woken. During its interval it is not woken, because most
-    /// requests are shorter.
+    /// The reporting thread waits for a request, and `begin` must wake it. Otherwise it waits for the end of its interval,
+    /// because most requests are shorter.
     is_reporter_idle: bool,
 }
 

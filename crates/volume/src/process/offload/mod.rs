@@ -119,7 +119,7 @@ pub enum OffloadError {
     Store {
         /// The store.
         path: String,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
     /// The network cannot be used.
@@ -127,7 +127,7 @@ pub enum OffloadError {
     Listen {
         /// The address.
         address: IpAddr,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
 }

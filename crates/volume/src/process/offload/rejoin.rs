@@ -22,7 +22,7 @@ use crate::publish::{CallBudget, Durability, PublishedMark, Publisher, SharedTre
 /// Wait before the next attempt to catch up. Doubled after each further failure, because writers may wait during an attempt.
 const RETRY_WAIT_MIN: Duration = Duration::from_millis(500);
 const RETRY_WAIT_MAX: Duration = Duration::from_secs(10);
-/// Longest wait until all logs are announced. Each member has read the new epoch from the catalog long before.
+/// Longest wait until all logs are announced. Each member reads the new epoch from the catalog much earlier.
 const ANNOUNCEMENT_TIMEOUT: Duration = Duration::from_secs(10);
 /// A loan ends when its tree is not read for this time.
 const LOAN_TIMEOUT: Duration = Duration::from_secs(10);
@@ -101,7 +101,7 @@ fn run(volume: &Arc<ReplicatedVolume>) {
     }
 }
 
-/// When the next attempt is due.
+/// The time of the next attempt, and the wait after a further failure.
 struct RetrySchedule {
     retry_at: Instant,
     wait: Duration,

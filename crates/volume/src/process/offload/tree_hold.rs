@@ -41,7 +41,7 @@ pub(super) struct TreeHold {
     /// are kept.
     points: Option<Vec<LogPoint>>,
     digests: Vec<InodeDigest>,
-    /// When the last call has ended. None while a call uses the hold.
+    /// Time at which the last call has ended. None while a call uses the hold.
     used_at: Option<Instant>,
 }
 

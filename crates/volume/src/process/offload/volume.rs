@@ -24,7 +24,7 @@ use crate::publish::PublishedMark;
 /// Number of condition variables for copiers. Most volumes have fewer clients.
 const COPIER_WAKEUPS: usize = 8;
 
-/// A replica.
+/// A replica of a volume on this node.
 pub(super) struct ReplicatedVolume {
     pub(super) key: VolumeKey,
     pub(super) node: Arc<OffloadNode>,
@@ -143,7 +143,7 @@ pub(super) struct LogProgress {
     pub(super) appends: Vec<PendingAppend>,
     /// The copier; none after its thread has ended.
     pub(super) copier: Option<Arc<Mutex<LogCopier>>>,
-    /// When the thread of the copier wakes up by itself to look for work.
+    /// Time at which the thread of the copier wakes up by itself to look for work.
     pub(super) copier_wakes_at: Instant,
     /// The copier must read this range again. Later records are ignored until they are announced again.
     pub(super) restart: Option<LogRestart>,

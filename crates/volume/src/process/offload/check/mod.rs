@@ -306,7 +306,7 @@ impl ReplicaCheck {
                 (Arc::clone(&self.node), member.clone(), request.clone(), sender.clone());
             let call = move || {
                 let reply = node.peers.call::<C>(&member, &request, limit).map_err(|error| error.to_string());
-                // An error means that the check does not wait any more.
+                // An error means that the check no longer waits for replies.
                 let _ = sender.send((index, reply));
             };
             if let Err(error) = thread::Builder::new().name("check-call".to_owned()).spawn(call) {

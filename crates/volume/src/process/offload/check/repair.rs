@@ -12,7 +12,7 @@ use crate::chain::{CALL_TIMEOUT, membership};
 use crate::process::control::CheckReport;
 use crate::process::offload::node::OffloadNode;
 
-/// Longest wait until a replica is copied. After it, the command does not wait any more.
+/// Longest wait until a replica is copied. After it, the repair counts as failed.
 const COPY_TIMEOUT: Duration = Duration::from_secs(3600);
 /// Longest wait until the mounts of the repaired nodes are usable again. After it, the report names these nodes. Their
 /// supervisors may wait for seconds before they start the next client.

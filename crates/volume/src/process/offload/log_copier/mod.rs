@@ -1,8 +1,8 @@
 //! Copies one log along its path: reads records that the client or the predecessor has written, validates them, sends them
 //! to the successor, and acknowledges them when all later members have them.
 //!
-//! Each log has a thread for this work. The thread of a request does the work instead if the log is idle and the work is
-//! short: each switch between threads delays a write by about ten microseconds.
+//! Each log has a thread for this work. If the log is idle and the work is short, the thread of a request does it instead:
+//! each switch between threads delays a write by about ten microseconds.
 
 mod failed_successor;
 
