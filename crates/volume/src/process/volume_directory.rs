@@ -155,8 +155,8 @@ impl VolumeDirectory {
         &self.path
     }
 
-    /// Free space of the file system for processes without privileges, in bytes. Free inodes count as the bytes that records with
-    /// a new inode need at least; some file systems have no limit, and report none.
+    /// Free space of the file system for unprivileged processes, in bytes. It is also limited by the free inodes, at
+    /// `RECORD_BYTES` each, unless the file system reports no limit of inodes.
     ///
     /// # Errors
     /// As statvfs(3).
