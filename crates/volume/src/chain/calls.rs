@@ -29,7 +29,7 @@ pub struct OpenLog {
     pub volume: VolumeKey,
     /// Revision of the predecessor's record of the volume.
     pub revision: u64,
-    /// The path as the predecessor knows it.
+    /// The path of the log in the predecessor's record.
     pub path: PathVersion,
     /// The client of the log.
     pub client: u16,
@@ -71,7 +71,7 @@ pub struct AppendLog {
     pub volume: VolumeKey,
     /// Revision of the predecessor's record of the volume.
     pub revision: u64,
-    /// The path as the predecessor knows it.
+    /// The path of the log in the predecessor's record.
     pub path: PathVersion,
     /// The client of the log.
     pub client: u16,
@@ -104,7 +104,7 @@ pub struct LogBytes {
     pub region: u64,
     /// Position of the first byte in the endless log.
     pub position: u64,
-    /// The bytes; may be empty.
+    /// The bytes of the log; may be empty.
     #[serde(with = "serde_bytes")]
     pub data: Vec<u8>,
 }
@@ -151,7 +151,7 @@ pub struct FinishTerm {
 pub struct LendTree {
     /// The volume.
     pub volume: VolumeKey,
-    /// The reader's epoch of the chain.
+    /// Epoch of the chain in the reader's record.
     pub epoch: u64,
     /// The point up to which the tree must have each client's log, at least. By client number.
     pub at_least: Vec<LogPoint>,
@@ -181,7 +181,7 @@ pub struct ReadTree {
 pub struct HoldTree {
     /// The volume.
     pub volume: VolumeKey,
-    /// The caller's epoch of the chain.
+    /// Epoch of the chain in the caller's record.
     pub epoch: u64,
     /// Number of the hold, which the caller chooses.
     pub hold: u64,
@@ -234,7 +234,7 @@ pub struct DigestData {
     pub volume: VolumeKey,
     /// As in `HoldTree`.
     pub hold: u64,
-    /// The parts.
+    /// The parts to digest.
     pub parts: Vec<DataPart>,
 }
 
@@ -417,7 +417,7 @@ volume_requests! {
 /// Decodes the request of a deferred handler.
 ///
 /// # Errors
-/// The text for the caller.
+/// An error text for the caller.
 pub fn decode_request<T: DeserializeOwned>(payload: &[u8]) -> Result<T, String> {
     postcard::from_bytes(payload).map_err(|error| format!("the request cannot be decoded: {error}"))
 }

@@ -183,7 +183,7 @@ mod tests {
         assert_eq!(decode_chunks(&long, &range), Err(ChunkError::ListLength(long.len())));
     }
 
-    /// Data that shrinks: short runs of few values.
+    /// Data that shrinks, because it has runs of few values.
     fn shrinking_data() -> impl Strategy<Value = Vec<u8>> {
         let runs = vec((0..4_u8, 40..400_usize), 200..400);
         runs.prop_map(|runs| {

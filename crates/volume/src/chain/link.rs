@@ -50,7 +50,7 @@ pub enum ChainError {
     /// The member has published records that this node does not have.
     #[error("the node has published more of the log than this one has")]
     PublishedAhead,
-    /// This process cannot connect or wait.
+    /// This process cannot connect to the member, or wait for its completions.
     #[error("cannot connect to the next replica: {0}")]
     Connect(#[from] io::Error),
 }

@@ -119,7 +119,7 @@ impl PeerClients {
         contents.nodes.get(node).cloned().ok_or_else(|| PeerError::Unregistered(node.clone()))
     }
 
-    /// The identity that other nodes authenticate; none for connections in clear.
+    /// The identity that other nodes authenticate; none for unencrypted connections.
     pub fn credentials(&self) -> Option<&Credentials> {
         self.credentials.as_ref()
     }

@@ -16,7 +16,7 @@ use serde::de::DeserializeOwned;
 
 use super::store::ignore_missing;
 
-/// Largest message: a change set of a whole log of small records.
+/// Largest message, in bytes: enough for a change set of a whole log of small records.
 const MESSAGE_BYTES_MAX: u32 = 256 << 20;
 
 /// One end of a connection.

@@ -238,9 +238,10 @@ pub struct LogStatus {
     pub committed: u64,
     /// End of the part that is published in this replica's shared tree.
     pub published: u64,
-    /// Bytes of data that the replica did not copy to its shared tree, because later records overwrite or drop them.
+    /// Number of bytes of data that the replica did not copy to its shared tree, because later records overwrite or drop
+    /// them.
     pub coalesced: u64,
-    /// Bytes of the log that the replica has sent to the next one since its process started, before compression.
+    /// Number of bytes of the log that the replica has sent to the next one since its process started, before compression.
     pub forwarded: u64,
     /// Number of bytes that were sent instead. Without compression, the same number.
     pub compressed: u64,

@@ -16,7 +16,7 @@ use rustix::fs::{FlockOperation, flock};
 
 use super::volume_directory::VolumeDirectory;
 
-/// Longest path of a store: a Unix socket inside of it has 107 bytes at most.
+/// Longest path of a store, in bytes. The path of a Unix socket in it has at most 107 bytes.
 pub const STORE_PATH_BYTES_MAX: usize = 90;
 
 /// Paths of one store.

@@ -76,7 +76,7 @@ impl<C: Fn(ProcessRole) -> Command> NodeSupervisor<C> {
         Ok(Self { processes })
     }
 
-    /// The id of the process of a role that was started last.
+    /// The id of the latest process of a role.
     pub fn process_id(&self, role: ProcessRole) -> u32 {
         self.processes.of(role).child.id()
     }
@@ -122,7 +122,7 @@ impl<C: Fn(ProcessRole) -> Command> MountSupervisor<C> {
         Ok(supervisor)
     }
 
-    /// The id of the client that was started last.
+    /// The id of the latest client.
     pub fn process_id(&self) -> u32 {
         self.processes.of(ProcessRole::Client).child.id()
     }
@@ -149,7 +149,7 @@ impl<C: Fn(ProcessRole) -> Command> MountSupervisor<C> {
         has_volume_mount(&self.mount_point).is_ok_and(|is_mounted| !is_mounted)
     }
 
-    /// Supervises until the volume is unmounted.
+    /// Supervises the client until the volume is unmounted.
     ///
     /// # Errors
     /// As poll(2).
@@ -229,7 +229,7 @@ impl SupervisedProcess {
     }
 }
 
-/// Least time between two starts: doubled for each failure after the first.
+/// Returns the least time between two starts. It doubles with each failure after the first.
 fn restart_interval(failures: u32) -> Duration {
     let doublings = failures.saturating_sub(1).min(16);
     RESTART_INTERVAL_MIN.saturating_mul(1 << doublings).min(RESTART_INTERVAL_MAX)

@@ -1,5 +1,5 @@
-//! The offload process of a node: serves all replicas of its store. It copies logs along their chains, has them
-//! published, decides with the other nodes which client may write, and answers clients and commands.
+//! The offload process of a node: serves all replicas of its store. It copies logs along their chains, orders publishing,
+//! decides with the other nodes which client may write, and replies to clients and commands.
 
 mod acknowledgement;
 mod check;
@@ -104,7 +104,7 @@ pub struct OffloadOptions {
     pub copy_method: CopyMethod,
     /// How the node compresses the log data that it sends. It expands received data regardless of this option.
     pub compression: LogCompression,
-    /// The identity that other nodes authenticate; none for connections in clear.
+    /// The identity that other nodes authenticate; none for unencrypted connections.
     pub credentials: Option<Credentials>,
 }
 

@@ -1,4 +1,4 @@
-//! Publishing: folds committed records into change sets and has them applied in order. One thread per volume.
+//! Publishing: folds committed records into change sets, and sends these to the host worker in order. One thread per volume.
 //!
 //! While the host worker does not run, this process takes the lock of the shared trees and applies change sets by itself.
 

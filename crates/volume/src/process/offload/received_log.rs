@@ -58,7 +58,7 @@ impl PendingExpansion {
 pub(super) enum AppendRefusal {
     /// The region is not open any more, so the sender has an old path of the log.
     OtherPath,
-    /// The bytes or the list of chunks are invalid, or the log cannot be written. Has the text of the error.
+    /// The bytes or the list of chunks are invalid, or the log cannot be written. Contains the error text.
     Invalid(String),
 }
 

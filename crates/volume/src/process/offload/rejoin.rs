@@ -34,7 +34,7 @@ const SLEEP_MAX: Duration = Duration::from_secs(1);
 /// A shared tree that another node copies. Nothing is published meanwhile.
 pub(super) struct TreeLoan {
     number: u64,
-    /// None before the tree is opened, and while a part is read.
+    /// The open tree; none before it is opened, and while a part is read.
     reader: Option<TreeReader>,
     used_at: Instant,
 }

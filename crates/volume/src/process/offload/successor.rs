@@ -27,7 +27,7 @@ pub(super) enum SuccessorFailure {
 #[derive(Debug)]
 pub(super) struct SuccessorHealth {
     retry_at: Instant,
-    /// When the process of the successor was last known to be alive. None if the last request has succeeded.
+    /// Last time at which the successor's process was known to be alive. None if the last request has succeeded.
     silent_since: Option<Instant>,
     /// Start of the present series of refusals; none if the last request has not been refused.
     refusing_since: Option<Instant>,
@@ -39,7 +39,7 @@ impl SuccessorHealth {
         Self { retry_at: now, silent_since: None, refusing_since: None }
     }
 
-    /// When the next request is due.
+    /// Time at which the next request is due.
     pub(super) fn retry_at(&self) -> Instant {
         self.retry_at
     }

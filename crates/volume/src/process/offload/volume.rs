@@ -52,7 +52,7 @@ struct ThreadWakeups {
 pub(super) enum WaitingThread {
     /// Copies the log of this client.
     Copier(u16),
-    /// Has change sets published.
+    /// Publishes change sets.
     Publisher,
     /// Brings the replica back to the chain.
     Rejoin,
@@ -96,7 +96,7 @@ pub(super) struct ReplicaState {
     pub(super) is_catching_up: bool,
     /// A change set is being applied.
     pub(super) is_publishing: bool,
-    /// The last change set was refused because the file system of the shared tree is full.
+    /// Publishing the last change set failed because the file system of the shared tree is full.
     pub(super) is_tree_full: bool,
     /// The publisher waits for more records: only a large or urgent log has to wake it.
     pub(super) is_folding: bool,
@@ -135,7 +135,7 @@ pub(super) struct LogProgress {
     pub(super) later_space: LaterSpace,
     /// A thread waits until the log is published up to this point, so the publisher does not wait for more records.
     pub(super) urgent_end: LogPoint,
-    /// Bytes of data that publishing did not copy, because later records overwrite or drop them.
+    /// Number of bytes of data that publishing did not copy, because later records overwrite or drop them.
     pub(super) coalesced_bytes: u64,
     /// Amount of log data that was sent to the next replica.
     pub(super) forwarded: ForwardedBytes,

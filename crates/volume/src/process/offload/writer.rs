@@ -26,7 +26,7 @@ const STEP_TIMEOUT: Duration = Duration::from_secs(8);
 /// Wait before a failed attempt is repeated.
 const RETRY_WAIT: Duration = Duration::from_millis(50);
 
-/// Why a term does not end yet.
+/// Why a term has not ended yet.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum TermError {
     #[error(transparent)]
@@ -42,7 +42,7 @@ enum GrantAttempt {
     Granted,
     /// One step is done, or the catalog has changed: the next attempt follows at once.
     Continues,
-    /// The term of the present writer does not end before the disk of a replica has space.
+    /// The term of the present writer cannot end until the disk of a replica has space.
     DiskFull,
 }
 

@@ -1,4 +1,4 @@
-//! `farfork volume check`: compares the live replicas of a volume by digests, and has damaged ones copied again.
+//! `farfork volume check`: compares the live replicas of a volume by digests, and repairs damaged ones by a new copy.
 //!
 //! Inodes are compared while all replicas are held at the same points of the logs. Data is compared while they publish; a
 //! part that differs is compared again while they are held. So publishing stops only for short times.
@@ -98,7 +98,7 @@ pub(super) fn check(
     Ok(report)
 }
 
-/// Compares the replicas. Starts again when the chain has changed meanwhile.
+/// Compares the replicas. Starts again if the chain changes during the comparison.
 fn compare(
     node: &Arc<OffloadNode>,
     request: &VolumeCheck,

@@ -1,4 +1,5 @@
-//! The scrub: the node of a chain's head checks the volume when the last check is old enough. One thread per node.
+//! The scrub: the head of a chain checks the volume when the last check is older than the scrub interval. One thread per
+//! node.
 
 use std::io;
 use std::sync::Arc;
