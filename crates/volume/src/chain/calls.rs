@@ -13,7 +13,7 @@ use crate::process::{LastCheck, LogStatus};
 use crate::publish::{DataPart, Digest, InodeDigest, PublishedMark, TreeDigest, TreePart};
 use crate::record::InodeNumber;
 
-/// Names a volume, and tells it from an earlier one of the same name.
+/// Identifies a volume. The id distinguishes it from an earlier volume with the same name.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VolumeKey {
     /// Its name.
@@ -27,61 +27,62 @@ pub struct VolumeKey {
 pub struct OpenLog {
     /// The volume.
     pub volume: VolumeKey,
-    /// Of the predecessor's record of the volume.
+    /// Revision of the predecessor's record of the volume.
     pub revision: u64,
-    /// The path as the predecessor knows it.
+    /// The path of the log in the predecessor's record.
     pub path: PathVersion,
     /// The client of the log.
     pub client: u16,
-    /// The predecessor has published the log up to here. A replica that catches up begins here.
+    /// The predecessor has published the log up to this mark. A replica that catches up begins at it.
     pub published: PublishedMark,
-    /// The predecessor has the log up to here. What the replica has beyond was never acknowledged, and does not count.
+    /// End of the predecessor's log. Records of the replica after this point were never acknowledged, and are ignored.
     pub stored: LogPoint,
 }
 
-/// Whether the replica takes the log.
+/// The reply to `OpenLog`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum OpenAnswer {
-    /// It does.
+    /// The replica accepts the log.
     Opened(OpenedLog),
-    /// The log is new, and the disk has no space for it.
+    /// The replica does not have the log yet, and its disk has no space for a new one.
     DiskFull,
-    /// The replica knows another path of the log.
+    /// The path of the log in the replica's record differs from the requested one.
     OtherPath,
-    /// The replica has published what the predecessor does not have.
+    /// The replica has published records that the predecessor does not have.
     PublishedAhead,
 }
 
-/// Where the replica takes the log.
+/// The memory region in which the replica receives the log.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OpenedLog {
-    /// Number of the region of the ring. A later `OpenLog` revokes it.
+    /// Number of the region, which contains the ring. A later `OpenLog` revokes the region.
     pub region: u64,
-    /// Opens the region.
+    /// The secret that permits writes to the region.
     pub token: [u8; TOKEN_BYTES],
-    /// The replica has the log up to here.
+    /// End of the replica's log.
     pub stored: LogPoint,
 }
 
-/// The log has new bytes: validate them, and have them acknowledged by all later members. Without new bytes, it asks how far
-/// they have published the log.
+/// Announces new bytes of a log. The replica validates them, and replies when all later members have them, too. Without new
+/// bytes, the call only requests how far the members have published the log.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AppendLog {
     /// The volume.
     pub volume: VolumeKey,
-    /// Of the predecessor's record of the volume.
+    /// Revision of the predecessor's record of the volume.
     pub revision: u64,
-    /// The path as the predecessor knows it.
+    /// The path of the log in the predecessor's record.
     pub path: PathVersion,
     /// The client of the log.
     pub client: u16,
-    /// Its new end.
+    /// The new end of the log.
     pub end: LogPoint,
     /// A thread waits until the log is published up to `end`.
     pub is_urgent: bool,
-    /// The answer has the space of each later member as it is now, not as it was when the member said so last.
+    /// The reply must use the current free space of each later member, not its last report.
     pub needs_space: bool,
-    /// The last bytes before `end`, if they are few. Others were written before.
+    /// The last bytes before `end`, if they are few. Otherwise empty: the predecessor has already written them into the
+    /// region.
     pub bytes: LogBytes,
     /// The parts of the new bytes that were sent compressed, as `encode_chunks` encodes them; empty if there are none. They are in
     /// the region of `bytes`. The replica expands them before it validates the log.
@@ -89,37 +90,37 @@ pub struct AppendLog {
     pub chunks: Vec<u8>,
 }
 
-/// Bytes of a log that are sent with a call. They save the round trip of a write.
+/// Bytes of a log that are sent within a call. This saves the round trip of a separate write.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LogBytes {
-    /// From `OpenedLog`: bytes of an earlier predecessor are refused.
+    /// The region from `OpenedLog`. If the replica has opened another region since, it refuses the bytes.
     pub region: u64,
-    /// Where they begin.
+    /// Position of the first byte in the endless log.
     pub position: u64,
-    /// The bytes; may be empty.
+    /// The bytes of the log; may be empty.
     #[serde(with = "serde_bytes")]
     pub data: Vec<u8>,
 }
 
-/// Whether the replica has taken the new bytes.
+/// The reply to `AppendLog` and `AppendCompressedLog`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum AppendAnswer {
-    /// It has, and so have all later ones.
+    /// The replica and all later ones have the new bytes.
     Appended(AppendedLog),
-    /// The replica knows another path of the log, or has to open it again.
+    /// The path of the log in the replica's record differs, or the predecessor must send `OpenLog` again.
     OtherPath,
 }
 
 /// This replica and all later ones have the log up to the requested end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AppendedLog {
-    /// They have published it up to here.
+    /// All of these replicas have published the log up to this point.
     pub published: LogPoint,
-    /// The least space of a shared tree, when at least this was published.
+    /// The least free space of their shared trees, measured after `published` was reached.
     pub space: TreeSpace,
 }
 
-/// Whether a term has ended.
+/// The reply to a request to end a term.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum TermEnd {
     /// The log is published on each live replica, and the catalog has no writer.
@@ -128,7 +129,7 @@ pub enum TermEnd {
     DiskFull,
 }
 
-/// The head publishes what the chain has of the log of a fenced writer, and ends its term.
+/// Makes the head publish all records of a fenced writer that the chain has, and then end the term.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FinishTerm {
     /// The volume.
@@ -137,132 +138,132 @@ pub struct FinishTerm {
     pub term: u32,
 }
 
-/// Stops publishing on a replica while another one copies its shared tree. Publishing continues after the last part, or when
-/// the copy stops.
+/// Stops publishing on a replica while another one copies its shared tree. Publishing continues after the last part is read,
+/// or when no part was read for some time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LendTree {
     /// The volume.
     pub volume: VolumeKey,
-    /// The reader's epoch of the chain.
+    /// Epoch of the chain in the reader's record.
     pub epoch: u64,
-    /// The tree must have each client's log at least up to here.
+    /// The point up to which the tree must have each client's log, at least. By client number.
     pub at_least: Vec<LogPoint>,
 }
 
-/// A tree that is lent.
+/// The reply to `LendTree`: a shared tree that the caller may read.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LentTree {
-    /// Names it in `ReadTree`.
+    /// Number of the loan, for `ReadTree`.
     pub loan: u64,
-    /// How far the tree has each client's log.
+    /// Published mark of each client's log in this tree, by client number.
     pub marks: Vec<PublishedMark>,
 }
 
-/// The next part of a tree that is lent.
+/// Reads the next part of a lent tree.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReadTree {
     /// The volume.
     pub volume: VolumeKey,
-    /// From `LentTree`.
+    /// Number of the loan, from `LentTree`.
     pub loan: u64,
 }
 
-/// Stops publishing on a live replica at exactly these points, so that it can be compared with the others. Publishing continues
-/// after `ReleaseTree`, or when no call has named the hold for a while. The answer is how far the replica has published each log.
+/// Stops publishing on a live replica at exactly `points`, so that it can be compared with the others. Publishing continues
+/// after `ReleaseTree`, or when no call has named the hold for some time. The reply is the published point of each log.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HoldTree {
     /// The volume.
     pub volume: VolumeKey,
-    /// The caller's epoch of the chain.
+    /// Epoch of the chain in the caller's record.
     pub epoch: u64,
-    /// The caller has chosen this number.
+    /// Number of the hold, which the caller chooses.
     pub hold: u64,
-    /// Publish up to here, and no further. Empty: no further than now.
+    /// The point at which to stop publishing each log, by client number. Empty: stop at the current points.
     pub points: Vec<LogPoint>,
 }
 
-/// Computes the digest of each inode of a tree that is held. `ReadInodeDigests` reads them, also after `ReleaseTree`.
+/// Computes the digest of each inode of a held tree. `ReadInodeDigests` returns the digests until the check has ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DigestTree {
     /// The volume.
     pub volume: VolumeKey,
-    /// From `HoldTree`.
+    /// As in `HoldTree`.
     pub hold: u64,
 }
 
-/// The shared tree of a replica.
+/// The reply to `DigestTree`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DigestedTree {
-    /// It has this digest.
+    /// The shared tree was read.
     Readable {
-        /// Of all inodes.
+        /// Digest of all inodes.
         digest: TreeDigest,
-        /// Paths of files next to `tree` that are none of the volume's. At most `DIFFERENCES_MAX`.
+        /// Paths of files in `inodes` and `orphans` that do not belong to the volume. At most `DIFFERENCES_MAX`.
         foreign: Vec<String>,
     },
-    /// It cannot be read.
+    /// The shared tree cannot be read.
     Unreadable {
-        /// Why.
+        /// The cause.
         reason: String,
     },
 }
 
-/// The next digests of `DigestTree`, by number. None follow an empty answer.
+/// Reads the next digests that `DigestTree` has computed, in the order of inode numbers. An empty reply marks the end.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReadInodeDigests {
     /// The volume.
     pub volume: VolumeKey,
-    /// From `HoldTree`.
+    /// As in `HoldTree`.
     pub hold: u64,
-    /// The number before the first one.
+    /// The reply begins after this inode number.
     pub after: u64,
 }
 
-/// Digests of parts of files, also while the replica publishes. One that cannot be read has none. The answer has at least one
-/// digest, and may end before the last part.
+/// Computes digests of parts of files, even while the replica publishes. A part that cannot be read has the digest `None`.
+/// The reply has at least one element, and may end before the last part.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DigestData {
     /// The volume.
     pub volume: VolumeKey,
-    /// From `HoldTree`.
+    /// As in `HoldTree`.
     pub hold: u64,
-    /// The parts.
+    /// The parts to digest.
     pub parts: Vec<DataPart>,
 }
 
-/// Validates each log from the end of its published part on, and the file of its mark, while the tree is held. The answer has an
-/// element for each client.
+/// Validates the unpublished part of each log and the file of its mark, while the tree is held. The reply has one element
+/// per client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ValidateLogs {
     /// The volume.
     pub volume: VolumeKey,
-    /// From `HoldTree`.
+    /// As in `HoldTree`.
     pub hold: u64,
 }
 
 /// Damage of a client's log.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LogDamage {
-    /// Where the valid part of the log ends, if that is before its end.
+    /// End of the valid part of the log; none if the log is not damaged.
     pub valid_end: Option<LogPoint>,
-    /// Why the file of the published mark does not have the mark, if it does not.
+    /// Why the file of the published mark is wrong; none if it is correct.
     pub mark: Option<String>,
 }
 
-/// Publishing continues.
+/// Lets the replica publish again, and ends the hold if `is_end` is set.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReleaseTree {
     /// The volume.
     pub volume: VolumeKey,
-    /// From `HoldTree`.
+    /// As in `HoldTree`.
     pub epoch: u64,
-    /// From `HoldTree`.
+    /// As in `HoldTree`.
     pub hold: u64,
     /// The check has ended, and another one may begin.
     pub is_end: bool,
 }
 
-/// Paths in the volume of inodes; none for one that no entry leads to.
+/// Finds one path in the volume for each inode. An inode without a directory entry has none.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FindPaths {
     /// The volume.
@@ -271,34 +272,36 @@ pub struct FindPaths {
     pub inodes: Vec<InodeNumber>,
 }
 
-/// Creates an empty replica. One of the same id that exists stays as it is.
+/// Creates an empty replica. If a replica with the same id exists, it is not changed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CreateReplica(pub VolumeKey);
 
-/// Removes a replica and everything that it has. One that does not exist is a success.
+/// Removes a replica and all its files. Succeeds if the replica does not exist.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DropReplica(pub VolumeKey);
 
-/// How far the logs of a replica are, and the last check by its node.
+/// Returns the state of a node's replica: its logs, its free space and the last check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DescribeReplica(pub VolumeKey);
 
 /// The state of a node's replica.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReplicaDescription {
-    /// By the client's number.
+    /// State of each log, by client number.
     pub logs: Vec<LogStatus>,
-    /// Free space of the file system of the shared tree. None when there is no tree.
+    /// Free space of the file system of the shared tree, in bytes. None if statvfs(3) fails, as after the directory was
+    /// removed.
     pub free_bytes: Option<u64>,
-    /// The file system is full: records are not published, or writers get ENOSPC. Never for a replica that is not live.
+    /// The file system is full: records are not published, or writers get ENOSPC. Always false for a replica that is not
+    /// live.
     pub is_full: bool,
-    /// The last check of the volume that the node has made, or that was saved there.
+    /// Result of the last check that the node has made, or has saved for another node.
     pub last_check: Option<LastCheck>,
-    /// A check has a hold of the tree.
+    /// A check of the replica is running.
     pub is_checked: bool,
 }
 
-/// Keeps the result of a check that a node without a replica has made.
+/// Saves the result of a check that a node without a replica has made.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SaveLastCheck {
     /// The volume.
@@ -307,15 +310,15 @@ pub struct SaveLastCheck {
     pub last: LastCheck,
 }
 
-/// Whether a client of the node has the volume mounted.
+/// Returns whether a client of the node has the volume mounted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HasClient(pub VolumeKey);
 
-/// Whether programs of the node can use its mount of the volume now.
+/// Returns whether programs of the node can use its mount of the volume now.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HasMount(pub VolumeKey);
 
-/// Ends the term of the node's client. A term that is over already has ended.
+/// Ends the term of the node's client. Succeeds if the term has already ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReleaseWriter {
     /// The volume.
@@ -324,11 +327,12 @@ pub struct ReleaseWriter {
     pub term: u32,
 }
 
-/// The answer follows when everything that the node's client has logged until now is published on each live replica.
+/// Waits until all records that the node's client has logged before this call are published on each live replica.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PublishLog(pub VolumeKey);
 
-/// The answer follows when each live replica has everything that the node's client has logged until now, and is its end.
+/// Waits until each live replica has all records that the node's client has logged before this call. Returns the end of
+/// these records.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CommitLog(pub VolumeKey);
 
@@ -405,12 +409,12 @@ volume_requests! {
 /// Decodes the request of a deferred handler.
 ///
 /// # Errors
-/// The text for the caller.
+/// An error text for the caller.
 pub fn decode_request<T: DeserializeOwned>(payload: &[u8]) -> Result<T, String> {
     postcard::from_bytes(payload).map_err(|error| format!("the request cannot be decoded: {error}"))
 }
 
-/// Answers a typed call later.
+/// Sends the reply to a deferred typed call.
 pub fn answer_call<C: TypedCall>(reply: DeferredReply, result: Result<C::Reply, String>) {
     match result.and_then(|answer| postcard::to_stdvec(&answer).map_err(|error| error.to_string())) {
         Ok(payload) => reply.answer(payload),

@@ -1,5 +1,5 @@
-//! The receiving side of compressed log data: which parts of a log were sent compressed, and their expansion. Pure: `log_region`
-//! reads and writes the ring. Everything here is checked, because another node has sent it.
+//! The receiving side of compressed log data: decodes the list of compressed parts of a log, and expands them. Pure:
+//! `log_region` reads and writes the ring. All input is checked, because another node has sent it.
 
 use std::ops::Range;
 
@@ -9,51 +9,51 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::log::LOG_BYTES_MAX;
 
-/// Most bytes of a log that are compressed together, and so the memory that expanding them takes. Larger chunks shrink
-/// little more: LZ4 looks back 64 KiB.
+/// Most bytes of a log in one compressed chunk, and so the size of the buffers for expanding it. Larger chunks shrink little
+/// more: LZ4 looks back 64 KiB.
 pub const CHUNK_BYTES_MAX: usize = 64 << 10;
-/// Most chunks of one call: as many as the largest log has, and a shorter one at each end and at the end of the lap.
+/// Most chunks of one call: all chunks of the largest log, and a shorter one at each end and at the end of the lap.
 const CHUNKS_MAX: usize = LOG_BYTES_MAX as usize / CHUNK_BYTES_MAX + 3;
 
-/// A part of a log that was sent compressed. The compressed bytes are in the ring, where the part begins. They are fewer than those of
-/// the part, so they fit. The replica expands them in place.
+/// A part of a log that was sent compressed. Its compressed bytes are in the ring, at the start of the part. They are fewer
+/// than the expanded bytes, so the replica can expand them in place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CompressedChunk {
-    /// Where it begins, in the endless log.
+    /// Position of the first byte in the endless log.
     pub position: u64,
-    /// Bytes of the log.
+    /// Number of bytes after expansion.
     pub log_bytes: u32,
-    /// Bytes that were sent in their place.
+    /// Number of compressed bytes.
     pub compressed_bytes: u32,
 }
 
 /// Why compressed chunks are not accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ChunkError {
-    /// The list has a part of an element, or too many elements.
+    /// The list ends within an element, or has too many elements.
     #[error("the list of compressed chunks has {0} bytes")]
     ListLength(usize),
-    /// A chunk has a size that no sender chooses, overlaps another one, or is outside of the new part of the log.
+    /// A chunk has an invalid size, overlaps another one, or is outside of the new part of the log.
     #[error("the compressed chunk at position {0} is out of bounds")]
     Bounds(u64),
-    /// The bytes do not expand to the bytes of the log that they replace.
+    /// The compressed bytes are invalid, or do not expand to `log_bytes` bytes.
     #[error("the compressed chunk at position {0} is damaged")]
     Damaged(u64),
 }
 
-/// The new part of a log, as its predecessor announces it.
+/// The new part of a log that the predecessor announces.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AnnouncedRange {
-    /// Its positions.
+    /// Positions of the new bytes in the endless log.
     pub positions: Range<u64>,
-    /// Size of the ring.
+    /// Size of the ring, in bytes.
     pub ring_bytes: u64,
 }
 
 //  0          8           12                 16
 //  │ position │ log bytes │ compressed bytes │ next chunk …
 //
-// Little-endian. A list has no count and no checksum: it is a part of a call, which has both.
+// Little-endian. A list has no count and no checksum, because the call that contains it has both.
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
 struct ChunkLayout {
@@ -75,7 +75,8 @@ pub fn encode_chunks(chunks: &[CompressedChunk]) -> Vec<u8> {
         .collect()
 }
 
-/// Decodes a list of chunks of the announced part of a log. They are in order, and each is contiguous in the ring.
+/// Decodes a list of chunks. Checks that they are in the announced part of the log, in order, and each contiguous in the
+/// ring.
 ///
 /// # Errors
 /// `ListLength`, `Bounds`.
@@ -86,7 +87,7 @@ pub fn decode_chunks(bytes: &[u8], announced: &AnnouncedRange) -> Result<Vec<Com
         return Err(list_length);
     }
     let mut free = announced.positions.clone();
-    // The peer chooses the end, but a log has at most one ring of new bytes.
+    // Limits the end that the peer has announced: a log has at most one ring of new bytes.
     free.end = free.end.min(free.start.saturating_add(announced.ring_bytes));
     let mut decode = |layout: &ChunkLayout| {
         let position = layout.position.get();
@@ -107,7 +108,8 @@ impl CompressedChunk {
     /// Expands the compressed bytes into exactly the bytes of the log.
     ///
     /// # Errors
-    /// `Damaged` when they are not as many as `log_bytes`, which is the length of `into`. It then has any bytes.
+    /// `Damaged` when the data is invalid, or expands to a size other than `log_bytes`. The contents of `into` are then
+    /// undefined.
     pub fn expand(&self, compressed: &[u8], into: &mut [u8]) -> Result<(), ChunkError> {
         assert_eq!((compressed.len(), into.len()), (self.compressed_bytes as usize, self.log_bytes as usize));
         match decompress_into(compressed, into) {
@@ -181,7 +183,7 @@ mod tests {
         assert_eq!(decode_chunks(&long, &range), Err(ChunkError::ListLength(long.len())));
     }
 
-    /// Data that shrinks: short runs of few values.
+    /// Data that shrinks, because it has runs of few values.
     fn shrinking_data() -> impl Strategy<Value = Vec<u8>> {
         let runs = vec((0..4_u8, 40..400_usize), 200..400);
         runs.prop_map(|runs| {
@@ -232,7 +234,7 @@ mod tests {
                 let at = index.index(compressed.len());
                 compressed[at] ^= 1 << bit;
             }
-            // The checksums of the records find those that still expand.
+            // If damaged data still expands, the checksums of the records detect the damage.
             let _ = expand(&compressed, data.len());
         }
 

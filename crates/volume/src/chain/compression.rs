@@ -1,5 +1,5 @@
-//! Compression of log data on its way to the next replica: the option of a node, and the decision for each chunk. `link` sends
-//! chunks compressed or as they are, and `compressed_chunk` is the receiving side.
+//! Compresses log data that is sent to the next replica: the option of a node, and the decision for each chunk. `link` sends
+//! the chunks, and `compressed_chunk` is the receiving side.
 
 use std::ops::AddAssign;
 
@@ -8,36 +8,37 @@ use lz4_flex::block::{CompressTable, compress_into_with_table, get_maximum_outpu
 use super::compressed_chunk::CHUNK_BYTES_MAX;
 use crate::named_values::named_values;
 
-/// Shorter data is sent as it is. A record with one or two pages of data has up to 12 KiB. Compressing and expanding it takes
-/// 32 µs, and saves 49 µs on a network of 1 Gbit/s if it shrinks by half, but 5 µs at 10 Gbit/s.
+/// Shorter data is sent uncompressed. For example, a record with one or two pages of data has up to 12 KiB. Compressing and
+/// expanding it takes 32 µs. If it shrinks by half, this saves 49 µs on a network of 1 Gbit/s, but 5 µs at 10 Gbit/s.
 pub(super) const COMPRESSED_BYTES_MIN: usize = 16 << 10;
-/// Data that does not shrink by this part of its size is sent as it is: expanding it costs more than it saves.
+/// Data that does not shrink by an eighth of its size is sent uncompressed: expanding it costs more than it saves.
 const SAVED_PART_MIN: usize = 8;
-/// Longest pause after data that has not shrunk: 1 MiB. Then a sample decides whether the next chunk is compressed.
+/// Most chunks (1 MiB) that are sent without an attempt after data that did not shrink. Then a sample decides whether the
+/// next chunk is compressed.
 const PAUSE_CHUNKS_MAX: u32 = 16;
-/// A sample has so many pieces, from the whole chunk: its first page may be the header of a record.
+/// Number of pieces of a sample. They are spread over the chunk, because its first page may be the header of a record.
 const SAMPLE_PIECES: usize = 4;
-/// A sixteenth of a chunk.
+/// Size of a sample, in bytes: a sixteenth of a chunk.
 const SAMPLE_BYTES: usize = 4 << 10;
 
 /// How a node compresses the log data that it sends to the next replica.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LogCompression {
-    /// Not at all.
+    /// No compression.
     #[default]
     Off,
-    /// With the block format of LZ4.
+    /// The block format of LZ4.
     Lz4,
 }
 
 named_values!(LogCompression { Off = "off", Lz4 = "lz4" });
 
-/// Log data that was sent to the next replica.
+/// Amount of log data that was sent to the next replica.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ForwardedBytes {
-    /// Bytes of the log.
+    /// Number of bytes before compression.
     pub original: u64,
-    /// The bytes that were sent in their place. Equal to `original` without compression.
+    /// Number of bytes that were sent instead. Equal to `original` without compression.
     pub compressed: u64,
 }
 
@@ -48,12 +49,12 @@ impl AddAssign for ForwardedBytes {
     }
 }
 
-/// Compresses the chunks of one log. It remembers whether they shrink.
+/// Compresses the chunks of one log. Remembers whether earlier chunks have shrunk.
 pub struct LogCompressor {
     lz4: Option<Lz4Encoder>,
-    /// Chunks to send as they are before the next sample.
+    /// Number of chunks to send uncompressed before the next sample.
     pause_left: u32,
-    /// The last pause; 0 after a chunk that has shrunk.
+    /// Length of the last pause, in chunks. 0 after a chunk that has shrunk.
     pause_chunks: u32,
     forwarded: ForwardedBytes,
 }
@@ -61,12 +62,12 @@ pub struct LogCompressor {
 /// The compressor with its buffers.
 struct Lz4Encoder {
     table: CompressTable,
-    /// Room for the worst case, which the library demands.
+    /// Large enough for incompressible data, as the library requires.
     output: Box<[u8]>,
 }
 
 impl LogCompressor {
-    /// For one log.
+    /// Creates the compressor of one log.
     pub fn new(compression: LogCompression) -> Self {
         let lz4 = match compression {
             LogCompression::Off => None,
@@ -75,7 +76,7 @@ impl LogCompressor {
         Self { lz4, pause_left: 0, pause_chunks: 0, forwarded: ForwardedBytes::default() }
     }
 
-    /// The data in fewer bytes; none if it has to be sent as it is. Either counts as forwarded.
+    /// Returns the compressed data; none if the data must be sent uncompressed. Counts the data as forwarded in both cases.
     ///
     /// # Panics
     /// When the data has more than `CHUNK_BYTES_MAX` bytes.
@@ -87,7 +88,7 @@ impl LogCompressor {
         Some(&self.lz4.as_ref()?.output[..compressed_bytes?])
     }
 
-    /// Counts bytes of the log that are sent as they are, without an attempt.
+    /// Counts bytes as forwarded that are sent without an attempt to compress them.
     pub fn count_uncompressed(&mut self, bytes: usize) {
         self.forwarded.original += bytes as u64;
         self.forwarded.compressed += bytes as u64;
@@ -121,7 +122,7 @@ impl Lz4Encoder {
         Self { table: CompressTable::large(), output }
     }
 
-    /// Size of the compressed data in `output`; none if it is not clearly smaller.
+    /// Compresses data into `output`, and returns its size; none if it is not clearly smaller.
     fn shrink(&mut self, data: &[u8]) -> Option<usize> {
         let bytes = compress_into_with_table(data, &mut self.output, &mut self.table);
         let bytes = bytes.expect("the output has room for the worst case");

@@ -1,4 +1,5 @@
-//! A connection to the next member of the path of one log: writes the bytes of the log, and has them acknowledged.
+//! A connection to the next member on the path of one log. It sends the bytes of the log, announces them, and waits for the
+//! acknowledgement.
 
 use std::io;
 use std::sync::Arc;
@@ -18,12 +19,14 @@ use super::path::PathVersion;
 use super::peers::{PeerClient, PeerClients, PeerError};
 use crate::log::{LogFile, LogPoint, file_offset};
 
-/// So many bytes are sent with the call that announces them. Above, a write without a copy into the call is faster.
+/// Most bytes that are sent within the call that announces them. More bytes are faster with one-sided writes, without a copy
+/// into the call.
 const INLINE_BYTES_MAX: u64 = 64 << 10;
-/// One write of many. Larger ones leave the cache of a processor between their copies: 256 KiB were a tenth slower.
+/// Most bytes of a one-sided write. The data of larger writes leaves the processor's cache between two copies: 256 KiB were
+/// a tenth slower.
 const WRITE_BYTES: u64 = 64 << 10;
 const _: () = assert!(INLINE_BYTES_MAX <= CHUNK_BYTES_MAX as u64 && WRITE_BYTES <= CHUNK_BYTES_MAX as u64);
-/// Writes in flight: they cover the round trip of a fast network.
+/// Most writes in flight: enough to cover the round trip of a fast network.
 const WRITES_IN_FLIGHT_MAX: usize = 16;
 
 /// Why a log could not be sent to the next member.
@@ -41,19 +44,19 @@ pub enum ChainError {
     /// The member has no space for a new log.
     #[error("the disk of the node is full")]
     DiskFull,
-    /// The member knows another path of the log: it, or this node, has not read the latest record of the volume.
-    #[error("the log takes another path by now")]
+    /// The member has another path of the log: one of the two nodes has not read the latest record of the volume.
+    #[error("the path of the log has changed")]
     OtherPath,
-    /// The member has published what this node does not have.
+    /// The member has published records that this node does not have.
     #[error("the node has published more of the log than this one has")]
     PublishedAhead,
-    /// This process cannot connect or wait.
+    /// This process cannot connect to the member, or wait for its completions.
     #[error("cannot connect to the next replica: {0}")]
     Connect(#[from] io::Error),
 }
 
 impl ChainError {
-    /// Whether the member has answered that it does not take the log, though it knows the path.
+    /// Whether the member has refused the log, although it has the same path.
     pub fn is_refusal(&self) -> bool {
         match self {
             Self::Peer(error) => error.is_refusal(),
@@ -63,13 +66,13 @@ impl ChainError {
     }
 }
 
-/// The connection.
+/// The connection to the next member.
 pub struct ChainLink {
     node: NodeName,
     path: PathVersion,
     address: Address,
     credentials: Option<Credentials>,
-    /// Made with the first write: a connection that says nothing is closed.
+    /// Made for the first write, because a connection on which nothing is sent is closed.
     connection: Option<Box<dyn Connection>>,
     calls: PeerClient,
     key: Arc<SeedKey>,
@@ -78,10 +81,10 @@ pub struct ChainLink {
 }
 
 impl ChainLink {
-    /// Connects to a member, and learns how much of the log it has. Each later step may take as long as `timeout`.
+    /// Opens the log on a member, and gets the end of the member's log. `timeout` limits this call and each later step.
     ///
     /// # Errors
-    /// When it cannot be reached, or refuses.
+    /// When the member cannot be reached, or refuses the log.
     pub fn open(
         peers: &PeerClients,
         node: &NodeName,
@@ -117,7 +120,7 @@ impl ChainLink {
     /// shrinks are sent compressed.
     ///
     /// # Errors
-    /// The link then has to be opened again.
+    /// After an error, the caller must open a new link.
     pub fn append(
         &mut self,
         log: &LogFile,
@@ -140,7 +143,8 @@ impl ChainLink {
         Ok(appended)
     }
 
-    /// Copies positions of the log into the member's ring. A chunk that shrinks is written compressed where it begins. Returns these.
+    /// Writes a range of the log into the member's ring. A chunk that shrinks is written compressed, at the start of its
+    /// range. Returns the compressed chunks.
     fn write(
         &mut self,
         log: &LogFile,
@@ -166,7 +170,7 @@ impl ChainLink {
                 log.append_to(&mut data, file_offset(position, ring_bytes), bytes);
                 let started = Instant::now();
                 chunks.extend(compress_chunk(position, &mut data, compressor));
-                // The member is not slow while this node compresses.
+                // The time for compressing on this node does not count as a delay of the member.
                 deadline += started.elapsed();
                 let spans = vec![Span { extent: ExtentId(0), offset, bytes: data.len() as u32 }];
                 let key = Arc::clone(&self.key);
@@ -187,7 +191,7 @@ impl ChainLink {
     }
 }
 
-/// Compresses bytes that are sent with a call, unless they continue at the begin of the ring.
+/// Compresses bytes that are sent within a call, unless they wrap around the end of the ring.
 fn compress_inline(bytes: &mut LogBytes, ring_bytes: u64, compressor: &mut LogCompressor) -> Vec<CompressedChunk> {
     let is_contiguous = bytes.position % ring_bytes + bytes.data.len() as u64 <= ring_bytes;
     if is_contiguous {
@@ -198,7 +202,7 @@ fn compress_inline(bytes: &mut LogBytes, ring_bytes: u64, compressor: &mut LogCo
     }
 }
 
-/// Replaces the data at a position by fewer bytes, if it shrinks.
+/// Replaces the data by its compressed form, if it shrinks.
 fn compress_chunk(position: u64, data: &mut Vec<u8>, compressor: &mut LogCompressor) -> Option<CompressedChunk> {
     let log_bytes = data.len() as u32;
     let compressed = compressor.compress(data)?;

@@ -1,5 +1,5 @@
-//! The ring of a replica's log as a region that the predecessor writes, and in which compressed chunks are expanded. Bytes that
-//! are in use cannot be overwritten.
+//! The ring of a replica's log as a memory region. The predecessor writes to it, and this node expands compressed chunks in
+//! it. Bytes that are not published yet cannot be overwritten.
 
 use std::fs::File;
 use std::io;
@@ -14,7 +14,8 @@ use rustix::io::Errno;
 use super::compressed_chunk::{CHUNK_BYTES_MAX, CompressedChunk};
 use crate::log::{RING_OFFSET, file_offset};
 
-/// The positions that the predecessor may write: from the end of the log on, but no byte that is not published yet.
+/// The positions that the predecessor may write: from the end of the log until they would overwrite a byte that is not
+/// published yet.
 #[derive(Debug, Default)]
 pub struct WritableWindow {
     stored: AtomicU64,
@@ -22,41 +23,41 @@ pub struct WritableWindow {
 }
 
 impl WritableWindow {
-    /// The log ends at `stored`, and is published up to `published`.
+    /// Sets the end of the log, and the position up to which it is published.
     pub fn set(&self, stored: u64, published: u64) {
         self.stored.store(stored, Ordering::Release);
         self.published.store(published, Ordering::Release);
     }
 
-    /// Whether so many bytes at an offset of the ring are free.
+    /// Whether `bytes` bytes at an offset of the ring are free.
     fn contains(&self, ring_bytes: u64, offset: u64, bytes: u64) -> bool {
         let (stored, published) = (self.stored.load(Ordering::Acquire), self.published.load(Ordering::Acquire));
-        // The first position from `stored` on that has this offset.
+        // The lowest position with this offset that is not less than `stored`.
         let position = stored + (offset + ring_bytes - stored % ring_bytes) % ring_bytes;
         position + bytes <= published + ring_bytes
     }
 
-    /// Whether the part of the log that a chunk has may be written.
+    /// Whether the expanded bytes of a chunk may be written.
     fn contains_chunk(&self, ring_bytes: u64, chunk: &CompressedChunk) -> bool {
         let (stored, published) = (self.stored.load(Ordering::Acquire), self.published.load(Ordering::Acquire));
         chunk.position >= stored && chunk.position + u64::from(chunk.log_bytes) <= published + ring_bytes
     }
 }
 
-/// A region with the ring as extent 0.
+/// The region of one log. Extent 0 is the ring.
 #[derive(Debug)]
 pub struct LogRegion {
-    /// The log. Writes to the file are seen in every mapping of it.
+    /// The log. Every mapping of the file shows writes to the file.
     pub file: File,
     /// Size of the ring.
     pub ring_bytes: u64,
     /// The bytes that the predecessor may write.
     pub window: Arc<WritableWindow>,
-    /// Held while a chunk is expanded.
+    /// Locked while a chunk is expanded.
     pub expansion: Mutex<ChunkExpansion>,
 }
 
-/// Whether chunks may be expanded in a region, and the buffers for it.
+/// The buffers for expanding chunks in a region, and whether the region is revoked.
 #[derive(Debug, Default)]
 pub struct ChunkExpansion {
     is_revoked: bool,
@@ -69,10 +70,11 @@ impl LogRegion {
     /// Expands chunks in place, from a list that `decode_chunks` has accepted.
     ///
     /// # Errors
-    /// At the first chunk that is damaged, or that may not be written (any more): EACCES. It and all later ones stay as they are.
+    /// Stops at the first chunk that is damaged, or that may not be written (EACCES). This chunk and all later ones stay
+    /// compressed.
     pub fn expand(&self, chunks: &[CompressedChunk]) -> io::Result<()> {
         for chunk in chunks {
-            // For one chunk at a time: revoking waits.
+            // Locked for one chunk at a time, because `revoke` waits for the lock.
             let mut expansion = self.expansion.lock().unwrap_or_else(PoisonError::into_inner);
             if expansion.is_revoked || !self.window.contains_chunk(self.ring_bytes, chunk) {
                 return Err(Errno::ACCESS.into());
@@ -89,7 +91,7 @@ impl LogRegion {
         Ok(())
     }
 
-    /// No chunk is expanded after this: the log may have another predecessor, which writes the same bytes.
+    /// Prevents all further expansions: the log may get another predecessor, which writes the same bytes.
     pub fn revoke(&self) {
         self.expansion.lock().unwrap_or_else(PoisonError::into_inner).is_revoked = true;
     }
@@ -125,15 +127,15 @@ mod tests {
         window.set(1300, 1100);
         let contains = |offset, bytes| window.contains(1000, offset, bytes);
         assert!(contains(300, 700), "to the end of the lap");
-        assert!(contains(0, 100), "of the next lap, up to unpublished bytes");
+        assert!(contains(0, 100), "in the next lap, up to unpublished bytes");
         assert!(!contains(0, 101));
-        assert!(!contains(100, 1) && !contains(299, 1), "in use");
+        assert!(!contains(100, 1) && !contains(299, 1), "unpublished bytes");
     }
 
     const RING_BYTES: u64 = 256 << 10;
     const LOG_BYTES: u32 = 50_000;
 
-    /// A region of which everything is free, with a compressed chunk at a position.
+    /// A region without unpublished bytes, with a compressed chunk at a position.
     fn region_with_chunk(position: u64) -> (LogRegion, CompressedChunk, Vec<u8>) {
         let file = tempfile::tempfile().unwrap();
         file.set_len(RING_OFFSET + RING_BYTES).unwrap();
@@ -178,7 +180,7 @@ mod tests {
         let before = read(&region, 1000);
         region.window.set(1001, 1001);
         assert_eq!(region.expand(&[chunk]).unwrap_err().kind(), io::ErrorKind::PermissionDenied);
-        // The chunk ends one byte after the last published one of the lap before.
+        // The last byte of the chunk would overwrite an unpublished byte of the previous lap.
         region.window.set(RING_BYTES, u64::from(LOG_BYTES) - 1);
         let next_lap = CompressedChunk { position: RING_BYTES, ..chunk };
         assert!(!region.window.contains_chunk(RING_BYTES, &next_lap));

@@ -1,10 +1,10 @@
-//! How far one log is on one node: the state machine of the chain. Pure; `offload` copies the bytes, a simulation only
-//! counts them.
+//! The progress of one log on one node: the state machine of the chain. Pure: `offload` copies the bytes, and the simulation
+//! only counts records.
 
 use crate::log::LogPoint;
 use crate::publish::PublishedMark;
 
-/// How far a log is.
+/// The progress of one log on this node.
 ///
 /// ```text
 /// published everywhere ≤ published here ≤ committed ≤ stored
@@ -21,27 +21,29 @@ pub struct ChainLog {
     is_announced: bool,
 }
 
-/// Where the copier of a log begins anew: records after `end` do not count until they are announced again.
+/// The range of a log that the copier must read again. It ignores records after `end` until the predecessor announces them
+/// again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogRestart {
-    /// Everything before it is valid.
+    /// The copier begins here. All earlier records are published, on this node or on its predecessor.
     pub mark: PublishedMark,
-    /// The copier reads again up to here.
+    /// The copier reads up to this point.
     pub end: LogPoint,
 }
 
-/// A node has published what the source of the log does not have.
+/// This node has published records that its predecessor does not have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the log was published here up to position {ours}, and its source has it up to {theirs}")]
+#[error("this node has published the log up to position {ours}, but its predecessor has it only up to {theirs}")]
 pub struct PublishedAhead {
-    /// Of this node.
+    /// Published position on this node.
     pub ours: u64,
-    /// Of the source.
+    /// End of the predecessor's log.
     pub theirs: u64,
 }
 
 impl ChainLog {
-    /// A log that this node has validated up to `stored`. Which of it is committed, only the successor knows.
+    /// Creates the state of a log that this node has validated up to `stored`. How much is committed is unknown until the
+    /// successor replies.
     pub fn open(mark: PublishedMark, stored: LogPoint) -> Self {
         Self {
             stored,
@@ -53,44 +55,45 @@ impl ChainLog {
         }
     }
 
-    /// This node has the log up to here, validated, and on disk if the volume promises that.
+    /// End of the log on this node: validated, and flushed to disk if the volume has `--durability disk`.
     pub fn stored(&self) -> LogPoint {
         self.stored
     }
 
-    /// Each node of the path has it up to here.
+    /// Point up to which each node of the path has the log.
     pub fn committed(&self) -> LogPoint {
         self.committed
     }
 
-    /// The shared tree of this node has it up to here.
+    /// Mark up to which this node has published the log.
     pub fn published(&self) -> PublishedMark {
         self.published
     }
 
-    /// The shared trees of this node and of all later ones on the path have it up to here.
+    /// Point up to which this node and all later nodes of the path have published the log.
     pub fn published_everywhere(&self) -> LogPoint {
         self.published_everywhere
     }
 
-    /// The predecessor has announced the log since the node began to catch up.
+    /// Whether the predecessor has announced the log since this node began to catch up.
     pub fn is_announced(&self) -> bool {
         self.is_announced
     }
 
-    /// Whether the log has something to publish. Publishing begins when everything is committed that was stored when the log
-    /// was opened, because the shared tree may have a part of it.
+    /// Whether the log has something to publish. After the log is opened, all records that it had must be committed first,
+    /// because the shared tree may have a part of them.
     pub fn is_publishable(&self) -> bool {
         self.committed > self.published.point && self.committed >= self.recovery_end
     }
 
-    /// Whether the next change set has everything that is committed, as after a crash.
+    /// Whether the next change set must have all committed records, as after a crash.
     pub fn is_recovering(&self) -> bool {
         self.published.point < self.recovery_end
     }
 
-    /// A predecessor opens the log. What this node has beyond `stored`, the predecessor's end, was never acknowledged. A
-    /// node that needs a shared tree begins at `published`: everything before is in the tree that it copies from another node.
+    /// Handles `OpenLog` of a predecessor whose log ends at `stored`. Later records of this node were never acknowledged,
+    /// and are dropped. A node that needs a shared tree begins at `published`: the tree that it copies has all earlier
+    /// records. Returns the range to read again, if any.
     ///
     /// # Errors
     /// When published records would be lost.
@@ -114,12 +117,12 @@ impl ChainLog {
         Ok(Some(LogRestart { mark: self.published, end: stored }))
     }
 
-    /// The predecessor has announced what it has.
+    /// Sets `is_announced`: the predecessor has announced the log.
     pub fn announce(&mut self) {
         self.is_announced = true;
     }
 
-    /// The copier has read the log again, up to `stored`.
+    /// Adjusts the points of the log, after the copier has read it again up to `stored`.
     pub fn restart(&mut self, restart: LogRestart, stored: LogPoint) {
         self.stored = stored;
         self.committed = self.committed.min(stored).max(restart.mark.point);
@@ -127,29 +130,30 @@ impl ChainLog {
         self.published_everywhere = self.published_everywhere.min(self.published.point);
     }
 
-    /// The copier has validated the log up to here.
+    /// Raises the end of the log, after the copier has validated it up to `stored`.
     pub fn store(&mut self, stored: LogPoint) {
         assert!(stored >= self.stored, "a log loses records only when it is restarted");
         self.stored = stored;
     }
 
-    /// All later nodes have the log up to `end`, and have published it up to `published`.
+    /// Raises the committed and published points: all later nodes have the log up to `end`, and have published it up to
+    /// `published`.
     pub fn commit(&mut self, end: LogPoint, published: LogPoint) {
         self.committed = self.committed.max(end.min(self.stored));
         self.published_everywhere = self.published_everywhere.max(self.published.point.min(published));
     }
 
-    /// The shared tree of this node has the log up to a mark.
+    /// Sets the mark up to which this node has published the log.
     pub fn publish(&mut self, mark: PublishedMark) {
         self.published = mark;
     }
 
-    /// Nothing counts before it is announced again: the node is off the chain.
+    /// Clears `is_announced`: the node is off the chain, and needs a new announcement of the log to rejoin.
     pub fn forget(&mut self) {
         self.is_announced = false;
     }
 
-    /// The shared tree was replaced by one that has the log up to a mark.
+    /// Sets the mark of a copied shared tree, which has replaced the previous one.
     pub fn install_tree(&mut self, mark: PublishedMark) {
         self.published = mark;
         self.recovery_end = mark.point;

@@ -1,12 +1,14 @@
-//! Changes of a volume's chain: each is a change of its record, which the catalog accepts or refuses as a whole. Pure.
+//! Changes of a volume's chain and of its writer. Each function changes the volume's record, which the catalog accepts or
+//! refuses as a whole. Pure.
 //!
-//! Every change raises the epoch. Each function says whether it has changed the record.
+//! Changes of the chain raise the epoch; the begin and the end of a term do not. Each function returns whether it has
+//! changed the record.
 
 use farfork_cluster::catalog::VolumeRecord;
 use farfork_wire::NodeName;
 
-/// Removes a node that does not answer, refuses a log, or has lost its replica. `epoch`: in which it did. The last live replica
-/// stays.
+/// Removes a node that does not answer, refuses a log, or has lost its replica. `epoch` is the epoch in which the node
+/// failed: in a later one, the node stays. The last live replica always stays.
 pub fn remove_member(record: &mut VolumeRecord, node: &NodeName, epoch: u64) -> bool {
     if record.epoch != epoch {
         return false;
@@ -18,13 +20,13 @@ pub fn remove_member(record: &mut VolumeRecord, node: &NodeName, epoch: u64) -> 
     }
     if is_member {
         record.chain.retain(|member| member != node);
-        // Its log now begins at the head.
+        // The path of the writer's log now begins at the head.
         record.is_writer_fenced |= writer_node(record) == Some(node);
     }
     raise_epoch(record, is_joining || is_member)
 }
 
-/// A client becomes the writer, if there is none.
+/// Makes a client the writer, if there is none.
 pub fn begin_term(record: &mut VolumeRecord, client: u16) -> bool {
     let is_free = record.writer.is_none() && usize::from(client) < record.clients.len();
     if is_free {
@@ -47,8 +49,8 @@ pub fn replace_replica(record: &mut VolumeRecord, old: &NodeName, new: &NodeName
     raise_epoch(record, true)
 }
 
-/// Ends the term of a writer whose node does not answer: the node may append nothing more, and is no member any more. A node
-/// that is the only live replica keeps its term, because no other node has the log.
+/// Fences a writer whose node does not answer: the client may not append, and the node leaves the chain. The only live
+/// replica is not fenced, because no other node has the log.
 pub fn fence_writer(record: &mut VolumeRecord, client: u16, term: u32) -> bool {
     let is_current = record.writer == Some(client) && record.term == term && !record.is_writer_fenced;
     let Some(node) = record.clients.get(usize::from(client)).filter(|_| is_current).cloned() else { return false };
@@ -63,7 +65,7 @@ pub fn fence_writer(record: &mut VolumeRecord, client: u16, term: u32) -> bool {
     raise_epoch(record, true)
 }
 
-/// A term is over: everything of the writer's log is published on each live replica.
+/// Ends a term. The writer's log must be published on each live replica.
 pub fn end_term(record: &mut VolumeRecord, client: u16, term: u32) -> bool {
     let is_current = record.writer == Some(client) && record.term == term;
     if is_current {
@@ -73,7 +75,7 @@ pub fn end_term(record: &mut VolumeRecord, client: u16, term: u32) -> bool {
     is_current
 }
 
-/// A replica begins to catch up, or begins again. One at a time does.
+/// Makes a replica begin to catch up, or begin again. Only one replica at a time catches up.
 pub fn begin_join(record: &mut VolumeRecord, node: &NodeName) -> bool {
     let is_free = record.joining.as_ref().is_none_or(|joining| joining == node);
     let may_join = is_free && record.replicas.contains(node) && !record.chain.contains(node);
@@ -83,7 +85,7 @@ pub fn begin_join(record: &mut VolumeRecord, node: &NodeName) -> bool {
     raise_epoch(record, may_join)
 }
 
-/// A replica has caught up since `epoch`: it becomes the last member.
+/// Makes a replica that has caught up the last member, unless the epoch has changed.
 pub fn finish_join(record: &mut VolumeRecord, node: &NodeName, epoch: u64) -> bool {
     let has_joined = record.epoch == epoch && record.joining.as_ref() == Some(node);
     if has_joined {
@@ -93,8 +95,8 @@ pub fn finish_join(record: &mut VolumeRecord, node: &NodeName, epoch: u64) -> bo
     raise_epoch(record, has_joined)
 }
 
-/// Whether the shared tree of a node may differ from the others by now: the node is no member, and the chain has changed.
-/// A node that has copied a tree in this epoch keeps it until it is a member: a new term changes the record as well.
+/// Whether the shared tree of a node may have become different from the others: the node is not a member, and the epoch has
+/// changed. A new term does not outdate the tree, because it does not change the epoch.
 pub fn outdates_tree(known: &VolumeRecord, record: &VolumeRecord, node: &NodeName) -> bool {
     !record.chain.contains(node) && record.epoch != known.epoch
 }
@@ -132,7 +134,7 @@ mod tests {
         assert_eq!((record.chain.clone(), record.epoch), (vec![node("n2")], 2));
         assert!(!remove_member(&mut record, &node("n2"), 2));
         record.chain.push(node("n1"));
-        assert!(!remove_member(&mut record, &node("n1"), 1), "it was accused in an earlier epoch");
+        assert!(!remove_member(&mut record, &node("n1"), 1), "it failed in an earlier epoch");
     }
 
     #[test]
@@ -154,10 +156,10 @@ mod tests {
     fn a_fenced_writer_leaves_the_chain_unless_it_is_alone() {
         let mut record = test_record(&["n1", "n2"], &["n1"]);
         (record.writer, record.term) = (Some(0), 4);
-        assert!(!fence_writer(&mut record, 0, 3), "of an earlier term");
+        assert!(!fence_writer(&mut record, 0, 3), "the term is an earlier one");
         assert!(fence_writer(&mut record, 0, 4));
         assert_eq!((record.chain.clone(), record.is_writer_fenced), (vec![node("n2")], true));
-        assert!(!fence_writer(&mut record, 0, 4), "once is enough");
+        assert!(!fence_writer(&mut record, 0, 4), "it is fenced already");
         assert!(end_term(&mut record, 0, 4));
         assert_eq!((record.writer, record.is_writer_fenced), (None, false));
         (record.writer, record.term, record.clients) = (Some(0), 5, vec![node("n2")]);

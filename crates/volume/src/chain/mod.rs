@@ -1,8 +1,9 @@
-//! The chain: a client's log passes the nodes of a volume one after the other, and the acknowledgement returns along it.
+//! The chain: each node of a volume forwards a client's log to the next node, and the acknowledgement returns along the same
+//! path.
 
 //   client's node ──one-sided writes──▶ next member ──▶ … ──▶ last member
 //         ▲         AppendLog(end)           │                    │
-//         └────────────── reply ─────────────┴────── reply ───────┘   each member before has the log up to `end`, too
+//         └────────────── reply ─────────────┴────── reply ───────┘   sent when all later members have the log up to `end`
 
 pub mod calls;
 mod compressed_chunk;

@@ -1,22 +1,22 @@
-//! Which nodes a client's log passes, in which order. Pure.
+//! The path of a client's log: the nodes that it passes, in order. Pure.
 
 use farfork_cluster::catalog::VolumeRecord;
 use farfork_wire::NodeName;
 use serde::{Deserialize, Serialize};
 
-/// Tells the present path of a log from earlier ones. Nodes that disagree about it do not take the log from each other.
+/// The version of a log's path. A node refuses the log from a predecessor that has another version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PathVersion {
-    /// Of the chain.
+    /// Epoch of the chain.
     pub epoch: u64,
     /// The last term in which the client has written.
     pub term: u32,
-    /// That term continues: the log begins at the node of the client.
+    /// The client may still write in that term, so the path begins at the client's node.
     pub is_writing: bool,
 }
 
 impl PathVersion {
-    /// The version of a client's log.
+    /// Returns the version of the path of a client's log.
     pub fn of(record: &VolumeRecord, client: u16) -> Self {
         let is_writing = record.writer == Some(client) && !record.is_writer_fenced;
         let term = record.client_terms.get(usize::from(client)).copied().unwrap_or(0);
@@ -24,20 +24,21 @@ impl PathVersion {
     }
 }
 
-/// Where a node is on the path of a log.
+/// The position of a node on the path of a log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PathPosition {
-    /// The log does not pass it: the node takes and acknowledges nothing.
+    /// The node is not on the path: it neither receives nor acknowledges the log.
     Off,
-    /// The log arrives from another node or from the client of this one, and is sent to this successor.
+    /// The node sends the log to this successor.
     Before(NodeName),
-    /// It is the last node.
+    /// The node is the last one on the path.
     Last,
 }
 
 impl PathPosition {
-    /// The position of a node on the path of a client's log. The log of the writer begins at its own node, each other one at
-    /// the head. Then it passes the live replicas in the order of the chain, and last the one that catches up.
+    /// Returns the position of a node on the path of a client's log. The writer's log begins at the writer's node, other
+    /// logs begin at the head. The path continues with the other live replicas in the order of the chain, and ends with the
+    /// replica that catches up.
     pub fn of(record: &VolumeRecord, client: u16, node: &NodeName) -> Self {
         let source = writing_node(record, client);
         let members = record.chain.iter().chain(&record.joining);
@@ -54,7 +55,7 @@ impl PathPosition {
     }
 }
 
-/// The node of a client, while the client may write.
+/// The node of a client; none unless the client may write.
 fn writing_node(record: &VolumeRecord, client: u16) -> Option<&NodeName> {
     record.clients.get(usize::from(client)).filter(|_| PathVersion::of(record, client).is_writing)
 }

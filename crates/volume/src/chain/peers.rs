@@ -1,4 +1,4 @@
-//! Clients for calls to the offload processes of other nodes. One is used by one thread at a time.
+//! Clients for calls to the offload processes of other nodes. One thread at a time uses a client.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use farfork_rpc::{CallError, Client, OutgoingRequest, SessionHandle, TypedCall, 
 use farfork_trust::Credentials;
 use farfork_wire::NodeName;
 
-/// A node that does not answer within this is not reached.
+/// Longest wait for the reply to a call.
 pub const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 /// Most idle clients that are kept.
 const IDLE_CLIENTS_MAX: usize = 16;
@@ -29,13 +29,13 @@ pub enum PeerError {
     Call {
         /// The node.
         node: NodeName,
-        /// Why.
+        /// The cause.
         source: TypedCallError,
     },
 }
 
 impl PeerError {
-    /// Whether the node has answered, and refuses.
+    /// Whether the node has replied with a refusal.
     pub fn is_refusal(&self) -> bool {
         let Self::Call { source: TypedCallError::Call(BlockingCallError::Call(error)), .. } = self else {
             return false;
@@ -44,7 +44,7 @@ impl PeerError {
     }
 }
 
-/// Makes clients, and keeps idle ones.
+/// A pool of clients. It makes clients, and keeps idle ones.
 #[derive(Debug)]
 pub struct PeerClients {
     catalog: Arc<dyn Catalog>,
@@ -62,12 +62,12 @@ pub struct PeerClient {
 }
 
 impl PeerClients {
-    /// For the nodes of a catalog.
+    /// Creates a pool of clients for the nodes of a catalog, without any client yet.
     pub fn new(catalog: Arc<dyn Catalog>, credentials: Option<Credentials>) -> Self {
         Self { catalog, credentials, idle: Mutex::default() }
     }
 
-    /// Makes one call, and waits for the answer.
+    /// Makes one call, and waits for the reply.
     ///
     /// # Errors
     /// As [`PeerError`]; after `timeout` the call may still be executed.
@@ -86,7 +86,7 @@ impl PeerClients {
         Ok(reply)
     }
 
-    /// A client for a node, at the address that the catalog has now.
+    /// Returns an idle or new client for a node, at the address that the catalog has now.
     ///
     /// # Errors
     /// `Catalog`, `Unregistered`.
@@ -110,7 +110,7 @@ impl PeerClients {
         Ok(PeerClient { node: node.clone(), address, client, session })
     }
 
-    /// Where a node is reached.
+    /// Returns the addresses of a node from the catalog.
     ///
     /// # Errors
     /// As `client`.
@@ -119,7 +119,7 @@ impl PeerClients {
         contents.nodes.get(node).cloned().ok_or_else(|| PeerError::Unregistered(node.clone()))
     }
 
-    /// The identity that other nodes authenticate; none for connections in clear.
+    /// The identity that other nodes authenticate; none for unencrypted connections.
     pub fn credentials(&self) -> Option<&Credentials> {
         self.credentials.as_ref()
     }

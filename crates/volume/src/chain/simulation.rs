@@ -1,5 +1,5 @@
-//! Random schedules of a chain: clients write, records are copied and published, nodes die, lose memory or their replica, are
-//! removed and return. Logs have no bytes here, only the terms and numbers of their records. Each seed is one schedule.
+//! Random schedules of a chain: clients write, records are copied and published, nodes die, lose memory or their replica,
+//! are removed and return. A simulated log has only the terms and numbers of its records. Each seed is one schedule.
 
 use farfork_cluster::catalog::VolumeRecord;
 use farfork_wire::NodeName;
@@ -14,7 +14,7 @@ use crate::publish::PublishedMark;
 
 const SEEDS: u64 = 1000;
 const STEPS: u32 = 600;
-/// Rounds in which every node does everything that it can. Enough for the longest way back.
+/// Number of rounds without failures, in which every node takes all its steps. Enough for the slowest recovery.
 const HEALING_ROUNDS: u32 = 200;
 const NODES: [&str; 3] = ["n1", "n2", "n3"];
 const RECORD_BYTES: u64 = 64;
@@ -31,7 +31,7 @@ struct SimLog {
     appends: Vec<SimAppend>,
 }
 
-/// A request of the predecessor that is not answered.
+/// A request of the predecessor that has no reply yet.
 #[derive(Clone, Copy)]
 struct SimAppend {
     predecessor: usize,
@@ -39,7 +39,7 @@ struct SimAppend {
     end: LogPoint,
 }
 
-/// How far a node that is off the chain has come.
+/// The progress of a node that rejoins the chain.
 struct JoinAttempt {
     epoch: u64,
     has_tree: bool,
@@ -50,12 +50,12 @@ struct SimNode {
     known: VolumeRecord,
     is_alive: bool,
     logs: Vec<SimLog>,
-    /// Everything that is published, in order.
+    /// All published records, in order.
     tree: Vec<Entry>,
-    /// The term of the node's client, while it may write.
+    /// The term of the node's client; none if the client may not write.
     term: Option<u32>,
     join: Option<JoinAttempt>,
-    /// The tree may differ from the others: nothing is published.
+    /// The tree may differ from the others, so the node does not publish.
     is_catching_up: bool,
 }
 
@@ -66,11 +66,11 @@ struct ChainSimulation {
     acknowledged: Vec<Entry>,
     next_entry: u64,
     counts: EventCounts,
-    /// Nothing fails any more.
+    /// No more failures are injected.
     is_healing: bool,
 }
 
-/// How often something has happened, in all schedules. Nodes that refuse a log or lose their replica are alive.
+/// Numbers of events in all schedules. In `refusals` and `losses`, the node is alive.
 #[derive(Debug, Default)]
 struct EventCounts {
     acknowledged: usize,
@@ -153,7 +153,7 @@ impl ChainSimulation {
         self.nodes[node].logs[node].entries.push(entry);
     }
 
-    /// The copier of one log on one node: takes, forwards, acknowledges.
+    /// Runs one step of the copier of a log on a node: receives, forwards and acknowledges records.
     fn copy(&mut self, node: usize, log: usize) {
         let known = self.nodes[node].known.clone();
         let name = self.nodes[node].name.clone();
@@ -219,7 +219,7 @@ impl ChainSimulation {
         if self.nodes[node].logs[log].link != Some((successor, path)) {
             let next = &mut self.nodes[successor].logs[log];
             if let Some(restart) = next.chain.accept_predecessor(published, stored, is_joining).unwrap() {
-                // A node that catches up has nothing before its start; the tree of another node has it.
+                // Placeholders for records before the start: these are in the tree that the node will copy.
                 next.entries.resize(count_of(restart.end).max(next.entries.len()), (0, 0));
                 next.restart(restart);
             }
@@ -235,7 +235,7 @@ impl ChainSimulation {
         next.appends.push(SimAppend { predecessor: node, path, end: stored });
     }
 
-    /// Answers the predecessor, or the client.
+    /// Acknowledges committed records to the predecessor, or to the client.
     fn acknowledge(&mut self, node: usize, log: usize) {
         let state = &mut self.nodes[node].logs[log];
         let (committed, published) = (state.chain.committed(), state.chain.published_everywhere());
@@ -270,7 +270,7 @@ impl ChainSimulation {
         log.chain.publish(PublishedMark { point: point_of(to), epoch, inode_max: 0 });
     }
 
-    /// The client of a node wants to write.
+    /// Takes one step to make the client of a node the writer.
     fn acquire(&mut self, node: usize) {
         self.refresh(node);
         if !self.record.chain.contains(&self.nodes[node].name) || self.nodes[node].term.is_some() {
@@ -290,7 +290,7 @@ impl ChainSimulation {
                 self.refresh(writer);
                 self.nodes[writer].term = None;
                 let state = &self.nodes[writer].logs[writer];
-                // The copier has looked for everything that the client has appended.
+                // Continues only if the copier has read all records that the client has appended.
                 if state.chain.stored() == point_of(state.entries.len()) {
                     self.finish(writer, writer);
                 }
@@ -302,7 +302,7 @@ impl ChainSimulation {
         }
     }
 
-    /// Ends a term when everything is published, as the node at the beginning of the path sees it.
+    /// Ends a term if all records are published everywhere, as far as the first node of the path knows.
     fn finish(&mut self, node: usize, writer: usize) {
         self.refresh(node);
         let chain = &self.nodes[node].logs[writer].chain;
@@ -321,7 +321,7 @@ impl ChainSimulation {
         }
     }
 
-    /// The node starts again. Its logs have whatever was in memory, which a power failure may have shortened.
+    /// Starts a node again. After a simulated power failure, the node leaves the chain, and its logs are shorter.
     fn start(&mut self, node: usize) {
         self.nodes[node].is_alive = true;
         self.refresh(node);
@@ -340,18 +340,18 @@ impl ChainSimulation {
         let (writer, term) = (self.record.writer, self.record.term);
         for (client, log) in self.nodes[node].logs.iter_mut().enumerate() {
             let published = log.chain.published();
-            // Unpublished records count only if their term continues.
+            // Keeps unpublished records only if their term continues.
             let unpublished = log.entries.iter().skip(count_of(published.point));
             let is_current = |entry: &&Entry| writer == Some(client as u16) && entry.0 == term;
             let valid = count_of(published.point) + unpublished.take_while(is_current).count();
             log.entries.truncate(valid);
-            // A log need not keep published records.
+            // Adds placeholders: a log may lack records that are published.
             log.entries.resize(log.entries.len().max(count_of(published.point)), (0, 0));
             log.chain = ChainLog::open(published, point_of(log.entries.len()));
         }
     }
 
-    /// One step of a node that is off the chain.
+    /// Takes one step to bring a node back to the chain.
     fn rejoin(&mut self, node: usize) {
         self.refresh(node);
         let name = self.nodes[node].name.clone();
@@ -383,7 +383,7 @@ impl ChainSimulation {
         }
     }
 
-    /// The directory of a replica is removed while its node runs. The last live replica stays.
+    /// Removes the directory of a replica while its node runs. The last live replica stays.
     fn lose_replica(&mut self, node: usize) {
         let (name, epoch) = (self.nodes[node].name.clone(), self.record.epoch);
         self.change(node, |record| remove_member(record, &name, epoch));
@@ -440,7 +440,7 @@ impl ChainSimulation {
         }
     }
 
-    /// Every live replica has every acknowledged record, and no two trees contradict each other.
+    /// Checks that every live replica has every acknowledged record, and that each tree is a prefix of the longest one.
     fn check(&self, seed: u64) {
         let members = || self.nodes.iter().filter(|node| self.record.chain.contains(&node.name));
         for node in members() {
@@ -452,13 +452,13 @@ impl ChainSimulation {
         }
         let longest = members().map(|node| &node.tree).max_by_key(|tree| tree.len()).unwrap();
         for node in members() {
-            assert!(longest.starts_with(&node.tree), "seed {seed}: the tree of {} is another one", node.name);
+            assert!(longest.starts_with(&node.tree), "seed {seed}: the tree of {} differs", node.name);
         }
         let is_in_order = longest.windows(2).all(|pair| pair[0] < pair[1]);
         assert!(is_in_order, "seed {seed}: {longest:?}");
     }
 
-    /// Nothing fails any more: all replicas become equal.
+    /// Runs without failures, and checks that all replicas become equal.
     fn heal(&mut self, seed: u64) {
         self.is_healing = true;
         for _ in 0..HEALING_ROUNDS {
@@ -494,5 +494,5 @@ fn no_schedule_loses_an_acknowledged_record() {
         counts.acknowledged += simulation.acknowledged.len();
     }
     let least = [counts.joins, counts.fail_overs, counts.refusals, counts.losses].into_iter().min();
-    assert!(counts.acknowledged > 5000 && least > Some(500), "the schedules do too little: {counts:?}");
+    assert!(counts.acknowledged > 5000 && least > Some(500), "the schedules have too few events: {counts:?}");
 }

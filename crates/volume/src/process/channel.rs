@@ -1,5 +1,5 @@
-//! Messages over a Unix stream socket: length (u32, little-endian), then postcard. Both ends are processes of one volume
-//! with one version.
+//! Messages over a Unix stream socket: length (u32, little-endian), then postcard. Both ends run the same version of the
+//! program.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::Shutdown;
@@ -16,7 +16,7 @@ use serde::de::DeserializeOwned;
 
 use super::store::ignore_missing;
 
-/// Largest message: a change set of a whole log of small records.
+/// Largest message, in bytes: enough for a change set of a whole log of small records.
 const MESSAGE_BYTES_MAX: u32 = 256 << 20;
 
 /// One end of a connection.
@@ -43,24 +43,25 @@ impl MessageChannel {
         Ok(Self { stream: self.stream.try_clone()? })
     }
 
-    /// The process at the other end; of a connection that was made here, the process that listened.
+    /// Returns the id of the process at the other end. For a connection that this process has made, it is the process that
+    /// called listen(2).
     pub(super) fn peer_process_id(&self) -> io::Result<i32> {
         Ok(socket_peercred(self.stream.as_fd())?.pid.as_raw_nonzero().get())
     }
 
-    /// How long `receive` waits within a message; none: as long as it takes.
+    /// Sets how long `receive` waits for the next bytes; none for no limit.
     pub(super) fn set_receive_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
         self.stream.set_read_timeout(timeout)
     }
 
-    /// How long `send` waits for a receiver that takes nothing.
+    /// Sets how long `send` waits while the receiver reads nothing; none for no limit.
     pub(super) fn set_send_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
         self.stream.set_write_timeout(timeout)
     }
 
-    /// Ends the connection for every handle of it.
+    /// Shuts down the connection for all its handles.
     pub(super) fn shut_down(&self) {
-        // An error means that it has ended.
+        // An error means that the connection has ended already.
         let _ = self.stream.shutdown(Shutdown::Both);
     }
 
@@ -89,8 +90,8 @@ impl MessageChannel {
     }
 }
 
-/// Kills a process that does not answer, and waits for its end. `has_ended` says whether it has ended by itself: its lock is
-/// free. The kernel cannot give its id to another process between this question and the signal.
+/// Kills a process that does not answer, and waits for its end. `has_ended` returns whether the process has ended by itself,
+/// because its lock is free. The pidfd is opened before, so the signal cannot reach another process that gets the same id.
 pub(super) fn kill_silent_process(
     pid: i32,
     limit: Duration,

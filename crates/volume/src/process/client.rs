@@ -20,21 +20,22 @@ use crate::mount::{MountOptions, OffloadLink, OffloadRequest, VolumeClient, Volu
 use crate::publish::load_namespace;
 use crate::record::InodeNumber;
 
-/// A client that was killed releases its lock within this.
+/// Longest wait for the client's lock: an earlier client that was killed may still hold it.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
-/// The offload process is started at the same time, or again after it died.
+/// Longest wait for the offload process, which may be starting or restarting.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
-/// Without an offload process for so long, calls in the mount would wait with no end: its daemon has died, and nothing starts it again.
+/// Longest wait for a new offload process after the previous one has died. After it, the daemon is probably dead, too, and
+/// calls in the mount would wait forever.
 const RECONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 const CONNECT_RETRY: Duration = Duration::from_millis(5);
-/// Least time between two hints that the log has grown. The offload process finds records by itself while it works.
+/// Least time between two hints that the log has grown. While the offload process works, it finds records without hints.
 const HINT_INTERVAL: Duration = Duration::from_millis(1);
-/// Hints without any message from the offload process. It does not take messages then, and finds records by itself later. The
-/// socket has room for more than these, so no other message waits for them.
+/// Most hints without a message from the offload process in between. A process that sends nothing probably reads nothing,
+/// and finds the records later by itself. The socket has room for more messages, so hints do not block them.
 const HINTS_MAX: u32 = 64;
 /// Longest wait of the thread that sends hints: a safeguard, not a schedule.
 const HINT_WAIT: Duration = Duration::from_secs(1);
-/// Threads that serve requests: some wait for the disk.
+/// Number of threads that serve FUSE requests: some of them may wait for the disk.
 const REQUEST_THREADS: usize = 8;
 
 /// Why a mount failed or ended.
@@ -50,7 +51,7 @@ pub enum ClientRunError {
     #[error("the volume is mounted on this node already: unmount it first")]
     IsMounted,
     /// The offload process does not answer.
-    #[error("the offload process of this node does not answer: {0}; it runs while the daemon does")]
+    #[error("the offload process of this node does not answer: {0}; it runs only while the daemon runs")]
     Connection(#[source] io::Error),
     /// The offload process refuses the client.
     #[error("{0}")]
@@ -66,12 +67,12 @@ pub enum ClientRunError {
     Mount {
         /// The mount point.
         path: String,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
 }
 
-/// Mounts a volume and serves it until it is unmounted. `ready` is called when the mount is usable.
+/// Mounts a volume and serves it until it is unmounted. Calls `ready` when the mount is usable.
 ///
 /// # Errors
 /// As [`ClientRunError`]: before the mount, or at its end.
@@ -111,12 +112,12 @@ pub fn run_client(
     client.watch_kernel_caches(session.notifier()).map_err(ClientRunError::Thread)?;
     sender.send_message(&ClientMessage::Mounted);
     ready();
-    // After an error, the dead mount stays for the next client.
+    // After an error, the dead mount must stay: programs get ENOTCONN until the next client has mounted.
     mount.forget();
     session.run().map_err(failed)
 }
 
-/// An open file of the mount may take one descriptor of this process.
+/// Raises the limit of open files: each open file of the mount may need one descriptor of this process.
 fn raise_file_limit() {
     let limit = getrlimit(Resource::Nofile);
     if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum }) {
@@ -124,20 +125,22 @@ fn raise_file_limit() {
     }
 }
 
-/// The connection to the offload process, which is made again when it has died.
+/// The connection to the offload process. When that process dies, the client connects to the next one.
 struct OffloadConnection {
     store: VolumeStore,
     volume: String,
     sender: Arc<MessageSender>,
-    /// Held until the process ends. None without a replica on this node: the offload process then says what to do.
+    /// The client's lock, held until the process ends. None without a replica on this node: the offload process then refuses
+    /// the client, with a text for the user.
     lock: Option<File>,
 }
 
-/// Sends messages from any thread. While there is no connection, they are lost: what needs an answer is repeated.
+/// Sends messages from any thread. Without a connection, messages are lost. Requests that need a reply are repeated after
+/// the next connection is made.
 #[derive(Debug, Default)]
 struct MessageSender {
     channel: Mutex<Option<MessageChannel>>,
-    /// Hints that were sent since the last message arrived.
+    /// Number of hints that were sent since the last message arrived.
     hints: AtomicU32,
 }
 
@@ -153,7 +156,7 @@ impl MessageSender {
         }
     }
 
-    /// Sends a hint that the log has more, unless the offload process seems to take nothing.
+    /// Sends a hint that the log has new records, unless the offload process seems to read no messages.
     fn send_hint(&self) {
         if self.hints.load(Ordering::Relaxed) < HINTS_MAX {
             self.hints.fetch_add(1, Ordering::Relaxed);
@@ -161,7 +164,7 @@ impl MessageSender {
         }
     }
 
-    /// The offload process has sent a message: it works.
+    /// Resets the number of hints: the offload process has sent a message, so it works.
     fn reset_hints(&self) {
         self.hints.store(0, Ordering::Relaxed);
     }
@@ -186,7 +189,7 @@ impl OffloadConnection {
         Ok(Self { store, volume, sender: Arc::default(), lock })
     }
 
-    /// Attaches as a new client, when the offload process runs.
+    /// Attaches as a new client. Waits until the offload process runs.
     fn attach(&self) -> Result<(MessageChannel, AttachedClient), ClientRunError> {
         let deadline = Instant::now() + CONNECT_TIMEOUT;
         loop {
@@ -208,7 +211,7 @@ impl OffloadConnection {
         Ok((channel, answer))
     }
 
-    /// The first message is sent before other threads can send theirs.
+    /// Connects, and sends the first message before other threads can send theirs.
     fn connect(&self, first_message: &ClientMessage) -> io::Result<MessageChannel> {
         let mut channel = MessageChannel::connect(&self.store.offload_socket())?;
         channel.send(first_message)?;
@@ -216,8 +219,8 @@ impl OffloadConnection {
         Ok(channel)
     }
 
-    /// Connects again. The client continues where it is, or reads the namespace again. If the offload process stays away,
-    /// the client ends.
+    /// Connects to the next offload process. The client continues with its namespace, or reads the namespace again. If no
+    /// process answers in time, the client ends.
     fn reattach(&self, client: &VolumeClient, number: u16) -> MessageChannel {
         let deadline = Instant::now() + RECONNECT_TIMEOUT;
         loop {
@@ -251,7 +254,7 @@ impl OffloadConnection {
     }
 }
 
-/// The client before may be about to end.
+/// Takes the client's lock, and waits while an earlier client ends. None without a replica on this node.
 fn lock_volume(store: &VolumeStore, volume: &str) -> Result<Option<File>, ClientRunError> {
     let deadline = Instant::now() + LOCK_TIMEOUT;
     loop {
@@ -265,20 +268,21 @@ fn lock_volume(store: &VolumeStore, volume: &str) -> Result<Option<File>, Client
     }
 }
 
-/// This client has lost its place: what it has beyond the chain was never acknowledged. Its supervisor starts the next one.
+/// Ends this process after a refusal. Its supervisor starts the next client. Records that the chain lacks were never
+/// acknowledged.
 fn end_refused(reason: &str) -> ! {
     tracing::error!(reason, "this client ends, and the volume is mounted again");
     std::process::exit(1);
 }
 
-/// Ends the mount, so that programs get errors, and it can be unmounted.
+/// Ends this process, so that programs get errors, and the volume can be unmounted.
 fn end_unanswered(error: &io::Error) -> ! {
     let limit_s = RECONNECT_TIMEOUT.as_secs();
     tracing::error!(%error, limit_s, "the offload process of this node does not answer: this client ends; start the daemon again");
     std::process::exit(1);
 }
 
-/// One thread receives, one sends hints, and one drops unused inodes.
+/// Starts three threads: one receives messages, one sends hints, and one drops unused inodes.
 fn start_threads(
     client: &Arc<VolumeClient>,
     connection: OffloadConnection,
@@ -330,7 +334,7 @@ fn send_hints(client: &VolumeClient, sender: &MessageSender) {
     loop {
         let Some(head) = client.wait_unpublished(HINT_WAIT) else { continue };
         thread::sleep(HINT_INTERVAL);
-        // Records that a program has synced meanwhile need no hint.
+        // Records that were committed during the sleep, by fsync(2), need no hint.
         if hinted != Some(head) && client.committed() < head {
             sender.send_hint();
             hinted = Some(head);

@@ -17,17 +17,17 @@ use crate::publish::Durability;
 /// A command.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ControlRequest {
-    /// Creates a volume and its replicas. The answer is `Done`.
+    /// Creates a volume and its replicas. The reply is `Done`.
     Create(NewVolume),
-    /// All volumes of the cluster. The answer is `Volumes`, in the order of their names.
+    /// Lists all volumes of the cluster. The reply is `Volumes`, sorted by name.
     List,
-    /// One volume, with the state of its replicas. The answer is `Volumes` with one element.
+    /// Describes one volume and its replicas. The reply is `Volumes` with one element.
     Status(VolumeName),
-    /// Gives the place of a replica to another node, which then copies the volume. The answer is `Done`.
+    /// Gives the place of a replica to another node, which then copies the volume. The reply is `Done`.
     Replace(ReplicaReplacement),
-    /// Compares the live replicas of a volume. The answers are `Progress`, any number of times, and `Checked`.
+    /// Compares the live replicas of a volume. The replies are any number of `Progress`, then `Checked`.
     Check(VolumeCheck),
-    /// Removes a volume with its replicas and everything that they have. The answer is `Done`.
+    /// Removes a volume, its replicas and all their files. The reply is `Done`.
     Drop(VolumeName),
 }
 
@@ -38,9 +38,9 @@ pub struct NewVolume {
     pub name: VolumeName,
     /// The nodes of its replicas; the first is the head.
     pub replicas: Vec<NodeName>,
-    /// Size of each client's log.
+    /// Size of each client's log, in bytes.
     pub log_bytes: u64,
-    /// How safe data is when fsync(2) returns.
+    /// The failures that data survives after fsync(2) has returned.
     pub durability: Durability,
 }
 
@@ -51,7 +51,7 @@ pub struct ReplicaReplacement {
     pub name: VolumeName,
     /// The node that loses its replica.
     pub old: NodeName,
-    /// The node that gets one.
+    /// The node that gets a replica.
     pub new: NodeName,
 }
 
@@ -60,18 +60,18 @@ pub struct ReplicaReplacement {
 pub struct VolumeCheck {
     /// The volume.
     pub name: VolumeName,
-    /// Replicas that are damaged are copied again from those that are not.
+    /// Whether to copy damaged replicas again from undamaged ones.
     pub should_repair: bool,
-    /// The replica on this node is right wherever replicas differ. None: the majority is.
+    /// The node whose replica is correct wherever replicas differ. None: the majority is correct.
     pub good: Option<NodeName>,
 }
 
-/// How far a check is.
+/// The progress of a check.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CheckProgress {
-    /// Bytes of files that are compared.
+    /// Number of bytes of files that are compared already.
     pub compared_bytes: u64,
-    /// Bytes of all files.
+    /// Number of bytes of all files.
     pub data_bytes: u64,
 }
 
@@ -80,17 +80,17 @@ pub struct CheckProgress {
 pub struct CheckReport {
     /// The nodes whose replicas were compared.
     pub replicas: Vec<NodeName>,
-    /// Files, directories and other inodes of the volume.
+    /// Number of inodes of the volume.
     pub inodes: u64,
-    /// Bytes of all files.
+    /// Number of bytes of all files.
     pub data_bytes: u64,
-    /// Where replicas differ. At most `DIFFERENCES_MAX` of each kind.
+    /// Differences between replicas, and damage. At most `DIFFERENCES_MAX` of each kind.
     pub differences: Vec<ReplicaDifference>,
     /// Damaged replicas that were copied again.
     pub repaired: Vec<NodeName>,
-    /// Nodes among `repaired` whose mount was interrupted, and is not usable again yet.
+    /// Nodes of `repaired` whose mount was interrupted and is not usable yet.
     pub remounting: Vec<NodeName>,
-    /// Why damaged replicas were not copied again, if that was tried.
+    /// Why the repair of damaged replicas failed; none if it succeeded or was not requested.
     pub repair_failure: Option<String>,
 }
 
@@ -104,9 +104,9 @@ impl CheckReport {
 /// The result of the last check that a node has made of a volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LastCheck {
-    /// When it ended, in seconds since 1970.
+    /// Time when the check ended, in seconds since 1970.
     pub at_seconds: u64,
-    /// How many differences it found.
+    /// Number of differences that the check found.
     pub differences: u64,
     /// Damaged replicas that were copied again.
     pub repaired: Vec<NodeName>,
@@ -115,35 +115,35 @@ pub struct LastCheck {
 /// Most differences of each kind in a report.
 pub const DIFFERENCES_MAX: usize = 1000;
 
-/// One thing in which replicas differ.
+/// One difference between replicas, or one case of damage.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReplicaDifference {
-    /// The thing.
+    /// The object that differs or is damaged.
     pub subject: DifferenceSubject,
-    /// Nodes whose replicas are damaged. Empty when there is no majority that could say so.
+    /// Nodes whose replicas are damaged. Empty if no majority of replicas agrees.
     pub damaged: Vec<NodeName>,
 }
 
-/// In what replicas differ.
+/// An object that differs between replicas, or is damaged.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DifferenceSubject {
-    /// The shared tree of a replica cannot be read, or has a file that is none of the volume's.
+    /// The shared tree of a replica cannot be read, or has a file that does not belong to the volume.
     Tree {
-        /// Why.
+        /// The cause.
         reason: String,
     },
-    /// Attributes, extended attributes or entries of an inode, or the inode is missing.
+    /// Attributes, extended attributes or entries of an inode differ, or the inode is missing.
     Inode {
-        /// Its number.
+        /// Number of the inode.
         inode: u64,
-        /// A path of it, unless it has none.
+        /// One path of the inode; none if it has no entry.
         path: Option<String>,
     },
-    /// Data of a file.
+    /// The data of a file differs.
     Data {
-        /// Its inode number.
+        /// Number of the inode.
         inode: u64,
-        /// A path of it, unless it has none.
+        /// One path of the inode; none if it has no entry.
         path: Option<String>,
         /// The difference is somewhere in this range of bytes.
         range: Range<u64>,
@@ -152,41 +152,41 @@ pub enum DifferenceSubject {
     Log {
         /// The client's node.
         client: NodeName,
-        /// In the endless log, in bytes.
+        /// Position in the endless log, in bytes, at which the valid part ends.
         position: u64,
     },
-    /// The file that says how far the log of a client is published is damaged.
+    /// The file with the published mark of a client's log is damaged.
     Mark {
         /// The client's node.
         client: NodeName,
-        /// Why it is not the mark that the replica has reported.
+        /// How the file differs from the mark that the replica uses, or why it cannot be read.
         reason: String,
     },
 }
 
-/// The answer to a command.
+/// The reply to a command.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ControlAnswer {
-    /// It is done.
+    /// The command has succeeded.
     Done,
-    /// Volumes.
+    /// The requested volumes.
     Volumes(Vec<VolumeStatus>),
-    /// A check continues.
+    /// The progress of a check that continues.
     Progress(CheckProgress),
-    /// A check has ended.
+    /// The result of a check.
     Checked(Box<CheckReport>),
-    /// It failed; the text names the volume, the cause and the next step.
+    /// The command has failed. The text names the volume, the cause and the next step.
     Failed(String),
 }
 
-/// A volume and its replicas.
+/// The state of a volume and its replicas.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VolumeStatus {
     /// Its name.
     pub name: VolumeName,
-    /// As the catalog has it.
+    /// The record of the volume in the catalog.
     pub record: VolumeRecord,
-    /// One for each of `record.replicas`, in that order. Empty in the answer to `List`.
+    /// The state of each of `record.replicas`, in that order. Empty in the reply to `List`.
     pub replicas: Vec<ReplicaStatus>,
 }
 
@@ -196,33 +196,33 @@ impl VolumeStatus {
         self.replicas.iter().any(|replica| replica.is_checked)
     }
 
-    /// The newest check that a replica knows.
+    /// Result of the newest check that any replica has saved.
     pub fn last_check(&self) -> Option<&LastCheck> {
         self.replicas.iter().filter_map(|replica| replica.last_check.as_ref()).max_by_key(|check| check.at_seconds)
     }
 }
 
-/// A replica.
+/// The state of a replica.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReplicaStatus {
-    /// Its node.
+    /// The node of the replica.
     pub node: NodeName,
-    /// Why it did not answer; none if it did.
+    /// Why the node did not describe its replica; none if it did.
     pub failure: Option<String>,
-    /// Its logs, by the client's number.
+    /// State of each log, by client number.
     pub logs: Vec<LogStatus>,
-    /// Free space of the file system of its shared tree; less if it has few free inodes.
+    /// Free space of the file system of the shared tree, in bytes. Less if the file system has few free inodes.
     pub free_bytes: Option<u64>,
-    /// The file system is full, but for what a volume keeps free: writers get ENOSPC.
+    /// The file system is full, except for the space that a volume keeps free: writers get ENOSPC.
     pub is_full: bool,
-    /// The last check that its node has made, or that was saved there.
+    /// Result of the last check that the node has made, or has saved for another node.
     pub last_check: Option<LastCheck>,
-    /// A check compares it now.
+    /// A check of the replica is running.
     pub is_checked: bool,
 }
 
 impl ReplicaStatus {
-    /// Nothing is known of the replica, because of `reason`.
+    /// Creates the status of a replica that was not described, because of `reason`.
     pub fn unknown(node: NodeName, reason: String) -> Self {
         let failure = Some(reason);
         Self { node, failure, logs: Vec::new(), free_bytes: None, is_full: false, last_check: None, is_checked: false }
@@ -232,29 +232,30 @@ impl ReplicaStatus {
 /// The log of one client on one replica. Positions are in the endless log, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LogStatus {
-    /// The replica has the log up to here.
+    /// End of the log on this replica.
     pub logged: u64,
-    /// Each live replica has the log up to here.
+    /// End of the part that each live replica has.
     pub committed: u64,
-    /// The shared tree has the log up to here.
+    /// End of the part that is published in this replica's shared tree.
     pub published: u64,
-    /// Bytes of data that the replica did not copy to its shared tree, because later records overwrite or drop them.
+    /// Number of bytes of data that the replica did not copy to its shared tree, because later records overwrite or drop
+    /// them.
     pub coalesced: u64,
-    /// Bytes of the log that the replica has sent to the next one since its process started, before compression.
+    /// Number of bytes of the log that the replica has sent to the next one since its process started, before compression.
     pub forwarded: u64,
-    /// The bytes that were sent in their place. Without compression, as many.
+    /// Number of bytes that were sent instead. Without compression, the same number.
     pub compressed: u64,
 }
 
-/// Sends one command to the offload process of the node with this store, and waits for the answer.
+/// Sends one command to the offload process of the node with this store, and waits for the reply.
 ///
 /// # Errors
-/// When the process does not run, or ends before it answers.
+/// When the process does not run, or ends before it replies.
 pub fn send_control_request(store: &Path, request: &ControlRequest) -> io::Result<ControlAnswer> {
     exchange_control_messages(store, request, None, |_| {})
 }
 
-/// Checks a volume. `report_progress` is called now and then.
+/// Checks a volume. Calls `report_progress` while the check runs.
 ///
 /// # Errors
 /// As `send_control_request`.
@@ -266,10 +267,10 @@ pub fn check_volume(
     exchange_control_messages(store, &ControlRequest::Check(check), None, report_progress)
 }
 
-/// As `send_control_request`, and waits for the answer at most `limit`.
+/// As `send_control_request`, but waits at most `limit` for each message of the reply.
 ///
 /// # Errors
-/// As `send_control_request`; `WouldBlock` when there is no answer in time.
+/// As `send_control_request`; `WouldBlock` when a message does not arrive in time.
 pub fn send_control_request_within(
     store: &Path,
     request: &ControlRequest,

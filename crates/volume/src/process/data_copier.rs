@@ -18,20 +18,20 @@ use crate::named_values::named_values;
 use crate::publish::{DataCopy, LogData, errno_of, write_fully};
 use crate::record::PAGE_BYTES;
 
-/// Copies of one submission, as LineFS has them ("LineFS", SOSP 2021).
+/// Number of copies in one submission, the same as in LineFS ("LineFS", SOSP 2021).
 const BATCH_COPIES: usize = 30;
 
-/// How data of a log gets into the files of a shared tree.
+/// The method to copy data of a log to files of a shared tree.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CopyMethod {
     /// pwrite(2), one call for each copy.
     #[default]
     Memcpy,
-    /// io_uring(7), one copy at a time. The thread polls for its end.
+    /// io_uring(7), one copy at a time. The thread polls for the completion.
     Async,
-    /// io_uring(7), up to 30 copies at once. The thread polls for their end.
+    /// io_uring(7), up to 30 copies at once. The thread polls for the completions.
     AsyncBatch,
-    /// io_uring(7), up to 30 copies at once. The thread sleeps until they end.
+    /// io_uring(7), up to 30 copies at once. The thread sleeps until all are complete.
     Event,
     /// Whole blocks are shared with the log (ioctl_ficlonerange(2)), and the rest is copied.
     None,
@@ -49,7 +49,7 @@ impl CopyMethod {
     /// Whether a node can use the method for replicas in a directory.
     ///
     /// # Errors
-    /// When the kernel or the file system cannot. The text says what to do.
+    /// When the kernel or the file system does not support the method. The text has the next step.
     pub fn check(self, store: &Path) -> io::Result<()> {
         let failed = |cause: &str, error: io::Error| {
             let name = self.name();
@@ -83,7 +83,7 @@ fn tempfile_in(directory: &Path) -> io::Result<File> {
 /// Copies data from logs by one method.
 pub(super) struct DataCopier {
     method: CopyMethod,
-    /// For the methods that use io_uring.
+    /// The ring of a method that uses io_uring.
     ring: Option<WriteRing>,
 }
 
@@ -100,7 +100,7 @@ impl DataCopier {
         Ok(Self { method, ring })
     }
 
-    /// The data of one log.
+    /// Returns a copier for the data of one log.
     pub(super) fn data_of<'a>(&'a mut self, log: &'a LogFile) -> CopiedLog<'a> {
         CopiedLog { log, copier: self }
     }
@@ -141,7 +141,8 @@ impl LogData for CopiedLog<'_> {
     }
 }
 
-/// Shares all whole blocks of a copy. Their range among its bytes: empty when the bytes have other places in their blocks.
+/// Shares all whole blocks of a copy. Returns their range within the copy. The range is empty if source and target have
+/// different offsets within a block.
 fn share_blocks(log: &LogFile, copy: &DataCopy<'_>) -> Result<Range<usize>, Errno> {
     let from = log_offset(log, copy);
     let before = from.next_multiple_of(PAGE_BYTES) - from;
@@ -163,7 +164,7 @@ fn write_part(log: &LogFile, copy: &DataCopy<'_>, part: Range<usize>) -> Result<
     })
 }
 
-/// Of the first byte of a copy, in the file of the log.
+/// Offset of the first byte of a copy in the log file.
 fn log_offset(log: &LogFile, copy: &DataCopy<'_>) -> u64 {
     file_offset(copy.log_position, log.header().ring_bytes)
 }
@@ -223,7 +224,7 @@ mod tests {
 
     #[test]
     fn a_file_system_without_reflinks_is_named() {
-        // A tmpfs has none.
+        // A tmpfs has no reflinks.
         let directory = tempfile::tempdir_in("/dev/shm").unwrap();
         let error = CopyMethod::None.check(directory.path()).unwrap_err().to_string();
         assert!(error.contains("XFS or Btrfs") && error.contains("--volume-copy memcpy"), "{error}");

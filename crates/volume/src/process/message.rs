@@ -10,98 +10,100 @@ use crate::log::LogPoint;
 use crate::publish::{Durability, PublishedMark};
 use crate::record::InodeNumber;
 
-/// From a client to the offload process of its node. The first message of a connection is `Attach` or `Reattach`.
+/// A message from a client to the offload process of its node. The first message of a connection is `Attach` or `Reattach`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum ClientMessage {
-    /// A new client. The answer is `Attached` or `Refused`.
+    /// Attaches a new client. The reply is `Attached` or `Refused`.
     Attach {
         /// The volume.
         volume: String,
     },
-    /// A client whose offload process has died. The answer is `Reattached` or `Refused`.
+    /// Attaches a client again after its offload process has died. The reply is `Reattached` or `Refused`.
     Reattach {
         /// The volume.
         volume: String,
-        /// The number that it has from `Attached`.
+        /// The client's number, from `Attached`.
         client: u16,
-        /// The term in which it may write, if it may.
+        /// The term in which the client may write; none if it may not.
         term: Option<u32>,
-        /// The shared tree that it has open.
+        /// Identity of the shared tree that the client has open.
         tree: u64,
     },
-    /// The namespace is read from the shared tree: publishing may go on. Follows `Attached`, and a `Reattached` after
-    /// which the client has read it again.
+    /// The client has read the namespace from the shared tree, so publishing may continue. Follows `Attached` and
+    /// `Reattached`.
     Loaded,
-    /// The volume is mounted. Follows `Loaded` of a new client.
+    /// The volume is mounted. A new client sends this after `Loaded`.
     Mounted,
-    /// The log has more. A hint: the offload process looks by itself, too.
+    /// The log has new records. Only a hint: the offload process also looks for them by itself.
     Appended,
-    /// fsync(2): answer `Committed` when each live replica has the log up to this point.
+    /// Requests `Committed` when each live replica has the log up to this point, for fsync(2).
     Commit(LogPoint),
-    /// Answer `SpaceChecked` when each live replica has published the log up to this point, or when the file system of one is
-    /// full.
+    /// Requests `SpaceChecked` when each live replica has published the log up to this point, or when the file system of one
+    /// is full.
     CheckSpace(LogPoint),
-    /// The client wants to write. The answer is `WriteGranted`, after every `Changed` of the earlier writers.
+    /// Requests the write permission. The reply is `WriteGranted`, after every `Changed` of earlier writers.
     AcquireWrite,
-    /// The answer to `ReleaseWrite`: nothing is appended before the next `WriteGranted`.
+    /// The reply to `ReleaseWrite`: the client appends nothing before the next `WriteGranted`.
     Released,
-    /// open(2): answer `Refreshed` after every `Changed` that has what other clients had logged until now.
+    /// Requests `Refreshed`, for open(2). It follows every `Changed` with records that other clients had logged before this
+    /// request.
     Refresh {
-        /// Repeated in the answer.
+        /// Number of the request, repeated in the reply.
         request: u64,
     },
 }
 
-/// From the offload process to a client.
+/// A message from the offload process to a client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum OffloadMessage {
-    /// The answer to `Attach`. Nothing is published before `Loaded`.
+    /// The reply to `Attach`. Nothing is published until `Loaded` arrives.
     Attached(Box<AttachedClient>),
-    /// The answer to `Reattach`: how far each client's log is published here, by the client's number. If a log of another
-    /// client is not published exactly as far as this client has applied it, the client reads the namespace again. Nothing
-    /// is published before `Loaded`.
+    /// The reply to `Reattach`: the published mark of each client's log on this node, by client number. If the client has
+    /// not applied another client's log exactly up to its mark, it reads the namespace again. Nothing is published until
+    /// `Loaded` arrives.
     Reattached(Vec<PublishedMark>),
-    /// The volume cannot be attached; the text says why, and what to do.
+    /// The client may not use the volume, or no longer. The text has the reason, for the user.
     Refused(String),
-    /// This client's log is published up to here on each live replica.
+    /// This client's log is published up to `mark` on each live replica.
     Published {
-        /// Up to here.
+        /// End of the published part.
         mark: PublishedMark,
-        /// The least space of a live replica, when at least this was published.
+        /// The least free space of a live replica, measured after this part was published.
         space: TreeSpace,
     },
-    /// While the disk of a replica is full, the client does not become the writer: what waits for that is refused.
+    /// The disk of a replica is full, so the client does not become the writer. It refuses the calls that wait for the
+    /// permission.
     DiskFull,
-    /// The answer to `CheckSpace`: the least space of a live replica now.
+    /// The reply to `CheckSpace`: the least free space of a live replica now.
     SpaceChecked(TreeSpace),
     /// A change set of another client was published on this node.
     Changed(Box<ForeignChange>),
-    /// The answer to `Commit`, in order; one answers all commits up to its point.
+    /// The reply to `Commit`. One reply is for all commits up to its point.
     Committed(LogPoint),
-    /// The answer to `AcquireWrite`: records have this epoch from now on.
+    /// The reply to `AcquireWrite`: the client may write.
     WriteGranted {
         /// The epoch of the next records.
         term: u32,
-        /// The least space of a live replica; none where it was ample in the last report.
+        /// The least free space of a live replica; none if the last report was ample, or if no report arrived in time.
         space: Option<TreeSpace>,
     },
-    /// Another client wants to write. The answer is `Released`.
+    /// Another client wants to write. The reply is `Released`.
     ReleaseWrite,
-    /// The answer to `Refresh`.
+    /// The reply to `Refresh`.
     Refreshed {
-        /// From the request.
+        /// Number of the request.
         request: u64,
     },
 }
 
-/// The start of a new client.
+/// The state from which a new client starts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct AttachedClient {
-    /// Its number, and the number of its log.
+    /// Number of the client and of its log.
     pub(super) client: u16,
-    /// Its log, which ends at the point of its mark.
+    /// Path of the client's log, which ends at the point of its mark.
     pub(super) log_path: PathBuf,
-    /// How far each client's log is published here, by the client's number.
+    /// Published mark of each client's log on this node, by client number.
     pub(super) marks: Vec<PublishedMark>,
     /// Inodes without entries that no client has open: this client drops them when it may write.
     pub(super) unlinked: Vec<InodeNumber>,
@@ -112,18 +114,18 @@ pub(super) struct AttachedClient {
 pub(super) struct ForeignChange {
     /// The client that has made the changes.
     pub(super) client: u16,
-    /// The changes. Data is in the shared tree.
+    /// The changes, without data: the data is in the shared tree.
     pub(super) changes: ChangeSet,
 }
 
-/// From the offload process to the worker.
+/// A request from the offload process to the worker.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct PublishRequest {
     /// The volume.
     pub(super) volume: String,
-    /// Tells it from an earlier volume of this name.
+    /// Id of the volume, which distinguishes it from an earlier volume with this name.
     pub(super) volume_id: u64,
-    /// Of the volume.
+    /// Durability of the volume.
     pub(super) durability: Durability,
     /// The client of the log.
     pub(super) client: u16,
@@ -131,18 +133,18 @@ pub(super) struct PublishRequest {
     pub(super) changes: ChangeSet,
 }
 
-/// From the worker to the offload process.
+/// A message from the worker to the offload process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum WorkerAnswer {
-    /// The request is still executed. Sent each `WORKER_ALIVE_INTERVAL` until another answer follows.
+    /// The worker still executes the request. Sent once per `WORKER_ALIVE_INTERVAL` until the result follows.
     Working,
-    /// Done: the mark after it.
+    /// The change set is published. This is the new mark of the log.
     Done(PublishedMark),
-    /// The shared tree refused; the request may be repeated.
+    /// The change set is not published. The request may be repeated.
     Failed {
-        /// Why.
+        /// The cause.
         reason: String,
-        /// Its file system is full.
+        /// The file system of the shared tree is full.
         is_full: bool,
     },
 }

@@ -1,7 +1,8 @@
-//! The processes of a mounted volume. Each has its lock, works on the volume's directory, and may be killed at any time.
+//! The processes of a mounted volume. Each process has a lock, works on the volume's directory, and may be killed at any
+//! time.
 //!
-//! The client has the mount and appends to the log; the offload process reads the log and orders publishing; the host
-//! worker applies change sets. The supervisors start them and start each again when it dies.
+//! The client has the mount and appends to the log; the offload process reads the log and orders publishing; the host worker
+//! applies change sets. The supervisors start these processes, and restart each one that dies.
 
 mod channel;
 mod client;

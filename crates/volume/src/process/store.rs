@@ -16,7 +16,7 @@ use rustix::fs::{FlockOperation, flock};
 
 use super::volume_directory::VolumeDirectory;
 
-/// Longest path of a store: a Unix socket inside of it has 107 bytes at most.
+/// Longest path of a store, in bytes. The path of a Unix socket in it has at most 107 bytes.
 pub const STORE_PATH_BYTES_MAX: usize = 90;
 
 /// Paths of one store.
@@ -26,7 +26,7 @@ pub struct VolumeStore {
 }
 
 impl VolumeStore {
-    /// Names a store, and touches nothing.
+    /// Creates the paths of a store. Accesses no file.
     pub fn new(path: &Path) -> Self {
         Self { path: path.to_owned() }
     }
@@ -55,7 +55,7 @@ impl VolumeStore {
         Ok(mounted)
     }
 
-    /// The volumes of which the store has a replica, in order. A store that does not exist has none.
+    /// The names of the volumes with a replica in the store, sorted. A store that does not exist has none.
     ///
     /// # Errors
     /// As readdir(3).
@@ -67,8 +67,8 @@ impl VolumeStore {
         let mut names = Vec::new();
         for entry in entries {
             let name = entry?.file_name().to_string_lossy().into_owned();
-            // A file system that is mounted at the store has directories of its own, such as lost+found. A replica that was set
-            // aside has a name that no volume has.
+            // The store may have other directories: lost+found of a file system that is mounted at the store, and replicas
+            // that were set aside, which have names that no volume can have.
             if VolumeName::new(&name).is_ok() && self.volume(&name).id().is_ok() {
                 names.push(name);
             }
@@ -77,22 +77,22 @@ impl VolumeStore {
         Ok(names)
     }
 
-    /// Where clients attach.
+    /// Path of the socket at which clients attach.
     pub(super) fn offload_socket(&self) -> PathBuf {
         self.path.join("offload.socket")
     }
 
-    /// Where commands arrive.
+    /// Path of the socket for commands.
     pub(super) fn control_socket(&self) -> PathBuf {
         self.path.join("control.socket")
     }
 
-    /// Where the worker takes change sets.
+    /// Path of the socket at which the worker receives change sets.
     pub(super) fn worker_socket(&self) -> PathBuf {
         self.path.join("worker.socket")
     }
 
-    /// Takes the lock of a process, when its present holder ends. The lock ends with the file.
+    /// Takes the lock of a process, after its present owner has ended. Closing the file releases the lock.
     ///
     /// # Errors
     /// As open(2) and flock(2).
@@ -121,7 +121,7 @@ pub(super) fn try_lock(directory: &Path, name: &str) -> io::Result<Option<File>>
     }
 }
 
-/// An object that does not exist needs no removal.
+/// Ignores ENOENT after the removal of a file or directory.
 pub(super) fn ignore_missing(result: io::Result<()>) -> io::Result<()> {
     match result {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),

@@ -1,8 +1,8 @@
-//! The supervisors: start processes, and start each again when it dies. Nothing that was acknowledged is lost.
+//! The supervisors: start processes, and restart each one that dies. Acknowledged data is not lost.
 //!
 //! The daemon runs `NodeSupervisor` for the offload process and the worker of its node. `farfork volume mount` runs
-//! `MountSupervisor` for one client. A client that dies takes its mount along: programs get ENOTCONN until the next
-//! client has mounted again at the same place.
+//! `MountSupervisor` for one client. When a client dies, programs on its mount get ENOTCONN until the next client has
+//! mounted the volume at the same path.
 
 use std::env;
 use std::io::{self, Read as _};
@@ -19,22 +19,22 @@ use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 
 use crate::mount::{abort_mount, detach_dead_mounts, has_volume_mount};
 
-/// A process that dies at once is not started again before this.
+/// Least time between two starts of a process.
 const RESTART_INTERVAL_MIN: Duration = Duration::from_millis(100);
-/// The longest time between two starts of a process that fails by itself each time: its cause does not go away in
+/// Longest time between two starts of a process that fails by itself each time. The cause usually lasts longer than
 /// milliseconds, and each start costs processor time.
 const RESTART_INTERVAL_MAX: Duration = Duration::from_secs(5);
-/// A process that lived for so long was well: the next failure counts as the first.
+/// A process that has run for this time was healthy: its next failure counts as the first one.
 const HEALTHY_AFTER: Duration = Duration::from_secs(10);
-/// How often a supervisor looks whether the kernel holds threads of a dead client. No event says so.
+/// How often a supervisor checks whether threads of a dead client are blocked in the kernel. No event reports this.
 const HELD_CLIENT_INTERVAL: Duration = Duration::from_secs(1);
-/// Tells a process which process supervises it.
+/// Environment variable with the process id of the supervisor.
 const SUPERVISOR_VARIABLE: &str = "FARFORK_VOLUME_SUPERVISOR";
 
-/// A process that is supervised.
+/// The role of a supervised process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProcessRole {
-    /// Has the mount of a volume. Writes a line to standard output when it is usable.
+    /// Serves the mount of a volume. Writes a line to standard output when the mount is usable.
     Client,
     /// Reads the logs of the node's volumes, replicates them, and orders publishing.
     Offload,
@@ -43,10 +43,10 @@ pub enum ProcessRole {
 }
 
 impl ProcessRole {
-    /// The processes that a node has once, in the order in which they start.
+    /// The processes that exist once per node, in the order in which they start.
     pub const OF_NODE: [Self; 2] = [Self::Worker, Self::Offload];
 
-    /// The name, also as an argument of the command line.
+    /// The name, which is also an argument on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::Client => "client",
@@ -63,7 +63,8 @@ pub struct NodeSupervisor<C> {
 }
 
 impl<C: Fn(ProcessRole) -> Command> NodeSupervisor<C> {
-    /// Starts both processes. `command` makes the command of a role. The calling thread must live as long as the value.
+    /// Starts both processes. `command` makes the command of a role. The calling thread must outlive this value: when the
+    /// thread ends, the kernel kills the processes.
     ///
     /// # Errors
     /// When a process cannot be started.
@@ -75,12 +76,12 @@ impl<C: Fn(ProcessRole) -> Command> NodeSupervisor<C> {
         Ok(Self { processes })
     }
 
-    /// The id of the process of a role that was started last.
+    /// The id of the latest process of a role.
     pub fn process_id(&self, role: ProcessRole) -> u32 {
         self.processes.of(role).child.id()
     }
 
-    /// Starts again what has died, when its time has come.
+    /// Restarts processes that have died, once their restart is due.
     pub fn check(&mut self) {
         self.processes.collect_ended();
         self.processes.restart_due();
@@ -95,19 +96,19 @@ impl<C: Fn(ProcessRole) -> Command> NodeSupervisor<C> {
     }
 }
 
-/// The running client of one mount. It ends when this value is dropped, and its mount with it.
+/// The running client of one mount. Dropping this value ends the client and its mount.
 #[derive(Debug)]
 pub struct MountSupervisor<C> {
     mount_point: PathBuf,
     processes: SupervisedProcesses<C>,
 }
 
-/// The error when a client ends before it has mounted. It has said why on its standard error.
+/// The error when a client ends before it has mounted. The client has written the cause to standard error.
 pub const CLIENT_ENDED: &str = "the client ended before it had mounted";
 
 impl<C: Fn(ProcessRole) -> Command> MountSupervisor<C> {
-    /// Starts the client, and waits until the volume is mounted. `command` makes its command. The calling thread must live
-    /// as long as the value.
+    /// Starts the client, and waits until the volume is mounted. `command` makes the command of the client. The calling
+    /// thread must outlive this value: when the thread ends, the kernel kills the client.
     ///
     /// # Errors
     /// When the client cannot be started, or ends before it has mounted.
@@ -121,19 +122,20 @@ impl<C: Fn(ProcessRole) -> Command> MountSupervisor<C> {
         Ok(supervisor)
     }
 
-    /// The id of the client that was started last.
+    /// The id of the latest client.
     pub fn process_id(&self) -> u32 {
         self.processes.of(ProcessRole::Client).child.id()
     }
 
-    /// Starts the client again when it has died and its time has come. The client's exit status when the volume is
+    /// Restarts the client when it has died and its restart is due. Returns the exit status of the client once the volume is
     /// unmounted.
     pub fn check(&mut self) -> Option<ExitStatus> {
         if let Some(status) = self.processes.collect_ended().filter(ExitStatus::success) {
             return Some(status);
         }
         self.release_held_client();
-        // The dead mount stays until the next client mounts: programs get ENOTCONN, and not the directory below.
+        // The dead mount stays until the next client mounts, so that programs get ENOTCONN instead of the directory under
+        // the mount.
         let client = self.processes.of(ProcessRole::Client);
         if (client.restart_at.is_some() || client.is_starting()) && self.is_unmounted() {
             return Some(ExitStatus::default());
@@ -142,12 +144,12 @@ impl<C: Fn(ProcessRole) -> Command> MountSupervisor<C> {
         None
     }
 
-    /// Whether the dead mount was unmounted. An error says nothing.
+    /// Whether the dead mount was unmounted. False if this cannot be determined.
     fn is_unmounted(&self) -> bool {
         has_volume_mount(&self.mount_point).is_ok_and(|is_mounted| !is_mounted)
     }
 
-    /// Supervises until the volume is unmounted.
+    /// Supervises the client until the volume is unmounted.
     ///
     /// # Errors
     /// As poll(2).
@@ -160,14 +162,14 @@ impl<C: Fn(ProcessRole) -> Command> MountSupervisor<C> {
         }
     }
 
-    /// A thread of a client may wait in the kernel for the lock of a directory. A program has the lock, and waits for the
-    /// client. When the client was killed, neither ends before the connection is aborted.
+    /// Aborts the FUSE connection if a killed client does not end. One of its threads may wait in the kernel for the lock of
+    /// a directory, while a program has this lock and waits for the client.
     fn release_held_client(&mut self) {
         let client = &mut self.processes.processes[0];
         let is_exiting = || ProcStat::read(client.child.id().cast_signed()).is_ok_and(|stat| stat.is_exiting());
         let is_held = client.restart_at.is_none() && is_exiting() && matches!(client.child.try_wait(), Ok(None));
         if is_held {
-            // An error means that it is unmounted, which has freed the threads.
+            // An error means that the volume is unmounted, which has released the threads.
             let _ = abort_mount(&self.mount_point);
         }
     }
@@ -203,14 +205,14 @@ struct SupervisedProcess {
     child: Child,
     pidfd: OwnedFd,
     started: Instant,
-    /// How often in a row it has ended by itself.
+    /// Number of consecutive times that the process has failed by itself in less than `HEALTHY_AFTER`.
     failures: u32,
-    /// It has ended, and is started again then.
+    /// When to restart the process; none while it runs.
     restart_at: Option<Instant>,
 }
 
 impl SupervisedProcess {
-    /// Whether it is a client that was started again and has not mounted yet. It writes a line when it has.
+    /// Whether this is a restarted client that has not mounted yet. It writes a line to standard output when it has mounted.
     fn is_starting(&self) -> bool {
         self.child.stdout.as_ref().is_some_and(|output| {
             let mut polled = [PollFd::new(output, PollFlags::IN)];
@@ -218,16 +220,16 @@ impl SupervisedProcess {
         })
     }
 
-    /// When a process that has ended is started again.
+    /// Updates the number of failures of a process that has ended. Returns when to restart it.
     fn restart_after(&mut self, status: ExitStatus) -> Instant {
-        // One that was killed is started again soon: the next one may well live.
+        // A process that was killed is restarted soon: the next one is probably not killed.
         let failed_by_itself = status.code().is_some() && self.started.elapsed() < HEALTHY_AFTER;
         self.failures = if failed_by_itself { self.failures + 1 } else { 0 };
         self.started + restart_interval(self.failures)
     }
 }
 
-/// Least time between two starts: doubled for each failure after the first.
+/// Returns the least time between two starts. It doubles with each failure after the first.
 fn restart_interval(failures: u32) -> Duration {
     let doublings = failures.saturating_sub(1).min(16);
     RESTART_INTERVAL_MIN.saturating_mul(1 << doublings).min(RESTART_INTERVAL_MAX)
@@ -248,7 +250,7 @@ impl<C: Fn(ProcessRole) -> Command> SupervisedProcesses<C> {
         }
         let mut child = command.spawn()?;
         let pidfd = pidfd::open(child.id().cast_signed()).inspect_err(|_| {
-            // Without a descriptor its end would not be noticed.
+            // Without a pidfd, the end of the process would not be noticed.
             let _ = child.kill().and_then(|()| child.wait());
         })?;
         Ok(SupervisedProcess { role, child, pidfd, started: Instant::now(), failures: 0, restart_at: None })
@@ -258,11 +260,11 @@ impl<C: Fn(ProcessRole) -> Command> SupervisedProcesses<C> {
         self.processes.iter().find(|process| process.role == role).expect("the role has a process")
     }
 
-    /// Reaps what has ended. The status of the last one.
+    /// Reaps processes that have ended. Returns the status of the last one.
     fn collect_ended(&mut self) -> Option<ExitStatus> {
         let mut last = None;
         for process in self.processes.iter_mut().filter(|process| process.restart_at.is_none()) {
-            // An error means that it was reaped elsewhere.
+            // An error means that the process was reaped elsewhere.
             let Ok(Some(status)) = process.child.try_wait() else { continue };
             process.restart_at = Some(process.restart_after(status));
             if process.role != ProcessRole::Client || !status.success() {
@@ -273,7 +275,7 @@ impl<C: Fn(ProcessRole) -> Command> SupervisedProcesses<C> {
         last
     }
 
-    /// Starts again what has died. What cannot be started is tried again later.
+    /// Restarts processes whose restart is due. A failed start is repeated later.
     fn restart_due(&mut self) {
         for index in 0..self.processes.len() {
             let SupervisedProcess { role, restart_at, failures, .. } = self.processes[index];
@@ -309,13 +311,13 @@ impl<C: Fn(ProcessRole) -> Command> SupervisedProcesses<C> {
 impl<C> SupervisedProcesses<C> {
     fn kill(&mut self) {
         for process in &mut self.processes {
-            // An error means that it has ended.
+            // An error means that the process has ended.
             let _ = process.child.kill();
         }
     }
 
     fn kill_and_wait(&mut self) {
-        // Together, so that their ends do not add up.
+        // All are killed first, so that they end in parallel.
         self.kill();
         for process in &mut self.processes {
             let _ = process.child.wait();
@@ -329,7 +331,8 @@ impl<C> Drop for SupervisedProcesses<C> {
     }
 }
 
-/// Called by each process at its start: it ends with its supervisor, whose thread must live as long.
+/// Makes the kernel kill the calling process when the supervisor's thread ends. Each supervised process calls this at its
+/// start.
 ///
 /// # Errors
 /// As prctl(2); `NotFound` when the supervisor has ended already.
@@ -394,7 +397,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let (count, mount_point) = (directory.path().join("count"), directory.path().join("mount"));
         std::fs::create_dir(&mount_point).unwrap();
-        // The dead mount of a client that has died. The supervisor detaches it.
+        // A mount without a client. The supervisor detaches it.
         let (device, mount) = mount_volume("data", &mount_point).unwrap();
         mount.forget();
         drop(device);

@@ -16,11 +16,11 @@ const CLIENT: &str = "client";
 const IDENTITY: &str = "volume";
 const LOGS: &str = "logs";
 const SHARED: &str = "shared";
-/// The start of the machine in which the replica was written.
+/// The file with the boot id of the machine when the replica was last opened.
 const BOOT: &str = "boot";
-/// The result of the last check.
+/// The file with the result of the last check.
 const LAST_CHECK: &str = "last-check";
-/// Another one after each start of the machine, proc_sys_kernel(5).
+/// The boot id, which changes with each boot of the machine: proc_sys_kernel(5).
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 /// Most replicas of one volume that are set aside.
@@ -32,14 +32,14 @@ pub struct VolumeDirectory {
     path: PathBuf,
 }
 
-/// What a replica lacks.
+/// A loss that makes a replica unusable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ReplicaLoss {
-    /// Its directory.
+    /// The directory of the replica is missing.
     All,
-    /// It is the replica of another volume.
+    /// The directory has the replica of another volume.
     OtherVolume,
-    /// This file or directory in its directory.
+    /// This file or directory of the replica is missing or damaged.
     Part(&'static str),
 }
 
@@ -49,9 +49,9 @@ pub enum CreateError {
     /// The directory exists, or cannot be made.
     #[error("cannot create the directory {path}: {source}")]
     Directory {
-        /// Which one.
+        /// Path of the directory.
         path: String,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
     /// The shared tree cannot be made.
@@ -61,18 +61,18 @@ pub enum CreateError {
     SharedTree {
         /// The directory of the volume.
         path: String,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
 }
 
 impl VolumeDirectory {
-    /// Names a volume, and touches nothing.
+    /// Creates the paths of a volume. Accesses no file.
     pub fn new(path: &Path) -> Self {
         Self { path: path.to_owned() }
     }
 
-    /// Renames a replica that cannot be used. Its new path; none if it has no data, and is removed.
+    /// Renames a replica that cannot be used, and returns its new path. A replica without data is removed instead.
     ///
     /// # Errors
     /// As rename(2); `AlreadyExists` when a client has the volume mounted.
@@ -83,7 +83,7 @@ impl VolumeDirectory {
             return Ok(None);
         }
         let name = self.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        // A volume's name has no full stop.
+        // A volume's name has no dot, so these names are not used by volumes.
         let first = format!("{name}.{id:016x}");
         let others = (2..=ASIDE_MAX).map(|number| format!("{first}.{number}"));
         let mut paths = [first.clone()].into_iter().chain(others).map(|name| self.path.with_file_name(name));
@@ -92,7 +92,7 @@ impl VolumeDirectory {
         Ok(Some(aside))
     }
 
-    /// Whether anything below the directory is neither a directory nor one of the volume's small files.
+    /// Whether the directory tree has any file other than the volume's small files.
     fn has_data(&self) -> io::Result<bool> {
         let lock = format!("{CLIENT}.lock");
         let small = [IDENTITY, BOOT, LAST_CHECK, &lock].map(|name| self.path.join(name));
@@ -110,10 +110,10 @@ impl VolumeDirectory {
         Ok(false)
     }
 
-    /// What the replica of a volume lacks; none if it is whole.
+    /// Checks whether the replica of a volume has lost a part; none if it is complete.
     ///
     /// # Errors
-    /// When the disk does not say.
+    /// When the directory cannot be read.
     pub(super) fn find_loss(&self, id: u64) -> io::Result<Option<ReplicaLoss>> {
         match self.id() {
             Ok(found) if found == id => {}
@@ -125,17 +125,18 @@ impl VolumeDirectory {
             }
             Err(error) => return Err(error),
         }
-        // Between the two steps of an exchange, the tree has its old name.
+        // Between the two renames that replace a shared tree, only the old tree exists.
         let has_tree = self.shared_path().try_exists()? || self.old_shared_path().try_exists()?;
         let has_logs = self.path.join(LOGS).try_exists()?;
         let lost = [(SHARED, has_tree), (LOGS, has_logs)].into_iter().find(|(_, is_present)| !is_present);
         Ok(lost.map(|(part, _)| ReplicaLoss::Part(part)))
     }
 
-    /// Creates an empty replica. The file with the id is written last: a directory without it is left from a crash.
+    /// Creates an empty replica. The file with the id is written last: a directory without it is incomplete, as after a
+    /// crash.
     ///
     /// # Errors
-    /// When a part cannot be made. What was made is left for the caller to remove.
+    /// When a part cannot be made. The caller must remove the parts that exist.
     pub(super) fn create(path: &Path, id: u64) -> Result<Self, CreateError> {
         let text = || path.display().to_string();
         let failed = |source| CreateError::Directory { path: text(), source };
@@ -154,8 +155,8 @@ impl VolumeDirectory {
         &self.path
     }
 
-    /// Free space of the file system for processes without privileges, in bytes. Free inodes count as the bytes that records with
-    /// a new inode need at least; some file systems have no limit, and report none.
+    /// Free space of the file system for unprivileged processes, in bytes. It is also limited by the free inodes, at
+    /// `RECORD_BYTES` each, unless the file system reports no limit of inodes.
     ///
     /// # Errors
     /// As statvfs(3).
@@ -165,22 +166,22 @@ impl VolumeDirectory {
         Ok(available_bytes(&state).min(inode_bytes))
     }
 
-    /// The tree that ordinary tools list is `tree` inside of it.
+    /// Path of the shared tree. Ordinary tools list its subdirectory `tree`.
     pub fn shared_path(&self) -> PathBuf {
         self.path.join(SHARED)
     }
 
-    /// Where a new shared tree is built, which is to replace the present one.
+    /// Path at which a new shared tree is built before it replaces the present one.
     pub(super) fn new_shared_path(&self) -> PathBuf {
         self.path.join("shared.new")
     }
 
-    /// Where the replaced shared tree waits to be removed.
+    /// Path of the replaced shared tree until it is removed.
     pub(super) fn old_shared_path(&self) -> PathBuf {
         self.path.join("shared.old")
     }
 
-    /// A crash may have come while a new shared tree took the place of the old one.
+    /// Restores the old shared tree if a crash has interrupted its replacement by a new one.
     ///
     /// # Errors
     /// As rename(2).
@@ -200,7 +201,7 @@ impl VolumeDirectory {
     /// The id of the volume.
     ///
     /// # Errors
-    /// As open(2); `InvalidData` for a file that has none.
+    /// As open(2); `InvalidData` for a file without an id.
     pub(super) fn id(&self) -> io::Result<u64> {
         let text = fs::read_to_string(self.path.join(IDENTITY))?;
         text.trim().parse().map_err(|_| io::ErrorKind::InvalidData.into())
@@ -213,7 +214,7 @@ impl VolumeDirectory {
         File::open(&self.path)?.sync_all()
     }
 
-    /// Whether the machine has started anew since `mark_start`: what only its memory had is gone.
+    /// Whether the machine has rebooted since `mark_start`, so that data which was only in memory is lost.
     ///
     /// # Errors
     /// As open(2).
@@ -225,8 +226,8 @@ impl VolumeDirectory {
         }
     }
 
-    /// The replica has what the others have, since this start of the machine. On a full disk an older mark stays: the replica then
-    /// leaves the chain once more when its process starts again.
+    /// Saves the boot id: a later reboot may cost data that is only in memory. On a full disk, the older id stays, so the
+    /// replica leaves the chain once more when its process restarts.
     ///
     /// # Errors
     /// As open(2).
@@ -241,19 +242,19 @@ impl VolumeDirectory {
         }
     }
 
-    /// A crash leaves the old file or the new one.
+    /// Replaces a file. A crash leaves the old file or the new one.
     fn replace_file(&self, name: &str, contents: &[u8]) -> io::Result<()> {
         let (path, new) = (self.path.join(name), self.path.join(name).with_extension("new"));
         fs::write(&new, contents)?;
         fs::rename(new, path)
     }
 
-    /// The result of the last check of the volume by this node. One that cannot be read is none.
+    /// Reads the saved result of the last check; none if it cannot be read.
     pub(super) fn last_check(&self) -> Option<LastCheck> {
         serde_json::from_slice(&fs::read(self.path.join(LAST_CHECK)).ok()?).ok()
     }
 
-    /// Keeps the result of a check.
+    /// Saves the result of a check.
     ///
     /// # Errors
     /// As open(2); `NotFound` without a replica.
@@ -261,12 +262,12 @@ impl VolumeDirectory {
         self.replace_file(LAST_CHECK, &serde_json::to_vec(last)?)
     }
 
-    /// The log of a client.
+    /// Path of the log of a client.
     pub(super) fn log_path(&self, client: u16) -> PathBuf {
         self.path.join(LOGS).join(client.to_string())
     }
 
-    /// Makes the log of a client and its mark, unless they exist. A crash leaves a whole log or none.
+    /// Creates the log of a client and its mark, unless they exist. A crash leaves a complete log or none.
     ///
     /// # Errors
     /// As `LogFile::create`.
@@ -280,7 +281,7 @@ impl VolumeDirectory {
         let new = path.with_extension("new");
         ignore_missing(fs::remove_file(&new))?;
         LogFile::create(&new, header).inspect_err(|_| {
-            // A full disk gets back what there was space for.
+            // Frees the space of the incomplete log, for example on a full disk.
             let _ = fs::remove_file(&new);
         })?;
         fs::rename(&new, &path)
@@ -334,7 +335,7 @@ mod tests {
         assert_eq!(directory.find_loss(ID).unwrap(), None);
         assert_eq!(directory.find_loss(ID + 1).unwrap(), Some(ReplicaLoss::OtherVolume));
         fs::rename(directory.shared_path(), directory.old_shared_path()).unwrap();
-        assert_eq!(directory.find_loss(ID).unwrap(), None, "a tree takes the place of another one");
+        assert_eq!(directory.find_loss(ID).unwrap(), None, "the tree is being replaced");
         fs::remove_dir_all(directory.old_shared_path()).unwrap();
         assert_eq!(directory.find_loss(ID).unwrap(), Some(ReplicaLoss::Part(SHARED)));
         SharedTree::create(&directory.shared_path()).unwrap();

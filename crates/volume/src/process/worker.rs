@@ -19,10 +19,10 @@ use crate::publish::{CallBudget, PublishError, PublishedMark, Publisher, SharedT
 
 /// The name of the lock. Only the process that holds it changes the shared trees.
 pub(super) const WORKER: &str = "worker";
-/// How often a worker says that it still executes a request. A change set of a whole log takes seconds on a busy machine.
+/// How often a worker reports that it still executes a request. A change set of a whole log takes seconds on a busy machine.
 pub(super) const WORKER_ALIVE_INTERVAL: Duration = Duration::from_millis(100);
 
-/// The publishers of the volumes. One that failed is opened again, because the state on disk is then unknown.
+/// The publishers of the volumes. After a failure, a publisher is opened again, because the state on disk is unknown.
 pub(super) struct PublisherTable {
     store: VolumeStore,
     copy_method: CopyMethod,
@@ -32,7 +32,7 @@ pub(super) struct PublisherTable {
 /// The publisher of one volume, and the logs that it copies from.
 struct OpenVolume {
     id: u64,
-    /// Identity of the shared tree: a replica that catches up replaces it.
+    /// Identity of the shared tree. A replica that catches up replaces its tree.
     tree: u64,
     publisher: Publisher,
     copier: DataCopier,
@@ -56,12 +56,12 @@ impl PublisherTable {
     fn try_publish(&mut self, request: &PublishRequest) -> io::Result<PublishedMark> {
         let directory = self.store.volume(&request.volume);
         let tree = SharedTree::identity_of(&directory.shared_path())?;
-        // Another volume may have had the name.
+        // The open publisher may belong to an earlier volume of this name, or to a replaced tree.
         let is_open = |open: &OpenVolume| open.id == request.volume_id && open.tree == tree;
         if !self.volumes.get(&request.volume).is_some_and(is_open) {
             let id = directory.id()?;
             if id != request.volume_id {
-                return Err(io::Error::other("the volume was created anew"));
+                return Err(io::Error::other("another volume has this name now"));
             }
             let publisher = Publisher::open(directory.open_shared()?, request.durability, CallBudget::default());
             let publisher = publisher.map_err(io::Error::other)?;
@@ -117,7 +117,7 @@ fn execute(publishers: &mut PublisherTable, request: &PublishRequest) -> WorkerA
     }
 }
 
-/// Sends answers from two threads: one executes requests, the other says that the first one still does.
+/// Sends answers from two threads: one executes requests, the other reports `Working` during the execution.
 struct AnswerChannel {
     state: Mutex<AnswerState>,
     changed: Condvar,
@@ -126,7 +126,8 @@ struct AnswerChannel {
 struct AnswerState {
     channel: MessageChannel,
     phase: WorkPhase,
-    /// The reporting thread waits for a request. It is woken only then: most requests take less than its interval.
+    /// The reporting thread waits for a request, and `begin` must wake it. Otherwise it waits for the end of its interval,
+    /// because most requests are shorter.
     is_reporter_idle: bool,
 }
 
@@ -216,7 +217,7 @@ mod tests {
                 while offload.receive::<WorkerAnswer>().unwrap() != WorkerAnswer::Done(mark) {}
                 offload.set_receive_timeout(Some(3 * WORKER_ALIVE_INTERVAL)).unwrap();
                 let error = offload.receive::<WorkerAnswer>().unwrap_err();
-                assert_eq!(error.kind(), io::ErrorKind::WouldBlock, "nothing is executed");
+                assert_eq!(error.kind(), io::ErrorKind::WouldBlock, "no request is executed");
                 offload.set_receive_timeout(None).unwrap();
             }
             answers.close();

@@ -1,4 +1,4 @@
-//! Acknowledges what the chain has of a log: to the predecessor on its path, or to the client whose log it is.
+//! Acknowledges the committed part of a log: to the predecessor on the path, or to the client that writes the log.
 
 use std::sync::MutexGuard;
 
@@ -10,7 +10,7 @@ use crate::process::message::OffloadMessage;
 use crate::publish::PublishedMark;
 
 impl ReplicatedVolume {
-    /// Answers the predecessor on the path of a log, or the client of this node whose log it is.
+    /// Replies to the predecessor on the path of a log, or to the client of this node if it writes the log.
     pub(super) fn acknowledge(&self, client: u16) {
         let mut state = self.lock();
         let path = PathVersion::of(&state.record, client);
@@ -52,7 +52,7 @@ impl ReplicatedVolume {
         if has_space_answer {
             client.space_check = None;
         }
-        // A system call, which most acknowledgements do not need.
+        // `least_space` makes a system call, which most acknowledgements do not need.
         let space = (has_published || has_space_answer).then(|| self.least_space(&state, number));
         drop(state);
         if has_committed {

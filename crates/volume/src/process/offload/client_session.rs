@@ -1,4 +1,5 @@
-//! The connection of a client of this node: it attaches, and then its messages are answered. One thread per connection.
+//! The connection of a client of this node. The client first attaches, then its messages are handled. One thread per
+//! connection.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,14 +21,15 @@ use crate::process::message::{AttachedClient, ClientMessage, OffloadMessage};
 use crate::publish::{PublishedMark, find_unlinked_inodes};
 use crate::record::InodeNumber;
 
-/// A client that takes nothing for so long is stopped: it loses its connection, and reads the volume again.
+/// A client that reads no messages for this time is considered stopped, and loses its connection. Later it connects again,
+/// and may have to read the namespace again.
 const SEND_TIMEOUT: Duration = Duration::from_secs(5);
-/// A log that an earlier client left is published everywhere within this, or the mount is refused.
+/// Longest wait until the log of an earlier client is published everywhere. After it, the mount is refused.
 const RECOVERY_TIMEOUT: Duration = Duration::from_secs(60);
-/// A node that does not say within this whether it has a client may have one.
+/// Longest wait for the reply to `HasClient`. A node that does not reply may have a client.
 const CLIENT_CHECK_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Sends to a client, from any thread.
+/// Sends messages to a client, from any thread.
 #[derive(Clone)]
 pub(super) struct ClientSender {
     connection: Arc<ClientConnection>,
@@ -73,7 +75,7 @@ impl ClientSender {
         Arc::ptr_eq(&self.connection, &other.connection)
     }
 
-    /// The process at the other end.
+    /// The id of the client's process.
     pub(super) fn process_id(&self) -> i32 {
         self.connection.process_id
     }
@@ -144,7 +146,7 @@ impl ClientSession {
         }
     }
 
-    /// Does what may take long, so that the messages that follow are received meanwhile.
+    /// Runs work that may take long in a thread of its own, so that later messages are received meanwhile.
     fn spawn(&self, work: impl FnOnce(&Self) + Send + 'static) -> io::Result<()> {
         let (volume, number, sender) = (Arc::clone(&self.volume), self.number, self.sender.clone());
         let session = Self { volume, number, sender };
@@ -152,7 +154,7 @@ impl ClientSession {
         Ok(())
     }
 
-    /// One request at a time is worked on: its grant answers later ones, too.
+    /// Starts making this client the writer, unless a thread already does so: its grant answers later requests, too.
     fn acquire_write(&self) -> io::Result<()> {
         let is_granting = match self.volume.lock().client_of(self.number) {
             Some(client) => std::mem::replace(&mut client.is_granting, true),
@@ -208,7 +210,7 @@ impl ClientSession {
         self.volume.end_loading(&self.sender);
     }
 
-    /// Another client may have taken the place already.
+    /// Ends the session. If another client is attached already, that client stays.
     fn end(&self) {
         self.sender.connection.is_closed.store(true, Ordering::Relaxed);
         self.volume.lock().client.take_if(|client| client.sender.is_same(&self.sender));
@@ -216,7 +218,7 @@ impl ClientSession {
     }
 }
 
-/// A new client: the log that an earlier one left is published, and the term of that one ends.
+/// Attaches a new client. First publishes the log of an earlier client, and ends its term.
 fn attach(node: &Arc<OffloadNode>, name: &str, sender: &ClientSender) -> Result<ClientSession, String> {
     let (volume, record, number) = open_for_client(node, name)?;
     log_copier::ensure_open(&volume, number)
@@ -234,12 +236,12 @@ fn attach(node: &Arc<OffloadNode>, name: &str, sender: &ClientSender) -> Result<
     })
 }
 
-/// A client that has outlived the offload process before this one.
+/// A client that has outlived the previous offload process.
 struct EarlierClient {
     number: u16,
-    /// In which it may write, if it may.
+    /// The term in which the client may write; none if it may not.
     term: Option<u32>,
-    /// The shared tree that it has open.
+    /// Identity of the shared tree that the client has open.
     tree: u64,
 }
 
@@ -254,7 +256,7 @@ fn reattach(
     if own_number != number || !term.is_none_or(has_term) {
         return Err(format!("volume {name}: another client may write by now"));
     }
-    // The node may have left the chain and returned since then, with a tree that it has copied.
+    // The node may have left the chain and rejoined it with a copied tree, which the client does not have open.
     let present = volume.directory.open_shared().and_then(|shared| shared.identity());
     if present.map_err(|error| unreadable_tree(&volume, &error))? != tree {
         return Err(format!("volume {name}: this node has copied the volume again"));
@@ -289,7 +291,7 @@ fn open_for_client(node: &Arc<OffloadNode>, name: &str) -> Result<(Arc<Replicate
     Ok((volume, record, number))
 }
 
-/// The log is published everywhere, so that the new client begins with an empty one.
+/// Publishes the log everywhere, so that the new client begins with an empty log.
 fn recover_log(volume: &ReplicatedVolume, record: &VolumeRecord, number: u16) -> Result<(), String> {
     let name = &volume.key.name;
     let unpublished = |reason| {
@@ -308,8 +310,8 @@ fn recover_log(volume: &ReplicatedVolume, record: &VolumeRecord, number: u16) ->
     volume.wait_published(number, end, RECOVERY_TIMEOUT).map_err(unpublished)
 }
 
-/// Stops publishing until the client has read the namespace, and makes it the client of this node. `answer` tells it how far
-/// each log is published.
+/// Pauses publishing until the client has read the namespace, and makes it the client of this node. `answer` makes the reply
+/// from the published marks.
 fn start_session(
     volume: Arc<ReplicatedVolume>,
     number: u16,
@@ -319,12 +321,12 @@ fn start_session(
 ) -> Result<ClientSession, String> {
     volume.lock().loading_client = Some(sender.clone());
     volume.wait_not_publishing().inspect_err(|_| volume.end_loading(sender))?;
-    // The client takes no other message before the answer.
+    // The reply is sent first: the client accepts no other message before it.
     let marks = published_marks(&volume.lock(), number);
     sender.send(&answer(marks));
     let mut state = volume.lock();
     if !state.record.chain.contains(&volume.node.name) {
-        // Later changes of the record end the client. This one came before there was a client to end.
+        // Later changes of the record end the client. This change was applied before the client was set.
         drop(state);
         volume.end_loading(sender);
         return Err(format!("volume {}: this node has left the chain", volume.key.name));
@@ -345,7 +347,7 @@ fn start_session(
     Ok(ClientSession { volume, number, sender: sender.clone() })
 }
 
-/// How far the log of each client is published here, at least up to this number.
+/// Published marks of the logs on this node, by client number: of all known clients, and at least up to `number`.
 fn published_marks(state: &ReplicaState, number: u16) -> Vec<PublishedMark> {
     let clients = state.record.clients.len() as u16;
     let mark_of = |client| state.logs.get(&client).map_or(PublishedMark::start_of(client), |log| log.chain.published());
@@ -353,7 +355,7 @@ fn published_marks(state: &ReplicaState, number: u16) -> Vec<PublishedMark> {
 }
 
 impl ReplicatedVolume {
-    /// A client has read the namespace, or has ended.
+    /// Lets publishing continue, after a client has read the namespace or has ended.
     fn end_loading(&self, sender: &ClientSender) {
         self.lock().loading_client.take_if(|loading| loading.is_same(sender));
         self.notify();

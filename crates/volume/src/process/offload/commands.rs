@@ -22,9 +22,9 @@ use crate::process::control::{
 };
 use crate::record::PAGE_BYTES;
 
-/// A replica that does not describe itself within this is reported as such.
+/// Longest wait for the description of a replica. Without it, the status has the error.
 const DESCRIPTION_TIMEOUT: Duration = Duration::from_secs(2);
-/// umount(8) returns before the client has ended: `drop` waits this long for it.
+/// Longest wait of `drop` for the end of a client: umount(8) returns before the client has ended.
 const CLIENT_END_LIMIT: Duration = Duration::from_secs(2);
 const CLIENT_END_INTERVAL: Duration = Duration::from_millis(20);
 /// Most replicas of a volume.
@@ -44,7 +44,7 @@ pub(super) fn start(node: &Arc<OffloadNode>, mut channel: MessageChannel) -> io:
     Ok(())
 }
 
-/// `channel`: takes the progress of what may take long.
+/// Executes a command. Sends the progress of a check to `channel`.
 fn execute(
     node: &Arc<OffloadNode>,
     request: ControlRequest,
@@ -118,7 +118,8 @@ fn check_new_volume(
     }
 }
 
-/// Removes what was created. What cannot be removed stays in the catalog, for `drop`.
+/// Removes the replicas that were created, and then the record. After an error, the record stays in the catalog, so that
+/// `drop` can remove the rest.
 fn abandon_creation(node: &Arc<OffloadNode>, key: &VolumeKey, record: &VolumeRecord, reason: String) -> String {
     match remove_replicas(node, key, record) {
         Ok(()) => format!("volume {} is not created: {reason}", key.name),
@@ -151,7 +152,8 @@ fn status(node: &Arc<OffloadNode>, name: VolumeName) -> Result<VolumeStatus, Str
     Ok(VolumeStatus { name, record, replicas })
 }
 
-/// The new node catches up by itself. The old one may be gone forever: its files are removed if it answers.
+/// Gives the place of a replica to another node, which catches up by itself. The files on the old node are removed only if
+/// it answers: it may be lost.
 fn replace(node: &Arc<OffloadNode>, replacement: &ReplicaReplacement) -> Result<(), String> {
     let ReplicaReplacement { name, old, new } = replacement;
     let record = node.record(name).map_err(|error| error.to_string())?;
@@ -173,7 +175,7 @@ fn replace(node: &Arc<OffloadNode>, replacement: &ReplicaReplacement) -> Result<
     let replaced = replaced.map_err(|error| error.to_string())?;
     if !replaced.is_some_and(|record| record.replicas.contains(new) && !record.replicas.contains(old)) {
         return Err(format!(
-            "volume {name} has changed meanwhile: look at `farfork volume status {name}`, then try again"
+            "volume {name} has changed meanwhile: see `farfork volume status {name}`, and then try again"
         ));
     }
     let dropped = node.peers.call::<DropReplica>(old, &DropReplica(key), DESCRIPTION_TIMEOUT);
@@ -188,7 +190,7 @@ fn drop_volume(node: &Arc<OffloadNode>, name: &VolumeName) -> Result<(), String>
     let key = VolumeKey { name: name.clone(), id: record.id };
     let deadline = Instant::now() + CLIENT_END_LIMIT;
     let mut mounted = Vec::new();
-    // A node without a replica cannot have it mounted.
+    // A node without a replica cannot have the volume mounted.
     for client in record.clients.iter().filter(|client| record.replicas.contains(client)) {
         if !wait_without_client(node, client, &key, deadline)? {
             mounted.push(client.as_str());
@@ -204,7 +206,7 @@ fn drop_volume(node: &Arc<OffloadNode>, name: &VolumeName) -> Result<(), String>
     remove_replicas(node, &key, &record).map_err(|reason| format!("volume {name} is not dropped yet: {reason}"))
 }
 
-/// Whether a node has not mounted the volume, or its client ends in time.
+/// Waits until a node has no client of the volume. Returns false at the deadline.
 fn wait_without_client(
     node: &OffloadNode,
     client: &NodeName,

@@ -1,4 +1,4 @@
-//! The calls of other nodes' offload processes. What may wait is done in a thread of its own.
+//! Handles the calls of other nodes' offload processes. A call that may wait runs in a thread of its own.
 
 use std::fs;
 use std::io;
@@ -59,7 +59,7 @@ pub(super) fn handler_table(node: &Arc<OffloadNode>) -> HandlerTable {
     table
 }
 
-/// As `add_slow`, about a volume of which this node has a replica.
+/// As `add_slow`, for a call about a replica of this node.
 fn add_volume_call<C>(
     table: &mut HandlerTable,
     node: &Arc<OffloadNode>,
@@ -70,7 +70,7 @@ fn add_volume_call<C>(
     add_slow::<C>(table, node, move |node, request| handle(&open(node, request.volume())?, &request));
 }
 
-/// A call that is answered by a thread of its own.
+/// Adds a handler that runs each call in a thread of its own.
 fn add_slow<C>(
     table: &mut HandlerTable,
     node: &Arc<OffloadNode>,
@@ -98,7 +98,8 @@ fn open(node: &Arc<OffloadNode>, key: &VolumeKey) -> Result<Arc<ReplicatedVolume
     node.volume_of(key).map_err(|error| error.to_string())
 }
 
-/// The path of the log may have changed: the predecessor of an earlier epoch loses the region.
+/// Handles `OpenLog`: gives the predecessor a new memory region. The path may have changed, so an earlier predecessor loses
+/// its region.
 fn open_log(volume: &Arc<ReplicatedVolume>, request: &OpenLog) -> Result<OpenAnswer, String> {
     let record = volume.read_record().map_err(|error| error.to_string())?;
     let client = request.client;
@@ -123,7 +124,8 @@ fn is_disk_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
-/// Begins anew where the predecessor demands it. False when published records would be lost.
+/// Makes the copier read the log again if the predecessor's log requires this. Returns false when published records would be
+/// lost.
 fn go_back(volume: &ReplicatedVolume, request: &OpenLog) -> Result<bool, String> {
     let mut state = volume.lock();
     let needs_tree = state.is_catching_up;
@@ -138,7 +140,7 @@ fn go_back(volume: &ReplicatedVolume, request: &OpenLog) -> Result<bool, String>
         }
     };
     log.restart = restart;
-    // Requests of an earlier predecessor.
+    // The pending requests are from an earlier predecessor.
     log.appends.clear();
     drop(state);
     volume.notify();
@@ -157,7 +159,7 @@ fn register_region(volume: &ReplicatedVolume, client: u16) -> io::Result<OpenedL
     let region = u64::from_le_bytes(number.try_into().expect("it is split there"));
     let key = SeedKey { seed: SeedId::new(node.name.clone(), region), token: Token::from_bytes(token) };
 
-    // Dropped before the lock is taken again: revoking waits for writes that are under way.
+    // The region is dropped while the state is not locked: revoking it waits for running writes.
     let previous = volume.lock().log(client).region.take();
     drop(previous);
     let mut state = volume.lock();
@@ -216,14 +218,15 @@ fn append_log(node: &Arc<OffloadNode>, request: &AppendLog, reply: DeferredReply
     }
 }
 
-/// The record is in the catalog, so that the replica belongs to a volume.
+/// Creates a replica. The record of its volume is already in the catalog.
 pub(super) fn create_replica(node: &Arc<OffloadNode>, key: &VolumeKey) -> Result<(), String> {
     let directory = node.store.volume(key.name.as_str());
     match directory.id() {
         Ok(id) if id == key.id => return open(node, key).map(drop),
-        // It is left over from a drop that did not reach this node, or the catalog is a wrong one: nothing is removed.
+        // The replica is left over from a drop that did not reach this node, or the catalog is the wrong one: no data is
+        // removed.
         Ok(id) => node.set_aside(&key.name, id).map_err(|error| error.to_string())?,
-        // It is left over from a crash, or its id was removed.
+        // The directory is left over from a crash, or its file with the id was removed.
         Err(_) if directory.path().exists() => {
             node.set_aside(&key.name, key.id).map_err(|error| error.to_string())?;
         }

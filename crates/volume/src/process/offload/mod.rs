@@ -1,5 +1,5 @@
-//! The offload process of a node: serves all replicas of its store. It copies logs along their chains, has them
-//! published, decides with the other nodes which client may write, and answers clients and commands.
+//! The offload process of a node: serves all replicas of its store. It copies logs along their chains, orders publishing,
+//! decides with the other nodes which client may write, and replies to clients and commands.
 
 mod acknowledgement;
 mod check;
@@ -42,18 +42,19 @@ use super::store::VolumeStore;
 use crate::chain::{LogCompression, PeerClients};
 use crate::named_values::named_values;
 
-/// The name of the lock.
+/// The name of the lock of the offload process.
 const OFFLOAD: &str = "offload";
-/// Threads that receive calls; each call is answered by another thread.
+/// Number of threads that receive calls. Calls that may wait are executed by other threads.
 const RPC_THREADS: usize = 1;
 
-/// Processes that replicate and publish.
+/// The processes that replicate and publish.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OffloadMode {
-    /// In a process of its own, which has the host worker publish.
+    /// A separate offload process replicates, and the host worker publishes.
     #[default]
     On,
-    /// In threads of the process that calls `run_offload`, without a host worker: the baseline of measurements.
+    /// Threads of the process that calls `run_offload` replicate and publish, without a host worker. The baseline of
+    /// measurements.
     Inline,
 }
 
@@ -68,19 +69,19 @@ pub struct OffloadOptions {
     pub store: PathBuf,
     /// The file of the catalog, which all nodes share.
     pub catalog: PathBuf,
-    /// Where other nodes reach this one.
+    /// The address at which other nodes reach this one.
     pub listen: IpAddr,
-    /// A node that does not answer for so long leaves the chains of its volumes.
+    /// A node that does not answer for this time is removed from the chains of its volumes.
     pub detection_time: Duration,
-    /// Each volume is checked by the node of its head once in this time; zero for never.
+    /// The head of each chain checks its volume once in this time; zero for never.
     pub scrub_interval: Duration,
-    /// Whether there is a host worker.
+    /// Whether a host worker publishes.
     pub mode: OffloadMode,
     /// Method to copy data into shared trees while the host worker does not run.
     pub copy_method: CopyMethod,
-    /// How the node compresses the log data that it sends. It expands what others send either way.
+    /// How the node compresses the log data that it sends. It expands received data regardless of this option.
     pub compression: LogCompression,
-    /// The identity that other nodes authenticate; none for connections in clear.
+    /// The identity that other nodes authenticate; none for unencrypted connections.
     pub credentials: Option<Credentials>,
 }
 
@@ -95,15 +96,15 @@ pub enum OffloadError {
     Store {
         /// The store.
         path: String,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
     /// The network cannot be used.
     #[error("cannot listen at {address}: {source}")]
     Listen {
-        /// Where.
+        /// The address.
         address: IpAddr,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
 }
@@ -138,7 +139,7 @@ pub fn run_offload(options: &OffloadOptions) -> Result<(), OffloadError> {
     Ok(())
 }
 
-/// Run until they are dropped.
+/// The servers for calls and writes of other nodes. They run until this value is dropped.
 struct OffloadServers {
     _fabric: TcpServer,
     _rpc: Server,
@@ -167,7 +168,8 @@ fn start_servers(
     Ok((OffloadServers { _fabric: fabric, _rpc: rpc }, address))
 }
 
-/// Listens where the process before did, so that other nodes find this one at once; else at any free port.
+/// Listens at the address of the previous process, so that other nodes reach this one at once. If this fails, listens at any
+/// free port.
 fn bind(address: IpAddr, earlier: Option<SocketAddr>) -> io::Result<TcpListener> {
     let again = earlier.filter(|earlier| earlier.ip() == address).map(TcpListener::bind);
     if let Some(Ok(listener)) = again { Ok(listener) } else { TcpListener::bind((address, 0)) }

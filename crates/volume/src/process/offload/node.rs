@@ -25,12 +25,13 @@ use crate::process::message::OffloadMessage;
 use crate::process::store::VolumeStore;
 use crate::process::volume_directory::{CreateError, ReplicaLoss, VolumeDirectory};
 
-/// How often a replica that is not open is tried again.
+/// How often the node tries to open replicas that are not open.
 const OPEN_INTERVAL: Duration = Duration::from_secs(1);
 /// How often the catalog is read: another node may have changed it.
 const CATALOG_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Longest wait for one answer. The process of the node may have been started again at another address, or wait itself.
+/// Longest wait for one reply. The called process may have restarted at another address, or may itself wait for another
+/// node.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The shared part of an offload process.
@@ -41,7 +42,7 @@ pub(super) struct OffloadNode {
     pub(super) peers: PeerClients,
     pub(super) regions: Arc<RegionRegistry>,
     pub(super) worker: Mutex<WorkerLink>,
-    /// A node that does not answer for so long leaves the chain.
+    /// A node that does not answer for this time is removed from the chain.
     pub(super) detection_time: Duration,
     pub(super) copy_method: CopyMethod,
     pub(super) compression: LogCompression,
@@ -96,13 +97,13 @@ impl OffloadNode {
         })
     }
 
-    /// The record of a volume.
+    /// Reads the record of a volume from the catalog.
     pub(super) fn record(&self, name: &VolumeName) -> Result<VolumeRecord, ReplicaError> {
         let contents = self.catalog.read()?;
         contents.volumes.get(name).cloned().ok_or_else(|| ReplicaError::UnknownVolume(name.clone()))
     }
 
-    /// Longest wait for one answer of a node. It may be alive all the same, which `is_alive` finds out.
+    /// Longest wait for one reply of a node. A node that does not reply in time may still be alive: `is_alive` checks this.
     pub(super) fn attempt_timeout(&self) -> Duration {
         self.detection_time.min(ATTEMPT_TIMEOUT)
     }
@@ -114,9 +115,10 @@ impl OffloadNode {
         matches!(answer, Ok(_) | Err(PeerError::Catalog(_)))
     }
 
-    /// The replica of a volume on this node, opened if need be. A replica of an earlier volume of that name is none.
+    /// Returns the replica of a volume on this node, and opens it if necessary. A replica of an earlier volume with the same
+    /// name does not count.
     ///
-    /// A replica that has lost all or a part of its directory leaves the chain first, and a new one is made.
+    /// A replica that has lost all or a part of its directory first leaves the chain, and an empty one is created.
     pub(super) fn volume(self: &Arc<Self>, name: &VolumeName) -> Result<Arc<ReplicatedVolume>, ReplicaError> {
         let contents = self.catalog.read()?;
         let record = contents.volumes.get(name).ok_or_else(|| ReplicaError::UnknownVolume(name.clone()))?;
@@ -146,8 +148,9 @@ impl OffloadNode {
         Ok(volume)
     }
 
-    /// The replica is not on the disk, or not all of it, though the catalog has this node: the disk is new, or files were removed.
-    /// An empty replica takes its place, outside of the chain, and copies another one. The record of now.
+    /// Replaces a replica that is in the catalog, but missing or incomplete on the disk: the disk is new, or files were
+    /// removed. This node leaves the chain, and creates an empty replica, which then copies another one. Returns the changed
+    /// record.
     fn replace_lost_replica(
         &self,
         name: &VolumeName,
@@ -183,7 +186,7 @@ impl OffloadNode {
         }
     }
 
-    /// What cannot be used is kept under another name, for an operator to look at.
+    /// Renames the directory of a replica that cannot be used, so that an operator can inspect it.
     pub(super) fn set_aside(&self, name: &VolumeName, id: u64) -> Result<(), ReplicaError> {
         let directory = self.store.volume(name.as_str());
         match directory.set_aside(id) {
@@ -200,7 +203,7 @@ impl OffloadNode {
         }
     }
 
-    /// As `volume`, for a request of another node that names the id.
+    /// As `volume`, for a request of another node. The id in the request must match.
     pub(super) fn volume_of(self: &Arc<Self>, key: &VolumeKey) -> Result<Arc<ReplicatedVolume>, ReplicaError> {
         let volume = self.volume(&key.name)?;
         let is_same = volume.key.id == key.id;
@@ -266,9 +269,10 @@ impl OffloadNode {
         }
     }
 
-    /// Passes changes of the catalog to the volumes, until the process ends.
+    /// Starts a thread that passes changes of the catalog to the volumes.
     ///
-    /// `address` is the one of this node. An older catalog may have been restored, which has another one.
+    /// `address` is the address of this node. The thread registers it again if the catalog has another one, as after the
+    /// restore of an older catalog.
     pub(super) fn watch_catalog(self: &Arc<Self>, address: VolumeNode) -> io::Result<()> {
         let node = Arc::clone(self);
         thread::Builder::new().name("catalog".to_owned()).spawn(move || {
@@ -287,7 +291,7 @@ impl OffloadNode {
     }
 
     fn register_again(&self, contents: &CatalogContents, address: &VolumeNode) {
-        // A catalog without nodes is a file that is missing: it must not be created here.
+        // A catalog without nodes is a missing file, which must not be created here.
         if contents.nodes.is_empty() || contents.nodes.get(&self.name) == Some(address) {
             return;
         }
@@ -309,7 +313,8 @@ impl OffloadNode {
 }
 
 impl ReplicatedVolume {
-    /// Takes a newer record of the catalog.
+    /// Applies a record of the catalog if it is newer. Ends the client of this node if it is fenced, or if the node has left
+    /// the chain.
     pub(super) fn update_record(&self, record: &VolumeRecord) {
         let mut state = self.lock();
         if record.revision <= state.record.revision {
@@ -337,7 +342,8 @@ impl ReplicatedVolume {
         self.notify();
     }
 
-    /// This node leaves the chain, and copies a tree that is not damaged. False for the last live replica, which stays.
+    /// Removes this node from the chain, so that it copies the tree of another replica. Returns false for the last live
+    /// replica, which stays.
     pub(super) fn leave_chain(&self) -> Result<bool, ReplicaError> {
         let own_name = &self.node.name;
         let record = self.update_catalog(|record| {
@@ -347,8 +353,8 @@ impl ReplicatedVolume {
         Ok(!record.chain.contains(own_name))
     }
 
-    /// Without a disk that has everything, a log may lack what was acknowledged before the machine started anew. The other
-    /// replicas have it; the last live replica has none to copy from.
+    /// Leaves the chain after a reboot with `--durability memory`: a log may lack acknowledged records, which the other
+    /// replicas have. The last live replica stays, because it has no other one to copy from.
     fn leave_after_restart(&self) -> Result<(), ReplicaError> {
         if self.read_record()?.durability == Durability::Memory {
             self.leave_chain()?;
@@ -356,7 +362,7 @@ impl ReplicatedVolume {
         Ok(())
     }
 
-    /// The record that the catalog has now.
+    /// Reads the record of the volume from the catalog, and applies it.
     pub(super) fn read_record(&self) -> Result<VolumeRecord, ReplicaError> {
         let record = self.node.record(&self.key.name)?;
         if record.id != self.key.id {
@@ -366,7 +372,7 @@ impl ReplicatedVolume {
         Ok(record)
     }
 
-    /// Changes the record in the catalog, unless `change` returns false. The record after it.
+    /// Changes the record in the catalog, unless `change` returns false. Returns the resulting record.
     pub(super) fn update_catalog(
         &self,
         mut change: impl FnMut(&mut VolumeRecord) -> bool,

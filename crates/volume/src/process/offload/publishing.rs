@@ -1,4 +1,4 @@
-//! Publishing: folds committed records into change sets and has them applied in order. One thread per volume.
+//! Publishing: folds committed records into change sets, and sends these to the host worker in order. One thread per volume.
 //!
 //! While the host worker does not run, this process takes the lock of the shared trees and applies change sets by itself.
 
@@ -21,17 +21,18 @@ use crate::process::worker::{PublisherTable, WORKER};
 use crate::publish::{PublishedMark, is_damaged_mark};
 use crate::replay::LogReplay;
 
-/// Waits so long for more records before it publishes a small change set. Folding saves work: with 2 ms, a program that syncs
+/// Longest wait for more records before a small change set is published. Folding saves work: with 2 ms, a program that syncs
 /// each write lost a sixth of the processor time to change sets.
 const FOLD_WAIT: Duration = Duration::from_millis(10);
-/// A worker that is silent for two of these is taken for stopped. It says each `WORKER_ALIVE_INTERVAL` that it works.
-/// Two, because this process may have been stopped, too: the worker can then speak before its silence counts.
+/// A worker that sends nothing for two of these periods is considered stopped: it must send `Working` once per
+/// `WORKER_ALIVE_INTERVAL`. The second period is for the case that this process was stopped, too.
 const WORKER_SILENCE_MAX: Duration = Duration::from_millis(500);
-/// A killed process has ended within this.
+/// Longest wait for the end of a killed process.
 const WORKER_END_TIMEOUT: Duration = Duration::from_secs(10);
-/// Before a refused change set is tried again.
+/// Wait before a failed change set is tried again.
 const RETRY_WAIT: Duration = Duration::from_millis(200);
-/// A change set of one of these sizes is published without waiting for more, so that the log has room soon.
+/// A change set with this number of records or bytes of data is published without waiting for more, so that the log has room
+/// soon.
 const RECORDS_MAX: usize = 8192;
 const DATA_BYTES_MAX: u64 = 8 << 20;
 /// Longest sleep: a safeguard, not a schedule.
@@ -55,7 +56,7 @@ struct PublishTask {
     client: u16,
     mark: PublishedMark,
     end: LogPoint,
-    /// After a crash the shared tree may have any part of it, so it becomes one change set.
+    /// After a crash: the shared tree may have any part of these records, so they become one change set.
     is_recovery: bool,
 }
 
@@ -89,16 +90,16 @@ impl VolumePublisher {
         self.volume.notify_thread(WaitingThread::Copier(client));
         self.volume.notify_thread(WaitingThread::Request);
         if let Some(reason) = &failure {
-            // Repeated five times a second, for as long as a disk is full.
+            // The same failure is reported once: it repeats five times a second while a disk is full.
             if self.failure.as_ref() != Some(reason) {
-                tracing::error!(reason, volume = %self.volume.key.name, "nothing is published, it is tried again");
+                tracing::error!(reason, volume = %self.volume.key.name, "a change set is not published, and is tried again");
             }
             thread::sleep(RETRY_WAIT);
         }
         self.failure = failure;
     }
 
-    /// None when the volume is closed.
+    /// Waits until there is something to publish; none when the volume is closed.
     fn wait_for_task(&self) -> Option<PublishTask> {
         let mut wait_until: Option<Instant> = None;
         let mut state = self.volume.lock();
@@ -150,7 +151,7 @@ impl VolumePublisher {
         Ok(changes)
     }
 
-    /// The log has changed since it was validated: the disk or the memory is damaged. The other replicas have it.
+    /// Leaves the chain, because a log or its mark is damaged on disk or in memory. The other replicas have the log.
     fn leave_chain(&self, error: &io::Error) -> io::Result<()> {
         let volume = &self.volume;
         tracing::error!(%error, volume = %volume.key.name, "a log of this node is damaged, or its mark: the node leaves the chain");
@@ -158,7 +159,8 @@ impl VolumePublisher {
         if has_left { Ok(()) } else { Err(io::Error::other("a log of the last live replica is damaged, or its mark")) }
     }
 
-    /// A worker that was started again cannot publish without the mark. The other replicas have it.
+    /// Leaves the chain if a damaged mark has caused the error: a restarted worker cannot publish without the mark, and the
+    /// other replicas have it.
     fn leave_with_damaged_mark(&self, client: u16, error: io::Error) -> io::Result<()> {
         let opened = self.volume.directory.open_shared().and_then(|shared| shared.open_mark(client));
         match opened {
@@ -167,7 +169,7 @@ impl VolumePublisher {
         }
     }
 
-    /// Has a change set applied, however long it takes, and reports it to the client of this node.
+    /// Makes the worker apply a change set, however long this takes, and reports it to the client of this node.
     fn publish(&self, client: u16, changes: ChangeSet) -> io::Result<()> {
         let volume = &self.volume;
         let durability = volume.lock().record.durability;
@@ -185,7 +187,7 @@ impl VolumePublisher {
             let changes = request.changes;
             sender.send(&OffloadMessage::Changed(Box::new(ForeignChange { client, changes })));
         }
-        // Only now: a thread that waits for this point answers the client at once.
+        // This follows `Changed`, because a thread that waits for this point answers the client at once.
         let mut state = volume.lock();
         let log = state.log(client);
         log.chain.publish(mark);
@@ -195,7 +197,8 @@ impl VolumePublisher {
     }
 }
 
-/// The mark of a published request, or why the shared tree refused it. `WouldBlock` when the worker is silent.
+/// Receives the result of a request: the new mark, or the error of the worker. Fails with `WouldBlock` when the worker is
+/// silent.
 fn receive_result(worker: &mut MessageChannel) -> io::Result<io::Result<PublishedMark>> {
     let mut was_silent = false;
     loop {
@@ -225,7 +228,7 @@ pub(super) struct WorkerLink {
     store: VolumeStore,
     copy_method: CopyMethod,
     worker: Option<MessageChannel>,
-    /// With `OffloadMode::Inline`, which has no worker.
+    /// Set with `OffloadMode::Inline`, which has no worker.
     own: Option<OwnPublishers>,
 }
 
@@ -249,7 +252,8 @@ impl WorkerLink {
         Ok(Self { store, copy_method, worker: None, own })
     }
 
-    /// Has a request executed: by the worker, or here while there is none. After an error it may be repeated.
+    /// Executes a request in the worker, or in this process while no worker runs. After an error, the request may be
+    /// repeated.
     fn publish(&mut self, request: &PublishRequest) -> io::Result<PublishedMark> {
         if let Some(own) = &mut self.own {
             return own.publishers.publish(request);
@@ -271,18 +275,18 @@ impl WorkerLink {
         self.publish_here(request)
     }
 
-    /// A worker that does not answer might go on later, with an old change set: it must end first. It has the lock that
-    /// this process needs, so the process that listens is the one that is killed.
+    /// Kills a worker that does not answer, because it might continue later with an old change set. The process that listens
+    /// on the socket holds the worker's lock, so it is the right one to kill.
     fn kill_silent_worker(&self) -> io::Result<()> {
         let Some(worker) = &self.worker else { return Ok(()) };
         let has_ended = || Ok(self.store.try_lock(WORKER)?.is_some());
         kill_silent_process(worker.peer_process_id()?, WORKER_END_TIMEOUT, has_ended)
     }
 
-    /// Publishes without the worker. Holding its lock, so that a new worker waits.
+    /// Publishes without the worker. Holds the worker's lock, so that a new worker waits.
     fn publish_here(&self, request: &PublishRequest) -> io::Result<PublishedMark> {
         let Some(_lock) = self.store.try_lock(WORKER)? else {
-            return Err(io::Error::other("the worker starts"));
+            return Err(io::Error::other("the worker is starting"));
         };
         PublisherTable::new(self.store.clone(), self.copy_method).publish(request)
     }

@@ -1,4 +1,4 @@
-//! The bytes of a log that the predecessor sends: the memory in which it writes them, and its requests that are not answered.
+//! The receiving side of a log: the memory region that the predecessor writes, and its unanswered requests.
 
 use std::io;
 use std::sync::Arc;
@@ -17,12 +17,12 @@ use crate::log::LogPoint;
 pub(super) struct OpenRegion {
     pub(super) number: u64,
     pub(super) memory: Arc<LogRegion>,
-    /// Lets the predecessor write without a call.
+    /// Lets the predecessor write to the region without a call, as long as this value exists.
     pub(super) _registration: Registration,
 }
 
 impl OpenRegion {
-    /// Takes bytes that were sent with a call.
+    /// Writes bytes that were sent within a call to the ring.
     pub(super) fn write(&self, bytes: &LogBytes) -> io::Result<()> {
         let offset = bytes.position % self.memory.ring_bytes;
         let until_end = usize::try_from(self.memory.ring_bytes - offset).unwrap_or(usize::MAX);
@@ -45,7 +45,7 @@ pub(super) struct PendingExpansion {
 }
 
 impl PendingExpansion {
-    /// Expands them in the log. If that fails, the records of the predecessor are not valid.
+    /// Expands the chunks in the log. If this fails, the copier finds the records invalid.
     pub(super) fn execute(&self, volume: &ReplicatedVolume) {
         if let Err(error) = self.region.expand(&self.chunks) {
             tracing::warn!(%error, volume = %volume.key.name, "log data of the predecessor cannot be expanded");
@@ -53,29 +53,29 @@ impl PendingExpansion {
     }
 }
 
-/// The reason why bytes of a predecessor are not taken.
+/// Why bytes of a predecessor are refused.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum AppendRefusal {
-    /// Another predecessor writes the log by now, so the sender knows an old path.
+    /// The region is not open any more, so the sender has an old path of the log.
     OtherPath,
-    /// The bytes or the list of chunks are invalid, or the log cannot be written. Has the text of the error.
+    /// The bytes or the list of chunks are invalid, or the log cannot be written. Contains the error text.
     Invalid(String),
 }
 
-/// A request of the predecessor.
+/// An unanswered request of the predecessor.
 pub(super) struct PendingAppend {
-    /// A request for an earlier path counts for nothing: the log may belong to a term that has ended since.
+    /// The path of the sender. A request for an earlier path is refused: its term may have ended.
     pub(super) path: PathVersion,
     pub(super) end: LogPoint,
-    /// To do before the log is validated up to the end.
+    /// Chunks to expand before the log is validated up to `end`.
     pub(super) expansion: Option<PendingExpansion>,
-    /// The report of space that the answer needs.
+    /// Number of the space report that the reply needs.
     pub(super) space_request: u64,
     pub(super) reply: DeferredReply,
 }
 
 impl PendingAppend {
-    /// Whether each later node has the log up to its end, and has reported its space if that was asked for.
+    /// Whether each later node has the log up to `end`, and has reported its space if this was requested.
     pub(super) fn is_complete(&self, committed: LogPoint, later_space: &LaterSpace) -> bool {
         self.end <= committed && later_space.is_answered(self.space_request)
     }
@@ -91,7 +91,7 @@ impl LogProgress {
         region.write(bytes).map_err(|error| AppendRefusal::Invalid(format!("the log cannot be written: {error}")))
     }
 
-    /// Accepts a list of chunks that are compressed in a region, up to an announced end. The copier expands them.
+    /// Decodes the list of chunks that are compressed in a region, up to an announced end. The copier expands them.
     pub(super) fn accept_chunks(
         &self,
         region: u64,
@@ -108,12 +108,12 @@ impl LogProgress {
         Ok(Some(PendingExpansion { region, chunks }))
     }
 
-    /// The open region of this number.
+    /// Returns the open region, if it has this number.
     fn region_of(&self, number: u64) -> Result<&OpenRegion, AppendRefusal> {
         self.region.as_ref().filter(|region| region.number == number).ok_or(AppendRefusal::OtherPath)
     }
 
-    /// The expansions that are due on a path, in the order of the log.
+    /// Takes the pending expansions of a path, in the order of the log.
     pub(super) fn take_expansions(&mut self, path: PathVersion) -> Vec<PendingExpansion> {
         let appends = self.appends.iter_mut().filter(|append| append.path == path);
         appends.filter_map(|append| append.expansion.take()).collect()

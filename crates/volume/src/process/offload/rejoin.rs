@@ -1,5 +1,5 @@
-//! A replica that has left the chain rejoins it. It takes the logs as the last of each path, copies the shared tree of a
-//! member, publishes what the logs have beyond the tree, and becomes the last member. Writing continues meanwhile.
+//! Brings a replica that has left the chain back. The replica receives the logs as the last node of each path, copies the
+//! shared tree of a member, publishes later records from the logs, and becomes the last member. Writing continues meanwhile.
 
 use std::fs;
 use std::io;
@@ -19,14 +19,14 @@ use crate::log::LogPoint;
 use crate::process::store::ignore_missing;
 use crate::publish::{CallBudget, Durability, PublishedMark, Publisher, SharedTree, TreePart, TreeReader};
 
-/// Before a node tries again to catch up. Doubled for each further failure, because writers may wait for an attempt.
+/// Wait before the next attempt to catch up. Doubled after each further failure, because writers may wait during an attempt.
 const RETRY_WAIT_MIN: Duration = Duration::from_millis(500);
 const RETRY_WAIT_MAX: Duration = Duration::from_secs(10);
-/// All logs are announced within this: each member has learnt the new epoch by then.
+/// Longest wait until all logs are announced. Each member reads the new epoch from the catalog much earlier.
 const ANNOUNCEMENT_TIMEOUT: Duration = Duration::from_secs(10);
-/// A loan ends when its tree is not read for so long.
+/// A loan ends when its tree is not read for this time.
 const LOAN_TIMEOUT: Duration = Duration::from_secs(10);
-/// The answer to a node whose loan has ended.
+/// The error for a node whose loan has ended.
 const NOT_LENT: &str = "the tree is not lent any more";
 /// Longest sleep: a safeguard, not a schedule.
 const SLEEP_MAX: Duration = Duration::from_secs(1);
@@ -34,7 +34,7 @@ const SLEEP_MAX: Duration = Duration::from_secs(1);
 /// A shared tree that another node copies. Nothing is published meanwhile.
 pub(super) struct TreeLoan {
     number: u64,
-    /// None before the tree is opened, and while a part is read.
+    /// The open tree; none before it is opened, and while a part is read.
     reader: Option<TreeReader>,
     used_at: Instant,
 }
@@ -101,7 +101,7 @@ fn run(volume: &Arc<ReplicatedVolume>) {
     }
 }
 
-/// When the next attempt is due.
+/// The time of the next attempt, and the wait after a further failure.
 struct RetrySchedule {
     retry_at: Instant,
     wait: Duration,
@@ -112,12 +112,12 @@ impl RetrySchedule {
         Self { retry_at: Instant::now(), wait: RETRY_WAIT_MIN }
     }
 
-    /// None when it is due.
+    /// The time until the next attempt; none when it is due.
     fn until_retry(&self) -> Option<Duration> {
         self.retry_at.checked_duration_since(Instant::now()).filter(|wait| !wait.is_zero())
     }
 
-    /// An attempt has failed. With `is_own_failure` the wait after the next failure is longer.
+    /// Delays the next attempt after a failure. With `is_own_failure`, the wait after the next failure is longer.
     fn delay(&mut self, is_own_failure: bool) {
         self.retry_at = Instant::now() + self.next_wait(is_own_failure);
     }
@@ -135,13 +135,13 @@ impl RetrySchedule {
     }
 }
 
-/// Ends a failed attempt, so that writing does not wait for it. False if this node or another one continues at once.
+/// Ends a failed attempt, so that writers do not wait for it. Returns whether this node has caused the failure.
 fn abort_join(volume: &ReplicatedVolume, error: &RejoinError) -> bool {
     let own_name = &volume.node.name;
     let is_joining = |record: &VolumeRecord| record.joining.as_ref() == Some(own_name);
     match error {
         RejoinError::OtherReplica => return false,
-        // Without its place, another member has removed this node because it did not take a log.
+        // If this node is not the joining one any more, a member has removed it because it did not take a log.
         RejoinError::ChainChanged => return !is_joining(&volume.lock().record),
         RejoinError::NotAnnounced | RejoinError::Logs(_) | RejoinError::Peer(_) | RejoinError::Tree(_) => {}
     }
@@ -155,15 +155,15 @@ fn abort_join(volume: &ReplicatedVolume, error: &RejoinError) -> bool {
     true
 }
 
-/// Closes the volume if its directory lacks a part. The node has left the chain then, and opens the volume with a new replica. The
-/// last live replica stays: it may have the only copy in open files.
+/// Closes the volume if a part of its directory is lost, and returns true. The node leaves the chain, and later opens the
+/// volume with an empty replica. The last live replica stays open: its open files may be the only copy.
 fn close_lost_replica(volume: &Arc<ReplicatedVolume>, is_reported: &mut bool) -> bool {
     let name = &volume.key.name;
     let Ok(Some(loss)) = volume.directory.find_loss(volume.key.id) else {
         *is_reported = false;
         return false;
     };
-    // A volume that is dropped is closed before its directory is removed.
+    // `drop` closes the volume before it removes the directory: this is not a loss.
     if volume.lock().is_closed {
         return true;
     }
@@ -181,7 +181,7 @@ fn close_lost_replica(volume: &Arc<ReplicatedVolume>, is_reported: &mut bool) ->
             return false;
         }
     }
-    // No change set of the lost tree reaches the next one.
+    // Pauses publishing, so that no change set for the lost tree is applied to the next one.
     volume.lock().is_catching_up = true;
     if let Err(reason) = volume.wait_not_publishing() {
         tracing::warn!(reason, "a lost replica is closed later");
@@ -197,13 +197,13 @@ fn is_off_chain(record: &VolumeRecord, node: &NodeName) -> bool {
     record.state == VolumeState::Ready && record.replicas.contains(node) && !record.chain.contains(node)
 }
 
-/// Each replica has the log of each client, also of one that has written nothing yet.
+/// Opens the log of each client, even if the client has written nothing yet.
 fn open_logs(volume: &Arc<ReplicatedVolume>) -> io::Result<()> {
     let client_count = volume.lock().record.clients.len() as u16;
     (0..client_count).try_for_each(|client| log_copier::ensure_open(volume, client))
 }
 
-/// One attempt. The epoch in which this node is a member.
+/// Makes one attempt to rejoin. Returns the epoch in which this node has become a member.
 ///
 /// ```text
 /// off the chain ──begin_join──▶ joining: all logs are announced ──copy the tree──▶ ──finish_join──▶ member
@@ -222,14 +222,14 @@ fn rejoin(volume: &Arc<ReplicatedVolume>) -> Result<u64, RejoinError> {
     install_tree(volume, &joined_record, &marks)?;
     let (epoch, client_count) = (joined_record.epoch, joined_record.clients.len());
     let finished = volume.update_catalog(|record| {
-        // The log of a client that is new since then is not announced here.
+        // The log of a client that was added after `begin_join` is not announced on this node.
         record.clients.len() == client_count && membership::finish_join(record, own_name, epoch)
     });
     let finished = finished.map_err(peer)?;
     if finished.chain.contains(own_name) { Ok(finished.epoch) } else { Err(RejoinError::ChainChanged) }
 }
 
-/// Nothing of the logs counts before it is announced again.
+/// Resets the logs: their records do not count until the predecessors announce them again.
 fn forget_logs(volume: &ReplicatedVolume) {
     let mut state = volume.lock();
     state.is_catching_up = true;
@@ -247,7 +247,7 @@ fn forget_logs(volume: &ReplicatedVolume) {
     volume.notify();
 }
 
-/// Where each log begins on this node, once the last member before it has announced what it has.
+/// Waits until the predecessor has announced each log. Returns the points at which the logs begin on this node.
 fn wait_announced(volume: &Arc<ReplicatedVolume>, joined_record: &VolumeRecord) -> Result<Vec<LogPoint>, RejoinError> {
     open_logs(volume).map_err(RejoinError::Logs)?;
     let clients = 0..joined_record.clients.len() as u16;
@@ -264,7 +264,8 @@ fn wait_announced(volume: &Arc<ReplicatedVolume>, joined_record: &VolumeRecord) 
     }
 }
 
-/// Builds the tree of the last member next to the present one. How far it has each log.
+/// Copies the tree of the last member to a directory next to the present tree. Returns the published mark of each log in the
+/// copy.
 fn copy_tree(
     volume: &ReplicatedVolume,
     joined_record: &VolumeRecord,
@@ -278,7 +279,7 @@ fn copy_tree(
     ignore_missing(fs::remove_dir_all(&path))?;
     let built = build_tree(volume, lender, loan, &marks);
     if built.is_err() {
-        // A full disk gets back what there was space for.
+        // Frees the space of the incomplete tree, for example on a full disk.
         let _ = fs::remove_dir_all(&path);
     }
     built.map(|()| marks)
@@ -309,13 +310,13 @@ fn build_tree(
     Ok(())
 }
 
-/// The new tree takes the place of the old one. Publishing continues at its marks.
+/// Replaces the old tree by the new one. Publishing continues at the marks of the new tree.
 fn install_tree(
     volume: &ReplicatedVolume,
     joined_record: &VolumeRecord,
     marks: &[PublishedMark],
 ) -> Result<(), RejoinError> {
-    // A client has the present tree open. The next one opens the new tree.
+    // The client of this node has the present tree open. The next client opens the new tree.
     volume.end_client("this node copies the volume again");
     volume.wait_not_publishing().map_err(RejoinError::Peer)?;
     let (present, old) = (volume.directory.shared_path(), volume.directory.old_shared_path());
@@ -323,7 +324,7 @@ fn install_tree(
     ignore_missing(fs::rename(&present, &old))?;
     fs::rename(volume.directory.new_shared_path(), &present)?;
     let mut state = volume.lock();
-    // A predecessor that has opened a log again may begin later than the tree ends.
+    // If a predecessor has opened a log again, the log may begin after the mark of the tree.
     let has_gap = marks.iter().enumerate().any(|(client, mark)| {
         let log = &state.log(client as u16).chain;
         !log.is_announced() || log.published().point > mark.point
@@ -347,13 +348,13 @@ fn peer(error: impl std::fmt::Display) -> RejoinError {
     RejoinError::Peer(error.to_string())
 }
 
-/// Stops publishing for a node that copies the shared tree.
+/// Handles `LendTree`: pauses publishing, and opens the shared tree for another node.
 pub(super) fn lend_tree(volume: &ReplicatedVolume, request: &LendTree) -> Result<LentTree, String> {
     let record = volume.read_record().map_err(|error| error.to_string())?;
     if record.epoch != request.epoch {
         return Err("the chain has changed".to_owned());
     }
-    // The reader waits longer than this.
+    // Half of the time that the caller waits for the reply.
     let has_published = volume.wait_until(CALL_TIMEOUT / 2, |state| {
         let mut at_least = request.at_least.iter().enumerate();
         let published = |client: usize| state.logs.get(&(client as u16)).map(|log| log.chain.published().point);
@@ -363,7 +364,7 @@ pub(super) fn lend_tree(volume: &ReplicatedVolume, request: &LendTree) -> Result
         return Err("the logs are not published yet".to_owned());
     }
     let number = getrandom::u64().map_err(|error| error.to_string())?;
-    // Takes the place of a loan whose reader has given up.
+    // Replaces an earlier loan, whose reader has given up.
     volume.lock().loan = Some(TreeLoan { number, reader: None, used_at: Instant::now() });
     let opened = volume.wait_not_publishing().and_then(|()| {
         volume.directory.open_shared().and_then(TreeReader::new).map_err(|error| unreadable_tree(volume, &error))
@@ -384,7 +385,7 @@ pub(super) fn lend_tree(volume: &ReplicatedVolume, request: &LendTree) -> Result
     result
 }
 
-/// The next part of the tree. After the last one, publishing continues.
+/// Handles `ReadTree`: returns the next part of the tree. After the last part, or an error, publishing continues.
 pub(super) fn read_tree(volume: &ReplicatedVolume, request: &ReadTree) -> Result<TreePart, String> {
     let reader = volume.lock().loan_of(request.loan).and_then(|loan| loan.reader.take());
     let mut reader = reader.ok_or(NOT_LENT)?;
@@ -407,14 +408,14 @@ pub(super) fn unreadable_tree(volume: &ReplicatedVolume, error: &io::Error) -> S
 }
 
 impl ReplicaState {
-    /// The loan, if it is this one and has not ended.
+    /// Returns the loan with this number, if it has not ended.
     fn loan_of(&mut self, number: u64) -> Option<&mut TreeLoan> {
         self.loan.as_mut().filter(|loan| loan.number == number)
     }
 }
 
 impl ReplicatedVolume {
-    /// A node that copies the tree may have died.
+    /// Ends a loan that is not used any more: the node that copies the tree may have died.
     fn end_stale_loan(&self) {
         if self.lock().loan.take_if(|loan| loan.used_at.elapsed() >= LOAN_TIMEOUT).is_some() {
             self.notify();

@@ -1,5 +1,5 @@
-//! Space of the shared trees. Each node reports the least of its own and of all later nodes on the path of a log. A client
-//! that is short of space asks for a new report.
+//! Free space of the shared trees. Each node reports the least space of itself and of all later nodes on the path of a log.
+//! A client that is short of space requests a new report.
 
 use std::time::Duration;
 
@@ -9,26 +9,26 @@ use crate::chain::{AMPLE_BYTES, TreeSpace};
 use crate::log::LogPoint;
 use crate::process::data_copier::CopyMethod;
 
-/// Most time until the later nodes have reported at the begin of a term. The client asks again.
+/// Longest wait for the report of the later nodes at the begin of a term. Without a report, the client requests one later.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The space of the later nodes on the path of a log.
 #[derive(Debug)]
 pub(super) struct LaterSpace {
     reported: TreeSpace,
-    /// How many reports there were.
+    /// Number of reports until now.
     reports: u64,
-    /// How many reports were requested, and how many of the requests are answered.
+    /// Number of requested reports, and number of the last request that is answered.
     requests: u64,
     answered: u64,
 }
 
-/// A question of the client of this node.
+/// A request of this node's client for the free space.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SpaceCheck {
-    /// The answer waits until the log is published up to here, or a file system is full.
+    /// The reply waits until the log is published up to this point, or a file system is full.
     pub(super) end: LogPoint,
-    /// The report that the answer needs.
+    /// Number of the space report that the reply needs.
     pub(super) request: u64,
 }
 
@@ -39,7 +39,7 @@ impl Default for LaterSpace {
 }
 
 impl LaterSpace {
-    /// Requests a report. Its number.
+    /// Requests a report. Returns the number of the request.
     pub(super) fn request(&mut self) -> u64 {
         self.requests += 1;
         self.requests
@@ -50,7 +50,7 @@ impl LaterSpace {
         self.requests
     }
 
-    /// Whether a request is not answered.
+    /// Whether the last request is not answered yet.
     pub(super) fn is_requested(&self) -> bool {
         !self.is_answered(self.requests)
     }
@@ -60,14 +60,14 @@ impl LaterSpace {
         self.answered >= request
     }
 
-    /// The later nodes have reported their space after `request` was made.
+    /// Stores a report of the later nodes, which answers all requests up to `request`.
     pub(super) fn report(&mut self, space: TreeSpace, request: u64) {
         self.reported = space;
         self.reports += 1;
         self.answered = self.answered.max(request);
     }
 
-    /// How many reports there were.
+    /// Number of reports until now.
     pub(super) fn reports(&self) -> u64 {
         self.reports
     }
@@ -84,7 +84,7 @@ impl LaterSpace {
 }
 
 impl ReplicaState {
-    /// Whether the question of this node's client about a log can be answered.
+    /// Whether the `CheckSpace` of this node's client can be answered.
     pub(super) fn has_space_answer(&self, client: u16) -> bool {
         let check = self.client.as_ref().filter(|local| local.number == client).and_then(|local| local.space_check);
         let (Some(check), Some(log)) = (check, self.logs.get(&client)) else { return false };
@@ -108,24 +108,26 @@ impl ReplicatedVolume {
     /// The least space of this replica and of all later ones on the path of a log.
     pub(super) fn least_space(&self, state: &ReplicaState, client: u16) -> TreeSpace {
         let own = if state.is_catching_up {
-            // Writers do not wait for it.
+            // Writers do not wait for a replica that catches up.
             TreeSpace::UNLIMITED
         } else if state.is_full() {
             TreeSpace::Full
         } else {
-            // A file system that cannot be asked limits nothing: publishing will say why.
+            // If statvfs(3) fails, writers are not limited: publishing will report the error.
             self.free_space(self.reserved_bytes(state)).map_or(TreeSpace::UNLIMITED, TreeSpace::Free)
         };
         let later = state.logs.get(&client).map_or(TreeSpace::UNLIMITED, |log| log.later_space.reported);
         own.min(later)
     }
 
-    /// Free space of the file system of the shared tree. None if it cannot be asked, as when the directory was removed.
+    /// Free space of the file system of the shared tree, less `reserved_bytes`. None if statvfs(3) fails, as after the
+    /// directory was removed.
     pub(super) fn free_space(&self, reserved_bytes: u64) -> Option<u64> {
         self.directory.free_space().ok().map(|free| free.saturating_sub(reserved_bytes))
     }
 
-    /// Space that the logs may need. Blocks that a log shares with files are replaced when the log is overwritten.
+    /// Space that the logs may still need. With reflinks, a log that is overwritten needs new blocks in place of those that
+    /// it shares with files.
     pub(super) fn reserved_bytes(&self, state: &ReplicaState) -> u64 {
         match self.node.copy_method {
             CopyMethod::None => state.logs.len() as u64 * state.record.log_bytes,
@@ -133,8 +135,8 @@ impl ReplicatedVolume {
         }
     }
 
-    /// The least space for a log at the begin of a term, when everything is published. None where it was ample in the last
-    /// report, or is not known in time.
+    /// Returns the least space for a log at the begin of a term, when all records are published. None if the last report was
+    /// ample, or if no report arrives in time.
     pub(super) fn space_for_term(&self, client: u16) -> Option<TreeSpace> {
         let mut state = self.lock();
         let is_known = state.log(client).later_space.is_known();
@@ -150,9 +152,9 @@ impl ReplicatedVolume {
 }
 
 impl LocalClient {
-    /// Whether `Published` is to be sent, after so many reports of space. It counts as sent then.
+    /// Returns whether to send `Published`, after `reports` reports of space. If so, it counts as sent.
     pub(super) fn take_published(&mut self, published: LogPoint, reports: u64) -> bool {
-        // Before the first report, nothing is known of later nodes.
+        // Before the first report, the space of the later nodes is unknown.
         let has_published = reports > 0 && self.reported_published.is_none_or(|reported| reported < published);
         let has_news = self.waits_for_report.is_some_and(|earlier| earlier < reports);
         if has_published || has_news {

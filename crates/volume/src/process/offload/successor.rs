@@ -1,4 +1,4 @@
-//! How long the next replica on the path of a log has not taken it, and when it has to leave the chain for that. Pure:
+//! Tracks how long the next replica on the path of a log has failed to take it, and when it must leave the chain. Pure:
 //! `log_copier` makes the requests, and changes the chain.
 
 use std::time::{Duration, Instant};
@@ -7,7 +7,7 @@ use farfork_wire::NodeName;
 
 /// Before the next request to a successor that has failed.
 const RETRY_WAIT: Duration = Duration::from_millis(100);
-/// Before the next request to a successor that knows another path, or waits for its own successor.
+/// Wait before the next request to a successor that has another path, or waits for its own successor.
 const ALIVE_RETRY_WAIT: Duration = Duration::from_millis(5);
 
 /// Why a successor has not taken the log.
@@ -17,7 +17,7 @@ pub(super) enum SuccessorFailure {
     Silent,
     /// It has not answered this request, but its process is alive: it may wait for its own successor.
     Waiting,
-    /// It knows another path of the log.
+    /// It has another path of the log.
     OtherPath,
     /// It is a live replica whose disk has no space for a new log: writers wait until it has.
     DiskFull,
@@ -31,19 +31,19 @@ pub(super) struct SuccessorHealth {
     /// The successor that has failed last.
     node: Option<NodeName>,
     retry_at: Instant,
-    /// When the process of the successor was last known to be alive. None if the last request has succeeded.
+    /// Last time at which the successor's process was known to be alive. None if the last request has succeeded.
     silent_since: Option<Instant>,
-    /// Since when each answer was a refusal.
+    /// Start of the present series of refusals; none if the last request has not been refused.
     refusing_since: Option<Instant>,
 }
 
 impl SuccessorHealth {
-    /// Of a successor that has not failed.
+    /// Creates the state of a successor that has not failed.
     pub(super) fn new(now: Instant) -> Self {
         Self { node: None, retry_at: now, silent_since: None, refusing_since: None }
     }
 
-    /// When the next request is due.
+    /// Time at which the next request is due.
     pub(super) fn retry_at(&self) -> Instant {
         self.retry_at
     }
@@ -66,8 +66,8 @@ impl SuccessorHealth {
         (self.silent_since, self.refusing_since) = (None, None);
     }
 
-    /// A request that was made at `started` has failed. Whether the successor has to leave the chain: it was silent, or has only
-    /// refused, for the time of failure detection.
+    /// Counts the failure of a request that was made at `started`. Returns whether the successor must leave the chain: it
+    /// was silent, or has only refused, for the time of failure detection.
     pub(super) fn fail(
         &mut self,
         failure: SuccessorFailure,
@@ -101,7 +101,7 @@ mod tests {
 
     const DETECTION: Duration = Duration::from_secs(1);
 
-    /// Failures at these times in milliseconds. Whether each makes the successor leave.
+    /// Applies failures at these times, in milliseconds. Returns for each one whether the successor must leave.
     fn verdicts(failures: &[(u64, SuccessorFailure)]) -> Vec<bool> {
         let start = Instant::now();
         let mut health = SuccessorHealth::new(start);
@@ -123,7 +123,7 @@ mod tests {
     fn a_successor_that_waits_knows_another_path_or_has_a_full_disk_stays() {
         for failure in [SuccessorFailure::Waiting, SuccessorFailure::OtherPath, SuccessorFailure::DiskFull] {
             assert_eq!(verdicts(&[(0, failure), (5000, failure), (9000, failure)]), [false; 3]);
-            // It was alive until then, and has not refused since.
+            // The failure in the middle shows that the successor is alive, and ends the series of refusals.
             for other in [SuccessorFailure::Silent, SuccessorFailure::Refusing] {
                 assert_eq!(verdicts(&[(0, other), (900, failure), (1800, other)]), [false; 3]);
             }

@@ -26,10 +26,10 @@ use crate::view::{CallerIdentity, NewInode, VolumeNamespace};
 
 const NODES: [&str; 3] = ["n1", "n2", "n3"];
 const LOG_BYTES: u64 = 8 << 20;
-/// Short of this, a slow machine fails no test.
+/// Longest wait for an event. A slow machine must not fail a test.
 const WAIT_LIMIT: Duration = Duration::from_secs(30);
 
-/// Nodes with a store each, and one catalog.
+/// Nodes with separate stores and one catalog.
 struct TestCluster {
     directory: TempDir,
 }
@@ -39,7 +39,7 @@ impl TestCluster {
         Self::start_with(|_| LogCompression::Off)
     }
 
-    /// `compression_of` chooses for each node.
+    /// `compression_of` returns the option of each node.
     fn start_with(compression_of: impl Fn(&str) -> LogCompression) -> Self {
         let cluster = Self { directory: TempDir::new().unwrap() };
         for name in NODES {
@@ -91,7 +91,7 @@ impl TestCluster {
         Arc::new(FileCatalog::new(&self.directory.path().join("catalog")))
     }
 
-    /// For calls to the nodes.
+    /// Clients for calls to the nodes.
     fn peers(&self) -> PeerClients {
         PeerClients::new(self.catalog(), None)
     }
@@ -113,7 +113,7 @@ impl TestCluster {
     }
 }
 
-/// A client of a node: what a mount does, one operation at a time.
+/// A client of a node. It does the same as a mount, one operation at a time.
 struct TestClient {
     channel: MessageChannel,
     attached: AttachedClient,
@@ -139,7 +139,7 @@ impl TestClient {
         Self { channel, attached, namespace, log }
     }
 
-    /// The next message that is not about publishing of this client's log.
+    /// Receives the next message other than `Published`, which only advances the tail of the log.
     fn receive(&mut self) -> OffloadMessage {
         loop {
             match self.channel.receive().unwrap() {
@@ -230,7 +230,7 @@ fn a_commit_is_on_each_replica_and_published_on_each() {
     }
 }
 
-/// The middle node expands what the first one sends, and sends it as its own option says.
+/// The middle node expands the data of the first node, and sends it according to its own option.
 #[test]
 fn nodes_that_compress_and_nodes_that_do_not_are_in_one_chain() {
     for compressing in [&["n1", "n2"][..], &["n1"], &["n2"]] {
@@ -242,7 +242,7 @@ fn nodes_that_compress_and_nodes_that_do_not_are_in_one_chain() {
         cluster.create_volume(&NODES);
         let mut client = TestClient::attach(&cluster.store("n1"));
         client.acquire_write();
-        // Together more than the ring, and than is sent with a call.
+        // Each commit has more data than fits within a call.
         let names: Vec<String> = (0..40).map(|number| format!("name of file {number:03}")).collect();
         for names in names.chunks(4) {
             names.iter().for_each(|name| client.create_file(name));
@@ -265,7 +265,7 @@ fn nodes_that_compress_and_nodes_that_do_not_are_in_one_chain() {
     }
 }
 
-/// Nothing is stored of it, and the predecessor continues.
+/// None of the data is stored, and the predecessor can continue.
 #[test]
 fn compressed_data_that_is_damaged_or_out_of_bounds_is_refused() {
     let cluster = TestCluster::start();
@@ -377,7 +377,7 @@ fn an_ended_check_does_not_hold_a_tree() {
     };
     hold(1).unwrap();
     end(1);
-    // The call for the second one arrives late.
+    // The `HoldTree` call of the second check arrives after its end.
     end(2);
     for ended in [1, 2] {
         let refusal = hold(ended).unwrap_err().to_string();

@@ -1,4 +1,5 @@
-//! A shared tree that is held at one point, and its digests: the part of a check that each replica does. `check` compares.
+//! The part of a check that each replica does: holds the shared tree at one point, and computes digests. `check` compares
+//! the digests.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -20,33 +21,34 @@ use crate::record::InodeNumber;
 use crate::replay::LogReplay;
 use crate::view::InodeContent;
 
-/// A hold ends when no call has named it for so long: the node that checks has died.
+/// A hold ends when no call has named it for this time: the checking node has died.
 const HOLD_TIMEOUT: Duration = Duration::from_secs(30);
-/// As `HOLD_TIMEOUT`, while publishing continues. A replica may wait for slower ones.
+/// As `HOLD_TIMEOUT`, but after the tree was released. The check may have to wait for slower replicas.
 const RELEASED_TIMEOUT: Duration = Duration::from_secs(120);
-/// The answer to a node whose hold has ended.
+/// The error for a node whose hold has ended.
 const NOT_HELD: &str = "the check has ended: the tree is not held any more";
-/// Bytes of data that are read for one call, so that a check can report how far it is. Holes do not count.
+/// A call ends after it has read this number of bytes, so that a check can report its progress. Holes do not count.
 const DIGEST_BYTES_MAX: u64 = 4 * DATA_PART_BYTES;
-/// Holds that are remembered when they have ended: more than there are checks while a call may be on its way.
+/// Number of ended holds to remember: more than there are checks while one call is delayed.
 const ENDED_HOLDS_MAX: usize = 16;
-/// Digests in the answer to one call.
+/// Most digests in the reply to one call.
 const DIGESTS_MAX: usize = 65_536;
 
 /// A hold of the shared tree.
 pub(super) struct TreeHold {
     number: u64,
-    /// Publishing stops here, by the number of the client. None: publishing continues, and only the digests are kept.
+    /// The point at which publishing of each log stops, by client number. None: publishing continues, and only the digests
+    /// are kept.
     points: Option<Vec<LogPoint>>,
     digests: Vec<InodeDigest>,
-    /// None while a call uses it.
+    /// Time at which the last call has ended. None while a call uses the hold.
     used_at: Option<Instant>,
 }
 
 /// A hold that has ended.
 pub(super) struct EndedHold {
     number: u64,
-    /// Of the chain, for the check.
+    /// Epoch of the chain that was checked.
     epoch: u64,
 }
 
@@ -55,7 +57,7 @@ impl TreeHold {
         Self { number, points: Some(points), digests: Vec::new(), used_at: Some(Instant::now()) }
     }
 
-    /// How far a log may be published; none without a limit.
+    /// The point up to which a log may be published; none without a limit.
     pub(super) fn limit_of(&self, client: u16) -> Option<LogPoint> {
         let points = self.points.as_ref()?;
         Some(points.get(usize::from(client)).copied().unwrap_or(LogPoint::START))
@@ -67,7 +69,7 @@ impl TreeHold {
     }
 }
 
-/// Stops publishing, and waits until each log is published up to the points.
+/// Handles `HoldTree`: stops publishing at the points, and waits until each log is published up to its point.
 pub(super) fn hold(volume: &ReplicatedVolume, request: &HoldTree) -> Result<Vec<LogPoint>, String> {
     let record = volume.read_record().map_err(|error| error.to_string())?;
     if record.epoch != request.epoch || !record.chain.contains(&volume.node.name) {
@@ -79,7 +81,7 @@ pub(super) fn hold(volume: &ReplicatedVolume, request: &HoldTree) -> Result<Vec<
         if state.is_publishing_paused() {
             return Err(format!("node {} lends its tree, or a client reads it: try again", volume.node.name));
         }
-        // A check that starts again has the same number, and a later epoch.
+        // A check that starts again after a change of the chain uses the same number, with a later epoch.
         let has_ended = |ended: &EndedHold| ended.number == request.hold && ended.epoch >= request.epoch;
         if state.ended_holds.iter().any(has_ended) {
             return Err(NOT_HELD.to_owned());
@@ -111,7 +113,7 @@ fn published_points(state: &ReplicaState, clients: Range<u16>) -> Vec<LogPoint> 
     clients.map(point).collect()
 }
 
-/// Computes the digests of all inodes, and keeps them.
+/// Computes the digests of all inodes, and keeps them in the hold.
 pub(super) fn digest_tree(volume: &ReplicatedVolume, request: &DigestTree) -> Result<DigestedTree, String> {
     let digested = use_hold(volume, request.hold, || {
         Ok(volume.directory.open_shared().and_then(|shared| digest_inodes(&shared)))
@@ -126,7 +128,7 @@ pub(super) fn digest_tree(volume: &ReplicatedVolume, request: &DigestTree) -> Re
     Ok(DigestedTree::Readable { digest, foreign })
 }
 
-/// The digests that follow a number.
+/// Returns the digests that follow an inode number.
 pub(super) fn read_digests(volume: &ReplicatedVolume, request: &ReadInodeDigests) -> Result<Vec<InodeDigest>, String> {
     use_hold(volume, request.hold, || {
         let mut state = volume.lock();
@@ -136,7 +138,7 @@ pub(super) fn read_digests(volume: &ReplicatedVolume, request: &ReadInodeDigests
     })
 }
 
-/// Digests of the first of these parts, at least one: the answer ends when enough is read.
+/// Computes the digests of the first of these parts, at least one. Stops after `DIGEST_BYTES_MAX` bytes.
 pub(super) fn digest_parts(volume: &ReplicatedVolume, request: &DigestData) -> Result<Vec<Option<Digest>>, String> {
     use_hold(volume, request.hold, || {
         let shared = volume.directory.open_shared().map_err(|error| unreadable_tree(volume, &error))?;
@@ -155,7 +157,7 @@ pub(super) fn digest_parts(volume: &ReplicatedVolume, request: &DigestData) -> R
     })
 }
 
-/// Validates what each log has beyond its published part, and the file that says where this begins.
+/// Validates the unpublished part of each log, and the file of its published mark.
 pub(super) fn validate_logs(volume: &ReplicatedVolume, request: &ValidateLogs) -> Result<Vec<LogDamage>, String> {
     use_hold(volume, request.hold, || {
         let clients = volume.lock().record.clients.len() as u16;
@@ -174,8 +176,8 @@ fn find_log_damage(volume: &ReplicatedVolume, client: u16) -> Result<LogDamage, 
     Ok(LogDamage { valid_end, mark: find_mark_damage(volume, client, &mark) })
 }
 
-/// The worker writes the mark after each change set, so the file has the mark that it has reported. A tree that cannot be
-/// opened is reported with its digest.
+/// Compares the file of a mark with the mark that the worker has reported: the worker writes the file after each change set.
+/// If the tree cannot be opened, `digest_tree` reports this.
 fn find_mark_damage(volume: &ReplicatedVolume, client: u16, published: &PublishedMark) -> Option<String> {
     let shared = volume.directory.open_shared().ok()?;
     match shared.open_mark(client) {
@@ -188,7 +190,7 @@ fn find_mark_damage(volume: &ReplicatedVolume, client: u16, published: &Publishe
     }
 }
 
-/// Publishing continues. The digests stay until the check has ended.
+/// Handles `ReleaseTree`: lets publishing continue. The digests stay until the check has ended.
 pub(super) fn release(volume: &ReplicatedVolume, request: &ReleaseTree) -> Result<(), String> {
     let mut state = volume.lock();
     if let Some(hold) = state.hold_of(request.hold) {
@@ -206,7 +208,7 @@ pub(super) fn release(volume: &ReplicatedVolume, request: &ReleaseTree) -> Resul
     Ok(())
 }
 
-/// The path of each inode, as one of its entries leads to it. The tree may change meanwhile.
+/// Returns one path of each inode; none for an inode without an entry. The tree may change meanwhile.
 pub(super) fn find_paths(volume: &ReplicatedVolume, request: &FindPaths) -> Result<Vec<Option<String>>, String> {
     let shared = volume.directory.open_shared();
     let namespace = shared.and_then(|shared| load_namespace(&shared, 0, InodeNumber::ROOT.0));
@@ -230,7 +232,7 @@ pub(super) fn find_paths(volume: &ReplicatedVolume, request: &FindPaths) -> Resu
     Ok(request.inodes.iter().map(path_of).collect())
 }
 
-/// Does something with a hold, which does not end meanwhile.
+/// Runs `work` with a hold, which does not time out meanwhile.
 fn use_hold<T>(volume: &ReplicatedVolume, number: u64, work: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
     volume.lock().hold_of(number).ok_or(NOT_HELD)?.used_at = None;
     let result = work();
@@ -245,7 +247,7 @@ impl ReplicaState {
 }
 
 impl ReplicatedVolume {
-    /// The node that checks may have died.
+    /// Ends a hold that is not used any more: the checking node may have died.
     pub(super) fn end_stale_hold(&self) {
         if self.lock().hold.take_if(|hold| hold.is_stale()).is_some() {
             self.notify();

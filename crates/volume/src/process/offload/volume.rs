@@ -1,5 +1,5 @@
-//! A replica that this node has: how far each log is, under one lock. Each thread of the volume waits for changes of it,
-//! and is woken only by those that it has work with: a wakeup costs as much as a step of a write.
+//! A replica on this node: the progress of each log, under one lock. Threads of the volume wait for changes of this state. A
+//! change wakes only threads that have work to do: a wakeup costs as much as a step of a write.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -21,29 +21,29 @@ use crate::process::LogStatus;
 use crate::process::volume_directory::VolumeDirectory;
 use crate::publish::PublishedMark;
 
-/// Most volumes have fewer clients.
+/// Number of condition variables for copiers. Most volumes have fewer clients.
 const COPIER_WAKEUPS: usize = 8;
 
-/// A replica.
+/// A replica of a volume on this node.
 pub(super) struct ReplicatedVolume {
     pub(super) key: VolumeKey,
     pub(super) node: Arc<OffloadNode>,
     pub(super) directory: VolumeDirectory,
     state: Mutex<ReplicaState>,
-    /// Held while the term of this node's client is ended.
+    /// Locked while a term of this node's client begins or ends.
     pub(super) ending_term: Mutex<()>,
-    /// Held while a log is made and opened.
+    /// Locked while a log is created and opened.
     pub(super) opening_log: Mutex<()>,
     wakeups: ThreadWakeups,
 }
 
-/// Condition variables of the threads of a volume. All are used with the lock of the state.
+/// Condition variables of the threads of a volume. All use the mutex of the state.
 #[derive(Default)]
 struct ThreadWakeups {
     publisher: Condvar,
     rejoin: Condvar,
     requests: Condvar,
-    /// Of the copiers, by the client's number modulo their number.
+    /// Condition variables of the copiers. The index is the client's number modulo `COPIER_WAKEUPS`.
     copiers: [Condvar; COPIER_WAKEUPS],
 }
 
@@ -52,7 +52,7 @@ struct ThreadWakeups {
 pub(super) enum WaitingThread {
     /// Copies the log of this client.
     Copier(u16),
-    /// Has change sets published.
+    /// Publishes change sets.
     Publisher,
     /// Brings the replica back to the chain.
     Rejoin,
@@ -78,29 +78,29 @@ impl ThreadWakeups {
 
 /// The part of a replica that changes.
 pub(super) struct ReplicaState {
-    /// As the catalog had it last.
+    /// The latest record that was read from the catalog.
     pub(super) record: Arc<VolumeRecord>,
     pub(super) logs: BTreeMap<u16, LogProgress>,
     pub(super) client: Option<LocalClient>,
-    /// A new client that is not attached yet. It has the lock, so the one before it is dead.
+    /// A new client that is not attached yet. It has the client's lock, so the previous client is dead.
     pub(super) attaching_client: Option<ClientSender>,
     /// A client that reads the shared tree: nothing is published.
     pub(super) loading_client: Option<ClientSender>,
     /// Another node copies the shared tree: nothing is published.
     pub(super) loan: Option<TreeLoan>,
-    /// A check holds the shared tree at one point, or has just done so.
+    /// The hold of a check that is running. It may have been released, and then only keeps digests.
     pub(super) hold: Option<TreeHold>,
-    /// The last holds that have ended. A call that arrives late does not begin one again.
+    /// The last holds that have ended. A late call must not begin one of them again.
     pub(super) ended_holds: VecDeque<EndedHold>,
     /// This node copies the shared tree of another one: nothing is published.
     pub(super) is_catching_up: bool,
     /// A change set is being applied.
     pub(super) is_publishing: bool,
-    /// The last change set was refused because the file system of the shared tree is full.
+    /// Publishing the last change set failed because the file system of the shared tree is full.
     pub(super) is_tree_full: bool,
     /// The publisher waits for more records: only a large or urgent log has to wake it.
     pub(super) is_folding: bool,
-    /// The threads of the volume end.
+    /// The volume is closed, and its threads end.
     pub(super) is_closed: bool,
 }
 
@@ -110,44 +110,44 @@ pub(super) struct LocalClient {
     pub(super) sender: ClientSender,
     /// Programs can use its mount.
     pub(super) is_mounted: bool,
-    /// The term that it was granted and has not given back.
+    /// The term that was granted to the client and is not released yet.
     pub(super) granted: Option<u32>,
-    /// A thread makes it the writer.
+    /// A thread is making the client the writer.
     pub(super) is_granting: bool,
-    /// The highest point of the `Commit` messages that are not answered.
+    /// The highest point of the unanswered `Commit` messages.
     pub(super) commit_requested: Option<LogPoint>,
-    /// The last `Published` that it was sent.
+    /// The point of the last `Published` message that was sent to the client.
     pub(super) reported_published: Option<LogPoint>,
-    /// How many reports of space there were when its term began, if no later one was sent to it.
+    /// Number of space reports when the client's term began. None once a later report was sent to the client.
     pub(super) waits_for_report: Option<u64>,
-    /// Its `CheckSpace` that is not answered.
+    /// The unanswered `CheckSpace` message of the client.
     pub(super) space_check: Option<SpaceCheck>,
 }
 
 /// One log on this node.
 pub(super) struct LogProgress {
-    /// How far it is.
+    /// The progress of the log along the chain.
     pub(super) chain: ChainLog,
-    /// How many looks for more in the client's own log were requested, and how many are done.
+    /// Number of requested looks for new records of this node's client, and number of completed looks.
     pub(super) looks_requested: u64,
     pub(super) looks_done: u64,
     /// Space of the later nodes on the path.
     pub(super) later_space: LaterSpace,
-    /// A thread waits until the log is published up to here, so publishing does not wait for more records.
+    /// A thread waits until the log is published up to this point, so the publisher does not wait for more records.
     pub(super) urgent_end: LogPoint,
-    /// Bytes of data that publishing did not copy, because later records overwrite or drop them.
+    /// Number of bytes of data that publishing did not copy, because later records overwrite or drop them.
     pub(super) coalesced_bytes: u64,
-    /// What the next replica was sent.
+    /// Amount of log data that was sent to the next replica.
     pub(super) forwarded: ForwardedBytes,
-    /// Requests of the predecessor that are not answered.
+    /// Unanswered requests of the predecessor.
     pub(super) appends: Vec<PendingAppend>,
-    /// None when its thread has ended.
+    /// The copier; none after its thread has ended.
     pub(super) copier: Option<Arc<Mutex<LogCopier>>>,
-    /// When the thread of the copier looks for work, unless it is woken.
+    /// Time at which the thread of the copier wakes up by itself to look for work.
     pub(super) copier_wakes_at: Instant,
-    /// The copier has to begin anew: later records do not count until they are announced again.
+    /// The copier must read this range again. Later records are ignored until they are announced again.
     pub(super) restart: Option<LogRestart>,
-    /// The predecessor may write here.
+    /// The positions that the predecessor may write.
     pub(super) window: Arc<WritableWindow>,
     pub(super) region: Option<OpenRegion>,
 }
@@ -162,7 +162,7 @@ pub(super) enum PublishWaitError {
 }
 
 impl LogProgress {
-    /// A log that is published up to a mark, and valid up to `stored`.
+    /// Creates the progress of a log that is published up to a mark, and valid up to `stored`.
     pub(super) fn open(mark: PublishedMark, stored: LogPoint, copier: Arc<Mutex<LogCopier>>) -> Self {
         let progress = Self {
             chain: ChainLog::open(mark, stored),
@@ -194,23 +194,24 @@ impl LogProgress {
         }
     }
 
-    /// Has the copier look for more in the log of this node's client. The number of the look.
+    /// Makes the copier look for new records of this node's client. Returns the number of the look.
     pub(super) fn request_look(&mut self) -> u64 {
         self.looks_requested += 1;
         self.looks_requested
     }
 
-    /// The log is to be published up to here without delay.
+    /// Requests that the log is published up to `end` without delay.
     pub(super) fn raise_urgent_end(&mut self, end: LogPoint) {
         self.urgent_end = self.urgent_end.max(end);
     }
 
-    /// Whether a thread waits until the log is published further. Haste is of no use while a file system is full.
+    /// Whether a thread waits until the log is published further. False while the file system of a later node is full,
+    /// because haste does not help.
     pub(super) fn is_urgent(&self) -> bool {
         self.chain.published_everywhere() < self.urgent_end && !self.later_space.is_full()
     }
 
-    /// The predecessor may write after the end of the log, and over published bytes.
+    /// Updates the window: the predecessor may write after the end of the log, and over published bytes.
     pub(super) fn update_window(&self) {
         let stored = self.chain.stored().position;
         self.window.set(stored, self.chain.published().point.position.min(stored));
@@ -218,24 +219,24 @@ impl LogProgress {
 }
 
 impl ReplicaState {
-    /// The log of a client. It is opened before anything refers to it.
+    /// Returns the log of a client, which must be open.
     pub(super) fn log(&mut self, client: u16) -> &mut LogProgress {
         self.logs.get_mut(&client).expect("the log is open")
     }
 
-    /// Whether the shared tree has to stay as it is.
+    /// Whether publishing is paused: a client or another node reads the shared tree, or this node copies a tree.
     pub(super) fn is_publishing_paused(&self) -> bool {
         self.loading_client.is_some() || self.loan.is_some() || self.is_catching_up
     }
 
-    /// Where publishing of a log ends for now; none when nothing can be published.
+    /// The point up to which a log can be published now; none when nothing can be published.
     pub(super) fn publishing_end(&self, client: u16, log: &ChainLog) -> Option<LogPoint> {
         if self.is_publishing_paused() || !log.is_publishable() {
             return None;
         }
         let limit = self.hold.as_ref().and_then(|hold| hold.limit_of(client));
         match limit {
-            // After a crash the tree may have any part of the recovered records.
+            // A recovering log has no limit: the tree may already have any part of the recovered records.
             Some(limit) if !log.is_recovering() => {
                 Some(log.committed().min(limit)).filter(|end| *end > log.published().point)
             }
@@ -305,7 +306,7 @@ impl ReplicatedVolume {
         self.wakeups.of(thread).wait_timeout(state, limit).unwrap_or_else(PoisonError::into_inner).0
     }
 
-    /// As `wait_as`, for a request.
+    /// As `wait_as`, in a thread that executes a request.
     pub(super) fn wait_until(&self, limit: Duration, condition: impl FnMut(&mut ReplicaState) -> bool) -> bool {
         self.wait_as(WaitingThread::Request, limit, condition)
     }
@@ -340,7 +341,7 @@ impl ReplicatedVolume {
     /// Waits until the log of this node's client is published on every live replica up to a point.
     ///
     /// # Errors
-    /// `DiskFull` at once: when it ends is up to the operator.
+    /// `DiskFull` at once when a file system is full: only an operator can free space.
     pub(super) fn wait_published(&self, client: u16, point: LogPoint, limit: Duration) -> Result<(), PublishWaitError> {
         self.make_urgent(client, point);
         let mut is_full = false;
@@ -359,7 +360,7 @@ impl ReplicatedVolume {
     /// Waits until the log of a client is published on this node up to a point.
     pub(super) fn wait_published_here(&self, client: u16, point: LogPoint, limit: Duration) -> bool {
         if !self.lock().logs.contains_key(&client) {
-            // Nothing of it has ever been logged.
+            // The client has never logged a record.
             return point == LogPoint::START;
         }
         self.make_urgent(client, point);
@@ -372,7 +373,8 @@ impl ReplicatedVolume {
         self.notify_thread(WaitingThread::Publisher);
     }
 
-    /// The end of the log of this node's client, with everything that it has appended until now.
+    /// Waits until the copier has read all records that this node's client has appended before this call. Returns their end;
+    /// none after `limit`.
     pub(super) fn look_for_end(&self, client: u16, limit: Duration) -> Option<LogPoint> {
         let requested = self.lock().log(client).request_look();
         self.notify_thread(WaitingThread::Copier(client));

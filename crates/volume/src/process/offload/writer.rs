@@ -1,5 +1,5 @@
-//! Which client may write. A client becomes the writer in the catalog, with a new term. Before another one may, the log of
-//! the present writer is published on each live replica.
+//! Decides which client may write. A client becomes the writer in the catalog, with a new term. Before another client may
+//! write, the log of the present writer is published on each live replica.
 
 use std::io;
 use std::sync::PoisonError;
@@ -19,14 +19,14 @@ use crate::log::LogPoint;
 use crate::process::channel::kill_silent_process;
 use crate::process::message::OffloadMessage;
 
-/// A client that has not answered `ReleaseWrite` for so long is taken for stopped, and killed.
+/// A client that has not answered `ReleaseWrite` for this time is considered stopped, and is killed.
 const CLIENT_SILENCE_MAX: Duration = Duration::from_secs(10);
-/// A step that takes longer fails, and the requester repeats it. Less than the time that a caller waits.
+/// Longest wait of one step. After it, the step fails, and the requester repeats it. Less than `CALL_TIMEOUT`.
 const STEP_TIMEOUT: Duration = Duration::from_secs(8);
-/// Before a failed attempt is repeated.
+/// Wait before a failed attempt is repeated.
 const RETRY_WAIT: Duration = Duration::from_millis(50);
 
-/// Why a term does not end yet.
+/// Why a term has not ended yet.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum TermError {
     #[error(transparent)]
@@ -40,9 +40,9 @@ pub(super) enum TermError {
 /// The result of an attempt to make a client the writer.
 enum GrantAttempt {
     Granted,
-    /// Something is done, or the catalog has changed: the next attempt follows at once.
+    /// One step is done, or the catalog has changed: the next attempt follows at once.
     Continues,
-    /// The term of the present writer does not end before the disk of a replica has space.
+    /// The term of the present writer cannot end until the disk of a replica has space.
     DiskFull,
 }
 
@@ -55,7 +55,7 @@ impl From<TermEnd> for GrantAttempt {
     }
 }
 
-/// The record in which a client of this node has a number, which it gets now if it is new.
+/// Gives the client of this node a number, unless it has one. Returns the record and the number.
 pub(super) fn register_client(volume: &ReplicatedVolume) -> Result<(VolumeRecord, u16), ReplicaError> {
     let own_name = &volume.node.name;
     let record = volume.update_catalog(|record| {
@@ -74,8 +74,8 @@ fn own_number(volume: &ReplicatedVolume, record: &VolumeRecord) -> Option<u16> {
     record.clients.iter().position(|client| *client == volume.node.name).map(|index| index as u16)
 }
 
-/// Makes the client of this node the writer, however long it takes, and sends it the grant. While the disk of a replica is
-/// full, what waits for the grant is refused.
+/// Makes the client of this node the writer, however long this takes, and sends the grant. While the disk of a replica is
+/// full, it sends `DiskFull`, and the client refuses its waiting calls.
 pub(super) fn grant_write(volume: &ReplicatedVolume, number: u16, sender: &ClientSender) {
     repeat_until_done(volume, sender, "a client waits to write", || match try_grant(volume, number, sender)? {
         GrantAttempt::Granted => Ok(true),
@@ -114,7 +114,8 @@ fn try_grant(volume: &ReplicatedVolume, number: u16, sender: &ClientSender) -> R
     match record.writer {
         None => begin_term(volume, record, number, sender),
         Some(writer) if writer == number && !record.is_writer_fenced => {
-            // The grant is lost that an offload process had not sent when it died; or another node has asked for it.
+            // The client is the writer in the catalog, but has no grant: an offload process has died before it sent the
+            // grant, or another node has recalled it.
             match end_term(volume, number, record.term).map_err(|error| error.to_string())? {
                 TermEnd::Ended => Ok(GrantAttempt::Continues),
                 TermEnd::DiskFull => continue_term(volume, number, record.term, sender),
@@ -129,8 +130,8 @@ fn try_grant(volume: &ReplicatedVolume, number: u16, sender: &ClientSender) -> R
     }
 }
 
-/// The client becomes the writer in the catalog and gets the grant before anything may end the term: `ReleaseWrite` always
-/// follows the grant that it recalls.
+/// Makes the client the writer in the catalog, and sends the grant. The lock prevents that the term ends in between:
+/// `ReleaseWrite` always follows the grant that it recalls.
 fn begin_term(
     volume: &ReplicatedVolume,
     mut record: VolumeRecord,
@@ -147,13 +148,14 @@ fn begin_term(
         Err(CatalogError::Conflict(_)) => return Ok(GrantAttempt::Continues),
         Err(error) => return Err(error.to_string()),
     }
-    // The copier then knows the term before the client has written in it.
+    // Passes the new term to the copier before the client can write in it.
     volume.read_record().map_err(|error| error.to_string())?;
     send_grant(volume, number, term, sender);
     Ok(GrantAttempt::Granted)
 }
 
-/// A term that does not end because the disk of a replica is full: the client gets its grant again, and may remove something.
+/// Continues a term that cannot end because the disk of a replica is full: sends the grant again, so that the client can
+/// remove files.
 fn continue_term(
     volume: &ReplicatedVolume,
     number: u16,
@@ -168,7 +170,7 @@ fn continue_term(
     Ok(GrantAttempt::Granted)
 }
 
-/// The caller holds `ending_term`.
+/// Sends the grant to the client. The caller holds `ending_term`.
 fn send_grant(volume: &ReplicatedVolume, number: u16, term: u32, sender: &ClientSender) {
     let space = volume.space_for_term(number);
     let mut state = volume.lock();
@@ -182,7 +184,8 @@ fn send_grant(volume: &ReplicatedVolume, number: u16, term: u32, sender: &Client
     sender.send(&OffloadMessage::WriteGranted { term, space });
 }
 
-/// Ends the term of the client of this node: it stops, its log is published everywhere, and the catalog has no writer.
+/// Ends the term of this node's client: waits until the client has stopped and its log is published everywhere, then removes
+/// the writer from the catalog.
 pub(super) fn end_term(volume: &ReplicatedVolume, number: u16, term: u32) -> Result<TermEnd, TermError> {
     end_term_after(volume, number, term, || stop_client(volume, number))
 }
@@ -211,7 +214,7 @@ fn is_term(record: &VolumeRecord, number: u16, term: u32) -> bool {
     record.writer == Some(number) && record.term == term && !record.is_writer_fenced
 }
 
-/// Ends the term that an earlier client of this node has left. The next one has its lock, so it is dead.
+/// Ends the term of an earlier client of this node. The next client has the lock, so the earlier one is dead.
 pub(super) fn end_own_term(volume: &ReplicatedVolume, record: &VolumeRecord, number: u16) -> Result<(), String> {
     let ended = if record.is_writer_fenced {
         finish_fenced_term(volume, record)?
@@ -224,7 +227,7 @@ pub(super) fn end_own_term(volume: &ReplicatedVolume, record: &VolumeRecord, num
     }
 }
 
-/// Waits until the client appends nothing more: it has given its grant back, or it is dead.
+/// Waits until the client cannot append any more: it has released its grant, or it is dead.
 fn stop_client(volume: &ReplicatedVolume, number: u16) -> Result<(), TermError> {
     let deadline = Instant::now() + CLIENT_SILENCE_MAX;
     let mut requested: Option<ClientSender> = None;
@@ -246,7 +249,7 @@ fn stop_client(volume: &ReplicatedVolume, number: u16) -> Result<(), TermError> 
                 requested = Some(sender);
             }
             None if has_successor => return Ok(()),
-            // A client that has just lost its offload process connects again, unless its lock is free.
+            // A free lock means that the client is dead. Otherwise it has lost its offload process, and will connect again.
             None if volume.directory.try_lock_client()?.is_some() => return Ok(()),
             None => {
                 volume.wait_until(RETRY_WAIT, |state| state.client.is_some() || state.attaching_client.is_some());
@@ -258,13 +261,14 @@ fn stop_client(volume: &ReplicatedVolume, number: u16) -> Result<(), TermError> 
     }
 }
 
-/// A client that does not answer might append later: it must end first. Its supervisor starts the next one.
+/// Kills a client that does not answer, because it might append later. Its supervisor starts the next one.
 fn kill_client(volume: &ReplicatedVolume, sender: Option<&ClientSender>) -> io::Result<()> {
-    let Some(sender) = sender else { return Err(io::Error::other("it does not come back")) };
+    let Some(sender) = sender else { return Err(io::Error::other("it does not connect again")) };
     kill_silent_process(sender.process_id(), STEP_TIMEOUT, || Ok(volume.directory.try_lock_client()?.is_some()))
 }
 
-/// Everything that other clients have logged until now is published on this node, and reported to the client.
+/// Waits until all records that other clients have logged before this call are published on this node. Then sends
+/// `Refreshed` to the client.
 pub(super) fn refresh(volume: &ReplicatedVolume, number: u16, request: u64, sender: &ClientSender) {
     repeat_until_done(volume, sender, "a file is opened later: the writer does not answer", || {
         let is_done = try_refresh(volume, number)?;
@@ -275,7 +279,7 @@ pub(super) fn refresh(volume: &ReplicatedVolume, number: u16, request: u64, send
     });
 }
 
-/// One attempt. False when the catalog has changed.
+/// Makes one attempt to refresh. Returns false when the catalog has changed.
 fn try_refresh(volume: &ReplicatedVolume, number: u16) -> Result<bool, String> {
     let record = volume.read_record().map_err(|error| error.to_string())?;
     let Some(writer) = record.writer.filter(|writer| *writer != number) else { return Ok(true) };
@@ -291,8 +295,8 @@ fn try_refresh(volume: &ReplicatedVolume, number: u16) -> Result<bool, String> {
     if is_published { Ok(true) } else { Err(format!("node {}: {}", volume.node.name, PublishWaitError::Late)) }
 }
 
-/// Makes a call to the node of the writer. One that does not answer for the time of failure detection loses its term; the
-/// answer is then none.
+/// Makes a call to the node of the writer. If the node does not answer for the time of failure detection, the writer is
+/// fenced, and the result is none.
 fn call_writer<C: TypedCall>(
     volume: &ReplicatedVolume,
     record: &VolumeRecord,
@@ -316,14 +320,14 @@ fn call_writer<C: TypedCall>(
     Ok(None)
 }
 
-/// Has the head publish the log of the fenced writer on each live replica.
+/// Makes the head publish the log of the fenced writer on each live replica, and end the term.
 fn finish_fenced_term(volume: &ReplicatedVolume, record: &VolumeRecord) -> Result<TermEnd, String> {
     let head = record.chain.first().ok_or("the chain has no member")?;
     let request = FinishTerm { volume: volume.key.clone(), term: record.term };
     volume.node.peers.call::<FinishTerm>(head, &request, CALL_TIMEOUT).map_err(|error| error.to_string())
 }
 
-/// As the head: publishes what the chain has of the log of the fenced writer, and ends its term.
+/// Handles `FinishTerm` on the head: publishes all records of the fenced writer that the chain has, and ends the term.
 pub(super) fn finish_term(volume: &ReplicatedVolume, term: u32) -> Result<TermEnd, String> {
     let record = volume.read_record().map_err(|error| error.to_string())?;
     let Some(writer) = record.writer.filter(|_| record.is_writer_fenced && record.term == term) else {
@@ -341,20 +345,20 @@ pub(super) fn finish_term(volume: &ReplicatedVolume, term: u32) -> Result<TermEn
     ended.map(|_| TermEnd::Ended).map_err(|error| error.to_string())
 }
 
-/// Publishes everything that the client of this node has logged until now, on each live replica.
+/// Waits until all records that this node's client has logged before this call are published on each live replica.
 pub(super) fn publish_log(volume: &ReplicatedVolume) -> Result<(), String> {
     let Some((number, end)) = look_for_own_end(volume)? else { return Ok(()) };
     volume.wait_published(number, end, STEP_TIMEOUT).map_err(|error| error.to_string())
 }
 
-/// The end of what the client of this node has logged until now, once each live replica has it.
+/// Waits until each live replica has all records that this node's client has logged before this call. Returns their end.
 pub(super) fn commit_log(volume: &ReplicatedVolume) -> Result<LogPoint, String> {
     let Some((number, end)) = look_for_own_end(volume)? else { return Ok(LogPoint::START) };
     let is_committed = volume.wait_until(STEP_TIMEOUT, |state| state.log(number).chain.committed() >= end);
     if is_committed { Ok(end) } else { Err("not each live replica has the log yet".to_owned()) }
 }
 
-/// The number of the client of this node, and the end of its log. None if it has no log here.
+/// Returns the number of this node's client, and the end of its log. None if the client has no log on this node.
 fn look_for_own_end(volume: &ReplicatedVolume) -> Result<Option<(u16, LogPoint)>, String> {
     let record = volume.read_record().map_err(|error| error.to_string())?;
     let number = own_number(volume, &record).filter(|number| volume.lock().logs.contains_key(number));
@@ -363,7 +367,7 @@ fn look_for_own_end(volume: &ReplicatedVolume) -> Result<Option<(u16, LogPoint)>
     Ok(Some((number, end)))
 }
 
-/// As `end_term`, for another node.
+/// Handles `ReleaseWriter` of another node: ends the term of this node's client.
 pub(super) fn release_writer(volume: &ReplicatedVolume, term: u32) -> Result<TermEnd, String> {
     let record = volume.read_record().map_err(|error| error.to_string())?;
     let Some(number) = own_number(volume, &record) else { return Ok(TermEnd::Ended) };

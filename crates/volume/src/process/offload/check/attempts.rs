@@ -1,21 +1,21 @@
-//! A check starts again when the chain has changed meanwhile. Pure.
+//! Repeats the comparison of a check when the chain has changed during it. Pure.
 
 use farfork_cluster::catalog::VolumeName;
 use farfork_wire::NodeName;
 
-/// A check starts at most so often. A chain that changes each time has a node that does not stay.
+/// Most comparisons of one check. If the chain changes during each one, a node keeps leaving and joining.
 const ATTEMPTS_MAX: usize = 3;
 
 /// Why one attempt to compare the replicas has failed.
 #[derive(Debug)]
 pub(super) enum AttemptError {
-    /// How the chain has changed.
+    /// The chain has changed. The text describes the change.
     ChainChanged(String),
     /// Another attempt would fail, too.
     Failed(String),
 }
 
-/// Repeats a comparison until the chain stays the same during one.
+/// Repeats a comparison until the chain does not change during it.
 pub(super) fn repeat_attempts<T>(
     name: &VolumeName,
     mut attempt: impl FnMut() -> Result<T, AttemptError>,
@@ -38,7 +38,7 @@ pub(super) fn repeat_attempts<T>(
     ))
 }
 
-/// How a chain has changed, by the names of its members.
+/// Describes the change of a chain, with the names of the nodes.
 pub(super) fn describe_chain_change(before: &[NodeName], after: &[NodeName]) -> String {
     let missing_in = |chain: &[NodeName], node: &&NodeName| !chain.contains(node);
     let left = before.iter().filter(|node| missing_in(after, node)).map(|node| format!("node {node} has left"));

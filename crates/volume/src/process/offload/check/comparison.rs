@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use crate::publish::{DATA_PART_BYTES, DataPart, Digest, InodeDigest};
 use crate::record::InodeNumber;
 
-/// Which replicas are damaged, by index; none when that cannot be decided. `good` is right if it is given; else the majority is.
+/// Returns the indices of damaged replicas; empty if this cannot be decided. The replica `good` is correct if it is given;
+/// otherwise the majority is.
 pub(super) fn find_damaged<T: PartialEq>(values: &[T], good: Option<usize>) -> Vec<usize> {
     let has_majority = |value: &&T| 2 * values.iter().filter(|other| other == value).count() > values.len();
     let right = match good {
@@ -16,12 +17,12 @@ pub(super) fn find_damaged<T: PartialEq>(values: &[T], good: Option<usize>) -> V
     (0..values.len()).filter(|index| values[*index] != *right).collect()
 }
 
-/// Whether all are the same.
+/// Whether all values are equal.
 pub(super) fn are_equal<T: PartialEq>(values: &[T]) -> bool {
     values.windows(2).all(|pair| pair[0] == pair[1])
 }
 
-/// The inodes that replicas have differently, and the digest of each replica.
+/// Returns the inodes that differ between replicas, with the digest of each replica.
 pub(super) fn differing_inodes(replicas: &[Vec<InodeDigest>]) -> Vec<(InodeNumber, Vec<Option<Digest>>)> {
     let mut inodes: BTreeMap<InodeNumber, Vec<Option<Digest>>> = BTreeMap::new();
     for (index, digests) in replicas.iter().enumerate() {
@@ -32,7 +33,7 @@ pub(super) fn differing_inodes(replicas: &[Vec<InodeDigest>]) -> Vec<(InodeNumbe
     inodes.into_iter().filter(|(_, digests)| !are_equal(digests)).collect()
 }
 
-/// The data of all files: each part, and how many bytes it has.
+/// Returns the parts of all files, each with its number of bytes.
 pub(super) fn data_parts(inodes: &[InodeDigest]) -> impl Iterator<Item = (DataPart, u64)> {
     inodes.iter().flat_map(|digest| {
         let count = digest.data_bytes.div_ceil(DATA_PART_BYTES);

@@ -1,7 +1,7 @@
-//! `farfork volume check`: compares the live replicas of a volume by digests, and has damaged ones copied again.
+//! `farfork volume check`: compares the live replicas of a volume by digests, and repairs damaged ones by a new copy.
 //!
-//! Inodes are compared while all replicas are held at the same points. Data is compared while they publish; a part that
-//! differs is compared again while they are held. So writing continues, except for moments.
+//! Inodes are compared while all replicas are held at the same points of the logs. Data is compared while they publish; a
+//! part that differs is compared again while they are held. So publishing stops only for short times.
 
 mod attempts;
 mod comparison;
@@ -32,35 +32,35 @@ use crate::process::control::{
 use crate::publish::{DATA_PART_BYTES, DataPart, Digest, InodeDigest, TreeDigest};
 use crate::record::InodeNumber;
 
-/// Digests of all inodes, or of one batch of data, are computed within this.
+/// Longest wait for the digests of all inodes, or of one batch of data.
 const DIGEST_TIMEOUT: Duration = Duration::from_secs(600);
-/// All replicas are held at the same points within this. A client that reads the tree, and a replica that copies it, are
-/// waited for.
+/// Longest wait until all replicas are held at the same points. A client that reads a tree, or a replica that copies one,
+/// must finish first.
 const HOLD_TIMEOUT: Duration = Duration::from_secs(60);
 /// How often the catalog is read while members are called: a member that left the chain may never answer.
 const CHAIN_POLL_INTERVAL: Duration = Duration::from_millis(500);
-/// A member that did not answer leaves the chain within this, or the check fails.
+/// Longest wait until a member that did not answer has left the chain. After it, the check fails.
 const CHAIN_CHANGE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Before the replicas of another chain are compared. A node that returns changes the chain several times at short intervals:
-/// it leaves, begins to copy, and joins.
+/// Wait after a change of the chain, before the replicas are compared again. A node that returns changes the chain several
+/// times at short intervals: it leaves, begins to copy, and joins.
 const CHAIN_SETTLE_WAIT: Duration = Duration::from_secs(2);
-/// Before the replicas are held again.
+/// Wait before the next attempt to hold the replicas.
 const RETRY_WAIT: Duration = Duration::from_millis(100);
-/// Parts that one call digests. Parts without data cost next to nothing, so that sparse files take few calls.
+/// Most parts in one call. Parts without data cost almost nothing, so that sparse files take few calls.
 const BATCH_PARTS_MAX: usize = 16_384;
-/// Parts that are compared during one hold. A member digests as many without ending its answer.
+/// Most parts that are compared during one hold. A member can digest this number of parts in one call.
 const HELD_PARTS_MAX: usize = 4;
 
-/// A part of a file that replicas have differently.
+/// A part of a file that differs between replicas.
 struct DifferingPart {
     part: DataPart,
-    /// Of each member.
+    /// Digest of each readable member.
     digests: Vec<Option<Digest>>,
 }
 
 /// The result of comparing parts.
 struct DataComparison {
-    /// How many are compared.
+    /// Number of parts that were compared.
     part_count: usize,
     differing: Vec<DifferingPart>,
 }
@@ -76,11 +76,11 @@ struct ReplicaCheck {
     readable: Vec<NodeName>,
     epoch: u64,
     hold: u64,
-    /// The member that is right, because the user says so.
+    /// The member that the user has named as correct.
     good: Option<NodeName>,
 }
 
-/// Compares the replicas, and repairs them if that is wanted. `report_progress` says with false that the check is to end.
+/// Compares the replicas, and repairs them if requested. `report_progress` returns false to end the check.
 pub(super) fn check(
     node: &Arc<OffloadNode>,
     request: &VolumeCheck,
@@ -90,7 +90,7 @@ pub(super) fn check(
     if request.should_repair {
         match repair::repair(node, &key, &report, request.good.as_ref(), &report.damaged_nodes()) {
             Ok(outcome) => (report.repaired, report.remounting) = (outcome.repaired, outcome.remounting),
-            // The differences are reported all the same.
+            // The differences are reported even if the repair fails.
             Err(reason) => report.repair_failure = Some(reason),
         }
     }
@@ -98,13 +98,13 @@ pub(super) fn check(
     Ok(report)
 }
 
-/// Compares the replicas. Starts again when the chain has changed meanwhile.
+/// Compares the replicas. Starts again if the chain changes during the comparison.
 fn compare(
     node: &Arc<OffloadNode>,
     request: &VolumeCheck,
     mut report_progress: impl FnMut(CheckProgress) -> bool,
 ) -> Result<(VolumeKey, CheckReport), String> {
-    // All attempts use this hold: a node that was not reached at the end of one may still have it.
+    // All attempts use the same number: a node that was not reached at the end of an attempt may still have the hold.
     let hold = getrandom::u64().map_err(|error| error.to_string())?;
     let mut is_wanted = true;
     repeat_attempts(&request.name, || {
@@ -114,7 +114,7 @@ fn compare(
             is_wanted
         });
         let chain_change = if compared.is_err() && is_wanted { check.wait_for_chain_change() } else { None };
-        // Also after a failure.
+        // Releases all trees, also after a failure.
         check.end();
         match (compared, chain_change) {
             (Ok(report), _) => Ok((check.key, report)),
@@ -139,7 +139,8 @@ impl ReplicaCheck {
         }
         let key = VolumeKey { name: name.clone(), id: record.id };
         if let Some(writer) = record.writer.and_then(|writer| record.clients.get(usize::from(writer))) {
-            // Everything that was written before is compared. Without an answer, the check covers the published part.
+            // Publishes all records that were logged before, so that they are compared. If this fails, the check covers the
+            // published part.
             let _ = node.peers.call::<PublishLog>(writer, &PublishLog(key.clone()), CALL_TIMEOUT);
         }
         let node = Arc::clone(node);
@@ -181,7 +182,7 @@ impl ReplicaCheck {
         Ok(report)
     }
 
-    /// Compares everything but data. The digests of one replica, unless no tree can be read.
+    /// Compares everything except data. Returns the inode digests of one replica; none if no tree can be read.
     fn compare_inodes(&mut self, report: &mut CheckReport) -> Result<Option<Vec<InodeDigest>>, String> {
         self.hold()?;
         let request = DigestTree { volume: self.key.clone(), hold: self.hold };
@@ -191,7 +192,7 @@ impl ReplicaCheck {
         self.release();
         let (trees, logs) = (trees?, logs?);
         if let Some(change) = self.chain_change() {
-            // A replica that rejoins takes another tree, and a hold does not prevent that.
+            // A replica that rejoins replaces its tree, even during a hold.
             return Err(change);
         }
         self.report_logs(&logs, report);
@@ -221,7 +222,7 @@ impl ReplicaCheck {
         }
     }
 
-    /// Compares the first of these parts, as many as each member has digested.
+    /// Compares the first of these parts: those that every member has digested in one call.
     fn compare_data(&self, parts: &[DataPart]) -> Result<DataComparison, String> {
         let request = DigestData { volume: self.key.clone(), hold: self.hold, parts: parts.to_vec() };
         let replies = self.call_all::<DigestData>(&self.readable, &request, DIGEST_TIMEOUT)?;
@@ -258,7 +259,8 @@ impl ReplicaCheck {
 
     fn try_hold(&self) -> Result<(), String> {
         let request = |points| HoldTree { volume: self.key.clone(), epoch: self.epoch, hold: self.hold, points };
-        // The head first: of two checks, one has the head and takes the others, and the other one has none.
+        // The head is held first: of two checks, one gets the head and then the other members, and the other check gets no
+        // member.
         self.call_all::<HoldTree>(&self.members[..1], &request(Vec::new()), CALL_TIMEOUT)?;
         let present = self.call_all::<HoldTree>(&self.members, &request(Vec::new()), CALL_TIMEOUT)?;
         if are_equal(&present) {
@@ -268,20 +270,20 @@ impl ReplicaCheck {
         let point = |log: usize| present.iter().filter_map(|points| points.get(log).copied()).max();
         let points: Vec<LogPoint> = (0..logs).filter_map(point).collect();
         let held = self.call_all::<HoldTree>(&self.members, &request(points.clone()), CALL_TIMEOUT)?;
-        if held.iter().all(|held| *held == points) { Ok(()) } else { Err("they are busy".to_owned()) }
+        if held.iter().all(|held| *held == points) { Ok(()) } else { Err("they are at different points".to_owned()) }
     }
 
-    /// Publishing continues.
+    /// Lets publishing continue.
     fn release(&self) {
         self.release_trees(false);
     }
 
-    /// Publishing continues, and another check may begin.
+    /// Lets publishing continue, and ends the hold, so that another check may begin.
     fn end(&self) {
         self.release_trees(true);
     }
 
-    /// A member that cannot be reached releases its tree by itself.
+    /// Calls `ReleaseTree` on all members. A member that cannot be reached releases its tree after a timeout.
     fn release_trees(&self, is_end: bool) {
         let request = ReleaseTree { volume: self.key.clone(), epoch: self.epoch, hold: self.hold, is_end };
         let _ = self.call_each::<ReleaseTree>(&self.members, &request, CALL_TIMEOUT);
@@ -291,7 +293,7 @@ impl ReplicaCheck {
         self.node.peers.call::<C>(member, request, limit).map_err(|error| error.to_string())
     }
 
-    /// Calls several members at once. Waits for no member any more when the chain has changed.
+    /// Calls several members at once. Stops waiting for replies when the chain has changed.
     fn call_each<C>(&self, members: &[NodeName], request: &C::Request, limit: Duration) -> Vec<Result<C::Reply, String>>
     where
         C: TypedCall,
@@ -304,7 +306,7 @@ impl ReplicaCheck {
                 (Arc::clone(&self.node), member.clone(), request.clone(), sender.clone());
             let call = move || {
                 let reply = node.peers.call::<C>(&member, &request, limit).map_err(|error| error.to_string());
-                // An error means that the check does not wait any more.
+                // An error means that the check no longer waits for replies.
                 let _ = sender.send((index, reply));
             };
             if let Err(error) = thread::Builder::new().name("check-call".to_owned()).spawn(call) {
@@ -332,14 +334,14 @@ impl ReplicaCheck {
         self.call_each::<C>(members, request, limit).into_iter().collect()
     }
 
-    /// How the chain differs from the one that is compared, if it does.
+    /// Describes how the chain differs from the compared one; none if it does not.
     fn chain_change(&self) -> Option<String> {
         let record = self.node.record(&self.key.name).ok()?;
         let has_changed = record.id == self.key.id && record.epoch != self.epoch;
         has_changed.then(|| describe_chain_change(&self.members, &record.chain))
     }
 
-    /// As `chain_change`. A member that does not answer leaves the chain soon.
+    /// As `chain_change`, but waits for a change: a member that does not answer leaves the chain soon.
     fn wait_for_chain_change(&self) -> Option<String> {
         let deadline = Instant::now() + CHAIN_CHANGE_TIMEOUT.min(2 * self.node.detection_time);
         loop {
@@ -352,13 +354,13 @@ impl ReplicaCheck {
     }
 }
 
-/// Writes the report.
+/// Adds results to the report.
 impl ReplicaCheck {
     fn damaged<T: PartialEq>(&self, values: &[T]) -> Vec<NodeName> {
         find_damaged(values, self.good_index()).into_iter().map(|index| self.readable[index].clone()).collect()
     }
 
-    /// None also when the tree of that member cannot be read.
+    /// The index of `good` in `readable`; none also when the tree of this member cannot be read.
     fn good_index(&self) -> Option<usize> {
         self.readable.iter().position(|member| Some(member) == self.good.as_ref())
     }
@@ -380,7 +382,7 @@ impl ReplicaCheck {
         }
     }
 
-    /// Reports each tree that cannot be read. The others are compared. The digests of those.
+    /// Reports each tree that cannot be read, and foreign files. Returns the digests of the readable trees.
     fn report_trees(&mut self, trees: Vec<DigestedTree>, report: &mut CheckReport) -> Vec<TreeDigest> {
         let mut digests = Vec::new();
         for (member, tree) in self.members.iter().zip(trees) {

@@ -12,12 +12,12 @@ use crate::chain::{CALL_TIMEOUT, membership};
 use crate::process::control::CheckReport;
 use crate::process::offload::node::OffloadNode;
 
-/// A replica is copied within this, or the command does not wait for it any longer.
+/// Longest wait until a replica is copied. After it, the repair counts as failed.
 const COPY_TIMEOUT: Duration = Duration::from_secs(3600);
-/// Mounts of the nodes are usable again within this, or the report names them. Their supervisors may wait for seconds before
-/// they start the next client.
+/// Longest wait until the mounts of the repaired nodes are usable again. After it, the report names these nodes. Their
+/// supervisors may wait for seconds before they start the next client.
 const MOUNT_TIMEOUT: Duration = Duration::from_secs(30);
-/// How often the catalog is read meanwhile.
+/// How often the catalog and the mounts are checked during a repair.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The result of a repair.
@@ -25,7 +25,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 pub(super) struct RepairOutcome {
     /// The replicas that were copied again.
     pub(super) repaired: Vec<NodeName>,
-    /// Their nodes whose mount is not usable again.
+    /// The nodes of `repaired` whose mount is not usable again yet.
     pub(super) remounting: Vec<NodeName>,
 }
 
@@ -91,7 +91,7 @@ fn wait_until_live(node: &OffloadNode, key: &VolumeKey, damaged: &BTreeSet<NodeN
     }
 }
 
-/// False also when the node does not answer.
+/// Whether programs of a node can use its mount; false also when the node does not answer.
 fn has_mount(node: &OffloadNode, key: &VolumeKey, member: &NodeName) -> bool {
     node.peers.call::<HasMount>(member, &HasMount(key.clone()), CALL_TIMEOUT).unwrap_or(false)
 }

@@ -1,4 +1,5 @@
-//! The scrub: the node of a chain's head checks the volume when the last check is old enough. One thread per node.
+//! The scrub: the head of a chain checks the volume when the last check is older than the scrub interval. One thread per
+//! node.
 
 use std::io;
 use std::sync::Arc;
@@ -14,10 +15,10 @@ use crate::chain::calls::{HasClient, SaveLastCheck, VolumeKey};
 use crate::process::control::{CheckReport, LastCheck, VolumeCheck};
 use crate::process::offload::node::OffloadNode;
 
-/// Longest time between two looks whether a check is due.
+/// Longest time between two tests whether a check is due.
 const POLL_INTERVAL_MAX: Duration = Duration::from_secs(60);
 
-/// Starts the thread. Each volume is checked once in this time; zero for never.
+/// Starts the thread. It checks each volume once per `interval`; zero for never.
 pub(in crate::process::offload) fn start(node: &Arc<OffloadNode>, interval: Duration) -> io::Result<()> {
     if interval.is_zero() {
         return Ok(());
@@ -43,12 +44,13 @@ fn due_volumes(node: &OffloadNode, interval: Duration) -> Vec<VolumeName> {
         last.is_none_or(|last| now_seconds().saturating_sub(last.at_seconds) >= interval.as_secs())
     };
     let heads = contents.volumes.iter().filter(|(_, record)| record.chain.first() == Some(&node.name));
-    // One replica has nothing to be compared with.
+    // A single replica cannot be compared with another one.
     let heads = heads.filter(|(_, record)| record.chain.len() > 1);
     heads.map(|(name, _)| name.clone()).filter(is_due).collect()
 }
 
-/// Checks a volume with at most half of the time of a processor and a disk. Repairs replicas that no program uses.
+/// Checks a volume. Pauses after each batch for as long as the batch took, to use at most half of a processor and a disk.
+/// Repairs damaged replicas that no program uses.
 fn scrub(node: &Arc<OffloadNode>, name: &VolumeName) -> Result<(), String> {
     let mut batch_began = Instant::now();
     let pause = |_| {
@@ -72,7 +74,7 @@ fn scrub(node: &Arc<OffloadNode>, name: &VolumeName) -> Result<(), String> {
     Ok(())
 }
 
-/// Keeps the result for `farfork volume status`: on this node, or without a replica here on a member of the chain.
+/// Saves the result for `farfork volume status` on this node. If this node has no replica, a member of the chain saves it.
 pub(super) fn save(node: &OffloadNode, key: &VolumeKey, report: &CheckReport) {
     let last = LastCheck {
         at_seconds: now_seconds(),

@@ -1,4 +1,4 @@
-//! A successor that does not take the log: it is tried again, or leaves the chain.
+//! Handles a successor that does not take the log: it is tried again, or removed from the chain.
 
 use std::time::Instant;
 
@@ -11,7 +11,8 @@ use crate::chain::{ChainError, PeerError, TreeSpace};
 use crate::replay::LogReplay;
 
 impl LogCopier {
-    /// A successor that was silent, or has refused the log, for the time of failure detection leaves the chain.
+    /// Schedules the next attempt. A successor that was silent, or has refused the log, for the time of failure detection is
+    /// removed from the chain.
     pub(super) fn handle_failure(
         &mut self,
         task: &CopierTask,
@@ -32,7 +33,7 @@ impl LogCopier {
         if self.successor.fail(failure, started, Instant::now(), node.detection_time) {
             return self.change_chain(task, successor, error);
         }
-        // A successor that is alive may know a later record of the volume.
+        // A successor that is alive may have a later record of the volume.
         if failure != SuccessorFailure::Silent
             && let Err(error) = self.volume.read_record()
         {
@@ -60,7 +61,7 @@ impl LogCopier {
         if matches!(reason, ChainError::PublishedAhead) || (reason.is_refusal() && !self.is_log_valid()) {
             tracing::error!(%reason, %volume, client = self.client, "the log of this node is damaged: the node leaves the chain");
             match self.volume.leave_chain() {
-                // The successor of the last live replica only catches up.
+                // This node is the last live replica, so its successor only catches up, and is removed below.
                 Ok(false) => {}
                 Ok(true) => return self.successor.reset(),
                 Err(error) => return tracing::error!(%error, %volume, "the chain cannot be changed, and writing waits"),
@@ -76,12 +77,12 @@ impl LogCopier {
         }
     }
 
-    /// Whether the log of this node is still as it was validated.
+    /// Whether the unpublished part of this node's log is still valid.
     fn is_log_valid(&self) -> bool {
         let chain = self.volume.lock().log(self.client).chain.clone();
         let mark = chain.published();
         let mut replay = LogReplay::new(self.log.header().ring_bytes, mark.point, mark.epoch);
-        // Records that were published meanwhile may be overwritten.
+        // An error does not count if the mark has changed: published records may be overwritten.
         replay.read_to(&self.log, chain.stored()).is_ok()
             || self.volume.lock().log(self.client).chain.published() != mark
     }

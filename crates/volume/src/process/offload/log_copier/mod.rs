@@ -1,8 +1,8 @@
-//! Copies one log along its path: takes what the client or the predecessor has written, validates it, sends it to the
-//! successor, and acknowledges it when all later members have it.
+//! Copies one log along its path: reads records that the client or the predecessor has written, validates them, sends them
+//! to the successor, and acknowledges them when all later members have them.
 //!
-//! Each log has a thread that does so. The thread of a request does it instead if the log is idle and the work is short:
-//! each thread that a write passes costs it some ten microseconds.
+//! Each log has a thread for this work. If the log is idle and the work is short, the thread of a request does it instead:
+//! each switch between threads delays a write by about ten microseconds.
 
 mod failed_successor;
 
@@ -25,17 +25,17 @@ use crate::log::{LogFile, LogHeader, LogPoint};
 use crate::publish::{Durability, PublishedMark, is_damaged_mark};
 use crate::replay::{LogReplay, ReplayEnd};
 
-/// Looks at the log of this node's client at least so often: a hint may be lost with a connection.
+/// Longest time between two looks for new records of this node's client: a hint may be lost with a connection.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
-/// Interval of questions to the successor about its published position, while a thread waits for it.
+/// Interval of queries for the successor's published position, while a thread waits for that position.
 const URGENT_POLL_INTERVAL: Duration = Duration::from_millis(2);
-/// The interval while no thread waits: the log of the client has room.
+/// As `URGENT_POLL_INTERVAL`, while no thread waits: the client's log still has room.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
-/// Before a log that cannot be flushed is flushed again.
+/// Wait before a failed flush of the log is repeated.
 const FLUSH_RETRY_WAIT: Duration = Duration::from_millis(100);
 /// Longest sleep: a safeguard, not a schedule.
 const SLEEP_MAX: Duration = Duration::from_secs(1);
-/// More bytes are copied by the thread of the log: validating them takes longer than waking it.
+/// Most new bytes that the thread of a request copies. Validating more bytes takes longer than waking the log's own thread.
 const SHORT_BYTES_MAX: u64 = 256 << 10;
 
 /// The copier of one log. Used by one thread at a time.
@@ -52,7 +52,7 @@ pub(super) struct LogCopier {
     successor: SuccessorHealth,
 }
 
-/// The work that the state demands.
+/// The work that is due for a log.
 struct CopierTask {
     record: Arc<VolumeRecord>,
     path: PathVersion,
@@ -60,27 +60,27 @@ struct CopierTask {
     /// The path begins at this node.
     is_first: bool,
     source: LogSource,
-    /// How many looks were requested until now.
+    /// Number of looks that were requested before this task.
     looks: u64,
-    /// The last report of space that was requested until now.
+    /// Number of the last space report that was requested before this task.
     space_request: u64,
-    /// The client of this node has logged up to here, as it says.
+    /// The highest point of the client's unanswered `Commit` messages.
     commit_requested: Option<LogPoint>,
     restart: Option<LogRestart>,
     must_send: bool,
-    /// Bytes to validate and to send, as far as they are known.
+    /// Number of bytes to validate and to send; `u64::MAX` if unknown.
     new_bytes: u64,
 }
 
-/// Where new records of the log come from.
+/// The source of new records of the log.
 enum LogSource {
-    /// The client of this node appends by itself.
+    /// The client of this node appends to the log.
     Client,
-    /// The predecessor has written up to here.
+    /// The predecessor has written the log up to `end`.
     Predecessor { end: LogPoint },
 }
 
-/// Opens the log of a client and starts its thread. Makes the log unless it exists; one that is open stays as it is.
+/// Opens the log of a client and starts its thread. Creates the log if it does not exist. Does nothing if the log is open.
 pub(super) fn ensure_open(volume: &Arc<ReplicatedVolume>, client: u16) -> io::Result<()> {
     let _one_at_a_time = volume.opening_log.lock().unwrap_or_else(PoisonError::into_inner);
     let record = {
@@ -96,8 +96,8 @@ pub(super) fn ensure_open(volume: &Arc<ReplicatedVolume>, client: u16) -> io::Re
     let log = volume.directory.open_log(client).map_err(io::Error::other)?;
     let file = log.try_clone_file()?;
     let mut replay = LogReplay::new(log.header().ring_bytes, mark.point, mark.epoch);
-    // A term ends when everything of it is published. So unpublished records count only if they are of the present term;
-    // others were written by a client that had lost its term, and were never acknowledged.
+    // A term ends after all its records are published. So unpublished records count only if they have the present term.
+    // Others were written by a client that had lost its term, and were never acknowledged.
     if record.writer == Some(client) {
         replay.require_epoch(record.term);
         read_to_end(&mut replay, &log);
@@ -150,13 +150,13 @@ fn read_to_end(replay: &mut LogReplay, log: &LogFile) -> ReplayEnd {
     }
 }
 
-/// Until the volume is closed.
+/// Copies a log until the volume is closed.
 fn run(volume: &ReplicatedVolume, client: u16, copier: &Mutex<LogCopier>) {
     loop {
         let mut working = copier.lock().unwrap_or_else(PoisonError::into_inner);
         let mut state = volume.lock();
         if state.is_closed {
-            // The copier refers to the volume.
+            // Breaks a reference cycle: the copier refers to the volume.
             state.log(client).copier = None;
             return;
         }
@@ -167,14 +167,14 @@ fn run(volume: &ReplicatedVolume, client: u16, copier: &Mutex<LogCopier>) {
             continue;
         }
         state.log(client).copier_wakes_at = wake_at;
-        // The state is still held: a change that follows wakes this thread, or is handled by another one.
+        // The state is still locked: a later change wakes this thread, or another thread handles the change.
         drop(working);
         drop(volume.wait(WaitingThread::Copier(client), state, wake_at));
     }
 }
 
-/// Copies a log after a change of its state: in the calling thread while that is short, else in the log's own thread. With
-/// `may_wait`, the calling thread may wait for a successor that has answered until now.
+/// Copies a log after a change of its state: short work in the calling thread, other work in the log's own thread. With
+/// `may_wait`, the calling thread may also wait for a successor that has not failed.
 pub(super) fn copy_now(volume: &ReplicatedVolume, client: u16, may_wait: bool) {
     let copier = volume.lock().log(client).copier.clone();
     let next = copier.and_then(|copier| copier.try_lock().ok()?.execute_short(may_wait));
@@ -184,7 +184,7 @@ pub(super) fn copy_now(volume: &ReplicatedVolume, client: u16, may_wait: bool) {
 }
 
 impl LogCopier {
-    /// Executes short tasks. The time when the next work is due; none when it is due now.
+    /// Executes short tasks. Returns the time when the next work is due; none if longer work is due now.
     fn execute_short(&mut self, may_wait: bool) -> Option<Instant> {
         loop {
             let mut next = Instant::now() + SLEEP_MAX;
@@ -197,7 +197,7 @@ impl LogCopier {
         }
     }
 
-    /// Whether a thread with other work may do it: little to validate, nothing to flush, and no successor that is slow.
+    /// Whether the thread of a request may execute a task: few bytes to validate, nothing to flush, and no slow successor.
     fn is_short(&self, task: &CopierTask, may_wait: bool) -> bool {
         let may_send = match &task.position {
             PathPosition::Before(successor) if task.must_send => {
@@ -215,7 +215,7 @@ impl LogCopier {
         self.volume.acknowledge(self.client);
     }
 
-    /// The work that is due now. Without any, `wake_at` is the time when some may be due.
+    /// Returns the work that is due now. If there is none, `wake_at` becomes the time when some may be due.
     fn task_of(&self, state: &mut ReplicaState, wake_at: &mut Instant) -> Option<CopierTask> {
         let now = Instant::now();
         let mut is_due = |at: Instant| {
@@ -245,7 +245,7 @@ impl LogCopier {
         let lags_elsewhere = published_everywhere < committed;
         let must_send = match &position {
             PathPosition::Before(successor) => {
-                // A replica that catches up waits for each log, also for one that has nothing new.
+                // A replica that catches up waits for each log, even for a log without new records.
                 let must_open = record.joining.as_ref() == Some(successor) && !self.is_linked(successor, path);
                 ((stored > committed || must_open || needs_space) && is_due(self.successor.retry_at()))
                     || (lags_elsewhere && is_due(poll_at.max(self.successor.retry_at())))
@@ -262,7 +262,8 @@ impl LogCopier {
             (LogSource::Client, commit_requested.map(|requested| requested.max(stored)))
         } else {
             let announced = log.appends.iter().filter(|append| append.path == path).map(|append| append.end).max();
-            // After a restart, valid records may follow that were never acknowledged: those of a term that has ended.
+            // After a restart, the log may have further valid records, of a term that has ended. These were never
+            // acknowledged.
             let known_end = log.restart.map_or(stored, |restart| restart.end);
             let end = announced.unwrap_or(known_end);
             (LogSource::Predecessor { end }, Some(end.max(stored)))
@@ -284,12 +285,12 @@ impl LogCopier {
         })
     }
 
-    /// Whether the connection is that to a successor on a path.
+    /// Whether `link` connects to this successor for this path.
     fn is_linked(&self, successor: &NodeName, path: PathVersion) -> bool {
         self.link.as_ref().is_some_and(|link| link.node() == successor && link.path() == path)
     }
 
-    /// Validates new records. They are stored when they are as safe as the volume promises.
+    /// Validates new records. They count as stored after they are flushed, if the volume has `--durability disk`.
     fn take_records(&mut self, task: &CopierTask) {
         let before = self.replay.next_point();
         if let Some(LogRestart { mark, end }) = task.restart {
@@ -317,7 +318,7 @@ impl LogCopier {
         let log = state.log(self.client);
         let stored = self.replay.next_point();
         if !is_current && matches!(task.source, LogSource::Predecessor { .. }) {
-            // The term of these records may have ended meanwhile, and the next one began without them.
+            // The records do not count: their term may have ended meanwhile, and the next term may have begun without them.
             let (mark, end) = (log.chain.published(), log.chain.stored());
             log.restart.get_or_insert(LogRestart { mark, end });
             return;
@@ -341,12 +342,12 @@ impl LogCopier {
         drop(state);
         self.volume.notify_thread(WaitingThread::Request);
         if matches!(task.source, LogSource::Client) && task.commit_requested.is_some_and(|logged| logged > stored) {
-            // None of what follows was acknowledged. The next client begins at the end of the valid part.
+            // No record after the valid part was acknowledged. The next client begins at the end of the valid part.
             self.volume.end_client(&format!("its log is not valid after position {}: {end}", stored.position));
         }
     }
 
-    /// The log ends before records that a client has appended after the end of its term.
+    /// Makes the replay stop before records that a client has appended after the end of its term.
     fn require_term(&mut self, record: &VolumeRecord) {
         if record.writer == Some(self.client) {
             self.replay.require_epoch(record.term);
@@ -364,7 +365,7 @@ impl LogCopier {
         }
     }
 
-    /// Sends what the successor does not have. The last node of the path acknowledges by itself.
+    /// Sends new records to the successor. The last node of the path only marks them as committed.
     fn forward(&mut self, task: &CopierTask) {
         let successor = match &task.position {
             PathPosition::Before(successor) if task.must_send => successor,
@@ -375,7 +376,8 @@ impl LogCopier {
                 let mut state = self.volume.lock();
                 let log = state.log(self.client);
                 let announced = log.appends.iter().filter(|append| append.path == task.path).map(|append| append.end);
-                // Only the beginning of the path knows what the log has; another node may have a rest of an earlier path.
+                // Only the first node of the path knows the end of the log. Another node may have records from an earlier
+                // path, so only announced records count.
                 let end = if task.is_first { log.chain.stored() } else { announced.max().unwrap_or(LogPoint::START) };
                 let published = log.chain.published().point;
                 drop(state);
@@ -402,7 +404,7 @@ impl LogCopier {
         }
     }
 
-    /// Until where all later nodes have the log, and what they answer.
+    /// Sends the log to the successor. Returns the point up to which all later nodes have the log, and their reply.
     fn append(&mut self, task: &CopierTask, successor: &NodeName) -> Result<(LogPoint, AppendedLog), ChainError> {
         let (stored, published, is_urgent, needs_space) = {
             let mut state = self.volume.lock();
