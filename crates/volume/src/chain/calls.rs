@@ -102,7 +102,7 @@ pub struct LogBytes {
     pub data: Vec<u8>,
 }
 
-/// The reply to `AppendLog` and `AppendCompressedLog`.
+/// The reply to `AppendLog`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum AppendAnswer {
     /// The replica and all later ones have the new bytes.
