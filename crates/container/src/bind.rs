@@ -12,20 +12,17 @@ use farfork_sys::namespace;
 use crate::config::RootSpec;
 use crate::root::{self, PRIVATE_DIR};
 
-/// The container into which files are bound.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct BindTarget<'a> {
-    /// The pidfd of its init.
-    pub(crate) init: &'a OwnedFd,
-    /// Its user namespace, if it has its own. The bound files get its id mappings.
-    pub(crate) users: Option<BorrowedFd<'a>>,
-    /// The kind of its root.
-    pub(crate) root: RootSpec,
-}
-
 /// Copies the node's mounts at `host_path` and attaches them at `inside_path` in the mount namespace of a container. A
-/// thread enters that namespace for it and ends.
-pub(crate) fn bind(target: BindTarget<'_>, host_path: &Path, inside_path: &Path, masked: &[PathBuf]) -> io::Result<()> {
+/// thread enters that namespace for it and ends. `init` is the pidfd of the container's init. `users` is the container's
+/// user namespace, if it has its own; the bound files get its id mappings.
+pub(crate) fn bind(
+    init: &OwnedFd,
+    users: Option<BorrowedFd<'_>>,
+    spec: RootSpec,
+    host_path: &Path,
+    inside_path: &Path,
+    masked: &[PathBuf],
+) -> io::Result<()> {
     check_inside_path(inside_path)?;
     let host_path = host_path.canonicalize()?;
     if masked.iter().any(|path| host_path.starts_with(path)) {
@@ -39,7 +36,7 @@ pub(crate) fn bind(target: BindTarget<'_>, host_path: &Path, inside_path: &Path,
         ));
     }
     let tree = mount::clone_mount(&host_path, MountDepth::Recursive)?;
-    if let Some(users) = target.users {
+    if let Some(users) = users {
         root::set_idmap(tree.as_fd(), users)?;
     }
     let kind = fs::metadata(&host_path)?.file_type();
@@ -47,8 +44,8 @@ pub(crate) fn bind(target: BindTarget<'_>, host_path: &Path, inside_path: &Path,
         masked.iter().filter_map(|path| Some(inside_path.join(path.strip_prefix(&host_path).ok()?))).collect();
     thread::scope(|scope| {
         let body = || {
-            namespace::enter_mounts(target.init.as_fd())?;
-            attach_inside(tree.as_fd(), kind.is_dir(), target.root, inside_path, &hidden)
+            namespace::enter_mounts(init.as_fd())?;
+            attach_inside(tree.as_fd(), kind.is_dir(), spec, inside_path, &hidden)
         };
         let thread = thread::Builder::new().name("bind".to_owned()).spawn_scoped(scope, body)?;
         thread.join().unwrap_or_else(|_| Err(io::Error::other("its thread panicked; see the log")))

@@ -116,6 +116,14 @@ pub struct RootReuseKey {
     pub fan_out: Option<u64>,
 }
 
+/// The key of a cached root. Only a container with an equal key may have the root.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct RootCacheKey {
+    /// The kind of the container.
+    pub(crate) spec: ContainerSpec,
+    pub(crate) reuse_key: RootReuseKey,
+}
+
 impl From<RootSpec> for ContainerSpec {
     fn from(root: RootSpec) -> Self {
         Self { root, ..Self::default() }

@@ -15,10 +15,10 @@ use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 use rustix::process::Signal;
 
-use crate::bind::{self, BindTarget};
+use crate::bind;
 use crate::builder::ContainerBuilder;
 use crate::cgroup::{ContainerCgroup, ContainerLimits};
-use crate::config::{ContainerSpec, NetworkSpec, RootReuseKey, RootSpec};
+use crate::config::{ContainerSpec, NetworkSpec, RootCacheKey, RootSpec};
 use crate::error::ContainerError;
 use crate::privileged_forker::PrivilegedForker;
 use crate::record::{self, RecordState};
@@ -81,14 +81,14 @@ pub(crate) struct ContainerParts {
 /// Receives the roots of ended containers.
 pub(crate) trait RootSink: std::fmt::Debug + Send + Sync {
     /// Takes a root whose processes have all ended.
-    fn return_root(&self, kind: ContainerSpec, root_reuse_key: &RootReuseKey, root: CachedRoot);
+    fn return_root(&self, key: &RootCacheKey, root: CachedRoot);
 }
 
 /// The recipient of a root after its container has ended.
 #[derive(Debug)]
 pub(crate) struct RootRecipient {
     /// The key of the requests that may reuse the root.
-    pub(crate) reuse_key: RootReuseKey,
+    pub(crate) key: RootCacheKey,
     /// Keeps the root for them.
     pub(crate) sink: Weak<dyn RootSink>,
 }
@@ -218,8 +218,8 @@ impl Container {
         let masked = self.parts().builder.masked();
         let users = self.id_range().map(|_| user_namespace::open(self.init_pid())).transpose();
         let bound = users.and_then(|users| {
-            let target = BindTarget { init: self.init(), users: users.as_ref().map(AsFd::as_fd), root: self.root() };
-            bind::bind(target, host_path, inside_path, masked)
+            let users = users.as_ref().map(AsFd::as_fd);
+            bind::bind(self.init(), users, self.root(), host_path, inside_path, masked)
         });
         bound.map_err(|cause| ContainerError::Bind {
             id: self.id().to_owned(),
@@ -279,9 +279,8 @@ impl Container {
         self.release_unmounted_volumes();
         let parts = self.parts.take().expect("only a drop takes it");
         let control = self.control.take().expect("only a drop takes it");
-        let root = parts.root.zip(self.root_recipient.take()).map(|(root, recipient)| (self.spec, root, recipient));
         let running = RunningContainer {
-            reusable_root: Mutex::new(root),
+            reusable_root: Mutex::new(parts.root.zip(self.root_recipient.take())),
             id: parts.id,
             init_pid: parts.init.pid,
             init: parts.init.pidfd,
@@ -321,7 +320,7 @@ pub struct RunningContainer {
     /// Set if this daemon built the container.
     pub(crate) _held: Option<Keepalive>,
     /// The root to return when the container ends, and the recipient of the root.
-    pub(crate) reusable_root: Mutex<Option<(ContainerSpec, CachedRoot, RootRecipient)>>,
+    pub(crate) reusable_root: Mutex<Option<(CachedRoot, RootRecipient)>>,
 }
 
 impl RunningContainer {
@@ -364,15 +363,15 @@ impl RunningContainer {
     pub fn remove(&self) -> Result<(), ContainerError> {
         end_container(&self.id, &self.init, self.init_pid, &self.cgroup)?;
         record::remove_record(&self.records_dir, &self.id, RecordState::InUse);
-        if let Some((kind, root, recipient)) = self.take_reusable_root()
+        if let Some((root, recipient)) = self.take_reusable_root()
             && let Some(sink) = recipient.sink.upgrade()
         {
-            sink.return_root(kind, &recipient.reuse_key, root);
+            sink.return_root(&recipient.key, root);
         }
         Ok(())
     }
 
-    fn take_reusable_root(&self) -> Option<(ContainerSpec, CachedRoot, RootRecipient)> {
+    fn take_reusable_root(&self) -> Option<(CachedRoot, RootRecipient)> {
         self.reusable_root.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }

@@ -79,7 +79,7 @@ impl WarmChildren {
             let (mut stream, _) = connected.map_err(Into::into).and_then(|accepted| accepted).map_err(socket_error)?;
             let index = stream.read_u64_le().await.map_err(socket_error)?;
             if index != self.children.len() as u64 {
-                return Err(BenchError::WrongMemory { count: 1, what: "children without a connection" });
+                return Err(BenchError::WrongMemory { count: 1, what: "indexes of connected children" });
             }
             let freezer = ChildFreezer::open(&mut self.client, &child).await.ok();
             let mut container = PausedChild { child, stream, freezer };

@@ -13,14 +13,14 @@ use farfork_sys::namespace::HomeNamespaces;
 
 use crate::builder::ContainerBuilder;
 use crate::cgroup::NodeCgroups;
-use crate::config::{ContainerConfig, ContainerSpec, RootReuseKey};
+use crate::config::{ContainerConfig, ContainerSpec, RootCacheKey, RootReuseKey};
 use crate::error::ContainerError;
 use crate::handle::{Container, RootRecipient, RootSink};
 use crate::host_init::HostInit;
 use crate::root::cached::CachedRoot;
 
 use self::mount_watcher::MountWatcher;
-use self::root_cache::{DiscardedEntries, RootCache, RootCacheKey};
+use self::root_cache::{DiscardedEntries, RootCache};
 
 /// Limit on ready containers. Each takes a few hundred KiB of kernel memory, and a larger burst of forks is limited by
 /// restoring children, not by building containers.
@@ -174,7 +174,7 @@ impl ContainerPool {
         let mut container = self.shared.take(spec, is_wanted.then_some(&key), deadline)?;
         if is_wanted {
             let sink = Arc::downgrade(&self.shared);
-            container.set_root_recipient(RootRecipient { reuse_key: key.reuse_key, sink });
+            container.set_root_recipient(RootRecipient { key, sink });
         }
         Ok(container)
     }
@@ -197,7 +197,7 @@ impl ContainerPool {
 }
 
 impl RootSink for PoolShared {
-    fn return_root(&self, kind: ContainerSpec, root_reuse_key: &RootReuseKey, root: CachedRoot) {
+    fn return_root(&self, key: &RootCacheKey, root: CachedRoot) {
         let mut discarded = DiscardedEntries::default();
         if root.mounts_version() != self.builder.mounts_version() {
             return;
@@ -206,8 +206,7 @@ impl RootSink for PoolShared {
         match state.stopping {
             true => drop(state),
             false => {
-                let key = RootCacheKey { spec: kind, reuse_key: root_reuse_key.clone() };
-                state.root_cache.insert(&key, root, Instant::now(), &mut discarded);
+                state.root_cache.insert(key, root, Instant::now(), &mut discarded);
                 drop(state);
                 self.wanted.notify_one();
             }

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
-use crate::config::{ContainerSpec, RootReuseKey};
+use crate::config::{ContainerSpec, RootCacheKey, RootReuseKey};
 use crate::error::ContainerError;
 use crate::handle::Container;
 use crate::root::cached::CachedRoot;
@@ -19,14 +19,6 @@ const EVICTABLE_AFTER: Duration = Duration::from_millis(100);
 /// children with that key write files.
 const CHANGED_ROOTS_MAX: u32 = 4;
 const CHANGED_ROOTS_PAUSE: Duration = Duration::from_secs(3);
-
-/// The key of a cached root. Only a container with an equal key may have the root.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct RootCacheKey {
-    /// The kind of the container.
-    pub(super) spec: ContainerSpec,
-    pub(super) reuse_key: RootReuseKey,
-}
 
 //  taken with a reuse key -> a child runs, ends -> root -> rebuilt by a filler -> ready -> taken ...
 //                                                    +-> changed, or one too many: discarded

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, Timespec, Timestamps, XattrFlags, utimensat};
 
-use super::{MaskOptions, copy_ownership};
+use super::copy_ownership;
 use crate::users::ContainerUsers;
 
 /// Marks a directory of an upper layer as opaque: it shows nothing of the layer below.
@@ -23,8 +23,12 @@ const ACL_BYTES_MAX: usize = 4096;
 
 /// Creates a replacement for each hidden path in the upper layer of an overlay over `point`, which is not mounted yet.
 /// Returns the paths of everything that it created, relative to the layer.
-pub(super) fn mask_in_upper(point: &Path, upper: &Path, mask_options: MaskOptions<'_>) -> io::Result<Vec<PathBuf>> {
-    let MaskOptions { hidden, users } = mask_options;
+pub(super) fn mask_in_upper(
+    point: &Path,
+    upper: &Path,
+    hidden: &[&Path],
+    users: Option<&ContainerUsers>,
+) -> io::Result<Vec<PathBuf>> {
     let below = hidden.iter().filter_map(|path| path.strip_prefix(point).ok());
     let paths: Vec<&Path> = below.filter(|path| path.parent().is_some()).collect();
     // Sorted: a directory precedes those below it.

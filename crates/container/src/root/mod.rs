@@ -108,7 +108,7 @@ fn build_overlay_root<'a>(
     for (number, step) in blueprint.steps.iter().enumerate() {
         let layers = scratch.join(number.to_string());
         let hidden = mount_plan::paths_to_mask(step.point(), &blueprint.steps, masked);
-        match apply_step(step, &root, &layers, MaskOptions { hidden: &hidden, users }) {
+        match apply_step(step, &root, &layers, &hidden, users) {
             Ok(layer) => made.push((step.point(), layer)),
             // The node has unmounted it. The overlay of the file system below shows the node's current files.
             Err(error) if has_vanished(step.point()) => {
@@ -132,28 +132,21 @@ fn is_masked_by_layer(path: &Path, made: &[MadeMount<'_>]) -> bool {
     shows.max_by_key(|(point, _)| point.components().count()).is_some_and(|(_, own)| own.is_some())
 }
 
-/// The paths to mask in a container, and the users to which the masks belong.
-#[derive(Debug, Clone, Copy)]
-struct MaskOptions<'a> {
-    /// The paths of the node to hide.
-    hidden: &'a [&'a Path],
-    /// The container's users, if it has its own.
-    users: Option<&'a ContainerUsers>,
-}
-
 /// Makes the mount of one step below `root`. Returns the upper layer if the mount is an overlay. `layers` is a path prefix
-/// for the overlay's directories.
+/// for the overlay's directories, `hidden` are the paths of the node to mask, and `users` are the container's users, if it
+/// has its own.
 fn apply_step(
     step: &MountStep,
     root: &Path,
     layers: &Path,
-    mask_options: MaskOptions<'_>,
+    hidden: &[&Path],
+    users: Option<&ContainerUsers>,
 ) -> Result<Option<UpperLayer>, ContainerError> {
     let point = step.point();
     let target = root.join(point.strip_prefix("/").unwrap_or(point));
     let made = match step {
         MountStep::Overlay { attributes, .. } => {
-            return match make_overlay(point, &target, layers, *attributes, mask_options) {
+            return match make_overlay(point, &target, layers, *attributes, hidden, users) {
                 Err(error) if point != Path::new("/") => {
                     tracing::warn!(point = %point.display(), %error, "this mount cannot have an overlay: it is read-only in containers");
                     bind_read_only(point, &target, *attributes).map_err(mount_error("a read-only copy", point))?;
@@ -168,7 +161,7 @@ fn apply_step(
         MountStep::MessageQueues { attributes, .. } => mount::create_filesystem("mqueue", &[], *attributes)
             .and_then(|queues| mount::attach(queues.as_fd(), &target))
             .map_err(mount_error("message queues", point)),
-        MountStep::Terminals { attributes, .. } => make_devpts(*attributes, mask_options.users)
+        MountStep::Terminals { attributes, .. } => make_devpts(*attributes, users)
             .and_then(|terminals| mount::attach(terminals.as_fd(), &target))
             .map_err(mount_error("terminals", point)),
     };
@@ -182,7 +175,8 @@ fn make_overlay(
     target: &Path,
     layers: &Path,
     attributes: Attributes,
-    mask_options: MaskOptions<'_>,
+    hidden: &[&Path],
+    users: Option<&ContainerUsers>,
 ) -> io::Result<Option<UpperLayer>> {
     let metadata = fs::symlink_metadata(point)?;
     if metadata.is_file() {
@@ -195,9 +189,9 @@ fn make_overlay(
     fs::create_dir(&upper)?;
     fs::create_dir(&work)?;
     // The root of the overlay has the owner and mode of the upper directory.
-    copy_ownership(&metadata, &upper, mask_options.users)?;
-    let paths = masking::mask_in_upper(point, &upper, mask_options)?;
-    let lower = match mask_options.users {
+    copy_ownership(&metadata, &upper, users)?;
+    let paths = masking::mask_in_upper(point, &upper, hidden, users)?;
+    let lower = match users {
         None => point.to_owned(),
         Some(users) => idmap_for_users(point, &layers.with_extension("lower"), users)?,
     };

@@ -232,7 +232,7 @@ fn attempt_capture(pid: i32, options: &CaptureOptions, trace_lock: &TraceLock) -
     let stopped_ns = clock::file_time_ns();
     cpu_pin = cpu_pin.or_else(|| CpuPin::pin_to_busy(pid, times.stop / tree.processes.len() as u32));
     let mut paused_processes = pause_tree(&mut tree, &tids, options, &deadline, trace_lock, &mut times)?;
-    let files = phase!("prepare.files", TreeFiles::read(&tree, &mut paused_processes, stopped_ns));
+    let files = phase!("prepare.files", TreeFiles::read(&tree, &mut paused_processes));
     let released = paused_processes.into_iter().map(PausedProcess::release);
     let (templates, mut released): (Vec<TemplateProcess>, Vec<ReleasedProcess>) =
         phase!("prepare.release", released.unzip());
@@ -249,7 +249,7 @@ fn attempt_capture(pid: i32, options: &CaptureOptions, trace_lock: &TraceLock) -
         .filter_map(|one| one.outcome.cloned.discarded.take())
         .for_each(|mut clone| clone.kill(Some(trace_lock)));
     let mut rollback = CaptureRollback { templates, pages: injection_pages(&tree, &released), lock: trace_lock };
-    let (processes, shared) = read_templates(tree, released, &rollback.templates, files?, &deadline)?;
+    let (processes, shared) = read_templates(tree, released, &rollback.templates, files?, stopped_ns, &deadline)?;
     times.threads = processes.iter().map(|captured_process| captured_process.snapshot.threads.len()).sum();
     times.total = started_at.elapsed();
     Ok(CaptureAttempt { templates: std::mem::take(&mut rollback.templates), processes, shared, times })
@@ -276,28 +276,29 @@ fn injection_pages(tree: &ProcessTree, released: &[ReleasedProcess]) -> Vec<(Inj
     released.iter().map(|one| one.outcome.pages.clone()).zip(syscalls).collect()
 }
 
-/// Reads the state of all templates that can still cause a refusal, before the reply.
+/// Reads the state of all templates that can still cause a refusal, before the reply. `stopped_ns` is when all processes
+/// were stopped.
 fn read_templates(
     tree: ProcessTree,
     released: Vec<ReleasedProcess>,
     templates: &[TemplateProcess],
     files: TreeFiles,
+    stopped_ns: i64,
     deadline: &Deadline,
 ) -> Result<(Vec<CapturedProcess>, SharedTreeState), CaptureError> {
-    let TreeFiles { processes: file_states, mut shared } = files;
+    let TreeFiles { processes: file_states, table: open_files, shared_copies, relations } = files;
+    let mut held_files = HeldFileMap::default();
     let mut processes = Vec::with_capacity(templates.len());
     let members = tree.processes.into_iter().zip(released).zip(templates).zip(file_states);
     for (((tree_process, released), template), file_state) in members {
         let mut prepared = tree_process.prepared;
-        shared.held_files.merge(std::mem::take(&mut prepared.held_files));
-        let reader = TemplateReader { template, shared_copies: &shared.shared_copies, deadline };
-        processes.push(reader.read(prepared, released, file_state)?);
+        held_files.merge(std::mem::take(&mut prepared.held_files));
+        processes.push(read_template(prepared, released, template, file_state, &shared_copies, deadline)?);
     }
-    shared
-        .relations
+    relations
         .check_reapers(&list_reapers(&processes))
         .map_err(|refusals| CaptureError::refused(processes[0].survey.pid, refusals))?;
-    Ok((processes, shared))
+    Ok((processes, SharedTreeState { shared_copies, open_files, held_files, relations, stopped_ns }))
 }
 
 /// Returns for each process its inner id, and whether it adopts orphaned descendants (a subreaper, or pid 1).
@@ -306,90 +307,83 @@ fn list_reapers(processes: &[CapturedProcess]) -> Vec<(u32, bool)> {
     processes.iter().map(|one| (one.survey.inner_id(), reaps(one))).collect()
 }
 
-/// Reads the state of one template that can still cause a refusal, before the reply.
-struct TemplateReader<'a> {
-    template: &'a TemplateProcess,
-    shared_copies: &'a SharedCopies,
-    deadline: &'a Deadline,
-}
-
-impl TemplateReader<'_> {
-    /// Parses the answers of the threads, reads the template's mappings and their populated pages, and moves a clone out of
-    /// the parent's session.
-    fn read(
-        &self,
-        prepared: PreparedProcess,
-        released: ReleasedProcess,
-        file_state: ProcessFileState,
-    ) -> Result<CapturedProcess, CaptureError> {
-        let ReleasedProcess { outcome: paused, snapshot } = released;
-        let (pid, subject) = (snapshot.pid, self.template.pid());
-        let PreparedProcess { mut survey, template_search: search, .. } = prepared;
-        let (answers, mem) = (paused.parse_answers(&snapshot)?, open_memory(subject)?);
-        let mut leftovers = paused.pages.final_contents(paused.slots(), pid, &mem)?;
-        if let (Some(saved_slots), false) = (&paused.cloned.saved_slots, leftovers.is_empty()) {
-            leftovers[..saved_slots.len()].copy_from_slice(saved_slots);
-        }
-        let PauseOutcome {
-            extended_states,
-            pages,
-            clocks,
-            posix_timers: timers,
-            filters,
-            cloned,
-            unmap_result: unmapped,
-            ..
-        } = paused;
-        let dontfork_ranges = unmapped.and(cloned.dontfork_ranges)?;
-        // First release the template's address space from the pager, so that all later steps see an ordinary process.
-        let missing_pages = match (search, cloned.address_space?) {
-            (Some(search), Some(space)) => Some(phase!("prepare.leave", search.release_address_space(space))?),
-            _ => None,
-        };
-        let posix_timers = timers?;
-        let file_systems = &mut survey.file_systems;
-        let mut space = TemplateMemory::read(pid, subject, pages.mapped_range(), self.shared_copies, file_systems)?;
-        let arguments = state::read_arguments(pid, subject)?;
-        let injection_target = self.template.injection_target(&snapshot, &survey, &mem);
-        let personality = answers[0].personality;
-        let mut injector = Injector::new(pid, survey.syscall_address, self.deadline);
-        let mut runner = ScriptRunner { pages: &pages, injector: &mut injector };
-        phase!(
-            "prepare.apart",
-            match self.template {
-                TemplateProcess::Clone(_) => {
-                    let is_small = anonymous_bytes(&survey) <= EARLY_SCAN_BYTES_MAX;
-                    detach_clone(&injection_target, &mut space, personality, is_small, &mut runner)
-                }
-                TemplateProcess::Parent(_) => apply_parent_flags(&mut space),
-            }
-        )?;
-        let inherited = match missing_pages {
-            Some(missing_pages) => {
-                phase!("prepare.scan", space.ensure_scanned())?;
-                missing_pages.inherited_pages(pid, &space)?
-            }
-            None => InheritedPages::default(),
-        };
-        Ok(CapturedProcess {
-            snapshot,
-            survey,
-            clocks,
-            extended_states,
-            answers,
-            pages,
-            dontfork_ranges,
-            offered_contents: leftovers,
-            mem,
-            root: file_state.root,
-            arguments,
-            files: file_state.files,
-            posix_timers,
-            filters,
-            memory: space,
-            inherited,
-        })
+/// Reads the state of one template that can still cause a refusal, before the reply. Parses the answers of the threads,
+/// reads the template's mappings and their populated pages, and moves a clone out of the parent's session.
+fn read_template(
+    prepared: PreparedProcess,
+    released: ReleasedProcess,
+    template: &TemplateProcess,
+    file_state: ProcessFileState,
+    shared_copies: &SharedCopies,
+    deadline: &Deadline,
+) -> Result<CapturedProcess, CaptureError> {
+    let ReleasedProcess { outcome: paused, snapshot } = released;
+    let (pid, subject) = (snapshot.pid, template.pid());
+    let PreparedProcess { mut survey, template_search: search, .. } = prepared;
+    let (answers, mem) = (paused.parse_answers(&snapshot)?, open_memory(subject)?);
+    let mut leftovers = paused.pages.final_contents(paused.slots(), pid, &mem)?;
+    if let (Some(saved_slots), false) = (&paused.cloned.saved_slots, leftovers.is_empty()) {
+        leftovers[..saved_slots.len()].copy_from_slice(saved_slots);
     }
+    let PauseOutcome {
+        extended_states,
+        pages,
+        clocks,
+        posix_timers: timers,
+        filters,
+        cloned,
+        unmap_result: unmapped,
+        ..
+    } = paused;
+    let dontfork_ranges = unmapped.and(cloned.dontfork_ranges)?;
+    // First release the template's address space from the pager, so that all later steps see an ordinary process.
+    let missing_pages = match (search, cloned.address_space?) {
+        (Some(search), Some(space)) => Some(phase!("prepare.leave", search.release_address_space(space))?),
+        _ => None,
+    };
+    let posix_timers = timers?;
+    let file_systems = &mut survey.file_systems;
+    let mut space = TemplateMemory::read(pid, subject, pages.mapped_range(), shared_copies, file_systems)?;
+    let arguments = state::read_arguments(pid, subject)?;
+    let injection_target = template.injection_target(&snapshot, &survey, &mem);
+    let personality = answers[0].personality;
+    let mut injector = Injector::new(pid, survey.syscall_address, deadline);
+    let mut runner = ScriptRunner { pages: &pages, injector: &mut injector };
+    phase!(
+        "prepare.apart",
+        match template {
+            TemplateProcess::Clone(_) => {
+                let is_small = anonymous_bytes(&survey) <= EARLY_SCAN_BYTES_MAX;
+                detach_clone(&injection_target, &mut space, personality, is_small, &mut runner)
+            }
+            TemplateProcess::Parent(_) => apply_parent_flags(&mut space),
+        }
+    )?;
+    let inherited = match missing_pages {
+        Some(missing_pages) => {
+            phase!("prepare.scan", space.ensure_scanned())?;
+            missing_pages.inherited_pages(pid, &space)?
+        }
+        None => InheritedPages::default(),
+    };
+    Ok(CapturedProcess {
+        snapshot,
+        survey,
+        clocks,
+        extended_states,
+        answers,
+        pages,
+        dontfork_ranges,
+        offered_contents: leftovers,
+        mem,
+        root: file_state.root,
+        arguments,
+        files: file_state.files,
+        posix_timers,
+        filters,
+        memory: space,
+        inherited,
+    })
 }
 
 /// Moves a clone out of the parent's session, and probes it for sealed mappings. If `is_small`, scans its pages while the

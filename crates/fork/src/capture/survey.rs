@@ -79,14 +79,6 @@ pub(super) struct Survey {
     pub(super) notes: Vec<String>,
 }
 
-/// A program that a process runs, and the state of the process while it runs this program.
-struct ExecutedProgram {
-    /// Differs for each execve(2).
-    auxiliary_vector: AuxiliaryVector,
-    stat: ProcStat,
-    status: ProcStatus,
-}
-
 /// Most surveys of a process that executes another program during each of them.
 const PROGRAMS_MAX: usize = 8;
 
@@ -120,8 +112,7 @@ impl Survey {
                 return Err(CaptureError::refused(pid, out_of_question));
             }
             let program = AuxiliaryVector::read(pid)?;
-            let executed = ExecutedProgram { auxiliary_vector: program.clone(), stat, status };
-            let survey = Self::read_program(executed, depth, sockets, streams);
+            let survey = Self::read_program(program.clone(), stat, status, depth, sockets, streams);
             if program.matches(pid)? {
                 return survey;
             }
@@ -131,12 +122,13 @@ impl Survey {
 
     /// Surveys a process that runs this program. The result is invalid if the process runs another program afterwards.
     fn read_program(
-        executed: ExecutedProgram,
+        program: AuxiliaryVector,
+        stat: ProcStat,
+        status: ProcStatus,
         depth: SurveyDepth,
         sockets: &DaemonSockets,
         streams: Option<&TreeStreams>,
     ) -> Result<Self, CaptureError> {
-        let ExecutedProgram { auxiliary_vector: program, stat, status } = executed;
         let pid = status.process;
         let maps = match depth {
             SurveyDepth::Quick => process::read_maps(pid),

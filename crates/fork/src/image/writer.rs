@@ -51,9 +51,6 @@ impl ImageProgress {
 /// An unfinished image. Removes the file when it is dropped, unless the image was finished.
 struct TemporaryImage<'a> {
     path: &'a Path,
-    /// The path of the finished image.
-    final_path: &'a Path,
-    layout: ImageLayout,
     file: File,
     is_finished: bool,
 }
@@ -89,10 +86,10 @@ pub(crate) fn write_image(
     let aside = PathBuf::from(format!("{}.{TEMPORARY_SUFFIX}", path.display()));
     let opened = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&aside);
     let file = opened.map_err(failed)?;
-    let mut temporary_image = TemporaryImage { path: &aside, final_path: path, layout, file, is_finished: false };
+    let mut temporary_image = TemporaryImage { path: &aside, file, is_finished: false };
     reserve_space(&temporary_image.file, layout.file_bytes(), path)?;
 
-    let checksums = copy_pages(read, &pages, &temporary_image, progress)?;
+    let checksums = copy_pages(read, &pages, &temporary_image.file, layout, path, progress)?;
     temporary_image.file.write_all_at(&encode_index(&head, &checksums), 0).map_err(failed)?;
     temporary_image.file.sync_data().map_err(failed)?;
     fs::rename(&aside, path).map_err(failed)?;
@@ -102,26 +99,27 @@ pub(crate) fn write_image(
     directory.and_then(|directory| directory.sync_all()).map_err(failed)
 }
 
-/// Copies all pages, and returns their checksums.
+/// Copies all pages, and returns their checksums. `path` is the path of the finished image.
 fn copy_pages(
     read: MemoryReader<'_>,
     pages: &PageIndex,
-    image: &TemporaryImage<'_>,
+    file: &File,
+    layout: ImageLayout,
+    path: &Path,
     progress: &ImageProgress,
 ) -> Result<Vec<u32>, ImageError> {
-    let TemporaryImage { final_path, layout, file, .. } = image;
     let mut checksums = Vec::with_capacity(pages.slot_count() as usize);
     let mut buffer = vec![0; (CHUNK_PAGES * PAGE_SIZE) as usize];
     for run in pages.runs() {
         for done in (0..run.count).step_by(CHUNK_PAGES as usize) {
             if progress.is_cancelled.load(Ordering::Relaxed) {
-                return Err(ImageError::Cancelled { path: final_path.to_path_buf() });
+                return Err(ImageError::Cancelled { path: path.to_owned() });
             }
             let chunk = &mut buffer[..(CHUNK_PAGES.min(run.count - done) * PAGE_SIZE) as usize];
             read(run.extent, (run.first_page + done) * PAGE_SIZE, chunk)?;
             checksums.extend(chunk.chunks_exact(PAGE_SIZE as usize).map(crc32c::crc32c));
             let written = file.write_all_at(chunk, layout.page_offset(run.first_slot + done));
-            written.map_err(|source| ImageError::Write { path: final_path.to_path_buf(), source })?;
+            written.map_err(|source| ImageError::Write { path: path.to_owned(), source })?;
             progress.done_bytes.fetch_add(chunk.len() as u64, Ordering::Relaxed);
         }
     }

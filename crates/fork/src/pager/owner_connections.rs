@@ -75,12 +75,8 @@ pub(super) struct SeedRead<'a> {
 /// Slots of an address space to prefetch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct PrefetchRequest {
-    /// The child.
-    pub(super) child: u64,
-    /// The address space.
-    pub(super) space: AddressSpaceId,
-    /// Index of this owner's source in the child's plan. Slots of other sources are skipped.
-    pub(super) source: usize,
+    /// The address space, and this owner's source. Slots of other sources are skipped.
+    pub(super) target: AddressSpaceSource,
     /// The slots, in the order in which they are fetched.
     pub(super) slots: VecDeque<Range<u64>>,
     /// Whether the slots are from the working set.
@@ -88,10 +84,6 @@ pub(super) struct PrefetchRequest {
 }
 
 impl PrefetchRequest {
-    fn address_space_source(&self) -> AddressSpaceSource {
-        AddressSpaceSource { child: self.child, space: self.space, source: self.source }
-    }
-
     /// Moves a slot to the front, and the slots before it to the end. Returns whether the slot is part of the request.
     fn rotate_to(&mut self, slot: u64) -> bool {
         let Some(at) = self.slots.iter().position(|slots| slots.contains(&slot)) else { return false };
@@ -125,14 +117,10 @@ pub(super) enum AuxiliaryRequest {
 /// A read in flight.
 #[derive(Debug, Clone)]
 pub(super) struct PageRead {
-    /// The child.
-    pub(super) child: u64,
-    /// The address space.
-    pub(super) space: AddressSpaceId,
+    /// The address space, and the source of the slots.
+    pub(super) target: AddressSpaceSource,
     /// The slots, in the order of the reply's bytes.
     pub(super) slots: Vec<Range<u64>>,
-    /// Index of the source of these slots in the child's plan.
-    pub(super) source: usize,
     /// The owner.
     pub(super) owner: OwnerKey,
     /// The lane.
@@ -364,9 +352,8 @@ impl OwnerConnections {
         slot: u64,
     ) -> Option<&mut PrefetchRequest> {
         let queue = &mut self.owners.get_mut(&key)?.queue;
-        let is_meant = |prefetch_request: &&mut PrefetchRequest| {
-            prefetch_request.is_from_set && prefetch_request.address_space_source() == target
-        };
+        let is_meant =
+            |prefetch_request: &&mut PrefetchRequest| prefetch_request.is_from_set && prefetch_request.target == target;
         queue
             .iter_mut()
             .filter(is_meant)
@@ -375,7 +362,9 @@ impl OwnerConnections {
 
     /// Whether slots of this child are queued.
     pub(super) fn has_queued_prefetch(&self, child: u64) -> bool {
-        self.owners.values().any(|owner| owner.queue.iter().any(|prefetch_request| prefetch_request.child == child))
+        self.owners
+            .values()
+            .any(|owner| owner.queue.iter().any(|prefetch_request| prefetch_request.target.child == child))
     }
 
     /// Whether the working set of this child's seed has not arrived yet.
@@ -417,7 +406,7 @@ impl OwnerConnections {
 
     /// Whether bulk reads for other children than this one are in flight.
     pub(super) fn has_bulk_read_for_others(&self, child: u64) -> bool {
-        self.reads.values().any(|read| read.lane == Lane::Bulk && read.child != child)
+        self.reads.values().any(|read| read.lane == Lane::Bulk && read.target.child != child)
     }
 
     /// Sleeps until a lane has received something, at most for `limit`.
@@ -465,7 +454,8 @@ mod tests {
     #[test]
     fn a_prefetch_continues_at_the_page_that_faulted() {
         let slots = VecDeque::from([7..9, 20..24, 3..5]);
-        let mut prefetch_request = PrefetchRequest { child: 1, space: 0, source: 0, slots, is_from_set: true };
+        let target = AddressSpaceSource { child: 1, space: 0, source: 0 };
+        let mut prefetch_request = PrefetchRequest { target, slots, is_from_set: true };
         assert!(!prefetch_request.rotate_to(5), "the slot is not in the request");
         assert!(prefetch_request.rotate_to(22));
         assert_eq!(prefetch_request.slots, [22..24, 3..5, 7..9, 20..22]);

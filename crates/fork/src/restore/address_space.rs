@@ -51,17 +51,6 @@ pub(super) enum PlanScope {
     },
 }
 
-/// The part of a shared object that a mapping shows.
-#[derive(Debug, Clone, Copy)]
-struct MappedObjectPart {
-    /// Index of the shared object.
-    object: u32,
-    /// Offset of the mapping's first byte in the object.
-    offset: u64,
-    /// MAPPING_SHARED, or 0 for a private mapping.
-    flags: u16,
-}
-
 /// Returns for each mapped file of the descriptor whether this node has the same file at its path.
 pub(super) fn find_matching_files(descriptor: &Descriptor, node: &LocalNode) -> Vec<bool> {
     let same_boot = node.is_origin_machine(&descriptor.origin);
@@ -121,12 +110,10 @@ impl AddressSpacePlan {
                     space.add_mapping(mapping, MAPPING_FILE, source, offset, MAPPING_SHARED);
                 }
                 Backing::SharedMemory { object, offset } => {
-                    let part = MappedObjectPart { object, offset, flags: MAPPING_SHARED };
-                    space.add_shared_object(mapping, part, inputs, writer)?;
+                    space.add_shared_object(mapping, object, offset, MAPPING_SHARED, inputs, writer)?;
                 }
                 Backing::PrivateObject { object, offset, .. } => {
-                    let part = MappedObjectPart { object, offset, flags: 0 };
-                    space.add_shared_object(mapping, part, inputs, writer)?;
+                    space.add_shared_object(mapping, object, offset, 0, inputs, writer)?;
                     space.overlaid_mappings.insert(mapping.start);
                 }
                 Backing::Special(kind) => match bridge {
@@ -154,16 +141,17 @@ impl AddressSpacePlan {
         });
     }
 
-    /// Adds a mapping of a shared object. A private mapping of a System V segment maps the
-    /// memfd that fills the segment, because the segment itself has no descriptor.
+    /// Adds a mapping of a shared object, from `offset` on. `flags` is MAPPING_SHARED, or 0 for a private mapping. A private
+    /// mapping of a System V segment maps the memfd that fills the segment, because the segment itself has no descriptor.
     fn add_shared_object(
         &mut self,
         mapping: &Mapping,
-        part: MappedObjectPart,
+        object: u32,
+        offset: u64,
+        flags: u16,
         inputs: &PlanInputs<'_>,
         writer: &mut PlanWriter,
     ) -> Result<(), RestoreError> {
-        let MappedObjectPart { object, offset, flags } = part;
         match &inputs.descriptor.shared_objects[object as usize].kind {
             kind if is_mapped_by_shmat(kind) && flags & MAPPING_SHARED != 0 => {}
             SharedObjectKind::PosixShm { path, .. } => {

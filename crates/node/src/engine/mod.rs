@@ -42,7 +42,7 @@ use crate::children::Child;
 use crate::pager_link::PagerLink;
 
 use child_dir_pool::ChildDirPool;
-pub(crate) use options::{BatchOptions, SeedAccess, StartOptions};
+pub(crate) use options::{SeedAccess, StartOptions};
 use prestart::PrestartPool;
 pub(crate) use start::ChildAssignment;
 use zygote_cache::ZygoteCache;

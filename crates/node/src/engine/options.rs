@@ -16,7 +16,7 @@ use farfork_fork::pager::PagingStrategy;
 use farfork_wire::Token;
 use tonic::Code;
 
-use crate::network::{EgressPolicy, FanOutNetwork, NetworkMode, PortMapping};
+use crate::network::{EgressPolicy, NetworkMode, PortMapping};
 
 /// Default limit of processes and threads of an untrusted child. Nearly all programs have fewer, and a machine sustains
 /// a dozen such children at their limit (the kernel's limit is 32,768 on small machines).
@@ -64,16 +64,6 @@ pub(crate) struct StartOptions {
     pub(crate) allow_changed_files: bool,
     /// Whether it has a channel to its program.
     pub(crate) channel: bool,
-}
-
-/// The options that all children of a fork share.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct BatchOptions<'a> {
-    pub(crate) options: &'a StartOptions,
-    /// The network of the fork's children.
-    pub(crate) fan_out: &'a FanOutNetwork,
-    /// Whether the fork has more children than start at once. Then no prestarted child is used.
-    pub(crate) is_fan_out: bool,
 }
 
 impl StartOptions {

@@ -24,7 +24,7 @@ use super::checkpoint_reply::{CheckpointReply, OpenedReply, open_reply};
 use super::child_dir_pool::ChildFiles;
 use super::start_rollback::StartRollback;
 use super::zygote_cache::CachedZygote;
-use super::{BatchOptions, Engine, SeedAccess, StartOptions, next_step, root_reuse};
+use super::{Engine, SeedAccess, StartOptions, next_step, root_reuse};
 use crate::children::{ChildRecord, ChildSockets, KillLimit, StartedChild};
 use crate::clock;
 use crate::network::{BoundPort, ChildForwarding, FanOutNetwork};
@@ -75,14 +75,17 @@ pub(super) struct RestoredChild {
 }
 
 impl Engine {
-    /// Starts one child of a fork. `requested` is the time of the request.
+    /// Starts one child of a fork. `fan_out` is the network of the fork's children, and `requested` is the time of the
+    /// request. If the fork has more children than start at once (`is_fan_out`), no prestarted child is used.
     ///
     /// # Errors
     /// The child could not be started. All its resources are removed.
     pub(crate) fn start(
         &self,
         access: &SeedAccess,
-        BatchOptions { options, fan_out, is_fan_out }: BatchOptions<'_>,
+        options: &StartOptions,
+        fan_out: &FanOutNetwork,
+        is_fan_out: bool,
         child_assignment: ChildAssignment<'_>,
         requested: Instant,
     ) -> Result<StartedChild, Failure> {

@@ -207,8 +207,7 @@ impl ListenerState {
         let sockets = self.registry.sockets(pid, socket_inode);
         let checkpoint =
             Arc::new(PendingCheckpoint { pid, since: Instant::now(), socket, is_replied: AtomicBool::new(false) });
-        let options = checkpoint_options(name, ttl, sockets, offered);
-        let (daemon_sockets, offered_pages) = (options.sockets.clone(), options.offer.clone());
+        let mut options = checkpoint_options(name, ttl, sockets, offered);
         let reply_target = checkpoint.clone();
         let answer = move |made: Result<v1::Seed, Failure>| match made {
             Ok(seed) => reply_target.reply_once(&encode_seed_reply(&seed)),
@@ -217,7 +216,8 @@ impl ListenerState {
         let builder = check_name(&options.name).and_then(|()| {
             // `lineage_of` refuses paused children, but this program runs, as it has just sent a request.
             let lineage = self.node.lineage_of(pid)?;
-            Ok((SeedBuilder::new(self.node.clone(), pid, options, Box::new(answer))?, lineage))
+            let inputs = CaptureInputs { serving_pager: lineage, ..std::mem::take(&mut options.inputs) };
+            Ok((SeedBuilder::new(self.node.clone(), pid, options, Box::new(answer))?, inputs))
         });
         let handoff = ProgramHandoff {
             listener: self.clone(),
@@ -225,9 +225,8 @@ impl ListenerState {
             registration_and_permit: Some((registration, permit)),
         };
         match builder {
-            Ok((builder, lineage)) => {
+            Ok((builder, inputs)) => {
                 self.pending().push(checkpoint);
-                let inputs = CaptureInputs { daemon_sockets, offered_pages, serving_pager: lineage };
                 self.node.engine.capture_and_hold(pid, inputs, Box::new(CaptureObserver { builder, handoff }));
             }
             Err(failure) => {

@@ -19,6 +19,7 @@ use tonic::Code;
 use super::fork_table::ProgramForks;
 use super::socket::ProgramSocket;
 use super::socket_registry::{ChannelSockets, SocketRegistration, SocketRegistry};
+use crate::engine::CaptureInputs;
 use crate::node::Node;
 use crate::seeds::PrepareOptions;
 use crate::service;
@@ -216,17 +217,18 @@ impl ProgramConnection {
 pub(super) fn checkpoint_options(
     name: String,
     ttl: Option<Duration>,
-    sockets: DaemonSockets,
+    daemon_sockets: DaemonSockets,
     offered: Option<CaptureOffer>,
 ) -> PrepareOptions {
     let ttl_ms = ttl.map_or(0, |ttl| u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX));
-    let offer = offered.map(|CaptureOffer { pages, pinned_thread: kept_thread }| OfferedPages {
+    let offered_pages = offered.map(|CaptureOffer { pages, pinned_thread: kept_thread }| OfferedPages {
         mark: Pages::marker_bytes(&pages),
         pages,
         pinned_thread: kept_thread,
     });
     let namespaces = NamespacePolicy::default();
-    PrepareOptions { name, freeze: false, ttl_ms, sealed: false, labels: HashMap::new(), namespaces, sockets, offer }
+    let inputs = CaptureInputs { daemon_sockets, offered_pages, serving_pager: None };
+    PrepareOptions { name, freeze: false, ttl_ms, sealed: false, labels: HashMap::new(), namespaces, inputs }
 }
 
 /// Encodes the reply to the parent of a new seed.

@@ -17,7 +17,7 @@ use std::time::Duration;
 use farfork_api::failure::Failure;
 use farfork_api::limits::{PREPARE_TIMEOUT, SEED_NAME_BYTES_MAX};
 use farfork_api::v1;
-use farfork_fork::capture::{DaemonSockets, NamespacePolicy, OfferedPages};
+use farfork_fork::capture::NamespacePolicy;
 use farfork_fork::image::ImageError;
 use farfork_fork::seed::SeedTable;
 use farfork_sys::process::ResidentMemory;
@@ -25,6 +25,7 @@ use farfork_wire::{NodeName, PAGE_SIZE, SeedId};
 use tonic::Code;
 
 use crate::affinity;
+use crate::engine::CaptureInputs;
 
 use budget::MemoryCharge;
 pub use budget::SeedBudget;
@@ -39,7 +40,7 @@ pub(crate) use sealing::{LoadedImages, load_images};
 pub(crate) const EXPIRY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Options for a new seed.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(crate) struct PrepareOptions {
     /// Name of the seed; may be empty.
     pub(crate) name: String,
@@ -53,10 +54,8 @@ pub(crate) struct PrepareOptions {
     pub(crate) namespaces: NamespacePolicy,
     /// Whether the seed's memory is copied to an image, which outlives the template.
     pub(crate) sealed: bool,
-    /// The process's connections to this daemon.
-    pub(crate) sockets: DaemonSockets,
-    /// Pages that the process offers for the capture, if it requests a checkpoint of itself.
-    pub(crate) offer: Option<OfferedPages>,
+    /// The resources that the capture uses. The serving pager is set when the capture starts.
+    pub(crate) inputs: CaptureInputs,
 }
 
 /// The seeds of this node.

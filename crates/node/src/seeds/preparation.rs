@@ -44,11 +44,8 @@ pub(crate) fn prepare_seed(
     mut options: PrepareOptions,
 ) -> Result<oneshot::Receiver<Result<v1::Seed, Failure>>, Failure> {
     let mode = CaptureMode { freeze: options.freeze, namespaces: options.namespaces };
-    let inputs = CaptureInputs {
-        daemon_sockets: std::mem::take(&mut options.sockets),
-        offered_pages: options.offer.take(),
-        serving_pager: node.lineage_of(pid)?,
-    };
+    let lineage = node.lineage_of(pid)?;
+    let inputs = CaptureInputs { serving_pager: lineage, ..std::mem::take(&mut options.inputs) };
     let (answer, answered) = oneshot::channel();
     let builder = SeedBuilder::new(node.clone(), pid, options, Box::new(move |made| answer.send(made).is_ok()))?;
     node.engine.capture(pid, mode, inputs, Box::new(builder))?;

@@ -15,6 +15,7 @@ use tracing::Instrument as _;
 
 use super::dependents::{self, SeedDependents};
 use super::route::{RequestTarget, forwarded_failure, query_other_nodes, seed_target};
+use crate::engine::CaptureInputs;
 use crate::metrics::MeasuredOperation;
 use crate::node::Node;
 use crate::phases::PhaseRecording;
@@ -44,9 +45,10 @@ pub(super) async fn prepare(node: &Arc<Node>, request: v1::PrepareRequest) -> Re
     } = request;
     check_labels(&labels)?;
     let (arrived, recording) = (Instant::now(), PhaseRecording::start(profile, &node.name, "prepare"));
-    let sockets = DaemonSockets { copies_files: snapshot_files, ..DaemonSockets::default() };
+    let daemon_sockets = DaemonSockets { copies_files: snapshot_files, ..DaemonSockets::default() };
+    let inputs = CaptureInputs { daemon_sockets, ..CaptureInputs::default() };
     let namespaces = namespace_policy(takes_node_namespaces);
-    let options = PrepareOptions { name, freeze, ttl_ms, sealed, labels, namespaces, sockets, offer: None };
+    let options = PrepareOptions { name, freeze, ttl_ms, sealed, labels, namespaces, inputs };
     let prepared = prepare_and_wait(node, pid, options).instrument(recording.span()).await;
     let phases = recording.finish();
     node.metrics.record_answer(MeasuredOperation::Prepare, arrived.elapsed());

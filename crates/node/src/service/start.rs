@@ -19,7 +19,7 @@ use super::stream::{ResponseReceiver, ResponseSender};
 use super::{exit_watch, zygote};
 use crate::attended::AttendedBatch;
 use crate::children::Child;
-use crate::engine::{BatchOptions, ChildAssignment, SeedAccess, StartOptions, ZygoteTrigger};
+use crate::engine::{ChildAssignment, SeedAccess, StartOptions, ZygoteTrigger};
 use crate::metrics::MeasuredOperation;
 use crate::network::FanOutNetwork;
 use crate::node::Node;
@@ -240,13 +240,12 @@ fn start_one(
     payload: Option<Vec<u8>>,
     requested: Instant,
 ) -> Result<Arc<Child>, Failure> {
-    let StartBatch { node, source, options, fan_out, shared_payload, .. } = batch;
-    let batch_options = BatchOptions { options, fan_out, is_fan_out: batch.is_fan_out };
+    let StartBatch { node, source, options, fan_out, shared_payload, is_fan_out, .. } = batch;
     let child_assignment = ChildAssignment { index, payload: payload.as_deref().or(shared_payload.as_deref()) };
     let object = format!("a child of seed {} on node {}", source.key.seed, node.name);
     let memory_reservation =
         node.child_budget.reserve(&object, options.limits.memory_bytes_max, || node.children.sum_memory_limits())?;
-    let started_child = node.engine.start(source, batch_options, child_assignment, requested)?;
+    let started_child = node.engine.start(source, options, fan_out, *is_fan_out, child_assignment, requested)?;
     drop(memory_reservation);
     let child = phase!("resume.watch", node.children.add(started_child));
     if let Some(attended) = &batch.attended

@@ -72,6 +72,7 @@ pub(crate) struct ProcessFiles {
 /// Translates ids of signal recipients and message senders to the ids that the program knows.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PidTranslation<'a> {
+    /// The captured process.
     pub(crate) pid: i32,
     pub(crate) profiles: &'a BTreeMap<i32, ThreadProfile>,
     /// Inner ids of the tree's processes, by their pids in farfork's pid namespace.
@@ -95,8 +96,6 @@ impl PidTranslation<'_> {
 
 /// Builds open files from the descriptor table of `fd_pid`: the captured process, or this process for files in flight.
 pub(super) struct FileTableBuilder<'a> {
-    /// The captured process, for error messages.
-    pub(super) pid: i32,
     pub(super) fd_pid: i32,
     pub(super) root: TreeRoot,
     pub(super) fds: &'a [OpenFd],
@@ -122,7 +121,7 @@ impl FileTableBuilder<'_> {
         if self.refusals.is_empty() {
             Ok(self.process_files)
         } else {
-            Err(CaptureError::refused(self.pid, self.refusals))
+            Err(CaptureError::refused(self.pids.pid, self.refusals))
         }
     }
 
@@ -176,7 +175,7 @@ impl FileTableBuilder<'_> {
     }
 
     fn changed_error(&self, fd: &OpenFd) -> CaptureError {
-        CaptureError::Unstable { pid: self.pid, what: format!("fd {}", fd.number) }
+        CaptureError::Unstable { pid: self.pids.pid, what: format!("fd {}", fd.number) }
     }
 
     fn build_open_file(&mut self, fd: &OpenFd, info: &FdInfo) -> Result<OpenFile, CaptureError> {
@@ -229,7 +228,7 @@ impl FileTableBuilder<'_> {
 
     /// Returns the built file, or turns the reason against it into a refusal.
     fn or_refusal(&self, fd: &OpenFd, made: Result<OpenFile, String>) -> Result<OpenFile, CaptureError> {
-        let refuse = |reason| CaptureError::refused(self.pid, vec![Refusal::new(self.fd_name(fd), reason)]);
+        let refuse = |reason| CaptureError::refused(self.pids.pid, vec![Refusal::new(self.fd_name(fd), reason)]);
         made.map_err(refuse)
     }
 
@@ -242,24 +241,24 @@ impl FileTableBuilder<'_> {
 
     /// Adds the locks on a known open file that belong to the process, not to the open file.
     fn add_process_locks(&mut self, fd: &OpenFd, info: &FdInfo) {
-        let holder = LockHolder::new(self.pid, self.pids.profiles);
+        let holder = LockHolder::new(self.pids.pid, self.pids.profiles);
         let locks = info.locks.iter().filter_map(|entry| anon_inode::build_lock(holder, fd.number, entry).ok());
         self.process_files.locks.extend(locks.filter(|lock| lock.kind == FileLockKind::Posix));
     }
 
     /// Adds the locks and the signal recipient of a new open file.
     fn add_locks_and_owner(&mut self, fd: &OpenFd, info: &FdInfo) {
-        let holder = LockHolder::new(self.pid, self.pids.profiles);
+        let holder = LockHolder::new(self.pids.pid, self.pids.profiles);
         for entry in &info.locks {
             match anon_inode::build_lock(holder, fd.number, entry) {
                 Ok(lock) => self.process_files.locks.push(lock),
-                Err(reason) => self.refusals.push(Refusal::new(fd_object(self.pid, fd.number), reason)),
+                Err(reason) => self.refusals.push(Refusal::new(fd_object(self.pids.pid, fd.number), reason)),
             }
         }
         let Some(owner) = self.file_states.signal_owners.get(&fd.number) else { return };
         match self.pids.translate_owner(fd.number, owner) {
             Some(owner) => self.process_files.owners.push(owner),
-            None => self.refusals.push(Refusal::new(fd_object(self.pid, fd.number), FOREIGN_OWNER_REASON)),
+            None => self.refusals.push(Refusal::new(fd_object(self.pids.pid, fd.number), FOREIGN_OWNER_REASON)),
         }
     }
 
@@ -276,7 +275,7 @@ impl FileTableBuilder<'_> {
         self.table.sockets.insert(self.table.files.len() as u32, fd.inode);
         let copy = pidfd::open(self.fd_pid).and_then(|process| pidfd::get_fd(&process, fd.number));
         let options = copy.and_then(|copy| sockets::read_options(copy.as_fd(), &mut self.table.socket_defaults));
-        match options.map_err(CaptureError::reading(self.pid, format!("the options of fd {}", fd.number)))? {
+        match options.map_err(CaptureError::reading(self.pids.pid, format!("the options of fd {}", fd.number)))? {
             Ok(options) => socket.options = options,
             Err(reason) => return self.or_refusal(fd, Err(reason)),
         }
@@ -356,7 +355,7 @@ impl FileTableBuilder<'_> {
         let is_open =
             |number: u32, inode: u64| self.fds.iter().any(|other| (other.number, other.inode) == (number, inode));
         let lost = anon_inode::find_closed_targets(info, is_open).into_iter();
-        self.refusals.extend(lost.map(|reason| Refusal::new(fd_object(self.pid, fd.number), reason)));
+        self.refusals.extend(lost.map(|reason| Refusal::new(fd_object(self.pids.pid, fd.number), reason)));
         let target =
             |entry: &process::EpollEntry| EpollTarget { number: entry.number, events: entry.events, data: entry.data };
         info.epoll.iter().map(target).collect()

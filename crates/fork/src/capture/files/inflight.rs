@@ -101,7 +101,6 @@ impl OpenFileTable {
         let infos = FdDirectory::open_infos(own).map_err(CaptureError::reading(own, "the open files"))?;
         let fds = self.mark_inflight_streams(pool, own);
         let mut builder = FileTableBuilder {
-            pid: threads.pid,
             fd_pid: own,
             root,
             fds: &fds,
@@ -121,7 +120,11 @@ impl OpenFileTable {
             }
             index += 1;
         }
-        if builder.refusals.is_empty() { Ok(()) } else { Err(CaptureError::refused(builder.pid, builder.refusals)) }
+        if builder.refusals.is_empty() {
+            Ok(())
+        } else {
+            Err(CaptureError::refused(builder.pids.pid, builder.refusals))
+        }
     }
 
     /// Returns the copies of files in flight, marked if they refer to a standard stream.
@@ -151,8 +154,8 @@ impl FileTableBuilder<'_> {
     /// Index of the open file that a copy refers to.
     fn inflight_index(&mut self, number: u32, infos: &FdDirectory) -> Result<u32, CaptureError> {
         let position = self.fds.binary_search_by_key(&number, |fd| fd.number);
-        let fd =
-            &self.fds[position.map_err(|_| CaptureError::Unstable { pid: self.pid, what: INFLIGHT_FD.to_owned() })?];
+        let changed = |_| CaptureError::Unstable { pid: self.pids.pid, what: INFLIGHT_FD.to_owned() };
+        let fd = &self.fds[position.map_err(changed)?];
         let kept = match fd.kind {
             FdKind::Epoll => Some("epoll instances are not carried in flight".to_owned()),
             FdKind::Terminal | FdKind::TerminalMaster if !fd.is_standard_stream => {
@@ -161,9 +164,9 @@ impl FileTableBuilder<'_> {
             _ => fd.refusal(),
         };
         if let Some(reason) = kept {
-            return Err(CaptureError::refused(self.pid, vec![Refusal::new(self.fd_name(fd), reason)]));
+            return Err(CaptureError::refused(self.pids.pid, vec![Refusal::new(self.fd_name(fd), reason)]));
         }
-        let unread = CaptureError::reading(self.pid, INFLIGHT_FD);
+        let unread = CaptureError::reading(self.pids.pid, INFLIGHT_FD);
         let info = infos.info(number).map_err(unread)?;
         let known = self.table.files.len();
         let index = self.index_of(fd, &info)?;
@@ -180,9 +183,9 @@ impl FileTableBuilder<'_> {
     pub(super) fn fd_name(&self, fd: &OpenFd) -> String {
         if self.are_inflight {
             let link = String::from_utf8_lossy(&fd.link);
-            return format!("pid {}, {link}, {INFLIGHT_FD}", self.pid);
+            return format!("pid {}, {link}, {INFLIGHT_FD}", self.pids.pid);
         }
-        fd_object(self.pid, fd.number)
+        fd_object(self.pids.pid, fd.number)
     }
 }
 

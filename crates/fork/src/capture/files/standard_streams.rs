@@ -139,13 +139,13 @@ impl StreamHolder {
 
     /// Whether a descriptor of process `pid` leads to the same file as the stream.
     fn has_same_stream(&self, pid: i32, fd: &OpenFd) -> bool {
-        let (holder, stream) = (self.pid, &self.fd);
-        if (pid, fd.number) == (holder, stream.number) {
+        let stream = &self.fd;
+        let (checked, held) = (TaskFd { pid, fd: fd.number }, TaskFd { pid: self.pid, fd: stream.number });
+        if checked == held {
             return true;
         }
         // `/dev/null` under another number counts as another file, even if it is the same open file.
         let is_same_inode = (fd.device, fd.inode) == (stream.device, stream.inode) && fd.kind != FdKind::Device;
-        let (checked, held) = (TaskFd { pid, fd: fd.number }, TaskFd { pid: holder, fd: stream.number });
         let is_same_file = || process::is_same_open_file_across(checked, held).unwrap_or(false);
         is_same_inode && (fd.has_one_stream_per_inode() || is_same_file())
     }

@@ -6,8 +6,6 @@
 
 use super::builder::FileTableBuilder;
 use super::states::ProcessFdTable;
-use super::versions::HeldFileMap;
-use crate::capture::attempt::SharedTreeState;
 use crate::capture::error::CaptureError;
 use crate::capture::files::{self, OpenFileStates, OpenFileTable, PidTranslation, ProcessFiles};
 use crate::capture::shared::SharedCopies;
@@ -21,8 +19,10 @@ use crate::capture::tree_pause::PausedProcess;
 pub(in crate::capture) struct TreeFiles {
     /// State of each process, the first process first.
     pub(in crate::capture) processes: Vec<ProcessFileState>,
-    /// State of the tree. Its `held_files` are still empty.
-    pub(in crate::capture) shared: SharedTreeState,
+    /// The open files of all processes.
+    pub(in crate::capture) table: OpenFileTable,
+    pub(in crate::capture) shared_copies: SharedCopies,
+    pub(in crate::capture) relations: TreeRelations,
 }
 
 /// The files and the root directory of one process.
@@ -42,11 +42,10 @@ struct TreeContext<'a> {
 }
 
 impl TreeFiles {
-    /// Reads the files of all processes, which are stopped since `stopped_ns`.
+    /// Reads the files of all processes, which are stopped.
     pub(in crate::capture) fn read(
         tree: &ProcessTree,
         paused_processes: &mut [PausedProcess],
-        stopped_ns: i64,
     ) -> Result<Self, CaptureError> {
         let first = &tree.processes[0].prepared.survey;
         let refused = |refusals| CaptureError::refused(first.pid, refusals);
@@ -84,14 +83,7 @@ impl TreeFiles {
         let threads =
             PidTranslation { pid: first.pid, profiles: &first.profiles, inner_ids: &tree_relations.inner_ids };
         all.add_inflight(root, &tree_states, &copies, threads)?;
-        let shared = SharedTreeState {
-            shared_copies: copies,
-            open_files: all,
-            held_files: HeldFileMap::default(),
-            relations: tree_relations,
-            stopped_ns,
-        };
-        Ok(Self { processes: own, shared })
+        Ok(Self { processes: own, table: all, shared_copies: copies, relations: tree_relations })
     }
 }
 
@@ -120,7 +112,6 @@ impl TreeContext<'_> {
             return Err(CaptureError::refused(pid, refusals));
         }
         let builder = FileTableBuilder {
-            pid,
             fd_pid: pid,
             root: self.root,
             fds: &fds,

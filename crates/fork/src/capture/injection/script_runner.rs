@@ -57,13 +57,21 @@ impl<'a> InjectionTarget<'a> {
         calls: &[InjectedCall],
         runner: &ScriptRunner<'_, '_>,
     ) -> Result<RunningScript, CaptureError> {
-        let pages = runner.pages;
+        let running = self.write_script(calls, runner.pages)?;
+        runner.injector.start_script(&running, self.registers)?;
+        Ok(running)
+    }
+
+    /// Writes calls into the first slot. Returns their script, which is not started yet.
+    pub(in crate::capture) fn write_script(
+        &self,
+        calls: &[InjectedCall],
+        pages: &InjectionPages,
+    ) -> Result<RunningScript, CaptureError> {
         let script = script::encode(calls, (self.inner_id, self.inner_id), pages.end_signal());
         let written = self.mem.write_all_at(&script, pages.slot_address(0));
         written.map_err(CaptureError::tracing("write the calls of", self.pid))?;
-        let running = pages.script_of(0, self.pid, calls.len());
-        runner.injector.start_script(&running, self.registers)?;
-        Ok(running)
+        Ok(pages.script_of(0, self.pid, calls.len()))
     }
 
     /// Waits for the end of a script, and returns the first `bytes` bytes of its slot.

@@ -176,10 +176,8 @@ async fn run_query_script(
     };
     let calls: Vec<InjectedCall> = timers.iter().enumerate().map(call).collect();
     let failed = |operation| CaptureError::tracing(operation, leader.pid);
-    let script = script::encode(&calls, (leader.inner_id, leader.inner_id), pages.end_signal());
     let before = pages.save_slots(mem).map_err(failed("read the calls of"))?;
-    mem.write_all_at(&script, pages.slot_address(0)).map_err(failed("write the calls of"))?;
-    let running = pages.script_of(0, leader.pid, calls.len());
+    let running = leader.write_script(&calls, pages)?;
     let passed_ns = u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX);
     runner.injector.start_script(&running, leader.registers)?;
     runner.injector.wait_scripts(&mut vec![running], |_| true).await?;

@@ -18,6 +18,8 @@ use farfork_wire::descriptor::ExtentId;
 use farfork_wire::{PAGE_SIZE, SeedId};
 use serde::{Deserialize, Serialize};
 
+use super::plan::origin::PageOrigin;
+
 pub use limit::CACHE_BYTES_MAX_DEFAULT;
 pub(super) use service::CACHED_SLOTS_PER_ROUND_MAX;
 use slab_allocator::{Eviction, Frame, SLAB_PAGES, SlabAllocator};
@@ -27,6 +29,12 @@ use slab_allocator::{Eviction, Frame, SLAB_PAGES, SlabAllocator};
 pub(super) struct PageKey {
     pub(super) extent: ExtentId,
     pub(super) page: u64,
+}
+
+impl From<PageOrigin> for PageKey {
+    fn from(PageOrigin { extent, page, source: _ }: PageOrigin) -> Self {
+        Self { extent, page }
+    }
 }
 
 /// The size of a cache, and its counters since the pager started.

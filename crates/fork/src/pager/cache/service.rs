@@ -11,8 +11,8 @@ use farfork_fabric::{Address, Completion, FabricError, ReadMode, Refusal, SeedKe
 use farfork_wire::PAGE_SIZE;
 use farfork_wire::descriptor::ExtentId;
 
+use super::PageCache;
 use super::revalidation::RevalidationAction;
-use super::{PageCache, PageKey};
 use crate::pager::address_space::install::InstallOutcome;
 use crate::pager::child::{Child, ChildSource};
 use crate::pager::faults::retry_queue::{PAUSED_TRIES_MAX, RetryTask};
@@ -98,8 +98,7 @@ impl PagerServer<'_> {
                     InstallOutcome::Complete => {}
                     InstallOutcome::Retry { pause, .. } => {
                         let later = slots.start..slots.start + count;
-                        let prefetch_request =
-                            PrefetchRequest { child, space, source, slots: [later].into(), is_from_set: true };
+                        let prefetch_request = PrefetchRequest { target, slots: [later].into(), is_from_set: true };
                         self.retries.push(
                             RetryTask::Prefetch(owner, prefetch_request),
                             self.now,
@@ -120,7 +119,7 @@ impl PagerServer<'_> {
 
     /// Stores the pages that an owner sent for a child in the cache, if the child uses it.
     pub(in crate::pager) fn store_pages(&mut self, read: &PageRead, mut data: &[u8]) {
-        let Some(served) = self.children.get(&read.child) else { return };
+        let Some(served) = self.children.get(&read.target.child) else { return };
         let child = &served.child;
         for run in read.slots.iter().flat_map(|slots| child.populated.runs_of(slots.clone())) {
             let source = child.source_of_run(&run);
@@ -128,15 +127,14 @@ impl PagerServer<'_> {
             data = rest;
             if child.uses_cache(&self.cache, source) {
                 self.cache.count_misses(run.count);
-                let first = PageKey { extent: run.origin.extent, page: run.origin.page };
-                self.cache.insert(&source.key, &source.owner, first, pages, self.now);
+                self.cache.insert(&source.key, &source.owner, run.origin.into(), pages, self.now);
             }
         }
     }
 
     /// Removes the seeds of a failed read if their owner replied that it does not know the seed.
     pub(in crate::pager) fn remove_unknown_seed(&mut self, read: &PageRead, error: &FabricError) {
-        let Some(served) = self.children.get(&read.child) else { return };
+        let Some(served) = self.children.get(&read.target.child) else { return };
         // A wrong token says nothing about the seed.
         if matches!(error, FabricError::Refused { refusal: Refusal::UnknownSeed, .. }) {
             let child = &served.child;

@@ -326,7 +326,7 @@ impl Child {
     /// read.
     pub(super) fn install_pages(&mut self, completed_read: &mut CompletedRead, slots_max: u64) -> InstallOutcome {
         let CompletedRead { read, data, offset } = completed_read;
-        let Some(address_space) = self.spaces.get_mut(&read.space) else { return InstallOutcome::ProcessGone };
+        let Some(address_space) = self.spaces.get_mut(&read.target.space) else { return InstallOutcome::ProcessGone };
         let mut room = slots_max;
         while let Some(slots) = read.slots.first_mut().filter(|slots| room > 0 || slots.is_empty()) {
             let Some(run) = self.populated.runs_of(slots.start..slots.end.min(slots.start.saturating_add(room))).next()
@@ -359,7 +359,7 @@ impl Child {
 
     /// Counts a reply.
     pub(super) fn count_reply(&mut self, read: &PageRead, bytes: u64) {
-        let same_host = self.sources[read.source].is_on_this_host();
+        let same_host = self.sources[read.target.source].is_on_this_host();
         let counters = &mut self.counters;
         counters.round_trips += 1;
         counters.round_trips_demand += u64::from(read.lane == Lane::Demand);
@@ -383,10 +383,10 @@ impl Child {
             self.counters.demand_us += micros(read.submitted_at);
         }
         let pages = self.counters.pages_fetched - fetched;
-        if self.sources[read.source].is_on_this_host() {
+        if self.sources[read.target.source].is_on_this_host() {
             self.counters.pages_same_host += pages;
         }
-        if read.source > 0 {
+        if read.target.source > 0 {
             self.counters.pages_inherited += pages;
         }
     }

@@ -306,11 +306,12 @@ impl PagerServer<'_> {
         match child.next_settle_slots() {
             Some((space, source, slots)) => {
                 let (owner, lane) = (owners[source], Lane::Bulk);
-                let slots = self.install_cached_slots(AddressSpaceSource { child: key, space, source }, slots);
+                let target = AddressSpaceSource { child: key, space, source };
+                let slots = self.install_cached_slots(target, slots);
                 if slots.is_empty() {
                     return SettleStep::Requested;
                 }
-                let read = PageRead { child: key, space, slots, source, owner, lane, submitted_at: self.now };
+                let read = PageRead { target, slots, owner, lane, submitted_at: self.now };
                 if self.submit_read(read) { SettleStep::Requested } else { SettleStep::Blocked }
             }
             None if child.has_all_pages() => {
@@ -328,7 +329,7 @@ impl PagerServer<'_> {
         read: &PageRead,
         error: &dyn std::fmt::Display,
     ) -> bool {
-        let Some(served) = self.children.get_mut(&read.child) else { return false };
+        let Some(served) = self.children.get_mut(&read.target.child) else { return false };
         let SettleReadFailure { belongs_to_settle, ends_settle } =
             served.child.settling.classify_failed_read(read.submitted_at);
         if ends_settle {

@@ -296,15 +296,8 @@ impl PagerServer<'_> {
     /// Requests slots on the demand lane. If too many requests are in flight, queues a retry of the fault.
     fn submit_demand_read(&mut self, fault: PageFault, slots: Vec<Range<u64>>, source: usize, owner: OwnerKey) {
         let PageFault { child, space, .. } = fault;
-        if !self.submit_read(PageRead {
-            child,
-            space,
-            slots,
-            source,
-            owner,
-            lane: Lane::Demand,
-            submitted_at: self.now,
-        }) {
+        let target = AddressSpaceSource { child, space, source };
+        if !self.submit_read(PageRead { target, slots, owner, lane: Lane::Demand, submitted_at: self.now }) {
             let again = RetryTask::Fault(PageFault { is_first: false, ..fault });
             self.retries.push(again, self.now, CONNECTION_FULL_BACKOFF, 0);
         }
@@ -314,7 +307,8 @@ impl PagerServer<'_> {
     fn prioritize_completed_read(&mut self, child: u64, space: AddressSpaceId, slot: u64) {
         let holds = |completed_read: &CompletedRead| {
             let read = &completed_read.read;
-            (read.child, read.space) == (child, space) && read.slots.iter().any(|slots| slots.contains(&slot))
+            (read.target.child, read.target.space) == (child, space)
+                && read.slots.iter().any(|slots| slots.contains(&slot))
         };
         let found = self.completed_reads.iter().position(holds);
         if let Some(completed_read) = found.and_then(|at| self.completed_reads.remove(at)) {
@@ -328,8 +322,9 @@ impl PagerServer<'_> {
         for slots in [ahead.window, ahead.stream] {
             if slots.end - slots.start > 1 {
                 for source in served.child.populated.sources_of(slots.clone()) {
+                    let target = AddressSpaceSource { child, space, source };
                     let prefetch_request =
-                        PrefetchRequest { child, space, source, slots: [slots.clone()].into(), is_from_set: false };
+                        PrefetchRequest { target, slots: [slots.clone()].into(), is_from_set: false };
                     self.owners.queue_prefetch(served.owners[source], prefetch_request);
                 }
             }
@@ -338,13 +333,14 @@ impl PagerServer<'_> {
 
     /// Requests slots of an address space. Returns whether they are in flight.
     pub(super) fn submit_read(&mut self, read: PageRead) -> bool {
-        let Some(served) = self.children.get_mut(&read.child) else { return false };
+        let AddressSpaceSource { child: key, space, source } = read.target;
+        let Some(served) = self.children.get_mut(&key) else { return false };
         let child = &mut served.child;
-        let Some(address_space) = child.spaces.get_mut(&read.space) else { return false };
+        let Some(address_space) = child.spaces.get_mut(&space) else { return false };
         let deadline = self.now + child.strategy.unreachable_timeout;
         let (slots, lane) = (read.slots.clone(), (read.owner, read.lane));
         let for_a_fault = u64::from(read.lane == Lane::Demand);
-        let key = child.sources[read.source].key.clone();
+        let key = child.sources[source].key.clone();
         if self.owners.submit_read(read, &key, &child.populated, deadline).is_err() {
             return false;
         }
@@ -374,7 +370,8 @@ impl PagerServer<'_> {
     }
 
     fn submit_prefetch(&mut self, owner: OwnerKey, prefetch_request: PrefetchRequest) {
-        let PrefetchRequest { child, space, source, mut slots, is_from_set } = prefetch_request;
+        let PrefetchRequest { target, mut slots, is_from_set } = prefetch_request;
+        let AddressSpaceSource { child, space, source } = target;
         let Some(served) = self.children.get_mut(&child).filter(|served| !served.child.sources[source].is_lost) else {
             return;
         };
@@ -385,19 +382,11 @@ impl PagerServer<'_> {
             trace.record_fetched(&wanted);
         }
         if !slots.is_empty() {
-            self.owners.queue_prefetch(owner, PrefetchRequest { child, space, source, slots, is_from_set });
+            self.owners.queue_prefetch(owner, PrefetchRequest { target, slots, is_from_set });
         }
-        let wanted = self.install_cached_slots(AddressSpaceSource { child, space, source }, wanted);
-        if !wanted.is_empty() {
-            self.submit_read(PageRead {
-                child,
-                space,
-                slots: wanted,
-                source,
-                owner,
-                lane: Lane::Bulk,
-                submitted_at: self.now,
-            });
+        let slots = self.install_cached_slots(target, wanted);
+        if !slots.is_empty() {
+            self.submit_read(PageRead { target, slots, owner, lane: Lane::Bulk, submitted_at: self.now });
         }
     }
 
@@ -410,13 +399,14 @@ impl PagerServer<'_> {
         match (read, completion.result) {
             (Some(read), Ok(reply)) => {
                 self.store_pages(&read, &reply.data);
-                if let Some(served) = self.children.get_mut(&read.child) {
+                if let Some(served) = self.children.get_mut(&read.target.child) {
                     served.child.count_reply(&read, reply.data.len() as u64);
                 }
                 let completed_read = CompletedRead { read, data: reply.data, offset: 0 };
                 match lane {
                     Lane::Demand => {
-                        let alone = Some(completed_read.read.child).filter(|_| !completed_read.read.is_speculative());
+                        let alone =
+                            Some(completed_read.read.target.child).filter(|_| !completed_read.read.is_speculative());
                         self.demand_completed_for = alone.or(self.demand_completed_for);
                         self.install_completed_read(completed_read, 0);
                     }
@@ -431,7 +421,7 @@ impl PagerServer<'_> {
 
     /// Installs pages that have arrived.
     pub(super) fn install_completed_read(&mut self, mut completed_read: CompletedRead, paused_tries: u32) {
-        let (key, space) = (completed_read.read.child, completed_read.read.space);
+        let AddressSpaceSource { child: key, space, .. } = completed_read.read.target;
         let outcome = match self.children.get_mut(&key) {
             Some(served) => {
                 let (began, fetched) = (Instant::now(), served.child.counters.pages_fetched);
@@ -463,9 +453,10 @@ impl PagerServer<'_> {
     fn handle_read_failure(&mut self, read: &PageRead, error: &FabricError) {
         self.remove_unknown_seed(read, error);
         let settles = read.lane == Lane::Bulk && self.handle_settle_read_failure(read, error);
-        let Some(served) = self.children.get_mut(&read.child) else { return };
+        let AddressSpaceSource { child: key, space, source } = read.target;
+        let Some(served) = self.children.get_mut(&key) else { return };
         let spaces = &mut served.child.spaces;
-        if let Some(address_space) = spaces.get_mut(&read.space) {
+        if let Some(address_space) = spaces.get_mut(&space) {
             read.slots.iter().for_each(|slots| address_space.note_dropped(slots.clone()));
             if settles || read.is_speculative() && is_range_refusal(error) {
                 // The pages were only prefetched, or belong to a settling. A thread that waits for one of them now
@@ -476,8 +467,8 @@ impl PagerServer<'_> {
         } else if served.child.early_fetch.remove_failed_read(read) && is_range_refusal(error) {
             return;
         }
-        if let Some(served) = self.children.get_mut(&read.child) {
-            served.child.mark_source_lost(read.source, &error.to_string());
+        if let Some(served) = self.children.get_mut(&key) {
+            served.child.mark_source_lost(source, &error.to_string());
         }
     }
 

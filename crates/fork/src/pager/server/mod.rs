@@ -273,7 +273,7 @@ impl<'a> PagerServer<'a> {
 
     /// Whether stream data for other children is in flight, or waits to be installed.
     fn has_stream_for_others(&self, child: u64) -> bool {
-        self.completed_reads.iter().any(|completed_read| completed_read.read.child != child)
+        self.completed_reads.iter().any(|completed_read| completed_read.read.target.child != child)
             || self.owners.has_bulk_read_for_others(child)
     }
 

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use crate::pager::child::Child;
 use crate::pager::faults::retry_queue::CompletedRead;
-use crate::pager::owner_connections::{BULK_READS_MAX, BULK_SLOTS, Lane, PageRead};
+use crate::pager::owner_connections::{AddressSpaceSource, BULK_READS_MAX, BULK_SLOTS, Lane, PageRead};
 use crate::pager::server::PagerServer;
 
 /// Most slots that are fetched early: half a MiB, the most bulk reads in flight. More would arrive in time only if
@@ -71,7 +71,8 @@ impl PagerServer<'_> {
             child.early_fetch.requested.extend(slots.iter().cloned());
             let deadline = self.now + child.strategy.unreachable_timeout;
             let lane = Lane::Bulk;
-            let read = PageRead { child: key, space: 0, slots, source: 0, owner, lane, submitted_at: self.now };
+            let target = AddressSpaceSource { child: key, space: 0, source: 0 };
+            let read = PageRead { target, slots, owner, lane, submitted_at: self.now };
             if self.owners.submit_read(read.clone(), &seed, &child.populated, deadline).is_err() {
                 child.early_fetch.remove_failed_read(&read);
                 read.slots.into_iter().rev().for_each(|slots| child.pending_set_slots.push_front(slots));
@@ -83,7 +84,7 @@ impl PagerServer<'_> {
 
     /// Queues prefetched pages to be installed. Keeps those of an early read until the child's userfaultfd has arrived.
     pub(in crate::pager) fn queue_completed_read(&mut self, completed_read: CompletedRead) {
-        match self.children.get_mut(&completed_read.read.child).map(|served| &mut served.child) {
+        match self.children.get_mut(&completed_read.read.target.child).map(|served| &mut served.child) {
             Some(child) if child.uffd_socket.is_some() && child.process_count() == 1 => {
                 child.early_fetch.completed_reads.push(completed_read)
             }

@@ -11,7 +11,6 @@ use farfork_wire::descriptor::ExtentId;
 use farfork_wire::{PAGE_SIZE, SeedId};
 
 use super::{MarkedRun, SET_PAGES_MAX, decode_set};
-use crate::pager::cache::PageKey;
 use crate::pager::child::ChildSource;
 use crate::pager::control::protocol::{PagerReply, PrewarmProgress, PrewarmState};
 use crate::pager::owner_connections::{AuxiliaryRequest, BULK_SLOTS, Lane, OwnerKey, SeedRead};
@@ -156,8 +155,7 @@ impl PagerServer<'_> {
         for run in batch.slots.iter().flat_map(|slots| job.populated.runs_of(slots.clone())) {
             let Some((pages, rest)) = data.split_at_checked((run.count * PAGE_SIZE) as usize) else { break };
             data = rest;
-            let first = PageKey { extent: run.origin.extent, page: run.origin.page };
-            self.cache.insert(&source.key, &source.owner, first, pages, self.now);
+            self.cache.insert(&source.key, &source.owner, run.origin.into(), pages, self.now);
             job.progress.cached_pages += run.count;
         }
         self.continue_prewarm(seed);

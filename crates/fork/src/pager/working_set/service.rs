@@ -167,8 +167,8 @@ impl PagerServer<'_> {
         }
         let own = child.spaces.range(..child.process_count()).map(|(space, _)| *space);
         for (space, (source, slots)) in own.flat_map(|space| slots_by_source.iter().map(move |entry| (space, entry))) {
-            let prefetch_request =
-                PrefetchRequest { child: key, space, source: *source, slots: slots.clone(), is_from_set: true };
+            let target = AddressSpaceSource { child: key, space, source: *source };
+            let prefetch_request = PrefetchRequest { target, slots: slots.clone(), is_from_set: true };
             self.owners.queue_prefetch(served.owners[*source], prefetch_request);
         }
     }
@@ -204,10 +204,8 @@ impl PagerServer<'_> {
     ) {
         let Some(served) = self.children.get(&fault.child).filter(|_| range.end - range.start > 1) else { return };
         let slots = served.child.trace.recorded_in(range);
-        self.owners.queue_prefetch(
-            owner,
-            PrefetchRequest { child: fault.child, space: fault.space, source, slots, is_from_set: true },
-        );
+        let target = AddressSpaceSource { child: fault.child, space: fault.space, source };
+        self.owners.queue_prefetch(owner, PrefetchRequest { target, slots, is_from_set: true });
     }
 
     /// Reports a child's accesses since the last report to the owner of its seed.

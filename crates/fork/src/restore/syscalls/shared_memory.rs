@@ -18,15 +18,6 @@ use super::{SyscallBuilder, abi, value};
 /// Most bytes that one system call copies: the kernel's MAX_RW_COUNT.
 const COPY_BYTES_MAX: u64 = 0x7fff_f000;
 
-/// A passed memfd with the contents of named shared memory.
-#[derive(Debug, Clone, Copy)]
-struct ContentsMemfd {
-    /// Its descriptor in the child during the restore.
-    fd: u32,
-    /// Length of the contents.
-    bytes: u64,
-}
-
 /// The properties of a System V segment.
 #[derive(Debug, Clone, Copy)]
 struct SegmentProperties {
@@ -47,19 +38,18 @@ pub(super) fn create_shared_memory(
 ) -> Result<(), RestoreError> {
     for (index, object) in descriptor.shared_objects.iter().enumerate() {
         syscall_builder.set_step(STEP_SHARED_MEMORY, index as u32);
-        let fd = place.fd_base + objects.slot_of_shared_object(index as u32);
-        let memfd = ContentsMemfd { fd, bytes: object.bytes };
+        let memfd = place.fd_base + objects.slot_of_shared_object(index as u32);
         match &object.kind {
             SharedObjectKind::Anonymous | SharedObjectKind::MemFd(_) | SharedObjectKind::DeletedFile(_) => {}
             SharedObjectKind::PosixShm { path, status } => {
                 if objects.is_private_path(path) {
-                    fill_shared_file(memfd, path, *status, object.times, syscall_builder)?;
+                    fill_shared_file(memfd, object.bytes, path, *status, object.times, syscall_builder)?;
                 }
             }
             SharedObjectKind::SystemV { key, id, status, .. } => {
                 let attached = segment_mappings(descriptor, index as u32);
                 let segment = SegmentProperties { key: *key, id: *id, status: *status };
-                create_segment(memfd, segment, &attached, syscall_builder)?;
+                create_segment(memfd, object.bytes, segment, &attached, syscall_builder)?;
             }
         }
     }
@@ -149,16 +139,16 @@ pub(super) fn add_deferred_seals(
     }
 }
 
-/// Creates and fills the file at `path`. If the node has a file at this path, the child's file is another one, in its
-/// own layer.
+/// Creates the file at `path`. Fills it with `bytes` bytes of `memfd`, a descriptor of the child during the restore. If
+/// the node has a file at this path, the child's file is another one, in its own layer.
 fn fill_shared_file(
-    memfd: ContentsMemfd,
+    memfd: u32,
+    bytes: u64,
     path: &str,
     status: FileStatus,
     times: FileTimes,
     syscall_builder: &mut SyscallBuilder<'_>,
 ) -> Result<(), RestoreError> {
-    let ContentsMemfd { fd: source, bytes } = memfd;
     let path = syscall_builder.text_argument(path)?;
     let flags = (OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC | OFlags::NOFOLLOW).bits();
     syscall_builder.call_expecting(0, abi::OPEN, &[path, value(flags), value(status.mode)]);
@@ -166,7 +156,7 @@ fn fill_shared_file(
     syscall_builder.call_expecting(0, abi::FCHOWN, &[value(0_u32), value(status.uid), value(status.gid)]);
     for offset in (0..bytes).step_by(COPY_BYTES_MAX as usize) {
         let (from, length) = (syscall_builder.words_argument(&[offset])?, (bytes - offset).min(COPY_BYTES_MAX));
-        syscall_builder.call_expecting(length, abi::SENDFILE, &[value(0_u32), value(source), from, value(length)]);
+        syscall_builder.call_expecting(length, abi::SENDFILE, &[value(0_u32), value(memfd), from, value(length)]);
     }
     set_file_times(0, times, syscall_builder)?;
     syscall_builder.call_expecting(0, abi::CLOSE, &[value(0_u32)]);
@@ -216,13 +206,14 @@ pub(super) const IPC_SET: u32 = 1;
 /// memory is not mapped yet, and the restorer's region is far below. If it were in use, shmat(2) would fail.
 const SEGMENT_FILL_ADDRESS: u64 = 0x4000_0000_0000;
 
+/// Creates a System V segment, and fills it with `bytes` bytes of `memfd`, a descriptor of the child during the restore.
 fn create_segment(
-    memfd: ContentsMemfd,
+    memfd: u32,
+    bytes: u64,
     segment: SegmentProperties,
     attached: &[&Mapping],
     syscall_builder: &mut SyscallBuilder<'_>,
 ) -> Result<(), RestoreError> {
-    let ContentsMemfd { fd: source, bytes } = memfd;
     let SegmentProperties { key, id, status } = segment;
     set_next_ipc_id("/proc/sys/kernel/shm_next_id", id, syscall_builder)?;
     let flags = status.mode | IPC_CREAT | IPC_EXCL;
@@ -234,7 +225,7 @@ fn create_segment(
         syscall_builder.call_expecting(place, abi::SHMAT, &[value(id), value(place), value(0_u32)]);
         for offset in (0..bytes).step_by(COPY_BYTES_MAX as usize) {
             let length = (bytes - offset).min(COPY_BYTES_MAX);
-            let read = [value(source), value(place + offset), value(length), value(offset)];
+            let read = [value(memfd), value(place + offset), value(length), value(offset)];
             syscall_builder.call_expecting(length, abi::PREAD64, &read);
         }
         syscall_builder.call_expecting(0, abi::SHMDT, &[value(place)]);
