@@ -31,6 +31,14 @@ def nodes() -> list[str]:
     raise AssertionError("the tests need a cluster of two nodes")
 
 
+def wait_for_no_seed() -> None:
+    """Waits until the daemon has no seed of this process. It executes a drop after ``Seed.drop`` has returned."""
+    deadline = time.monotonic() + PATIENCE_S
+    while left := [seed["seed"] for seed in command("seeds")["seeds"] if seed["parent_pid"] == os.getpid()]:
+        assert time.monotonic() < deadline, f"these seeds are left: {left}"
+        time.sleep(0.05)
+
+
 class Forked:
     """A process that os.fork made. It writes a text and ends."""
 

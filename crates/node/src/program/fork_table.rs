@@ -23,7 +23,7 @@ use crate::service;
 /// The signal with which children are killed: it cannot be caught.
 const SIGKILL: u32 = rustix::process::Signal::KILL.as_raw().unsigned_abs();
 
-/// A child's position: the program's number of its batch, and its index in the batch.
+/// A child's position: the number that the program gave to the child's batch, and the child's index in the batch.
 pub(super) type ChildPosition = (u32, u32);
 
 /// The children of one program. Dropping the table kills them.
@@ -100,7 +100,7 @@ impl Drop for ProgramForks {
 async fn kill_by_id(node: &Node, child: ChildId) {
     let request = v1::KillRequest { child: child.to_string(), signal: SIGKILL };
     if let Err(error) = service::kill(node, request).await {
-        tracing::debug!(%error, "a program's child has ended already");
+        tracing::debug!(%error, "a program's child is not killed");
     }
 }
 
@@ -128,7 +128,7 @@ fn to_fork_request(fork: &ForkOptions) -> v1::ForkRequest {
             ..v1::ChildOptions::default()
         }),
         profile: false,
-        // The end of the Tend stream ends the children instead.
+        // Would end the children with the fork's call. They end with the stream of `Peer.Tend` of `exit_watcher` instead.
         attended: false,
     }
 }

@@ -19,10 +19,10 @@ const SEND_QUEUE_BYTES_MAX: usize = 4 << 20;
 /// received part of a payload. Beyond it, requests are refused. The limit equals the reply caches of four sessions.
 pub(crate) const HELD_BYTES_MAX: usize = 128 << 20;
 
-/// Longest time that a connection may exist without a hello.
+/// Longest time without progress (see `progress_at`) of a connection that has not sent its hello.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Longest time in which a client may accept no bytes of queued replies, or send no bytes of an incomplete frame.
+/// Longest time without progress (see `progress_at`) while replies are queued, or while a frame is incomplete.
 const STALL_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Executes requests.
@@ -94,8 +94,9 @@ impl ServerProtocol {
         !self.has_unparsed && !self.is_send_queue_full() && !self.is_payload_blocked()
     }
 
-    /// Whether there is no space for a payload that is being received. Space becomes free when other connections
-    /// acknowledge replies or are closed as stalled. So the wait never depends on a later frame of this stream.
+    /// Whether there is no space for a payload that is being received. If all connections together exceed their limit,
+    /// space becomes free when others acknowledge replies or are closed as stalled. If this connection alone holds
+    /// [`HELD_BYTES_MAX`], its acknowledgements wait for the payload, and it is closed as stalled.
     pub(crate) fn is_payload_blocked(&self) -> bool {
         self.decoder.has_partial_payload() && self.held_bytes() >= self.held_bytes_max
     }

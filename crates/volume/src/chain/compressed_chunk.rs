@@ -1,5 +1,5 @@
-//! The receiving side of compressed log data: decodes the list of compressed parts of a log, and expands them. Pure:
-//! `log_region` reads and writes the ring. All input is checked, because another node has sent it.
+//! The list of compressed parts of a log: encodes it for the sender, and decodes it for the receiver. Expands the parts.
+//! Pure: `log_region` reads and writes the ring. All received input is checked, because another node has sent it.
 
 use std::ops::Range;
 
@@ -33,7 +33,8 @@ pub enum ChunkError {
     /// The list ends within an element, or has too many elements.
     #[error("the list of compressed chunks has {0} bytes")]
     ListLength(usize),
-    /// A chunk has an invalid size, overlaps another one, or is outside of the new part of the log.
+    /// A chunk has an invalid size, overlaps another one, is outside of the new part of the log, or crosses the end of the
+    /// ring.
     #[error("the compressed chunk at position {0} is out of bounds")]
     Bounds(u64),
     /// The compressed bytes are invalid, or do not expand to `log_bytes` bytes.

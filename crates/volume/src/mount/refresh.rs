@@ -1,5 +1,5 @@
-//! Applies changes of other clients to the view. open(2) is answered only after the changes that were logged before the
-//! call.
+//! Applies changes of other clients to the view. open(2) is answered only when the view has all changes that were logged
+//! before the call.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -119,7 +119,8 @@ impl VolumeClient {
         }
     }
 
-    /// Handles the answer to `OffloadRequest::Refresh`: the view has all records that it covers.
+    /// Handles the answer to `OffloadRequest::Refresh`: the view has all records that other clients had logged before this
+    /// request.
     pub fn acknowledge_refresh(&self, request: u64) {
         let (answers, next) = self.refresh.take(request);
         if let Some(next) = next {

@@ -1,5 +1,5 @@
-//! The system calls that change a shared tree, each with its name in the error. Tests limit their number with
-//! [`CallBudget`], to simulate a crash between any two calls.
+//! The system calls that change a shared tree. The error of a failed call says what it was to do. Tests limit the number of
+//! calls with [`CallBudget`], to simulate a crash between any two calls.
 
 use std::cell::Cell;
 use std::os::fd::{AsFd, OwnedFd};
@@ -24,7 +24,7 @@ pub enum PublishError {
         /// Why it failed.
         source: Errno,
     },
-    /// The shared tree and the log do not belong together.
+    /// The shared tree and the log do not belong together, or the published mark cannot be read.
     #[error("the shared tree does not match the log: {0}")]
     Mismatch(&'static str),
     /// The budget of a test is used up.

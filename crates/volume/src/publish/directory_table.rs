@@ -2,13 +2,14 @@
 //! this table in memory. It reads the table from the shared tree when it starts.
 
 use std::collections::HashMap;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use rustix::fs::{AtFlags, Dir, FileType, fgetxattr, unlinkat};
 use rustix::io::Errno;
 
-use super::calls::PublishError;
+use super::calls::{PublishError, errno_of};
 use super::directory_walk::{DirectoryWalk, open_directory};
 use super::inode_record::{InodeRecord, XATTR_NAME};
 use super::layout::{SharedTree, number_of_name, orphan_name};
@@ -33,7 +34,7 @@ impl DirectoryTable {
     pub(super) fn load(shared: &SharedTree) -> Result<Self, PublishError> {
         let mut table = Self { locations: HashMap::new(), by_entry: HashMap::new(), open: HashMap::new() };
         table.locations.insert(InodeNumber::ROOT, None);
-        let duplicate = |fd: &OwnedFd| fd.try_clone().map_err(|_| PublishError::Mismatch("too many open files"));
+        let duplicate = |fd: &OwnedFd| fd.try_clone().map_err(cannot_duplicate);
         table.load_below(InodeNumber::ROOT, duplicate(&shared.tree)?)?;
         for_each_subdirectory(&shared.orphans, |name, directory| {
             let inode = number_of_name(name.as_bytes()).ok_or(PublishError::Mismatch("an orphan has no number"))?;
@@ -83,7 +84,7 @@ impl DirectoryTable {
                 Ok((self.open(shared, parent)?, name))
             }
             Some(None) if inode != InodeNumber::ROOT => {
-                let orphans = shared.orphans.try_clone().map_err(|_| PublishError::Mismatch("too many open files"))?;
+                let orphans = shared.orphans.try_clone().map_err(cannot_duplicate)?;
                 Ok((Arc::new(orphans), orphan_name(inode).into_bytes()))
             }
             _ => Err(PublishError::Mismatch("a directory is missing")),
@@ -168,6 +169,10 @@ fn for_each_subdirectory(
         }
     }
     Ok(())
+}
+
+fn cannot_duplicate(error: io::Error) -> PublishError {
+    PublishError::Call { operation: "duplicate the descriptor of a directory", source: errno_of(error) }
 }
 
 fn read_number(directory: &OwnedFd) -> Result<InodeNumber, PublishError> {

@@ -208,7 +208,8 @@ impl VolumeNamespace {
         let mut path = Vec::new();
         let mut pending = vec![inode];
         while let Some(current) = pending.pop().filter(|_| path.len() < PATH_INODES_MAX) {
-            // A directory without an entry keeps its parent, so the parents may form a circle.
+            // Several entries may have common directories above them. The parents may also form a circle, because a
+            // directory that has lost its last entry keeps its parent.
             if path.contains(&current) {
                 continue;
             }
@@ -248,7 +249,7 @@ impl VolumeNamespace {
         previous
     }
 
-    /// Counts an entry of `parent` that leads to `number`, or that no longer does.
+    /// Counts one entry of `parent` more (`is_added`) or less that leads to `number`.
     fn count_entry(&mut self, parent: InodeNumber, number: InodeNumber, is_added: bool) {
         let Some(inode) = self.inodes.get_mut(&number) else { return };
         let add = |count: u32| if is_added { count + 1 } else { count - 1 };

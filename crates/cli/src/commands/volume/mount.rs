@@ -50,13 +50,14 @@ pub(crate) struct MountVolume {
     /// Serve the mount in this process. SIGINT and SIGTERM unmount the volume.
     #[arg(long)]
     foreground: bool,
-    /// Let the kernel read files by itself while no program of this node can write them.
+    /// Let the kernel read a file by itself if it is opened with O_RDONLY while it is not open on this node.
     ///
     /// Published data is then read as fast as from the local file system, without a request to the client process. Use this
     /// option for volumes that are mostly read, such as models, datasets and programs.
     ///
-    /// While a program of this node has a file open in this way, each write to it waits until the data is published. open(2)
-    /// with O_RDWR waits for a second, and then fails with ETXTBSY. Programs of other nodes are not affected.
+    /// While a program has a file open in this way, programs of this node can still write it with O_WRONLY. Each such write
+    /// waits until its data is published. open(2) with O_RDWR waits at most a second for the file to be closed, and then
+    /// fails with ETXTBSY. Programs of other nodes are not affected.
     ///
     /// This needs Linux 6.9. On an older kernel, or if the node's store is on overlayfs, each read is a request.
     #[arg(long)]

@@ -1,4 +1,5 @@
-//! TCP connections with both ends in the child. TCP_REPAIR (tcp(7)) connects each end without a packet on the network.
+//! TCP connections with both ends in the child. TCP_REPAIR (<https://lwn.net/Articles/495304/>; not described in tcp(7))
+//! connects each end without a packet on the network.
 //! So a connection needs no listening socket, and no other socket can connect in between.
 
 use std::collections::HashSet;
@@ -226,7 +227,7 @@ fn set_repair_options(syscall_builder: &mut SyscallBuilder<'_>, fd: u32, family:
     const TCPOPT_WINDOW: u32 = 3;
     const TCPOPT_SACK_PERM: u32 = 4;
     const TCPOPT_TIMESTAMP: u32 = 8;
-    // Loopback packets of 64 KiB minus their headers.
+    // Loopback packets of 64 KiB minus their headers. An IPv4 packet has at most 65,535 bytes, with its header.
     let segment_bytes = if family == AF_INET6 { 65_476 } else { 65_495 };
     let scales = WINDOW_SCALE | WINDOW_SCALE << 16;
     let options = [TCPOPT_MSS, segment_bytes, TCPOPT_WINDOW, scales, TCPOPT_SACK_PERM, 0, TCPOPT_TIMESTAMP, 0];

@@ -29,7 +29,8 @@ const RELEASED_TIMEOUT: Duration = Duration::from_secs(120);
 const NOT_HELD: &str = "the check has ended: the tree is not held any more";
 /// A call ends after it has read this number of bytes, so that a check can report its progress. Holes do not count.
 const DIGEST_BYTES_MAX: u64 = 4 * DATA_PART_BYTES;
-/// Number of ended holds to remember: more than there are checks while one call is delayed.
+/// Number of ended holds to remember, so that a delayed `HoldTree` does not begin an ended hold again. Fewer checks than
+/// this end while a call is delayed.
 const ENDED_HOLDS_MAX: usize = 16;
 /// Most digests in the reply to one call.
 const DIGESTS_MAX: usize = 65_536;
@@ -69,7 +70,8 @@ impl TreeHold {
     }
 }
 
-/// Handles `HoldTree`: stops publishing at the points, and waits until each log is published up to its point.
+/// Handles `HoldTree`: stops publishing at the points, or where it is if the request has none. Waits for some time until
+/// each log is published up to its point. Returns the points up to which they are published, which may be earlier.
 pub(super) fn hold(volume: &ReplicatedVolume, request: &HoldTree) -> Result<Vec<LogPoint>, String> {
     let record = volume.read_record().map_err(|error| error.to_string())?;
     if record.epoch != request.epoch || !record.chain.contains(&volume.node.name) {
@@ -138,7 +140,7 @@ pub(super) fn read_digests(volume: &ReplicatedVolume, request: &ReadInodeDigests
     })
 }
 
-/// Computes the digests of the first of these parts, at least one. Stops after `DIGEST_BYTES_MAX` bytes.
+/// Computes the digests of the parts in order, of at least one. Stops after the part that reaches `DIGEST_BYTES_MAX` bytes.
 pub(super) fn digest_parts(volume: &ReplicatedVolume, request: &DigestData) -> Result<Vec<Option<Digest>>, String> {
     use_hold(volume, request.hold, || {
         let shared = volume.directory.open_shared().map_err(|error| unreadable_tree(volume, &error))?;

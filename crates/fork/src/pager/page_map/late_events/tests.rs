@@ -17,7 +17,7 @@ const BLOCKS: u64 = 8;
 const SHOWN: u64 = 5;
 const THREADS: usize = 3;
 
-/// A step of a thread, skipped if it is not possible.
+/// A step of a thread or of the pager, skipped if it is not possible.
 #[derive(Debug, Clone)]
 enum ReorderStep {
     Move {
@@ -106,8 +106,8 @@ impl ReorderScenario {
             && self.memory.get(&block).is_some_and(|known| known.owner == thread)
     }
 
-    /// Whether a thread may vacate a block. Excludes two cases: the message about the previous contents is unread; or
-    /// the pager does not know the block, and the unmap of another move from it is unread.
+    /// Whether a thread may vacate a block. It may not while the message that vacated the block before is unread. From a
+    /// block that the pager does not know, it also waits for the unmap message of an earlier move.
     fn can_leave(&self, thread: usize, block: u64) -> bool {
         let is_known = self.memory.get(&block).is_some_and(|known| known.is_known);
         let is_unmapped = self.to_tell.iter().flatten().any(|(message, _)| *message == unmap_message(block));
