@@ -12,6 +12,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use farfork_sys::pidfd;
+use farfork_sys::process::{ProcStat, thread_ids};
 use farfork_volume::mount::MountOptions;
 use farfork_volume::process::{
     ControlAnswer, ControlRequest, MountSupervisor, NodeSupervisor, ProcessRole, VolumeStatus, send_control_request,
@@ -207,10 +208,15 @@ impl TestNode {
         roles.iter().map(|role| pidfd::open(self.process_id(*role).cast_signed())).collect()
     }
 
-    /// Sends a signal to the processes of roles.
+    /// Sends a signal to the processes of roles. After SIGSTOP, waits until all threads have stopped: kill(2) returns before, and
+    /// a thread could serve requests until another thread has taken the signal.
     pub(crate) fn signal(&self, roles: &[ProcessRole], signal: Signal) {
         let processes = self.processes(roles).unwrap();
         processes.iter().for_each(|process| pidfd::send_signal(process, signal.as_raw()).unwrap());
+        if signal == Signal::STOP {
+            let ids: Vec<i32> = roles.iter().map(|role| self.process_id(*role).cast_signed()).collect();
+            self.wait_for("the processes have stopped", || ids.iter().all(|id| is_stopped(*id)));
+        }
     }
 
     /// Kills processes in this order without waiting in between. Then waits until their supervisors have started the next.
@@ -265,4 +271,10 @@ impl Drop for TestNode {
         let _ = unmount(self.path(), UnmountFlags::DETACH);
         self.stop_processes();
     }
+}
+
+/// Whether all threads of a process are stopped by a signal.
+fn is_stopped(pid: i32) -> bool {
+    let threads = thread_ids(pid).unwrap();
+    threads.into_iter().all(|thread| ProcStat::read(thread).is_ok_and(|stat| stat.state == 'T'))
 }
