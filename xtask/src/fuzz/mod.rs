@@ -97,7 +97,11 @@ impl Plan<'_> {
         let failed: Vec<String> = ended.iter().filter_map(Ended::failure).collect();
         ensure!(failed.is_empty(), "fuzz targets failed\n{}", failed.join("\n"));
         let inputs: u64 = ended.iter().map(Ended::inputs).sum();
-        Ok(format!("fuzz: {count} targets, {seconds} s each, {inputs} inputs, none failed"))
+        let skipped = match count - ended.len() {
+            0 => String::new(),
+            count => format!("; {count} targets were not run, because tests have failed"),
+        };
+        Ok(format!("fuzz: {} targets, {seconds} s each, {inputs} inputs, none failed{skipped}", ended.len()))
     }
 }
 
