@@ -67,6 +67,13 @@ pub struct Registration {
     region: Arc<RevocableRegion>,
 }
 
+impl Registration {
+    /// Returns the region as requesters access it: after the revocation, each access fails with ESRCH.
+    pub fn region(&self) -> Arc<dyn Region> {
+        Arc::clone(&self.region) as Arc<dyn Region>
+    }
+}
+
 impl Drop for Registration {
     fn drop(&mut self) {
         self.registry.regions.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.seed);

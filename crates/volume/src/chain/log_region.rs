@@ -4,14 +4,14 @@
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt as _;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use farfork_fabric::Region;
 use farfork_wire::descriptor::ExtentId;
 use rustix::io::Errno;
 
-use super::compressed_chunk::{CHUNK_BYTES_MAX, CompressedChunk};
+use super::compressed_chunk::CompressedChunk;
 use crate::log::{RING_OFFSET, file_offset};
 
 /// The positions that the predecessor may write: from the end of the log until they would overwrite a byte that is not
@@ -53,47 +53,40 @@ pub struct LogRegion {
     pub ring_bytes: u64,
     /// The bytes that the predecessor may write.
     pub window: Arc<WritableWindow>,
-    /// Locked while a chunk is expanded.
-    pub expansion: Mutex<ChunkExpansion>,
 }
 
-/// The buffers for expanding chunks in a region, and whether the region is revoked.
+/// The buffers for expanding chunks. Empty until the first chunk: most nodes do not compress.
 #[derive(Debug, Default)]
-pub struct ChunkExpansion {
-    is_revoked: bool,
-    /// Empty until the first chunk: most nodes do not compress.
+pub struct ChunkBuffers {
     compressed: Vec<u8>,
     expanded: Vec<u8>,
 }
 
 impl LogRegion {
-    /// Expands chunks in place, from a list that `decode_chunks` has accepted.
+    /// Expands chunks in place, from a list that `decode_chunks` has accepted. `exported` is this region as the predecessor
+    /// accesses it. When it is revoked, the log may get another predecessor, which writes the same bytes.
     ///
     /// # Errors
-    /// Stops at the first chunk that is damaged, or that may not be written (EACCES). This chunk and all later ones stay
-    /// compressed.
-    pub fn expand(&self, chunks: &[CompressedChunk]) -> io::Result<()> {
+    /// Stops at the first chunk that is damaged, that may not be written (EACCES), or when the region is revoked (ESRCH).
+    /// This chunk and all later ones stay compressed.
+    pub fn expand(
+        &self,
+        chunks: &[CompressedChunk],
+        exported: &dyn Region,
+        buffers: &mut ChunkBuffers,
+    ) -> io::Result<()> {
+        let ChunkBuffers { compressed, expanded } = buffers;
         for chunk in chunks {
-            // Locked for one chunk at a time, because `revoke` waits for the lock.
-            let mut expansion = self.expansion.lock().unwrap_or_else(PoisonError::into_inner);
-            if expansion.is_revoked || !self.window.contains_chunk(self.ring_bytes, chunk) {
+            if !self.window.contains_chunk(self.ring_bytes, chunk) {
                 return Err(Errno::ACCESS.into());
             }
-            let ChunkExpansion { compressed, expanded, .. } = &mut *expansion;
-            compressed.resize(CHUNK_BYTES_MAX, 0);
-            expanded.resize(CHUNK_BYTES_MAX, 0);
-            let compressed = &mut compressed[..chunk.compressed_bytes as usize];
-            let expanded = &mut expanded[..chunk.log_bytes as usize];
+            compressed.resize(chunk.compressed_bytes as usize, 0);
+            expanded.resize(chunk.log_bytes as usize, 0);
             self.file.read_exact_at(compressed, file_offset(chunk.position, self.ring_bytes))?;
             chunk.expand(compressed, expanded).map_err(io::Error::other)?;
-            self.write(ExtentId(0), chunk.position % self.ring_bytes, expanded)?;
+            exported.write(ExtentId(0), chunk.position % self.ring_bytes, expanded)?;
         }
         Ok(())
-    }
-
-    /// Prevents all further expansions: the log may get another predecessor, which writes the same bytes.
-    pub fn revoke(&self) {
-        self.expansion.lock().unwrap_or_else(PoisonError::into_inner).is_revoked = true;
     }
 }
 
@@ -118,6 +111,10 @@ impl Region for LogRegion {
 
 #[cfg(test)]
 mod tests {
+    use farfork_fabric::{RegionRegistry, SeedKey};
+    use farfork_wire::token::TOKEN_BYTES;
+    use farfork_wire::{NodeName, SeedId, Token};
+
     use super::super::compression::{LogCompression, LogCompressor};
     use super::*;
 
@@ -141,7 +138,7 @@ mod tests {
         file.set_len(RING_OFFSET + RING_BYTES).unwrap();
         let window = Arc::new(WritableWindow::default());
         window.set(position, position);
-        let region = LogRegion { file, ring_bytes: RING_BYTES, window, expansion: Mutex::default() };
+        let region = LogRegion { file, ring_bytes: RING_BYTES, window };
         let data: Vec<u8> = (0..LOG_BYTES).map(|index| (index / 100) as u8).collect();
         let mut compressor = LogCompressor::new(LogCompression::Lz4);
         let compressed = compressor.compress(&data).unwrap();
@@ -160,7 +157,7 @@ mod tests {
     fn chunks_are_expanded_in_place() {
         let position = 3 * RING_BYTES + 1000;
         let (region, chunk, data) = region_with_chunk(position);
-        region.expand(&[chunk]).unwrap();
+        expand(&region, &[chunk]).unwrap();
         assert!(read(&region, position) == data);
     }
 
@@ -169,24 +166,40 @@ mod tests {
         let (region, chunk, _) = region_with_chunk(0);
         let before = read(&region, 0);
         let short = CompressedChunk { compressed_bytes: chunk.compressed_bytes - 1, ..chunk };
-        let error = region.expand(&[short, chunk]).unwrap_err().to_string();
+        let error = expand(&region, &[short, chunk]).unwrap_err().to_string();
         assert!(error.contains("damaged"), "{error}");
         assert!(read(&region, 0) == before);
     }
 
+    fn expand(region: &LogRegion, chunks: &[CompressedChunk]) -> io::Result<()> {
+        region.expand(chunks, region, &mut ChunkBuffers::default())
+    }
+
     #[test]
-    fn bytes_in_use_and_those_of_a_revoked_region_are_not_expanded() {
+    fn bytes_in_use_are_not_expanded() {
         let (region, chunk, _) = region_with_chunk(1000);
         let before = read(&region, 1000);
         region.window.set(1001, 1001);
-        assert_eq!(region.expand(&[chunk]).unwrap_err().kind(), io::ErrorKind::PermissionDenied);
+        assert_eq!(expand(&region, &[chunk]).unwrap_err().kind(), io::ErrorKind::PermissionDenied);
         // The last byte of the chunk would overwrite an unpublished byte of the previous lap.
         region.window.set(RING_BYTES, u64::from(LOG_BYTES) - 1);
         let next_lap = CompressedChunk { position: RING_BYTES, ..chunk };
         assert!(!region.window.contains_chunk(RING_BYTES, &next_lap));
-        region.window.set(1000, 1000);
-        region.revoke();
-        assert_eq!(region.expand(&[chunk]).unwrap_err().kind(), io::ErrorKind::PermissionDenied);
+        assert!(read(&region, 1000) == before);
+    }
+
+    #[test]
+    fn chunks_of_a_revoked_region_are_not_expanded() {
+        let (region, chunk, _) = region_with_chunk(1000);
+        let before = read(&region, 1000);
+        let region = Arc::new(region);
+        let key =
+            SeedKey { seed: SeedId::new(NodeName::new("n1").unwrap(), 1), token: Token::from_bytes([1; TOKEN_BYTES]) };
+        let registration = RegionRegistry::new(None).register(&key, Arc::clone(&region) as Arc<dyn Region>).unwrap();
+        let exported = registration.region();
+        drop(registration);
+        let error = region.expand(&[chunk], &*exported, &mut ChunkBuffers::default()).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(Errno::SRCH.raw_os_error()));
         assert!(read(&region, 1000) == before);
     }
 }

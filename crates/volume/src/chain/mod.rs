@@ -21,7 +21,7 @@ pub use compressed_chunk::{
 };
 pub use compression::{ForwardedBytes, LogCompression, LogCompressor};
 pub use link::{ChainError, ChainLink};
-pub use log_region::{LogRegion, WritableWindow};
+pub use log_region::{ChunkBuffers, LogRegion, WritableWindow};
 pub use log_state::{ChainLog, LogRestart, PublishedAhead};
 pub use path::{PathPosition, PathVersion};
 pub use peers::{CALL_TIMEOUT, PeerClient, PeerClients, PeerError};

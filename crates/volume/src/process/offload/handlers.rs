@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::thread;
 
 use farfork_fabric::{Region, SeedKey};
@@ -164,11 +164,10 @@ fn register_region(volume: &ReplicatedVolume, client: u16) -> io::Result<OpenedL
     drop(previous);
     let mut state = volume.lock();
     let log = state.log(client);
-    let (window, expansion) = (Arc::clone(&log.window), Mutex::default());
-    let memory = Arc::new(LogRegion { file, ring_bytes, window, expansion });
+    let memory = Arc::new(LogRegion { file, ring_bytes, window: Arc::clone(&log.window) });
     let exported = Arc::clone(&memory) as Arc<dyn Region>;
-    let _registration = node.regions.register(&key, exported).map_err(io::Error::other)?;
-    log.region = Some(OpenRegion { number: region, memory, _registration });
+    let registration = node.regions.register(&key, exported).map_err(io::Error::other)?;
+    log.region = Some(OpenRegion { number: region, memory, registration });
     Ok(OpenedLog { region, token, stored: log.chain.stored() })
 }
 

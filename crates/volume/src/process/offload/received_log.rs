@@ -3,14 +3,14 @@
 use std::io;
 use std::sync::Arc;
 
-use farfork_fabric::{Region as _, Registration};
+use farfork_fabric::{Region, Registration};
 use farfork_rpc::DeferredReply;
 use farfork_wire::descriptor::ExtentId;
 
 use super::space::LaterSpace;
 use super::volume::{LogProgress, ReplicatedVolume};
 use crate::chain::calls::LogBytes;
-use crate::chain::{AnnouncedRange, CompressedChunk, LogRegion, PathVersion, decode_chunks};
+use crate::chain::{AnnouncedRange, ChunkBuffers, CompressedChunk, LogRegion, PathVersion, decode_chunks};
 use crate::log::LogPoint;
 
 /// The ring of a log, open for its predecessor.
@@ -18,7 +18,7 @@ pub(super) struct OpenRegion {
     pub(super) number: u64,
     pub(super) memory: Arc<LogRegion>,
     /// Lets the predecessor write to the region without a call, as long as this value exists.
-    pub(super) _registration: Registration,
+    pub(super) registration: Registration,
 }
 
 impl OpenRegion {
@@ -32,22 +32,17 @@ impl OpenRegion {
     }
 }
 
-impl Drop for OpenRegion {
-    fn drop(&mut self) {
-        self.memory.revoke();
-    }
-}
-
 /// Chunks that the predecessor has sent compressed.
 pub(super) struct PendingExpansion {
     region: Arc<LogRegion>,
+    exported: Arc<dyn Region>,
     chunks: Vec<CompressedChunk>,
 }
 
 impl PendingExpansion {
     /// Expands the chunks in the log. If this fails, the copier finds the records invalid.
-    pub(super) fn execute(&self, volume: &ReplicatedVolume) {
-        if let Err(error) = self.region.expand(&self.chunks) {
+    pub(super) fn execute(&self, volume: &ReplicatedVolume, buffers: &mut ChunkBuffers) {
+        if let Err(error) = self.region.expand(&self.chunks, &*self.exported, buffers) {
             tracing::warn!(%error, volume = %volume.key.name, "log data of the predecessor cannot be expanded");
         }
     }
@@ -101,11 +96,12 @@ impl LogProgress {
         if list.is_empty() {
             return Ok(None);
         }
-        let region = Arc::clone(&self.region_of(region)?.memory);
+        let open = self.region_of(region)?;
+        let (region, exported) = (Arc::clone(&open.memory), open.registration.region());
         let positions = self.chain.stored().position..end.position;
         let announced = AnnouncedRange { positions, ring_bytes: region.ring_bytes };
         let chunks = decode_chunks(list, &announced).map_err(|error| AppendRefusal::Invalid(error.to_string()))?;
-        Ok(Some(PendingExpansion { region, chunks }))
+        Ok(Some(PendingExpansion { region, exported, chunks }))
     }
 
     /// Returns the open region, if it has this number.

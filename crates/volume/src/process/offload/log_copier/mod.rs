@@ -20,7 +20,9 @@ use super::received_log::PendingAppend;
 use super::successor::SuccessorHealth;
 use super::volume::{LogProgress, ReplicaState, ReplicatedVolume, WaitingThread};
 use crate::chain::calls::{AppendAnswer, AppendLog, AppendedLog, LogBytes, OpenLog, answer_call};
-use crate::chain::{ChainError, ChainLink, LogCompressor, LogRestart, PathPosition, PathVersion, TreeSpace};
+use crate::chain::{
+    ChainError, ChainLink, ChunkBuffers, LogCompressor, LogRestart, PathPosition, PathVersion, TreeSpace,
+};
 use crate::log::{LogFile, LogHeader, LogPoint};
 use crate::publish::{Durability, PublishedMark, is_damaged_mark};
 use crate::replay::{LogReplay, ReplayEnd};
@@ -47,6 +49,7 @@ pub(super) struct LogCopier {
     replay: LogReplay,
     link: Option<ChainLink>,
     compressor: LogCompressor,
+    expansion_buffers: ChunkBuffers,
     next_look: Instant,
     polled_at: Instant,
     successor: SuccessorHealth,
@@ -111,6 +114,7 @@ pub(super) fn ensure_open(volume: &Arc<ReplicatedVolume>, client: u16) -> io::Re
         replay,
         link: None,
         compressor: LogCompressor::new(volume.node.compression),
+        expansion_buffers: ChunkBuffers::default(),
         next_look: now,
         polled_at: now,
         successor: SuccessorHealth::new(now),
@@ -306,7 +310,7 @@ impl LogCopier {
             }
             LogSource::Predecessor { end } => {
                 let expansions = self.volume.lock().log(self.client).take_expansions(task.path);
-                expansions.iter().for_each(|expansion| expansion.execute(&self.volume));
+                expansions.iter().for_each(|expansion| expansion.execute(&self.volume, &mut self.expansion_buffers));
                 self.read_to(end)
             }
         };
