@@ -14,12 +14,12 @@ from _pytest.logging import catching_logs
 from _pytest.skipping import evaluate_skip_marks, evaluate_xfail_marks
 from _pytest.warnings import catch_warnings_for_item
 
-#: Private to pytest, which has no other way to set up fixtures before the first test.
+#: A test. This module uses private attributes of it: pytest has no public way to set up fixtures before the first test.
 _Item = Any
 
 
 class SessionFixtures:
-    """The session fixtures that the program has set up. It is a plugin, so that it is notified of each."""
+    """The session fixtures that the program has set up. It is a plugin, so that pytest calls it for each fixture."""
 
     def __init__(self, session: pytest.Session) -> None:
         self._session = session
@@ -42,7 +42,7 @@ class SessionFixtures:
     # ---- in the program
 
     def set_up(self) -> None:
-        """Sets up the session fixtures of all tests, in pytest's order.
+        """Sets up the selected session fixtures of all tests that are not skipped, in pytest's order.
 
         If one raises, pytest keeps the exception, and raises it in each test that uses the fixture.
         """
@@ -67,11 +67,11 @@ class SessionFixtures:
             self._is_preparing = False
             finalizers, _ = stack.pop(item)
             assert not finalizers, "a session fixture has added a finalizer to a test"
-            # A request stores its fixtures. The worker must create a new one.
+            # A request stores its fixtures, so the test gets a new request for the worker.
             item._initrequest()
 
     def tear_down(self, item: _Item) -> pytest.TestReport | None:
-        """In the program, after the last test. If a finalizer raises, returns a report for that test."""
+        """Tears down the session fixtures, after the last test. If a finalizer raises, returns a report for `item`."""
         reraise = (KeyboardInterrupt, pytest.exit.Exception)
         setupstate = self._session._setupstate
         with record_phase(item, "teardown"):
@@ -86,7 +86,7 @@ class SessionFixtures:
     def inherit(self) -> None:
         """In a new worker: ensures that the program's fixtures are not torn down here, whatever a test does.
 
-        From now on pytest tears down, at the end of each chunk, the session fixtures that this worker has set up.
+        pytest still tears down the session fixtures that this worker sets up itself, at the end of each chunk of tests.
         """
         stack = self._session._setupstate.stack
         for fixturedef in self._prepared:
@@ -164,7 +164,7 @@ def _request_fixture(item: _Item, name: str) -> None:
     except (pytest.exit.Exception, KeyboardInterrupt):
         raise
     except BaseException:
-        pass  # The tests that use it report it, including SystemExit.
+        pass  # The tests that use the fixture report the exception, including SystemExit.
 
 
 @contextmanager

@@ -14,8 +14,8 @@ pub const QUERY_TIMEOUT: Duration = Duration::from_secs(10);
 /// the other nodes still arrive if one node is silent.
 pub const CLUSTER_QUERY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Time limit for a prepare. It is longer than the limit of a capture, which bounds the parent's pause, so that the reply
-/// still arrives.
+/// Time limit for a prepare. The limit of its capture bounds the parent's pause and is shorter. So the reply arrives even if
+/// the capture exceeds its limit.
 pub const PREPARE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Time limit for the comparison of a child with its parent. Each of the two is stopped and read in turn, which takes as
@@ -30,7 +30,7 @@ pub const START_TIMEOUT: Duration = Duration::from_secs(60);
 /// milliseconds. If it takes much longer, so would the children, because each fetches the same pages.
 pub const ZYGOTE_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Time limit for the prewarm of a node. Even over the slowest links, a working set arrives in a second.
+/// Time limit for the prewarm of a node. A link of 1 Gbit/s transfers the largest working set (128 MiB) in about a second.
 pub const PREWARM_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Limit on the nodes of one prewarm request: all nodes are sent requests at once.
@@ -69,7 +69,7 @@ pub const PAYLOAD_BYTES_MAX: usize = 16 << 20;
 /// fields.
 pub const PAYLOADS_BYTES_MAX: usize = MESSAGE_BYTES_MAX - (1 << 20);
 
-/// Most children of one fork: more than the largest fan-out of the design.
+/// Most children of one fork. It exceeds the 10,000 children that a node is to start within seconds (docs/specification.md).
 pub const FORK_COUNT_MAX: u32 = 16_384;
 
 /// Longest name and longest value of a label, in bytes: as in Kubernetes.
@@ -88,8 +88,8 @@ pub const PROGRAM_CONNECTIONS_MAX: usize = 1024;
 /// request waits for, and uncollected children, do not count.
 pub const ENDED_CHILDREN_MAX: usize = 1024;
 
-/// Shortest time for which a node lists an uncollected child: one that has ended, and whose exit no request has read. The
-/// caller of a detached fork reads it within this time.
+/// Time for which a node lists an uncollected child: one that has ended, and whose exit no request has read. The caller of a
+/// detached fork must read the exit within this time. Too many or too large uncollected children are evicted earlier.
 pub const UNCOLLECTED_KEPT_MIN: Duration = Duration::from_secs(3600);
 
 /// Most uncollected children: as many as the largest fork has. Beyond it, the oldest are evicted, whatever their age.
@@ -104,7 +104,7 @@ pub const EVICTED_PER_START_MAX: usize = 2;
 /// Most ended children that one eviction round evicts. There is one round per second.
 pub const EVICTED_PER_ROUND_MAX: usize = 1024;
 
-/// Time between SIGTERM and SIGKILL for children whose caller has disconnected: as long as users of service managers expect.
+/// Time between SIGTERM and SIGKILL for children whose caller has disconnected: the same as the default of `docker stop`.
 pub const CALLER_GONE_GRACE: Duration = Duration::from_secs(10);
 
 /// Most forwarded connections to one published port of a child: each takes two file descriptors of the daemon.
@@ -139,9 +139,10 @@ pub const ATTACH_GRACE: Duration = Duration::from_secs(30);
 /// Most prestarted children of a seed. With only one, a caller that forks twice in a row would have to wait for the second.
 pub const PRESTARTED_PER_SEED_MAX: usize = 2;
 
-/// Default number of zygotes that a node keeps: a node works with few seeds at a time, and each has 16 MiB at most.
+/// Default number of zygotes that a node keeps: a node works with few seeds at a time. Each zygote is filled with 32 MiB at
+/// most.
 pub const ZYGOTES_MAX_DEFAULT: usize = 8;
 
-/// Default time after which an unused zygote ends: a later fork of its seed can wait a millisecond. A node is not informed
-/// when a seed of another node is dropped, so it keeps the useless zygote for this time.
+/// Default time after which an unused zygote ends. A later fork of its seed then restores its first child. A node is not
+/// informed when a seed of another node is dropped, so it keeps the useless zygote for this time.
 pub const ZYGOTE_IDLE_DEFAULT: Duration = Duration::from_secs(20);

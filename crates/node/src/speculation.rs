@@ -1,5 +1,5 @@
-//! History of forks. It predicts how and on which nodes the next seed of a process will be forked: like the previous
-//! seed. `service::speculative_prewarm` acts on the predictions.
+//! History of forks. It predicts that the next seed of a process will be forked like the previous one: with the same
+//! options and on the same nodes. `service::speculative_prewarm` acts on the predictions.
 //!
 //! Only a seed's owner knows the process of a seed. Other nodes know only sequences of seeds.
 
@@ -10,12 +10,12 @@ use farfork_wire::{NodeName, SeedId};
 
 use crate::engine::StartOptions;
 
-/// Maximum number of sequences; the least recently used are dropped. An owner keeps as many working-set histories of
-/// processes.
+/// Maximum number of sequences; the least recently used are dropped. The owner of seeds also keeps the working sets of this
+/// number of processes.
 const SEQUENCES_MAX: usize = 64;
 /// Maximum number of other nodes to which a new seed of a sequence is announced: each costs one request.
 const NODES_MAX: usize = 64;
-/// Maximum number of earlier seeds in a sequence of which nodes may still have zygotes or prestarted children.
+/// Maximum number of earlier seeds that a sequence keeps. Nodes may still have zygotes or prestarted children of them.
 const PREVIOUS_SEEDS_MAX: usize = 8;
 
 /// The options with which children of a seed were requested.
@@ -23,7 +23,7 @@ const PREVIOUS_SEEDS_MAX: usize = 8;
 pub(crate) struct ForkPattern {
     pub(crate) options: StartOptions,
     pub(crate) has_payload: bool,
-    /// Whether there were more children than start at once.
+    /// Whether one fork requested more children on this node than start at once.
     pub(crate) is_fan_out: bool,
 }
 
@@ -57,9 +57,10 @@ struct SeedSequence {
     pattern: Option<ForkPattern>,
     /// Number of children of the latest seed that were requested on this node.
     forks: usize,
-    /// The same number for the last earlier seed of which children were requested on this node.
+    /// Number of children that an earlier seed had on this node: the latest of those that had any.
     previous_forks: Option<usize>,
-    /// Other nodes that had children of the latest seed or earlier ones.
+    /// Other nodes that had children of the latest seed or earlier ones. The next seed is announced to them. A node that
+    /// expects no children is removed.
     nodes: BTreeSet<NodeName>,
     /// The nodes among `nodes` that had children of the latest seed.
     forked_on: BTreeSet<NodeName>,
@@ -158,12 +159,13 @@ impl ForkHistory {
         self.sequences().0.iter().any(|sequence| sequence.seed == *seed && is(sequence))
     }
 
-    /// Whether a child of a seed was requested on another node.
+    /// Whether a child of a seed was requested on `node`, which is another node.
     pub(crate) fn has_fork_on(&self, seed: &SeedId, node: &NodeName) -> bool {
         self.sequences().0.iter().any(|sequence| sequence.seed == *seed && sequence.forked_on.contains(node))
     }
 
-    /// Removes a node that does not expect children of a sequence, or could not be reached.
+    /// Removes a node that does not expect children of a seed, or could not be reached. A node on which children of the
+    /// seed were requested stays.
     pub(crate) fn remove_node(&self, seed: &SeedId, node: &NodeName) {
         let mut sequences = self.sequences();
         if let Some(sequence) =
@@ -173,7 +175,7 @@ impl ForkHistory {
         }
     }
 
-    /// Removes earlier seeds that were dropped: the nodes get their ids in the next announcement.
+    /// Removes earlier seeds that were dropped. The caller sends their ids to other nodes with the announcement of `seed`.
     pub(crate) fn remove_previous_seeds(&self, seed: &SeedId, gone: &[SeedId]) {
         let mut sequences = self.sequences();
         if let Some(sequence) = sequences.0.iter_mut().find(|sequence| sequence.seed == *seed) {

@@ -38,16 +38,16 @@ pub enum Reply<'a> {
     },
     /// A request failed, or a child did not start.
     Failed {
-        /// The batch of the child.
+        /// The batch of the child; 0 if the reply is about no child.
         batch: u32,
-        /// Index of the child in the batch.
+        /// Index of the child in the batch; 0 if the reply is about no child.
         index: u32,
         /// A number of google.rpc.Code.
         code: u32,
         /// Object, cause and next step.
         text: &'a str,
     },
-    /// A child runs.
+    /// A child runs. If the fork requested channels, a descriptor of the child's channel is sent with the message.
     Started {
         /// The batch of the child.
         batch: u32,

@@ -1,4 +1,5 @@
-//! Writes from shared mappings to files by io_uring(7): many with one system call. The volume's publisher copies with it.
+//! Writes from shared mappings to files by io_uring(7): many with one system call. The volume's publisher copies with it, if
+//! one of the `CopyMethod`s with io_uring is selected.
 
 use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
@@ -114,8 +115,8 @@ impl WriteRing {
             .build()
             .user_data(index);
         // SAFETY: `write` returns after the completion of each entry that it has queued, and borrows mappings and files
-        // until then. It returns earlier only if io_uring_enter(2) fails permanently. The kernel only reads the mapping, so
-        // the worst effect is a write of other bytes to a file whose copy has failed, and is repeated.
+        // until then. It returns earlier only if io_uring_enter(2) fails permanently. The kernel only reads the mapping. At
+        // worst, it later writes other bytes to a file whose copy has failed, and the caller repeats such a copy.
         unsafe { self.ring.submission().push(&entry) }.expect("the queue has room for all writes");
     }
 

@@ -1,8 +1,9 @@
 //! `ManualPage`: a manual page made from the text of `--help`, so that nothing is written twice. `farfork man` prints or
 //! writes the pages.
 //!
-//! clap_mangen makes the first sections. The text below a command's options (`after_help`) becomes the others: a line
-//! at the margin with a colon begins a section of that name, and indented lines are printed as they are.
+//! clap_mangen makes the first sections. Further sections are made of the text below a command's options (`after_help`). A
+//! line that begins with a capital letter and has a colon begins a section. The text before the colon is the heading.
+//! Indented lines are printed as they are.
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
@@ -24,7 +25,7 @@ const SECTION: &str = "1";
 struct HelpSection<'a> {
     /// The heading, such as `Examples` or `Exit status`.
     heading: &'a str,
-    /// The lines below the heading, as they were written.
+    /// The text after the heading's colon, and the lines below, as they were written.
     lines: Vec<&'a str>,
 }
 

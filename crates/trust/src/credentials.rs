@@ -17,7 +17,8 @@ use crate::trust_directory::{DirectoryError, TrustDirectory};
 use crate::verify::{AuthenticatedPeer, TrustAnchors};
 use crate::{Identity, PeerError, tls};
 
-/// Interval between two checks for changed files. A revocation takes effect within this time; a check costs two stat(2).
+/// Interval between two checks for changed files. A revocation takes effect for new connections within this time. A check
+/// costs two stat(2).
 const RELOAD_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Whether the fabric encrypts its data after both sides have authenticated each other.
@@ -167,7 +168,7 @@ impl Credentials {
     /// Installs a roster that another member sent, if it is valid and newer. Returns whether it was newer.
     ///
     /// # Errors
-    /// [`RosterError`], except for an older roster; [`DirectoryError`].
+    /// [`CredentialsError`]. An older roster is not an error.
     pub fn install_roster(&self, bytes: &[u8]) -> Result<bool, CredentialsError> {
         let _lock = self.0.directory.lock()?;
         let (current, _) = self.0.directory.read_roster()?;

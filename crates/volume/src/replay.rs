@@ -1,4 +1,5 @@
-//! Replay: decodes and validates the records of a log, up to the first invalid one. Pure: `LogStorage` copies the bytes.
+//! Replay: decodes and validates the records of a log, up to the first invalid one. It reads no files itself: `LogStorage`
+//! gives it the bytes.
 //!
 //! The offload process reads new records this way, and a mount reads the records that an earlier mount left.
 
@@ -39,13 +40,13 @@ pub enum ReplayEnd {
 pub struct LogReplay {
     ring_bytes: u64,
     next: LogPoint,
-    /// Lowest epoch of the next record: the epoch of the previous record, or a required one.
+    /// A next record with a lower epoch is rejected. This is the epoch of the previous record, or a required one if higher.
     epoch: u32,
 }
 
 impl LogReplay {
-    /// Starts at a point up to which the log is published. `epoch` is the epoch of the record before the point, or 0. A
-    /// crash may leave a record of an earlier epoch exactly at the point.
+    /// Starts at a point up to which the log is published. `epoch` is the epoch of the record before the point, or 0. After
+    /// a crash, a record of an earlier epoch may be exactly at the point. It is rejected.
     pub fn new(ring_bytes: u64, start: LogPoint, epoch: u32) -> Self {
         Self { ring_bytes, next: start, epoch }
     }
@@ -55,7 +56,7 @@ impl LogReplay {
         self.next
     }
 
-    /// Rejects records of an earlier epoch from now on, because their term is over.
+    /// From now on, rejects records with a lower epoch than `epoch`: their writers have lost the right to write the log.
     pub fn require_epoch(&mut self, epoch: u32) {
         self.epoch = self.epoch.max(epoch);
     }

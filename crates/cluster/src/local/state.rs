@@ -96,7 +96,7 @@ impl ClusterState {
             })
     }
 
-    /// Removes the nodes' run directories, then the file itself.
+    /// Removes the nodes' run directories, the client's trust directory and the volumes. The file itself is removed last.
     pub(super) fn remove_files(&self, run_dir: &Path) -> Result<(), LocalError> {
         for node in &self.nodes {
             // Do not trust the file: any user with write access to the run directory may have changed it. Remove only

@@ -1,4 +1,4 @@
-//! The mounts of the node that containers show: how each is made, and a version number that changes with them.
+//! How a container gets the node's mounts: the steps that make them, and a version number that changes when they change.
 
 use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -72,7 +72,7 @@ impl BlueprintCache {
     }
 
     /// Returns the plan for the current mounts, without those with the ids in `unresponsive`. If the mount table cannot be
-    /// read, the old plan stays: the next build fails too, and reports the cause.
+    /// read, the old plan stays until the next change. The error is not reported.
     pub(crate) fn current(&mut self, masked: &[PathBuf], unresponsive: BTreeSet<u32>) -> &NodePlan {
         let has_changed = self.watch.has_changed().unwrap_or(true) || self.plan.unresponsive != unresponsive;
         if has_changed && let Ok(changed) = NodePlan::read(masked, unresponsive) {

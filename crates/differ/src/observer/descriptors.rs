@@ -14,8 +14,8 @@ use super::{ObservationBuilder, ObserveError, bytes_text, sockets};
 
 /// Lines of `fdinfo` that are not compared, with the reason.
 const FDINFO_SKIPPED: [(&str, &str); 3] = [
-    ("mnt_id", "a mount of the process's own container; the link has the path"),
-    ("ino", "an inode number; `inode` shows which open files have the same inode"),
+    ("mnt_id", "a mount of the process's own container; the field `link` has the path"),
+    ("ino", "an inode number; the field `inode` shows which descriptors have the same inode"),
     ("eventfd-id", "the kernel's own number of the eventfd"),
 ];
 
@@ -120,8 +120,8 @@ fn parse_watch_line(line: &str, field: &str, fields: &mut ObservationBuilder) ->
     (format!("wd {}", word("wd")), format!("mask {} of {file}", word("mask")))
 }
 
-/// Parses `1: POSIX  ADVISORY  WRITE 4711 00:13:11691 0 EOF`. The owner is replaced by its name, and the file's number is
-/// left out.
+/// Parses `1: POSIX  ADVISORY  WRITE 4711 00:13:11691 0 EOF`. The owner's id is replaced by its name. The numbers of the
+/// lock and of the file are left out.
 fn parse_lock_line(value: &str, fields: &ObservationBuilder) -> String {
     let words: Vec<&str> = value.split_whitespace().collect();
     let named = |(at, word): (usize, &&str)| match at {

@@ -17,11 +17,11 @@ use crate::protocol::{Backoff, PendingRequest, RequestOutcome, Requester};
 use crate::transport::{Dialer, Security};
 use crate::{Address, Completion, FabricError, LinkError, Reply, SeedKey};
 
-/// Most bytes that one poll receives, so that a fast owner does not delay the caller's other work: they take about 20
-/// µs, with decryption. Between two polls, a pager handles its children's faults.
+/// Most bytes that one poll receives, so that a fast owner does not delay the caller's other work. To receive and decrypt
+/// so many bytes takes about 20 µs. Between two polls, a pager handles its children's faults.
 const RECEIVED_BYTES_MAX: usize = 64 << 10;
 
-/// The outcome of a request for grants. `grants` is `None` if there was no reply in time.
+/// The outcome of a request for grants. `grants` is `None` if the request failed: refused, unanswered or incompatible.
 #[derive(Debug)]
 pub(crate) struct GrantAnswer {
     pub(crate) key: Arc<SeedKey>,
@@ -137,7 +137,7 @@ impl Link {
         self.is_closing && matches!(self.state, LinkState::Down { .. }) && !self.requester.has_unanswered()
     }
 
-    /// Connects, sends, receives and ends overdue requests, as far as possible without waiting.
+    /// Connects, sends and receives, as far as possible without waiting. Then ends overdue requests.
     pub(crate) fn poll(&mut self, now: Instant, completions: &mut Vec<Completion>) {
         if let Err(cause) = self.advance(now, completions) {
             self.handle_failure(cause, now, completions);

@@ -1,5 +1,6 @@
-//! Runs a seccomp(2) filter on one system call as the kernel does, and returns whether the filter allows the call. A program
-//! that the kernel would reject counts as forbidding the call. Pure; `seccomp_filters` calls it.
+//! Runs a seccomp(2) filter on one system call as the kernel does, and returns whether the filter allows the call. A filter
+//! that reaches an invalid instruction, a division by 0 or a shift by 32 or more counts as forbidding the call. Pure;
+//! `seccomp_filters` calls it.
 
 /// Size of `struct seccomp_data` in 32-bit words: number, architecture, instruction pointer, six arguments.
 const DATA_WORDS: usize = 16;

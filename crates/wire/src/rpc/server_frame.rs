@@ -3,7 +3,7 @@
 use super::head::{self, HeadPrefix, PAYLOAD_CRC_BYTES, PREFIX_BYTES};
 use super::{Frame, FrameHead, OpenOutcome, RpcFrameError, SESSIONS_MAX, Status};
 
-/// Size of the head of a server's frame, in bytes.
+/// Size of the head of a server's frame, in bytes, without the checksum of the payload.
 pub const REPLY_HEAD_BYTES: usize = PREFIX_BYTES;
 
 const REPLY: u8 = 16;
@@ -54,11 +54,11 @@ impl ReplyHead {
         REPLY_HEAD_BYTES + if checked { PAYLOAD_CRC_BYTES } else { 0 }
     }
 
-    /// Writes the head to the front of `frame`. `frame` has room for [`ReplyHead::head_bytes`], then the payload, unless the
-    /// payload is in `apart`.
+    /// Writes the head to the first [`ReplyHead::head_bytes`] of `frame`. The payload already follows them, or is in `apart`.
     ///
     /// # Panics
-    /// If the frame is too short or the payload too long. The sender must not build such frames.
+    /// If the frame is too short, the payload too long, or a payload in `apart` too short. The sender must not build such
+    /// frames.
     #[inline]
     pub fn seal(&self, frame: &mut [u8], apart: Option<&[u8]>) {
         HeadPrefix {

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use crate::commands::load::parse_seconds;
 use crate::{GlobalArgs, program_path};
 
-/// The sizes of MITOSIS's published stress tests: ten machines with clients, and the parent's.
+/// The sizes of MITOSIS's published stress tests: ten machines with twelve clients each, and the machine of the parent.
 const DOCUMENT_NODES: usize = 11;
 const DOCUMENT_CLIENTS: usize = 12;
 
@@ -24,8 +24,8 @@ const DOCUMENT_CLIENTS: usize = 12;
 /// child. The test prints the throughput of each second.
 ///
 /// The test passes if no request failed, no result was wrong, no client fell below the floor, and neither a daemon nor the
-/// kernel logged an error. The nodes must also have no more resources afterwards than before: processes, namespaces,
-/// mounts, control groups, files, descriptors, threads and memory.
+/// kernel logged an error. The nodes must also have no more processes, namespaces, mounts, control groups and files
+/// afterwards than before, and hardly more descriptors, threads and memory.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -136,7 +136,7 @@ pub(super) fn run_stress(global: &GlobalArgs, plans: &[StressForkParameters]) ->
 }
 
 /// Makes the document for scripts. The keys of a single run are at the top level, and several runs are in the list
-/// `runs`. Both forms have one section.
+/// `runs`. Both forms have the key `section`: the section of a report about these runs.
 fn stress_document(outcomes: &[(&StressForkParameters, StressForkOutcome)]) -> Value {
     let run = |(plan, outcome): &(&StressForkParameters, StressForkOutcome)| json!({ "plan": plan, "passed": outcome.has_passed(), "outcome": outcome });
     let mut document = match outcomes {
@@ -160,7 +160,8 @@ fn outcome_text(plan: &StressForkParameters, outcome: &StressForkOutcome) -> Str
     let mut lines: Vec<String> = outcome.faults.iter().map(|fault| format!("FAULT: {fault}")).collect();
     let verdict = if outcome.has_passed() { "passed" } else { "failed" };
     lines.push(format!(
-        "{verdict}: {children} children, {per_s:.1} a second; from call to answer {p50_ms:.1} ms (p99 {p99_ms:.1}), {longest_gap_ms:.0} at most"
+        "{verdict}: {children} children, {per_s:.1} a second; from call to answer {p50_ms:.1} ms (p99 {p99_ms:.1}); \
+         at most {longest_gap_ms:.0} ms without an answer"
     ));
     lines.extend(
         StressForkOutcome::published_per_s(&plan.workload).map(|per_s| {

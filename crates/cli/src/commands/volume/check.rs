@@ -23,13 +23,15 @@ const EXIT_NOT_COMPARED: u8 = 3;
 ///
 /// Each replica computes digests of its files, directories and logs. Programs may write meanwhile. Where replicas differ,
 /// the majority is right. Without a majority, as with two replicas, nothing says which one is right: choose with --good.
-/// A damaged replica leaves the chain and is copied again. A mount on its node is interrupted until that is done: calls
-/// fail with ECONNABORTED and ENOTCONN. The command waits until the mount is usable again, or says after 30 s that it is
-/// not. A check starts again when the chain changes meanwhile, and fails after three times.
+/// With --repair, a damaged replica leaves the chain and is copied again. During the copy, the mount on the replica's node
+/// is interrupted: calls fail with ECONNABORTED and ENOTCONN. The command waits until the mount is usable again, or says
+/// after 30 s that it is not. If the chain changes during a comparison, the comparison starts again. After the third
+/// change, the check fails.
 ///
-/// KIND is inode (attributes, entries, extended attributes), data (OFFSET is a multiple of 16 MiB), log, mark or tree.
-/// A mark is the file that says how far a log is published. A tree has a foreign file, or cannot be read, which hides
-/// its other differences. DAMAGED is ? without a majority.
+/// In the output, KIND is inode (attributes, entries, extended attributes), data (OFFSET is a multiple of 16 MiB), log,
+/// mark or tree. A mark is the file that says how far a log is published. With tree, the directory of a replica has a file
+/// that does not belong to the volume, or cannot be read. If it cannot be read, its other differences are unknown.
+/// DAMAGED is ? without a majority.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
