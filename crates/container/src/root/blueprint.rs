@@ -49,6 +49,8 @@ pub(crate) struct RootBlueprint {
 pub(crate) struct BlueprintCache {
     watch: MountWatch,
     pub(crate) plan: NodePlan,
+    /// The mounts have changed, but the mount table could not be read.
+    is_outdated: bool,
     /// Served mounts that the node has unmounted since the last [`Self::take_unmounted`].
     unmounted: BTreeSet<ServedMount>,
 }
@@ -68,16 +70,29 @@ impl BlueprintCache {
     pub(crate) fn read(masked: &[PathBuf]) -> io::Result<Self> {
         // Start the watch first, so that no change is missed.
         let watch = MountWatch::start()?;
-        Ok(Self { watch, plan: NodePlan::read(masked, BTreeSet::new())?, unmounted: BTreeSet::new() })
+        Ok(Self {
+            watch,
+            plan: NodePlan::read(masked, BTreeSet::new())?,
+            is_outdated: false,
+            unmounted: BTreeSet::new(),
+        })
     }
 
     /// Returns the plan for the current mounts, without those with the ids in `unresponsive`. If the mount table cannot be
-    /// read, the old plan stays until the next change. The error is not reported.
+    /// read, the old plan stays until the next call.
     pub(crate) fn current(&mut self, masked: &[PathBuf], unresponsive: BTreeSet<u32>) -> &NodePlan {
-        let has_changed = self.watch.has_changed().unwrap_or(true) || self.plan.unresponsive != unresponsive;
-        if has_changed && let Ok(changed) = NodePlan::read(masked, unresponsive) {
-            self.unmounted.extend(changed.blueprint.unmounted_since(&self.plan.blueprint));
-            self.plan = changed;
+        // The watch reports a change only once.
+        self.is_outdated |= self.watch.has_changed().unwrap_or(true) || self.plan.unresponsive != unresponsive;
+        if !self.is_outdated {
+            return &self.plan;
+        }
+        match NodePlan::read(masked, unresponsive) {
+            Ok(changed) => {
+                self.unmounted.extend(changed.blueprint.unmounted_since(&self.plan.blueprint));
+                self.plan = changed;
+                self.is_outdated = false;
+            }
+            Err(error) => tracing::warn!(%error, "cannot read the mount table: new containers may show old mounts"),
         }
         &self.plan
     }
