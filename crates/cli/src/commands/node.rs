@@ -88,7 +88,7 @@ pub(crate) struct Node {
     pool: usize,
     /// Maximum number of zygotes; 0 for none.
     ///
-    /// A zygote is a process with up to 16 MiB of a seed's memory. Further children of the seed are forked from it,
+    /// A zygote is a process with up to 32 MiB of a seed's memory. Further children of the seed are forked from it,
     /// which is faster than a restore.
     #[arg(long, value_name = "N", default_value_t = ZYGOTES_MAX_DEFAULT)]
     zygotes: usize,
