@@ -7,6 +7,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
+use rustix::process::{Pid, Signal, kill_process_group};
 use serde::Serialize;
 use serde_json::json;
 
@@ -50,14 +51,14 @@ pub(crate) struct ChildProgram {
 }
 
 impl ChildProgram {
-    /// Starts the program in a session of its own. Ctrl-C then reaches only the benchmark, which ends its programs
-    /// itself. Also, CRIU clones only whole sessions.
+    /// Starts the program in a session of its own, in the command's directory or else in `/`. Ctrl-C then reaches only the
+    /// benchmark, which ends its programs itself. Also, CRIU clones only whole sessions.
     pub(crate) fn start(name: &'static str, command: &Command) -> Result<Self, BenchError> {
         let mut process = Command::new("setsid")
             .arg(command.get_program())
             .args(command.get_args())
             .envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))))
-            .current_dir("/")
+            .current_dir(command.get_current_dir().unwrap_or("/".as_ref()))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -121,14 +122,27 @@ impl ChildProgram {
     /// Reads the numbers of the next line, which must begin with `word`.
     ///
     /// # Errors
-    /// [`BenchError::Interrupted`] after a signal, [`BenchError::UnexpectedAnswer`] if the program prints a different
-    /// line.
+    /// [`BenchError::Interrupted`] after a signal, [`BenchError::ProgramEnded`] if the program ended without an answer,
+    /// and the errors of [`parse_numbers`].
     pub(crate) fn read_answer<const N: usize>(&mut self, word: &'static str) -> Result<[i64; N], BenchError> {
         self.wait_for_output()?;
         let mut line = String::new();
         let read = self.answers.read_line(&mut line);
-        read.map_err(|cause| BenchError::Program { program: self.name, cause })?;
-        parse_numbers(self.name, &line, word)
+        let program = self.name;
+        let failed = |cause| BenchError::Program { program, cause };
+        if read.map_err(failed)? == 0 {
+            self.kill_group();
+            return Err(BenchError::ProgramEnded { program, status: self.process.wait().map_err(failed)? });
+        }
+        parse_numbers(program, &line, word)
+    }
+
+    /// Kills the program and the processes that it has forked. It must not have been waited for: otherwise its process
+    /// group could be another one by now.
+    fn kill_group(&mut self) {
+        // An error means that the program has ended on its own, or that setsid(1) has not made the group yet.
+        let _ = kill_process_group(Pid::from_child(&self.process), Signal::KILL);
+        let _ = self.process.kill();
     }
 
     /// Waits until there is output, or the program has ended. There is no time limit: a run may take hours, and a
@@ -148,18 +162,25 @@ impl ChildProgram {
 
 impl Drop for ChildProgram {
     fn drop(&mut self) {
-        // An error means that the program has ended on its own.
-        let _ = self.process.kill();
-        let _ = self.process.wait();
+        if let Ok(None) = self.process.try_wait() {
+            self.kill_group();
+            let _ = self.process.wait();
+        }
     }
 }
 
 /// Parses the numbers of a line that a program has printed.
+///
+/// # Errors
+/// [`BenchError::ProgramFailed`] if the line is `failed WHY`, else [`BenchError::UnexpectedAnswer`].
 pub(crate) fn parse_numbers<const N: usize>(
     program: &'static str,
     line: &str,
     word: &'static str,
 ) -> Result<[i64; N], BenchError> {
+    if let Some(why) = line.strip_prefix("failed ") {
+        return Err(BenchError::ProgramFailed { program, why: why.trim().to_owned() });
+    }
     let mut words = line.split_whitespace();
     let parsed = (words.next() == Some(word)).then(|| words.map(|word| word.parse().ok()).collect::<Option<Vec<_>>>());
     let numbers = parsed.flatten().and_then(|numbers| numbers.try_into().ok());
@@ -178,5 +199,7 @@ mod tests {
             let error = parse_numbers::<2>("p", line, "copied").unwrap_err().to_string();
             assert!(error.contains("instead of `copied`"), "{error}");
         }
+        let error = parse_numbers::<2>("p", "failed no such size\n", "copied").unwrap_err().to_string();
+        assert_eq!(error, "program `p`: no such size");
     }
 }

@@ -1,9 +1,14 @@
 //! The errors that end a benchmark early.
 
+use std::fmt;
 use std::io;
 use std::path::PathBuf;
+use std::process::ExitStatus;
 
 use farfork_api::failure::Failure;
+use farfork_api::v1;
+use farfork_api::v1::exit::How;
+use farfork_api::v1::wait_event::Event;
 use farfork_cluster::local::LocalError;
 
 use crate::baseline::criu::error::CriuError;
@@ -51,13 +56,37 @@ pub enum BenchError {
         /// How the line should begin.
         expected: &'static str,
     },
+    /// A program reports that it failed.
+    #[error("program `{program}`: {why}")]
+    ProgramFailed {
+        /// Its name.
+        program: &'static str,
+        /// The cause, as the program printed it.
+        why: String,
+    },
+    /// A program ended instead of giving an answer.
+    #[error("program `{program}` ended without an answer: {status}")]
+    ProgramEnded {
+        /// Its name.
+        program: &'static str,
+        /// Its exit status.
+        status: ExitStatus,
+    },
     /// A child did not exit normally.
     #[error("child {child}: {how}")]
     ChildFailed {
         /// Its id.
         child: String,
         /// How it ended.
-        how: String,
+        how: ChildEnd,
+    },
+    /// A Python function cannot be loaded, or a call of it failed.
+    #[error("function `{function}`: {cause}")]
+    FunctionFailed {
+        /// Its name, or its file and handler.
+        function: String,
+        /// The call, and how it failed.
+        cause: String,
     },
     /// Memory had wrong contents.
     #[error("{count} {what} are wrong, so the figures are invalid")]
@@ -68,15 +97,17 @@ pub enum BenchError {
         what: &'static str,
     },
     /// The results of two calls of a function differ.
-    #[error("function `{function}`: two calls return different results, so the results of children cannot be checked")]
+    #[error(
+        "function `{function}`: two calls return different results (by repr()), so the results of children cannot be checked; return a value that depends only on the payload"
+    )]
     UnsteadyFunction {
-        /// Its name.
+        /// Its name, or its file and handler.
         function: String,
     },
     /// The result of a function in a child differs from the result in its parent.
     #[error("function `{function}`: a child's result differs from the parent's, so the figures are invalid")]
     WrongResult {
-        /// Its name.
+        /// Its name, or its file and handler.
         function: String,
     },
     /// The packages of the embedded functions cannot be installed.
@@ -119,4 +150,46 @@ pub enum BenchError {
         /// The option that sets the size.
         option: &'static str,
     },
+}
+
+impl BenchError {
+    /// Whether a Python function is the cause, so that other functions can still be measured.
+    pub(crate) fn is_of_function(&self) -> bool {
+        matches!(self, Self::FunctionFailed { .. } | Self::UnsteadyFunction { .. } | Self::WrongResult { .. })
+    }
+}
+
+/// How a child ended that should have exited successfully.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ChildEnd {
+    /// It exited with this status.
+    Exited(u32),
+    /// This signal killed it.
+    Killed(u32),
+    /// Its node reports another event, or none.
+    Unknown(String),
+}
+
+impl ChildEnd {
+    /// The end that an event of a node reports.
+    pub(crate) fn from_event(event: Option<Event>) -> Self {
+        let Some(Event::Ended(v1::Child { exit: Some(v1::Exit { how: Some(how), .. }), .. })) = event else {
+            return Self::Unknown(format!("{event:?}"));
+        };
+        match how {
+            How::Code(status) => Self::Exited(status),
+            How::Signal(signal) => Self::Killed(signal),
+            How::Lost(cause) => Self::Unknown(cause),
+        }
+    }
+}
+
+impl fmt::Display for ChildEnd {
+    fn fmt(&self, text: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Exited(status) => write!(text, "it exited with status {status}"),
+            Self::Killed(signal) => write!(text, "signal {signal} killed it"),
+            Self::Unknown(event) => write!(text, "its node reports no exit: {event}"),
+        }
+    }
 }

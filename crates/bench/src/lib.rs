@@ -98,6 +98,6 @@ pub use workload::clustering::run_clustering;
 pub use workload::file_writer::run_file_writer;
 pub use workload::filebench::run_filebench;
 pub use workload::fork_workload::ForkWorkload;
-pub use workload::functions::FunctionSource;
+pub use workload::functions::{FunctionOptions, FunctionSource};
 pub use workload::micro::{PageSize, TouchAccess, TouchOrder};
 pub use workload::warm_function::WarmWorkload;

@@ -1,22 +1,67 @@
 //! `FunctionCallArgs`: the arguments of commands that call Python functions.
 
+use std::fs;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::Args;
+use farfork_bench::FunctionOptions;
 
 /// How functions are called.
 #[derive(Args)]
 pub(crate) struct FunctionCallArgs {
-    /// The payload of every call of a Python function, a JSON document.
-    #[arg(long, value_name = "JSON", default_value = "{}", value_parser = parse_json)]
+    /// The payload of every call of a Python function: a JSON document, or @FILE for the document in a file.
+    #[arg(long, value_name = "JSON", default_value = "{}", value_parser = parse_payload)]
     pub(crate) payload: String,
-    /// The Python that runs the functions [default: an environment with the packages of the nine functions].
+    /// The Python that runs the functions [default: python3 for your own functions, and an environment with the packages
+    /// of the nine functions for these].
     #[arg(long, value_name = "PATH")]
-    pub(crate) python: Option<PathBuf>,
+    python: Option<PathBuf>,
+    /// Time limit for loading a Python function's file, and for each call [default: 60s].
+    #[arg(long, value_name = "TIME", value_parser = parse_limit)]
+    timeout: Option<Duration>,
 }
 
-/// Checks that the text is a JSON document, and returns it unchanged.
-fn parse_json(text: &str) -> Result<String, String> {
-    let parsed: Result<serde_json::Value, _> = serde_json::from_str(text);
-    parsed.map(|_| text.to_owned()).map_err(|error| format!("not a JSON document: {error}"))
+impl FunctionCallArgs {
+    /// How the processes that run functions are started.
+    pub(crate) fn options(&self) -> FunctionOptions {
+        let usual = FunctionOptions::default();
+        FunctionOptions { python: self.python.clone(), call_limit: self.timeout.unwrap_or(usual.call_limit) }
+    }
+}
+
+/// Returns the JSON document of an argument, unchanged.
+fn parse_payload(text: &str) -> Result<String, String> {
+    let document = match text.strip_prefix('@') {
+        Some(path) => fs::read_to_string(path).map_err(|error| format!("{path}: {error}"))?,
+        None => text.to_owned(),
+    };
+    let parsed: Result<serde_json::Value, _> = serde_json::from_str(&document);
+    parsed.map(|_| document).map_err(|error| format!("not a JSON document: {error}"))
+}
+
+fn parse_limit(text: &str) -> Result<Duration, String> {
+    match humantime::parse_duration(text) {
+        Ok(limit) if limit.is_zero() => Err("write a time above 0".to_owned()),
+        parsed => parsed.map_err(|_| "write a time with its unit, such as 90s or 5m".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::parse_payload;
+
+    #[test]
+    fn a_payload_is_a_document_or_the_name_of_its_file() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("payload.json");
+        fs::write(&file, "{\"size\": 3}").unwrap();
+        assert_eq!(parse_payload("[1]").unwrap(), "[1]");
+        assert_eq!(parse_payload(&format!("@{}", file.display())).unwrap(), "{\"size\": 3}");
+        for wrong in ["", "{", "@/nonexistent/payload.json"] {
+            assert!(parse_payload(wrong).is_err(), "{wrong}");
+        }
+    }
 }

@@ -17,7 +17,7 @@ use tonic::Code;
 
 use super::local_cluster::request_failure;
 use crate::baseline::local_fanout::{ChildLatency, ChildNetwork};
-use crate::error::BenchError;
+use crate::error::{BenchError, ChildEnd};
 use crate::workload::child_task::ChildTask;
 
 /// Time limit of a whole fan-out: ten thousand children on a busy machine take a minute.
@@ -192,7 +192,7 @@ impl FanoutClient {
                     let result = result.duration_since(sent.clock).unwrap_or_default();
                     all.push(ChildLatency { result, answer: sent.instant.elapsed() });
                 }
-                other => return Err(BenchError::ChildFailed { child: id.clone(), how: format!("{other:?}") }),
+                other => return Err(BenchError::ChildFailed { child: id.clone(), how: ChildEnd::from_event(other) }),
             }
         }
         for FanoutChild { id, .. } in batch.iter().filter(|_| self.forgets_children) {

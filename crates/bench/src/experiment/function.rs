@@ -1,7 +1,7 @@
 //! Runs `farfork bench function`: for each function, a seed and its first child on each node, in turn with a child of
 //! os.fork().
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use super::local_cluster::BenchCluster;
 use crate::error::BenchError;
@@ -9,35 +9,62 @@ use crate::figure::ChildPlace;
 use crate::parameters::function::{FunctionFigure, FunctionParameters, FunctionSampleKey};
 use crate::progress::{ProgressCallback, report_progress};
 use crate::samples::Samples;
-use crate::summary::function::FunctionSummary;
+use crate::summary::function::{FunctionFailure, FunctionSummary};
 use crate::workload::functions::{FunctionParent, FunctionSource, environment};
 
 /// Measures the functions one after the other. `show` may end the run before a step. `farfork` is the program that runs
-/// the daemons.
+/// the daemons. If a function fails, the summary has its error instead of figures, and the others are measured.
 ///
 /// # Errors
-/// The error of the step that fails. [`BenchError::WrongResult`] if a child's result differs from the parent's.
+/// A step failed for a reason other than the function, or all functions failed: the error of the first.
 pub async fn run_function(
     plan: &FunctionParameters,
     farfork: PathBuf,
     show: ProgressCallback<'_>,
 ) -> Result<FunctionSummary, BenchError> {
     let steps = plan.functions.len() * (plan.runs + 1);
-    report_progress(show, 0, steps, "the Python environment")?;
-    let python = environment::named_or_installed(plan.python.as_deref())?;
+    report_progress(show, 0, steps, "starting the nodes")?;
+    let mut failures = Vec::new();
     let mut samples = Samples::with_file(plan.samples_file.as_deref())?;
     let mut cluster = BenchCluster::start(farfork, true).await?;
     for (done, source) in plan.functions.iter().enumerate() {
         let done = done * (plan.runs + 1);
-        report_progress(show, done, steps, format!("starting {}", source.name))?;
-        let mut function = FunctionMeasurement::start(plan, source, &python, &cluster, &mut samples)?;
-        for round in 0..plan.runs {
-            report_progress(show, done + 1 + round, steps, source.name.clone())?;
-            function.measure_round(&mut cluster).await?;
+        let is_installed =
+            source.file.is_some() || plan.function_options.python.is_some() || environment::is_installed();
+        let what = if is_installed { "starting" } else { "installing the packages of" };
+        report_progress(show, done, steps, format!("{what} {}", source.name))?;
+        let mut round = 0;
+        let mut show_round = || {
+            round += 1;
+            report_progress(show, done + round, steps, source.name.clone())
+        };
+        match measure_function(plan, source, &mut cluster, &mut samples, &mut show_round).await {
+            Ok(()) => {}
+            Err(error) if error.is_of_function() => failures.push(FunctionFailure { name: source.name.clone(), error }),
+            Err(error) => return Err(error),
         }
     }
     cluster.stop()?;
-    FunctionSummary::new(plan, samples)
+    match failures.len() == plan.functions.len() {
+        true => Err(failures.swap_remove(0).error),
+        false => FunctionSummary::new(plan, samples, failures),
+    }
+}
+
+/// Measures one function. `show_round` may end the run before a round.
+async fn measure_function(
+    plan: &FunctionParameters,
+    source: &FunctionSource,
+    cluster: &mut BenchCluster,
+    samples: &mut Samples<FunctionSampleKey>,
+    show_round: &mut dyn FnMut() -> Result<(), BenchError>,
+) -> Result<(), BenchError> {
+    let mut function = FunctionMeasurement::start(plan, source, cluster, samples)?;
+    for _ in 0..plan.runs {
+        show_round()?;
+        function.measure_round(cluster).await?;
+    }
+    Ok(())
 }
 
 /// A function's parent, and the samples of the function.
@@ -52,11 +79,10 @@ impl<'a> FunctionMeasurement<'a> {
     fn start(
         plan: &'a FunctionParameters,
         source: &'a FunctionSource,
-        python: &Path,
         cluster: &BenchCluster,
         samples: &'a mut Samples<FunctionSampleKey>,
     ) -> Result<Self, BenchError> {
-        let parent = FunctionParent::start(source, python, cluster.scratch(), &plan.payload)?;
+        let parent = FunctionParent::start(source, &plan.function_options, cluster.scratch(), &plan.payload)?;
         let mut run = Self { name: &source.name, payload: &plan.payload, parent, samples };
         run.add(FunctionFigure::ResidentMib, run.parent.resident_kib as f64 / 1024.0)?;
         run.add(FunctionFigure::FirstCall, milliseconds(run.parent.first_call_ns))?;
@@ -72,7 +98,8 @@ impl<'a> FunctionMeasurement<'a> {
         self.add(FunctionFigure::Prepare, seed.round_trip.as_secs_f64() * 1e3)?;
         self.add(FunctionFigure::Pause, seed.pause_us as f64 / 1e3)?;
         for place in [ChildPlace::Own, ChildPlace::Other] {
-            let child = cluster.fork(&seed.seed, place, self.payload).await?;
+            let child = cluster.fork(&seed.seed, place, self.payload).await;
+            let child = child.map_err(|error| self.parent.describe_failure(error))?;
             let call = self.parent.parse_call(&child.output)?;
             self.add(FunctionFigure::Resume(place), milliseconds(call.started_ns - child.sent_unix_ns))?;
             self.add(FunctionFigure::Execution(place), milliseconds(call.execution_ns))?;

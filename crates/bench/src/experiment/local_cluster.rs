@@ -12,7 +12,7 @@ use farfork_api::v1::{self, exit::How};
 use farfork_cluster::local::{LocalCluster, LocalClusterConfig, LocalNode};
 use tempfile::TempDir;
 
-use crate::error::BenchError;
+use crate::error::{BenchError, ChildEnd};
 use crate::figure::ChildPlace;
 
 /// The parent of scratch directories. It is on the file system of the default run directory, because the file system
@@ -376,7 +376,9 @@ impl BenchCluster {
             match event {
                 Some(Event::Stdout(piece)) => output.extend(piece),
                 Some(Event::Ended(v1::Child { exit: Some(v1::Exit { how: Some(How::Code(0..=1)), .. }), .. })) => break,
-                other => return Err(BenchError::ChildFailed { child: child.to_owned(), how: format!("{other:?}") }),
+                other => {
+                    return Err(BenchError::ChildFailed { child: child.to_owned(), how: ChildEnd::from_event(other) });
+                }
             }
         }
         Ok(String::from_utf8_lossy(&output).into_owned())

@@ -1,7 +1,6 @@
 //! Pauses processes between two requests by each `PauseMethod`: farfork's children, and as floors local forks that do
 //! the same work, paused by a bare freezer and by SIGSTOP.
 
-use std::path::Path;
 use std::time::Duration;
 
 use super::local_cluster::BenchCluster;
@@ -9,6 +8,7 @@ use super::warm_children::WarmChildren;
 use crate::baseline::paused_forks::{PAUSED_FORKS, PausedForks};
 use crate::error::BenchError;
 use crate::parameters::methods::PauseMethod;
+use crate::workload::functions::FunctionOptions;
 use crate::workload::warm_function::{FunctionRun, WarmWorkload};
 
 /// One set of processes for each method.
@@ -27,11 +27,11 @@ impl PauseMethods {
     pub(super) async fn start(
         cluster: &mut BenchCluster,
         workload: &WarmWorkload,
-        python: Option<&Path>,
+        function_options: &FunctionOptions,
         forks: usize,
     ) -> Result<Self, BenchError> {
         let floor = PAUSED_FORKS.install(cluster.scratch())?;
-        let parent = workload.start(cluster.scratch(), python)?;
+        let parent = workload.start(cluster.scratch(), function_options)?;
         let expected = parent.expected().clone();
         // Make the seed first: it would include local forks of the parent.
         let mut farfork = WarmChildren::start(cluster, parent).await?;

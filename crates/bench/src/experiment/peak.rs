@@ -63,7 +63,7 @@ impl PeakRun<'_> {
         show: ProgressCallback<'_>,
     ) -> Result<(), BenchError> {
         report_progress(show, self.done, self.steps(), format!("starting {}", workload.name()))?;
-        let mut parent = workload.start(cluster.scratch(), self.plan.python.as_deref())?;
+        let mut parent = workload.start(cluster.scratch(), &self.plan.function_options)?;
         let seed = cluster.prepare(parent.pid()).await?.seed;
         for strategy in &self.plan.strategies {
             let case = PeakCase { workload: workload.name().to_owned(), zygotes, strategy: strategy.clone() };

@@ -19,6 +19,7 @@ use crate::progress::{ProgressCallback, report_progress};
 use crate::samples::Samples;
 use crate::summary::pool::PoolSummary;
 use crate::workload::child_task::ChildTask;
+use crate::workload::functions::FunctionOptions;
 use crate::workload::warm_function::WarmWorkload;
 
 /// Children of a burst per ready container: most of them wait for a container to be made.
@@ -66,8 +67,13 @@ impl<'a> PoolRun<'a> {
             let [node, ..] = nodes else { unreachable!("the cluster was started with one node") };
             FanoutClient::on_node(&node.name, &node.socket, seed, ChildTask::Sparse { mib: plan.mib }).await
         };
-        let mut pausers =
-            PauseMethods::start(cluster, &WarmWorkload::Steps { steps: 0, mib: plan.mib }, None, 1).await?;
+        let mut pausers = PauseMethods::start(
+            cluster,
+            &WarmWorkload::Steps { steps: 0, mib: plan.mib },
+            &FunctionOptions::default(),
+            1,
+        )
+        .await?;
         pausers.ensure_children(cluster, 1).await?;
         let creators = CreateMethods::start(cluster, plan.mib, plan.pool, ChildNetwork::Private, fanout_client).await?;
         Ok(Self { plan, creators, pausers, samples })

@@ -2,7 +2,7 @@
 //! one after another, for a given time. Then it judges the run, counts leftovers, and looks for errors in logs.
 
 use std::ops::ControlFlow;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde::Serialize;
 
@@ -14,6 +14,7 @@ use crate::error::BenchError;
 use crate::reference::PUBLISHED_FIGURES;
 use crate::samples::Spread;
 use crate::workload::fork_workload::ForkWorkload;
+use crate::workload::functions::FunctionOptions;
 
 /// Parameters of a run.
 #[derive(Debug, Clone, Serialize)]
@@ -30,9 +31,9 @@ pub struct StressForkParameters {
     pub parent_nodes: usize,
     /// The program whose children are forked.
     pub workload: ForkWorkload,
-    /// The Python that runs functions; `None` for an environment with the packages of the embedded ones.
+    /// How functions are run.
     #[serde(skip)]
-    pub python: Option<PathBuf>,
+    pub function_options: FunctionOptions,
     /// Paging strategy of the children, as in `farfork fork --strategy`; empty for the default.
     pub strategy: String,
     /// Containers that each node keeps ready; `None` for the default.
@@ -96,7 +97,7 @@ pub async fn stress_fork(
 ) -> Result<StressForkOutcome, BenchError> {
     let arguments = node_arguments(&[("--pool", plan.pool), ("--zygotes", plan.zygotes)]);
     let mut cluster = BenchCluster::start_nodes(farfork.to_owned(), plan.nodes, plan.encrypted, &arguments).await?;
-    let parent = plan.workload.start(cluster.scratch(), plan.python.as_deref())?;
+    let parent = plan.workload.start(cluster.scratch(), &plan.function_options)?;
     let seed = cluster.prepare(parent.pid()).await?.seed;
     let load = ForkLoad {
         farfork,
@@ -163,7 +164,7 @@ fn judge_outcome(plan: &StressForkParameters, outcome: &mut StressForkOutcome) {
 
 #[cfg(test)]
 mod tests {
-    use super::{ForkWorkload, ResourceCount, StressForkOutcome, StressForkParameters, judge_outcome};
+    use super::{ForkWorkload, FunctionOptions, ResourceCount, StressForkOutcome, StressForkParameters, judge_outcome};
 
     #[test]
     fn each_kind_of_fault_fails_the_run() {
@@ -174,7 +175,7 @@ mod tests {
             floor_per_s: 0.1,
             parent_nodes: 0,
             workload: ForkWorkload::Sparse { mib: 1 },
-            python: None,
+            function_options: FunctionOptions::default(),
             strategy: String::new(),
             pool: None,
             zygotes: None,

@@ -61,7 +61,7 @@ impl<'a> WarmStartRun<'a> {
         samples: &'a mut Samples<WarmStartSampleKey>,
     ) -> Result<Self, BenchError> {
         let most = plan.parallel.iter().copied().max().unwrap_or(PARALLEL_MAX);
-        let pausers = PauseMethods::start(cluster, workload, plan.python.as_deref(), most).await?;
+        let pausers = PauseMethods::start(cluster, workload, &plan.function_options, most).await?;
         Ok(Self { plan, workload: workload.name(), pausers, samples })
     }
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use serde::Serialize;
 
 use crate::figure::ChildPlace;
-use crate::workload::functions::FunctionSource;
+use crate::workload::functions::{FunctionOptions, FunctionSource};
 
 /// The functions to measure, and how often.
 #[derive(Debug, Clone, Serialize)]
@@ -16,17 +16,17 @@ pub struct FunctionParameters {
     pub payload: String,
     /// Number of samples of each figure.
     pub runs: usize,
-    /// The Python that runs the functions; `None` for an environment with the packages of the embedded ones.
+    /// How functions are run.
     #[serde(skip)]
-    pub python: Option<PathBuf>,
+    pub function_options: FunctionOptions,
     /// The file to which samples are written.
     #[serde(skip)]
     pub samples_file: Option<PathBuf>,
 }
 
-/// A figure of a function.
+/// A figure of a function. In JSON, `figure` is always text, and figures of children also have a `place`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "snake_case")]
+#[serde(tag = "figure", content = "place", rename_all = "snake_case")]
 pub(crate) enum FunctionFigure {
     /// Resident memory of the parent, in MiB.
     ResidentMib,
@@ -51,5 +51,6 @@ pub(crate) enum FunctionFigure {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub(crate) struct FunctionSampleKey {
     pub(crate) function: String,
+    #[serde(flatten)]
     pub(crate) figure: FunctionFigure,
 }

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use serde::Serialize;
 
 use crate::workload::fork_workload::ForkWorkload;
+use crate::workload::functions::FunctionOptions;
 
 /// The workloads, and the clients that fork their children.
 #[derive(Debug, Clone, Serialize)]
@@ -22,9 +23,9 @@ pub struct PeakParameters {
     pub zygotes: Vec<bool>,
     /// Paging strategies of the children, as in `farfork fork --strategy`; empty for the default.
     pub strategies: Vec<String>,
-    /// The Python that runs the functions; `None` for an environment with the packages of the embedded ones.
+    /// How functions are run.
     #[serde(skip)]
-    pub python: Option<PathBuf>,
+    pub function_options: FunctionOptions,
     /// The file to which samples are written.
     #[serde(skip)]
     pub samples_file: Option<PathBuf>,

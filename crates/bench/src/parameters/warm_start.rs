@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use serde::Serialize;
 
 use super::methods::PauseMethod;
+use crate::workload::functions::FunctionOptions;
 use crate::workload::warm_function::WarmWorkload;
 
 /// Parameters of a run.
@@ -18,9 +19,9 @@ pub struct WarmStartParameters {
     pub runs: usize,
     /// Time of one measurement, in seconds.
     pub seconds: f64,
-    /// The Python that runs the functions; `None` for an environment with the packages of the embedded ones.
+    /// How functions are run.
     #[serde(skip)]
-    pub python: Option<PathBuf>,
+    pub function_options: FunctionOptions,
     /// The file to which samples are written.
     #[serde(skip)]
     pub samples_file: Option<PathBuf>,

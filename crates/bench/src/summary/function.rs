@@ -18,12 +18,36 @@ pub struct FunctionSummary {
     pub(super) machine_state: MachineState,
     pub(super) plan: FunctionParameters,
     samples: Samples<FunctionSampleKey>,
+    failures: Vec<FunctionFailure>,
+}
+
+/// A function that could not be measured.
+#[derive(Debug)]
+pub(crate) struct FunctionFailure {
+    /// The function's name in the summary.
+    pub(crate) name: String,
+    pub(crate) error: BenchError,
 }
 
 impl FunctionSummary {
-    pub(crate) fn new(plan: &FunctionParameters, mut samples: Samples<FunctionSampleKey>) -> Result<Self, BenchError> {
+    pub(crate) fn new(
+        plan: &FunctionParameters,
+        mut samples: Samples<FunctionSampleKey>,
+        failures: Vec<FunctionFailure>,
+    ) -> Result<Self, BenchError> {
         samples.flush()?;
-        Ok(Self { machine_state: MachineState::detect(), plan: plan.clone(), samples })
+        Ok(Self { machine_state: MachineState::detect(), plan: plan.clone(), samples, failures })
+    }
+
+    /// Whether all functions were measured.
+    pub fn is_complete(&self) -> bool {
+        self.failures.is_empty()
+    }
+
+    /// The names of the measured functions, in the order of the parameters.
+    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
+        let names = self.plan.functions.iter().map(|source| source.name.as_str());
+        names.filter(|name| self.failures.iter().all(|failure| failure.name != *name))
     }
 
     pub(super) fn spread(&self, function: &str, figure: FunctionFigure) -> Option<Spread> {
@@ -33,6 +57,8 @@ impl FunctionSummary {
     /// The document for scripts.
     pub fn to_json(&self) -> Value {
         let figure = |(key, spread): (&FunctionSampleKey, Spread)| figure_json(key, spread, None);
+        let failure =
+            |failure: &FunctionFailure| json!({ "function": failure.name, "error": failure.error.to_string() });
         let references = self.plan.functions.iter().filter_map(|source| find_reference(&source.name));
         json!({
             "benchmark": "function",
@@ -40,6 +66,7 @@ impl FunctionSummary {
             "load_average": self.machine_state.load_average,
             "plan": self.plan,
             "figures": self.samples.spreads().map(figure).collect::<Vec<_>>(),
+            "failures": self.failures.iter().map(failure).collect::<Vec<_>>(),
             "reference": references.collect::<Vec<_>>(),
             "section": self.section(),
         })
@@ -47,9 +74,12 @@ impl FunctionSummary {
 
     /// The text for people.
     pub fn to_text(&self) -> String {
+        let failures: String =
+            self.failures.iter().map(|failure| format!("Not measured: {}\n", failure.error)).collect();
+        let verdict = if failures.is_empty() { "No result was wrong.\n" } else { &failures };
         format!(
             "{}\n\n{}\n\n{}\n\nown, other: the parent's node and another one. Each child is its seed's first on the node.\nos.fork(): \
-             a child of the same process, in the same run. ÷: farfork's median ÷ that of os.fork().\nref.: {}.\nNo result was wrong.\n",
+             the floor: a child of the same process, in the same run. ÷: farfork's median ÷ the median of os.fork().\nref.: {}.\n{verdict}",
             self.machine_state.describe(),
             self.start_table().render(),
             self.execution_table().render(),
@@ -63,17 +93,18 @@ impl FunctionSummary {
             "Prepare, and a child from the request to its first instruction, ms: medians of {}",
             self.plan.runs
         );
-        let headings = ["function", "MiB", "prepare", "pause", "ref.", "own", "other", "ref.", "os.fork()"];
+        let headings =
+            ["function", "MiB", "prepare", "prepare, ref.", "pause", "own", "other", "resume, ref.", "os.fork()"];
         let mut table = FigureTable::new(&title, &headings);
-        for name in self.plan.functions.iter().map(|source| source.name.as_str()) {
+        for name in self.names() {
             let of = |figure| format_median(self.spread(name, figure));
             let reference = find_reference(name);
             table.add_row([
                 name.to_owned(),
                 of(FunctionFigure::ResidentMib),
                 of(FunctionFigure::Prepare),
-                of(FunctionFigure::Pause),
                 format_reference(reference.map(|reference| reference.prepare_ms)),
+                of(FunctionFigure::Pause),
                 of(FunctionFigure::Resume(ChildPlace::Own)),
                 of(FunctionFigure::Resume(ChildPlace::Other)),
                 format_reference(reference.map(|reference| reference.resume_ms)),
@@ -88,7 +119,7 @@ impl FunctionSummary {
         let title = "The function's first call in a child, ms; in the parent: its second call";
         let headings = ["function", "parent", "os.fork()", "own", "÷", "other", "÷", "ref."];
         let mut table = FigureTable::new(title, &headings);
-        for name in self.plan.functions.iter().map(|source| source.name.as_str()) {
+        for name in self.names() {
             let local = self.spread(name, FunctionFigure::LocalExecution);
             let mut row =
                 vec![name.to_owned(), format_median(self.spread(name, FunctionFigure::WarmCall)), format_median(local)];

@@ -133,7 +133,7 @@ impl PeakSummary {
 mod tests {
     use super::{PeakCase, PeakFigure, PeakParameters, PeakSampleKey, PeakSummary, Samples};
     use crate::workload::fork_workload::ForkWorkload;
-    use crate::workload::functions::FunctionSource;
+    use crate::workload::functions::{FunctionOptions, FunctionSource};
 
     #[test]
     fn the_stable_interval_counts_next_to_the_reference() {
@@ -145,7 +145,7 @@ mod tests {
             seconds: 5.0,
             zygotes: vec![true, false],
             strategies: vec![String::new()],
-            python: None,
+            function_options: FunctionOptions::default(),
             samples_file: None,
         };
         let case = |zygotes| PeakCase { workload: "helloworld".to_owned(), zygotes, strategy: String::new() };

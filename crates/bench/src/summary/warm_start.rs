@@ -152,6 +152,7 @@ impl PauseMethod {
 mod tests {
     use super::super::table::COLUMNS_MAX;
     use super::{PauseMethod, Samples, WarmStartFigure, WarmStartParameters, WarmStartSampleKey, WarmStartSummary};
+    use crate::workload::functions::FunctionOptions;
 
     #[test]
     fn the_best_number_is_named_next_to_floors() {
@@ -167,8 +168,8 @@ mod tests {
             samples.add(WarmStartSampleKey { workload, parallel, by, figure }, per_s).unwrap();
         }
         let (parallel, runs, seconds) = (vec![], 1, 0.25);
-        let (workloads, python, samples_file) = (vec![], None, None);
-        let plan = WarmStartParameters { workloads, parallel, runs, seconds, python, samples_file };
+        let (workloads, function_options, samples_file) = (vec![], FunctionOptions::default(), None);
+        let plan = WarmStartParameters { workloads, parallel, runs, seconds, function_options, samples_file };
         let measured = vec![("steps".to_owned(), vec![1, 2, 4]), ("json".to_owned(), vec![8])];
         let report = WarmStartSummary::new(&plan, measured, samples).unwrap();
         let best = |by| report.best_parallelism("steps", by);

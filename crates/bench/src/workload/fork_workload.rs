@@ -6,7 +6,7 @@ use std::path::Path;
 use serde::Serialize;
 
 use super::child_task::ChildTask;
-use super::functions::{FunctionParent, FunctionSource, environment};
+use super::functions::{FunctionOptions, FunctionParent, FunctionSource};
 use super::micro::PAYLOAD_PATH;
 use super::parent::ParentProgram;
 use super::sparse::SPARSE;
@@ -60,12 +60,11 @@ impl ForkWorkload {
         matches!(self, Self::Function { .. })
     }
 
-    /// Writes the workload's files into a directory, and starts a parent. `python` runs functions; `None` for an
-    /// environment with the packages of the embedded ones, which is installed if it is missing.
+    /// Writes the workload's files into a directory, and starts a parent. `options` are for functions.
     ///
     /// # Errors
     /// The program cannot be started, or a function's results differ between calls.
-    pub(crate) fn start(&self, directory: &Path, python: Option<&Path>) -> Result<WorkloadParent, BenchError> {
+    pub(crate) fn start(&self, directory: &Path, options: &FunctionOptions) -> Result<WorkloadParent, BenchError> {
         match self {
             Self::Sparse { mib } => {
                 let program = SPARSE.install(directory)?;
@@ -78,8 +77,7 @@ impl ForkWorkload {
                 })
             }
             Self::Function { source, payload } => {
-                let python = environment::named_or_installed(python)?;
-                let parent = FunctionParent::start(source, &python, directory, payload)?;
+                let parent = FunctionParent::start(source, options, directory, payload)?;
                 Ok(WorkloadParent {
                     pid: parent.pid(),
                     resident_kib: parent.resident_kib.unsigned_abs(),

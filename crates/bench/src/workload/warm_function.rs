@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::functions::{FunctionParent, FunctionSource, environment};
+use super::functions::{FunctionOptions, FunctionParent, FunctionSource};
 use super::micro::PAYLOAD_PATH;
 use super::parent::ParentProgram;
 use crate::embedded_program::EmbeddedProgram;
@@ -67,12 +67,11 @@ impl WarmWorkload {
         }
     }
 
-    /// Writes the workload's files into a directory, and starts a parent. `python` runs functions; `None` for an
-    /// environment with the packages of the embedded ones.
+    /// Writes the workload's files into a directory, and starts a parent. `options` are for functions.
     ///
     /// # Errors
     /// The program cannot be started, or a function's results differ between calls.
-    pub(crate) fn start(&self, directory: &Path, python: Option<&Path>) -> Result<WarmParent, BenchError> {
+    pub(crate) fn start(&self, directory: &Path, options: &FunctionOptions) -> Result<WarmParent, BenchError> {
         match self {
             Self::Steps { steps, mib } => {
                 let program = WARM_FUNCTION.install(directory)?;
@@ -80,10 +79,9 @@ impl WarmWorkload {
                 Ok(WarmParent { program: WarmProgram::Steps(parent), expected: ExpectedValue::Steps(*steps) })
             }
             Self::Function { source, payload } => {
-                let python = environment::named_or_installed(python)?;
-                let parent = FunctionParent::start(source, &python, directory, payload)?;
+                let parent = FunctionParent::start(source, options, directory, payload)?;
                 let expected =
-                    ExpectedValue::Digest { function: source.name.clone(), digest: parent.digest().cast_unsigned() };
+                    ExpectedValue::Digest { function: source.to_string(), digest: parent.digest().cast_unsigned() };
                 Ok(WarmParent { program: WarmProgram::Function(Box::new(parent)), expected })
             }
         }

@@ -18,16 +18,21 @@ use crate::{GlobalArgs, program_path};
 /// does the same, for comparison. Each result is compared with the parent's.
 ///
 /// A function is a Python file with `handler(payload)`. The payload is a JSON document, and every call with the same
-/// payload must return the same result. The nine functions need packages from PyPI, which are installed into
-/// FARFORK_CACHE (default: ~/.cache/farfork) when they are first needed.
+/// payload must return the same result: the repr() of the values is compared. A function of your own runs in the current
+/// directory, and may import modules from the directory of its file. It has no standard input, and its standard output is
+/// the standard error of the benchmark. Its processes are killed at the end.
+///
+/// The nine functions need packages from PyPI, which are installed into FARFORK_CACHE (default: ~/.cache/farfork) when
+/// they are first needed.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
   farfork bench function                                all nine functions
   farfork bench function json image --runs 20
-  farfork bench function ./mine.py:work --payload '{\"size\": 3}' --python /usr/bin/python3
+  farfork bench function ./mine.py:work --payload '{\"size\": 3}'
+  farfork bench function ./mine.py --payload @payload.json --python venv/bin/python3
 
-Exit status: 0 measured, 1 failed or a result was wrong, 2 wrong usage.")]
+Exit status: 0 measured, 1 a function failed or returned a wrong result, 2 wrong usage.")]
 pub(crate) struct BenchFunction {
     /// Functions: helloworld, json, compression, pyaes, chameleon, image, pagerank, recognition, micro, or
     /// FILE.py:HANDLER [default: these nine].
@@ -49,15 +54,15 @@ impl BenchFunction {
         let farfork = program_path::farfork()?;
         let plan = FunctionParameters {
             functions: if self.functions.is_empty() { FunctionSource::embedded() } else { self.functions },
+            function_options: self.call.options(),
             payload: self.call.payload,
             runs: self.runs as usize,
-            python: self.call.python,
             samples_file: self.samples,
         };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let report =
             runtime.block_on(farfork_bench::run_function(&plan, farfork, &mut progress_bar::show_progress()?))?;
         output::print_report(global.json, || report.to_json(), || report.to_text());
-        Ok(ExitCode::SUCCESS)
+        Ok(if report.is_complete() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 }

@@ -109,7 +109,7 @@ impl BenchPeak {
                 ZygoteChoice::Both => vec![true, false],
             },
             strategies: if self.strategy.is_empty() { vec![String::new()] } else { self.strategy },
-            python: self.call.python,
+            function_options: self.call.options(),
             samples_file: self.samples,
         };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

@@ -68,7 +68,7 @@ impl BenchWarmStart {
                 true => vec![steps],
                 false => self.functions.into_iter().map(function).collect(),
             },
-            python: self.call.python,
+            function_options: self.call.options(),
             parallel: self.parallel.into_iter().map(|parallel| parallel as usize).collect(),
             runs: self.runs as usize,
             seconds: self.seconds,

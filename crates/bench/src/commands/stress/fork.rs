@@ -2,11 +2,10 @@
 //! shares the arguments and the sequence of steps.
 
 use std::ops::ControlFlow;
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
-use farfork_bench::{ForkWorkload, StressForkOutcome, StressForkParameters};
+use farfork_bench::{ForkWorkload, FunctionOptions, StressForkOutcome, StressForkParameters};
 use farfork_terminal::interrupt::InterruptFlag;
 use farfork_terminal::{output, privilege};
 use serde_json::{Value, json};
@@ -44,7 +43,7 @@ pub(crate) struct StressFork {
 
 impl StressFork {
     pub(crate) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
-        let plan = self.load.plan(ForkWorkload::Sparse { mib: self.mib }, None);
+        let plan = self.load.plan(ForkWorkload::Sparse { mib: self.mib }, FunctionOptions::default());
         run_stress(global, &[plan])
     }
 }
@@ -83,7 +82,7 @@ pub(super) struct ForkLoadArgs {
 
 impl ForkLoadArgs {
     /// The parameters of a run with this workload.
-    pub(super) fn plan(&self, workload: ForkWorkload, python: Option<PathBuf>) -> StressForkParameters {
+    pub(super) fn plan(&self, workload: ForkWorkload, function_options: FunctionOptions) -> StressForkParameters {
         let (nodes, clients, parent_nodes) = match self.like_the_document {
             true => (DOCUMENT_NODES, DOCUMENT_CLIENTS, 1),
             false => (self.nodes as usize, self.clients as usize, 0),
@@ -93,7 +92,7 @@ impl ForkLoadArgs {
             clients,
             parent_nodes,
             workload,
-            python,
+            function_options,
             strategy: self.strategy.clone(),
             seconds: self.seconds,
             floor_per_s: self.floor,

@@ -37,7 +37,7 @@ impl StressFunctions {
         let functions = if self.functions.is_empty() { FunctionSource::embedded() } else { self.functions };
         let workload = |source| ForkWorkload::Function { source, payload: self.call.payload.clone() };
         let plans: Vec<_> =
-            functions.into_iter().map(|source| self.load.plan(workload(source), self.call.python.clone())).collect();
+            functions.into_iter().map(|source| self.load.plan(workload(source), self.call.options())).collect();
         run_stress(global, &plans)
     }
 }

@@ -39,10 +39,6 @@ impl SectionSource for FunctionSummary {
 }
 
 impl FunctionSummary {
-    fn names(&self) -> impl Iterator<Item = &str> {
-        self.plan.functions.iter().map(|source| source.name.as_str())
-    }
-
     fn start_section_table(&self) -> ReportTable {
         let title = "Prepare, and a child from the request to its first instruction";
         let columns = ["function", "resident", "prepare", "pause", "resume, own node", "resume, other node"];

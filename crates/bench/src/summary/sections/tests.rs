@@ -29,7 +29,7 @@ use crate::summary::peak::PeakSummary;
 use crate::summary::rpc::RpcSummary;
 use crate::summary::warm_start::WarmStartSummary;
 use crate::workload::fork_workload::ForkWorkload;
-use crate::workload::functions::FunctionSource;
+use crate::workload::functions::{FunctionOptions, FunctionSource};
 use crate::workload::micro::TouchOrder;
 
 fn fork_section(order: TouchOrder) -> ReportSection {
@@ -67,9 +67,9 @@ fn function_section() -> ReportSection {
             samples.add(FunctionSampleKey { function: name.clone(), figure }, ms).unwrap();
         }
     }
-    let (payload, python, samples_file) = ("{}".to_owned(), None, None);
-    let plan = FunctionParameters { functions, payload, runs: 1, python, samples_file };
-    FunctionSummary::new(&plan, samples).unwrap().section()
+    let (payload, function_options, samples_file) = ("{}".to_owned(), FunctionOptions::default(), None);
+    let plan = FunctionParameters { functions, payload, runs: 1, function_options, samples_file };
+    FunctionSummary::new(&plan, samples, Vec::new()).unwrap().section()
 }
 
 fn connect_section() -> ReportSection {
@@ -108,8 +108,16 @@ fn peak_section() -> ReportSection {
     let payload = "{}".to_owned();
     let workloads = vec![ForkWorkload::Sparse { mib: 16 }, ForkWorkload::Function { source: helloworld(), payload }];
     let (strategies, zygotes) = (vec![String::new()], vec![true]);
-    let (child_nodes, clients, seconds, python, samples_file) = (2, 2, 5.0, None, None);
-    let plan = PeakParameters { workloads, child_nodes, clients, seconds, zygotes, strategies, python, samples_file };
+    let plan = PeakParameters {
+        workloads,
+        child_nodes: 2,
+        clients: 2,
+        seconds: 5.0,
+        zygotes,
+        strategies,
+        function_options: FunctionOptions::default(),
+        samples_file: None,
+    };
     let mut samples = Samples::new();
     let case = PeakCase { workload: "helloworld".to_owned(), zygotes: true, strategy: String::new() };
     for (figure, value) in [
@@ -135,8 +143,9 @@ fn warm_start_section() -> ReportSection {
             samples.add(key, per_s * parallel as f64).unwrap();
         }
     }
-    let (workloads, parallel, runs, seconds, python, samples_file) = (vec![], vec![1, 4], 1, 0.1, None, None);
-    let plan = WarmStartParameters { workloads, parallel, runs, seconds, python, samples_file };
+    let (workloads, parallel, runs, seconds) = (vec![], vec![1, 4], 1, 0.1);
+    let (function_options, samples_file) = (FunctionOptions::default(), None);
+    let plan = WarmStartParameters { workloads, parallel, runs, seconds, function_options, samples_file };
     let measured = functions.iter().map(|reference| (reference.name.clone(), vec![1, 4])).collect();
     WarmStartSummary::new(&plan, measured, samples).unwrap().section()
 }
@@ -144,13 +153,13 @@ fn warm_start_section() -> ReportSection {
 fn stress_plan(workload: ForkWorkload) -> StressForkParameters {
     let (nodes, parent_nodes, clients, seconds) = (3, 0, 2, 5.0);
     let (floor_per_s, pool, zygotes, encrypted) = (0.1, None, None, true);
-    let (python, strategy) = (None, String::new());
+    let (function_options, strategy) = (FunctionOptions::default(), String::new());
     StressForkParameters {
         nodes,
         parent_nodes,
         clients,
         workload,
-        python,
+        function_options,
         strategy,
         seconds,
         floor_per_s,

@@ -14,22 +14,23 @@ const REQUIREMENTS: &str = include_str!("requirements.txt");
 /// The file that is written when all packages are installed.
 const COMPLETE: &str = "complete";
 
-/// Returns the Python that the user named, or else the environment's Python.
-///
-/// # Errors
-/// The errors of [`find_or_install`].
-pub(crate) fn named_or_installed(python: Option<&Path>) -> Result<PathBuf, BenchError> {
-    python.map_or_else(find_or_install, |python| Ok(python.to_owned()))
+/// Whether the environment exists with all packages.
+pub(crate) fn is_installed() -> bool {
+    find_environment().is_ok_and(|environment| environment.join(COMPLETE).exists())
+}
+
+/// The environment's directory. Its name depends on the requirements, so a change of them makes a new environment.
+fn find_environment() -> Result<PathBuf, BenchError> {
+    let cache = find_cache_dir().ok_or_else(|| failed("neither FARFORK_CACHE nor HOME is set"))?;
+    Ok(cache.join(format!("functions-{:08x}", crc32c::crc32c(REQUIREMENTS.as_bytes()))))
 }
 
 /// Returns the environment's Python. Installs the environment if it is missing, which downloads about 50 MB.
 ///
 /// # Errors
 /// [`BenchError::FunctionPackages`]: there is no Python with venv, or the packages cannot be downloaded.
-fn find_or_install() -> Result<PathBuf, BenchError> {
-    let cache = find_cache_dir().ok_or_else(|| failed("neither FARFORK_CACHE nor HOME is set"))?;
-    // The name depends on the requirements, so a change of them makes a new environment.
-    let environment = cache.join(format!("functions-{:08x}", crc32c::crc32c(REQUIREMENTS.as_bytes())));
+pub(crate) fn find_or_install() -> Result<PathBuf, BenchError> {
+    let environment = find_environment()?;
     let python = environment.join("bin/python3");
     if !environment.join(COMPLETE).exists() {
         install(&environment, &python)?;

@@ -3,21 +3,27 @@
 
 pub(crate) mod environment;
 
-use std::fs;
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
+use std::{env, fmt, fs};
 
+use rustix::process::Signal;
 use serde::Serialize;
 
 use super::child_task::ChildTask;
 use crate::embedded_program::{ChildProgram, parse_numbers};
-use crate::error::BenchError;
+use crate::error::{BenchError, ChildEnd};
 
 /// The program's name in errors.
 const PROGRAM: &str = "function";
 
 /// The runner's file name and text.
 const RUNNER: (&str, &str) = ("runner.py", include_str!("runner.py"));
+
+/// The file with the payload of the parent's calls.
+const PAYLOAD_FILE: &str = "payload.json";
 
 /// The handler of embedded functions, and the default for a user's file.
 const HANDLER: &str = "handler";
@@ -38,7 +44,7 @@ const EMBEDDED: [(&str, &str, &str); 9] = [
 /// A function to measure.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct FunctionSource {
-    /// The name of the function in the summary.
+    /// The name of the function in the summary: `json` for an embedded function, `mine.py:work` for a user's.
     pub name: String,
     /// The user's file; `None` for an embedded function.
     pub file: Option<PathBuf>,
@@ -67,8 +73,8 @@ impl FunctionSource {
             return Err(format!("name FILE.py:HANDLER, or one of {}", names.join(", ")));
         }
         let path = file.canonicalize().map_err(|error| format!("{}: {error}", file.display()))?;
-        let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        Ok(Self { name: stem, file: Some(path), handler: handler.to_owned() })
+        let file_name = path.file_name().unwrap_or_default().to_string_lossy();
+        Ok(Self { name: format!("{file_name}:{handler}"), file: Some(path), handler: handler.to_owned() })
     }
 
     fn from_embedded(name: &str) -> Self {
@@ -83,6 +89,40 @@ impl FunctionSource {
         let embedded = EMBEDDED.iter().find(|(name, ..)| *name == self.name);
         let (_, file, text) = embedded.expect("a function without a file is embedded");
         write_script(directory, file, text)
+    }
+}
+
+impl fmt::Display for FunctionSource {
+    fn fmt(&self, text: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.file {
+            Some(file) => write!(text, "{}:{}", file.display(), self.handler),
+            None => text.write_str(&self.name),
+        }
+    }
+}
+
+/// How the processes that run functions are started.
+#[derive(Debug, Clone)]
+pub struct FunctionOptions {
+    /// The Python; `None` for `python3` for a user's file, and an environment with packages for embedded functions.
+    pub python: Option<PathBuf>,
+    /// Time limit for loading a file, and for each call.
+    pub call_limit: Duration,
+}
+
+impl Default for FunctionOptions {
+    fn default() -> Self {
+        Self { python: None, call_limit: Duration::from_secs(60) }
+    }
+}
+
+impl FunctionOptions {
+    fn python_of(&self, source: &FunctionSource) -> Result<PathBuf, BenchError> {
+        match (&self.python, &source.file) {
+            (Some(python), _) => Ok(python.clone()),
+            (None, Some(_)) => Ok("python3".into()),
+            (None, None) => environment::find_or_install(),
+        }
     }
 }
 
@@ -104,7 +144,9 @@ pub(crate) struct FunctionCall {
 /// A parent that has called its function twice, and waits. It is killed when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct FunctionParent {
-    name: String,
+    /// The function in errors.
+    label: String,
+    call_limit: Duration,
     program: ChildProgram,
     pub(crate) first_call_ns: i64,
     pub(crate) warm_call_ns: i64,
@@ -114,28 +156,36 @@ pub(crate) struct FunctionParent {
 }
 
 impl FunctionParent {
-    /// Writes the runner and the function into `directory`, and starts the parent.
+    /// Writes the runner and the function into `directory`, and starts the parent. The parent of a user's function has the
+    /// working directory of this process.
     ///
     /// # Errors
-    /// The program ends, or the function's results differ between calls, so children could not be checked.
+    /// The function cannot be loaded or called, or its results differ between calls, so children could not be checked.
     pub(crate) fn start(
         source: &FunctionSource,
-        python: &Path,
+        options: &FunctionOptions,
         directory: &Path,
         payload: &str,
     ) -> Result<Self, BenchError> {
         let runner = write_script(directory, RUNNER.0, RUNNER.1)?;
-        let mut command = Command::new(python);
-        command.arg(runner).arg(source.install(directory)?).args([&source.handler, payload]);
+        let payload = write_script(directory, PAYLOAD_FILE, payload)?;
+        let mut command = Command::new(options.python_of(source)?);
+        command.arg(runner).arg(source.install(directory)?).arg(&source.handler).arg(payload);
+        command.arg(options.call_limit.as_secs_f64().to_string());
         command.env("FARFORK_FUNCTION_DIR", directory).env("PYTHONDONTWRITEBYTECODE", "1");
         // Use no OpenMP threads: a child of os.fork() lacks them, and would wait for them forever.
         command.env("OMP_NUM_THREADS", "1").env("OPENBLAS_NUM_THREADS", "1");
-        let mut program = ChildProgram::start(PROGRAM, &command)?;
-        let [first_call_ns, warm_call_ns, resident_kib, digest, repeated] = program.read_answer("ready")?;
-        if digest != repeated {
-            return Err(BenchError::UnsteadyFunction { function: source.name.clone() });
+        if let (Some(_), Ok(current)) = (&source.file, env::current_dir()) {
+            command.current_dir(current);
         }
-        Ok(Self { name: source.name.clone(), program, first_call_ns, warm_call_ns, resident_kib, digest })
+        let (label, call_limit) = (source.to_string(), options.call_limit);
+        let mut program = ChildProgram::start(PROGRAM, &command)?;
+        let answer = program.read_answer("ready").map_err(|error| function_failure(&label, Some(call_limit), error));
+        let [first_call_ns, warm_call_ns, resident_kib, digest, repeated] = answer?;
+        if digest != repeated {
+            return Err(BenchError::UnsteadyFunction { function: label });
+        }
+        Ok(Self { label, call_limit, program, first_call_ns, warm_call_ns, resident_kib, digest })
     }
 
     /// The process id of the parent.
@@ -145,8 +195,13 @@ impl FunctionParent {
 
     /// Makes the parent call the function in a child of os.fork(). The start time is relative to the call of os.fork().
     pub(crate) fn call_in_local_fork(&mut self) -> Result<FunctionCall, BenchError> {
-        let numbers = self.program.request(b'l', "forked")?;
-        check_call(numbers, &self.name, self.digest)
+        let answer = self.program.request(b'l', "forked");
+        check_call(answer.map_err(|error| self.describe_failure(error))?, &self.label, self.digest)
+    }
+
+    /// Adds the function to the error of a request for a call in a child.
+    pub(crate) fn describe_failure(&self, error: BenchError) -> BenchError {
+        function_failure(&self.label, Some(self.call_limit), error)
     }
 
     /// Parses the call that a child of farfork has printed.
@@ -154,7 +209,7 @@ impl FunctionParent {
     /// # Errors
     /// The errors of [`parse_call`].
     pub(crate) fn parse_call(&self, output: &str) -> Result<FunctionCall, BenchError> {
-        parse_call(output, &self.name, self.digest)
+        parse_call(output, &self.label, self.digest)
     }
 
     /// The digest of the function's result in the parent.
@@ -172,7 +227,7 @@ impl FunctionParent {
 
     /// The task of the parent's children, with the payload of the parent's own calls.
     pub(crate) fn task(&self, payload: &str) -> ChildTask {
-        ChildTask::Function { name: self.name.clone(), payload: payload.to_owned(), digest: self.digest }
+        ChildTask::Function { name: self.label.clone(), payload: payload.to_owned(), digest: self.digest }
     }
 }
 
@@ -181,7 +236,26 @@ impl FunctionParent {
 /// # Errors
 /// The output has another form, or the result has another digest.
 pub(crate) fn parse_call(output: &str, function: &str, digest: i64) -> Result<FunctionCall, BenchError> {
-    check_call(parse_numbers(PROGRAM, output, "ran")?, function, digest)
+    let numbers = parse_numbers(PROGRAM, output, "ran").map_err(|error| function_failure(function, None, error))?;
+    check_call(numbers, function, digest)
+}
+
+/// Adds the function to an error of its process. `call_limit` is the time after which the process ends by SIGALRM.
+fn function_failure(function: &str, call_limit: Option<Duration>, error: BenchError) -> BenchError {
+    const IN_CHILD: &str = "a call in a child of farfork";
+    let cause = match error {
+        BenchError::ProgramFailed { why, .. } => why,
+        BenchError::ProgramEnded { status, .. } => {
+            describe_end(status.signal(), status, call_limit, "loading or calling it")
+        }
+        BenchError::ChildFailed { how, .. } => {
+            let signal = if let ChildEnd::Killed(signal) = how { Some(signal.cast_signed()) } else { None };
+            describe_end(signal, how, call_limit, IN_CHILD)
+        }
+        BenchError::UnexpectedAnswer { output, .. } => format!("{IN_CHILD} printed `{output}` instead of its result"),
+        other => return other,
+    };
+    BenchError::FunctionFailed { function: function.to_owned(), cause }
 }
 
 fn check_call(
@@ -193,6 +267,15 @@ fn check_call(
         return Err(BenchError::WrongResult { function: function.to_owned() });
     }
     Ok(FunctionCall { started_ns, execution_ns })
+}
+
+fn describe_end(signal: Option<i32>, end: impl fmt::Display, call_limit: Option<Duration>, what: &str) -> String {
+    match call_limit {
+        Some(limit) if signal == Some(Signal::ALARM.as_raw()) => {
+            format!("{what} took longer than {}; to allow more time: --timeout", humantime::format_duration(limit))
+        }
+        _ => format!("{what} ended the process: {end}"),
+    }
 }
 
 #[cfg(test)]
@@ -207,7 +290,8 @@ mod tests {
         let file = directory.path().join("mine.py");
         std::fs::write(&file, "").unwrap();
         let own = FunctionSource::parse(&format!("{}:work", file.display())).unwrap();
-        assert_eq!((own.name.as_str(), own.handler.as_str()), ("mine", "work"));
+        assert_eq!((own.name.as_str(), own.handler.as_str()), ("mine.py:work", "work"));
+        assert_eq!(own.to_string(), format!("{}:work", file.canonicalize().unwrap().display()));
         assert_eq!(FunctionSource::parse(&file.display().to_string()).unwrap().handler, "handler");
         for wrong in ["hello", "", "mine.py:", "/nonexistent/mine.py"] {
             assert!(FunctionSource::parse(wrong).is_err(), "{wrong}");

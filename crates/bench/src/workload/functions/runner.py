@@ -1,37 +1,109 @@
 """Runs `handler(payload)` of a Python file in the parent, in children of farfork, and in children of os.fork().
 
-Arguments: the file, the name of the handler, and the payload as JSON. A command is one letter on standard input; an
-answer is a line with a word and numbers. A child of farfork finds the payload in a file that its parent does not have.
-With the payload `warm INDEX SOCKET` it serves a client.
+Arguments: the file, the name of the handler, a file with the payload as JSON, and the time limit of a call in seconds.
+A command is one letter on standard input. An answer is a line on standard output: a word and numbers, or `failed WHY`.
+A child of farfork finds its payload in a file that its parent does not have. With the payload `warm INDEX SOCKET` it
+serves a client.
 """
 
+import contextlib
+import faulthandler
 import hashlib
 import importlib.util
 import json
 import os
 import select
+import signal
 import socket
 import struct
 import sys
 import time
+import traceback
 
 PAYLOAD = "/run/farfork/payload"
 POLL_SECONDS = 0.0002  # a child checks this often whether it is a child
 
 
+class Function:
+    """A handler, and how it is called."""
+
+    def __init__(self, path, handler_name, seconds):
+        self.path, self.seconds = path, seconds
+        with function_stdio(), time_limit(seconds):
+            self.handler = load_handler(path, handler_name)
+
+    def call(self, payload):
+        """Returns the nanoseconds of a call, and 63 bits of the digest of its result."""
+        caller = os.getpid()
+        with function_stdio(), time_limit(self.seconds):
+            began = time.perf_counter_ns()
+            result = self.handler(payload)
+            took = time.perf_counter_ns() - began
+            if os.getpid() != caller:
+                os._exit(0)  # the function has forked, and this is the copy
+            digest = hashlib.sha256(repr(result).encode(errors="surrogatepass")).digest()
+        return took, int.from_bytes(digest[:8], "big") >> 1
+
+    def call_text(self, payload, where, word, started):
+        """Returns the answer of a call: `WORD STARTED NANOSECONDS DIGEST`, or `failed WHY`."""
+        try:
+            return "{} {} {} {}".format(word, started, *self.call(payload))
+        except BaseException as error:
+            return failure_text(where, error, self.path)
+
+
 def load_handler(path, name):
-    spec = importlib.util.spec_from_file_location("function", path)
-    module = importlib.util.module_from_spec(spec)
+    sys.path[0] = os.path.dirname(path)
+    module_name = os.path.splitext(os.path.basename(path))[0]
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    module = sys.modules[module_name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return getattr(module, name)
 
 
-def run(handler, payload):
-    """Returns the nanoseconds of a call, and 63 bits of the digest of its result."""
-    began = time.perf_counter_ns()
-    result = handler(payload)
-    took = time.perf_counter_ns() - began
-    return took, int.from_bytes(hashlib.sha256(repr(result).encode()).digest()[:8], "big") >> 1
+@contextlib.contextmanager
+def function_stdio():
+    """Gives the function /dev/null as standard input and standard error as standard output."""
+    saved = [os.dup(0), os.dup(1)]
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        for descriptor, copy in enumerate(saved):
+            os.dup2(copy, descriptor)
+            os.close(copy)
+
+
+@contextlib.contextmanager
+def time_limit(seconds):
+    """Kills the process by SIGALRM if the block takes longer. A function that blocks in C code is killed, too."""
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def failure_text(where, error, path):
+    """Prints the traceback of an error. Returns an answer with the error and its last line in the function's file."""
+    traceback.print_exception(type(error), error, error.__traceback__)
+    frames = traceback.extract_tb(error.__traceback__)
+    place = next((f" (line {frame.lineno})" for frame in reversed(frames) if frame.filename == path), "")
+    message = " ".join(traceback.format_exception_only(type(error), error)[-1].split())
+    return f"failed {where}: {message}{place}"
+
+
+def write_answer(text):
+    os.write(1, text.encode() + b"\n")
+
+
+def read_command():
+    """Returns the next byte of standard input; empty at its end. No byte is buffered: children would have it, too."""
+    return os.read(0, 1)
 
 
 def resident_kib():
@@ -39,72 +111,95 @@ def resident_kib():
         return next(int(line.split()[1]) for line in status if line.startswith("VmRSS:"))
 
 
-def run_in_local_fork(handler, payload):
-    """Returns the nanoseconds from the call of os.fork() to the child's first instruction, then those of run()."""
+def run_in_local_fork(function, payload):
+    """Returns the answer of a child of os.fork(). Its start is relative to the call of os.fork()."""
+    where = "a call in a child of os.fork()"
     reader, writer = os.pipe()
+    answer = ""
     called = time.time_ns()
-    if os.fork() == 0:
+    child = os.fork()
+    if child == 0:
         started = time.time_ns()
-        took, digest = run(handler, payload)
-        os.write(writer, f"{started - called} {took} {digest}".encode())
+        os.write(writer, function.call_text(payload, where, "forked", started - called).encode())
         os._exit(0)
     os.close(writer)
-    answer = os.read(reader, 256).decode()
+    status = os.waitpid(child, 0)[1]
+    if select.select([reader], [], [], 0)[0]:  # else a process that the function left has the pipe open
+        answer = os.read(reader, 65536).decode()
     os.close(reader)
-    os.wait()
-    return answer
+    if answer:
+        return answer
+    if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM:
+        return f"failed {where}: it did not return within {function.seconds:g} s; to allow more time: --timeout"
+    how = f"killed by signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"exit status {status >> 8}"
+    return f"failed {where}: it ended the process: {how}"
 
 
-def serve(handler, payload, index, path):
+def serve(function, payload, index, path):
     """Connects to a Unix socket, writes the index, and answers each request, a number, with the number and the digest."""
     with socket.socket(socket.AF_UNIX) as stream:
         stream.connect(path)
         stream.sendall(struct.pack("<Q", int(index)))
         while request := stream.recv(8, socket.MSG_WAITALL):
-            stream.sendall(request + struct.pack("<Q", run(handler, payload)[1]))
+            stream.sendall(request + struct.pack("<Q", function.call(payload)[1]))
 
 
-def run_in_child(handler, payload, started):
+def run_in_child(function, payload, started):
     """Runs a child of farfork: one call with its own payload, or calls for a client."""
     with open(PAYLOAD) as file:
         text = file.read()
     if text.startswith("warm "):
-        serve(handler, payload, *text.split(" ", 2)[1:])
+        serve(function, payload, *text.split(" ", 2)[1:])
     else:
-        print("ran", started, *run(handler, json.loads(text)), flush=True)
+        write_answer(function.call_text(json.loads(text), "a call in a child of farfork", "ran", started))
     os._exit(0)
 
 
-def fork_server(handler, payload):
+def fork_server(function, payload):
     """Forks a child by os.fork() that serves a client. The arguments are the rest of the line on standard input."""
     line = b""
     while not line.endswith(b"\n"):
-        line += sys.stdin.buffer.raw.read(1)
+        line += read_command()
     if os.fork() == 0:
-        serve(handler, payload, *line.decode().rstrip("\n").split(" ", 1))
+        serve(function, payload, *line.decode().rstrip("\n").split(" ", 1))
         os._exit(0)
 
 
-def main(path, handler_name, payload_text):
-    handler = load_handler(path, handler_name)
-    payload = json.loads(payload_text)
-    first_ns, digest = run(handler, payload)
-    warm_ns, repeated = run(handler, payload)
-    print("ready", first_ns, warm_ns, resident_kib(), digest, repeated, flush=True)
+def run_parent(function, payload):
+    """Executes commands until standard input ends. A child of farfork runs from the point where its parent was copied."""
     while True:
-        readable = select.select([sys.stdin], [], [], POLL_SECONDS)[0]
-        started = time.time_ns()
+        readable = select.select([0], [], [], POLL_SECONDS)[0]
         if os.path.exists(PAYLOAD):
-            run_in_child(handler, payload, started)
+            # The time is read after the check: the parent may have been copied between any two instructions.
+            run_in_child(function, payload, time.time_ns())
         if readable:
-            command = sys.stdin.buffer.raw.read(1)
+            command = read_command()
             if command == b"l":
-                print("forked", run_in_local_fork(handler, payload), flush=True)
+                write_answer(run_in_local_fork(function, payload))
             elif command == b"w":
-                fork_server(handler, payload)
-                print("connecting", flush=True)
+                fork_server(function, payload)
+                write_answer("connecting")
             else:
                 return
+
+
+def main(path, handler_name, payload_path, seconds):
+    with open(payload_path) as file:
+        payload = json.load(file)
+    faulthandler.register(signal.SIGALRM, chain=True)
+    sys.stdout = sys.stderr  # a thread of the function may print between calls
+    where = "loading it"
+    try:
+        function = Function(path, handler_name, float(seconds))
+        where = "the parent's first call"
+        first_ns, digest = function.call(payload)
+        where = "the parent's second call"
+        warm_ns, repeated = function.call(payload)
+    except BaseException as error:
+        write_answer(failure_text(where, error, path))
+        return
+    write_answer(f"ready {first_ns} {warm_ns} {resident_kib()} {digest} {repeated}")
+    run_parent(function, payload)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 //! Each benchmark runs to its end, prints its figures, and leaves nothing on the machine. The values are not tested.
 
+mod functions;
 mod help;
 mod volume;
 
@@ -21,8 +22,8 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("fork_measures_first_children", fork_measures_first_children),
     Test::alone("fork_refuses_sizes_above_free_memory", fork_refuses),
     Test::alone("fault_prints_figures_next_to_their_floors", fault),
-    Test::alone("function_compares_results_and_cleans_up", function),
-    Test::alone("function_refuses_results_that_vary", function_refuses),
+    Test::alone("function_compares_results_and_cleans_up", functions::measures_functions),
+    Test::alone("function_names_each_function_that_fails", functions::names_failures),
     Test::alone("connect_prints_every_case_and_cleans_up", connect),
     Test::alone("churn_finds_no_wrong_page_and_cleans_up", churn),
     Test::alone("fanout_finds_no_wrong_result_and_cleans_up", fanout),
@@ -187,36 +188,6 @@ fn fork_refuses() {
     ]);
 }
 
-fn function() {
-    let own = scratch::directory();
-    let file = own.path().join("triangle.py");
-    fs::write(&file, "def area(payload):\n    return payload['a'] * payload['b'] / 2\n").expect("a small file");
-    let own = format!("{}:area", file.display());
-    let python = programs::python();
-    let python = python.to_str().expect("a path in UTF-8");
-    let arguments = [
-        "helloworld",
-        "compression",
-        "micro",
-        &own,
-        "--runs",
-        "2",
-        "--python",
-        python,
-        "--payload",
-        "{\"a\": 3, \"b\": 4}",
-    ];
-    let document = run_benchmark("function", &arguments);
-    let figures = document["figures"].as_array().expect("a list");
-    for name in ["helloworld", "compression", "micro", "triangle"] {
-        // Figures: resident memory, two calls of the parent, prepare, pause, and start and execution of three kinds of
-        // child.
-        let of_function = figures.iter().filter(|figure| figure["function"] == name);
-        assert_eq!(of_function.count(), 11, "{name}: {document}");
-    }
-    assert_eq!(document["reference"].as_array().map(Vec::len), Some(3), "{document}");
-}
-
 /// Runs with and without zygotes. Each run counts the children of every second and of every client.
 fn peak() {
     let python = programs::python().display().to_string();
@@ -234,16 +205,6 @@ fn peak() {
     assert!(of_clients.clone().count() == 2 && of_clients.clone().all(has_samples), "{document}");
     let floors = figures.iter().filter(|figure| figure["figure"] == "local_fork_per_s").count();
     assert_eq!(floors, 2, "functions have a floor: {document}");
-}
-
-fn function_refuses() {
-    let own = scratch::directory();
-    let file = own.path().join("varying.py");
-    fs::write(&file, "import time\ndef handler(payload):\n    return time.time_ns()\n").expect("a small file");
-    let (file, python) = (file.display().to_string(), programs::python().display().to_string());
-    let arguments = ["bench", "function", &file, "--python", &python];
-    let failed = Farfork::at(Path::new("/nonexistent")).run_failing(&arguments);
-    failed.require_mentions(&["varying", "two calls return different results"]);
 }
 
 fn connect() {
