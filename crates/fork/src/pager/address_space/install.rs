@@ -10,7 +10,7 @@ use farfork_wire::PAGE_SIZE;
 /// The result of filling a range.
 #[derive(Debug)]
 pub(in crate::pager) enum InstallOutcome {
-    /// The range is filled, or the rest is not mapped.
+    /// The range is filled, except for unmapped pages. With [`GapPolicy::Stop`], the first of these ended the filling.
     Complete,
     /// The rest must be retried after the pause, and after the pending messages were read.
     Retry {
@@ -60,8 +60,8 @@ pub(in crate::pager) fn fill_range(
         let Some(cause) = cause.filter(|_| done == 0) else { continue };
         match cause {
             RangeErrorCause::Unmapped if size > PAGE_SIZE => piece = half_pages(size),
-            // The kernel checks for pending map changes, and then looks up the mapping. A move between the two removes the
-            // mapping. A second attempt then reports the pending change.
+            // The kernel checks for pending map changes, and then looks up the mapping. A move between these two steps
+            // removes the mapping. A second attempt then reports the pending change.
             RangeErrorCause::Unmapped if unmapped_at != Some(at) => unmapped_at = Some(at),
             RangeErrorCause::Unmapped if gap == GapPolicy::Stop => return InstallOutcome::Complete,
             RangeErrorCause::AlreadyPresent | RangeErrorCause::Unmapped => {

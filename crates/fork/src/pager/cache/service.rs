@@ -132,7 +132,7 @@ impl PagerServer<'_> {
         }
     }
 
-    /// Removes the seeds of a failed read if their owner replied that it does not know the seed.
+    /// Removes the seeds of a failed read from the cache if their owner replied that it does not know the seed.
     pub(in crate::pager) fn remove_unknown_seed(&mut self, read: &PageRead, error: &FabricError) {
         let Some(served) = self.children.get(&read.target.child) else { return };
         // A wrong token says nothing about the seed.

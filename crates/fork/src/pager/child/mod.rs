@@ -136,11 +136,12 @@ pub(super) struct Child {
     pub(super) release_requested: bool,
     /// The state of its settling.
     pub(super) settling: SettlePhase,
-    /// The pages that its faults show it to touch.
+    /// The pages that the child has touched, as far as its faults show.
     pub(super) trace: AccessTrace,
-    /// Slots that earlier children of the seed touched, in order. Removed when they are queued for prefetching.
+    /// Slots to prefetch, in order: those that earlier children of the seed touched. A zygote also prefetches pages for
+    /// its copies and for huge pages. Slots are removed when they are queued for prefetching.
     pub(super) pending_set_slots: VecDeque<Range<u64>>,
-    /// Reads of these slots that are made before its userfaultfd has arrived.
+    /// Reads of `pending_set_slots` that are made before the child's userfaultfd has arrived.
     pub(super) early_fetch: EarlyFetch,
     /// The state of its copies if it is a zygote.
     pub(super) zygote_copies: Option<ZygoteCopies>,
@@ -460,7 +461,7 @@ impl Child {
         {
             let dir = self.dir.display();
             tracing::error!(
-                "the full journal in {dir} cannot be replaced: {error}; make room, for until then a pager that is killed loses changes of the child's memory map"
+                "the full journal in {dir} cannot be replaced: {error}; make room: until then, a killed pager loses changes of the child's memory map"
             );
         }
         self.journal_failed = compacted.is_err();
@@ -482,7 +483,7 @@ impl Child {
                     let address_space = AddressSpace::new(uffd, map, &self.populated, self.strategy.window_slots_max());
                     self.spaces.insert(number, address_space);
                 }
-                Err(error) => tracing::warn!("child {}: space {number} is gone: {error}", self.id),
+                Err(error) => tracing::warn!("child {}: address space {number} is lost: {error}", self.id),
             }
         }
     }

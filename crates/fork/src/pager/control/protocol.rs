@@ -97,10 +97,10 @@ pub(in crate::pager) enum PagerRequest {
         child: ChildId,
         /// Its directory, with the memory plan.
         dir: PathBuf,
-        /// Its own process.
+        /// The pid of its first process.
         pid: i32,
     },
-    /// Return whether pages of the working set that a zygote must get are still in flight.
+    /// Return whether pages that a zygote must get have not arrived yet.
     IsZygoteFilling {
         /// The zygote.
         zygote: ChildId,
@@ -135,7 +135,7 @@ pub(in crate::pager) enum PagerRequest {
         child: ChildId,
         /// Whether to start, if the child is not settling. If unset, only return the progress.
         begin: bool,
-        /// Its own process.
+        /// The pid of its first process.
         pid: i32,
     },
     /// Return the number of the child's next address space.

@@ -40,8 +40,8 @@ const _: () = assert!(COUNTERS_AT + 8 * COUNTER_COUNT <= HEADER_BYTES);
 /// Number of records in a journal: 16 KiB with the header. Writing a snapshot after about five hundred changes is
 /// cheap.
 const RECORDS_MAX: usize = 507;
-/// When fewer records than this are free, a snapshot is written as soon as it can be complete. Many more than the
-/// records that are read while one thread is late to report a change.
+/// When fewer records than this are free, a snapshot is written as soon as it can be complete. While one thread is late
+/// to report a change, far fewer records than this are added.
 const SPARE_RECORDS: usize = 128;
 const MAPPED_BYTES: usize = HEADER_BYTES + RECORDS_MAX * EVENT_BYTES;
 
