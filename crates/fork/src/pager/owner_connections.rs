@@ -1,7 +1,8 @@
 //! Connections to the owners of pages: two for each owner, shared by all children, and the reads in flight on them.
-//! Pages for which a thread waits use one connection, the *demand lane*, so that pages that may be needed soon, on the
-//! *bulk lane*, do not delay them. Bulk reads wait in a queue, and few of them are in flight at a time. Connections
-//! stay open for `OWNER_IDLE_TIMEOUT` after their last user, for the next child of any seed of the owner.
+//! Pages for which a thread waits use one connection, the *demand lane*. Pages that may be needed soon use the other,
+//! the *bulk lane*, and so do not delay waiting threads. Bulk reads wait in a queue, and few of them are in flight at a
+//! time. Connections stay open for `OWNER_IDLE_TIMEOUT` after their last user, for the next child of any seed of the
+//! owner.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;
@@ -24,11 +25,11 @@ use super::working_set::PrewarmBatch;
 pub(super) const BULK_SLOTS: u64 = 32;
 
 /// Most bulk reads in flight to one owner, so that the next reads are requested while others arrive. If this many
-/// completed reads wait to be installed, no more reads are requested.
+/// completed reads wait to be installed, no more bulk reads are requested.
 pub(super) const BULK_READS_MAX: usize = 4;
 
-/// When at most this many bulk reads are in flight, others are requested together, in one message: a message costs as
-/// much as five pages.
+/// When at most this many bulk reads are in flight, more reads are submitted, up to [`BULK_READS_MAX`]. They are sent
+/// in one message: a message costs as much as five pages.
 const BULK_READS_LOW: usize = 2;
 
 /// How long a pager and its node keep an unused connection: as long as a user may think before the next fork.
@@ -130,7 +131,7 @@ pub(super) struct PageRead {
 }
 
 impl PageRead {
-    /// Whether the read has other pages than a single one that a thread waits for.
+    /// Whether the read is more than a demand read of a single page.
     pub(super) fn is_speculative(&self) -> bool {
         self.lane == Lane::Bulk || self.slots.iter().map(|slots| slots.end - slots.start).sum::<u64>() > 1
     }
@@ -200,7 +201,8 @@ impl OwnerConnections {
         }
     }
 
-    /// Adds a user to the owner at this address. Returns whether the owner is new: then its connections must be watched.
+    /// Adds a user to the owner at this address. Returns the owner's key, and whether the owner is new: then its
+    /// connections must be watched.
     ///
     /// # Errors
     /// As [`OwnerConnector`].
@@ -367,7 +369,7 @@ impl OwnerConnections {
             .any(|owner| owner.queue.iter().any(|prefetch_request| prefetch_request.target.child == child))
     }
 
-    /// Whether the working set of this child's seed has not arrived yet.
+    /// Whether the working set of this child's seed was requested and has not arrived yet.
     pub(super) fn is_awaiting_set(&self, child: u64) -> bool {
         self.auxiliary_requests
             .values()

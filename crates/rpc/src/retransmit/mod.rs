@@ -67,7 +67,7 @@ impl RetransmitBuffer {
         self.held_bytes
     }
 
-    /// Returns the buffer to which the caller appends a frame of at least `bytes`. [`RetransmitBuffer::end_frame`]
+    /// Returns the buffer to which the caller appends a frame of about `bytes` bytes. [`RetransmitBuffer::end_frame`]
     /// takes the end of the buffer as the frame's end.
     pub(crate) fn begin_frame(&mut self, bytes: usize) -> &mut Vec<u8> {
         let fits = self.segments.back().is_some_and(|last| {

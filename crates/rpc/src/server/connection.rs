@@ -94,7 +94,7 @@ impl ServerConnection {
         self.stream.is_ready(receive, send)
     }
 
-    /// Receives once, and handles the received frames.
+    /// Receives once, unless received frames still wait, and handles the received frames.
     pub(super) fn run_turn(
         &mut self,
         now: Instant,

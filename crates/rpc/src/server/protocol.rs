@@ -12,11 +12,11 @@ use super::session_table::SessionTable;
 use crate::frame_decoder::{FrameDecoder, ReceivedPayload, StagingBuffer};
 use crate::retransmit::SLICES_MAX;
 
-/// Most queued bytes for a client. Beyond it, its further requests wait. One reply may exceed the limit.
+/// Most queued bytes for a client. At this limit, further requests of the client wait. One reply may exceed the limit.
 const SEND_QUEUE_BYTES_MAX: usize = 4 << 20;
 
 /// Most bytes that are held for a connection: unacknowledged replies and request windows of all its sessions, and the
-/// received part of a payload. Beyond it, requests are refused. The limit equals the reply caches of four sessions.
+/// received part of a payload. At this limit, requests are refused. It equals the reply caches of four sessions.
 pub(crate) const HELD_BYTES_MAX: usize = 128 << 20;
 
 /// Longest time without progress (see `progress_at`) of a connection that has not sent its hello.
@@ -96,7 +96,7 @@ impl ServerProtocol {
 
     /// Whether there is no space for a payload that is being received. If all connections together exceed their limit,
     /// space becomes free when others acknowledge replies or are closed as stalled. If this connection alone holds
-    /// [`HELD_BYTES_MAX`], its acknowledgements wait for the payload, and it is closed as stalled.
+    /// [`HELD_BYTES_MAX`], its acknowledgements would arrive after the payload, so it is closed as stalled.
     pub(crate) fn is_payload_blocked(&self) -> bool {
         self.decoder.has_partial_payload() && self.held_bytes() >= self.held_bytes_max
     }

@@ -16,7 +16,7 @@ use crate::pager::owner_connections::{Lane, OwnerKey};
 /// them in turn.
 const EVENTS_MAX: usize = 64;
 
-/// The owner of a watched descriptor.
+/// The object to which a watched descriptor belongs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(in crate::pager) enum EventSource {
     /// The control socket.

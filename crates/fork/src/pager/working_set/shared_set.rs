@@ -78,8 +78,8 @@ impl SharedWorkingSet {
         self.published().parts()
     }
 
-    /// Fills `into` with the encoded set from `offset` on: its pages in order, with those on trial marked. The rest is
-    /// filled with zeroes.
+    /// Fills `into` with the encoded set from `offset` on: its pages in order, with those on trial marked. The rest of
+    /// `into` is filled with zeroes.
     pub fn read(&self, offset: u64, into: &mut [u8]) {
         let set = self.encoded_bytes();
         let rest = usize::try_from(offset).ok().and_then(|offset| set.get(offset..)).unwrap_or_default();

@@ -226,7 +226,7 @@ impl WorkingSet {
         self.entries = indices.into_iter().map(|index| self.entries[index]).collect();
     }
 
-    /// Chooses the pages on trial, by index: fetched pages before touched ones, and those not seen for longest first.
+    /// Chooses the pages on trial, by index: fetched pages before touched ones, then the least recently seen first.
     /// Neighbours that were only fetched are on trial as a group, since the fault of one of them fetches the others,
     /// too.
     fn choose_trials(&self) -> Vec<bool> {
