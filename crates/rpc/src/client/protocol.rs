@@ -51,7 +51,7 @@ pub(crate) struct ClientProtocol {
 //     Down ------------> Greeting ---------------> Up
 //      ^                     |                     |   a session: Closed - OPEN -> Opening - OPENED -> Open
 //      +--- disconnected ----+---------------------+           ^                                     |
-//                                                              +---------- disconnected() -----------+
+//                                                              +---------- disconnected -------------+
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ConnectionState {

@@ -24,8 +24,8 @@ pub(super) enum DisconnectCause {
 }
 
 impl DisconnectCause {
-    /// Whether the client violated the protocol, or may not connect. Only these causes are logged as warnings; other
-    /// ends of connections are normal.
+    /// Whether the client violated the protocol, or may not connect. Such an end is logged as a warning; the other
+    /// causes are normal.
     pub(super) fn is_peer_fault(&self) -> bool {
         match self {
             Self::Frame(_) => true,
