@@ -85,7 +85,7 @@ impl ClientProtocol {
                 let ids: Vec<u64> = session.requests.ids().collect();
                 for id in ids {
                     let location = session.requests.reseal(id, slot as u16, now, &mut self.retransmit);
-                    self.send_queue.push(BUFFER_OWNER, &mut self.retransmit, &location.expect("the request is pending"));
+                    self.send_queue.push(BUFFER_OWNER, &mut self.retransmit, &location.expect("request is pending"));
                 }
             }
             OpenOutcome::Expired | OpenOutcome::IdInUse => self.restart_session(slot),
