@@ -30,7 +30,7 @@ pub const CLIENT_VALID_MAX: Duration = Duration::from_secs(2 * 365 * 24 * 3600);
 /// A certificate is valid from this time before its issue, for members whose clocks are slow.
 const CLOCK_SLACK: Duration = Duration::from_secs(300);
 
-/// Longest certificate request, in bytes. A request has about 300.
+/// Maximum length of a certificate request, in bytes. A request has about 300.
 pub const REQUEST_BYTES_MAX: usize = 4096;
 
 /// Why an authority cannot be created, read, or used to sign.

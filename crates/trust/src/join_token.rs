@@ -30,7 +30,7 @@ pub const TOKEN_VALID: Duration = Duration::from_secs(3600);
 /// Longest lifetime of a token. A token is for a machine that is being set up.
 pub const TOKEN_VALID_MAX: Duration = Duration::from_secs(30 * 24 * 3600);
 
-/// Most stored tokens, recently expired ones included. A new one replaces the oldest.
+/// Maximum number of stored tokens, recently expired ones included. A new one replaces the oldest.
 const TOKENS_MAX: usize = 256;
 
 /// The text is not a join token. The error does not contain the text.

@@ -24,8 +24,8 @@ use super::working_set::PrewarmBatch;
 /// Slots per bulk read. Larger reads are not cheaper per page, and delay a thread that waits for one of the pages.
 pub(super) const BULK_SLOTS: u64 = 32;
 
-/// Most bulk reads in flight to one owner, so that the next reads are requested while others arrive. If this many
-/// completed reads wait to be installed, no more bulk reads are requested.
+/// Maximum number of bulk reads in flight to one owner, so that the next reads are requested while others arrive. If
+/// this many completed reads wait to be installed, no more bulk reads are requested.
 pub(super) const BULK_READS_MAX: usize = 4;
 
 /// When at most this many bulk reads are in flight, more reads are submitted, up to [`BULK_READS_MAX`]. They are sent
@@ -35,8 +35,8 @@ const BULK_READS_LOW: usize = 2;
 /// How long a pager and its node keep an unused connection: as long as a user may think before the next fork.
 pub(crate) const OWNER_IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Most unused owners whose connections are kept. The owner that was unused longest is closed first. Each owner has a
-/// few descriptors.
+/// Maximum number of unused owners whose connections are kept. The owner that was unused longest is closed first. Each
+/// owner has a few descriptors.
 const IDLE_OWNERS_MAX: usize = 8;
 
 /// One of the two connections to an owner.
@@ -242,8 +242,9 @@ impl OwnerConnections {
         }
     }
 
-    /// Closes the connections of owners that were unused for too long, and of the longest unused ones if there are too
-    /// many. Returns the keys of these owners.
+    /// Closes the connections of owners that were unused for [`OWNER_IDLE_TIMEOUT`]. If more than [`IDLE_OWNERS_MAX`]
+    /// owners are unused, also closes the connections of those that were unused longest. Returns the keys of these
+    /// owners.
     pub(super) fn close_idle(&mut self, now: Instant) -> Vec<OwnerKey> {
         let idle = self.owners.iter().filter_map(|(key, owner)| Some((owner.idle_since?, *key)));
         let mut idle: Vec<(Instant, OwnerKey)> = idle.collect();

@@ -13,7 +13,7 @@ use super::{Seed, SeedMemory, SeedTemplate};
 use crate::capture::HeldFile;
 use crate::file_identity::{self, CHANGED_MARKER_NS};
 
-/// Most bytes of files without a path that one seed keeps on disk: as many as for copies of shared memory.
+/// Maximum number of bytes of files without a path that one seed keeps on disk: as many as for copies of shared memory.
 const HELD_BYTES_MAX: u64 = 16 << 30;
 
 /// The disk space of the owner that a seed's held files use.

@@ -18,7 +18,7 @@ use crate::verify::{AuthenticatedPeer, PeerError, from_tls_error};
 /// The byte by which the server accepts the client.
 const ACCEPT_BYTE: u8 = 1;
 
-/// Most encrypted bytes that are buffered for the pipe.
+/// Maximum number of encrypted bytes that are buffered for the pipe.
 const UNSENT_BYTES_MAX: usize = 256 << 10;
 
 /// ```text

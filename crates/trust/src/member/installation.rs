@@ -35,7 +35,7 @@ pub fn install_join(
 /// Completes the renewal of a member's own certificate.
 ///
 /// # Errors
-/// [`MemberError::InvalidCertificate`]: the present certificate stays in force. Errors of the files.
+/// [`MemberError::InvalidCertificate`]; then the present certificate stays in force. [`DirectoryError`].
 pub fn install_renewal(
     directory: &TrustDirectory,
     key: &UncertifiedKey,

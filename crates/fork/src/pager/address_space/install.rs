@@ -12,9 +12,9 @@ use farfork_wire::PAGE_SIZE;
 pub(in crate::pager) enum InstallOutcome {
     /// The range is filled, except for unmapped pages. With [`GapPolicy::Stop`], the first of these ended the filling.
     Complete,
-    /// The rest must be retried after the pause, and after the pending messages were read.
+    /// The unfilled part must be retried after the pause, and after the pending messages were read.
     Retry {
-        /// Offset of the rest from the start of the range, in bytes.
+        /// Offset of the unfilled part from the start of the range, in bytes.
         from: u64,
         /// Time to wait before the retry.
         pause: Duration,
@@ -28,9 +28,9 @@ pub(in crate::pager) enum InstallOutcome {
 /// The action at a page that no mapping covers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::pager) enum GapPolicy {
-    /// Continue after it: the rest may be mapped.
+    /// Continue after the page: the pages after it may be mapped.
     Skip,
-    /// Stop: the rest was only a guess.
+    /// Stop: filling the pages after it was only a guess.
     Stop,
 }
 

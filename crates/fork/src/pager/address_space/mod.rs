@@ -66,7 +66,7 @@ pub(super) struct AddressSpace {
 pub(super) enum FaultAction {
     /// Map zero pages, starting at the page of the fault.
     Zeroes {
-        /// Most pages to map.
+        /// Maximum number of pages to map.
         pages: u64,
     },
     /// Fetch a page of the seed.

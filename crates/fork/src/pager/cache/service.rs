@@ -22,8 +22,8 @@ use crate::pager::owner_connections::{
 };
 use crate::pager::server::PagerServer;
 
-/// Most slots that are installed from the cache before the pager polls for faults again. Installing them takes about
-/// 100 µs, for which a fault may have to wait.
+/// Maximum number of slots that are installed from the cache before the pager polls for faults again. Installing them
+/// takes about 100 µs, for which a fault may have to wait.
 pub(in crate::pager) const CACHED_SLOTS_PER_ROUND_MAX: u64 = 128;
 
 /// How long an owner may take to reply whether it has a seed. After this time the pager asks again.

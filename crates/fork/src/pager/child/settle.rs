@@ -26,8 +26,8 @@ const SETTLING_FILE: &str = "settling";
 /// Name of the file in the child's directory that exists once the child has settled.
 pub const SETTLED_FILE: &str = "settled";
 
-/// Most scans of a memory map that changes during the scans. They end when two scans are equal. Memory that stays
-/// registered is still served.
+/// Maximum number of scans of a memory map that changes during the scans. They end when two scans are equal. Memory
+/// that stays registered is still served.
 const MAP_SCANS_MAX: usize = 4;
 
 /// The state of a child's settling.

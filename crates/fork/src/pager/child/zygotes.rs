@@ -24,17 +24,17 @@ use crate::pager::server::event_poller::EventSource;
 use crate::pager::server::{PagerServer, ServedChild};
 use crate::pager::working_set::AccessTrace;
 
-/// Most pages of a zygote's working set: 16 MiB. Each small page costs up to 100 ns at the fork of a copy, and again at
-/// the exit of the copy.
+/// Maximum number of pages of a zygote's working set: 16 MiB. Each small page costs up to 100 ns at the fork of a copy,
+/// and again at the exit of the copy.
 const ZYGOTE_PAGES_MAX: u64 = 4096;
 
-/// Most pages of a zygote, including the pages that complete huge pages: 32 MiB.
+/// Maximum number of pages of a zygote, including the pages that complete huge pages: 32 MiB.
 const ZYGOTE_FILLED_PAGES_MAX: u64 = 2 * ZYGOTE_PAGES_MAX;
 
-/// Most faults of copies that are recorded until the next copy is made.
+/// Maximum number of faults of copies that are recorded until the next copy is made.
 const COPY_FAULTS_MAX: usize = ZYGOTE_PAGES_MAX as usize;
 
-/// Most zero pages of a zygote: 2 MiB. Each needs a page table entry, but no memory.
+/// Maximum number of zero pages of a zygote: 2 MiB. Each needs a page table entry, but no memory.
 const ZYGOTE_ZERO_PAGES_MAX: u64 = 512;
 
 /// Number of small pages in a huge page.

@@ -30,8 +30,8 @@ const RETRY_BACKOFF: Duration = Duration::from_millis(5);
 /// over needs longer.
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Most idle connections that are kept. Typically two requests overlap: one transfers a zygote's copy, another releases
-/// a child.
+/// Maximum number of idle connections that are kept. Typically two requests overlap: one transfers a zygote's copy,
+/// another releases a child.
 const IDLE_CONNECTIONS_MAX: usize = 2;
 
 thread_local! {
@@ -94,9 +94,10 @@ impl PagerClient {
         self.start_adoption(child, child_dir, uffd_socket).wait()
     }
 
-    /// Asks the pager to serve a child. The child's memory plan is in `child_dir`. Each of its own processes must send
-    /// its userfaultfd on the other end of `uffd_socket`. If that end is closed before a userfaultfd was sent, the
-    /// adoption ends. The child may be started before the pager has replied: its page faults wait until it is served.
+    /// Asks the pager to serve a child. The child's memory plan is in `child_dir`. Each of the child's own processes
+    /// must send its userfaultfd on the other end of `uffd_socket`. If that end is closed before a userfaultfd was
+    /// sent, the adoption ends. The child may be started before the pager has replied: its page faults wait until it is
+    /// served.
     pub fn start_adoption(&self, child: &ChildId, child_dir: &Path, uffd_socket: OwnedFd) -> PendingAdoption<'_> {
         let request = PagerRequest::Adopt { child: child.clone(), dir: child_dir.to_owned() };
         let sent = self.send_request(&request, &[uffd_socket.as_fd()]);

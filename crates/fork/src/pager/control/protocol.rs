@@ -65,13 +65,13 @@ pub(in crate::pager) fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Resul
     }
 }
 
-/// Longest message, in bytes: a full reply to `ListChildren` or `ListSegments`.
+/// Maximum length of a message, in bytes: a full reply to `ListChildren` or `ListSegments`.
 pub(in crate::pager) const MESSAGE_BYTES_MAX: usize = 64 << 10;
 
-/// Most children in one reply. An id has at most 83 bytes as text.
+/// Maximum number of children in one reply. An id has at most 83 bytes as text.
 pub(in crate::pager) const CHILDREN_PER_REPLY_MAX: usize = 512;
 
-/// Most segments in one reply. Each has at most 35 bytes.
+/// Maximum number of segments in one reply. Each has at most 35 bytes.
 pub(in crate::pager) const SEGMENTS_PER_REPLY_MAX: usize = 1024;
 
 /// A request of a client.

@@ -33,7 +33,7 @@ use super::server::event_poller::EventSource;
 use super::server::{DemandRequest, FD_TABLE_FULL_BACKOFF, PagerServer, ServedChild};
 use retry_queue::{CompletedRead, PAUSED_TRIES_MAX, PageFault, RetryTask};
 
-/// Most slots of a prefetched reply that are installed in one step, which takes about 20 µs.
+/// Maximum number of slots of a prefetched reply that are installed in one step, which takes about 20 µs.
 const BULK_INSTALL_SLOTS_MAX: u64 = 16;
 
 /// Pause when a connection has its maximum of requests in flight.

@@ -238,8 +238,8 @@ impl PageMap {
         }
     }
 
-    /// Removes the contents about which an unmap or a move of this range was read: displaced contents where there are
-    /// some, else the current ones.
+    /// Removes the contents that were in this range when an unmap or a move of it was made. These are the displaced
+    /// contents where there are any, else the current contents.
     fn remove_left_range(&mut self, start: u64, end: u64) -> RemovedContents {
         if start >= end {
             return RemovedContents::default();

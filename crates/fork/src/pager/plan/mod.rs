@@ -27,10 +27,11 @@ pub const PLAN_FILE: &str = "pager.plan";
 /// this file.
 const COPIES_PLAN_FILE: &str = "pager.plan.copies";
 
-/// Longest plan, in bytes: as long as a descriptor, because a plan contains a part of the descriptor.
+/// Maximum length of a plan, in bytes: as long as a descriptor, because a plan contains a part of the descriptor.
 const PLAN_BYTES_MAX: u64 = farfork_wire::descriptor::DESCRIPTOR_BYTES_MAX as u64;
 
-/// Most pages that hold data: 4 TiB, more than the memory of a node. The pager keeps a few bits for each page.
+/// Maximum number of pages that hold data: 4 TiB, more than the memory of a node. The pager keeps a few bits for each
+/// page.
 const POPULATED_PAGES_MAX: u64 = 1 << 30;
 
 pub(super) const MAGIC: &[u8; 8] = b"FFPLAN5\n";

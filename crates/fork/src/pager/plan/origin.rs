@@ -7,7 +7,7 @@ use farfork_wire::descriptor::{ExtentId, LAYERS_MAX, PageRun, USER_SPACE_END};
 use farfork_wire::{PAGE_SIZE, SeedId, Token};
 use serde::{Deserialize, Serialize};
 
-/// Most sources of a child: its own seed, and the seeds from which it inherits.
+/// Maximum number of sources of a child: its own seed, and the seeds from which it inherits.
 pub(in crate::pager) const SOURCES_MAX: usize = LAYERS_MAX + 1;
 
 /// A seed that owns pages.

@@ -47,7 +47,8 @@ const ALLOWANCE_FRACTION: u64 = 25;
 /// Number of touches that add one slot to the allowance.
 const TOUCHES_PER_EARNED_SLOT: u64 = 8;
 
-/// Most touches that one fault counts for. When few pages are missing, the estimate of unseen touches is mostly noise.
+/// Maximum number of touches that one fault counts for. When few pages are missing, the estimate of unseen touches is
+/// mostly noise.
 const TOUCHES_PER_FAULT_MAX: u64 = 16;
 
 /// Touches are counted in units of 1/16, because a fault may count for a fraction of a touch. If a tenth of the pages

@@ -28,24 +28,24 @@ use crate::idle_detector::IdleDetector;
 use cpu_placement::CpuPlacement;
 use event_poller::{EventPoller, EventSource};
 
-/// Interval of the periodic tasks, such as the search for ended processes: these send no message.
+/// Interval of the periodic tasks, such as the search for ended processes, whose end causes no message.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How long to poll for the rest of a stream before sleeping. An owner needs about 100 µs for a reply, and a pager that
 /// sleeps may be woken on the owner's CPU.
 const STREAM_SPIN_TIME: Duration = Duration::from_micros(200);
 
-/// Stream steps per round while no thread waits for a single page. More steps spread the cost of the rest of the round.
+/// Number of stream steps per round while no thread waits for a single page. They share the other costs of a round.
 const IDLE_STREAM_STEPS: u32 = 4;
 
-/// After a wait for a single page, another one is expected within this time. A thread that touches scattered memory
-/// computes for a millisecond or two between touches.
+/// After a thread has waited for a single page, another such wait is expected within this time. A thread that touches
+/// scattered memory computes for a millisecond or two between touches.
 const DEMAND_QUIET_TIME: Duration = Duration::from_millis(10);
 
-/// Longest pause of a stream for a page that a thread waits for. A nearby owner replies within this time.
+/// Time limit of the pause of a stream for a page that a thread waits for. A nearby owner replies within this time.
 const DEMAND_STALL_MAX: Duration = Duration::from_micros(100);
 
-/// Time without another pause after a page was not in time. So a distant owner slows a stream by at most 5 %.
+/// Time without another pause after a page has not arrived in time. So a distant owner slows a stream by at most 5 %.
 const STALL_RETRY_PAUSE: Duration = Duration::from_millis(2);
 
 /// Pause before the messages of an address space are read again after EMFILE.

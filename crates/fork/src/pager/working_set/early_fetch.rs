@@ -8,8 +8,9 @@ use crate::pager::faults::retry_queue::CompletedRead;
 use crate::pager::owner_connections::{AddressSpaceSource, BULK_READS_MAX, BULK_SLOTS, Lane, PageRead};
 use crate::pager::server::PagerServer;
 
-/// Most slots that are fetched early: half a MiB, as many as [`BULK_READS_MAX`] reads have. More would arrive in time
-/// only if building the child takes long, and would delay other children if this child does not need them.
+/// Maximum number of slots that are fetched early: half a MiB, as many as [`BULK_READS_MAX`] reads have. More would
+/// arrive in time only if building the child takes long, and would delay other children if this child does not need
+/// them.
 const EARLY_SLOTS_MAX: u64 = BULK_SLOTS * BULK_READS_MAX as u64;
 
 /// The early reads of a child whose userfaultfd has not arrived.

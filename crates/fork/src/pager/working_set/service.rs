@@ -24,10 +24,10 @@ use crate::pager::server::PagerServer;
 /// next child's report makes up for a lost report.
 const OWNER_REPLY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Most runs of untouched pages in one report: more than are ever on trial for one child.
+/// Maximum number of runs of untouched pages in one report: more than are ever on trial for one child.
 const UNWANTED_RUNS_MAX: usize = SET_PAGES_MAX as usize / TRIAL_FRACTION;
 
-/// Most runs of touched and fetched pages in one report.
+/// Maximum number of runs of touched and fetched pages in one report.
 const TOUCHED_RUNS_MAX: usize = REPORT_RUNS_MAX - UNWANTED_RUNS_MAX;
 
 impl Child {

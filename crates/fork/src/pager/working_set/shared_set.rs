@@ -12,7 +12,8 @@ use farfork_wire::descriptor::ExtentId;
 use super::codec::{AccessReport, decode_set};
 use super::set::{EncodedSet, SetParts, WorkingSet};
 
-/// Most reports that wait to be applied. Others are dropped: the next child's report will have the same pages.
+/// Maximum number of reports that wait to be applied. Others are dropped: the next child's report will have the same
+/// pages.
 const REPORTS_MAX: usize = 64;
 
 /// A seed's working set.

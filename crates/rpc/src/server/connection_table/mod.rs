@@ -22,11 +22,11 @@ use super::shared_state::{SharedState, WorkerMessage};
 use crate::frame_decoder::StagingBuffer;
 use rate_limited_log::RateLimitedLog;
 
-/// Most connections of a thread. With a low RLIMIT_NOFILE, the process reaches that limit first.
+/// Maximum number of connections of a thread. With a low RLIMIT_NOFILE, the process reaches that limit first.
 const CONNECTIONS_MAX: usize = 1 << 14;
 
-/// Most connections of a thread that have not sent a hello. A client sends its hello within a round trip. If there are
-/// more, the oldest of them is closed.
+/// Maximum number of connections of a thread that have not sent a hello. A client sends its hello within a round trip.
+/// If there are more, the oldest of them is closed.
 const UNGREETED_MAX: usize = 2048;
 
 /// Bytes that may be held for each connection even if all connections together exceed their limit. So requests are
