@@ -106,8 +106,8 @@ fn offered_pages_that_a_fork_does_not_copy_are_used() {
     still_runs(&mut parent);
 }
 
-/// A CPU affinity that a thread has chosen is carried. An affinity that pins the thread only while it waits for its
-/// reply is not.
+/// A capture contains a CPU affinity that a thread has chosen. It does not contain an affinity that pins a thread only
+/// while the thread waits for its reply.
 #[test]
 fn the_affinity_of_a_thread_pinned_for_capture_is_not_captured() {
     let parent = Parent::start("offers", &["plain", "1"]);

@@ -322,8 +322,8 @@ impl PagerServer<'_> {
         }
     }
 
-    /// Ends the current settling if the failed read may be one of its reads. Returns whether the failure counts as one
-    /// of a settling, and so loses no memory.
+    /// Ends the current settling if the failed read may be one of its reads. Returns whether the read counts as one of
+    /// a settling; then no memory is lost by the failure.
     pub(in crate::pager) fn handle_settle_read_failure(
         &mut self,
         read: &PageRead,

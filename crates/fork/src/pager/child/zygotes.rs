@@ -186,8 +186,8 @@ impl Child {
         )
     }
 
-    /// Returns the number of the newest copy's address space. A pager that has not read the copy's fork event takes the
-    /// oldest space.
+    /// Returns the number of the newest copy's address space. If an earlier pager has read the copy's fork event, this
+    /// is the oldest address space after the zygote's own space 0.
     fn newest_copy_id(&self) -> AddressSpaceId {
         let oldest = self.spaces.range(1..).next().map(|(number, _)| *number);
         self.zygote_copies.and_then(|zygote_copies| zygote_copies.newest_copy).or(oldest).unwrap_or(1)

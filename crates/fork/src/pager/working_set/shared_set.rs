@@ -92,7 +92,7 @@ impl SharedWorkingSet {
 
 type LearnJob = Box<dyn FnOnce() + Send>;
 
-/// The thread that applies reports. After this value is dropped, it applies the queued ones and ends.
+/// The thread that applies reports. After this value is dropped, the thread applies the queued reports and ends.
 pub struct LearnerThread(Mutex<Option<SyncSender<LearnJob>>>);
 
 impl LearnerThread {
