@@ -2,7 +2,7 @@
 //!
 //! All connections of a thread receive into one shared staging buffer, and frames are decoded there in place. At the
 //! end of its turn in the thread's loop, a connection saves an incomplete frame. A long payload that arrives in parts
-//! gets its own buffer once its head is verified. The rest is received straight into it.
+//! gets its own buffer once its head is verified. The remaining bytes are received directly into this buffer.
 
 use std::io::IoSliceMut;
 use std::ops::{Deref, Range};

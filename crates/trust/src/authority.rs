@@ -23,13 +23,14 @@ const AUTHORITY_VALID: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 /// Lifetime of a node's certificate. Nodes renew theirs when a third of it is left.
 pub const NODE_VALID: Duration = Duration::from_secs(90 * 24 * 3600);
 
-/// Longest lifetime of a client's certificate. It is not renewed automatically, and a revocation is kept for as long.
+/// Longest lifetime of a client's certificate, and time for which its revocation is kept. It is not renewed
+/// automatically.
 pub const CLIENT_VALID_MAX: Duration = Duration::from_secs(2 * 365 * 24 * 3600);
 
 /// A certificate is valid from this time before its issue, for members whose clocks are slow.
 const CLOCK_SLACK: Duration = Duration::from_secs(300);
 
-/// Longest certificate request, in bytes. A request has about 300.
+/// Maximum length of a certificate request, in bytes. A request has about 300.
 pub const REQUEST_BYTES_MAX: usize = 4096;
 
 /// Why an authority cannot be created, read, or used to sign.

@@ -86,7 +86,7 @@ pub(crate) struct CredentialSnapshot {
 
 type FileStamps = [Option<(u64, i64, i64, u64)>; 2];
 
-/// The time of the last check, and the files at that time.
+/// The time of the last check for changed files, and the stamps that the files had then.
 struct LastFileCheck {
     checked_at: Instant,
     stamps: FileStamps,

@@ -26,7 +26,7 @@ pub enum Role {
 }
 
 impl Role {
-    /// Longest lifetime of a certificate for this role. A revocation is kept for as long.
+    /// Longest lifetime of a certificate for this role, and time for which a revocation is kept.
     pub fn validity_max(self) -> Duration {
         match self {
             Self::Node => NODE_VALID,

@@ -17,7 +17,7 @@ const WAIT_MAX: Duration = Duration::from_secs(300);
 /// does not reset the count.
 const FORGET_AFTER: Duration = Duration::from_secs(3600);
 
-/// Most addresses in the table. The one with the oldest wrong token is dropped first.
+/// Maximum number of addresses in the table. The one with the oldest wrong token is dropped first.
 const ADDRESSES_MAX: usize = 4096;
 
 #[derive(Debug, Clone, Copy)]

@@ -30,7 +30,7 @@ pub const TOKEN_VALID: Duration = Duration::from_secs(3600);
 /// Longest lifetime of a token. A token is for a machine that is being set up.
 pub const TOKEN_VALID_MAX: Duration = Duration::from_secs(30 * 24 * 3600);
 
-/// Most stored tokens, recently expired ones included. A new one replaces the oldest.
+/// Maximum number of stored tokens, recently expired ones included. A new one replaces the oldest.
 const TOKENS_MAX: usize = 256;
 
 /// The text is not a join token. The error does not contain the text.
@@ -90,7 +90,7 @@ fn proof_key(digest: &[u8; DIGEST_BYTES]) -> hmac::Key {
 /// A join token.
 ///
 /// As text, on one line: `farfork-join-1.SECRET.PIN`, a secret of 128 random bits and the authority's fingerprint, both
-/// in hexadecimal digits. The cluster keeps a digest of the secret and its time of expiry, in `tokens.json`.
+/// in hexadecimal digits. The cluster keeps a digest of the secret and the token's time of expiry, in `tokens.json`.
 #[derive(Debug, Clone)]
 pub struct JoinToken {
     /// Authenticates the machine to the cluster.
@@ -149,7 +149,7 @@ struct OutstandingToken {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum TokenRefusal {
     /// No token matches.
-    #[error("the join token does not belong to this cluster, or expired long ago")]
+    #[error("the join token does not belong to this cluster, was revoked, or expired long ago")]
     Unknown,
     /// The token was valid, and has expired.
     #[error("the join token has expired")]
@@ -175,8 +175,8 @@ impl TokenStore {
         self.tokens.push(OutstandingToken { digest: token.secret.digest(), expires_unix_ms });
     }
 
-    /// Checks whether a proof allows to join with this name and request. It compares all tokens, each in constant time, so
-    /// that the duration reveals nothing.
+    /// Checks whether a proof permits joining with this name and request. Compares all tokens, each in constant time,
+    /// so that the duration reveals nothing.
     ///
     /// # Errors
     /// [`TokenRefusal`].
@@ -263,7 +263,7 @@ mod tests {
         assert_eq!(
             store.check_proof(&proof, &name("n2"), b"request", now),
             Ok(()),
-            "a proof is valid again, because its reply may be lost"
+            "a proof stays valid, because its reply may be lost"
         );
         for (other, request) in [("n3", &b"request"[..]), ("n2", b"another"), ("n", b"2request"), ("n2r", b"equest")] {
             assert_eq!(store.check_proof(&proof, &name(other), request, now), Err(TokenRefusal::Unknown), "{other}");
@@ -273,7 +273,7 @@ mod tests {
             changed.0[at] ^= 1;
             assert_eq!(store.check_proof(&changed, &name("n2"), b"request", now), Err(TokenRefusal::Unknown));
         }
-        assert!(!token.to_text().contains(&to_hex(proof.as_bytes())), "it does not show the secret");
+        assert!(!token.to_text().contains(&to_hex(proof.as_bytes())), "the token's text does not contain the proof");
     }
 
     #[test]

@@ -1,4 +1,6 @@
-//! A private key, and the certificate request for it. A key is created on the machine that uses it, and never leaves it.
+//! A private key, and the certificate request for it. A key is created on the machine that uses it, and never leaves
+//! this machine. The only exceptions are keys of clients whose directory an operator creates
+//! (`member::issue_client_directory`).
 
 use std::fmt;
 

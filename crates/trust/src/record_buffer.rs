@@ -51,7 +51,7 @@ impl RecordBuffer {
         }
     }
 
-    /// Frees the buffer if it is empty. It is not filled again.
+    /// Frees the buffer if it is empty. The caller does not fill the buffer again.
     pub(crate) fn release_if_empty(&mut self) {
         if self.unprocessed().is_empty() {
             *self = Self::default();

@@ -23,10 +23,10 @@ use crate::{AuthenticatedPeer, Fingerprint, Identity};
 /// ```
 const MAGIC: [u8; 12] = *b"FFROSTER\x01\0\0\0";
 
-/// Longest roster, in bytes: about ten thousand revocations.
+/// Maximum length of a roster, in bytes: about ten thousand revocations.
 pub const ROSTER_BYTES_MAX: usize = 1 << 20;
 
-/// Most authorities: the present one and the previous one.
+/// Maximum number of authorities: the present one and the previous one.
 const AUTHORITIES_MAX: usize = 2;
 
 /// Prefix of every signed document, so that a signature is not valid for anything else.

@@ -1,5 +1,5 @@
-//! Timestamps of certificates and files: microseconds or milliseconds since 1970. The clock is an argument everywhere
-//! in this crate, except in the verifiers, which get the time from TLS.
+//! Timestamps of certificates and files: microseconds or milliseconds since 1970. The clock is an argument in this
+//! crate, except in `credentials` and `member::installation`. The verifiers get the time from TLS.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 

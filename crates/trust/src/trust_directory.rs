@@ -18,7 +18,7 @@ use crate::roster::{Roster, RosterError};
 /// Default path of the trust directory. `FARFORK_TRUST` or an option overrides it.
 pub const DEFAULT_TRUST_DIR: &str = "/etc/farfork";
 
-/// Longest file, in bytes: the longest roster.
+/// Maximum length of a file, in bytes: the longest roster.
 const FILE_BYTES_MAX: u64 = crate::roster::ROSTER_BYTES_MAX as u64;
 
 /// Why a trust directory cannot be used.

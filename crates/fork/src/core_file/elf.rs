@@ -4,8 +4,8 @@ use farfork_wire::PAGE_SIZE;
 
 use super::segments::CoreSegment;
 
-/// Most segments of a core file. With one more program header, in addition to that for the notes, the count would not
-/// fit its field (PN_XNUM).
+/// A core file has fewer segments than this number. With the program header for the notes, this number of segments
+/// would need the reserved count 0xffff (PN_XNUM).
 pub(super) const SEGMENTS_MAX: usize = 0xffff - 1;
 
 const HEADER_BYTES: u64 = 64;

@@ -41,7 +41,7 @@ pub enum CoreError {
         source: io::Error,
     },
     /// It has more mappings than the format allows.
-    #[error("it has {0} mappings, and a core file holds 65534 at most")]
+    #[error("it has {0} mappings, and a core file holds 65533 at most")]
     TooManySegments(usize),
     /// The receiver has gone, or takes too long.
     #[error("the receiver of the core file has gone or is too slow; the process runs on")]
@@ -73,8 +73,8 @@ pub type CoreSink<'a> = &'a mut dyn FnMut(u64, &[u8]) -> ControlFlow<()>;
 //  │ ELF   │ program  │ process, auxv, files, then │ first segment │ second segment │ …
 //  │ header│ headers  │ registers of each thread   │               │                │
 //  └───────┴──────────┴────────────────────────────┴───────────────┴────────────────┴───
-/// Writes the core file of a process in pieces, in ascending order. The gaps between the pieces are zeroes. Blocks and
-/// traces, so call it from a thread that ends afterwards.
+/// Writes the core file of a process in pieces, in ascending order. The gaps between the pieces are zeroes. Blocks, and
+/// traces the process, so call it from a thread that ends afterwards.
 ///
 /// # Errors
 /// [`CoreError`]. The process runs on.
@@ -126,7 +126,7 @@ fn write_segment(
     Ok(())
 }
 
-/// Reads memory. Pages of a mapped file after its end cannot be read, and count as zero. So do unreadable pages without
+/// Reads memory. Pages after the end of a mapped file cannot be read, and count as zero. So do unreadable pages without
 /// data.
 fn read_segment(
     pid: i32,

@@ -25,7 +25,7 @@ const REST_FACTOR: u32 = 4;
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(4);
 
-/// A unit that could not be collapsed is tried again after this many rounds: the obstacle may be gone.
+/// Interval, in rounds, at which all units that could not be collapsed are tried again: the obstacle may be gone.
 const RETRY_ROUNDS: u32 = 16;
 
 // A unit of 2 MiB is collapsed when nearly all of its small pages are present. This needs neither a request of the

@@ -1,7 +1,8 @@
 //! Connections to the owners of pages: two for each owner, shared by all children, and the reads in flight on them.
-//! Pages for which a thread waits use one connection, the *demand lane*, so that pages that may be needed soon, on the
-//! *bulk lane*, do not delay them. Bulk reads wait in a queue, and few of them are in flight at a time. Connections
-//! stay open for `OWNER_IDLE_TIMEOUT` after their last user, for the next child of any seed of the owner.
+//! Pages for which a thread waits use one connection, the *demand lane*. Pages that may be needed soon use the other,
+//! the *bulk lane*, and so do not delay waiting threads. Bulk reads wait in a queue, and few of them are in flight at a
+//! time. Connections stay open for `OWNER_IDLE_TIMEOUT` after their last user, for the next child of any seed of the
+//! owner.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;
@@ -23,19 +24,19 @@ use super::working_set::PrewarmBatch;
 /// Slots per bulk read. Larger reads are not cheaper per page, and delay a thread that waits for one of the pages.
 pub(super) const BULK_SLOTS: u64 = 32;
 
-/// Most bulk reads in flight to one owner, so that the next reads are requested while others arrive. If this many
-/// completed reads wait to be installed, no more reads are requested.
+/// Maximum number of bulk reads in flight to one owner, so that the next reads are requested while others arrive. If
+/// this many completed reads wait to be installed, no more bulk reads are requested.
 pub(super) const BULK_READS_MAX: usize = 4;
 
-/// When at most this many bulk reads are in flight, others are requested together, in one message: a message costs as
-/// much as five pages.
+/// When at most this many bulk reads are in flight, more reads are submitted, up to [`BULK_READS_MAX`]. They are sent
+/// in one message: a message costs as much as five pages.
 const BULK_READS_LOW: usize = 2;
 
 /// How long a pager and its node keep an unused connection: as long as a user may think before the next fork.
 pub(crate) const OWNER_IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Most unused owners whose connections are kept. The owner that was unused longest is closed first. Each owner has a
-/// few descriptors.
+/// Maximum number of unused owners whose connections are kept. The owner that was unused longest is closed first. Each
+/// owner has a few descriptors.
 const IDLE_OWNERS_MAX: usize = 8;
 
 /// One of the two connections to an owner.
@@ -130,7 +131,7 @@ pub(super) struct PageRead {
 }
 
 impl PageRead {
-    /// Whether the read has other pages than a single one that a thread waits for.
+    /// Whether the read is more than a demand read of a single page.
     pub(super) fn is_speculative(&self) -> bool {
         self.lane == Lane::Bulk || self.slots.iter().map(|slots| slots.end - slots.start).sum::<u64>() > 1
     }
@@ -200,7 +201,8 @@ impl OwnerConnections {
         }
     }
 
-    /// Adds a user to the owner at this address. Returns whether the owner is new: then its connections must be watched.
+    /// Adds a user to the owner at this address. Returns the owner's key, and whether the owner is new: then its
+    /// connections must be watched.
     ///
     /// # Errors
     /// As [`OwnerConnector`].
@@ -240,8 +242,9 @@ impl OwnerConnections {
         }
     }
 
-    /// Closes the connections of owners that were unused for too long, and of the longest unused ones if there are too
-    /// many. Returns the keys of these owners.
+    /// Closes the connections of owners that were unused for [`OWNER_IDLE_TIMEOUT`]. If more than [`IDLE_OWNERS_MAX`]
+    /// owners are unused, also closes the connections of those that were unused longest. Returns the keys of these
+    /// owners.
     pub(super) fn close_idle(&mut self, now: Instant) -> Vec<OwnerKey> {
         let idle = self.owners.iter().filter_map(|(key, owner)| Some((owner.idle_since?, *key)));
         let mut idle: Vec<(Instant, OwnerKey)> = idle.collect();
@@ -367,7 +370,7 @@ impl OwnerConnections {
             .any(|owner| owner.queue.iter().any(|prefetch_request| prefetch_request.target.child == child))
     }
 
-    /// Whether the working set of this child's seed has not arrived yet.
+    /// Whether the working set of this child's seed was requested and has not arrived yet.
     pub(super) fn is_awaiting_set(&self, child: u64) -> bool {
         self.auxiliary_requests
             .values()

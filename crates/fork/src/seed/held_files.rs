@@ -13,7 +13,7 @@ use super::{Seed, SeedMemory, SeedTemplate};
 use crate::capture::HeldFile;
 use crate::file_identity::{self, CHANGED_MARKER_NS};
 
-/// Most bytes of files without a path that one seed keeps on disk: the limit for copies of shared memory.
+/// Maximum number of bytes of files without a path that one seed keeps on disk: as many as for copies of shared memory.
 const HELD_BYTES_MAX: u64 = 16 << 30;
 
 /// The disk space of the owner that a seed's held files use.
@@ -39,7 +39,8 @@ impl Seed {
             };
             let link =
                 format!("/proc/{}/map_files/{:x}-{:x}", template.pid, file.owner_range.start, file.owner_range.end);
-            // If the mapping has written pages, equal bytes are not enough: a truncation has removed the pages.
+            // If the mapping has written pages, equal bytes are not enough: a truncation in between removes these
+            // pages.
             let then = FileIdentity {
                 digest: file.identity.digest.filter(|_| !file.has_written_pages),
                 ..file.identity.clone()
@@ -132,8 +133,8 @@ impl SeedTemplate {
     }
 }
 
-/// Returns the state of a file with the captured identity `then`. Compares it with the current identity `now` or, if
-/// size and times differ, with the digest of the contents.
+/// Returns the state of a file with the captured identity `then`. Compares `then` with the current identity `now` or,
+/// if size and times differ, compares the digests of the contents.
 fn file_state(then: &FileIdentity, now: io::Result<FileIdentity>, open: impl Fn() -> io::Result<File>) -> FileState {
     match now {
         Err(_) => FileState::NotHeld,

@@ -1,4 +1,5 @@
-//! Mapping flags are carried when the parent has so much memory that a flag probe of the template shows them.
+//! A capture includes the mapping flags of a parent with much memory. The flags are then read from a flag probe, a
+//! short-lived clone of the template.
 
 use farfork_sys::process;
 use farfork_wire::descriptor::Backing;

@@ -49,7 +49,8 @@ impl Parent {
     /// Copies a program of this folder into a directory, starts the copy at once and waits until it is ready.
     pub(crate) fn start_new_copy(name: &str, arguments: &[&str], directory: &Path) -> Self {
         let copy = directory.join(name);
-        // Copied by another process, because processes of other tests would inherit a descriptor that is open for writing.
+        // Another process makes the copy, because processes of other tests would inherit a descriptor that this
+        // process opens for writing.
         let status = Command::new("cp").arg("--remove-destination").arg(compile(name)).arg(&copy).status();
         assert!(status.expect("cp(1) starts").success());
         Self::start_program(&copy, arguments)

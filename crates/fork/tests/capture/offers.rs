@@ -32,7 +32,7 @@ fn still_runs(parent: &mut Parent) {
     parent.wait_for("runs");
 }
 
-/// Also with more threads than one page of slots has room for.
+/// One of the numbers is larger than one page of slots has room for.
 #[test]
 fn offered_pages_are_used_and_hold_the_same_in_parent_and_template() {
     for threads in ["0", "3", "30"] {
@@ -106,7 +106,8 @@ fn offered_pages_that_a_fork_does_not_copy_are_used() {
     still_runs(&mut parent);
 }
 
-/// A CPU affinity that a thread has chosen is carried. A CPU to which it is pinned only while it waits for its reply is not.
+/// A capture contains a CPU affinity that a thread has chosen. It does not contain an affinity that pins a thread only
+/// while the thread waits for its reply.
 #[test]
 fn the_affinity_of_a_thread_pinned_for_capture_is_not_captured() {
     let parent = Parent::start("offers", &["plain", "1"]);

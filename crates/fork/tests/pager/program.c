@@ -1,11 +1,11 @@
 /*
- * A program with paged memory. It maps an area, registers it with a userfaultfd, and sends that to the pager over its
- * standard input (a Unix socket). Then it does one of the things that programs do to their memory, and checks every
- * byte. It exits with 0 if all was right, else with 1 and a line on standard error.
+ * A program with paged memory. It maps an area, registers it with a userfaultfd, and sends the userfaultfd to the pager
+ * over its standard input (a Unix socket). Then it does one of the things that programs do to their memory, and checks
+ * every byte. It exits with 0 if all was right, else with 1 and a line on standard error.
  *
  *	program SCENARIO PAGES
  *
- * Page p of the area holds data unless its number ends in 7 (octal) or lies in HOLE; seed.rs has the same contents.
+ * Page p of the area holds data unless the last octal digit of p is 7 or p lies in HOLE; seed.rs has the same contents.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -786,7 +786,7 @@ static uint8_t *lengthen_locked(uint8_t *at, unsigned long count, unsigned long 
 	int flags = MREMAP_MAYMOVE | (to ? MREMAP_FIXED : 0);
 	uint8_t *moved = mremap(at, count * PAGE, (count + more) * PAGE, flags, to);
 	CHECK(moved != MAP_FAILED && moved != at);
-	/* A mapping after it prevents that it grows in place next time. There may already be a mapping. */
+	/* A mapping after it prevents it from growing in place next time. There may already be one. */
 	mmap(moved + (count + more) * PAGE, PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
 	return moved;
 }

@@ -93,7 +93,7 @@ fn settle_request_returns_settled() {
     with_program("pause_between", one_by_one(), |stage| {
         stage.program.meet();
         stage.settle(true);
-        soon("the note", || stage.program.dir.join(SETTLED_FILE).exists().then_some(()));
+        soon("the settled file", || stage.program.dir.join(SETTLED_FILE).exists().then_some(()));
         assert!(stage.registered_areas() > 0, "the state was not requested yet");
         assert_eq!(stage.settle(true), SettleState::Settled);
         assert_eq!(stage.registered_areas(), 0);
@@ -106,7 +106,7 @@ fn is_settled_for_the_next_pager() {
     with_program("pause_between", one_by_one(), |stage| {
         stage.program.meet();
         stage.settle(true);
-        soon("the note", || stage.program.dir.join(SETTLED_FILE).exists().then_some(()));
+        soon("the settled file", || stage.program.dir.join(SETTLED_FILE).exists().then_some(()));
         stage.bed.kill_pager();
         stage.owner = None;
         // The state was not requested again, so all mappings are still registered.

@@ -60,7 +60,8 @@ impl Series {
         counters
     }
 
-    /// Runs a program that touches a twentieth of its memory, after its set, without the pages on trial, has arrived.
+    /// Waits until a program's set, without the pages on trial, has arrived. The program then touches a twentieth of
+    /// its memory, and runs to its end.
     fn run_recalling(&self, plan: &MemoryPlan) -> PagerCounters {
         let mut program = self.bed.start("pause_then_touch_sparsely", PAGES, plan);
         program.meet();

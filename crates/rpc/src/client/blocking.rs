@@ -31,8 +31,8 @@ pub enum BlockingCallError {
 }
 
 impl Client {
-    /// Waits until [`Client::poll`] has something to do, or until `until`. Spins for a while before it sleeps. Returns
-    /// at once if the last poll may have left data.
+    /// Waits until [`Client::poll`] has something to do, or until `until`. While the client spins, yields the CPU once
+    /// and returns. Returns at once if the last poll may have left data.
     ///
     /// # Errors
     /// The error of poll(2).

@@ -135,7 +135,8 @@ impl Client {
         self.protocol.submit(now, session, call, body)
     }
 
-    /// Cancels a request by its tag. Returns false if the request has ended. The server may have executed the request.
+    /// Cancels a request by its tag. Returns false if the request has ended. The server may have executed a cancelled
+    /// request.
     pub fn cancel(&mut self, session: SessionHandle, tag: u64) -> bool {
         self.protocol.cancel(session, tag)
     }
@@ -279,7 +280,7 @@ impl Client {
         self.connection_count
     }
 
-    /// Whether bytes wait for space in the socket.
+    /// Whether the stream or the queue has bytes to send. During a handshake, the queue does not count.
     pub fn has_unsent(&self) -> bool {
         let inside = self.stream.as_ref().is_some_and(|stream| stream.has_unsent());
         inside || (self.protocol.unsent_bytes() > 0 && (self.is_handshake_done || self.stream.is_none()))

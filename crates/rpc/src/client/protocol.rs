@@ -47,11 +47,11 @@ pub(crate) struct ClientProtocol {
     pub(super) keepalive: KeepaliveTimer,
 }
 
-//            connected()            hello received
+//            connected               hello received
 //     Down ------------> Greeting ---------------> Up
 //      ^                     |                     |   a session: Closed - OPEN -> Opening - OPENED -> Open
-//      +--- disconnected() --+---------------------+           ^                                     |
-//                                                              +---------- disconnected() -----------+
+//      +--- disconnected ----+---------------------+           ^                                     |
+//                                                              +---------- disconnected -------------+
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ConnectionState {
@@ -125,7 +125,7 @@ impl ClientProtocol {
         Ok(())
     }
 
-    /// Cancels a request. Returns false if the request has ended. The server may have executed the request.
+    /// Cancels a request. Returns false if the request has ended. The server may have executed a cancelled request.
     pub(crate) fn cancel(&mut self, key: SessionHandle, tag: u64) -> bool {
         let session = self.sessions.get(usize::from(key.0)).and_then(Option::as_ref);
         let Some(id) = session.and_then(|session| session.requests.find(|request| request.tag == tag)) else {

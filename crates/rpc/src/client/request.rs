@@ -17,8 +17,8 @@ pub struct OutgoingRequest {
     pub handler: u32,
     /// The caller's id for the request. The completion contains it.
     pub tag: u64,
-    /// Time at which the caller stops waiting. The server does not start a request after its deadline. `None`, or more
-    /// than an hour from now, means no deadline.
+    /// Time at which the caller stops waiting; `None` for no deadline. The server does not start a request after its
+    /// deadline. A deadline that is more than an hour away is not sent to the server.
     pub deadline: Option<Instant>,
     /// Whether request and reply have end-to-end payload checksums.
     pub checked: bool,

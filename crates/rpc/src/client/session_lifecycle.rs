@@ -85,7 +85,7 @@ impl ClientProtocol {
                 let ids: Vec<u64> = session.requests.ids().collect();
                 for id in ids {
                     let location = session.requests.reseal(id, slot as u16, now, &mut self.retransmit);
-                    self.send_queue.push(BUFFER_OWNER, &mut self.retransmit, &location.expect("it waits"));
+                    self.send_queue.push(BUFFER_OWNER, &mut self.retransmit, &location.expect("request is pending"));
                 }
             }
             OpenOutcome::Expired | OpenOutcome::IdInUse => self.restart_session(slot),
@@ -106,7 +106,7 @@ impl ClientProtocol {
         (session.id, session.is_established, session.epoch, session.stage) = (id, false, 0, SessionStage::Closed);
         let ids: Vec<u64> = session.requests.ids().collect();
         for id in ids {
-            let session = self.sessions[slot].as_mut().expect("it was there above");
+            let session = self.sessions[slot].as_mut().expect("the session exists");
             if session.requests.get_mut(id).is_some_and(|request| request.sent) {
                 self.end_request(slot, id, CallError::SessionLost);
             }

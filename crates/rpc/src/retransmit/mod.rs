@@ -10,7 +10,7 @@ pub(crate) use send_queue::{SLICES_MAX, SendQueue};
 /// Size of a segment, in bytes: several hundred small frames, and small enough to stay in a core's cache.
 pub(crate) const SEGMENT_BYTES: usize = 64 << 10;
 
-/// Most segments that are kept for reuse.
+/// Maximum number of segments that are kept for reuse.
 const SPARE_MAX: usize = 4;
 
 /// The location of a frame.
@@ -67,7 +67,7 @@ impl RetransmitBuffer {
         self.held_bytes
     }
 
-    /// Returns the buffer to which the caller appends a frame of at least `bytes`. [`RetransmitBuffer::end_frame`]
+    /// Returns the buffer to which the caller appends a frame of about `bytes` bytes. [`RetransmitBuffer::end_frame`]
     /// takes the end of the buffer as the frame's end.
     pub(crate) fn begin_frame(&mut self, bytes: usize) -> &mut Vec<u8> {
         let fits = self.segments.back().is_some_and(|last| {
@@ -104,7 +104,7 @@ impl RetransmitBuffer {
         }
     }
 
-    /// As [`RetransmitBuffer::end_frame`], for a frame whose payload is moved into a segment of its own.
+    /// Completes the frame that was appended at offset `start`, and adds `payload` as a separate segment.
     pub(crate) fn end_frame_detached(&mut self, start: usize, payload: Vec<u8>) -> FrameLocation {
         let location = self.end_frame(start);
         self.segments.back_mut().expect("a frame was closed").is_sealed = true;

@@ -5,7 +5,8 @@ use std::io::IoSlice;
 
 use super::{FrameLocation, RetransmitBuffer};
 
-/// Most slices of one sendmsg(2). The kernel accepts 1,024, but this many usually fill the socket's buffer.
+/// Maximum number of slices of one sendmsg(2). The kernel accepts 1,024, but this many usually fill the socket's
+/// buffer.
 pub(crate) const SLICES_MAX: usize = 64;
 
 /// Frames that are adjacent in a segment.

@@ -24,8 +24,8 @@ pub(super) enum DisconnectCause {
 }
 
 impl DisconnectCause {
-    /// Whether the client violated the protocol, or may not connect. Only these causes are logged as warnings; other
-    /// ends of connections are normal.
+    /// Whether the client violated the protocol, or may not connect. Such an end is logged as a warning; the other
+    /// causes are normal.
     pub(super) fn is_peer_fault(&self) -> bool {
         match self {
             Self::Frame(_) => true,
@@ -94,7 +94,7 @@ impl ServerConnection {
         self.stream.is_ready(receive, send)
     }
 
-    /// Receives once, and handles the received frames.
+    /// Receives once, unless received frames still wait, and handles the received frames.
     pub(super) fn run_turn(
         &mut self,
         now: Instant,

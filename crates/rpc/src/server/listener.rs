@@ -11,7 +11,8 @@ use farfork_fabric::transport::{PlainStream, Security, Stream};
 use rustix::io::Errno;
 use rustix::net::{SocketAddrAny, SocketFlags, acceptfrom_with, sockopt};
 
-/// Most connections that are accepted in one round, so that a flood of them does not delay existing connections.
+/// Maximum number of connections that are accepted in one round, so that a flood of them does not delay existing
+/// connections.
 const ACCEPTS_MAX: usize = 64;
 
 /// Pause of accepting after accept(2) has failed, for example for lack of file descriptors.

@@ -12,11 +12,13 @@ use super::session_table::SessionTable;
 use crate::frame_decoder::{FrameDecoder, ReceivedPayload, StagingBuffer};
 use crate::retransmit::SLICES_MAX;
 
-/// Most queued bytes for a client. Beyond it, its further requests wait. One reply may exceed the limit.
+/// Maximum number of queued bytes for a client. At this limit, further requests of the client wait. One reply may
+/// exceed the limit.
 const SEND_QUEUE_BYTES_MAX: usize = 4 << 20;
 
-/// Most bytes that are held for a connection: unacknowledged replies and request windows of all its sessions, and the
-/// received part of a payload. Beyond it, requests are refused. The limit equals the reply caches of four sessions.
+/// Maximum number of bytes that are held for a connection: unacknowledged replies and request windows of all its
+/// sessions, and the received part of a payload. At this limit, requests are refused. It equals the reply caches of
+/// four sessions.
 pub(crate) const HELD_BYTES_MAX: usize = 128 << 20;
 
 /// Longest time without progress (see `progress_at`) of a connection that has not sent its hello.
@@ -48,7 +50,7 @@ pub(crate) struct ServerProtocol {
     has_greeted: bool,
     /// Whether received bytes may contain frames that are not decoded yet.
     has_unparsed: bool,
-    /// Most bytes that may be held for the connection at present.
+    /// Maximum number of bytes that may be held for the connection at present.
     held_bytes_max: usize,
     received_at: Instant,
     /// Time of the last progress: when it connected, received bytes, or sent bytes.
@@ -88,15 +90,15 @@ impl ServerProtocol {
         self.held_bytes_max = bytes;
     }
 
-    /// Whether the connection may receive. Not while too many replies are queued, while received requests wait, or
-    /// while there is no space for the rest of a payload.
+    /// Whether the connection may receive. It may not while too many replies are queued, while received requests wait,
+    /// or while there is no space for the rest of a payload.
     pub(crate) fn can_receive(&self) -> bool {
         !self.has_unparsed && !self.is_send_queue_full() && !self.is_payload_blocked()
     }
 
     /// Whether there is no space for a payload that is being received. If all connections together exceed their limit,
     /// space becomes free when others acknowledge replies or are closed as stalled. If this connection alone holds
-    /// [`HELD_BYTES_MAX`], its acknowledgements wait for the payload, and it is closed as stalled.
+    /// [`HELD_BYTES_MAX`], its acknowledgements would arrive after the payload, so it is closed as stalled.
     pub(crate) fn is_payload_blocked(&self) -> bool {
         self.decoder.has_partial_payload() && self.held_bytes() >= self.held_bytes_max
     }

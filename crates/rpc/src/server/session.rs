@@ -12,7 +12,7 @@ use farfork_wire::rpc::{ReplyHead, RpcFrameError, SessionId, Status, WINDOW_MAX}
 use super::reply::{DETACHED_PAYLOAD_BYTES_MIN, RequestKey};
 use crate::retransmit::{FrameLocation, RetransmitBuffer, SendQueue};
 
-/// Most bytes of cached replies in a session: two replies of the largest size.
+/// Maximum number of bytes of cached replies in a session: two replies of the largest size.
 const REPLY_CACHE_BYTES_MAX: usize = 32 << 20;
 
 /// Initial size of the window, in requests.

@@ -10,10 +10,10 @@ use super::session::ServerSession;
 /// Time for which a session without a connection is kept. A client that reconnects later gets `OpenOutcome::Expired`.
 pub const SESSION_IDLE_MAX: Duration = Duration::from_secs(60);
 
-/// Most sessions of a server.
+/// Maximum number of sessions of a server.
 const SESSIONS_MAX: usize = 1 << 16;
 
-/// Most bytes of parked sessions. Beyond it, the sessions that were parked first are dropped.
+/// Maximum number of bytes of parked sessions. Beyond it, the sessions that were parked first are dropped.
 const PARKED_BYTES_MAX: usize = 256 << 20;
 
 /// The location of a connection: the number of its thread, and its number in that thread.

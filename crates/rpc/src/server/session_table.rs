@@ -15,7 +15,7 @@ use crate::retransmit::{RetransmitBuffer, SLICES_MAX, SendQueue};
 /// The owner number of frames that belong to no session.
 const CONTROL_OWNER: u16 = u16::MAX;
 
-/// Most deferred requests of a connection.
+/// Maximum number of deferred requests of a connection.
 const DEFERRED_MAX: usize = 1 << 14;
 
 /// Size of a small reply, in bytes. A segment with this much space left is used for the next reply.

@@ -12,8 +12,8 @@ use rustix::event::{EventfdFlags, eventfd};
 use super::reply::{ReplySink, RequestKey};
 use super::session_registry::{SessionLocation, SessionRegistry};
 
-/// Most bytes that are held for all connections of a server. Beyond it, requests of connections that hold much are
-/// refused. Parked sessions have a separate limit.
+/// Maximum number of bytes that are held for all connections of a server. Beyond it, requests are refused on
+/// connections that hold more than `FAIR_HELD_BYTES`. Parked sessions have a separate limit.
 const HELD_BYTES_MAX: usize = 1 << 30;
 
 /// A message to a thread.

@@ -16,7 +16,7 @@ use super::handlers::HandlerTable;
 use super::listener::{Acceptor, Listener};
 use super::shared_state::{SharedState, WorkerMessage};
 
-/// Most events of one epoll_wait(2).
+/// Maximum number of events that one epoll_wait(2) returns.
 const EVENTS_MAX: usize = 256;
 
 const MESSAGE_TOKEN: u64 = 0;

@@ -16,7 +16,7 @@ use crate::works::{AT_ONCE, LATER, LONG, Works, answer_to, body_of};
 
 const SESSIONS: usize = 3;
 
-/// Most unanswered requests of a session.
+/// Maximum number of unanswered requests of a session.
 const WINDOW: u64 = 32;
 
 /// Longest time between two random actions, in microseconds.

@@ -115,7 +115,7 @@ fn a_session_moves_to_another_thread_with_its_replies() {
     let mut second = scene.open(1);
     assert!(is_open(&scene.hear(&mut second), 1));
     send(&mut second, &request(1));
-    assert!(is_answer(&scene.hear(&mut second), 1), "the kept answer is given again");
+    assert!(is_answer(&scene.hear(&mut second), 1), "the cached reply is sent again");
     assert!(scene.works.has_executed(1));
 }
 
@@ -132,5 +132,5 @@ fn a_session_survives_a_claimant_that_disconnects() {
     let mut third = scene.open(2);
     assert!(is_open(&scene.hear(&mut third), 2), "no other connection has the session");
     send(&mut third, &request(1));
-    assert!(is_answer(&scene.hear(&mut third), 1), "the kept answer is given again");
+    assert!(is_answer(&scene.hear(&mut third), 1), "the cached reply is sent again");
 }

@@ -17,8 +17,8 @@ use crate::{ECHO, call, client_of, echo, log, poll_until, serve};
 /// Number of silent connections that a server must tolerate while it serves others. Both ends are in this process.
 const HALF_OPEN: usize = 10_000;
 
-/// Most silent connections that the server may have at a time: the limit of its two threads, and those that are not
-/// accepted yet.
+/// Maximum number of silent connections that the server may have at a time: the limit of its two threads, and those
+/// that are not accepted yet.
 const HELD_MAX: usize = 2 * 2048 + 700;
 
 #[test]

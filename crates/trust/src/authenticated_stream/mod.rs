@@ -1,7 +1,7 @@
 //! A stream to an authenticated peer, over any non-blocking ordered pipe of bytes. The fabric uses it.
 //!
-//! The handshake runs inside [`AuthenticatedStream::receive`] and [`AuthenticatedStream::send`]. Until it is complete, they
-//! receive nothing and accept no bytes.
+//! The handshake runs inside [`AuthenticatedStream::receive`] and [`AuthenticatedStream::send`]. Until it is complete,
+//! nothing is received. A side may send as soon as it has authenticated its peer.
 
 mod handshake;
 
@@ -18,7 +18,7 @@ use crate::verify::{AuthenticatedPeer, PeerError, from_tls_error};
 /// The byte by which the server accepts the client.
 const ACCEPT_BYTE: u8 = 1;
 
-/// Most encrypted bytes that are buffered for the pipe.
+/// Maximum number of encrypted bytes that are buffered for the pipe.
 const UNSENT_BYTES_MAX: usize = 256 << 10;
 
 /// ```text
@@ -54,7 +54,7 @@ pub struct AuthenticatedStream<P> {
     /// The peer's certificate.
     peer_certificate: Option<CertificateDer<'static>>,
     records: RecordBuffer,
-    /// Decrypted bytes that TLS still buffers.
+    /// Number of decrypted bytes that TLS still buffers.
     decrypted_bytes: usize,
     /// Why the handshake failed. The pipe reports the reason only once, and then end of stream.
     handshake_error: Option<PeerError>,

@@ -16,8 +16,8 @@ use crate::{Fingerprint, Identity, PeerError, Role};
 /// Completes a join as the node `name`: verifies the certificate and the roster that the cluster sent, and installs them.
 ///
 /// # Errors
-/// [`MemberError::Roster`] if the pinned authority did not sign the roster; [`MemberError::InvalidCertificate`]; errors of
-/// the files.
+/// [`MemberError::Roster`] if the pinned authority did not sign the roster; [`MemberError::InvalidCertificate`];
+/// [`DirectoryError`].
 pub fn install_join(
     into: &TrustDirectory,
     key: &UncertifiedKey,
@@ -35,7 +35,7 @@ pub fn install_join(
 /// Completes the renewal of a member's own certificate.
 ///
 /// # Errors
-/// [`MemberError::InvalidCertificate`]: the present certificate stays in force. Errors of the files.
+/// [`MemberError::InvalidCertificate`]; then the present certificate stays in force. [`DirectoryError`].
 pub fn install_renewal(
     directory: &TrustDirectory,
     key: &UncertifiedKey,

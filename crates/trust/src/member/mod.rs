@@ -164,7 +164,7 @@ pub fn issue_client_directory(
     install_identity(into, &key, &certificate, &roster)
 }
 
-/// Revokes all certificates that were issued to a member until now.
+/// Revokes all certificates that were issued to a member until now. Returns the number of the new roster.
 ///
 /// Also invalidates all join tokens, because the revoked member may have seen one. This happens first, so that a crash
 /// leaves no valid token. The clock is read under the lock, so that all earlier certificates have earlier times of issue.

@@ -1,5 +1,5 @@
-//! Replaces the cluster's authority in two steps, with enough time between them for the nodes to renew. Each step changes
-//! two files. If a step was interrupted between them, the next call completes it.
+//! Replaces the cluster's authority in two steps, with enough time between them for the nodes to renew. Each step
+//! changes two files. If a step was interrupted after the first file, the next call completes the step.
 
 use std::time::SystemTime;
 
@@ -7,8 +7,8 @@ use super::{MemberError, sign_and_write_roster};
 use crate::authority::Authority;
 use crate::trust_directory::TrustDirectory;
 
-/// Begins a rotation of the authority: the new authority issues certificates from now on, and both are trusted. An
-/// interrupted call leaves a new authority that is not in the roster; then only the roster is written.
+/// Begins a rotation of the authority: the new authority issues certificates from now on, and both are trusted. If an
+/// interrupted call has left a new authority that is not in the roster, only writes the roster.
 ///
 /// # Errors
 /// [`MemberError::RotationInProgress`], [`MemberError::AuthorityKeyMissing`], [`crate::DirectoryError::NoAuthority`],
@@ -30,8 +30,8 @@ pub fn begin_rotation(directory: &TrustDirectory, now: SystemTime) -> Result<(),
     sign_and_write_roster(directory, &roster)
 }
 
-/// Ends a rotation of the authority: from now on, members accept only certificates of the new authority. An interrupted call
-/// leaves the old key, although the roster contains the new authority alone; then only the key is removed.
+/// Ends a rotation of the authority: from now on, members accept only certificates of the new authority. If an
+/// interrupted call has left the old key, although the roster contains the new authority alone, only removes the key.
 ///
 /// # Errors
 /// [`MemberError::NoRotation`], [`crate::DirectoryError::NoAuthority`], [`crate::AuthorityError`].

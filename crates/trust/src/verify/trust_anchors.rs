@@ -18,7 +18,7 @@ use crate::{Identity, Role};
 /// signatures. Role, name and revocation are checked each time.
 const CHAIN_CACHE_TTL: Duration = Duration::from_secs(60);
 
-/// Most cached certificates: enough for the nodes of a large cluster.
+/// Maximum number of cached certificates: enough for the nodes of a large cluster.
 const CHAIN_CACHE_MAX: usize = 2048;
 
 /// An authenticated peer.

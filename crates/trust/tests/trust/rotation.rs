@@ -152,7 +152,7 @@ fn nodes_trust_each_other_throughout_a_rotation() {
     other.reload();
     assert!(other.is_issued_by_current_authority());
 
-    // A token from before the rotation has the old authority, a later one the new.
+    // Once a rotation has begun, new join tokens pin the new authority.
     let token = member::create_join_token(&bed.first, SystemTime::now(), HOUR).unwrap();
     assert_eq!(token.authority, Fingerprint::of_certificate(&one.roster().0.authorities()[0]));
 

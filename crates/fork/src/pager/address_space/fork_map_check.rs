@@ -18,7 +18,7 @@ impl AddressSpace {
         self.unresolved_fork = Some(Box::new(UnresolvedFork::new(parent, parents_recent.to_vec())));
     }
 
-    /// Returns the unresolved fork. `None` once it is known which of the parent's changes this process has.
+    /// Returns the unresolved fork. `None` if it is known which of the parent's changes this process has.
     pub(in crate::pager) fn unresolved_fork_mut(&mut self) -> Option<&mut UnresolvedFork> {
         self.unresolved_fork.as_deref_mut()
     }
@@ -42,8 +42,8 @@ impl AddressSpace {
         &self.recent_changes
     }
 
-    /// Drops the recent changes and the late events if the kernel has no pending event. A fork that is reported later
-    /// includes all of these changes.
+    /// Drops the recent changes, the late events and the list of unregistered ranges if the kernel has no pending event
+    /// and the fork is resolved. A fork that is reported later includes all of these changes.
     pub(in crate::pager) fn clear_if_quiet(&mut self) {
         let has_changes = !self.recent_changes.is_empty() || self.page_map.has_late_events();
         if has_changes && self.unresolved_fork.is_none() && self.uffd.has_no_pending_events() {
@@ -57,15 +57,16 @@ impl AddressSpace {
         self.page_map.clear_late_events();
     }
 
-    /// As `clear_if_quiet`, but after an install: its success proves that no map change was pending. The install may
-    /// have refilled a discarded page, so that a later check could not tell whether a fork includes the discard.
+    /// As `clear_if_quiet`, but without a query: the success of an install proves that no map change was pending. The
+    /// install may have refilled a discarded page, so that a later check could not tell whether a fork includes the
+    /// discard.
     pub(super) fn clear_after_install(&mut self, outcome: &InstallOutcome) {
         if matches!(outcome, InstallOutcome::Complete) && self.is_map_certain() {
             self.clear_recent_changes();
         }
     }
 
-    /// Asks the kernel which of its parent's changes this process has. All of these changes must have been read.
+    /// Asks the kernel which of the parent's changes this process has. All of these changes must have been read.
     /// Returns the map at the fork if it differs from the assumed one; pass it to [`Self::rebase_on_map`].
     ///
     /// # Errors

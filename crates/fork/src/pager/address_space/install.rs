@@ -10,11 +10,11 @@ use farfork_wire::PAGE_SIZE;
 /// The result of filling a range.
 #[derive(Debug)]
 pub(in crate::pager) enum InstallOutcome {
-    /// The range is filled, or the rest is not mapped.
+    /// The range is filled, except for unmapped pages. With [`GapPolicy::Stop`], the first of these ended the filling.
     Complete,
-    /// The rest must be retried after the pause, and after the pending messages were read.
+    /// The unfilled part must be retried after the pause, and after the pending messages were read.
     Retry {
-        /// Offset of the rest from the start of the range, in bytes.
+        /// Offset of the unfilled part from the start of the range, in bytes.
         from: u64,
         /// Time to wait before the retry.
         pause: Duration,
@@ -28,9 +28,9 @@ pub(in crate::pager) enum InstallOutcome {
 /// The action at a page that no mapping covers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::pager) enum GapPolicy {
-    /// Continue after it: the rest may be mapped.
+    /// Continue after the page: the pages after it may be mapped.
     Skip,
-    /// Stop: the rest was only a guess.
+    /// Stop: filling the pages after it was only a guess.
     Stop,
 }
 
@@ -60,8 +60,8 @@ pub(in crate::pager) fn fill_range(
         let Some(cause) = cause.filter(|_| done == 0) else { continue };
         match cause {
             RangeErrorCause::Unmapped if size > PAGE_SIZE => piece = half_pages(size),
-            // The kernel checks for pending map changes, and then looks up the mapping. A move between the two removes the
-            // mapping. A second attempt then reports the pending change.
+            // The kernel checks for pending map changes, and then looks up the mapping. A move between these two steps
+            // removes the mapping. A second attempt then reports the pending change.
             RangeErrorCause::Unmapped if unmapped_at != Some(at) => unmapped_at = Some(at),
             RangeErrorCause::Unmapped if gap == GapPolicy::Stop => return InstallOutcome::Complete,
             RangeErrorCause::AlreadyPresent | RangeErrorCause::Unmapped => {

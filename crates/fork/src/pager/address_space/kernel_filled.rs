@@ -17,7 +17,8 @@ impl AddressSpace {
     }
 
     /// Registers the unregistered ranges again, so that the kernel reports their changes and each forms one mapping
-    /// with its neighbours. Must be called before messages are read: the thread that grew the memory then continues.
+    /// with its neighbours. Must be called before messages are read, because the thread that grew the memory continues
+    /// when its message is read.
     pub(in crate::pager) fn reregister_ranges(&self) {
         for filled in &self.kernel_filled {
             let _ = self.uffd.register(filled.start, filled.end - filled.start);

@@ -29,15 +29,15 @@ use install::{GapPolicy, InstallOutcome, fill_range};
 use slot_bitmap::SlotBitmap;
 use zero_fill::ZeroFillWindow;
 
-/// Lowest address that a process can map: vm.mmap_min_addr of every distribution. The kernel refuses to wake a range
-/// below it.
+/// Lowest address that a process can map, with the usual value of vm.mmap_min_addr. The kernel refuses to wake a range
+/// that starts lower.
 const USER_SPACE_START: u64 = 64 << 10;
 
 /// Longest gap of empty pages that is filled along with the pages around it.
 const GAP_PAGES_MAX: u64 = 16;
 
-/// Most recent changes that are kept of a process that always has pending events. While one thread is late to report a
-/// fork, the other threads make fewer changes than this.
+/// Maximum number of changes in `recent_changes`; the oldest is dropped. While one thread's fork event is pending, the
+/// other threads are assumed to make fewer changes.
 const RECENT_CHANGES_MAX: usize = 64;
 
 /// An address space whose page faults the pager serves.
@@ -66,7 +66,7 @@ pub(super) struct AddressSpace {
 pub(super) enum FaultAction {
     /// Map zero pages, starting at the page of the fault.
     Zeroes {
-        /// Most pages to map.
+        /// Maximum number of pages to map.
         pages: u64,
     },
     /// Fetch a page of the seed.
@@ -180,8 +180,8 @@ impl AddressSpace {
         let _ = self.uffd.wake(start, bytes);
     }
 
-    /// Returns how to answer the fault at `address`; at the first try, also the slots to fetch ahead. The map must be
-    /// up to date.
+    /// Returns how to answer the fault at `address`. If `is_first`, also returns the slots to fetch ahead. The map must
+    /// be up to date.
     pub(super) fn classify_fault(&mut self, address: u64, is_first: bool, populated: &SlotIndex) -> FaultAction {
         let Some(segment) = self.page_map.segment_at(address) else {
             let limit = self.page_map.next_segment_start(address).unwrap_or(USER_SPACE_END);
@@ -329,7 +329,7 @@ impl AddressSpace {
         self.page_map.segment_at(address)
     }
 
-    /// Whether the map has a page at this address that holds no data.
+    /// Whether the address is in a segment, and its page holds no data.
     pub(super) fn is_empty_at(&self, address: u64, populated: &SlotIndex) -> bool {
         let shown = self.page_map.segment_at(address);
         shown.is_some_and(|segment| populated.slot_of(segment.extent, segment.page_at(address)).is_none())
@@ -423,8 +423,8 @@ impl AddressSpace {
 }
 
 impl AddressSpace {
-    /// Maps zeroes after a run of pages, up to the next page that holds data, if that page is near. Otherwise each
-    /// empty page in a short gap would cost a fault. This is only an optimization: failures are ignored.
+    /// Maps zeroes after a run of pages, up to the next page that holds data, if that page is near. Without these
+    /// zeroes, each empty page of the gap would cost a fault. This is only an optimization: failures are ignored.
     pub(super) fn zero_following_gap(&mut self, run: &SlotRun, populated: &SlotIndex, filled: &mut u64) {
         let first = run.first_page + run.count;
         let gap = populated.next_populated_page(run.extent, first).map_or(0, |next| next - first);

@@ -5,8 +5,8 @@ use farfork_wire::PAGE_SIZE;
 /// Pages to zero at the first fault of a run. Zeroing a page costs 0.1 µs, a fault 10 µs.
 const ZERO_PAGES_MIN: u64 = 16;
 
-/// Most pages to zero at one fault. Zeroing them takes about 50 µs, for which other children may have to wait: about as
-/// long as for a fetch.
+/// Maximum number of pages to zero at one fault. Zeroing so many takes about 50 µs, as long as a fetch. Faults of other
+/// children wait for this time.
 const ZERO_PAGES_MAX: u64 = 512;
 
 /// How many empty pages the next fault maps.

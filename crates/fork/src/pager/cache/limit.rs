@@ -8,8 +8,8 @@ use std::path::Path;
 /// Name of the file in the run directory.
 const LIMIT_FILE: &str = "pager.cache";
 
-/// Size limit of a node's cache in bytes, unless its daemon sets another. Such a cache holds the working sets of a
-/// dozen seeds, and is small compared with the memory of machines that run many children.
+/// Size limit of a node's cache in bytes, unless its daemon sets another. This is eight times the largest working set
+/// (`SET_PAGES_MAX`), and little compared with the memory of machines that run many children.
 pub const CACHE_BYTES_MAX_DEFAULT: u64 = 1 << 30;
 
 /// Reads the size limit from the run directory.

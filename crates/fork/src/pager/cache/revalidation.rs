@@ -9,15 +9,15 @@ use farfork_wire::SeedId;
 
 use super::PageCache;
 
-/// Time after which an owner is asked whether it still has a seed, if it has sent no page of the seed. The pages of a
-/// dropped seed are removed within this time plus a second.
+/// If an owner has neither sent a page of a seed nor confirmed the seed for this time, the pager asks whether the owner
+/// still has it. So the pages of a dropped seed are removed soon, unless the owner cannot be reached.
 const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
 /// How long the pages of an unused seed are kept. During this time the pager still asks the owner.
 const UNUSED_LIMIT: Duration = Duration::from_secs(600);
 
 /// How long the pages of a seed are kept while its owner does not reply: as long as children wait for an unreachable
-/// owner.
+/// owner by default.
 pub(super) const OWNER_SILENT_LIMIT: Duration = Duration::from_secs(60);
 
 /// An action that is due for a cached seed.

@@ -22,8 +22,8 @@ use crate::pager::owner_connections::{
 };
 use crate::pager::server::PagerServer;
 
-/// Most slots that are installed from the cache before the pager polls for faults again. Installing them takes about
-/// 100 µs, for which a fault may have to wait.
+/// Maximum number of slots that are installed from the cache before the pager polls for faults again. Installing them
+/// takes about 100 µs, for which a fault may have to wait.
 pub(in crate::pager) const CACHED_SLOTS_PER_ROUND_MAX: u64 = 128;
 
 /// How long an owner may take to reply whether it has a seed. After this time the pager asks again.
@@ -132,7 +132,7 @@ impl PagerServer<'_> {
         }
     }
 
-    /// Removes the seeds of a failed read if their owner replied that it does not know the seed.
+    /// Removes the seeds of a failed read from the cache if their owner replied that it does not know the seed.
     pub(in crate::pager) fn remove_unknown_seed(&mut self, read: &PageRead, error: &FabricError) {
         let Some(served) = self.children.get(&read.target.child) else { return };
         // A wrong token says nothing about the seed.

@@ -1,5 +1,5 @@
-//! Loss of a child's memory: the owner of a seed cannot be reached, or no longer has the seed. Missing pages then raise
-//! SIGBUS, and `LOST_FILE` in the child's directory gives the reason.
+//! Loss of a child's memory: the owner of a seed cannot be reached or no longer has the seed, or a page cannot be
+//! installed. Missing pages then raise SIGBUS, and `LOST_FILE` in the child's directory gives the reason.
 
 use std::fs;
 

@@ -132,28 +132,29 @@ pub(super) struct Child {
     pub(super) spaces: BTreeMap<AddressSpaceId, AddressSpace>,
     /// The reason if its memory is lost.
     pub(super) loss_reason: Option<String>,
-    /// Whether the daemon has requested its release.
+    /// Whether the daemon has requested the child's release.
     pub(super) release_requested: bool,
-    /// The state of its settling.
+    /// The state of the child's settling.
     pub(super) settling: SettlePhase,
-    /// The pages that its faults show it to touch.
+    /// The pages that the child has touched, as far as its faults show.
     pub(super) trace: AccessTrace,
-    /// Slots that earlier children of the seed touched, in order. Removed when they are queued for prefetching.
+    /// Slots to prefetch, in order: those that earlier children of the seed touched. A zygote also prefetches pages for
+    /// its copies and for huge pages. Slots are removed when they are queued for prefetching.
     pub(super) pending_set_slots: VecDeque<Range<u64>>,
-    /// Reads of these slots that are made before its userfaultfd has arrived.
+    /// Reads of `pending_set_slots` that are made before the child's userfaultfd has arrived.
     pub(super) early_fetch: EarlyFetch,
-    /// The state of its copies if it is a zygote.
+    /// The state of the child's copies if the child is a zygote.
     pub(super) zygote_copies: Option<ZygoteCopies>,
-    /// The key of the zygote that it is a copy of, if this pager made the copy a child.
+    /// The key of the zygote that the child is a copy of, if this pager made the copy a child.
     pub(super) copy_of: Option<u64>,
     pub(super) dir: PathBuf,
     pub(super) journal: Journal,
     /// Whether the journal was full and could not be replaced. Prevents a second log message.
     journal_failed: bool,
-    /// The maps of its own processes, in the order of its plan.
+    /// The maps of the child's own processes, in the order of the plan.
     pub(super) planned_maps: Arc<[PageMap]>,
     pub(super) next_space: AddressSpaceId,
-    /// Number of its own processes whose userfaultfds have not arrived yet.
+    /// Number of the child's own processes whose userfaultfds have not arrived yet.
     awaited_processes: AddressSpaceId,
     /// When the pager may next check why no page can be installed (`faults::mremap_growth`).
     pub(super) next_growth_check: Option<Instant>,
@@ -250,14 +251,14 @@ impl Child {
         self.planned_maps.len() as AddressSpaceId
     }
 
-    /// Counts the arrival of one of its own processes. Returns whether it was the last.
+    /// Counts the arrival of the userfaultfd of one of the child's own processes. Returns whether it was the last.
     pub(super) fn count_arrived_process(&mut self) -> bool {
         self.awaited_processes = self.awaited_processes.saturating_sub(1);
         self.awaited_processes == 0
     }
 
-    /// Adds the userfaultfd of one of its own processes, and records it in the journal. `pid` is the process that sent
-    /// the userfaultfd; only the pid of process 0 is kept. Returns whether the userfaultfd is new.
+    /// Adds the userfaultfd of one of the child's own processes, and records it in the journal. `pid` is the process
+    /// that sent the userfaultfd; only the pid of process 0 is kept. Returns whether the userfaultfd is new.
     pub(super) fn add_userfaultfd(&mut self, number: AddressSpaceId, uffd: Userfaultfd, pid: Option<i32>) -> bool {
         self.pid = pid.filter(|_| number == 0).or(self.pid);
         let known = self.spaces.contains_key(&number);
@@ -460,7 +461,7 @@ impl Child {
         {
             let dir = self.dir.display();
             tracing::error!(
-                "the full journal in {dir} cannot be replaced: {error}; make room, for until then a pager that is killed loses changes of the child's memory map"
+                "the full journal in {dir} cannot be replaced: {error}; make room: until then, a killed pager loses changes of the child's memory map"
             );
         }
         self.journal_failed = compacted.is_err();
@@ -482,7 +483,7 @@ impl Child {
                     let address_space = AddressSpace::new(uffd, map, &self.populated, self.strategy.window_slots_max());
                     self.spaces.insert(number, address_space);
                 }
-                Err(error) => tracing::warn!("child {}: space {number} is gone: {error}", self.id),
+                Err(error) => tracing::warn!("child {}: address space {number} is lost: {error}", self.id),
             }
         }
     }

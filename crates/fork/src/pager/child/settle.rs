@@ -26,8 +26,8 @@ const SETTLING_FILE: &str = "settling";
 /// Name of the file in the child's directory that exists once the child has settled.
 pub const SETTLED_FILE: &str = "settled";
 
-/// Most scans of a memory map that changes during the scans. They end when two scans are equal. Memory that stays
-/// registered is still served.
+/// Maximum number of scans of a memory map that changes during the scans. They end when two scans are equal. Memory
+/// that stays registered is still served.
 const MAP_SCANS_MAX: usize = 4;
 
 /// The state of a child's settling.
@@ -47,7 +47,7 @@ pub(in crate::pager) enum SettlePhase {
     Idle,
     /// Pages are being fetched.
     Running {
-        /// In each address space, all slots below this one were requested.
+        /// In each address space, the next slot to request. All lower slots were requested.
         cursors: BTreeMap<AddressSpaceId, u64>,
         /// When the settling started; `None` if an earlier pager started it.
         since: Option<Instant>,
@@ -68,7 +68,7 @@ pub(in crate::pager) enum SettlePhase {
 enum SettleStep {
     /// Pages were requested.
     Requested,
-    /// No pages could be requested for now: the child keeps its turn.
+    /// No pages could be requested for now: the child stays in the queue.
     Blocked,
     /// The child is no longer settling.
     Finished,
@@ -109,8 +109,8 @@ impl SettlePhase {
     }
 }
 
-/// The effect of a failed bulk read. When the first read of a settling has failed, other reads of it may still be in
-/// flight. If these fail later, they lose no memory, and do not end a settling that was started since.
+/// The effect of a failed bulk read. After one read of a settling has failed, other reads of the same settling may
+/// still be in flight. If they fail later, they lose no memory, and do not end a settling that was started since.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct SettleReadFailure {
     /// The read counts as a read of a settling, so its failure loses no memory.
@@ -152,8 +152,8 @@ impl Child {
         tracing::info!("child {} has settled", self.id);
     }
 
-    /// Returns the next slots to request, at most [`BULK_SLOTS`], with their address space and source. `None` if all
-    /// slots are installed or in flight.
+    /// Returns the next slots to request, at most [`BULK_SLOTS`], with their address space and source. `None` if no
+    /// address space with a certain map has slots that are mapped, but neither installed nor in flight.
     fn next_settle_slots(&mut self) -> Option<(AddressSpaceId, usize, Vec<Range<u64>>)> {
         let SettlePhase::Running { cursors, .. } = &mut self.settling else { return None };
         let slots = self.populated.slot_count();
@@ -207,8 +207,8 @@ impl Child {
         SettleProgress { total_pages: slots * spaces, missing_pages: missing, state }
     }
 
-    /// Unregisters the child's memory, so that the kernel itself fills missing pages with zeroes. `pid` is the child's
-    /// first process. This is only an optimization: memory that stays registered is served as before.
+    /// Unregisters the memory of the child's first process, which has the pid `pid`, so that the kernel itself fills
+    /// missing pages with zeroes. This is only an optimization: memory that stays registered is served as before.
     fn unregister_all_memory(&self, pid: i32) {
         let Some(address_space) = self.spaces.get(&0) else { return };
         let mut before = Vec::new();
@@ -266,7 +266,7 @@ impl PagerServer<'_> {
     /// Submits reads for the children that settle, in turn; at most `reads_max` reads.
     ///
     /// The reads use the bulk lane, so that pages for which a thread waits are served first. In each round one settling
-    /// read is submitted before the prefetches, so that an endless stream cannot delay the settling forever.
+    /// read is submitted before the prefetches, so that a constant stream of prefetches cannot stop the settling.
     pub(in crate::pager) fn run_settle_steps(&mut self, reads_max: usize) {
         for _ in 0..reads_max {
             let turns = self.settle_queue.len();
@@ -322,8 +322,8 @@ impl PagerServer<'_> {
         }
     }
 
-    /// Ends the current settling if the failed read may be one of its reads. Returns whether the failure counts as one
-    /// of a settling, and so loses no memory.
+    /// Ends the current settling if the failed read may be one of its reads. Returns whether the read counts as one of
+    /// a settling; then no memory is lost by the failure.
     pub(in crate::pager) fn handle_settle_read_failure(
         &mut self,
         read: &PageRead,

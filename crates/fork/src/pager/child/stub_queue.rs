@@ -15,7 +15,8 @@ use crate::pager::journal::AddressSpaceId;
 /// Number of sent messages after which the messages of ended processes are removed.
 const PRUNE_AFTER_MESSAGES: usize = 128;
 
-/// Initial and largest size of the queue in bytes. The kernel counts about 800 bytes for each message.
+/// Sizes of the queue's send buffer in bytes: the first that is set when the queue is full, and the largest. The kernel
+/// counts about 800 bytes for each message.
 const QUEUE_BYTES: usize = 1 << 20;
 const QUEUE_BYTES_MAX: usize = 64 << 20;
 

@@ -65,7 +65,7 @@ impl Child {
         }
     }
 
-    /// Removes the userfaultfds that this pager does not serve from the queue.
+    /// Removes from the queue the userfaultfds that this pager does not serve.
     pub(super) fn prune_stub_queue(&mut self) {
         let Some(queue) = &mut self.stub_queue else { return };
         let (spaces, own_count) = (&self.spaces, self.planned_maps.len() as AddressSpaceId);

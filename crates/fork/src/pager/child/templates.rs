@@ -1,7 +1,7 @@
 //! Templates of children: to make a seed of a child, a capture clones the child's process. The clone never runs. The
-//! pager finds the template's address space, lists its map and closes its userfaultfd. It fetches no pages for it:
-//! children of the new seed get the missing pages from the seeds that own them. After the close, missing pages read as
-//! zeroes. So the template must never run, and its map is listed before the close.
+//! pager finds the template's address space, lists its map and closes its userfaultfd. The pager fetches no pages for
+//! the template: children of the new seed get the missing pages from the seeds that own them. After the close, missing
+//! pages read as zeroes. So the template must never run, and its map is listed before the close.
 
 use farfork_wire::{ChildId, PAGE_SIZE};
 
@@ -35,8 +35,8 @@ impl PagerServer<'_> {
         let Some(served) = self.child_key(id).and_then(|key| self.children.get(&key)) else {
             return refuse_unknown_child(id);
         };
-        // Only a mapped page can be registered. This leaves the page registered in the template until the address space
-        // is closed.
+        // Only a mapped page can be registered. The check leaves the page registered in the template until the address
+        // space is closed.
         let is_mapped = |space: &&AddressSpaceId| {
             served
                 .child
@@ -70,7 +70,7 @@ impl PagerServer<'_> {
     pub(in crate::pager) fn handle_close_space(&mut self, id: &ChildId, space: AddressSpaceId) -> PagerReply {
         if let Some(key) = self.child_key(id) {
             self.close_space(key, space);
-            // The stub must not hold it either.
+            // The stub must not hold the userfaultfd either.
             self.children.get_mut(&key).into_iter().for_each(|served| served.child.prune_stub_queue());
         }
         PagerReply::Done

@@ -24,24 +24,24 @@ use crate::pager::server::event_poller::EventSource;
 use crate::pager::server::{PagerServer, ServedChild};
 use crate::pager::working_set::AccessTrace;
 
-/// Most pages of a zygote's working set: 16 MiB. Each small page costs the fork of a copy up to 100 ns, and its exit as
-/// much.
+/// Maximum number of pages of a zygote's working set: 16 MiB. Each small page costs up to 100 ns at the fork of a copy,
+/// and again at the exit of the copy.
 const ZYGOTE_PAGES_MAX: u64 = 4096;
 
-/// Most pages of a zygote, including the pages that complete huge pages: 32 MiB.
+/// Maximum number of pages of a zygote, including the pages that complete huge pages: 32 MiB.
 const ZYGOTE_FILLED_PAGES_MAX: u64 = 2 * ZYGOTE_PAGES_MAX;
 
-/// Most faults of copies that are recorded until the next copy is made.
+/// Maximum number of faults of copies that are recorded until the next copy is made.
 const COPY_FAULTS_MAX: usize = ZYGOTE_PAGES_MAX as usize;
 
-/// Most zero pages of a zygote: 2 MiB. Each needs a page table entry, but no memory.
+/// Maximum number of zero pages of a zygote: 2 MiB. Each needs a page table entry, but no memory.
 const ZYGOTE_ZERO_PAGES_MAX: u64 = 512;
 
 /// Number of small pages in a huge page.
 const HUGE_PAGE_PAGES: u64 = HUGE_PAGE_BYTES / PAGE_SIZE;
 
-/// A zygote that has one in this many pages of a huge page gets the rest. The touched pages suggest that more will be
-/// touched, and a huge page costs the fork of a copy no more than a small page.
+/// A zygote that has at least 1/16 of the pages of a huge page gets the rest. The touched pages suggest that more will
+/// be touched, and a huge page costs the fork of a copy no more than a small page.
 const HUGE_FILL_FRACTION: u64 = 16;
 
 // How a copy becomes a child:
@@ -95,7 +95,8 @@ impl Child {
         self.spaces.get(&0).map_or(0, |address_space| slots - address_space.count_missing_slots(slots))
     }
 
-    /// Maps zeroes in the zygote from `address` on, up to the first page that holds data in the zygote.
+    /// Maps up to `pages` zero pages in the zygote from `address` on. Stops at a page that holds data or is in no
+    /// segment.
     fn map_zeroes_for_copies(&mut self, address: u64, pages: u64) {
         let (Some(zygote_copies), Some(address_space)) = (&mut self.zygote_copies, self.spaces.get_mut(&0)) else {
             return;
@@ -109,8 +110,8 @@ impl Child {
         zygote_copies.zero_pages += self.counters.zero_pages - before;
     }
 
-    /// Returns the missing slots of huge pages of which the zygote has a part, so that the node can make huge pages of
-    /// them.
+    /// Returns the missing slots of partly filled huge pages of the zygote. Once these slots are installed, the node
+    /// can make real huge pages.
     fn missing_huge_page_slots(&self) -> Vec<Range<u64>> {
         let Some(address_space) = self.spaces.get(&0) else { return Vec::new() };
         let mut room = ZYGOTE_FILLED_PAGES_MAX.saturating_sub(self.zygote_page_count());
@@ -128,7 +129,7 @@ impl Child {
         wanted
     }
 
-    /// Creates a child for this zygote's newest copy, without address spaces: the caller moves these.
+    /// Creates a child for this zygote's newest copy, without address spaces: the caller moves the address spaces.
     fn create_copy(&self, id: &ChildId, dir: &Path) -> Result<Self, String> {
         let planned = self.load_copy_plan(dir)?;
         let first = self.newest_copy_id();
@@ -185,8 +186,8 @@ impl Child {
         )
     }
 
-    /// Returns the number of the newest copy's address space. A pager that has not read the copy's fork event takes the
-    /// oldest space.
+    /// Returns the number of the newest copy's address space. If an earlier pager has read the copy's fork event, this
+    /// is the oldest address space after the zygote's own space 0.
     fn newest_copy_id(&self) -> AddressSpaceId {
         let oldest = self.spaces.range(1..).next().map(|(number, _)| *number);
         self.zygote_copies.and_then(|zygote_copies| zygote_copies.newest_copy).or(oldest).unwrap_or(1)
@@ -286,7 +287,7 @@ impl PagerServer<'_> {
         }
     }
 
-    /// Maps the zero pages for which a copy waits in its zygote, so that later copies have them.
+    /// Maps, in the zygote of a copy, the zero pages for which the copy waits, so that later copies have them.
     pub(in crate::pager) fn add_zeroes_to_zygote(&mut self, key: u64, address: u64, pages: u64) {
         let zygote = self.children.get(&key).and_then(|served| served.child.copy_of);
         if let Some(ServedChild { child: zygote, .. }) = zygote.and_then(|key| self.children.get_mut(&key)) {
@@ -306,7 +307,8 @@ impl PagerServer<'_> {
         self.queue_working_set(key);
     }
 
-    /// Whether pages that a zygote must get are queued, or in flight.
+    /// Whether a zygote still gets pages: its userfaultfd, its working set, or queued or requested pages have not
+    /// arrived. False if pages of the zygote are lost.
     pub(in crate::pager) fn is_zygote_filling(&self, key: u64) -> bool {
         let Some(ServedChild { child, .. }) = self.children.get(&key) else { return false };
         let is_to_come = child.uffd_socket.is_some()
@@ -316,8 +318,8 @@ impl PagerServer<'_> {
         is_to_come && child.loss_reason.is_none()
     }
 
-    /// Fetches pages for the zygotes that were copied since the last call: those that were added to their seeds'
-    /// working sets, and the rest of incomplete huge pages.
+    /// Fetches pages for the zygotes that were copied since the last call: the pages that were added to the working
+    /// sets of their seeds, and the rest of incomplete huge pages.
     pub(in crate::pager) fn fill_zygotes(&mut self) {
         let mut due = Vec::new();
         for child in self.children.values_mut().map(|served| &mut served.child) {
@@ -342,8 +344,8 @@ impl PagerServer<'_> {
     }
 }
 
-/// Assigns to the child each address space that both its journal and a zygote's list, because a pager was killed during
-/// the transfer.
+/// If the journals of a child and of a zygote list the same address space, assigns the space to the child. This occurs
+/// if a pager was killed during the transfer.
 pub(in crate::pager) fn resolve_transferred_spaces(children: &mut [Child]) {
     let of_children = children.iter().filter(|child| child.zygote_copies.is_none());
     let child_fds: BTreeSet<i32> =

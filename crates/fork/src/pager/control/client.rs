@@ -26,12 +26,12 @@ use crate::pager::page_map::MapSegment;
 /// Pause before a request is retried: about the time that a pager needs to start.
 const RETRY_BACKOFF: Duration = Duration::from_millis(5);
 
-/// Longest time of a call. A running pager replies in well under a millisecond; a pager that is taking over needs
-/// longer.
+/// Time limit for the reply to a request. A running pager replies in well under a millisecond; a pager that is taking
+/// over needs longer.
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Most idle connections that are kept. Typically two requests overlap: one transfers a zygote's copy, another releases
-/// a child.
+/// Maximum number of idle connections that are kept. Typically two requests overlap: one transfers a zygote's copy,
+/// another releases a child.
 const IDLE_CONNECTIONS_MAX: usize = 2;
 
 thread_local! {
@@ -71,7 +71,8 @@ pub enum ClientError {
     },
 }
 
-/// A client of the pager. Its calls block, usually for about 50 µs, at most for five seconds.
+/// A client of the pager. Its calls block, usually for about 50 µs. Each request has a time limit (`CALL_TIMEOUT`).
+/// Every call fails with [`ClientError::VersionMismatch`] if the pager is of another release.
 #[derive(Debug, Clone)]
 pub struct PagerClient {
     socket: PathBuf,
@@ -93,9 +94,10 @@ impl PagerClient {
         self.start_adoption(child, child_dir, uffd_socket).wait()
     }
 
-    /// Asks the pager to serve a child. Its memory plan is in `child_dir`. Its userfaultfd will arrive on the other end
-    /// of `uffd_socket`, as the only descriptor of a message. If that end is closed before a descriptor was sent, the
-    /// adoption ends. The child may be started before the pager has replied: its page faults wait until it is served.
+    /// Asks the pager to serve a child. The child's memory plan is in `child_dir`. Each of the child's own processes
+    /// must send its userfaultfd on the other end of `uffd_socket`. If that end is closed before a userfaultfd was
+    /// sent, the adoption ends. The child may be started before the pager has replied: its page faults wait until it is
+    /// served.
     pub fn start_adoption(&self, child: &ChildId, child_dir: &Path, uffd_socket: OwnedFd) -> PendingAdoption<'_> {
         let request = PagerRequest::Adopt { child: child.clone(), dir: child_dir.to_owned() };
         let sent = self.send_request(&request, &[uffd_socket.as_fd()]);
@@ -107,7 +109,7 @@ impl PagerClient {
     /// call returns.
     ///
     /// # Errors
-    /// [`ClientError::Refused`] if the zygote's memory is lost, or the plan differs from the zygote's;
+    /// [`ClientError::Refused`] if the zygote is not served, its memory is lost, or the plan differs from the zygote's;
     /// [`ClientError::NoReply`].
     pub fn transfer(
         &self,
@@ -121,8 +123,8 @@ impl PagerClient {
         self.call(&PagerRequest::Transfer { zygote, child, dir, pid }, &[stub_queue]).map(drop)
     }
 
-    /// Whether pages of the working set that a zygote must get are still in flight. A copy that is made now must fetch
-    /// these pages itself.
+    /// Whether pages that a zygote must get have not arrived yet. A copy that is made now must fetch these pages
+    /// itself.
     ///
     /// # Errors
     /// [`ClientError::Refused`] for a zygote that is not served, [`ClientError::NoReply`].
@@ -206,8 +208,8 @@ impl PagerClient {
     }
 
     /// If `begin` is set, starts to fetch the rest of a child's pages in the background. Returns the progress. `pid` is
-    /// the child's first process: once the child has settled, its memory is unregistered, and the kernel alone serves
-    /// it.
+    /// the child's first process: once the child has settled, the memory of this process is unregistered, and the
+    /// kernel alone serves the memory.
     ///
     /// # Errors
     /// [`ClientError::Refused`] for a child that is not served, [`ClientError::NoReply`].
@@ -355,7 +357,7 @@ impl PagerClient {
         self.await_reply(request, fds, self.send_request(request, fds))
     }
 
-    /// Waits for the reply to a request that was sent. Sends the request again if there is no reply.
+    /// Waits for the reply to a request. Sends the request again if sending or receiving failed.
     fn await_reply(
         &self,
         request: &PagerRequest,
@@ -422,7 +424,7 @@ struct SentRequest {
     was_reused: bool,
 }
 
-/// A request to serve a child that was sent to the pager.
+/// A request to the pager to serve a child, whose reply is pending.
 #[derive(Debug)]
 #[must_use = "the pager may refuse"]
 pub struct PendingAdoption<'a> {

@@ -23,8 +23,8 @@ use protocol::{
     decode, encode,
 };
 
-/// Most clients that are connected at once. Each is a thread of the daemon, which keeps its connection for the next
-/// request. If there are too many, the oldest connection is closed; its client connects again.
+/// Maximum number of connections at once. The daemon opens one for each request that overlaps others, and keeps some
+/// for further requests. If there are too many, the oldest connection is closed; its client connects again.
 const CLIENTS_MAX: usize = 64;
 
 /// The connected clients.
@@ -60,7 +60,7 @@ impl PagerServer<'_> {
         }
     }
 
-    /// Handles a client's request, or closes the connection if the client is gone.
+    /// Handles a client's request. Closes the connection if the client is gone or the request is invalid.
     pub(super) fn handle_client(&mut self, client: u64) {
         let Some(socket) = self.clients.sockets.remove(&client) else { return };
         match self.serve_request(&socket) {

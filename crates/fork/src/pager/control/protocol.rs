@@ -65,13 +65,13 @@ pub(in crate::pager) fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Resul
     }
 }
 
-/// Longest message, in bytes: a full reply to `ListChildren` or `ListSegments`.
+/// Maximum length of a message, in bytes: a full reply to `ListChildren` or `ListSegments`.
 pub(in crate::pager) const MESSAGE_BYTES_MAX: usize = 64 << 10;
 
-/// Most children in one reply. An id has at most 83 bytes as text.
+/// Maximum number of children in one reply. An id has at most 83 bytes as text.
 pub(in crate::pager) const CHILDREN_PER_REPLY_MAX: usize = 512;
 
-/// Most segments in one reply. Each has at most 35 bytes.
+/// Maximum number of segments in one reply. Each has at most 35 bytes.
 pub(in crate::pager) const SEGMENTS_PER_REPLY_MAX: usize = 1024;
 
 /// A request of a client.
@@ -97,10 +97,10 @@ pub(in crate::pager) enum PagerRequest {
         child: ChildId,
         /// Its directory, with the memory plan.
         dir: PathBuf,
-        /// Its own process.
+        /// The pid of its first process.
         pid: i32,
     },
-    /// Return whether pages of the working set that a zygote must get are still in flight.
+    /// Return whether pages that a zygote must get have not arrived yet.
     IsZygoteFilling {
         /// The zygote.
         zygote: ChildId,
@@ -135,7 +135,7 @@ pub(in crate::pager) enum PagerRequest {
         child: ChildId,
         /// Whether to start, if the child is not settling. If unset, only return the progress.
         begin: bool,
-        /// Its own process.
+        /// The pid of its first process.
         pid: i32,
     },
     /// Return the number of the child's next address space.

@@ -83,7 +83,8 @@ impl Child {
         ForkResolution::Resolved
     }
 
-    /// Corrects the map of a forked process, starting with `map` at its fork, and the maps of its own unresolved forks.
+    /// Corrects the map of a forked process, starting with `map` at its fork, and the maps of the process's own
+    /// unresolved forks.
     fn correct_forked_map(&mut self, number: AddressSpaceId, map: PageMap) {
         let mut forked_maps = Vec::new();
         for forked in self.unresolved_forks.clone() {

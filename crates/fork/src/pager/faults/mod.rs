@@ -1,7 +1,7 @@
-//! Handles userfaultfd messages: events update the page map; faults get zeroes, poison or a fetched page.
-//! `server` calls it with the messages and completions of a round. Work that cannot be done yet waits in `retry_queue`.
-//! It asks the kernel for facts that messages lack: a fork's map changes (`fork_resolution`), memory that mremap(2)
-//! grows (`mremap_growth`) or fork(2) wipes (`wipe_on_fork`), and the waiting threads (`faulting_threads`).
+//! Handles userfaultfd messages: events update the page map; faults get zeroes, poison or a fetched page. `server`
+//! calls this module with the messages and completions of a round. Work that cannot be done yet waits in `retry_queue`.
+//! The submodules ask the kernel for facts that messages lack: a fork's map changes (`fork_resolution`), memory that
+//! mremap(2) grows (`mremap_growth`) or fork(2) wipes (`wipe_on_fork`), and the waiting threads (`faulting_threads`).
 
 mod faulting_threads;
 mod fork_resolution;
@@ -33,7 +33,7 @@ use super::server::event_poller::EventSource;
 use super::server::{DemandRequest, FD_TABLE_FULL_BACKOFF, PagerServer, ServedChild};
 use retry_queue::{CompletedRead, PAUSED_TRIES_MAX, PageFault, RetryTask};
 
-/// Most slots of a prefetched reply that are installed in one step, which takes about 20 µs.
+/// Maximum number of slots of a prefetched reply that are installed in one step, which takes about 20 µs.
 const BULK_INSTALL_SLOTS_MAX: u64 = 16;
 
 /// Pause when a connection has its maximum of requests in flight.
@@ -66,7 +66,7 @@ impl PagerServer<'_> {
                     }
                     continue;
                 }
-                // An earlier pager may have received them.
+                // An earlier pager may have received the userfaultfds.
                 Ok((0, ..)) if !child.spaces.is_empty() => return self.finish_adoption(key),
                 Ok(_) => Err(io::Error::other("the socket was closed before a userfaultfd arrived")),
                 Err(error) => Err(error),
@@ -351,13 +351,13 @@ impl PagerServer<'_> {
     }
 
     /// Requests queued prefetches and settling pages, as far as there is room. Requests nothing while many completed
-    /// reads wait to be installed: they use memory, and delay threads that wait for their pages.
+    /// reads wait to be installed: such reads use memory, and installing them delays faults.
     pub(super) fn submit_prefetch_reads(&mut self) {
         self.cache_install_budget = CACHED_SLOTS_PER_ROUND_MAX;
         if self.completed_reads.len() >= BULK_READS_MAX {
             return;
         }
-        // One settling read before the prefetches: otherwise an endless stream would prevent settling.
+        // One settling read before the prefetches: otherwise an endless stream of prefetches would prevent settling.
         self.run_settle_steps(1);
         for owner in self.owners.keys() {
             while self.cache_install_budget > 0

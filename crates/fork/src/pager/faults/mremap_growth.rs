@@ -1,6 +1,6 @@
 //! Locked memory that one mremap(2) call moves and grows. The call touches the new pages before it reports the move,
-//! and no page of the process can be installed before the report is read. Since the new pages are zero, the pager
-//! unregisters the new end until then (`AddressSpace::unregister_range`), so that the kernel fills it. The diagram
+//! and no page of the process can be installed before the report is read. The new pages are zero. So the pager
+//! unregisters them until the report is read (`AddressSpace::unregister_range`), and the kernel fills them. The diagram
 //! below shows the order of events.
 
 use std::ops::Range;
@@ -15,12 +15,12 @@ use crate::pager::child::Child;
 use crate::pager::journal::AddressSpaceId;
 use crate::pager::server::PagerServer;
 
-/// Time without a possible install after which the pager checks whether mremap(2) is the reason. Usually the missing
+/// The pager checks whether mremap(2) is the reason if no page can be installed for this time. Usually the missing
 /// report arrives earlier, unless its thread waits to be scheduled.
 const GROWTH_CHECK_DELAY: Duration = Duration::from_millis(10);
 
-/// The pause between two checks of a child, in multiples of the duration of a check: limits their share of the pager's
-/// time.
+/// The pause between two checks of a child, in multiples of the duration of a check. It limits the share of the pager's
+/// time that the checks take.
 const GROWTH_CHECK_SHARE: u32 = 5;
 
 /// Number of the system call mremap(2).

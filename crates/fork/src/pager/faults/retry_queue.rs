@@ -7,11 +7,11 @@ use farfork_fabric::Buffer;
 use crate::pager::journal::AddressSpaceId;
 use crate::pager::owner_connections::{OwnerKey, PageRead, PrefetchRequest};
 
-/// Most attempts that follow a pause: ten seconds without memory, at 10 ms per pause.
+/// Maximum number of attempts that follow a pause: ten seconds without memory, at 10 ms per pause.
 pub(in crate::pager) const PAUSED_TRIES_MAX: u32 = 1000;
 
-/// Number of rounds in which the loop only yields the CPU, before it sleeps between rounds. Twice the largest number
-/// seen.
+/// Number of rounds in which the loop only yields the CPU, before it sleeps between rounds. This is twice the largest
+/// number that was observed.
 const YIELDS_MAX: u32 = 20_000;
 
 /// Sleep between two rounds after [`YIELDS_MAX`] yields.

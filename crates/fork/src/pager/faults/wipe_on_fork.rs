@@ -14,8 +14,8 @@ use super::retry_queue::PageFault;
 use crate::pager::child::Child;
 
 impl Child {
-    /// If a page that was installed is missing in a forked process, discards the memory that the fork has wiped from
-    /// the map. Returns false if the fault must be retried, because its thread does not sleep yet and cannot be
+    /// If a page that was installed is missing in a forked process, removes from the page map the memory that the fork
+    /// has wiped. Returns false if the fault must be retried, because its thread does not sleep yet and cannot be
     /// identified.
     pub(super) fn discard_wiped_memory(&mut self, fault: &PageFault, now: Instant) -> bool {
         let Child { spaces, populated, planned_maps: maps, .. } = self;

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PagerCounters {
-    /// Page faults that were read. Each answered fault also counts as one of four kinds: missing, late, zero or cached.
+    /// Page faults that were read. Most are also counted by kind: missing, late, zero or cached.
     pub faults: u64,
     /// Faults of write accesses.
     pub faults_write: u64,

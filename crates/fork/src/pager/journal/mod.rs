@@ -26,7 +26,8 @@ use counters::{COUNTER_COUNT, PagerCounters};
 /// Name of the file in the child's directory.
 pub(super) const JOURNAL_FILE: &str = "pager.journal";
 
-/// Most messages of one read: enough for threads that fault at the same time, and few enough to clear quickly.
+/// Maximum number of messages that one read returns: enough for threads that fault at the same time, and few enough to
+/// clear quickly.
 pub(super) const BATCH_MESSAGES_MAX: usize = 16;
 
 const MAGIC: &[u8; 8] = b"FFJRNL2\n";
@@ -40,13 +41,13 @@ const _: () = assert!(COUNTERS_AT + 8 * COUNTER_COUNT <= HEADER_BYTES);
 /// Number of records in a journal: 16 KiB with the header. Writing a snapshot after about five hundred changes is
 /// cheap.
 const RECORDS_MAX: usize = 507;
-/// When fewer records than this are free, a snapshot is written as soon as it can be complete. Many more than the
-/// records that are read while one thread is late to report a change.
+/// When fewer records than this are free, a snapshot is written as soon as it can be complete. While one thread is late
+/// to report a change, far fewer records than this are added.
 const SPARE_RECORDS: usize = 128;
 const MAPPED_BYTES: usize = HEADER_BYTES + RECORDS_MAX * EVENT_BYTES;
 
-/// Most address spaces of one child over its lifetime. With one fork per microsecond, this limit would be reached after
-/// half an hour.
+/// Maximum number of address spaces of one child over its lifetime. With one fork per microsecond, this limit would be
+/// reached after half an hour.
 const SPACES_MAX: AddressSpaceId = 1 << 31;
 
 const RECORD_BATCH: u8 = 0x01;
@@ -60,7 +61,7 @@ pub(super) type AddressSpaceId = u32;
 /// The progress of a child's adoption.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum AdoptionState {
-    /// The child's userfaultfd, or the rest of several userfaultfds, is expected on this socket.
+    /// At least one of the child's userfaultfds has not arrived. It is expected on this socket.
     AwaitingUffd {
         /// The number of the socket in the shared descriptor table.
         socket: RawFd,

@@ -21,8 +21,8 @@ pub(in crate::pager) struct ReplayResult {
     pub(in crate::pager) next_space: AddressSpaceId,
 }
 
-/// Rebuilds the address spaces of a child from its journal and the maps of its plan, one for each of its own processes.
-/// A process whose userfaultfd has not arrived has no address space.
+/// Rebuilds the address spaces of a child from its journal and `plan`, which has a map for each of the child's own
+/// processes. A process whose userfaultfd has not arrived has no address space.
 pub(in crate::pager) fn replay_journal(contents: JournalContents, plan: &[PageMap]) -> ReplayResult {
     let mut replayed = match (contents.snapshot, contents.state, plan) {
         (Some(snapshot), ..) => replay_snapshot(snapshot),

@@ -12,7 +12,7 @@ fn encode_message(kind: u8, words: [u64; 3]) -> [u8; EVENT_BYTES] {
     bytes
 }
 
-/// Writes a batch as a pager leaves it that is killed directly after read(2).
+/// Writes a batch as a pager leaves it if it is killed directly after read(2).
 fn write_unread_batch(journal: &mut Journal, space: AddressSpaceId, messages: &[[u8; EVENT_BYTES]]) {
     journal.mapping.store(record_offset(journal.end), &encode_record_tag(RECORD_BATCH, space));
     for (index, bytes) in messages.iter().enumerate() {

@@ -1,6 +1,6 @@
-//! `KeeperContext`: state that keeper and pager share, and that a process which replaces one of them takes over. It has
-//! the run directory with its lock, the control socket, the role table, and the descriptors that were open before the
-//! keeper started.
+//! `KeeperContext`: state that keeper and pager share. A process that replaces one of them takes the state over. It
+//! consists of the run directory with its lock, the control socket, the role table, and the descriptors that were open
+//! before the keeper started.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -26,7 +26,7 @@ pub const SOCKET_FILE: &str = "pager.sock";
 /// Name of the lock in the run directory.
 const LOCK_FILE: &str = "pager.lock";
 
-/// Descriptors of the table that userfaultfds of forked processes must not use. They are for clients, for adoptions,
+/// Number of descriptors that userfaultfds of forked processes must leave free. They are for clients, for adoptions,
 /// and for the next pager, which could not start without them.
 const RESERVED_DESCRIPTORS: u64 = 64;
 

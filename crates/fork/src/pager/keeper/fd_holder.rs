@@ -15,8 +15,8 @@ use farfork_sys::{pidfd, process_memory};
 use super::reap_process;
 use super::roles::{ProcessRole, RoleTable};
 
-/// How often the holder checks which processes live. It also waits for a pidfd, but the number may refer to another
-/// descriptor just before the wait begins.
+/// How often the holder checks which processes live. The end of a process also wakes it, unless the number of the
+/// process's pidfd refers to another descriptor when the wait begins.
 const LIVENESS_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The holder's name in /proc/PID/comm, and the word that replaces `pager` on its command line.

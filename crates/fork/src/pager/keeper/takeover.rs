@@ -65,8 +65,8 @@ pub(in crate::pager) fn start_server(keeper_context: &KeeperContext) -> io::Resu
     Ok(server)
 }
 
-/// Removes the children of an earlier keeper when a keeper starts. The daemon adds those again whose stubs hold their
-/// userfaultfds (`PagerRequest::Reclaim`).
+/// Removes the children of an earlier keeper when a keeper starts. The daemon adds again the children whose stubs hold
+/// their userfaultfds (`PagerRequest::Reclaim`).
 pub(in crate::pager) fn clear_registry(registry: &ChildRegistry) {
     for (id, _) in registry.children().unwrap_or_default() {
         registry.remove(&id);

@@ -34,7 +34,7 @@ pub enum TrustPolicy {
 }
 
 impl TrustPolicy {
-    /// Returns the policy that these credentials, or none, stand for.
+    /// Returns the policy for these credentials, or [`Self::Unauthenticated`] without credentials.
     pub fn from_credentials(credentials: Option<&Credentials>) -> Self {
         credentials.map_or(Self::Unauthenticated, |credentials| Self::ClusterMembers {
             directory: credentials.directory().root().to_owned(),

@@ -1,6 +1,6 @@
-//! Page probes for `fork_order`: checks whether an installed page is present where one number of changes leaves it and
-//! another does not. A probe fills a missing page with zeroes. So a page is probed only where it would not have to be
-//! fetched, and only once. Pure: the `ForkMapCheck` queries the kernel.
+//! Page probes for `fork_order`: checks whether an installed page is present at an address where some numbers of
+//! changes leave it and others do not. A probe fills a missing page with zeroes. So a page is probed only where it
+//! would not have to be fetched, and only once. Pure: the `ForkMapCheck` queries the kernel.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};

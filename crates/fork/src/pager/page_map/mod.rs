@@ -75,14 +75,15 @@ pub(super) struct RemovedContents {
     discarded: Vec<Range<u64>>,
 }
 
-/// The contents that a page map lost by a change, and the data to undo it.
+/// The contents that a page map lost by a change, and the data to undo the change.
 #[derive(Debug, Clone, Default)]
 pub(super) struct AppliedChange {
     /// Contents that the change removed.
     pub(super) removed: RemovedContents,
     /// Whether the change is the unmap that a move was expected to report, and so changes nothing.
     pub(super) was_expected: bool,
-    /// The map before the change, if the change involved late events. Otherwise the change can be reverted without it.
+    /// The map before the change, if the change involved late events. Other changes can be reverted without the old
+    /// map.
     saved_map: Option<Box<PageMap>>,
 }
 
@@ -237,8 +238,8 @@ impl PageMap {
         }
     }
 
-    /// Removes the contents about which an unmap or a move of this range was read: displaced contents where there are
-    /// some, else the current ones.
+    /// Removes the contents that were in this range when an unmap or a move of it was made. These are the displaced
+    /// contents where there are any, else the current contents.
     fn remove_left_range(&mut self, start: u64, end: u64) -> RemovedContents {
         if start >= end {
             return RemovedContents::default();

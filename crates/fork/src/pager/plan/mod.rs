@@ -1,5 +1,5 @@
 //! The memory plan: all that the pager must know to serve a child. The daemon writes the plan into the child's
-//! directory. Every pager that serves the child reads it, also after a crash of another.
+//! directory. Every pager that serves the child reads the plan, also a pager that replaces another.
 
 pub(super) mod origin;
 pub(super) mod slot_index;
@@ -27,10 +27,11 @@ pub const PLAN_FILE: &str = "pager.plan";
 /// this file.
 const COPIES_PLAN_FILE: &str = "pager.plan.copies";
 
-/// Longest plan, in bytes: as long as a descriptor, since a plan contains a part of it.
+/// Maximum length of a plan, in bytes: as long as a descriptor, because a plan contains a part of the descriptor.
 const PLAN_BYTES_MAX: u64 = farfork_wire::descriptor::DESCRIPTOR_BYTES_MAX as u64;
 
-/// Most pages that hold data: 4 TiB, more than the memory of a node. The pager keeps a few bits for each page.
+/// Maximum number of pages that hold data: 4 TiB, more than the memory of a node. The pager keeps a few bits for each
+/// page.
 const POPULATED_PAGES_MAX: u64 = 1 << 30;
 
 pub(super) const MAGIC: &[u8; 8] = b"FFPLAN5\n";
@@ -193,7 +194,7 @@ impl MemoryPlan {
     /// Decodes the plan from the bytes of its file.
     ///
     /// # Errors
-    /// The reason why they are invalid.
+    /// The reason why the bytes are invalid.
     pub fn decode(bytes: &[u8]) -> Result<Self, String> {
         let body = bytes.strip_prefix(MAGIC).ok_or("its first bytes are not those of a memory plan")?;
         let plan: Self = postcard::from_bytes(body).map_err(|error| error.to_string())?;

@@ -1,5 +1,5 @@
 //! The origins of a child's pages: its own seed, and the seeds from which that seed inherits pages. A seed of a child
-//! inherits the pages that the child never touched. Each page names the seed that owns it directly, also after many
+//! inherits the pages that the child never touched. The origin of a page is the seed that owns it, also after many
 //! generations.
 
 use farfork_fabric::{Address, SeedKey};
@@ -7,7 +7,7 @@ use farfork_wire::descriptor::{ExtentId, LAYERS_MAX, PageRun, USER_SPACE_END};
 use farfork_wire::{PAGE_SIZE, SeedId, Token};
 use serde::{Deserialize, Serialize};
 
-/// Most sources of a child: its own seed, and the seeds from which it inherits.
+/// Maximum number of sources of a child: its own seed, and the seeds from which it inherits.
 pub(in crate::pager) const SOURCES_MAX: usize = LAYERS_MAX + 1;
 
 /// A seed that owns pages.
@@ -94,7 +94,7 @@ impl PopulatedExtent {
 }
 
 impl PopulatedRun {
-    /// Pages of the child's own seed.
+    /// Converts a run of pages of the child's own seed.
     pub(in crate::pager) fn from_own_seed(id: ExtentId, run: &PageRun) -> Self {
         let origin = PageOrigin { source: 0, extent: id, page: run.first };
         Self { first: run.first, count: run.count, origin }

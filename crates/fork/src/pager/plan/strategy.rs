@@ -50,7 +50,7 @@ pub enum PagingStrategyError {
 }
 
 impl PagingStrategy {
-    /// Most slots of a readahead window.
+    /// Maximum number of slots of a readahead window.
     pub(in crate::pager) fn window_slots_max(&self) -> u64 {
         match self.mode {
             PagingMode::Cow => 1,

@@ -14,8 +14,8 @@ const WINDOWS_SLOTS: [u64; 3] = [1, 32, REGION_SLOTS];
 /// as about ten faults, and each process has more faults before its own code runs.
 const SMALL_SLOTS: u64 = 1024;
 
-/// Size of the aligned window that is fetched along with a page if all pages around it will be needed, in slots. It
-/// costs as much as about three faults.
+/// Size in slots of the aligned window that is requested along with a page if the pages around it will be needed. The
+/// window costs as much as about three faults.
 const FAULT_AROUND_SLOTS: u64 = 32;
 
 /// Index in [`WINDOWS_SLOTS`] of the first window of a region after a completely fetched region: the process may read
@@ -34,9 +34,10 @@ const NEIGHBOURHOOD_TOUCH_FRACTION: u64 = 14;
 /// rest takes.
 const FULL_FETCH_TOUCH_FRACTION: u64 = 17;
 
-/// Parameter of the allowance before any touches, which is the square of this number divided by the slots of the
-/// process. So a process with this many slots (200 MiB, a transfer of a few tenths of a second) may be fetched as a
-/// whole. Larger processes less likely need all of their memory, and get less.
+/// The allowance is the number of slots that windows may fetch in advance. Before any touches, it is the square of this
+/// constant, divided by the slots of the process. So a process with this many slots (200 MiB, a transfer of a few
+/// tenths of a second) may be fetched as a whole. Larger processes get less, because they are less likely to need all
+/// of their memory.
 const ALLOWANCE_SLOTS: u64 = 51_200;
 
 /// The allowance is at least one in this many slots (4 %). If a twentieth of the slots is touched, at most a tenth is
@@ -46,17 +47,18 @@ const ALLOWANCE_FRACTION: u64 = 25;
 /// Number of touches that add one slot to the allowance.
 const TOUCHES_PER_EARNED_SLOT: u64 = 8;
 
-/// Most touches that one fault counts for. When few pages are missing, the estimate is mostly noise.
+/// Maximum number of touches that one fault counts for. When few pages are missing, the estimate of unseen touches is
+/// mostly noise.
 const TOUCHES_PER_FAULT_MAX: u64 = 16;
 
-/// Unit of touch counts: the inverse of a fraction of a touch. If a tenth of the pages is present, a fault counts for
-/// 1/0.9 touches.
+/// Touches are counted in units of 1/16, because a fault may count for a fraction of a touch. If a tenth of the pages
+/// is present, a fault counts for 1/0.9 touches.
 const PARTS_PER_TOUCH: u64 = 16;
 
 /// Number of sequential runs that are tracked at once: as many as the threads of a program that usually scan memory.
 const TRACKED_RUNS: usize = 4;
 
-/// Least and most slots that are fetched ahead of a run. The maximum is as long as a few reads of the largest size.
+/// Minimum and maximum number of slots that are fetched ahead of a run.
 const RUN_SLOTS_MIN: u64 = 32;
 const RUN_SLOTS_MAX: u64 = 2048;
 
@@ -225,7 +227,7 @@ impl ReadaheadState {
         let run = &mut self.runs[0];
         run.is_confirmed = true;
         let ahead = (slot - run.start).clamp(RUN_SLOTS_MIN, RUN_SLOTS_MAX).min(self.window_slots_max);
-        // The touch of this slot was already counted: add only those of the slots before it.
+        // The touch of this slot was already counted: add only the touches of the slots since the last fault.
         self.touched_parts += slot.saturating_sub(run.last_fault + 1) * PARTS_PER_TOUCH;
         run.last_fault = slot;
         if run.fetched_end.saturating_sub(slot) < ahead / 2 {

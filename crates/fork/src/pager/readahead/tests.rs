@@ -1,4 +1,4 @@
-//! Tests of read-ahead on access patterns: sequential, random and mixed.
+//! Tests of readahead on access patterns: sequential, random and mixed.
 
 use super::*;
 use proptest::prelude::*;

@@ -17,8 +17,8 @@ const CPU_CHECK_INTERVAL_MAX: Duration = Duration::from_millis(16);
 /// Faults for single pages in a row, without stream data between them, after which more of them are expected.
 const SINGLE_FAULTS_MIN: u32 = 3;
 
-/// Number of runnable threads above the number of CPUs up to which the pager still moves. One thread is the child's,
-/// which never runs for long; more belong to other processes that need the CPUs.
+/// The pager moves only if at most this many more threads are runnable than there are CPUs. One such thread is the
+/// child's, which never runs for long; more belong to other processes that need the CPUs.
 const SPARE_THREADS: usize = 1;
 
 /// The kernel's load averages. The number of runnable threads is before the slash of the fourth word.
@@ -40,7 +40,7 @@ pub(super) struct CpuPlacement {
     moved_at: Option<Instant>,
     /// When the CPU of a child was last checked.
     checked_at: Option<Instant>,
-    /// Time from this check to the next one.
+    /// Time from the last check to the next one.
     check_interval: Duration,
     /// The child's process at the last check, and the pager's CPU.
     checked_process: Option<(i32, usize)>,

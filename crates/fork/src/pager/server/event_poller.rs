@@ -12,11 +12,11 @@ use rustix::io::Errno;
 use crate::pager::journal::AddressSpaceId;
 use crate::pager::owner_connections::{Lane, OwnerKey};
 
-/// Most descriptors that one wait reports. Others are reported in the next round. None starves, since epoll reports
-/// them in turn.
+/// Maximum number of descriptors that one wait reports. Others are reported in the next round. None starves, since
+/// epoll reports them in turn.
 const EVENTS_MAX: usize = 64;
 
-/// The owner of a watched descriptor.
+/// The object to which a watched descriptor belongs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(in crate::pager) enum EventSource {
     /// The control socket.

@@ -28,24 +28,24 @@ use crate::idle_detector::IdleDetector;
 use cpu_placement::CpuPlacement;
 use event_poller::{EventPoller, EventSource};
 
-/// How often the pager checks which processes have ended. They send no message.
+/// Interval of the periodic tasks, such as the search for ended processes, whose end causes no message.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How long to poll for the rest of a stream before sleeping. An owner needs about 100 µs for a reply, and a pager that
 /// sleeps may be woken on the owner's CPU.
 const STREAM_SPIN_TIME: Duration = Duration::from_micros(200);
 
-/// Stream steps per round while no thread waits for a single page. More steps spread the cost of the rest of the round.
+/// Number of stream steps per round while no thread waits for a single page. They share the other costs of a round.
 const IDLE_STREAM_STEPS: u32 = 4;
 
-/// Time after a wait for a single page in which the next one is expected. A thread that touches scattered memory
-/// computes for a millisecond or two between touches.
+/// After a thread has waited for a single page, another such wait is expected within this time. A thread that touches
+/// scattered memory computes for a millisecond or two between touches.
 const DEMAND_QUIET_TIME: Duration = Duration::from_millis(10);
 
-/// Longest pause of a stream for a page that a thread waits for. A nearby owner replies within this time.
+/// Time limit of the pause of a stream for a page that a thread waits for. A nearby owner replies within this time.
 const DEMAND_STALL_MAX: Duration = Duration::from_micros(100);
 
-/// Time without another pause after the page did not arrive in one: a distant owner slows a stream by at most 5 %.
+/// Time without another pause after a page has not arrived in time. So a distant owner slows a stream by at most 5 %.
 const STALL_RETRY_PAUSE: Duration = Duration::from_millis(2);
 
 /// Pause before the messages of an address space are read again after EMFILE.
@@ -93,7 +93,7 @@ pub(super) struct PagerServer<'a> {
     pub(super) retries: RetryQueue,
     pub(super) clients: ClientConnections,
     pub(super) now: Instant,
-    /// Lanes on which something was submitted in this round.
+    /// Lanes on which something was submitted, or whose descriptors are readable.
     pub(super) lanes_to_poll: BTreeSet<(OwnerKey, Lane)>,
     /// Prefetched pages that have arrived. Some are installed in each round.
     pub(super) completed_reads: VecDeque<CompletedRead>,
@@ -119,7 +119,7 @@ pub(super) struct PagerServer<'a> {
     pub(super) trust_policy: TrustPolicy,
     /// The request of this round for a page that a thread waits for.
     pub(super) demand_request: Option<DemandRequest>,
-    /// The child that received a single page in this round for which a thread waited.
+    /// The child whose demand read of a single page was completed in this round.
     pub(super) demand_completed_for: Option<u64>,
     /// When a stream last paused for a page that did not arrive in time.
     useless_stall_at: Option<Instant>,

@@ -20,7 +20,7 @@ use super::MarkedRun;
 pub(in crate::pager) const REPORT_MAGIC: &[u8] = b"FFTRACE1";
 pub(in crate::pager) const SET_MAGIC: &[u8] = b"FFWSET1\n";
 
-/// Most runs of pages in one report. A run has at most 21 bytes, so the report fits into a message of 64 KiB.
+/// Maximum number of runs of pages in one report. A run has at most 21 bytes, so a report fits into a 64-KiB message.
 pub(super) const REPORT_RUNS_MAX: usize = 2800;
 
 /// A report of a child's accesses to its pages.

@@ -8,8 +8,9 @@ use crate::pager::faults::retry_queue::CompletedRead;
 use crate::pager::owner_connections::{AddressSpaceSource, BULK_READS_MAX, BULK_SLOTS, Lane, PageRead};
 use crate::pager::server::PagerServer;
 
-/// Most slots that are fetched early: half a MiB, the most bulk reads in flight. More would arrive in time only if
-/// building the child takes long, and would delay other children if this child does not need them.
+/// Maximum number of slots that are fetched early: half a MiB, as many as [`BULK_READS_MAX`] reads have. More would
+/// arrive in time only if building the child takes long, and would delay other children if this child does not need
+/// them.
 const EARLY_SLOTS_MAX: u64 = BULK_SLOTS * BULK_READS_MAX as u64;
 
 /// The early reads of a child whose userfaultfd has not arrived.
@@ -49,8 +50,8 @@ impl Child {
         taken
     }
 
-    /// Whether pages of the set may be fetched before the userfaultfd has arrived. The child must have one process and one
-    /// source.
+    /// Whether pages of the set may be fetched before the userfaultfd has arrived. The child must have one process and
+    /// one source, and must not be a zygote.
     fn can_fetch_early(&self) -> bool {
         let is_simple = self.process_count() == 1 && self.sources.len() == 1 && self.zygote_copies.is_none();
         is_simple && !self.pending_set_slots.is_empty() && self.early_fetch.slot_count() < EARLY_SLOTS_MAX

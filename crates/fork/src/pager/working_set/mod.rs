@@ -46,8 +46,8 @@ pub(super) use trace::AccessTrace;
 // that has not arrived, this page is fetched along with the pages that earlier children touched next, and the prefetch
 // continues after these. So each fault brings a full read, also for a fast child.
 
-/// Most pages of a working set: 128 MiB, which a link transfers in a tenth of a second. A child that touches more gets
-/// the rest by readahead.
+/// Maximum number of pages of a working set: 128 MiB, which a link of 10 Gbit/s transfers in a tenth of a second. A
+/// child that touches more gets the rest by readahead.
 pub const SET_PAGES_MAX: u64 = 32 << 10;
 
 /// Number of faults that a set saves a child for each fault that is risked by a trial.

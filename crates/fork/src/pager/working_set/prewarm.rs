@@ -18,10 +18,10 @@ use crate::pager::plan::MemoryPlan;
 use crate::pager::plan::slot_index::SlotIndex;
 use crate::pager::server::PagerServer;
 
-/// Most reads in flight for one seed: fewer than `BULK_READS_MAX`, so that children get their turn.
+/// Maximum number of reads in flight for one seed: fewer than `BULK_READS_MAX`, so that children get their turn.
 const PREWARM_READS_MAX: usize = 2;
 
-/// Most seeds that are prewarmed at once. Each needs a few hundred KiB of memory.
+/// Maximum number of seeds that are prewarmed at once. Each needs a few hundred KiB of memory.
 const PREWARM_JOBS_MAX: usize = 64;
 
 /// How long an owner may take to reply to a read.

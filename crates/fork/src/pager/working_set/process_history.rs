@@ -13,8 +13,9 @@ use farfork_wire::{Descriptor, PAGE_SIZE};
 
 use super::{AccessReport, MarkedRun, SET_PAGES_MAX, SharedWorkingSet};
 
-/// Most processes whose sets are kept, and most pages of all these sets. The oldest sets are removed first.
+/// Maximum number of processes whose sets are kept. The oldest sets are removed first.
 const PROCESSES_TRACKED_MAX: usize = 64;
+/// Maximum number of pages of all kept sets.
 const HISTORY_PAGES_MAX: u64 = 4 * SET_PAGES_MAX;
 
 /// The working sets of processes that had seeds, the latest last.

@@ -24,10 +24,10 @@ use crate::pager::server::PagerServer;
 /// next child's report makes up for a lost report.
 const OWNER_REPLY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Most runs of untouched pages in one report: as many as may be on trial.
+/// Maximum number of runs of untouched pages in one report: more than are ever on trial for one child.
 const UNWANTED_RUNS_MAX: usize = SET_PAGES_MAX as usize / TRIAL_FRACTION;
 
-/// Most runs of touched and fetched pages in one report.
+/// Maximum number of runs of touched and fetched pages in one report.
 const TOUCHED_RUNS_MAX: usize = REPORT_RUNS_MAX - UNWANTED_RUNS_MAX;
 
 impl Child {
@@ -111,7 +111,7 @@ impl Child {
 }
 
 impl PagerServer<'_> {
-    /// Requests the working set of an adopted child's seed.
+    /// Requests the working set of an adopted child's seed, or loads it from the cache.
     pub(in crate::pager) fn request_working_set(&mut self, id: &ChildId) {
         let Some(key) = self.child_key(id) else { return };
         let Some(served) = self.children.get(&key) else { return };
@@ -194,7 +194,7 @@ impl PagerServer<'_> {
         self.install_cached_slots(target, wanted)
     }
 
-    /// Queues the pages of a range that are in the child's set, or were recorded.
+    /// Queues the pages of a range that are in the child's set, or that its trace has recorded.
     pub(in crate::pager) fn queue_set_range(
         &mut self,
         fault: PageFault,

@@ -12,7 +12,7 @@ use super::MarkedRun;
 /// How long a set is used before it is read again: the time between two reports of a child.
 const FRESH_TIME: Duration = Duration::from_secs(1);
 
-/// Most cached sets. The oldest is removed first. Each has at most a few hundred KiB.
+/// Maximum number of cached sets. The oldest is removed first. Each has at most a few hundred KiB.
 const SETS_MAX: usize = 16;
 
 /// The sets, the latest last.

@@ -12,7 +12,8 @@ use farfork_wire::descriptor::ExtentId;
 use super::codec::{AccessReport, decode_set};
 use super::set::{EncodedSet, SetParts, WorkingSet};
 
-/// Most reports that wait to be applied. Others are dropped: the next child's report will have the same pages.
+/// Maximum number of reports that wait to be applied. Others are dropped: the next child's report will have the same
+/// pages.
 const REPORTS_MAX: usize = 64;
 
 /// A seed's working set.
@@ -78,8 +79,8 @@ impl SharedWorkingSet {
         self.published().parts()
     }
 
-    /// Fills `into` with the encoded set from `offset` on: its pages in order, with those on trial marked. The rest is
-    /// filled with zeroes.
+    /// Fills `into` with the encoded set from `offset` on: its pages in order, with those on trial marked. The rest of
+    /// `into` is filled with zeroes.
     pub fn read(&self, offset: u64, into: &mut [u8]) {
         let set = self.encoded_bytes();
         let rest = usize::try_from(offset).ok().and_then(|offset| set.get(offset..)).unwrap_or_default();
@@ -91,7 +92,7 @@ impl SharedWorkingSet {
 
 type LearnJob = Box<dyn FnOnce() + Send>;
 
-/// The thread that applies reports. After this value is dropped, it applies the queued ones and ends.
+/// The thread that applies reports. After this value is dropped, the thread applies the queued reports and ends.
 pub struct LearnerThread(Mutex<Option<SyncSender<LearnJob>>>);
 
 impl LearnerThread {

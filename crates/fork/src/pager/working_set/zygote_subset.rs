@@ -1,6 +1,6 @@
 //! Selects the pages of a working set that a zygote gets. Each page of a zygote makes the fork and the exit of each
-//! copy slower. So pages that were only fetched, mostly by readahead, are omitted, unless a large fraction of their
-//! part was touched. Pure.
+//! copy slower. So pages that were only fetched, mostly by readahead, are omitted, unless the set is small or a large
+//! fraction of their part of the extent was touched. Pure.
 
 use std::collections::HashMap;
 

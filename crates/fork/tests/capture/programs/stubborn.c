@@ -1,4 +1,4 @@
-// A parent that cannot be stopped, or is about to end, as its argument says.
+// A parent that cannot be stopped, or is about to end, depending on its argument.
 #include "parent.h"
 
 #include <time.h>

@@ -22,15 +22,15 @@ use super::shared_state::{SharedState, WorkerMessage};
 use crate::frame_decoder::StagingBuffer;
 use rate_limited_log::RateLimitedLog;
 
-/// Most connections of a thread. With a low RLIMIT_NOFILE, the process reaches that limit first.
+/// Maximum number of connections of a thread. With a low RLIMIT_NOFILE, the process reaches that limit first.
 const CONNECTIONS_MAX: usize = 1 << 14;
 
-/// Most connections of a thread that have not sent a hello. A client sends its hello within a round trip. If there are
-/// more, the oldest of them is closed.
+/// Maximum number of connections of a thread that have not sent a hello. A client sends its hello within a round trip.
+/// If there are more, the oldest of them is closed.
 const UNGREETED_MAX: usize = 2048;
 
-/// Bytes that may be held for each connection even if all connections together exceed their limit. So only connections
-/// that hold much are delayed; this is enough for clients that acknowledge replies.
+/// Bytes that may be held for each connection even if all connections together exceed their limit. So requests are
+/// refused only on connections that hold more. A client that acknowledges replies needs less.
 const FAIR_HELD_BYTES: usize = 1 << 20;
 
 /// A clock, for deadlines within a turn.
@@ -230,7 +230,7 @@ impl ConnectionTable {
         self.remove_connection(token, now);
     }
 
-    /// Closes a connection that violated the protocol or made no progress, and logs it.
+    /// Closes a connection because of its client, and logs the cause.
     fn disconnect_logged(&mut self, token: u64, now: Instant, cause: impl fmt::Display) {
         if let Some(connection) = self.connections.get(&token) {
             self.log.log_disconnect(&connection.peer_name, &cause);

@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-/// Most lines per sweep: a client that floods the server is named, but cannot flood the log.
+/// Maximum number of lines per sweep: a client that floods the server is named, but cannot flood the log.
 const LINES_MAX: u32 = 8;
 
 /// The lines that a thread has logged since its last sweep.

@@ -1,4 +1,5 @@
-//! The periodic check of connections that make no progress, and of sessions that no client has resumed.
+//! The periodic check of connections that make no progress or lost their trust, and of sessions that no client has
+//! resumed.
 
 use std::time::{Duration, Instant};
 
@@ -8,8 +9,8 @@ use super::ConnectionTable;
 pub(super) const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
 impl ConnectionTable {
-    /// Does all periodic work that is due: retries claims to sessions, closes connections that make no progress, and
-    /// expires parked sessions.
+    /// Does all periodic work that is due: retries claims to sessions, closes connections that make no progress or
+    /// whose clients are no longer trusted, and expires parked sessions.
     pub(crate) fn sweep(&mut self, now: Instant) {
         self.retry_claims(now);
         if now < self.sweep_due {

@@ -1,4 +1,4 @@
-//! Decides which of its parent's last map changes a forked process has. The order of the events does not show this: a
+//! Decides which of the parent's last map changes a forked process has. The order of the events does not show this: a
 //! fork event may be read before a change that the forked process has, or after a change that it lacks.
 //! `UnresolvedFork::resolve` asks the kernel about the forked process, through `ForkMapCheck`, and returns the
 //! likeliest map. Pure: `address_space::fork_map_check` queries the kernel, and `faults::fork_resolution` decides when.
@@ -12,8 +12,8 @@ use super::fork_page_probes::{MemoizedCheck, ProbeResults, probe_pages};
 use super::{AppliedChange, MapSegment, PageMap};
 use crate::pager::journal::AddressSpaceId;
 
-/// Most changes read after a fork that are in question. A thread reports late by one scheduling turn, a few
-/// milliseconds. In this time other threads make one change per about ten microseconds.
+/// Maximum number of changes read after a fork that are in question. A thread reports late by one scheduling turn, a
+/// few milliseconds. In this time other threads make about one change per ten microseconds.
 const LATE_CHANGES_MAX: usize = 512;
 
 /// The cost of a contradiction: an address or a page is in an impossible state. Exceeds the sum of all smaller costs.
@@ -153,7 +153,7 @@ impl ExpectedRegistration {
 }
 
 /// Queries to the kernel about a forked process, as it was at the fork. `None` means that the kernel no longer shows
-/// it.
+/// the answer.
 pub(in crate::pager) trait ForkMapCheck {
     /// The reason why a query cannot be answered now.
     type Error;

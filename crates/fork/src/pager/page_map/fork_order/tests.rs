@@ -15,9 +15,9 @@ use crate::pager::page_map::tests::{Model, PAGES, begin, event, steps};
 /// Blocks of each thread, half of which hold data at first. Pages of every other block are installed.
 const BLOCKS: u64 = 6;
 const THREADS: usize = 2;
-/// Most changes of a thread between a fork and the time when no message is late. With three changes a thread can
-/// exchange two blocks, which no kernel state shows. A move onto another block counts as two changes: with a move back,
-/// the first block is where it was, and the other one is unregistered.
+/// Maximum number of changes of a thread between a fork and the next quiet time. With three changes a thread can
+/// exchange two blocks, which no kernel state shows. A move onto another block counts as two changes: after a move
+/// back, the first block is where it was, and the other block is unregistered.
 const CHANGES_MAX: usize = 2;
 
 fn block_at(address: u64) -> u64 {

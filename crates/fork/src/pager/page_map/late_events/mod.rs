@@ -16,9 +16,9 @@ use super::MapSegment;
 //              unmaps the source                             3. unmap of the source (not with MREMAP_DONTUNMAP)
 //  munmap(2)   unmaps the range                              1. unmap
 //
-// The next thread that changes the map may report before the first of these is queued, or between two of them. The gap
-// lasts as long as a thread needs to wake up. Two changes of one range are then read in the wrong order if the second
-// uses the range that the first has vacated:
+// The next thread that changes the map may report before the first of these reports is queued, or between two of them.
+// The delay is as long as a thread needs to wake up. Two changes of one range are then read in the wrong order if the
+// second uses the range that the first has vacated:
 //
 // - The last message of a move, the unmap of its source, must not remove contents that were moved to the source in
 //   between. So this unmap is *expected*, and ignored when it is read. A move with MREMAP_DONTUNMAP sends no unmap. If

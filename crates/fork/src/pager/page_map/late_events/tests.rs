@@ -106,8 +106,8 @@ impl ReorderScenario {
             && self.memory.get(&block).is_some_and(|known| known.owner == thread)
     }
 
-    /// Whether a thread may vacate a block. It may not while the message that vacated the block before is unread. From a
-    /// block that the pager does not know, it also waits for the unmap message of an earlier move.
+    /// Whether a thread may vacate a block. It may not while the message that vacated the block before is unread.
+    /// Before it vacates a block that the pager does not know, it also waits for the unmap message of an earlier move.
     fn can_leave(&self, thread: usize, block: u64) -> bool {
         let is_known = self.memory.get(&block).is_some_and(|known| known.is_known);
         let is_unmapped = self.to_tell.iter().flatten().any(|(message, _)| *message == unmap_message(block));

@@ -14,13 +14,14 @@ use super::{AccessReport, MarkedRun, SET_PAGES_MAX, TRIAL_FRACTION};
 /// child may end early.
 const UNTOUCHED_TRIALS_MAX: u8 = 2;
 
-/// Most faults that a trial risks for one child: half a millisecond in all.
+/// Maximum number of faults that a trial risks for one child. Together they take half a millisecond.
 const TRIAL_FAULTS_MAX: usize = 8;
 
-/// Most neighbours that are on trial as one group: as many as readahead fetches at the second fault of a region.
+/// Maximum number of neighbours that are on trial as one group: as many as readahead fetches at the second fault of a
+/// region.
 const TRIAL_GROUP_MAX: usize = 32;
 
-/// Most pages that are on trial for one child.
+/// Maximum number of pages that are on trial for one child.
 const ON_TRIAL_MAX: usize = TRIAL_FAULTS_MAX * TRIAL_GROUP_MAX;
 
 type ExtentPage = (ExtentId, u64);
@@ -226,7 +227,7 @@ impl WorkingSet {
         self.entries = indices.into_iter().map(|index| self.entries[index]).collect();
     }
 
-    /// Chooses the pages on trial, by index: fetched pages before touched ones, and those not seen for longest first.
+    /// Chooses the pages on trial, by index: fetched pages before touched ones, then the least recently seen first.
     /// Neighbours that were only fetched are on trial as a group, since the fault of one of them fetches the others,
     /// too.
     fn choose_trials(&self) -> Vec<bool> {

@@ -157,7 +157,7 @@ fn a_restored_set_continues_to_learn() {
     set.apply_report(&report(&touched, &[]), has_page);
     set.apply_report(&as_fetched(report(&[500, 501], &[])), has_page);
     let (pages, on_trial) = read_set(&mut set);
-    assert!(!on_trial.is_empty(), "some are");
+    assert!(!on_trial.is_empty(), "some pages are on trial");
 
     let mut recalled = WorkingSet::default();
     recalled.restore(&decode_set(&set.encode().bytes), |_, page| page != 500);
