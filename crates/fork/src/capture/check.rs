@@ -151,8 +151,8 @@ fn running_refusals(
 }
 
 impl CheckReport {
-    /// Adds a descendant and returns its descriptors. `others` are the processes before it, the tree's first process first.
-    /// Adds nothing if the descendant has ended.
+    /// Adds a descendant and returns its descriptors. `others` are the tree's processes before the descendant, the first
+    /// process first. Adds nothing if the descendant has ended.
     fn add_descendant(
         &mut self,
         pid: i32,

@@ -1,8 +1,8 @@
 //! Open files: their kinds, which of them are refused, what the pause must read, and their entries in a descriptor.
 //!
 //! fork(2) copies the descriptor table but shares the open files: positions, counters and pipe contents change once the
-//! parent runs. So all of them are read in the pause: the states (`OpenFileStates`) while the process is cloned, the rest
-//! when the states of the whole tree are known.
+//! parent runs. So the files are read in the pause. Their states (`OpenFileStates`) are read while the process is cloned.
+//! `tree_files` builds the files when the states of the whole tree are known.
 
 mod anon_inode;
 mod builder;
@@ -44,7 +44,7 @@ use super::volume_objects;
 use fd_kind::Inode;
 use states::LazyFdLinks;
 
-/// Most links of `/proc` are shorter, in bytes. Longer ones are read a second time.
+/// Size in bytes of the first buffer for a link of `/proc`. Most links are shorter; longer ones are read a second time.
 const LINK_BYTES_GUESS: usize = 128;
 
 /// A process's connections to the daemon, by the inodes of the process's sockets. A child gets other sockets instead.
@@ -76,7 +76,7 @@ pub(super) struct OpenFd {
 }
 
 /// Lists all descriptors of a process, in ascending order. Omits descriptors that are closed during the call. `streams`: the
-/// streams of the tree, unless this is its first process.
+/// standard streams of the tree; `None` for the tree's first process.
 pub(super) fn list_open_fds(
     pid: i32,
     sockets: &DaemonSockets,
@@ -134,7 +134,7 @@ impl OpenFd {
         Self::read_known(links, number, None)
     }
 
-    /// Reads a descriptor. If it still refers to the same file as `known`, keeps its kind.
+    /// Reads a descriptor. If it still refers to the same file as `known`, and that file has a path, keeps the known kind.
     fn read_known(links: &FdDirectory, number: u32, known: Option<&Self>) -> io::Result<Self> {
         let name = number.to_string();
         let link = readlinkat(links, &name, Vec::with_capacity(LINK_BYTES_GUESS))?.into_bytes();
