@@ -59,14 +59,14 @@ pub type TemplateCallback = Box<dyn FnMut(i32) + Send>;
 pub struct CaptureOptions {
     /// The node that will own the seed.
     pub node: NodeName,
-    /// The parent itself stays stopped and holds the memory; no clone is made.
+    /// Whether the parent itself stays stopped and holds the memory. If so, no clone is made.
     pub freeze: bool,
-    /// Limit of the attempt, from the first stop until the reply. The same limit applies once more to the completion of the
-    /// descriptor.
+    /// Time limit for an attempt, from the end of its survey until the reply. The same limit applies to the wait for another
+    /// capture of the process, and to the completion of the descriptor.
     pub timeout: Duration,
     /// Called in the tracer thread for each template, after all other steps, so it may be slow. Not called in freeze mode.
     pub on_template: Option<TemplateCallback>,
-    /// The process's connections to the daemon, which are not carried like other sockets.
+    /// The process's connections to the daemon. Children get other sockets instead.
     pub daemon_sockets: DaemonSockets,
     /// Pages that the process offers for injected calls, if it requests the capture itself.
     pub offered_pages: Option<OfferedPages>,
@@ -155,7 +155,7 @@ impl CaptureTimes {
 /// Captures a process. Blocks, so the calling thread must be one that may block.
 ///
 /// # Errors
-/// Names what prevents the capture. The process runs on as if nothing had happened.
+/// [`CaptureError`]. The process runs on as if nothing had happened.
 pub fn capture_blocking(pid: i32, options: CaptureOptions) -> Result<CapturedTree, CaptureError> {
     tracer::owner_thread::capture_blocking(pid, options)
 }

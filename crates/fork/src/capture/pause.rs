@@ -53,7 +53,7 @@ pub(super) struct PreparedProcess {
 }
 
 impl PreparedProcess {
-    /// Surveys a process, and prepares its pause. `streams`: the standard streams of its tree, unless it is the first
+    /// Surveys a process, and prepares its pause. `streams`: the standard streams of its tree; `None` for the tree's first
     /// process.
     pub(super) fn prepare(
         pid: i32,
@@ -244,7 +244,7 @@ fn survey_new_threads(snapshot: &ProcessSnapshot, survey: &mut Survey) -> Result
     Ok(())
 }
 
-/// Suspends the seccomp filters, so that they do not judge injected calls.
+/// Suspends the seccomp filters, so that they do not judge injected calls, and reads them.
 fn suspend_filters(snapshot: &ProcessSnapshot, survey: &Survey) -> Result<SeccompFilters, CaptureError> {
     let mut filters = SeccompFilters::default();
     for thread in &snapshot.threads {

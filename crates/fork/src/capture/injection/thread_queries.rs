@@ -111,7 +111,7 @@ pub(in crate::capture) fn tsc_mode_call(address: u64) -> InjectedCall {
     InjectedCall::new("prctl(PR_GET_TSC)", PRCTL, [PR_GET_TSC, address])
 }
 
-/// The call that returns the secure bits of a thread ([`capabilities(7)`]), by which it has restricted itself.
+/// The call that returns the secure bits of a thread ([`capabilities(7)`]).
 ///
 /// [`capabilities(7)`]: https://man7.org/linux/man-pages/man7/capabilities.7.html
 pub(in crate::capture) fn securebits_call() -> InjectedCall {

@@ -38,7 +38,8 @@ pub(super) enum MappingKind {
     PrivateFile,
     /// A shared mapping of a file at its path.
     SharedFile,
-    /// A shared mapping of memory without a path.
+    /// A shared mapping of an object that is copied: memory without a path, POSIX shared memory, or a file that the node
+    /// lacks.
     SharedObject,
 }
 
@@ -68,7 +69,7 @@ pub(super) fn classify_mapping(entry: &MapEntry) -> Result<MappingKind, &'static
     })
 }
 
-/// Whether a mapping is of shared memory without a path.
+/// Whether a mapping is a [`MappingKind::SharedObject`].
 pub(super) fn is_shared_object(entry: &MapEntry) -> bool {
     classify_mapping(entry) == Ok(MappingKind::SharedObject)
 }

@@ -111,9 +111,9 @@ impl TemplateMemory {
         self.mappings.iter().all(|entry| covering_mapping(flagged, entry).is_some())
     }
 
-    /// Copies mapping flags from `flagged`, the mappings of a flag probe. The probe itself marked the mappings at the
-    /// `marked` addresses MADV_WIPEONFORK. Refuses mappings with certain flags. A mapping without known flags is an error,
-    /// because it could have any flag.
+    /// Copies mapping flags from `flagged`: the mappings of `smaps`, or of a flag probe, which itself marked the mappings at
+    /// the `marked` addresses MADV_WIPEONFORK. Refuses mappings with certain flags. A mapping without known flags is an
+    /// error, because it could have any flag.
     pub(crate) fn apply_flags(&mut self, flagged: &[MapEntry], marked: &[u64]) -> Result<(), CaptureError> {
         for entry in &mut self.mappings {
             let Some(same) = covering_mapping(flagged, entry) else {

@@ -1,4 +1,4 @@
-//! Netlink sockets with empty queues: their port numbers and their multicast groups.
+//! Netlink sockets: their options and multicast groups. A socket with unread messages is refused.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -39,7 +39,7 @@ pub(super) fn read_memberships(fd: BorrowedFd<'_>) -> io::Result<Vec<SocketOptio
 
 impl SocketContents {
     pub(super) fn read_netlink(&mut self, fd: BorrowedFd<'_>) -> io::Result<()> {
-        // Polls instead of peeking: a peek would make the kernel continue a dump that it is sending.
+        // Poll instead of peeking: a peek would make the kernel continue a dump that it is sending.
         if farfork_sys::poll::wait_readable(fd, Instant::now())? {
             self.set_refusal(
                 "it has unread messages of the kernel, which only the kernel can send: not carried; let the process read \
