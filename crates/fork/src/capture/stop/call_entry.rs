@@ -23,7 +23,7 @@ pub(crate) struct SleepingCall {
     switch_out: SwitchOut,
     /// Number of voluntary context switches of the thread so far.
     voluntary_switches: u64,
-    /// When it was interrupted, by CLOCK_MONOTONIC.
+    /// When the thread was interrupted, by CLOCK_MONOTONIC.
     interrupted_ns: Option<u64>,
 }
 
@@ -33,15 +33,15 @@ struct SwitchOut {
     processor: u32,
     /// Time of the switch, by the scheduler clock of that CPU.
     at_ns: u64,
-    /// The CPU time that it had used and waited for by then.
+    /// The CPU time that the thread had used, and had waited for, by then.
     time: SchedStat,
 }
 
 //  enters A ─ sleeps ── observe ── interrupt ─ woken ─ runs ─ stops              in A: woken by the stop
 //  enters A ─ sleeps ── observe ─ woken ─ leaves A, enters B ─ interrupt ─ stops in B, which shows the same registers
 //
-// Only the time of the wake-up distinguishes these. It is the time of the last context switch, less the time that the
-// thread ran and waited for a CPU since `observe` (`/proc/TID/schedstat`, Documentation/scheduler/sched-stats.rst).
+// Only the time of the wake-up distinguishes these two cases. It is the time of the last context switch, less the time that
+// the thread ran and waited for a CPU since `observe` (`/proc/TID/schedstat`, Documentation/scheduler/sched-stats.rst).
 /// A sleeping call whose thread has stopped in the same place.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct StoppedCall {

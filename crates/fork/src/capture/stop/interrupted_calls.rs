@@ -17,7 +17,7 @@ use super::call_timeouts::{LimitedCall, TimeLimit};
 use super::restart::{self, CallMark};
 use crate::call_timer::{self, CallExpiry, CallSite};
 
-/// Most recorded call ends. Beyond it, ends that are long over are dropped.
+/// Number of recorded call ends above which ends that are long over are dropped.
 const CALL_ENDS_MAX: usize = 4096;
 
 /// How long the end of a call is kept after it has passed. If the call still runs then, another process has restarted it.

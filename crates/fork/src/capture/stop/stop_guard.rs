@@ -144,8 +144,8 @@ fn is_own_child(pid: i32) -> bool {
     ProcStat::read(pid).is_ok_and(|stat| stat.parent == std::process::id() as i32)
 }
 
-/// Reaps threads that were killed while they were stopped, and so cannot be detached. Before that, the kernel does not
-/// report the end of the process to its parent, and this thread may live as long as a seed.
+/// Reaps threads that were killed while they were stopped, and so cannot be detached. Otherwise the kernel would report the
+/// end of the process to its parent only when this thread ends, perhaps with its seed.
 fn reap_killed(mut killed: Vec<i32>) {
     let started_at = Instant::now();
     loop {

@@ -17,7 +17,7 @@ use crate::capture::template::{TemplateClone, clone_call, reap_call};
 use crate::capture::tracer::deadline::Deadline;
 use crate::capture::tracer::executor::run_ready;
 
-/// Most large mappings that are marked: as many as fit into a script. The probe gets the pages of all other mappings.
+/// Maximum number of large mappings that are marked. The probe gets the pages of all other mappings.
 pub(in crate::capture) const LARGE_MAPPINGS_MAX: usize = 64;
 
 //  template   madvise(large mapping, MADV_WIPEONFORK) … ─ clone ────────────────────────── wait4(probe)

@@ -35,7 +35,7 @@ use super::tracer::trace_lock::TraceLock;
 /// Limit for the end of a killed template.
 const KILL_LIMIT: Duration = Duration::from_secs(5);
 
-/// Limit for the stop of the parent's main thread to reap a template. Beyond it, the zombie stays until the parent ends.
+/// Time limit for making the parent's main thread reap a template. After it, the zombie stays until the parent ends.
 const REAP_LIMIT: Duration = Duration::from_millis(500);
 
 /// Stack pointer of a template: an address that is never mapped (vm.mmap_min_addr).

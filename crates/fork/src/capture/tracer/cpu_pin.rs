@@ -9,7 +9,7 @@ use farfork_sys::process::ProcStat;
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// A stop takes 20 to 60 µs. One that takes longer than this has waited for a CPU.
+/// A stop that takes longer than this has waited for a CPU: other stops take 20 to 60 µs.
 const BUSY_STOP: Duration = Duration::from_micros(400);
 
 // Between two CPUs, a wake-up takes an interrupt, and longer still if the other CPU sleeps. A process that requests

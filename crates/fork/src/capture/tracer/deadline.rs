@@ -1,7 +1,7 @@
 //! Waits for tracees, with a time limit.
 //!
-//! A wait sleeps at once: a tracee is mostly woken on the tracer's CPU, which the tracer must leave first. Polling for
-//! 20 µs before made a step of a tracee twice as long. Yielding gave others whole time slices on a busy machine.
+//! A wait sleeps at once: a tracee is mostly woken on the tracer's CPU, which the tracer must leave first. Polling for 20 µs
+//! before each sleep made a step of a tracee twice as long. Yielding gave other threads whole time slices on a busy machine.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ thread_local! {
 pub(crate) struct Deadline {
     started: Instant,
     limit: Duration,
-    /// `None` if no timer was left; then a wait never sleeps.
+    /// `None` if the kernel had no timer left. Waits then poll instead of sleeping.
     alarm: Option<SyscallAlarm>,
 }
 
