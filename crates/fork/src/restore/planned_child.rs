@@ -198,7 +198,7 @@ impl PendingRestore<'_> {
     /// Waits until the child is restored.
     ///
     /// # Errors
-    /// The step of the restorer that failed. The container is no longer usable.
+    /// [`RestoreError`], for example the step of the restorer that failed. The container is no longer usable.
     pub fn wait_restored(self) -> Result<RestoredProcess, RestoreError> {
         let left = self.deadline.saturating_duration_since(Instant::now());
         let started = match self.init_wait {
