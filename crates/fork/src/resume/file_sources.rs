@@ -89,7 +89,7 @@ impl FileSelector<'_> {
     }
 
     //  the path leads to     │ the same, unchanged    opened by its path
-    //                        │ the same, changed      refused; if only written to: opened, and truncated to its size then
+    //                        │ the same, changed      refused; if only written to: opened, and truncated to its size at capture
     //                        │ another, or nothing    the owner has the file unchanged: a copy in memory, or pages if it
     //                        │                        is only read
     /// Selects the source of a file. `now` is the file at its path.
@@ -346,8 +346,8 @@ impl PatchedDescriptor {
     }
 }
 
-/// Returns the new backing of a mapping of an owner's file: the copy of the file, if there is one. Otherwise pages, if
-/// the mapping is not writable, or private: each plan has its pages.
+/// Returns the new backing of a mapping whose file the owner provides: the copy of the file, if there is one. Otherwise the
+/// seed's pages, if the mapping is private or not writable: each memory plan has such pages. `None` if neither is possible.
 fn owner_backing(mapping: &Mapping, object: Option<u32>) -> Option<Backing> {
     match (mapping.backing, object) {
         (Backing::SharedFile { offset, .. }, Some(object)) => Some(Backing::SharedMemory { object, offset }),

@@ -140,8 +140,8 @@ pub fn resume_child(
     Ok(restored)
 }
 
-/// Creates the file to which the container's stub writes the wait status. Allocates its block, so that the wait status
-/// can be written even if the file system is full, and does not count as memory of the container.
+/// Creates the file to which the container's stub writes the wait status. Allocates the file's block: then the status can be
+/// written even if the file system is full, and the block does not count as memory of the container.
 ///
 /// # Errors
 /// As open(2) and fallocate(2).
