@@ -45,7 +45,7 @@ pub(super) struct AttemptThreads {
 struct TimerShared {
     /// Readable when a thread has finished.
     wakeup: OwnedFd,
-    /// Whether due calls wait for a thread. Threads then end instead of sleeping.
+    /// Whether due calls wait for a thread. If so, threads end instead of sleeping.
     is_crowded: AtomicBool,
     is_real_time: AtomicBool,
 }

@@ -42,8 +42,8 @@ pub(super) fn expire_call(call_deadline: &CallDeadline, is_our_own: bool) -> Exp
     let mut seen = SleepingCall::observe(tid);
     match ptrace::seize(tid, 0) {
         Ok(()) => {}
-        // EPERM: another process traces the thread. Its tracer cannot be checked here: it may have detached after
-        // ptrace(2) failed.
+        // EPERM: another process traces the thread. The tracer cannot be checked here: it may have detached after ptrace(2)
+        // failed.
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return ExpiryOutcome::Retry,
         Err(_) => return ExpiryOutcome::Done,
     }

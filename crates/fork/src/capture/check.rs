@@ -38,7 +38,8 @@ pub struct CheckReport {
 /// Assumptions about the capture.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CheckOptions {
-    /// The process is a child of a seed, or was forked by such a child, and a pager of this node serves its missing pages.
+    /// Whether the process is a child of a seed, or was forked by such a child, and a pager of this node serves its missing
+    /// pages.
     pub is_pager_served: bool,
     /// Policy for a process with namespaces that its children would lack.
     pub namespaces: NamespacePolicy,

@@ -109,7 +109,7 @@ pub struct CapturedTree {
     pub descriptor: Descriptor,
     /// Holds the contents of private pages.
     pub template: TemplateGuard,
-    /// Contents of the shared objects, in the order of the descriptor's.
+    /// Contents of the shared objects, in the order of the descriptor's shared objects.
     pub shared_copies: Vec<SharedCopy>,
     /// Held files, in the order of the descriptor's file versions.
     pub held_files: Vec<Option<HeldFile>>,

@@ -206,7 +206,7 @@ pub(super) async fn run_pause(
 }
 
 /// Returns the pages for injected calls: the offered pages if they are usable, otherwise newly mapped ones. The frame
-/// restores the process if this process dies during the mapping calls.
+/// restores the parent if this process dies during the mapping calls.
 async fn map_injection_pages(
     snapshot: &ProcessSnapshot,
     prepared: &PreparedProcess,

@@ -282,8 +282,8 @@ impl FileTableBuilder<'_> {
         Ok(OpenFile::Socket(socket))
     }
 
-    /// Checks that a child can bind the socket. A socket with a file is bound to its original name; then the file is moved
-    /// to its present name.
+    /// Checks that a child can bind the socket. The child binds a socket with a file to its original name, and then moves
+    /// the file to its present name.
     fn check_bound_path(&self, socket: &Socket) -> Result<(), String> {
         let Some(name) = socket.bind_path().filter(|_| socket.file.is_some()) else { return Ok(()) };
         let path = Path::new(OsStr::from_bytes(name));

@@ -54,7 +54,7 @@ pub struct DaemonSockets {
     pub caller: Option<u64>,
     /// All other connections. A child reads end of file from them.
     pub eof_in_child: Vec<u64>,
-    /// Whether files that the process can read are copied in the pause, like deleted files.
+    /// Whether files that are open for reading, or mapped shared, are copied in the pause, like deleted files.
     pub copies_files: bool,
 }
 
@@ -109,7 +109,7 @@ fn fd_read_error(pid: i32, number: u32, source: io::Error) -> CaptureError {
 }
 
 impl DaemonSockets {
-    /// Returns the connections of a descendant: it may share them, but does not wait for a reply.
+    /// Returns the connections of a descendant, which may share them but does not wait for a reply.
     pub(super) fn for_descendant(&self) -> Self {
         Self {
             caller: None,
@@ -186,7 +186,7 @@ impl OpenFd {
     }
 
     /// Whether `fdinfo` proves that the number still refers to the same file. Inode numbers of files without a path are not
-    /// reused, and the path of a device does not change its target. Other files may have been renamed or removed, and
+    /// reused, and a device file is the same device under any path. Other files may have been renamed or removed, and
     /// anonymous kernel objects share one inode.
     fn matches_fdinfo(&self, info: &FdInfo) -> bool {
         let is_lasting = match self.kind {

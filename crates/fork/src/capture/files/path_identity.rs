@@ -47,8 +47,8 @@ pub(in crate::capture) fn is_mapping_at_path(path: &[u8], found: impl Fn() -> Op
     (0..STAT_RETRIES_MAX).any(|_| found().is_none_or(|found| is_it(&found)))
 }
 
-/// Whether this node has a file with the same size and times at the path. An overlay shows size and times of the file below,
-/// but its own inode numbers.
+/// Whether this node has a file with the same size and times at the path. An overlay shows the size and times of the file in
+/// its layer, but inode numbers of its own.
 fn has_same_times(path: &[u8], found: &Statx) -> bool {
     let look = |found: &Statx| {
         let [modified, changed] = [found.stx_mtime, found.stx_ctime].map(|time| (time.tv_sec, time.tv_nsec));

@@ -241,7 +241,7 @@ impl VersionCompletion<'_> {
             let Ok(mut identity) = file_identity::stat_identity(&file) else { continue };
             file_identity::mark_if_changed_since(self.stopped_ns, &mut identity);
             set_node_numbers(&mut identity, &process.exe, self.stopped_ns);
-            // Its code is mapped, so the build id is known.
+            // The executable's code is mapped, so the build id is known.
             let mut mapped = descriptor.mapped_files.iter().map(|mapped| &mapped.identity);
             let known = mapped.find(|mapped| (mapped.device, mapped.inode) == (identity.device, identity.inode));
             identity.build_id = known.and_then(|mapped| mapped.build_id.clone());

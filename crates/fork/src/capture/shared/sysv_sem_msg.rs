@@ -97,7 +97,7 @@ impl IpcSources {
         }
         let copied = run_in_ipc_namespace(pid, self.is_foreign_namespace, move || self.read());
         copied.map_err(|error| match error.raw_os_error() {
-            // Removed, or replaced by another object.
+            // The object was removed, or replaced by another one.
             Some(EINVAL | EIDRM) => {
                 CaptureError::Unstable { pid, what: "its System V semaphores and message queues".to_owned() }
             }

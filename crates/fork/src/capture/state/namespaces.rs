@@ -90,7 +90,7 @@ pub(in crate::capture) fn compare_namespaces(
     }
     let has_own_groups = is_first && is_own(NamespaceKind::ControlGroups);
     findings.add_note(has_own_groups, "its control groups have a root of their own: its children see their node's");
-    // Several nodes on one machine each have their own network, while parents are in the machine's network.
+    // Several nodes on one machine each have their own network, but parents may be in the machine's network.
     if is_own(NamespaceKind::Network) && !is_in_host_network(pid) {
         findings.refusals.extend(refuse_interface_sockets(pid, fds)?);
         findings.add_note(is_first, "its network is its own: its children are in networks of their node's");

@@ -13,7 +13,7 @@ use super::SocketContents;
 /// NETLINK_PKTINFO, BROADCAST_ERROR, NO_ENOBUFS, LISTEN_ALL_NSID, CAP_ACK, EXT_ACK, GET_STRICT_CHK.
 const OPTIONS: [u32; 7] = [3, 4, 5, 8, 10, 11, 12];
 
-/// Whether multicast groups are the only kernel state of a protocol's sockets: NETLINK_ROUTE, SOCK_DIAG and KOBJECT_UEVENT.
+/// Whether a protocol's sockets have no kernel state other than multicast groups: NETLINK_ROUTE, SOCK_DIAG, KOBJECT_UEVENT.
 pub(super) fn is_supported_protocol(protocol: u32) -> bool {
     matches!(protocol, 0 | 4 | 15)
 }

@@ -212,7 +212,8 @@ impl SocketTable<'_> {
     }
 }
 
-/// A socket that waits to be accepted and has sent data: no process has its peer yet, so the data cannot be peeked at.
+/// For a socket that waits to be accepted and has sent data: no process has the other end yet, so the data cannot be peeked
+/// at.
 pub(super) const UNREAD_PENDING_REASON: &str = "it is a pending connection with unread data, which cannot be peeked at \
      before accept(2): not carried; let the process accept it first";
 
