@@ -48,7 +48,7 @@ pub(crate) use tracer::deadline::Deadline;
 pub use tracer::owner_thread::{CaptureCallbacks, ReadyTemplate, TIMEOUT_GRACE, TemplateGuard};
 pub use volume_objects::{VolumeObject, VolumeObjectKind};
 
-/// Default limit of a capture. A fork(2) of several hundred gigabytes takes about as long.
+/// Default time limit of a capture. A fork(2) of several hundred gigabytes takes about as long.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Called with the pid of each new template. The daemon moves the template to its own control group: pages that the parent's

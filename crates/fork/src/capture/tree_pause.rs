@@ -98,9 +98,10 @@ pub(super) fn pause_tree(
 
 type TimedPause = (Result<PauseOutcome, CaptureError>, CaptureTimes);
 
-/// Runs the pauses of all processes, at the same time if possible. They run one after the other in two cases. If a pager
-/// serves the processes, it identifies a clone by an address that several clones may share. If some processes share memory,
-/// each clone must have the injection pages of its own process only.
+/// Runs the pauses of all processes, at the same time if possible. They run one after the other in two cases.
+///
+/// First, if a pager serves the processes: it identifies a clone by an address that several clones may share. Second, if
+/// some processes share memory: each clone must have the injection pages of its own process only.
 fn pause_processes(
     tree: &mut ProcessTree,
     stopped: &mut [StopGuard],

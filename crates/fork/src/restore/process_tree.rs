@@ -24,8 +24,8 @@ use super::plan_layout::{
 use super::stub_map::StubMap;
 use super::{LocalNode, RestoreError};
 
-/// Lowest first number for farfork's own descriptors during the restore. It is higher if the processes have higher
-/// descriptors.
+/// Minimum for the first number of farfork's own descriptors during the restore. The number is higher if the processes have
+/// higher descriptors.
 const FD_BASE_MIN: u32 = 64;
 
 /// The bit of a wait status that means that a core was written.

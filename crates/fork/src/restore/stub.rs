@@ -27,7 +27,7 @@ pub const STUB_QUEUE_FD: u32 = 5;
 /// The stub: a program of a few KiB without a C library, which runs as pid 1 of each container.
 pub const STUB_IMAGE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/stub"));
 
-/// Limit for the first report of a new stub, which is its first action. The end of a stub is noticed at once, without
+/// Time limit for the first report of a new stub, which is its first action. The end of a stub is noticed at once, without
 /// this limit. The limit exceeds scheduling stalls: on one machine, processes waited for ten seconds
 /// (`docs/decisions/023-scheduling-stalls.md`).
 const STUB_READY_TIMEOUT: Duration = Duration::from_secs(20);

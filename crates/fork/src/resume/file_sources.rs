@@ -26,7 +26,7 @@ use crate::volume_table::VolumeTable;
 /// enough for all.
 const FILE_CHECK_TTL: Duration = Duration::from_millis(10);
 
-/// Limit for the owner's reply with the states of files, for which it may have to read some files.
+/// Time limit for the owner's reply with the states of files. The owner may have to read some files for it.
 const FILE_STATES_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Results of the last check of a seed's files.
@@ -89,7 +89,8 @@ impl FileSelector<'_> {
     }
 
     //  the path leads to     │ the same, unchanged    opened by its path
-    //                        │ the same, changed      refused; if only written to: opened, and truncated to its size at capture
+    //                        │ the same, changed      refused; if only written to: opened, and truncated to its size
+    //                        │                        at the capture
     //                        │ another, or nothing    the owner has the file unchanged: a copy in memory, or pages if it
     //                        │                        is only read
     /// Selects the source of a file. `now` is the file at its path.
@@ -131,8 +132,8 @@ impl FileSelector<'_> {
         }
     }
 
-    /// Returns the files that must be read from the owner. Records files of another machine that have an equal file
-    /// here in `alike`.
+    /// Returns the files that must be read from the owner. Records in `alike` the files of another machine that have an
+    /// equal file here.
     fn select_owner_files<'f>(
         &self,
         descriptor: &'f Descriptor,

@@ -61,7 +61,7 @@ pub struct ResumeRequest<'a> {
     pub untrusted: bool,
     /// How its pages are fetched.
     pub strategy: PagingStrategy,
-    /// Limit for the whole resume.
+    /// Time limit for the whole resume.
     pub limit: Duration,
 }
 

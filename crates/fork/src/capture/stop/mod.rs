@@ -30,8 +30,8 @@ use super::tracer::deadline::{Deadline, WaitError};
 /// Time limit for the wait until interrupted threads have stopped and can be released.
 const RELEASE_LIMIT: Duration = Duration::from_millis(100);
 
-/// Threads that were interrupted, and were not waited for yet. If all processes of a tree are interrupted first, their stops
-/// take the time of one.
+/// Threads that were interrupted before the stop of their process is finished: some still run, others have stopped. If all
+/// processes of a tree are interrupted first, their stops take the time of one.
 #[derive(Debug, Default)]
 pub(super) struct PendingStops {
     awaited: Vec<i32>,
@@ -78,7 +78,7 @@ impl PendingStops {
         }
     }
 
-    /// Releases all threads that were not waited for. They resume unchanged.
+    /// Releases all threads that no stop has taken. They resume unchanged.
     pub(super) fn release(&mut self) {
         // Without threads to wait for, create no deadline: its timer costs more than this check.
         let deadline = (!self.awaited.is_empty()).then(|| Deadline::after(RELEASE_LIMIT));

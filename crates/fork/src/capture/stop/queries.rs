@@ -20,7 +20,7 @@ use crate::capture::survey::ThreadProfile;
 use crate::capture::tracer::deadline::Deadline;
 use crate::capture::tracer::executor::run_ready;
 
-/// Limit for all queries of all threads.
+/// Time limit for all queries of all threads.
 const QUERIES_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Size of a result buffer, in bytes. It is small, so that many queries fit into one script.

@@ -59,8 +59,8 @@ pub(in crate::capture) fn resolve_restart(
 }
 
 /// A mark in the upper half of the number of a restarted call. The kernel uses the lower half alone, and keeps both halves
-/// while the call lasts, even if it is interrupted. So the mark shows whether a thread is still in that call. It is never
-/// zero.
+/// while the call lasts, even if it is interrupted. So the mark shows whether a thread is still in that call. A mark is
+/// never zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct CallMark(u32);
 

@@ -17,7 +17,7 @@ use crate::capture::error::CaptureError;
 use crate::capture::injection::injector::read_registers;
 use crate::capture::injection::script::EndSignal;
 
-/// Limit for the end of killed threads. The last of them tears down their memory.
+/// Time limit for the wait until killed threads have ended. The last of them tears down their memory.
 const END_LIMIT: Duration = Duration::from_secs(2);
 
 /// Time between two checks for the end of killed threads.
@@ -27,15 +27,15 @@ const END_INTERVAL: Duration = Duration::from_micros(200);
 #[derive(Debug, Clone)]
 pub(in crate::capture) struct StoppedThread {
     pub(in crate::capture) tid: i32,
-    /// The registers with which it resumes: its registers at the stop, after the rules of [`restart`].
+    /// The registers with which the thread resumes: its registers at the stop, after the rules of [`restart`].
     pub(in crate::capture) registers: Registers,
     /// Signal mask of the thread, outside of sigsuspend(2) and similar calls.
     pub(in crate::capture) signal_mask: u64,
     pub(in crate::capture) pending_signals: Vec<[u8; ptrace::SIGINFO_BYTES]>,
     pub(in crate::capture) rseq: Option<ptrace::RseqConfiguration>,
-    /// Remaining time of its interrupted call, if it is known.
+    /// Remaining time of the thread's interrupted call, if it is known.
     pub(in crate::capture) pending_call: Option<RestartableCall>,
-    /// Whether a signal is pending that it does not block.
+    /// Whether a signal is pending that the thread does not block.
     has_deliverable_signal: bool,
 }
 
@@ -216,8 +216,8 @@ impl StoppedThread {
             .map_err(CaptureError::tracing("block the signals of", self.tid))
     }
 
-    /// Restores its signal mask and registers. The registers are last: until then they point to code that restores both if
-    /// this process dies.
+    /// Restores the thread's signal mask and registers. The registers are last: until then they point to code that restores
+    /// both if this process dies.
     pub(in crate::capture) fn restore(&self) {
         // If the thread was killed, nothing is left to restore.
         let _ = ptrace::write_signal_mask(self.tid, self.signal_mask);

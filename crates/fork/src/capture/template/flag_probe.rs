@@ -1,7 +1,7 @@
 //! Reads the VmFlags of a template's mappings from a flag probe: a short-lived clone of the template.
 //!
-//! Only `smaps` shows them, and to print them it counts all pages: 20 ms per GiB, for which the first fork would wait.
-//! The probe has the same mappings and almost no pages, since large mappings get MADV_WIPEONFORK before the clone.
+//! Only `smaps` shows the flags. To print them, the kernel counts all pages: 20 ms per GiB, for which the first fork would
+//! wait. The probe has the same mappings and almost no pages, since large mappings get MADV_WIPEONFORK before the clone.
 
 use std::fs::File;
 

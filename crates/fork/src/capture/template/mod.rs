@@ -32,7 +32,7 @@ use super::tracer::deadline::{Deadline, WaitError};
 use super::tracer::executor::run_ready;
 use super::tracer::trace_lock::TraceLock;
 
-/// Limit for the end of a killed template.
+/// Time limit for the wait until a killed template has ended.
 const KILL_LIMIT: Duration = Duration::from_secs(5);
 
 /// Time limit for making the parent's main thread reap a template. After it, the zombie stays until the parent ends.
@@ -225,10 +225,12 @@ impl Drop for TemplateClone {
     }
 }
 
-/// Returns the OOM score adjustment of a template: half-way between the children's and the parent's, which counts as at
-/// least 0. For each point, the kernel adds a thousandth of all memory to the size of a process. So it kills a smaller
-/// process first only if the sizes differ by less than the distance of the scores. A template is as large as its parent, and
-/// often larger than a child.
+/// Returns the OOM score adjustment of a template: half-way between the children's score and the parent's. The parent's
+/// score counts as at least 0.
+///
+/// For each point, the kernel adds a thousandth of all memory to the size of a process. So it kills a smaller process first
+/// only if the sizes differ by less than the distance of the scores. A template is as large as its parent, and often larger
+/// than a child.
 fn template_oom_score(parents: i32) -> i32 {
     if parents < OOM_SCORE_ADJUSTMENT { i32::midpoint(parents.max(0), OOM_SCORE_ADJUSTMENT) } else { parents }
 }

@@ -15,7 +15,7 @@ thread_local! {
     static SPARE: Cell<Option<SyscallAlarm>> = const { Cell::new(None) };
 }
 
-/// The time limit of an attempt. Its end interrupts the waits of the thread that made it.
+/// The time limit of an attempt. Its end interrupts the waits of the thread that created the deadline.
 #[derive(Debug)]
 pub(crate) struct Deadline {
     started: Instant,
@@ -53,7 +53,7 @@ impl Deadline {
 
     /// Waits for the next report of any tracee of this thread.
     pub(crate) fn wait_report(&self) -> Result<(i32, TraceeEvent), WaitError> {
-        // With one tracee, polling first finds nothing that the wait would not find.
+        // Do not poll first: with one tracee, polling finds nothing that the wait would not find.
         let wait_mode = if self.alarm.is_some() { WaitMode::Block } else { WaitMode::NoWait };
         loop {
             match ptrace::wait_any(wait_mode) {

@@ -374,7 +374,7 @@ fn create_disconnected(
     set_options(syscall_builder, 0, socket, |_| true)
 }
 
-/// As `create_disconnected`, but the other end must still send: it is stored. Returns its descriptor.
+/// As `create_disconnected`, but the other end must still send. So the other end is stored. Returns its descriptor.
 fn create_deferred_disconnected(
     open_file_builder: &mut OpenFileBuilder<'_, '_>,
     socket: &Socket,
