@@ -83,7 +83,7 @@ pub fn check(pid: i32, options: CheckOptions) -> Result<CheckReport, CaptureErro
         let mut add = || report.add_descendant(*descendant, &processes[..=index], &mut tree_check);
         match retry_unstable(deadline, &mut add) {
             Ok(of_one) => files.extend(of_one),
-            // The descendant has ended, or a process that it was compared with.
+            // The descendant has ended, or a process with which it was compared has.
             Err(CaptureError::ProcessGone { .. }) => {}
             Err(CaptureError::Unstable { pid, what }) => {
                 report.notes.push(format!("pid {pid} was not checked, because it kept changing: {what}"));

@@ -81,7 +81,7 @@ impl PreparedProcess {
         let shared = SharedSources::open(&survey)?;
         let mem = open_memory(pid)?;
         let search = options.serving_pager.as_ref().map(|lineage| lineage.start_search(pid)).transpose()?;
-        // The pager finds the clone of a child by the address of its injection pages, so they must be newly mapped.
+        // The pager finds the clone of a child by the address of its injection pages. So these pages must be newly mapped.
         let offer = options.offered_pages.clone().filter(|_| search.is_none() && streams.is_none());
         let gadgets = if offer.is_none() { Gadgets::find(pid, &survey.maps) } else { None };
         let held_files = phase!("prepare.hold", HeldFileMap::open(pid, &survey.fds));

@@ -229,8 +229,8 @@ impl SeedSource {
         Ok(())
     }
 
-    /// Returns the seed with these files of its owner. `None` if only pages of private mappings are needed from the
-    /// owner: each memory plan fetches these pages anyway.
+    /// Returns the seed with a descriptor in which the owner's copies or pages replace these files. `None` if only pages of
+    /// private mappings are needed from the owner: each memory plan fetches these pages anyway.
     fn with_owner_files(&self, owners: &[SeedFile<'_>]) -> Result<Option<Self>, ResumeError> {
         let states = self.fetch_file_states()?;
         for file in owners {

@@ -50,8 +50,8 @@ pub struct ResumeRequest<'a> {
     pub streams: StandardStreams,
     /// The file for its wait status, from [`create_status_file`].
     pub status_file: OwnedFd,
-    /// Replaces the socket on which the parent waited for the reply to its checkpoint. The reply is already in this
-    /// socket.
+    /// The child gets this socket in place of the parent's socket for the reply to its checkpoint. The reply is already in
+    /// this socket.
     pub checkpoint_socket: Option<OwnedFd>,
     /// Bytes for its payload file.
     pub payload: Option<&'a [u8]>,

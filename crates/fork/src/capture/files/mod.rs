@@ -198,7 +198,7 @@ impl OpenFd {
         is_lasting && (self.mount, self.inode) == (info.mount, info.inode)
     }
 
-    /// Whether its number still refers to the same file.
+    /// Whether the descriptor's number still refers to the same file.
     fn is_unchanged(&self, pid: i32) -> bool {
         let now = FdDirectory::open_links(pid).and_then(|links| Self::read(&links, self.number));
         now.is_ok_and(|now| (now.device, now.inode, &now.link) == (self.device, self.inode, &self.link))
@@ -212,7 +212,7 @@ impl OpenFd {
         is_it.then_some(copy).ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
-    /// Whether its file has state that parent and clone share after fork(2), and that may change.
+    /// Whether the descriptor's file has state that parent and clone share after fork(2), and that may change.
     pub(super) fn has_shared_state(&self) -> bool {
         match self.kind {
             FdKind::Regular

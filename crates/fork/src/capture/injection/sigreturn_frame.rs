@@ -150,7 +150,7 @@ impl SigreturnFrame {
 
     /// Restores the contents of the stack. Must not be called while the thread's registers point to the frame.
     fn disarm(&self, mem: &File) {
-        // It fails only if the process was killed: nothing is left to restore.
+        // The write fails only if the process was killed: nothing is left to restore.
         let _ = mem.write_all_at(&self.saved_stack, self.stack_address);
         self.is_armed.set(false);
     }

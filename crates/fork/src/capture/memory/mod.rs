@@ -89,7 +89,7 @@ pub(super) fn is_private_hugetlb(entry: &MapEntry) -> bool {
     !entry.is_shared && is_hugetlb(entry)
 }
 
-/// Returns the addresses at which a mapping shows a part of its file; `None` if it does not.
+/// Returns the addresses at which a mapping shows a part of its file; `None` if it shows nothing of this part.
 pub(super) fn mapped_range_of(entry: &MapEntry, part: &Range<u64>) -> Option<Range<u64>> {
     let (first, behind) = (part.start.max(entry.offset), part.end.min(entry.offset + entry.bytes()));
     (first < behind).then(|| entry.start + first - entry.offset..entry.start + behind - entry.offset)

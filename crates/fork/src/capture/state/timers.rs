@@ -125,7 +125,7 @@ impl ListedTimer {
         }
     }
 
-    /// Whether its clock advances while the process is stopped.
+    /// Whether the timer's clock advances while the process is stopped.
     fn advances_in_pause(&self) -> bool {
         self.clock >= 0 && self.clock != PROCESS_CPU_CLOCK
     }

@@ -229,9 +229,10 @@ impl StoppedThread {
 /// SIGWINCH. Bit N−1 is signal N.
 const DEFAULT_IGNORED_SIGNALS: u64 = 1 << 16 | 1 << 17 | 1 << 22 | 1 << 27;
 
-/// Makes the call of a thread that has just stopped restart, even if its tracer dies. This is the first step after a stop.
+/// Prepares a thread that has just stopped: its interrupted call then restarts even if the tracer dies. This is the first
+/// step after a stop.
 pub(in crate::capture) fn mark_interrupted_call(tid: i32) {
-    // If the registers cannot be read now, the next read reports it.
+    // If the registers cannot be read now, their next read reports the error.
     let Ok(Some(registers)) = ptrace::read_registers(tid) else { return };
     let restartable = restart::parent_registers(&registers);
     interrupted_calls::record_interrupted(tid, &registers, &restartable);

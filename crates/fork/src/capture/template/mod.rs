@@ -158,14 +158,14 @@ impl TemplateClone {
 
     fn wait_end(&self) -> bool {
         let deadline = Deadline::after(KILL_LIMIT);
-        // If another process killed it, it may already be reaped.
+        // If another process has killed the template, the template may already be reaped.
         if !matches!(ptrace::reap(self.pid), Ok(false)) {
             return true;
         }
         while !deadline.is_over() {
             match deadline.wait_report() {
                 Ok((tid, TraceeEvent::Ended)) if tid == self.pid => return ptrace::reap(tid).unwrap_or(true),
-                // A late report of its last stop.
+                // A late report of the template's last stop.
                 Ok(_) => {}
                 Err(WaitError::TimedOut) => return false,
                 Err(WaitError::NoTracee) => return true,

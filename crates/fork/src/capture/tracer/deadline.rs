@@ -66,7 +66,7 @@ impl Deadline {
         }
     }
 
-    /// Polls before it waits. For several tracees at work, of which some may have reported already.
+    /// As `wait_report`, but polls first. For several tracees at work, of which some may have reported already.
     pub(in crate::capture) fn poll_or_wait_report(&self) -> Result<(i32, TraceeEvent), WaitError> {
         ptrace::poll_stop().map_or_else(|| self.wait_report(), Ok)
     }

@@ -46,7 +46,7 @@ pub struct TemplateGuard {
     /// One per process, in the order of the descriptor.
     pids: Vec<i32>,
     owner: ThreadId,
-    /// Closing it wakes the owner thread.
+    /// Closing this end of a pipe wakes the owner thread.
     release_pipe: Option<PipeWriter>,
     /// Disconnects when the owner thread ends.
     owner_ended: Mutex<Receiver<()>>,
@@ -67,7 +67,8 @@ impl TemplateGuard {
 impl Drop for TemplateGuard {
     fn drop(&mut self) {
         drop(self.release_pipe.take());
-        // If a callback drops it in the owner thread itself, that thread ends the template after the callback returns.
+        // If a callback drops the guard in the owner thread itself, that thread ends the template after the callback
+        // returns.
         if thread::current().id() == self.owner {
             return;
         }

@@ -51,9 +51,9 @@ pub(super) fn list_tree(pid: i32) -> Result<Vec<i32>, CaptureError> {
 /// Whether the parent of a stopped process has waited for the stop (WUNTRACED).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum StopReport {
-    /// The next wait will report it.
+    /// The next wait of the parent will report the stop.
     Pending,
-    /// A wait has reported it.
+    /// A wait of the parent has reported the stop.
     Reported,
 }
 
@@ -111,7 +111,7 @@ impl TreeProcess {
         self.prepared.survey.pid
     }
 
-    /// Whether its memory is its parent's (CLONE_VM).
+    /// Whether the process has its parent's memory (CLONE_VM), not its own.
     pub(super) fn shares_memory(&self) -> bool {
         self.shared_tables.memory
     }
