@@ -51,8 +51,8 @@ pub use volume_objects::{VolumeObject, VolumeObjectKind};
 /// Default time limit of a capture. A fork(2) of several hundred gigabytes takes about as long.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Called with the pid of each new template. The daemon moves the template to its own control group: pages that the parent's
-/// writes leave to the template are then not charged to the parent.
+/// Called with the pid of each new template. The daemon moves templates to a control group of their own: pages that the
+/// parent's writes leave to a template are then not charged to the parent.
 pub type TemplateCallback = Box<dyn FnMut(i32) + Send>;
 
 /// Options of a capture.

@@ -58,8 +58,8 @@ fn has_same_times(path: &[u8], found: &Statx) -> bool {
     statx(CWD, path, AtFlags::empty(), StatxFlags::BASIC_STATS).is_ok_and(|at_path| look(&at_path) == look(found))
 }
 
-/// Whether a file may differ from the node's. In a container of farfork, only files on mounts that farfork made may differ.
-/// The other mounts are bind mounts of the user, which the container's children get, too.
+/// Whether a file may differ from the node's file at the same path. In a container of farfork, only files on mounts that
+/// farfork made may differ. The other mounts are bind mounts of the user, which the container's children get, too.
 fn is_not_bind_mount(
     directory: BorrowedFd<'_>,
     mount_table: &str,

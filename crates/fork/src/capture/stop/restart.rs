@@ -119,7 +119,7 @@ fn restart_registers(registers: &Registers, results: &[i64]) -> Option<Registers
     })
 }
 
-/// Whether the stop has ended a call with EINTR that the kernel would not restart.
+/// Whether the stop made a call return EINTR because the kernel never restarts this call.
 fn is_cut_short(registers: &Registers) -> bool {
     let number = call_number(registers);
     let is_never_restarted = NEVER_RESTARTED.contains(&number) || NEVER_RESTARTED_POLLS.contains(&number);

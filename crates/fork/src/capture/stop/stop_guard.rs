@@ -17,7 +17,7 @@ use crate::capture::error::CaptureError;
 use crate::capture::injection::injector::read_registers;
 use crate::capture::injection::script::EndSignal;
 
-/// Time limit for the wait until killed threads have ended. The last of them tears down their memory.
+/// Time limit for the wait until killed threads have ended. The last thread to end tears down the memory of the process.
 const END_LIMIT: Duration = Duration::from_secs(2);
 
 /// Time between two checks for the end of killed threads.

@@ -298,8 +298,8 @@ impl ProcessTree {
         Ok(all_lived)
     }
 
-    /// Moves a process that ended while others were stopped to the unreaped ones. No other process refers to it as its
-    /// parent yet.
+    /// Moves a process from `processes` to `unreaped`: the process ended while others were stopped. No other process refers
+    /// to it as its parent yet.
     fn move_to_unreaped(&mut self, index: usize) -> Result<(), CaptureError> {
         let TreeProcess { parent, prepared, .. } = self.processes.remove(index);
         let pid = prepared.survey.pid;
