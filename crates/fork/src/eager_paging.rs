@@ -8,7 +8,7 @@ use farfork_wire::ChildId;
 
 use crate::pager::{ClientError, PagerClient, SettleProgress, SettleState};
 
-/// Shortest time to fetch one page. The next progress query is delayed by this time for each missing page.
+/// Shortest time in which a page is fetched. The next progress query is delayed by this time for each missing page.
 const PAGE_FETCH_MIN: Duration = Duration::from_nanos(500);
 
 /// Shortest and longest pause between two progress queries. A query takes about 50 µs, and the end must be noticed
@@ -29,7 +29,7 @@ pub enum EagerError {
     Timeout(u64),
 }
 
-/// Waits until a restored child has all of its memory, and no longer needs its seed. Returns the time of this, by
+/// Waits until a restored child has all of its memory, and no longer needs its seed. Returns when this was so, by
 /// CLOCK_REALTIME in nanoseconds.
 pub(crate) fn settle_before_start(
     child: &ChildId,

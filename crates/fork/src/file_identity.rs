@@ -125,9 +125,9 @@ pub fn mark_if_changed_since(timestamp_ns: i64, identity: &mut FileIdentity) {
     }
 }
 
-/// Whether the file at `path` on this node has the bytes of `wanted`. Within one boot (`same_boot`), inode, size and
-/// times decide. Otherwise size, and build id or digest decide. A file without both never counts as the same: its pages
-/// are then read from the seed.
+/// Whether the file at `path` on this node has the bytes of `wanted`. Within one boot (`same_boot`), equal inode, size and
+/// times suffice. Otherwise size, and build id or digest must be equal. A file without build id and digest then never counts
+/// as the same: its pages are read from the seed.
 pub fn is_same_file(path: &Path, wanted: &FileIdentity, same_boot: bool) -> bool {
     let Ok(metadata) = path.metadata() else { return false };
     if !metadata.is_file() || metadata.len() != wanted.bytes || wanted.modified_ns == CHANGED_MARKER_NS {
@@ -148,7 +148,7 @@ pub fn has_same_digest(path: &Path, wanted: &FileIdentity) -> bool {
     wanted.digest.is_some() && found().ok().flatten() == wanted.digest
 }
 
-/// Largest file that gets a digest, in bytes. Computing a digest must take no more than tens of microseconds.
+/// Maximum size of a file that gets a digest, in bytes. Computing a digest must take no more than tens of microseconds.
 const DIGEST_FILE_BYTES_MAX: u64 = 64 << 10;
 
 /// Computes the SHA-256 of a small file; `None` for a larger file, or one that changes during the computation.

@@ -12,7 +12,7 @@ use farfork_wire::NodeName;
 use crate::pager::OWNER_IDLE_TIMEOUT;
 use crate::resume::ResumeError;
 
-/// Most idle connections. The least recently used one is closed first.
+/// Maximum number of idle connections. The least recently used one is closed first.
 const IDLE_MAX: usize = 8;
 
 /// Idle connections to owners.

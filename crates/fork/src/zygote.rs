@@ -46,7 +46,7 @@ pub struct ZygoteRequest<'a> {
     pub process: HostInit,
     /// Its seed.
     pub source: &'a SeedSource,
-    /// Limit for the whole start.
+    /// Time limit for the whole start.
     pub limit: Duration,
 }
 

@@ -19,15 +19,15 @@ use super::deadline::CallDeadline;
 use super::expiry::{self, ExpiryOutcome};
 use super::schedule::ScheduledCall;
 
-/// Most threads at a time. An attempt takes about 200 us, so this limit delays no call. It bounds the cost of many
-/// calls whose threads are all held by a debugger.
+/// Maximum number of threads at a time. It bounds the cost of many calls whose threads are all held by a debugger. An
+/// attempt takes about 200 us, so other calls hardly wait for a thread.
 const THREADS_MAX: usize = 64;
 
 /// Stack size of a thread, in bytes: an attempt reads a few small files of `/proc`.
 const STACK_BYTES: usize = 256 << 10;
 
-/// How long attempts at a call are repeated. A capture holds a thread for less time. A call under a debugger may last
-/// for its whole limit.
+/// Time limit for the attempts at a call, from its deadline. A capture holds a thread for less time. If a debugger holds the
+/// thread for longer, the call lasts for its whole limit.
 const RETRIES_NS_MAX: u64 = 30_000_000_000;
 
 /// The running threads.
@@ -45,7 +45,7 @@ pub(super) struct AttemptThreads {
 struct TimerShared {
     /// Readable when a thread has finished.
     wakeup: OwnedFd,
-    /// Whether due calls wait for a thread. Threads then end instead of sleeping.
+    /// Whether due calls wait for a thread. If so, threads end instead of sleeping.
     is_crowded: AtomicBool,
     is_real_time: AtomicBool,
 }
@@ -108,12 +108,12 @@ impl AttemptThreads {
         self.shared.is_crowded.store(is_crowded, Ordering::Relaxed);
     }
 
-    /// Records the priority that threads have from now on.
+    /// Records whether threads that begin to run from now on have real-time priority.
     pub(super) fn set_real_time(&self, is_real_time: bool) {
         self.shared.is_real_time.store(is_real_time, Ordering::Relaxed);
     }
 
-    /// Ends the retries for a thread that is in a later call.
+    /// Ends the retries for earlier calls of the program's thread `tid`, which is in a later call.
     pub(super) fn supersede(&self, tid: i32) {
         let of_thread = self.running.values().filter(|running| running.tid == tid);
         of_thread.for_each(|running| running.is_superseded.store(true, Ordering::Relaxed));
@@ -162,7 +162,7 @@ struct OutcomeReport {
 
 impl Drop for OutcomeReport {
     fn drop(&mut self) {
-        // Cannot fail: the timer outlives its threads, and a full eventfd counter is readable, too.
+        // Errors are harmless: without the timer, the outcome is not needed; and a full eventfd counter is readable, too.
         let _ = self.outcomes.send(FinishedAttempt { id: self.id, outcome: self.outcome.take() });
         let _ = rustix::io::write(&self.shared.wakeup, &1_u64.to_ne_bytes());
     }

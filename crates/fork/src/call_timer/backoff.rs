@@ -5,8 +5,8 @@ use std::time::Duration;
 /// The first pause. Most tracers hold a thread for less: the pause of a capture lasts about a millisecond.
 const FIRST_PAUSE: Duration = Duration::from_micros(500);
 
-/// The longest pause. A thread that a debugger holds for minutes costs fifty attempts per second, about 50 us each: 0.3
-/// % of a CPU. The call ends at most one such pause after the debugger has released the thread.
+/// The longest pause. While a debugger holds a thread, fifty attempts per second take about 50 us each: 0.3 % of a CPU. The
+/// call ends at most one such pause after the debugger has released the thread.
 const PAUSE_MAX: Duration = Duration::from_millis(20);
 
 /// The pause before the next attempt. It never exceeds the sum of the earlier pauses plus the first pause. So the delay

@@ -17,7 +17,7 @@ const BUDGET_NS: u64 = 100_000_000;
 /// priority does not change at each sample.
 const REGAIN_NS: u64 = BUDGET_NS / 2;
 
-/// Time between two samples. The timer exceeds its budget at most by the time of one sample on each CPU.
+/// Time between two samples. The timer exceeds its budget at most by the CPU time that its threads use between two samples.
 pub(super) const SAMPLE_NS: u64 = 50_000_000;
 
 /// The CPU time that was used up to a point in time.

@@ -1,4 +1,4 @@
-//! Handles calls of a child that the capture of its parent interrupted: each ends after its remaining time.
+//! Makes the timer end a child's calls that the capture of the parent interrupted, each after its remaining time.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,7 +11,8 @@ use farfork_wire::descriptor::{Descriptor, RestartableCall, Thread};
 use super::{CallExpiry, CallSite};
 use crate::capture::restart;
 
-/// Makes the timer end calls of a child's threads. `pid` is its first process, which has run for `age`. Does not wait.
+/// Makes the timer end calls of a child's threads. `pid` is the child's first process, which has run for `age`. Does not
+/// wait.
 pub fn watch_child_calls(pid: i32, descriptor: &Descriptor, age: Duration) {
     let began_ns = clock::monotonic_ns().saturating_sub(age.as_nanos() as u64);
     let limited: BTreeMap<u32, (CallSite, RestartableCall)> =

@@ -31,7 +31,7 @@ pub(crate) struct CallSite {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct CallDeadline {
     pub(crate) tid: i32,
-    /// Start time of the thread, in clock ticks. Together, it and the id identify the thread uniquely.
+    /// Start time of the thread, in clock ticks. Start time and id identify a thread uniquely.
     pub(crate) start_ticks: u64,
     pub(crate) site: CallSite,
     /// When the call must end, by CLOCK_MONOTONIC.

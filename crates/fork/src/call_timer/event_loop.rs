@@ -13,8 +13,8 @@ use super::budget::RealTimeBudget;
 use super::deadline::{CallDeadline, DEADLINE_BYTES};
 use super::schedule::{CallSchedule, ScheduledCall};
 
-/// How long the timer continues after its daemon has ended, to end the calls that are due within this time. Later calls
-/// last for their whole limit.
+/// How long the timer continues after its daemon has ended, to end the calls that are due within this time. Calls that are
+/// due later last for their whole limits.
 const ORPHAN_NS_MAX: u64 = 600_000_000_000;
 
 /// Runs the timer until `input` is at its end and no call is left, or ten minutes have passed since that end.
@@ -99,7 +99,7 @@ impl CallTimerLoop {
                 self.add_pending(ScheduledCall::new(call_deadline, false));
                 true
             }
-            // The kernel does not split a write of this size.
+            // Ignore a partial request: the kernel does not split a write of this size.
             Ok(read) => (&bytes[read..]).read(&mut []).is_ok(),
             Err(Errno::INTR | Errno::AGAIN) => true,
             Err(_) => false,
@@ -112,7 +112,7 @@ impl CallTimerLoop {
         }
     }
 
-    /// Adds a call. A thread has one call at a time: the last one.
+    /// Adds a call, and ends the attempts at earlier calls of its thread: a thread has one call at a time.
     fn add_pending(&mut self, pending: ScheduledCall) {
         self.threads.supersede(pending.watch.tid);
         self.schedule.add(pending);
@@ -134,7 +134,7 @@ impl CallTimerLoop {
         self.threads.set_crowded(is_due && self.threads.is_full());
     }
 
-    /// Drops real-time priority above the budget, and takes it again below.
+    /// Takes a sample of the CPU time if one is due. Sets the priority that the budget then allows.
     fn keep_budget(&mut self) {
         let now_ns = clock::monotonic_ns();
         if self.budget.is_due(now_ns)
@@ -152,8 +152,8 @@ fn used_ns() -> u64 {
     clock::process_cpu_time().as_nanos() as u64
 }
 
-/// Sets real-time or ordinary priority for the calling thread and the running attempt threads. New threads inherit the
-/// caller's priority: with SCHED_RESET_ON_FORK, each would wait for a CPU before it could raise its own.
+/// Sets real-time or ordinary priority for the calling thread and the running attempt threads. Without SCHED_RESET_ON_FORK,
+/// new threads inherit the caller's priority, so they need not wait for a CPU to raise it.
 fn set_real_time(is_real_time: bool) {
     let set = if is_real_time { priority::make_real_time } else { priority::make_ordinary };
     let _ = set(rustix::thread::gettid().as_raw_nonzero().get());

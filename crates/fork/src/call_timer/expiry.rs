@@ -9,9 +9,9 @@ use farfork_sys::ptrace::{self, EVENT_STOP, Registers, TraceeEvent};
 use super::deadline::{CallDeadline, CallSite};
 use crate::capture::{CallMark, Deadline, LimitedCall, ProcessorClocks, SleepingCall, StoppedCall, restart};
 
-/// How long a thread may take to stop. A sleeping thread stops at once if a CPU is free; on a busy machine it may wait
-/// for seconds. The limit is long, because a release before the stop would interrupt the call: many calls would then
-/// return EINTR (signal(7)), which they would not do without farfork.
+/// How long a thread may take to stop. A sleeping thread stops at once if a CPU is free; on a busy machine it may wait for
+/// seconds. The limit is long, because a detach before the stop still interrupts the call. Many calls would then return
+/// EINTR, which they would not do without farfork (signal(7)).
 const STOP_LIMIT: Duration = Duration::from_secs(30);
 
 /// The result of an attempt.
@@ -27,8 +27,8 @@ pub(super) enum ExpiryOutcome {
     Restarted(CallDeadline),
 }
 
-/// Ends the call if its thread is still in the call. `is_our_own`: the timer itself has set the mark, in an earlier
-/// stop. Then a thread that is visibly not in the call is not stopped again.
+/// Ends the call if its thread is still in the call. `is_our_own`: the timer itself has set the mark, in an earlier stop. If
+/// so, a running thread counts as out of the call, and is not stopped again.
 pub(super) fn expire_call(call_deadline: &CallDeadline, is_our_own: bool) -> ExpiryOutcome {
     let tid = call_deadline.tid;
     if !ProcStat::read(tid).is_ok_and(|stat| stat.start_ticks == call_deadline.start_ticks) {
@@ -42,8 +42,8 @@ pub(super) fn expire_call(call_deadline: &CallDeadline, is_our_own: bool) -> Exp
     let mut seen = SleepingCall::observe(tid);
     match ptrace::seize(tid, 0) {
         Ok(()) => {}
-        // EPERM: another process traces the thread. Its tracer cannot be checked here: it may have detached after
-        // ptrace(2) failed.
+        // EPERM: another process traces the thread. The tracer cannot be checked here: it may have detached after ptrace(2)
+        // failed.
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return ExpiryOutcome::Retry,
         Err(_) => return ExpiryOutcome::Done,
     }
@@ -70,8 +70,8 @@ fn is_in_call(call_deadline: &CallDeadline, is_our_own: bool) -> Option<bool> {
         }
         // A capture injects calls into the thread, and then returns it to its own call.
         _ if was_traced || is_traced(tid) => None,
-        // The thread was just woken, or waits for a CPU or a page. It may still be in the call or, in a new child, not
-        // yet.
+        // The thread was just woken, or waits for a CPU or a page. It may still be in the call. In a new child, it may not
+        // have entered the call yet.
         Ok(None) if !is_our_own => None,
         _ => Some(false),
     }

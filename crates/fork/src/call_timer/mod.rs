@@ -36,7 +36,7 @@ pub const THREAD_NAME: &str = "call-timer";
 static CLIENT: Mutex<CallTimerClient> = Mutex::new(CallTimerClient { argument: None, pipe: None });
 
 struct CallTimerClient {
-    /// The argument of this program that makes it the timer.
+    /// The command-line argument that makes this program the timer. Without it, the timer is a thread.
     argument: Option<&'static str>,
     pipe: Option<PipeWriter>,
 }
@@ -101,8 +101,8 @@ impl CallTimerClient {
     }
 }
 
-/// Starts the timer from a thread of the tracer's owner, which reaps it: a tracer reaps no process while it holds a
-/// seed.
+/// Starts the timer from a thread of the tracer's owner, so that this thread reaps the timer. A tracer reaps no process
+/// while it holds a seed.
 fn start_process(argument: &'static str, input: OwnedFd) -> io::Result<()> {
     let (sender, receiver) = mpsc::sync_channel(1);
     let run_timer = move || {

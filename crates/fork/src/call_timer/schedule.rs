@@ -5,8 +5,8 @@ use std::collections::{BTreeSet, HashMap};
 use super::backoff::RetryBackoff;
 use super::deadline::CallDeadline;
 
-/// Most calls that are watched at a time: about the number of threads of a large machine. Further calls last for their
-/// whole limit.
+/// Maximum number of scheduled calls: about the number of threads of a large machine. Further calls last for their whole
+/// limits.
 const WATCHES_MAX: usize = 1 << 16;
 
 /// A call and the time of its next attempt.
@@ -34,7 +34,7 @@ pub(super) struct CallSchedule {
 }
 
 impl CallSchedule {
-    /// Adds a call. Replaces an earlier call of the same thread, which has ended. Ignores the call if there are
+    /// Adds a call. An earlier call of the same thread has ended, and is replaced. Ignores the call if there are
     /// [`WATCHES_MAX`] others.
     pub(super) fn add(&mut self, pending: ScheduledCall) {
         let tid = pending.watch.tid;

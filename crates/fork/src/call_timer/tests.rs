@@ -15,7 +15,7 @@ use super::expiry::{ExpiryOutcome, expire_call};
 use super::schedule::ScheduledCall;
 use super::{CallDeadline, CallSite, THREAD_NAME, run};
 
-/// Limit for steps that take milliseconds on an idle machine.
+/// Time limit for steps that take milliseconds on an idle machine.
 const LIMIT: Duration = Duration::from_secs(60);
 /// Time for which another tracer holds a thread: long enough for dozens of attempts.
 const TRACED: Duration = Duration::from_millis(400);

@@ -1,5 +1,5 @@
-//! One capture attempt: surveys, stops, reads and clones a process tree, then releases it. Later, only mapping flags can
-//! cause a refusal.
+//! One capture attempt: surveys, stops, reads and clones a process tree, then releases it. After an attempt, only mapping
+//! flags can still cause a refusal.
 //!
 //! `owner_thread` calls `capture_tree` in the tracer thread, which stays the template's tracer.
 //! `describe` builds the descriptor afterwards.
@@ -43,14 +43,14 @@ use super::tree_pause::{PausedProcess, ReleasedProcess, pause_tree};
 use super::{CaptureOptions, CaptureTimes, open_memory};
 use crate::phase;
 
-/// Most attempts per capture. An attempt fails if the process changes between its survey and its pause.
+/// Maximum number of attempts per capture. An attempt fails if the process changes between its survey and its pause.
 const ATTEMPTS_MAX: usize = 4;
 
-/// Limit for the main thread of a frozen parent to unmap the injection pages when its capture is aborted.
+/// Time limit for unmapping the injection pages from a frozen parent whose capture is aborted.
 const ABORT_UNMAP_LIMIT: Duration = Duration::from_millis(500);
 
-/// Most anonymous memory, in bytes, that is scanned before the reply. Such a scan takes no longer than the injected calls
-/// that the template makes at the same time.
+/// Maximum size of anonymous memory that is scanned while the clone leaves the parent's session, in bytes. Such a scan takes
+/// no longer than the injected calls that the clone makes at the same time.
 const EARLY_SCAN_BYTES_MAX: u64 = 16 << 20;
 
 /// The process that holds the memory of one captured process while the seed exists.
@@ -92,7 +92,7 @@ impl TemplateProcess {
         }
     }
 
-    /// Restores the registers of a stopped parent before it is parked, so that it continues unharmed if this process dies.
+    /// Restores the registers of a stopped parent before it is parked. If this process dies, the parent continues unharmed.
     pub(super) fn restore_parent(&mut self) {
         if let Self::Parent(stopped) = self {
             stopped.restore();
@@ -107,7 +107,8 @@ impl TemplateProcess {
         }
     }
 
-    /// Releases the process after a failed capture. A stopped parent still has the injection pages, so unmaps them first.
+    /// Releases the process after a failed capture. A stopped parent still has the injection pages, so they are unmapped
+    /// first.
     pub(super) fn abort(mut self, injection_pages: &InjectionPages, syscall_at: u64, trace_lock: Option<&TraceLock>) {
         if let Self::Parent(stopped) = &mut self {
             let pid = stopped.snapshot.pid;
@@ -238,7 +239,7 @@ fn attempt_capture(pid: i32, options: &CaptureOptions, trace_lock: &TraceLock) -
         phase!("prepare.release", released.unzip());
     times.pause = paused_at.elapsed();
     drop(real_time);
-    // Any other process needs its CPU again, so end the pinning.
+    // A process that did not request its own checkpoint needs its CPU again, so end the pinning.
     let mut cpu_pin = cpu_pin.filter(|_| asks_itself);
     if let Some(cpu_pin) = &mut cpu_pin {
         templates.iter().filter_map(TemplateProcess::as_clone).for_each(|clone| cpu_pin.pin_template(clone.pid));
@@ -276,7 +277,7 @@ fn injection_pages(tree: &ProcessTree, released: &[ReleasedProcess]) -> Vec<(Inj
     released.iter().map(|one| one.outcome.pages.clone()).zip(syscalls).collect()
 }
 
-/// Reads the state of all templates that can still cause a refusal, before the reply. `stopped_ns` is when all processes
+/// Before the reply, reads the state that can still cause a refusal, from all templates. `stopped_ns` is when all processes
 /// were stopped.
 fn read_templates(
     tree: ProcessTree,
@@ -307,7 +308,7 @@ fn list_reapers(processes: &[CapturedProcess]) -> Vec<(u32, bool)> {
     processes.iter().map(|one| (one.survey.inner_id(), reaps(one))).collect()
 }
 
-/// Reads the state of one template that can still cause a refusal, before the reply. Parses the answers of the threads,
+/// Before the reply, reads the state that can still cause a refusal, from one template. Parses the answers of the threads,
 /// reads the template's mappings and their populated pages, and moves a clone out of the parent's session.
 fn read_template(
     prepared: PreparedProcess,

@@ -38,7 +38,8 @@ pub struct CheckReport {
 /// Assumptions about the capture.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CheckOptions {
-    /// The process is a child of a seed, or was forked by such a child, and a pager of this node serves its missing pages.
+    /// Whether the process is a child of a seed, or was forked by such a child, and a pager of this node serves its missing
+    /// pages.
     pub is_pager_served: bool,
     /// Policy for a process with namespaces that its children would lack.
     pub namespaces: NamespacePolicy,
@@ -82,7 +83,7 @@ pub fn check(pid: i32, options: CheckOptions) -> Result<CheckReport, CaptureErro
         let mut add = || report.add_descendant(*descendant, &processes[..=index], &mut tree_check);
         match retry_unstable(deadline, &mut add) {
             Ok(of_one) => files.extend(of_one),
-            // The descendant has ended, or a process that it was compared with.
+            // The descendant has ended, or a process with which it was compared has.
             Err(CaptureError::ProcessGone { .. }) => {}
             Err(CaptureError::Unstable { pid, what }) => {
                 report.notes.push(format!("pid {pid} was not checked, because it kept changing: {what}"));
@@ -151,8 +152,8 @@ fn running_refusals(
 }
 
 impl CheckReport {
-    /// Adds a descendant and returns its descriptors. `others` are the processes before it, the tree's first process first.
-    /// Adds nothing if the descendant has ended.
+    /// Adds a descendant and returns its descriptors. `others` are the tree's processes before the descendant, the first
+    /// process first. Adds nothing if the descendant has ended.
     fn add_descendant(
         &mut self,
         pid: i32,

@@ -59,7 +59,7 @@ impl LeftoverPages {
     }
 }
 
-/// Merges the descriptors of all processes into one, and prepares their templates to be parked.
+/// Builds the descriptors of all processes and merges them into one. Prepares the templates to be parked.
 pub(super) fn describe_tree(
     options: &CaptureOptions,
     templates: &mut [TemplateProcess],
@@ -276,9 +276,9 @@ fn restore_offered_pages(
     }
 }
 
-/// Unmaps the System V shared memory of a clone, and the memory that its children lack. The kernel would count the template
-/// as attached (`shm_nattch`), and programs read that count; the contents are already copied. The template must not serve
-/// memory that children lack.
+/// Unmaps `areas` from a clone: System V shared memory, and memory that children lack. The kernel would count the template
+/// as attached to the shared memory (`shm_nattch`), and programs read that count. The contents are already copied. The
+/// template must not serve memory that children lack.
 fn unmap_uninherited(
     template_process: &TemplateProcess,
     areas: &[Range<u64>],

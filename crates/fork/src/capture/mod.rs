@@ -48,25 +48,25 @@ pub(crate) use tracer::deadline::Deadline;
 pub use tracer::owner_thread::{CaptureCallbacks, ReadyTemplate, TIMEOUT_GRACE, TemplateGuard};
 pub use volume_objects::{VolumeObject, VolumeObjectKind};
 
-/// Default limit of a capture. A fork(2) of several hundred gigabytes takes about as long.
+/// Default time limit of a capture. A fork(2) of several hundred gigabytes takes about as long.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Called with the pid of each new template. The daemon moves the template to its own control group: pages that the parent's
-/// writes leave to the template are then not charged to the parent.
+/// Called with the pid of each new template. The daemon moves templates to a control group of their own: pages that the
+/// parent's writes leave to a template are then not charged to the parent.
 pub type TemplateCallback = Box<dyn FnMut(i32) + Send>;
 
 /// Options of a capture.
 pub struct CaptureOptions {
     /// The node that will own the seed.
     pub node: NodeName,
-    /// The parent itself stays stopped and holds the memory; no clone is made.
+    /// Whether the parent itself stays stopped and holds the memory. If so, no clone is made.
     pub freeze: bool,
-    /// Limit of the attempt, from the first stop until the reply. The same limit applies once more to the completion of the
-    /// descriptor.
+    /// Time limit for an attempt, from the end of its survey until the reply. The same limit applies to the wait for another
+    /// capture of the process, and to the completion of the descriptor.
     pub timeout: Duration,
     /// Called in the tracer thread for each template, after all other steps, so it may be slow. Not called in freeze mode.
     pub on_template: Option<TemplateCallback>,
-    /// The process's connections to the daemon, which are not carried like other sockets.
+    /// The process's connections to the daemon. Children get other sockets instead.
     pub daemon_sockets: DaemonSockets,
     /// Pages that the process offers for injected calls, if it requests the capture itself.
     pub offered_pages: Option<OfferedPages>,
@@ -109,7 +109,7 @@ pub struct CapturedTree {
     pub descriptor: Descriptor,
     /// Holds the contents of private pages.
     pub template: TemplateGuard,
-    /// Contents of the shared objects, in the order of the descriptor's.
+    /// Contents of the shared objects, in the order of the descriptor's shared objects.
     pub shared_copies: Vec<SharedCopy>,
     /// Held files, in the order of the descriptor's file versions.
     pub held_files: Vec<Option<HeldFile>>,
@@ -155,7 +155,7 @@ impl CaptureTimes {
 /// Captures a process. Blocks, so the calling thread must be one that may block.
 ///
 /// # Errors
-/// Names what prevents the capture. The process runs on as if nothing had happened.
+/// [`CaptureError`]. The process runs on as if nothing had happened.
 pub fn capture_blocking(pid: i32, options: CaptureOptions) -> Result<CapturedTree, CaptureError> {
     tracer::owner_thread::capture_blocking(pid, options)
 }

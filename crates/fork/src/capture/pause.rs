@@ -53,7 +53,7 @@ pub(super) struct PreparedProcess {
 }
 
 impl PreparedProcess {
-    /// Surveys a process, and prepares its pause. `streams`: the standard streams of its tree, unless it is the first
+    /// Surveys a process, and prepares its pause. `streams`: the standard streams of its tree; `None` for the tree's first
     /// process.
     pub(super) fn prepare(
         pid: i32,
@@ -81,7 +81,7 @@ impl PreparedProcess {
         let shared = SharedSources::open(&survey)?;
         let mem = open_memory(pid)?;
         let search = options.serving_pager.as_ref().map(|lineage| lineage.start_search(pid)).transpose()?;
-        // The pager finds the clone of a child by the address of its injection pages, so they must be newly mapped.
+        // The pager finds the clone of a child by the address of its injection pages. So these pages must be newly mapped.
         let offer = options.offered_pages.clone().filter(|_| search.is_none() && streams.is_none());
         let gadgets = if offer.is_none() { Gadgets::find(pid, &survey.maps) } else { None };
         let held_files = phase!("prepare.hold", HeldFileMap::open(pid, &survey.fds));
@@ -206,7 +206,7 @@ pub(super) async fn run_pause(
 }
 
 /// Returns the pages for injected calls: the offered pages if they are usable, otherwise newly mapped ones. The frame
-/// restores the process if this process dies during the mapping calls.
+/// restores the parent if this process dies during the mapping calls.
 async fn map_injection_pages(
     snapshot: &ProcessSnapshot,
     prepared: &PreparedProcess,
@@ -244,7 +244,7 @@ fn survey_new_threads(snapshot: &ProcessSnapshot, survey: &mut Survey) -> Result
     Ok(())
 }
 
-/// Suspends the seccomp filters, so that they do not judge injected calls.
+/// Suspends the seccomp filters, so that they do not judge injected calls, and reads them.
 fn suspend_filters(snapshot: &ProcessSnapshot, survey: &Survey) -> Result<SeccompFilters, CaptureError> {
     let mut filters = SeccompFilters::default();
     for thread in &snapshot.threads {

@@ -1,5 +1,6 @@
-//! Surveys a running process before it is stopped: what would be carried and refused, and what the pause needs.
-//! All of this state may change until the pause; everything that matters is read again from the template.
+//! Surveys a running process before it is stopped: what would be carried and refused, and what the pause needs. This state
+//! may change until the pause. Mappings, files and timers are then read again; the profiles of known threads and the locked
+//! ranges are not.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -50,7 +51,7 @@ impl ThreadProfile {
     }
 }
 
-/// Reads the timer slack of a thread, in nanoseconds: the most by which the kernel may delay its timers.
+/// Reads the timer slack of a thread, in nanoseconds: the maximum by which the kernel may delay its timers.
 pub(super) fn timer_slack_ns(tid: i32) -> std::io::Result<u64> {
     Ok(process::read_line(&format!("/proc/{tid}/timerslack_ns"))?.parse().unwrap_or(0))
 }
@@ -65,7 +66,7 @@ pub(super) struct Survey {
     pub(super) profiles: BTreeMap<i32, ThreadProfile>,
     pub(super) maps: Vec<MapEntry>,
     pub(super) fds: Vec<OpenFd>,
-    /// Set if the process has Unix sockets.
+    /// Set if only sock_diag(7) shows the peer or the shut-down directions of one of the sockets.
     pub(super) diagnosis: Option<SockDiag>,
     /// Locked ranges. fork(2) does not lock the copies.
     pub(super) locked: Vec<Range<u64>>,
@@ -79,25 +80,25 @@ pub(super) struct Survey {
     pub(super) notes: Vec<String>,
 }
 
-/// Most surveys of a process that executes another program during each of them.
+/// Maximum number of surveys of a process that executes another program during each of them.
 const PROGRAMS_MAX: usize = 8;
 
 /// How thorough a survey is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SurveyDepth {
-    /// Before a capture: what the capture needs, at no cost for the process.
+    /// Before a capture: what the capture needs. Reads `smaps` only if necessary.
     Quick,
     /// For a report: with notes. Reads `smaps`, for which the kernel walks over all memory of the process.
     Thorough {
-        /// A pager of this node serves the missing pages of the process.
+        /// Whether a pager of this node serves the missing pages of the process.
         is_served: bool,
     },
 }
 
 impl Survey {
     /// Surveys `pid`. State that cannot be carried is in `refusals`, except for processes that are refused before they are
-    /// surveyed: for them, returns `CaptureError::Refused`. `streams`: the standard streams of the tree, unless this is its
-    /// first process.
+    /// surveyed: for them, returns `CaptureError::Refused`. `streams`: the standard streams of the tree; `None` for the
+    /// tree's first process.
     pub(super) fn read(
         pid: i32,
         depth: SurveyDepth,
@@ -219,7 +220,7 @@ impl Survey {
         kept.for_each(|profile| profile.status.cpus.fill(u32::MAX));
     }
 
-    /// Finds the `syscall` instruction of the vdso, which injected calls use. Every process has the vdso.
+    /// Finds the `syscall` instruction of the vdso, which injected calls use. Refuses a process without a vdso.
     fn find_vdso(&mut self) -> Result<(), CaptureError> {
         let pid = self.pid;
         let Some(vdso) = self.maps.iter().find(|entry| entry.path == b"[vdso]") else {
@@ -342,7 +343,7 @@ fn quick_refusals(pid: i32, stat: &ProcStat, status: &ProcStatus, sockets: &Daem
             if alone { "it has ended (a zombie)" } else { "its main thread has ended while other threads run" };
         return refuse(reason.to_owned());
     }
-    // A descendant of a captured process may have been stopped before its survey.
+    // The calling thread may trace the process already: it may stop a descendant before it surveys the descendant.
     if let Some(refusal) = tracers::refusal_of_staying(pid, status) {
         return vec![refusal];
     }
@@ -360,7 +361,8 @@ fn quick_refusals(pid: i32, stat: &ProcStat, status: &ProcStatus, sockets: &Daem
     user_namespace::refusal(pid).into_iter().chain(time_namespace::refusal(pid)).collect()
 }
 
-/// Reads the class in the ELF header of the executable. An unreadable one counts as 64-bit; the stop detects the rest.
+/// Reads the class in the ELF header of the executable. An unreadable header counts as 64-bit: the stop also detects 32-bit
+/// code.
 fn is_32_bit(pid: i32) -> bool {
     use std::io::Read;
     const ELF_CLASS_32: u8 = 1;

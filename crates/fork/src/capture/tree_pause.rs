@@ -29,17 +29,17 @@ pub(super) struct ReleasedProcess {
 }
 
 impl PausedProcess {
-    /// Takes the state of its open files. Call it once.
+    /// Takes the state of the process's open files. Call it once.
     pub(super) fn take_file_states(&mut self) -> Result<OpenFileStates, CaptureError> {
         std::mem::replace(&mut self.outcome.file_states, Ok(OpenFileStates::default()))
     }
 
-    /// Takes the copies of its shared memory. Call it once.
+    /// Takes the copies of the process's shared memory. Call it once.
     pub(super) fn take_shared_copies(&mut self) -> Result<SharedCopies, CaptureError> {
         std::mem::replace(&mut self.outcome.shared_copies, Ok(SharedCopies::default()))
     }
 
-    /// Takes its root directory. Call it once.
+    /// Takes the process's root directory. Call it once.
     pub(super) fn take_root(&mut self) -> Result<ProcessRoot, CaptureError> {
         let taken = Err(CaptureError::ProcessGone { pid: self.guard.snapshot.pid });
         std::mem::replace(&mut self.outcome.root, taken)
@@ -98,9 +98,10 @@ pub(super) fn pause_tree(
 
 type TimedPause = (Result<PauseOutcome, CaptureError>, CaptureTimes);
 
-/// Runs the pauses of all processes, at the same time if possible. They run one after the other in two cases. If a pager
-/// serves the processes, it identifies a clone by an address that several clones may share. If some processes share memory,
-/// each clone must have the injection pages of its own process only.
+/// Runs the pauses of all processes, at the same time if possible. They run one after the other in two cases.
+///
+/// First, if a pager serves the processes: it identifies a clone by an address that several clones may share. Second, if
+/// some processes share memory: each clone must have the injection pages of its own process only.
 fn pause_processes(
     tree: &mut ProcessTree,
     stopped: &mut [StopGuard],

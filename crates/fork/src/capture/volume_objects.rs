@@ -1,5 +1,5 @@
-//! Lists the files and directories of volumes that a process uses, for `farfork check`. Refuses files that were removed,
-//! because no other node can open them.
+//! Lists the files and directories of volumes that a process uses, for `farfork check`. Refuses files that were removed from
+//! a volume, because no other node can open them.
 
 use std::collections::BTreeSet;
 

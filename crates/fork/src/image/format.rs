@@ -21,10 +21,10 @@ const CHECKSUM_START: usize = 16;
 /// Size of a page's checksum, in bytes.
 const CHECKSUM_BYTES: u64 = 4;
 
-/// Largest header, in bytes: a descriptor of the largest size, and 1 MiB for the other fields.
+/// Maximum size of the header, in bytes: a descriptor of maximum size, and 1 MiB for the other fields.
 pub(super) const HEADER_BYTES_MAX: u64 = farfork_wire::descriptor::DESCRIPTOR_BYTES_MAX as u64 + (1 << 20);
 
-/// Most pages of an image: 4 TiB, more than the memory of a node.
+/// Maximum number of pages of an image: 4 TiB, more than the memory of a node.
 pub(super) const PAGES_MAX: u64 = 1 << 30;
 
 /// Facts about the seed of an image, without its pages.

@@ -36,7 +36,7 @@ pub enum ImageError {
     NoSpace {
         /// The file.
         path: PathBuf,
-        /// Its size.
+        /// Size of the file, in bytes.
         image_bytes: u64,
         /// Bytes that must stay free for other programs.
         reserved_bytes: u64,

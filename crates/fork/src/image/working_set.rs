@@ -14,7 +14,7 @@ use super::writer::TEMPORARY_SUFFIX;
 /// File name extension, in place of the image's.
 const WORKING_SET_EXTENSION: &str = "set";
 
-/// Most bytes of a working set: enough for a full set of single pages, each with its extent, number and count.
+/// Maximum size of a working set, in bytes: enough for a full set of single pages, each with its extent, number and count.
 const WORKING_SET_BYTES_MAX: u64 = 1 << 20;
 
 //  ID.image ◀── the seed's memory          ID.set ◀── the pages that its children touch, as they read them of the owner

@@ -17,12 +17,12 @@ use super::page_index::PageIndex;
 /// Number of pages that are read and written between two checks whether the image was cancelled: 1 MiB.
 const CHUNK_PAGES: u64 = 256;
 
-/// One in this many bytes of the file system stays free, up to [`FREE_BYTES_MAX`]. Other programs write to it, too, and
-/// most file systems slow down when they are full.
+/// A file system of N bytes keeps N / `FREE_FRACTION` bytes free, [`FREE_BYTES_MAX`] at most. Other programs write to the
+/// file system, too, and most file systems slow down when they are full.
 const FREE_FRACTION: u64 = 20;
 
-/// Most bytes that stay free. A twentieth of a large disk is more than other programs need, and would prevent images
-/// that fit.
+/// Maximum number of bytes that stay free. A twentieth of a large disk is more than other programs need, and would prevent
+/// images that fit.
 const FREE_BYTES_MAX: u64 = 1 << 30;
 
 /// Suffix of the file name until the file is complete.

@@ -11,7 +11,7 @@ use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use rustix::fs::{Mode, OFlags, fchmod, fcntl_setfl};
 use rustix::io::{ioctl_fionread, read};
 
-/// Longest queue that is filled, in events. The kernel's default is 16,384, which takes about 10 ms.
+/// Maximum length of a queue that is filled, in events. To fill the kernel's default, 16,384 events, takes about 10 ms.
 const EVENTS_MAX: u64 = 1 << 20;
 
 /// Size of an event without a name, in bytes.

@@ -169,7 +169,7 @@ pub enum RestoreError {
         /// The names of the instruction sets.
         missing: String,
     },
-    /// This kernel is another build, whose vdso functions have other addresses.
+    /// This kernel is another build than the parent's, and no vdso bridge can be built.
     #[error(
         "the kernels differ (the seed's is {wanted}, this node's {found}): fork it to a node with the same build of the kernel"
     )]
@@ -190,7 +190,7 @@ pub enum RestoreError {
     /// The kernel here maps no vdso.
     #[error("this node's kernel maps no vdso: boot it without vdso=0")]
     NoVdso,
-    /// The kernels have mappings of different sizes.
+    /// A special mapping (vdso or its data) has another size in this kernel, or is missing.
     #[error(
         "the kernels differ: {kind:?} has {wanted} bytes in the seed, {found:?} here; fork it to a node with the same kernel"
     )]

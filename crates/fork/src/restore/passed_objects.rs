@@ -28,9 +28,9 @@ const O_LARGEFILE: u32 = 0o100_000;
 pub struct StandardStreams {
     /// Becomes the child's standard input.
     pub input: OwnedFd,
-    /// Becomes its standard output.
+    /// Becomes the child's standard output.
     pub output: OwnedFd,
-    /// Becomes its standard error.
+    /// Becomes the child's standard error.
     pub error: OwnedFd,
 }
 

@@ -37,7 +37,7 @@ use super::{LocalNode, RestoreError};
 pub(super) struct ProcessPlan {
     /// The bytes of the plan, which the stub maps.
     pub(super) bytes: Vec<u8>,
-    /// The addresses that the process registers with its userfaultfd; empty if the pager serves no page of it.
+    /// The addresses that the process registers with its userfaultfd; empty if the pager serves none of its pages.
     pub(super) userfaultfd_ranges: Vec<Range<u64>>,
     /// The restorer's region: start and length.
     pub(super) region: (u64, u64),
@@ -45,8 +45,8 @@ pub(super) struct ProcessPlan {
     pub(super) occupied: Vec<(u64, u64)>,
     /// The table of children that the process forks.
     pub(super) children: PlanSpan,
-    /// Open files that the process creates by system calls, and their descriptors, from which other processes copy
-    /// them.
+    /// The open files that the process creates by system calls, each with its descriptor. Other processes copy these
+    /// descriptors.
     pub(super) created_fds: HashMap<u32, u32>,
     /// All descriptors that the process needs during the restore are below this number.
     pub(super) fd_limit: u32,
@@ -202,7 +202,7 @@ fn write_tables(
     let PlanInputs { descriptor, node, objects, plan_options, position, .. } = *inputs;
     let process = &descriptor.process;
     let has_memory = inputs.is_zygote_copy();
-    // A copy of a zygote maps only shared files, and always maps those of this node.
+    // Only private file mappings depend on the matching files, and a copy of a zygote plans none.
     let matching_files =
         if has_memory { Vec::new() } else { super::address_space::find_matching_files(descriptor, node) };
     let address_space = AddressSpacePlan::compile(inputs, &matching_files, writer)?;
@@ -383,7 +383,7 @@ fn write_sched_attr(thread: &Thread, writer: &mut PlanWriter) -> Result<u32, Res
     Ok(writer.write_table(&words)?.offset)
 }
 
-/// Values of the plan's header that are not tables of the process.
+/// Values of the plan's header that are known only after the tables are written.
 struct ProcessContext {
     /// The table of threads.
     threads: PlanSpan,

@@ -111,7 +111,7 @@ pub(super) const REPORT_PROCESS_ENDED: u32 = 5;
 pub(super) const COMMAND_START: u32 = 1;
 pub(super) const COMMAND_START_AND_REPORT: u32 = 2;
 
-/// Longest text for /proc/self/timens_offsets.
+/// Maximum size of the text for /proc/self/timens_offsets, in bytes.
 pub(super) const TIME_OFFSETS_BYTES_MAX: usize = 112;
 
 structures! {

@@ -44,8 +44,8 @@ pub struct ChildSpec<'a> {
     pub streams: StandardStreams,
     /// Contents of the shared objects.
     pub shared: SharedContents,
-    /// Replaces the socket on which the parent waited for the reply to its checkpoint. The reply is already in this
-    /// socket.
+    /// The child gets this socket in place of the parent's socket for the reply to its checkpoint. The reply is already in
+    /// this socket.
     pub checkpoint_socket: Option<OwnedFd>,
     /// Path of the payload inside the container. The child also has the payload open as
     /// [`super::file_descriptors::PAYLOAD_FD`].
@@ -198,7 +198,7 @@ impl PendingRestore<'_> {
     /// Waits until the child is restored.
     ///
     /// # Errors
-    /// The step of the restorer that failed. The container is no longer usable.
+    /// [`RestoreError`], for example the step of the restorer that failed. The container is no longer usable.
     pub fn wait_restored(self) -> Result<RestoredProcess, RestoreError> {
         let left = self.deadline.saturating_duration_since(Instant::now());
         let started = match self.init_wait {

@@ -24,8 +24,8 @@ use super::plan_layout::{
 use super::stub_map::StubMap;
 use super::{LocalNode, RestoreError};
 
-/// Lowest first number for farfork's own descriptors during the restore. It is higher if the processes have higher
-/// descriptors.
+/// Minimum for the first number of farfork's own descriptors during the restore. The number is higher if the processes have
+/// higher descriptors.
 const FD_BASE_MIN: u32 = 64;
 
 /// The bit of a wait status that means that a core was written.
@@ -186,7 +186,7 @@ impl TreePosition<'_> {
         self.tree.fd_table_owner(self.process_index)
     }
 
-    /// Returns the number of processes that share its descriptor table.
+    /// Returns the number of processes that share this process's descriptor table, including itself.
     pub(super) fn fd_table_users(&self) -> u32 {
         let table = self.fd_table_owner();
         (0..self.process_count()).filter(|number| self.tree.fd_table_owner(*number) == table).count() as u32
@@ -197,7 +197,7 @@ impl TreePosition<'_> {
         (0..self.process_count()).filter(|number| self.tree.address_space_owner(*number) == *number).count() as u32
     }
 
-    /// Returns the processes that share its descriptor table, but do not place the descriptors.
+    /// Returns the processes that share this process's descriptor table, but do not place the descriptors.
     pub(super) fn fd_table_sharers(&self) -> impl Iterator<Item = &DescendantProcess> {
         let members = self.tree.descendants.iter().zip(1..);
         members
@@ -236,7 +236,7 @@ impl TreePosition<'_> {
         self.member().filter(of_other).map_or(0, |member| member.relations.group)
     }
 
-    /// Builds the table of its children, live ones first. The offsets of their plans are set later.
+    /// Builds the table of this process's children, live ones first. The offsets of the children's plans are set later.
     pub(super) fn build_child_table(&self) -> Vec<PlanChild> {
         let living = live_children(self.tree, self.process_index)
             .map(|child| self.plan_live_child(&self.tree.descendants[child - 1]));

@@ -12,7 +12,8 @@ use super::plan_layout::MARK_COUNT;
 const PHASES: [&str; MARK_COUNT + 1] =
     ["child.wake", "child.fork", "child.enter", "child.map", "child.register", "child.open", "child.thread"];
 
-/// Traces the phases of a child's restore, given the time of the request, the marks, and the time when it was restored.
+/// Traces the phases of a child's restore, given the time of the request, the marks, and the time when the child was
+/// restored.
 pub(super) fn trace_phases(requested_ns: u64, marks_ns: &[u64; MARK_COUNT], restored_ns: u64) {
     let mut started_ns = requested_ns;
     for (phase, ended_ns) in PHASES.into_iter().zip(marks_ns.iter().copied().chain([restored_ns])) {

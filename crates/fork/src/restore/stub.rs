@@ -27,7 +27,7 @@ pub const STUB_QUEUE_FD: u32 = 5;
 /// The stub: a program of a few KiB without a C library, which runs as pid 1 of each container.
 pub const STUB_IMAGE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/stub"));
 
-/// Limit for the first report of a new stub, which is its first action. The end of a stub is noticed at once, without
+/// Time limit for the first report of a new stub, which is its first action. The end of a stub is noticed at once, without
 /// this limit. The limit exceeds scheduling stalls: on one machine, processes waited for ten seconds
 /// (`docs/decisions/023-scheduling-stalls.md`).
 const STUB_READY_TIMEOUT: Duration = Duration::from_secs(20);
@@ -57,7 +57,7 @@ pub(super) struct RestoreRequest<'a> {
     pub(super) objects: &'a PassedObjects,
     /// For a zygote's copy: the cgroup into which it is forked. For any other child: the userfaultfd queue.
     pub(super) cgroup_or_queue: Option<BorrowedFd<'a>>,
-    /// 0: the stub becomes a zygote.
+    /// Pid of the child in its container. With 0, the stub becomes a zygote.
     pub(super) pid: u32,
     /// Pid of the intermediate, which forks the child of a zygote or a privileged forker in its container.
     pub(super) intermediate_pid: u32,
@@ -229,7 +229,7 @@ fn find_stopped_process(pid: i32) -> Option<i32> {
     children.split_whitespace().filter_map(|child| child.parse().ok()).find_map(find_stopped_process)
 }
 
-/// Waits until a zygote has forked the last copy, so that it accepts the next request, or has reported a failure.
+/// Waits until a stub, a zygote or a privileged forker reports that it is ready for a request, or that it has failed.
 pub(super) fn wait_ready(
     control: BorrowedFd<'_>,
     limit: Duration,

@@ -26,7 +26,7 @@ use crate::volume_table::VolumeTable;
 /// enough for all.
 const FILE_CHECK_TTL: Duration = Duration::from_millis(10);
 
-/// Limit for the owner's reply with the states of files, for which it may have to read some files.
+/// Time limit for the owner's reply with the states of files. The owner may have to read some files for it.
 const FILE_STATES_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Results of the last check of a seed's files.
@@ -89,7 +89,8 @@ impl FileSelector<'_> {
     }
 
     //  the path leads to     │ the same, unchanged    opened by its path
-    //                        │ the same, changed      refused; if only written to: opened, and truncated to its size then
+    //                        │ the same, changed      refused; if only written to: opened, and truncated to its size
+    //                        │                        at the capture
     //                        │ another, or nothing    the owner has the file unchanged: a copy in memory, or pages if it
     //                        │                        is only read
     /// Selects the source of a file. `now` is the file at its path.
@@ -131,8 +132,8 @@ impl FileSelector<'_> {
         }
     }
 
-    /// Returns the files that must be read from the owner. Records files of another machine that have an equal file
-    /// here in `alike`.
+    /// Returns the files that must be read from the owner. Records in `alike` the files of another machine that have an
+    /// equal file here.
     fn select_owner_files<'f>(
         &self,
         descriptor: &'f Descriptor,
@@ -228,8 +229,8 @@ impl SeedSource {
         Ok(())
     }
 
-    /// Returns the seed with these files of its owner. `None` if only pages of private mappings are needed from the
-    /// owner: each memory plan fetches these pages anyway.
+    /// Returns the seed with a descriptor in which the owner's copies or pages replace these files. `None` if only pages of
+    /// private mappings are needed from the owner: each memory plan fetches these pages anyway.
     fn with_owner_files(&self, owners: &[SeedFile<'_>]) -> Result<Option<Self>, ResumeError> {
         let states = self.fetch_file_states()?;
         for file in owners {
@@ -346,8 +347,8 @@ impl PatchedDescriptor {
     }
 }
 
-/// Returns the new backing of a mapping of an owner's file: the copy of the file, if there is one. Otherwise pages, if
-/// the mapping is not writable, or private: each plan has its pages.
+/// Returns the new backing of a mapping whose file the owner provides: the copy of the file, if there is one. Otherwise the
+/// seed's pages, if the mapping is private or not writable: each memory plan has such pages. `None` if neither is possible.
 fn owner_backing(mapping: &Mapping, object: Option<u32>) -> Option<Backing> {
     match (mapping.backing, object) {
         (Backing::SharedFile { offset, .. }, Some(object)) => Some(Backing::SharedMemory { object, offset }),

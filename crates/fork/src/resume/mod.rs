@@ -50,8 +50,8 @@ pub struct ResumeRequest<'a> {
     pub streams: StandardStreams,
     /// The file for its wait status, from [`create_status_file`].
     pub status_file: OwnedFd,
-    /// Replaces the socket on which the parent waited for the reply to its checkpoint. The reply is already in this
-    /// socket.
+    /// The child gets this socket in place of the parent's socket for the reply to its checkpoint. The reply is already in
+    /// this socket.
     pub checkpoint_socket: Option<OwnedFd>,
     /// Bytes for its payload file.
     pub payload: Option<&'a [u8]>,
@@ -61,7 +61,7 @@ pub struct ResumeRequest<'a> {
     pub untrusted: bool,
     /// How its pages are fetched.
     pub strategy: PagingStrategy,
-    /// Limit for the whole resume.
+    /// Time limit for the whole resume.
     pub limit: Duration,
 }
 
@@ -140,8 +140,8 @@ pub fn resume_child(
     Ok(restored)
 }
 
-/// Creates the file to which the container's stub writes the wait status. Allocates its block, so that the wait status
-/// can be written even if the file system is full, and does not count as memory of the container.
+/// Creates the file to which the container's stub writes the wait status. Allocates the file's block: then the status can be
+/// written even if the file system is full, and the block does not count as memory of the container.
 ///
 /// # Errors
 /// As open(2) and fallocate(2).

@@ -50,7 +50,7 @@ impl LocalSeeds {
     }
 }
 
-/// Limit for reading pages of another seed for an image. The owner of that seed reads them from memory, or from the
+/// Time limit for reading pages of another seed for an image. The owner of that seed reads them from memory, or from the
 /// seed's image.
 const LAYER_READ_TIMEOUT: Duration = Duration::from_secs(30);
 

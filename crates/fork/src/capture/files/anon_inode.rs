@@ -1,4 +1,5 @@
-//! Open files that the kernel makes for a process and that have no path (timerfd, signalfd, inotify); and file locks.
+//! Builds the open files without a path (timerfd, signalfd, inotify) and the file locks of a descriptor. Finds epoll
+//! instances that cannot be carried.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -27,7 +28,8 @@ pub(super) fn build_timer_fd(info: &FdInfo, flags: u32) -> Result<OpenFile, Stri
     Ok(OpenFile::TimerFd { clock: timer.clock, flags, ticks: timer.ticks, time, is_cancelled_by_clock })
 }
 
-/// Whether TFD_TIMER_CANCEL_ON_SET has an effect: only on a timer of the wall clock that is set to an absolute time.
+/// Whether TFD_TIMER_CANCEL_ON_SET is set and has an effect. It has one only on a timer of the wall clock with an absolute
+/// time.
 fn has_cancel_on_set(timer: &TimerState) -> bool {
     /// TFD_TIMER_ABSTIME and TFD_TIMER_CANCEL_ON_SET.
     const CANCELLED_BY_CLOCK: u32 = 1 | 2;
@@ -79,8 +81,8 @@ impl<'a> LockHolder<'a> {
     }
 }
 
-/// Returns why a process could not take one of its leases again: the file belongs to another user (fcntl(2), F_SETLEASE),
-/// because the process has changed its own user id.
+/// Returns why a process could not take one of its leases again. F_SETLEASE requires CAP_LEASE for a file of another user
+/// (fcntl(2)), and the process may have changed its user id since it took the lease.
 fn refuse_foreign_lease(holder: LockHolder<'_>, number: u32) -> Option<String> {
     const CAP_LEASE: u64 = 1 << 28;
     let LockHolder { pid, status } = holder;

@@ -112,8 +112,8 @@ pub(super) struct FileTableBuilder<'a> {
 }
 
 impl FileTableBuilder<'_> {
-    /// Builds the files of a stopped process. `infos` are the `fdinfo` of its descriptors, in their order. Adds open files
-    /// that no earlier process has to the table. The first process must be built first.
+    /// Builds the files of a stopped process. `infos` are the `fdinfo` of its descriptors, in their order. The table
+    /// receives the open files that no earlier process has. The first process must be built first.
     pub(super) fn build_process_files(mut self, infos: &[FdInfo]) -> Result<ProcessFiles, CaptureError> {
         for (fd, info) in self.fds.iter().zip(infos) {
             self.add_fd(fd, info)?;
@@ -145,7 +145,7 @@ impl FileTableBuilder<'_> {
     pub(super) fn index_of(&mut self, fd: &OpenFd, now: &FdInfo) -> Result<u32, CaptureError> {
         let info = &self.fdinfo_of(fd, now)?.clone();
         let (identity, descriptor) = (fd.open_file_key(info), TaskFd { pid: self.fd_pid, fd: fd.number });
-        // The three standard streams are separate files.
+        // Each descriptor of a standard stream gets its own open file.
         let known =
             if fd.is_standard_stream { Err(None) } else { self.table.index.find(identity, descriptor).map_err(Some) };
         Ok(match known {
@@ -282,8 +282,8 @@ impl FileTableBuilder<'_> {
         Ok(OpenFile::Socket(socket))
     }
 
-    /// Checks that a child can bind the socket. A socket with a file is bound to its original name; then the file is moved
-    /// to its present name.
+    /// Checks that a child can bind the socket. The child binds a socket with a file to its original name, and then moves
+    /// the file to its present name.
     fn check_bound_path(&self, socket: &Socket) -> Result<(), String> {
         let Some(name) = socket.bind_path().filter(|_| socket.file.is_some()) else { return Ok(()) };
         let path = Path::new(OsStr::from_bytes(name));
@@ -362,8 +362,8 @@ impl FileTableBuilder<'_> {
     }
 
     /// Chooses the standard stream for a descriptor. Descriptors 0, 1 and 2 of the first process get the stream of their
-    /// number. Any other descriptor gets a stream with the same file, preferably with its own number, then with its
-    /// direction.
+    /// number. Any other descriptor gets a stream with the same file: if possible, the stream of its number, else a stream
+    /// of its direction.
     fn choose_stream(&self, fd: &OpenFd, info: &FdInfo) -> StandardStream {
         const STREAMS: [StandardStream; 3] = [StandardStream::Input, StandardStream::Output, StandardStream::Error];
         let order: [u32; 3] = if info.flags & O_ACCMODE == O_RDONLY { [0, 1, 2] } else { [1, 2, 0] };

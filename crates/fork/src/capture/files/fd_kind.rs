@@ -33,7 +33,7 @@ pub(in super::super) enum FdKind {
     Inotify,
     /// A pidfd.
     PidFd,
-    /// A memfd, a file that was deleted, or POSIX shared memory.
+    /// A file that is carried with its contents: for example, a memfd, a deleted file, or POSIX shared memory.
     Memory,
     /// `/dev/null` and similar devices.
     Device,
@@ -127,8 +127,8 @@ impl Inode {
     }
 }
 
-/// Returns the kind to use instead of `kind` if the path now leads to another file: the mount was removed, or another mount
-/// covers it. A regular file is then kept like a deleted one.
+/// Returns the kind to use instead of `kind` if the path now leads to another file: the file's mount was removed, or another
+/// mount covers the path. A regular file is then carried like a deleted one.
 pub(super) fn kind_without_path(kind: &FdKind, links: &FdDirectory, link: &[u8], inode: &Inode) -> Option<FdKind> {
     if !kind.has_path()
         || inode.links == 0
@@ -198,8 +198,8 @@ pub(super) fn detect_kind(links: &FdDirectory, number: &str, link: &[u8], inode:
     }
 }
 
-/// Whether a regular file is kept like memory without a path. That is a deleted file; POSIX shared memory, which its
-/// processes keep writing; a file in huge pages, which another node may lack; or a file that the node does not have.
+/// Whether a regular file is carried with its contents. That is a memfd; a deleted file; POSIX shared memory, which its
+/// processes keep writing; a file in huge pages, which another node may lack; or a file that this node lacks.
 fn is_memory(link: &[u8], inode: &Inode, is_on_hugetlbfs: impl FnOnce() -> bool) -> bool {
     /// Smallest block size of hugetlbfs.
     const HUGE_PAGE_BYTES_MIN: u32 = 2 << 20;

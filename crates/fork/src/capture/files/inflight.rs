@@ -67,7 +67,7 @@ impl OpenFileStates {
                     continue;
                 }
                 let fd = OpenFd::read(&links, number)?;
-                // A terminal is carried only as a standard stream, so its state is not read.
+                // A terminal in flight is carried only as a standard stream, so its state is not read.
                 if !matches!(fd.kind, FdKind::Terminal | FdKind::TerminalMaster) {
                     let info = infos.info(number)?;
                     contents.read_fd(&source, &fd, info)?;
@@ -88,7 +88,7 @@ impl OpenFileStates {
 
 impl OpenFileTable {
     /// Adds files in flight in the sockets of all processes, and links each message to its files. Call it when all files
-    /// with descriptors are known. `threads` are those of the first process.
+    /// with descriptors are known. `threads` is the translation for the first process.
     pub(crate) fn add_inflight(
         &mut self,
         root: TreeRoot,

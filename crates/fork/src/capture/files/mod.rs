@@ -1,8 +1,8 @@
 //! Open files: their kinds, which of them are refused, what the pause must read, and their entries in a descriptor.
 //!
 //! fork(2) copies the descriptor table but shares the open files: positions, counters and pipe contents change once the
-//! parent runs. So all of them are read in the pause: the states (`OpenFileStates`) while the process is cloned, the rest
-//! when the states of the whole tree are known.
+//! parent runs. So the files are read in the pause. Their states (`OpenFileStates`) are read while the process is cloned.
+//! `tree_files` builds the files when the states of the whole tree are known.
 
 mod anon_inode;
 mod builder;
@@ -44,7 +44,7 @@ use super::volume_objects;
 use fd_kind::Inode;
 use states::LazyFdLinks;
 
-/// Most links of `/proc` are shorter, in bytes. Longer ones are read a second time.
+/// Size in bytes of the first buffer for a link of `/proc`. Most links are shorter; longer ones are read a second time.
 const LINK_BYTES_GUESS: usize = 128;
 
 /// A process's connections to the daemon, by the inodes of the process's sockets. A child gets other sockets instead.
@@ -54,7 +54,7 @@ pub struct DaemonSockets {
     pub caller: Option<u64>,
     /// All other connections. A child reads end of file from them.
     pub eof_in_child: Vec<u64>,
-    /// Whether files that the process can read are copied in the pause, like deleted files.
+    /// Whether files that are open for reading, or mapped shared, are copied in the pause, like deleted files.
     pub copies_files: bool,
 }
 
@@ -76,7 +76,7 @@ pub(super) struct OpenFd {
 }
 
 /// Lists all descriptors of a process, in ascending order. Omits descriptors that are closed during the call. `streams`: the
-/// streams of the tree, unless this is its first process.
+/// standard streams of the tree; `None` for the tree's first process.
 pub(super) fn list_open_fds(
     pid: i32,
     sockets: &DaemonSockets,
@@ -109,7 +109,7 @@ fn fd_read_error(pid: i32, number: u32, source: io::Error) -> CaptureError {
 }
 
 impl DaemonSockets {
-    /// Returns the connections of a descendant: it may share them, but does not wait for a reply.
+    /// Returns the connections of a descendant, which may share them but does not wait for a reply.
     pub(super) fn for_descendant(&self) -> Self {
         Self {
             caller: None,
@@ -134,7 +134,7 @@ impl OpenFd {
         Self::read_known(links, number, None)
     }
 
-    /// Reads a descriptor. If it still refers to the same file as `known`, keeps its kind.
+    /// Reads a descriptor. If it still refers to the same file as `known`, and that file has a path, keeps the known kind.
     fn read_known(links: &FdDirectory, number: u32, known: Option<&Self>) -> io::Result<Self> {
         let name = number.to_string();
         let link = readlinkat(links, &name, Vec::with_capacity(LINK_BYTES_GUESS))?.into_bytes();
@@ -186,7 +186,7 @@ impl OpenFd {
     }
 
     /// Whether `fdinfo` proves that the number still refers to the same file. Inode numbers of files without a path are not
-    /// reused, and the path of a device does not change its target. Other files may have been renamed or removed, and
+    /// reused, and a device file is the same device under any path. Other files may have been renamed or removed, and
     /// anonymous kernel objects share one inode.
     fn matches_fdinfo(&self, info: &FdInfo) -> bool {
         let is_lasting = match self.kind {
@@ -198,7 +198,7 @@ impl OpenFd {
         is_lasting && (self.mount, self.inode) == (info.mount, info.inode)
     }
 
-    /// Whether its number still refers to the same file.
+    /// Whether the descriptor's number still refers to the same file.
     fn is_unchanged(&self, pid: i32) -> bool {
         let now = FdDirectory::open_links(pid).and_then(|links| Self::read(&links, self.number));
         now.is_ok_and(|now| (now.device, now.inode, &now.link) == (self.device, self.inode, &self.link))
@@ -212,7 +212,7 @@ impl OpenFd {
         is_it.then_some(copy).ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
-    /// Whether its file has state that parent and clone share after fork(2), and that may change.
+    /// Whether the descriptor's file has state that parent and clone share after fork(2), and that may change.
     pub(super) fn has_shared_state(&self) -> bool {
         match self.kind {
             FdKind::Regular

@@ -1,7 +1,7 @@
 //! Finds the open file that a descriptor refers to, by comparing it with one descriptor of each known open file.
 //!
 //! Descriptors of one inode may refer to one open file or to several. kcmp(2) compares and orders them. So a few comparisons
-//! suffice, even for the thousands that share the one anonymous inode (eventfd, timerfd, epoll).
+//! suffice, even for thousands of files that share the kernel's anonymous inode (eventfd, timerfd, epoll).
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -34,8 +34,8 @@ impl OpenFd {
 }
 
 impl OpenFileIndex {
-    /// Finds the open file of a descriptor. Otherwise returns the position for a new one. All processes must be stopped. If
-    /// kcmp(2) fails, because a process was killed for example, the files count as different.
+    /// Finds the open file of a descriptor, or returns the position at which to insert a new one. All processes must be
+    /// stopped. If kcmp(2) fails, because a process was killed for example, the files count as different.
     pub(super) fn find(&self, identity: OpenFileKey, descriptor: TaskFd) -> Result<KnownOpenFile, usize> {
         let alike = self.0.get(&identity).map_or(&[][..], Vec::as_slice);
         let order = |first| process::compare_open_files(first, descriptor).unwrap_or(Ordering::Less);

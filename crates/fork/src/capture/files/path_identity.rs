@@ -38,7 +38,8 @@ pub(in crate::capture) fn is_at_path(path: &[u8], found: &Statx) -> bool {
     }
 }
 
-/// Whether a path still leads to a mapped file. On an overlay, the mapped file is the one in its layer, on another mount.
+/// Whether a path still leads to a mapped file. On an overlay, the mapped file is the file of a layer, which is on another
+/// mount.
 pub(in crate::capture) fn is_mapping_at_path(path: &[u8], found: impl Fn() -> Option<Statx>) -> bool {
     /// Size and times of a file that is being written may differ between two statx(2) calls.
     const STAT_RETRIES_MAX: usize = 3;
@@ -46,8 +47,8 @@ pub(in crate::capture) fn is_mapping_at_path(path: &[u8], found: impl Fn() -> Op
     (0..STAT_RETRIES_MAX).any(|_| found().is_none_or(|found| is_it(&found)))
 }
 
-/// Whether this node has a file with the same size and times at the path. An overlay shows size and times of the file below,
-/// but its own inode numbers.
+/// Whether this node has a file with the same size and times at the path. An overlay shows the size and times of the file in
+/// its layer, but inode numbers of its own.
 fn has_same_times(path: &[u8], found: &Statx) -> bool {
     let look = |found: &Statx| {
         let [modified, changed] = [found.stx_mtime, found.stx_ctime].map(|time| (time.tv_sec, time.tv_nsec));
@@ -57,8 +58,8 @@ fn has_same_times(path: &[u8], found: &Statx) -> bool {
     statx(CWD, path, AtFlags::empty(), StatxFlags::BASIC_STATS).is_ok_and(|at_path| look(&at_path) == look(found))
 }
 
-/// Whether a file may differ from the node's. In a container of farfork, only files on mounts that farfork made do; its
-/// children get the user's bind mounts, too.
+/// Whether a file may differ from the node's file at the same path. In a container of farfork, only files on mounts that
+/// farfork made may differ. The other mounts are bind mounts of the user, which the container's children get, too.
 fn is_not_bind_mount(
     directory: BorrowedFd<'_>,
     mount_table: &str,

@@ -49,7 +49,7 @@ struct PipeEnd {
 }
 
 impl TreeStreams {
-    /// Returns the streams of `pid`, which has these descriptors. Assumes that they lead out of its tree.
+    /// Returns the streams of process `pid`, whose descriptors are `fds`. Assumes that the streams lead out of the tree.
     pub(in crate::capture) fn from_fds(pid: i32, fds: &[OpenFd]) -> Self {
         let own = fds.iter().filter(|fd| fd.number <= STREAM_FD_MAX && !fd.is_self_made(pid)).cloned();
         Self {
@@ -152,8 +152,8 @@ impl StreamHolder {
 }
 
 impl OpenFd {
-    /// Whether the process made the file for itself, so that it is no stream. In a process that was started without streams,
-    /// the first files that it opens get the numbers 0, 1 and 2.
+    /// Whether the process itself made the file, so that it is no stream. In a process that was started without streams, the
+    /// first files that it opens get the numbers 0, 1 and 2.
     fn is_self_made(&self, pid: i32) -> bool {
         match &self.kind {
             FdKind::EventFd | FdKind::Epoll | FdKind::TimerFd | FdKind::SignalFd | FdKind::Inotify | FdKind::PidFd => {
@@ -195,7 +195,7 @@ fn list_pipe_ends(pid: i32) -> io::Result<Vec<PipeEnd>> {
 }
 
 /// Follows pipes from descriptor `number` of the first process, to find the process whose descriptor of that number leads
-/// out of the tree. Returns the first process if its descriptor does, and `None` if the pipes lead back to it.
+/// out of the tree. Returns the first process if its own descriptor leads out, and `None` if the pipes form a cycle.
 fn find_outer_holder(first: i32, number: u32, ends: &[PipeEnd]) -> Option<i32> {
     let mut pid = first;
     let mut seen = vec![pid];
@@ -212,8 +212,8 @@ fn find_outer_holder(first: i32, number: u32, ends: &[PipeEnd]) -> Option<i32> {
     }
 }
 
-/// Returns the process with the other end of a pipe. Prefers another process, and one that has this end as a standard
-/// stream.
+/// Returns the process with the other end of a pipe. Prefers a process other than the one with `end`, then a process that
+/// has the other end as a standard stream.
 fn find_peer_process(end: &PipeEnd, ends: &[PipeEnd]) -> Option<i32> {
     let is_other = |one: &&PipeEnd| one.inode == end.inode && one.access != end.access && one.access != O_RDWR;
     let others = ends.iter().filter(is_other).filter(|_| end.access != O_RDWR);

@@ -36,7 +36,7 @@ pub(crate) struct OpenFileStates {
     pub(super) fdinfo: BTreeMap<u32, FdInfo>,
     /// By inode.
     pub(super) pipes: BTreeMap<u64, PipeState>,
-    /// Bytes of events in the queue of each inotify, by descriptor number.
+    /// Size of the event queue of each inotify instance, in bytes, by descriptor number.
     pub(super) unread_bytes: BTreeMap<u32, u64>,
     /// Recipients of readiness signals, by descriptor number.
     pub(super) signal_owners: BTreeMap<u32, FdOwner>,
@@ -44,7 +44,7 @@ pub(crate) struct OpenFileStates {
     pub(super) sockets: BTreeMap<u64, SocketContents>,
     /// Ends of pseudo-terminals, by descriptor number.
     pub(super) terminals: BTreeMap<u32, TerminalEnd>,
-    /// Files in flight in its sockets.
+    /// Files in flight in the process's sockets.
     pub(super) inflight: InflightFiles,
     /// The process, opened when the first duplicate is needed.
     pidfd: Option<OwnedFd>,
@@ -96,8 +96,8 @@ impl PipeState {
 }
 
 impl OpenFileStates {
-    /// Reads the shared state of a stopped process. `surveyed` are its descriptors at the survey. Only new or possibly
-    /// reused numbers are read in full. `sockets` are its connections to the daemon.
+    /// Reads the shared state of a stopped process. `surveyed` are its descriptors at the survey. The link of a descriptor
+    /// is read again if its file may have changed since. `sockets` are the process's connections to the daemon.
     pub(crate) fn read(
         pid: i32,
         surveyed: &[OpenFd],

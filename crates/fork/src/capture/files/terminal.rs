@@ -120,7 +120,7 @@ fn refuse_foreign_master(pid: i32, number: u32) -> Refusal {
     Refusal::new(fd_object(pid, number), reason)
 }
 
-/// Refuses ends of terminals whose other end none of the processes has open.
+/// Refuses terminals that were hung up, and ends of terminals whose other end none of the processes has open.
 pub(in crate::capture) fn refuse_unpaired<'a>(
     processes: impl Iterator<Item = (i32, &'a [OpenFd])>,
 ) -> Result<Vec<Refusal>, CaptureError> {
@@ -200,7 +200,7 @@ fn refuse_master(pid: i32, root: TreeRoot, fd: &OpenFd, master: &PtyMaster) -> O
     None
 }
 
-/// Whether a master was opened in the mount namespace of the process, where `/dev/ptmx` leads to its own `/dev/pts`.
+/// Whether a master was opened in the mount namespace of the tree, where `/dev/ptmx` leads to the tree's own `/dev/pts`.
 fn is_ptmx_of_mounts(pid: i32, root: TreeRoot, fd: &OpenFd) -> bool {
     let mounts = fs::read(format!("/proc/{}/mountinfo", root.pid)).and_then(|text| table::parse(&text));
     let opened = FdInfo::read(pid, fd.number);

@@ -1,4 +1,4 @@
-//! The open files of all processes of a tree, read in the pause. No duplicate of them is left when the pause ends.
+//! The open files of all processes of a tree, read in the pause. No duplicate of a file is left when the pause ends.
 //!
 //! A duplicate in another process, even a brief one, keeps close(2) from closing the open file. Then epoll still reports the
 //! file under its old number, which may be another file's (epoll(7)). A peer sees no end of file, ports and locks stay

@@ -19,11 +19,11 @@ use rustix::fs::{AtFlags, CWD, Mode, OFlags, openat, statat};
 use super::{FdKind, OpenFd};
 use crate::file_identity;
 
-/// Most files that are held for all seeds together: a quarter of the descriptors that systemd allows a service
-/// (`LimitNOFILE=`; 65,536 if raised as the guide says). Further files are not held, and a fork that needs one is refused.
+/// Maximum number of files that are held for all seeds together: a quarter of the 65,536 descriptors that the guide's
+/// systemd unit allows (`LimitNOFILE=`). Further files are not held, and a fork that needs such a file is refused.
 const HELD_FILES_MAX: usize = 16_384;
 
-/// Largest file, in bytes, of which a child gets a copy. The copy takes up memory of the child.
+/// Maximum size of a file of which a child gets a copy, in bytes. The copy takes up memory of the child.
 const COPIED_BYTES_MAX: u64 = 1 << 30;
 
 /// Pseudo files of the kernel, whose contents are made when they are read.
@@ -137,7 +137,7 @@ pub(in crate::capture) fn note_unverifiable_files(pid: i32, fds: &[OpenFd], maps
         .then(|| format!("it may write to {names}: changes between a prepare and a fork cannot be excluded"))
 }
 
-/// Most file names in a note for the user.
+/// Maximum number of file names in a note for the user.
 const UNVERIFIABLE_NAMES_MAX: usize = 5;
 
 /// Whether a file was opened for reading, and is not a pseudo file.
@@ -169,7 +169,7 @@ pub(in crate::capture) struct VersionCompletion<'a> {
 
 impl VersionCompletion<'_> {
     /// Adds to a descriptor the versions of executables and of files mapped for writing, digests of small files, and extents
-    /// of all held files. Returns the held files, in the order of the file versions.
+    /// of the held files that children may copy. Returns the held files, in the order of the file versions.
     pub(in crate::capture) fn add_versions(mut self, descriptor: &mut Descriptor) -> Vec<Option<HeldFile>> {
         self.set_mapped_versions(descriptor);
         let mut held_files: Vec<Option<HeldFile>> = Vec::new();
@@ -241,7 +241,7 @@ impl VersionCompletion<'_> {
             let Ok(mut identity) = file_identity::stat_identity(&file) else { continue };
             file_identity::mark_if_changed_since(self.stopped_ns, &mut identity);
             set_node_numbers(&mut identity, &process.exe, self.stopped_ns);
-            // Its code is mapped, so the build id is known.
+            // The executable's code is mapped, so the build id is known.
             let mut mapped = descriptor.mapped_files.iter().map(|mapped| &mapped.identity);
             let known = mapped.find(|mapped| (mapped.device, mapped.inode) == (identity.device, identity.inode));
             identity.build_id = known.and_then(|mapped| mapped.build_id.clone());

@@ -1,8 +1,8 @@
 //! Pages that a process inherits from other seeds: the process is a child of a seed, or was forked by such a child.
 //!
 //! A page that the process never touched exists only in the seed that owns it, and only the pager knows these pages.
-//! `attempt`, `pause` and `template` call this module. If a step fails, mappings of the template are still registered
-//! with the pager, and the template is refused for that.
+//! `attempt`, `pause` and `template` call this module. If a step fails, mappings of the template are still registered with
+//! the pager, and the capture refuses such a template.
 
 mod pages;
 

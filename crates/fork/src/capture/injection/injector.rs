@@ -30,7 +30,7 @@ pub(in crate::capture) struct InjectedCall {
     pub(in crate::capture) name: &'static str,
     pub(in crate::capture) number: u64,
     pub(in crate::capture) arguments: [u64; 6],
-    /// The call never fails, so no result is an error.
+    /// Whether the call never fails, so that no result is an error.
     never_fails: bool,
 }
 
@@ -130,7 +130,7 @@ impl<'a> Injector<'a> {
     }
 
     /// Makes one call in one thread, protected by `rescue`: if this process dies during the call, the frame restores the
-    /// thread. Afterwards the registers still point to the frame. The caller disarms it once they no longer do.
+    /// thread. Afterwards the registers still point to the frame. When they no longer do, the caller disarms the frame.
     pub(in crate::capture) async fn call_with_frame(
         &mut self,
         tid: i32,
@@ -289,8 +289,8 @@ impl<'a> Injector<'a> {
     /// Records a report of a thread that runs no script: the first stop of a new clone, or an end.
     fn record_report(&mut self, tid: i32, report: TraceeEvent) -> Result<(), CaptureError> {
         match report {
-            // A clone was killed, which its later user will notice. Threads that make calls must still be waited for. Reap
-            // the clone: the kernel reports its end until then.
+            // A clone was killed. The next function that uses the clone reports that. Threads that make calls must still be
+            // waited for. Reap the clone: until then, the kernel repeats the report of its end.
             TraceeEvent::Ended if self.executor.is_some_and(|pause_executor| !pause_executor.contains(tid)) => {
                 let _ = ptrace::reap(tid);
                 self.new_clone.get_or_insert(tid);
@@ -310,7 +310,7 @@ impl<'a> Injector<'a> {
 }
 
 impl Drop for Injector<'_> {
-    /// Kills a clone that was not taken because its parent was killed.
+    /// Kills a clone that `wait_clone` did not take, because the parent was killed for example.
     fn drop(&mut self) {
         if let Some(pid) = self.new_clone.and_then(Pid::from_raw) {
             let _ = kill_process(pid, Signal::KILL);

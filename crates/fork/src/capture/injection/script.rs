@@ -11,7 +11,7 @@ use crate::capture::stop::stop_guard::ProcessSnapshot;
 
 /// Bytes of one call of a script.
 pub(in crate::capture) const ENTRY_BYTES: usize = 64;
-/// Entries that each script has in addition to its own calls: tgkill(2), and the end.
+/// Number of entries that each script has in addition to its own calls: tgkill(2), and the end.
 pub(in crate::capture) const TRAILER_ENTRIES: usize = 2;
 const RESULT_OFFSET: usize = 56;
 
@@ -105,7 +105,8 @@ pub(in crate::capture) struct RunningScript {
     pub(super) script: u64,
     /// Address of the tgkill(2) entry, which ends the script.
     pub(super) end_call_address: u64,
-    /// Stack pointer: address of the word that `CODE` reads after each call. The thread's signal frame, if it has one.
+    /// The stack pointer: address of the word that `CODE` reads after each call. It is in the thread's signal frame, if
+    /// there is one.
     pub(super) rsp: u64,
     pub(super) end_signal: EndSignal,
 }
@@ -134,7 +135,8 @@ impl RunningScript {
     }
 
     /// Whether a stop shows that the thread cannot continue. All signals but a script's last are blocked, so the thread
-    /// itself has caused this one. It happens on offered pages with a protection key (pkeys(7)) that the thread may not use.
+    /// itself has caused this signal: for example, on offered pages with a protection key (pkeys(7)) that the thread may not
+    /// use.
     pub(in crate::capture) fn is_fault_stop(signal: i32, event: i32) -> bool {
         const SIGILL: i32 = 4;
         const SIGBUS: i32 = 7;

@@ -22,10 +22,10 @@ use crate::capture::state::ThreadExtendedState;
 use crate::capture::stop::stop_guard::StoppedThread;
 use crate::restore::signal_frame::{SignalFrameState, encode_frame, frame_bytes};
 
-/// Largest mapping of code that is searched, in bytes: a libc has two mebibytes.
+/// Maximum size of a code mapping that is searched, in bytes: a libc has two mebibytes.
 const CODE_BYTES_MAX: u64 = 8 << 20;
 
-/// Most mappings that are searched. More would take longer than the capture.
+/// Maximum number of mappings that are searched. More would take longer than the capture.
 const SEARCHES_MAX: usize = 4;
 
 /// `syscall; ret`.
@@ -150,7 +150,7 @@ impl SigreturnFrame {
 
     /// Restores the contents of the stack. Must not be called while the thread's registers point to the frame.
     fn disarm(&self, mem: &File) {
-        // It fails only if the process was killed: nothing is left to restore.
+        // The write fails only if the process was killed: nothing is left to restore.
         let _ = mem.write_all_at(&self.saved_stack, self.stack_address);
         self.is_armed.set(false);
     }

@@ -28,7 +28,7 @@ pub(in crate::capture) struct ThreadAnswers {
     /// Only set for the leader. A clone does not inherit it.
     pub(in crate::capture) is_subreaper: bool,
     pub(in crate::capture) personality: u32,
-    /// `None` for the leader: its template inherits them, and is queried later.
+    /// `None` for the leader: its template inherits the bits, and is queried later.
     pub(in crate::capture) securebits: Option<u32>,
     /// Only set for the leader. The template's own value is lost when its priority is raised.
     pub(in crate::capture) timer_slack_ns: u64,
@@ -111,7 +111,7 @@ pub(in crate::capture) fn tsc_mode_call(address: u64) -> InjectedCall {
     InjectedCall::new("prctl(PR_GET_TSC)", PRCTL, [PR_GET_TSC, address])
 }
 
-/// The call that returns the secure bits of a thread ([`capabilities(7)`]), by which it has restricted itself.
+/// The call that returns the secure bits of a thread ([`capabilities(7)`]).
 ///
 /// [`capabilities(7)`]: https://man7.org/linux/man-pages/man7/capabilities.7.html
 pub(in crate::capture) fn securebits_call() -> InjectedCall {

@@ -201,7 +201,7 @@ impl MemoryMapBuilder<'_> {
         Ok(Backing::SharedMemory { object, offset: entry.offset })
     }
 
-    /// Returns the index of a mapping's file, and the file's size in bytes. Adds a new file.
+    /// Returns the index of a mapping's file, and the file's size in bytes. Adds the file if it is new.
     fn file_index(&mut self, entry: &MapEntry) -> Result<(u32, u64), CaptureError> {
         let key = (entry.device, entry.inode);
         if let Some(index) = self.file_indices.get(&key) {
@@ -282,7 +282,8 @@ fn identify_regular(link: &str) -> io::Result<FileIdentity> {
     read_identity(Path::new(link))
 }
 
-/// MADV_WIPEONFORK; and VM_DROPPABLE, which the kernel may drop at any time. The child of a fork(2) sees zeroes.
+/// Whether the child of a fork(2) sees zeroes in a mapping: after MADV_WIPEONFORK, or with VM_DROPPABLE, whose pages the
+/// kernel may drop at any time.
 fn is_wiped_on_fork(entry: &MapEntry) -> bool {
     entry.has_flag("wf") || entry.has_flag("dp")
 }

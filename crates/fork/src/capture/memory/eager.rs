@@ -15,11 +15,11 @@ use crate::capture::inheritance::InheritedPages;
 /// PROT_WRITE.
 const WRITABLE_PROTECTION: u8 = 2;
 
-/// Most entries that the kernel follows (ROBUST_LIST_LIMIT).
+/// Maximum number of entries of a robust list that the kernel follows (ROBUST_LIST_LIMIT).
 const ROBUST_ENTRIES_MAX: usize = 2048;
 
-/// Most pages of arguments and environment: the 128 KiB that Linux allows for one argument. If there is more, `/proc` shows
-/// it truncated until the child has touched it.
+/// Maximum number of pages of arguments and environment: 128 KiB, which Linux allows for one argument. If there are more,
+/// `/proc` shows arguments and environment truncated until the child has touched the other pages.
 const ARGUMENT_PAGES_MAX: usize = 32;
 
 /// The memory of a template, without the pages that it lacks.

@@ -1,5 +1,5 @@
-//! Detects by device which mapped files are on hugetlbfs or sysfs, because mapping flags are read too late. Also detects
-//! mapped files that the node lacks at their paths.
+//! Detects by device which mapped files are on hugetlbfs or sysfs: the mapping flags, which show this too, are read only
+//! after the reply. Also detects mapped files that the node lacks at their paths.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ use crate::capture::files::{DELETED_SUFFIX, path_identity};
 pub(super) const HUGETLB_FLAG: &str = "ht";
 
 /// A flag of farfork, which `smaps` does not have. It marks a shared mapping of a file that is copied, because the node
-/// lacks it at its path or `copies_files` is set.
+/// lacks the file at its path or `copies_files` is set.
 pub(super) const OWN_FILE_FLAG: &str = "own";
 
 /// Results of earlier checks: each device and each file is checked once.

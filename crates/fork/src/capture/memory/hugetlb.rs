@@ -62,7 +62,7 @@ pub(in crate::capture) async fn replace_hugetlb(
     {
         let call = InjectedCall::new("madvise", MADVISE, [mapping.start, mapping.bytes(), advice]);
         match injector.call(clone.pid, &clone.registers, call).await {
-            // The kernel has no transparent huge pages.
+            // An error means that the kernel has no transparent huge pages.
             Ok(_) | Err(CaptureError::InjectedCall { .. }) => {}
             Err(error) => return Err(error),
         }

@@ -38,7 +38,8 @@ pub(super) enum MappingKind {
     PrivateFile,
     /// A shared mapping of a file at its path.
     SharedFile,
-    /// A shared mapping of memory without a path.
+    /// A shared mapping of an object that is copied: memory without a path, POSIX shared memory, or a file that the node
+    /// lacks.
     SharedObject,
 }
 
@@ -68,7 +69,7 @@ pub(super) fn classify_mapping(entry: &MapEntry) -> Result<MappingKind, &'static
     })
 }
 
-/// Whether a mapping is of shared memory without a path.
+/// Whether a mapping is a [`MappingKind::SharedObject`].
 pub(super) fn is_shared_object(entry: &MapEntry) -> bool {
     classify_mapping(entry) == Ok(MappingKind::SharedObject)
 }
@@ -88,7 +89,7 @@ pub(super) fn is_private_hugetlb(entry: &MapEntry) -> bool {
     !entry.is_shared && is_hugetlb(entry)
 }
 
-/// Returns the addresses at which a mapping shows a part of its file; `None` if it does not.
+/// Returns the addresses at which a mapping shows a part of its file; `None` if it shows nothing of this part.
 pub(super) fn mapped_range_of(entry: &MapEntry, part: &Range<u64>) -> Option<Range<u64>> {
     let (first, behind) = (part.start.max(entry.offset), part.end.min(entry.offset + entry.bytes()));
     (first < behind).then(|| entry.start + first - entry.offset..entry.start + behind - entry.offset)

@@ -21,7 +21,7 @@ pub(in crate::capture) struct SealProbes<'a> {
 
 impl<'a> SealProbes<'a> {
     /// Builds the probes for all mappings of the program. Builds none under READ_IMPLIES_EXEC (personality(2)): there, the
-    /// call would make readable mappings executable. Then mapping flags show the seals later.
+    /// call would make readable mappings executable. In this case, the mapping flags show the seals after the reply.
     pub(in crate::capture) fn for_mappings(personality: u32, entries: &'a [MapEntry]) -> Self {
         const READ_IMPLIES_EXEC: u32 = 0x40_0000;
         if personality & READ_IMPLIES_EXEC != 0 {

@@ -1,5 +1,6 @@
 //! Notes on private mappings of files that the process itself may write to. Unwritten pages of such a mapping show later
-//! writes to the file. A child's mappings do so, too, except for those that this module lists: the child has copies of them.
+//! writes to the file. In a child, they do so too, except for mappings of which the child has copies. This module lists
+//! those.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -11,7 +12,7 @@ use super::is_private_hugetlb;
 use crate::capture::files::OpenFd;
 use crate::capture::shared::SEGMENT_PREFIX;
 
-/// Most file names in a note for the user.
+/// Maximum number of file names in a note for the user.
 const STALE_NAMES_MAX: usize = 5;
 
 /// Returns a note about private mappings of hugetlbfs files and System V segments, of which a child has copies. The note

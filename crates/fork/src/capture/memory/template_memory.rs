@@ -16,8 +16,8 @@ use crate::capture::error::CaptureError;
 use crate::capture::shared::{SEGMENT_PREFIX, SharedCopies};
 use crate::phase;
 
-/// From this size on, in bytes, a mapping without a file is scanned by itself. Below, one more system call costs more than
-/// reading the records of its pages.
+/// From this size on, in bytes, a mapping without a file is scanned by itself. Below this size, one more system call costs
+/// more than reading the records of the mapping's pages.
 const OWN_SCAN_BYTES_MIN: u64 = 256 << 10;
 
 /// From this size on, in bytes, a mapping is worth a call that keeps its pages out of a flag probe.
@@ -111,9 +111,9 @@ impl TemplateMemory {
         self.mappings.iter().all(|entry| covering_mapping(flagged, entry).is_some())
     }
 
-    /// Copies mapping flags from `flagged`, the mappings of a flag probe. The probe itself marked the mappings at the
-    /// `marked` addresses MADV_WIPEONFORK. Refuses mappings with certain flags. A mapping without known flags is an error,
-    /// because it could have any flag.
+    /// Copies mapping flags from `flagged`: the mappings of `smaps` or of a flag probe. The probe itself has marked the
+    /// mappings at the `marked` addresses MADV_WIPEONFORK. Refuses mappings with certain flags. A mapping without known
+    /// flags is an error, because it could have any flag.
     pub(crate) fn apply_flags(&mut self, flagged: &[MapEntry], marked: &[u64]) -> Result<(), CaptureError> {
         for entry in &mut self.mappings {
             let Some(same) = covering_mapping(flagged, entry) else {

@@ -1,4 +1,5 @@
-//! Shared memory that no path leads to (shared anonymous mappings, memfds, deleted files), copied in the pause.
+//! Objects that are copied in the pause: shared anonymous mappings, memfds, POSIX and System V shared memory, and files that
+//! other nodes lack at their paths.
 //!
 //! Before the pause, the objects are found and opened, and buffers of their present size are allocated and touched. So the
 //! pause costs one copy and no page faults.
@@ -27,8 +28,8 @@ use super::survey::Survey;
 use super::tracer::deadline::Deadline;
 use sysv_shm::SysvSegment;
 
-/// Most bytes of shared memory that a pause copies. Copying this much takes several seconds, in which the process is
-/// stopped.
+/// Maximum size of the shared memory that a pause copies, in bytes. Copying this much takes several seconds, in which the
+/// process is stopped.
 const SHARED_BYTES_MAX: u64 = 16 << 30;
 
 /// Bytes copied between two checks of the deadline, in a few milliseconds.
@@ -128,7 +129,8 @@ fn check_size(pid: i32, bytes: u64) -> Option<Refusal> {
 pub(super) struct SharedSources(Vec<SharedSource>, sysv_sem_msg::IpcSources);
 
 impl SharedSources {
-    /// Opens every object that the survey found.
+    /// Opens every object that the survey found, and the System V segments that the process created. Finds its System V
+    /// semaphores and message queues.
     pub(super) fn open(survey: &Survey) -> Result<Self, CaptureError> {
         let pid = survey.pid;
         let mapped = survey.maps.iter().filter(|entry| super::memory::is_shared_object(entry));
@@ -177,7 +179,8 @@ impl SharedSources {
         Ok(())
     }
 
-    /// Allocates buffers for the copies, except for objects that other processes of the tree have, too (`others`).
+    /// Allocates buffers for the copies, except for objects that other processes of the tree have, too (`others`). Reads an
+    /// executable already, because it cannot change.
     pub(super) fn allocate_buffers<'a>(
         &mut self,
         pid: i32,

@@ -1,8 +1,8 @@
 //! System V semaphores and message queues, which belong to a namespace, not to a process (sysvipc(7)).
 //!
-//! An object is carried if the process was the last to change it: any semaphore of a set, or a queue by its last send or
-//! receive. The kernel shows neither other users nor the creating process. An object that was never used is carried if the
-//! process's user created it. The undo of an ending process (SEM_UNDO) is not carried, as after fork(2).
+//! A semaphore set is carried if the process was the last to change one of its semaphores; a queue, if the process was the
+//! last to send or receive. The kernel shows neither other users of an object nor the creating process. An object that was
+//! never used is carried if the process's user created it. SEM_UNDO is not carried, as after fork(2).
 
 use std::os::unix::fs::MetadataExt;
 use std::{fs, io};
@@ -29,7 +29,7 @@ struct IpcIdentity {
 pub(super) struct IpcSources {
     sets: Vec<(IpcIdentity, u32)>,
     queues: Vec<IpcIdentity>,
-    /// Whether they are in another IPC namespace than this process.
+    /// Whether the objects are in another IPC namespace than this process.
     is_foreign_namespace: bool,
 }
 
@@ -97,7 +97,7 @@ impl IpcSources {
         }
         let copied = run_in_ipc_namespace(pid, self.is_foreign_namespace, move || self.read());
         copied.map_err(|error| match error.raw_os_error() {
-            // Removed, or replaced by another object.
+            // The object was removed, or replaced by another one.
             Some(EINVAL | EIDRM) => {
                 CaptureError::Unstable { pid, what: "its System V semaphores and message queues".to_owned() }
             }

@@ -16,8 +16,8 @@ const EXEC_LIMIT: Duration = Duration::from_secs(1);
 const EXEC_INTERVAL: Duration = Duration::from_micros(100);
 
 /// The program that a process runs, identified by the words that the kernel wrote on its stack at its start (getauxval(3)).
-/// They are the addresses of the program, of its name, of the vdso and of random bytes; the kernel chooses them anew each
-/// time.
+/// Among them are the addresses of the program, of its name, of the vdso and of random bytes. The kernel chooses these
+/// addresses anew at each start.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::capture) struct AuxiliaryVector(Vec<u8>);
 

@@ -1,8 +1,8 @@
 //! The clear_child_tid address (set_tid_address(2)) of glibc threads, read from memory. Any other thread is queried.
 //!
-//! glibc registers the field `tid` of its thread descriptor (`struct pthread`), to which the thread pointer refers. The
-//! layout has been the same since glibc 2.3. A descriptor is glibc's if it points to itself, holds the thread's id, and has
-//! the robust list after it.
+//! glibc registers the address of the field `tid` of its thread descriptor (`struct pthread`), to which the thread pointer
+//! refers. The layout has been the same since glibc 2.3. A descriptor is glibc's if it points to itself, holds the thread's
+//! id, and has the robust list after it.
 
 use crate::capture::stop::stop_guard::StoppedThread;
 

@@ -24,7 +24,7 @@ const DUMPABLE_INDEX: usize = 2;
 const INHERITED_SECUREBITS_INDEX: usize = 3;
 const MEMBARRIER_INDEX: usize = 5;
 
-/// Most calls of [`crate::capture::memory::seals`] in one script: as many as fit into a slot next to setsid.
+/// Maximum number of calls of [`crate::capture::memory::seals`] in one script: as many as fit into a slot next to setsid.
 pub(in crate::capture) const PROBES_MAX: usize = SLOTS_BYTES_MIN as usize / ENTRY_BYTES - TRAILER_ENTRIES - 1;
 
 /// Offset of the answers in the slot.
@@ -91,7 +91,7 @@ impl InheritedStateQuery {
             brk: result(BRK_INDEX)?,
             dumpable: result(DUMPABLE_INDEX)? as u32,
             securebits: result(INHERITED_SECUREBITS_INDEX)? as u32,
-            // Kernels before Linux 6.3 do not report registrations.
+            // An error means that the kernel does not report registrations.
             memory_barriers: result(MEMBARRIER_INDEX).unwrap_or(0) as u32,
             alt_stack: parse_alt_stack(answers),
             is_tsc_forbidden: parse_tsc_forbidden(answers, TSC_MODE_OFFSET as usize),
@@ -132,8 +132,8 @@ impl SessionDetach {
     }
 }
 
-/// Returns the call by which a clone leaves the parent's descriptor table for an empty one. It closes and flushes no file. A
-/// stopped parent keeps its table, so its call has no effect.
+/// Returns the call by which a clone leaves the parent's descriptor table for an empty one. The call closes and flushes no
+/// file. A stopped parent keeps its table: it makes a call without effect.
 fn leave_files_call(is_clone: bool) -> InjectedCall {
     const CLOSE_RANGE: u64 = 436;
     const CLOSE_RANGE_UNSHARE: u64 = 2;

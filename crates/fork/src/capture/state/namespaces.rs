@@ -2,8 +2,8 @@
 //! differences.
 //!
 //! A child runs in namespaces of its container, made from the node's. It does not see the mounts, host name, IPC limits,
-//! control groups and network of the parent's own namespaces. Open files are carried nevertheless (`path_identity`). A
-//! process in the node's namespaces has no differences. Nor has a child that is prepared itself: containers are alike.
+//! control groups and network of the parent's own namespaces. Open files are carried nevertheless (`path_identity`). Two
+//! kinds of processes have no differences: those in the node's namespaces, and children, because containers are alike.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -57,8 +57,8 @@ const IPC_LIMITS: [&str; 13] = [
 /// The end of a refusal that the user can avoid.
 const REMEDY_HINT: &str = "; use --namespaces node to give children the node's instead";
 
-/// Compares the namespaces of a process with this node's. `is_first`: it is the first process of its tree, whose processes
-/// all have the same namespaces.
+/// Compares the namespaces of a process with this node's. `is_first`: whether it is the first process of its tree. Only this
+/// process gets notes and is compared by host name and IPC limits: all processes of a tree have the same namespaces.
 pub(in crate::capture) fn compare_namespaces(
     pid: i32,
     fds: &[OpenFd],
@@ -90,7 +90,7 @@ pub(in crate::capture) fn compare_namespaces(
     }
     let has_own_groups = is_first && is_own(NamespaceKind::ControlGroups);
     findings.add_note(has_own_groups, "its control groups have a root of their own: its children see their node's");
-    // Several nodes on one machine each have their own network, while parents are in the machine's network.
+    // Several nodes on one machine each have their own network, but parents may be in the machine's network.
     if is_own(NamespaceKind::Network) && !is_in_host_network(pid) {
         findings.refusals.extend(refuse_interface_sockets(pid, fds)?);
         findings.add_note(is_first, "its network is its own: its children are in networks of their node's");

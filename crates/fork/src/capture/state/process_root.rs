@@ -13,9 +13,9 @@ pub(in crate::capture) struct ProcessRoot {
 }
 
 impl ProcessRoot {
-    /// Reads the root of a stopped process.
+    /// Reads the root of a stopped process. Refuses a process in another user namespace.
     pub(in crate::capture) fn read(pid: i32) -> Result<Self, CaptureError> {
-        // A process may enter a new user namespace at any time, without its parent and children.
+        // Check again: since the survey, the process may have entered a new user namespace without its parent and children.
         if let Some(refusal) = user_namespace::refusal(pid) {
             return Err(CaptureError::refused(pid, vec![refusal]));
         }

@@ -1,6 +1,6 @@
-//! Refuses a process that has made another time namespace for its children (time_namespaces(7)).
-//! The kernel shows only the clock offsets of the namespace for children. A child of a seed has one namespace for itself and
-//! its children.
+//! Refuses a process that has made another time namespace for its children (time_namespaces(7)). The kernel shows only the
+//! clock offsets of the namespace for children, not the offsets of the process's own. A child of a seed has one namespace
+//! for itself and its children.
 
 use std::fs;
 use std::io;

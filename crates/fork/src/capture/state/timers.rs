@@ -30,7 +30,7 @@ const CLOCK_FD: i64 = 3;
 /// Bytes of `struct itimerspec` and `struct itimerval`.
 pub(in crate::capture) const TIME_BYTES: usize = 32;
 
-/// Most timers in one script: as many as fit into a slot.
+/// Maximum number of timers in one script: as many as fit into a slot.
 const TIMERS_PER_SCRIPT: usize = SLOTS_BYTES_MIN as usize / (ENTRY_BYTES + TIME_BYTES) - 2 * TRAILER_ENTRIES;
 
 /// Offset of the answers.
@@ -125,7 +125,7 @@ impl ListedTimer {
         }
     }
 
-    /// Whether its clock advances while the process is stopped.
+    /// Whether the timer's clock advances while the process is stopped.
     fn advances_in_pause(&self) -> bool {
         self.clock >= 0 && self.clock != PROCESS_CPU_CLOCK
     }
@@ -187,8 +187,8 @@ async fn run_query_script(
     Ok((slot, passed_ns))
 }
 
-/// Parses an interval timer (`struct itimerval`). Returns `None` unless it is armed, or has expired and is rearmed when its
-/// signal is delivered.
+/// Parses an interval timer (`struct itimerval`). Returns `None` if it is not armed. A timer that has expired counts as
+/// armed if it is rearmed when its signal is delivered.
 pub(in crate::capture) fn parse_interval_timer(which: usize, bytes: &[u8], at: usize) -> Option<IntervalTimer> {
     let time = parse_time(bytes, at, NS_PER_US);
     (time != TimerSpec::default()).then_some(IntervalTimer { which: which as u32, time })

@@ -22,7 +22,8 @@ pub(in crate::capture) struct TreeRoot {
 }
 
 impl TreeRoot {
-    /// Finds the root of a tree: the first process itself, or its nearest ancestor, or this process.
+    /// Finds a process with the root of the tree's mount namespace: the first process, else the nearest ancestor with it,
+    /// else this process.
     pub(in crate::capture) fn find(first: i32) -> Result<Self, CaptureError> {
         let is_whole = |pid: i32| read_proc_link(pid, pid, "root").is_ok_and(|root| root == ROOT_PATH);
         if is_whole(first) {

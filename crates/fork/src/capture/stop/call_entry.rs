@@ -23,7 +23,7 @@ pub(crate) struct SleepingCall {
     switch_out: SwitchOut,
     /// Number of voluntary context switches of the thread so far.
     voluntary_switches: u64,
-    /// When it was interrupted, by CLOCK_MONOTONIC.
+    /// When the thread was interrupted, by CLOCK_MONOTONIC.
     interrupted_ns: Option<u64>,
 }
 
@@ -33,15 +33,15 @@ struct SwitchOut {
     processor: u32,
     /// Time of the switch, by the scheduler clock of that CPU.
     at_ns: u64,
-    /// The CPU time that it had used and waited for by then.
+    /// The CPU time that the thread had used, and had waited for, by then.
     time: SchedStat,
 }
 
 //  enters A ─ sleeps ── observe ── interrupt ─ woken ─ runs ─ stops              in A: woken by the stop
 //  enters A ─ sleeps ── observe ─ woken ─ leaves A, enters B ─ interrupt ─ stops in B, which shows the same registers
 //
-// Only the time of the wake-up distinguishes these. It is the time of the last context switch, less the time that the
-// thread ran and waited for a CPU since `observe` (`/proc/TID/schedstat`, Documentation/scheduler/sched-stats.rst).
+// Only the time of the wake-up distinguishes these two cases. It is the time of the last context switch, less the time that
+// the thread ran and waited for a CPU since `observe` (`/proc/TID/schedstat`, Documentation/scheduler/sched-stats.rst).
 /// A sleeping call whose thread has stopped in the same place.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct StoppedCall {
@@ -54,7 +54,7 @@ impl SleepingCall {
     pub(crate) fn observe(tid: i32) -> Option<Self> {
         let first = SystemCall::read(tid).ok()??;
         LimitedCall::from_arguments(first.number, &first.arguments)?;
-        // Read the counters before the call: if the thread leaves the call from here on, they change.
+        // Read the counters before `call`: if the thread leaves this call from here on, the counters change.
         let sleeps = ProcStatus::read(tid).ok()?.voluntary_switches;
         let time = SchedStat::read(tid).ok()?;
         let call = SystemCall::read(tid).ok()??;
@@ -175,7 +175,7 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_secs(30);
 
-    /// Starts a program that sleeps. Returns it, the time before its start, and a time at which it was seen asleep.
+    /// Starts a program that sleeps. Returns the program, the time before its start, and a time at which it was seen asleep.
     fn sleeper() -> (Child, u64, u64) {
         let begun_ns = clock::monotonic_ns();
         let sleeper = Command::new("sleep").arg("60").spawn().unwrap();
@@ -205,8 +205,8 @@ mod tests {
         assert!(late_ns.len() < ATTEMPTS, "each seems to have begun later than it was seen: {late_ns:?} ns");
     }
 
-    /// Returns how many nanoseconds later than observed a wait seems to have begun. It never seems to have begun before the
-    /// program.
+    /// Returns by how many nanoseconds the computed start of a wait is later than the observed one. Checks that the computed
+    /// start is not before the start of the program.
     fn how_late() -> u64 {
         const ROUNDING_NS: u64 = 1_000_000;
         let (mut sleeper, begun_ns, sleeps_ns) = sleeper();

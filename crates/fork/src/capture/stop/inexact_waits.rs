@@ -10,7 +10,7 @@ use rustix::termios::{LocalModes, SpecialCodeIndex, tcgetattr};
 
 use super::call_timeouts::{duplicate_fd, read_socket_timeout};
 
-/// Most threads that the notes name.
+/// Maximum number of threads that the notes name.
 const THREADS_MAX: usize = 8;
 
 const SOCK_STREAM: i32 = 1;

@@ -17,13 +17,13 @@ use super::call_timeouts::{LimitedCall, TimeLimit};
 use super::restart::{self, CallMark};
 use crate::call_timer::{self, CallExpiry, CallSite};
 
-/// Most recorded call ends. Beyond it, ends that are long over are dropped.
+/// Number of recorded call ends above which ends that are long over are dropped.
 const CALL_ENDS_MAX: usize = 4096;
 
 /// How long the end of a call is kept after it has passed. If the call still runs then, another process has restarted it.
 const KEEP_END_NS: u64 = 60_000_000_000;
 
-/// A wait may exceed its limit by this much, rather than be stopped once more.
+/// Maximum time by which a wait may exceed its limit. Ending it earlier is not worth another stop.
 const NEGLIGIBLE_NS: u64 = 3_000_000;
 
 /// A call that was interrupted.

@@ -27,11 +27,11 @@ use stop_guard::mark_interrupted_call;
 use super::error::{CaptureError, Refusal};
 use super::tracer::deadline::{Deadline, WaitError};
 
-/// Limit for the stop of threads that are released at once.
+/// Time limit for the wait until interrupted threads have stopped and can be released.
 const RELEASE_LIMIT: Duration = Duration::from_millis(100);
 
-/// Threads that were interrupted, and were not waited for yet. If all processes of a tree are interrupted first, their stops
-/// take the time of one.
+/// Threads that were interrupted before the stop of their process is finished: some still run, others have stopped. If all
+/// processes of a tree are interrupted first, their stops take the time of one.
 #[derive(Debug, Default)]
 pub(super) struct PendingStops {
     awaited: Vec<i32>,
@@ -78,14 +78,14 @@ impl PendingStops {
         }
     }
 
-    /// Releases all threads that were not waited for. They resume unchanged.
+    /// Releases all threads that no stop has taken. They resume unchanged.
     pub(super) fn release(&mut self) {
         // Without threads to wait for, create no deadline: its timer costs more than this check.
         let deadline = (!self.awaited.is_empty()).then(|| Deadline::after(RELEASE_LIMIT));
         while let Some(deadline) = deadline.as_ref().filter(|_| !self.awaited.is_empty()) {
             match deadline.wait_report() {
                 Ok((tid, TraceeEvent::Ended)) if self.awaited.contains(&tid) => {
-                    // Until this end is reaped, the kernel reports it again, instead of other stops.
+                    // Until this thread is reaped, the kernel repeats this report, instead of other stops.
                     let _ = ptrace::reap(tid);
                     self.record_report(tid, TraceeEvent::Ended);
                 }
@@ -154,7 +154,7 @@ pub(super) fn finish_stop(
     Ok(stopped)
 }
 
-/// Lists the threads of a process. Does not read the list of a single thread.
+/// Lists the threads of a process. Does not read `/proc/PID/task` if there is only one.
 fn list_threads(pid: i32) -> Result<Vec<i32>, CaptureError> {
     if matches!(process::thread_count(pid), Ok(1)) { Ok(vec![pid]) } else { list_proc_threads(pid) }
 }
@@ -220,7 +220,7 @@ fn wait_stops(
             pending_stops.record_report(tid, report);
         }
         match report {
-            // The kernel notifies the leader's parent when the tracer has ended.
+            // Do not reap the leader. The kernel notifies the leader's parent when this tracer has ended.
             TraceeEvent::Ended if tid == pid => return Err(CaptureError::ProcessGone { pid }),
             TraceeEvent::Ended => {
                 let _ = ptrace::reap(tid);

@@ -20,13 +20,13 @@ use crate::capture::survey::ThreadProfile;
 use crate::capture::tracer::deadline::Deadline;
 use crate::capture::tracer::executor::run_ready;
 
-/// Limit for all queries of all threads.
+/// Time limit for all queries of all threads.
 const QUERIES_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Size of a result buffer, in bytes. It is small, so that many queries fit into one script.
 const RESULT_BUFFER_BYTES: u64 = 64;
 
-/// Most queries of one script: each takes an entry and a result buffer.
+/// Maximum number of queries of one script: each takes an entry and a result buffer.
 const QUERIES_PER_SCRIPT: usize =
     (SLOTS_BYTES_MIN as usize - TRAILER_ENTRIES * ENTRY_BYTES) / (ENTRY_BYTES + RESULT_BUFFER_BYTES as usize);
 
@@ -70,7 +70,7 @@ impl StoppedProcess {
     /// Makes threads run these queries. Returns the results of each thread in order, the main thread first.
     ///
     /// # Errors
-    /// If the process may not have executable memory, or does not finish its calls in time.
+    /// [`CaptureError`], for example if the process may not have executable memory, or does not finish its calls in time.
     pub fn run_queries(
         &mut self,
         thread_selection: QueryThreads,

@@ -59,8 +59,8 @@ pub(in crate::capture) fn resolve_restart(
 }
 
 /// A mark in the upper half of the number of a restarted call. The kernel uses the lower half alone, and keeps both halves
-/// while the call lasts, even if it is interrupted. So the mark shows whether a thread is still in that call. It is never
-/// zero.
+/// while the call lasts, even if it is interrupted. So the mark shows whether a thread is still in that call. A mark is
+/// never zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct CallMark(u32);
 
@@ -119,7 +119,7 @@ fn restart_registers(registers: &Registers, results: &[i64]) -> Option<Registers
     })
 }
 
-/// Whether the stop has ended a call with EINTR that the kernel would not restart.
+/// Whether the stop made a call return EINTR because the kernel never restarts this call.
 fn is_cut_short(registers: &Registers) -> bool {
     let number = call_number(registers);
     let is_never_restarted = NEVER_RESTARTED.contains(&number) || NEVER_RESTARTED_POLLS.contains(&number);
@@ -132,8 +132,8 @@ pub(crate) fn is_interrupted(registers: &Registers) -> bool {
     is_in_call(registers) && INTERRUPTED_RESULTS.contains(&(registers.rax as i64))
 }
 
-/// Whether the kernel would restart a call with its whole time limit: one that [`parent_registers`] restarts, now or before.
-/// Then farfork must measure the remaining time.
+/// Whether a call restarts with its whole time limit: [`parent_registers`] makes it restart, or has done so at an earlier
+/// stop. If so, farfork must measure the remaining time.
 pub(crate) fn restarts_full_timeout(registers: &Registers) -> bool {
     is_cut_short(registers) || CallMark::from_registers(registers).is_some() && is_interrupted(registers)
 }
@@ -161,8 +161,8 @@ pub(crate) fn parent_registers(registers: &Registers) -> Registers {
 /// child's kernel did not see them begin and cannot restart them. Relative sleeps start again with their full time; with a
 /// mark (`StoppedThread::child_state`), the call timer ends them earlier.
 ///
-/// `signal_waits`: a signal is pending that the thread does not block. In that case the kernel returns EINTR from a call
-/// that it restarts only if no handler runs.
+/// `signal_waits`: a signal is pending that the thread does not block. If so, a call that the kernel restarts only without a
+/// signal handler (ERESTARTNOHAND) returns EINTR.
 pub(in crate::capture) fn child_registers(parent: &Registers, signal_waits: bool) -> Registers {
     const RESTARTED_RESULTS: [i64; 4] = [ERESTARTSYS, ERESTARTNOINTR, ERESTARTNOHAND, ERESTART_RESTARTBLOCK];
     // The kernel has already prepared the restart: only the call number is wrong for the child.

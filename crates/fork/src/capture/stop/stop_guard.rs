@@ -17,7 +17,7 @@ use crate::capture::error::CaptureError;
 use crate::capture::injection::injector::read_registers;
 use crate::capture::injection::script::EndSignal;
 
-/// Limit for the end of killed threads. The last of them tears down their memory.
+/// Time limit for the wait until killed threads have ended. The last thread to end tears down the memory of the process.
 const END_LIMIT: Duration = Duration::from_secs(2);
 
 /// Time between two checks for the end of killed threads.
@@ -27,15 +27,15 @@ const END_INTERVAL: Duration = Duration::from_micros(200);
 #[derive(Debug, Clone)]
 pub(in crate::capture) struct StoppedThread {
     pub(in crate::capture) tid: i32,
-    /// The registers with which it resumes: its registers at the stop, after the rules of [`restart`].
+    /// The registers with which the thread resumes: its registers at the stop, after the rules of [`restart`].
     pub(in crate::capture) registers: Registers,
     /// Signal mask of the thread, outside of sigsuspend(2) and similar calls.
     pub(in crate::capture) signal_mask: u64,
     pub(in crate::capture) pending_signals: Vec<[u8; ptrace::SIGINFO_BYTES]>,
     pub(in crate::capture) rseq: Option<ptrace::RseqConfiguration>,
-    /// Remaining time of its interrupted call, if it is known.
+    /// Remaining time of the thread's interrupted call, if it is known.
     pub(in crate::capture) pending_call: Option<RestartableCall>,
-    /// Whether a signal is pending that it does not block.
+    /// Whether a signal is pending that the thread does not block.
     has_deliverable_signal: bool,
 }
 
@@ -144,8 +144,8 @@ fn is_own_child(pid: i32) -> bool {
     ProcStat::read(pid).is_ok_and(|stat| stat.parent == std::process::id() as i32)
 }
 
-/// Reaps threads that were killed while they were stopped, and so cannot be detached. Before that, the kernel does not
-/// report the end of the process to its parent, and this thread may live as long as a seed.
+/// Reaps threads that were killed while they were stopped, and so cannot be detached. Otherwise the kernel would report the
+/// end of the process to its parent only when this thread ends, perhaps with its seed.
 fn reap_killed(mut killed: Vec<i32>) {
     let started_at = Instant::now();
     loop {
@@ -216,8 +216,8 @@ impl StoppedThread {
             .map_err(CaptureError::tracing("block the signals of", self.tid))
     }
 
-    /// Restores its signal mask and registers. The registers are last: until then they point to code that restores both if
-    /// this process dies.
+    /// Restores the thread's signal mask and registers. The registers are last: until then they point to code that restores
+    /// both if this process dies.
     pub(in crate::capture) fn restore(&self) {
         // If the thread was killed, nothing is left to restore.
         let _ = ptrace::write_signal_mask(self.tid, self.signal_mask);
@@ -229,9 +229,10 @@ impl StoppedThread {
 /// SIGWINCH. Bit N−1 is signal N.
 const DEFAULT_IGNORED_SIGNALS: u64 = 1 << 16 | 1 << 17 | 1 << 22 | 1 << 27;
 
-/// Makes the call of a thread that has just stopped restart, even if its tracer dies. This is the first step after a stop.
+/// Prepares a thread that has just stopped: its interrupted call then restarts even if the tracer dies. This is the first
+/// step after a stop.
 pub(in crate::capture) fn mark_interrupted_call(tid: i32) {
-    // If the registers cannot be read now, the next read reports it.
+    // If the registers cannot be read now, their next read reports the error.
     let Ok(Some(registers)) = ptrace::read_registers(tid) else { return };
     let restartable = restart::parent_registers(&registers);
     interrupted_calls::record_interrupted(tid, &registers, &restartable);

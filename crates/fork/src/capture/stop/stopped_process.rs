@@ -10,8 +10,8 @@ use crate::capture::tracer::deadline::Deadline;
 use crate::capture::tracer::trace_lock::TraceLock;
 
 /// All threads of a process, stopped by the calling thread, which alone may read their registers. Dropping this value
-/// resumes them. If `stop` fails, only the end of the calling thread releases the threads that it has stopped: call it from
-/// a thread that may end.
+/// resumes them. If `stop` fails, only the end of the calling thread releases the threads that it has stopped. So call
+/// `stop` from a thread that may end.
 #[derive(Debug)]
 pub struct StoppedProcess {
     pub(super) stopped: StopGuard,

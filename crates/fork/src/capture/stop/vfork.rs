@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use farfork_sys::process::{self, ProcStatus, SharedResource, SystemCall};
 use farfork_sys::process_memory;
 
-/// Most checks that find a thread in the same vfork(2) with an inactive child; usually that is brief. It is a count, not a
-/// time, because on a busy machine the checking thread waits for a CPU, too.
+/// Maximum number of checks that find a thread in the same vfork(2) with an inactive child; usually, this state is brief.
+/// The limit is a count, not a time, because on a busy machine the checking thread waits for a CPU, too.
 const IDLE_POLLS_MAX: u32 = 250;
 
 /// Time between two checks.
@@ -19,7 +19,7 @@ const POLL_INTERVAL: Duration = Duration::from_micros(200);
 /// few seconds.
 const BUSY_LIMIT: Duration = Duration::from_secs(2);
 
-/// Whether a thread sleeps in the same vfork(2) for too long to wait for it.
+/// Waits while a thread sleeps in the same vfork(2). Returns whether the thread sleeps for too long.
 pub(in crate::capture) fn is_stuck_in_vfork(tid: i32) -> bool {
     // A thread sleeps once in each vfork(2).
     let sleeps = || ProcStatus::read(tid).map(|status| status.voluntary_switches).ok();

@@ -40,7 +40,7 @@ impl CloneOutcome {
     }
 
     /// Finishes the clone that the leader made with the last call of `leader_script`; `finished_script` holds its results.
-    /// Makes another clone if that one lacks memory.
+    /// Makes another clone if that one lacks memory. Replaces the hugetlbfs memory of the clones.
     pub(in crate::capture) async fn finish_clone(
         leader_script: &ThreadScript,
         finished_script: &[u8],

@@ -19,8 +19,8 @@ use crate::capture::injection::script_runner::{InjectionTarget, ScriptRunner};
 use crate::capture::memory;
 use crate::capture::template::clone_call;
 
-/// Most runs: as many as fit into one script, with two calls each. With several scripts, marks would be lost if this process
-/// died between two of them.
+/// Maximum number of runs: as many as fit into one script, with two calls each. With several scripts, marks would be lost if
+/// this process died between two of them.
 const RUNS_MAX: usize = (SLOTS_BYTES_MIN as usize / ENTRY_BYTES - TRAILER_ENTRIES - 1) / 2;
 
 /// Memory that fork(2) omits and a seed includes.

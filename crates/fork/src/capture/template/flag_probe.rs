@@ -1,7 +1,7 @@
 //! Reads the VmFlags of a template's mappings from a flag probe: a short-lived clone of the template.
 //!
-//! Only `smaps` shows them, and to print them it counts all pages: 20 ms per GiB, for which the first fork would wait.
-//! The probe has the same mappings and almost no pages, since large mappings get MADV_WIPEONFORK before the clone.
+//! Only `smaps` shows the flags. To print them, the kernel counts all pages: 20 ms per GiB, for which the first fork would
+//! wait. The probe has the same mappings and almost no pages, since large mappings get MADV_WIPEONFORK before the clone.
 
 use std::fs::File;
 
@@ -17,7 +17,7 @@ use crate::capture::template::{TemplateClone, clone_call, reap_call};
 use crate::capture::tracer::deadline::Deadline;
 use crate::capture::tracer::executor::run_ready;
 
-/// Most large mappings that are marked: as many as fit into a script. The probe gets the pages of all other mappings.
+/// Maximum number of large mappings that are marked. The probe gets the pages of all other mappings.
 pub(in crate::capture) const LARGE_MAPPINGS_MAX: usize = 64;
 
 //  template   madvise(large mapping, MADV_WIPEONFORK) … ─ clone ────────────────────────── wait4(probe)

@@ -32,10 +32,10 @@ use super::tracer::deadline::{Deadline, WaitError};
 use super::tracer::executor::run_ready;
 use super::tracer::trace_lock::TraceLock;
 
-/// Limit for the end of a killed template.
+/// Time limit for the wait until a killed template has ended.
 const KILL_LIMIT: Duration = Duration::from_secs(5);
 
-/// Limit for the stop of the parent's main thread to reap a template. Beyond it, the zombie stays until the parent ends.
+/// Time limit for making the parent's main thread reap a template. After it, the zombie stays until the parent ends.
 const REAP_LIMIT: Duration = Duration::from_millis(500);
 
 /// Stack pointer of a template: an address that is never mapped (vm.mmap_min_addr).
@@ -158,14 +158,14 @@ impl TemplateClone {
 
     fn wait_end(&self) -> bool {
         let deadline = Deadline::after(KILL_LIMIT);
-        // If another process killed it, it may already be reaped.
+        // If another process has killed the template, the template may already be reaped.
         if !matches!(ptrace::reap(self.pid), Ok(false)) {
             return true;
         }
         while !deadline.is_over() {
             match deadline.wait_report() {
                 Ok((tid, TraceeEvent::Ended)) if tid == self.pid => return ptrace::reap(tid).unwrap_or(true),
-                // A late report of its last stop.
+                // A late report of the template's last stop.
                 Ok(_) => {}
                 Err(WaitError::TimedOut) => return false,
                 Err(WaitError::NoTracee) => return true,
@@ -225,10 +225,12 @@ impl Drop for TemplateClone {
     }
 }
 
-/// Returns the OOM score adjustment of a template: half-way between the children's and the parent's, which counts as at
-/// least 0. For each point, the kernel adds a thousandth of all memory to the size of a process. So it kills a smaller
-/// process first only if the sizes differ by less than the distance of the scores. A template is as large as its parent, and
-/// often larger than a child.
+/// Returns the OOM score adjustment of a template: half-way between the children's score and the parent's. The parent's
+/// score counts as at least 0.
+///
+/// For each point, the kernel adds a thousandth of all memory to the size of a process. So it kills a smaller process first
+/// only if the sizes differ by less than the distance of the scores. A template is as large as its parent, and often larger
+/// than a child.
 fn template_oom_score(parents: i32) -> i32 {
     if parents < OOM_SCORE_ADJUSTMENT { i32::midpoint(parents.max(0), OOM_SCORE_ADJUSTMENT) } else { parents }
 }

@@ -9,7 +9,7 @@ use farfork_sys::process::ProcStat;
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// A stop takes 20 to 60 µs. One that takes longer than this has waited for a CPU.
+/// A stop that takes longer than this has waited for a CPU: other stops take 20 to 60 µs.
 const BUSY_STOP: Duration = Duration::from_micros(400);
 
 // Between two CPUs, a wake-up takes an interrupt, and longer still if the other CPU sleeps. A process that requests
@@ -44,7 +44,7 @@ impl CpuPin {
         if stop < BUSY_STOP { None } else { Self::pin_to(&ProcStat::read(pid).ok()?) }
     }
 
-    /// Pins a template to the same CPU.
+    /// Pins a template to this thread's CPU.
     pub(in crate::capture) fn pin_template(&mut self, template: i32) {
         let template = Pid::from_raw(template).filter(|pid| sched_setaffinity(Some(*pid), &self.pinned_cpu).is_ok());
         self.pinned_others.extend(template);
@@ -53,7 +53,7 @@ impl CpuPin {
 
 impl Drop for CpuPin {
     fn drop(&mut self) {
-        // Templates get the saved CPUs of this thread, not their parents': the CPU of a template does not matter.
+        // Templates get this thread's saved CPUs, not the CPUs of their parents: the CPU of a template does not matter.
         for pid in self.pinned_others.iter().copied().map(Some).chain([None]) {
             let _ = sched_setaffinity(pid, &self.saved_cpus);
         }

@@ -1,7 +1,7 @@
 //! Waits for tracees, with a time limit.
 //!
-//! A wait sleeps at once: a tracee is mostly woken on the tracer's CPU, which the tracer must leave first. Polling for
-//! 20 µs before made a step of a tracee twice as long. Yielding gave others whole time slices on a busy machine.
+//! A wait sleeps at once: a tracee is mostly woken on the tracer's CPU, which the tracer must leave first. Polling for 20 µs
+//! before each sleep made a step of a tracee twice as long. Yielding gave other threads whole time slices on a busy machine.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -15,12 +15,12 @@ thread_local! {
     static SPARE: Cell<Option<SyscallAlarm>> = const { Cell::new(None) };
 }
 
-/// The time limit of an attempt. Its end interrupts the waits of the thread that made it.
+/// The time limit of an attempt. Its end interrupts the waits of the thread that created the deadline.
 #[derive(Debug)]
 pub(crate) struct Deadline {
     started: Instant,
     limit: Duration,
-    /// `None` if no timer was left; then a wait never sleeps.
+    /// `None` if the kernel had no timer left. Waits then poll instead of sleeping.
     alarm: Option<SyscallAlarm>,
 }
 
@@ -53,7 +53,7 @@ impl Deadline {
 
     /// Waits for the next report of any tracee of this thread.
     pub(crate) fn wait_report(&self) -> Result<(i32, TraceeEvent), WaitError> {
-        // With one tracee, polling first finds nothing that the wait would not find.
+        // Do not poll first: with one tracee, polling finds nothing that the wait would not find.
         let wait_mode = if self.alarm.is_some() { WaitMode::Block } else { WaitMode::NoWait };
         loop {
             match ptrace::wait_any(wait_mode) {
@@ -66,7 +66,7 @@ impl Deadline {
         }
     }
 
-    /// Polls before it waits. For several tracees at work, of which some may have reported already.
+    /// As `wait_report`, but polls first. For several tracees at work, of which some may have reported already.
     pub(in crate::capture) fn poll_or_wait_report(&self) -> Result<(i32, TraceeEvent), WaitError> {
         ptrace::poll_stop().map_or_else(|| self.wait_report(), Ok)
     }

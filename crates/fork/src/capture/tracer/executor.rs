@@ -87,7 +87,7 @@ impl<'a> PauseExecutor<'a> {
         }
     }
 
-    /// Waits for one report. Returns its process; `None` if it is for all of them.
+    /// Waits for one report. Returns its process; `None` if the wait failed, which is reported to all of them.
     fn wait_report(&self, pending: &[i32]) -> Option<i32> {
         let arrival = if self.is_single { self.deadline.wait_report() } else { self.deadline.poll_or_wait_report() };
         let mut reports = self.reports.borrow_mut();
@@ -97,7 +97,8 @@ impl<'a> PauseExecutor<'a> {
         };
         let pid = self.process_of(tid, pending);
         if report == TraceeEvent::Ended && !self.is_single {
-            // Until it is reaped, the kernel reports this end again, instead of other stops. Its parent is notified now.
+            // Until the thread is reaped, the kernel repeats this report, instead of other stops. Reaping also notifies its
+            // parent.
             let _ = ptrace::reap(tid);
         }
         if pending.contains(&pid) {

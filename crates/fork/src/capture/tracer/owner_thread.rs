@@ -1,8 +1,8 @@
 //! The tracer thread: captures a process, and then owns the template until the seed is dropped.
 //!
 //! ptrace(2) ties a tracee to one thread. If the daemon keeps threads ready, this is one of `thread_pool`. A template that
-//! ends by itself, as a child's does with the child, is reaped at once, even if its seed is in use. Otherwise its pid
-//! namespace could not end, nor the child: the kernel waits for all processes in it.
+//! ends by itself is reaped at once, even if its seed is in use. The template of a child ends with the child's pid
+//! namespace, and the kernel waits for all processes of that namespace before the child can end.
 
 use std::io::{self, PipeReader, PipeWriter};
 use std::os::fd::AsFd as _;
@@ -28,10 +28,10 @@ use crate::capture::{CaptureOptions, CaptureTimes, CapturedTree};
 /// after it have no limit of their own; they take seconds if dozens of other threads want each CPU.
 pub const TIMEOUT_GRACE: Duration = Duration::from_secs(20);
 
-/// Limit for the end of a template. The limits of its kill and of its reaping add up to less.
+/// Time limit for the wait until a template has ended. The limits of its kill and of its reaping add up to less.
 const END_LIMIT: Duration = Duration::from_secs(10);
 
-/// Stack of a tracer, in bytes; one is parked for each seed.
+/// Stack of a tracer, in bytes; one tracer is parked for each seed.
 const STACK_BYTES: usize = 256 << 10;
 
 /// Stack of the thread that waits for a tracer's end, in bytes.
@@ -46,7 +46,7 @@ pub struct TemplateGuard {
     /// One per process, in the order of the descriptor.
     pids: Vec<i32>,
     owner: ThreadId,
-    /// Closing it wakes the owner thread.
+    /// Closing this end of a pipe wakes the owner thread.
     release_pipe: Option<PipeWriter>,
     /// Disconnects when the owner thread ends.
     owner_ended: Mutex<Receiver<()>>,
@@ -67,7 +67,8 @@ impl TemplateGuard {
 impl Drop for TemplateGuard {
     fn drop(&mut self) {
         drop(self.release_pipe.take());
-        // If a callback drops it in the owner thread itself, that thread ends the template after the callback returns.
+        // If a callback drops the guard in the owner thread itself, that thread ends the template after the callback
+        // returns.
         if thread::current().id() == self.owner {
             return;
         }
@@ -141,7 +142,8 @@ pub(in crate::capture) fn spawn_tracer(name: &str, life: impl FnOnce() + Send + 
         }
     };
     let attendant = thread::Builder::new().name(name.to_owned()).stack_size(WAITER_STACK_BYTES);
-    // A tracer that captures starts its own replacement (`thread_pool`), so the owner must start the thread.
+    // A tracer that captures also calls this function, for its replacement (`thread_pool`). So this process, not the tracer,
+    // must start the thread.
     companion::spawn_in_owner(attendant, attend)
 }
 

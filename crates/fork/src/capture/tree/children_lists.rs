@@ -14,7 +14,7 @@ use crate::capture::error::CaptureError;
 /// Bytes of a list that are read at a time: the ids of about five hundred children.
 const READ_BYTES: usize = 4096;
 
-/// More than an id takes, in bytes.
+/// An upper limit of the size of an id in a list, in bytes.
 const ID_BYTES: usize = 16;
 
 /// The lists of one process's children.

@@ -25,7 +25,7 @@ pub(in super::super) fn merge_descriptors(
     let relations = tree_relations.kinships.into_iter().zip(tree_relations.stop_reports);
     for (index, (one, (kinship, stop))) in others.into_iter().zip(relations).enumerate() {
         let Descriptor { mut process, threads, mut mappings, eager_bytes: mut eager, .. } = one;
-        // State that it shares with its parent is already in the merged descriptor.
+        // State that the process shares with its parent is already in the merged descriptor.
         if kinship.shares_handlers {
             process.signal_actions.clear();
         }
@@ -68,8 +68,8 @@ pub(in super::super) fn merge_descriptors(
     merged
 }
 
-/// Returns the eager pages of the process that owns the address space of process `number`. That address space is built with
-/// them.
+/// Returns the eager pages of the process that owns the address space of process `number`. The address space is built with
+/// these pages.
 fn eager_pages_of(merged: &mut Descriptor, number: u32) -> &mut Vec<EagerBytes> {
     match merged.address_space_owner(number).checked_sub(1) {
         Some(member) => &mut merged.descendants[member as usize].eager_bytes,

@@ -51,9 +51,9 @@ pub(super) fn list_tree(pid: i32) -> Result<Vec<i32>, CaptureError> {
 /// Whether the parent of a stopped process has waited for the stop (WUNTRACED).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum StopReport {
-    /// The next wait will report it.
+    /// The next wait of the parent will report the stop.
     Pending,
-    /// A wait has reported it.
+    /// A wait of the parent has reported the stop.
     Reported,
 }
 
@@ -69,7 +69,7 @@ pub(super) struct TreeProcess {
     /// The tables that it shares with its parent.
     shared_tables: SharedTables,
     children_lists: ChildrenLists,
-    /// The caller of the capture has the lock of the first process.
+    /// `None` for the first process: `capture_tree` holds its lock.
     _lock: Option<TraceLock>,
 }
 
@@ -111,7 +111,7 @@ impl TreeProcess {
         self.prepared.survey.pid
     }
 
-    /// Whether its memory is its parent's (CLONE_VM).
+    /// Whether the process has its parent's memory (CLONE_VM), not its own.
     pub(super) fn shares_memory(&self) -> bool {
         self.shared_tables.memory
     }
@@ -131,10 +131,10 @@ impl TreeProcess {
         }
     }
 
-    /// Reads the state that is only valid when it and its parent are stopped.
+    /// Reads the state that is only valid when the process and its parent are stopped.
     fn read_stopped(&mut self, parent: i32) -> Result<(), CaptureError> {
         let pid = self.pid();
-        // The survey compared its tables with those of its parent at that time.
+        // The survey compared the tables with the tables of the parent that the process had at that time.
         let is_parent_still = self.stat.parent == parent;
         let common =
             if is_parent_still { self.shared_tables.recheck(pid, parent)? } else { SharedTables::read(pid, parent)? };
@@ -225,7 +225,7 @@ impl ProcessTree {
                 return Err(CaptureError::TimedOut { pid, limit: deadline.limit(), phase });
             }
             // If a process has ended during this pass, its children have a new parent, whose lists may already have been
-            // read: read them again.
+            // read: read all lists again.
             orphans_possible = false;
             let mut index = 0;
             while index < self.processes.len() {
@@ -298,12 +298,12 @@ impl ProcessTree {
         Ok(all_lived)
     }
 
-    /// Moves a process that ended while others were stopped to the unreaped ones. No other process refers to it as its
-    /// parent yet.
+    /// Moves a process from `processes` to `unreaped`: the process ended while others were stopped. No other process refers
+    /// to it as its parent yet.
     fn move_to_unreaped(&mut self, index: usize) -> Result<(), CaptureError> {
         let TreeProcess { parent, prepared, .. } = self.processes.remove(index);
         let pid = prepared.survey.pid;
-        // If it was already traced, its parent is notified of the end only now.
+        // If the process was already traced, its parent is notified of the end only now.
         let _ = ptrace::reap(pid);
         self.add_unreaped(pid, parent)
     }
@@ -317,7 +317,7 @@ impl ProcessTree {
         Ok(())
     }
 
-    /// Adds a child of another process.
+    /// Surveys a child of the process with index `parent`, and adds the child to the tree.
     fn add_child(
         &mut self,
         pid: i32,
@@ -354,7 +354,7 @@ impl ProcessTree {
         Ok(())
     }
 
-    /// Surveys a child of another process.
+    /// Surveys a child of the process with index `parent`.
     fn survey_child(
         &self,
         pid: i32,

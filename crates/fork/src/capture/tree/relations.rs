@@ -19,7 +19,7 @@ use crate::capture::files::SessionMember;
 pub(in super::super) struct TreeRelations {
     /// For each process but the first.
     pub(super) kinships: Vec<ProcessRelations>,
-    /// Whether a signal had stopped each of them, and whether its parent had waited for the stop.
+    /// Whether a signal had stopped each of these processes, and whether the process's parent had waited for the stop.
     pub(super) stop_reports: Vec<Option<StopReport>>,
     pub(super) zombies: Vec<Zombie>,
     /// Inner ids of the processes, by their ids in farfork's pid namespace.
@@ -143,8 +143,8 @@ impl TreeRelations {
         Ok(ProcessRelations { exit_signal: stat.exit_signal, ..bare_relations(parent as u32, group, session) })
     }
 
-    /// Adds a short-lived leader for each group whose leader has ended, until others have joined the group. The leader is a
-    /// child of the session's leader, or of any process in the session.
+    /// Adds a short-lived leader for each group whose leader has ended. The short-lived leader ends when the other processes
+    /// have joined the group. It is a child of the session's leader, or of any process in the session.
     fn add_group_leaders(&mut self, tree: &ProcessTree, refusals: &mut Vec<Refusal>) {
         for (group, session) in std::mem::take(&mut self.leaderless_groups) {
             // The short-lived leader of a session also leads the session's first group.
@@ -167,9 +167,9 @@ impl TreeRelations {
         }
     }
 
-    /// Adds a short-lived leader for the foreground group of a session's terminal: all its processes may have ended and been
-    /// reaped. The session's leader forks it. The group's inner id is known only if it is the same as in farfork's pid
-    /// namespace.
+    /// Adds a short-lived leader for the foreground group of a session's terminal, if all processes of the group have ended
+    /// and were reaped. The session's leader forks the short-lived leader. The group's inner id is known only if inner ids
+    /// are the same as ids in farfork's pid namespace.
     pub(in super::super) fn add_foreground_leader(&mut self, session: i32, group: i32) {
         let leader = self
             .session_members
@@ -254,7 +254,7 @@ impl TreeRelations {
     }
 
     /// Whether the session's leader was a child of the same parent and has ended, so that it can have forked the process and
-    /// left it to that parent. Adds a short-lived leader if the leader was reaped.
+    /// left the process to that parent. Adds a short-lived leader if the leader was reaped.
     fn can_inherit_session(&mut self, process: &ProcessRelations) -> bool {
         if process.shares_fs || process.shares_files || process.shares_memory {
             return false;

@@ -166,8 +166,8 @@ fn refuse_if(condition: u16, constants: &[u32]) -> Vec<BpfInstruction> {
     let mut tests: Vec<BpfInstruction> = constants
         .iter()
         .enumerate()
-        // A test that matches jumps to the refusal after all tests. The last test skips the refusal if it does not
-        // match.
+        // If a test matches, it jumps to the refusal, which follows all tests. If the last test does not match, it skips the
+        // refusal.
         .map(|(index, constant)| (condition, (count - 1 - index) as u8, u8::from(index + 1 == count), *constant))
         .collect();
     tests.push((BPF_RET_K, 0, 0, SECCOMP_RET_EPERM));

@@ -13,7 +13,7 @@ use super::{abi, value};
 /// watches from 1.
 const INOTIFY_IOC_SETNEXTWD: u32 = 0x4004_4900;
 
-/// Creates an instance without watches, unless the daemon has created and passed it.
+/// Creates an instance without watches. Not called for an instance that the daemon has created and passed.
 pub(super) fn create_inotify(open_file_builder: &mut OpenFileBuilder<'_, '_>, open_file: u32, flags: u32) {
     let nonblocking = OFlags::NONBLOCK.bits();
     open_file_builder.set_step(STEP_INOTIFY, open_file);

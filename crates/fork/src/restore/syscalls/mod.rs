@@ -48,7 +48,8 @@ pub(super) struct SyscallLists {
     pub(super) before_files: PlanSpan,
     /// Calls that enter the process's own root, after all processes of the tree have opened their paths.
     pub(super) after_paths: PlanSpan,
-    /// Calls for timers, locks and file owners. They run when the child has its threads, files and credentials.
+    /// Calls for timers, locks, file owners and CPU affinity. They run when the child has its threads, files and
+    /// credentials.
     pub(super) before_start: PlanSpan,
 }
 
@@ -56,7 +57,7 @@ pub(super) struct SyscallLists {
 pub(super) struct PatchedMemory<'a> {
     /// Address range of a bridge's vdso.
     pub(super) vdso_range: Option<Range<u64>>,
-    /// First addresses of private mappings with written pages.
+    /// Start addresses of private mappings with written pages.
     pub(super) overlaid_mappings: &'a BTreeSet<u64>,
 }
 

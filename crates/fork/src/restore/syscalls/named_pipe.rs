@@ -9,7 +9,8 @@ use super::super::plan_layout::STEP_NAMED_PIPE;
 use super::open_files::OpenFileBuilder;
 use super::{abi, value};
 
-/// Flags of an end that are set after open(2): opening one direction without O_NONBLOCK would wait for the other.
+/// Flags of an end that are set after open(2). Each end is opened with O_NONBLOCK: otherwise, open(2) would wait for the
+/// other direction.
 const FLAGS_AFTER_OPEN: OFlags = OFlags::NONBLOCK.union(OFlags::DIRECT);
 
 /// Opens all ends of one pipe. The first open(2) is for both directions, so that it does not block, and the content

@@ -12,9 +12,9 @@ use super::super::plan_layout::{
 use super::super::process_tree::TreePosition;
 use super::{SyscallArgument, SyscallBuilder, abi, value};
 
-/// Sets the OOM score adjustment of each process: the container's value, with which the OOM killer prefers a
-/// container's processes to others of the node, or the process's own if it is higher. A copy of a zygote starts with
-/// the zygote's value, which is lower.
+/// Sets the OOM score adjustment of each process: the container's value, or the process's own if it is higher. Because of
+/// the container's value, the OOM killer kills a container's processes before others of the node. A copy of a zygote starts
+/// with the zygote's value, which is lower.
 pub(super) fn set_oom_scores(
     descriptor: &Descriptor,
     place: &TreePosition<'_>,
@@ -43,7 +43,7 @@ fn set_oom_score(process: &str, score: i32, syscall_builder: &mut SyscallBuilder
     Ok(())
 }
 
-/// Makes this mount of /proc read-only, because root of the container could otherwise change kernel settings. Runs after the
+/// Makes this mount of /proc read-only, because root in the container could otherwise change kernel settings. Runs after the
 /// last write to /proc for the child, and before the child opens any file.
 pub(super) fn make_proc_read_only(syscall_builder: &mut SyscallBuilder<'_>) -> Result<(), RestoreError> {
     const PROC_MOUNT_FLAGS: MountFlags =

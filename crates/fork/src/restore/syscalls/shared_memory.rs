@@ -15,7 +15,7 @@ use super::super::plan_layout::{STEP_SHARED_MEMORY, STEP_VDSO_BRIDGE, STEP_WRITT
 use super::super::process_tree::TreePosition;
 use super::{SyscallBuilder, abi, value};
 
-/// Most bytes that one system call copies: the kernel's MAX_RW_COUNT.
+/// Maximum number of bytes that one system call copies: the kernel's MAX_RW_COUNT.
 const COPY_BYTES_MAX: u64 = 0x7fff_f000;
 
 /// The properties of a System V segment.
@@ -202,7 +202,7 @@ pub(super) const IPC_EXCL: u32 = 0o2000;
 const IPC_RMID: u32 = 0;
 pub(super) const IPC_SET: u32 = 1;
 
-/// Address at which a segment is attached to be filled, if the child has not attached it. It is free: the child's
+/// Address at which a segment is attached to be filled, if the child has not attached it. The address is free: the child's
 /// memory is not mapped yet, and the restorer's region is far below. If it were in use, shmat(2) would fail.
 const SEGMENT_FILL_ADDRESS: u64 = 0x4000_0000_0000;
 
@@ -266,7 +266,7 @@ fn encode_shmid_ds(key: u32, status: FileStatus) -> [u64; 14] {
     words
 }
 
-/// Whether a passed object is mapped by shmat(2) only.
+/// Whether an object is a System V segment, whose shared mappings are made by shmat(2).
 pub(in super::super) fn is_mapped_by_shmat(kind: &SharedObjectKind) -> bool {
     matches!(kind, SharedObjectKind::SystemV { .. })
 }

@@ -38,7 +38,7 @@ pub(super) struct SocketContext<'a> {
 #[derive(Debug, Clone, Copy)]
 pub(in super::super) struct SocketOwner<'a> {
     pub(in super::super) credentials: &'a Credentials,
-    /// Supplementary groups of the stub. It sets them again after its calls with the owner's credentials.
+    /// Supplementary groups of the stub. They are set again after the calls with the owner's credentials.
     pub(in super::super) stub_groups: &'a [u32],
 }
 
@@ -296,7 +296,7 @@ fn find_listener(
     open_file_builder.slot_fd(index as u32)
 }
 
-/// Sends from the other end the data that `to` had received.
+/// Sends the data that `to` had received. `from` is the descriptor of the other end.
 pub(super) fn send_received(
     syscall_builder: &mut SyscallBuilder<'_>,
     from: u32,
@@ -374,7 +374,7 @@ fn create_disconnected(
     set_options(syscall_builder, 0, socket, |_| true)
 }
 
-/// As `create_disconnected`, but the other end must still send: it is stored. Returns its descriptor.
+/// As `create_disconnected`, but the other end must still send. So the other end is stored. Returns its descriptor.
 fn create_deferred_disconnected(
     open_file_builder: &mut OpenFileBuilder<'_, '_>,
     socket: &Socket,

@@ -10,7 +10,7 @@ use super::{SyscallBuilder, abi, value};
 const NS_PER_SECOND: u64 = 1_000_000_000;
 const NS_PER_US: u64 = 1000;
 
-/// Largest timer id that is reached by creating timers with all lower ids, which works on any kernel. Higher ids are
+/// Maximum timer id that is reached by creating timers with all lower ids, which works on any kernel. Higher ids are
 /// requested from the kernel, which requires Linux 6.15.
 const SEQUENTIAL_ID_MAX: u32 = 1000;
 

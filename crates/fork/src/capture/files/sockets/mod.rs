@@ -113,7 +113,7 @@ pub(in super::super) struct SocketContents {
     tcp: Option<TcpState>,
     pub(super) receive_queue: Vec<QueuedMessage>,
     shutdown: u32,
-    /// For a Unix socket with an unknown peer: number of bytes that the peer has not read.
+    /// For a Unix socket whose peer waits to be accepted: number of bytes that the peer has not read.
     unread_bytes: u32,
     /// Whether a Unix socket must still report ECONNRESET, because its peer was closed with unread data.
     is_reset: bool,
@@ -295,7 +295,7 @@ impl SocketTable<'_> {
         !name.is_empty() && self.0.values().any(|socket| socket.state == LISTENING && socket.bound_address() == name)
     }
 
-    /// Whether an end can be bound to its name again although no socket listens on it. A datagram socket can. For a
+    /// Whether an end can be bound to its name again although no socket listens on that name. A datagram socket can. For a
     /// connection, the kernel must have chosen the name (unix(7), autobind), and no other socket may have it. Any other name
     /// may come from a listening socket that was closed since.
     fn can_rebind(&self, end: &SocketContents) -> bool {

@@ -1,4 +1,4 @@
-//! Netlink sockets with empty queues: their port numbers and their multicast groups.
+//! Netlink sockets: their options and multicast groups. A socket with unread messages is refused.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -13,7 +13,7 @@ use super::SocketContents;
 /// NETLINK_PKTINFO, BROADCAST_ERROR, NO_ENOBUFS, LISTEN_ALL_NSID, CAP_ACK, EXT_ACK, GET_STRICT_CHK.
 const OPTIONS: [u32; 7] = [3, 4, 5, 8, 10, 11, 12];
 
-/// Whether multicast groups are the only kernel state of a protocol's sockets: NETLINK_ROUTE, SOCK_DIAG and KOBJECT_UEVENT.
+/// Whether a protocol's sockets have no kernel state other than multicast groups: NETLINK_ROUTE, SOCK_DIAG, KOBJECT_UEVENT.
 pub(super) fn is_supported_protocol(protocol: u32) -> bool {
     matches!(protocol, 0 | 4 | 15)
 }
@@ -39,7 +39,7 @@ pub(super) fn read_memberships(fd: BorrowedFd<'_>) -> io::Result<Vec<SocketOptio
 
 impl SocketContents {
     pub(super) fn read_netlink(&mut self, fd: BorrowedFd<'_>) -> io::Result<()> {
-        // Polls instead of peeking: a peek would make the kernel continue a dump that it is sending.
+        // Poll instead of peeking: a peek would make the kernel continue a dump that it is sending.
         if farfork_sys::poll::wait_readable(fd, Instant::now())? {
             self.set_refusal(
                 "it has unread messages of the kernel, which only the kernel can send: not carried; let the process read \

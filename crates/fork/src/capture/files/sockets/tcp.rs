@@ -42,8 +42,8 @@ pub(super) struct TcpState {
     unsent_bytes: u32,
     /// Whether both ends have shut the connection down, without a pending error.
     has_ended: bool,
-    /// Whether no file refers to its peer over the loopback, so that the peer waits to be accepted. `None` if the kernel
-    /// does not show it.
+    /// For a connection over the loopback: whether no file refers to the peer, so that the peer waits to be accepted. `None`
+    /// if the kernel does not show it.
     is_peer_orphaned: Option<bool>,
 }
 
@@ -59,7 +59,7 @@ struct TcpInfo {
 }
 
 impl TcpInfo {
-    /// Reads TCP_INFO. Fields that a kernel before Linux 4.19 lacks are zero.
+    /// Reads TCP_INFO. Fields that the kernel does not report are zero.
     fn read(fd: BorrowedFd<'_>) -> io::Result<Self> {
         let info = socket::read_option(fd, IPPROTO_TCP, TCP_INFO)?;
         let word = |at: usize| info.get(at..at + 4).and_then(|bytes| Some(u32::from_ne_bytes(bytes.try_into().ok()?)));
@@ -77,7 +77,7 @@ impl TcpInfo {
 }
 
 impl SocketContents {
-    /// Reads the state of a TCP socket, and its queue if both ends may be in the tree.
+    /// Reads the state of a TCP socket. Reads its queue if both ends may be in the tree, or have shut down the connection.
     pub(super) fn read_tcp(&mut self, fd: BorrowedFd<'_>, diagnosis: Option<&SockDiag>) -> io::Result<()> {
         let info = TcpInfo::read(fd)?;
         let (mut is_others_nobodys, mut has_ended) = (None, false);
@@ -128,8 +128,8 @@ impl SocketContents {
         Ok(events.contains(PollFlags::ERR))
     }
 
-    /// Whether both ends have shut down the connection. Then the kernel no longer changes it, and all received data is in
-    /// its queue.
+    /// Whether both ends have shut down the connection. If so, the kernel no longer changes the connection, and all received
+    /// data is in this socket's queue.
     pub(super) fn has_ended(&self) -> bool {
         self.tcp.as_ref().is_some_and(|tcp| tcp.has_ended)
     }

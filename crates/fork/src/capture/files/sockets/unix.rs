@@ -16,7 +16,7 @@ use farfork_wire::descriptor::{FileStatus, SocketFile, SocketState};
 use super::super::fd_kind::DELETED_SUFFIX;
 use super::{CONNECTED, LISTENING, SocketContents, SocketTable, URGENT_DATA_REASON};
 
-/// Most bytes of a message in a socket's queue: more than the kernel lets a process send by default.
+/// Maximum size of a message in a socket's queue, in bytes: more than the kernel lets a process send by default.
 const MESSAGE_BYTES_MAX: usize = 1 << 20;
 
 /// A message in the queue of a socket.
@@ -64,7 +64,7 @@ impl SocketContents {
         self.address.get(2).is_some_and(|byte| *byte != 0)
     }
 
-    /// Reads the present name and owner of its file, which may have changed since bind(2).
+    /// Reads the present name and owner of the socket's file, which may have changed since bind(2).
     fn read_bound_path(&mut self, fd: BorrowedFd<'_>) -> io::Result<()> {
         const PERMISSIONS: u32 = 0o7777;
         let Some(file) = socket::open_bound_file(fd)? else { return Ok(()) };
@@ -212,7 +212,8 @@ impl SocketTable<'_> {
     }
 }
 
-/// A socket that waits to be accepted and has sent data: no process has its peer yet, so the data cannot be peeked at.
+/// For a socket that waits to be accepted and has sent data: no process has the other end yet, so the data cannot be peeked
+/// at.
 pub(super) const UNREAD_PENDING_REASON: &str = "it is a pending connection with unread data, which cannot be peeked at \
      before accept(2): not carried; let the process accept it first";
 

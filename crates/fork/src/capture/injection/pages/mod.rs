@@ -30,7 +30,7 @@ const SLOTS_OFFSET: u64 = 64;
 
 const _: () = assert!(CODE.len() <= SLOTS_OFFSET as usize);
 
-/// Most calls of one thread in the pause, without the trailer.
+/// Maximum number of calls of one thread in the pause, without the trailer.
 const CALLS_MAX: usize = 9;
 
 /// Offset and size of a thread's answers in its slot.
@@ -38,7 +38,7 @@ const SLOT_ANSWERS_OFFSET: u64 = ((CALLS_MAX + TRAILER_ENTRIES) * ENTRY_BYTES) a
 pub(in crate::capture) const ANSWER_BYTES: u64 = 192;
 const SLOT_BYTES: u64 = SLOT_ANSWERS_OFFSET + ANSWER_BYTES;
 
-/// Least size of all slots, in bytes: `capture::state::inherited_state` needs this much in the template.
+/// Minimum size of all slots together, in bytes: `capture::state::inherited_state` needs this much in the template.
 pub(in crate::capture) const SLOTS_BYTES_MIN: u64 = 12 << 10;
 
 //  ┌──────┬──────────────────────────┬─────────┬───┬─────────┬─────────┬───

@@ -92,8 +92,9 @@ impl InjectionPages {
         !self.is_mapped() && read_code(self.code, mem) == Some(CODE)
     }
 
-    /// Returns the bytes to write back to a template's slots at the end, if its pages stay: the parent's contents.
-    /// `thread_slots` are the slots of the parent's threads; the other bytes are read from the template.
+    /// Returns the bytes to write back to a template's slots at the end: the contents that the parent has there. Empty if
+    /// the pages were mapped for the pause. `thread_slots` are the slots of the parent's threads; the other bytes are read
+    /// from the template.
     pub(in crate::capture) fn final_contents(
         &self,
         thread_slots: &[(Vec<u8>, Vec<u8>)],
