@@ -175,7 +175,7 @@ structures! {
         prepare_us: u64,
         seed: [u8; ID_BYTES],
     }
-    /// Tells the sender of a checkpoint request that it is a child, with its id and index.
+    /// Informs the sender of a checkpoint request that it is a child, and of the child's id and index.
     "child_reply" ChildReply {
         header: Header,
         index: u32,
