@@ -1,4 +1,5 @@
-//! The clocks that a time namespace shifts, as another process sees them, and the CPU time of this process.
+//! Reads clocks: those that a time namespace shifts, also as another process sees them; the wall clock; the clock of file
+//! timestamps; the CPU time of this process.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::OnceLock;

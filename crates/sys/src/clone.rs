@@ -13,9 +13,10 @@ use std::time::Duration;
 
 use rustix::io::{DupFlags, dup3, fcntl_dupfd_cloexec};
 
-/// Number of descriptors that a new process gets: 0 to 3.
+/// Number of descriptors that a new process gets. They have the numbers 0 to 3.
 pub const INIT_FDS: usize = 4;
-/// Descriptors are first duplicated to this number or above, so that dup3(2) to the final number cannot overwrite another.
+/// Descriptors are first duplicated to this number or above, so that dup3(2) to a final number cannot overwrite a descriptor
+/// that is still needed.
 const STAGING_FD_MIN: RawFd = 16;
 /// Number of descriptors of an [`FdReservation`]: one for the image, and those of the process.
 const RESERVED_FDS: usize = 1 + INIT_FDS;

@@ -63,8 +63,9 @@ impl HomeNamespaces {
         Ok(Self { process, root: open("/")?, current: open(".")? })
     }
 
-    /// Runs a function that may move the calling thread into other namespaces (except user namespaces). The thread returns
-    /// afterwards, even if the function panics. It must be the thread that called [`Self::of_this_thread`].
+    /// Runs a function that may move the calling thread into other mount, UTS, IPC and network namespaces. The thread
+    /// returns afterwards, even if the function panics. The calling thread must be the one that called
+    /// [`Self::of_this_thread`].
     pub fn run_elsewhere<T>(&self, to_do: impl FnOnce() -> T) -> T {
         let _away = ReturnGuard(self);
         to_do()
@@ -87,7 +88,8 @@ struct ReturnGuard<'a>(&'a HomeNamespaces);
 
 impl Drop for ReturnGuard<'_> {
     fn drop(&mut self) {
-        // The only possible error is ENOMEM. Retry: the thread must not do other work outside of its home namespaces.
+        // The only possible error is ENOMEM. Retry, because the thread must not do other work outside of its home
+        // namespaces.
         while self.0.return_home().is_err() {
             thread::sleep(RETURN_RETRY_PAUSE);
         }
@@ -198,8 +200,9 @@ pub fn unshare_network() -> io::Result<OwnedFd> {
 /// Makes the mount at `new_root` the root of the calling thread's mount namespace, and detaches the old root. No mount of
 /// that namespace may have shared propagation.
 ///
-/// As pivot_root(2): EINVAL if the root is the initial ramfs. Refused in the mount namespace of the process's main thread:
-/// all processes of the machine would lose their root and every mount.
+/// # Errors
+/// As pivot_root(2): EINVAL if the root is the initial ramfs. Refused in the mount namespace of the process's main thread,
+/// because all processes in that namespace would lose their root and every mount.
 pub fn pivot_to(new_root: &Path) -> io::Result<()> {
     if is_main_thread_namespace(CWD, "/proc/thread-self/ns/mnt") {
         return Err(io::Error::other("the calling thread has no mount namespace of its own"));
