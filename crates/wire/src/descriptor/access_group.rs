@@ -22,8 +22,8 @@ impl<'a> PtraceCredentials<'a> {
 }
 
 impl Descriptor {
-    /// Returns a key that is equal for seeds of the same parent with equal credentials. A process that may access one of
-    /// these seeds may access the children of all of them.
+    /// Returns a key that is equal for seeds of the same parent with equal credentials. A process that ptrace(2) permits to
+    /// access a child of one of these seeds may also access the children of the others.
     ///
     /// `owner` is the node that provided the descriptor. The key contains it instead of `Origin::node`, which a hostile
     /// descriptor may forge. The key is opaque.

@@ -17,8 +17,8 @@ pub const DESCRIPTOR_VERSION: u32 = 26;
 
 const HEADER_BYTES: usize = 24;
 
-/// Largest descriptor, in bytes. 64 MiB hold a million mappings, or the names of a hundred thousand threads. Anything larger
-/// is a mistake or an attack.
+/// Largest descriptor, in bytes. 64 MiB hold about a million mappings, or about twenty thousand threads with AVX-512
+/// registers. [`decode`] refuses a larger descriptor.
 pub const DESCRIPTOR_BYTES_MAX: usize = 64 << 20;
 
 /// Why bytes are not a descriptor.

@@ -124,7 +124,7 @@ pub struct ResourceLimit {
 /// The disposition of a signal, as in the kernel's `struct sigaction`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SignalAction {
-    /// 1 to 64.
+    /// Number of the signal, 1 to 64.
     pub signal: u32,
     /// Address of the handler; 0 for the default action, 1 to ignore the signal.
     pub handler: u64,

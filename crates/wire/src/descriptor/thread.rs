@@ -53,7 +53,7 @@ pub struct Thread {
     pub interrupted_call: Option<RestartableCall>,
 }
 
-/// The rest of a system call's time limit.
+/// The remaining part of a system call's time limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RestartableCall {
     /// Remaining time in nanoseconds, counted from the time when the thread runs again.
@@ -102,7 +102,7 @@ pub struct Scheduling {
 pub struct DeadlineParameters {
     /// SCHED_FLAG_*.
     pub flags: u64,
-    /// CPU time in each period.
+    /// CPU time that the thread gets in each period.
     pub runtime_ns: u64,
     /// Deadline, from the beginning of the period.
     pub deadline_ns: u64,

@@ -134,7 +134,8 @@ impl HeadPrefix {
 /// for the payload's checksum if the frame is checked, and the payload, unless the payload is in `apart`.
 ///
 /// # Panics
-/// If the payload is in `apart` and so short that the head's checksum must cover it.
+/// If the frame is too short or the payload too long. Also if the payload is in `apart` and so short that the head's
+/// checksum must cover it.
 #[inline]
 pub(super) fn seal(frame: &mut [u8], head_bytes: usize, checked: bool, apart: Option<&[u8]>) {
     let payload_at = head_bytes + if checked { PAYLOAD_CRC_BYTES } else { 0 };
