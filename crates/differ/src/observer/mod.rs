@@ -42,7 +42,7 @@ impl ObserveError {
     }
 }
 
-/// Observes a process and all its descendants, and stops them for this time. Blocks, and traces the processes with
+/// Observes a process and all its descendants, and stops them during the observation. Blocks, and traces the processes with
 /// ptrace(2): call it from a thread that ends afterwards.
 ///
 /// # Errors
