@@ -88,8 +88,8 @@ pub async fn connect_cluster(socket: &Path) -> Result<ClusterClient, Failure> {
     Ok(cluster_client(socket_channel(socket).await?))
 }
 
-/// Connects to a node of the caller's cluster at its control port, and installs the roster of that node if it is newer.
-/// Later connections use the newer roster.
+/// Connects to a node of the caller's cluster at its control port, and installs the node's roster if it is newer than the
+/// caller's. Later connections use the newer roster.
 ///
 /// # Errors
 /// No process listens at the address. The server is not a node of the cluster, was revoked, or does not accept the caller.
@@ -97,7 +97,7 @@ pub async fn connect_cluster(socket: &Path) -> Result<ClusterClient, Failure> {
 pub async fn connect_network(address: SocketAddr, credentials: &Credentials) -> Result<Client, Failure> {
     let channel = member_channel(address, credentials).await?;
     if adopt_newer_roster(channel.clone(), address, credentials).await? {
-        // The newer roster may revoke the contacted node, so connect again with it.
+        // The newer roster may revoke the contacted node, so connect again with the newer roster.
         return Ok(node_client(member_channel(address, credentials).await?));
     }
     Ok(node_client(channel))

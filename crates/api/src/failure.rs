@@ -1,5 +1,5 @@
-//! A failed request as its user sees it: the object, the cause, and the next step. A gRPC status carries it in its details,
-//! so that the client prints the same text for a failure of any node.
+//! A failed request as its user sees it: the object, the cause, and the next step. The details of a gRPC status contain the
+//! failure, so that the client prints the same text whichever node failed.
 
 use std::error::Error;
 use std::fmt::{self, Display};

@@ -1,4 +1,4 @@
-//! Limits on what clients and nodes wait for and send. Each has its reason next to it.
+//! Limits on the waits, messages and lists of clients and nodes. The comment on a limit has the reason for its value.
 
 use std::time::Duration;
 
@@ -77,10 +77,10 @@ pub const PAYLOADS_BYTES_MAX: usize = MESSAGE_BYTES_MAX - (1 << 20);
 /// (docs/specification.md).
 pub const FORK_COUNT_MAX: u32 = 16_384;
 
-/// Longest name and longest value of a label, in bytes: as in Kubernetes.
+/// Longest name and longest value of a label, in bytes: the limit of Kubernetes.
 pub const LABEL_BYTES_MAX: usize = 63;
 
-/// Longest name of a seed, in bytes: it must fit a column of a table.
+/// Longest name of a seed, in bytes. The name must fit in a column of a table.
 pub const SEED_NAME_BYTES_MAX: usize = 63;
 
 /// Maximum number of children that start at once on a node. More would only wait for the same CPUs.
@@ -97,11 +97,11 @@ pub const ENDED_CHILDREN_MAX: usize = 1024;
 /// detached fork must read the exit within this time. Too many or too large uncollected children are evicted earlier.
 pub const UNCOLLECTED_KEPT_MIN: Duration = Duration::from_secs(3600);
 
-/// Maximum number of uncollected children: the largest fork has as many children. Beyond this number, the oldest are
+/// Maximum number of uncollected children: the number of children of the largest fork. Beyond this number, the oldest are
 /// evicted, whatever their age.
 pub const UNCOLLECTED_CHILDREN_MAX: usize = FORK_COUNT_MAX as usize;
 
-/// Limit on the files of all uncollected children together, in bytes: a run directory is usually in memory.
+/// Largest total size of the files of all uncollected children, in bytes: a run directory is usually in memory.
 pub const UNCOLLECTED_BYTES_MAX: u64 = 1 << 30;
 
 /// Maximum number of ended children that the start of a child evicts. Each start leads to one more ended child, so evicting
@@ -152,6 +152,7 @@ pub const PRESTARTED_PER_SEED_MAX: usize = 2;
 /// most.
 pub const ZYGOTES_MAX_DEFAULT: usize = 8;
 
-/// Default time after which an unused zygote ends. A later fork of its seed then restores its first child. A node is not
-/// informed when a seed of another node is dropped, so it keeps the useless zygote for this time.
+/// Default time after which an unused zygote ends. A later fork of the zygote's seed then restores its first child, instead
+/// of forking it from the zygote. A node is not informed when a seed of another node is dropped, so it keeps the useless
+/// zygote for this time.
 pub const ZYGOTE_IDLE_DEFAULT: Duration = Duration::from_secs(20);

@@ -100,8 +100,8 @@ impl<'a> ComparisonContext<'a> {
         self.child.get(&format!("{process}/fd/{number}/{other}")).map(String::as_str)
     }
 
-    /// Whether a descriptor refers to a pipe of which the parent has only write ends. Only the parent is checked, because a
-    /// paused child has additional descriptors of the pipe.
+    /// Whether a descriptor refers to a pipe, and the parent has only write ends of this pipe. Only the parent is checked,
+    /// because a paused child has additional descriptors of the pipe.
     fn is_unread_pipe(&self, difference: &Difference) -> bool {
         const O_ACCMODE: u64 = 3;
         const O_WRONLY: u64 = 1;

@@ -19,8 +19,8 @@
 #define REPLY_MS_MAX 150000
 
 /* Writes the path of the daemon's socket: FARFORK_PROGRAM_SOCKET if set; else program.sock in the directory of
-** FARFORK_SOCKET, if set; else program.sock in the run directory (FARFORK_RUN_DIR or /run/farfork). If the last does not
-** exist, but n1/program.sock exists in the run directory, writes the path of node n1's socket. */
+** FARFORK_SOCKET, if set; else program.sock in the run directory (FARFORK_RUN_DIR or /run/farfork). If the run directory
+** lacks program.sock but has n1/program.sock, writes the path of the latter, the socket of node n1. */
 static int find_socket(char *path, size_t bytes) {
     const char *value = getenv("FARFORK_PROGRAM_SOCKET");
     if (value) return snprintf(path, bytes, "%s", value);

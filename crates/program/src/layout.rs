@@ -213,7 +213,7 @@ structures! {
 }
 
 impl Pages {
-    /// The bytes of the marker that a program writes into these pages to offer them.
+    /// The bytes of the marker that a program writes into `pages` to offer them.
     pub fn marker_bytes(pages: &Range<u64>) -> Vec<u8> {
         let bytes = pages.end.saturating_sub(pages.start);
         Self { magic: PAGES_MAGIC, address: pages.start, bytes }.as_bytes().to_vec()

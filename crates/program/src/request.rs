@@ -128,11 +128,11 @@ pub struct ForkOptions {
     pub has_channel: bool,
     /// Time after which a running child is killed; `None` for no limit.
     pub timeout: Option<Duration>,
-    /// Memory limit of a child, in bytes; 0 for none.
+    /// Memory limit of a child, in bytes; 0 for no limit.
     pub memory_bytes_max: u64,
-    /// CPU limit of a child, in thousandths of a CPU; 0 for none.
+    /// CPU limit of a child, in thousandths of a CPU; 0 for no limit.
     pub cpu_millicores_max: u64,
-    /// Limit on processes and threads of a child; 0 for none.
+    /// Maximum number of processes and threads of a child; 0 for no limit.
     pub processes_max: u32,
     /// The network of a child.
     pub network: RequestedNetwork,

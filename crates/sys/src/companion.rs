@@ -42,7 +42,7 @@ pub fn owner_pid() -> i32 {
     }
 }
 
-/// Whether the caller is a companion whose owner has ended. Then no process waits for its results.
+/// Whether the caller is a companion whose owner has ended. Then no process waits for the companion's results.
 pub fn is_orphan() -> bool {
     IS_ORPHAN.with(|is_orphan| is_orphan.load(Ordering::SeqCst))
 }
@@ -163,7 +163,7 @@ fn reap_clone(pid: i32) -> i32 {
     let mut status = 0_i32;
     let at = ptr::from_mut(&mut status);
     // SAFETY: the kernel writes to `status`. waitpid(3) is not used: it is a cancellation point, which uses thread-local
-    // storage. The raw call uses it only for errno, when it fails.
+    // storage. The raw call uses thread-local storage only for errno, when it fails.
     while unsafe { libc::syscall(libc::SYS_wait4, pid, at, libc::__WALL, ptr::null_mut::<libc::rusage>()) } < 0 {}
     status
 }

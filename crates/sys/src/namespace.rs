@@ -16,7 +16,8 @@ use rustix::thread::{ThreadNameSpaceType, UnshareFlags, move_into_thread_name_sp
 const RETURN_RETRY_PAUSE: Duration = Duration::from_millis(10);
 
 /// Gives the calling thread its own mount, UTS and IPC namespaces, and with `with_network` a network namespace. With the
-/// mount namespace it gets its own root and working directory. Processes that it starts are in these namespaces.
+/// mount namespace, the thread gets its own root and working directory. Processes that the thread starts are in these
+/// namespaces.
 ///
 /// # Errors
 /// As unshare(2): EPERM without CAP_SYS_ADMIN, ENOSPC at a limit on namespaces.
@@ -96,7 +97,8 @@ impl Drop for ReturnGuard<'_> {
     }
 }
 
-/// Opens the calling thread's mount namespace. The namespace exists while the descriptor is open. Needs a `/proc` in it.
+/// Opens the calling thread's mount namespace. The namespace exists while the descriptor is open. Needs a `/proc` in that
+/// namespace.
 ///
 /// # Errors
 /// As open(2).
@@ -208,7 +210,7 @@ pub fn pivot_to(new_root: &Path) -> io::Result<()> {
         return Err(io::Error::other("the calling thread has no mount namespace of its own"));
     }
     chdir(new_root)?;
-    // pivot_root(2) mounts the old root over the new one. Then the old root is detached.
+    // pivot_root(2) mounts the old root over the new root. Then the old root is detached.
     pivot_root(".", ".")?;
     crate::mount::detach(Path::new("."))?;
     Ok(chdir("/")?)

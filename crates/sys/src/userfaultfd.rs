@@ -81,7 +81,7 @@ pub enum UffdEvent {
         /// Number of the new userfaultfd in that table.
         number: RawFd,
     },
-    /// mremap(2) moved a range with its pages. It replaced any mapping at the new place.
+    /// mremap(2) moved a range with its pages. The moved range replaced any mapping at the new place.
     Remap {
         /// Old first address.
         from: u64,
@@ -143,7 +143,7 @@ pub enum RangeErrorCause {
     MapChanging,
     /// The page is already present (EEXIST).
     AlreadyPresent,
-    /// No single registered mapping covers the whole range (ENOENT): it is unmapped, or spans two mappings.
+    /// No single registered mapping covers the whole range (ENOENT): the range is unmapped, or spans two mappings.
     Unmapped,
     /// The process has ended or executed another program (ESRCH).
     ProcessGone,

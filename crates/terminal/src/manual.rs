@@ -228,7 +228,7 @@ fn write_files(roff: &mut Roff) {
     }
 }
 
-/// Replaces non-ASCII characters by roff escapes: every formatter knows those, but some do not read UTF-8.
+/// Replaces non-ASCII characters by roff escapes: every formatter knows the escapes, but some formatters do not read UTF-8.
 fn escape_non_ascii(page: &str) -> String {
     let name =
         |symbol: char| if symbol.is_ascii() { symbol.to_string() } else { format!("\\[u{:04X}]", symbol as u32) };

@@ -1,12 +1,12 @@
-//! Names of nodes, seeds and children. The id of a seed or a child contains the name of the node that owns it, so that
-//! finding it needs no catalog.
+//! Names of nodes, seeds and children. The id of a seed or a child contains the name of the node that owns it, so that no
+//! catalog is needed to find the object.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// Longest node name, in bytes: the limit of a host name's label (RFC 1035), because a node name is also used as one.
+/// Longest node name, in bytes: the limit of a label of a host name (RFC 1035). A node name is also used as a host name.
 pub const NODE_NAME_BYTES_MAX: usize = 63;
 
 /// Why a text is not an identifier.

@@ -1,5 +1,5 @@
-//! The state of each thread: files of `/proc/PID/task/TID`, scheduling, registrations, masks, filters, pending signals.
-//! ptrace(2) reads some of it, so the caller must have stopped the threads.
+//! The state of each thread: files of `/proc/PID/task/TID`, scheduling, registrations, masks, filters, pending signals. A
+//! part of the state is read with ptrace(2), so the caller must have stopped the threads.
 
 use farfork_sys::ptrace::{self, SignalQueue};
 use farfork_sys::{fd_query, process};

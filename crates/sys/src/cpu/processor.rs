@@ -3,8 +3,9 @@
 use super::{ExtendedState, FEATURE_WORDS, extended_state, feature_names, features};
 
 // A program queries the features of its processor once, and relies on them until it ends. A library selects its functions by
-// them, and the dynamic linker reserves as much stack as XSAVE needs. A processor with fewer instruction sets or state
-// components kills such a program. On a processor with more state components, its XSAVE writes beyond the reserved bytes.
+// these features, and the dynamic linker reserves as much stack as XSAVE needs. A processor with fewer instruction sets or
+// state components kills such a program. On a processor with more state components, its XSAVE writes beyond the reserved
+// bytes.
 
 /// The processor features that programs can query.
 #[derive(Debug, Clone, PartialEq, Eq)]

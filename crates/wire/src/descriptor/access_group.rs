@@ -1,5 +1,5 @@
-//! The access group of a seed: its parent process, and the credentials that ptrace(2) compares to permit access to it
-//! ("access mode checking").
+//! The access group of a seed: the seed's parent process, and the credentials that ptrace(2) compares before it permits
+//! access to that process ("access mode checking").
 
 use std::collections::BTreeSet;
 

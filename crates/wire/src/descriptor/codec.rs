@@ -12,7 +12,8 @@ use super::{Descriptor, InvalidDescriptor};
 //  └────────┴─────────┴───────────┴──────────────────┴───────────────────────┘
 const MAGIC: [u8; 8] = *b"FARFORK\0";
 
-/// The version of the format. Every change of the format raises it: all nodes of a cluster run the same release.
+/// The version of the format. Every change of the format raises the version. Other versions are refused, because all nodes
+/// of a cluster run the same release.
 pub const DESCRIPTOR_VERSION: u32 = 26;
 
 const HEADER_BYTES: usize = 24;

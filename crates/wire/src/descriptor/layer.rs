@@ -1,4 +1,4 @@
-//! Layers: other seeds that own pages of this one. A seed of a child inherits the pages that the child had not touched. Each
+//! Layers: other seeds that own pages of a seed. A seed of a child inherits the pages that the child had not touched. Each
 //! run of pages names the seed that owns them, not the previous capture. So a reader follows no chain of seeds.
 
 use std::net::SocketAddr;

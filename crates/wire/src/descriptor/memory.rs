@@ -187,7 +187,7 @@ impl Extent {
     }
 }
 
-/// Where the owner reads an extent. Readers never use it: they name an extent and an offset.
+/// Where the owner reads an extent. Readers never use the source: they name an extent and an offset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ExtentSource {
     /// A template's memory, from this address.

@@ -91,7 +91,7 @@ pub enum OpenFile {
         /// File offset, in bytes.
         offset: u64,
     },
-    /// A named pipe. It is reopened by path, and filled.
+    /// A named pipe. A child reopens it by path, and writes the unread bytes to it.
     NamedPipe {
         /// The path, as the process sees it.
         path: String,

@@ -7,7 +7,7 @@ use super::{FileStatus, IntervalTimer, PosixTimer};
 /// State that all threads of a process share.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Process {
-    /// Its id in its own (innermost) pid namespace; the child has the same in its container.
+    /// Its id in its own (innermost) pid namespace. The child has the same id in its container.
     pub pid: u32,
     /// Whether it leads its process group.
     pub is_group_leader: bool,

@@ -88,8 +88,8 @@ impl ProcessView<'_> {
         })?;
         for thread in self.threads {
             let tid = thread.tid;
-            // The first process may have pid 1. In a child, it then gets a pid namespace of its own, because the container's
-            // pid 1 is the stub.
+            // The first process may have pid 1. In a child, such a process gets a pid namespace of its own, because the
+            // container's pid 1 is the stub.
             let may_be_init = std::ptr::eq(self.process, &self.descriptor.process) && tid == leader;
             require(tid > 1 || (tid == 1 && may_be_init), || format!("a thread has id {tid}, which only an init has"))?;
             let (words, xstate) = (thread.registers.len(), thread.xstate.len());
