@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 use super::validate::{ProcessView, require};
 use super::{Descriptor, EagerBytes, FileDescriptor, FileLock, FileOwner, InvalidDescriptor, Mapping, Process, Thread};
 
-/// Maximum number of processes of one seed, zombies included. Each process has a template, and an address space in a pager.
+/// Maximum number of processes of one seed, zombies included. A process with memory of its own needs a template, and an
+/// address space in a pager.
 pub const PROCESSES_MAX: usize = 256;
 
 /// The kernel's highest signal number.
