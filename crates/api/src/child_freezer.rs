@@ -1,4 +1,4 @@
-//! `ChildFreezer`: pauses and unpauses a child without a request to its node. Each takes microseconds; a request takes ten
+//! `ChildFreezer`: pauses and unpauses a child without a request to its node. Either takes microseconds; a request takes ten
 //! times as long.
 
 use std::io;
@@ -33,8 +33,8 @@ impl ChildFreezer {
     /// Opens the freezer of a child. `client` must be connected to the Unix socket of the child's node.
     ///
     /// # Errors
-    /// The node refuses: the child has ended, has not run yet, or is on another node, or the node has no freezer of
-    /// cgroup version 2.
+    /// The node refuses the request: the child has ended, has not run yet, or is on another node, or the node has no freezer
+    /// of cgroup version 2. The child's process or the files of its freezer cannot be opened.
     pub async fn open(client: &mut Client, child: &str) -> Result<Self, Failure> {
         let request = v1::OpenFreezerRequest { child: child.to_owned() };
         let answer = client.open_freezer(client::request_with_timeout(QUERY_TIMEOUT, request)).await;

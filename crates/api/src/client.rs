@@ -88,16 +88,16 @@ pub async fn connect_cluster(socket: &Path) -> Result<ClusterClient, Failure> {
     Ok(cluster_client(socket_channel(socket).await?))
 }
 
-/// Connects to a node of the caller's cluster at its control port, and installs the roster of that node if it is newer.
-/// Later connections use the newer roster.
+/// Connects to a node of the caller's cluster at its control port, and installs the node's roster if it is newer than the
+/// caller's. Later connections use the newer roster.
 ///
 /// # Errors
-/// No process listens at the address; the server is not a node of the cluster, or was revoked; or it does not accept the
-/// caller. The roster that it sends is not valid, or cannot be written.
+/// No process listens at the address. The server is not a node of the cluster, was revoked, or does not accept the caller.
+/// The server's roster is not valid, or cannot be written.
 pub async fn connect_network(address: SocketAddr, credentials: &Credentials) -> Result<Client, Failure> {
     let channel = member_channel(address, credentials).await?;
     if adopt_newer_roster(channel.clone(), address, credentials).await? {
-        // The newer roster may revoke this node.
+        // The newer roster may revoke the contacted node, so connect again with the newer roster.
         return Ok(node_client(member_channel(address, credentials).await?));
     }
     Ok(node_client(channel))
@@ -164,7 +164,7 @@ pub fn peer_client(channel: Channel) -> PeerClient<Channel> {
     PeerClient::new(channel).max_decoding_message_size(MESSAGE_BYTES_MAX).max_encoding_message_size(MESSAGE_BYTES_MAX)
 }
 
-/// A request with a time limit. A stream must begin within it.
+/// A request with a time limit. A stream must begin within the limit.
 pub fn request_with_timeout<T>(limit: Duration, message: T) -> Request<T> {
     let mut request = Request::new(message);
     request.set_timeout(limit);

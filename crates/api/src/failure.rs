@@ -1,5 +1,5 @@
-//! A failed request as its user sees it: the object, the cause, and the next step. It travels in the details of a gRPC
-//! status, so that the client prints the same text on whichever node the failure arose.
+//! A failed request as its user sees it: the object, the cause, and the next step. The details of a gRPC status contain the
+//! failure, so that the client prints the same text whichever node failed.
 
 use std::error::Error;
 use std::fmt::{self, Display};
@@ -10,14 +10,14 @@ use tonic::{Code, Status};
 use crate::limits::CONNECT_TIMEOUT;
 use crate::v1;
 
-/// Most bytes of a failure's parts in a gRPC status. HTTP/2 carries a status in headers, of which a client accepts 16
-/// KiB, and base64 makes details a third longer. Longer parts are cut. A failure in the body of a response
-/// (`v1::Error`) is not cut.
+/// Largest size of each part of a failure in a gRPC status, in bytes; longer parts are cut. HTTP/2 carries a status in
+/// headers. A client accepts 16 KiB of headers, and base64 makes the details a third longer. A failure in the body of a
+/// response (`v1::Error`) is not cut.
 const OBJECT_BYTES_MAX: usize = 256;
 const CAUSE_BYTES_MAX: usize = 5 << 10;
 const NEXT_STEP_BYTES_MAX: usize = 1 << 10;
 
-/// Most bytes of the status message, for clients that do not decode the details. Percent-encoding in a header can
+/// Largest status message, in bytes. It is for clients that do not decode the details. Percent-encoding in a header can
 /// triple the message.
 const MESSAGE_BYTES_MAX: usize = 512;
 
@@ -31,13 +31,13 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// `object` failed because of `cause`, a lower-case clause.
+    /// The failure of a request about `object`. `cause` is a lower-case clause.
     pub fn new(code: Code, object: impl Display, cause: impl Display) -> Self {
         let (object, cause) = (object.to_string(), cause.to_string());
         Self { code, object, cause, next_step: String::new() }
     }
 
-    /// Adds what the user can do about it.
+    /// Adds what the user can do about the failure.
     #[must_use]
     pub fn with_next_step(mut self, step: impl Display) -> Self {
         self.next_step = step.to_string();
@@ -54,7 +54,7 @@ impl Failure {
         &self.object
     }
 
-    /// Why it failed.
+    /// Why the request failed.
     pub fn cause(&self) -> &str {
         &self.cause
     }
@@ -64,8 +64,8 @@ impl Failure {
         &self.next_step
     }
 
-    /// Reads a status that answers a request about `object`. A status without our details is from the transport: the
-    /// connection broke, or a deadline passed.
+    /// Reads a status that answers a request about `object`. A status without details of this API is from the transport or
+    /// the gRPC library: for example, the connection broke or a deadline passed.
     pub fn from_status(object: impl Display, status: &Status) -> Self {
         match v1::Error::decode(status.details()) {
             Ok(error) if !error.cause.is_empty() => error.into(),
@@ -86,7 +86,7 @@ impl Failure {
                 Self::new(Code::Unavailable, object, format!("no connection ({})", transport_cause(status)))
                     .with_next_step("check that its daemon runs: `farfork nodes`")
             }
-            // Only a status of the transport has a source: the connection broke while the answer was awaited.
+            // Only a status of the transport has a source. The connection broke while the answer was awaited.
             Code::Unknown | Code::Internal if status.source().is_some() => {
                 let cause = format!("the connection closed before the answer ({})", transport_cause(status));
                 Self::new(Code::Unavailable, object, cause)
@@ -114,7 +114,7 @@ pub fn connect_timeout_cause() -> String {
     )
 }
 
-/// The error of the transport, or else the status message.
+/// The innermost error of the transport; the status message if there is no such error.
 fn transport_cause(status: &Status) -> String {
     status.source().map_or_else(|| status.message().to_owned(), |error| innermost_error(error).to_string())
 }

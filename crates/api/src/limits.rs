@@ -1,4 +1,4 @@
-//! Limits on what clients and nodes wait for and send. Each has its reason next to it.
+//! Limits on the waits, messages and lists of clients and nodes. The comment on a limit has the reason for its value.
 
 use std::time::Duration;
 
@@ -18,8 +18,8 @@ pub const CLUSTER_QUERY_TIMEOUT: Duration = Duration::from_secs(5);
 /// the capture exceeds its limit.
 pub const PREPARE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Time limit for the comparison of a child with its parent. Each of the two is stopped and read in turn, which takes as
-/// long as a prepare.
+/// Time limit for the comparison of a child with its parent. Each of the two is stopped and read in turn. To read one can
+/// take as long as a prepare ([`PREPARE_TIMEOUT`]).
 pub const COMPARE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Time limit for starting one child, without its time in the queue. It includes the copy of shared memory, which is made
@@ -27,29 +27,33 @@ pub const COMPARE_TIMEOUT: Duration = Duration::from_secs(60);
 pub const START_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Longest time that a fan-out waits for the seed's zygote before it starts its children without one. A zygote takes tens of
-/// milliseconds. If it takes much longer, so would the children, because each fetches the same pages.
+/// milliseconds. If a zygote takes much longer, the children would too, because each of them fetches the same pages.
 pub const ZYGOTE_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Time limit for the prewarm of a node. A link of 1 Gbit/s transfers the largest working set (128 MiB) in about a second.
 pub const PREWARM_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Limit on the nodes of one prewarm request: all nodes are sent requests at once.
+/// Maximum number of nodes in one prewarm request. Requests to all of them are sent at once.
 pub const PREWARM_NODES_MAX: usize = 256;
 
-/// Time limit for the answer to a heartbeat: as long as a member may be silent, so that a slow answer still counts.
+/// Time limit for the answer to a heartbeat. It equals the time after which a silent member counts as unreachable, so that a
+/// slow answer is still used.
 pub const HEARTBEAT_TIMEOUT: Duration = UNREACHABLE_AFTER;
 
-/// Time limit for notifying another node that this one stops. A node that misses it detects the stop by itself.
+/// Time limit for notifying another node that this node stops. A node that misses the notification detects the stop by
+/// missing heartbeats.
 pub const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Time between two probes of a connection that carries a stream of unlimited length (logs, wait, attach).
+/// Time between two keepalive probes of a connection. They detect a dead peer of a request without a time limit (logs, wait,
+/// attach).
 pub const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Time limit for the reply to a keepalive probe. A peer that is silent for longer counts as dead.
 pub const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Time limit for the reply to a keepalive probe on a Unix socket. The kernel reports a dead peer on a Unix socket, so a
-/// silent peer is alive and waits for a CPU. The limit is so long that a request's own limit expires first.
+/// silent peer is alive and waits for a CPU. The limit is so long that the own time limits of nearly all requests expire
+/// first.
 pub const SOCKET_KEEPALIVE_TIMEOUT: Duration = START_TIMEOUT;
 
 /// Time limit for requests in progress when a daemon stops.
@@ -69,56 +73,60 @@ pub const PAYLOAD_BYTES_MAX: usize = 16 << 20;
 /// fields.
 pub const PAYLOADS_BYTES_MAX: usize = MESSAGE_BYTES_MAX - (1 << 20);
 
-/// Most children of one fork. It exceeds the 10,000 children that a node is to start within seconds (docs/specification.md).
+/// Maximum number of children of one fork. It exceeds the 10,000 children that a node is to start within seconds
+/// (docs/specification.md).
 pub const FORK_COUNT_MAX: u32 = 16_384;
 
-/// Longest name and longest value of a label, in bytes: as in Kubernetes.
+/// Longest name and longest value of a label, in bytes: the limit of Kubernetes.
 pub const LABEL_BYTES_MAX: usize = 63;
 
-/// Longest name of a seed, in bytes: it must fit a column of a table.
+/// Longest name of a seed, in bytes. The name must fit in a column of a table.
 pub const SEED_NAME_BYTES_MAX: usize = 63;
 
-/// Most children that start at once on a node; more would only wait for the same CPUs.
+/// Maximum number of children that start at once on a node. More would only wait for the same CPUs.
 pub const CONCURRENT_STARTS_MAX: usize = 8;
 
-/// Most programs that are connected at once; each takes a few file descriptors of the daemon.
+/// Maximum number of programs that are connected at once. Each takes a few file descriptors of the daemon.
 pub const PROGRAM_CONNECTIONS_MAX: usize = 1024;
 
-/// Most ended children that a node lists although no request needs them; the oldest are evicted first. Children that a
-/// request waits for, and uncollected children, do not count.
+/// Maximum number of ended children that a node lists although no request waits for them. Beyond this number, the oldest
+/// collected children are evicted. Uncollected children count, but are evicted only by their own limits.
 pub const ENDED_CHILDREN_MAX: usize = 1024;
 
 /// Time for which a node lists an uncollected child: one that has ended, and whose exit no request has read. The caller of a
 /// detached fork must read the exit within this time. Too many or too large uncollected children are evicted earlier.
 pub const UNCOLLECTED_KEPT_MIN: Duration = Duration::from_secs(3600);
 
-/// Most uncollected children: as many as the largest fork has. Beyond it, the oldest are evicted, whatever their age.
+/// Maximum number of uncollected children: the number of children of the largest fork. Beyond this number, the oldest are
+/// evicted, whatever their age.
 pub const UNCOLLECTED_CHILDREN_MAX: usize = FORK_COUNT_MAX as usize;
 
-/// Limit on the files of all uncollected children together, in bytes: a run directory is usually in memory.
+/// Largest total size of the files of all uncollected children, in bytes: a run directory is usually in memory.
 pub const UNCOLLECTED_BYTES_MAX: u64 = 1 << 30;
 
-/// Most ended children that the start of a child evicts. Each start adds one, so evicting two reduces their number.
+/// Maximum number of ended children that the start of a child evicts. Each start leads to one more ended child, so evicting
+/// two reduces their number.
 pub const EVICTED_PER_START_MAX: usize = 2;
 
-/// Most ended children that one eviction round evicts. There is one round per second.
+/// Maximum number of ended children that one eviction round evicts. There is one round per second.
 pub const EVICTED_PER_ROUND_MAX: usize = 1024;
 
 /// Time between SIGTERM and SIGKILL for children whose caller has disconnected: the same as the default of `docker stop`.
 pub const CALLER_GONE_GRACE: Duration = Duration::from_secs(10);
 
-/// Most forwarded connections to one published port of a child: each takes two file descriptors of the daemon.
+/// Maximum number of forwarded connections to one published port of a child. Each takes two file descriptors of the daemon.
 pub const PUBLISHED_CONNECTIONS_MAX: usize = 1024;
 
-/// Most forwarded TCP connections out of one network: each takes two file descriptors of the daemon. Further ones wait.
+/// Maximum number of forwarded TCP connections out of one network. Each takes two file descriptors of the daemon. Further
+/// connections wait.
 pub const EGRESS_CONNECTIONS_MAX: usize = 256;
 
-/// Most UDP flows (pairs of endpoints) out of one network: each takes two file descriptors of the daemon. Datagrams of
-/// further flows are dropped.
+/// Maximum number of UDP flows (pairs of endpoints) out of one network. Each takes two file descriptors of the daemon.
+/// Datagrams of further flows are dropped.
 pub const EGRESS_FLOWS_MAX: usize = 512;
 
-/// Time limit for forwarding the data that a child sent before it ended. A slow reader takes some seconds. One that never
-/// reads holds two file descriptors of the daemon for this time.
+/// Time limit for forwarding the data that a child sent before it ended. A slow reader may need some seconds. A reader that
+/// never reads holds two file descriptors of the daemon for this time.
 pub const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Time limit for a destination outside of the network to accept a child's connection.
@@ -127,22 +135,24 @@ pub const EGRESS_CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 /// Largest piece of a child's output in one message, in bytes: large enough to stream at the speed of a disk.
 pub const OUTPUT_CHUNK_BYTES: usize = 64 << 10;
 
-/// Most bytes of a channel in one message.
+/// Maximum number of bytes of a channel in one message.
 pub const CHANNEL_CHUNK_BYTES: usize = 256 << 10;
 
-/// Limit on the messages of a stream that are queued for a slow reader.
+/// Maximum number of messages of a stream that are queued for a slow reader.
 pub const STREAM_MESSAGES_MAX: usize = 16;
 
-/// Time in which the caller of an attached fork must attach. After it, the child's standard input is closed.
+/// Time within which the caller of an attached fork must attach. Then the child's standard input is closed.
 pub const ATTACH_GRACE: Duration = Duration::from_secs(30);
 
-/// Most prestarted children of a seed. With only one, a caller that forks twice in a row would have to wait for the second.
+/// Maximum number of prestarted children of a seed. With only one, a caller that forks twice in a row would have to wait for
+/// the second child.
 pub const PRESTARTED_PER_SEED_MAX: usize = 2;
 
 /// Default number of zygotes that a node keeps: a node works with few seeds at a time. Each zygote is filled with 32 MiB at
 /// most.
 pub const ZYGOTES_MAX_DEFAULT: usize = 8;
 
-/// Default time after which an unused zygote ends. A later fork of its seed then restores its first child. A node is not
-/// informed when a seed of another node is dropped, so it keeps the useless zygote for this time.
+/// Default time after which an unused zygote ends. A later fork of the zygote's seed then restores its first child, instead
+/// of forking it from the zygote. A node is not informed when a seed of another node is dropped, so it keeps the useless
+/// zygote for this time.
 pub const ZYGOTE_IDLE_DEFAULT: Duration = Duration::from_secs(20);

@@ -46,7 +46,7 @@ impl TryFrom<v1::Member> for Member {
     }
 }
 
-/// Limit on the reason that another node gives for accepting no children, in characters.
+/// Longest reason that another node may give for accepting no children, in characters. Longer reasons are cut.
 const REASON_CHARACTERS_MAX: usize = 300;
 
 fn truncate_reason(reason: String) -> String {

@@ -1,7 +1,7 @@
-//! The run directory: everything that a node keeps while it runs, and that its next daemon finds.
+//! The run directory: a node's sockets, its logs and the state of its children, which the node's next daemon finds.
 //!
-//! [`RunDir`] names the paths. [`RunDirLock`] keeps a second daemon out. The directory is refused if another user could
-//! read it, change it or replace it.
+//! [`RunDir`] names the paths. [`RunDirLock`] keeps a second daemon out. [`RunDir::acquire`] refuses the directory if
+//! another user could read, change or replace it.
 
 use std::fs::{self, DirBuilder, File, Metadata, OpenOptions, Permissions};
 use std::io;
@@ -23,7 +23,7 @@ const SOCKET_PATH_BYTES_MAX: usize = 107;
 /// sockets until it calls execve(2), which may be late on a busy machine.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Limit on the symbolic links of a path, as of the kernel (path_resolution(7)).
+/// Maximum number of symbolic links in a path: the kernel's limit (path_resolution(7)).
 const LINKS_MAX: u32 = 40;
 
 /// Pause between two attempts to lock.
@@ -43,12 +43,12 @@ pub enum RunDirError {
         /// The owner.
         uid: u32,
     },
-    /// Another user could put another directory in its place.
+    /// Another user could replace the directory by another one.
     #[error(
         "its parent directory {} {writers}, so another user could replace it; choose one with --run-dir below directories that only root and you can write, such as /run", path.display()
     )]
     UnsafeAncestor {
-        /// A directory on the path.
+        /// A directory or a symbolic link on the path.
         path: PathBuf,
         /// Names the users that can write to the directory, as a clause.
         writers: String,
@@ -74,13 +74,14 @@ pub enum RunDirError {
 ///
 /// ```text
 /// RUN/lock             held by the daemon
-/// RUN/node.sock        its API
+/// RUN/node.sock        the daemon's API
 /// RUN/program.sock     where programs request their own checkpoint
 /// RUN/volumes.sock     where `farfork volume` requests the locations of volumes
-/// RUN/fabric.sock      the memory of its seeds, for this host
-/// RUN/members.json     the addresses of the nodes that it knows
+/// RUN/fabric.sock      where processes of this host read the memory of the node's seeds
+/// RUN/members.json     the addresses of the nodes that the daemon knows
 /// RUN/pager.log        the pager's log
 /// RUN/images/          sealed seeds, unless the node keeps them elsewhere
+/// RUN/zygotes/         the zygotes' directories
 /// RUN/children/ID/     child.json  stdout  stderr  payload  exit  pager.plan  pager.journal
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -127,7 +128,7 @@ impl RunDir {
         statfs(&self.root).is_ok_and(|found| found.f_type as u64 == TMPFS)
     }
 
-    /// The file that its daemon locks.
+    /// The file that the daemon locks.
     fn lock_file(&self) -> PathBuf {
         self.root.join("lock")
     }
@@ -162,7 +163,7 @@ impl RunDir {
         self.root.join("pager.log")
     }
 
-    /// The sealed seeds, unless the node keeps them elsewhere.
+    /// The directory of the sealed seeds, unless the node keeps them elsewhere.
     pub fn images_dir(&self) -> PathBuf {
         self.root.join("images")
     }
@@ -215,9 +216,9 @@ impl RunDir {
         }
     }
 
-    /// Refuses a path in which another user could replace an entry. Each directory and each symbolic link of the path, and of
-    /// the targets of its links, must belong to root or to this user. A directory must be either writable by its owner only
-    /// or sticky. `acquire` creates missing directories for this user alone.
+    /// Refuses a path in which another user could replace an entry. Each directory and each symbolic link of the path, and
+    /// of the targets of its links, must belong to root or to this user. A directory must be either writable by its owner
+    /// only or sticky. `acquire` creates missing directories for this user alone.
     fn check_ancestors(&self) -> Result<(), RunDirError> {
         let io = |cause| RunDirError::Io { action: "check the owners of its parent directories", cause };
         let absolute = std::path::absolute(&self.root).map_err(io)?;
@@ -243,8 +244,9 @@ impl RunDir {
     }
 }
 
-/// Lists the directories in which the kernel looks up a component of an absolute path, and the symbolic links that it follows
-/// (path_resolution(7)). The last component is not in the list, unless it is a link. Ends at the first missing component.
+/// Lists the directories in which the kernel looks up a component of an absolute path, and the symbolic links that the
+/// kernel follows (path_resolution(7)). The last component is not in the list, unless it is a link. The list ends at the
+/// first missing component.
 ///
 /// # Errors
 /// As lstat(2) and readlink(2); ELOOP after [`LINKS_MAX`] links.
@@ -378,17 +380,17 @@ mod tests {
             set_mode(mode);
             let (path, writers) = refused(&above.join("b/run")).expect("others may write there");
             assert!(path == above && writers.contains(&format!("{mode:04o}")), "{writers}");
-            assert!(refused(&link.join("b/run")).is_some(), "by a link, too");
+            assert!(refused(&link.join("b/run")).is_some(), "the same path through a link is refused too");
         }
         set_mode(0o1777);
-        assert_eq!(refused(&above.join("c/run")), None, "as /tmp is");
+        assert_eq!(refused(&above.join("c/run")), None, "a sticky directory such as /tmp is accepted");
         set_mode(0o755);
         chown(&above, Some(65_534), None).unwrap();
         assert_eq!(refused(&above.join("d/run")), Some((above.clone(), "belongs to user 65534".to_owned())));
         assert!(!above.join("b").exists() && !above.join("d").exists(), "nothing is made there");
     }
 
-    /// The owner of a directory can change where its links lead.
+    /// The owner of a directory can replace the links in it.
     #[test]
     fn a_link_in_a_directory_of_another_user_is_refused() {
         assert!(rustix::process::geteuid().is_root(), "this test gives a directory away: run it as root");

@@ -70,7 +70,7 @@ struct ComparisonContext<'a> {
     child: &'a Observation,
     /// Field prefixes, such as `7/fd/10/`, of descriptors that are the child's own standard streams.
     streams: BTreeSet<&'a str>,
-    /// Processes that are paused before their first instruction.
+    /// Ids of processes that are paused before their first instruction.
     paused: BTreeSet<&'a str>,
 }
 
@@ -93,15 +93,15 @@ impl<'a> ComparisonContext<'a> {
         all
     }
 
-    /// Returns another field of the child for the same descriptor.
+    /// Returns the child's value of the field `other` of the descriptor that a difference is about.
     fn descriptor_field(&self, difference: &Difference, other: &str) -> Option<&str> {
         let (process, field) = difference.field.split_once("/fd/")?;
         let number = field.split('/').next()?;
         self.child.get(&format!("{process}/fd/{number}/{other}")).map(String::as_str)
     }
 
-    /// Whether a descriptor refers to a pipe of which the parent has only write ends. Only the parent is checked, because a
-    /// paused child has additional descriptors of the pipe.
+    /// Whether a descriptor refers to a pipe, and the parent has only write ends of this pipe. Only the parent is checked,
+    /// because a paused child has additional descriptors of the pipe.
     fn is_unread_pipe(&self, difference: &Difference) -> bool {
         const O_ACCMODE: u64 = 3;
         const O_WRONLY: u64 = 1;
@@ -153,7 +153,7 @@ fn permits_values(policy: TolerancePolicy, difference: &Difference) -> bool {
     let (parent, child) = (difference.parent.as_deref(), difference.child.as_deref());
     match policy {
         TolerancePolicy::AnyValue | TolerancePolicy::Volatile | TolerancePolicy::KnownGap => true,
-        // These depend on other fields: `ComparisonContext::permits` decides.
+        // These policies depend on other fields: `ComparisonContext::permits` decides.
         TolerancePolicy::StandardStream
         | TolerancePolicy::ConnectedSocket
         | TolerancePolicy::NonListeningSocket

@@ -1,8 +1,8 @@
 //! The differ: reads everything that the kernel shows of a process and of its child, and compares the two.
 //!
 //! [`observe`] reads without judging. [`compare`] and [`TOLERANCES`] are pure: the table has each permitted difference and
-//! its reason. Fields are read because the kernel shows them, not because farfork restores them: files of `/proc/PID` by its
-//! listing, socket options by number. Each reader has a table of the state that it omits, with reasons.
+//! its reason. Fields are read because the kernel shows them, not because farfork restores them: files of `/proc/PID` by the
+//! directory's listing, socket options by number. Each reader has a table of the state that it omits, with reasons.
 #![forbid(unsafe_code)]
 
 mod comparison;

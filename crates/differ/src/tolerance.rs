@@ -101,7 +101,7 @@ pub const TOLERANCES: &[Tolerance] = &[
     any_value("cgroup", "a child is in the control group of its container"),
     any_value("cpuset", "a child is in the control group of its container"),
     any_value("mountinfo", "a child has the mounts of its container"),
-    any_value("ns/*", "a child has the namespaces of its container; `check` shows which a parent may have"),
+    any_value("ns/*", "a child has its container's namespaces; `farfork check` shows those that a parent may have"),
     any_value("timens_offsets", "a child's clocks continue from its parent's"),
     any_value("autogroup", "the kernel's own number of a session"),
     any_value("sessionid", "the audit session of the user who started the node"),
@@ -136,7 +136,7 @@ pub const TOLERANCES: &[Tolerance] = &[
     volatile("stat/delayacct_blkio_ticks", "a counter of past activity"),
     volatile("stat/kstkes*", "the current position on the stack"),
     volatile("stat/kstkeip", "the current position in the code"),
-    changes_to("stat/exit_code", "19", "0", "a process that SIGSTOP has stopped has running children"),
+    changes_to("stat/exit_code", "19", "0", "a child runs even if SIGSTOP has stopped its parent"),
     changes_to(
         "fd/*/inode",
         "*",
@@ -164,15 +164,15 @@ pub const TOLERANCES: &[Tolerance] = &[
     volatile("status/VmPTE", "pages are fetched when they are touched"),
     volatile("status/VmSwap", "pages are fetched when they are touched"),
     volatile("status/VmPeak", "the past maximum of the address space"),
-    any_value("stat/vsize", "the restorer's own pages stay"),
-    any_value("status/VmSize", "the restorer's own pages stay"),
-    any_value("status/VmData", "the restorer's own pages stay"),
-    any_value("status/VmLib", "the restorer's own pages stay"),
-    any_value("status/VmExe", "the restorer's own pages stay"),
-    changes_to("memory/protection/1ffff*", "", "*", "the restorer's own pages stay"),
-    changes_to("memory/policy/1ffff*", "", "default", "the restorer's own pages stay"),
-    changes_to("memory/flag */1ffff*", "", "set*", "the restorer's own pages stay"),
-    changes_to("memory/file/1ffff*", "", "*", "the restorer's own pages stay"),
+    any_value("stat/vsize", "the restorer's own pages stay mapped"),
+    any_value("status/VmSize", "the restorer's own pages stay mapped"),
+    any_value("status/VmData", "the restorer's own pages stay mapped"),
+    any_value("status/VmLib", "the restorer's own pages stay mapped"),
+    any_value("status/VmExe", "the restorer's own pages stay mapped"),
+    changes_to("memory/protection/1ffff*", "", "*", "the restorer's own pages stay mapped"),
+    changes_to("memory/policy/1ffff*", "", "default", "the restorer's own pages stay mapped"),
+    changes_to("memory/flag */1ffff*", "", "set*", "the restorer's own pages stay mapped"),
+    changes_to("memory/file/1ffff*", "", "*", "the restorer's own pages stay mapped"),
     any_value("memory/flag ac/*", "overcommit accounting: a child's memory is limited by its control group"),
     any_value("memory/flag ht/*", "a child has hugetlbfs memory as ordinary memory, collapsed into huge pages"),
     any_value("memory/flag hg/*", "a child has hugetlbfs memory as ordinary memory, collapsed into huge pages"),
@@ -205,7 +205,7 @@ pub const TOLERANCES: &[Tolerance] = &[
         "fd/*/fcntl/F_GET_SEALS",
         "errno 22",
         "1",
-        "deleted files are memory files in a child, sealed against seals",
+        "deleted files are memory files in a child, sealed against further seals",
     ),
     changes_to("fd/*/fcntl/F_GET_SEALS", "1", "errno 22", "POSIX shared memory is a file of the child's own /dev/shm"),
     changes_to("fd/*/link", "*(deleted)", "pipe of *", "deleted named pipes are pipes in a child"),
@@ -239,7 +239,7 @@ pub const TOLERANCES: &[Tolerance] = &[
     Tolerance {
         field: "fd/*/info/ticks",
         policy: TolerancePolicy::WithinDistance(1),
-        reason: "it may expire while the other process is read",
+        reason: "the timer may expire while the other process is read",
     },
     Tolerance {
         field: "interval timer/*/left",
@@ -274,10 +274,10 @@ pub const TOLERANCES: &[Tolerance] = &[
     Tolerance {
         field: "fd/*/ioctl/SIOCOUTQ",
         policy: TolerancePolicy::UnixSocket,
-        reason: "data queued at the other end, measured in kernel memory: it may be split into other messages there",
+        reason: "counts kernel memory for data queued at the other end, where a child may have it in other pieces",
     },
-    changes_to("fd/*/option/SOL_IP/IP_MTU", "*", "", "a child's network has no route to it"),
-    changes_to("fd/*/option/SOL_IPV6/IPV6_*MTU", "*", "", "a child's network has no route to it"),
+    changes_to("fd/*/option/SOL_IP/IP_MTU", "*", "", "a child's network has no route to the peer"),
+    changes_to("fd/*/option/SOL_IPV6/IPV6_*MTU", "*", "", "a child's network has no route to the peer"),
     changes_to("fd/*/ioctl/FIONREAD", "*", "16", "a child reads IN_Q_OVERFLOW where events wait in an inotify queue"),
     changes_to(
         "memory/file/*",
@@ -391,7 +391,7 @@ pub const TOLERANCES: &[Tolerance] = &[
         "* 0:0",
         "a pair made by another process of the tree belongs to the process that restored it",
     ),
-    known_gap("fd/*/option/SOL_SOCKET/SO_SNDBUF", "for TCP, which adapts it to the connection"),
+    known_gap("fd/*/option/SOL_SOCKET/SO_SNDBUF", "differs for TCP, which adapts the size to the connection"),
     Tolerance {
         field: "fd/*/option/SOL_TCP/TCP_MAXSEG",
         policy: TolerancePolicy::NonListeningSocket,
@@ -412,7 +412,7 @@ const REASON_PAUSED: &str =
 
 const REASON_UNREAD_PIPE: &str = "data in a pipe that the process does not read belongs to its reader outside the tree";
 
-const REASON_READ_ONLY_MEMORY: &str = "a shared mapping of a file that is a memory file in a child, and was opened for reading alone, can be made writable there (mprotect(2))";
+const REASON_READ_ONLY_MEMORY: &str = "a child has some files as memory files: a shared mapping of one can be made writable (mprotect(2)), even if the parent's file was opened for reading only";
 
 const REASON_FILTERED: &str =
     "a child that is paused before its first instruction is in the restorer, whose calls its filters may forbid";

@@ -47,7 +47,7 @@ void callbacks_in_parent(void) {
 }
 
 /* OpenSSL detects a fork by a new process id, but a child of farfork has its parent's process id. Adding entropy to the
-** first generator makes all others reseed themselves. */
+** primary random generator makes all others reseed themselves. */
 static void reseed_openssl(void) {
     void (*add)(const void *, int, double) = (void (*)(const void *, int, double))dlsym(RTLD_DEFAULT, "RAND_add");
     unsigned char entropy[48];

@@ -1,4 +1,4 @@
-/* The checkpoint: one request, whose reply arrives in the parent and in each child. */
+/* The checkpoint: one request. The parent and each child receive a reply to it. */
 #include "library.h"
 
 #include <errno.h>

@@ -14,11 +14,13 @@
 
 #define DEFAULT_RUN_DIR "/run/farfork"
 
-/* The daemon's own limit for a checkpoint is 120 s. A daemon that is silent for longer does not respond at all. */
+/* Time limit for a reply, in milliseconds. It is far above the daemon's own limit for a capture, after which the daemon
+** replies with a failure. */
 #define REPLY_MS_MAX 150000
 
-/* Writes the path of the first of these that is set or exists: FARFORK_PROGRAM_SOCKET; program.sock in the directory of
-** FARFORK_SOCKET; program.sock in FARFORK_RUN_DIR or /run/farfork; program.sock of node n1 below that run directory. */
+/* Writes the path of the daemon's socket: FARFORK_PROGRAM_SOCKET if set; else program.sock in the directory of
+** FARFORK_SOCKET, if set; else program.sock in the run directory (FARFORK_RUN_DIR or /run/farfork). If the run directory
+** lacks program.sock but has n1/program.sock, writes the path of the latter, the socket of node n1. */
 static int find_socket(char *path, size_t bytes) {
     const char *value = getenv("FARFORK_PROGRAM_SOCKET");
     if (value) return snprintf(path, bytes, "%s", value);
@@ -36,7 +38,7 @@ static int find_socket(char *path, size_t bytes) {
     return length;
 }
 
-/* Moves a descriptor above 2. Descriptors 0 to 2 are standard streams, which a child has of its own. */
+/* Moves a descriptor above 2. Descriptors 0 to 2 are standard streams, and a child gets its own standard streams. */
 static int move_above_stdio(int fd) {
     if (fd < 0 || fd > 2) return fd;
     int moved = fcntl(fd, F_DUPFD_CLOEXEC, 3), error = errno;

@@ -17,13 +17,13 @@ HIDDEN int connection_send(int connection, struct farfork_header *request, size_
 /* Waits for a reply and its descriptors; missing descriptors are -1. Returns 0 or -1. */
 HIDDEN int connection_receive(int connection, union farfork_message *reply, int fds[FARFORK_FDS_MAX]);
 
-/* Offers pages of this program with a request, if they can be mapped. Not thread-safe. */
+/* Adds pages for injected calls to a request, if they can be mapped. Not thread-safe. */
 HIDDEN void pages_offer(struct farfork_checkpoint_request *request);
 
-/* Pins the calling thread to its CPU if it may run on all. Returns its thread id, or 0 if nothing was changed. */
+/* Pins the calling thread to its CPU if it may run on all CPUs. Returns its thread id, or 0 if nothing was changed. */
 HIDDEN uint64_t processor_pin(void);
 
-/* Lets a thread that processor_pin() returned run on all CPUs again; 0 does nothing. */
+/* Lets a thread run on all CPUs again. Its id is the result of processor_pin(); 0 does nothing. */
 HIDDEN void processor_unpin(uint64_t thread_id);
 
 HIDDEN void callbacks_before(void);

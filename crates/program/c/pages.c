@@ -1,10 +1,10 @@
-/* The pages that a program offers for the system calls of a capture. They are mapped once, and stay mapped. */
+/* The pages that a program offers for the injected calls of a capture. They are mapped once, and stay mapped. */
 #include "library.h"
 
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* Enough for about 50 threads. Unused pages take no memory. */
+/* Size of the offered pages. They suffice for about 50 threads. Unused pages take no memory. */
 #define PAGES_BYTES (256u << 10)
 
 /* Maps the pages; returns MAP_FAILED if the kernel refuses. They are never writable and executable at once: some programs

@@ -1,5 +1,5 @@
 /* Pins the calling thread to its CPU while it is captured. A thread of the daemon then runs on the same CPU, and a switch
-** between the two takes 3 us. Waking another CPU takes 15 us or more. The template is also forked on this CPU. */
+** between the two threads takes 3 us. Waking another CPU takes 15 us or more. The template is also forked on this CPU. */
 #define _GNU_SOURCE
 
 #include "library.h"
@@ -20,7 +20,7 @@ static int possible_processors(void) {
     ssize_t length = fd < 0 ? -1 : read(fd, list, sizeof list - 1);
     if (fd >= 0) close(fd);
     list[length > 0 ? length : 0] = 0;
-    /* For example `0-7`. For a list with gaps the result is too large, so no thread is pinned. */
+    /* For example `0-7`. For a list with gaps the result is wrong, so that usually no thread is pinned. */
     const char *last = strrchr(list, '-');
     return count = length > 0 ? atoi(last ? last + 1 : list) + 1 : 0;
 }

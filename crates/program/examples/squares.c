@@ -1,4 +1,4 @@
-/* A parent with a large table. Each child squares its number with the table, which is in its memory.
+/* A parent with a large table. Each child looks up the square of its payload in the table, which is in the child's memory.
 **
 **   make -C crates/program examples
 **   crates/program/target/squares > seed &

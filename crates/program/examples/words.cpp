@@ -1,4 +1,4 @@
-// A parent with an index of a text, and a thread that waits. Each child looks up a word.
+// A parent with an index of a text, and a thread that waits for words. Each child looks up one word, its payload.
 //
 //   crates/program/target/words < README.md > seed &
 //   echo fork | farfork fork $(cat seed) --to any --payload -
@@ -20,7 +20,7 @@ std::map<std::string, int> index_words(std::istream &text) {
     return index;
 }
 
-// Counts in a thread of its own, which children have too.
+// Looks up words in a thread of its own. Children have this thread too.
 class Counter {
   public:
     Counter() : thread_(&Counter::run, this) { thread_.detach(); }

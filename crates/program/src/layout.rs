@@ -175,7 +175,7 @@ structures! {
         prepare_us: u64,
         seed: [u8; ID_BYTES],
     }
-    /// Tells the sender of a checkpoint request that it is a child, with its id and index.
+    /// Informs the sender of a checkpoint request that it is a child, and of the child's id and index.
     "child_reply" ChildReply {
         header: Header,
         index: u32,
@@ -213,7 +213,7 @@ structures! {
 }
 
 impl Pages {
-    /// The bytes of the marker that a program writes into these pages to offer them.
+    /// The bytes of the marker that a program writes into `pages` to offer them.
     pub fn marker_bytes(pages: &Range<u64>) -> Vec<u8> {
         let bytes = pages.end.saturating_sub(pages.start);
         Self { magic: PAGES_MAGIC, address: pages.start, bytes }.as_bytes().to_vec()

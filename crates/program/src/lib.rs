@@ -1,8 +1,8 @@
 //! The messages between programs and a node's daemon: requests and replies of fixed layout, one per packet. Bytes only: the
 //! daemon listens, and the C library (`c/`) and the Python package connect.
 //!
-//! `include/farfork_protocol.h` defines the meaning of the messages. [`layout`] has the same structures, which a test
-//! compares.
+//! `include/farfork_protocol.h` defines the meaning of the messages. [`layout`] has the same structures; a test compares
+//! them with the header.
 #![forbid(unsafe_code)]
 
 pub mod layout;

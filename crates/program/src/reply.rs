@@ -25,7 +25,8 @@ pub enum Reply<'a> {
         /// Duration of the whole prepare, in microseconds.
         prepare_us: u64,
     },
-    /// The program is a child. The descriptors of its result file, then of its payload, if any, are sent with the message.
+    /// The program is a child. Descriptors are sent with the message: the child's result file, then its payload and its end
+    /// of the channel, if any.
     Child {
         /// The child's id.
         child: &'a ChildId,
@@ -42,7 +43,7 @@ pub enum Reply<'a> {
         batch: u32,
         /// Index of the child in the batch; 0 if the reply is about no child.
         index: u32,
-        /// A number of google.rpc.Code.
+        /// A value of `google.rpc.Code`.
         code: u32,
         /// Object, cause and next step.
         text: &'a str,
@@ -78,21 +79,21 @@ pub enum ChildEnd<'a> {
     Signal {
         /// The signal.
         signal: u32,
-        /// The limit for which the child was killed, if any.
+        /// The limit that the child exceeded, if it was killed for that.
         limit: Option<ExceededLimit>,
         /// The cause as a clause; may be empty.
         why: &'a str,
     },
-    /// Its end is unknown. The text says why.
+    /// How the child ended is unknown. The text has the reason.
     Lost(&'a str),
 }
 
-/// A limit for which a child was killed.
+/// The limit that a killed child exceeded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ExceededLimit {
-    /// Its time limit.
+    /// The child's time limit.
     Time,
-    /// Its memory limit.
+    /// The child's memory limit.
     Memory,
     /// The memory of its node.
     NodeMemory,

@@ -66,7 +66,7 @@ pub enum RequestBody {
     Checkpoint {
         /// Name of the seed; may be empty.
         name: String,
-        /// The seed is dropped after this time.
+        /// Time after which the seed is dropped; `None` for never.
         ttl: Option<Duration>,
         /// The program's contribution to its capture.
         offer: Option<CaptureOffer>,
@@ -126,13 +126,13 @@ pub struct ForkOptions {
     pub has_payload: bool,
     /// Whether each child has a channel to the program.
     pub has_channel: bool,
-    /// A child that has run for this time is killed.
+    /// Time after which a running child is killed; `None` for no limit.
     pub timeout: Option<Duration>,
-    /// Memory limit of a child, in bytes; 0 for none.
+    /// Memory limit of a child, in bytes; 0 for no limit.
     pub memory_bytes_max: u64,
-    /// CPU limit of a child, in thousandths of a CPU; 0 for none.
+    /// CPU limit of a child, in thousandths of a CPU; 0 for no limit.
     pub cpu_millicores_max: u64,
-    /// Limit on processes and threads of a child; 0 for none.
+    /// Maximum number of processes and threads of a child; 0 for no limit.
     pub processes_max: u32,
     /// The network of a child.
     pub network: RequestedNetwork,
@@ -228,7 +228,7 @@ fn decode_checkpoint(request: &CheckpointRequest) -> Result<RequestBody, Protoco
 
 fn decode_fork(request: &ForkRequest) -> Result<RequestBody, ProtocolError> {
     let ForkRequest { batch, first, count, flags, .. } = *request;
-    // A request for no children only sets the owner of the seed.
+    // A request for no children only makes the connection the owner of the seed.
     if (count == 0 && flags & FORK_OWNS_SEED == 0) || first.checked_add(count).is_none() {
         return Err(ProtocolError::Field { field: "count" });
     }

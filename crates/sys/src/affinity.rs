@@ -1,5 +1,5 @@
 //! CPU affinity: which CPUs threads run on, and how to move the calling thread. A move does not pin the thread: afterwards
-//! it may run on the same CPUs as before.
+//! the thread may run on the same CPUs as before.
 
 use std::path::Path;
 use std::{fs, io, iter};
@@ -21,7 +21,7 @@ pub fn cpuset_of_process(pid: i32) -> Option<Vec<u32>> {
     let path = fs::read_to_string(format!("/proc/{pid}/cpuset")).ok()?;
     let path = path.trim().trim_start_matches('/');
     // Try cgroup version 1, then version 2. A version 2 group without the cpuset controller uses the CPUs of its nearest
-    // ancestor that has it.
+    // ancestor with this controller.
     let first = Path::new("/sys/fs/cgroup/cpuset").join(path).join("cpuset.effective_cpus");
     let unified = Path::new("/sys/fs/cgroup").join(path);
     let second = unified.ancestors().take_while(|group| group.starts_with("/sys/fs/cgroup"));

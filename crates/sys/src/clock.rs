@@ -1,4 +1,5 @@
-//! The clocks that a time namespace shifts, as another process sees them, and the CPU time of this process.
+//! Reads clocks: those that a time namespace shifts, also as another process sees them; the wall clock; the clock of file
+//! timestamps; the CPU time of this process.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::OnceLock;
@@ -28,7 +29,7 @@ impl Clocks {
         }
     }
 
-    /// Converts these clocks to the time namespace of process `pid`, which may differ from ours.
+    /// Converts these clocks from the caller's time namespace to the time namespace of process `pid`.
     ///
     /// # Errors
     /// If the offsets of either process cannot be read.
@@ -55,10 +56,10 @@ pub fn realtime_ns() -> u64 {
 /// Returns the timestamp that the kernel gives to a file that changes now, in nanoseconds since 1970. Files that change
 /// later get this timestamp or a later one. Takes two to three microseconds.
 ///
-/// Up to Linux 6.12 this is CLOCK_REALTIME_COARSE, so a file that changed earlier in the same clock tick has the same
-/// timestamp. Later kernels (kernel document `filesystems/multigrain-ts`) give the exact time to a file that changes twice
-/// in a tick, if its timestamps were read in between. After that, no file that changes gets an older timestamp. So files
-/// that changed before this call have an earlier timestamp.
+/// Up to Linux 6.12 the timestamp is CLOCK_REALTIME_COARSE, so a file that changed earlier in the same clock tick has the
+/// same timestamp. Later kernels (kernel document `filesystems/multigrain-ts`) give the exact time to a file that changes
+/// twice in a tick, if its timestamps were read in between. After that, no file that changes gets an older timestamp. So
+/// files that changed before this call have an earlier timestamp.
 pub fn file_time_ns() -> i64 {
     static FILE: OnceLock<Option<OwnedFd>> = OnceLock::new();
     let file = FILE.get_or_init(|| memfd_create(c"clock of files", MemfdFlags::CLOEXEC).ok());

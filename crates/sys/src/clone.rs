@@ -13,9 +13,10 @@ use std::time::Duration;
 
 use rustix::io::{DupFlags, dup3, fcntl_dupfd_cloexec};
 
-/// Number of descriptors that a new process gets: 0 to 3.
+/// Number of descriptors that a new process gets. They have the numbers 0 to 3.
 pub const INIT_FDS: usize = 4;
-/// Descriptors are first duplicated to this number or above, so that dup3(2) to the final number cannot overwrite another.
+/// Descriptors are first duplicated to this number or above, so that dup3(2) to a final number cannot overwrite a descriptor
+/// that is still needed.
 const STAGING_FD_MIN: RawFd = 16;
 /// Number of descriptors of an [`FdReservation`]: one for the image, and those of the process.
 const RESERVED_FDS: usize = 1 + INIT_FDS;
@@ -37,7 +38,7 @@ pub struct InitProgram<'a> {
     pub image: BorrowedFd<'a>,
     /// The program's argument 0.
     pub name: &'a CStr,
-    /// The process's descriptors 0, 1, 2 and 3. It gets no others.
+    /// The process's descriptors 0, 1, 2 and 3. The process gets no others.
     pub fds: [BorrowedFd<'a>; INIT_FDS],
     /// The control group (v2) to start in; by default the caller's.
     pub cgroup: Option<BorrowedFd<'a>>,
@@ -81,9 +82,9 @@ pub fn spawn_in_current_namespace(init: &InitProgram<'_>) -> io::Result<SpawnedP
 }
 
 // Until its exec, the process uses the caller's memory on its own stack, while the calling thread waits (CLONE_VM,
-// CLONE_VFORK). Copying a daemon's page tables would take longer than the rest, and each later write of the daemon would
-// cost a page fault. The process may only make system calls, because another thread may hold a lock. So `SpawnPlan` holds
-// all data that it needs.
+// CLONE_VFORK). Copying a daemon's page tables would take longer than the rest of the start, and each later write of the
+// daemon would cost a page fault. The process may only make system calls, because another thread may hold a lock. So
+// `SpawnPlan` holds all data that it needs.
 fn spawn(init: &InitProgram<'_>, namespaces: u64) -> io::Result<SpawnedProcess> {
     let fd_reservation = FdReservation::fill(init)?;
     let [image, fds @ ..] = fd_reservation.numbers();
@@ -222,7 +223,7 @@ unsafe fn clone_into(
     let mut stack = [const { MaybeUninit::<u128>::uninit() }; STACK_BYTES / size_of::<u128>()];
     // SAFETY: all-zero bytes are a valid clone_args: every field a number, zero for "not used".
     let mut args: libc::clone_args = unsafe { std::mem::zeroed() };
-    // The process shares the descriptor table until close_range(2) gives it one of its own with the needed descriptors.
+    // The process shares the caller's descriptor table until close_range(2) gives the process its own table.
     args.flags = namespaces | (libc::CLONE_PIDFD | libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_FILES) as u64;
     args.flags |= CLONE_CLEAR_SIGHAND;
     args.pidfd = ptr::from_mut(&mut pidfd) as u64;
@@ -345,7 +346,8 @@ unsafe fn reset_signals(ignored: u64) {
     }
 }
 
-/// Blocks every signal for the calling thread, so that no handler of this process runs in the new one. Returns the old mask.
+/// Blocks every signal for the calling thread, so that no handler of this process runs in the new process. Returns the old
+/// mask.
 fn block_signals() -> libc::sigset_t {
     // SAFETY: both sets live on this frame; sigfillset initialises one, pthread_sigmask the other.
     unsafe {

@@ -42,12 +42,12 @@ pub fn owner_pid() -> i32 {
     }
 }
 
-/// Whether the caller is a companion whose owner has ended. Then no process waits for its results.
+/// Whether the caller is a companion whose owner has ended. Then no process waits for the companion's results.
 pub fn is_orphan() -> bool {
     IS_ORPHAN.with(|is_orphan| is_orphan.load(Ordering::SeqCst))
 }
 
-/// While a `CriticalSection` exists, the companion outlives its owner.
+/// While a `CriticalSection` exists, the companion outlives its owner, for at most half a second.
 #[derive(Debug)]
 pub struct CriticalSection {
     _not_send: std::marker::PhantomData<*const ()>,
@@ -76,16 +76,17 @@ impl Drop for CriticalSection {
 //  owner killed:                 |              +- ends here
 //                +- ends at once +
 //
-// clone(2) makes the companion with CLONE_VM and CLONE_FILES, without CLONE_THREAD. The thread that starts it sleeps until
-// it has ended. So the companion can use that thread's local storage, and everything else that the C library keeps per
-// thread. (With CLONE_VFORK the thread would sleep uninterruptibly, which counts towards the machine's load.)
+// clone(2) makes the companion with CLONE_VM and CLONE_FILES, without CLONE_THREAD. The thread that starts the companion
+// sleeps until the companion has ended. So the companion can use that thread's local storage, and everything else that the C
+// library keeps per thread. (With CLONE_VFORK the thread would sleep uninterruptibly, which counts towards the machine's
+// load.)
 //
 // State that the kernel keeps per process belongs to the companion: timers (timer_create(2)), children, tracees, and
-// threads. The threads that it starts end with it. Threads from `spawn_in_owner` outlive it.
+// threads. Threads that the companion starts end with it. Threads from `spawn_in_owner` outlive the companion.
 
 /// Runs `life` in a companion with a stack of this many bytes, and returns when the companion has ended. If the companion
-/// cannot be created, `life` runs in the calling thread. A companion must not call this: its own companion would end with
-/// it.
+/// cannot be created, `life` runs in the calling thread. A companion must not call this, because the second companion would
+/// end with the first.
 ///
 /// # Errors
 /// The companion was killed: `life` did not run to its end, and its values were not dropped.
@@ -162,7 +163,7 @@ fn reap_clone(pid: i32) -> i32 {
     let mut status = 0_i32;
     let at = ptr::from_mut(&mut status);
     // SAFETY: the kernel writes to `status`. waitpid(3) is not used: it is a cancellation point, which uses thread-local
-    // storage. The raw call uses it only for errno, when it fails.
+    // storage. The raw call uses thread-local storage only for errno, when it fails.
     while unsafe { libc::syscall(libc::SYS_wait4, pid, at, libc::__WALL, ptr::null_mut::<libc::rusage>()) } < 0 {}
     status
 }
@@ -194,7 +195,7 @@ type SpawnRequest = (thread::Builder, Box<dyn FnOnce() + Send>, SyncSender<io::R
 /// Starts a thread of the owner. A thread that a companion starts directly ends with the companion.
 ///
 /// # Errors
-/// As pthread_create(3).
+/// As pthread_create(3). Also if the owner has no thread that starts threads for companions.
 pub fn spawn_in_owner(builder: thread::Builder, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
     if OWNER.with(|owner| owner.load(Ordering::Relaxed)) == 0 {
         return builder.spawn(body).map(drop);

@@ -27,7 +27,8 @@ pub struct ReceivedDatagram {
 /// Receives a datagram from a socket with [`enable_destination`]. Bytes that do not fit are cut off.
 ///
 /// # Errors
-/// As recvmsg(2); `WouldBlock` if there is none and the socket is non-blocking; `InvalidData` if its destination is missing.
+/// As recvmsg(2); `WouldBlock` if no datagram is queued and the socket is non-blocking; `InvalidData` if the destination is
+/// missing.
 pub fn receive(socket: BorrowedFd<'_>, into: &mut [u8]) -> io::Result<ReceivedDatagram> {
     const CONTROL_BYTES: usize = 64;
     #[repr(C, align(8))]

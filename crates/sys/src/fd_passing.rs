@@ -11,7 +11,7 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
 
-/// Most descriptors of one message: the kernel's SCM_MAX_FD.
+/// Maximum number of descriptors of one message: the kernel's SCM_MAX_FD.
 pub const FDS_PER_MESSAGE_MAX: usize = 253;
 
 /// Creates a connected pair of SOCK_SEQPACKET sockets, both close-on-exec.
@@ -76,7 +76,7 @@ pub fn try_send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) ->
 /// process's descriptor table.
 ///
 /// # Errors
-/// As [`try_send`]; EBADF if the number is not open.
+/// As [`try_send`]; EBADF if the number is not open; `InvalidInput` if it is negative.
 pub fn try_send_raw_fd(socket: BorrowedFd<'_>, bytes: &[u8], number: RawFd) -> io::Result<()> {
     if number < 0 {
         return Err(io::ErrorKind::InvalidInput.into());
@@ -106,8 +106,8 @@ pub fn receive(socket: BorrowedFd<'_>, into: &mut [u8], fds_max: usize) -> io::R
     receive_with(socket, into, (fds_max, 0), RecvFlags::empty()).map(|(bytes, fds, _)| (bytes, fds))
 }
 
-/// Like [`receive`], but leaves the message in the socket and never waits. The descriptors are further copies of those in
-/// the message, so a process killed right after this call loses none.
+/// Like [`receive`], but leaves the message in the socket and never waits. The returned descriptors are copies, and the
+/// message keeps its own. So no descriptor is lost if the process is killed after this call.
 ///
 /// # Errors
 /// As [`receive`]; `WouldBlock` when there is no message.

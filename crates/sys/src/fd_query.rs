@@ -1,5 +1,5 @@
 //! Read-only kernel queries about a descriptor or a thread: fcntl(2) and ioctl(2) commands, the I/O priority, and the
-//! state other than registers that ptrace(2) shows.
+//! scheduling attributes.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};

@@ -30,9 +30,9 @@ pub enum ForkedSide {
 /// Forks this process, which must have only one thread, with the same table of open files. A descriptor that either process
 /// opens or closes is opened or closed for both.
 ///
-/// With a `slot`, the kernel opens the copy's pidfd in that table, and writes its number to the slot, before the copy runs
-/// its first instruction. So every process that shares table and mapping can find the copy, even if the forking process is
-/// killed here. After an error, the content of the slot has no meaning.
+/// With a `slot`, the kernel opens the copy's pidfd in that table and writes the pidfd's number to the slot. It does both
+/// before the copy runs its first instruction. So every process that shares table and mapping can find the copy, even if the
+/// forking process is killed during this call. After an error, the content of the slot has no meaning.
 ///
 /// # Errors
 /// As clone3(2); `ResourceBusy` if the process has several threads. The copy would have only the calling thread, and would
@@ -59,7 +59,7 @@ pub fn fork_sharing_files(slot: Option<PidfdSlot<'_>>) -> io::Result<ForkedSide>
     }
 }
 
-/// Takes ownership of a descriptor that a process that has ended left in the shared table. The caller must be its only
+/// Takes ownership of a descriptor in the shared table. Another process opened it and has ended. The caller must be its only
 /// owner.
 ///
 /// # Errors

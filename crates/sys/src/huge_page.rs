@@ -39,8 +39,8 @@ pub fn collapse_huge_page(process: BorrowedFd<'_>, address: u64) -> io::Result<b
     const ONE: libc::c_long = 1;
     let base = ptr::without_provenance_mut(address as usize);
     let range = libc::iovec { iov_base: base, iov_len: HUGE_PAGE_BYTES as usize };
-    // SAFETY: the kernel reads one iovec, which outlives the call. In the other process, or in this one, it changes which
-    // frames hold the bytes, not the bytes.
+    // SAFETY: the kernel reads one iovec, which outlives the call. In the other process, or in this one, the call changes
+    // which frames hold the bytes, not the bytes.
     let advised = unsafe {
         libc::syscall(libc::SYS_process_madvise, process.as_raw_fd(), &raw const range, ONE, MADV_COLLAPSE, NO_FLAGS)
     };

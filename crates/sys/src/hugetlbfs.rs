@@ -61,7 +61,8 @@ impl PresenceProbe {
     fn map(file: &File, bytes: u64) -> io::Result<Self> {
         let faults = Userfaultfd::create()?;
         faults.enable(UffdFeatures::MINOR_HUGETLBFS)?;
-        // Private, because only a writable shared mapping could be registered. NORESERVE, so that the mapping takes no page.
+        // Private, because a shared mapping could be registered only if it were writable. NORESERVE, so that the mapping
+        // takes no page.
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         // SAFETY: a new mapping at an address that the kernel chooses changes no memory in use.
         let at = unsafe { rustix::mm::mmap(ptr::null_mut(), bytes as usize, ProtFlags::READ, flags, file.as_fd(), 0)? };

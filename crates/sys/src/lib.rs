@@ -1,4 +1,5 @@
-//! The Linux interface of farfork: the one crate for `unsafe` system calls. It translates each errno to its meaning.
+//! The Linux interface of farfork: the one crate for `unsafe` system calls. Functions return an errno as `io::Error`, or as
+//! an enum if the caller needs its meaning.
 //!
 //! Each module covers one facility of the kernel and nothing above it: no seeds, no children, no policy.
 

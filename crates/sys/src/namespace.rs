@@ -16,7 +16,8 @@ use rustix::thread::{ThreadNameSpaceType, UnshareFlags, move_into_thread_name_sp
 const RETURN_RETRY_PAUSE: Duration = Duration::from_millis(10);
 
 /// Gives the calling thread its own mount, UTS and IPC namespaces, and with `with_network` a network namespace. With the
-/// mount namespace it gets its own root and working directory. Processes that it starts are in these namespaces.
+/// mount namespace, the thread gets its own root and working directory. Processes that the thread starts are in these
+/// namespaces.
 ///
 /// # Errors
 /// As unshare(2): EPERM without CAP_SYS_ADMIN, ENOSPC at a limit on namespaces.
@@ -63,8 +64,9 @@ impl HomeNamespaces {
         Ok(Self { process, root: open("/")?, current: open(".")? })
     }
 
-    /// Runs a function that may move the calling thread into other namespaces (except user namespaces). The thread returns
-    /// afterwards, even if the function panics. It must be the thread that called [`Self::of_this_thread`].
+    /// Runs a function that may move the calling thread into other mount, UTS, IPC and network namespaces. The thread
+    /// returns afterwards, even if the function panics. The calling thread must be the one that called
+    /// [`Self::of_this_thread`].
     pub fn run_elsewhere<T>(&self, to_do: impl FnOnce() -> T) -> T {
         let _away = ReturnGuard(self);
         to_do()
@@ -87,14 +89,16 @@ struct ReturnGuard<'a>(&'a HomeNamespaces);
 
 impl Drop for ReturnGuard<'_> {
     fn drop(&mut self) {
-        // The only possible error is ENOMEM. Retry: the thread must not do other work outside of its home namespaces.
+        // The only possible error is ENOMEM. Retry, because the thread must not do other work outside of its home
+        // namespaces.
         while self.0.return_home().is_err() {
             thread::sleep(RETURN_RETRY_PAUSE);
         }
     }
 }
 
-/// Opens the calling thread's mount namespace. The namespace exists while the descriptor is open. Needs a `/proc` in it.
+/// Opens the calling thread's mount namespace. The namespace exists while the descriptor is open. Needs a `/proc` in that
+/// namespace.
 ///
 /// # Errors
 /// As open(2).
@@ -198,14 +202,15 @@ pub fn unshare_network() -> io::Result<OwnedFd> {
 /// Makes the mount at `new_root` the root of the calling thread's mount namespace, and detaches the old root. No mount of
 /// that namespace may have shared propagation.
 ///
-/// As pivot_root(2): EINVAL if the root is the initial ramfs. Refused in the mount namespace of the process's main thread:
-/// all processes of the machine would lose their root and every mount.
+/// # Errors
+/// As pivot_root(2): EINVAL if the root is the initial ramfs. Refused in the mount namespace of the process's main thread,
+/// because all processes in that namespace would lose their root and every mount.
 pub fn pivot_to(new_root: &Path) -> io::Result<()> {
     if is_main_thread_namespace(CWD, "/proc/thread-self/ns/mnt") {
         return Err(io::Error::other("the calling thread has no mount namespace of its own"));
     }
     chdir(new_root)?;
-    // pivot_root(2) mounts the old root over the new one. Then the old root is detached.
+    // pivot_root(2) mounts the old root over the new root. Then the old root is detached.
     pivot_root(".", ".")?;
     crate::mount::detach(Path::new("."))?;
     Ok(chdir("/")?)

@@ -26,7 +26,7 @@ pub fn get_fd(pidfd: &OwnedFd, number: u32) -> io::Result<OwnedFd> {
     Ok(pidfd_getfd(pidfd, number, PidfdGetfdFlags::empty())?)
 }
 
-/// Waits at most `limit` until the process has ended; returns whether it has. It may not have been reaped yet.
+/// Waits at most `limit` until the process has ended; returns whether it has ended. An ended process may still be a zombie.
 ///
 /// # Errors
 /// As poll(2).

@@ -25,7 +25,7 @@ pub fn wait_either(one: BorrowedFd<'_>, other: BorrowedFd<'_>) -> io::Result<()>
 /// The readiness of a descriptor for reading.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReadReadiness {
-    /// An error is pending. Reading it clears it.
+    /// An error is pending. Reading the error clears it.
     pub has_error: bool,
     /// Urgent data is pending (MSG_OOB).
     pub is_urgent: bool,
@@ -45,7 +45,7 @@ pub fn poll_read(fd: BorrowedFd<'_>) -> io::Result<Option<ReadReadiness>> {
     Ok((ready > 0).then(|| ReadReadiness { has_error: has(PollFlags::ERR), is_urgent: has(PollFlags::PRI) }))
 }
 
-/// Waits until `fd` is readable or at its end, at most until `deadline`; returns whether it is.
+/// Waits until `fd` is readable or at its end, at most until `deadline`; returns whether `fd` is readable or at its end.
 ///
 /// # Errors
 /// As poll(2), except EINTR: the wait continues after a signal.

@@ -14,7 +14,7 @@ const START_FIELD: usize = 19;
 /// digits.
 const LINE_BYTES_MAX: usize = 2048;
 
-/// Identifies one of all processes since the machine started. Displayed as `PID@TICKS`.
+/// Identifies a process uniquely among all processes since the machine started. Displayed as `PID@TICKS`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ProcessIdentity {
     /// Its pid, in the pid namespace of `/proc`.

@@ -42,7 +42,7 @@ pub fn read_process_batch<const N: usize>(pid: i32, addresses: &[u64]) -> Vec<Op
     all
 }
 
-/// Reads all of `into` from `address` of process `pid`. `mem` is the process's `/proc/PID/mem`. It also gives access to
+/// Reads all of `into` from `address` of process `pid`. `mem` is the process's `/proc/PID/mem`. `mem` also gives access to
 /// pages that [`read_process`] cannot read because of their protection.
 ///
 /// # Errors
@@ -72,8 +72,8 @@ pub fn write_process(pid: i32, address: u64, from: &[u8]) -> io::Result<()> {
     }
 }
 
-/// Writes to `address` of process `pid`. `mem` is the process's `/proc/PID/mem`, opened for writing. It also gives access to
-/// pages that the process itself may not write.
+/// Writes to `address` of process `pid`. `mem` is the process's `/proc/PID/mem`, opened for writing. `mem` also gives access
+/// to pages that the process itself may not write.
 ///
 /// # Errors
 /// As process_vm_writev(2) and pwrite(2) of /proc/PID/mem (EIO if nothing is mapped).

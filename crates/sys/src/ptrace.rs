@@ -21,7 +21,7 @@ pub const OPTION_SUSPEND_SECCOMP: usize = 1 << 21;
 /// `PTRACE_EVENT_STOP`: a stop that `interrupt` requested, a group stop, or the first stop of a new thread.
 pub const EVENT_STOP: i32 = 128;
 
-/// Size of the kernel's `siginfo_t`.
+/// Size of the kernel's `siginfo_t`, in bytes.
 pub const SIGINFO_BYTES: usize = 128;
 
 const NT_PRSTATUS: usize = 1;
@@ -32,12 +32,12 @@ const PTRACE_SETSIGMASK: u32 = 0x420b;
 const PTRACE_SECCOMP_GET_FILTER: u32 = 0x420c;
 const PTRACE_SECCOMP_GET_METADATA: u32 = 0x420d;
 const PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG: u32 = 0x4211;
-/// Size of the largest register set other than the extended state: the bitmap of I/O ports.
+/// Size of the largest register set other than the extended state (the bitmap of I/O ports), in bytes.
 const REGISTER_SET_BYTES_MAX: usize = 8192;
 const PTRACE_GET_RSEQ_CONFIGURATION: u32 = 0x420f;
 const PEEKSIGINFO_SHARED: u32 = 1;
 
-/// Size of the kernel's signal set.
+/// Size of the kernel's signal set, in bytes.
 const SIGNAL_SET_BYTES: usize = 8;
 
 /// Size of the largest extended state, in bytes: with AMX it has 11 KiB.
@@ -419,9 +419,9 @@ pub enum WaitMode {
     Block,
 }
 
-/// Returns the next event of any tracee of the calling thread; `None` if there is none now, or if a signal interrupted the
-/// wait. The end of a tracee is reported until [`reap`] collects it. It is not collected here, because the tracee may be a
-/// child of this process, and then the code that waits for children needs its status.
+/// Returns the next event of any tracee of the calling thread; `None` if there is no event now, or if a signal interrupted
+/// the wait. The end of a tracee is reported until [`reap`] collects it. The end is not collected here, because the tracee
+/// may be a child of this process. Then the code that waits for children needs the status.
 ///
 /// # Errors
 /// ECHILD: the calling thread has no tracee.
@@ -448,7 +448,7 @@ pub fn wait_any(wait_mode: WaitMode) -> io::Result<Option<(i32, TraceeEvent)>> {
     }
 }
 
-/// Returns a stop of any tracee of the calling thread, without waiting. Makes one system call; [`wait_any`] makes two.
+/// Returns a stop of any tracee of the calling thread, without waiting. Makes one system call; [`wait_any`] may make two.
 pub fn poll_stop() -> Option<(i32, TraceeEvent)> {
     wait_id(libc::P_ALL, 0, libc::WSTOPPED | libc::WNOHANG).ok().flatten()
 }

@@ -1,4 +1,5 @@
-//! Reflinks: two files share blocks until one of them changes. The volume's publisher uses them instead of a copy.
+//! Reflinks: two files share blocks until one of them changes. The volume's publisher uses reflinks instead of copies, if
+//! `CopyMethod::None` is selected.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd as _};

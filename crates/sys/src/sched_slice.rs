@@ -10,9 +10,9 @@ pub const SLICE_MIN: Duration = Duration::from_micros(100);
 
 /// Sets the length of the calling thread's time slices. By default they take milliseconds.
 ///
-/// The thread's share of CPU time is unchanged. With short slices, it runs at once after a wakeup, before threads with
-/// longer slices. When it yields the CPU, it loses at most one slice. Threads and processes that it starts inherit the
-/// setting. Kernels before 6.12 accept the call and ignore it.
+/// The thread's share of CPU time is unchanged. With short slices, the thread runs at once after a wakeup, before threads
+/// with longer slices. When the thread yields the CPU, it loses at most one slice. Threads and processes that it starts
+/// inherit the setting. Kernels before 6.12 accept the call and ignore it.
 ///
 /// # Errors
 /// As sched_setattr(2); `Unsupported` for a thread without time slices, such as a real-time thread.

@@ -22,8 +22,8 @@ pub struct SharedMapping {
 unsafe impl Send for SharedMapping {}
 
 impl SharedMapping {
-    /// Maps the first `bytes` of `file`, which must have that length and be open for reading and writing. If the file is
-    /// truncated later, access raises SIGBUS: map only files that no other program may change.
+    /// Maps the first `bytes` of `file`, which must be at least that long and be open for reading and writing. If the file
+    /// is truncated later, access raises SIGBUS. So map only files that no other program may truncate.
     ///
     /// # Errors
     /// As mmap(2); `InvalidInput` if the file is shorter or `bytes` is 0.
@@ -66,7 +66,8 @@ impl SharedMapping {
         }
     }
 
-    /// Stores bytes from `offset` on, in this order: a process that is killed during the call has stored a prefix.
+    /// Stores bytes from `offset` on, in ascending order. A process that is killed during the call has stored a prefix of
+    /// them.
     ///
     /// # Panics
     /// If the range is not inside the mapping.
@@ -79,7 +80,7 @@ impl SharedMapping {
     }
 
     /// Copies many bytes out of the mapping, as fast as memory allows. If another process stores bytes at the same time,
-    /// each copied byte may be old or new: callers verify a checksum.
+    /// each copied byte may be old or new. So callers verify a checksum.
     ///
     /// # Panics
     /// If the range is not inside the mapping.
@@ -106,7 +107,7 @@ impl SharedMapping {
         }
     }
 
-    /// Copies many bytes into the mapping, in any order: a process that is killed during the call may have stored any part
+    /// Copies many bytes into the mapping, in any order. A process that is killed during the call may have stored any part
     /// of them.
     ///
     /// # Panics

@@ -1,5 +1,5 @@
-//! Queries the kernel about sockets (sock_diag(7)): the peer of a Unix socket, by inode; whether a file refers to a TCP
-//! connection, and how a UDP socket was shut down, by their addresses.
+//! Queries the kernel about sockets (sock_diag(7)). By inode: the peer of a Unix socket. By addresses: whether a file refers
+//! to a TCP connection, and how a UDP socket was shut down.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -70,8 +70,8 @@ impl SockDiag {
         }
     }
 
-    /// Whether no file refers to the TCP connection from `own` to `peer`: it waits to be accepted, or was closed. `None` if
-    /// there is no such connection.
+    /// Whether no file refers to the TCP connection from `own` to `peer`. Then the connection waits to be accepted, or was
+    /// closed. `None` if there is no such connection.
     ///
     /// # Errors
     /// If the kernel does not report TCP sockets.

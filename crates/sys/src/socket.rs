@@ -1,4 +1,4 @@
-//! Sockets of other processes: type, options and queued data, which stays in the queue.
+//! Sockets of other processes: options, filters, addresses, and queued data, which stays in the queue.
 
 use std::io;
 use std::mem;
@@ -90,8 +90,8 @@ pub fn peer_address(socket: BorrowedFd<'_>) -> io::Result<Vec<u8>> {
     address(|at, length| unsafe { libc::getpeername(socket.as_raw_fd(), at, length) })
 }
 
-/// Returns the size of the data that was sent from a Unix socket and that the peer has not read, in bytes. It includes the
-/// kernel's overhead (SIOCOUTQ).
+/// Returns the size of the data that was sent from a Unix socket and that the peer has not read, in bytes. The size includes
+/// the kernel's overhead (SIOCOUTQ).
 ///
 /// # Errors
 /// As ioctl(2).
@@ -191,9 +191,9 @@ pub fn peek(socket: BorrowedFd<'_>, into: &mut [u8]) -> io::Result<PeekedMessage
     Ok(peeked)
 }
 
-/// Finds the last piece in which the next `bytes` bytes of a stream arrived; returns the number of bytes before it. The
-/// kernel copies piece by piece, and stops before a piece that it cannot store. So the buffer for the last byte is a null
-/// pointer.
+/// Returns how many of the next `bytes` bytes of a stream precede the last piece in which they arrived. The kernel copies
+/// piece by piece, and stops before a piece that it cannot store. So this function passes a null pointer as the buffer of
+/// the last byte.
 ///
 /// # Errors
 /// As recvmsg(2).

@@ -38,8 +38,8 @@ pub fn has_shared_memory() -> io::Result<bool> {
     Ok(info[0].to_ne_bytes()[..4] != [0; 4])
 }
 
-/// Opens the contents of a shared memory segment for reading. Attaches the segment temporarily, which changes its timestamps
-/// and its last pid (`shm_lpid`).
+/// Opens the contents of a shared memory segment for reading. Attaches the segment temporarily. This changes the segment's
+/// timestamps and its last pid (`shm_lpid`).
 ///
 /// # Errors
 /// As shmat(2), and as opening a file of `/proc/self/map_files`.

@@ -31,10 +31,10 @@ pub struct PtyMaster {
     pub readiness: PtyReadiness,
 }
 
-/// The readiness of one end.
+/// The readiness of one end of a pseudo-terminal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PtyReadiness {
-    /// Bytes that can be read, as far as the kernel counts them; at least 1 if anything can be read.
+    /// Number of bytes that can be read, as far as the kernel counts them; at least 1 if anything can be read.
     pub unread_bytes: u32,
     /// A change of the other end's settings has not been reported yet (packet mode).
     pub has_packet_event: bool,

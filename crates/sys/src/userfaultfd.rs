@@ -81,7 +81,7 @@ pub enum UffdEvent {
         /// Number of the new userfaultfd in that table.
         number: RawFd,
     },
-    /// mremap(2) moved a range with its pages. It replaced any mapping at the new place.
+    /// mremap(2) moved a range with its pages. The moved range replaced any mapping at the new place.
     Remap {
         /// Old first address.
         from: u64,
@@ -143,7 +143,7 @@ pub enum RangeErrorCause {
     MapChanging,
     /// The page is already present (EEXIST).
     AlreadyPresent,
-    /// No single registered mapping covers the whole range (ENOENT): it is unmapped, or spans two mappings.
+    /// No single registered mapping covers the whole range (ENOENT): the range is unmapped, or spans two mappings.
     Unmapped,
     /// The process has ended or executed another program (ESRCH).
     ProcessGone,
@@ -319,7 +319,8 @@ impl Userfaultfd {
         outcome == Err(Errno::SRCH)
     }
 
-    /// Whether the page at an address is in a mapping that is registered, for missing pages only. Changes nothing.
+    /// Whether the page at an address is in a registered mapping. No mapping may be registered for write protection. Changes
+    /// nothing.
     ///
     /// # Errors
     /// [`RangeErrorCause::MapChanging`] if a change of the process's memory map, or a fork, has not been read yet;
@@ -328,12 +329,13 @@ impl Userfaultfd {
         self.is_in_one_mapping(address, 4096)
     }
 
-    /// Whether a range of whole pages is in a single mapping that is registered, for missing pages only. Changes nothing.
+    /// Whether a range of whole pages is in a single registered mapping. No mapping may be registered for write protection.
+    /// Changes nothing.
     ///
     /// # Errors
     /// As [`Self::is_registered`].
     pub fn is_in_one_mapping(&self, address: u64, bytes: u64) -> Result<bool, RangeErrorCause> {
-        // Request a copy with write protection, for which no mapping is registered. The kernel returns ENOENT if there is no
+        // Request a copy with write protection. No mapping is registered for that. The kernel returns ENOENT if there is no
         // registered mapping, otherwise EINVAL, and copies nothing.
         let mut argument = CopyArgument { to: address, from: address, bytes, mode: COPY_PROTECTED, done: 0 };
         match self.request::<{ opcode::read_write::<CopyArgument>(0xaa, 0x03) }, _>(&mut argument) {

@@ -116,7 +116,7 @@ impl WriteRing {
             .user_data(index);
         // SAFETY: `write` returns after the completion of each entry that it has queued, and borrows mappings and files
         // until then. It returns earlier only if io_uring_enter(2) fails permanently. The kernel only reads the mapping. At
-        // worst, it later writes other bytes to a file whose copy has failed, and the caller repeats such a copy.
+        // worst, the kernel later writes other bytes to a file whose copy has failed, and the caller repeats such a copy.
         unsafe { self.ring.submission().push(&entry) }.expect("the queue has room for all writes");
     }
 

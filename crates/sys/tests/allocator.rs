@@ -6,7 +6,7 @@ use std::{ptr, slice, thread};
 
 use farfork_sys::allocator;
 
-/// More threads than arenas on most machines.
+/// More threads than the configured number of arenas.
 const THREADS: usize = 24;
 
 #[test]

@@ -1,4 +1,4 @@
-//! The cache directory. It holds Python environments, which outlive a run and can be made again.
+//! The cache directory. It holds Python environments. They outlive a run, and can be recreated.
 
 use std::env;
 use std::path::PathBuf;

@@ -7,11 +7,12 @@ use farfork_api::failure::Failure;
 
 use crate::output;
 
-/// The status that a shell reports for a program killed by SIGPIPE: the reader of its output has ended.
+/// Exit status of a command whose reader has closed the pipe: the status that a shell reports for a program killed by
+/// SIGPIPE.
 const EXIT_SIGPIPE: u8 = 128 + 13;
 
-/// Returns the exit status of a command that ended with `outcome`. Reports a failure; if `json` is set, also as a JSON
-/// document.
+/// Returns the exit status of a command that ended with `outcome`. Reports a failure, except a closed pipe; if `json` is
+/// set, also as a JSON document. A command whose output was lost has failed.
 pub fn exit_status(outcome: anyhow::Result<ExitCode>, json: bool) -> ExitCode {
     match outcome {
         Ok(_) if output::is_output_lost() => ExitCode::FAILURE,

@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::Context as _;
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Returns when Ctrl-C was pressed, the terminal was closed, or SIGTERM was sent.
+/// Returns when Ctrl-C was pressed, the terminal was closed, or SIGTERM was sent. Never returns if the signal handlers
+/// cannot be installed.
 pub async fn wait_for_interrupt() {
     let handlers = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()].map(signal);
     let [Ok(mut interrupt), Ok(mut terminate), Ok(mut hangup)] = handlers else {

@@ -129,7 +129,7 @@ impl ManualPage<'_> {
         other.name.strip_prefix(&self.name).is_some_and(|rest| rest.starts_with('-'))
     }
 
-    /// Lists the pages of its parent commands, its subcommands, and the commands that its help mentions.
+    /// Lists related pages: its parent commands, its subcommands, and the commands that its help mentions.
     fn write_see_also(&self, roff: &mut Roff, siblings: &[ManualPage<'_>]) {
         let help = self.command.clone().render_long_help().to_string();
         let is_named = |other: &ManualPage<'_>| mentions_command(&help, &other.name.replace('-', " "));
@@ -228,7 +228,7 @@ fn write_files(roff: &mut Roff) {
     }
 }
 
-/// Replaces non-ASCII characters by roff escapes: every formatter knows those, but some do not read UTF-8.
+/// Replaces non-ASCII characters by roff escapes: every formatter knows the escapes, but some formatters do not read UTF-8.
 fn escape_non_ascii(page: &str) -> String {
     let name =
         |symbol: char| if symbol.is_ascii() { symbol.to_string() } else { format!("\\[u{:04X}]", symbol as u32) };

@@ -1,12 +1,12 @@
-//! Names of nodes, seeds and children. The id of a seed or a child contains the name of the node that owns it, so that
-//! finding it needs no catalog.
+//! Names of nodes, seeds and children. The id of a seed or a child contains the name of the node that owns it, so that no
+//! catalog is needed to find the object.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// Longest node name, in bytes: the limit of a host name's label (RFC 1035), because a node name is also used as one.
+/// Longest node name, in bytes: the limit of a label of a host name (RFC 1035). A node name is also used as a host name.
 pub const NODE_NAME_BYTES_MAX: usize = 63;
 
 /// Why a text is not an identifier.
@@ -36,7 +36,7 @@ impl NodeName {
     /// Validates a name.
     ///
     /// # Errors
-    /// [`IdError::NodeName`] when the text is not of the form above.
+    /// [`IdError::NodeName`] if the text does not have the form of a [`NodeName`].
     pub fn new(text: &str) -> Result<Self, IdError> {
         let bytes = text.as_bytes();
         let well_formed = bytes.len() <= NODE_NAME_BYTES_MAX
@@ -144,11 +144,11 @@ macro_rules! owned_id {
 }
 
 owned_id!(
-    /// A seed, as `NODE.s0123456789abcdef`.
+    /// The id of a seed, as `NODE.s0123456789abcdef`.
     SeedId, "seed", "s", "n1.s00f3a96c5d217e84"
 );
 owned_id!(
-    /// A child, as `NODE.c0123456789abcdef`.
+    /// The id of a child, as `NODE.c0123456789abcdef`.
     ChildId, "child", "c", "n2.c00f3a96c5d217e84"
 );
 

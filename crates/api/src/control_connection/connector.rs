@@ -1,5 +1,5 @@
-//! Connects to a control port. The server must prove that it is a node of the cluster, and that it is the expected node if
-//! one is given.
+//! Connects to a control port. Unless the connection is plaintext, the server must prove that it is a node of the cluster,
+//! and the expected node if one is given.
 
 use std::future::Future;
 use std::io;

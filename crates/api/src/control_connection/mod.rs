@@ -1,6 +1,7 @@
-//! A connection to the control port of a node, authenticated at both ends before the first request.
+//! A connection to the control port of a node. Both ends are authenticated before the first request, except for a request to
+//! join and with `--insecure`.
 //!
-//! `connector` connects; `farfork-node` accepts. Both yield a `ControlStream`, which `revalidated_stream` ends when its
+//! `connector` connects; `farfork-node` accepts. Both yield a [`RevalidatedStream`]: a [`ControlStream`] that ends when its
 //! peer is no longer trusted.
 
 mod connector;

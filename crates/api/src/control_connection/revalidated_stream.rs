@@ -36,7 +36,7 @@ struct CertificateCheck {
 }
 
 impl RevalidatedStream {
-    /// Checks the peer's certificate against these credentials while the connection lasts.
+    /// Checks the peer's certificate against `credentials` while the connection lasts.
     pub fn with_check(
         credentials: &Credentials,
         shown: Option<CertificateDer<'static>>,

@@ -14,13 +14,13 @@ use tokio_rustls::TlsStream;
 pub enum ControlStream {
     /// Encrypted. The server has proved its identity. A client that has not proved its own may only request to join.
     Tls(Box<TlsStream<TcpStream>>),
-    /// As `Tls`, with the server's first bytes, which were read to learn whether it accepted this side.
+    /// As `Tls`, with the server's first bytes. They were read to learn whether the server accepted this client.
     TlsConfirmed(Vec<u8>, Box<TlsStream<TcpStream>>),
     /// Not encrypted.
     Plain(TcpStream),
 }
 
-/// Buffer for the first bytes of a server: its HTTP/2 settings.
+/// Size of the buffer for the first bytes of a server (its HTTP/2 settings), in bytes.
 const FIRST_READ_BYTES_MAX: usize = 256;
 
 const CONNECTION_CLOSED_CAUSE: &str = "it closed the connection";
@@ -42,11 +42,12 @@ impl ControlStream {
     }
 }
 
-/// Replaces an error that the peer caused by a readable one.
+/// If the peer caused a TLS error, replaces the error by a readable one.
 pub fn explain_tls_error(error: io::Error) -> io::Error {
     match PeerError::from_io_error(&error) {
         Some(found) => io::Error::new(error.kind(), found),
-        // A killed process closes its connections like this. The text of the TLS error would only mention TLS.
+        // A killed process closes its connections without the closing message of TLS (close_notify). The text of the TLS
+        // error would only mention that.
         None if error.kind() == io::ErrorKind::UnexpectedEof => io::Error::new(error.kind(), CONNECTION_CLOSED_CAUSE),
         None => error,
     }

@@ -37,7 +37,8 @@ impl IdentifierMap {
         Ok(Self { ids, ..Self::default() })
     }
 
-    /// Returns the id of a process or thread in its own pid namespace, for its id on this machine.
+    /// Returns the id of a process or thread in its own pid namespace, for its id on this machine; [`OUTSIDE`] if it is not
+    /// in the tree.
     pub(super) fn inner_id_text(&self, id: i32) -> String {
         // −1 and 0 mean none. Other negative numbers are process groups, as in F_GETOWN.
         match id {

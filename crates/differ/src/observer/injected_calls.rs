@@ -105,7 +105,7 @@ const UNASKED: [(&str, &str); 10] = [
     ("PR_SCHED_CORE_GET", "the cookie is a hash of a kernel address"),
 ];
 
-/// Makes the queries in a process.
+/// Makes the queries in a stopped process, and records the results.
 pub(super) fn read_by_injected_calls(
     pid: i32,
     standstill: &mut StoppedProcess,
@@ -170,7 +170,7 @@ fn put_answer(field: &str, answer: &QueryResult, bytes: usize, fields: &mut Obse
     fields.put(field, value);
 }
 
-/// Parses an interval and the remaining time, each as seconds and fractions.
+/// Records an interval and the remaining time. Both are seconds, then fractions of a second (`parts_per_second`).
 fn put_time(field: &str, answer: &QueryResult, parts_per_second: u64, fields: &mut ObservationBuilder) {
     let word = |at: usize| u64::from_ne_bytes(std::array::from_fn(|byte| answer.bytes[at * 8 + byte]));
     let milliseconds = |at: usize| word(at) * 1000 + (word(at + 1) * 1000).div_ceil(parts_per_second);

@@ -42,7 +42,7 @@ impl ObserveError {
     }
 }
 
-/// Observes a process and all its descendants, and stops them for this time. Blocks, and traces the processes with
+/// Observes a process and all its descendants, and stops them during the observation. Blocks, and traces the processes with
 /// ptrace(2): call it from a thread that ends afterwards.
 ///
 /// # Errors
@@ -91,7 +91,7 @@ fn error_name(error: &io::Error) -> String {
     error.raw_os_error().map_or_else(|| error.to_string(), |number| format!("errno {number}"))
 }
 
-/// Formats bytes as a number if they have the size of one, otherwise in hexadecimal.
+/// Formats 4 or 8 bytes as a number, and any other bytes in hexadecimal.
 fn bytes_text(bytes: &[u8]) -> String {
     match bytes.len() {
         4 => i32::from_ne_bytes(std::array::from_fn(|at| bytes[at])).to_string(),

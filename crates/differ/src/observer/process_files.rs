@@ -1,4 +1,4 @@
-//! Reads the files of `/proc/PID` by its listing, so that files of later kernels are included.
+//! Reads the files of `/proc/PID` by the listing of that directory, so that files of later kernels are included.
 
 use std::fs;
 use std::path::Path;
@@ -36,7 +36,7 @@ const FILES_SKIPPED: &[(&str, &str)] = &[
     ("latency", "a counter of past activity"),
     ("patch_state", "a live patch of the kernel"),
     ("cpu_resctrl_groups", "state of the machine"),
-    ("exe", "`links` reads it"),
+    ("exe", "in `LINKS`"),
 ];
 
 /// Files of a thread that describe its process, and are long.
@@ -45,7 +45,8 @@ const THREAD_FILES_SKIPPED: [&str; 5] = ["mountinfo", "environ", "auxv", "cmdlin
 /// Links, whose targets are compared.
 const LINKS: [&str; 3] = ["cwd", "exe", "root"];
 
-/// Longest file that is read completely, in bytes. Environment and mounts may be long.
+/// Longest file whose contents are compared, in bytes. Of a longer file only the length is compared. Environment and mounts
+/// may be long.
 const FILE_BYTES_MAX: usize = 4 << 20;
 
 /// Fields of `stat`, starting with the third (proc_pid_stat(5)).

@@ -18,8 +18,8 @@ const NUMBER_MAX: u32 = 127;
 
 /// Options that are not read, with the reason.
 const OPTIONS_SKIPPED: [(&str, &str); 17] = [
-    ("SO_ERROR", "reading it clears it"),
-    ("SO_PEERPIDFD", "reading it makes a descriptor"),
+    ("SO_ERROR", "reading clears the error"),
+    ("SO_PEERPIDFD", "reading creates a descriptor"),
     ("SO_ATTACH_FILTER", "same number as SO_GET_FILTER, whose length is in instructions; `filter` reads it"),
     ("SO_COOKIE", "the kernel's own number of the socket"),
     ("SO_MEMINFO", "memory in use now"),
@@ -29,9 +29,9 @@ const OPTIONS_SKIPPED: [(&str, &str); 17] = [
     ("TCP_WINDOW_CLAMP", "follows from SO_RCVBUF as data arrives"),
     ("TCP_QUICKACK", "changes by itself"),
     ("TCP_TIMESTAMP", "a clock"),
-    ("TCP_SAVED_SYN", "reading it frees it"),
-    ("TCP_ZEROCOPY_RECEIVE", "reading it receives data"),
-    ("TCP_AO_GET_KEYS", "reading it needs input"),
+    ("TCP_SAVED_SYN", "reading frees the saved packet"),
+    ("TCP_ZEROCOPY_RECEIVE", "reading receives data"),
+    ("TCP_AO_GET_KEYS", "reading needs input"),
     ("MPTCP_INFO", "counts and times, which change by themselves"),
     ("IP_PROTOCOL", "has another meaning for connected sockets"),
     ("IP_PKTOPTIONS", "describes the last packet"),

@@ -1,5 +1,5 @@
-//! The state of each thread: files of `/proc/PID/task/TID`, scheduling, registrations, masks, filters, pending signals.
-//! ptrace(2) reads some of it, so the caller must have stopped the threads.
+//! The state of each thread: files of `/proc/PID/task/TID`, scheduling, registrations, masks, filters, pending signals. A
+//! part of the state is read with ptrace(2), so the caller must have stopped the threads.
 
 use farfork_sys::ptrace::{self, SignalQueue};
 use farfork_sys::{fd_query, process};
@@ -14,7 +14,7 @@ const REGISTER_SETS: [(&str, usize); 3] = [("thread areas", 0x200), ("I/O ports"
 const BASE_REGISTERS: [(&str, usize); 6] =
     [("fs_base", 21), ("gs_base", 22), ("ds", 23), ("es", 24), ("fs", 25), ("gs", 26)];
 
-/// Limit on the seccomp filters that are read of one thread.
+/// Maximum number of seccomp filters that are read from one thread.
 const FILTERS_MAX: usize = 1024;
 
 /// Reads the threads of a process.
@@ -80,7 +80,8 @@ fn put_filters(tid: i32, field: &str, fields: &mut ObservationBuilder) {
     }
 }
 
-/// Number, code and value of each signal. The sender is left out, because its id belongs to this machine.
+/// Formats the number, code and value of each signal. The sender is left out, because the sender's id belongs to this
+/// machine.
 fn signals_text(signals: &[[u8; ptrace::SIGINFO_BYTES]]) -> String {
     let text = |info: &[u8; ptrace::SIGINFO_BYTES]| {
         let word = |at: usize| bytes_text(&info[at..at + 4]);

@@ -8,10 +8,10 @@ use farfork_sys::process::{self, ProcStat, ProcStatus};
 
 use super::ObserveError;
 
-/// Limit on the time until a process has stopped, as for a capture.
+/// Time limit for stopping a process: the same as the default limit of a capture.
 const STOP_LIMIT: Duration = Duration::from_secs(5);
 
-/// Limit on the processes of a tree, so that the stop is bounded. It is far above any tree that can be captured.
+/// Maximum number of processes of a tree, so that the stop is bounded. It is far above the processes of one seed.
 const PROCESSES_MAX: usize = 10_000;
 
 /// A process of a tree.

@@ -27,8 +27,8 @@ pub struct Hierarchy {
     pub controllers: Vec<String>,
 }
 
-/// Name of a group that holds only a daemon and its helper processes. The daemon creates groups next to it, not below it: a
-/// version 2 group cannot have both processes and controllers for the groups below.
+/// Name of a group that holds only a daemon and its helper processes. The daemon creates groups next to this group, not
+/// below it. A version 2 group cannot have both processes and controllers for the groups below.
 pub const DAEMON_LEAF: &str = "farfork-daemon";
 
 /// Where hierarchies are usually mounted. A mount elsewhere belongs to another program, which may unmount it while groups
@@ -45,10 +45,10 @@ pub struct CreationBase {
 }
 
 impl Hierarchy {
-    /// Chooses where this process creates groups that need the `wanted` controllers. The process's own group is preferred:
-    /// then the limits of the process also limit what it starts. A version 2 group that has processes cannot enable
-    /// controllers for the groups below it. Then the topmost group is tried. If it cannot enable them either, the new groups
-    /// have no controllers.
+    /// Chooses where this process creates groups that need the `wanted` controllers. The process's own group is preferred,
+    /// so that the limits of the process also limit what the process starts. A version 2 group that has processes cannot
+    /// enable controllers for the groups below it. Then the topmost group is tried. If it cannot enable them either, the new
+    /// groups are below the process's own group and have no controllers.
     pub fn creation_base(&self, wanted: &[&str]) -> CreationBase {
         let own = match self.own.parent() {
             Some(above) if self.own.ends_with(DAEMON_LEAF) => above,
@@ -71,7 +71,7 @@ impl Hierarchy {
 }
 
 /// Finds the hierarchies that are mounted in the calling thread's mount namespace, at [`STANDARD_TOP`] or below it. If none
-/// is mounted there, those that are mounted elsewhere.
+/// is mounted there, returns those that are mounted elsewhere.
 ///
 /// # Errors
 /// As reading `/proc/thread-self/mountinfo` and `/proc/self/cgroup`.
@@ -174,7 +174,7 @@ mod tests {
         );
     }
 
-    /// The result does not depend on the order of the lines, or on a usual mount of the same hierarchy.
+    /// A mount at another path is used only if no hierarchy has a usual path, whatever the order of the lines.
     #[test]
     fn cgroup_mounts_at_other_paths_are_a_fallback() {
         let tops = |table: &str| {

@@ -14,12 +14,12 @@ use self::hierarchy::CgroupVersion;
 /// Pause between two attempts to remove a group whose last processes have not ended yet, in milliseconds.
 const REMOVE_RETRY_MS: u64 = 2;
 
-/// Most attempts to create a path. A node that exits may remove an empty group of a shared path before another node creates
-/// a group in it.
+/// Maximum number of attempts to create a path. A node that exits may remove an empty group of a shared path before another
+/// node creates a group in it.
 const CREATE_TRIES_MAX: u32 = 10;
 
-/// Creates the nested groups of the relative path `name` below `base`; existing groups are kept. In version 2, each of them
-/// enables `controllers` for the groups below it.
+/// Creates the nested groups of the relative path `name` below `base`; existing groups are kept. In version 2, each group of
+/// the path enables `controllers` for the groups below it.
 ///
 /// # Errors
 /// As mkdir(2). If a controller cannot be enabled, no error is returned, but the groups lack the controller's files.
@@ -160,7 +160,7 @@ pub fn enable_for_children(group: &Path, controller: &str) -> io::Result<()> {
 /// Removes a group; waits at most `limit` until its last processes have ended. Succeeds if the group does not exist.
 ///
 /// # Errors
-/// EBUSY if it still has processes or groups below it after `limit`; otherwise as rmdir(2).
+/// EBUSY if after `limit` the group still has processes, or groups below it; otherwise as rmdir(2).
 pub fn remove(group: &Path, limit: Duration) -> io::Result<()> {
     let deadline = Instant::now() + limit;
     loop {

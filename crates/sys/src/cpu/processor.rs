@@ -3,8 +3,9 @@
 use super::{ExtendedState, FEATURE_WORDS, extended_state, feature_names, features};
 
 // A program queries the features of its processor once, and relies on them until it ends. A library selects its functions by
-// them, and the dynamic linker reserves as much stack as XSAVE needs. A processor with fewer instruction sets or state
-// components kills such a program. On a processor with more state components, its XSAVE writes beyond the reserved bytes.
+// these features, and the dynamic linker reserves as much stack as XSAVE needs. A processor with fewer instruction sets or
+// state components kills such a program. On a processor with more state components, its XSAVE writes beyond the reserved
+// bytes.
 
 /// The processor features that programs can query.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -18,7 +19,7 @@ pub struct ProcessorFeatures {
 /// Why a program cannot continue here.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ProcessorMismatch {
-    /// State components that its registers need are not enabled here, or the state has another size.
+    /// State components that the program's registers need are not enabled here, or the state has another size.
     MissingState,
     /// State components, by name, for which the buffer of the program's own XSAVE has no room.
     SurplusState(Vec<String>),
@@ -42,8 +43,8 @@ impl ProcessorFeatures {
     ///
     /// XCR0 has only components that XSAVE writes for user programs, and no surplus component is harmless:
     ///
-    /// - XSAVE without compaction (XSAVE, XSAVEOPT) writes each surplus component to a fixed place after those of the
-    ///   origin.
+    /// - XSAVE without compaction (XSAVE, XSAVEOPT) writes each surplus component to a fixed place. That is usually after
+    ///   the components of the origin.
     /// - XSAVEC and XSAVES move the components that follow a surplus one.
     /// - The kernel saves all components on a program's signal stack.
     ///

@@ -1,8 +1,8 @@
 //! A mount point directory on the node's file system, created by its first user and removed after the last. Each user, in
 //! any process, holds a shared lock on the directory.
 //!
-//! A marker file distinguishes a created directory from one that existed before, which is never removed. A mount hides the
-//! marker, but only in its own mount namespace.
+//! A marker file distinguishes a created directory from a directory that existed before. A directory without the marker is
+//! never removed. A mount hides the marker, but only in its own mount namespace.
 
 use std::fs::{self, File};
 use std::io;
@@ -13,8 +13,8 @@ use rustix::fs::{FlockOperation, flock};
 
 /// The file that marks a directory as created by this module.
 const MARKER_FILE: &str = ".mount-point";
-/// Most attempts to lock a directory. An attempt fails if another process removes the directory at the same time; two such
-/// removals in a row are rare.
+/// Maximum number of attempts to lock a directory. An attempt fails if another process removes the directory at the same
+/// time; two such removals in a row are rare.
 const ATTEMPTS_MAX: usize = 8;
 
 /// A locked directory to mount on. It is not removed while this value exists.

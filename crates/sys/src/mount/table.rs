@@ -91,9 +91,9 @@ impl MountTable {
     }
 }
 
-/// Updates the text of a table after another mount of the same kind has replaced the mount at `point`. Moves its line to the
-/// end, where the kernel lists a new mount. Returns `None` if `text` does not have exactly one mount at `point`, or if
-/// statx(2) does not return mount ids (before Linux 5.8).
+/// Updates the text of a table after the mount at `point` was replaced by one that differs only in its id and device. Moves
+/// the mount's line to the end, where the kernel lists a new mount. Returns `None` if `text` does not have exactly one mount
+/// at `point`, or if statx(2) does not return mount ids (before Linux 5.8).
 ///
 /// # Errors
 /// As statx(2).
@@ -188,7 +188,7 @@ fn parse_line(line: &[u8]) -> Option<Mount> {
     Some(Mount { id, parent, device, root, point, attributes, filesystem, source, options })
 }
 
-/// Parses those of a mount's options that restrict it.
+/// Parses the options that restrict a mount, and ignores all others.
 fn parse_attributes(field: &[u8]) -> Attributes {
     field.split(|byte| *byte == b',').fold(Attributes::empty(), |all, option| {
         all | match option {

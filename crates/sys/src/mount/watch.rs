@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-/// An open `/proc/self/mountinfo`. The kernel remembers which changes it has reported through it.
+/// An open `/proc/self/mountinfo`. The kernel remembers which changes it has reported through this open file.
 #[derive(Debug)]
 pub struct MountWatch {
     table: File,

@@ -5,7 +5,7 @@ use std::fmt;
 use std::fs;
 use std::io;
 
-/// The number of innermost functions that are shown of a thread's kernel stack.
+/// Maximum number of functions that are shown of a thread's kernel stack, from the innermost one.
 const FUNCTIONS_MAX: usize = 4;
 
 /// Name, state and kernel functions of each thread, with the number of threads for which all of these are equal.
@@ -35,7 +35,8 @@ impl fmt::Display for KernelStackSummary {
     }
 }
 
-/// Reads the name, state and innermost kernel functions of a thread (proc(5)). The functions need CAP_SYS_ADMIN.
+/// Reads the name, state and innermost kernel functions of a thread (proc(5)). Without CAP_SYS_ADMIN, the functions are
+/// missing.
 fn thread_location(pid: i32, tid: i32) -> io::Result<String> {
     let read = |file: &str| fs::read_to_string(format!("/proc/{pid}/task/{tid}/{file}"));
     let (name, stat) = (read("comm")?, read("stat")?);

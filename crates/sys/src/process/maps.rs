@@ -125,7 +125,7 @@ fn unescape(path: &[u8]) -> Vec<u8> {
     plain
 }
 
-/// Reads the memory map without VmFlags, which is cheap.
+/// Reads the memory map without VmFlags. This is cheap, because the kernel visits no pages.
 ///
 /// # Errors
 /// NotFound if the process has ended.
@@ -133,7 +133,7 @@ pub fn read_maps(pid: i32) -> io::Result<Vec<MapEntry>> {
     parse(&read_records(&format!("/proc/{pid}/maps"))?).ok_or_else(|| malformed("maps"))
 }
 
-/// Reads the memory map with VmFlags. The kernel visits every page for it.
+/// Reads the memory map with VmFlags. For this the kernel visits every page.
 ///
 /// # Errors
 /// NotFound if the process has ended.

@@ -24,7 +24,7 @@ pub struct ProcStat {
     pub group: i32,
     /// Session.
     pub session: i32,
-    /// Number of its controlling pseudo-terminal, if it has one.
+    /// Number of the process's controlling pseudo-terminal, if it has one.
     pub terminal: Option<u32>,
     flags: u64,
     /// Start time, in clock ticks since boot. Together with the pid it identifies a process forever.
@@ -53,8 +53,8 @@ pub struct ProcStat {
     pub processor: u32,
     /// The signal that the parent gets when the process ends; 0 for none.
     pub exit_signal: u32,
-    /// The status that wait(2) returns after the end of the process. While it is stopped: the stop signal, until its parent
-    /// has waited for the stop.
+    /// The status that wait(2) returns after the end of the process. While the process is stopped, the stop signal, until
+    /// the parent has waited for the stop.
     pub exit_code: u32,
 }
 

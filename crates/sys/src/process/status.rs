@@ -13,11 +13,11 @@ pub struct ProcStatus {
     pub process: i32,
     /// Id of its tracer; 0 for none.
     pub tracer: i32,
-    /// Its id in each pid namespace, outermost first.
+    /// Its id in each of its pid namespaces, from the reader's namespace to the innermost one.
     pub namespace_ids: Vec<u32>,
     /// Its process group's id in each of these namespaces.
     pub group_ids: Vec<u32>,
-    /// Its session's ids, from this namespace's to the innermost one.
+    /// Its session's id in each of these namespaces.
     pub session_ids: Vec<u32>,
     /// File mode creation mask.
     pub umask: u32,

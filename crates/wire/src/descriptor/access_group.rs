@@ -1,5 +1,5 @@
-//! The access group of a seed: its parent process, and the credentials that ptrace(2) compares to permit access to it
-//! ("access mode checking").
+//! The access group of a seed: the seed's parent process, and the credentials that ptrace(2) compares before it permits
+//! access to that process ("access mode checking").
 
 use std::collections::BTreeSet;
 
@@ -22,8 +22,8 @@ impl<'a> PtraceCredentials<'a> {
 }
 
 impl Descriptor {
-    /// Returns a key that is equal for seeds of the same parent with equal credentials. A process that may access one of
-    /// these seeds may access the children of all of them.
+    /// Returns a key that is equal for seeds of the same parent with equal credentials. A process that ptrace(2) permits to
+    /// access a child of one of these seeds may also access the children of the others.
     ///
     /// `owner` is the node that provided the descriptor. The key contains it instead of `Origin::node`, which a hostile
     /// descriptor may forge. The key is opaque.

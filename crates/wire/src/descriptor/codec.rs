@@ -12,13 +12,14 @@ use super::{Descriptor, InvalidDescriptor};
 //  └────────┴─────────┴───────────┴──────────────────┴───────────────────────┘
 const MAGIC: [u8; 8] = *b"FARFORK\0";
 
-/// The version of the format. Every change of the format raises it: all nodes of a cluster run the same release.
+/// The version of the format. Every change of the format raises the version. Other versions are refused, because all nodes
+/// of a cluster run the same release.
 pub const DESCRIPTOR_VERSION: u32 = 26;
 
 const HEADER_BYTES: usize = 24;
 
-/// Largest descriptor, in bytes. 64 MiB hold a million mappings, or the names of a hundred thousand threads. Anything larger
-/// is a mistake or an attack.
+/// Largest descriptor, in bytes. 64 MiB hold about a million mappings, or about twenty thousand threads with AVX-512
+/// registers. [`decode`] refuses a larger descriptor.
 pub const DESCRIPTOR_BYTES_MAX: usize = 64 << 20;
 
 /// Why bytes are not a descriptor.

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::validate::{InvalidDescriptor, require};
 use super::{Descriptor, ExtentId, FileIdentity, OpenFile};
 
-/// Bytes of a digest (SHA-256).
+/// Size of a digest (SHA-256), in bytes.
 pub const DIGEST_BYTES: usize = 32;
 
 /// O_ACCMODE and O_RDONLY.
@@ -31,7 +31,7 @@ pub struct FileVersion {
 pub enum FileReference {
     /// Index of an open file description, which must be an [`OpenFile::Regular`].
     OpenFile(u32),
-    /// Index of the file of a writable shared mapping.
+    /// Index of a mapped file that has a writable shared mapping.
     MappedFile(u32),
     /// The executable of the process with this number.
     Executable(u32),

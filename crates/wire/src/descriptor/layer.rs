@@ -1,5 +1,5 @@
-//! Layers: other seeds that own pages of this one. A seed of a child inherits the pages that the child had not touched. Each
-//! run of pages names the seed that owns them, not the previous capture: the chain is flat.
+//! Layers: other seeds that own pages of a seed. A seed of a child inherits the pages that the child had not touched. Each
+//! run of pages names the seed that owns them, not the previous capture. So a reader follows no chain of seeds.
 
 use std::net::SocketAddr;
 
@@ -9,7 +9,8 @@ use super::validate::{InvalidDescriptor, USER_SPACE_END, require};
 use super::{Descriptor, Extent, ExtentId};
 use crate::{PAGE_SIZE, SeedId, Token};
 
-/// Most layers of a seed. Each capture of a child of a child adds one. A longer chain must be settled first.
+/// Maximum number of layers of a seed. Each capture of a child of a child adds one. At the limit, the child must be settled
+/// before its capture.
 pub const LAYERS_MAX: usize = 256;
 
 /// A seed that owns pages of another seed.

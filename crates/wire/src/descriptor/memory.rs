@@ -117,8 +117,9 @@ pub enum Backing {
         /// The written pages; `None` if there are none.
         written: Option<ExtentId>,
     },
-    /// A private mapping of a file that a process of the seed may also write to by other means. Like
-    /// [`Self::PrivateObject`], but with the node's file if it is the same file; otherwise paged from `extent`.
+    /// A private mapping of a file that a process of the seed may also write to by other means. The pages of `written`
+    /// belong to the process. The others show the current contents of the node's file, if that is the same file; otherwise
+    /// they are paged from `extent`.
     PrivateWritableFile {
         /// Index into the mapped files.
         file: u32,
@@ -186,7 +187,7 @@ impl Extent {
     }
 }
 
-/// Where the owner reads an extent. Readers never use it: they name an extent and an offset.
+/// Where the owner reads an extent. Readers never use the source: they name an extent and an offset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ExtentSource {
     /// A template's memory, from this address.
@@ -242,7 +243,7 @@ pub struct MappedRange {
     pub end: u64,
 }
 
-/// The state of a file since its capture, as its owner reports it ([`ExtentId::FILE_STATES`]).
+/// The current state of a file, compared with its state at capture, as the owner reports it ([`ExtentId::FILE_STATES`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FileState {
     /// The bytes are those of the capture.

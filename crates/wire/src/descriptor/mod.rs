@@ -74,7 +74,7 @@ pub struct Descriptor {
     pub layers: Vec<Layer>,
     /// Files that mappings refer to.
     pub mapped_files: Vec<MappedFile>,
-    /// Shared memory (shared anonymous mappings, memfds). It is filled before a child runs.
+    /// Shared memory of all kinds ([`SharedObjectKind`]). It is filled before a child runs.
     pub shared_objects: Vec<SharedObject>,
     /// System V semaphores.
     pub semaphore_sets: Vec<SemaphoreSet>,
@@ -84,7 +84,7 @@ pub struct Descriptor {
     pub terminals: Vec<PseudoTerminal>,
     /// Open file descriptions.
     pub open_files: Vec<OpenFile>,
-    /// Files that are open or executed, as they were at capture.
+    /// Files that are open, executed or mapped for writing, as they were at capture.
     pub file_versions: Vec<FileVersion>,
     /// File descriptors, ascending, each with its open file description.
     pub file_descriptors: Vec<FileDescriptor>,
@@ -97,7 +97,7 @@ pub struct Descriptor {
     pub eager_bytes: Vec<EagerBytes>,
     /// Descendants of the first process; parents before children. The state of the first process is in the fields above.
     pub descendants: Vec<DescendantProcess>,
-    /// Processes that have ended, and whose parent is one of these processes.
+    /// Processes that have ended, and whose parent is one of the processes above.
     pub zombies: Vec<Zombie>,
     /// The volumes that a node must have mounted at the same paths.
     pub volumes: Vec<VolumeMount>,

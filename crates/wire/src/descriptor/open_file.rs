@@ -91,7 +91,7 @@ pub enum OpenFile {
         /// File offset, in bytes.
         offset: u64,
     },
-    /// A named pipe. It is reopened by path, and filled.
+    /// A named pipe. A child reopens it by path, and writes the unread bytes to it.
     NamedPipe {
         /// The path, as the process sees it.
         path: String,
@@ -153,16 +153,16 @@ pub enum OpenFile {
     },
     /// A socket.
     Socket(Socket),
-    /// A connection to the node's daemon. A child gets a new connection.
+    /// A connection to the node's daemon.
     CheckpointSocket {
-        /// Whether the process waits on this socket for the reply to its checkpoint call. In a child, all other checkpoint
-        /// sockets are at end of file.
+        /// Whether the process waits on this socket for the reply to its checkpoint call. In a child, this socket is a new
+        /// connection, and all other checkpoint sockets are at end of file.
         is_caller: bool,
         /// O_* flags.
         flags: u32,
     },
-    /// One of the three standard streams, or a descriptor of the same file. In a child, it is connected to the client that
-    /// requested the fork.
+    /// One of the three standard streams, or a descriptor of the same file. In a child, it is the child's own standard
+    /// input, output or error.
     StandardStream(StandardStream),
 }
 

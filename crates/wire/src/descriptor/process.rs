@@ -7,7 +7,7 @@ use super::{FileStatus, IntervalTimer, PosixTimer};
 /// State that all threads of a process share.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Process {
-    /// Its id in its own (innermost) pid namespace; the child has the same in its container.
+    /// Its id in its own (innermost) pid namespace. The child has the same id in its container.
     pub pid: u32,
     /// Whether it leads its process group.
     pub is_group_leader: bool,
@@ -124,7 +124,7 @@ pub struct ResourceLimit {
 /// The disposition of a signal, as in the kernel's `struct sigaction`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SignalAction {
-    /// 1 to 64.
+    /// Number of the signal, 1 to 64.
     pub signal: u32,
     /// Address of the handler; 0 for the default action, 1 to ignore the signal.
     pub handler: u64,

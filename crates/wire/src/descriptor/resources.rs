@@ -17,7 +17,7 @@ const ADDRESS_BYTES_MAX: usize = 128;
 /// Largest value of a socket option, in bytes. Has no effect, because every option may be as long as a filter.
 const OPTION_BYTES_MAX: usize = 256;
 
-/// Most open files that a message passes: the kernel's SCM_MAX_FD.
+/// Maximum number of open files that a message passes: the kernel's SCM_MAX_FD.
 const MESSAGE_FDS_MAX: usize = 253;
 
 /// Largest System V message, in bytes. The kernel's msgmax is rarely set higher.
@@ -110,7 +110,7 @@ impl Descriptor {
             let short = addresses.iter().all(|address| address.len() <= ADDRESS_BYTES_MAX && has_family(address));
             let options =
                 socket.options.iter().all(|option| option.value.len() <= OPTION_BYTES_MAX.max(FILTER_BYTES_MAX));
-            require(short && options, || "an address or option of a socket is too long".to_owned())?;
+            require(short && options, || "an address or option of a socket has an invalid length".to_owned())?;
             let file = socket.file.as_ref();
             let is_absolute = file.and_then(|file| file.path.as_ref()).is_none_or(|path| path.starts_with('/'));
             require(is_absolute && file.is_some() == socket.bind_path().is_some(), || {
@@ -130,7 +130,7 @@ impl Descriptor {
             let is_plain = message.files.is_empty() && message.sender.is_none();
             require(fits && (is_plain || socket.family == UNIX), || {
                 format!(
-                    "a socket's message with {} open files: too many, missing, or not on a Unix socket",
+                    "a socket's message with {} open files: files are too many or missing, or the socket is not a Unix socket",
                     message.files.len()
                 )
             })?;
@@ -152,7 +152,8 @@ impl Descriptor {
         Ok(())
     }
 
-    /// Checks that each terminal has exactly one master, that paths match, and that each session has at most one terminal.
+    /// Checks the numbers and settings of terminals. Also checks that each terminal has exactly one master, that paths
+    /// match, and that each session exists and has at most one terminal.
     fn validate_terminals(&self) -> Result<(), InvalidDescriptor> {
         let mut lowest = 0;
         for terminal in &self.terminals {
@@ -237,11 +238,11 @@ impl ProcessView<'_> {
         for (index, filter) in self.process.seccomp_filters.iter().enumerate() {
             let bytes = filter.instructions.len();
             let fits = bytes > 0 && bytes <= FILTER_BYTES_MAX && bytes.is_multiple_of(8);
-            require(fits, || format!("filter {index} of system calls has {bytes} bytes"))?;
+            require(fits, || format!("seccomp filter {index} has an invalid length of {bytes} bytes"))?;
         }
         let count = self.process.seccomp_filters.len();
         let mut used = self.threads.iter().flat_map(|thread| &thread.seccomp_filters);
-        require(used.all(|index| (*index as usize) < count), || "a filter of system calls is missing".to_owned())
+        require(used.all(|index| (*index as usize) < count), || "a seccomp filter is missing".to_owned())
     }
 
     fn validate_locks(&self) -> Result<(), InvalidDescriptor> {

@@ -11,8 +11,8 @@ pub struct Thread {
     pub tid: u32,
     /// Its name (comm), at most 15 bytes.
     pub name: Vec<u8>,
-    /// General registers in the order of the kernel's `user_regs_struct` (27 words), from which the thread can be resumed:
-    /// an interrupted system call is already set up to be repeated.
+    /// General registers in the order of the kernel's `user_regs_struct` (27 words). The thread can be resumed from them: an
+    /// interrupted system call is already set up to be repeated.
     pub registers: Vec<u64>,
     /// Extended state in the form of NT_X86_XSTATE (XSAVE format, not compacted).
     #[serde(with = "serde_bytes")]
@@ -44,7 +44,7 @@ pub struct Thread {
     /// Execution domain (personality(2)).
     pub personality: u32,
     /// CPUs that the thread chose to run on, within those of its control group; bit N of word M is CPU 32 × M + N. Empty if
-    /// it chose none.
+    /// the thread chose none.
     pub cpus: Vec<u32>,
     /// Its filters of system calls, in the order of installation: indices into the process's list.
     pub seccomp_filters: Vec<u32>,
@@ -53,7 +53,7 @@ pub struct Thread {
     pub interrupted_call: Option<RestartableCall>,
 }
 
-/// The rest of a system call's time limit.
+/// The remaining part of a system call's time limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RestartableCall {
     /// Remaining time in nanoseconds, counted from the time when the thread runs again.
@@ -102,7 +102,7 @@ pub struct Scheduling {
 pub struct DeadlineParameters {
     /// SCHED_FLAG_*.
     pub flags: u64,
-    /// CPU time in each period.
+    /// CPU time that the thread gets in each period.
     pub runtime_ns: u64,
     /// Deadline, from the beginning of the period.
     pub deadline_ns: u64,

@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 use super::validate::{ProcessView, require};
 use super::{Descriptor, EagerBytes, FileDescriptor, FileLock, FileOwner, InvalidDescriptor, Mapping, Process, Thread};
 
-/// Most processes of one seed, zombies included. Each process has a template, and an address space in a pager.
+/// Maximum number of processes of one seed, zombies included. A process with memory of its own needs a template, and an
+/// address space in a pager.
 pub const PROCESSES_MAX: usize = 256;
 
 /// The kernel's highest signal number.
@@ -40,7 +41,7 @@ pub struct ProcessRelations {
 
 //  descriptor ─┬─ process, threads, mappings, ...   the first process, from which all others descend
 //              ├─ descendants   each with its own such lists; extents, files and objects are one table for all
-//              └─ zombies       processes that have ended and that their parents have not waited for
+//              └─ zombies       processes that have ended, see `Zombie`
 
 /// A process other than the first.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -67,7 +68,7 @@ pub struct DescendantProcess {
     pub eager_bytes: Vec<EagerBytes>,
 }
 
-/// A process that has ended, and that its parent has not waited for.
+/// A process that has ended. Its parent has not waited for it, or other processes are still in the group that it led.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Zombie {
     /// Its id.
@@ -105,7 +106,7 @@ impl Descriptor {
         self.nearest_unshared(number, |process_relations| process_relations.shares_memory)
     }
 
-    /// Returns the process itself if `has_parents` is false for it; otherwise its nearest ancestor for which it is false.
+    /// Returns the number of the nearest process, from `number` towards the ancestors, for which `has_parents` is false.
     fn nearest_unshared(&self, number: u32, has_parents: impl Fn(&ProcessRelations) -> bool) -> u32 {
         let mut origin = number;
         while let Some(member) = self.descendant(origin).filter(|member| has_parents(&member.relations)) {
@@ -181,7 +182,7 @@ impl Descriptor {
         std::iter::once(first).chain(others)
     }
 
-    /// Checks that the processes are a tree, and that all thread ids are unique.
+    /// Checks that the processes are a tree, that what they share is consistent, and that all thread ids are unique.
     pub(super) fn validate_tree(&self) -> Result<(), InvalidDescriptor> {
         let count = self.process_count() + self.zombies.len();
         require(count <= PROCESSES_MAX, || format!("it has {count} processes, {PROCESSES_MAX} at most"))?;
@@ -222,7 +223,7 @@ impl DescendantProcess {
         } = self.relations;
         let leads = |zombie: &Zombie| zombie.pid == session && zombie.relations.session == session;
         let is_left = || zombies.iter().any(|zombie| leads(zombie) && zombie.relations.parent == parent);
-        // The zombie created this process, so the current parent shares nothing with it.
+        // The zombie created this process, so the current parent shares nothing with this process.
         let has_origin = !is_heir || !shares_directory && !shares_files && is_left();
         require(has_origin, || {
             format!(

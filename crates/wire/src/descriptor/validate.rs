@@ -13,10 +13,10 @@ pub const USER_SPACE_END: u64 = 0x7fff_ffff_f000;
 /// Number of words in the kernel's `user_regs_struct`.
 pub const REGISTER_WORDS: usize = 27;
 
-/// Most threads of one seed: pid_max of a small kernel.
+/// Maximum number of threads of one process: the default pid_max of a machine with at most 32 CPUs.
 pub const THREADS_MAX: usize = 32_768;
 
-/// Most words of a CPU set. A kernel supports at most 8192 CPUs on x86-64.
+/// Maximum number of words of a CPU set. A kernel supports at most 8192 CPUs on x86-64.
 const CPU_WORDS_MAX: usize = 8192 / 32;
 
 /// Largest extended state, in bytes. With AMX it has 11 KiB.
@@ -88,8 +88,8 @@ impl ProcessView<'_> {
         })?;
         for thread in self.threads {
             let tid = thread.tid;
-            // The first process may have pid 1. In a child, it then gets a pid namespace of its own, because the container's
-            // pid 1 is the stub.
+            // The first process may have pid 1. In a child, such a process gets a pid namespace of its own, because the
+            // container's pid 1 is the stub.
             let may_be_init = std::ptr::eq(self.process, &self.descriptor.process) && tid == leader;
             require(tid > 1 || (tid == 1 && may_be_init), || format!("a thread has id {tid}, which only an init has"))?;
             let (words, xstate) = (thread.registers.len(), thread.xstate.len());

@@ -1,4 +1,4 @@
-//! Volumes that a seed needs: a child opens their files by path, on any node that has the volume mounted at the same path.
+//! Volumes that a seed needs. A child opens their files by path, so its node must have each volume mounted at the same path.
 
 use std::path::Path;
 

@@ -1,10 +1,10 @@
-//! Written pages of private file mappings, laid out in one file. A restoring node fetches them into that file, and each
-//! process reads its own pages from it. Node and processes use this list.
+//! Written pages of private mappings of files and shared objects, laid out in one file. A restoring node fetches the pages
+//! into that file, and each process reads its own pages from it. Node and processes use this list.
 
 use super::{Descriptor, ExtentId, Mapping, Protection};
 use crate::PAGE_SIZE;
 
-/// Adjacent pages that a process has written in a private mapping of a file.
+/// Adjacent pages that a process has written in a private mapping of a file or shared object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WrittenRun {
     /// Number of the process in the seed.

@@ -8,10 +8,11 @@ use std::fmt;
 use super::request::{HANDLES_MAX, ReadMode, SPAN_BYTES, Span, append_spans, check_spans, decode_spans};
 use super::{FabricFrameError, FieldReader, FrameKind, Header, READ_BYTES_MAX, SPANS_MAX, header};
 
-/// Most bytes of one write: the same as of one read.
+/// Maximum number of bytes of one write: the same as of one read.
 pub const WRITE_BYTES_MAX: usize = READ_BYTES_MAX;
 
-/// Most bytes of one message. Messages are for control: write longer data to memory, and announce it in a message.
+/// Maximum number of bytes of one message. Messages are for control: write longer data to memory, and announce it in a
+/// message.
 pub const MESSAGE_BYTES_MAX: usize = 64 << 10;
 
 const CONNECTION_ID_BYTES: usize = 16;

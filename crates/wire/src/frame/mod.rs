@@ -31,10 +31,10 @@ pub mod request;
 pub use header::{FrameKind, HEADER_BYTES, Header};
 pub use hello::{HELLO_BYTES, VERSION, decode_hello, encode_hello};
 
-/// Most bytes of one read: 256 pages. A larger read would only delay the replies after it.
+/// Maximum number of bytes of one read: 256 pages. A larger read would only delay the replies after it.
 pub const READ_BYTES_MAX: usize = 1 << 20;
 
-/// Most spans of one read: one for each page of a read of [`READ_BYTES_MAX`].
+/// Maximum number of spans of one read: one for each page of a read of [`READ_BYTES_MAX`].
 pub const SPANS_MAX: usize = 256;
 
 /// Why received bytes are not a frame of this protocol.

@@ -6,7 +6,7 @@ use crate::descriptor::ExtentId;
 /// Size of the trailer of a DATA frame, which follows the data, in bytes.
 pub const DATA_TRAILER_BYTES: usize = 8;
 
-/// Most grants of one reply. Memory without a grant is read through the owner, which is only slower.
+/// Maximum number of grants of one reply. Memory without a grant is read through the owner, which is only slower.
 pub const GRANTS_MAX: usize = 32 << 10;
 
 const GRANT_BYTES: usize = 24;
@@ -24,7 +24,7 @@ pub enum Refusal {
     /// The token does not match the seed's.
     #[error("the token does not match")]
     WrongToken,
-    /// The seed has no such extent, or the extent is shorter.
+    /// The seed has no such extent, or the extent ends before the requested bytes.
     #[error("it has no such range of memory")]
     OutOfBounds,
     /// The owner has the extent but cannot read it.
@@ -69,7 +69,7 @@ pub struct Grant {
 //  GRANTED  grant …          grant: extent u32 │ 0 u32 │ address u64 │ bytes u64
 //  WRITTEN, ARRIVED          nothing: the write was made, the message was accepted
 //
-// The extent's length follows the data, so that a receiver can drop it without moving the data.
+// The extent's length follows the data, so that a receiver can remove the length without moving the data.
 
 /// A reply, as the requester reads it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -114,7 +114,7 @@ pub fn seal_data_without_checksum(frame: &mut [u8], id: u64, extent_bytes: u64) 
     frame[..HEADER_BYTES].copy_from_slice(&header.encode());
 }
 
-/// Size of a DATA frame with this many bytes of data.
+/// Size of a DATA frame with `data_bytes` bytes of data, in bytes.
 pub fn data_frame_bytes(data_bytes: usize) -> usize {
     HEADER_BYTES + data_bytes + DATA_TRAILER_BYTES
 }

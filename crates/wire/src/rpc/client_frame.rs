@@ -62,19 +62,19 @@ pub enum ClientFrame {
         slot: u16,
         /// The session.
         session: SessionId,
-        /// Number of the session's connection: it rises with each reconnection.
+        /// Number of the session's connection. The number rises with each reconnection.
         epoch: u32,
         /// Whether the client resumes an existing session.
         resumed: bool,
     },
-    /// Cancels a request. If its handler has not started, it does not run.
+    /// Cancels a request. If its handler has not started, the handler does not run.
     Cancel {
         /// Slot of the session.
         slot: u16,
         /// Id of the request.
         id: u64,
     },
-    /// Acknowledges the replies to all requests before this one.
+    /// Acknowledges the replies to all requests with ids below `below`.
     Acknowledge {
         /// Slot of the session.
         slot: u16,
@@ -97,11 +97,12 @@ impl RequestHead {
         REQUEST_HEAD_BYTES + if self.has_payload_crc { PAYLOAD_CRC_BYTES } else { 0 }
     }
 
-    /// Writes the head to the front of `frame`. `frame` has room for [`RequestHead::head_bytes`], then the payload, unless
-    /// the payload is in `apart`.
+    /// Writes the head to the first [`RequestHead::head_bytes`] of `frame`. The payload already follows them, or is in
+    /// `apart`.
     ///
     /// # Panics
-    /// If the frame is too short or the payload too long. The sender must not build such frames.
+    /// If the frame is too short, the payload too long, or a payload in `apart` too short. The sender must not build such
+    /// frames.
     #[inline]
     pub fn seal(&self, frame: &mut [u8], apart: Option<&[u8]>) {
         debug_assert!(

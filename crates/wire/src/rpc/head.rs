@@ -37,7 +37,7 @@ const HEAD_CRC_START: usize = 4;
 const FLAG_CHECKED: u8 = 1;
 const FLAG_RESUMED: u8 = 2;
 
-/// The frames of one direction of a connection.
+/// The heads of the frames of one direction of a connection.
 pub trait FrameHead: Sized {
     /// Decodes the frame at the front of `bytes`. `None` if `bytes` is too short to decide.
     ///
@@ -130,11 +130,12 @@ impl HeadPrefix {
     }
 }
 
-/// Fills in the payload's length and the checksums of a frame whose head is otherwise complete. `frame` is the head, room
-/// for the payload's checksum if the frame is checked, and the payload, unless the payload is in `apart`.
+/// Fills in the payload's length and the checksums of a frame whose head is otherwise complete. `frame` is the head, then
+/// room for the payload's checksum if the frame is checked. The payload follows, or is in `apart`.
 ///
 /// # Panics
-/// If the payload is in `apart` and so short that the head's checksum must cover it.
+/// If the frame is too short or the payload too long. Also if the payload is in `apart` and so short that the head's
+/// checksum must cover it.
 #[inline]
 pub(super) fn seal(frame: &mut [u8], head_bytes: usize, checked: bool, apart: Option<&[u8]>) {
     let payload_at = head_bytes + if checked { PAYLOAD_CRC_BYTES } else { 0 };

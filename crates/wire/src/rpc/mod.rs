@@ -45,11 +45,11 @@ pub const PAYLOAD_BYTES_MAX: usize = 16 << 20;
 /// has verified the length.
 pub const HEAD_CRC_PAYLOAD_BYTES_MAX: usize = 256;
 
-/// Most requests of one session from the oldest unanswered one to the newest. It limits the state that a server keeps for a
-/// session.
+/// Maximum number of requests of one session from the oldest unanswered one to the newest. The maximum bounds the state that
+/// a server keeps for a session.
 pub const WINDOW_MAX: u64 = 4096;
 
-/// Most sessions of one connection.
+/// Maximum number of sessions of one connection.
 pub const SESSIONS_MAX: usize = 1024;
 
 /// Why received bytes are not a frame of this protocol.

@@ -275,8 +275,8 @@ fn an_inconsistent_descriptor_is_refused() {
     }
     let changes: &[(&str, Corruption)] = &[
         ("no threads", |d| d.threads.clear()),
-        ("two threads of one id", |d| d.threads[1].tid = 812),
-        ("a leader of another id", |d| d.process.pid = 1),
+        ("two threads with the same id", |d| d.threads[1].tid = 812),
+        ("a leader with another id than the process", |d| d.process.pid = 1),
         ("too few registers", |d| d.threads[0].registers.truncate(26)),
         ("a mapping that ends before it begins", |d| d.mappings[0].end = 0x1000),
         ("mappings that overlap", |d| d.mappings[1].start = 0x2000),
@@ -289,22 +289,22 @@ fn an_inconsistent_descriptor_is_refused() {
         ("an extent that overflows", |d| {
             d.extents[0].source = ExtentSource::Template { process: 0, address: u64::MAX - 0xfff }
         }),
-        ("an inherited page that is its own as well", |d| d.extents[0].inherited[0].first = 1),
-        ("inherited pages that reach into its own", |d| d.extents[0].inherited[0].count = 2),
+        ("an inherited page that is also populated", |d| d.extents[0].inherited[0].first = 1),
+        ("inherited pages that overlap populated ones", |d| d.extents[0].inherited[0].count = 2),
         ("inherited pages outside of their extent", |d| d.extents[1].inherited = vec![at(1)]),
         ("inherited pages that overflow", |d| d.extents[0].inherited[0].count = u64::MAX),
         ("no inherited page", |d| d.extents[0].inherited[0].count = 0),
         ("an inherited page twice", |d| d.extents[0].inherited.push(at(0))),
         ("a layer that is missing", |d| d.extents[0].inherited[0].layer = 2),
-        ("a page from beyond all memory", |d| d.extents[0].inherited[0].layer_page = u64::MAX),
-        ("a descriptor for a page", |d| d.extents[0].inherited[0].extent = ExtentId::DESCRIPTOR),
+        ("an inherited page beyond the end of user space", |d| d.extents[0].inherited[0].layer_page = u64::MAX),
+        ("an inherited page of the descriptor's extent", |d| d.extents[0].inherited[0].extent = ExtentId::DESCRIPTOR),
         ("one seed in two layers", |d| d.layers[1] = d.layers[0].clone()),
-        ("layers without end", |d| {
+        ("too many layers", |d| {
             d.layers = (0..=LAYERS_MAX as u64).map(|number| layer(&format!("n1.s{number:016x}"))).collect();
         }),
         ("a file that is missing", |d| d.mapped_files.clear()),
         ("an object that is missing", |d| d.shared_objects.clear()),
-        ("a file version that nothing leads to", |d| d.file_versions[0].reference = FileReference::OpenFile(0)),
+        ("a file version of a standard stream", |d| d.file_versions[0].reference = FileReference::OpenFile(0)),
         ("a file version of another length", |d| d.file_versions[0].identity.bytes = 0x1001),
         ("an extent of a file version that is missing", |d| d.file_versions.clear()),
         ("a volume without a name", |d| d.volumes[0].volume.clear()),
@@ -313,7 +313,7 @@ fn an_inconsistent_descriptor_is_refused() {
         ("a path of a volume that is elsewhere", |d| d.volumes[0].mount_path = "/mnt/other".into()),
         ("descriptors out of order", |d| d.file_descriptors.reverse()),
         ("an open file that is missing", |d| d.open_files.truncate(1)),
-        ("two sockets to be told at what it is", |d| {
+        ("two sockets that wait for the reply to a checkpoint", |d| {
             d.open_files.extend([
                 OpenFile::CheckpointSocket { is_caller: true, flags: 2 },
                 OpenFile::CheckpointSocket { is_caller: true, flags: 2 },
@@ -330,10 +330,10 @@ fn an_inconsistent_process_tree_is_refused() {
     let changes: &[(&str, Corruption)] = &[
         ("a process that precedes its parent", |d| d.descendants[0].relations.parent = 1),
         ("a zombie without a parent", |d| d.zombies[0].relations.parent = 3),
-        ("a process of another's id", |d| d.zombies[0].pid = 813),
-        ("a process outside of any group", |d| d.descendants[1].relations.group = 0),
-        ("a session without a creator", |d| d.descendants[1].relations.is_session_orphan = true),
-        ("an heir with another's descriptors", |d| {
+        ("a zombie with the id of a thread", |d| d.zombies[0].pid = 813),
+        ("a process without a process group", |d| d.descendants[1].relations.group = 0),
+        ("a session orphan without a zombie leader", |d| d.descendants[1].relations.is_session_orphan = true),
+        ("a session orphan that shares its parent's descriptors", |d| {
             d.zombies[0].relations = ProcessRelations { session: 840, ..kinship(1) };
             d.descendants[1].relations =
                 ProcessRelations { session: 840, shares_fs: false, is_session_orphan: true, ..kinship(1) };
@@ -343,9 +343,9 @@ fn an_inconsistent_process_tree_is_refused() {
         }),
         ("a member of two tables of descriptors", |d| d.descendants[1].relations.shares_files = true),
         ("a zombie with descriptors", |d| d.zombies[0].relations.shares_files = true),
-        ("a member's descriptor of no file", |d| d.descendants[1].file_descriptors[0].open_file = 9),
-        ("pages of no process", |d| d.extents[0].source = ExtentSource::Template { process: 3, address: 0 }),
-        ("processes without end", |d| {
+        ("a descendant's descriptor of a missing file", |d| d.descendants[1].file_descriptors[0].open_file = 9),
+        ("an extent of a missing process", |d| d.extents[0].source = ExtentSource::Template { process: 3, address: 0 }),
+        ("too many processes", |d| {
             d.zombies = (0..PROCESSES_MAX as u32).map(|n| Zombie { pid: 900 + n, ..d.zombies[0].clone() }).collect();
         }),
     ];
@@ -355,13 +355,13 @@ fn an_inconsistent_process_tree_is_refused() {
 #[test]
 fn an_inconsistent_root_directory_is_refused() {
     require_refusal(&[
-        ("a root of the first process's that is nowhere", |d| {
+        ("a relative root directory of the first process", |d| {
             d.process.root = Some("/jail".into());
             assert_eq!(d.validate(), Ok(()));
             d.process.root = Some("jail".into());
         }),
-        ("a root that is in common, and its own", |d| d.descendants[1].process.root = Some("/jail".into())),
-        ("a root that is nowhere", |d| {
+        ("a shared root directory and another one", |d| d.descendants[1].process.root = Some("/jail".into())),
+        ("a relative root directory of a descendant", |d| {
             d.descendants[1].relations.shares_fs = false;
             d.descendants[1].process.root = Some("/jail".into());
             assert_eq!(d.validate(), Ok(()));
@@ -378,27 +378,27 @@ fn inconsistent_shared_memory_is_refused() {
             shares_memory(d);
             d.descendants[1].mappings = vec![d.mappings[2].clone()];
         }),
-        ("another's signal handlers without its memory", |d| {
+        ("shared signal handlers without shared memory", |d| {
             shares_memory(d);
             d.descendants[1].relations =
                 ProcessRelations { shares_memory: false, shares_handlers: true, ..d.descendants[1].relations };
         }),
-        ("signal handlers twice", |d| {
+        ("shared signal handlers and other ones", |d| {
             shares_memory(d);
             d.descendants[1].relations.shares_handlers = true;
             assert_eq!(d.validate(), Ok(()));
             let action = SignalAction { signal: 10, handler: 1, flags: 0, restorer: 0, mask: 0 };
             d.descendants[1].process.signal_actions = vec![action];
         }),
-        ("a session that its parent has left", |d| {
+        ("a session of neither the process nor its parent", |d| {
             shares_memory(d);
             d.descendants[0].relations.session = 820;
         }),
-        ("a zombie whose parent comes late", |d| {
+        ("a zombie whose parent shares memory", |d| {
             shares_memory(d);
             d.zombies = vec![zombie()];
         }),
-        ("a child whose parent comes late", |d| {
+        ("a process with its own memory whose parent shares memory", |d| {
             shares_memory(d);
             d.descendants[0].relations.shares_memory = true;
             assert_eq!(d.validate(), Ok(()));
@@ -411,31 +411,31 @@ fn inconsistent_shared_memory_is_refused() {
 fn inconsistent_resources_are_refused() {
     require_refusal(&[
         ("guard pages outside of their mapping", |d| d.mappings[0].guards = vec![PageRun { first: 1, count: 2 }]),
-        ("an interval timer that is not there", |d| d.process.interval_timers[0].which = 3),
+        ("an interval timer that does not exist", |d| d.process.interval_timers[0].which = 3),
         ("a timer whose time exceeds the limit", |d| d.process.interval_timers[0].time.remaining_ns = u64::MAX),
         ("POSIX timers out of order", |d| d.process.posix_timers.push(posix_timer(2))),
         ("a POSIX timer with too high a number", |d| d.process.posix_timers[0].id = RESTORED_NUMBER_MAX + 1),
-        ("a POSIX timer of a thread that is not there", |d| d.process.posix_timers[0].tid = 7),
+        ("a POSIX timer of a missing thread", |d| d.process.posix_timers[0].tid = 7),
         ("a filter that is missing", |d| d.threads[0].seccomp_filters.push(1)),
         ("a filter of half an instruction", |d| d.process.seccomp_filters[0].instructions.truncate(4)),
         ("a lock held by no descriptor", |d| d.file_locks[0].number = 8),
         ("a lock that overflows", |d| d.file_locks[0].bytes = u64::MAX),
-        ("a file that tells a signal there is not", |d| d.file_owners[0].signal = 65),
-        ("two sockets that are one end", |d| d.open_files.push(socket(0, 1))),
-        ("two connections that are one end", |d| {
+        ("a file owner with an invalid signal", |d| d.file_owners[0].signal = 65),
+        ("two sockets with the same end of a Unix pair", |d| d.open_files.push(socket(0, 1))),
+        ("two sockets with the same end of a TCP pair", |d| {
             let state = || SocketState::TcpPaired { pair: 9, end: 1, address: vec![2; 16], peer: vec![2; 16] };
             for _ in 0..2 {
                 let OpenFile::Socket(plain) = socket(1, 0) else { unreachable!("it is one") };
                 d.open_files.push(OpenFile::Socket(Socket { state: state(), ..plain }));
             }
         }),
-        ("a message with a file that is not there", |d| {
+        ("a message with a missing file", |d| {
             let files = d.open_files.len() as u32;
             let OpenFile::Socket(mut socket) = socket(8, 0) else { unreachable!("it is one") };
             socket.received_messages[0].files = vec![files + 1];
             d.open_files.push(OpenFile::Socket(socket));
         }),
-        ("files over the internet", |d| {
+        ("files in a message of an internet socket", |d| {
             let OpenFile::Socket(socket) = socket(8, 0) else { unreachable!("it is one") };
             d.open_files.push(OpenFile::Socket(Socket { family: 2, ..socket }));
         }),
@@ -444,32 +444,32 @@ fn inconsistent_resources_are_refused() {
             let OpenFile::Socket(socket) = socket(8, 0) else { unreachable!("it is one") };
             d.open_files.push(OpenFile::Socket(Socket { state, ..socket }));
         }),
-        ("a vdso that is none", |d| d.origin.vdso_image = vec![0; VDSO_BYTES_MAX + 1]),
-        ("a third end", |d| d.open_files.push(socket(0, 2))),
+        ("a vdso that is too large", |d| d.origin.vdso_image = vec![0; VDSO_BYTES_MAX + 1]),
+        ("an end 2 of a socket pair", |d| d.open_files.push(socket(0, 2))),
         ("a semaphore set without a semaphore", |d| d.semaphore_sets[0].values.clear()),
-        ("a message of a type that there is not", |d| d.message_queues[0].messages[0].0 = 0),
-        ("a queue with a number of its own choice", |d| d.message_queues[0].id = u32::MAX),
+        ("a message with an invalid type", |d| d.message_queues[0].messages[0].0 = 0),
+        ("a message queue with an invalid id", |d| d.message_queues[0].id = u32::MAX),
         ("a terminal with too high a number", |d| d.terminals[0].number = TERMINAL_NUMBER_MAX + 1),
-        ("two terminals of one number", |d| d.terminals.push(terminal())),
-        ("a terminal of a session that nobody leads", |d| {
+        ("two terminals with the same number", |d| d.terminals.push(terminal())),
+        ("a terminal of a session without a leader", |d| {
             d.terminals[0].session = Some(ControlledSession { leader: 999_999, foreground: d.process.pid });
         }),
-        ("a group in the foreground that nobody is in", |d| {
+        ("a foreground group without processes", |d| {
             d.terminals[0].session = Some(ControlledSession { leader: d.process.pid, foreground: 999_999 });
         }),
-        ("settings that are cut", |d| d.terminals[0].settings.truncate(9)),
+        ("truncated terminal settings", |d| d.terminals[0].settings.truncate(9)),
         ("a terminal without a master", |d| {
             d.open_files.retain(|file| !matches!(file, OpenFile::Terminal { is_master: true, .. }));
         }),
-        ("an end of a terminal at another path", |d| {
+        ("an end of a terminal with another path", |d| {
             let path = "/dev/pts/../kmsg".into();
             d.open_files.push(OpenFile::Terminal { terminal: 0, path, is_master: false, flags: 2 });
         }),
-        ("an inotify watch without a number", |d| {
+        ("an inotify watch with number 0", |d| {
             let watches = vec![InotifyWatch { number: 0, path: "/".into(), mask: 1 }];
             d.open_files.push(OpenFile::Inotify { has_lost: false, flags: 0, watches });
         }),
-        ("shared memory with a path of its own choice", |d| {
+        ("shared memory with a path outside of /dev/shm", |d| {
             d.shared_objects[0].kind =
                 SharedObjectKind::PosixShm { path: "/dev/shm/../../etc/shadow".into(), status: FileStatus::default() };
         }),

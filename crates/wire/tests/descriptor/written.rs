@@ -1,5 +1,5 @@
-//! Tests of written pages of private file mappings: which descriptors are valid, and the offsets of the pages in the file of
-//! all written pages.
+//! Tests of written pages of private mappings: which descriptors are valid, and the offsets of the pages in the file of all
+//! written pages.
 
 use farfork_wire::descriptor::{Backing, Descriptor, ExtentId, PageRun, WrittenRun, decode, encode};
 

@@ -9,9 +9,9 @@ pub struct TimerState {
     pub ticks: u64,
     /// The TFD_TIMER_* flags of timerfd_settime(2).
     pub flags: u32,
-    /// Nanoseconds until it expires; 0 if it is disarmed.
+    /// Nanoseconds until the timer expires; 0 if the timer is disarmed.
     pub left_ns: u64,
-    /// Nanoseconds between two expirations; 0 if it expires only once.
+    /// Nanoseconds between two expirations; 0 if the timer expires only once.
     pub interval_ns: u64,
 }
 
@@ -35,7 +35,7 @@ pub struct WatchEntry {
 pub struct LockEntry {
     /// The kind.
     pub kind: LockKind,
-    /// Whether it also excludes readers.
+    /// Whether the lock also excludes readers.
     pub is_exclusive: bool,
     /// First byte.
     pub start: u64,
