@@ -18,8 +18,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::time::timeout;
 use tonic::Code;
 
-/// Longest wait for one line of a program's output. On a loaded machine it takes a minute to build or to pickle a large
-/// index.
+/// Time limit for one line of a program's output. A loaded machine needs a minute to build or to pickle a large index.
 const LINE_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// A directory of the demo, removed when this is dropped.

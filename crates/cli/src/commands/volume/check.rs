@@ -45,7 +45,7 @@ pub(crate) struct CheckVolume {
     /// Name of the volume.
     #[arg(value_parser = parse_volume_name)]
     name: VolumeName,
-    /// Copy damaged replicas again, and wait for it.
+    /// Copy damaged replicas again, and wait until the copies are complete.
     #[arg(long)]
     repair: bool,
     /// The replica on this node is right wherever replicas differ.
@@ -147,7 +147,7 @@ impl CheckView {
         Self { volume: name.to_string(), replicas, inodes, data_bytes, differences, repaired, remounting, good }
     }
 
-    /// Returns whether all damaged replicas were copied again.
+    /// Returns whether there is no difference, or each difference has damaged replicas that were all copied again.
     fn is_settled(&self) -> bool {
         let is_repaired = |difference: &ReplicaDifferenceView| {
             !difference.damaged.is_empty() && difference.damaged.iter().all(|node| self.repaired.contains(node))
