@@ -24,7 +24,7 @@ use crate::summary::fanout::FanoutSummary;
 use crate::workload::child_task::ChildTask;
 use crate::workload::sparse::SPARSE;
 
-/// Number of namespace sets that local forks use in turn: more than there are children at once.
+/// Number of namespace sets that local forks use in turn. It exceeds the number of local forks at the same time.
 const NAMESPACE_SETS: u64 = 16;
 
 /// Pause after a local fan-out, in which this thread answers the keep-alive probes of the nodes.

@@ -171,7 +171,8 @@ impl FanoutClient {
         Ok(outcomes.map_err(request_failure(&self.seed))?.into_inner())
     }
 
-    /// Waits for some children of one node, and checks their answers.
+    /// Waits for some children of one node, and checks their answers. Then removes the children if `forgets_children` is
+    /// set.
     async fn wait_batch(
         &self,
         mut client: Client,

@@ -47,7 +47,7 @@ pub struct ForkParameters {
     pub threads: u64,
     /// Number of mappings that each parent has in addition to its memory and to the mappings of every program.
     pub mappings: u64,
-    /// Which child of its seed on a node is measured.
+    /// Which child of a seed on a node is measured.
     pub resume_case: ResumeCase,
     /// Strategies to compare, as in `farfork fork --strategy`.
     pub strategies: Vec<String>,
@@ -59,12 +59,12 @@ pub struct ForkParameters {
     pub samples_file: Option<PathBuf>,
 }
 
-/// Which child of its seed on a node is measured.
+/// Which child of a seed on a node is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ResumeCase {
     /// A later child of a seed that the node knows.
     Later,
-    /// The first child, which is restored: nodes keep no zygotes.
+    /// The first child. It is restored, because nodes keep no zygotes.
     First,
     /// The first child, on nodes with zygotes, if the previous seed was forked: the node may have predicted the fork.
     Speculative,

@@ -1,5 +1,5 @@
-//! Compares strategies. For each it forks a fresh seed twice on the other node; each child touches every page once. The
-//! second child profits from the seed's known working set and, if the strategy caches, from the node's page cache.
+//! Compares strategies. For each strategy, it forks a new seed twice on the other node. Each child touches every page
+//! once. The second child profits from the seed's known working set and, if the strategy caches, from the page cache.
 
 use farfork_api::v1::PagerStats;
 
@@ -14,7 +14,7 @@ use crate::workload::micro::{ChildReport, PAGE_BYTES, PAYLOAD_TOUCH, ns_to_ms};
 /// Maximum rounds per strategy and size: each makes and drops a seed.
 const ROUNDS_MAX: usize = 5;
 
-/// The figures of one child.
+/// The figures of one child, in the order of the fields of [`StrategyChildFigures`] after `samples`.
 struct StrategySample([f64; 9]);
 
 impl ForkRun<'_> {

@@ -31,7 +31,7 @@ pub struct SoakTally {
     pub pages_verified: u64,
     /// Actions by kind.
     pub deeds: BTreeMap<ActionKind, u64>,
-    /// Requests that were refused because of earlier actions.
+    /// Requests that were refused because of earlier actions or an expired lease.
     pub refusals: u64,
     /// The first refusals, as text.
     pub refusal_texts: Vec<String>,
