@@ -19,8 +19,8 @@ pub(crate) struct StableInterval {
 }
 
 impl StableInterval {
-    /// Finds the longest run of successive rates that are all within a tenth of their middle, or the first of several
-    /// such runs. `None` if it has fewer than three rates.
+    /// Finds the longest run of successive rates that are all within a tenth of their middle. If several runs are equally
+    /// long, finds the first one. `None` if no run has three rates.
     pub(crate) fn find(rates: &[f64], interval_s: f64) -> Option<Self> {
         let mut longest: &[f64] = &[];
         let mut longest_from = 0;
