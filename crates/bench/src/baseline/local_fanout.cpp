@@ -19,7 +19,7 @@ enum Network : uint64_t { PRIVATE, SHARED, HOST };
 
 int namespaces = CLONE_NEWNS | CLONE_NEWUTS | CLONE_NEWIPC;
 
-// Starts process 1 of a container. Its namespaces are entered by its pidfd.
+// Starts process 1 of a container. Returns its pidfd, by which children enter its namespaces.
 int make_container() {
     long pid = syscall(SYS_clone, SIGCHLD | CLONE_NEWPID | namespaces, nullptr, nullptr, nullptr, nullptr);
     if (pid < 0) fail("clone into new namespaces");

@@ -156,7 +156,7 @@ void churn(const char *what) {
 // - remap: moves blocks to other addresses, and grows and shrinks them (mremap).
 // - collect: like a copying collector. Copies live pages to a new space, twice as large or half, and unmaps the old one.
 // - forks: a hundred processes at the same time, forked from each other, verify pages and change their own copies.
-// - signals: a signal every 200 µs, whose handler verifies a page, while all pages are verified.
+// - signals: a signal every 200 µs, whose handler verifies a page, while the program verifies random pages.
 //
 // Prints `churned US WRONG`: how long it took, and how many pages had wrong contents.
 //

@@ -1,8 +1,8 @@
 // The program whose forks are measured. As a parent it fills MIB of private memory and runs commands of one letter from
 // standard input.
 //
-// In a child standard input is /dev/null or a pipe without a writer: the read(2) that the fork interrupted returns 0 at
-// once. The next instruction takes a timestamp, in registers, before the child touches any page.
+// In a child, standard input is /dev/null or a pipe without a writer, so the read(2) that the fork interrupted returns 0
+// at once. The next instruction takes a timestamp, in registers, before the child touches any page.
 #include <farfork.h>
 
 #include <cstdarg>

@@ -1,7 +1,7 @@
 // A tree of processes whose pause is measured. The first process forks PROCESSES - 1 others.
 //
 // Each process fills MIB of private memory, and all share a mapping of SHARED_MIB. The first process runs commands of
-// one letter from standard input, and passes them on to the others, one after another.
+// one letter from standard input. It passes `w` and `f` on to the others, one after another.
 #include "../baseline/endpoint.h"
 
 #include <csignal>
