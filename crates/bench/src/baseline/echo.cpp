@@ -55,7 +55,7 @@ static int serve(const char *ip, bool spin) {
     epoll_event events[64];
     int connections = 0, only = -1;
     for (;;) {
-        // A single connection needs no event of epoll. If recv finds nothing while spinning, epoll only shows new connections.
+        // With a single connection, recv needs no event of epoll. In `spin` mode, epoll is checked for new connections.
         if (connections == 1 && only >= 0) {
             ssize_t got = recv(only, buffer.data(), buffer.size(), spin ? MSG_DONTWAIT : 0);
             if (got > 0) {
