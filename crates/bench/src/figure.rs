@@ -30,7 +30,7 @@ pub(crate) enum ForkSystem {
     Farfork,
     /// A floor: `fork(2)` of the same process.
     LocalFork,
-    /// A floor: two minimal programs at the ends of the same link.
+    /// A floor: two minimal programs at the ends of the link between the nodes.
     Link,
     /// A peer: CRIU, which reads all memory from its images before the clone runs.
     CriuEager,

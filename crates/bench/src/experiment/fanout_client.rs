@@ -133,7 +133,7 @@ impl FanoutClient {
         Ok(all)
     }
 
-    /// Starts a child that does the same work and then keeps running. Returns its id, and its pid on this machine.
+    /// Starts a child that does its task and then keeps running. Returns its id, and its pid on this machine.
     pub(crate) async fn start_held(&mut self, number: u64) -> Result<(String, i32), BenchError> {
         let mut outcomes = self.fork(vec![format!("{} hold", self.task.payload(number))]).await?;
         let outcome = outcomes.message().await.map_err(request_failure(&self.seed))?;

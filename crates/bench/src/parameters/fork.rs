@@ -137,7 +137,7 @@ pub(crate) struct ForkStep {
 pub(crate) enum ForkStepKind {
     /// The parent requests a checkpoint of itself.
     Checkpoint(Pace),
-    /// Another process requests a seed of the parent. If back to back, also `fork()` of the same process.
+    /// Another process requests a seed of the parent. With [`Pace::BackToBack`], the parent also calls `fork()`.
     Prepare(Pace),
     /// A child starts and exits.
     Resume(ChildPlace, Pace),

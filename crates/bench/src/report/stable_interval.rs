@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 /// Maximum ratio of the highest to the lowest rate of a stable interval: all rates are within a tenth of their middle.
 const RATIO_MAX: f64 = 1.1 / 0.9;
 
-/// Minimum number of intervals.
+/// Minimum number of rates in a stable interval.
 const INTERVALS_MIN: usize = 3;
 
 /// A part of a run, in seconds since its start.

@@ -35,8 +35,8 @@ use crate::workload::memory_walk::MEMORY_WALK;
 //              │  cluster: the nodes, and the faults injected into them
 //              │  fanout: many children at once
 
-/// Shortest run whose rates are judged, in seconds. In a shorter run among other tests, the two measurements differ
-/// mainly by the load of those tests.
+/// Minimum length of a run whose rates are judged, in seconds. A shorter run is usually one of many tests. Its two
+/// measurements differ mainly by the load of the other tests.
 const RATES_JUDGED_FROM_S: f64 = 300.0;
 
 /// Parameters of a run.

@@ -21,8 +21,8 @@ const EXIT_NOT_COMPARED: u8 = 3;
 
 /// Compare the live replicas of a volume, and repair damaged ones.
 ///
-/// Each replica computes digests of its files, directories and logs. Programs may write meanwhile. Where replicas differ,
-/// the majority is right. Without a majority, as with two replicas, nothing says which one is right: choose with --good.
+/// Each replica computes digests of its files, directories and logs. Programs may write during the check. Where replicas
+/// differ, the majority is right. Without a majority, as with two replicas, choose the right one with --good.
 /// With --repair, a damaged replica leaves the chain and is copied again. During the copy, the mount on the replica's node
 /// is interrupted: calls fail with ECONNABORTED and ENOTCONN. The command waits until the mount is usable again, or says
 /// after 30 s that it is not. If the chain changes during a comparison, the comparison starts again. After the third

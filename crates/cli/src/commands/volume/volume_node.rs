@@ -119,8 +119,8 @@ impl VolumeNode {
         }
     }
 
-    /// Waits until these nodes serve volumes. A node starts its volume processes when it sees another node in the
-    /// catalog.
+    /// Waits until these nodes serve volumes. A node also starts its volume processes when the catalog has a volume, or
+    /// another node that serves volumes.
     ///
     /// # Errors
     /// Some nodes do not serve volumes within [`START_LIMIT`]. The error names them.

@@ -186,7 +186,8 @@ impl SortedBranches {
 }
 
 impl AgentBranch {
-    /// Parses the line of a branch. The numbers must be those of the process that it was forked from, and then its own.
+    /// Parses the line of a branch. Its numbers must be those of the process from which the branch was forked, and then
+    /// the branch's own number.
     fn parse(line: ChildLine, inherited: &[u32]) -> anyhow::Result<Self> {
         let result: BranchResult = line.parse()?;
         let expected = [inherited, &[u32::try_from(line.index)?]].concat();

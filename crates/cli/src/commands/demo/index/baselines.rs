@@ -67,7 +67,8 @@ async fn read_answers(parent: &mut DemoProgram, queries: &QuerySet) -> anyhow::R
     queries.check_all(&answers)
 }
 
-/// Answers one query in a new process on one of the children's nodes. Returns the time from its start in microseconds.
+/// Answers one query in a new process on one of the children's nodes. Returns the time from the start of the process to
+/// the answer, in microseconds.
 pub(super) async fn run_cold_start(
     documents: u32,
     script: &DemoScript,
