@@ -131,7 +131,7 @@ impl ChildProgram {
         parse_numbers(self.name, &line, word)
     }
 
-    /// Waits until there is output, or the program has ended. There is no time limit: a run may take hours, and a
+    /// Waits until there is output, or the program has ended. There is no time limit, because a run may take hours, and a
     /// function minutes.
     fn wait_for_output(&self) -> Result<(), BenchError> {
         if !self.answers.buffer().is_empty() {

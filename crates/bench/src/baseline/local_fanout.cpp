@@ -50,8 +50,8 @@ struct Fanout {
         if (pid < 0) fail("fork");
         if (pid > 0) return pid;
         if (container >= 0 && setns(container, namespaces)) _exit(1);
-        // A child that stays must end if this program is killed. This program still runs here: it waits for the child's
-        // answer.
+        // A child that stays must end if this program is killed. This program still runs at this point, because it waits
+        // for the child's answer.
         if (stays) prctl(PR_SET_PDEATHSIG, SIGKILL);
         if (!touch_and_report(memory, number, ends[1])) _exit(1);
         if (stays) pause();

@@ -117,8 +117,8 @@ impl<'a> FanoutRun<'a> {
     }
 
     async fn measure_memory(&mut self, cluster: &mut BenchCluster) -> Result<(), BenchError> {
-        // Renew the zygotes: idle ones ended while local forks ran. Without a zygote, the first measured child would
-        // not be a copy of one.
+        // Renew the zygotes, because idle ones ended while local forks ran. Without a zygote, the first measured child
+        // would not be a copy of one.
         self.fan_out(CreateMethod::Farfork, self.plan.children).await?;
         for by in [CreateMethod::ON_EVERY_MACHINE; MEMORY_SAMPLES].concat() {
             let HeldChild { pid, child } = self.creators.create_held(by).await?;

@@ -20,7 +20,7 @@ use crate::baseline::local_fanout::{ChildLatency, ChildNetwork};
 use crate::error::BenchError;
 use crate::workload::child_task::ChildTask;
 
-/// Time limit of a whole fan-out: ten thousand children on a busy machine take a minute.
+/// Time limit of a whole fan-out. Ten thousand children on a busy machine take a minute.
 const FANOUT_LIMIT: Duration = Duration::from_secs(300);
 
 /// Number of children that one request waits for. Their ends are reported in order, so a late child delays the reports

@@ -17,7 +17,7 @@ const RELEASE_LIMIT: Duration = Duration::from_secs(60);
 /// Time between two counts.
 const COUNT_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Additional descriptors that a node's processes may have: connections open and close on their own.
+/// Additional descriptors that a node's processes may have, because connections open and close on their own.
 const DESCRIPTORS_SLACK: u64 = 4;
 
 /// Additional threads that a node's processes may have. Threads for blocking work remain for some time after the work.

@@ -86,7 +86,7 @@ pub(crate) struct SettlingChild {
 }
 
 impl BenchCluster {
-    /// Starts two nodes without zygotes. `farfork` is the program that runs their daemons. `encrypted`: whether memory
+    /// Starts two nodes without zygotes. `farfork` is the program that runs their daemons. With `encrypted`, memory
     /// transfers are encrypted.
     pub(crate) async fn start(farfork: PathBuf, encrypted: bool) -> Result<Self, BenchError> {
         // Benchmarks with two nodes measure the restore of a child, not the fork of a zygote.

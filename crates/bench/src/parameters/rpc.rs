@@ -137,7 +137,7 @@ pub struct RpcRunOutcome {
     pub errors: u64,
     /// Answers with a wrong length or checksum.
     pub damaged: u64,
-    /// Median, 90th, 99th and 99.9th percentile, and maximum of the latencies, in µs: each of the client that is slowest
-    /// in it.
+    /// Median, 90th, 99th and 99.9th percentile, and maximum of the latencies, in µs. Each is the largest value of all
+    /// clients.
     pub latency_us: [f64; 5],
 }

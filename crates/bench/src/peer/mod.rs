@@ -105,7 +105,7 @@ async fn run_concurrently(count: usize, task: impl AsyncFn() -> io::Result<()>) 
     Ok(())
 }
 
-/// Runs a future on one thread: all systems are measured with one.
+/// Runs a future on one thread, because all systems are measured with one thread.
 fn block_on<T>(future: impl Future<Output = io::Result<T>>) -> io::Result<T> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     // A LocalSet keeps spawned tasks on this thread.

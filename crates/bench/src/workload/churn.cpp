@@ -37,7 +37,7 @@ void fill(uint64_t *words, size_t page, uint32_t writing) {
     for (size_t word = 0; word < PAGE_WORDS; word++) words[word] = mixed((uint64_t{writing} << 40) + page * PAGE_WORDS + word + 1);
 }
 
-// Checks the first word, the last word and one between: checking every word would take most of the time.
+// Checks the first word, the last word and one between. To check every word would take most of the time.
 bool is_right(const volatile uint64_t *words, size_t page, uint32_t writing) {
     for (size_t word : {size_t{0}, page % PAGE_WORDS, PAGE_WORDS - 1})
         if (words[word] != mixed((uint64_t{writing} << 40) + page * PAGE_WORDS + word + 1)) return false;

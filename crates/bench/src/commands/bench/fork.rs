@@ -120,7 +120,7 @@ impl BenchFork {
     pub(crate) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
         privilege::require_root("it traces a process, and makes namespaces and control groups")?;
         let farfork = program_path::farfork()?;
-        // Use a single thread: with several, the figures would include hand-overs between threads.
+        // Use a single thread. With several threads, the figures would include hand-overs between them.
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let report = runtime.block_on(self.measure(farfork))?;
         output::print_report(global.json, || report.to_json(), || report.to_text());

@@ -18,8 +18,8 @@ use crate::{GlobalArgs, program_path};
 /// sends the same bytes over sockets along the nodes, and stores nothing. A tmpfs and the file system of --disk keep one
 /// copy.
 ///
-/// The published sizes, 1 GiB for latency and 12 GiB for throughput, are scaled down by default: three replicas are in
-/// memory.
+/// The published sizes, 1 GiB for latency and 12 GiB for throughput, are scaled down by default, because three replicas are
+/// in memory.
 #[derive(Args)]
 #[command(after_help = "\
 Experiments:

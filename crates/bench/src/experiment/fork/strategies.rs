@@ -27,7 +27,7 @@ impl ForkRun<'_> {
             self.plan.strategies.iter().map(|_| Default::default()).collect();
         for _ in 0..self.plan.runs.min(ROUNDS_MAX) {
             for (strategy, of_strategy) in self.plan.strategies.iter().zip(&mut taken) {
-                // Start a new program: otherwise, the seed would start with the working set of its process's previous
+                // Start a new program. The seed of the same program would start with the working set of the previous
                 // seed.
                 fork_subject.parent = self.start_micro(fork_subject.mib)?;
                 let seed = self.cluster.prepare(fork_subject.parent.pid()).await?.seed;

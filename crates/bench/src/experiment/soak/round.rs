@@ -18,8 +18,8 @@ use crate::workload::memory_walk::{self, MEMORY_WALK, WalkReport};
 use crate::workload::micro::PAYLOAD_PATH;
 use crate::workload::parent::ParentProgram;
 
-/// Time limit from the last action of a round to the end of each child: a child whose owner is gone retries for a
-/// minute.
+/// Time limit from the last action of a round to the end of each child. It exceeds the minute for which a child's pager
+/// retries if the owner does not answer.
 const END_LIMIT: Duration = Duration::from_secs(150);
 
 /// Interval at which a child's state is polled.
@@ -210,7 +210,7 @@ impl<'a> SoakRound<'a> {
         Ok(())
     }
 
-    /// Marks the seeds of a node as possibly lost: their templates end with the daemon.
+    /// Marks the seeds of a node as possibly lost, because their templates end with the daemon.
     fn mark_seeds_lost(&mut self, node: usize) {
         self.is_harmed = true;
         self.seeds

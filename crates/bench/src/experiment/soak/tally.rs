@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::script::ActionKind;
 use super::verdict::EndVerdict;
 
-/// Maximum number of texts of each kind that are kept: one fault may cause others.
+/// Maximum number of texts of each kind that are kept. One fault may cause many others.
 const TEXTS_MAX: usize = 50;
 
 /// The counts so far.

@@ -110,7 +110,7 @@ pub(super) fn run_availability(
         let intervals = process.finish()?;
         Ok((faults, intervals))
     });
-    // Remove the volume also after an error: it would outlive the run.
+    // Remove the volume also after an error, because it would outlive the run.
     testbed.remove(storage)?;
     let (faults, intervals) = finished?;
     Ok(AvailabilityRun {

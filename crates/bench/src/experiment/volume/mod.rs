@@ -32,7 +32,7 @@ const CLUSTERING_CHUNKS: u64 = 3;
 const SPARE_MIB: u64 = 1024;
 /// Maximum copies of each value in a LevelDB: two databases, each of which has two copies while it compacts.
 const LEVELDB_COPIES: u64 = 4;
-/// Maximum number of messages of the socket chain: more do not change its figures.
+/// Maximum number of messages of the socket chain. More messages do not change its figures.
 const CHAIN_MESSAGES_MAX: u64 = 20_000;
 
 /// Measures all points, each on a new volume or in a new directory. `show` may end the run before a point. `farfork` is
@@ -117,7 +117,7 @@ impl VolumeRun<'_> {
                 (None, VolumeExperiment::Leveldb) => self.measure_leveldb(&storage),
                 (None, _) => self.measure_files(case, &storage),
             };
-            // Remove the volume also after an error: it would outlive the run.
+            // Remove the volume also after an error, because it would outlive the run.
             self.testbed.remove(storage)?;
             figures?
         };

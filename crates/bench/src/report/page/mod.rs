@@ -93,7 +93,8 @@ fn write_plots(results: &ResultDirectory, directory: &Path) -> Result<(), Report
     Ok(())
 }
 
-/// The name of a plot's file. Ids come from files, so they are sanitised: the name has no path separators.
+/// The name of a plot's file. The ids were read from files, so special characters are replaced. The name has no path
+/// separators.
 fn plot_file(section: &str, plot: &str) -> String {
     format!("{}.svg", anchor(&format!("{section}-{plot}")))
 }

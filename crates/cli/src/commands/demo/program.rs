@@ -166,7 +166,7 @@ impl DemoProgram {
     /// Writes a line to the program's standard input.
     pub(super) fn write_line(&mut self, line: &str) -> anyhow::Result<()> {
         let mut stdin = self.process.stdin.as_ref().context("its standard input is not a pipe")?;
-        // Not returned as an I/O error: the caller would take EPIPE for its own closed standard output.
+        // Not returned as an I/O error, because the caller would take EPIPE for its own closed standard output.
         writeln!(stdin, "{line}").map_err(|error| self.ended_early(&error.to_string()).into())
     }
 

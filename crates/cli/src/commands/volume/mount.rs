@@ -100,7 +100,7 @@ impl MountVolume {
 }
 
 /// Resolves symbolic links of a directory. On a mount whose client has ended, system calls fail with ENOTCONN or
-/// ECONNABORTED. Such a directory is accepted: the new mount is placed over the old one.
+/// ECONNABORTED. Such a directory is accepted, and the new mount is placed over the old one.
 fn resolve_mount_point(directory: &Path) -> io::Result<PathBuf> {
     let is_dead =
         |error: &io::Error| matches!(error.kind(), io::ErrorKind::NotConnected | io::ErrorKind::ConnectionAborted);

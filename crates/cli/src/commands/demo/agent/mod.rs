@@ -92,7 +92,7 @@ impl AgentDemo {
         progress.show_step(format!("settling {}: it gets all its memory", best.child.id));
         let settle_us = settle(&cluster, &best.child).await?;
         progress.show_step("dropping the seeds");
-        // Drop the latest seed first: the seed of a child needs the seed from which that child was forked.
+        // Drop the latest seed first, because the seed of a child needs the seed from which that child was forked.
         for round in rounds.iter().rev() {
             drop_seed(&cluster, &round.seed).await?;
         }
