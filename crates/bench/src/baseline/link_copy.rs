@@ -1,5 +1,5 @@
-//! The floor of paging: two minimal programs, each in the namespace of one node, that copy as many bytes as a parent has
-//! over the link between the nodes. `link_copy.cpp` is the program.
+//! The floor of paging: two minimal programs, each in the namespace of one node, that copy a given number of bytes over
+//! the link between the nodes. `link_copy.cpp` is the program.
 
 use std::path::Path;
 use std::process::Command;

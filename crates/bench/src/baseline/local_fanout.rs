@@ -1,5 +1,5 @@
-//! Floors of a fan-out: local forks of as much memory that do the work of farfork's children, with or without a
-//! container's namespaces. `local_fanout.cpp` is the program.
+//! Floors of a fan-out: local forks of a process with as much memory as the parent. They do the work of farfork's
+//! children, with or without a container's namespaces. `local_fanout.cpp` is the program.
 
 use std::path::Path;
 use std::process::Command;

@@ -73,8 +73,8 @@ impl ResourceCounts {
         Self(nodes.iter().flat_map(count_node).collect())
     }
 
-    /// Counts until the counts that have no tolerance are stable, because nodes create containers in the background.
-    /// Returns the last counts, also after [`RELEASE_LIMIT`] without stable counts.
+    /// Counts repeatedly until the counts without a tolerance are stable, because nodes create containers in the
+    /// background. After [`RELEASE_LIMIT`], returns the last counts even if they are not stable.
     pub(super) async fn read_steady(nodes: &[LocalNode]) -> Self {
         let give_up = Instant::now() + RELEASE_LIMIT;
         let mut last = Self::read(nodes);

@@ -84,7 +84,8 @@ pub(crate) fn exit_code_of_all(ends: &[WaitOutcome]) -> ExitCode {
     if ends.iter().all(is_well) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Waits for all children, and prints each outcome when it arrives. If `quiet`, prints only errors, on standard error.
+/// Waits for all children, and prints each outcome when it arrives. If `quiet`, prints only errors and the reason for
+/// lost memory, on standard error.
 pub(crate) async fn wait_for_all(
     client: &mut Client,
     children: &[String],

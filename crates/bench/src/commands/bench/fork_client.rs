@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 
-/// Run a client process that forks children. `farfork stress fork` and similar commands start it.
+/// Run a client process that forks children. `stress fork`, `stress functions` and `bench peak` start this command.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:

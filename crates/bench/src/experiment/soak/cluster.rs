@@ -26,7 +26,7 @@ const ZYGOTES_MAX: &str = "4";
 /// resources are counted after all zygotes have ended.
 const ZYGOTE_IDLE_S: &str = "5";
 
-/// Time limit for all zygotes to end.
+/// Time limit for all zygotes of a node to end.
 const ZYGOTES_LIMIT: Duration = Duration::from_secs(40);
 
 /// Time limit for nodes to rediscover each other: several heartbeats.
