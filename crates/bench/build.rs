@@ -1,5 +1,5 @@
 //! Compiles the C++ programs of `src/workload` and `src/baseline` into static binaries that the library embeds, and the
-//! messages of `src/peer/echo.proto`. So `farfork` measures without a compiler, and all runs of one build measure the
+//! messages of `src/peer/echo.proto`. So benchmarks need no compiler when they run, and all runs of one build measure the
 //! same code.
 
 use std::path::{Path, PathBuf};
@@ -29,7 +29,7 @@ const SOURCES: [&str; 15] = [
 /// The system libraries that a program is linked with.
 const LIBRARIES: [(&str, &[&str]); 1] = [("leveldb.cpp", &["-lleveldb", "-lsnappy", "-pthread"])];
 
-/// The C library, for the program that requests checkpoints of itself.
+/// The sources of farfork's C library, for the program that requests checkpoints of itself.
 const LIBRARY: [&str; 6] = ["callbacks.c", "checkpoint.c", "connection.c", "error.c", "pages.c", "processor.c"];
 
 fn main() {
@@ -79,7 +79,7 @@ fn commit() {
     }
 }
 
-/// Builds the C library as a separate archive.
+/// Builds farfork's C library as a static archive. Returns the archive's path.
 fn library(out: &Path) -> PathBuf {
     println!("cargo::rerun-if-env-changed=CC");
     println!("cargo::rerun-if-changed=../program/c");

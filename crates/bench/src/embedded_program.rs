@@ -145,7 +145,7 @@ impl ChildProgram {
         let _ = self.process.kill();
     }
 
-    /// Waits until there is output, or the program has ended. There is no time limit: a run may take hours, and a
+    /// Waits until there is output, or the program has ended. There is no time limit, because a run may take hours, and a
     /// function minutes.
     fn wait_for_output(&self) -> Result<(), BenchError> {
         if !self.answers.buffer().is_empty() {

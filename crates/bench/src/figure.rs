@@ -1,5 +1,5 @@
-//! The figures of `farfork bench fork`: their keys, names and units; and `ChildPlace`, `Pace` and `Unit`, which all
-//! benchmarks use. `experiment` and `baseline` measure the figures, `reference` has published values.
+//! The keys and units of the figures of `farfork bench fork`, and `ChildPlace` and `Pace`, which other benchmarks use too.
+//! `experiment` and `baseline` measure the figures, and `reference` has published values.
 
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ pub(crate) enum ForkSystem {
     Farfork,
     /// A floor: `fork(2)` of the same process.
     LocalFork,
-    /// A floor: two minimal programs at the ends of the same link.
+    /// A floor: two minimal programs at the ends of the link between the nodes.
     Link,
     /// A peer: CRIU, which reads all memory from its images before the clone runs.
     CriuEager,
@@ -59,11 +59,11 @@ pub(crate) enum ForkFigure {
     ResumeSpoke,
     /// Time from the request for a child to the answer of the node.
     ResumeAnswer,
-    /// The child touches each page once. For the link: a transfer of the same number of bytes.
+    /// Time for a child to touch each page once. For the link: time to transfer the same number of bytes.
     Execution,
-    /// As `Execution`, but the child writes each page, independent of the parameters.
+    /// As `Execution`, but the child writes to each page, whatever access the parameters select.
     ExecutionWriting,
-    /// A copy of the same number of bytes within one process: a lower bound for each link.
+    /// Time to copy the same number of bytes within one process: a lower bound for each link.
     MemoryCopy,
 }
 

@@ -30,7 +30,7 @@ pub(crate) struct PublishedFigures {
     pub(crate) volume: VolumeReference,
 }
 
-/// Published figures of one column, by the quantity that varies: bytes, threads or machines.
+/// Published figures of one column, by the quantity that varies, such as the size in MiB or the number of threads.
 #[derive(Debug, Deserialize)]
 pub(crate) struct ReferenceColumn(Vec<(u64, f64)>);
 
@@ -52,7 +52,7 @@ pub(crate) struct ForkReference {
 }
 
 impl ForkReference {
-    /// The published time for a size in MiB, in ms; `None` if there is none.
+    /// The published time, in ms, for a parent of `mib` MiB; `None` if there is none.
     pub(crate) fn published_ms(&self, figure: ForkFigure, mib: u64) -> Option<f64> {
         match figure {
             // The program in the published artifact calls prepare itself. Its time is also the closest reference for a
@@ -101,7 +101,7 @@ impl PeakFigures {
 #[serde(deny_unknown_fields)]
 pub(crate) struct PeakReference {
     pub(crate) name: String,
-    /// Children of one client process per second.
+    /// Children per second of one client process.
     pub(crate) per_client_s: f64,
     /// Time from the request for a child to the child's end.
     pub(crate) latency_ms: f64,
@@ -119,7 +119,7 @@ pub(crate) struct WarmStartReference {
 #[serde(deny_unknown_fields)]
 pub(crate) struct PausedFunctionReference {
     pub(crate) name: String,
-    /// Number of containers at the same time.
+    /// Number of containers that run functions at the same time.
     pub(crate) parallel: u64,
     pub(crate) runs_per_s: f64,
 }

@@ -92,7 +92,8 @@ impl<K: Ord + Serialize> Samples<K> {
         Spread::from_samples(self.values.get(key)?)
     }
 
-    /// A percentile of a key (nearest rank), as a fraction: `part` 0.99 is the 99th percentile. `None` without samples.
+    /// A percentile of the samples of a key (nearest rank). `part` is a fraction: 0.99 selects the 99th percentile. `None`
+    /// without samples.
     pub(crate) fn percentile(&self, key: &K, part: f64) -> Option<f64> {
         let mut sorted = self.values.get(key)?.clone();
         sorted.sort_by(f64::total_cmp);

@@ -1,5 +1,5 @@
-//! Logging of the long-running processes: the daemon and the pager. Also installs the tracing layer that collects
-//! request phases.
+//! Logging of the long-running processes: the daemon, the pager, and the processes of volumes. Also installs the tracing
+//! layer that collects request phases.
 
 use std::io;
 

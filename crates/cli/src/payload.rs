@@ -12,7 +12,7 @@ use tonic::Code;
 /// The path that selects standard input.
 const STDIN: &str = "-";
 
-/// The next step that errors about too much data suggest.
+/// The next step in errors about too much data.
 const TOO_LARGE: &str = "leave the data in a file, and pass its path";
 
 /// Reads one payload.

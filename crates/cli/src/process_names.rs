@@ -12,7 +12,7 @@ use tonic::Code;
 
 use crate::connection::default_run_dir;
 
-/// Longest name, in bytes. Short enough for tables; a file name could have 255 bytes.
+/// Maximum length of a name, in bytes. Such names fit into tables; a file name could have 255 bytes.
 const NAME_BYTES_MAX: usize = 64;
 
 /// Number of attempts to create the file of a name. An attempt is repeated if the file belongs to a process that has

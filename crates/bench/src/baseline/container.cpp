@@ -1,7 +1,7 @@
 // A floor of a fan-out: the kernel's work for children that are isolated as in a container, and nothing else.
 //
-// Two processes (`Maker`) create the children, each one child after another. Each has one mount namespace for all of
-// its children. `Maker::contain` has the steps of one child.
+// Two processes (`Maker`) create the children, each one child after another. Each process has one mount namespace for
+// all of its children. `Maker::contain` has the steps of one child.
 #include "local_fanout.h"
 
 #include <atomic>
@@ -45,8 +45,8 @@ int remove_group(const char *path) {
     return 0;
 }
 
-// Removes the groups of all makers, and their parent group. Each process does so at its end, because a killed process
-// cannot.
+// Removes the groups of all makers, and their parent group. Each process calls this function at its end, because the
+// others may have been killed before they could.
 void remove_all(const char *group) {
     for (unsigned i = 0; i < MAKERS; i++) {
         char path[PATH_MAX];
@@ -74,8 +74,8 @@ struct Maker {
     char path[PATH_MAX];
     int ends[2];
 
-    // Runs a process 1 from its start to its end. It runs on its maker's stack, below the frames of the maker, which
-    // waits (CLONE_VFORK).
+    // Runs a process 1 from its start to its end. The process uses its maker's stack, below the frames of the maker,
+    // which waits (CLONE_VFORK).
     [[noreturn]] __attribute__((noinline)) void run_init(uint64_t number) {
         umount2("/proc", MNT_DETACH);
         if (mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, nullptr)) _exit(errno);
@@ -88,8 +88,8 @@ struct Maker {
         _exit(WIFEXITED(status) ? WEXITSTATUS(status) : ECHILD);
     }
 
-    // Not by the wrapper syscall(2): both processes share a stack and would return from the same call, so the first one
-    // to return would overwrite the stack of the other.
+    // Does not use the wrapper syscall(2). Both processes share a stack and would return from the wrapper, so the first
+    // one to return would overwrite the stack of the other.
     __attribute__((noinline)) pid_t clone_init(const clone_args &args, uint64_t number) {
         long result = SYS_clone3;
         __asm__ volatile("syscall" : "+a"(result) : "D"(&args), "S"(sizeof args) : "rcx", "r11", "memory");
@@ -203,7 +203,7 @@ struct Makers {
 //
 // Output:
 //
-// - ready ERRNO: 0, or why the first child could not be created. In that case the program ends.
+// - ready ERRNO: 0, or why GROUP or the first children could not be created. If it is not 0, the program ends.
 // - fanned NS: the whole time. For each child a line follows: answered NUMBER VALUE RESULT_NS ANSWERED_NS.
 int main(int count, char **arguments) {
     if (count != 4) return 2;

@@ -1,7 +1,7 @@
 // The floors of calls: messages in both directions over TCP, and nothing else.
 //
-// Each side has one thread and an epoll instance. With one connection and one message it uses only recv and send: a
-// ping-pong.
+// Each side has one thread and an epoll instance. With a single connection, it calls recv without waiting for an event
+// first.
 
 #include "endpoint.h"
 
@@ -55,7 +55,7 @@ static int serve(const char *ip, bool spin) {
     epoll_event events[64];
     int connections = 0, only = -1;
     for (;;) {
-        // A single connection needs no epoll: a ping-pong is a recv and a send.
+        // With a single connection, recv needs no event of epoll. In `spin` mode, epoll is checked for new connections.
         if (connections == 1 && only >= 0) {
             ssize_t got = recv(only, buffer.data(), buffer.size(), spin ? MSG_DONTWAIT : 0);
             if (got > 0) {

@@ -1,4 +1,4 @@
-// The clock, addresses and fatal errors of all floor programs.
+// The clock, addresses and fatal errors of the floors and of the measured programs.
 #pragma once
 
 #include <arpa/inet.h>

@@ -187,7 +187,7 @@ int drive(const char *ip, int port) {
     _exit(0);
 }
 
-// Each page begins with its number.
+// Sends pages until the peer closes the connection. Each page begins with its number.
 int send_pages(const char *ip) {
     std::vector<char> memory(STREAM_BYTES);
     for (uint64_t page = 0; page < STREAM_BYTES / PAGE_BYTES; page++)
@@ -204,7 +204,8 @@ struct Installed {
     std::atomic<uint64_t> pages, wrong;
 };
 
-// Maps the received pages into the same memory again and again. Before each, madvise(2) discards the earlier page.
+// Maps the received pages into the same memory again and again. Before each mapping, madvise(2) discards the earlier
+// pages.
 void install(int peer, int uffd, char *area, Installed &installed) {
     std::vector<char> staged(RECEIVED_BYTES);
     for (size_t at = 0; receive(peer, staged.data(), RECEIVED_BYTES); at = (at + RECEIVED_BYTES) % STREAM_BYTES) {
@@ -240,8 +241,8 @@ int install_pages(const char *ip, int port) {
 // - fault drive ADDRESS PORT MODE: prints `ready`. For each input line `COUNT GAP_US` it touches COUNT pages, and sleeps
 //   for GAP_US before each. For each page it prints `served TOUCH_NS EXCHANGE_NS COPY_NS WRONG`.
 // - fault send ADDRESS: prints `listening PORT`, and sends pages as fast as they are received.
-// - fault install ADDRESS PORT: prints `ready`, and maps the pages from `fault send` until that ends. For each input line
-//   it prints the totals `installed PAGES WRONG`.
+// - fault install ADDRESS PORT: prints `ready`, and maps the pages from `fault send` until the sender ends. For each input
+//   line it prints the totals `installed PAGES WRONG`.
 //
 // TOUCH is the whole fault, EXCHANGE the request and its answer, COPY the mapping. MODE says how both programs wait.
 // `sleep` blocks. `spin` polls for 50 µs before it blocks, and yields the CPU between two polls.

@@ -66,7 +66,8 @@ impl BareFaults {
     }
 }
 
-/// A stream of pages between the same nodes, which are mapped as they arrive. It ends when this value is dropped.
+/// A stream of pages from the first node to the second, where a program maps the pages as they arrive. It ends when this
+/// value is dropped.
 #[derive(Debug)]
 pub(crate) struct BareStream {
     installer: ChildProgram,

@@ -35,7 +35,7 @@ size_t wrong_bytes(const Memory &memory) {
 }
 
 // A socket that sends as fast as its window allows, like farfork's. A congestion control that paces by timers (BBR)
-// would make the floor twice as high.
+// would slow the floor down.
 int new_socket() {
     int made = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (setsockopt(made, IPPROTO_TCP, TCP_CONGESTION, "reno", 4) != 0) fail("TCP_CONGESTION");
@@ -111,7 +111,7 @@ int receive_all(const char *address, int port, size_t bytes) {
 //   - l: copies over the link.
 //   - m: copies within its own memory, which is a lower bound for a copy over a link.
 //
-// After each it prints `copied NS WRONG`: the time from the request to the last byte, and the number of wrong bytes.
+// After each letter it prints `copied NS WRONG`: the time from the request to the last byte, and the number of wrong bytes.
 int main(int count, char **arguments) {
     if (count == 4 && strcmp(arguments[1], "send") == 0) return send_all(arguments[2], strtoul(arguments[3], nullptr, 10) << 20);
     if (count == 5 && strcmp(arguments[1], "receive") == 0)

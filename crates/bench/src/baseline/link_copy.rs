@@ -1,5 +1,5 @@
-//! The floor of paging: two minimal programs, each in the namespace of one node, that copy the same bytes over the same
-//! link. `link_copy.cpp` is the program.
+//! The floor of paging: two minimal programs, each in the namespace of one node, that copy a given number of bytes over
+//! the link between the nodes. `link_copy.cpp` is the program.
 
 use std::path::Path;
 use std::process::Command;
@@ -18,8 +18,8 @@ pub(crate) const LINK_COPY: EmbeddedProgram =
 /// the CPUs: a tenth of the measured rate.
 const RATE_MIN_MIB_PER_S: f64 = 150.0;
 
-/// Minimum time of a copy over the link, as a fraction of a copy within memory, which it includes. It is below 1,
-/// because the copy within memory may find colder caches.
+/// Minimum plausible time of a copy over the link, as a fraction of the time of a copy within memory. A copy over the link
+/// includes a copy within memory. The fraction is below 1, because the copy within memory may find colder caches.
 const MEMORY_COPY_RATIO_MIN: f64 = 0.5;
 
 /// A pair of programs at the ends of the link. They are killed when this value is dropped.

@@ -19,7 +19,7 @@ enum Network : uint64_t { PRIVATE, SHARED, HOST };
 
 int namespaces = CLONE_NEWNS | CLONE_NEWUTS | CLONE_NEWIPC;
 
-// Starts process 1 of a container. Its namespaces are entered by its pidfd.
+// Starts process 1 of a container. Returns its pidfd, by which children enter its namespaces.
 int make_container() {
     long pid = syscall(SYS_clone, SIGCHLD | CLONE_NEWPID | namespaces, nullptr, nullptr, nullptr, nullptr);
     if (pid < 0) fail("clone into new namespaces");
@@ -50,8 +50,8 @@ struct Fanout {
         if (pid < 0) fail("fork");
         if (pid > 0) return pid;
         if (container >= 0 && setns(container, namespaces)) _exit(1);
-        // A child that stays must end if this program is killed. This program still runs here: it waits for the child's
-        // answer.
+        // A child that stays must end if this program is killed. This program still runs at this point, because it waits
+        // for the child's answer.
         if (stays) prctl(PR_SET_PDEATHSIG, SIGKILL);
         if (!touch_and_report(memory, number, ends[1])) _exit(1);
         if (stays) pause();

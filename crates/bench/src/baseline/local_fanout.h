@@ -1,4 +1,4 @@
-// The results of children that floors of a fan-out report and print.
+// The results of children. The floors of a fan-out collect and print them.
 #pragma once
 
 #include "../workload/sparse.h"

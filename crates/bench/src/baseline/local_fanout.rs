@@ -1,5 +1,5 @@
-//! Floors of a fan-out: local forks of the same memory that do the same work, each with or without a container's
-//! namespaces. `local_fanout.cpp` is the program.
+//! Floors of a fan-out: local forks of a process with as much memory as the parent. They do the work of farfork's
+//! children, with or without a container's namespaces. `local_fanout.cpp` is the program.
 
 use std::path::Path;
 use std::process::Command;
@@ -58,7 +58,7 @@ impl LocalFanout {
         Ok(Self::from_program(program, mib))
     }
 
-    /// Wraps a running program that takes the same requests.
+    /// Wraps a running program that takes the requests of `local_fanout.cpp`.
     pub(super) fn from_program(program: ChildProgram, mib: u64) -> Self {
         Self { program, mib }
     }
@@ -82,7 +82,7 @@ impl LocalFanout {
         self.program.send_text(&format!("{count} {first}\n"))
     }
 
-    /// Forks a child that does the same work, then runs until the next request. Returns its pid.
+    /// Forks a child that does the work of a fan-out's child, then runs until the next request. Returns its pid.
     pub(crate) fn fork_held(&mut self, number: u64) -> Result<i32, BenchError> {
         self.program.send_text(&format!("0 {number}\n"))?;
         let [pid] = self.program.read_answer("held")?;

@@ -1,5 +1,6 @@
 //! Floors and peers, measured in the same run as farfork. A floor is the minimum that any implementation needs. Each
-//! has one file, next to its C++ program. The floors by local `fork()` of a measured program are in `workload`.
+//! floor has one file, next to its C++ program if it has one. The floors by `fork()` of a measured program are in
+//! `workload`.
 
 pub(crate) mod connect;
 pub(crate) mod container;

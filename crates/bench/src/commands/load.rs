@@ -3,7 +3,7 @@
 use clap::Args;
 use farfork_bench::{ConnectionSecurity, RpcCase};
 
-/// Default size of an answer with a checksum, in bytes. The checksum is additional.
+/// Default number of random bytes in an answer with a checksum, without the bytes of the checksum.
 const PAYLOAD_BYTES: u32 = 2048;
 
 /// Maximum length of a run, in seconds: a week.

@@ -7,7 +7,7 @@ use hdrhistogram::Histogram;
 /// Maximum recorded latency, in ns.
 const LATENCY_NS_MAX: u64 = 60_000_000_000;
 
-/// The counters of one thread.
+/// The counters of one thread, and the flag that stops the thread.
 #[derive(Debug, Default)]
 pub(crate) struct CallCounts {
     pub(crate) answers: AtomicU64,

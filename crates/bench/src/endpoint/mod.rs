@@ -32,7 +32,7 @@ use stdout::print_line;
 /// Runs the endpoint that the specification describes.
 ///
 /// # Errors
-/// It cannot listen, connect or print.
+/// The specification or the credentials are invalid, or the endpoint cannot listen, connect or print.
 pub fn run_endpoint(specification: &str) -> io::Result<()> {
     let end: EndpointSpec = serde_json::from_str(specification)?;
     pin_to_processors(&end.processors)?;

@@ -71,7 +71,7 @@ impl EndpointIdentity {
     }
 }
 
-/// The side of the connection.
+/// The role of an endpoint, with the parameters of the role.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) enum EndpointRole {
     /// Ends after `seconds`, even if clients are connected.

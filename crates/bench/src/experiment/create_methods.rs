@@ -57,7 +57,7 @@ impl CreateMethods {
         Ok(creators)
     }
 
-    /// Adds bare containers.
+    /// Adds the floor of bare containers.
     pub(super) fn with_bare(self, bare: LocalFanout) -> Self {
         Self { bare: Some(bare), ..self }
     }
@@ -105,7 +105,7 @@ impl CreateMethods {
         }
     }
 
-    /// Stops the programs. Their children must have ended.
+    /// Drops the seed, and stops the programs. Their children must have ended.
     pub(super) async fn stop(self, cluster: &mut BenchCluster) -> Result<(), BenchError> {
         cluster.drop_seed(&self.seed).await
     }

@@ -24,7 +24,7 @@ use crate::summary::fanout::FanoutSummary;
 use crate::workload::child_task::ChildTask;
 use crate::workload::sparse::SPARSE;
 
-/// Number of namespace sets that local forks use in turn: more than there are children at once.
+/// Number of namespace sets that local forks use in turn. It exceeds the number of local forks at the same time.
 const NAMESPACE_SETS: u64 = 16;
 
 /// Pause after a local fan-out, in which this thread answers the keep-alive probes of the nodes.
@@ -117,8 +117,8 @@ impl<'a> FanoutRun<'a> {
     }
 
     async fn measure_memory(&mut self, cluster: &mut BenchCluster) -> Result<(), BenchError> {
-        // Renew the zygotes: idle ones ended while local forks ran. Without a zygote, the first measured child would
-        // not be a copy of one.
+        // Renew the zygotes, because idle ones ended while local forks ran. Without a zygote, the first measured child
+        // would not be a copy of one.
         self.fan_out(CreateMethod::Farfork, self.plan.children).await?;
         for by in [CreateMethod::ON_EVERY_MACHINE; MEMORY_SAMPLES].concat() {
             let HeldChild { pid, child } = self.creators.create_held(by).await?;

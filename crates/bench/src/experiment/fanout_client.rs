@@ -20,7 +20,7 @@ use crate::baseline::local_fanout::{ChildLatency, ChildNetwork};
 use crate::error::{BenchError, ChildEnd};
 use crate::workload::child_task::ChildTask;
 
-/// Time limit of a whole fan-out: ten thousand children on a busy machine take a minute.
+/// Time limit of a whole fan-out. Ten thousand children on a busy machine take a minute.
 const FANOUT_LIMIT: Duration = Duration::from_secs(300);
 
 /// Number of children that one request waits for. Their ends are reported in order, so a late child delays the reports
@@ -133,7 +133,7 @@ impl FanoutClient {
         Ok(all)
     }
 
-    /// Starts a child that does the same work and then keeps running. Returns its id, and its pid on this machine.
+    /// Starts a child that does its task and then keeps running. Returns its id, and its pid on this machine.
     pub(crate) async fn start_held(&mut self, number: u64) -> Result<(String, i32), BenchError> {
         let mut outcomes = self.fork(vec![format!("{} hold", self.task.payload(number))]).await?;
         let outcome = outcomes.message().await.map_err(request_failure(&self.seed))?;
@@ -171,7 +171,8 @@ impl FanoutClient {
         Ok(outcomes.map_err(request_failure(&self.seed))?.into_inner())
     }
 
-    /// Waits for some children of one node, and checks their answers.
+    /// Waits for some children of one node, and checks their answers. Then removes the children if `forgets_children` is
+    /// set.
     async fn wait_batch(
         &self,
         mut client: Client,

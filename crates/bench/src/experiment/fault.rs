@@ -148,7 +148,7 @@ impl FaultRun<'_> {
     }
 
     /// Makes paused children of several seeds fetch all of their memory, starting at the same time. Each seed is used
-    /// once: the pages that a child leaves in the node's page cache would serve the next child.
+    /// once, because the pages that a child leaves in the node's page cache would serve the next child.
     async fn measure_streams(&mut self, streams: &StreamParents) -> Result<(), BenchError> {
         let mut seeds = Vec::new();
         for parent in &streams.0 {

@@ -17,7 +17,7 @@ use crate::error::BenchError;
 use crate::samples::Spread;
 use crate::workload::child_task::ChildTask;
 
-/// Range of child numbers of each client, so that no two children have the same number.
+/// Size of each client's range of child numbers. The ranges are disjoint, so no two children have the same number.
 const NUMBERS_PER_CLIENT: u64 = 1 << 40;
 
 /// Time between two reports of a client, in seconds.
@@ -104,7 +104,7 @@ impl ForkLoad<'_> {
         clients.iter_mut().map(read_result).collect()
     }
 
-    /// Starts all clients at the same time.
+    /// Starts the client processes, then makes all of them begin at the same time.
     fn start_clients(&self) -> Result<Vec<ChildProgram>, BenchError> {
         let mut clients = Vec::new();
         for (index, node) in (0..self.clients_per_node).flat_map(|_| self.nodes).enumerate() {
@@ -132,7 +132,7 @@ fn interval_count(seconds: f64) -> u32 {
 
 // The output of a client:
 //
-// - `ready`. It waits for one letter, which starts it.
+// - `ready`. Then the client waits for one letter, which starts it.
 // - `forked CHILDREN LONGEST_GAP_US` in each interval.
 // - `done CHILDREN NS P50_US P99_US` at its end.
 // - `failed WHY` instead of any of these.

@@ -17,11 +17,10 @@ const RELEASE_LIMIT: Duration = Duration::from_secs(60);
 /// Time between two counts.
 const COUNT_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Additional descriptors that a node's processes may have: connections open and close on their own.
+/// Additional descriptors that a node's processes may have, because connections open and close on their own.
 const DESCRIPTORS_SLACK: u64 = 4;
 
-/// Additional threads that a node's processes may have. Threads for blocking work remain for some time, as many as ran
-/// at the same time.
+/// Additional threads that a node's processes may have. Threads for blocking work remain for some time after the work.
 const THREADS_SLACK: u64 = 8;
 
 /// Memory growth of a node's processes that is not a leak, in KiB: reserves of the allocator, and statistics of ended
@@ -74,7 +73,8 @@ impl ResourceCounts {
         Self(nodes.iter().flat_map(count_node).collect())
     }
 
-    /// Counts once the number of processes and files is stable: nodes create containers in the background.
+    /// Counts repeatedly until the counts without a tolerance are stable, because nodes create containers in the
+    /// background. After [`RELEASE_LIMIT`], returns the last counts even if they are not stable.
     pub(super) async fn read_steady(nodes: &[LocalNode]) -> Self {
         let give_up = Instant::now() + RELEASE_LIMIT;
         let mut last = Self::read(nodes);

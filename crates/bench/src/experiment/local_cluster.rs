@@ -86,7 +86,7 @@ pub(crate) struct SettlingChild {
 }
 
 impl BenchCluster {
-    /// Starts two nodes without zygotes. `farfork` is the program that runs their daemons. `encrypted`: whether memory
+    /// Starts two nodes without zygotes. `farfork` is the program that runs their daemons. With `encrypted`, memory
     /// transfers are encrypted.
     pub(crate) async fn start(farfork: PathBuf, encrypted: bool) -> Result<Self, BenchError> {
         // Benchmarks with two nodes measure the restore of a child, not the fork of a zygote.
@@ -147,8 +147,8 @@ impl BenchCluster {
         self.local.as_ref().map_or(&[], |local| local.nodes())
     }
 
-    /// Reconnects to the first node. Needed after this thread has driven a program for a long time: it answered no
-    /// keep-alive probes, so the node closed the connection.
+    /// Reconnects to the first node. Needed after this thread has driven a program for a long time. During that time, the
+    /// thread answers no keep-alive probes, so the node closes the connection.
     pub(crate) async fn reconnect(&mut self) -> Result<(), BenchError> {
         self.client = connect_when_all_alive(&self.nodes()[0], self.nodes().len()).await?;
         Ok(())
@@ -192,7 +192,8 @@ impl BenchCluster {
         Ok(())
     }
 
-    /// Starts one child, and waits for its end, which must be successful.
+    /// Starts one child, and waits until it has exited with status 0 or 1. A child with wrong pages exits with status 1; its
+    /// output has their number.
     pub(crate) async fn fork(
         &mut self,
         seed: &str,
@@ -268,7 +269,7 @@ impl BenchCluster {
         })
     }
 
-    /// Starts a paused child that fetches all of its memory. Returns when some of it has arrived.
+    /// Starts a paused child that fetches all of its memory. Returns after the node's first progress report.
     pub(crate) async fn start_settling(&mut self, seed: &str, place: ChildPlace) -> Result<SettlingChild, BenchError> {
         let child =
             self.start_child(seed, place, "none", ForkOptions { paused: true, ..ForkOptions::default() }).await?;
@@ -422,7 +423,7 @@ async fn settle_child(mut client: Client, child: &str) -> Result<Instant, BenchE
     Ok(Instant::now())
 }
 
-/// Connects to a node, once it sees all nodes alive.
+/// Connects to a node. Returns once the node sees all nodes alive.
 async fn connect_when_all_alive(node: &LocalNode, all: usize) -> Result<Client, BenchError> {
     let mut client = client::connect(&node.socket).await?;
     let give_up = Instant::now() + DISCOVERY_LIMIT;

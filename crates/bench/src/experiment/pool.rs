@@ -22,7 +22,7 @@ use crate::workload::child_task::ChildTask;
 use crate::workload::functions::FunctionOptions;
 use crate::workload::warm_function::WarmWorkload;
 
-/// Children of a burst per ready container: most of them wait for a container to be made.
+/// Number of children of a burst for each ready container. Most of the children wait for a container to be made.
 const BURST_FACTOR: u64 = 4;
 
 /// Runs the benchmark. `show` may end it before a step. `farfork` is the program that runs the daemon.

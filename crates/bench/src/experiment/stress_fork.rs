@@ -78,8 +78,8 @@ impl StressForkOutcome {
         self.faults.is_empty()
     }
 
-    /// Children per second of each client process, as published for MITOSIS on other machines; `None` for most
-    /// workloads.
+    /// Children per second of each client process, as published for MITOSIS on other machines; `None` if no figure of
+    /// the workload was published.
     pub fn published_per_s(workload: &ForkWorkload) -> Option<f64> {
         PUBLISHED_FIGURES.peak.find(workload.name()).map(|reference| reference.per_client_s)
     }

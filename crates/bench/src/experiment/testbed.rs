@@ -16,7 +16,7 @@ use crate::error::BenchError;
 use crate::parameters::protection::ConnectionSecurity;
 use crate::veth_network::VethNetwork;
 
-/// The parent of the program directory: on some machines /tmp is mounted noexec.
+/// The parent of the program directory. It is not /tmp, which is mounted noexec on some machines.
 const SCRATCH_PARENT: &str = "/run";
 
 /// The namespaces and files of a run. They are removed when this value is dropped.

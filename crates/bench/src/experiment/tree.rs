@@ -39,7 +39,7 @@ pub async fn run_tree(
     TreeSummary::new(plan, samples)
 }
 
-/// One round of a tree. Before each fork, the processes write to all of their pages.
+/// One round of a tree. The processes write to all of their pages before they fork themselves, and before the prepare.
 async fn measure_tree(
     cluster: &mut BenchCluster,
     processes: u64,

@@ -58,7 +58,7 @@ pub(crate) enum FaultSeries {
     BareStreamBeside,
 }
 
-/// The key of a figure; in µs unless its series says otherwise.
+/// The key of a figure. The figure is in µs, unless its series says otherwise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub(crate) struct FaultSampleKey {
     #[serde(flatten)]

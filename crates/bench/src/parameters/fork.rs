@@ -12,10 +12,10 @@ use crate::workload::micro::{MicroOptions, PageSize, TouchAccess, TouchOrder};
 /// Default number of samples of each figure.
 pub(crate) const RUNS: usize = 20;
 
-/// Minimum samples of a figure after its share of the time is used: a median of fewer does not show the spread.
+/// Minimum number of samples of a figure after its share of the time is used. Fewer samples do not show the spread.
 const RUNS_MIN: usize = 3;
 
-/// Minimum samples of a figure after all of the time is used.
+/// Minimum number of samples of a figure after all of the time is used.
 const RUNS_MIN_LATE: usize = 1;
 
 /// Default time for all steps. Including the start of nodes and filling memory, a run takes less than five minutes, and
@@ -47,7 +47,7 @@ pub struct ForkParameters {
     pub threads: u64,
     /// Number of mappings that each parent has in addition to its memory and to the mappings of every program.
     pub mappings: u64,
-    /// Which child of its seed on a node is measured.
+    /// Which child of a seed on a node is measured.
     pub resume_case: ResumeCase,
     /// Strategies to compare, as in `farfork fork --strategy`.
     pub strategies: Vec<String>,
@@ -59,14 +59,15 @@ pub struct ForkParameters {
     pub samples_file: Option<PathBuf>,
 }
 
-/// Which child of its seed on a node is measured.
+/// Which child of a seed on a node is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ResumeCase {
     /// A later child of a seed that the node knows.
     Later,
-    /// The first child, which is restored: nodes keep no zygotes.
+    /// The first child. It is restored, because nodes keep no zygotes.
     First,
-    /// The first child, on nodes with zygotes, if the previous seed was forked: the node may have predicted the fork.
+    /// The first child, on nodes with zygotes, after the previous seed was forked. So the node may have predicted the
+    /// fork.
     Speculative,
     /// The first child of a new process's first seed, on nodes with zygotes.
     Fresh,
@@ -137,7 +138,7 @@ pub(crate) struct ForkStep {
 pub(crate) enum ForkStepKind {
     /// The parent requests a checkpoint of itself.
     Checkpoint(Pace),
-    /// Another process requests a seed of the parent. If back to back, also `fork()` of the same process.
+    /// Another process requests a seed of the parent. With [`Pace::BackToBack`], the parent also calls `fork()`.
     Prepare(Pace),
     /// A child starts and exits.
     Resume(ChildPlace, Pace),
@@ -183,8 +184,8 @@ impl ForkStep {
         if left.is_zero() || is_peer { RUNS_MIN_LATE } else { RUNS_MIN }
     }
 
-    /// Estimated time of one sample. It only divides the time among the steps: a wrong estimate gives too few or too
-    /// many samples, not wrong ones.
+    /// Estimated time of one sample. It only divides the time among the steps. A wrong estimate gives too few or too
+    /// many samples, but no wrong samples.
     fn estimate_duration(self) -> Duration {
         let us_per_mib = match self.kind {
             ForkStepKind::Checkpoint(_) => 500,

@@ -49,7 +49,7 @@ impl RpcCase {
         self.clients * self.threads * self.connections_per_thread
     }
 
-    /// Whether server and client are pinned to one CPU each, like all their peers.
+    /// Whether server and client are pinned to one CPU each. The floor and the peers of the case are pinned too.
     pub(crate) fn is_pinned(&self) -> bool {
         let enough = std::thread::available_parallelism().is_ok_and(|processors| processors.get() >= 2);
         enough && self.clients == 1 && self.threads == 1 && self.server_threads == 1
@@ -135,8 +135,9 @@ pub struct RpcRunOutcome {
     pub intervals_per_s: Vec<f64>,
     /// Requests that failed.
     pub errors: u64,
-    /// Answers with a wrong checksum.
+    /// Answers with a wrong length or checksum.
     pub damaged: u64,
-    /// Latencies of the slowest client, in µs: median, 90th, 99th and 99.9th percentile, and maximum.
+    /// Median, 90th, 99th and 99.9th percentile, and maximum of the latencies, in µs. Each is the largest value of all
+    /// clients.
     pub latency_us: [f64; 5],
 }

@@ -1,5 +1,5 @@
 //! Peers: other RPC systems, measured in the same run with the same calls. Calls are empty, windows are equal, and each
-//! side has one thread. Each system has one file. Only the benchmark uses them.
+//! side has one thread. Each system has one file. Only `farfork bench rpc` uses them.
 
 mod tarpc;
 mod tokio_echo;
@@ -67,7 +67,8 @@ async fn serve_on(system: RpcSystem, listener: std::net::TcpListener) -> io::Res
     }
 }
 
-/// Sends requests on one connection, from the start of `run` until it is stopped.
+/// Calls `run`, which waits for the common start. Then sends requests on one connection until the flag `stop` of
+/// `counts` is set.
 pub(crate) fn run_client<T>(
     system: RpcSystem,
     to: SocketAddr,
@@ -104,9 +105,9 @@ async fn run_concurrently(count: usize, task: impl AsyncFn() -> io::Result<()>) 
     Ok(())
 }
 
-/// Runs a future on one thread: all systems are measured with one.
+/// Runs a future on one thread, because all systems are measured with one thread.
 fn block_on<T>(future: impl Future<Output = io::Result<T>>) -> io::Result<T> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    // Spawned tasks may stay on this thread.
+    // A LocalSet keeps spawned tasks on this thread.
     tokio::task::LocalSet::new().block_on(&runtime, future)
 }

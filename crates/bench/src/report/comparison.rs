@@ -3,7 +3,7 @@
 use super::section::ReportSection;
 use super::table::{BetterDirection, ReportCell, ReportFigure};
 
-/// Minimum samples: fewer do not show a spread.
+/// Minimum number of samples for a verdict. Fewer samples do not show a spread.
 const SAMPLES_MIN: usize = 3;
 
 /// The rule, for the readers of a report.

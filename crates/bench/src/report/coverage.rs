@@ -1,5 +1,5 @@
-//! `PUBLISHED_TABLES`: the published tables, and their place in a report. A report counts how many of their rows it
-//! has.
+//! `PUBLISHED_TABLES`: the published tables, and their place in a report. A report says how many rows of each published
+//! table it has.
 
 use super::results::ResultDirectory;
 use super::section::ReportSection;
@@ -70,8 +70,8 @@ impl PublishedTable {
     pub(crate) fn find_coverage(&self, results: &ResultDirectory) -> Option<TableCoverage> {
         let covered = results.sections.iter().filter(|named| named.section.id == self.section);
         let covered = covered.map(|named| TableCoverage { name: named.name.clone(), rows: self.count(&named.section) });
-        // `max_by_key` returns the last of equal elements. Reversed, that is the first section: in the suite's order,
-        // the main run of a benchmark.
+        // `max_by_key` returns the last of equal elements, so the order is reversed to prefer the first section. The
+        // first one in the suite's order is the main run of a benchmark.
         let most = covered.rev().max_by_key(|coverage| coverage.rows)?;
         (most.rows > 0).then(|| TableCoverage { rows: most.rows.min(self.rows), ..most })
     }

@@ -1,6 +1,7 @@
 //! `format_value`: the text of a number in a report.
 
-/// Formats a number with three significant digits, or two if it is small. Thousands are grouped.
+/// Formats a number: below 0.1 with two significant digits, and from 1000 as an integer with grouped thousands. Between
+/// these limits, `format_figure` formats it.
 pub(crate) fn format_value(value: f64) -> String {
     let size = value.abs();
     if size > 0.0 && size < 0.1 {

@@ -91,7 +91,7 @@ fn parse<T: serde::de::DeserializeOwned>(path: &Path, value: Value) -> Result<T,
     serde_json::from_value(value).map_err(|cause| ReportError::Damaged { path: path.to_owned(), cause })
 }
 
-/// Checks that each row has a cell for each column: pages index cells by column.
+/// Checks that each row has a cell for each column, because pages index cells by column.
 fn check_rows(path: &Path, section: ReportSection) -> Result<ReportSection, ReportError> {
     let is_even = |table: &super::table::ReportTable| table.rows.iter().all(|row| row.len() == table.columns.len());
     match section.tables.iter().find(|table| !is_even(table)) {

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 /// Maximum ratio of the highest to the lowest rate of a stable interval: all rates are within a tenth of their middle.
 const RATIO_MAX: f64 = 1.1 / 0.9;
 
-/// Minimum number of intervals.
+/// Minimum number of rates in a stable interval.
 const INTERVALS_MIN: usize = 3;
 
 /// A part of a run, in seconds since its start.
@@ -19,8 +19,8 @@ pub(crate) struct StableInterval {
 }
 
 impl StableInterval {
-    /// Finds the longest run of successive rates that are all within a tenth of their middle, or the first of several
-    /// such runs. `None` if it has fewer than three rates.
+    /// Finds the longest run of successive rates that are all within a tenth of their middle. If several runs are equally
+    /// long, finds the first one. `None` if no run has three rates.
     pub(crate) fn find(rates: &[f64], interval_s: f64) -> Option<Self> {
         let mut longest: &[f64] = &[];
         let mut longest_from = 0;

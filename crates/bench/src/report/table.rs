@@ -111,7 +111,7 @@ impl ReportFigure {
         Self { median, p10, p90, samples: count, unit: unit.to_owned(), better, floor: None, reference: None }
     }
 
-    /// A single value, which is not a sample of several.
+    /// A figure with a single sample.
     pub(crate) fn single(value: f64, unit: &str, better: BetterDirection) -> Self {
         Self::new(Spread { count: 1, median: value, p10: value, p90: value }, unit, better)
     }

@@ -12,7 +12,7 @@ pub(crate) struct SuiteEntry {
     pub(crate) has_samples: bool,
     /// Arguments with `--quick`.
     pub(crate) quick: &'static str,
-    /// Arguments otherwise.
+    /// Arguments without `--quick`.
     pub(crate) full: &'static str,
 }
 

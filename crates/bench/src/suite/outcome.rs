@@ -47,7 +47,7 @@ impl SuiteOutcome {
         self.runs.iter().map(|run| run.seconds).sum()
     }
 
-    /// Reads the outcome of earlier runs in this directory. A damaged file is ignored: the next run replaces it.
+    /// Reads the outcome of earlier runs in this directory. A damaged file is ignored, because the next run replaces it.
     pub(crate) fn read(directory: &Path) -> Self {
         let text = fs::read_to_string(directory.join(format!("{SUITE_FILE}.json"))).unwrap_or_default();
         serde_json::from_str(&text).unwrap_or_default()

@@ -1,5 +1,5 @@
-//! Runs the suite: each benchmark as a process. Its document is written into a file, and its outcome into `suite.json`.
-//! If one fails, the others still run.
+//! Runs the suite: each benchmark as a process. The document of a benchmark is written into a file, and its outcome into
+//! `suite.json`. If a benchmark fails, the others still run.
 
 use std::fs;
 use std::path::{Path, PathBuf};

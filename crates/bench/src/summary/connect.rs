@@ -13,7 +13,7 @@ use crate::reference::{ConnectReference, PUBLISHED_FIGURES};
 use crate::report::section::SectionSource as _;
 use crate::samples::{Samples, Spread};
 
-/// Network cards per node, and so paths between two nodes.
+/// Number of network cards of a node, which is also the number of paths between two nodes.
 const NICS_PER_NODE: usize = 1;
 
 /// All figures of a run.

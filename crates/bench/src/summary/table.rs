@@ -44,7 +44,7 @@ impl FigureTable {
     }
 }
 
-/// Formats a figure with three significant digits: more would be noise.
+/// Formats a figure with two decimals below 10, one below 100, and none from 100. Further digits would be noise.
 pub(crate) fn format_figure(value: f64) -> String {
     match value.abs() {
         0.0..10.0 => format!("{value:.2}"),

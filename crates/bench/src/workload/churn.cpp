@@ -37,7 +37,7 @@ void fill(uint64_t *words, size_t page, uint32_t writing) {
     for (size_t word = 0; word < PAGE_WORDS; word++) words[word] = mixed((uint64_t{writing} << 40) + page * PAGE_WORDS + word + 1);
 }
 
-// Checks the first word, the last word and one between: checking every word would take most of the time.
+// Checks the first word, the last word and one between. To check every word would take most of the time.
 bool is_right(const volatile uint64_t *words, size_t page, uint32_t writing) {
     for (size_t word : {size_t{0}, page % PAGE_WORDS, PAGE_WORDS - 1})
         if (words[word] != mixed((uint64_t{writing} << 40) + page * PAGE_WORDS + word + 1)) return false;
@@ -156,7 +156,7 @@ void churn(const char *what) {
 // - remap: moves blocks to other addresses, and grows and shrinks them (mremap).
 // - collect: like a copying collector. Copies live pages to a new space, twice as large or half, and unmaps the old one.
 // - forks: a hundred processes at the same time, forked from each other, verify pages and change their own copies.
-// - signals: a signal every 200 µs, whose handler verifies a page, while all pages are verified.
+// - signals: a signal every 200 µs, whose handler verifies a page, while the program verifies random pages.
 //
 // Prints `churned US WRONG`: how long it took, and how many pages had wrong contents.
 //

@@ -65,7 +65,7 @@ impl ClusteringProcesses {
 /// NS COST`.
 ///
 /// # Errors
-/// It cannot read or print.
+/// The specification is invalid, or the process cannot read or print.
 pub fn run_clustering(spec: &str) -> io::Result<()> {
     let spec: ClusteringSpec = serde_json::from_str(spec)?;
     print_line("ready")?;
@@ -75,7 +75,7 @@ pub fn run_clustering(spec: &str) -> io::Result<()> {
     print_line(&format!("clustered {} {cost:.0}", started.elapsed().as_nanos()))
 }
 
-/// The sum of the distances of all points to the centers of their chunks.
+/// The sum of the distances of all points to the nearest centers of their chunks.
 fn cluster_stream(spec: ClusteringSpec) -> f64 {
     let mut random = Rng::with_seed(spec.points);
     let (mut left, mut cost) = (spec.points as usize, 0.0);

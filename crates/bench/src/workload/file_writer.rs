@@ -19,7 +19,7 @@ const WRITER: &str = "file-writer";
 /// The file of a writer, and its operations.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct FileWriterSpec {
-    /// The file, which must not exist.
+    /// The file. An existing file is truncated.
     pub(crate) path: PathBuf,
     pub(crate) operation_bytes: u64,
     pub(crate) operations: u64,
@@ -32,9 +32,9 @@ pub(crate) struct FileWriterSpec {
 pub(crate) struct FileWriterResult {
     /// Time from the first write to the end of the last sync.
     pub(crate) total: u64,
-    /// Time of a write and its sync.
+    /// Time of a write, and of its sync if each write is synced.
     pub(crate) operation: OperationLatency,
-    /// Mean time of the sync alone.
+    /// Mean time of the sync alone; 0 if the file is only synced at the end.
     pub(crate) sync_mean: u64,
 }
 
@@ -89,7 +89,7 @@ fn read_result(writer: &mut ChildProgram) -> Result<FileWriterResult, BenchError
 /// Runs the writer of a specification, which is JSON.
 ///
 /// # Errors
-/// It cannot print. Any other failure is printed.
+/// The specification is invalid, or the result cannot be printed. Any other failure is printed.
 pub fn run_file_writer(spec: &str) -> io::Result<()> {
     let spec: FileWriterSpec = serde_json::from_str(spec)?;
     match write_file(&spec) {

@@ -22,7 +22,7 @@ pub(crate) const INTERVAL_S: f64 = 1.0;
 const PREALLOCATED: f64 = 0.8;
 /// Maximum size of an append, in bytes.
 const APPEND_BYTES_MAX: usize = 16 << 10;
-/// Bytes of one read(2).
+/// Maximum size of one read(2), in bytes.
 const READ_BYTES: usize = 1 << 20;
 
 /// A loop of operations.
@@ -101,7 +101,7 @@ fn interval_count(seconds: f64) -> u32 {
 /// OPERATIONS LONGEST_US` once per second, or `failed REASON`.
 ///
 /// # Errors
-/// It cannot print.
+/// The specification is invalid, or the failure cannot be printed.
 pub fn run_filebench(spec: &str) -> io::Result<()> {
     let spec: FilebenchSpec = serde_json::from_str(spec)?;
     match work(&spec) {
@@ -165,7 +165,7 @@ impl OperationTimes {
     }
 }
 
-/// The files, by number. Each loop deletes one and creates one.
+/// The files, by number. Each loop deletes one file and creates one.
 struct FileSet {
     directory: PathBuf,
     existing: Vec<u64>,

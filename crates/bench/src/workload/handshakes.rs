@@ -67,7 +67,7 @@ fn receive(session: &mut AuthenticatedStream<impl Read + Write>, expected: [u8; 
     }
 }
 
-/// Connects and closes repeatedly for the time `run`, in each thread. Prints the number of connections and their
+/// In each thread, connects and closes repeatedly for the time `run`. Prints the number of connections and their
 /// latencies.
 pub(crate) fn run_client(
     to: SocketAddr,
@@ -104,8 +104,8 @@ fn connect_repeatedly(run: Duration, mut connect: impl FnMut() -> io::Result<Tcp
     while before - began < run {
         let stream = connect()?;
         latencies.saturating_record(before.elapsed().as_nanos() as u64);
-        // Close the connection with a reset, so that no port remains in TIME_WAIT: the client would run out of ports
-        // within seconds.
+        // Close the connection with a reset, so that no port remains in TIME_WAIT. Otherwise the client would run out of
+        // ports within seconds.
         set_socket_linger(&stream, Some(Duration::ZERO))?;
         drop(stream);
         before = Instant::now();

@@ -30,9 +30,10 @@ constexpr int FIXED = MREMAP_MAYMOVE | MREMAP_FIXED, LEAVING = MREMAP_MAYMOVE | 
 // Steps between two sleeps, so that other processes get the CPU.
 constexpr int STEPS_A_NAP = 8;
 constexpr long NAP_NS = 1'000'000;
-// Interval of checks whether this process is now a child of the process that waits.
+// Interval at which a waiting process checks whether it is now a child: a copy of the process that began to wait.
 constexpr long PAYLOAD_POLL_NS = 50'000'000;
-// The contents of a page: the parent's, nothing, or what the child wrote in the step with this number.
+// Values of `holds`. The page has the parent's contents, only zeroes, or what the child wrote in the step with this number:
+// FIRST_STEP or higher.
 constexpr uint32_t ORIGINAL = 0, GIVEN_BACK = 1, FIRST_STEP = 2;
 
 size_t pages;
@@ -211,8 +212,8 @@ void set_up(size_t mib) {
     for (size_t page = 0; page < pages; page++) write_page(page, ORIGINAL);
 }
 
-// Returns true at SIGTERM. Returns false if this process is a child of the process that waits, which it detects by a
-// different payload.
+// Waits. Returns true after SIGTERM. Returns false if this process is now a child, a copy of the process that began to
+// wait: a child finds a different payload.
 template <size_t BYTES> bool wait_for_end(const sigset_t &term, const char *path, const char (&payload)[BYTES]) {
     char now[BYTES];
     for (;;) {

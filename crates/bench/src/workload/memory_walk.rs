@@ -17,8 +17,8 @@ pub(crate) enum WalkReport<'a> {
     Wrong(&'a str),
 }
 
-/// The payload of a child that walks for `ms` by random choices from `seed`. With `stays`, the child then waits for
-/// SIGTERM.
+/// The payload of a child that changes and verifies its memory for `ms` milliseconds, by random choices from `seed`. With
+/// `stays`, the child then waits for SIGTERM.
 pub(crate) fn payload(seed: u64, ms: u64, stays: bool) -> String {
     format!("{seed} {ms} {}", u8::from(stays))
 }

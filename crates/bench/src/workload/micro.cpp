@@ -1,8 +1,8 @@
 // The program whose forks are measured. As a parent it fills MIB of private memory and runs commands of one letter from
 // standard input.
 //
-// In a child standard input is /dev/null or a pipe without a writer: the read(2) that the fork interrupted returns 0 at
-// once. The next instruction takes a timestamp, in registers, before the child touches any page.
+// In a child, standard input is /dev/null or a pipe without a writer, so the read(2) that the fork interrupted returns 0
+// at once. The next instruction takes a timestamp, in registers, before the child touches any page.
 #include <farfork.h>
 
 #include <cstdarg>
@@ -286,7 +286,7 @@ void map(size_t bytes, bool in_huge_pages) {
     size_t room = in_huge_pages ? HUGE_PAGE_BYTES : 0;
     void *at = mmap(nullptr, bytes + room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (at == MAP_FAILED) exit_with_error("mmap");
-    // Forbid huge pages otherwise: fewer pages would lower the cost.
+    // Small pages must remain small, because fewer pages would lower the cost.
     madvise(at, bytes + room, in_huge_pages ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
     uintptr_t start = reinterpret_cast<uintptr_t>(at);
     if (in_huge_pages) start = (start + HUGE_PAGE_BYTES - 1) & ~(HUGE_PAGE_BYTES - 1);

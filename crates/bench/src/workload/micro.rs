@@ -100,7 +100,7 @@ impl Display for TouchAccess {
 pub(crate) struct ChildReport {
     /// Time at which the child's first instruction ran, by CLOCK_REALTIME.
     pub(crate) first_unix_ns: i64,
-    /// Time at which the child could have reported.
+    /// Time at which the child could have reported, by CLOCK_REALTIME.
     pub(crate) reported_unix_ns: i64,
     /// Duration of the child's touches; 0 if it did not touch its pages.
     pub(crate) touch_ns: i64,
@@ -190,7 +190,7 @@ impl Micro {
         })
     }
 
-    /// Measures the time in which a local fork touches every page like a child, in ms.
+    /// Measures the time in which a local fork touches every page as a child does, in ms.
     pub(crate) fn measure_touch_ms(&mut self) -> Result<f64, BenchError> {
         let [ns, _faults, wrong] = self.program.request(b't', "touched")?;
         require_no_wrong_pages(wrong, "pages of a local fork")?;

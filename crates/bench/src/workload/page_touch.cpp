@@ -1,8 +1,8 @@
 // A program whose children touch single pages, and print how long each touch took.
 //
-// As a parent it fills MIB of private memory and waits on standard input. In a child that is /dev/null, so the read(2)
-// returns 0, and the child reads PAYLOAD. If the file does not exist, this is the parent and its caller has gone, so it
-// exits.
+// As a parent it fills MIB of private memory and waits on standard input. In a child, standard input is /dev/null, so the
+// read(2) returns 0, and the child reads PAYLOAD. If the file does not exist, this is the parent and its caller has gone,
+// so it exits.
 #include "parent.h"
 
 #include <cinttypes>

@@ -18,9 +18,9 @@ template <size_t BYTES> bool find_payload(const char *path, char (&payload)[BYTE
     return true;
 }
 
-// Prints that the parent is ready, and waits on standard input. In a child that is /dev/null, so the read(2) returns 0,
-// and the child reads its payload. Returns whether there is a payload. If there is none, this is the parent, and its
-// caller has gone.
+// Prints that the parent is ready, and waits on standard input. In a child, standard input is /dev/null, so the read(2)
+// returns 0, and the child reads its payload. Returns whether there is a payload. If there is none, this is the parent,
+// and its caller has gone.
 template <size_t BYTES> bool wait_for_payload(const char *path, char (&payload)[BYTES]) {
     puts("ready");
     fflush(stdout);

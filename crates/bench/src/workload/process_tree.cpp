@@ -1,7 +1,7 @@
 // A tree of processes whose pause is measured. The first process forks PROCESSES - 1 others.
 //
 // Each process fills MIB of private memory, and all share a mapping of SHARED_MIB. The first process runs commands of
-// one letter from standard input, and passes them on to the others, one after another.
+// one letter from standard input. It passes `w` and `f` on to the others, one after another.
 #include "../baseline/endpoint.h"
 
 #include <csignal>
@@ -31,7 +31,7 @@ unsigned char *map(size_t bytes, int kind) {
     if (bytes == 0) return nullptr;
     void *at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, kind | MAP_ANONYMOUS, -1, 0);
     if (at == MAP_FAILED) fail("mmap");
-    // Use small pages: fewer pages would lower the cost of a fork.
+    // Use small pages, because fewer pages would lower the cost of a fork.
     madvise(at, bytes, MADV_NOHUGEPAGE);
     memset(at, 0x5a, bytes);
     return static_cast<unsigned char *>(at);
@@ -54,7 +54,7 @@ int64_t time_fork() {
 
 int64_t time_copy() {
     if (shared_bytes == 0) return 0;
-    // Mapped only temporarily: the floor's memory must not be part of the process.
+    // Mapped only temporarily, because the floor's memory must not be part of the process.
     unsigned char *copy = map(shared_bytes, MAP_PRIVATE);
     int64_t began_ns = now_ns();
     memcpy(copy, shared_memory, shared_bytes);

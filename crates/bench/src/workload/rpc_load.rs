@@ -1,7 +1,7 @@
 //! Makes calls like a client, and answers them like a server: empty calls, and calls whose answers are random bytes.
 //!
-//! The server generates each answer: random bytes, then a checksum of eight bytes, which is their CRC-32C and its
-//! complement. The client computes the checksum again.
+//! The server generates each answer: random bytes, then a checksum of eight bytes. The checksum is the CRC-32C of the
+//! random bytes, and its complement. The client computes the checksum again.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener};
@@ -32,7 +32,7 @@ const METHOD_RANDOM: u32 = 779;
 /// Size of an answer's checksum, in bytes.
 pub(crate) const CHECKSUM_BYTES: usize = 8;
 
-/// Parallel generators of random numbers, so that the compiler can vectorise them.
+/// Number of parallel generators of random numbers. Several generators let the compiler vectorise them.
 const RANDOM_LANES: usize = 8;
 
 /// Maximum sleep of a client's thread, after which the thread checks whether to stop.
@@ -123,11 +123,13 @@ struct LoadThread<'a> {
 struct LoadConnection {
     client: Client,
     sessions: Vec<SessionHandle>,
-    /// The client's connection whose socket is registered in the epoll instance, and whether it waits for writability.
+    /// The number of the client's connection whose socket is registered in the epoll instance, and whether the
+    /// registration includes writability.
     epoll_interest: (u64, bool),
 }
 
-/// Sends requests, from the start of `run` until it is stopped.
+/// Connects, and calls `run`, which waits for the common start. Then sends requests until the flag `stop` of `counts` is
+/// set.
 pub(crate) fn run_client<T>(
     to: SocketAddr,
     load: &ClientLoad,
@@ -225,7 +227,7 @@ impl LoadThread<'_> {
         Ok(())
     }
 
-    /// Polls connections that wait for no socket, so that they reconnect.
+    /// Polls all connections, so that those without a socket reconnect.
     fn reconnect_failed(&mut self, now: Instant) -> io::Result<()> {
         (0..self.lanes.len()).try_for_each(|number| self.poll_connection(number, now).map(drop))
     }

@@ -25,7 +25,7 @@ namespace waits {
 
 constexpr long LIMIT_MS = 300;
 constexpr int64_t LIMIT_NS = LIMIT_MS * 1'000'000;
-// A wait may end this much too early: the precision of the clocks of system calls.
+// A wait may end this much too early, because the clocks of system calls are not precise.
 constexpr int64_t TOO_EARLY_NS = 2'000'000;
 // A wait may end this much too late, because threads wait for a CPU on a busy machine. A wait that restarted its time
 // limit at each stop would take longer.

@@ -1,6 +1,7 @@
 //! `farfork bench` and `farfork stress`: run the program `farfork-bench`, which is next to this one.
 //!
-//! It is a program of its own because its baselines and its other RPC systems take as long to build as farfork itself.
+//! `farfork-bench` is a separate program, because its baselines and the RPC systems that it measures take as long to build
+//! as farfork itself.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -15,7 +16,7 @@ use tonic::Code;
 
 use crate::GlobalArgs;
 
-/// The program's name.
+/// File name of the program.
 const PROGRAM: &str = "farfork-bench";
 
 /// The arguments of a command of `farfork-bench`, which parses them itself.

@@ -33,7 +33,7 @@ pub(crate) struct Check {
     namespaces: NamespacesArgument,
 }
 
-/// Namespaces that children must have.
+/// The value of `--namespaces`: the policy for namespaces that children would lack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(super) enum NamespacesArgument {
     /// Refuse the process.

@@ -16,7 +16,7 @@ use super::up::LocalClusterArgs;
 use crate::process_names::ProcessNames;
 use crate::{GlobalArgs, output};
 
-/// Longest wait for the client of a volume to end after umount(8): the client only frees its memory.
+/// Time limit for the client of a volume to end after umount(8). In this time, the client only frees its memory.
 const CLIENT_END_LIMIT: Duration = Duration::from_secs(5);
 const CLIENT_END_INTERVAL: Duration = Duration::from_millis(20);
 
@@ -55,8 +55,8 @@ impl Down {
     }
 }
 
-/// Refuses to destroy data: programs may still write to a mounted volume. umount(8) returns before the client has
-/// ended, so this waits up to [`CLIENT_END_LIMIT`].
+/// Refuses a cluster with a mounted volume, because programs may still write to the volume. umount(8) returns before
+/// the client has ended, so this function waits up to [`CLIENT_END_LIMIT`].
 fn refuse_mounted_volumes(cluster: &LocalCluster) -> anyhow::Result<()> {
     let deadline = Instant::now() + CLIENT_END_LIMIT;
     loop {
@@ -74,7 +74,7 @@ fn refuse_mounted_volumes(cluster: &LocalCluster) -> anyhow::Result<()> {
     }
 }
 
-/// Names each volume that has a client, and the node where it is mounted.
+/// Returns a sentence for each volume that has a client. It names the volume, and the node where it is mounted.
 fn mounted_volumes(cluster: &LocalCluster) -> io::Result<Vec<String>> {
     let mut mounts = Vec::new();
     for node in cluster.nodes() {

@@ -51,7 +51,7 @@ pub(crate) struct Inspect {
 struct ChildDetailView {
     #[serde(flatten)]
     child: ChildView,
-    /// Null if the pager no longer has counters for the child. The same applies to the next two fields.
+    /// This field and the next three are null if the pager no longer has counters for the child.
     faults: Option<u64>,
     pages_fetched: Option<u64>,
     bytes_fetched: Option<u64>,
@@ -76,7 +76,7 @@ struct SeedDetailView {
     working_set_bytes: u64,
     /// Memory that only the seed's template holds; null if the seed has no template.
     own_bytes: Option<u64>,
-    /// The most memory that the template can hold; 0 from a node of an earlier release.
+    /// Maximum memory that the template can hold; 0 from a node of an earlier release.
     held_bytes_max: u64,
     /// Number of files that the seed's owner keeps open for children.
     held_files: u64,

@@ -20,7 +20,7 @@ struct DifferenceView {
     child: Option<String>,
 }
 
-/// Fields that differ and may differ.
+/// Fields that differ, and that a tolerance allows to differ.
 #[derive(Debug, Serialize)]
 struct ToleratedView {
     pattern: String,

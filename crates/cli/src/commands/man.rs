@@ -45,8 +45,8 @@ impl Man {
     }
 }
 
-/// Writes the pages of this program, then those of `farfork-bench` if it is installed. Where both have a page,
-/// `farfork-bench` overwrites it, because its page has more detail.
+/// Writes the pages of this program, then those of `farfork-bench` if it is installed. `farfork-bench` overwrites the
+/// pages of `bench` and `stress`, because its pages have more detail.
 fn write_all(directory: &Path, pages: &[ManualPage<'_>], json: bool) -> anyhow::Result<()> {
     let mut names = manual::write_pages(directory, pages)?;
     if let Some(program) = bench_program::installed_program()? {
@@ -60,7 +60,7 @@ fn write_all(directory: &Path, pages: &[ManualPage<'_>], json: bool) -> anyhow::
     Ok(())
 }
 
-/// Runs `farfork-bench`, which writes its pages. Returns their names.
+/// Runs `farfork-bench`, which writes its pages. Returns the names of the pages.
 fn pages_of_bench_program(program: &Path, directory: &Path) -> anyhow::Result<Vec<String>> {
     let mut command = Command::new(program);
     command.args(["--json", "man", "--output"]).arg(directory).stderr(Stdio::inherit());

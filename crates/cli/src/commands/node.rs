@@ -31,9 +31,8 @@ use crate::size::parse_size;
 /// Maximum size of a token file, in bytes.
 const TOKEN_BYTES_MAX: u64 = 1024;
 
-/// How long an idle thread for blocking calls lives. Idle threads are used in turn: with a call every half second, each
-/// thread that started within this time stays alive. With tokio's default of 10 s, that is twenty threads, each with a
-/// stack and a heap.
+/// Time after which an idle thread for blocking calls ends. Calls use the idle threads in turn. So with a call every
+/// half second, tokio's default of 10 s would keep up to twenty threads alive, each with a stack and a heap.
 const BLOCKING_THREAD_KEEPALIVE: Duration = Duration::from_secs(2);
 
 /// Run the daemon of a node until SIGTERM or SIGINT.
@@ -149,7 +148,7 @@ pub(crate) struct Node {
     /// A removed node returns by itself when it answers again.
     #[arg(long, env = "FARFORK_DETECT_MS", value_name = "MS", default_value_t = VolumeOptions::DETECTION_MS, value_parser = clap::value_parser!(u64).range(100..=600_000))]
     detect_ms: u64,
-    /// Time in which the replicas of each volume are compared once, in hours; 0 for never.
+    /// Interval between two comparisons of the replicas of a volume, in hours; 0 for never.
     ///
     /// The node of the chain's head compares them. It repairs a damaged replica on a node that has not mounted the volume.
     #[arg(long, env = "FARFORK_SCRUB_HOURS", value_name = "HOURS", default_value_t = VolumeOptions::SCRUB_HOURS)]
@@ -157,8 +156,9 @@ pub(crate) struct Node {
     /// Method to copy data from the logs of volumes into their files: memcpy, async, async-batch, event or none.
     ///
     /// memcpy writes with pwrite(2). The next three write with io_uring(7): `async` polls for the end of each write,
-    /// `async-batch` polls for the end of up to 30 writes, and `event` sleeps until they end. `none` shares blocks between logs and
-    /// files, which needs a file system with reflinks, such as XFS or Btrfs. It keeps the size of each log free on the disk.
+    /// `async-batch` polls for the end of up to 30 writes, and `event` sleeps until they end. `none` shares blocks between
+    /// logs and files. It needs a file system with reflinks, such as XFS or Btrfs, and keeps as much disk space free as the
+    /// logs have.
     #[arg(long, env = "FARFORK_VOLUME_COPY", value_name = "METHOD", default_value_t = CopyMethod::default())]
     volume_copy: CopyMethod,
     /// How this node compresses the log data of volumes that it sends to the next replica: off or lz4.
@@ -168,8 +168,8 @@ pub(crate) struct Node {
     volume_compress: LogCompression,
     /// Processes that replicate and publish volumes: on or inline.
     ///
-    /// `on` starts an offload process, and another process that writes files. `inline` uses threads of the daemon, as a baseline
-    /// of measurements: while the daemon does not run, nothing is replicated.
+    /// `on` starts an offload process, and another process that writes files. `inline` uses threads of the daemon, as a
+    /// baseline for measurements. With `inline`, nothing is replicated while the daemon does not run.
     #[arg(long, env = "FARFORK_VOLUME_OFFLOAD", value_name = "MODE", default_value_t = OffloadMode::default())]
     volume_offload: OffloadMode,
     /// CPUs of the process that replicates volumes, such as 1 or 2-3 [default: all].
@@ -230,7 +230,7 @@ impl Node {
             },
         };
         let object = format!("node {}", options.name);
-        // More threads than CPUs cannot run at once, so more malloc arenas are useless.
+        // At most as many threads as CPUs run at once, so more malloc arenas than CPUs are useless.
         allocator::limit_arenas(thread::available_parallelism().map_or(1, usize::from));
         let mut runtime = tokio::runtime::Builder::new_multi_thread();
         let runtime = runtime.enable_all().thread_keep_alive(BLOCKING_THREAD_KEEPALIVE).build()?;

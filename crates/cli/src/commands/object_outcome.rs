@@ -1,5 +1,5 @@
-//! `ObjectOutcome`: the result of a command for one of its objects. Such a command does the same to several objects,
-//! and continues after the failure of one.
+//! `ObjectOutcome`: the result of a command for one of its objects. The command makes a request for each object, and
+//! continues after the failure of one.
 
 use std::process::ExitCode;
 

@@ -25,7 +25,7 @@ pub(crate) struct Pager {
 }
 
 impl Pager {
-    /// Must run in the only thread of this process: the pager copies itself by clone(2).
+    /// Must run in the only thread of this process, because the pager copies itself by clone(2).
     pub(crate) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
         // Starts a new session, so that a signal to the daemon's session does not end the pager. setsid(2) fails if
         // this process already leads a session.

@@ -155,7 +155,8 @@ impl Prepare {
     }
 }
 
-/// Prints only the id on standard output, for `SEED=$(farfork prepare …)`, and figures for people on standard error.
+/// Prints only the id on standard output, for `SEED=$(farfork prepare …)`. Prints figures and notes for people on
+/// standard error.
 fn print(seed: &Seed) {
     eprintln!(
         "{}: {}, {} of memory; stopped for {}; prepare took {}",

@@ -54,7 +54,7 @@ impl Settle {
     pub(crate) async fn run(self, global: GlobalArgs) -> anyhow::Result<ExitCode> {
         let mut client = global.connection.open().await?;
         let began = Instant::now();
-        // Without a time limit: until the node has accepted the request, it would not continue without this command.
+        // --timeout does not apply yet: the node continues without this command only after it has accepted the request.
         let mut progress = SettleUpdates::start(&mut client, &self.child).await?;
         let limit = self.timeout.map_or(Duration::MAX, Duration::from_millis);
         let settled = tokio::select! {

@@ -19,7 +19,7 @@ use crate::GlobalArgs;
 use crate::connection::{block_on, default_run_dir};
 use crate::output::{self, Table};
 
-/// Longest wait until all nodes of a new cluster have discovered each other. That takes a few heartbeats.
+/// Time limit for the nodes of a new or restarted cluster to discover each other. A discovery takes a few heartbeats.
 const DISCOVERY_LIMIT: Duration = Duration::from_secs(15);
 
 /// Interval between two queries of a node.

@@ -84,7 +84,8 @@ pub(crate) fn exit_code_of_all(ends: &[WaitOutcome]) -> ExitCode {
     if ends.iter().all(is_well) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Waits for all children. Unless `quiet`, prints each outcome when it arrives.
+/// Waits for all children, and prints each outcome when it arrives. If `quiet`, prints only errors and the reason for
+/// lost memory, on standard error.
 pub(crate) async fn wait_for_all(
     client: &mut Client,
     children: &[String],
@@ -126,8 +127,8 @@ fn take_text(bytes: &mut Vec<u8>) -> Option<String> {
     (!bytes.is_empty()).then(|| String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// Prints how a child ended. With `results`, standard output is only for the results: failures are printed on standard
-/// error, and successes not at all.
+/// Unless `quiet`, prints how a child ended. With `results`, standard output is only for the results, so prints failures
+/// on standard error, and nothing for a success. Always prints why memory was lost.
 fn print_outcome(child: &Child, results: bool, quiet: bool) {
     let is_well = child.exit.as_ref().and_then(output::exit_code) == Some(0);
     let text = format!("{}  {}", child.id, exit_text(child.exit.as_ref()));

@@ -1,4 +1,4 @@
-//! The memory of a child: the counters of its pager, and how much is local, shared or remote.
+//! The memory of a child: the counters of its pager, and how much is shared, private or not fetched yet.
 
 use farfork_api::v1::{MemoryUse, PagerStats};
 use serde::Serialize;

@@ -8,7 +8,7 @@ use super::{Table, format_microseconds};
 /// Width of a bar, in characters. With it, the table fits into eighty columns.
 const BAR_CHARACTERS: usize = 32;
 
-/// Minimum share of the whole request, in percent, from which the time outside of a phase's parts is shown. Less is
+/// The time outside of a phase's parts is shown if it is at least this share of the whole request, in percent. Less is
 /// noise.
 const REST_PERCENT_MIN: u64 = 1;
 

@@ -1,5 +1,5 @@
-//! Draws a changing state on the terminal until a command is interrupted. A picture fits the terminal and does not
-//! flicker. Earlier contents of the terminal remain.
+//! Draws a changing state on the terminal. Each picture is cut to the terminal's size, and overwrites the previous picture
+//! without flicker. The scrollback of the terminal remains.
 
 use std::io::{self, IsTerminal as _, stdout};
 

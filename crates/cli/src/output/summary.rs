@@ -13,7 +13,7 @@ pub(crate) struct PhaseSummary {
     pub(crate) depth: u32,
     /// Number of children that have this phase.
     pub(crate) children: usize,
-    /// Median of the children's times; the upper one of the two middle times if their number is even.
+    /// Median of the children's times; the upper one of the two middle times if the number of children is even.
     pub(crate) median_us: u64,
     pub(crate) max_us: u64,
     /// The node where the phase took longest.
@@ -28,7 +28,7 @@ struct SummaryRow {
 }
 
 /// Merges the phases of several children. Parts follow the phase that contains them. If a child has a phase several
-/// times, their times are added up.
+/// times, the times are added up.
 pub(crate) fn summarize<'a>(children: impl IntoIterator<Item = &'a [Phase]>) -> Vec<PhaseSummary> {
     let mut rows: Vec<SummaryRow> = Vec::new();
     for phases in children {
@@ -69,7 +69,8 @@ fn rows_of(phases: &[Phase]) -> Vec<SummaryRow> {
     rows
 }
 
-/// Inserts a row after row `before` and after the deeper rows that follow `before`. Returns the index of the new row.
+/// Inserts a row after row `before`, and after the rows that follow `before` and are deeper than the new row. Returns the
+/// index of the new row.
 fn insert_row(rows: &mut Vec<SummaryRow>, before: Option<usize>, path: Vec<String>) -> usize {
     let mut at = before.map_or(0, |before| before + 1);
     while rows.get(at).is_some_and(|row| row.path.len() > path.len()) {

@@ -34,7 +34,7 @@ pub(crate) fn format_time_of_day() -> String {
     format!("{:02}:{:02}:{:02}", now / 3600 % 24, now / 60 % 60, now % 60)
 }
 
-/// Longest command line in a table or sentence, in characters; `--json` has all of it.
+/// Maximum length of a command line in a table or sentence, in characters. `--json` has all of it.
 const COMMAND_CHARACTERS_MAX: usize = 40;
 
 /// Programs that run a script. A version at the end of the name, as in `python3.11`, does not matter.

@@ -101,8 +101,8 @@ pub(crate) struct ChildView {
     /// Process id on the child's host.
     pub(crate) pid: u32,
     pub(crate) state: &'static str,
-    /// Exit status as a shell reports it: the child's own status, or 128 + the signal. Null while it runs, and for a
-    /// lost child.
+    /// Exit status as a shell reports it: the child's own status, or 128 + the signal. Null while the child runs, and
+    /// for a lost child.
     pub(crate) exit_code: Option<u32>,
     /// The signal that killed the child.
     pub(crate) signal: Option<u32>,
@@ -119,7 +119,7 @@ pub(crate) struct ChildView {
     pub(crate) memory_lost: Option<String>,
     /// Whether the child has all of its memory, and no longer needs its seed.
     pub(crate) settled: bool,
-    /// Null if the child has no limit of its own. The same applies to the next fields.
+    /// Null if the child has no limit of its own. The same applies to the next two fields.
     pub(crate) memory_bytes_max: Option<u64>,
     pub(crate) cpus_max: Option<f64>,
     pub(crate) processes_max: Option<u64>,
@@ -133,7 +133,7 @@ pub(crate) struct ChildView {
     pub(crate) network: &'static str,
     /// Published ports of the node and of the child, in the format of `--publish`.
     pub(crate) publish: Vec<String>,
-    /// Destinations outside of its network that the child may reach, in the format of `--egress`.
+    /// Destinations outside of the child's network that the child may reach, in the format of `--egress`.
     pub(crate) egress: Vec<String>,
 }
 

@@ -17,7 +17,7 @@ use crate::error::BenchError;
 /// The program name, which is searched in PATH.
 const CRIU: &str = "criu";
 
-/// Time limit of each command: a lazy clone of 1 GiB takes a minute or more.
+/// Time limit of each command. A lazy clone of 1 GiB takes a minute or more.
 const COMMAND_LIMIT: Duration = Duration::from_secs(300);
 
 /// The address of the page server.

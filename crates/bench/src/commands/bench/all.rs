@@ -19,9 +19,10 @@ use crate::{GlobalArgs, program_path};
 
 /// Run all benchmarks and stress tests, and make a report of their results.
 ///
-/// Each benchmark is a process of its own. The report has its command, so that you can repeat it alone. The command writes
-/// the result of each benchmark into the directory of --out as NAME.json, and its samples as NAME.jsonl. Then it makes the
-/// report, as `farfork bench report` does. If a benchmark fails, the others still run, and the report names the failure.
+/// Each benchmark is a process of its own. This command writes the result of each benchmark into the directory of --out as
+/// NAME.json, and the samples as NAME.jsonl. Then it makes the report, as `farfork bench report` does. The report has the
+/// command line of each benchmark, so that you can repeat a benchmark alone. If a benchmark fails, the others still run,
+/// and the report names the failure.
 ///
 /// With --quick, everything takes at most ten minutes and 16 GiB on two processors; otherwise several times as long. With
 /// --only, the results of other benchmarks in the directory stay as they are.

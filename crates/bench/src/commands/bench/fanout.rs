@@ -35,10 +35,10 @@ impl From<NetworkMode> for ChildNetwork {
 /// client does. It checks every result, and each result differs. A wrong result fails the run.
 ///
 /// The report has floors next to each figure, measured in turn in the same run. Two floors are local forks of the same
-/// memory that do the same work, as many at the same time as a node starts: alone, and into the namespaces of an
-/// existing container. A further floor is the work of the kernel for a child in its own container, two at the same
-/// time. This work is a control group, namespaces, /proc, a network, process 1, the fork, and the end of all of them.
-/// If it is not permitted, or the machine has no unified hierarchy of control groups, the report says so.
+/// memory that do the same work: with and without the namespaces of an existing container. As many run at the same time
+/// as a node starts. A further floor is the work of the kernel for a child in its own container, two at the same time.
+/// This work is a control group, namespaces, /proc, a network, process 1, the fork, and the end of all of them. If this
+/// work is not permitted, or the machine has no unified hierarchy of control groups, the report says so.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:

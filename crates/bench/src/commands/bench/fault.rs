@@ -17,10 +17,10 @@ use crate::{GlobalArgs, program_path};
 /// arrives at the same node. Also, children of several seeds fetch all of their memory at the same time. The report has the
 /// time of the slowest child next to the mean.
 ///
-/// The report has two more figures next to each of these, measured in turn in the same run. The floor is the time that two
-/// minimal programs need to exchange a request for a page over the same link and to map a copy of the page. The other figure
-/// is the time of a touch in a thread whose page faults these programs serve. Both are measured alone, and while two more
-/// minimal programs transfer pages over that link and map them.
+/// Next to each time of a touch, the report has two more figures, measured in turn in the same run. The floor is the time
+/// that two minimal programs need to exchange a request for a page over the same link and to map a copy of the page. The
+/// other figure is the time of a touch in a thread whose page faults these programs serve. Both are measured alone, and
+/// while two more minimal programs transfer pages over that link and map them.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:

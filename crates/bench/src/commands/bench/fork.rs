@@ -81,12 +81,13 @@ pub(crate) struct BenchFork {
     /// Number of threads of the program. All threads except the first wait.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1024))]
     threads: u64,
-    /// Number of additional mappings of the program. Its memory, and the mappings of every program, do not count.
+    /// Number of additional mappings of the program. The mapping of the touched memory, and the mappings that every program
+    /// has, do not count.
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..=MAPPINGS_MAX))]
     mappings: u64,
     /// Measure the resume of the first child of each seed on a node [default: of later children].
     ///
-    /// The first child has to fetch the seed's description.
+    /// For the first child on another node, the node has to fetch the seed's descriptor.
     #[arg(long)]
     first: bool,
     /// Request the first children as users do, on nodes that keep zygotes. Needs --first.
@@ -119,7 +120,7 @@ impl BenchFork {
     pub(crate) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
         privilege::require_root("it traces a process, and makes namespaces and control groups")?;
         let farfork = program_path::farfork()?;
-        // Use a single thread: with several, the figures would include hand-overs between threads.
+        // Use a single thread. With several threads, the figures would include hand-overs between them.
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let report = runtime.block_on(self.measure(farfork))?;
         output::print_report(global.json, || report.to_json(), || report.to_text());

@@ -1,10 +1,10 @@
-//! `farfork bench forker`: a client process of `farfork stress fork`.
+//! `farfork bench forker`: a client process of `farfork stress fork`, `stress functions` and `bench peak`.
 
 use std::process::ExitCode;
 
 use clap::Args;
 
-/// Run a client process of `farfork stress fork`, which starts this command.
+/// Run a client process that forks children. `stress fork`, `stress functions` and `bench peak` start this command.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:

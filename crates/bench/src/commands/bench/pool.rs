@@ -10,11 +10,11 @@ use farfork_terminal::{output, privilege};
 use super::progress_bar;
 use crate::{GlobalArgs, program_path};
 
-/// Measure how long a node takes to create a child in a ready container, and to pause and resume a child.
+/// Measure how long a node takes to create a child in a ready container, and to pause and unpause a child.
 ///
 /// The benchmark starts a node on this machine. In each round it creates a child back to back with another child, a child
 /// after 150 ms of idleness, and four times as many children at the same time as containers are ready. It also sends a
-/// request to a paused child, resumes the child, and pauses it again when it has answered. It checks every result.
+/// request to a paused child, unpauses the child, and pauses it again when it has answered. It checks every result.
 ///
 /// The report has floors next to each figure, measured in turn in the same run. For creation, these are local forks of the
 /// same memory, alone and into the namespaces of an existing container. For a pause, these are local forks that are stopped

@@ -13,8 +13,8 @@ use crate::{GlobalArgs, program_path};
 /// Measure how long a prepare stops trees of processes.
 ///
 /// The benchmark starts two nodes on this machine, and trees of several sizes. In each round it prepares each tree in turn.
-/// Before that, each process of the tree forks itself with fork(2). The floor of the pause is the sum of the times of these
-/// forks and the time to copy the memory that the processes share.
+/// Before a prepare, each process of the tree forks itself with fork(2). The floor of the pause is the sum of the times of
+/// these forks and the time to copy the memory that the processes share.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:

@@ -18,8 +18,8 @@ use crate::{GlobalArgs, program_path};
 /// sends the same bytes over sockets along the nodes, and stores nothing. A tmpfs and the file system of --disk keep one
 /// copy.
 ///
-/// The published sizes, 1 GiB for latency and 12 GiB for throughput, are scaled down by default: three replicas are in
-/// memory.
+/// The published sizes, 1 GiB for latency and 12 GiB for throughput, are scaled down by default, because three replicas are
+/// in memory.
 #[derive(Args)]
 #[command(after_help = "\
 Experiments:
@@ -65,8 +65,8 @@ pub(crate) struct BenchVolume {
     /// Time for which the mail server and the file server work, in seconds [default: 20, or 3 with --quick].
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     seconds: Option<f64>,
-    /// Time of each fault and of the recovery from it, in seconds. A process is stopped, and a node away, for half of it
-    /// [default: 10, or 4 with --quick].
+    /// Time of each fault and of the recovery from it, in seconds. A process is stopped, or a daemon does not run, for half
+    /// of this time [default: 10, or 4 with --quick].
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     period: Option<f64>,
     /// Load of the replicas during a run: none, or a program that computes on each replica.
@@ -95,7 +95,7 @@ pub(crate) struct BenchVolume {
     /// Number of runs of each row [default: 5, or 1 with --quick].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1000))]
     runs: Option<u64>,
-    /// Write less, and once.
+    /// Write less, and make one run of each row.
     #[arg(long)]
     quick: bool,
     /// Write each sample to this file, as a line of JSON.

@@ -27,8 +27,8 @@ use crate::{GlobalArgs, program_path};
 ///
 /// The test passes if no child found a wrong byte, and each child ended as expected. A child that was disturbed may also
 /// end as that disturbance permits, with the reason reported. After a run of five minutes or more, the nodes must fork at
-/// least nine tenths as many children per second as before the first round. They must also have no more resources
-/// afterwards than before: processes, namespaces, mounts, control groups, files, descriptors, threads and memory.
+/// least nine tenths as many children per second as before the first round. After each run, the nodes must have no more
+/// processes, namespaces, mounts, control groups and files than before, and hardly more descriptors, threads and memory.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:

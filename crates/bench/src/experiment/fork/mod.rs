@@ -94,7 +94,7 @@ impl<'a> ForkRun<'a> {
     }
 
     /// Touches as much memory as the largest size needs. The first touch of memory that a hypervisor has not yet given
-    /// to this machine takes ten times as long.
+    /// to this machine takes much longer than later ones.
     fn warm_up(&self) -> Result<(), BenchError> {
         let largest = self.plan.sizes_mib.iter().max().copied().unwrap_or(0);
         self.start_micro(largest * (MEMORY_FACTOR - 1)).map(drop)

@@ -1,5 +1,5 @@
-//! Compares strategies. For each it forks a fresh seed twice on the other node; each child touches every page once. The
-//! second child profits from the seed's known working set and, if the strategy caches, from the node's page cache.
+//! Compares strategies. For each strategy, it forks a new seed twice on the other node. Each child touches every page
+//! once. The second child profits from the seed's known working set and, if the strategy caches, from the page cache.
 
 use farfork_api::v1::PagerStats;
 
@@ -14,7 +14,7 @@ use crate::workload::micro::{ChildReport, PAGE_BYTES, PAYLOAD_TOUCH, ns_to_ms};
 /// Maximum rounds per strategy and size: each makes and drops a seed.
 const ROUNDS_MAX: usize = 5;
 
-/// The figures of one child.
+/// The figures of one child, in the order of the fields of [`StrategyChildFigures`] after `samples`.
 struct StrategySample([f64; 9]);
 
 impl ForkRun<'_> {
@@ -27,7 +27,7 @@ impl ForkRun<'_> {
             self.plan.strategies.iter().map(|_| Default::default()).collect();
         for _ in 0..self.plan.runs.min(ROUNDS_MAX) {
             for (strategy, of_strategy) in self.plan.strategies.iter().zip(&mut taken) {
-                // Start a new program: otherwise, the seed would start with the working set of its process's previous
+                // Start a new program. The seed of the same program would start with the working set of the previous
                 // seed.
                 fork_subject.parent = self.start_micro(fork_subject.mib)?;
                 let seed = self.cluster.prepare(fork_subject.parent.pid()).await?.seed;

@@ -19,14 +19,14 @@ use crate::experiment::local_cluster::{SCRATCH_PARENT, request_failure};
 /// Size of a node's page cache: small enough to be full at times.
 const CACHE_SIZE: &str = "16MiB";
 
-/// Maximum zygotes of a node: at times fewer than there are seeds.
+/// Maximum number of zygotes of a node. At times, there are more seeds than this.
 const ZYGOTES_MAX: &str = "4";
 
-/// Idle time after which a zygote ends, in seconds. Some end during a round, others with their seeds. The resource
-/// counts wait until all have ended.
+/// Idle time after which a zygote ends, in seconds. Some zygotes end during a round, others with their seeds. The
+/// resources are counted after all zygotes have ended.
 const ZYGOTE_IDLE_S: &str = "5";
 
-/// Time limit for zygotes without a seed to end.
+/// Time limit for all zygotes of a node to end.
 const ZYGOTES_LIMIT: Duration = Duration::from_secs(40);
 
 /// Time limit for nodes to rediscover each other: several heartbeats.
@@ -35,7 +35,8 @@ const DISCOVERY_LIMIT: Duration = Duration::from_secs(30);
 /// How often discovery is checked.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Time limit of each request: longer than a node takes to give up a page, so that its report is received.
+/// Time limit of each request. It is longer than the time after which a node gives up a page, so the node's report of the
+/// lost page is received.
 pub(super) const REQUEST_LIMIT: Duration = Duration::from_secs(120);
 
 /// Time limit for a killed process to end.
@@ -102,7 +103,8 @@ impl SoakCluster {
         Ok(())
     }
 
-    /// Waits until no node has a zygote. Zygotes are not leaks, but their resources could hide one.
+    /// Waits until no node has a zygote, for each node at most [`ZYGOTES_LIMIT`]. Zygotes are not leaks, but their
+    /// resources could hide a leak.
     pub(super) async fn wait_for_no_zygotes(&self) -> Result<(), BenchError> {
         let give_up = Instant::now() + ZYGOTES_LIMIT;
         for node in 0..NODES {
@@ -129,7 +131,7 @@ impl SoakCluster {
         Ok(())
     }
 
-    /// Kills a node's pager, if one runs. Its keeper restarts it.
+    /// Kills a node's pager, if one runs. The keeper restarts the pager.
     pub(super) fn kill_pager(&self, node: usize) -> Result<(), BenchError> {
         let Some(pager) = self.nodes()[node].pager_pid() else { return Ok(()) };
         self.signal(node, pager, SIGKILL)

@@ -1,6 +1,6 @@
-//! Fan-outs of a soak round: more children of a seed than its nodes have containers ready, forked in one request. Some
-//! are killed immediately, some have too low a memory limit. `round` judges their ends together with those of the
-//! seed's other children.
+//! Fan-outs of a soak round: many children of a seed, forked in one request, at times more than the nodes have containers
+//! ready. Some children are killed immediately, and some have too low a memory limit. `round` judges their ends together
+//! with the ends of the seed's other children.
 
 use farfork_api::client;
 use farfork_api::failure::Failure;

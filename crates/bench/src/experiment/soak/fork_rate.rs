@@ -1,6 +1,6 @@
 //! Measures how many children per second the nodes fork, before the first round and after the last. A lower rate at the
 //! end means that the run has slowed the nodes down. Other load on the machine also changes the rate, so local forks
-//! are measured in turn. The last measurement is repeated, up to a limit, until it reaches the first.
+//! are measured in turn. The measurement at the end is repeated, up to a limit, until its rate is not lower.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -31,7 +31,7 @@ const LAST_MEASUREMENTS_MAX: usize = 8;
 /// Private memory of the parent, in MiB.
 const MIB: u64 = 4;
 
-/// Number of namespace sets that local forks use in turn: more than there are children at once.
+/// Number of namespace sets that local forks use in turn. It exceeds the number of local forks at the same time.
 const NAMESPACE_SETS: u64 = 16;
 
 /// The last rate must reach this fraction of the first.
@@ -42,7 +42,7 @@ const RATE_RATIO_MIN: f64 = 0.9;
 pub struct ForkRate {
     /// Children per second, of all nodes.
     pub per_s: f64,
-    /// This rate divided by the rate of local forks into the namespaces of containers.
+    /// `per_s` divided by the rate of local forks into the namespaces of containers.
     pub of_floor: f64,
 }
 
@@ -81,8 +81,8 @@ impl RateBenchmark {
         Ok(rates[rates.len() / 2])
     }
 
-    /// Measures after the last round until a measurement is good enough, and returns the best. Measures once if the
-    /// rate is not judged.
+    /// Measures after the last round until the rate is not slower than `before`, up to [`LAST_MEASUREMENTS_MAX`] times.
+    /// Returns the measurement with the highest `of_floor` if all are slower. Measures once if the rate is not judged.
     pub(super) async fn measure_last(
         &self,
         soak_cluster: &SoakCluster,

@@ -1,4 +1,5 @@
-//! Runs `farfork stress paging`: rounds of seeds and children on nodes with injected faults, until the time is over.
+//! Runs `farfork stress paging`: rounds of seeds and children on nodes with injected faults, until the time is over or a
+//! round has failed.
 //!
 //! Before the first round and after the last it counts the nodes' resources (`leak_check`) and measures how fast they
 //! fork (`fork_rate`).
@@ -34,8 +35,8 @@ use crate::workload::memory_walk::MEMORY_WALK;
 //              │  cluster: the nodes, and the faults injected into them
 //              │  fanout: many children at once
 
-/// Shortest run whose rates are judged, in seconds. In a shorter run among other tests, the two measurements differ
-/// mainly by the load of those tests.
+/// Minimum length of a run whose rates are judged, in seconds. A shorter run is usually one of many tests. Its two
+/// measurements differ mainly by the load of the other tests.
 const RATES_JUDGED_FROM_S: f64 = 300.0;
 
 /// Parameters of a run.
@@ -72,8 +73,8 @@ impl SoakOutcome {
     }
 }
 
-/// Runs rounds. `show` receives the tally after each round, and may end the run early, which is then judged as far as
-/// it went. `farfork` is the program that runs the daemons.
+/// Runs rounds until the time is over or a round has failed. `show` receives the tally after each round, and may end the
+/// run early. The rounds until then are judged. `farfork` is the program that runs the daemons.
 ///
 /// # Errors
 /// The run cannot be started or continued.

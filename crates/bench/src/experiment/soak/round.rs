@@ -18,8 +18,8 @@ use crate::workload::memory_walk::{self, MEMORY_WALK, WalkReport};
 use crate::workload::micro::PAYLOAD_PATH;
 use crate::workload::parent::ParentProgram;
 
-/// Time limit from the last action of a round to the end of each child: a child whose owner is gone retries for a
-/// minute.
+/// Time limit from the last action of a round to the end of each child. It exceeds the minute for which a child's pager
+/// retries if the owner does not answer.
 const END_LIMIT: Duration = Duration::from_secs(150);
 
 /// Interval at which a child's state is polled.
@@ -129,7 +129,7 @@ impl<'a> SoakRound<'a> {
         Ok(answer.into_inner().id)
     }
 
-    /// Forks children of a family, each on its node. If a fork fails, the earlier children remain.
+    /// Forks children of a family, each on the node that its script names. If a fork fails, the earlier children remain.
     async fn fork_children(&mut self, living: &mut SoakSeed, youths: &[ChildScript]) -> Result<(), Failure> {
         for child_script in youths {
             let seed = &living.seed;
@@ -210,7 +210,7 @@ impl<'a> SoakRound<'a> {
         Ok(())
     }
 
-    /// Marks the seeds of a node as possibly lost: their templates end with the daemon.
+    /// Marks the seeds of a node as possibly lost, because their templates end with the daemon.
     fn mark_seeds_lost(&mut self, node: usize) {
         self.is_harmed = true;
         self.seeds
@@ -234,8 +234,8 @@ impl<'a> SoakRound<'a> {
         self.signal_child(&child, SIGKILL).await
     }
 
-    /// Sends a signal to a child. The child may have ended on its own. It is still listed then, because only this run
-    /// removes children.
+    /// Sends a signal to a child. If the child has already ended, its node refuses with FAILED_PRECONDITION. This refusal
+    /// is not a fault.
     pub(super) async fn signal_child(&mut self, child: &SoakChild, signal: i32) -> Result<(), BenchError> {
         let request = v1::KillRequest { child: child.id.clone(), signal: signal.cast_unsigned() };
         let outcome = match self.cluster.client(child.node).await {
@@ -304,7 +304,7 @@ impl<'a> SoakRound<'a> {
         });
         if let Some(living) = &mut living {
             let outcome = self.fork_children(living, youths).await;
-            // Their memory is a copy of the memory of `child`, which includes whether it runs until it is stopped.
+            // Their memory is a copy of the memory of `child`. It contains whether a child runs until it is stopped.
             living.children.iter_mut().for_each(|soak_child| soak_child.runs_until_stop = child.runs_until_stop);
             self.tolerate_ended(outcome, "a fork of a child")?;
         }
@@ -353,7 +353,8 @@ impl<'a> SoakRound<'a> {
         )
     }
 
-    /// Waits until a child has ended. If it runs until it is stopped, stops it after its report.
+    /// Waits until a child has ended. If it runs until it is stopped, stops it after its report. After `give_up`, kills the
+    /// child and returns an end without `exit`.
     async fn wait_end(&mut self, child: &SoakChild, give_up: Instant) -> Result<ObservedEnd, BenchError> {
         let mut is_signaled = false;
         loop {
@@ -375,7 +376,7 @@ impl<'a> SoakRound<'a> {
         }
     }
 
-    /// Returns the state of a child and its output, which is empty before the end of a child that exits on its own.
+    /// Returns the state of a child, and its output. Before the end of a child that exits on its own, the output is empty.
     async fn inspect_child(&mut self, child: &SoakChild) -> Result<(ObservedEnd, String), BenchError> {
         let mut client = self.cluster.client(child.node).await?;
         let request = v1::InspectRequest { id: child.id.clone() };

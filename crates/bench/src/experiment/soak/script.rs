@@ -12,7 +12,7 @@ const SEEDS_MAX: usize = 3;
 const CHILDREN_MAX: usize = 4;
 const ACTIONS_MAX: usize = 6;
 
-/// Maximum memory of a parent, as a power of two of MiB. Every byte is verified, which takes time.
+/// Maximum size of a parent in MiB, as the exponent of a power of two. Every byte is verified, which takes time.
 const MIB_BITS_MAX: u32 = 5;
 
 /// How long a child walks through its memory, in ms.
@@ -21,15 +21,15 @@ const WALK_MS: std::ops::Range<u64> = 300..2500;
 /// Pause before an action, in ms.
 const PAUSE_MS: std::ops::Range<u64> = 0..400;
 
-/// How long a link is cut, a daemon is down, or a node's process is stopped, in ms. This is longer than any request,
-/// but shorter than the time after which the fabric gives up a page.
+/// How long a link is cut, a daemon is down, or a node's process is stopped, in ms. This is shorter than the minute after
+/// which a pager gives up the pages of an unreachable owner.
 const OUTAGE_MS: std::ops::Range<u64> = 100..2000;
 
 /// Lengths of leases, in ms: shorter than most rounds.
 const TTL_MS: std::ops::Range<u64> = 1000..4000;
 
-/// Number of children of a fan-out, while three nodes have eight containers ready each. Time that each child walks, in
-/// ms.
+/// Number of children of a fan-out, and the time that each child walks, in ms. The nodes together have 24 containers
+/// ready, so some fan-outs have more children than containers are ready.
 const FANOUT_CHILDREN: std::ops::Range<u64> = 4..40;
 const FANOUT_WALK_MS: std::ops::Range<u64> = 10..600;
 
@@ -137,7 +137,7 @@ pub(super) enum SoakAction {
         server: NodeProcess,
         ms: u64,
     },
-    /// Forks more children of a family at once than containers are ready.
+    /// Forks many children of a family with one request.
     FanOut(FanoutScript),
 }
 
@@ -239,8 +239,8 @@ impl RoundScript {
         round_script
     }
 
-    /// Makes a child run until it is stopped, because a seed is made of it. Children of that seed are copies of its
-    /// memory, so they also do.
+    /// Makes a child run until it is stopped, because a seed is made of it. Children of that seed have copies of this
+    /// child's memory, so they also run until they are stopped.
     fn keep_running(&mut self, child_ref: ChildRef) {
         if let Some(family) = self.seeds.get_mut(child_ref.seed) {
             family.children[child_ref.child].runs_until_stop = true;
@@ -272,7 +272,7 @@ fn random_child(rng: &mut Rng) -> ChildScript {
     }
 }
 
-/// A fan-out of an initial family. Other families are not used: their children are copies of children.
+/// A fan-out of an initial family. Other families are not used, because their seeds are made of children.
 fn random_fanout(rng: &mut Rng, families: &[SeedScript]) -> FanoutScript {
     let family = rng.usize(0..families.len());
     let count = rng.u64(FANOUT_CHILDREN);
@@ -287,7 +287,7 @@ fn random_fanout(rng: &mut Rng, families: &[SeedScript]) -> FanoutScript {
     }
 }
 
-/// A random action on families of these sizes, or on a node.
+/// A random action on a node, or on families with these numbers of children.
 fn random_action(rng: &mut Rng, sizes: &[usize]) -> SoakAction {
     let family = rng.usize(0..sizes.len());
     let child_ref = ChildRef { seed: family, child: rng.usize(0..sizes[family]) };

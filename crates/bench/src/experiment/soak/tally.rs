@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::script::ActionKind;
 use super::verdict::EndVerdict;
 
-/// Maximum number of texts of each kind that are kept: one fault may cause others.
+/// Maximum number of texts of each kind that are kept. One fault may cause many others.
 const TEXTS_MAX: usize = 50;
 
 /// The counts so far.
@@ -31,7 +31,7 @@ pub struct SoakTally {
     pub pages_verified: u64,
     /// Actions by kind.
     pub deeds: BTreeMap<ActionKind, u64>,
-    /// Requests that were refused because of earlier actions.
+    /// Requests that were refused because of earlier actions or an expired lease.
     pub refusals: u64,
     /// The first refusals, as text.
     pub refusal_texts: Vec<String>,

@@ -17,20 +17,20 @@ pub(super) struct ObservedEnd {
     /// `None` if it did not end.
     pub(super) exit: Option<How>,
     pub(super) output: String,
-    /// The reason of its node for lost pages; empty if none were lost.
+    /// Why pages were lost, as reported by the child's node; empty if none were lost.
     pub(super) memory_lost: String,
-    /// The limit that its node reports as exceeded; empty for none.
+    /// The limit that the child's node reports as exceeded; empty for none.
     pub(super) limit: String,
 }
 
 /// The ends of a child that are allowed in addition to a successful exit.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct AllowedEnds {
-    /// It was killed.
+    /// An end by SIGKILL, because the child was killed.
     pub(super) killed: bool,
-    /// A seed from which it has pages was dropped.
+    /// An end by SIGBUS with a reported reason, because a seed from which the child has pages may be lost.
     pub(super) lost: bool,
-    /// It has a memory limit.
+    /// A reported end by a limit, because the child has a memory limit.
     pub(super) limited: bool,
 }
 

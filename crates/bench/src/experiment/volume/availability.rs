@@ -45,7 +45,8 @@ pub(crate) enum FaultKind {
     WorkerKilled,
     /// SIGKILL to the offload process.
     OffloadKilled,
-    /// SIGKILL to the daemon, which ends all its processes. It is started again when the fault ends.
+    /// SIGKILL to the daemon. Its worker and its offload process end with it. The daemon is started again when the fault
+    /// ends.
     NodeKilled,
 }
 
@@ -76,7 +77,7 @@ pub(crate) struct AvailabilityRun {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(crate) struct InjectedFault {
     pub(crate) kind: FaultKind,
-    /// The position of its node in the chain, from 0.
+    /// The position in the chain, from 0, of the node with the fault.
     pub(crate) node: usize,
     /// Begin and end of the fault, in seconds since the start of the run.
     pub(crate) from_s: f64,
@@ -109,7 +110,7 @@ pub(super) fn run_availability(
         let intervals = process.finish()?;
         Ok((faults, intervals))
     });
-    // Remove the volume also after an error: it would outlive the run.
+    // Remove the volume also after an error, because it would outlive the run.
     testbed.remove(storage)?;
     let (faults, intervals) = finished?;
     Ok(AvailabilityRun {
@@ -201,12 +202,12 @@ impl AvailabilityRun {
         Spread::from_samples(&self.per_s).map_or(0.0, |spread| spread.median)
     }
 
-    /// The rate of the slowest second of a fault.
+    /// The rate of the slowest second of a fault and of the recovery from it.
     pub(crate) fn lowest_per_s(&self, fault: &InjectedFault) -> Option<f64> {
         self.per_s[self.seconds_of(fault)].iter().copied().reduce(f64::min)
     }
 
-    /// The longest operation of a fault, in ms.
+    /// The longest operation during a fault and the recovery from it, in ms.
     pub(crate) fn longest_ms(&self, fault: &InjectedFault) -> Option<f64> {
         self.longest_ms[self.seconds_of(fault)].iter().copied().reduce(f64::max)
     }
@@ -218,7 +219,7 @@ impl AvailabilityRun {
         from..until.max(from)
     }
 
-    /// Seconds of a fault with less than half of the median rate.
+    /// Number of seconds of a fault and of the recovery from it with less than half of the median rate.
     pub(crate) fn slow_seconds(&self, fault: &InjectedFault) -> usize {
         let half = self.median_per_s() / 2.0;
         self.per_s[self.seconds_of(fault)].iter().filter(|per_s| **per_s < half).count()

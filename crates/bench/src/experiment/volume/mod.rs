@@ -32,11 +32,11 @@ const CLUSTERING_CHUNKS: u64 = 3;
 const SPARE_MIB: u64 = 1024;
 /// Maximum copies of each value in a LevelDB: two databases, each of which has two copies while it compacts.
 const LEVELDB_COPIES: u64 = 4;
-/// Maximum number of messages of the socket chain: more do not change its figures.
+/// Maximum number of messages of the socket chain. More messages do not change its figures.
 const CHAIN_MESSAGES_MAX: u64 = 20_000;
 
-/// Measures all points, each on a new volume. `show` may end the run before a point. `farfork` is the program that runs
-/// nodes and writers.
+/// Measures all points, each on a new volume or in a new directory. `show` may end the run before a point. `farfork` is
+/// the program that runs nodes and writers.
 ///
 /// # Errors
 /// The error of the step that fails.
@@ -74,7 +74,7 @@ pub async fn run_volume(
     VolumeSummary::new(plan, run.samples, availability)
 }
 
-/// Checks that the memory suffices: all replicas are in memory.
+/// Checks that the memory suffices, because all replicas are in memory.
 fn require_memory(plan: &VolumeParameters) -> Result<(), BenchError> {
     for case in plan.cases() {
         let (mib, option) = match case.experiment {
@@ -117,7 +117,7 @@ impl VolumeRun<'_> {
                 (None, VolumeExperiment::Leveldb) => self.measure_leveldb(&storage),
                 (None, _) => self.measure_files(case, &storage),
             };
-            // Remove the volume also after an error: it would outlive the run.
+            // Remove the volume also after an error, because it would outlive the run.
             self.testbed.remove(storage)?;
             figures?
         };
@@ -158,7 +158,7 @@ impl VolumeRun<'_> {
         results.iter().map(|result| self.mib_per_s(operations, result.total as f64 / 1e9)).sum()
     }
 
-    /// Measures a computation that a process on each node performs: alone, and while a writer works.
+    /// Measures a computation by a process for each node: alone, and while a writer works.
     fn measure_interference(
         &self,
         case: &VolumeCase,

@@ -25,7 +25,7 @@ const MAKE_XFS: &str = "mkfs.xfs";
 const XFS_SPARE_MIB: u64 = 512;
 /// The name of the volume.
 const VOLUME: &str = "bench";
-/// Time limit to drop a volume after umount(2): its client may still run for some time.
+/// Time limit to drop a volume after umount(2). The volume's client may still run for some time.
 const DROP_LIMIT: Duration = Duration::from_secs(20);
 const DROP_RETRY: Duration = Duration::from_millis(50);
 
@@ -39,7 +39,7 @@ pub(crate) struct StorageTestbed {
     disk: TempDir,
     farfork: PathBuf,
     plan: VolumeParameters,
-    // Dropped last: the files of the nodes are in this directory.
+    // Dropped last, because the files of the nodes are in this directory.
     memory: MemoryDirectory,
 }
 
@@ -63,7 +63,7 @@ impl StorageTestbed {
     pub(crate) async fn start(plan: &VolumeParameters, farfork: PathBuf) -> Result<Self, BenchError> {
         let memory = MemoryDirectory::mount()?;
         let disk = tempfile::Builder::new().prefix(&scratch_prefix()).tempdir_in(&plan.disk);
-        // Report only the kind of the error: its text names the path of the new directory.
+        // Report only the kind of the error, because its text names the path of the new directory.
         let failed = |cause: io::Error| BenchError::File { path: plan.disk.clone(), cause: cause.kind().into() };
         let disk = disk.map_err(failed)?;
         let cluster = start_nodes(memory.path(), &farfork, &offload_arguments(plan)).await?;

@@ -38,7 +38,8 @@ impl AxisScale {
         Self { spacing: ScaleSpacing::Linear, from: 0.0, until }
     }
 
-    /// A logarithmic axis from the smallest to the largest value, both above 0.
+    /// A logarithmic axis from the smallest to the largest value. A value below [`LOGARITHMIC_MIN`] counts as
+    /// [`LOGARITHMIC_MIN`].
     pub(super) fn logarithmic(values: impl Iterator<Item = f64>, base: f64) -> Self {
         let positive = values.filter(|value| value.is_finite()).map(|value| value.max(LOGARITHMIC_MIN));
         let (from, until) =

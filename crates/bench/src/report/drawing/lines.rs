@@ -11,7 +11,7 @@ use super::axis_scale::AxisScale;
 use super::{DrawingError, INK, PlotCanvas, grid_style, series_colours, text_style};
 use crate::report::plot::{PlotKind, PlotPoint, PlotSeries, ReportPlot, SeriesRole};
 
-/// A scaling plot is logarithmic if its counts or rates span more than this ratio.
+/// An axis of a scaling plot is logarithmic if the values on this axis span more than this ratio.
 const LINEAR_RATIO_MAX: f64 = 16.0;
 
 /// Opacity of the shading of a stable interval.

@@ -99,7 +99,7 @@ fn series_colours(series: &[PlotSeries]) -> Vec<RGBColor> {
     series.iter().map(colour).collect()
 }
 
-/// Approximate width of a text, in pixels: no font is available to measure it.
+/// Approximate width of a text, in pixels. No font is available to measure it.
 fn text_width(text: &str) -> u32 {
     (text.chars().count() as f64 * LABEL_SIZE * 0.44).ceil() as u32
 }

@@ -32,7 +32,7 @@ pub(super) enum GridColumnKind {
     OtherRun,
 }
 
-/// A cell: a number and its qualification.
+/// A cell: a text or a number, and a detail of the number.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct GridCell {
     pub(super) main: String,

@@ -21,7 +21,7 @@ struct ReportSource<'a> {
     against: Option<&'a OtherRun<'a>>,
 }
 
-/// Another run, with which a report compares its own.
+/// Another run, with which the run of a report is compared.
 #[derive(Debug)]
 struct OtherRun<'a> {
     results: ResultDirectory,
@@ -37,7 +37,7 @@ pub struct ReportFiles {
     pub markdown: PathBuf,
 }
 
-/// Machine, kernel and commit of all runs. Runs that are not part of the suite may differ.
+/// The distinct machines, kernels and commits of all runs. Runs that were added to the directory may differ in these.
 #[derive(Debug)]
 struct RunOrigin {
     machine: String,
@@ -93,7 +93,8 @@ fn write_plots(results: &ResultDirectory, directory: &Path) -> Result<(), Report
     Ok(())
 }
 
-/// The name of a plot's file. Ids come from files, so they are sanitised: the name has no path separators.
+/// The name of a plot's file. The ids were read from files, so special characters are replaced. The name has no path
+/// separators.
 fn plot_file(section: &str, plot: &str) -> String {
     format!("{}.svg", anchor(&format!("{section}-{plot}")))
 }

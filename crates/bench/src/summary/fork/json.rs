@@ -50,7 +50,7 @@ fn figure_json(key: &ForkSampleKey, spread: Spread) -> Value {
     figure
 }
 
-/// Only farfork and its peers are compared with the reference: floors do other work.
+/// Only farfork and its peers are compared with the reference, because floors do other work.
 fn has_reference(key: &ForkSampleKey) -> bool {
     !matches!(key.by, ForkSystem::LocalFork | ForkSystem::Link)
 }

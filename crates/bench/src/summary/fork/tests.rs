@@ -11,7 +11,7 @@ use crate::reference::SIZES_MIB;
 use crate::samples::Samples;
 use crate::summary::table::COLUMNS_MAX;
 
-/// A summary with the widest figures: each size takes a second per MiB.
+/// A summary with a sample of about `scale_ms` per MiB for each figure of each size.
 fn report(sizes_mib: &[u64], scale_ms: f64) -> ForkSummary {
     let mut samples = Samples::new();
     for &mib in sizes_mib {

@@ -128,7 +128,7 @@ impl RpcSummary {
     }
 }
 
-/// Maximum lines of a latency plot: more are hard to distinguish.
+/// Maximum number of lines of a latency plot. More lines are hard to distinguish.
 const LATENCY_CASES_MAX: usize = 5;
 
 /// Whether a case is one of the published series by client machines.

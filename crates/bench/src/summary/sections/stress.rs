@@ -1,4 +1,5 @@
-//! The sections of `farfork stress fork` and `farfork stress rpc`: the throughput of each second, and the verdict.
+//! The sections of `farfork stress fork`, `stress functions` and `stress rpc`: the throughput, the times of children, and
+//! the verdict.
 
 use crate::experiment::fork_load::FORK_INTERVAL_S;
 use crate::experiment::stress_fork::{StressForkOutcome, StressForkParameters};

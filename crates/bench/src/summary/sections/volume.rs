@@ -1,4 +1,4 @@
-//! The section of `farfork bench volume`: times of synced writes, and rates by number of processes.
+//! The section of `farfork bench volume`: a table for each experiment, and plots of throughput and availability.
 
 use super::time_cell;
 use crate::parameters::volume::{StorageSystem, VolumeCase, VolumeExperiment, VolumeFigure};

@@ -126,6 +126,6 @@ impl Issue {
     }
 }
 
-const _: () = assert!(TOKEN_VALID.as_secs() == 3600, "the help of --ttl has this limit");
+const _: () = assert!(TOKEN_VALID.as_secs() == 3600, "the help of --ttl has this default");
 const _: () = assert!(TOKEN_VALID_MAX.as_secs() == 30 * 86_400, "the help of --ttl has this limit");
 const _: () = assert!(CLIENT_VALID_MAX.as_secs() == 730 * 86_400, "the help of --ttl has this limit");

@@ -1,4 +1,5 @@
-//! `farfork cluster`: manages the members of a cluster. Most subcommands only need the trust directory, not a daemon.
+//! `farfork cluster`: manages the members of a cluster. Only `rotate` without --authority and --finish needs a daemon. The
+//! other subcommands use the files of the trust directory.
 
 mod enrollment;
 mod revocation;

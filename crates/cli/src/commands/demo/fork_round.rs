@@ -1,4 +1,4 @@
-//! `ForkRound`: prepares a process, forks it, and reads the first line of each child, as a client of a node.
+//! `ForkRound`: forks a seed, and reads the first line of each child. `prepare` makes the seed. Both are clients of a node.
 
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ use serde::de::DeserializeOwned;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-/// Longest wait for the first lines of all children of a round.
+/// Time limit for the first lines of all children of a round.
 const ROUND_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A child and the first line that it printed. Times are since the round's start, in microseconds.

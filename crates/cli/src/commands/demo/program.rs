@@ -18,8 +18,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::time::timeout;
 use tonic::Code;
 
-/// Longest wait for one line of a program's output. On a loaded machine it takes a minute to build or to pickle a large
-/// index.
+/// Time limit for one line of a program's output. A loaded machine needs a minute to build or to pickle a large index.
 const LINE_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// A directory of the demo, removed when this is dropped.
@@ -167,7 +166,7 @@ impl DemoProgram {
     /// Writes a line to the program's standard input.
     pub(super) fn write_line(&mut self, line: &str) -> anyhow::Result<()> {
         let mut stdin = self.process.stdin.as_ref().context("its standard input is not a pipe")?;
-        // Not returned as an I/O error: the caller would take EPIPE for its own closed standard output.
+        // Not returned as an I/O error, because the caller would take EPIPE for its own closed standard output.
         writeln!(stdin, "{line}").map_err(|error| self.ended_early(&error.to_string()).into())
     }
 

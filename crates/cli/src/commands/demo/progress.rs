@@ -28,7 +28,7 @@ impl DemoProgress {
         match &self.spinner {
             Some(spinner) => spinner.set_message(step),
             None => {
-                // If the log has no reader, the demo continues: its result is on standard output.
+                // If standard error has no reader, the demo continues, because its result is on standard output.
                 let _ = writeln!(stderr(), "{:5.1} s  {step}", self.began.elapsed().as_secs_f64());
             }
         }

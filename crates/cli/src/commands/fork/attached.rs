@@ -19,10 +19,10 @@ use tonic::Code;
 use super::signals::{self, SIGPIPE, SIGTERM};
 use crate::output;
 
-/// Time after SIGPIPE during which the child may still write. After that, it is sent SIGTERM.
+/// Time after SIGPIPE during which the child may still write. The first write after this time causes a SIGTERM.
 const SILENCE_LIMIT: Duration = Duration::from_secs(1);
 
-/// Serves the child until it ends. Returns its exit status.
+/// Forwards the child's input and output until the child ends. Returns its exit status.
 pub(super) async fn attach_child(client: &mut Client, child: &Child, with_stdin: bool) -> anyhow::Result<ExitCode> {
     let (inputs, receiver) = mpsc::channel(STREAM_MESSAGES_MAX);
     inputs.send(attach_input(Input::Child(child.id.clone()))).await?;
@@ -56,7 +56,7 @@ fn attach_input(input: Input) -> AttachInput {
     AttachInput { input: Some(input) }
 }
 
-/// Returns the child's own exit status. A lost child is a failure.
+/// Returns the child's exit status, or 128 plus the number of the signal that killed it. A lost child is a failure.
 fn child_exit_code(child: &Child) -> anyhow::Result<ExitCode> {
     let exit = child.exit.as_ref();
     match exit.and_then(output::exit_code) {

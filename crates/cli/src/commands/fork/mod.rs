@@ -63,8 +63,8 @@ impl From<NetworkMode> for Network {
 /// command exits with the child's exit status.
 ///
 /// For several children, the command waits until all have ended. It prints their results in order (see `farfork wait`).
-/// If the command receives SIGINT (Ctrl-C), SIGTERM, SIGHUP or SIGQUIT, it sends SIGTERM to the children, and SIGKILL
-/// the second time.
+/// If the command receives SIGINT (Ctrl-C), SIGTERM, SIGHUP or SIGQUIT, it sends SIGTERM to the children. If it receives
+/// a second one of these signals, it sends SIGKILL.
 ///
 /// With --detach, the command prints the ids of the children and exits. The children keep running.
 ///
@@ -73,8 +73,8 @@ impl From<NetworkMode> for Network {
 /// it continues to write. Several children get SIGTERM.
 ///
 /// A child has the arguments and the environment of its parent; they cannot be changed. --payload and --payloads pass
-/// data to children. A child finds its payload in the file /run/farfork/payload. The file does not exist in the parent,
-/// nor in a child without a payload. It is also open as descriptor 1000, unless the parent uses that number.
+/// data to children. A child finds its payload in the file /run/farfork/payload. The file is also open as descriptor
+/// 1000, unless the parent uses that number. It does not exist in the parent, nor in a child without a payload.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -304,8 +304,8 @@ fn report_detached(seed: &str, outcomes: &[ChildOutcome], json: bool) -> (ExitCo
     (if all_run { ExitCode::SUCCESS } else { ExitCode::FAILURE }, outcomes::outcomes_json(seed, outcomes))
 }
 
-/// Waits for the started children and prints their results in order. `children` are their ids. Returns the exit status
-/// and the JSON document.
+/// Waits for the started children, whose ids are `children`. Returns the exit status and the JSON document. Without
+/// `json`, prints the failures and, in order, the results.
 async fn wait_and_print(
     client: &mut farfork_api::client::Client,
     seed: &str,

@@ -35,7 +35,7 @@ pub(super) struct ForkedChildren {
     /// One outcome per requested child, in order.
     pub(super) outcomes: Vec<ChildOutcome>,
     pub(super) phases: ForkPhases,
-    /// The response stream. Dropping it ends attended children.
+    /// The response stream. When it is dropped, the node ends the children of a fork without --detach.
     pub(super) lifetime: Streaming<ForkOutcome>,
 }
 
@@ -55,7 +55,7 @@ impl ChildOutcome {
         }
     }
 
-    /// The seed's id. The user may have given the seed's name instead.
+    /// The seed's id, if the child was started. A request may have the seed's name instead of the id.
     fn seed(&self) -> Option<&str> {
         match self {
             ChildOutcome::Started(child) => Some(&child.seed),
@@ -96,7 +96,7 @@ pub(super) async fn fork_and_collect(client: &mut Client, request: ForkRequest) 
             Some(Answer::Error(error)) => ChildOutcome::Failed { node, failure: error.into() },
             None => {
                 fork_phases.request = phases;
-                // For attended children the node keeps the stream open, but sends no further message.
+                // For a fork without --detach, the node keeps the stream open, but sends no further message.
                 if is_attended {
                     break;
                 }

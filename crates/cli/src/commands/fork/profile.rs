@@ -1,5 +1,5 @@
-//! `Profile`: the output of `farfork fork --profile`. It shows the time of each phase on each node, and the cost of the
-//! children's memory.
+//! `Profile`: the output of `farfork fork --profile`. It shows the time of each phase on each node, and the memory
+//! counters of the children.
 
 use farfork_api::client::{Client, request_with_timeout};
 use farfork_api::limits::QUERY_TIMEOUT;

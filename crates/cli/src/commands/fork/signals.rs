@@ -1,5 +1,5 @@
-//! `SignalForwarder`: forwards the signals of this command to its children. It is started before the first child:
-//! otherwise a signal could end the command and leave children running.
+//! `SignalForwarder`: forwards the signals of this command to its children. It is started before the first child, so
+//! that no signal can end the command and leave children running.
 
 use std::io;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ pub(super) const SIGPIPE: u32 = 13;
 pub(super) const SIGTERM: u32 = 15;
 const SIGKILL: u32 = 9;
 
-/// Signals that are forwarded: those that users and supervisors send. The terminating ones are first.
+/// The forwarded signals: those that users and supervisors send. The terminating signals are first.
 const FORWARDED_SIGNALS: [u32; 7] = [
     1,       // SIGHUP
     2,       // SIGINT
@@ -71,9 +71,9 @@ impl SignalForwarder {
         }
     }
 
-    /// Forwards the `kept` signals to the children, then each new one. An attached child gets the same signals. Several
-    /// children get SIGTERM for the first terminating signal, and SIGKILL for the next: they have no terminal, and may
-    /// handle a signal differently.
+    /// Forwards the `kept` signals to the children, then each new signal. An attached child gets each signal unchanged.
+    /// Children that are not attached get SIGTERM instead of the first terminating signal, and SIGKILL instead of each
+    /// further one. Children may handle SIGHUP, SIGINT and SIGQUIT in different ways.
     pub(super) fn forward(mut self, client: &Client, children: &[String], kept: Vec<u32>, is_attached: bool) {
         let (client, children) = (client.clone(), children.to_vec());
         tokio::spawn(async move {

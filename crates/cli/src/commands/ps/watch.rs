@@ -25,7 +25,8 @@ pub(super) fn summary(children: &[Child]) -> String {
     )
 }
 
-/// Keeps the children that fit: running ones first, then those that ended last. Returns the number of removed children.
+/// Keeps the children that fit: first running and paused children, then those that ended most recently. Returns the number
+/// of removed children.
 pub(super) fn truncate_to_fit(children: &mut Vec<Child>, size: TerminalSize) -> usize {
     children.sort_by_key(|child| (child.exit.is_some(), std::cmp::Reverse(child.ended_unix_ms), child.started_unix_ms));
     let room = size.lines.saturating_sub(RESERVED_LINES).max(1);

@@ -28,7 +28,7 @@ impl CollapserProcess {
         close_all_except(&[]).context("cannot close inherited descriptors")?;
         if self.alone {
             // Starts a new session, so that signals to the program's session do not reach this process. setsid(2) fails
-            // if it already leads a session.
+            // if this process already leads a session.
             let _ = rustix::process::setsid();
             return self.collapse_until_exit().context(self.process.to_string());
         }

@@ -21,8 +21,8 @@ const EXIT_NOT_COMPARED: u8 = 3;
 
 /// Compare the live replicas of a volume, and repair damaged ones.
 ///
-/// Each replica computes digests of its files, directories and logs. Programs may write meanwhile. Where replicas differ,
-/// the majority is right. Without a majority, as with two replicas, nothing says which one is right: choose with --good.
+/// Each replica computes digests of its files, directories and logs. Programs may write during the check. Where replicas
+/// differ, the majority is right. Without a majority, as with two replicas, choose the right one with --good.
 /// With --repair, a damaged replica leaves the chain and is copied again. During the copy, the mount on the replica's node
 /// is interrupted: calls fail with ECONNABORTED and ENOTCONN. The command waits until the mount is usable again, or says
 /// after 30 s that it is not. If the chain changes during a comparison, the comparison starts again. After the third
@@ -45,7 +45,7 @@ pub(crate) struct CheckVolume {
     /// Name of the volume.
     #[arg(value_parser = parse_volume_name)]
     name: VolumeName,
-    /// Copy damaged replicas again, and wait for it.
+    /// Copy damaged replicas again, and wait until the copies are complete.
     #[arg(long)]
     repair: bool,
     /// The replica on this node is right wherever replicas differ.
@@ -147,7 +147,7 @@ impl CheckView {
         Self { volume: name.to_string(), replicas, inodes, data_bytes, differences, repaired, remounting, good }
     }
 
-    /// Returns whether all damaged replicas were copied again.
+    /// Returns whether there is no difference, or each difference has damaged replicas that were all copied again.
     fn is_settled(&self) -> bool {
         let is_repaired = |difference: &ReplicaDifferenceView| {
             !difference.damaged.is_empty() && difference.damaged.iter().all(|node| self.repaired.contains(node))

@@ -23,7 +23,7 @@ use crate::connection::block_on;
 use crate::output::{print_json, print_line};
 use crate::size::parse_nonzero_size;
 
-/// Longest wait until a node that has just started is a member.
+/// Time limit for a node that has just started to become a member.
 const MEMBERSHIP_LIMIT: Duration = Duration::from_secs(3);
 /// Interval between two queries of the members.
 const MEMBERSHIP_INTERVAL: Duration = Duration::from_millis(50);
@@ -80,7 +80,8 @@ impl CreateVolume {
     }
 }
 
-/// Refuses nodes that are not members. Without this check, a later step would wait for them until its time limit.
+/// Refuses nodes that are not members after [`MEMBERSHIP_LIMIT`]. Without this check, `wait_for_nodes` would wait for
+/// them until its longer time limit.
 fn check_membership(global: &GlobalArgs, object: &str, replicas: &[NodeName]) -> anyhow::Result<()> {
     let check = async {
         let mut client = global.connection.open().await?;

@@ -1,5 +1,5 @@
-//! `farfork volume mount NAME DIR`: mounts a volume. A supervisor serves the mount until it is unmounted. It is a
-//! background process, or this command with `--foreground`.
+//! `farfork volume mount NAME DIR`: mounts a volume. A supervisor serves the mount until the volume is unmounted. The
+//! supervisor is a background process, or this command with `--foreground`.
 //!
 //! The supervisor must run in the command's mount namespace, because the mount exists only there.
 
@@ -26,7 +26,7 @@ use super::volume_node::VolumeNode;
 use crate::GlobalArgs;
 use crate::output::{print_json, print_line};
 
-/// Number of bytes from the end of the log that an error shows.
+/// Maximum number of bytes from the end of the log that an error shows.
 const LOG_TAIL_BYTES: u64 = 2048;
 
 /// Mount a volume on this node.
@@ -50,7 +50,7 @@ pub(crate) struct MountVolume {
     /// Serve the mount in this process. SIGINT and SIGTERM unmount the volume.
     #[arg(long)]
     foreground: bool,
-    /// Let the kernel read a file by itself if it is opened with O_RDONLY while it is not open on this node.
+    /// Let the kernel read files by itself if a program opens them with O_RDONLY while they are not open on this node.
     ///
     /// Published data is then read as fast as from the local file system, without a request to the client process. Use this
     /// option for volumes that are mostly read, such as models, datasets and programs.
@@ -59,10 +59,10 @@ pub(crate) struct MountVolume {
     /// waits until its data is published. open(2) with O_RDWR waits at most a second for the file to be closed, and then
     /// fails with ETXTBSY. Programs of other nodes are not affected.
     ///
-    /// This needs Linux 6.9. On an older kernel, or if the node's store is on overlayfs, each read is a request.
+    /// This option needs Linux 6.9. On an older kernel, or if the node's store is on overlayfs, each read is a request.
     #[arg(long)]
     read_passthrough: bool,
-    /// Serve the mount in this process, in a new session. The command starts its background process so.
+    /// Serve the mount in this process, in a new session. The command starts its background process with this option.
     #[arg(long, hide = true, requires = "foreground")]
     new_session: bool,
 }
@@ -100,7 +100,7 @@ impl MountVolume {
 }
 
 /// Resolves symbolic links of a directory. On a mount whose client has ended, system calls fail with ENOTCONN or
-/// ECONNABORTED. Such a directory is accepted: the new mount is placed over the old one.
+/// ECONNABORTED. Such a directory is accepted, and the new mount is placed over the old one.
 fn resolve_mount_point(directory: &Path) -> io::Result<PathBuf> {
     let is_dead =
         |error: &io::Error| matches!(error.kind(), io::ErrorKind::NotConnected | io::ErrorKind::ConnectionAborted);
@@ -131,7 +131,7 @@ impl MountTarget<'_> {
     /// Mounts the volume, reports that, and supervises the volume's client until the volume is unmounted.
     fn serve(&self, global: &GlobalArgs) -> anyhow::Result<()> {
         let command = |role: ProcessRole| {
-            // The path of the binary may lead to another version after an upgrade.
+            // After an upgrade, the path of the binary may lead to another version, but this link does not.
             let mut command = Command::new("/proc/self/exe");
             command.arg0("farfork");
             command.args(["volume", role.name(), "--store"]).arg(self.store).arg(self.volume).arg(self.directory);
@@ -196,8 +196,8 @@ fn read_log_since(log: &Path, begin: u64) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&tail).into_owned())
 }
 
-/// Extracts the causes from a log, without the names that the error already has. Omits the supervisor's last line if
-/// there are others: it only reports that the client ended.
+/// Extracts the causes from a log, without the names that the error already has. If there are other lines, omits the
+/// supervisor's last line, which only reports that the client has ended.
 fn cause_of_failure(logged: &str, object: &str) -> String {
     let (client, object) = (format!("client of {object}: "), format!("{object}: "));
     let lines = logged.lines().map(|line| line.trim().trim_start_matches("farfork: "));
@@ -212,7 +212,7 @@ fn cause_of_failure(logged: &str, object: &str) -> String {
     causes.join("; ")
 }
 
-/// Unmounts the volume on a signal, so that the client and the supervisor end in order.
+/// Starts a thread that unmounts the volume on SIGTERM or SIGINT. Then the client ends, and the supervisor after it.
 fn unmount_on_signal(directory: PathBuf) -> io::Result<()> {
     let wait = move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -225,8 +225,8 @@ fn unmount_on_signal(directory: PathBuf) -> io::Result<()> {
                     _ = terminate.recv() => {}
                     _ = interrupt.recv() => {}
                 }
-                // Lazy unmount (MNT_DETACH): programs that use the mount keep it until they end. Fails if the volume is
-                // not mounted yet.
+                // Lazy unmount (MNT_DETACH): programs that use the mount keep it until they end. umount2(2) fails if the
+                // volume is not mounted yet.
                 if unmount(&directory, UnmountFlags::DETACH).is_err() {
                     std::process::exit(1);
                 }

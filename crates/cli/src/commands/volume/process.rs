@@ -56,7 +56,7 @@ pub(crate) struct OffloadArguments {
     /// Time after which a node that does not answer leaves the chains of its volumes, in milliseconds.
     #[arg(long, value_name = "MS")]
     detect_ms: u64,
-    /// Time in which the replicas of each volume are compared once, in hours; 0 for never.
+    /// Interval between two comparisons of the replicas of a volume, in hours; 0 for never.
     #[arg(long, value_name = "HOURS")]
     scrub_hours: u32,
     /// Method to copy data into shared trees while the worker does not run.
@@ -65,7 +65,7 @@ pub(crate) struct OffloadArguments {
     /// How log data is compressed on its way to the next replica.
     #[arg(long, value_name = "METHOD", default_value_t = LogCompression::default())]
     compress: LogCompression,
-    /// CPUs that it may use, such as 1 or 2-3.
+    /// CPUs that the process may use, such as 1 or 2-3.
     #[arg(long, value_name = "LIST")]
     cpus: Option<String>,
     /// Encrypt transfers between nodes. Without this option, other nodes are not authenticated.

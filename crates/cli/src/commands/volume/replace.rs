@@ -14,8 +14,8 @@ use crate::output::{print_json, print_line};
 
 /// Replace a replica by one on another node, for a machine that does not return.
 ///
-/// The new node copies the volume from a live replica. The command returns before that is done; `farfork volume ls` lists
-/// the node in LIVE afterwards.
+/// The new node copies the volume from a live replica. The command returns before the copy is complete. When it is complete,
+/// `farfork volume ls` lists the node in LIVE.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:

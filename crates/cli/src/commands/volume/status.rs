@@ -19,8 +19,8 @@ use crate::output::{print_json, print_line};
 /// Show a volume, its replicas, and how far each log is replicated and published.
 ///
 /// Each node that has mounted the volume is a client, with a log of its own. LOGGED is how much of the log a replica
-/// has. UNCOMMITTED is the part that not every live replica has: fsync waits for it. UNPUBLISHED is the part that the
-/// shared tree of the replica does not have yet. FREE is the free space of its file system.
+/// has. UNCOMMITTED is the part that not every live replica has: fsync waits for it. UNPUBLISHED is the committed part that
+/// the shared tree of the replica does not have yet. FREE is the free space of the replica's file system.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -35,8 +35,8 @@ pub(crate) struct ShowVolumeStatus {
     name: VolumeName,
     /// Show how fast each log is written, replicated and published, every second until interrupted.
     ///
-    /// On a terminal, each picture replaces the one before. LOG IN USE is the part of the log that this replica has not
-    /// published: a client waits when its log is full. With --json, each picture is a document, with the key `rates`.
+    /// On a terminal, each table replaces the previous one. LOG IN USE is the part of the log that the replica has not
+    /// published: a client waits when its log is full. With --json, each report is a document, with the key `rates`.
     #[arg(long)]
     watch: bool,
 }

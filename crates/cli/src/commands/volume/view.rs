@@ -65,7 +65,7 @@ pub(super) struct LogView {
     pub(super) published: u64,
     /// Bytes of data that publishing did not copy, because later changes overwrote or removed them.
     pub(super) coalesced: u64,
-    /// Bytes of the log that were sent to the next replica, before and after compression.
+    /// Bytes of the log that were sent to the next replica, before compression. `compressed` is their number after it.
     pub(super) forwarded: u64,
     pub(super) compressed: u64,
 }

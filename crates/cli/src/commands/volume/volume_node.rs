@@ -1,4 +1,4 @@
-//! `VolumeNode`: the node of this machine that a `farfork volume` command uses. Sends requests to the node's offload
+//! `VolumeNode`: the node of this machine that a `farfork volume` command uses. It sends requests to the node's offload
 //! process.
 
 use std::io;
@@ -18,9 +18,9 @@ use tonic::Code;
 
 use crate::GlobalArgs;
 
-/// Longest wait until the processes of volumes have started, on this node or on another one.
+/// Time limit for the start of the processes that serve volumes, on this node or on another one.
 const START_LIMIT: Duration = Duration::from_secs(15);
-/// Interval between two attempts.
+/// Interval between two attempts to reach these processes.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The node of this machine that a command uses.
@@ -119,8 +119,8 @@ impl VolumeNode {
         }
     }
 
-    /// Waits until these nodes serve volumes. A node starts its volume processes when it sees another node in the
-    /// catalog.
+    /// Waits until these nodes serve volumes. A node also starts its volume processes when the catalog has a volume, or
+    /// another node that serves volumes.
     ///
     /// # Errors
     /// Some nodes do not serve volumes within [`START_LIMIT`]. The error names them.

@@ -33,8 +33,8 @@ struct StatusSnapshot {
     replicas: Vec<ReplicaView>,
 }
 
-/// Shows the state that `read` returns every second, until interrupted or until the reader of the output closes the
-/// pipe. If the node does not answer, reports that and tries again.
+/// Every second, calls `read` and shows the state that it returns. Continues until interrupted, or until the reader of
+/// the output closes the pipe. If `read` fails, shows the error and tries again.
 pub(super) fn watch(
     read: impl Fn() -> Result<VolumeStatus, Failure>,
     document: impl Fn(&VolumeStatus) -> anyhow::Result<Value>,

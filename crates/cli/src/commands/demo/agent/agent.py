@@ -1,7 +1,7 @@
 """The program that `farfork demo agent` branches: an interpreter in the middle of a long search.
 
 It looks for a short tour through random cities. Each branch continues from the same tour in its own way. Only
-`read_payload` knows of farfork: a file that exists in children only.
+`read_payload` depends on farfork: it reads a file that exists in children only.
 """
 
 import os
@@ -76,8 +76,8 @@ def main(steps):
     latest = None
     while True:
         readable, _, _ = select.select([sys.stdin], [], [], POLL_SECONDS)
-        # A child that is forked again finds another order here. It must check for an order before it reads standard
-        # input, because standard input is at its end, as the parent's is when the demo ends.
+        # A child that is forked again finds another order here. Check for an order before reading standard input: it is
+        # at its end in a child, and without an order, the end of standard input means that the demo ends.
         if (payload := read_payload()) != latest:
             latest = payload
             agent.take_branch(json.loads(payload))

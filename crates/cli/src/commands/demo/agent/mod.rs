@@ -92,7 +92,7 @@ impl AgentDemo {
         progress.show_step(format!("settling {}: it gets all its memory", best.child.id));
         let settle_us = settle(&cluster, &best.child).await?;
         progress.show_step("dropping the seeds");
-        // Drop the latest seed first: the seed of a child needs the seed from which that child was forked.
+        // Drop the latest seed first, because the seed of a child needs the seed from which that child was forked.
         for round in rounds.iter().rev() {
             drop_seed(&cluster, &round.seed).await?;
         }
@@ -186,7 +186,8 @@ impl SortedBranches {
 }
 
 impl AgentBranch {
-    /// Parses the line of a branch. The numbers must be those of the process that it was forked from, and then its own.
+    /// Parses the line of a branch. Its numbers must be those of the process from which the branch was forked, and then
+    /// the branch's own number.
     fn parse(line: ChildLine, inherited: &[u32]) -> anyhow::Result<Self> {
         let result: BranchResult = line.parse()?;
         let expected = [inherited, &[u32::try_from(line.index)?]].concat();

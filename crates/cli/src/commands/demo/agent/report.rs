@@ -9,7 +9,7 @@ use crate::output::{self, Table, format_microseconds};
 pub(super) struct RoundFigures {
     pub(super) seed: String,
     pub(super) prepared_us: u64,
-    /// Time from before `prepare` until every branch ran, in microseconds.
+    /// Time from the start of the prepare until every branch ran, in microseconds.
     pub(super) running_us: u64,
     pub(super) best_branch: u32,
     pub(super) best_node: String,
@@ -32,7 +32,7 @@ pub(in super::super) struct AgentReport {
     pub(super) warm_length: f64,
     pub(super) rounds: Vec<RoundFigures>,
     pub(super) kept: KeptBranch,
-    /// The numbers of the branches in the memory of that child.
+    /// The numbers of the branches that led to the kept child, as its memory has them.
     pub(super) branches: Vec<u32>,
 }
 

@@ -22,14 +22,14 @@ pub(super) struct IndexedAnswer {
     pub(super) after_us: u64,
 }
 
-/// Answers each query in a child of os.fork(). The parent measures the times from before the first os.fork().
+/// Answers each query in a child of os.fork(). The parent measures the times since the first call of os.fork().
 pub(super) async fn run_local_fork(parent: &mut DemoProgram, queries: &QuerySet) -> anyhow::Result<AnswerTimes> {
     parent.write_line("fork")?;
     read_answers(parent, queries).await
 }
 
 /// Pickles the index once and sends it to a process on each of the children's nodes. Each process forks a child for
-/// each query. The parent measures the times from before `pickle.dumps`.
+/// each query. The parent measures the times since the call of `pickle.dumps`.
 pub(super) async fn run_pickle(
     parent: &mut DemoProgram,
     script: &DemoScript,
@@ -67,7 +67,8 @@ async fn read_answers(parent: &mut DemoProgram, queries: &QuerySet) -> anyhow::R
     queries.check_all(&answers)
 }
 
-/// Answers one query in a new process on one of the children's nodes. Returns the time from its start in microseconds.
+/// Answers one query in a new process on one of the children's nodes. Returns the time from the start of the process to
+/// the answer, in microseconds.
 pub(super) async fn run_cold_start(
     documents: u32,
     script: &DemoScript,

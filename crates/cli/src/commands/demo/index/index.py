@@ -1,7 +1,7 @@
 """The program that `farfork demo` forks: a search index of Python objects, slow to build and slow to pickle.
 
-Only `read_payload` knows of farfork: a file that exists in children only. The other modes are what the demo compares
-farfork with: os.fork(), pickle over the network into a process whose imports are done, and a cold start.
+Only `read_payload` depends on farfork: it reads a file that exists in children only. The other modes are what the demo
+compares farfork with: os.fork(), pickle over the network into a process whose imports are done, and a cold start.
 """
 
 import os
@@ -113,7 +113,7 @@ def write_documents(count):
 
 
 def build_index(document_count):
-    gc.disable()  # the collector would slow building, and pickle more than farfork
+    gc.disable()  # the collector would slow down building, and slow down pickle more than farfork
     return Index(document_count)
 
 
@@ -194,7 +194,8 @@ def fork_children(index, queries):
 
 
 def send_pickle(index, queries, *addresses):
-    """Pickles the index once, sends it to a process on each of several nodes, and prints their answers."""
+    """Pickles the index once, sends it to a process on each of several nodes, and prints the answers of these
+    processes."""
     began = time.perf_counter_ns()
     pickled = pickle.dumps(index, pickle.HIGHEST_PROTOCOL)
     printing = threading.Lock()

@@ -31,7 +31,7 @@ const QUERIES: usize = 16;
 /// Options of the demo of an index.
 #[derive(Args)]
 pub(super) struct IndexDemo {
-    /// Number of documents in the index, which has about 116 Python objects for each [default: 100000].
+    /// Number of documents in the index. Each document needs about 116 Python objects [default: 100000].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1_000..=1_000_000))]
     documents: Option<u32>,
 }
@@ -69,7 +69,8 @@ struct BuiltIndex {
 }
 
 impl IndexDemo {
-    /// clap's `args_conflicts_with_subcommands` would also refuse the global options: `farfork demo --json agent`.
+    /// Refuses the options of this demo for the agent demo. clap's `args_conflicts_with_subcommands` would also refuse
+    /// global options, as in `farfork demo --json agent`.
     ///
     /// # Errors
     /// An option of this demo is given with the agent demo.

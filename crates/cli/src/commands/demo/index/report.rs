@@ -39,9 +39,9 @@ pub(super) struct FarforkFigures {
     pub(super) prepared_us: u64,
     /// The part of `prepared_us` for which the parent was stopped.
     pub(super) pause_us: u64,
-    /// Times from before `prepare`.
+    /// Times since the start of the prepare.
     pub(super) first_fork: AnswerTimes,
-    /// Times from before the second fork of the same seed.
+    /// Times since the start of the second fork of the same seed.
     pub(super) second_fork: AnswerTimes,
     /// The children of the first fork.
     pub(super) children: Vec<ChildFigures>,
