@@ -75,7 +75,7 @@ pub struct VolumeOptions {
     pub copy_method: CopyMethod,
     /// Compression of log data on its way to the next replica.
     pub compression: LogCompression,
-    /// Processes that replicate and publish.
+    /// Whether separate processes or threads of the daemon replicate and publish.
     pub offload_mode: OffloadMode,
     /// CPUs of the offload process, such as `1` or `2-3`; `None` for all.
     pub offload_cpus: Option<String>,
