@@ -56,7 +56,7 @@ impl SeedBudget {
         self.bytes_max.is_some() || self.user_bytes_max.is_some()
     }
 
-    /// Checks whether a template of this process fits next to the charges in `held`.
+    /// Checks whether a template of this process fits in addition to the charges in `held`.
     ///
     /// # Errors
     /// The template does not fit. The failure names the seeds that hold most.

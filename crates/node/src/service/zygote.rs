@@ -12,7 +12,7 @@ use tokio::time::{sleep, timeout};
 use crate::engine::{SeedAccess, StartOptions, ZygoteTrigger};
 use crate::node::Node;
 
-/// Interval between checks whether a zygote is filled, which takes tens of milliseconds.
+/// Interval between checks whether a zygote is filled. Filling a zygote takes tens of milliseconds.
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 /// Waits until the zygote for children with these options is filled, at most [`ZYGOTE_TIMEOUT`]. Creates the zygote if
