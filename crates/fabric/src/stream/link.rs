@@ -1,5 +1,5 @@
-//! The requester's end of a connection. It has one stream at a time; if the stream fails while requests are unanswered,
-//! it connects a new one. It never blocks: its event source waits.
+//! The requester's end of a connection. A link has one stream at a time. If the stream fails while requests are
+//! unanswered, the link connects a new one. A link never blocks: its event source waits.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
