@@ -89,7 +89,7 @@ pub(crate) trait RootSink: std::fmt::Debug + Send + Sync {
 pub(crate) struct RootRecipient {
     /// The key of the requests that may reuse the root.
     pub(crate) key: RootCacheKey,
-    /// Keeps the root for them.
+    /// Keeps the root for these requests.
     pub(crate) sink: Weak<dyn RootSink>,
 }
 

@@ -93,7 +93,7 @@ fn daemon_leaf(node_group: &Path) -> PathBuf {
     node_group.join(DAEMON_LEAF)
 }
 
-/// Kills everything in the cluster's groups, and removes them.
+/// Kills all processes in the cluster's groups, and removes the groups.
 pub(super) fn remove_cgroups(plans: &[CgroupPlan]) -> Result<(), LocalError> {
     let directories: Vec<PathBuf> = plans.iter().map(CgroupPlan::directory).collect();
     kill_all(&directories)?;

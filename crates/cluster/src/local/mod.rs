@@ -57,9 +57,9 @@ pub enum UpProgress<'a> {
 ///   └──────────────────────────────────────────┘
 /// ```
 ///
-/// `ip` (iproute2) creates interfaces and namespaces. Each daemon starts in its own control groups, and everything that
-/// it starts is created next to them. All processes in these groups belong to the cluster, even after the daemon has
-/// died.
+/// `ip` (iproute2) creates interfaces and namespaces. Each daemon starts in its own control groups. Next to these, it
+/// creates the groups for everything that it starts. All processes in these groups belong to the cluster, even after
+/// the daemon has died.
 ///
 /// ```text
 /// RUN/cluster.json       what was created
