@@ -1,7 +1,6 @@
 //! Threads that accept programs. If a program's first message is a checkpoint request, the thread that reads the
-//! message also captures the program and sends the reply: a hand-over to another thread would cost a wake-up while the
-//! program waits. After the reply, the program is passed to the asynchronous runtime. All other programs are passed at
-//! once.
+//! message also captures the program and replies. A hand-over to another thread would cost a wake-up while the program
+//! waits. After the reply, the program is passed to the asynchronous runtime. All other programs are passed at once.
 //!
 //! A thread ends after every capture: the end of a ptrace(2) tracer releases threads that did not stop for the capture.
 
