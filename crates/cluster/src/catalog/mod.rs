@@ -224,7 +224,7 @@ pub struct VolumeNode {
 /// Why an operation on a catalog failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CatalogError {
-    /// The store cannot be reached.
+    /// The store cannot be locked, read or written.
     #[error("cannot {operation} the catalog {store}: {source}")]
     Store {
         /// The operation that failed.

@@ -120,8 +120,8 @@ fn kill_all(directories: &[PathBuf]) -> Result<(), LocalError> {
         }
         let processes: Vec<(i32, OwnedFd)> =
             pids.into_iter().filter_map(|pid| Some((pid, pidfd::open(pid).ok()?))).collect();
-        // List the processes again after opening them: if a pid was reused before that by a process outside of the groups,
-        // it is no longer in the list. An open pidfd always refers to the same process.
+        // List the processes again after opening them: if a process outside of the groups had reused a pid before the
+        // opening, the pid is no longer in the list. An open pidfd always refers to the same process.
         let pids = processes_below(directories)?;
         for (_, process) in processes.iter().filter(|(pid, _)| pids.binary_search(pid).is_ok()) {
             let _ = pidfd::send_signal(process, Signal::KILL.as_raw());

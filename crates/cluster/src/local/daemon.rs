@@ -27,7 +27,7 @@ const READY_MS_MAX: u64 = 30_000;
 const READY_RETRY_MS: u64 = 10;
 /// Longest wait for daemons to end after SIGTERM, in milliseconds. Then they are killed.
 const STOP_MS_MAX: u64 = 10_000;
-/// Size of the end of a log that an error shows, in bytes.
+/// Number of bytes at the end of a log that an error shows.
 const LOG_TAIL_BYTES: u64 = 4096;
 
 /// The variable that `farfork_container::HIDDEN_PATHS_VARIABLE` names.
