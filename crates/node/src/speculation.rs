@@ -57,7 +57,8 @@ struct SeedSequence {
     pattern: Option<ForkPattern>,
     /// Number of children of the latest seed that were requested on this node.
     forks: usize,
-    /// Number of children on this node of the last seed before the latest one that had any here.
+    /// Number of children of an earlier seed that were requested on this node: of the last earlier seed with such
+    /// requests. `None` if there is no such seed.
     previous_forks: Option<usize>,
     /// Other nodes that had children of the latest seed or earlier ones. The next seed is announced to them. A node that
     /// expects no children is removed.

@@ -1,4 +1,4 @@
-//! Background maintenance of children: collapses huge pages, and evicts ended children.
+//! Background maintenance of children: collapses small pages into huge ones, and evicts ended children.
 //!
 //! Where the parent had huge pages, the child still gets small ones. `farfork_fork::huge_pages` merges complete ranges
 //! of small pages in the background, in children older than [`AGE_MS_MIN`].

@@ -31,7 +31,8 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 /// kilobytes.
 const HANDSHAKES_MAX: usize = 512;
 
-/// Most connections of members at once: one from each node of the largest cluster, and as many from clients.
+/// Maximum number of connections of members at once: one from each node of the largest cluster, and the same number
+/// from clients.
 const CONNECTIONS_MAX: usize = 2048;
 
 /// Maximum number of connections without a certificate at once. Machines that join have no certificate yet.

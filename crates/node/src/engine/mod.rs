@@ -231,8 +231,8 @@ impl Engine {
     }
 
     /// Evicts zygotes, prestarted children and connections to owners that were not used for long. Also evicts zygotes
-    /// of dropped seeds, and speculative zygotes that are not needed (`is_in_vain`). Collapses huge pages of the other
-    /// zygotes.
+    /// of dropped seeds, and speculative zygotes that are not needed (`is_in_vain`). Collapses small pages of the other
+    /// zygotes into huge ones.
     pub(crate) fn evict_unused(&self, is_dropped: impl Fn(&SeedId) -> bool, is_in_vain: impl Fn(&SeedId) -> bool) {
         self.prestart_pool.drop_stale();
         self.zygote_cache.evict_unused(is_dropped, is_in_vain);

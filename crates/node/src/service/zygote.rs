@@ -1,7 +1,7 @@
 //! Waits until a seed's zygote is filled, for a fan-out or a speculative prewarm. Creates the zygote if there is none.
 //!
 //! In a fan-out, the zygote is made while the first child starts, and the other children are forked from it. If the
-//! zygote fails, these are restored from the seed.
+//! zygote fails, the other children are restored from the seed.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

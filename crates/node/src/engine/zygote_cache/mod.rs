@@ -253,7 +253,7 @@ impl ZygoteCache {
         }
     }
 
-    /// Whether a seed has no entry.
+    /// Whether the cache has no entry for a seed.
     pub(crate) fn has_no_entry(&self, seed: &SeedId) -> bool {
         !self.table().contains_key(seed)
     }

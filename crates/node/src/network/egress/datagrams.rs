@@ -52,7 +52,7 @@ pub(super) async fn serve_datagrams(
         tokio::select! {
             received = socket.async_io(Interest::READABLE, || receive(socket.as_fd(), &mut buffer)) => match received {
                 Ok(ReceivedDatagram { bytes, from, to }) => flows.forward_first((from, to), &buffer[..bytes]),
-                // For example for lack of memory.
+                // The machine may lack memory.
                 Err(error) => {
                     tracing::debug!(%error, "a child's datagram is lost");
                     sleep(RETRY_INTERVAL).await;
