@@ -13,8 +13,8 @@ use crate::config::RootSpec;
 use crate::root::{self, PRIVATE_DIR};
 
 /// Copies the node's mounts at `host_path` and attaches them at `inside_path` in the mount namespace of a container. A
-/// thread enters that namespace for it and ends. `init` is the pidfd of the container's init. `users` is the container's
-/// user namespace, if it has its own; the bound files get its id mappings.
+/// temporary thread enters that namespace. `init` is the pidfd of the container's init. `users` is the container's user
+/// namespace, if it has its own; the bound files get its id mappings.
 pub(crate) fn bind(
     init: &OwnedFd,
     users: Option<BorrowedFd<'_>>,
@@ -67,7 +67,8 @@ fn attach_inside(
     let private_mount =
         private.starts_with(point).then(|| mount::clone_mount(private, MountDepth::Single)).transpose()?;
     mount::attach(tree, point)?;
-    // The copy is still in the peer group of the node's mount: mounts below either would propagate to the other.
+    // The copy is still in the peer group of the node's mount: mounts below one of the two would propagate to the
+    // other.
     mount::make_private(point)?;
     for path in hidden {
         root::mask_path(path, RootSpec::Shared).map_err(io::Error::other)?;

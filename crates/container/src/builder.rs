@@ -39,7 +39,7 @@ use crate::users::{ContainerUsers, ReservedIds};
 #[derive(Debug)]
 pub(crate) struct ContainerBuilder {
     config: ContainerConfig,
-    /// The paths to hide from containers, without symbolic links. None is below another.
+    /// The paths to hide from containers, without symbolic links. No path is below another.
     masked: Vec<PathBuf>,
     /// The run directory. While a root is built, the tmpfs of its upper layers is mounted over it, in the container's mount
     /// namespace only.

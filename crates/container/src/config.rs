@@ -8,8 +8,8 @@ use std::sync::Arc;
 /// has at most 32,768 processes by default.
 const CONTAINERS_MAX_DEFAULT: usize = 4096;
 
-/// Default limit on cached roots of ended containers: as many as children end while one container is built, and more than
-/// start at once. Each root is held by a waiting container.
+/// Default limit on cached roots of ended containers: more than the number of children that start at once. Each root is
+/// held by a waiting container.
 pub const CACHED_ROOTS_MAX_DEFAULT: usize = 64;
 
 /// Environment variable with further paths to hide from containers, separated by colons. The nodes of a local cluster have

@@ -89,7 +89,7 @@ pub(crate) trait RootSink: std::fmt::Debug + Send + Sync {
 pub(crate) struct RootRecipient {
     /// The key of the requests that may reuse the root.
     pub(crate) key: RootCacheKey,
-    /// Keeps the root for them.
+    /// Keeps the root for these requests.
     pub(crate) sink: Weak<dyn RootSink>,
 }
 
@@ -155,8 +155,8 @@ impl Container {
         &self.parts().cgroup
     }
 
-    /// Opens the control group, so that clone3(2) can create a process in it that init does not fork. Returns `None` without
-    /// a unified hierarchy.
+    /// Opens the control group, so that clone3(2) can create a process in it without init. Returns `None` without a
+    /// unified hierarchy.
     ///
     /// # Errors
     /// [`ContainerError::Cgroup`].
@@ -203,7 +203,7 @@ impl Container {
             && !pidfd::wait_exit(self.init(), Duration::ZERO).unwrap_or(false)
     }
 
-    /// Unmounts in the container the volumes that the node has unmounted since the container was built.
+    /// In the container, unmounts the volumes that the node has unmounted since the container was built.
     pub(crate) fn release_unmounted_volumes(&self) {
         let unmounted = self.parts().builder.volumes_unmounted_since(&self.blueprint);
         unmounted_volumes::release(self.init_pid(), self.init(), &unmounted);

@@ -16,7 +16,8 @@ use crate::error::ContainerError;
 /// The first id for containers. Distributions assign lower ids (up to 60,000, and from 524,288 on), and so does systemd for
 /// its containers (up to 1,879,048,191).
 const ID_FIRST: u32 = 0x7000_0000;
-/// As many ids as a machine without a directory service uses: 16 bits, which includes the overflow id 65,534.
+/// Number of ids of a container: all 16-bit ids, which include the overflow id 65,534. A machine without a directory
+/// service uses no other ids.
 const IDS_PER_CONTAINER: u32 = 1 << 16;
 /// Number of ranges below the first id that is negative as a signed 32-bit number.
 const ID_RANGES: u32 = (0x8000_0000 - ID_FIRST) / IDS_PER_CONTAINER;

@@ -13,7 +13,7 @@ use crate::{Completion, Connection, FabricError, READ_BYTES_MAX, ReadMode, ReadR
 /// enough that owner, network and requester work in parallel.
 const CHUNK_BYTES: usize = 256 << 10;
 
-/// Reads in flight: enough to cover the round trip of a fast network.
+/// Maximum number of reads in flight: enough to cover the round trip of a fast network.
 const IN_FLIGHT_MAX: usize = 8;
 
 /// Why a blocking read failed.
@@ -41,7 +41,7 @@ pub enum BlockingError {
 /// Fills `into` from `offset` of an extent. Abandons other requests of the connection.
 ///
 /// # Errors
-/// [`BlockingError::Fabric`] if the read is refused, or not complete by the deadline.
+/// [`BlockingError::Fabric`] if the read is refused, or not complete by the deadline; [`BlockingError::Wait`].
 pub fn read_blocking(
     connection: &mut dyn Connection,
     key: &Arc<SeedKey>,
@@ -56,7 +56,8 @@ pub fn read_blocking(
     outcome
 }
 
-/// Reads a whole extent whose length only the owner knows. A short extent takes one round trip.
+/// Reads a whole extent whose length only the owner knows. A short extent takes one round trip. Abandons other requests
+/// of the connection.
 ///
 /// # Errors
 /// As [`read_blocking`]; [`BlockingError::TooLong`] if the extent has more than `bytes_max` bytes.

@@ -7,10 +7,10 @@ use std::ops::{Deref, DerefMut};
 /// Largest small buffer, in bytes: a page and its frame.
 const SMALL_BYTES: usize = 4096 + 64;
 
-/// Most small buffers that are kept, about 1 MiB: enough for a burst of single pages.
+/// Maximum number of small buffers that are kept (about 1 MiB): enough for a burst of single pages.
 const SMALL_KEPT_MAX: usize = 256;
 
-/// Most memory that is kept in large buffers, in bytes: enough for a few of the longest replies.
+/// Maximum size of all large buffers that are kept, in bytes: enough for a few of the longest replies.
 const LARGE_KEPT_BYTES_MAX: usize = 8 << 20;
 
 /// Bytes of a reply. [`Connection::recycle_buffer`](crate::Connection::recycle_buffer) returns its memory.

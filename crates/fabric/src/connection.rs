@@ -11,12 +11,12 @@ use farfork_wire::{SeedId, Token};
 
 use crate::{Address, Buffer, FabricError};
 
-/// Most unanswered requests of a connection. A pager has far fewer. The limit bounds the number of requests that are
-/// sent again after a reconnection.
+/// Maximum number of unanswered requests of a connection. A pager has far fewer. The limit bounds the number of
+/// requests that are sent again after a reconnection.
 pub const REQUESTS_MAX: usize = 4096;
 
-/// Most bytes of unanswered writes and messages, which are kept to be sent again. So many bytes take a fast network
-/// some milliseconds.
+/// Maximum size of all unanswered writes and messages of a connection, in bytes. They are kept, so that they can be
+/// sent again.
 pub const CHANGE_BYTES_MAX: usize = 16 << 20;
 
 /// The id of a seed and its token.
@@ -118,7 +118,7 @@ pub enum SubmitError {
 ///
 /// Requests are served in the order in which they were accepted, and each ends with exactly one completion. Writes and
 /// messages are made at most once, even across reconnections. A request that is submitted after the completion of
-/// another one is served after it, on any connection.
+/// another request is served after that other request, even on another connection.
 ///
 /// A caller waits for [`Connection::poll_fd`], at most until [`Connection::next_timeout`], then polls. It also polls
 /// after submitting requests, because a poll sends them. Use separate connections for long and short replies, so that

@@ -1,4 +1,4 @@
-//! Errors of requests: the owner refused the request, which is final, or the owner cannot be reached.
+//! Errors of requests ([`FabricError`]) and of the connections that carry them ([`LinkError`]).
 
 use std::io;
 use std::sync::Arc;

@@ -9,10 +9,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use farfork_wire::frame::reply::Refusal;
 use rustix::event::{EventfdFlags, eventfd};
 
-/// Most queued messages. If the queue is full, the sender gets an error, and may send the message again.
+/// Maximum number of queued messages. If the queue is full, the sender gets an error, and may send the message again.
 pub const QUEUE_MESSAGES_MAX: usize = 1024;
 
-/// Most queued bytes: as many as 64 messages of the largest size.
+/// Maximum size of all queued messages, in bytes: 64 messages of the largest size.
 pub const QUEUE_BYTES_MAX: usize = 4 << 20;
 
 /// A message.

@@ -20,7 +20,7 @@ pub struct RegionRegistry {
     messages: Option<Arc<MessageQueue>>,
 }
 
-/// The key is in use.
+/// The seed id of the key is in use.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("seed {0} already has registered memory; revoke it first")]
 pub struct RegisterError(SeedId);

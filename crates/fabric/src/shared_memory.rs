@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use crate::Region;
 
 /// A region with one extent, number 0, in shared memory. A read that is concurrent with a write may return old bytes,
-/// new bytes or a mixture; callers that need more must order the accesses.
+/// new bytes or a mixture; a caller that must not get a mixture must order the accesses.
 #[derive(Debug)]
 pub struct SharedMemory {
     file: File,

@@ -15,8 +15,8 @@ const SHARED_CPU_MEMORY: Duration = Duration::from_millis(1);
 /// A thread that runs longer than this at a time is unrelated: the awaited peer runs for less.
 const PEER_RUN_TIME_MAX: Duration = Duration::from_micros(300);
 
-/// Time for which the CPU counts as contended after an unrelated thread was detected on it. Each check costs the time
-/// for which that thread runs, some milliseconds at most.
+/// Time for which the CPU counts as contended after an unrelated thread was detected on it. Each detection costs a
+/// yield that lasts as long as that thread runs, some milliseconds at most.
 const CONTENDED_CPU_MEMORY: Duration = Duration::from_millis(50);
 
 /// Largest credit. Each success of spinning adds one; each failure removes one, and without credit the loop sleeps.
@@ -33,7 +33,7 @@ const CREDIT_INITIAL: u32 = 2;
 // back costs two switches of about 2 us, and polling only adds to that. If that thread is unrelated, a loop that yields
 // loses a whole time slice, while a thread that is woken runs first.
 
-/// Decides for one loop, from its recent waits.
+/// Decides for one loop whether it spins, from its recent waits.
 #[derive(Debug)]
 pub struct AdaptiveSpin {
     idle_since: Instant,

@@ -1,5 +1,6 @@
 //! Attended children: they end when the caller of their fork disconnects. A batch holds the attended children of one
-//! fork on this node, as long as the node that received the fork request keeps its stream open.
+//! fork on this node. It exists as long as the node that received the fork request keeps the stream of the start
+//! request open.
 //!
 //! The node that received the request reports a disconnected caller with `Peer.EndBatch`. If that node dies, the stream
 //! breaks and no child ends.

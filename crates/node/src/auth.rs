@@ -36,10 +36,11 @@ const READ_ONLY_METHODS: [&str; 6] = ["ListSeeds", "ListChildren", "ListNodes", 
 ///
 /// | caller | may request |
 /// |---|---|
+/// | a process at the Unix socket, or any peer with `--insecure` | everything |
 /// | a node | everything |
 /// | a client | everything of the service for users, on any node |
 /// | a read-only client | lists, details, logs, results |
-/// | any of them | the roster |
+/// | any client | the roster |
 /// | a peer without a certificate | to join, with a token |
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Caller {

@@ -61,7 +61,7 @@ pub enum DaemonError {
         /// The error.
         cause: RunDirError,
     },
-    /// Containers of an earlier daemon could not be removed, or its own could not be created.
+    /// Containers of an earlier daemon could not be removed, or new ones could not be created.
     #[error("containers: {0}")]
     Containers(#[from] ContainerError),
     /// Its pager failed.
@@ -127,7 +127,7 @@ impl From<PagerError> for DaemonError {
 /// ```
 ///
 /// # Errors
-/// The node could not be started. Everything that it had created is removed.
+/// The node could not be started, or the server of its API failed.
 pub fn run(options: Options) -> Pin<Box<dyn Future<Output = Result<(), DaemonError>>>> {
     // Boxed, so that the daemon's code is compiled with this crate, and not with the crate that polls it.
     Box::pin(run_until_signal(options))
@@ -147,8 +147,8 @@ async fn run_until_signal(options: Options) -> Result<(), DaemonError> {
     served
 }
 
-/// Serves until a signal, then closes the control port. Otherwise a peer that is stopping too could connect, and wait
-/// for a reply.
+/// Serves until a signal, then closes the control port. Through an open port, a peer that is also stopping could
+/// connect and wait for a reply.
 async fn serve_until_signal(running: &RunningDaemon, control: TcpListener) -> Result<(), DaemonError> {
     let _watch = stall_watchdog::StallWatchdog::start(tokio::runtime::Handle::current())
         .map_err(DaemonError::system("start a thread"))?;
@@ -291,7 +291,7 @@ fn assemble_node(
     let child_budget = ChildBudget::new(options.child_memory_bytes_max);
     let metrics = metrics.map(bind_metrics).transpose()?;
     let seeds = Arc::new(SeedTable::default());
-    // Load the images before the first request: the children of an unknown seed would take it for lost.
+    // Load the images before the first request: for children of other nodes, a seed that is not in the table is lost.
     let images = images.unwrap_or_else(|| run_dir.images_dir());
     let loaded_images = seeds::load_images(images, &name, &seeds);
     let exporter: Arc<dyn Exporter> = seeds.clone();

@@ -41,7 +41,8 @@ pub fn decode_outcome(bytes: &[u8], wait: Duration) -> Option<usize> {
     Some(outcome.phases.len())
 }
 
-/// Decodes a failure from the details of a status: as received from its node, and as passed on by another node.
+/// Decodes a failure from the details of a status. Returns the failure as received from its node, and as received after
+/// another node has passed it on.
 pub fn decode_failure(details: &[u8]) -> (Failure, Failure) {
     let status = Status::with_details(Code::Internal, "refused", details.to_vec().into());
     let decoded = Failure::from_status("node", &status);

@@ -93,7 +93,7 @@ pub(crate) async fn join_members(peers: &Arc<Peers>, addresses: &[SocketAddr]) -
     Ok(())
 }
 
-/// Notifies all members that this node stops. A member that gets no notification will miss its heartbeats.
+/// Notifies all members that this node stops. A member that gets no notification detects the end by missing heartbeats.
 pub(crate) async fn leave(peers: &Peers) {
     let own_member: v1::Member = peers.membership().own_member().clone().into();
     let others = peers.others_alive().into_iter();

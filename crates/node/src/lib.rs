@@ -7,8 +7,8 @@
 //                                               ├─ children           what runs here
 //                                               └─ engine             starts a child: container, network, restore, pager
 //
-// `volumes` supervises the offload process and the worker of the node's volumes.
-// `phases` records where a request's time went; `metrics` exports all of this to Prometheus.
+// `volumes` supervises the offload process and the host worker of the node's volumes. `phases` records where a
+// request's time went; `metrics` exports all of this to Prometheus.
 mod affinity;
 mod api_server;
 mod async_fd;

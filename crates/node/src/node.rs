@@ -130,8 +130,8 @@ impl Node {
     /// forked by one.
     ///
     /// # Errors
-    /// The child is paused, so its processes cannot run injected calls. Or it has its own users, which a seed does not
-    /// describe.
+    /// The child is paused, so its processes cannot run injected calls. Or the child has its own user namespace, which
+    /// seeds do not support.
     pub(crate) fn lineage_of(&self, pid: u32) -> Result<Option<ServingPager>, Failure> {
         let Some(child) = self.children.find_by_pid(pid) else { return Ok(None) };
         if child.is_frozen() {

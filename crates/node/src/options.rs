@@ -22,28 +22,28 @@ pub struct Options {
     pub name: NodeName,
     /// The node's run directory.
     pub run_dir: PathBuf,
-    /// Address of its control API; port 0 for any free port.
+    /// Address of the node's control API; port 0 for any free port.
     pub listen: SocketAddr,
-    /// Port of its fabric server, at the same address; 0 for any free port.
+    /// Port of the node's fabric server, at the same address; 0 for any free port.
     pub fabric_port: u16,
-    /// Control addresses of nodes whose cluster it joins.
+    /// Control addresses of nodes whose cluster the node joins.
     pub join: Vec<SocketAddr>,
-    /// Number of containers that it keeps ready.
+    /// Number of containers that the node keeps ready.
     pub pool_size: usize,
     /// Maximum number of zygotes; 0 for none.
     pub zygotes_max: usize,
     /// A zygote ends after this time without a fork.
     pub zygote_idle_max: Duration,
-    /// Maximum number of root file systems of ended children that it keeps for further children; 0 for none.
+    /// Maximum number of root file systems of ended children that the node keeps for further children; 0 for none.
     pub kept_roots_max: usize,
     /// Maximum size of the cache for pages of other nodes' seeds, in bytes.
     pub cache_bytes_max: u64,
-    /// Limits of the memory that its seeds' templates hold.
+    /// Limits of the memory that the templates of the node's seeds hold.
     pub seed_budget: SeedBudget,
-    /// Maximum sum of its children's memory limits, in bytes; all memory of the machine if `None`.
+    /// Maximum sum of the memory limits of the node's children, in bytes; all memory of the machine if `None`.
     pub child_memory_bytes_max: Option<u64>,
-    /// Address of its metrics for Prometheus; port 0 for any free port. Any host that reaches the address may read the
-    /// metrics.
+    /// Address of the node's metrics for Prometheus; port 0 for any free port. Any host that reaches the address may
+    /// read the metrics.
     pub metrics: Option<SocketAddr>,
     /// Directory for the images of sealed seeds; below the run directory if `None`.
     pub images: Option<PathBuf>,
@@ -54,9 +54,9 @@ pub struct Options {
     /// For tests of different processors: the extended-state components (XCR0) to report instead of the processor's
     /// own.
     pub xcr0: Option<u64>,
-    /// Configuration of its volumes.
+    /// Configuration of the node's volumes.
     pub volumes: VolumeOptions,
-    /// Its identity, and the peers that it trusts.
+    /// The node's identity, and the peers that it trusts.
     pub trust: TrustOptions,
 }
 
@@ -75,7 +75,7 @@ pub struct VolumeOptions {
     pub copy_method: CopyMethod,
     /// Compression of log data on its way to the next replica.
     pub compression: LogCompression,
-    /// Processes that replicate and publish.
+    /// Whether separate processes or threads of the daemon replicate and publish.
     pub offload_mode: OffloadMode,
     /// CPUs of the offload process, such as `1` or `2-3`; `None` for all.
     pub offload_cpus: Option<String>,
@@ -84,7 +84,7 @@ pub struct VolumeOptions {
 impl VolumeOptions {
     /// Default of `detection_ms`.
     pub const DETECTION_MS: u64 = 1000;
-    /// Default of `scrub_hours`: one week. Linux distributions check RAID arrays once a week or less.
+    /// Default of `scrub_hours`: one week. Linux distributions check RAID arrays once a week or once a month.
     pub const SCRUB_HOURS: u32 = 168;
 
     /// Creates the default options. By default, the store is in the node's state directory, and the catalog is next to
@@ -108,8 +108,8 @@ impl VolumeOptions {
 /// A node's identity, and the peers that it trusts.
 #[derive(Debug, Clone)]
 pub struct TrustOptions {
-    /// Its trust directory. If the directory has no identity, the node joins with the token, or creates a cluster of
-    /// its own.
+    /// The node's trust directory. If the directory has no identity, the node joins with the token, or creates a
+    /// cluster of its own.
     pub directory: PathBuf,
     /// Whether fabric traffic is encrypted.
     pub encryption: Encryption,

@@ -1,5 +1,5 @@
 //! Link to the node's pager, a separate process that serves the children's memory and outlives the daemon. The link
-//! finds or starts the pager and sends requests. While the pager does not reply, it records why the node is not ready.
+//! finds or starts the pager, sends requests to it, and stores the reason why the node is not ready.
 
 use std::fs::OpenOptions;
 use std::io;
@@ -21,13 +21,13 @@ use farfork_api::run_dir::RunDir;
 /// Time limit for a pager to end after a stop request.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Why there is no pager.
+/// Why the pager cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PagerError {
-    /// Its log cannot be opened.
+    /// The pager's log cannot be opened.
     #[error("its log cannot be opened: {0}")]
     Log(#[source] io::Error),
-    /// It cannot be started.
+    /// The pager cannot be started.
     #[error("it cannot be started: {0}")]
     Spawn(#[source] io::Error),
     /// The pager does not reply, or refused a request.
@@ -102,7 +102,7 @@ impl PagerLink {
     /// Checks whether the pager answers. Blocks for a few seconds at most.
     pub(crate) fn probe(&self) -> PagerStatus {
         match self.connect() {
-            // `WouldBlock`: its backlog is full at the moment.
+            // `WouldBlock` counts as connected: the backlog of the pager's socket is full.
             Ok(_) => {}
             Err(error) if is_not_listening(&error) => return PagerStatus::Gone,
             Err(error) => tracing::debug!(%error, "the pager's socket"),
@@ -142,7 +142,7 @@ impl PagerLink {
         self.lock_not_ready().clone()
     }
 
-    /// Marks the node as ready. Returns whether it was not.
+    /// Marks the node as ready. Returns whether it was not ready before.
     pub(crate) fn set_ready(&self) -> bool {
         self.lock_not_ready().take().is_some()
     }
@@ -162,7 +162,7 @@ impl PagerLink {
         &self.client
     }
 
-    /// The pager's counters of a child; `None` if the pager no longer knows it.
+    /// The pager's counters of a child; `None` if the pager does not know the child or does not answer.
     pub(crate) fn counters(&self, child: &ChildId) -> Option<PagerCounters> {
         Some(self.client.stats(child).ok()?.counters)
     }
@@ -179,8 +179,8 @@ impl PagerLink {
         }
     }
 
-    /// Releases the pager's state of a child if all of its processes have ended. Returns its last counters; the outer
-    /// `None` if nothing was released.
+    /// Releases the pager's state of a child if all of its processes have ended. Returns the child's last counters, or
+    /// `Some(None)` if the pager did not know the child. `None` if nothing was released.
     pub(crate) fn release_now(&self, child: &ChildId) -> Option<Option<PagerCounters>> {
         self.client.try_release(child).ok()
     }
@@ -231,8 +231,8 @@ fn connect(socket: &Path) -> io::Result<OwnedFd> {
     }
 }
 
-/// Starts `farfork pager`, which creates its own session. A thread reaps it if it ends before the daemon. It reads the
-/// trust directory itself, now and after each change, so no secret is passed to it.
+/// Starts `farfork pager`, which creates its own session. A thread reaps the pager if it ends before the daemon. The
+/// pager reads the trust directory itself, now and after each change, so no secret is passed to it.
 fn spawn_pager(run_dir: &RunDir, credentials: Option<&Credentials>) -> Result<(), PagerError> {
     let log = OpenOptions::new().create(true).append(true).open(run_dir.pager_log()).map_err(PagerError::Log)?;
     // An upgrade may have replaced the binary at its path, but the pager must be of our own release.

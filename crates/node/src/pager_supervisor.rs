@@ -1,5 +1,5 @@
-//! Supervises the node's pager: probes it, restarts it when keeper, pager and holder have all died, and hands back the
-//! children that it served. While the pager does not reply, the node is not ready.
+//! Supervises the node's pager: probes it, and starts another when keeper, pager and holder have all died. The new
+//! pager gets the children of the old one. While the pager does not reply, the node is not ready.
 //!
 //! A pager that dies alone is replaced by its keeper, without the daemon.
 
@@ -16,11 +16,12 @@ const PROBE_INTERVAL: Duration = Duration::from_secs(5);
 /// First pause before the next start of a pager that failed to start or ended soon. Each further pause is twice as
 /// long.
 const RESTART_BACKOFF_MIN: Duration = Duration::from_millis(50);
-/// Longest such pause. A full or lost run directory takes a while to repair, and then the pager starts within this time.
+/// Longest pause before the next start. After a full or lost run directory is repaired, the pager starts within this
+/// time.
 const RESTART_BACKOFF_MAX: Duration = Duration::from_secs(5);
 
 /// Time after a restart during which children are handed back repeatedly. A child that was being started when the old
-/// pager ended is listed late.
+/// pager ended is not in the table of children yet.
 const HAND_BACK_PERIOD: Duration = Duration::from_secs(60);
 
 /// If a pager lived at least this long, the next one is started without a pause.
@@ -86,7 +87,7 @@ pub(crate) async fn run(node: Arc<Node>) {
     }
 }
 
-/// Starts the pager again, and hands its children back. Returns whether the start succeeded.
+/// Starts the pager again, and hands the children back to it. Returns whether the start succeeded.
 async fn restart(node: &Arc<Node>) -> bool {
     tracing::error!("pager, keeper and holder have ended; starting the pager again");
     let task_node = node.clone();

@@ -16,8 +16,9 @@ use tonic::transport::Channel;
 
 use crate::trust::{AppliedRoster, NameReservations, Security};
 
-/// Time for which a connection is used for new requests. It may stay open as long as its certificates are valid. Nodes
-/// renew their certificates a month before they expire, so each request has a month to complete.
+/// Time for which a connection is used for new requests. An older connection stays open until its last request has
+/// completed or a certificate expires. Nodes renew their certificates a month before the expiry, so each request has
+/// almost a month to complete.
 const CONNECTION_AGE_MAX: Duration = Duration::from_secs(24 * 3600);
 
 /// A connection, with the time at which it was made.
@@ -165,9 +166,9 @@ impl Peers {
         }
     }
 
-    /// Applies the members in the reply to a heartbeat, unless the roster has changed since the request: the sender may
-    /// have been revoked. A member with a revoked name is accepted only from itself (the first entry): other nodes may
-    /// not know the revocation yet.
+    /// Applies the members in the reply to a heartbeat. Ignores the reply if the roster has changed since the request,
+    /// because the sender may have been revoked. A member with a revoked name is accepted only as the first entry, the
+    /// sender: for other members, the sender may not know the revocation yet.
     pub(crate) fn handle_heartbeat_answer(
         &self,
         mut members: Vec<Member>,

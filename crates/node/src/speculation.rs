@@ -57,7 +57,8 @@ struct SeedSequence {
     pattern: Option<ForkPattern>,
     /// Number of children of the latest seed that were requested on this node.
     forks: usize,
-    /// Number of children that an earlier seed had on this node: the latest of those that had any.
+    /// Number of children of an earlier seed that were requested on this node: of the last earlier seed with such
+    /// requests. `None` if there is no such seed.
     previous_forks: Option<usize>,
     /// Other nodes that had children of the latest seed or earlier ones. The next seed is announced to them. A node that
     /// expects no children is removed.
@@ -143,8 +144,8 @@ impl ForkHistory {
         self.sequences().0.iter().any(|sequence| sequence.seed == *seed)
     }
 
-    /// Returns how many more children of a seed are expected on this node: as many as the previous seed had. `None` if
-    /// that number is unknown or already exceeded.
+    /// Returns how many more children of a seed are expected on this node. In total, `previous_forks` are expected.
+    /// `None` if this number is unknown or already exceeded.
     pub(crate) fn remaining_forks(&self, seed: &SeedId) -> Option<usize> {
         let sequences = self.sequences();
         let sequence = sequences.0.iter().find(|sequence| sequence.seed == *seed)?;

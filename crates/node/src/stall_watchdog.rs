@@ -1,5 +1,5 @@
-//! Detects that the daemon stalls. A thread repeatedly spawns a task that sleeps for a millisecond. Its completion
-//! needs a worker, the timer, and the thread that polls the kernel.
+//! Detects that the daemon stalls. A thread repeatedly spawns a task that sleeps for a millisecond. The task completes
+//! only if a worker, the timer and the thread that polls the kernel all run.
 //!
 //! If the task does not complete in time, logs where each thread of the daemon waits in the kernel, and later how long
 //! the stall lasted. Requests that time out during a stall report only that no reply arrived.
@@ -15,10 +15,11 @@ use tokio::runtime::Handle;
 /// Pause between two probes.
 const PROBE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Time limit for a probe: far longer than the delay on a busy machine, and shorter than the time limit of any request.
+/// Time limit for a probe: far longer than the delay on a busy machine, and no longer than the time limit of any
+/// request to another node.
 const STALL_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Watches the runtime until it is dropped.
+/// Watches the runtime until this value is dropped.
 #[derive(Debug)]
 pub(crate) struct StallWatchdog {
     /// Sends no messages: dropping it ends the thread.

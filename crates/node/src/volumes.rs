@@ -1,8 +1,8 @@
-//! Runs the offload process and the worker of the node's volumes. At `volumes.sock` in the run directory, it reports
-//! the directories of the volumes to `farfork volume`. `daemon` starts and stops it.
+//! Runs the offload process and the host worker of the node's volumes. Reports the directories of the volumes to
+//! `farfork volume`, at `volumes.sock` in the run directory. `daemon` starts and stops this service.
 //!
 //! The processes start with the first connection, or when the catalog has a volume or a node that serves volumes. A
-//! cluster without volumes therefore has none of these processes, and pays for one stat(2) every half second.
+//! cluster without volumes therefore has none of these processes, and each node makes one stat(2) every half second.
 
 use std::fs::DirBuilder;
 use std::io::{self, PipeReader, PipeWriter, Read as _, Write as _};
@@ -34,7 +34,7 @@ const CATALOG_INTERVAL: Duration = Duration::from_millis(500);
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 /// Time limit for a daemon to report the location of its volumes.
 const LOCATE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Most bytes of a reply, which has two paths and a reason.
+/// Maximum size of a reply, in bytes. A reply has two paths and a reason.
 const ANSWER_BYTES_MAX: u64 = 64 << 10;
 
 /// The location of a node's volumes.
@@ -54,7 +54,7 @@ pub struct VolumeLocation {
 /// the processes of the volumes.
 ///
 /// # Errors
-/// No daemon listens at the socket, or it does not reply in time.
+/// No daemon listens at the socket, or the daemon sends no valid reply in time.
 pub fn locate_volumes(node_socket: &Path) -> io::Result<VolumeLocation> {
     let stream = UnixStream::connect(farfork_api::run_dir::volume_socket_near(node_socket))?;
     stream.set_read_timeout(Some(LOCATE_TIMEOUT))?;

@@ -30,7 +30,7 @@ const FLAGS: [&str; 7] = [
 /// The target platform. With an explicit `--target`, cargo builds build scripts and macros without `FLAGS`.
 const PLATFORM: &str = "x86_64-unknown-linux-gnu";
 
-/// Time for each target without `--seconds`, in seconds.
+/// Default time for each target, in seconds.
 const SECONDS: u32 = 60;
 
 /// Runs the named targets, or all. `--seconds N` sets the time for each.

@@ -45,8 +45,8 @@ const LANES: [(&str, &[&str]); 2] =
 /// Number of tests of one program that run at once. It exceeds the number of cores because many tests wait.
 const TEST_THREADS: &str = "4";
 
-/// Time for each fuzz target next to the other tests, in seconds. About a quarter of it is CPU time. The main purpose is to
-/// replay the corpus, as every run does. For a long campaign, use `cargo xtask fuzz --seconds N`.
+/// Time for each fuzz target next to the other tests, in seconds. About a quarter of it is CPU time. The main purpose
+/// is to replay the corpus. For a long campaign, use `cargo xtask fuzz --seconds N`.
 const FUZZ_SECONDS: u32 = 40;
 
 /// Limit for a complete build on a slow machine.
@@ -172,7 +172,7 @@ fn named_tests<'a>(names: impl IntoIterator<Item = &'a str>) -> impl Iterator<It
     names.into_iter().flat_map(|name| ["--test", name])
 }
 
-/// Runs tests, and at the same time the fuzz targets at a lower priority, because tests wait a quarter of their time.
+/// Runs tests, and at the same time the fuzz targets at a lower priority: the targets use the CPU while tests wait.
 /// `run_tests` sets the flag when tests have failed; then no further target is started.
 fn run_next_to_fuzz_targets(
     workspace: &Workspace,

@@ -1,5 +1,5 @@
-//! A function does one thing and fits on a screen; a file holds one idea. These are the hard limits; most should be far
-//! shorter. An exception is in the list with its exact length: it may shrink, but not grow.
+//! A function does one thing and fits on a screen; a file holds one idea. These are the hard limits; most functions and
+//! files should be far shorter. An exception is in the list with its exact length: it may shrink, but not grow.
 
 use anyhow::Result;
 

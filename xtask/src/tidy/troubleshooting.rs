@@ -110,7 +110,8 @@ fn literal(text: &str) -> Option<&str> {
     pieces.filter(|piece| piece.chars().count() >= PIECE_CHARS_MIN).max_by_key(|piece| piece.len())
 }
 
-/// Whether a heading contains the error's words, or itself has enough of them.
+/// Whether a heading contains the longest constant piece of an error's text, or the text contains all pieces of a long
+/// enough heading.
 fn is_about(text: &str, error: &str) -> bool {
     let chars_count: usize = pieces(text).map(|piece| piece.chars().count()).sum();
     let says_enough = chars_count >= 3 * PIECE_CHARS_MIN && pieces(text).all(|piece| error.contains(piece));

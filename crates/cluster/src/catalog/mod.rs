@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 pub use file::FileCatalog;
 
-/// Longest name of a volume, in bytes.
+/// Maximum length of a volume's name, in bytes.
 pub const VOLUME_NAME_BYTES_MAX: usize = 48;
 
 /// All contents of a catalog.
@@ -47,7 +47,7 @@ pub trait Catalog: fmt::Debug + Send + Sync {
     /// revision, which no record has had before. When this returns, the record survives a power failure.
     ///
     /// # Errors
-    /// `Conflict` if another node has changed the record: read it again.
+    /// `Conflict` if another node has changed the record: read it again. Otherwise as `read`.
     fn write_volume(&self, name: &VolumeName, record: &VolumeRecord) -> Result<u64, CatalogError>;
 
     /// Removes a record if it has this revision.
@@ -224,7 +224,7 @@ pub struct VolumeNode {
 /// Why an operation on a catalog failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CatalogError {
-    /// The store cannot be reached.
+    /// The store cannot be locked, read or written.
     #[error("cannot {operation} the catalog {store}: {source}")]
     Store {
         /// The operation that failed.

@@ -93,7 +93,7 @@ fn daemon_leaf(node_group: &Path) -> PathBuf {
     node_group.join(DAEMON_LEAF)
 }
 
-/// Kills everything in the cluster's groups, and removes them.
+/// Kills all processes in the cluster's groups, and removes the groups.
 pub(super) fn remove_cgroups(plans: &[CgroupPlan]) -> Result<(), LocalError> {
     let directories: Vec<PathBuf> = plans.iter().map(CgroupPlan::directory).collect();
     kill_all(&directories)?;
@@ -120,8 +120,8 @@ fn kill_all(directories: &[PathBuf]) -> Result<(), LocalError> {
         }
         let processes: Vec<(i32, OwnedFd)> =
             pids.into_iter().filter_map(|pid| Some((pid, pidfd::open(pid).ok()?))).collect();
-        // List the processes again after opening them: if a pid was reused before that by a process outside of the groups,
-        // it is no longer in the list. An open pidfd always refers to the same process.
+        // List the processes again after opening them: if a process outside of the groups had reused a pid before the
+        // opening, the pid is no longer in the list. An open pidfd always refers to the same process.
         let pids = processes_below(directories)?;
         for (_, process) in processes.iter().filter(|(pid, _)| pids.binary_search(pid).is_ok()) {
             let _ = pidfd::send_signal(process, Signal::KILL.as_raw());

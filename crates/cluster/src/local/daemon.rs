@@ -21,14 +21,13 @@ use super::node::{DaemonCommand, LocalNode};
 use super::run_dir::run_dir_error;
 use super::trust;
 
-/// Longest wait for a daemon to answer, in milliseconds: it compiles nothing and calls no other machine, but several may
-/// start at once on a slow machine.
+/// Longest wait for a daemon to answer, in milliseconds: many daemons may start at the same time on a slow machine.
 const READY_MS_MAX: u64 = 30_000;
 /// Pause between two attempts to connect to a daemon, in milliseconds.
 const READY_RETRY_MS: u64 = 10;
 /// Longest wait for daemons to end after SIGTERM, in milliseconds. Then they are killed.
 const STOP_MS_MAX: u64 = 10_000;
-/// Size of the end of a log that an error shows, in bytes.
+/// Number of bytes at the end of a log that an error shows.
 const LOG_TAIL_BYTES: u64 = 4096;
 
 /// The variable that `farfork_container::HIDDEN_PATHS_VARIABLE` names.
@@ -88,7 +87,7 @@ fn daemon_command(node: &LocalNode, launch: &LaunchOptions<'_>) -> Command {
         command.arg("--join").arg(first.to_string());
     }
     command.args(&launch.command.arguments);
-    // These variables are for commands. A user may have set them for this cluster or another one.
+    // Remove the variables that are for commands. A user may have set them for this cluster or another one.
     for variable in ["FARFORK_SOCKET", "FARFORK_RUN_DIR", "FARFORK_NODE", "FARFORK_TRUST"] {
         command.env_remove(variable);
     }
@@ -139,7 +138,7 @@ pub(super) fn signal_daemon(node: &LocalNode, signal: i32) -> Result<(), LocalEr
 /// Sends SIGTERM to all daemons, waits for their end, and kills those that do not end in time.
 pub(super) fn stop_all(nodes: &[LocalNode]) {
     let deadline = Instant::now() + Duration::from_millis(STOP_MS_MAX);
-    // Open all daemons first: a daemon that has removed its socket could no longer be found by it.
+    // Open all daemons first: once a daemon has removed its socket, it can no longer be found by the socket.
     let daemons: Vec<_> = nodes.iter().filter_map(|node| Some((node, node.open_daemon()?))).collect();
     for (_, daemon) in &daemons {
         let _ = pidfd::send_signal(daemon, Signal::TERM.as_raw());

@@ -57,9 +57,9 @@ pub enum UpProgress<'a> {
 ///   └──────────────────────────────────────────┘
 /// ```
 ///
-/// `ip` (iproute2) creates interfaces and namespaces. Each daemon starts in its own control groups, and everything that
-/// it starts is created next to them. All processes in these groups belong to the cluster, even after the daemon has
-/// died.
+/// `ip` (iproute2) creates interfaces and namespaces. Each daemon starts in its own control groups. Next to these, it
+/// creates the groups for everything that it starts. All processes in these groups belong to the cluster, even after
+/// the daemon has died.
 ///
 /// ```text
 /// RUN/cluster.json       what was created
@@ -204,7 +204,7 @@ impl LocalCluster {
     /// Restarts a node's daemon that has ended, and waits until it answers.
     ///
     /// # Errors
-    /// [`LocalError::AlreadyRunning`], and as [`LocalCluster::up`].
+    /// [`LocalError::NoNode`], [`LocalError::AlreadyRunning`], and as [`LocalCluster::up`].
     pub fn restart_node(&mut self, index: usize) -> Result<(), LocalError> {
         let node = self.node(index)?;
         if node.is_alive() {
@@ -217,7 +217,7 @@ impl LocalCluster {
     /// Cuts a node off from the others: sets its link down.
     ///
     /// # Errors
-    /// [`LocalError::Ip`].
+    /// [`LocalError::NoNode`], [`LocalError::Ip`].
     pub fn cut_link(&self, index: usize) -> Result<(), LocalError> {
         network::set_link(&self.state.switch, &self.node(index)?.name, false)
     }
@@ -225,7 +225,7 @@ impl LocalCluster {
     /// Connects a node with the others again: sets its link up.
     ///
     /// # Errors
-    /// [`LocalError::Ip`].
+    /// [`LocalError::NoNode`], [`LocalError::Ip`].
     pub fn restore_link(&self, index: usize) -> Result<(), LocalError> {
         network::set_link(&self.state.switch, &self.node(index)?.name, true)
     }
@@ -251,7 +251,8 @@ impl LocalCluster {
         cgroups::create_cgroups(&self.state.groups, &self.state.nodes)?;
         self.state.nodes.iter().try_for_each(|node| run_dir::make_private_dir(&node.run_dir))?;
         trust::create_identities(&self.state.name, &self.state.nodes, &self.run_dir)?;
-        // The other nodes join the first one, so it must answer before they start. They may start together.
+        // The other nodes join the first node, so the first node must answer before they start. The other nodes may
+        // start together.
         for stage in [0..1, 1..self.state.nodes.len()] {
             for index in stage.clone() {
                 progress(UpProgress::Starting(&self.state.nodes[index].name));

@@ -70,7 +70,7 @@ pub(super) fn create_network(state: &ClusterState, names: NetnsLock) -> Result<(
 /// Removes all namespaces. Their contents are removed once their processes have ended.
 pub(super) fn remove_network(state: &ClusterState) -> Result<(), LocalError> {
     let _lock = lock_netns_dir()?;
-    // If one cannot be deleted, the others are still deleted.
+    // If one namespace cannot be deleted, the others are still deleted.
     let present = namespaces(state).filter(|netns| netns_exists(netns));
     let deleted: Vec<_> = present.map(|netns| run_ip(&["netns", "delete", netns], "")).collect();
     deleted.into_iter().collect::<Result<(), LocalError>>()?;

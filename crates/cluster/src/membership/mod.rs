@@ -57,7 +57,7 @@ pub struct Member {
 /// Whether a member answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MemberState {
-    /// A message from it, or about it, arrived less than [`UNREACHABLE_AFTER`] ago.
+    /// A message from the member, or the answer that introduced it, arrived less than [`UNREACHABLE_AFTER`] ago.
     Alive,
     /// It has been silent for [`UNREACHABLE_AFTER`].
     Unreachable,
@@ -235,7 +235,7 @@ impl Membership {
         found.map(|(name, _)| name)
     }
 
-    /// One member.
+    /// The member with this name; `None` if there is none.
     pub fn view(&self, name: &NodeName, now: Instant) -> Option<MemberView> {
         self.views(now).into_iter().find(|view| &view.member.name == name)
     }

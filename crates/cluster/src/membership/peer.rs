@@ -27,8 +27,7 @@ impl Peer {
         Self { is_confirmed: false, ..Self::from_heartbeat(member, now) }
     }
 
-    /// Records a message of the member. A daemon at another address may take over the name only once this member is
-    /// unreachable.
+    /// Records a message of the member. A daemon at another address may take over the name unless this member is alive.
     pub(super) fn record_heartbeat(
         &mut self,
         member: Member,

@@ -246,7 +246,8 @@ impl PoolState {
         spec_pool
     }
 
-    /// Records that a container with a cached root was built, or that its build failed. Wakes a waiting request.
+    /// Records that a container with a cached root was built, or that its build failed. After a successful build, wakes
+    /// a waiting request.
     fn finish_rebuild(&mut self, key: &RootCacheKey, built: Result<Container, ContainerError>) {
         if !self.root_cache.finish_rebuild(key, built, Instant::now()) {
             return;

@@ -1,9 +1,9 @@
-//! Releases file systems that the node has unmounted: ends waiting containers and cached roots that show one, and unmounts
-//! it in running containers. The server of a file system runs as long as a container shows it.
+//! Releases file systems that the node has unmounted: ends waiting containers and cached roots that show one, and
+//! unmounts volumes in running containers. The server of a file system runs while a container shows it.
 //!
-//! Only FUSE and network file systems count. Other mounts change often, and a container that shows an old one ends when the
-//! pool would hand it out. In running containers, only volumes are unmounted: other file systems are under an overlay with
-//! the container's data.
+//! Only FUSE and network file systems count. Other mounts change often; a container that shows an old one is not handed
+//! out. In running containers, only volumes are unmounted: other file systems are under an overlay with the container's
+//! data.
 
 use std::collections::BTreeSet;
 use std::io::{self, PipeWriter};

@@ -15,8 +15,8 @@ const UNUSED_LIMIT: Duration = Duration::from_secs(3);
 /// A root without requests for this time may be evicted to make room.
 const EVICTABLE_AFTER: Duration = Duration::from_millis(100);
 
-/// After this many changed roots in a row, the cache keeps no roots of that key for [`CHANGED_ROOTS_PAUSE`]: at present, the
-/// children with that key write files.
+/// After this many changed roots of one key in a row, the cache keeps no roots of this key for [`CHANGED_ROOTS_PAUSE`]:
+/// at present, the key's children write files.
 const CHANGED_ROOTS_MAX: u32 = 4;
 const CHANGED_ROOTS_PAUSE: Duration = Duration::from_secs(3);
 

@@ -49,7 +49,7 @@ pub(crate) struct RootBlueprint {
 pub(crate) struct BlueprintCache {
     watch: MountWatch,
     pub(crate) plan: NodePlan,
-    /// The mounts have changed, but the mount table could not be read.
+    /// Whether `plan` is outdated, because the mount table could not be read after a change.
     is_outdated: bool,
     /// Served mounts that the node has unmounted since the last [`Self::take_unmounted`].
     unmounted: BTreeSet<ServedMount>,

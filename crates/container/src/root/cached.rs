@@ -1,5 +1,5 @@
-//! The root of an ended container, kept for the next container, which uses it only if it is unchanged. Building and removing
-//! roots is most of a container's cost (`docs/decisions/017-roots.md`).
+//! The root of an ended container, kept for the next container. The next container uses the root only if it is
+//! unchanged. Building and removing roots is most of a container's cost (`docs/decisions/017-roots.md`).
 //!
 //! Only the mount namespace is kept. The other namespaces, init and the control group are new for each container.
 
@@ -27,7 +27,7 @@ use crate::error::ContainerError;
 /// STATX_MNT_ID_UNIQUE (Linux 6.8); older kernels ignore it.
 const UNIQUE_MOUNT_ID: StatxFlags = StatxFlags::from_bits_retain(0x4000);
 
-/// A private directory with more files is replaced, not cleared.
+/// Maximum number of files that are removed to clear a private directory. A directory with more files is replaced.
 const PRIVATE_FILES_MAX: usize = 4;
 
 const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };

@@ -115,7 +115,7 @@ fn plan_step(mount: &Mount, visible: &[&Mount]) -> Option<MountStep> {
     match mount.filesystem.as_str() {
         // The node's `/proc` shows another pid namespace than the container's. Init mounts `/proc`.
         "proc" => None,
-        // It refers to a namespace. A copy would keep that namespace alive as long as the container.
+        // Such a mount refers to a namespace. A copy would keep that namespace alive as long as the container.
         "nsfs" => None,
         "sysfs" => Some(MountStep::Bind { point, depth: MountDepth::Recursive }),
         "mqueue" => Some(MountStep::MessageQueues { point, attributes }),

@@ -55,7 +55,7 @@ const KERNEL_DEBUG_FILESYSTEMS: [&str; 5] = ["bpf", "debugfs", "efivarfs", "psto
 /// The child makes `proc` read-only itself. An access to an `autofs` mount point would mount a file system.
 const SKIPPED_FILESYSTEMS: [&str; 2] = ["proc", "autofs"];
 
-/// Protects the root of a container's init. A thread enters its mount namespace for it and ends.
+/// Protects the root of a container's init. A temporary thread enters the mount namespace of init.
 pub(crate) fn protect_root(init_pid: i32, init: &OwnedFd, protection: RootProtection) -> io::Result<()> {
     // Read here: the container's own /proc does not show our threads.
     let mounts = table::read_mounts_of(init_pid)?;

@@ -1,4 +1,5 @@
-//! Tests of reusing the root of an ended container: the next container gets it only if nothing reveals the previous one.
+//! Tests of reusing the root of an ended container: the next container gets the root only if nothing in it reveals the
+//! previous container.
 
 use std::fs;
 use std::os::fd::AsRawFd as _;

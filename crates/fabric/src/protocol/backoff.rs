@@ -22,7 +22,7 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(4);
 
 // A link that drops packets looks like a slow owner. TCP retransmits into such a link at ever longer intervals and
 // recovers late; a new connection recovers within a round trip. If the owner itself is slow, new connections add to its
-// load. So each response timeout doubles the next one, and a reply resets it.
+// load. So each expiry of the response timeout doubles the timeout, and a reply resets it.
 
 /// The current timeouts of a connection.
 #[derive(Debug)]

@@ -10,11 +10,11 @@ use farfork_wire::frame::reply::Refusal;
 
 use crate::{LinkError, REQUESTS_MAX};
 
-/// Most requesters in the table. The one that connected longest ago is dropped first. If it reconnects and then repeats
-/// a change, it gets [`Refusal::OutcomeForgotten`].
+/// Maximum number of requesters in the table. The requester that connected longest ago is dropped first. If a dropped
+/// requester reconnects and then repeats a change, it gets [`Refusal::OutcomeForgotten`].
 const SESSIONS_MAX: usize = 4096;
 
-/// Most refusals in a session: a requester has at most this many unanswered requests.
+/// Maximum number of refusals in a session: a requester has at most this many unanswered requests.
 const REFUSALS_MAX: usize = REQUESTS_MAX;
 
 /// The sessions of an owner, shared by all its threads.

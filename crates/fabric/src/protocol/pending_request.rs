@@ -29,7 +29,7 @@ pub(crate) enum PendingRequest {
 /// The owner's reply to a request.
 #[derive(Debug)]
 pub(crate) enum RequestOutcome {
-    /// The request was served. For every request except a request for grants.
+    /// A request other than a request for grants was served.
     Completed(Reply),
     Refused(Refusal),
     Granted(Vec<Grant>),

@@ -133,7 +133,7 @@ impl Requester {
     }
 
     /// Handles a reply from the owner. Returns its request and the outcome; `None` if the request has ended already. If
-    /// the outcome does not use the buffer, it stays in `body`.
+    /// the outcome does not use the buffer, the buffer stays in `body`.
     ///
     /// # Errors
     /// The owner violated the protocol. The caller must close the connection.

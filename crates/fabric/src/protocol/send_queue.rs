@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 
 use crate::buffer::{Buffer, BufferPool};
 
-/// Most chunks in one system call.
+/// Maximum number of chunks in one system call.
 const SLICES_MAX: usize = 16;
 
 /// Size of a chunk that collects small frames, in bytes.

@@ -17,7 +17,7 @@ use crate::stream::{EpollEventSource, Link, LinkConfig};
 use crate::tcp::random_connection_id;
 use crate::{Address, Buffer, Completion, MessageRequest, REQUESTS_MAX, ReadRequest, Reply, SubmitError, WriteRequest};
 
-/// Most bytes that one poll reads from templates, so that it does not delay the caller's other work.
+/// Limit on the bytes that one poll reads from templates, so that the poll does not delay the caller's other work.
 const POLL_BYTES_MAX: usize = 2 << 20;
 
 /// Starts to connect to an owner on the same host.
@@ -97,7 +97,7 @@ impl ShmConnection {
         }
     }
 
-    /// Sends a failed direct read to the owner: it may have the memory elsewhere after the template has ended.
+    /// Sends a failed direct read to the owner: after the template has ended, the owner may have the memory elsewhere.
     fn fall_back_to_owner(&mut self, request: ReadRequest, error: &io::Error) {
         if Errno::from_io_error(error) == Some(Errno::SRCH) {
             self.grants.remove(&request.key);

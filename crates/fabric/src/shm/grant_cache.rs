@@ -9,7 +9,7 @@ use farfork_wire::frame::reply::Grant;
 
 use crate::{SeedKey, Span, TemplateMemory};
 
-/// Most seeds in the cache. Each has two file descriptors. The least recently used seed is dropped first.
+/// Maximum number of seeds in the cache. Each has two file descriptors. The least recently used seed is dropped first.
 const CACHED_SEEDS_MAX: usize = 64;
 
 /// The way in which a seed can be read.

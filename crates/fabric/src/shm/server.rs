@@ -14,8 +14,8 @@ use super::stream::ShmStream;
 use crate::stream::{self, ListenerConfig};
 use crate::{Address, Exporter, transport};
 
-/// Serves an exporter's memory to this host until it is dropped. Dropping it ends all connections at once, and does not
-/// remove the socket's file.
+/// Serves an exporter's memory to this host. Dropping the server ends all connections at once, and does not remove the
+/// socket's file.
 #[derive(Debug)]
 pub struct ShmServer {
     path: PathBuf,

@@ -13,7 +13,7 @@ use rustix::net::{
 
 use crate::transport;
 
-/// Most file descriptors in one message. An owner sends at most one.
+/// Maximum number of file descriptors that one receive accepts. An owner sends at most one per message.
 const FDS_MAX: usize = 2;
 
 /// A connected, nonblocking Unix socket.

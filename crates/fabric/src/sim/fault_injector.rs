@@ -7,7 +7,8 @@ use super::world::{ClockSkew, NodeId, PathConditions, World};
 /// Longest time between two faults, in microseconds.
 const FAULT_INTERVAL_US_MAX: u64 = 150_000;
 
-/// Longest duration of a fault, in microseconds. It exceeds a requester's first response timeout, so that it reconnects.
+/// Longest duration of a fault, in microseconds. It exceeds a requester's first response timeout, so that some faults
+/// make the requester reconnect.
 const FAULT_DURATION_US_MAX: u64 = 1_500_000;
 
 /// Longest pause of a slow node after each turn, in microseconds.

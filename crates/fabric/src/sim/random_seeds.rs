@@ -35,8 +35,8 @@ pub fn run_random_seeds(count: u64, test: impl Fn(u64) -> usize + Sync) -> (u64,
     (end - start, sum.into_inner())
 }
 
-/// Runs the scenario of one seed. If the scenario panics, prints the world's trace and the command that repeats it:
-/// `cargo test` with the arguments `tests`.
+/// Runs the scenario of one seed. If the scenario panics, prints the world's trace, and the command that repeats the
+/// scenario: `cargo test` with the arguments `tests`.
 ///
 /// # Panics
 /// If the scenario panics.

@@ -16,7 +16,7 @@ use crate::{Address, Exporter};
 /// Interval between checks for stalled connections.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Serves an exporter's memory in a world until it is dropped. Dropping it ends all connections at once.
+/// Serves an exporter's memory in a world. Dropping the server ends all connections at once.
 pub struct SimServer {
     world: World,
     address: SimAddress,

@@ -18,7 +18,7 @@ impl Link {
     /// Checks whether a request with this many payload bytes may be accepted.
     ///
     /// # Errors
-    /// The reason why it may not.
+    /// [`SubmitError::Closed`] or [`SubmitError::Full`].
     pub(crate) fn check_capacity(&self, bytes: usize) -> Result<(), SubmitError> {
         if self.is_closing {
             return Err(SubmitError::Closed);

@@ -19,12 +19,12 @@ const STREAM_TIME_SLICE: Duration = Duration::from_micros(500);
 // Single pages: requester and worker run alternately, because the requester waits for each page. On one machine, a
 // request is received on the CPU that sent it. If the worker runs on that CPU too, each hand-over is a switch of about
 // 2 us, while waking another CPU costs 15 to 30 us. Between machines, the request is received on the CPU that the
-// network card interrupts; a worker on that CPU needs no wakeup of another one. So the worker moves to the CPU that
-// receives the requests, and has the shortest time slice.
+// network card interrupts; a worker on that CPU is woken without waking another CPU. So the worker moves to the CPU
+// that receives the requests, and has the shortest time slice.
 //
 // Streams: both ends work at the same time. The requester moves to another CPU (`farfork_fork`), and the worker stays.
-// The worker gets a longer time slice, because a woken thread preempts at once only a thread with a longer slice.
-// Otherwise a worker with a single page would wait until the streaming worker on its CPU has sent its current data.
+// The worker gets a longer time slice, because a woken thread preempts at once only a thread with a longer slice. With
+// equal slices, a worker with a single page would wait until the streaming worker on its CPU has sent its current data.
 //
 // The worker is not pinned: the kernel may move it at any time.
 

@@ -15,7 +15,8 @@ use crate::transport::Stream;
 /// that arrives in this buffer is copied once more.
 const STAGING_BYTES: usize = 32 << 10;
 
-/// Most request bytes that are collected before they are sent: thousands of reads. One request may exceed the limit.
+/// Limit on the request bytes that are collected before they are sent: thousands of reads fit. One request may exceed
+/// the limit.
 const OUTBOUND_BYTES_MAX: usize = 256 << 10;
 
 /// A connected stream.

@@ -19,8 +19,8 @@ use super::server::ListenerConfig;
 use super::server_connection::HELLO_TIMEOUT;
 use crate::LinkError;
 
-/// Most connections in the handshake: enough for all nodes of a large cluster at once, at some kilobytes each. If there
-/// are more, the oldest is closed.
+/// Maximum number of connections in the handshake: enough for all nodes of a large cluster at once. Each uses some
+/// kilobytes. If there are more, the oldest is closed.
 const PENDING_MAX: usize = 1024;
 
 /// Interval between checks for handshakes that take too long.

@@ -1,5 +1,5 @@
-//! The requester's end of a connection. It has one stream at a time; if the stream fails while requests are unanswered,
-//! it connects a new one. It never blocks: its event source waits.
+//! The requester's end of a connection. A link has one stream at a time. If the stream fails while requests are
+//! unanswered, the link connects a new one. A link never blocks: its event source waits.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -17,8 +17,8 @@ use crate::protocol::{Backoff, PendingRequest, RequestOutcome, Requester};
 use crate::transport::{Dialer, Security};
 use crate::{Address, Completion, FabricError, LinkError, Reply, SeedKey};
 
-/// Most bytes that one poll receives, so that a fast owner does not delay the caller's other work. To receive and decrypt
-/// so many bytes takes about 20 µs. Between two polls, a pager handles its children's faults.
+/// Limit on the bytes that one poll receives, so that a fast owner does not delay the caller's other work. Receiving
+/// and decrypting this many bytes takes about 20 µs. Between two polls, a pager handles its children's faults.
 const RECEIVED_BYTES_MAX: usize = 64 << 10;
 
 /// The outcome of a request for grants. `grants` is `None` if the request failed: refused, unanswered or incompatible.

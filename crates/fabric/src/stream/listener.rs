@@ -8,7 +8,7 @@ use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
 
-/// Most connections that are accepted before existing connections get their turn.
+/// Maximum number of connections that are accepted before existing connections get their turn.
 const ACCEPTS_MAX: usize = 64;
 
 /// Pause after accept(2) has failed, for example for lack of file descriptors or memory.

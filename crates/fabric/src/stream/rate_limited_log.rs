@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::{Duration, Instant};
 
-/// Most lines in one interval. Ten thousand misbehaving peers must not fill the disk.
+/// Maximum number of lines in one interval, so that many misbehaving peers do not fill the disk.
 const LINES_MAX: u32 = 10;
 
 /// Length of an interval.

@@ -49,7 +49,7 @@ impl ListenerConfig {
     }
 }
 
-/// Serves an exporter's memory until it is dropped. Dropping it ends its threads and connections at once.
+/// Serves an exporter's memory. Dropping the server ends its threads and connections at once.
 pub(crate) struct StreamServer {
     /// The queues of the workers, then of the thread that authenticates connections.
     command_queues: Vec<Arc<CommandQueue>>,

@@ -1,6 +1,6 @@
 //! One requester's connection at the owner. It works in turns of bounded length, so that no requester delays another.
-//! While the requester does not receive its replies, no further requests are received, so that it cannot exhaust
-//! memory.
+//! While the requester does not receive its replies, its further requests are not received, so that their replies
+//! cannot exhaust the memory.
 
 use std::fmt;
 use std::os::fd::AsFd;
@@ -19,10 +19,11 @@ const STAGING_BYTES: usize = 16 << 10;
 /// buffer grows as bytes arrive. So a header alone costs little memory.
 const BODY_PREALLOC_BYTES: usize = 64 << 10;
 
-/// Most queued reply bytes. Beyond it, a requester's further requests wait. One reply may exceed the limit.
+/// Limit on the queued reply bytes. While it is reached, the requester's further requests wait. One reply may exceed
+/// the limit.
 const OUTBOUND_BYTES_MAX: usize = 2 << 20;
 
-/// Most reply bytes in one turn. One reply may exceed the limit.
+/// Limit on the reply bytes of one turn. One reply may exceed the limit.
 const TURN_BYTES_MAX: usize = 512 << 10;
 
 /// Number of queued reply bytes from which they are sent before the next request is served, so that the requester can

@@ -21,11 +21,12 @@ use crate::buffer::BufferPool;
 use crate::protocol::OwnerContext;
 use crate::{AdaptiveSpin, LinkError};
 
-/// Most connections of a thread: two for each pager of several hundred nodes. Further connections are closed at once.
+/// Maximum number of connections of a thread: two for each pager of several hundred nodes. Further connections are
+/// closed at once.
 const CONNECTIONS_MAX: usize = 2048;
 
-/// Most connections of a thread that have not sent a hello. A requester sends its hello within a round trip. If there
-/// are more, the oldest of them is closed.
+/// Maximum number of a thread's connections that have not sent a hello. A requester sends its hello within a round
+/// trip. If there are more, the oldest of them is closed.
 const UNGREETED_MAX: usize = 512;
 
 /// Interval between checks for stalled connections and untrusted peers.
@@ -217,7 +218,7 @@ impl Worker {
         }
     }
 
-    /// Closes a connection that violated the protocol or made no progress, and logs it.
+    /// Closes a connection, and logs the cause.
     fn disconnect(&mut self, token: u64, now: Instant, cause: impl std::fmt::Display) {
         if let Some(watched) = self.remove(token) {
             self.log.log_disconnect(now, watched.connection.peer_name(), &cause);

@@ -24,13 +24,13 @@ const KEEPALIVE_PROBES: u32 = 4;
 /// Longest time that sent bytes may stay unacknowledged before the kernel closes the connection, in milliseconds.
 const USER_TIMEOUT_MS: u32 = 30_000;
 
-/// The congestion control algorithm. Reno neither paces nor estimates the bandwidth. It starts by doubling its rate
-/// until a packet is lost. Between nodes of a cluster, a packet is lost soon or never.
+/// The congestion control algorithm. Reno neither paces nor estimates the bandwidth. It starts by doubling its rate in
+/// each round trip until a packet is lost. With the short round trips of a cluster, it soon reaches the full rate.
 ///
 /// The machine's default, chosen for the Internet, may be slower on such a link. BBR paces with timers that are coarse
 /// compared with a round trip of 50 µs; in a measurement, it reached a third of the rate. CUBIC mistakes the delay of a
-/// busy receiver for a full network. With round trips under a few milliseconds, neither is faster when packets are
-/// lost: CUBIC then behaves like Reno by design.
+/// busy receiver for a full network. When packets are lost, CUBIC is no faster: with round trips under a few
+/// milliseconds, it behaves like Reno by design.
 const CONGESTION_CONTROL: &str = "reno";
 
 /// Connects to a socket address.

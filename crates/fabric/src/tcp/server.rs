@@ -11,7 +11,7 @@ use crate::stream::{self, ListenerConfig};
 use crate::transport::{PlainStream, Security, Stream};
 use crate::{Address, Exporter};
 
-/// Serves an exporter's memory over TCP until it is dropped. Dropping it ends all connections at once.
+/// Serves an exporter's memory over TCP. Dropping the server ends all connections at once.
 #[derive(Debug)]
 pub struct TcpServer {
     address: SocketAddr,

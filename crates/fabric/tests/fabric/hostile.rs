@@ -23,7 +23,8 @@ use crate::support::{BUSY_MACHINE, Fixture, PATIENCE, Provider, TestRequester, c
 /// Number of silent connections.
 const HALF_OPEN: usize = 10_000;
 
-/// Most connections that the owner keeps: silent ones up to the limit of its two threads, and a few others.
+/// Maximum number of connections that the owner keeps: silent ones up to the limit of its two threads, and a few
+/// others.
 const STRANGERS_MAX: usize = 2 * 512 + 8;
 
 fn fixture() -> (Fixture, SocketAddr) {

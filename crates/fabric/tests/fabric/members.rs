@@ -22,8 +22,8 @@ use crate::support::{PATIENCE, TestRequester};
 /// Number of connections without a certificate: far more than a server keeps in the handshake.
 const SILENT: usize = 10_000;
 
-/// Most memory that these connections may cost, in MiB: the pending handshakes of the server, and this process's ends
-/// of all connections.
+/// Maximum memory that these connections may cost, in MiB: for the pending handshakes of the server, and for this
+/// process's ends of all connections.
 const GROWTH_MIB_MAX: u64 = 128;
 
 fn name(text: &str) -> NodeName {

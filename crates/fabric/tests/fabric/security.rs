@@ -27,7 +27,7 @@ struct Inverted {
     unsent: VecDeque<u8>,
 }
 
-/// Most buffered bytes in each direction.
+/// Maximum number of buffered bytes in each direction.
 const KEPT_MAX: usize = 50_000;
 
 impl Inverted {
@@ -225,7 +225,7 @@ fn strangers_learn_nothing(provider: Provider) {
         wait *= 3;
     };
     assert!(error.to_string().contains("the handshake failed"), "{error}");
-    // Without security, the requester takes the owner's word for an invalid hello.
+    // A requester without security reads the word that the owner sends as an invalid hello.
     let error = guarded.connect(None).read(&key(1), &page, wait).unwrap_err();
     assert!(!error.is_permanent(), "{error}");
     assert_eq!(guarded.connect(Some("swordfish")).read(&key(1), &page, PATIENCE).unwrap(), expected(MEMORY, 0, PAGE));

@@ -16,7 +16,7 @@ pub(super) struct CounterTotals(Mutex<CounterSums>);
 struct CounterSums {
     /// Sums over evicted children.
     evicted: PagerCounters,
-    /// The last reported total. It is the minimum of the next one, which may lack live children if the pager does not
+    /// The last reported total. The next total is not lower, even if it lacks live children because the pager does not
     /// answer.
     last_reported: PagerCounters,
 }

@@ -36,8 +36,9 @@ impl Exit {
         }
     }
 
-    /// Replaces a lost exit status by SIGKILL if the child was killed, for a limit or on request: its stub was killed
-    /// too, and wrote no status. While an ending child's memory is still charged, the OOM killer selects the stub.
+    /// Replaces a lost exit status by SIGKILL if the child was killed for a limit or on request. The child's stub was
+    /// killed too, and wrote no status: while an ending child's memory is still charged, the OOM killer may select the
+    /// stub.
     pub(super) fn adjust_for_kill(self, is_killed: bool) -> Self {
         match self {
             Self::Lost(_) if is_killed => Self::Signal(SIGKILL),

@@ -8,7 +8,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::watch;
 
-/// Most queued exits per thread. With more, perhaps because the pager is slow, another thread is started.
+/// Maximum number of queued exits per thread. With more, for example because the pager is slow, another thread is
+/// started.
 const QUEUED_PER_THREAD_MAX: usize = 2;
 
 /// The cleanup after a child's exit. It may block.

@@ -1,6 +1,7 @@
 //! Hands children back to a restarted pager. The pager gets each child's id, and the queue of userfaultfds that the
-//! container's stub holds (pidfd_getfd(2)). If that fails, a thread would wait forever. A process that was being forked
-//! has read zeroes. A child with either damage is killed, and the reason is recorded in its directory.
+//! container's stub holds (pidfd_getfd(2)). If this transfer fails, threads of the child would wait for pages forever.
+//! Processes that the child was just forking when the old pager died have read zeroes. In both cases the child is
+//! killed, and the reason is recorded in its directory.
 
 use std::fs;
 use std::io;

@@ -16,8 +16,8 @@ use crate::clock;
 use crate::network::ChildForwarding;
 use crate::pager_link::PagerLink;
 
-/// After this time, the root file system of a child's container is no longer kept for reuse. A kept root costs the
-/// daemon a descriptor, and a new root costs little compared with a long life.
+/// Age of a child from which the root file system of its container is not kept for reuse. A kept root costs the daemon
+/// a descriptor. For a long-lived child, the cost of a new root hardly matters.
 const ROOT_REUSE_AGE_MAX: Duration = Duration::from_secs(5);
 
 /// Time for the container's init to report the end of a killed child. An init that is stopped, for example because a child
@@ -48,8 +48,8 @@ pub(super) async fn watch_until_exit(
     container
 }
 
-/// Records the end of a child whose container ended while no daemon ran. `memory_end`: the OOM killer killed one of its
-/// processes.
+/// Records the end of a child whose container ended while no daemon ran. `memory_end` is the cause if the OOM killer
+/// killed one of its processes.
 pub(super) fn record_past_exit(child: &Child, memory_end: Option<OomCause>, pager: &PagerLink) {
     if child.is_alive() {
         let file = child.directory().join(STATUS_FILE);
@@ -83,7 +83,8 @@ async fn poll_container_exit(container: &RunningContainer, error: &std::io::Erro
     }
 }
 
-/// Enforces the limits on a running child's time. Never returns.
+/// Enforces the time limits of a running child: its deadline, and the limits for attaching, for reuse of its root, and
+/// for the end of a killed child. Never returns.
 async fn enforce_time_limits(child: &Child, container: &RunningContainer) {
     let deadline = async {
         let record = child.record();

@@ -1,7 +1,7 @@
-//! Background maintenance of children: collapses huge pages, and evicts ended children.
+//! Background maintenance of children: collapses small pages into huge ones, and evicts ended children.
 //!
-//! Where the parent had huge pages, the child's memory still arrives in small ones. `farfork_fork::huge_pages` merges
-//! complete ranges in the background, in children that live long enough for that to pay.
+//! Where the parent had huge pages, the child still gets small ones. `farfork_fork::huge_pages` merges complete ranges
+//! of small pages in the background, in children older than [`AGE_MS_MIN`].
 
 use std::collections::BTreeMap;
 use std::io;
@@ -19,7 +19,7 @@ use crate::node::Node;
 /// Interval between two rounds.
 const MAINTENANCE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Minimum age of a child, in milliseconds. Most children end sooner, and a huge page costs more than its small pages did.
+/// Minimum age of a child, in milliseconds. Most children end sooner, so that the work for a huge page would not pay.
 const AGE_MS_MIN: u64 = 3_000;
 
 /// Longest time per child and round, so that one child does not delay the others.

@@ -1,7 +1,8 @@
 //! The children of this node: started here, watched until they end, listed until they are evicted.
 //!
-//! A child's state is files in its directory, so that it needs no daemon, and a restarted daemon finds it. `child.json`
-//! describes the child, `stdout` and `stderr` hold its output, and its container's stub writes `exit` when it ends.
+//! A child's state is stored in files of its directory: the child needs no daemon, and a restarted daemon finds the
+//! state. `child.json` describes the child, `stdout` and `stderr` hold its output, and its container's stub writes
+//! `exit` when the child ends.
 
 mod budget;
 mod child;
@@ -76,7 +77,7 @@ pub(crate) struct StartedChild {
     pub(crate) container: RunningContainer,
     /// The daemon's ends of its pipes and sockets.
     pub(crate) sockets: ChildSockets,
-    /// Forwards connections to it, and from it to others.
+    /// Forwards connections to the child, and from the child to allowed destinations.
     pub(crate) forwarding: ChildForwarding,
 }
 
@@ -110,8 +111,8 @@ impl ChildSupervisor {
         child
     }
 
-    /// Adopts the children that an earlier daemon of this run directory started; `leftovers` are its containers. A directory
-    /// that describes no child is removed, because its start was never completed.
+    /// Adopts the children that an earlier daemon of this run directory started. `leftovers` are the containers of that
+    /// daemon. A directory that describes no child is removed, because its start was never completed.
     ///
     /// # Errors
     /// The directories cannot be listed.
@@ -255,7 +256,8 @@ impl ChildSupervisor {
     /// Returns the sums of the pager's counters over all children that this node has had. Blocks: queries the pager for
     /// each live child.
     pub(crate) fn pager_counters(&self) -> PagerCounters {
-        // Read both under the table's lock, so that a child that is being evicted counts exactly once.
+        // Read the children and the sums of evicted ones under one lock, so that a child that is being evicted counts
+        // exactly once.
         let (children, forgotten) = {
             let table = self.table.lock();
             (table.all().cloned().collect::<Vec<_>>(), self.counter_totals.evicted_total())

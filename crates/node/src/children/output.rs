@@ -18,7 +18,8 @@ use tokio::sync::{Notify, watch};
 use super::ChildStatus;
 use crate::async_fd::{FdOwner, watch_readable};
 
-/// Buffer for the events of one read(2). Each event has 16 bytes, because it contains no file name.
+/// Size of the buffer for the events of one read(2), in bytes. Each event has 16 bytes, because it contains no file
+/// name.
 const EVENT_BYTES: usize = 4096;
 
 /// Notifies followers of files when the files grow.

@@ -25,7 +25,8 @@ pub(crate) struct ChildRecord {
     pub(crate) command: String,
     /// Its container.
     pub(crate) container: String,
-    /// Its process on the host, as `PID@TICKS`. The start time distinguishes it from a later process with the same pid.
+    /// Its process on the host, as `PID@TICKS`. TICKS is the start time: it distinguishes the process from a later one
+    /// with the same pid.
     pub(crate) process: String,
     /// Time from the request to its first instruction, in microseconds.
     pub(crate) resume_us: u64,
@@ -96,8 +97,8 @@ impl ChildRecord {
     pub(crate) fn write(&self, directory: &Path) -> io::Result<()> {
         let (text, file) = (serde_json::to_vec(self)?, directory.join(RECORD_FILE));
         // The kernel writes one page as a whole, even if the daemon is killed. So a small record needs no draft. The
-        // file is not truncated: the old record is shorter, because it contains no end. So the end needs no more disk
-        // space.
+        // old record is shorter, because it contains no end. So it is overwritten without truncation, and the file
+        // keeps its disk space for the end.
         if text.len() as u64 <= PAGE_SIZE {
             return OpenOptions::new().write(true).create(true).truncate(false).open(file)?.write_all(&text);
         }

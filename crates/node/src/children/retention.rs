@@ -216,7 +216,7 @@ mod tests {
         held.iter().for_each(|id| retention.release(id));
         let surplus = retention.take_surplus(begin, usize::MAX);
         assert_eq!((surplus.children.len(), surplus.uncollected), (held.len() - ENDED_CHILDREN_MAX, 0));
-        assert_eq!(surplus.children[0], held[0], "the first to be let go of goes first");
+        assert_eq!(surplus.children[0], held[0], "the child that was released first is evicted first");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Accepts connections at the control port and authenticates the peers.
 //!
-//! Each handshake has a time limit, and few run at once: when there are too many, the oldest is aborted. A peer that
-//! connects and sends nothing therefore keeps no other peer out.
+//! Each handshake has a time limit. If there are more than [`HANDSHAKES_MAX`] at once, the oldest is aborted. So peers
+//! that connect and send nothing do not block other peers.
 
 use std::collections::VecDeque;
 use std::io;
@@ -24,22 +24,24 @@ use tonic::transport::server::Connected;
 
 use super::rate_limited_log::RateLimitedLog;
 
-/// Longest time for a handshake, which takes a second with a slow link and a busy machine.
+/// Time limit for a handshake. Over a slow link and on a busy machine, it takes about a second.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Most handshakes at once: for all nodes of a large cluster that connect at the same time, at some kilobytes each.
+/// Maximum number of handshakes at once: all nodes of a large cluster may connect at the same time. Each uses some
+/// kilobytes.
 const HANDSHAKES_MAX: usize = 512;
 
-/// Most connections of members at once: one from each node of the largest cluster, and as many from clients.
+/// Maximum number of connections of members at once: one from each node of the largest cluster, and the same number
+/// from clients.
 const CONNECTIONS_MAX: usize = 2048;
 
-/// Most connections without a certificate at once, for machines that join.
+/// Maximum number of connections without a certificate at once. Machines that join have no certificate yet.
 const ANONYMOUS_CONNECTIONS_MAX: usize = 32;
 
 /// Lifetime of a connection without a certificate: joining takes milliseconds.
 const ANONYMOUS_CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Most authenticated connections that wait until the server takes them.
+/// Maximum number of admitted connections that wait until the server takes them.
 const ACCEPT_QUEUE_MAX: usize = 64;
 
 /// Pause after accept(2) has failed for lack of descriptors or memory.

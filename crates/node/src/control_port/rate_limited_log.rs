@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Most log lines per second about refused peers. Further lines are only counted.
+/// Maximum number of log lines per second about refused peers. Further lines are only counted.
 const LINES_PER_SECOND_MAX: usize = 20;
 
 /// Logs warnings about peers at a limited rate, so that a peer cannot fill the disk.

@@ -1,6 +1,5 @@
-//! The reply to the checkpoint request that a child inherits from its parent, in which the request was still
-//! unanswered. The reply is sent before the child runs. It carries a file for the child's result, the payload, and the
-//! child's end of a channel.
+//! The reply to a checkpoint request. A child inherits the unanswered request of its parent, and gets its own reply
+//! before it runs. The reply carries a file for the child's result, the payload, and the child's end of a channel.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};

@@ -1,7 +1,8 @@
 //! Pool of child directories, created in advance: on a journaling file system, creating a directory with its files
 //! takes as long as restoring the child.
 //!
-//! An unused directory is removed with its node, or by the next daemon after a crash: it contains no `child.json`.
+//! An unused directory is removed when the daemon stops. After a crash, the next daemon removes it, because it contains
+//! no `child.json`.
 
 use std::fs::{self, DirBuilder, OpenOptions};
 use std::io;
@@ -18,8 +19,8 @@ use farfork_wire::{ChildId, NodeName};
 use super::random_id;
 use crate::children::OutputStream;
 
-/// Fewest ready directories before a refill: as many as starts at once can need. Each directory holds three
-/// descriptors.
+/// If fewer directories are ready, the pool is refilled. Concurrent starts need up to this number. Each directory holds
+/// three descriptors.
 const READY_MIN: usize = CONCURRENT_STARTS_MAX;
 const READY_MAX: usize = 2 * READY_MIN;
 

@@ -60,7 +60,7 @@ pub(crate) struct Engine {
     pager: Arc<PagerLink>,
     /// Reads this node's and other nodes' seeds.
     other_seeds: LayerReader,
-    /// Descriptors of the seeds that were forked last, the latest at the end.
+    /// The seeds that were read last, with their descriptors; the latest at the end.
     source_cache: Mutex<VecDeque<Arc<SeedSource>>>,
 }
 
@@ -231,8 +231,8 @@ impl Engine {
     }
 
     /// Evicts zygotes, prestarted children and connections to owners that were not used for long. Also evicts zygotes
-    /// of dropped seeds, and speculative zygotes that are not needed (`is_in_vain`). Collapses huge pages of the other
-    /// zygotes.
+    /// of dropped seeds, and speculative zygotes that are not needed (`is_in_vain`). Collapses small pages of the other
+    /// zygotes into huge ones.
     pub(crate) fn evict_unused(&self, is_dropped: impl Fn(&SeedId) -> bool, is_in_vain: impl Fn(&SeedId) -> bool) {
         self.prestart_pool.drop_stale();
         self.zygote_cache.evict_unused(is_dropped, is_in_vain);
@@ -274,7 +274,7 @@ fn read_command_line(pid: u32) -> String {
     String::from_utf8_lossy(&arguments).replace('\0', " ").trim_end().to_owned()
 }
 
-/// Most refusals in the text of one failure. `farfork check` lists all.
+/// Maximum number of refusals in the text of one failure. `farfork check` lists all.
 const REFUSALS_NAMED_MAX: usize = 20;
 
 /// Converts the error of a process's capture to a failure.

@@ -1,8 +1,8 @@
 //! Prestarted children: copies of zygotes, made in advance, that wait before their first instruction for the next
 //! request. Such a child then gets its identity and payload, and is released.
 //!
-//! A prestarted child has run no instruction of its program, so its requester sees no difference. But its clocks
-//! started at its parent's time, and have advanced since it was made. `find_prestart_obstacle` finds seeds that may not
+//! A prestarted child has run no instruction of its program, so its requester sees no difference. But its clocks, which
+//! continue the parent's, have advanced since the child was made. `find_prestart_obstacle` finds seeds that may not
 //! have such children.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -72,7 +72,8 @@ struct PrestartQueue {
 /// ```
 ///
 /// There are up to `PRESTARTED_PER_SEED_MAX` for each seed that is forked child by child. Fan-outs do not use them. A
-/// prestarted child belongs to no request until one takes it. If none takes it, it is removed with all its resources.
+/// prestarted child belongs to no request until a request takes it. If no request does, the child is removed with all
+/// its resources.
 #[derive(Debug, Default)]
 pub(super) struct PrestartPool {
     table: Mutex<BTreeMap<SeedId, PrestartQueue>>,
@@ -125,7 +126,7 @@ impl PrestartQueue {
         self.ready.is_empty() && self.in_progress == 0
     }
 
-    /// Removes the children that are too old, and returns them.
+    /// Removes the children that may no longer be used, and returns them.
     fn take_stale(&mut self) -> Vec<PrestartedChild> {
         let (current, stale): (VecDeque<_>, VecDeque<_>) =
             std::mem::take(&mut self.ready).into_iter().partition(PrestartedChild::is_current);
@@ -135,7 +136,7 @@ impl PrestartQueue {
 }
 
 impl PrestartPool {
-    /// Whether a seed has prestarted children, ready or in progress.
+    /// Whether a seed has prestarted children, ready or in progress, and children may be taken.
     fn has_seed(&self, seed: &SeedId) -> bool {
         !self.is_suspended.load(Ordering::Acquire) && self.table().contains_key(seed)
     }
@@ -157,7 +158,8 @@ impl PrestartPool {
             if awaited.take().is_some() {
                 queue.waiters -= 1;
             }
-            // Skip children that are too old: `drop_stale` drops them when no request waits.
+            // Skip children that may no longer be used: `drop_stale` drops them, so that no request waits for their
+            // end.
             if let Some(index) = queue.ready.iter().position(PrestartedChild::is_current) {
                 return queue.ready.remove(index);
             }
@@ -221,7 +223,7 @@ impl PrestartPool {
         drop(removed);
     }
 
-    /// Drops the children that were not requested in time.
+    /// Drops the children that may no longer be used.
     pub(super) fn drop_stale(&self) {
         let mut table = self.table();
         let stale: Vec<PrestartedChild> = table.values_mut().flat_map(PrestartQueue::take_stale).collect();

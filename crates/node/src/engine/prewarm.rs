@@ -22,7 +22,7 @@ impl Engine {
     /// cached here. Pages of this node's own seeds are local, and not cached. Blocks until all pages are loaded.
     ///
     /// # Errors
-    /// The seed cannot be read, or not in time.
+    /// The seed cannot be read, or its working set is not loaded within [`PREWARM_TIMEOUT`].
     pub(crate) fn prewarm(&self, access: &SeedAccess) -> Result<PrewarmProgress, Failure> {
         let deadline = Instant::now() + PREWARM_TIMEOUT;
         let source = self.load_source(access, deadline)?;

@@ -13,10 +13,10 @@ use crate::network::{FanOutNetwork, NetworkMode};
 
 // A root leaks only through a descriptor of one of its directories. A child with its own network cannot pass a
 // descriptor to another container. But a process that may inspect the child on its node can open such a descriptor. So
-// seeds of one parent share roots as long as the same processes may inspect their children. Their key
-// (`farfork_wire::Descriptor::access_group_key`) contains the users, groups, capabilities and dumpable flag of all
-// threads. Children that share a network can pass descriptors to each other: their roots belong to the seed, and are
-// dropped with it.
+// seeds of one parent share roots as long as the same processes may inspect their children. The key of these seeds
+// (`farfork_wire::Descriptor::access_group_key`) contains the parent, and the users, groups, capabilities and dumpable
+// flag of all threads. Children that share a network can pass descriptors to each other: their roots belong to the
+// seed, and are dropped with it.
 /// Returns the key under which a child with these options may reuse a root and pass it on. `None` for a child with
 /// restrictions or additional access, and for a child in the node's network, where it could send a descriptor to any
 /// process.

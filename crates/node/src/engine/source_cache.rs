@@ -1,5 +1,5 @@
-//! Cache of the descriptors of seeds that were forked here, so that the next child of a seed starts without reading it
-//! again.
+//! Cache of the descriptors of seeds that were forked here, so that the next child of a seed starts without reading the
+//! descriptor again.
 
 use std::sync::{Arc, PoisonError};
 use std::time::Instant;
@@ -11,7 +11,7 @@ use tonic::Code;
 
 use super::{Engine, SeedAccess};
 
-/// Most descriptors in the cache: a node works with few seeds at a time.
+/// Maximum number of descriptors in the cache: a node works with few seeds at a time.
 const SOURCES_MAX: usize = 16;
 
 impl Engine {

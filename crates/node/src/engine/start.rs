@@ -44,7 +44,7 @@ pub(super) struct StartRequest<'a> {
 /// The part of a request that differs between the children of a fork.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ChildAssignment<'a> {
-    /// Its index in its fork.
+    /// Index of the child in its fork.
     pub(crate) index: u32,
     pub(crate) payload: Option<&'a [u8]>,
 }
@@ -53,7 +53,7 @@ pub(crate) struct ChildAssignment<'a> {
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Assignment<'a> {
     Immediate(ChildAssignment<'a>),
-    /// Not assigned yet: the child waits for the next request, which has a payload or not.
+    /// The request is not known yet: the child is made in advance for the next request with or without a payload.
     Deferred {
         has_payload: bool,
     },
@@ -127,7 +127,7 @@ impl Engine {
         start(None).map_err(|error| error.failure)
     }
 
-    /// Refuses a child if this node has not mounted its volumes at the parent's paths.
+    /// Refuses a child if this node has not mounted the volumes that the child needs at the parent's paths.
     fn require_volumes(&self, source: &SeedSource, options: &StartOptions) -> Result<(), Failure> {
         let shown: Vec<PathBuf> = options.binds.iter().map(|(_, inside)| inside.clone()).collect();
         source.check_volumes(&shown).map_err(|error| {

@@ -1,4 +1,5 @@
-//! Guard of a child that is being started: dropping it before [`StartRollback::disarm`] undoes what was done so far.
+//! Guard of a child that is being started: dropping it before [`StartRollback::disarm`] removes the child's directory,
+//! and the pager's state of the child.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -8,7 +9,7 @@ use farfork_wire::ChildId;
 use super::child_dir_pool;
 use crate::pager_link::PagerLink;
 
-/// A child's directory and its registration with the pager, before the child is restored.
+/// A child's directory and its registration with the pager, before the child is recorded.
 #[derive(Debug)]
 pub(super) struct StartRollback {
     id: ChildId,
@@ -31,7 +32,7 @@ impl StartRollback {
         &self.directory
     }
 
-    /// Keeps the child's directory and registration: the child is restored.
+    /// Keeps the child's directory and registration: the child is recorded.
     pub(super) fn disarm(mut self) {
         self.pager = None;
     }

@@ -24,18 +24,19 @@ use crate::node::Node;
 /// Content type of the text format with units and metric types.
 const OPEN_METRICS_CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// Most connections at once: for two Prometheus servers and a person, with a reserve. Others wait in the backlog. A request
-/// whose client has disconnected counts until its metrics are gathered.
+/// Maximum number of connections at once: more than two Prometheus servers and a person need. Further ones wait in the
+/// backlog. A request whose client has disconnected counts until its metrics are gathered.
 const CONNECTIONS_MAX: usize = 8;
 
-/// Longest time for a connection, from accept to its last byte. The pager reports about all children in less time, and
-/// no client can keep others out for longer.
+/// Time limit for a connection, from accept to its last byte. The pager reports about all children in less time. No
+/// client can occupy a connection for longer.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Pause after accept(2) has failed, for example for lack of descriptors.
 const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
 
-/// Most bytes of a request's head: the minimum of the library. A scrape has a few hundred.
+/// Maximum size of a request's head, in bytes: the minimum that the library allows. The head of a scrape has a few
+/// hundred bytes.
 const HEAD_BYTES_MAX: usize = 8 << 10;
 
 /// Registers a listener with the runtime. Must be called within the runtime.
@@ -90,7 +91,7 @@ async fn handle_request(
         return Ok(refusal);
     }
     // Rendering blocks on requests to the pager, and continues if the client disconnects. So the permit is held until
-    // it ends.
+    // the rendering ends.
     let text = run_with_permit(turn, move || node.metrics.render_text(Arc::downgrade(&node))).await;
     Ok(match text {
         Ok(Ok(text)) => {

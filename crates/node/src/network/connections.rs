@@ -30,7 +30,7 @@ impl Drop for ForwardedConnections {
     }
 }
 
-/// Accepts and forwards connections until `closed` resolves, then the connections that are still queued at the
+/// Accepts and forwards connections until `closed` resolves. Then forwards the connections that are still queued at the
 /// listener. `name` is the listener's name in the log.
 ///
 /// When this future completes or is dropped, the connections continue until they end, for at most [`DRAIN_TIMEOUT`].

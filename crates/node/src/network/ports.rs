@@ -1,6 +1,6 @@
 //! Published ports of the node. The daemon accepts a connection, and connects to the loopback address in the child's
-//! network. Bytes are copied both ways until both sides have closed. After the child's end, this continues for
-//! `DRAIN_TIMEOUT`.
+//! network. Bytes are copied both ways until both sides have closed. After the child's end, copying continues for at
+//! most `DRAIN_TIMEOUT`.
 
 use std::fmt;
 use std::io;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use farfork_api::v1;
 
 /// Maximum phases of one recording; further phases are dropped. The start of one child has about 40, so retries fit
-/// too. It bounds the memory that a request for a profile uses.
+/// too. The limit bounds the memory that a request for a profile uses.
 const PHASES_MAX: usize = 512;
 
 /// The index of a phase in its log.

@@ -39,7 +39,8 @@ where
     collector.with_filter(wanted)
 }
 
-/// Makes the times of phases relative to the request's arrival: they are relative to a time that is later by `by`.
+/// Makes the times of phases relative to the request's arrival. Before the call, they are relative to a time that is
+/// later by `by`.
 pub(crate) fn shift_phases(phases: &mut [v1::Phase], by: Duration) {
     let by_us = u64::try_from(by.as_micros()).unwrap_or(u64::MAX);
     phases.iter_mut().for_each(|phase| phase.start_us = phase.start_us.saturating_add(by_us));

@@ -1,6 +1,6 @@
-//! Threads that accept programs. The thread that reads a program's first message also captures the program, if that is
-//! a checkpoint request, and sends the reply: each hand-over to another thread would cost a wake-up, and the program
-//! waits. After the reply, the program is passed to the asynchronous runtime, as are all other programs.
+//! Threads that accept programs. If a program's first message is a checkpoint request, the thread that reads the
+//! message also captures the program and replies. A hand-over to another thread would cost a wake-up while the program
+//! waits. After the reply, the program is passed to the asynchronous runtime. All other programs are passed at once.
 //!
 //! A thread ends after every capture: the end of a ptrace(2) tracer releases threads that did not stop for the capture.
 
@@ -29,16 +29,16 @@ use crate::engine::CaptureInputs;
 use crate::node::Node;
 use crate::seeds::{SeedBuilder, check_name};
 
-/// Most threads that wait for programs, so that two programs can connect at the same time. A capture keeps a CPU busy,
-/// and few machines have more than two to spare.
+/// Maximum number of threads that wait for programs, so that two programs can connect at the same time. Each capture
+/// keeps a CPU busy.
 const LISTENER_THREADS_MAX: usize = 2;
 
 /// Longest wait for a program's first message, which it sends right after connecting. After that, the program is passed
 /// to the runtime.
 const FIRST_MESSAGE_TIMEOUT: Timespec = Timespec { tv_sec: 0, tv_nsec: 2_000_000 };
 
-/// After this time, a program gets a failure as the reply: its capture takes too long. The capturing thread continues,
-/// because it may hang in the kernel.
+/// After this time, a program gets a failure as the reply: its capture takes too long. The capturing thread cannot be
+/// ended, because it may hang in the kernel.
 const CAPTURE_REPLY_TIMEOUT: Duration = capture::DEFAULT_TIMEOUT.saturating_add(capture::TIMEOUT_GRACE);
 
 /// Pause after a failed accept(2).
@@ -299,8 +299,8 @@ impl CaptureCallbacks for CaptureObserver {
 
     fn capture_completed(&mut self, captured: Result<CapturedTree, CaptureError>) {
         self.builder.capture_completed(captured);
-        // Not earlier: a fork that is requested right after the reply waits until the seed is complete, and a new
-        // thread would delay that.
+        // Start no thread before the seed is complete: a fork that is requested right after the reply waits for the
+        // seed, and a new thread would delay it.
         self.handoff.listener.spawn_thread();
     }
 }

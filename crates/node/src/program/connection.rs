@@ -96,7 +96,8 @@ async fn send_replies(socket: &ProgramSocket, mut outgoing: mpsc::Receiver<Outgo
 }
 
 impl ProgramConnection {
-    /// Handles requests until the program disconnects or sends an invalid message.
+    /// Handles requests until the program disconnects or the connection fails. The reply to an invalid request is a
+    /// failure.
     async fn read_requests(mut self, socket: &ProgramSocket, mut first: Option<Vec<u8>>) -> io::Result<()> {
         loop {
             let message = match first.take() {

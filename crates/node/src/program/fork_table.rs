@@ -128,7 +128,8 @@ fn to_fork_request(fork: &ForkOptions) -> v1::ForkRequest {
             ..v1::ChildOptions::default()
         }),
         profile: false,
-        // Would end the children with the fork's call. They end with the stream of `Peer.Tend` of `exit_watcher` instead.
+        // Attended children would end with the fork's call. These children end with `exit_watcher`'s stream of
+        // `Peer.Tend` instead.
         attended: false,
     }
 }

@@ -1,4 +1,5 @@
-//! Serves programs that request checkpoints of themselves, and children of these, at a separate Unix socket.
+//! Serves programs that request checkpoints of themselves, and children of these checkpoints, at a separate Unix
+//! socket.
 //!
 //! The socket's permissions decide which programs may connect. A process can request only a seed of itself: the daemon
 //! gets the process from the kernel (SO_PEERCRED). `farfork_program` has the messages, `engine::checkpoint_reply` the

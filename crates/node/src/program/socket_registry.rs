@@ -19,8 +19,8 @@ pub(super) struct SocketRegistration {
     inode: u64,
 }
 
-/// Registrations of the program's ends of its children's channels. They last as long as the program is connected: it
-/// may keep a channel's socket open after the child has ended.
+/// Registrations of the program's ends of its children's channels. They last as long as the program is connected: the
+/// program may keep a channel's socket open after the child has ended.
 #[derive(Debug)]
 pub(super) struct ChannelSockets {
     pub(super) registry: Arc<SocketRegistry>,

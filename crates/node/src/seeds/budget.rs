@@ -34,7 +34,8 @@ pub(super) struct MemoryCharge {
 }
 
 impl MemoryCharge {
-    /// Estimates a lower bound for a process before its capture, from /proc/PID/status (RssAnon and VmSwap).
+    /// Estimates a lower bound of the charge for a process before its capture, from /proc/PID/status (RssAnon and
+    /// VmSwap).
     pub(super) fn estimate_min(pid: u32) -> Self {
         let status = read_text(&format!("/proc/{pid}/status")).unwrap_or_default();
         let kib = |name: &str| {
@@ -56,10 +57,10 @@ impl SeedBudget {
         self.bytes_max.is_some() || self.user_bytes_max.is_some()
     }
 
-    /// Checks whether a template of this process fits next to the charges in `held`.
+    /// Checks whether a template of this process fits in addition to the charges in `held`.
     ///
     /// # Errors
-    /// The template does not fit. The failure names the seeds that hold most.
+    /// The template does not fit. The failure names the seeds that hold the most memory.
     pub(super) fn check_charge(
         &self,
         pid: u32,

@@ -1,6 +1,6 @@
 //! Completion of a seed: whether it can be forked yet. The reply to prepare is sent as soon as the capture can no
 //! longer be refused and the process runs again. The descriptor is completed while the reply travels. A fork that
-//! arrives before that waits.
+//! arrives earlier waits for the completion.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;

@@ -7,7 +7,7 @@ use tonic::Code;
 use farfork_api::failure::Failure;
 use farfork_api::limits::LABEL_BYTES_MAX;
 
-/// Maximum labels of a seed: each list of seeds contains them.
+/// Maximum number of labels of a seed: each list of seeds contains all labels.
 const LABELS_MAX: usize = 16;
 
 /// Checks the labels of a new seed.

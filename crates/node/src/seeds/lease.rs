@@ -42,7 +42,7 @@ impl Lease {
         self.expires_unix_ms
     }
 
-    /// Whether a check is due: is the seed still needed?
+    /// Whether it is time to check that the seed is still needed.
     pub(super) fn is_check_due(&self, now_unix_ms: u64) -> bool {
         self.is_expired(now_unix_ms)
             || now_unix_ms.saturating_sub(self.renewed_unix_ms) >= self.ttl_ms / CHECKS_PER_LEASE

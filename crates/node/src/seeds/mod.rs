@@ -304,7 +304,7 @@ impl SeedRegistry {
 /// Checks the name of a new seed. A name has no dot, so it cannot be mistaken for an id.
 ///
 /// # Errors
-/// The name is too long, or has other characters.
+/// The name is too long, or has a character other than letters, digits, `-` and `_`.
 pub(crate) fn check_name(name: &str) -> Result<(), Failure> {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
     if name.len() <= SEED_NAME_BYTES_MAX && name.bytes().all(is_plain) {

@@ -198,7 +198,7 @@ impl SeedRegistry {
     /// Starts to serve the seed. Returns the key of the process's previous seed, if known.
     ///
     /// # Errors
-    /// The seed was dropped before this call. The error contains it.
+    /// The seed was dropped before this call. The error contains the [`Seed`].
     fn serve_seed(&self, id: &SeedId, seed: Seed, parent: u32) -> Result<Option<Arc<SeedKey>>, Box<Seed>> {
         let mut listed = self.entries();
         let Some(known) = listed.get_mut(id) else { return Err(Box::new(seed)) };

@@ -187,7 +187,7 @@ fn write_image(seeds: &SeedRegistry, others: &LayerReader, id: &SeedId) {
             seeds.set_seal_progress(id, SealProgress::Failed(error.to_string()));
         }
     }
-    // Drop the seed last: this may be the last reference, which ends the template, and that may take long.
+    // Drop the seed last: if this is the last reference, dropping it ends the template, and may take long.
     drop(seed);
 }
 

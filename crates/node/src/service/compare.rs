@@ -26,7 +26,7 @@ use crate::node::Node;
 /// Maximum number of reported differences. Further differences are usually of the same kinds.
 const DIFFERENCES_MAX: usize = 1000;
 
-/// Most bytes of a reported value. Longer values are truncated.
+/// Maximum size of a reported value, in bytes. Longer values are truncated.
 const VALUE_BYTES_MAX: usize = 2048;
 
 /// Compares a child with a process of this machine.

@@ -132,7 +132,7 @@ pub(crate) async fn run_lease_expiry(node: Arc<Node>) {
     }
 }
 
-/// Returns the seeds without dependents, or none unless all nodes have replied. Renews the leases of the seeds with
+/// Returns the seeds without dependents; none if a node has not replied. Renews the leases of the seeds with
 /// dependents.
 async fn without_dependents(node: &Node, seeds: Vec<SeedId>) -> Vec<SeedId> {
     let seed_dependents = SeedDependents::collect(node).await;

@@ -19,8 +19,8 @@ use crate::children::{Child, Exit, HeldChild, OutputStream as File};
 use crate::node::Node;
 
 /// Number of polls after which a child that was started for a program is killed if no Tend stream watches it. The
-/// program's node, which sends both requests, may have died in between. Polls are counted instead of time, so that a
-/// suspended machine does not use up the limit.
+/// program's node requests first the child, then the stream, and may have died in between. Polls are counted instead of
+/// time, so that a suspended machine does not use up the limit.
 const WATCH_POLLS_MAX: u32 = 20;
 const WATCH_POLL_INTERVAL: Duration = Duration::from_secs(1);
 

@@ -66,7 +66,7 @@ async fn start_fork(
     let different: Vec<NodeName> = different.into_iter().collect();
     let seed = seeds::describe_seed(node, &request.seed, &different).instrument(locating).await?;
     // Hold the pending start until each child is listed or has failed: while the request travels, the child's node does
-    // not know of it.
+    // not know of the start.
     let start = seed.seed.parse().ok().map(|id: SeedId| node.pending_starts.begin(id));
     let batch = if request.attended { random_batch_id(node)? } else { 0 };
     let (sink, outcomes) = mpsc::channel(STREAM_MESSAGES_MAX);

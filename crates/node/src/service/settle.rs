@@ -16,7 +16,7 @@ use super::stream::{ResponseSender, relay_stream, send, spawn_stream};
 use crate::children::Child;
 use crate::node::Node;
 
-/// Interval between polls of the pager's progress: people hardly notice shorter ones.
+/// Interval between polls of the pager's progress: users hardly notice a delay of this length.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Starts to settle a child, and reports its progress.

@@ -127,7 +127,8 @@ async fn evict_and_prewarm(node: Arc<Node>, gone: Vec<SeedId>, access: SeedAcces
     }
 }
 
-/// Prewarms this node for children of a seed. Makes nothing that is too late because a child was already requested.
+/// Prewarms this node for children of a seed. If a child was already requested, makes nothing more, because it would be
+/// too late.
 async fn prewarm_local(node: Arc<Node>, access: SeedAccess, fork_pattern: ForkPattern) {
     let ForkPattern { options, has_payload, is_fan_out } = fork_pattern;
     create_speculative_zygote(&node, access.clone(), options.clone()).await;

@@ -124,8 +124,8 @@ fn spawn_starters(batch: &Arc<StartBatch>, count: usize) {
 }
 
 /// Starts the children of a fan-out when the zygote is filled, or has failed. The first child of the whole fork is
-/// started at once, without the zygote. On other nodes, one child is started without the zygote if that takes longer
-/// than [`REMOTE_ZYGOTE_TIMEOUT`].
+/// started at once, without the zygote. On other nodes, one child is started without the zygote if the zygote takes
+/// longer than [`REMOTE_ZYGOTE_TIMEOUT`].
 async fn start_fan_out(batch: Arc<StartBatch>, count: usize) {
     let mut zygote = tokio::spawn(zygote::wait_zygote_filled(
         batch.node.clone(),

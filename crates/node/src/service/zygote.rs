@@ -1,7 +1,7 @@
 //! Waits until a seed's zygote is filled, for a fan-out or a speculative prewarm. Creates the zygote if there is none.
 //!
 //! In a fan-out, the zygote is made while the first child starts, and the other children are forked from it. If the
-//! zygote fails, these are restored from the seed.
+//! zygote fails, the other children are restored from the seed.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use tokio::time::{sleep, timeout};
 use crate::engine::{SeedAccess, StartOptions, ZygoteTrigger};
 use crate::node::Node;
 
-/// Interval between checks whether a zygote is filled, which takes tens of milliseconds.
+/// Interval between checks whether a zygote is filled. Filling a zygote takes tens of milliseconds.
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 /// Waits until the zygote for children with these options is filled, at most [`ZYGOTE_TIMEOUT`]. Creates the zygote if

@@ -1,12 +1,12 @@
-//! Limits the join requests in progress, by source address. Otherwise a source could have many tokens checked at once
-//! before its first wrong token is counted.
+//! Limits the join requests in progress, by source address. Without this limit, a source could have many tokens checked
+//! at once before its first wrong token is counted.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Maximum join requests in progress for one source address: several machines at one address may start together. Each
-/// request takes milliseconds.
+/// Maximum number of join requests in progress for one source address: several machines at one address may start
+/// together. Each request takes milliseconds.
 pub(crate) const JOINS_PER_ADDRESS_MAX: usize = 8;
 
 /// The number of requests in progress, by source address.

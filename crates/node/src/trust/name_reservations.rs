@@ -9,7 +9,7 @@ use farfork_cluster::membership::UNREACHABLE_AFTER;
 use farfork_wire::NodeName;
 
 /// For each name, the time of the reservation, and the certificate request. A reservation lasts for
-/// `UNREACHABLE_AFTER`: a machine that has not sent a heartbeat by then never will.
+/// `UNREACHABLE_AFTER`: a machine that has joined sends a heartbeat earlier.
 #[derive(Debug, Default)]
 pub(crate) struct NameReservations(Mutex<HashMap<NodeName, (Instant, Vec<u8>)>>);
 

@@ -22,7 +22,7 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 /// Pause after a failed renewal.
 const RETRY_INTERVAL: Duration = Duration::from_secs(60);
 
-/// A node renews its certificate when a third of the validity is left.
+/// Age at which a node renews its certificate: a third of the validity is left.
 const RENEW_AFTER: Duration = Duration::from_secs(NODE_VALID.as_secs() / 3 * 2);
 
 /// Renews this node's certificate until the daemon stops.

@@ -1,7 +1,8 @@
 //! The embedded store: one JSON file that all nodes of a cluster reach.
 //!
-//! A change holds an exclusive lock on `PATH.lock`, reads the file, writes a new one next to it, and renames it. A reader
-//! therefore sees one whole version or the other, without a lock. The rename is flushed before a change returns.
+//! A change holds an exclusive lock on `PATH.lock`, reads the file, writes a new one next to it, and renames it. A
+//! reader therefore sees either the whole old version or the whole new version, without a lock. The rename is flushed
+//! before a change returns.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _, Write as _};

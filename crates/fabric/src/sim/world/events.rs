@@ -9,7 +9,7 @@ use super::SimAddress;
 use super::network::{ACCEPTOR_SIDE, DIALER_SIDE, Network};
 use super::pipe::SimPacket;
 
-/// Most connections that wait to be accepted. Further connections are refused.
+/// Maximum number of connections that wait to be accepted. Further connections are refused.
 const BACKLOG_MAX: usize = 128;
 
 /// An event in the network.

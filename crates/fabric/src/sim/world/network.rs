@@ -105,7 +105,7 @@ impl Network {
         free
     }
 
-    /// Removes a listener, and resets the connections that were not accepted.
+    /// Removes a listener, and closes the connections that were not accepted.
     pub(super) fn remove_listener(&mut self, at: SimAddress) {
         for connection in self.listeners.remove(&at).unwrap_or_default() {
             self.close(connection, ACCEPTOR_SIDE);

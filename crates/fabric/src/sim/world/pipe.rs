@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::io::IoSliceMut;
 use std::time::Duration;
 
-/// Most bytes in one direction. Beyond it, a sender waits until its peer has received some. About the size of a
-/// socket's buffers.
+/// Maximum number of bytes that are sent and not received yet, in one direction. At the limit, the sender waits until
+/// its peer receives some. About the size of a socket's buffers.
 pub(super) const WINDOW_BYTES: usize = 256 << 10;
 
 /// A packet on its way.

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::time::Duration;
 
-/// Most events that are kept as text.
+/// Maximum number of events that are kept as text.
 const EVENTS_KEPT_MAX: usize = 400;
 
 /// The events of a world.

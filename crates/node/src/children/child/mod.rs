@@ -71,15 +71,16 @@ pub(crate) struct Child {
     record: ChildRecord,
     directory: PathBuf,
     status: watch::Sender<ChildStatus>,
-    /// Whether its container is removed, and the pager has released it.
+    /// Whether the container of the child is removed, and the pager has released the child.
     is_cleaned_up: watch::Sender<bool>,
     /// The daemon's end of its standard input, until a client attaches.
     stdin: Mutex<Option<pipe::Sender>>,
     /// The daemon's end of the child's channel, until a program takes it.
     channel: Mutex<Option<OwnedFd>>,
-    /// The socket on which a child that was started paused waits. Locked while the child is paused or unpaused.
+    /// The socket on which a child that was started paused waits. Locked during each operation that pauses or unpauses
+    /// the child.
     unpause_socket: Mutex<Option<OwnedFd>>,
-    /// The control group of its container, unless the container has ended.
+    /// The control group of its container; `None` if the container had ended when this daemon started.
     cgroup: Option<ContainerCgroup>,
     /// Why it was killed, if this daemon killed it.
     kill_source: OnceLock<KillSource>,
@@ -89,7 +90,7 @@ pub(crate) struct Child {
     is_root_reuse_disabled: AtomicBool,
     /// Whether a client may pause it through its control group.
     has_external_freezer: AtomicBool,
-    /// Whether a Tend stream has waited for the child's end.
+    /// Whether a stream of `Peer.Tend` has waited for the child's end.
     is_exit_watched: AtomicBool,
 }
 
@@ -133,12 +134,12 @@ impl Child {
         self.is_root_reuse_disabled.load(Ordering::Acquire)
     }
 
-    /// Records that a Tend stream waits for the child's end.
+    /// Records that a stream of `Peer.Tend` waits for the child's end.
     pub(crate) fn set_exit_watched(&self) {
         self.is_exit_watched.store(true, Ordering::Release);
     }
 
-    /// Whether a Tend stream has waited for the child's end.
+    /// Whether a stream of `Peer.Tend` has waited for the child's end.
     pub(crate) fn is_exit_watched(&self) -> bool {
         self.is_exit_watched.load(Ordering::Acquire)
     }
@@ -232,7 +233,7 @@ impl Child {
     /// Blocks.
     ///
     /// # Errors
-    /// The child has ended, or the pager does not serve it.
+    /// The child has ended, or the pager does not answer or does not serve the child.
     pub(crate) fn settle_memory(&self, pager: &PagerLink, begin: bool) -> Result<SettleProgress, Failure> {
         match pager.client().settle(&self.record.id, begin, self.host_pid()?) {
             Ok(progress) => Ok(progress),
@@ -244,8 +245,8 @@ impl Child {
         }
     }
 
-    /// Returns how much of the child's memory is shared, private, remote, and of files. Blocks, because the kernel
-    /// examines each page.
+    /// Returns how much of the child's memory is shared, private, remote, and mapped from files. Blocks, because the
+    /// kernel examines each page.
     pub(crate) fn memory_use(&self, counted: Option<&PagerCounters>) -> v1::MemoryUse {
         let process = self.record.process.parse().ok().filter(|_| self.is_alive());
         let pid = process.map(|process: ProcessIdentity| process.pid);
@@ -322,7 +323,7 @@ impl Child {
         self.is_cleaned_up.send_replace(true);
     }
 
-    /// Whether its container is removed, and the pager has released it.
+    /// Whether the container of the child is removed, and the pager has released the child.
     pub(super) fn is_cleaned_up(&self) -> bool {
         *self.is_cleaned_up.borrow()
     }

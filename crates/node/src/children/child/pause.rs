@@ -95,7 +95,7 @@ impl Child {
         Ok(directory.to_owned())
     }
 
-    /// Updates the state after a client's use of the freezer.
+    /// Updates the state from the freezer, if a client may have used it.
     pub(super) fn read_freezer(&self) {
         if !self.has_external_freezer.load(Ordering::Acquire) {
             return;

@@ -40,13 +40,13 @@ const COLLAPSE_TIME_MAX: Duration = Duration::from_millis(100);
 /// Pause before a seed gets another zygote, after one took too long: the machine was too busy, which usually lasts for
 /// seconds. Each further try may delay a child.
 const LATE_PAUSE: Duration = Duration::from_secs(10);
-/// Most seeds that are recorded as having no zygote: more than a node works with at a time.
+/// Maximum number of seeds that are recorded as unsuitable for zygotes: more than a node works with at a time.
 const UNSUITABLE_MAX: usize = 64;
 
 /// Limits on a node's zygotes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ZygoteLimits {
-    /// Most zygotes; 0 for none.
+    /// Maximum number of zygotes; 0 for none.
     pub(crate) count_max: usize,
     /// Time after which an unused zygote ends.
     pub(crate) idle_max: Duration,
@@ -63,7 +63,7 @@ pub(crate) struct ZygoteCache {
     copies: AtomicU64,
     /// Number of copies that were prestarted when they were requested.
     prestarted_copies: AtomicU64,
-    /// Number of speculative zygotes.
+    /// Number of speculative zygotes that were made so far.
     speculative: AtomicU64,
     /// Number of speculative zygotes that were copied.
     speculative_used: AtomicU64,
@@ -179,7 +179,8 @@ impl ZygoteCache {
         }
     }
 
-    /// As [`Self::find`], if children were already made from the zygote or it is speculative, and the pager has filled it.
+    /// As [`Self::find`], for prestarted children: the pager must have filled the zygote, and a zygote that is not
+    /// speculative must have been copied before.
     pub(super) fn find_for_prestart(&self, source: &SeedSource, options: &StartOptions) -> Option<Arc<CachedZygote>> {
         let is_proven = |cached_zygote: &Arc<CachedZygote>| {
             cached_zygote.is_speculative || cached_zygote.is_proven.load(Ordering::Relaxed)
@@ -252,12 +253,12 @@ impl ZygoteCache {
         }
     }
 
-    /// Whether a seed has no entry.
+    /// Whether the cache has no entry for a seed.
     pub(crate) fn has_no_entry(&self, seed: &SeedId) -> bool {
         !self.table().contains_key(seed)
     }
 
-    /// Whether a seed has a zygote, gets one, or is unsuitable.
+    /// Whether a seed has a zygote, gets one, or is unsuitable; always true if the node makes no zygotes.
     pub(super) fn is_decided(&self, seed: &SeedId) -> bool {
         self.limits.count_max == 0 || self.table().contains_key(seed)
     }
@@ -402,8 +403,8 @@ impl ZygoteCache {
         over.iter().for_each(|seed| self.retire(seed));
     }
 
-    /// Collapses small pages of zygotes in use into huge ones, because a fork copies an entry for each small page. Returns
-    /// the seeds whose zygotes have more huge pages now.
+    /// Collapses small pages of zygotes in use into huge ones, because a fork copies a page-table entry for each small
+    /// page. Returns the seeds whose zygotes have more huge pages now.
     pub(super) fn collapse_huge_pages(&self) -> Vec<SeedId> {
         // Hold no reference to a zygote during the collapse, so that the zygote may end.
         let collapsers: Vec<_> = self

@@ -37,8 +37,8 @@ const DATAGRAM_BYTES_MAX: usize = 65_536;
 /// The source and the destination of a datagram.
 type FlowKey = (SocketAddrV4, SocketAddrV4);
 
-/// Forwards datagrams to allowed destinations until the egress is closed, then the datagrams that are still queued.
-/// `network` keeps the children's network namespace open.
+/// Forwards datagrams to allowed destinations until the egress is closed. Then forwards the datagrams that are still
+/// queued. `network` keeps the children's network namespace open.
 pub(super) async fn serve_datagrams(
     socket: UdpSocket,
     rules: Arc<EgressRules>,
@@ -52,7 +52,7 @@ pub(super) async fn serve_datagrams(
         tokio::select! {
             received = socket.async_io(Interest::READABLE, || receive(socket.as_fd(), &mut buffer)) => match received {
                 Ok(ReceivedDatagram { bytes, from, to }) => flows.forward_first((from, to), &buffer[..bytes]),
-                // For example for lack of memory.
+                // The machine may lack memory.
                 Err(error) => {
                     tracing::debug!(%error, "a child's datagram is lost");
                     sleep(RETRY_INTERVAL).await;
@@ -79,8 +79,8 @@ struct FlowTable {
 }
 
 impl FlowTable {
-    /// Forwards the first datagram of a flow: the flow has no socket in the child's network yet. The datagram may be
-    /// lost, like any datagram.
+    /// Forwards a datagram of a flow that has no socket in the child's network yet. The datagram may be lost, like any
+    /// datagram.
     fn forward_first(&mut self, ends: FlowKey, datagram: &[u8]) {
         let outside = match self.sockets.get(&ends) {
             Some(outside) => outside.clone(),
