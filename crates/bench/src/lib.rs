@@ -67,7 +67,7 @@ pub use parameters::churn::ChurnParameters;
 pub use parameters::connect::{ConnectCase, ConnectParameters};
 pub use parameters::fanout::FanoutParameters;
 pub use parameters::fault::FaultParameters;
-pub use parameters::fork::{ForkParameters, PeerSystem, ResumeCase};
+pub use parameters::fork::{ForkOperation, ForkParameters, PeerSystem, ResumeCase};
 pub use parameters::function::FunctionParameters;
 pub use parameters::peak::PeakParameters;
 pub use parameters::pool::PoolParameters;

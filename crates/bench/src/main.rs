@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod commands;
+mod placement;
 mod program_path;
 
 use std::process::ExitCode;
@@ -30,9 +31,11 @@ pub(crate) struct GlobalArgs {
     /// Print one JSON document with stable keys.
     #[arg(long, global = true, display_order = 103)]
     json: bool,
+    #[command(flatten)]
+    placement: placement::PlacementArgs,
 }
 
 fn main() -> ExitCode {
     let Cli { global, command } = Cli::parse();
-    exit_status(command.run(&global), global.json)
+    exit_status(global.placement.apply().and_then(|()| command.run(&global)), global.json)
 }

@@ -15,9 +15,6 @@ pub(crate) struct LoadArgs {
     /// Number of threads of the server. The connections are spread over the threads [default: 1].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=64))]
     server_threads: Option<u64>,
-    /// Number of client nodes. Each is a process in its own network namespace.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=10))]
-    clients: Option<u64>,
     /// Number of threads of each client node.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=64))]
     threads: Option<u64>,
@@ -47,7 +44,7 @@ pub(crate) struct LoadArgs {
 impl LoadArgs {
     /// Whether any option was given.
     pub(crate) fn is_specified(&self) -> bool {
-        let numbers = [self.server_threads, self.clients, self.threads, self.connections, self.sessions, self.window];
+        let numbers = [self.server_threads, self.threads, self.connections, self.sessions, self.window];
         numbers.iter().any(Option::is_some)
             || self.payload.is_some()
             || self.checksum
@@ -55,12 +52,12 @@ impl LoadArgs {
             || self.encryption.is_some()
     }
 
-    /// The case that the options describe. Missing options are taken from `usual`.
+    /// The case that the options describe. The number of clients and missing options are taken from `usual`.
     pub(crate) fn to_case(&self, usual: &RpcCase) -> RpcCase {
         let or = |option: Option<u64>, usual: usize| option.map_or(usual, |number| number as usize);
         let payload = self.payload.or(self.checksum.then_some(PAYLOAD_BYTES));
         RpcCase {
-            clients: or(self.clients, usual.clients),
+            clients: usual.clients,
             threads: or(self.threads, usual.threads),
             connections_per_thread: or(self.connections, usual.connections_per_thread),
             sessions: or(self.sessions, usual.sessions),

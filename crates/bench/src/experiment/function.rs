@@ -3,13 +3,14 @@
 
 use std::path::PathBuf;
 
-use super::local_cluster::BenchCluster;
+use super::local_cluster::{BenchCluster, ForkOptions};
 use crate::error::BenchError;
 use crate::figure::ChildPlace;
 use crate::parameters::function::{FunctionFigure, FunctionParameters, FunctionSampleKey};
 use crate::progress::{ProgressCallback, report_progress};
 use crate::samples::Samples;
 use crate::summary::function::{FunctionFailure, FunctionSummary};
+use crate::summary::function_profile::FunctionProfile;
 use crate::workload::functions::{FunctionParent, FunctionSource, environment};
 
 /// Measures the functions one after the other. `show` may end the run before a step. `farfork` is the program that runs
@@ -24,7 +25,7 @@ pub async fn run_function(
 ) -> Result<FunctionSummary, BenchError> {
     let steps = plan.functions.len() * (plan.runs + 1);
     report_progress(show, 0, steps, "starting the nodes")?;
-    let mut failures = Vec::new();
+    let (mut failures, mut profiles) = (Vec::new(), Vec::new());
     let mut samples = Samples::with_file(plan.samples_file.as_deref())?;
     let mut cluster = BenchCluster::start(farfork, true).await?;
     for (done, source) in plan.functions.iter().enumerate() {
@@ -39,7 +40,7 @@ pub async fn run_function(
             report_progress(show, done + round, steps, source.name.clone())
         };
         match measure_function(plan, source, &mut cluster, &mut samples, &mut show_round).await {
-            Ok(()) => {}
+            Ok(profile) => profiles.extend(profile),
             Err(error) if error.is_of_function() => failures.push(FunctionFailure { name: source.name.clone(), error }),
             Err(error) => return Err(error),
         }
@@ -47,30 +48,32 @@ pub async fn run_function(
     cluster.stop()?;
     match failures.len() == plan.functions.len() {
         true => Err(failures.swap_remove(0).error),
-        false => FunctionSummary::new(plan, samples, failures),
+        false => FunctionSummary::new(plan, samples, profiles, failures),
     }
 }
 
-/// Measures one function. `show_round` may end the run before a round.
+/// Measures one function. `show_round` may end the run before a round. Returns the profiles of the last round.
 async fn measure_function(
     plan: &FunctionParameters,
     source: &FunctionSource,
     cluster: &mut BenchCluster,
     samples: &mut Samples<FunctionSampleKey>,
     show_round: &mut dyn FnMut() -> Result<(), BenchError>,
-) -> Result<(), BenchError> {
+) -> Result<Vec<FunctionProfile>, BenchError> {
     let mut function = FunctionMeasurement::start(plan, source, cluster, samples)?;
+    let mut profiles = Vec::new();
     for _ in 0..plan.runs {
         show_round()?;
-        function.measure_round(cluster).await?;
+        profiles = function.measure_round(cluster).await?;
     }
-    Ok(())
+    Ok(profiles)
 }
 
 /// A function's parent, and the samples of the function.
 struct FunctionMeasurement<'a> {
     name: &'a str,
     payload: &'a str,
+    profile: bool,
     parent: FunctionParent,
     samples: &'a mut Samples<FunctionSampleKey>,
 }
@@ -83,28 +86,37 @@ impl<'a> FunctionMeasurement<'a> {
         samples: &'a mut Samples<FunctionSampleKey>,
     ) -> Result<Self, BenchError> {
         let parent = FunctionParent::start(source, &plan.function_options, cluster.scratch(), &plan.payload)?;
-        let mut run = Self { name: &source.name, payload: &plan.payload, parent, samples };
+        let mut run = Self { name: &source.name, payload: &plan.payload, profile: plan.profile, parent, samples };
         run.add(FunctionFigure::ResidentMib, run.parent.resident_kib as f64 / 1024.0)?;
         run.add(FunctionFigure::FirstCall, milliseconds(run.parent.first_call_ns))?;
         run.add(FunctionFigure::WarmCall, milliseconds(run.parent.warm_call_ns))?;
         Ok(run)
     }
 
-    async fn measure_round(&mut self, cluster: &mut BenchCluster) -> Result<(), BenchError> {
+    /// Returns the profiles of the round's children, if they are wanted.
+    async fn measure_round(&mut self, cluster: &mut BenchCluster) -> Result<Vec<FunctionProfile>, BenchError> {
         let local = self.parent.call_in_local_fork()?;
         self.add(FunctionFigure::LocalFork, milliseconds(local.started_ns))?;
         self.add(FunctionFigure::LocalExecution, milliseconds(local.execution_ns))?;
         let seed = cluster.prepare(self.parent.pid()).await?;
         self.add(FunctionFigure::Prepare, seed.round_trip.as_secs_f64() * 1e3)?;
         self.add(FunctionFigure::Pause, seed.pause_us as f64 / 1e3)?;
+        let mut profiles = Vec::new();
+        // `first` uses no working set, so no sample profits from the pages that earlier children touched.
+        let options = ForkOptions { strategy: "first", profile: self.profile, ..ForkOptions::default() };
         for place in [ChildPlace::Own, ChildPlace::Other] {
-            let child = cluster.fork(&seed.seed, place, self.payload).await;
-            let child = child.map_err(|error| self.parent.describe_failure(error))?;
+            let child = cluster.fork_with_detail(&seed.seed, place, self.payload, options).await;
+            let (child, detail) = child.map_err(|error| self.parent.describe_failure(error))?;
             let call = self.parent.parse_call(&child.output)?;
             self.add(FunctionFigure::Resume(place), milliseconds(call.started_ns - child.sent_unix_ns))?;
             self.add(FunctionFigure::Execution(place), milliseconds(call.execution_ns))?;
+            if self.profile {
+                let pager = detail.pager.unwrap_or_default();
+                profiles.push(FunctionProfile::new(self.name, place, &pager, &child.phases));
+            }
         }
-        cluster.drop_seed(&seed.seed).await
+        cluster.drop_seed(&seed.seed).await?;
+        Ok(profiles)
     }
 
     fn add(&mut self, figure: FunctionFigure, value: f64) -> Result<(), BenchError> {

@@ -65,6 +65,8 @@ pub(crate) struct EndedChild {
     pub(crate) round_trip: Duration,
     /// The child's output.
     pub(crate) output: String,
+    /// The phases of its start, with [`ForkOptions::profile`].
+    pub(crate) phases: Vec<v1::Phase>,
 }
 
 /// Options of a child.
@@ -76,6 +78,16 @@ pub(crate) struct ForkOptions<'a> {
     pub(crate) paused: bool,
     /// A directory of this machine to bind, and its path in the child.
     pub(crate) bind: Option<(&'a Path, &'a Path)>,
+    /// Whether its node measures the phases of its start.
+    pub(crate) profile: bool,
+}
+
+/// A child that has started.
+#[derive(Debug)]
+struct StartedChild {
+    id: String,
+    /// The phases of its start, with [`ForkOptions::profile`].
+    phases: Vec<v1::Phase>,
 }
 
 /// A paused child that fetches all of its memory.
@@ -213,11 +225,11 @@ impl BenchCluster {
         wanted: ForkOptions<'_>,
     ) -> Result<EndedChild, BenchError> {
         let (sent, sent_at) = (Instant::now(), SystemTime::now());
-        let child = self.start_child(seed, place, payload, wanted).await?;
+        let StartedChild { id, phases } = self.request_child(seed, place, payload, wanted).await?;
         let answer = sent.elapsed();
-        let output = self.wait_output(&child).await?;
+        let output = self.wait_output(&id).await?;
         let sent_unix_ns = sent_at.duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos() as i64;
-        Ok(EndedChild { sent_unix_ns, round_trip: answer, output })
+        Ok(EndedChild { sent_unix_ns, round_trip: answer, output, phases })
     }
 
     /// As `fork_with`. Also returns the node's details of the child at its end.
@@ -229,13 +241,13 @@ impl BenchCluster {
         wanted: ForkOptions<'_>,
     ) -> Result<(EndedChild, v1::ChildDetail), BenchError> {
         let (sent, sent_at) = (Instant::now(), SystemTime::now());
-        let child = self.start_child(seed, place, payload, wanted).await?;
+        let StartedChild { id, phases } = self.request_child(seed, place, payload, wanted).await?;
         let answer = sent.elapsed();
-        let output = self.read_output(&child).await?;
-        let detail = self.inspect_child(&child).await?;
-        self.remove(&child).await?;
+        let output = self.read_output(&id).await?;
+        let detail = self.inspect_child(&id).await?;
+        self.remove(&id).await?;
         let sent_unix_ns = sent_at.duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos() as i64;
-        Ok((EndedChild { sent_unix_ns, round_trip: answer, output }, detail))
+        Ok((EndedChild { sent_unix_ns, round_trip: answer, output, phases }, detail))
     }
 
     /// Waits until the owner of a seed knows a working set whose size no longer changes. Returns after a time limit if
@@ -328,6 +340,16 @@ impl BenchCluster {
         payload: &str,
         wanted: ForkOptions<'_>,
     ) -> Result<String, BenchError> {
+        Ok(self.request_child(seed, place, payload, wanted).await?.id)
+    }
+
+    async fn request_child(
+        &mut self,
+        seed: &str,
+        place: ChildPlace,
+        payload: &str,
+        wanted: ForkOptions<'_>,
+    ) -> Result<StartedChild, BenchError> {
         let text = |path: &Path| path.to_string_lossy().into_owned();
         let bind = wanted.bind.map(|(from, to)| v1::Bind { from: text(from), to: text(to) });
         let options = v1::ChildOptions {
@@ -342,12 +364,14 @@ impl BenchCluster {
             count: 1,
             payloads: vec![payload.as_bytes().to_vec()],
             options: Some(options),
+            profile: wanted.profile,
             ..Default::default()
         };
         let outcomes = self.client.fork(client::request_with_timeout(REQUEST_LIMIT, request)).await;
         let mut outcomes = outcomes.map_err(request_failure(seed))?.into_inner();
-        match outcomes.message().await.map_err(request_failure(seed))?.and_then(|outcome| outcome.result) {
-            Some(Outcome::Child(child)) => Ok(child.id),
+        let outcome = outcomes.message().await.map_err(request_failure(seed))?.unwrap_or_default();
+        match outcome.result {
+            Some(Outcome::Child(child)) => Ok(StartedChild { id: child.id, phases: outcome.phases }),
             Some(Outcome::Error(error)) => Err(Failure::from(error).into()),
             None => Err(Failure::new(tonic::Code::Internal, seed, "the node reported no child").into()),
         }

@@ -47,6 +47,8 @@ pub struct ForkParameters {
     pub threads: u64,
     /// Number of mappings that each parent has in addition to its memory and to the mappings of every program.
     pub mappings: u64,
+    /// The measured operations; empty for all.
+    pub only: Vec<ForkOperation>,
     /// Which child of a seed on a node is measured.
     pub resume_case: ResumeCase,
     /// Strategies to compare, as in `farfork fork --strategy`.
@@ -57,6 +59,17 @@ pub struct ForkParameters {
     pub peer: Option<PeerSystem>,
     /// The file to which samples are written, as lines of JSON.
     pub samples_file: Option<PathBuf>,
+}
+
+/// An operation of a fork that is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ForkOperation {
+    /// Making a seed of a process, by a request or by the process itself.
+    Prepare,
+    /// Starting a child.
+    Resume,
+    /// Touching all pages in a child, with the floors of the touches and the clones of a peer.
+    Execution,
 }
 
 /// Which child of a seed on a node is measured.
@@ -103,6 +116,7 @@ impl Default for ForkParameters {
             page_size: PageSize::Small,
             threads: 1,
             mappings: 0,
+            only: Vec::new(),
             resume_case: ResumeCase::Later,
             strategies: Vec::new(),
             encrypted: true,
@@ -165,12 +179,24 @@ impl ForkStepKind {
         Self::Execution(ChildPlace::Other),
         Self::Floors,
     ];
+
+    fn operation(self) -> ForkOperation {
+        match self {
+            Self::Checkpoint(_) | Self::Prepare(_) => ForkOperation::Prepare,
+            Self::Resume(..) => ForkOperation::Resume,
+            Self::Execution(_) | Self::Floors | Self::Criu(_) => ForkOperation::Execution,
+        }
+    }
 }
 
 impl ForkStep {
-    /// All steps, size by size, including CRIU in these modes.
-    pub(crate) fn all_steps(sizes_mib: &[u64], peers: &[CriuMode]) -> Vec<Self> {
-        let fork_step_kind = || ForkStepKind::ALL.into_iter().chain(peers.iter().map(|mode| ForkStepKind::Criu(*mode)));
+    /// The steps of these operations (empty for all), size by size, including CRIU in these modes.
+    pub(crate) fn all_steps(sizes_mib: &[u64], only: &[ForkOperation], peers: &[CriuMode]) -> Vec<Self> {
+        let is_measured = |kind: &ForkStepKind| only.is_empty() || only.contains(&kind.operation());
+        let fork_step_kind = || {
+            let peers = peers.iter().map(|mode| ForkStepKind::Criu(*mode));
+            ForkStepKind::ALL.into_iter().chain(peers).filter(is_measured)
+        };
         sizes_mib
             .iter()
             .flat_map(|&mib| fork_step_kind().map(move |fork_step_kind| Self { mib, kind: fork_step_kind }))
@@ -261,7 +287,7 @@ mod tests {
 
     #[test]
     fn each_size_has_every_step() {
-        let steps = ForkStep::all_steps(&[1, 4], &[]);
+        let steps = ForkStep::all_steps(&[1, 4], &[], &[]);
         assert_eq!(steps.len(), 2 * ForkStepKind::ALL.len());
         assert_eq!((steps[0].mib, steps[steps.len() - 1].mib), (1, 4));
         assert_eq!(steps[ForkStepKind::ALL.len() - 1].kind, ForkStepKind::Floors);
@@ -269,7 +295,7 @@ mod tests {
 
     #[test]
     fn enough_time_shortens_no_step() {
-        let steps = ForkStep::all_steps(&[1, 1024], &[]);
+        let steps = ForkStep::all_steps(&[1, 1024], &[], &[]);
         let needed: Duration = steps.iter().map(|step| step.estimate_duration() * 20).sum();
         let slowest = steps.iter().map(|step| step.estimate_duration() * 20).max().unwrap();
         assert!(time_share(&steps, 20, needed) >= slowest);
@@ -277,7 +303,7 @@ mod tests {
 
     #[test]
     fn small_sizes_have_all_their_samples() {
-        let steps = ForkStep::all_steps(&crate::reference::SIZES_MIB, &[]);
+        let steps = ForkStep::all_steps(&crate::reference::SIZES_MIB, &[], &[]);
         let limit = time_share(&steps, RUNS, TIME_MAX);
         let small =
             steps.iter().filter(|step| step.mib <= 16 && !matches!(step.kind, ForkStepKind::Prepare(Pace::Idle)));
@@ -307,7 +333,10 @@ mod tests {
 
     #[test]
     fn no_time_gives_each_step_no_time() {
-        assert_eq!(time_share(&ForkStep::all_steps(&[64], &[CriuMode::Eager]), 20, Duration::ZERO), Duration::ZERO);
+        assert_eq!(
+            time_share(&ForkStep::all_steps(&[64], &[], &[CriuMode::Eager]), 20, Duration::ZERO),
+            Duration::ZERO
+        );
         assert_eq!(time_share(&[], 20, Duration::ZERO), Duration::ZERO);
     }
 

@@ -16,6 +16,8 @@ pub struct FunctionParameters {
     pub payload: String,
     /// Number of samples of each figure.
     pub runs: usize,
+    /// Whether the summary has a profile of each function's last child on each node.
+    pub profile: bool,
     /// How functions are run.
     #[serde(skip)]
     pub function_options: FunctionOptions,

@@ -29,7 +29,7 @@ pub(crate) const SUITE_ENTRIES: &[SuiteEntry] = &[
     entry("warm-start", "bench warm-start", "--parallel 1,2,4,8,16,24,30,32,64 --runs 3 --seconds 0.2", "--parallel 1,2,4,8,16,24,30,32,64"),
     entry("warm-functions", "bench warm-start", "helloworld compression json pyaes chameleon image pagerank recognition --parallel 1,4 --runs 1 --seconds 0.3", "helloworld compression json pyaes chameleon image pagerank recognition --parallel 1,2,4,8,16,24,30,32,64 --runs 5"),
     entry("rpc", "bench rpc", "--runs 3 --client-seconds 0.3", "--runs 5"),
-    entry("rpc-checksum", "bench rpc", "--checksum --threads 12 --runs 3 --client-seconds 0.5", "--checksum --threads 12 --runs 5"),
+    entry("rpc-checksum", "bench rpc", "--checksum --threads 12 --clients 1,2,4,8,10 --runs 3 --client-seconds 0.3", "--checksum --threads 12 --clients 1,2,4,8,10 --runs 5"),
     entry("connect", "bench connect", "--runs 3 --seconds 0.2", "--runs 5 --seconds 1"),
     entry("stress-fork", "stress fork", "--seconds 10", "--seconds 60").without_samples(),
     entry("stress-functions", "stress functions", "helloworld json --seconds 5", "--seconds 60").without_samples(),

@@ -3,6 +3,7 @@
 
 use serde_json::{Value, json};
 
+use super::function_profile::{FunctionProfile, profile_text};
 use super::table::{FigureTable, format_figure, format_median};
 use crate::error::BenchError;
 use crate::figure::ChildPlace;
@@ -18,6 +19,7 @@ pub struct FunctionSummary {
     pub(super) machine_state: MachineState,
     pub(super) plan: FunctionParameters,
     samples: Samples<FunctionSampleKey>,
+    profiles: Vec<FunctionProfile>,
     failures: Vec<FunctionFailure>,
 }
 
@@ -33,10 +35,11 @@ impl FunctionSummary {
     pub(crate) fn new(
         plan: &FunctionParameters,
         mut samples: Samples<FunctionSampleKey>,
+        profiles: Vec<FunctionProfile>,
         failures: Vec<FunctionFailure>,
     ) -> Result<Self, BenchError> {
         samples.flush()?;
-        Ok(Self { machine_state: MachineState::detect(), plan: plan.clone(), samples, failures })
+        Ok(Self { machine_state: MachineState::detect(), plan: plan.clone(), samples, profiles, failures })
     }
 
     /// Whether all functions were measured.
@@ -66,6 +69,7 @@ impl FunctionSummary {
             "load_average": self.machine_state.load_average,
             "plan": self.plan,
             "figures": self.samples.spreads().map(figure).collect::<Vec<_>>(),
+            "profiles": self.profiles,
             "failures": self.failures.iter().map(failure).collect::<Vec<_>>(),
             "reference": references.collect::<Vec<_>>(),
             "section": self.section(),
@@ -79,11 +83,12 @@ impl FunctionSummary {
         let verdict = if failures.is_empty() { "No result was wrong.\n" } else { &failures };
         format!(
             "{}\n\n{}\n\n{}\n\nown, other: the parent's node and another one. Each child is its seed's first on the node.\nos.fork(): \
-             the floor: a child of the same process, in the same run. ÷: farfork's median ÷ the median of os.fork().\nref.: {}.\n{verdict}",
+             the floor: a child of the same process, in the same run. ÷: farfork's median ÷ the median of os.fork().\nref.: {}.\n{}{verdict}",
             self.machine_state.describe(),
             self.start_table().render(),
             self.execution_table().render(),
             PUBLISHED_FIGURES.function.source,
+            profile_text(&self.profiles),
         )
     }
 

@@ -7,6 +7,7 @@ pub(crate) mod fanout;
 pub(crate) mod fault;
 pub(crate) mod fork;
 pub(crate) mod function;
+pub(crate) mod function_profile;
 pub(crate) mod peak;
 pub(crate) mod pool;
 pub(crate) mod rpc;

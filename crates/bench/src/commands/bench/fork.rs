@@ -5,10 +5,12 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::Args;
 use clap::builder::PossibleValuesParser;
+use clap::{Args, ValueEnum};
 use farfork_api::failure::Failure;
-use farfork_bench::{ForkParameters, ForkSummary, PageSize, PeerSystem, ResumeCase, TouchAccess, TouchOrder};
+use farfork_bench::{
+    ForkOperation, ForkParameters, ForkSummary, PageSize, PeerSystem, ResumeCase, TouchAccess, TouchOrder,
+};
 use farfork_terminal::interrupt::wait_for_interrupt;
 use farfork_terminal::{output, privilege};
 use tonic::Code;
@@ -43,6 +45,7 @@ const MAPPINGS_MAX: u64 = 32_768;
 Examples:
   farfork bench fork                                   all sizes, in less than five minutes
   farfork bench fork --mib 1,64 --runs 5               a first impression, in seconds
+  farfork bench fork --only prepare,resume             no touches of pages
   farfork bench fork --write --samples samples.jsonl   write to the pages, and each sample to a file
   farfork bench fork --huge                            memory in huge pages
   farfork bench fork --threads 4 --mappings 150 --first
@@ -62,6 +65,9 @@ pub(crate) struct BenchFork {
     /// [default: 1,4,8,16,32,64,128,256,512,1024].
     #[arg(long, value_name = "MIB,…", value_delimiter = ',', value_parser = clap::value_parser!(u64).range(1..=MIB_MAX))]
     mib: Vec<u64>,
+    /// Measure only these operations [default: all].
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
+    only: Vec<OperationName>,
     /// Number of samples of each figure [default: 20].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=10_000))]
     runs: Option<u64>,
@@ -116,6 +122,24 @@ pub(crate) struct BenchFork {
     samples: Option<PathBuf>,
 }
 
+/// An operation of the command line.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum OperationName {
+    Prepare,
+    Resume,
+    Execution,
+}
+
+impl OperationName {
+    fn operation(self) -> ForkOperation {
+        match self {
+            Self::Prepare => ForkOperation::Prepare,
+            Self::Resume => ForkOperation::Resume,
+            Self::Execution => ForkOperation::Execution,
+        }
+    }
+}
+
 impl BenchFork {
     pub(crate) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
         privilege::require_root("it traces a process, and makes namespaces and control groups")?;
@@ -157,6 +181,7 @@ impl BenchFork {
             encrypted,
             threads: self.threads,
             mappings: self.mappings,
+            only: self.only.into_iter().map(OperationName::operation).collect(),
             resume_case: resumed,
             strategies: self.strategies,
             samples_file: self.samples,

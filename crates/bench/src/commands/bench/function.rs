@@ -28,7 +28,7 @@ use crate::{GlobalArgs, program_path};
 #[command(after_help = "\
 Examples:
   farfork bench function                                all nine functions
-  farfork bench function json image --runs 20
+  farfork bench function json image --runs 20 --profile
   farfork bench function ./mine.py:work --payload '{\"size\": 3}'
   farfork bench function ./mine.py --payload @payload.json --python venv/bin/python3
 
@@ -43,6 +43,9 @@ pub(crate) struct BenchFunction {
     /// Samples of each figure.
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=10_000))]
     runs: u64,
+    /// Show where the time of each function's last child went: page faults, fetched memory, and the phases of its start.
+    #[arg(long)]
+    profile: bool,
     /// Write each sample to this file, as a line of JSON.
     #[arg(long, value_name = "FILE")]
     samples: Option<PathBuf>,
@@ -57,6 +60,7 @@ impl BenchFunction {
             function_options: self.call.options(),
             payload: self.call.payload,
             runs: self.runs as usize,
+            profile: self.profile,
             samples_file: self.samples,
         };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

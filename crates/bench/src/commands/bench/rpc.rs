@@ -15,7 +15,7 @@ use crate::{Cli, GlobalArgs, program_path};
 /// Measure how many calls nodes make per second, and how long each call takes.
 ///
 /// The server and each client node are in their own network namespaces. Veth pairs connect the namespaces. An option that
-/// describes a load selects that one case. Without such options, the benchmark measures the cases of the specification.
+/// describes a load selects its cases. Without such options, the benchmark measures the cases of the specification.
 /// These are one request in flight, with and without polling for work before sleeping, and 64 and 256 requests on one
 /// connection. They are also 64 requests on each of 16 connections, and answers of 2,048 random bytes with a checksum of 8
 /// bytes, each verified. The last ones are 1 to 10 client nodes with 12 synchronous threads each.
@@ -29,10 +29,15 @@ Examples:
   farfork bench rpc                                      all usual cases, about three minutes
   farfork bench rpc --clients 4 --threads 2 --window 64  one case
   farfork bench rpc --checksum                           answers of 2,048 random bytes, verified
+  farfork bench rpc --checksum --threads 12 --clients 1,2,4,8,10
+                                                         the same by number of machines
   farfork bench rpc --json                               one JSON document
 
 Exit status: 0 measured, 1 failed or an answer was wrong, 2 wrong usage.")]
 pub(crate) struct BenchRpc {
+    /// Numbers of client nodes, each number as a case. Each node is a process in its own network namespace [default: 1].
+    #[arg(long, value_name = "N,…", value_delimiter = ',', value_parser = clap::value_parser!(u64).range(1..=10))]
+    clients: Vec<u64>,
     #[command(flatten)]
     load: LoadArgs,
     /// Time for which the clients send requests, in seconds.
@@ -72,9 +77,11 @@ impl BenchRpc {
             let wrong = format!("the server would end before its clients: --server-seconds must be more than {most}");
             Cli::command().error(ErrorKind::ValueValidation, wrong).exit();
         }
-        let cases = match self.load.is_specified() {
-            true => vec![self.load.to_case(&RpcCase::SINGLE_CONNECTION)],
-            false => RpcParameters::default_cases(),
+        let case_of = |clients| self.load.to_case(&RpcCase { clients, ..RpcCase::SINGLE_CONNECTION });
+        let cases = match (self.clients.as_slice(), self.load.is_specified()) {
+            ([], false) => RpcParameters::default_cases(),
+            ([], true) => vec![case_of(1)],
+            (numbers, _) => numbers.iter().map(|clients| case_of(*clients as usize)).collect(),
         };
         RpcParameters {
             cases,

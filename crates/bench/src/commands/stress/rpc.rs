@@ -29,6 +29,9 @@ Examples:
 
 Exit status: 0 passed, 1 failed, 2 wrong usage.")]
 pub(crate) struct StressRpc {
+    /// Number of client nodes. Each is a process in its own network namespace [default: 4].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=10))]
+    clients: Option<u64>,
     #[command(flatten)]
     load: LoadArgs,
     /// Time for which the clients send requests, in seconds.
@@ -46,7 +49,8 @@ impl StressRpc {
     pub(crate) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
         privilege::require_root("it makes network namespaces")?;
         let farfork = program_path::farfork()?;
-        let case = self.load.to_case(&DEFAULT_CASE);
+        let clients = self.clients.map_or(DEFAULT_CASE.clients, |clients| clients as usize);
+        let case = self.load.to_case(&RpcCase { clients, ..DEFAULT_CASE });
         let plan = RpcParameters {
             cases: vec![case],
             runs: 1,

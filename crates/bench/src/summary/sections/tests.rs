@@ -68,8 +68,8 @@ fn function_section() -> ReportSection {
         }
     }
     let (payload, function_options, samples_file) = ("{}".to_owned(), FunctionOptions::default(), None);
-    let plan = FunctionParameters { functions, payload, runs: 1, function_options, samples_file };
-    FunctionSummary::new(&plan, samples, Vec::new()).unwrap().section()
+    let plan = FunctionParameters { functions, payload, runs: 1, profile: false, function_options, samples_file };
+    FunctionSummary::new(&plan, samples, Vec::new(), Vec::new()).unwrap().section()
 }
 
 fn connect_section() -> ReportSection {
