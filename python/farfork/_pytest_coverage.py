@@ -35,7 +35,7 @@ class MeasuredCoverage:
             self._dumps.append(measured)
 
     def merge(self) -> None:
-        """Adds them to the program's measurements, before a plugin saves those."""
+        """Adds the workers' measurements to the program's. Called before a plugin saves the program's measurements."""
         if not self._dumps:
             return
         from coverage import Coverage, CoverageData
