@@ -10,7 +10,7 @@ use crate::replay::LogReplay;
 const SEEDS: u64 = 1_000;
 /// A disk writes a sector whole or not at all.
 const SECTOR_BYTES: usize = 512;
-/// Smaller than real logs may be, so that it laps often.
+/// Smaller than a real ring may be, so that the simulated log often continues at the start of the ring.
 const RING_BYTES: u64 = 16 * PAGE_BYTES;
 const MOUNTS_PER_SEED: u32 = 6;
 const STEPS_PER_MOUNT: u32 = 40;

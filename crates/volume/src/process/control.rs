@@ -243,7 +243,7 @@ pub struct LogStatus {
     pub coalesced: u64,
     /// Number of bytes of the log that the replica has sent to the next one since its process started, before compression.
     pub forwarded: u64,
-    /// Number of bytes that were sent instead. Without compression, the same number.
+    /// Number of bytes that were sent instead. Equal to `forwarded` without compression.
     pub compressed: u64,
 }
 
