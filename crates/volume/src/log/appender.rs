@@ -4,7 +4,7 @@ use super::ring::{LogPoint, LogRing, RecordPlacement, RingError};
 use super::storage::LogStorage;
 use crate::record::{RecordEffect, RecordHeader, RecordKind, RecordShape, encode_body, seal_header};
 
-/// Appends to a log. Only the mount with the highest epoch has an appender for the log.
+/// Appends to a log. Only one process at a time has an appender for a log.
 #[derive(Debug)]
 pub struct LogAppender<S> {
     storage: S,

@@ -95,7 +95,8 @@ impl VolumeClient {
         state.permission.request(&*self.link);
         if state.permission.term().is_some() {
             self.request_space_check(&mut state);
-            // Without this question, nothing would show that the offload process cannot read the log.
+            // Request a commit: if the log is damaged, the offload process then ends this client. Otherwise, the operation
+            // would wait forever.
             drop(state);
             self.answer_committed(Box::new(|| {}));
         }

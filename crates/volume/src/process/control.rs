@@ -1,4 +1,5 @@
-//! Commands to the offload process of a node, from `farfork volume`: create, list, describe and drop volumes.
+//! Commands to the offload process of a node, from `farfork volume`: create, list, describe, check and drop volumes, and
+//! replace replicas.
 
 use std::collections::BTreeSet;
 use std::io;

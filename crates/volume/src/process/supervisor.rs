@@ -26,7 +26,7 @@ const RESTART_INTERVAL_MIN: Duration = Duration::from_millis(100);
 const RESTART_INTERVAL_MAX: Duration = Duration::from_secs(5);
 /// A process that has run for this time was healthy: its next failure counts as the first one.
 const HEALTHY_AFTER: Duration = Duration::from_secs(10);
-/// How often a supervisor checks whether threads of a dead client are blocked in the kernel. No event reports this.
+/// Interval between two checks whether threads of a dead client are blocked in the kernel. No event reports this.
 const HELD_CLIENT_INTERVAL: Duration = Duration::from_secs(1);
 /// Environment variable with the process id of the supervisor.
 const SUPERVISOR_VARIABLE: &str = "FARFORK_VOLUME_SUPERVISOR";

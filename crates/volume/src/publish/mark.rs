@@ -28,7 +28,7 @@ pub struct PublishedMark {
 }
 
 impl PublishedMark {
-    /// The mark of a client of whose log nothing is published.
+    /// The mark of a client's log, with nothing published.
     pub const fn start_of(client: u16) -> Self {
         Self { point: LogPoint::START, epoch: 0, inode_max: InodeNumber::before_first_of(client).0 }
     }

@@ -1,5 +1,5 @@
 //! Reads a shared tree part by part, as change sets that copy it to an empty tree on another node. Nothing may be published
-//! meanwhile.
+//! until the last part is read.
 
 use std::collections::VecDeque;
 use std::fs::File;

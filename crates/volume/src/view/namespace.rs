@@ -249,7 +249,7 @@ impl VolumeNamespace {
         previous
     }
 
-    /// Counts one entry of `parent` more (`is_added`) or less that leads to `number`.
+    /// Adds an entry of `parent` that leads to `number` to the counts (`is_added`), or removes it from them.
     fn count_entry(&mut self, parent: InodeNumber, number: InodeNumber, is_added: bool) {
         let Some(inode) = self.inodes.get_mut(&number) else { return };
         let add = |count: u32| if is_added { count + 1 } else { count - 1 };

@@ -28,10 +28,11 @@ const ANNOUNCEMENT_TIMEOUT: Duration = Duration::from_secs(10);
 const LOAN_TIMEOUT: Duration = Duration::from_secs(10);
 /// The error for a node whose loan has ended.
 const NOT_LENT: &str = "the tree is not lent any more";
-/// Longest sleep: a safeguard, not a schedule.
+/// Longest sleep of the thread. No event reports lost files, and loans or holds that are not used any more, so the thread
+/// looks for them.
 const SLEEP_MAX: Duration = Duration::from_secs(1);
 
-/// A shared tree that another node copies. Nothing is published meanwhile.
+/// A shared tree that another node copies. Nothing is published during the loan.
 pub(super) struct TreeLoan {
     number: u64,
     /// The open tree; none before it is opened, and while a part is read.

@@ -3,7 +3,7 @@
 use farfork_cluster::catalog::VolumeName;
 use farfork_wire::NodeName;
 
-/// Most comparisons of one check. If the chain changes during each one, a node keeps leaving and joining.
+/// Maximum number of comparisons of one check. If the chain changes during each of them, a node keeps leaving and joining.
 const ATTEMPTS_MAX: usize = 3;
 
 /// Why one attempt to compare the replicas has failed.
