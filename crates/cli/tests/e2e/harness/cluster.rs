@@ -1,7 +1,8 @@
 //! `Cluster`: a cluster of one test on this machine, started like `farfork up` starts one. It can also kill processes,
 //! cut links and limit memory.
 //!
-//! Dropping it stops the nodes, even after a panic. [`Cluster::stop`] also returns what was left on the machine.
+//! Dropping a cluster stops its nodes, even after a panic. [`Cluster::stop`] also returns the list of remains on the
+//! machine.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -373,7 +374,7 @@ impl Cluster {
         text.lines().filter(is_of_that).map(str::to_owned).collect()
     }
 
-    /// Prints times in which a daemon did not run: this is worth knowing even if the test passes.
+    /// Prints the lines of the logs that report times in which a daemon did not run.
     fn print_standstills(&self) {
         for (index, name) in self.names.iter().enumerate() {
             self.standstills(index).iter().for_each(|line| eprintln!("-- {name}: {line}"));
@@ -381,7 +382,7 @@ impl Cluster {
     }
 }
 
-/// Fails the test. It counts as a timeout if a daemon did not answer in time.
+/// Fails the test. The failure counts as a timeout if a daemon did not answer in time.
 fn fail_start(error: &LocalError) -> ! {
     match error {
         LocalError::NoAnswer { .. } => wait::time_out(format!("a node does not start: {error}")),
