@@ -124,7 +124,7 @@ fn by_requests_in_flight() {
     assert_eq!(cluster.stop(), Vec::<String>::new());
 }
 
-/// Wait until a request has reached its own node, in the first attempt.
+/// Time in which a request should reach its own node, in the first attempt.
 const WAY_MIN: Duration = Duration::from_millis(300);
 
 /// Returns whether the drop was refused. Then the refusal must have the reason, and the child must give the right

@@ -28,7 +28,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 /// dead, too, and calls in the mount would wait forever.
 const RECONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 const CONNECT_RETRY: Duration = Duration::from_millis(5);
-/// Least time between two hints that the log has grown. While the offload process works, it finds records without hints.
+/// Minimum time between two hints that the log has grown. While the offload process works, it finds records without hints.
 const HINT_INTERVAL: Duration = Duration::from_millis(1);
 /// Maximum number of hints between two messages of the offload process. A process that sends nothing probably reads nothing,
 /// and finds the records later by itself. The socket has room for more messages, so hints do not block requests.

@@ -113,7 +113,7 @@ pub struct LastCheck {
     pub repaired: Vec<NodeName>,
 }
 
-/// Most differences of each kind in a report.
+/// Maximum number of differences of each kind in a report.
 pub const DIFFERENCES_MAX: usize = 1000;
 
 /// One difference between replicas, or one case of damage.

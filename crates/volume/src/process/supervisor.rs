@@ -19,7 +19,7 @@ use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 
 use crate::mount::{abort_mount, detach_dead_mounts, has_volume_mount};
 
-/// Least time between two starts of a process.
+/// Minimum time between two starts of a process.
 const RESTART_INTERVAL_MIN: Duration = Duration::from_millis(100);
 /// Longest time between two starts of a process that fails by itself each time. The cause usually lasts longer than
 /// milliseconds, and each start costs processor time.

@@ -14,7 +14,7 @@ use crate::record::{FileKind, InodeAttributes};
 
 /// Data of records that are not published yet.
 pub trait LogData {
-    /// Most copies that one call of `copy` executes.
+    /// Maximum number of copies that one call of `copy` executes.
     fn copies_max(&self) -> usize {
         1
     }

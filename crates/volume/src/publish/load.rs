@@ -15,8 +15,8 @@ use super::layout::SharedTree;
 use crate::record::{EntryName, FileKind, InodeAttributes, InodeNumber, Timestamp, XATTR_BYTES_MAX};
 use crate::view::{Inode, InodeContent, LoadedInode, VolumeNamespace};
 
-/// Size of the buffer for the names of all extended attributes of an inode, including those of the volume and of security
-/// modules.
+/// Size of the buffer for the names of all extended attributes of an inode. The attributes of the volume and of security
+/// modules are included.
 const NAME_LIST_BYTES: usize = 64 << 10;
 
 /// Reads all inodes, for a client that has used numbers up to `inode_max`.

@@ -22,9 +22,9 @@ use crate::log::LogPoint;
 use crate::record::{EntryKey, EntryName, InodeNumber};
 use crate::view::{Inode, InodeContent};
 
-/// Most bytes of data in one part; less than the limit of a call.
+/// Maximum number of bytes of data in one part. It is less than the limit of a call.
 const PART_DATA_BYTES: u64 = 4 << 20;
-/// Most inodes or entries of one part.
+/// Maximum number of inodes or entries of one part.
 const PART_CHANGES_MAX: usize = 4096;
 
 /// A part of a tree: changes, and the data that they copy.

@@ -17,7 +17,7 @@ pub const RECORD_ALIGNMENT: u64 = 32;
 pub const HEADER_BYTES: u64 = 32;
 /// Data of at least this many bytes begins at a page boundary of the log.
 pub const DATA_ALIGNED_MIN: u32 = 4096;
-/// Most bytes of a body: `EFFECTS_MAX` effects with long names, or one with a long extended attribute.
+/// Maximum number of bytes of a body: `EFFECTS_MAX` effects with long names, or one with a long extended attribute.
 const BODY_BYTES_MAX: u32 = 64 << 10;
 
 //  0        4        8            12           15     16         24         32

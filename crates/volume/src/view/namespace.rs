@@ -9,7 +9,7 @@ use super::inode::{Inode, InodeContent};
 use crate::log::AppendedRecord;
 use crate::record::{EntryName, FILE_BYTES_MAX, InodeNumber, RecordEffect};
 
-/// Most inodes of a path: PATH_MAX is 4096, and each name takes at least one byte and a slash.
+/// Maximum number of inodes of a path: PATH_MAX is 4096, and each name takes at least one byte and a slash.
 const PATH_INODES_MAX: usize = 4096 / 2;
 
 /// An inode that was read from the shared tree.

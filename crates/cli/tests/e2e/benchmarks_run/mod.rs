@@ -320,8 +320,8 @@ fn fanout() {
     assert_eq!(lines.lines().count(), 3 * (2 * 24 + 2 * 2 + 3 * 5) + bare * (2 * 24 + 2 * 2));
 }
 
-/// Clients fork for a few seconds, and nothing is left. An unreachable floor fails the run. If a slow machine starts
-/// too few children, the test runs again for longer.
+/// Clients fork for a few seconds, and nothing is left. A minimum rate (`--floor`) that cannot be reached fails the run. If
+/// a slow machine starts too few children, the test runs again for longer.
 fn stress_fork() {
     let python = programs::python().display().to_string();
     let cases = [

@@ -177,8 +177,8 @@ impl Cluster {
         self.local_node(index).pid().expect("the daemon was started")
     }
 
-    /// Whether `farfork down` finds a live daemon of a node: the last one that was started, or one that listens at its
-    /// socket.
+    /// Whether `farfork down` finds a live daemon of a node: the last one that the cluster started, or one that listens at
+    /// the node's socket.
     pub(crate) fn has_live_daemon(&self, index: usize) -> bool {
         self.local_node(index).is_alive()
     }
@@ -246,7 +246,7 @@ impl Cluster {
         self.local().restart_node(index).unwrap_or_else(|error| fail_start(&error));
     }
 
-    /// Kills a node's pager. Its keeper detects that, and starts another one.
+    /// Kills a node's pager. The pager's keeper detects the end, and starts another pager.
     pub(crate) fn kill_pager(&self, index: usize) {
         let pager = self.pager_pid(index);
         let pidfd = pidfd::open(pager).expect("the pager lives");
@@ -351,8 +351,8 @@ impl Cluster {
         self.local().nodes()[index].clone()
     }
 
-    /// Prints where the threads of each daemon wait, and the ends of the daemon's and the pager's logs. For a failed
-    /// test.
+    /// Prints where the threads of each daemon wait, and the ends of the daemon's and the pager's logs. Called when a test
+    /// has failed.
     pub(crate) fn print_logs(&self) {
         for node in self.local().nodes() {
             if let Some(Ok(threads)) = node.pid().map(KernelStackSummary::read) {

@@ -146,7 +146,7 @@ impl ClientSession {
         }
     }
 
-    /// Runs work that may take long in a thread of its own, so that later messages are received meanwhile.
+    /// Starts a thread that runs `work`, which may take long. The calling thread continues to receive messages.
     fn spawn(&self, work: impl FnOnce(&Self) + Send + 'static) -> io::Result<()> {
         let (volume, number, sender) = (Arc::clone(&self.volume), self.number, self.sender.clone());
         let session = Self { volume, number, sender };

@@ -56,7 +56,7 @@ struct PublishTask {
     client: u16,
     mark: PublishedMark,
     end: LogPoint,
-    /// After a crash: the shared tree may have any part of these records, so they become one change set.
+    /// Whether the shared tree may have any part of these records after a crash. Then they become one change set.
     is_recovery: bool,
 }
 

@@ -1,5 +1,6 @@
 //! Brings a replica that has left the chain back. The replica receives the logs as the last node of each path, copies the
-//! shared tree of a member, publishes later records from the logs, and becomes the last member. Writing continues meanwhile.
+//! shared tree of a member, publishes later records from the logs, and becomes the last member. Clients can write at the
+//! same time.
 
 use std::fs;
 use std::io;
@@ -28,7 +29,7 @@ const ANNOUNCEMENT_TIMEOUT: Duration = Duration::from_secs(10);
 const LOAN_TIMEOUT: Duration = Duration::from_secs(10);
 /// The error for a node whose loan has ended.
 const NOT_LENT: &str = "the tree is not lent any more";
-/// Longest sleep of the thread. No event reports lost files, and loans or holds that are not used any more, so the thread
+/// Longest sleep of the thread. No event reports lost files, or loans and holds that are no longer used, so the thread
 /// looks for them.
 const SLEEP_MAX: Duration = Duration::from_secs(1);
 
@@ -142,7 +143,7 @@ fn abort_join(volume: &ReplicatedVolume, error: &RejoinError) -> bool {
     let is_joining = |record: &VolumeRecord| record.joining.as_ref() == Some(own_name);
     match error {
         RejoinError::OtherReplica => return false,
-        // If this node is not the joining one any more, a member has removed it because it did not take a log.
+        // If this node is no longer the joining one, a member has removed it because it did not take a log.
         RejoinError::ChainChanged => return !is_joining(&volume.lock().record),
         RejoinError::NotAnnounced | RejoinError::Logs(_) | RejoinError::Peer(_) | RejoinError::Tree(_) => {}
     }
@@ -416,7 +417,7 @@ impl ReplicaState {
 }
 
 impl ReplicatedVolume {
-    /// Ends a loan that is not used any more: the node that copies the tree may have died.
+    /// Ends a loan that was not used for [`LOAN_TIMEOUT`], because the node that copies the tree may have died.
     fn end_stale_loan(&self) {
         if self.lock().loan.take_if(|loan| loan.used_at.elapsed() >= LOAN_TIMEOUT).is_some() {
             self.notify();

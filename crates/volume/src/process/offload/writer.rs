@@ -228,7 +228,8 @@ pub(super) fn end_own_term(volume: &ReplicatedVolume, record: &VolumeRecord, num
     }
 }
 
-/// Waits until the client cannot append any more: it has released its grant, or it is dead.
+/// Waits until the client can no longer append, because it has released its grant or is dead. Kills a client that does
+/// not release its grant in time.
 fn stop_client(volume: &ReplicatedVolume, number: u16) -> Result<(), TermError> {
     let deadline = Instant::now() + CLIENT_SILENCE_MAX;
     let mut requested: Option<ClientSender> = None;

@@ -37,7 +37,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 const FLUSH_RETRY_WAIT: Duration = Duration::from_millis(100);
 /// Longest sleep of the thread of a log. A safeguard: changes of the state wake the thread earlier.
 const SLEEP_MAX: Duration = Duration::from_secs(1);
-/// Most new bytes that the thread of a request copies. Validating more bytes takes longer than waking the log's own thread.
+/// Maximum number of new bytes that the thread of a request copies. Validating more bytes takes longer than waking the log's
+/// own thread.
 const SHORT_BYTES_MAX: u64 = 256 << 10;
 
 /// The copier of one log. Used by one thread at a time.
