@@ -167,7 +167,8 @@ class Collector:
 
     def _connect(self) -> Connection:
         if self._connection is None:
-            # Until the daemon knows the connection, it would refuse a checkpoint of another thread because of it.
+            # The daemon refuses a checkpoint of a process with a connection that it does not know yet. So no other thread
+            # may make a checkpoint before HELLO.
             with checkpoint_lock:
                 connection = Connection()
                 connection.send(_protocol.HELLO)
@@ -176,7 +177,7 @@ class Collector:
                     connection.close()
                     raise OSError(reply[0].get("text") if reply else "it closed the connection")
             self._start_thread(connection)
-            # Last: an executor with a connection has a thread.
+            # Set this last: an executor with a connection must have a thread.
             self._connection = connection
         return self._connection
 
@@ -213,7 +214,7 @@ class Collector:
             # A child's own index counts from 0 in each fork. Only in the first fork does it equal the index of the call.
             flag = _protocol.FORK_NO_PAYLOAD if calls.start == 0 else 0
             timeout = self._options.timeout
-            # In the request 0 means no timeout, and the shortest is a millisecond.
+            # In the request, 0 means no timeout, and the shortest timeout is a millisecond.
             timeout_ms = 0 if timeout is None else max(round(timeout * 1000), 1)
             self._fork(batch.number, batch.seed, calls, flag, timeout_ms)
 

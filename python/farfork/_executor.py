@@ -67,7 +67,8 @@ class Executor(_Executor):
     ``strategy`` selects how memory is fetched, as ``farfork fork --strategy`` does: ``"cow"``, ``"prefetch"`` (the default)
     or ``"eager"``, optionally with ``cache`` and ``first`` after commas. A child may use ``memory`` bytes of memory, also
     given as text such as ``"512MiB"``, and ``cpus`` processors (0.5 is half of one). A child that needs more memory is
-    killed, and its call raises :class:`ChildDied`. It may have ``processes`` processes and threads; starting more fails.
+    killed, and its call raises :class:`ChildDied`. A child may have ``processes`` processes and threads; starting more
+    fails.
 
     ``net`` is the network of a child, as for ``farfork fork --net``: ``"private"``, ``"shared"`` with the other children of
     the same fork on the node, or ``"host"``, the node's own network. From a private network, a child can connect to the

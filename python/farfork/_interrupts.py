@@ -53,7 +53,7 @@ class HeldSignals:
             try:
                 signal.signal(number, handler)
                 del self._replaced[number]
-            except BaseException as error:  # Of a handler that was restored before.
+            except BaseException as error:  # A handler that is restored already may raise.
                 self._raised = error
 
     def drop(self) -> None:
@@ -98,7 +98,7 @@ class CallInterrupts:
 
     def __init__(self, channel_fd: int) -> None:
         self._channel_fd = channel_fd
-        #: The number of the latest call, of the running one (or 0), and of the latest interrupted one.
+        #: The numbers of the latest call, of the running call (or 0), and of the latest interrupted call.
         self._latest = self._running = self._interrupted = 0
         self._may_raise = False
         self._begun = threading.Event()

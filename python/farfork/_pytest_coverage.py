@@ -16,7 +16,7 @@ def dump_measured() -> bytes | None:
     if measuring is None:
         return None
     with warnings.catch_warnings():
-        # Warnings about modules that no test of this worker has imported.
+        # Ignore warnings about modules that no test of this worker has imported.
         warnings.simplefilter("ignore")
         data = measuring.get_data()
     measured = data.dumps()
@@ -44,7 +44,7 @@ class MeasuredCoverage:
         if measuring is None:
             return
         with warnings.catch_warnings():
-            # Warnings about modules that the program itself has not imported.
+            # Ignore warnings about modules that the program itself has not imported.
             warnings.simplefilter("ignore")
             data = measuring.get_data()
         for dumped in self._dumps:

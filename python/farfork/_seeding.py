@@ -13,8 +13,8 @@ from ._errors import CheckpointError
 #: A checkpoint fails while another thread opens and closes files, so it is tried this many times.
 _CHECKPOINTS_MAX = 5
 
-#: Time between two attempts, in seconds. Meanwhile, another thread may get the lock and close a connection that the daemon
-#: has closed.
+#: Time between two attempts, in seconds. In this time, another thread can get the lock and close a connection that the
+#: daemon has closed.
 _RETRY_INTERVAL_S = 0.02
 
 #: A seed that was not yet handed over to the executor's connection is dropped after this time, in seconds.
@@ -22,7 +22,7 @@ _HANDOVER_TTL_S = 60.0
 
 
 def make_seed() -> Seed | Child:
-    """Makes a checkpoint. Repeats it if another thread opens or closes files meanwhile, which rarely lasts."""
+    """Makes a checkpoint. Repeats a checkpoint that fails because another thread opens or closes files."""
     for attempt in range(_CHECKPOINTS_MAX):
         with checkpoint_lock:
             # While this thread waited for the lock, this process may have become a child of another thread's checkpoint.

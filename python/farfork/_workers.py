@@ -169,7 +169,7 @@ class WorkerPool:
         future: ChildFuture[Any] = ChildFuture(partial(self._host.cancel_task, number))
         task = TaskEntry(number, future, seed, kind, payload, self._options.retries)
         seed.calls_left += 1
-        # In this order: after an interrupt between the two, the call still ends.
+        # Queue the task first: if an interrupt ends this method before the task is stored, a worker still takes the call.
         seed.queue.append(task)
         self._tasks[number] = task
         return future

@@ -286,8 +286,7 @@ fn huge_pages_of_a_frozen_parent(cluster: &Cluster) {
     }
 }
 
-/// Treats all children as if their kernel had another vDSO. In a child of a child, the
-/// vDSO functions are redirected twice.
+/// Treats all children as if their kernel had another vDSO. A child of a child has its vDSO redirected twice.
 fn other_kernel_vdso() {
     let others = Cluster::start_with(2, &["--bridge-vdso"]);
     by_each_strategy(&others, "vdso");

@@ -1,5 +1,5 @@
 //! Changes of a volume's chain and of its writer. Each function changes the volume's record, which the catalog accepts or
-//! refuses as a whole. Pure.
+//! refuses as a whole. Does no I/O.
 //!
 //! Changes of the chain raise the epoch; the begin and the end of a term do not. Each function returns whether it has
 //! changed the record.

@@ -1,4 +1,4 @@
-//! The ring of a log: places records, and knows which bytes may be overwritten. Pure arithmetic.
+//! The ring of a log: places records, and knows which bytes may be overwritten. Does no I/O.
 
 use super::layout::file_offset;
 use crate::record::{HEADER_BYTES, PAGE_BYTES, RECORD_ALIGNMENT, RecordShape};

@@ -29,7 +29,7 @@ struct BaseFile {
     appender_count: u64,
     /// The file of the shared tree. None until `get` or `open_with` stores it.
     file: Option<Arc<File>>,
-    /// Some while the inode is open for passthrough.
+    /// `Some` while the inode is open for passthrough.
     passthrough: Option<PassthroughFiles>,
 }
 
@@ -50,7 +50,7 @@ impl BaseFiles {
         self.lock().entry(inode).or_default().open_count += 1;
     }
 
-    /// As `open`, for a file whose data may be gone from the shared tree by now.
+    /// Counts an open file, as `open` does. `data` is its file of the shared tree, which another client may have dropped.
     pub(super) fn open_with(&self, inode: InodeNumber, data: Arc<File>) {
         let mut files = self.lock();
         let base = files.entry(inode).or_default();

@@ -229,7 +229,7 @@ impl SupervisedProcess {
     }
 }
 
-/// Returns the least time between two starts. It doubles with each failure after the first.
+/// Returns the minimum time between two starts. The time doubles with each failure after the first.
 fn restart_interval(failures: u32) -> Duration {
     let doublings = failures.saturating_sub(1).min(16);
     RESTART_INTERVAL_MIN.saturating_mul(1 << doublings).min(RESTART_INTERVAL_MAX)

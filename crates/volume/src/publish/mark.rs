@@ -12,7 +12,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use crate::log::LogPoint;
 use crate::record::InodeNumber;
 
-/// A slot is a page, so that a torn write damages one slot only.
+/// Size of a slot: a page, so that a torn write damages only one slot.
 const SLOT_BYTES: u64 = 4096;
 const MAGIC: [u8; 8] = *b"ffvolpub";
 

@@ -144,7 +144,7 @@ pub(super) fn load_tree(shared: &SharedTree) -> io::Result<LoadedTree> {
     Ok(LoadedTree { inodes, foreign })
 }
 
-/// Reads an unlinked inode. Returns the path instead if the file has the name of an inode, but is none.
+/// Reads an unlinked inode. Returns the path instead if the file has the name of an inode, but is no inode of the volume.
 fn load_unlinked(shared: &SharedTree, number: InodeNumber) -> io::Result<Result<Inode, String>> {
     let load = |directory: &OwnedFd, folder: &str, name: String| match load_inode(directory, name.as_bytes()) {
         Err(error) if error.kind() == io::ErrorKind::InvalidData => Ok(Err(format!("{folder}/{name}"))),

@@ -348,7 +348,8 @@ fn start_session(
     Ok(ClientSession { volume, number, sender: sender.clone() })
 }
 
-/// Published marks of the logs on this node, by client number: of all known clients, and at least up to `number`.
+/// Returns the published marks of the logs on this node, by client number. The list has all clients of the record, and
+/// also the client `number` if the record does not have it yet.
 fn published_marks(state: &ReplicaState, number: u16) -> Vec<PublishedMark> {
     let clients = state.record.clients.len() as u16;
     let mark_of = |client| state.logs.get(&client).map_or(PublishedMark::start_of(client), |log| log.chain.published());

@@ -30,8 +30,8 @@ const OPEN_INTERVAL: Duration = Duration::from_secs(1);
 /// Interval between two reads of the catalog, which another node may have changed.
 const CATALOG_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Longest wait for one reply. The called process may have restarted at another address, or may itself wait for another
-/// node.
+/// Longest wait for one reply. It is short because the called process may have restarted at another address, or may
+/// itself wait for another node.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The shared part of an offload process.
@@ -247,7 +247,7 @@ impl OffloadNode {
         Ok(())
     }
 
-    /// Whether this node has to have a replica of a volume.
+    /// Whether this node should have a replica of a volume.
     fn has_replica(&self, record: &VolumeRecord) -> bool {
         record.state == VolumeState::Ready && record.replicas.contains(&self.name)
     }
@@ -354,7 +354,7 @@ impl ReplicatedVolume {
     }
 
     /// Leaves the chain after a reboot with `--durability memory`: a log may lack acknowledged records, which the other
-    /// replicas have. The last live replica stays, because it has no other one to copy from.
+    /// replicas have. The last live replica stays, because there is no other replica to copy.
     fn leave_after_restart(&self) -> Result<(), ReplicaError> {
         if self.read_record()?.durability == Durability::Memory {
             self.leave_chain()?;

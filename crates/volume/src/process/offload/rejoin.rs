@@ -231,7 +231,7 @@ fn rejoin(volume: &Arc<ReplicatedVolume>) -> Result<u64, RejoinError> {
     if finished.chain.contains(own_name) { Ok(finished.epoch) } else { Err(RejoinError::ChainChanged) }
 }
 
-/// Resets the logs: their records do not count until the predecessors announce them again.
+/// Resets the logs: their records do not count until the predecessors announce the logs again.
 fn forget_logs(volume: &ReplicatedVolume) {
     let mut state = volume.lock();
     state.is_catching_up = true;

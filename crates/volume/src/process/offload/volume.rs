@@ -206,7 +206,7 @@ impl LogProgress {
     }
 
     /// Whether a thread waits until the log is published further. False while the file system of a later node is full,
-    /// because haste does not help.
+    /// because that node publishes nothing.
     pub(super) fn is_urgent(&self) -> bool {
         self.chain.published_everywhere() < self.urgent_end && !self.later_space.is_full()
     }

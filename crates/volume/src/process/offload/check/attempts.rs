@@ -1,4 +1,4 @@
-//! Repeats the comparison of a check when the chain has changed during it. Pure.
+//! Repeats the comparison of a check when the chain has changed during it. The caller provides the comparison.
 
 use farfork_cluster::catalog::VolumeName;
 use farfork_wire::NodeName;
