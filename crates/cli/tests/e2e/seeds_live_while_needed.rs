@@ -80,8 +80,8 @@ fn by_starts() {
     assert_eq!(cluster.stop(), Vec::<String>::new());
 }
 
-/// Returns whether the lease was renewed and the child gave the right answer. The result is `false`
-/// only on a slow machine.
+/// Returns whether the lease was renewed and the child gave the right answer. The result is `false` only on a slow
+/// machine.
 fn renewed_while_started(cluster: &Cluster, parent: &Parent) -> bool {
     let seed = Seed::prepare_with(cluster.first(), parent, &["--ttl", TTL]);
     let pager = pidfd::open(cluster.pager_pid(1)).expect("it lives");
