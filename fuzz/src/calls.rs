@@ -1,8 +1,8 @@
-//! Builds streams of RPC frames from a fuzzer's input. It computes the checksums, which a fuzzer could hardly guess.
+//! Builds streams of RPC frames from a fuzzer's input, with computed checksums, which a fuzzer could hardly guess.
 //!
 //! ```text
-//!   piece: op u8 │ length u16 │ bytes      op 0: raw; 255: the connection ends, the next one begins; else a frame:
-//!                                          flags u8 │ slot u8 │ code u8 │ id u8 │ behind u8 │ remaining u8 │ payload
+//!   piece: op u8 │ length u16 │ bytes   op 0: raw; 255: the connection ends, the next one begins; else a frame:
+//!                                       flags u8 │ slot u8 │ code u8 │ id u8 │ behind u8 │ remaining u8 │ payload
 //! ```
 
 use farfork_wire::rpc::{HEAD_CRC_PAYLOAD_BYTES_MAX, REPLY_HEAD_BYTES, REQUEST_HEAD_BYTES};
@@ -49,7 +49,7 @@ pub fn append_frame(stream: &mut Vec<u8>, speaker: Speaker, kind: u8, piece: &[u
     let mut frame = vec![0; head_bytes];
     frame[4] = kind;
     frame[5] = *flags;
-    // Including slots beyond all sessions.
+    // Include slots that no session can have.
     let slot = if *slot < 250 { u16::from(*slot) } else { u16::from(*slot) * 5 };
     frame[6..8].copy_from_slice(&slot.to_le_bytes());
     frame[8..12].copy_from_slice(&(payload.len() as u32).to_le_bytes());

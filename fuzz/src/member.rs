@@ -15,7 +15,8 @@ pub struct Member {
     pub directory: TrustDirectory,
     /// The credentials in `directory`, loaded for connections.
     pub credentials: Credentials,
-    /// Inside the temporary directory that `cargo xtask fuzz` creates and removes, because a static is never dropped.
+    /// The directory of the files. It is inside a directory that `cargo xtask fuzz` removes, because a static is never
+    /// dropped.
     _scratch: tempfile::TempDir,
 }
 

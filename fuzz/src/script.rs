@@ -41,7 +41,7 @@ pub fn append_frame(stream: &mut Vec<u8>, kind: u8, piece: &[u8]) {
     stream.extend_from_slice(body);
 }
 
-/// Maps a byte to a number: a small one, or one of the largest.
+/// Maps a byte to a small number, or to one of the largest numbers.
 pub(crate) fn wide(byte: u8) -> u64 {
     if byte < 250 { u64::from(byte) } else { u64::MAX - u64::from(255 - byte) }
 }

@@ -32,8 +32,8 @@ impl Default for Stage {
 }
 
 impl Stage {
-    /// Sends all bytes, as far as the other side accepts them, and discards the replies, until nothing happens any more or
-    /// the other side ends the stream.
+    /// Sends as many bytes as the other side accepts, and discards the replies. Returns when the other side has ended the
+    /// stream, when the world has no more events, or after two seconds of simulated time.
     pub fn talk(&self, stream: &mut dyn Stream, bytes: &[u8]) {
         let (mut rest, mut sink) = (bytes, [0; 4096]);
         let until = self.world.now() + Duration::from_secs(2);
@@ -59,7 +59,7 @@ pub fn key() -> Arc<SeedKey> {
     Arc::new(SeedKey { seed, token: Token::from_bytes([7; 16]) })
 }
 
-/// Two extents of memory. Each byte is its offset until it is written.
+/// Two consecutive extents of memory. A byte that was not written is the lowest byte of its position in this memory.
 pub struct Memory(Mutex<Vec<u8>>);
 
 /// Length of each extent, in bytes.

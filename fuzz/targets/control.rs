@@ -9,7 +9,7 @@ use farfork_node::decoders;
 use farfork_wire::NodeName;
 use libfuzzer_sys::fuzz_target;
 
-/// Interval between two messages. Some members are silent for long enough by then.
+/// Simulated time between two messages.
 const INTERVAL: Duration = Duration::from_secs(4);
 
 fuzz_target!(|input: &[u8]| {
@@ -22,8 +22,8 @@ fuzz_target!(|input: &[u8]| {
     }
 });
 
-/// The input: the length of the first answer (u16), that answer, and another one, which the first member may also send as a
-/// heartbeat.
+/// The input: the length of the first answer (u16), the first answer, and a second one. The first member of each answer
+/// also sends a heartbeat.
 fn members(input: &[u8]) {
     let Some((length, rest)) = input.split_first_chunk() else { return };
     let (first, second) = rest.split_at(rest.len().min(usize::from(u16::from_le_bytes(*length))));
@@ -57,7 +57,7 @@ fn myself() -> Member {
     }
 }
 
-/// The input: how long the child waited before its start, in milliseconds, and its outcome.
+/// The input: the time for which the child waited before its start, in milliseconds, and the child's outcome.
 fn outcome(input: &[u8]) {
     let Some((wait, bytes)) = input.split_first_chunk() else { return };
     let _ = decoders::decode_outcome(bytes, Duration::from_millis(u64::from_le_bytes(*wait)));

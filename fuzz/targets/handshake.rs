@@ -8,7 +8,7 @@ use farfork_fuzz::member::MEMBER;
 use farfork_trust::AuthenticatedStream;
 use libfuzzer_sys::fuzz_target;
 
-/// Limit on turns until all input is read: each piece has at least one byte.
+/// Maximum number of turns until all input is read. Each piece has at least one byte.
 const TURNS_MAX: usize = 1 << 17;
 
 /// A pipe whose other end has sent all its input, and then closes. Bytes sent to it are discarded.
@@ -53,7 +53,7 @@ fuzz_target!(|input: &[u8]| {
     let mut into = [0; 512];
     let ended = (0..TURNS_MAX).any(|_| match session.receive(&mut [IoSliceMut::new(&mut into)]) {
         Ok(None) => false,
-        Ok(Some(count)) => panic!("{count} bytes came from a stranger"),
+        Ok(Some(count)) => panic!("{count} bytes were accepted from a peer without a certificate"),
         Err(_) => true,
     });
     assert!(ended && !session.is_open() && session.peer().is_none());

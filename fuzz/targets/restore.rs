@@ -1,5 +1,5 @@
-//! Inputs of the restoring node: the stub's reports, whose details refer to the descriptor, and the descriptor itself, from
-//! which a memory plan is made. No report panics with any descriptor, and each valid descriptor gives a valid plan.
+//! Inputs of the restoring node: the reports of a stub, which refer to parts of the descriptor, and the descriptor, from
+//! which the node makes a memory plan. No report panics with any descriptor. Each valid descriptor gives a valid plan.
 #![no_main]
 
 use farfork_fork::pager::{MemoryPlan, decoders};

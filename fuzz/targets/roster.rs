@@ -40,7 +40,7 @@ fuzz_target!(|input: &[u8]| {
     let _ = Roster::decode_trusted(input);
     assert!(ours.verify_successor(&bytes).is_err(), "it has no signature");
     assert!(Roster::verify_pinned(&bytes, authority.fingerprint()).is_err(), "it has no signature");
-    // The checks after a valid signature of the authority.
+    // Check a roster with a valid signature of the authority.
     let Ok(theirs) = Roster::decode_trusted(&bytes) else { return };
     let name = NodeName::new("n1").expect("a name");
     let identity = Identity { cluster: theirs.cluster().clone(), role: Role::Node, name };

@@ -12,7 +12,7 @@ use farfork_rpc::{Client, OutgoingRequest, RequestPayload, SessionId};
 use farfork_wire::rpc::VersionRange;
 use libfuzzer_sys::fuzz_target;
 
-/// How long the client waits for an answer: the time of a few silent connections.
+/// Deadline of each request: time for a few connections that do not answer.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(20);
 
 const REQUESTS: usize = 6;

@@ -17,7 +17,7 @@ const ECHO: u32 = 1;
 const LONG: u32 = 2;
 const LATER: u32 = 3;
 
-/// Limit on connections of the malicious peer per run.
+/// Maximum number of connections of the malicious peer in a run.
 const CONNECTIONS_MAX: usize = 8;
 
 fuzz_target!(|input: &[u8]| {

@@ -1,5 +1,5 @@
-//! Compressed log data of a predecessor: lists of chunks, and their bytes. No bytes panic, an accepted list stays inside the announced
-//! range and encodes to the same bytes, and compressed data expands to the same.
+//! Compressed log data that a replica gets from its predecessor: lists of chunks, and the chunks' bytes. No bytes panic. An
+//! accepted list stays inside the announced range and encodes to the same bytes. Compressed data expands to the original.
 #![no_main]
 
 use farfork_volume::chain::{
@@ -29,8 +29,8 @@ fn decode_list(bytes: &[u8]) {
     for CompressedChunk { position, log_bytes, compressed_bytes } in chunks {
         assert!(next <= position && compressed_bytes < log_bytes && log_bytes as usize <= CHUNK_BYTES_MAX);
         next = position + u64::from(log_bytes);
-        assert!(next <= end && next - start <= RING_BYTES, "inside the announced range");
-        assert!(position % RING_BYTES + u64::from(log_bytes) <= RING_BYTES, "contiguous in the ring");
+        assert!(next <= end && next - start <= RING_BYTES, "a chunk is outside of the announced range");
+        assert!(position % RING_BYTES + u64::from(log_bytes) <= RING_BYTES, "a chunk is not contiguous in the ring");
     }
 }
 

@@ -41,7 +41,7 @@ fn decode_and_encode(body: &[u8]) {
         let again = decode_body(&encode_body(&decoded.effects), data_bytes);
         assert_eq!(again.as_ref(), Ok(&decoded));
         let writes = decoded.effects.iter().filter(|effect| matches!(effect, RecordEffect::WriteData { .. }));
-        assert!(writes.count() <= 1, "a record has one write at most");
+        assert!(writes.count() <= 1, "a record has more than one write");
     }
 }
 
@@ -49,6 +49,6 @@ fn replay(bytes: &[u8]) {
     let log = InputLog(bytes);
     let mut replay = LogReplay::new(RING_BYTES, LogPoint::START, 0);
     while replay.read_record(&log).is_ok() {
-        assert!(replay.next_point().position <= RING_BYTES, "one lap at most");
+        assert!(replay.next_point().position <= RING_BYTES, "replay has read more than the ring");
     }
 }

@@ -6,7 +6,7 @@ use farfork_fork::pager::{SharedWorkingSet, decoders};
 use farfork_wire::descriptor::ExtentId;
 use libfuzzer_sys::fuzz_target;
 
-/// The pages of the seed: as many as a set may have, and more.
+/// The pages of the seed: more than a working set may have.
 const EXTENTS: u32 = 3;
 const PAGES: u64 = 1 << 16;
 
@@ -39,7 +39,7 @@ fn learn(mut input: &[u8]) {
 fn check(working_set: &SharedWorkingSet) {
     let mut served = vec![0; working_set.encoded_bytes().len() + 64];
     working_set.read(0, &mut served);
-    assert!(working_set.page_count() <= decoders::SET_PAGES_MAX, "a set has its bounds");
+    assert!(working_set.page_count() <= decoders::SET_PAGES_MAX, "the set exceeds its limit");
     assert_eq!(
         decoders::count_set_pages(&served),
         working_set.page_count(),

@@ -10,18 +10,18 @@ from ._executor import Executor
 
 
 def is_child() -> bool:
-    """Whether this process is a child, which cannot fork children. A copied thread of the program stands still."""
+    """Whether this process is a child, which cannot fork children. Does not return in a copied thread of the program."""
     stand_still_if_copied()
     return _connection.child_id is not None
 
 
 class BackendExecutor(Executor):
-    """An executor for the calls of one job, whose workers are forked with its first call.
+    """An executor for the calls of one job. The first call forks the workers.
 
     Later calls are pickled by cloudpickle if the standard library cannot pickle them: jobs of these libraries have
-    lambdas and local functions. They never fork new workers, because a thread that completes other calls may submit
-    them. A fork at that moment would capture the program's own thread in the middle of its code, and each child would
-    continue that code.
+    lambdas and local functions. A later call never forks new workers, because the thread that completes other calls may
+    submit it. A fork at that moment would capture the program's own thread in the middle of its code, and each child
+    would continue that code.
     """
 
     def __init__(self, cloudpickle: Any, **options: Any) -> None:

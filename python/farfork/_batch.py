@@ -42,7 +42,7 @@ class Batch:
 
     @property
     def is_over(self) -> bool:
-        """Whether all calls were forked and have ended."""
+        """Whether each call has ended, or was cancelled before its child was requested."""
         return self.next_index == len(self.futures) and not self.living
 
     def handle_started(self, message: Message) -> bool:

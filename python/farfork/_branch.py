@@ -21,8 +21,8 @@ _OPTIONS = {"strategy", "memory", "cpus", "processes", "net", "egress", "untrust
 
 
 def branch(node: str | None = None, **options: Any) -> Branch:
-    """Forks this process onto ``node``, or onto the node with the fewest children, and returns the child, which runs
-    cells of code.
+    """Forks this process onto ``node``; by default, onto the node with the fewest children. Returns the child, which
+    runs cells of code.
 
     ``options`` are ``strategy``, ``memory``, ``cpus``, ``processes``, ``net``, ``egress``, ``untrusted`` and
     ``user_namespace`` of :class:`Executor`. Raises :class:`CheckpointError` and :class:`ChildNotStarted`.
@@ -45,8 +45,8 @@ def branch(node: str | None = None, **options: Any) -> Branch:
 class Branch:
     """A child of this process that runs cells.
 
-    In IPython and Jupyter it has everything that the shell has: variables, ``In`` and ``Out``, imported modules, magics.
-    Elsewhere its cells run in ``__main__``. The program does not see changes in the branch, and the branch does not see
+    In IPython and Jupyter, cells use the branch's copy of the shell: variables, ``In`` and ``Out``, imported modules,
+    magics. Elsewhere, cells run in ``__main__``. The program does not see changes in the branch, and the branch does not see
     changes in the program.
     """
 
@@ -106,8 +106,8 @@ class Branch:
         return f"<Branch {self.child}{', closed' if self._is_closed else ''}>"
 
     def _call(self, call: Callable[[], T]) -> tuple[T, KeyboardInterrupt | None]:
-        """Runs a call in the branch. Returns its result, and the program's interrupt if the call returned normally
-        despite it.
+        """Runs a call in the branch. Returns the call's result. Also returns the program's interrupt, if there was one and
+        the call nevertheless returned normally.
         """
         if self._is_closed or not self._executor.has_workers:
             raise BranchClosed(self.child)

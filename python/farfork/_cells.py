@@ -65,7 +65,8 @@ class BranchNotBegun(Exception):
 
 def _shell_runner(shell: Any) -> CellRunner:
     shown = _ShownTracebacks(shell)
-    # Number the branch's cells after the cell that made the branch: it still runs, so the shell has not counted it yet.
+    # Number the branch's cells after the cell that made the branch. The shell has not counted that cell yet, because it
+    # still runs.
     shell.execution_count = max(shell.execution_count, len(shell.history_manager.input_hist_raw))
 
     def run_cell(code: str) -> tuple[BaseException, str] | None:
@@ -80,7 +81,9 @@ def _shell_runner(shell: Any) -> CellRunner:
 
 
 class _ShownTracebacks:
-    """The tracebacks that the shell shows. The program raises the error of a cell; others, as of ``%run``, are printed."""
+    """Receives the tracebacks that the shell would show. The traceback of a cell's error is sent to the program. Others,
+    such as those of ``%run``, are printed.
+    """
 
     def __init__(self, shell: Any) -> None:
         self._shell = shell

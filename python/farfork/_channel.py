@@ -17,8 +17,8 @@ from typing import Any, Iterator, NamedTuple, Sequence
 #: the failure of its initializer, output, a record of :mod:`logging`, or a display.
 CALL_OF_SEED, PICKLED_CALL, OUTCOME, INITIALIZER_FAILED, OUTPUT, LOG_RECORD, INTERRUPT, DISPLAY = 1, 2, 3, 4, 5, 6, 7, 8
 
-#: Kind, number of buffers, number of the task, bytes of the pickle. The lengths of the buffers follow, then the pickle, then
-#: the buffers.
+#: Kind, number of buffers, number of the task (of the stream, if the kind is OUTPUT), bytes of the pickle. The lengths of
+#: the buffers follow, then the pickle, then the buffers.
 _HEADER = struct.Struct("<IIQQ")
 _LENGTH = struct.Struct("<Q")
 

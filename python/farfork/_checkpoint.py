@@ -21,8 +21,8 @@ from ._parent_id import KeptParentId
 from ._protocol import Message
 from ._reseed import Reseeding
 
-#: Allows one checkpoint at a time: another thread's connection to the daemon could not be captured. In a child, the
-#: thread that holds the lock continues as in the parent, and releases it.
+#: Held during a checkpoint, and while another thread of this package opens or closes files: a capture fails if the open
+#: files change. In a child, the thread that holds the lock continues as in the parent, and releases the lock.
 checkpoint_lock = threading.RLock()
 
 
@@ -117,11 +117,12 @@ def checkpoint(name: str | None = None, ttl: float | None = None) -> Union[Seed,
     """Makes a seed of this process, and returns many times: in this process a :class:`Seed`, and in each child that is
     forked from the seed a :class:`Child`.
 
-    Commands accept ``name`` instead of the id. The seed is dropped after ``ttl`` seconds, or with the daemon.
+    Commands accept ``name`` instead of the id. ``ttl`` is the seed's time to live in seconds, which each fork renews. The
+    seed also ends with the daemon.
 
     In a child all threads continue, as in this process. Functions registered with :func:`os.register_at_fork` run. The
-    generators of ``random``, NumPy and OpenSSL are reseeded. The garbage collector ignores objects that existed before
-    (:func:`gc.freeze`), because traversing them would fetch all memory.
+    generators of ``random``, NumPy and OpenSSL are reseeded. The garbage collector ignores objects that existed before the
+    checkpoint (:func:`gc.freeze`), because traversing them would fetch all memory.
 
     Raises :class:`CheckpointError` if no seed can be made, for example because this process uses io_uring, and
     :class:`DaemonNotFound` if there is no daemon.
@@ -132,7 +133,9 @@ def checkpoint(name: str | None = None, ttl: float | None = None) -> Union[Seed,
 def begin_children(
     begin_child: Callable[[], object], name: str | None = None, ttl: float | None = None
 ) -> Union[Seed, Child]:
-    """Like :func:`checkpoint`. Each child first calls ``begin_child``, when other threads cannot know yet that it is one."""
+    """Like :func:`checkpoint`. Each child first calls ``begin_child``, before ``_connection.child_id`` shows other threads
+    that this process is a child.
+    """
     ttl_ms = 0 if ttl is None else max(1, round(ttl * 1000))
     signals = HeldSignals()
     with checkpoint_lock:
@@ -184,7 +187,7 @@ def _request_checkpoint(
         raise CheckpointError(f"the node's daemon: {error}") from None
     finally:
         if answer is None or answer[0].kind != _protocol.CHILD:
-            # In a child, this thread was never pinned.
+            # In a child, this thread may already run on all CPUs.
             _processor.unpin_thread(pinned_thread)
             if not was_frozen:
                 gc.unfreeze()

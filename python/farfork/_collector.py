@@ -44,8 +44,9 @@ class Collector:
 
     def _reset(self) -> None:
         """Sets the initial state: not connected, without calls."""
-        #: Held during a checkpoint. In a child it is never released, because the thread stops there. ``with`` uses the lock,
-        #: not the condition: an exception of a signal handler would leave the condition locked.
+        #: Held during a checkpoint of this executor. In a child, the lock is never released, because the thread that holds
+        #: it runs calls until the child ends. ``with`` uses the lock, not the condition: an exception of a signal handler
+        #: would leave the condition locked.
         self.lock = threading.RLock()
         self._changed = threading.Condition(self.lock)
         self._connection: Connection | None = None
@@ -56,7 +57,7 @@ class Collector:
         self._batches: dict[int, Batch] = {}
         self._pool = WorkerPool(self, self._options)
 
-    # ---- calls; the lock is held
+    # ---- calls; callers of `queue_pickled`, `start_workers` and `start_batch` hold the lock
 
     def require_open(self) -> None:
         """Raises :class:`RuntimeError` after a shutdown. The lock is needed only by a caller that then adds calls."""
@@ -86,8 +87,8 @@ class Collector:
         """Queues the calls for which a seed was made."""
         seed = WorkerSeed(next(self._numbers), seed_id, state)
         try:
-            # A request for no children: the seed ends with the connection, even if no worker can be forked before others
-            # end.
+            # A request for no children binds the seed to the connection. Its workers may be requested later, because workers
+            # of older seeds must end first.
             self._fork(seed.batch, seed.id, range(0), 0)
         except OSError as error:
             raise _connection_lost(error) from None
@@ -97,7 +98,7 @@ class Collector:
         return futures
 
     def start_batch(self, seed_id: str, calls_count: int) -> list[ChildFuture[Any]]:
-        """Starts a child for each call for which a seed was made."""
+        """Requests a child for each call for which a seed was made, as far as the limit permits now."""
         number = next(self._numbers)
         futures: list[ChildFuture[Any]] = [
             ChildFuture(partial(self._cancel_call, number, index)) for index in range(calls_count)
@@ -166,7 +167,8 @@ class Collector:
 
     def _connect(self) -> Connection:
         if self._connection is None:
-            # Until the daemon knows the connection, it would refuse a checkpoint of another thread because of it.
+            # The daemon refuses a checkpoint of a process with a connection that it does not know yet. So no other thread
+            # may make a checkpoint before HELLO.
             with checkpoint_lock:
                 connection = Connection()
                 connection.send(_protocol.HELLO)
@@ -175,7 +177,7 @@ class Collector:
                     connection.close()
                     raise OSError(reply[0].get("text") if reply else "it closed the connection")
             self._start_thread(connection)
-            # Last: an executor with a connection has a thread.
+            # Set this last: an executor with a connection must have a thread.
             self._connection = connection
         return self._connection
 
@@ -196,8 +198,8 @@ class Collector:
             raise
 
     def _wake_thread(self) -> None:
-        """Wakes the thread. Only it sends to workers: a signal handler's exception could split the data that another thread
-        sends.
+        """Wakes the thread. Only this thread sends to workers: in another thread, a signal handler's exception could end a
+        send in the middle of a frame.
         """
         if self._wake is not None:
             self._wake.wake()
@@ -212,14 +214,15 @@ class Collector:
             # A child's own index counts from 0 in each fork. Only in the first fork does it equal the index of the call.
             flag = _protocol.FORK_NO_PAYLOAD if calls.start == 0 else 0
             timeout = self._options.timeout
-            # In the request 0 means no timeout, and the shortest is a millisecond.
+            # In the request, 0 means no timeout, and the shortest timeout is a millisecond.
             timeout_ms = 0 if timeout is None else max(round(timeout * 1000), 1)
             self._fork(batch.number, batch.seed, calls, flag, timeout_ms)
 
     def _fork(self, batch: int, seed: str, children: range, flag: int, timeout_ms: int = 0) -> None:
         fields = {**self._options.fork_fields, "flags": self._options.fork_fields["flags"] | flag}
         if nodes := self._options.nodes:
-            # A request starts at its first node. This one continues after the last node used.
+            # The daemon starts at the first node of a request. Rotate the nodes, so that it continues after the last used
+            # one.
             turn = self._forked_count % len(nodes)
             fields["nodes"] = ",".join(nodes[turn:] + nodes[:turn])
         self._forked_count += len(children)
@@ -256,7 +259,7 @@ class Collector:
                 self._pool.cancel(number)
                 self._wake_thread()
             except OSError:
-                pass  # The thread detects it.
+                pass  # The thread detects that the daemon has ended.
 
     def _cancel_call(self, number: int, index: int) -> None:
         """Handles the cancellation of a call of a batch."""
@@ -269,7 +272,7 @@ class Collector:
                     self._connect().send(_protocol.KILL, batch=number, index=index)
                 self._schedule()
             except OSError:
-                pass  # The thread detects it.
+                pass  # The thread detects that the daemon has ended.
 
     def _schedule(self) -> None:
         """Forks as many children as the limit permits, and removes batches that have ended."""
@@ -282,7 +285,7 @@ class Collector:
             try:
                 self._pool.schedule()
             except OSError:
-                pass  # The thread detects it.
+                pass  # The thread detects that the daemon has ended.
         self._end_if_idle()
         self._changed.notify_all()
 
@@ -314,9 +317,10 @@ class Collector:
         ready = self._poller.poll(timeout_ms)
         completions: list[Completion] = []
         is_connected = True
-        # A capture requires that the open files do not change, so none is received or closed meanwhile.
+        # checkpoint_lock prevents a capture, which requires that the open files do not change: this block receives and
+        # closes descriptors.
         with self.lock, checkpoint_lock:
-            # In a worker, all calls belong to the program.
+            # In a worker, this thread is a copy, and the calls belong to the program.
             refuse_copied_thread()
             assert self._wake is not None
             for fd, _ in ready:

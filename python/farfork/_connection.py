@@ -49,14 +49,14 @@ _ANCILLARY_BYTES_MAX = socket.CMSG_LEN(_protocol.FDS_MAX * _DESCRIPTOR.size)
 
 
 def require_no_child() -> None:
-    """Raises :class:`DaemonNotFound` in a child, or :class:`CopiedThread`."""
+    """Raises an exception in a child: :class:`CopiedThread` in a copied thread, :class:`DaemonNotFound` in any other."""
     if child_id is not None:
         refuse_copied_thread()
         raise DaemonNotFound(f"child {child_id}: a child cannot be forked further; its parent can, once more")
 
 
 class Connection:
-    """Requests and replies, each a whole message. Different threads may send and receive."""
+    """Requests and replies, each a whole message. One thread may send while another one receives."""
 
     def __init__(self) -> None:
         require_no_child()
@@ -77,7 +77,7 @@ class Connection:
         self._socket.send(_protocol.encode(kind, self._inode, **fields))
 
     def receive(self, limit_s: float | None = ANSWER_S_MAX) -> tuple[Message, list[int]] | None:
-        """Waits for a reply and its descriptors; ``None`` at the end.
+        """Waits for a reply and its descriptors; ``None`` at the end of the connection.
 
         After a checkpoint request, the parent and each child return from the same recvmsg(2) call.
         """
@@ -106,8 +106,7 @@ class Connection:
 
 def read_all(fd: int) -> bytes:
     """Reads all of a regular file that was sent with a message, and closes it."""
-    # Most files have a few bytes. A file object would make a child write to more pages than everything else that it
-    # does here.
+    # Most files have a few bytes. Read these without a file object, for which a child would write to further pages.
     try:
         first_bytes = os.read(fd, _SMALL_BYTES)
     except OSError:

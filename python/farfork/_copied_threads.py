@@ -17,8 +17,8 @@ from weakref import WeakSet
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: In a worker: the thread that runs its calls, and the threads that were started by threads that are not copied. ``None``
-#: in other processes.
+#: In a worker: the thread that runs its calls, and all threads that this thread or its descendants have started. ``None`` in
+#: other processes.
 _own_threads: WeakSet[threading.Thread] | None = None
 
 
@@ -42,11 +42,11 @@ def begin_worker() -> None:
 
 
 def is_copied() -> bool:
-    """Whether this is a copied thread in a worker, or a thread that one has started."""
+    """Whether this is a copied thread in a worker, or was started by a copied thread."""
     if _own_threads is None:
         return False
     thread = threading.current_thread()
-    # It is not known which thread has started one that Python has not.
+    # It is unknown which thread has started a thread without Python. Treat such a thread as not copied.
     return thread not in _own_threads and not isinstance(thread, threading._DummyThread)
 
 

@@ -63,7 +63,7 @@ class NameCheck:
 
 
 def _main_definitions() -> list[tuple[str, Any]]:
-    """Identifies the functions, classes and other callables of ``__main__``, without keeping data alive."""
+    """Identifies the functions, classes and other callables of ``__main__``. Keeps these alive, but no other variables."""
     found: list[tuple[str, Any]] = []
     for name, value in list(vars(sys.modules["__main__"]).items()):
         if isinstance(value, FunctionType):

@@ -20,7 +20,9 @@ class Display(dict[str, Any]):
 
 
 def forward_displays(shell: Any, send: Callable[[Display], None]) -> None:
-    """In a worker: sends what IPython's shell displays, including the value at the end of a cell."""
+    """In a worker: sends what IPython's shell displays, including the value at the end of a cell. Makes the shell print
+    tracebacks and pages.
+    """
     hooks: Any = importlib.import_module("IPython.core.displayhook")
     publishers: Any = importlib.import_module("IPython.core.displaypub")
 

@@ -12,7 +12,7 @@ class Error(Exception):
 
 
 class DaemonNotFound(Error):
-    """No daemon listens, or this process may not connect to it."""
+    """No daemon listens, or this process cannot connect to it, for example because this process is a child."""
 
 
 class CheckpointError(Error):
@@ -72,7 +72,7 @@ class ChildDied(Error):
 
 
 class BranchClosed(Error):
-    """A cell was submitted to a branch that has ended."""
+    """The branch has ended, or another thread has closed it during a call."""
 
     def __init__(self, child: str) -> None:
         super().__init__(child)
@@ -88,8 +88,8 @@ class ChildTimeout(ChildDied, FutureTimeoutError):
 
 
 class InitializerFailed(Error, BrokenExecutor):
-    """The initializer of an executor raised in a worker. The executor takes no more calls. The ``__cause__`` is that
-    exception.
+    """The initializer of an executor raised an exception in a worker, which is the ``__cause__``. The executor takes no more
+    calls.
     """
 
     def __init__(self, child: str) -> None:

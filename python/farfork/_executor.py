@@ -33,11 +33,11 @@ from ._shared import SharedObjects
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: Default limit on simultaneous children if each call has its own. They keep some machines busy, and fit their memory: each
-#: child takes memory for the pages that it writes.
+#: Default limit on simultaneous children if each call has its own child. The limit keeps several machines busy. It also
+#: bounds their memory use: each child takes memory for the pages that it writes.
 FRESH_CHILDREN_MAX = 256
 
-#: Chunks per worker if the executor chooses their size. Several chunks balance those that take longer than others.
+#: Chunks per worker if the executor chooses their size. With several chunks, a worker with quick chunks runs more of them.
 _CHUNKS_PER_WORKER = 4
 
 
@@ -49,28 +49,31 @@ class Executor(_Executor):
     ``initializer(*initargs)`` first.
 
     The calls for which workers are forked are not pickled, whatever they are: workers have this process's memory. Later
-    calls are pickled for the existing workers. If a call cannot be pickled, is larger than 16 MiB, or is of a function that
-    was defined since, new workers are forked from the current state. A worker keeps what its calls leave in its memory, and
-    does not see later changes in this process. Objects in ``shared`` are not pickled: workers have them in memory, so this
-    process must not change them. With ``reuse_workers=False``, each call has its own child, forked from the state at its
-    submission.
+    calls are pickled for the existing workers. If a call cannot be pickled, is larger than 16 MiB, or uses a function or
+    class that was defined or changed after the fork, new workers are forked from the current state. A worker keeps what its
+    calls leave in its memory, and does not see later changes in this process. Objects in ``shared`` are not pickled: workers
+    have them in memory, so this process must not change them. With ``reuse_workers=False``, each call has its own child,
+    forked from the state at the call's submission, and ``max_workers`` is 256 by default.
 
     ``nodes`` are names of nodes, over which the children are distributed in turn. By default the nodes with the fewest
     children are used first. A child whose call runs for longer than ``timeout`` seconds is killed, and the call's future
     raises :class:`ChildTimeout`. A call whose worker died is repeated up to ``retries`` times.
 
     The output of workers is printed here with the worker's name before each line (``output="tagged"``), printed unchanged
-    (``"plain"``), or only written to the children's logs (``"log"``, and without ``reuse_workers``). Their log records are
-    handled by this process's loggers, or likewise.
+    (``"plain"``), or only written to the children's logs (``"log"``, and without ``reuse_workers``). Records of
+    :mod:`logging` are handled by this process's loggers. If output is only in the children's logs, the children's own
+    loggers handle them.
 
     ``strategy`` selects how memory is fetched, as ``farfork fork --strategy`` does: ``"cow"``, ``"prefetch"`` (the default)
-    or ``"eager"``, optionally with ``cache`` and ``first`` after commas. A child may use ``memory`` bytes of memory, also given
-    as text such as ``"512MiB"``, and ``cpus`` processors (0.5 is half of one). A child that needs more memory is killed, and
-    its call raises :class:`ChildDied`. It may have ``processes`` processes and threads; starting more fails.
+    or ``"eager"``, optionally with ``cache`` and ``first`` after commas. A child may use ``memory`` bytes of memory, also
+    given as text such as ``"512MiB"``, and ``cpus`` processors (0.5 is half of one). A child that needs more memory is
+    killed, and its call raises :class:`ChildDied`. A child may have ``processes`` processes and threads; starting more
+    fails.
 
-    ``net`` is its network, as for ``farfork fork --net``: ``"private"``, ``"shared"`` with the other children of its call on
-    its node, or ``"host"``, its node's. From a private network it can connect to the destinations in ``egress``, as for
-    ``farfork fork --egress``: ``["any"]``, or networks and addresses like ``["10.1.0.0/16", "192.0.2.7:443"]``.
+    ``net`` is the network of a child, as for ``farfork fork --net``: ``"private"``, ``"shared"`` with the other children of
+    the same fork on the node, or ``"host"``, the node's own network. From a private network, a child can connect to the
+    destinations in ``egress``, as for ``farfork fork --egress``: ``["any"]``, or networks and addresses like
+    ``["10.1.0.0/16", "192.0.2.7:443"]``.
 
     With ``untrusted``, children have no capabilities, and no access to devices and system calls that could lead out of their
     containers, as with ``farfork fork --untrusted``. With ``user_namespace`` in addition, they have user ids that nothing
@@ -79,7 +82,7 @@ class Executor(_Executor):
     Children end with this process, and so do their seeds.
     """
 
-    #: As in :class:`CallPickling`.
+    #: The module that pickles calls that ``pickle`` cannot pickle, as in :class:`CallPickling`.
     _cloudpickle: ModuleType | None = None
 
     def __init__(
@@ -167,8 +170,9 @@ class Executor(_Executor):
         worker together; with ``None``, the size is chosen so that each worker gets about four chunks. When the iterator is
         closed or raises, the remaining calls are cancelled.
 
-        With ``return_exceptions``, the exception of a call is returned in its place, not raised, and so is the error of a
-        child that returned no result. So each call has an outcome, and a failure ends no other call.
+        With ``return_exceptions``, the iterator does not raise the exception of a call, but returns it in place of the
+        result. The same applies to the error of a child that returned no result. So each call has an outcome, and a failure
+        cancels no other call.
         """
         if chunksize is not None and chunksize < 1:
             raise ValueError("chunksize must be 1 or more, or None")
@@ -185,7 +189,7 @@ class Executor(_Executor):
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Refuses further calls. With ``cancel_futures``, cancels calls that have not begun. With ``wait``, returns when all
-        have ended.
+        calls have ended.
         """
         self._collector.shutdown(wait, cancel_futures)
 
@@ -214,7 +218,7 @@ class Executor(_Executor):
 
     @property
     def has_workers(self) -> bool:
-        """Whether workers exist. They have the shared objects of the time of their fork."""
+        """Whether workers exist. They have only the objects that were shared before they were forked."""
         return self._collector.has_workers
 
     @copies_stand_still
@@ -234,16 +238,16 @@ class Executor(_Executor):
     def _submit_calls(self, calls: list[_task.Call]) -> list[ChildFuture[Any]]:
         collector = self._collector
         if not calls:
-            # Without the lock: in a worker, a thread of a call would wait for it forever.
+            # Do not take the lock: in a worker, a thread of a call would wait for it forever.
             collector.require_open()
             return []
-        # Not with the lock, which the thread that runs a worker's calls has never released.
+        # Check before taking the lock: in a worker, the thread that runs the calls never releases it.
         require_no_child()
         with collector.lock:
             collector.require_open()
             if self._reuse_workers and (queued := collector.queue_pickled(calls)) is not None:
                 return queued
-            # Before the checkpoint: a definition that changes meanwhile is then recognized as changed.
+            # Record the state before the checkpoint: a definition that changes during the checkpoint then counts as changed.
             state = ForkedState(self._pickling.shared)
             futures: list[ChildFuture[Any]] = []
             signals = HeldSignals()
@@ -258,7 +262,7 @@ class Executor(_Executor):
                     signals.end()
                     signals.deliver()
                 except BaseException:
-                    # The caller does not get them.
+                    # The caller gets the exception instead of the futures.
                     for future in futures:
                         future.cancel()
                     raise
@@ -280,14 +284,14 @@ class Executor(_Executor):
             raise
 
     def _run_child(self, child: Child, calls: list[_task.Call], signals: HeldSignals) -> NoReturn:
-        """In a child: runs calls, and ends it. It never returns to the program's own code."""
+        """In a child: runs calls, then ends the child. Never returns to the program's own code."""
         try:
             drop_inherited_signals()
             # Drops delayed signals, which belong to the program.
             signals.end()
             if self._reuse_workers:
                 _worker.run_worker(child, calls, self._initializer, self._pickling, self._sends_records)
-            # Only this number is sent: the child has the call in memory.
+            # Only the index of the call is sent: the child has the call in memory.
             index = int(child.payload) if child.has_payload else child.index
             _task.run_in_child(child, calls[index])
         except BaseException:
@@ -301,10 +305,10 @@ _executors: weakref.WeakSet[Executor] = weakref.WeakSet()
 
 
 def _reset_executors() -> None:
-    """Gives a process that os.fork made its own connection. Two processes on one connection would receive each other's
-    replies.
+    """Drops the connections that a process has inherited by os.fork. Two processes on one connection would receive each
+    other's replies.
 
-    A child of farfork has its parent's threads, and does not use this (``_hooks``).
+    ``_hooks`` does not call this function in a child of farfork, which has its parent's threads.
     """
     for executor in list(_executors):
         executor._collector.reset_after_fork()

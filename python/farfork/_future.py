@@ -32,8 +32,8 @@ class ChildFuture(Future[T]):
         """Whether the child runs."""
         return self.child is not None and not self.done()
 
-    # The base class takes the future's lock for these two. Executors read them with their own locks held, and an interrupt
-    # of `wait` or `as_completed` leaves futures locked.
+    # These two methods do not take the future's lock, which the base class takes. Executors call them with their own locks
+    # held, and an interrupt of `wait` or `as_completed` may leave a future locked.
 
     def cancelled(self) -> bool:
         """Whether the call was cancelled."""
@@ -45,7 +45,7 @@ class ChildFuture(Future[T]):
 
     def cancel(self) -> bool:
         """Cancels the call and kills its child. Returns whether the future is cancelled now."""
-        # In the base class, a future stays pending until its result arrives, so it can be cancelled until then.
+        # For the base class, a future is pending until its result arrives, so a running call can be cancelled too.
         was_cancelled = self.cancelled()
         if not super().cancel():
             return False

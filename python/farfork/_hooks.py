@@ -21,7 +21,7 @@ Hook = Callable[[], object]
 
 _LOCK_TYPES = (type(threading.Lock()), type(threading.RLock()))
 
-#: The child hooks of these modules only handle threads that ended in the fork.
+#: The child hooks of these modules assume that all other threads ended in the fork.
 _THREADS_ONLY = frozenset({"threading", "asyncio.events", "farfork._executor"})
 
 

@@ -1,4 +1,6 @@
-"""Interrupts of calls in a worker, which the executor sends as frames, and signals of the program, which are delayed."""
+"""``CallInterrupts`` interrupts the calls of a worker, when the executor sends a frame. ``HeldSignals`` delays the program's
+signals.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,8 @@ _INTERVAL_S = 0.1
 class HeldSignals:
     """Delays signals while the program's handlers must not raise: during a checkpoint, and while a call is submitted.
 
-    Only the main thread runs handlers, so in another thread this does nothing. Nor does it delay signals without a Python
-    handler. Two may be nested: the inner one delivers to the outer one.
+    Only the main thread runs handlers, so in another thread this does nothing. Signals without a Python handler are not
+    delayed. Two objects may be nested: the inner one delivers its signals to the outer one.
     """
 
     def __init__(self) -> None:
@@ -51,7 +53,7 @@ class HeldSignals:
             try:
                 signal.signal(number, handler)
                 del self._replaced[number]
-            except BaseException as error:  # Of a handler that was restored before.
+            except BaseException as error:  # A handler that is restored already may raise.
                 self._raised = error
 
     def drop(self) -> None:
@@ -87,15 +89,16 @@ def drop_inherited_signals() -> None:
 
 
 class CallInterrupts:
-    """Created by the main thread, which runs the calls, because signal handlers run in it.
+    """Interrupts the calls of a worker by SIGINT. The main thread creates this object and runs the calls, because Python
+    runs signal handlers in the main thread.
 
-    While a call runs, the executor sends nothing but an interrupt. A thread waits for it, and the main thread receives it
-    after the call.
+    While a call runs, the executor sends no frame but an interrupt. A second thread polls for this frame, and sends the
+    signal. The main thread receives the frame after the call.
     """
 
     def __init__(self, channel_fd: int) -> None:
         self._channel_fd = channel_fd
-        #: The number of the latest call, of the running one (or 0), and of the latest interrupted one.
+        #: The numbers of the latest call, of the running call (or 0), and of the latest interrupted call.
         self._latest = self._running = self._interrupted = 0
         self._may_raise = False
         self._begun = threading.Event()
@@ -127,7 +130,7 @@ class CallInterrupts:
         while True:
             self._begun.wait()
             number = self._running
-            # If the same call runs before and after, the pending frame is not another call.
+            # If the same call runs before and after the poll, the pending frame is an interrupt, not the next call.
             if number and poll.poll(_INTERVAL_S * 1000) and self._running == number:
                 self._interrupted = number
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)

@@ -25,7 +25,7 @@ class _RecordSender(QueueHandler):
             pickled = pickle.dumps(others)
         except Exception:  # Pickling may raise any exception.
             pickled = pickle.dumps({})
-        # Pickle the others separately: the program may lack their classes.
+        # Pickle the other attributes separately: the program may lack their classes.
         self._send(pickle.dumps((standard, pickled)))
 
 

@@ -9,7 +9,7 @@ import os
 import threading
 from typing import Callable, Optional
 
-#: Number of CPUs that this machine may have at most, numbered from 0; None before it was read.
+#: Highest number of a CPU that this machine may have, plus 1; None before it was read.
 _possible_count: int | None = None
 
 #: sched_getcpu(3), after it was looked up.
@@ -17,8 +17,8 @@ _getcpu: Optional[Callable[[], int]] = None
 
 
 def pin_thread() -> int:
-    """Pins the thread to its current CPU if it may run on all CPUs. Returns its id, or 0 if nothing was changed. Only
-    called after :func:`_pages.offer_pages` has mapped pages, so ``ctypes`` is imported.
+    """Pins the calling thread to its current CPU if it may run on all CPUs. Returns the thread's id, or 0 if nothing was
+    changed. Only called after :func:`_pages.offer_pages` has mapped pages, so ``ctypes`` is imported.
     """
     global _getcpu
     import ctypes
@@ -36,8 +36,8 @@ def pin_thread() -> int:
 
 
 def unpin_thread(thread_id: int) -> None:
-    """Lets a thread that :func:`pin_thread` returned run on all CPUs again. Not called in a child: its node may have
-    more CPUs, and its thread already may run on all of them.
+    """Lets a thread that :func:`pin_thread` returned run on all CPUs again. Not called in a child: the child's node may
+    have more CPUs, and the child's thread may already run on all of them.
     """
     if thread_id:
         os.sched_setaffinity(0, range(_possible_processors()))
@@ -47,7 +47,7 @@ def _possible_processors() -> int:
     global _possible_count
     if _possible_count is None:
         with open("/sys/devices/system/cpu/possible", encoding="ascii") as file:
-            # For example `0-7`. In a list with gaps the count is too high: then no thread may run on that many, and
+            # For example `0-7`. If the list has gaps, the number is too high. Then no thread may run on that many CPUs, so
             # none is pinned.
             _possible_count = int(file.read().rsplit("-", 1)[-1]) + 1
     return _possible_count

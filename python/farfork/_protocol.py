@@ -42,7 +42,7 @@ class Structure(NamedTuple):
         return struct.Struct("<" + "".join(code for _, code in (*HEADER, *self.fields)))
 
 
-#: The start of pages that are offered for the calls of a capture.
+#: The structure in the second page that is offered for the injected calls of a capture.
 PAGES = (("magic", "Q"), ("address", "Q"), ("bytes", "Q"))
 PAGES_MAGIC = 0x5345474150464646
 

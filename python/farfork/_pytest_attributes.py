@@ -10,7 +10,7 @@ from typing import Any, Callable
 import pytest
 from _pytest.junitxml import xml_key
 
-#: The name of the attributes in the data of a report.
+#: The key of the attributes in the data of a report.
 _FIELD = "farfork_xml_attributes"
 
 
@@ -24,7 +24,7 @@ class RecordedAttributes:
             xml.node_reporter = self._recording(xml.node_reporter)
 
     def add_to(self, data: dict[str, Any]) -> None:
-        """Adds them to the data of a report."""
+        """Moves the attributes to the data of a report."""
         if self._attributes:
             data[_FIELD], self._attributes = self._attributes, []
 

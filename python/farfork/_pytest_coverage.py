@@ -16,7 +16,7 @@ def dump_measured() -> bytes | None:
     if measuring is None:
         return None
     with warnings.catch_warnings():
-        # Warnings about modules that no test of this worker has imported.
+        # Ignore warnings about modules that no test of this worker has imported.
         warnings.simplefilter("ignore")
         data = measuring.get_data()
     measured = data.dumps()
@@ -35,7 +35,7 @@ class MeasuredCoverage:
             self._dumps.append(measured)
 
     def merge(self) -> None:
-        """Adds them to the program's measurements, before a plugin saves those."""
+        """Adds the workers' measurements to the program's. Called before a plugin saves the program's measurements."""
         if not self._dumps:
             return
         from coverage import Coverage, CoverageData
@@ -44,7 +44,7 @@ class MeasuredCoverage:
         if measuring is None:
             return
         with warnings.catch_warnings():
-            # Warnings about modules that the program itself has not imported.
+            # Ignore warnings about modules that the program itself has not imported.
             warnings.simplefilter("ignore")
             data = measuring.get_data()
         for dumped in self._dumps:

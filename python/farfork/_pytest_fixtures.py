@@ -26,7 +26,8 @@ class SessionFixtures:
         self._is_preparing = False
         #: The definitions of the fixtures that the program has set up.
         self._prepared: list[Any] = []
-        #: In a worker, their finalizers. They are kept, because a generator that is freed runs its `finally` clauses.
+        #: In a worker, the finalizers of these fixtures and of the session. They are kept, because a generator that is freed
+        #: runs its `finally` clauses.
         self._inherited: list[object] = []
 
     @pytest.hookimpl(wrapper=True)
@@ -123,11 +124,11 @@ class _Selection:
         return selected
 
     def mark_done(self, definitions: Iterable[Any]) -> None:
-        """Records that they were set up or have failed."""
+        """Records that these fixtures were set up or have failed."""
         self._done.update(definitions)
 
     def _uses_excluded(self, item: _Item, name: str, visited: set[str]) -> bool:
-        """Whether a fixture needs one that the program cannot set up."""
+        """Whether a fixture is, or needs, one that the program cannot set up."""
         visited.add(name)
         definitions = _definitions(item, name)
         if not self._excluded.isdisjoint(definitions):

@@ -38,7 +38,7 @@ class WarningRecord:
     def _find_category(self) -> type[Warning]:
         module, name = self.category
         found = getattr(sys.modules.get(module), name, None)
-        # The program may not have imported its module.
+        # The program may not have imported the module of the category.
         return found if isinstance(found, type) and issubclass(found, Warning) else type(name, (Warning,), {})
 
 
@@ -71,7 +71,7 @@ class ChunkRecord:
     tests: list[TestRecord] = field(default_factory=list)
     warnings: list[WarningRecord] = field(default_factory=list)
     coverage: bytes | None = None
-    #: Why the session must end, if it must; named after the attributes of the session.
+    #: Why the session must end, or false. The names are those of pytest's attributes of a session.
     shouldfail: bool | str = False
     shouldstop: bool | str = False
     exit: ExitRequest | None = None

@@ -161,7 +161,9 @@ class WorkerRun:
             raise _exit_exception(record.exit)
 
     def _report_test(self, session: pytest.Session, index: int, reports: list[Any], is_held: bool = True) -> None:
-        """Reports a test. The last one is held until the session fixtures are torn down, because it reports their errors."""
+        """Reports a test. The reports of the last test are held until the session fixtures are torn down, because they
+        include the errors of the finalizers.
+        """
         self._unreported.discard(index)
         if is_held and index == len(session.items) - 1:
             self._last_reports = reports
@@ -178,8 +180,8 @@ class WorkerRun:
         _raise_if_over(session)
 
     def _send_reports(self, session: pytest.Session, item: pytest.Item, reports: list[Any], is_last: bool = False) -> None:
-        """Reports a test like pytest does. After the last test, or if this one ends the session, tears down the session
-        fixtures, and reports their error with the test.
+        """Reports a test as pytest does. After the last test, or if this test ends the session, tears down the session
+        fixtures, and reports an error of their finalizers with the test.
         """
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         has_passed = bool(reports) and reports[-1].when == "teardown" and reports[-1].passed
@@ -189,7 +191,7 @@ class WorkerRun:
         try:
             if is_last or session.shouldfail or session.shouldstop:
                 assert self._fixtures is not None
-                # Workers may still use them.
+                # Workers may still use the fixtures.
                 self._end_workers()
                 if error := self._fixtures.tear_down(item):
                     teardown = [error]
@@ -218,7 +220,9 @@ def split_tests(items: list[pytest.Item], mode: str, workers: int) -> list[list[
 
 
 def _make_base_directory(config: pytest.Config) -> None:
-    """Creates the base of temporary directories here. With ``--basetemp``, a worker would remove it while others use it."""
+    """Creates the base of temporary directories in the program. With ``--basetemp``, a worker would otherwise remove and
+    create this directory while other workers use it.
+    """
     factory: Any = getattr(config, "_tmp_path_factory", None)
     if factory is not None:
         factory.getbasetemp()

@@ -26,7 +26,7 @@ def count_failed_subtests(item: Any) -> int:
 
 
 def set_failed_subtests(item: Any, count: int) -> None:
-    """In the program, before the reports of a test: stores the number."""
+    """In the program, before the reports of a test: stores the number of its failed subtests."""
     counts = _failed_subtests(item)
     if count and counts is not None:
         counts[_item_id(item)] = count

@@ -1,6 +1,6 @@
 """A worker of ``pytest --farfork``: runs chunks of tests, and records what pytest reports about them.
 
-``_pytest_run`` sends it the chunks. The session, its items and their fixtures are in its memory.
+``_pytest_run`` sends the chunks. The session, its items and their fixtures are in the worker's memory.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class ChunkWorker:
             chunk.tests[-1].subtests_failed = count_failed_subtests(item)
 
     def _tear_down_interrupted(self) -> None:
-        """Tears down, as pytest does at the end of an interrupted session."""
+        """Tears down all fixtures of this worker, as pytest does at the end of an interrupted session."""
         try:
             self._session._setupstate.teardown_exact(None)
         except BaseException:
@@ -102,7 +102,7 @@ class ChunkWorker:
         self._attributes = RecordedAttributes(self._session.config)
         plugins = self._session.config.pluginmanager
         if plugins.hasplugin("terminalreporter"):
-            # The program reports. The output of this process is in the child's log.
+            # The program writes the reports to the terminal. The output of this process is in the child's log.
             plugins.register(_SilentReporter(plugins.unregister(name="terminalreporter")), "terminalreporter")
         self._fixtures.inherit()
         factory: Any = getattr(self._session.config, "_tmp_path_factory", None)

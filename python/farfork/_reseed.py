@@ -1,7 +1,7 @@
 """Reseeds the random number generators that would give every child the same numbers.
 
 The kernel's generator (``os.urandom``, ``secrets``, ``uuid.uuid4``) differs in any case, and ``random`` has its own hook for
-forks. The others have no hook, or detect a fork by a new process id; a child of farfork keeps its parent's process id.
+forks. Other generators have no hook, or detect a fork by a new process id; a child of farfork keeps its parent's process id.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The checkpoints of executors, and their children."""
+"""Makes the checkpoints of executors. Repeats a checkpoint that fails because another thread opens or closes files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from ._errors import CheckpointError
 #: A checkpoint fails while another thread opens and closes files, so it is tried this many times.
 _CHECKPOINTS_MAX = 5
 
-#: Time between two of them, in seconds. Another thread may need the lock to close a connection that the daemon has closed.
+#: Time between two attempts, in seconds. In this time, another thread can get the lock and close a connection that the
+#: daemon has closed.
 _RETRY_INTERVAL_S = 0.02
 
 #: A seed that was not yet handed over to the executor's connection is dropped after this time, in seconds.
@@ -21,11 +22,12 @@ _HANDOVER_TTL_S = 60.0
 
 
 def make_seed() -> Seed | Child:
-    """Makes a checkpoint. Repeats it if another thread opens or closes files meanwhile, which rarely lasts."""
+    """Makes a checkpoint. Repeats a checkpoint that fails because another thread opens or closes files."""
     for attempt in range(_CHECKPOINTS_MAX):
         with checkpoint_lock:
-            # Raises in a child of another thread's checkpoint, for which this thread has waited. Only the thread that makes
-            # the checkpoint may end the child, so this is outside of the try block.
+            # While this thread waited for the lock, this process may have become a child of another thread's checkpoint.
+            # Then this call raises. It is outside of the try block, because only the thread that makes the checkpoint may
+            # end the child.
             _connection.require_no_child()
             try:
                 return begin_children(begin_worker, ttl=_HANDOVER_TTL_S)

@@ -53,7 +53,7 @@ def is_forked_copy() -> bool:
 
 
 def _end_forked_copy(error: BaseException, text: str) -> NoReturn:
-    """Ends a process whose call has raised, as the interpreter does."""
+    """Ends a forked process whose call has raised an exception, with the output and status of an uncaught exception."""
     status = 1
     try:
         if not isinstance(error, SystemExit):
@@ -67,7 +67,9 @@ def _end_forked_copy(error: BaseException, text: str) -> NoReturn:
 
 
 def end_child(status: int) -> NoReturn:
-    """Ends this child, even if its streams fail. Other threads and atexit functions belong to the parent."""
+    """Ends this child, even if its streams fail. Does not wait for other threads, and runs no atexit functions: both belong
+    to the parent.
+    """
     try:
         flush_streams()
     finally:
@@ -79,12 +81,12 @@ def flush_streams() -> None:
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except Exception:  # It may be an object of the program.
+        except Exception:  # The stream may be an object of the program.
             pass
 
 
 def encode_outcome(call: Call, cloudpickle: Any = None) -> Payload:
-    """The value or exception of a call. Large buffers of the value are not copied.
+    """The value or exception of a call, pickled. Buffers of the value, such as arrays, are not copied.
 
     The module ``cloudpickle``, if given, pickles what the standard library cannot.
     """
@@ -114,16 +116,18 @@ def _encode_in_band(call: Call) -> bytes:
 
 
 def encode_failure(error: BaseException, text: str | None = None) -> bytes:
-    """The exception of a call, with its traceback or with this text for it. Ends a process that the call has forked."""
+    """The exception of a call, pickled, with ``text`` or its formatted traceback. Ends a process that the call has
+    forked.
+    """
     text = text or safe_text(lambda: "".join(traceback.format_exception(type(error), error, error.__traceback__)))
     if is_forked_copy():
         _end_forked_copy(error, text)
     description = f"{type(error).__module__}.{type(error).__qualname__}: {safe_text(lambda: str(error))}"
     try:
         error.__traceback__ = None
-        # Pickled separately: the program may not have its class.
+        # Pickled separately: the program may not have the class of the exception.
         pickled = pickle.dumps(error, _PROTOCOL)
-        # Fails here if the constructor needs other arguments.
+        # Unpickle the exception here: this fails if the constructor needs other arguments.
         if not isinstance(pickle.loads(pickled), BaseException):
             raise TypeError("its __reduce__ returned no exception")
     except BaseException:  # Its class may do anything.
@@ -145,7 +149,7 @@ def run_chunk(fn: Callable[..., Any], chunk: list[tuple[Any, ...]]) -> list[byte
 
 
 def value_or_error(result: bytes | bytearray) -> Any:
-    """The value of a call, or its exception, as a value."""
+    """Returns the value of a call, or its exception without raising it."""
     try:
         return decode_result(result)
     except BaseException as error:
@@ -165,12 +169,12 @@ def decode_outcome(payload: Payload) -> Any:
     pickled, description, text = content
     try:
         error = pickle.loads(pickled)
-    except Exception:  # As when it is pickled.
+    except Exception:  # The class of the exception may do anything.
         error = None
     if not isinstance(error, BaseException):
         error = RuntimeError(description)
     try:
         error.__cause__ = RemoteTraceback(text)
     except Exception:
-        pass  # It is frozen.
+        pass  # The exception does not permit this attribute.
     raise error

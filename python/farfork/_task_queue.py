@@ -1,4 +1,4 @@
-"""Calls that wait for a worker, in order. The time of each operation does not depend on their number."""
+"""Calls that wait for a worker, in order. To add, remove or take a call takes amortized constant time."""
 
 from __future__ import annotations
 

@@ -19,10 +19,11 @@ from ._logging import send_records
 from ._output import OutputSender, use_standard_streams
 from ._pickling import CallPickling, load_call
 
-#: Exit codes of a worker whose channel ended, and of one that cannot work.
+#: Exit codes of a worker whose channel has ended, and of a worker that has failed.
 _EXIT_OK, _EXIT_FAILED = 0, 1
 
-#: Limit for a thread to send its frame, in seconds. In a process that the initializer forked, that thread may be missing.
+#: Limit on the wait for another thread that sends frames, in seconds. In a process that the initializer has forked, this
+#: thread may be missing.
 _FINISH_S = 10.0
 
 _current: Worker | None = None
@@ -35,7 +36,7 @@ def run_worker(
     pickling: CallPickling,
     sends_records: bool,
 ) -> NoReturn:
-    """Runs calls until the channel ends. ``calls`` are those for which its seed was made.
+    """Runs calls until the channel ends. ``calls`` are those for which the worker's seed was made.
 
     With ``sends_records``, the program's loggers handle log records of this process.
     """
@@ -55,7 +56,7 @@ def run_worker(
 
 def current() -> Worker:
     """The worker of this process."""
-    assert _current is not None, "this is called by calls of a worker"
+    assert _current is not None, "only calls of a worker use this function"
     return _current
 
 
@@ -80,7 +81,7 @@ class Worker:
             _display.forward_displays(shell, self._send_display)
 
     def initialize(self, initializer: Callable[[], object]) -> bool:
-        """Runs the initializer. Returns whether it succeeded; otherwise the executor was informed of the exception."""
+        """Runs the initializer. Returns whether it succeeded; if not, sends its exception to the executor."""
         try:
             initializer()
             return True
@@ -96,11 +97,11 @@ class Worker:
         """Runs the calls that the executor sends, until the channel ends."""
         while (frame := self._channel.receive_one()) is not None:
             if frame.kind == _channel.INTERRUPT:
-                continue  # Its call has ended.
+                continue  # The call to interrupt has ended.
             self._output.begin_call()
             payload = self._run_call(frame)
             if _task.is_forked_copy():
-                return  # Locks of other threads are never released in it.
+                return  # A forked process lacks the other threads, so locks that they held are never released.
             _task.flush_streams()
             self._output.end_call()
             self._channel.send(_channel.OUTCOME, frame.task, payload)
@@ -117,13 +118,13 @@ class Worker:
         try:
             return self._interrupts.run(lambda: _task.encode_outcome(call, cloudpickle))
         except KeyboardInterrupt as error:
-            # It arrived after the call had its outcome.
+            # The interrupt arrived after the call had its outcome.
             return Payload(_task.encode_failure(error))
 
     def _find_call(self, frame: Frame) -> _task.Call:
         if frame.kind == _channel.CALL_OF_SEED:
             return self._calls[int(frame.payload.pickle)]
-        # Inside the call, so that a failed unpickling is its outcome.
+        # Unpickle inside the call, so that a failure becomes the outcome of the call.
         return lambda: load_call(frame.payload, self._pickling.shared)()
 
     def _send_display(self, display: _display.Display) -> None:
@@ -134,10 +135,10 @@ class Worker:
 
 
 class _QueuedChannel(Channel):
-    """Any thread may send a frame, even inside another call of :meth:`send`: signal handlers and finalizers log.
+    """Any thread may send a frame, even inside another call of :meth:`send`, because signal handlers and finalizers may log.
 
-    One caller sends the frames that all have queued. So no thread waits for a lock, which a process that was forked
-    meanwhile would never get.
+    One caller at a time sends the frames that all callers have queued, so :meth:`send` never waits for the lock. In a
+    process that is forked while another thread holds the lock, the wait would never end.
     """
 
     def __init__(self, fd: int, blocking: bool) -> None:
@@ -147,7 +148,7 @@ class _QueuedChannel(Channel):
 
     def send(self, kind: int, task: int, payload: Payload) -> None:
         self._frames.append((kind, task, payload))
-        # Checked again after the release: this caller must send a frame that was queued before it.
+        # Check again after each release of the lock: a frame that was queued before the release has no other sender.
         while self._frames and self._sends.acquire(blocking=False):
             self._send_queued()
 
@@ -157,7 +158,7 @@ class _QueuedChannel(Channel):
             self._send_queued()
 
     def _send_queued(self) -> None:
-        """The caller holds the lock, which this releases."""
+        """Sends the queued frames. The caller holds the lock, and this method releases it."""
         try:
             while self._frames:
                 super().send(*self._frames.popleft())

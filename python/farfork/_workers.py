@@ -33,7 +33,7 @@ from ._task_queue import TaskQueue
 #: Completes a future. Called without the lock.
 Completion = Callable[[], None]
 
-#: Limit for receiving data that a worker sent before its end, after each piece, in seconds.
+#: Longest wait for the next piece of the data that a worker sent before its end, in seconds.
 _LAST_PIECE_S = 10.0
 
 
@@ -49,7 +49,7 @@ class WorkerSeed:
     next_index: int = 0
     #: Whether a worker could not be started while others live. The others then do the work.
     is_short: bool = False
-    #: Number of calls of this seed that have not ended, and the waiting ones.
+    #: Number of calls of this seed that have not ended. Those that wait for a worker are in ``queue``.
     calls_left: int = 0
     queue: TaskQueue[TaskEntry] = field(default_factory=TaskQueue)
 
@@ -60,9 +60,9 @@ class TaskEntry:
 
     number: int
     future: ChildFuture[Any]
-    #: The seed whose workers run it: the one that was made for it, or the one against which it was pickled.
+    #: The seed whose workers run the call: made for the call, or the newest seed when the call was pickled.
     seed: WorkerSeed
-    #: The kind of its frame.
+    #: The kind of the frame that sends the call to a worker.
     kind: int
     payload: Payload
     retries: int
@@ -80,21 +80,21 @@ class Worker:
     channel: Channel | None = None
     output: OutputPrinter | None = None
     task: TaskEntry | None = None
-    #: Time limit of its task, on the monotonic clock.
+    #: End of the time limit of its task, on the monotonic clock.
     deadline: float | None = None
     #: The message about its end.
     end: Message | None = None
-    #: Until when data that it sent before its end is received.
+    #: Time until which data that the worker sent before its end is received.
     end_deadline: float | None = None
     #: Whether its end is intended: it is no longer needed, or its call was cancelled.
     is_retired: bool = False
     #: Whether it was killed because its task took too long.
     is_late: bool = False
     has_worked: bool = False
-    #: Whether its channel was open and has ended.
+    #: Whether its channel was opened, and is closed again.
     is_closed: bool = False
 
-    #: The context that prints output between calls: that which forked it.
+    #: The context in which the worker was requested. It prints output between calls.
     idle_context: Context = field(default_factory=copy_context)
 
     @property
@@ -134,7 +134,8 @@ class WorkerPool:
         self._host = host
         self._options = options
         self._tasks: dict[int, TaskEntry] = {}
-        #: Calls to interrupt by their workers, after they have begun.
+        #: Calls whose interrupt was requested and not sent yet. The interrupt of a queued call is sent after the call has
+        #: begun.
         self._interrupts_due: list[TaskEntry] = []
         self._seeds: list[WorkerSeed] = []
         self._next_task = 0
@@ -142,7 +143,7 @@ class WorkerPool:
 
     @property
     def newest_seed(self) -> WorkerSeed | None:
-        """The seed of new workers for pickled calls."""
+        """The seed whose workers run calls that are pickled from now on."""
         return self._seeds[-1] if self._seeds else None
 
     @property
@@ -168,7 +169,7 @@ class WorkerPool:
         future: ChildFuture[Any] = ChildFuture(partial(self._host.cancel_task, number))
         task = TaskEntry(number, future, seed, kind, payload, self._options.retries)
         seed.calls_left += 1
-        # In this order: after an interrupt between the two, the call still ends.
+        # Queue the task first: if an interrupt ends this method before the task is stored, a worker still takes the call.
         seed.queue.append(task)
         self._tasks[number] = task
         return future
@@ -176,7 +177,7 @@ class WorkerPool:
     def cancel(self, number: int) -> None:
         """Handles a cancelled future: its call does not begin, or its worker is killed.
 
-        An interrupt may end this anywhere. The next call then does the rest.
+        An interrupt may end this method at any point. The next call of the method then does the rest.
         """
         task = self._tasks.get(number)
         if task is None:
@@ -192,7 +193,7 @@ class WorkerPool:
             worker.task = worker.deadline = None
 
     def request_interrupt(self, future: ChildFuture[Any]) -> None:
-        """Requests the interrupt of a call by its worker, after it has begun."""
+        """Requests the interrupt of a call by its worker. If the call has not begun, the request waits."""
         self._interrupts_due += [task for task in self._tasks.values() if task.future is future]
 
     @property
@@ -242,7 +243,7 @@ class WorkerPool:
     def handle_ended(self, message: Message) -> list[Completion]:
         worker = self._find_worker(message)
         worker.end = message
-        # Data that it sent before must still be received.
+        # Data that the worker sent before its end must still be received.
         return self._handle_end(worker) if worker.channel is None else self.handle_channel(worker)
 
     # ---- channels
@@ -274,7 +275,7 @@ class WorkerPool:
         if frame.kind == _channel.INITIALIZER_FAILED:
             self._broken = InitializerFailed(str(worker.child))
             self._broken.__cause__ = _task.value_or_error(frame.payload.pickle)
-            # The outcome of its own task was sent before.
+            # The worker may already have a task, which it will not run.
             failed = [worker.task] if worker.task is not None else []
             failed += [task for seed in self._seeds for task in seed.queue.take_all()]
             worker.task = worker.deadline = None
@@ -314,7 +315,7 @@ class WorkerPool:
         return self._fail([task], error)
 
     def _handle_useless(self, seed: WorkerSeed, error: Exception) -> list[Completion]:
-        """Handles a worker that ended before it did any work. If there are no others, the calls that need one fail."""
+        """Handles a worker that ended before it did any work. If the seed has no other workers, its waiting calls fail."""
         seed.is_short = bool(seed.workers)
         if seed.is_short:
             return []
@@ -334,7 +335,7 @@ class WorkerPool:
     # ---- scheduling
 
     def schedule(self) -> None:
-        """Assigns tasks to idle workers, forks workers for the remaining ones, and ends workers that are no longer needed.
+        """Assigns tasks to idle workers, forks workers for the remaining tasks, and ends workers that are no longer needed.
         """
         for seed in list(self._seeds):
             for worker in [worker for worker in seed.workers.values() if worker.is_idle]:
@@ -365,7 +366,7 @@ class WorkerPool:
         return min((worker.next_deadline for worker in self._workers() if worker.next_deadline is not None), default=None)
 
     def _take_task(self, seed: WorkerSeed) -> TaskEntry | None:
-        """Takes the first waiting call of a seed that is not cancelled."""
+        """Takes the first waiting call of a seed, without cancelled calls."""
         while (task := seed.queue.take()) is not None:
             if not task.future.cancelled():
                 return task

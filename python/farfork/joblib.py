@@ -167,7 +167,9 @@ def _do_nothing() -> None:
 
 
 def _prepare_worker(arrays: list[Any], threads: int | None, initializer: Callable[[], object]) -> None:
-    """In a worker: makes the arrays read-only, because later calls get the same arrays."""
+    """In a worker: makes the arrays read-only, because later calls get the same arrays. Limits the threads of native
+    libraries, and runs the program's initializer.
+    """
     for array in arrays:
         array.flags.writeable = False
     if threads is not None and threadpoolctl is not None:

@@ -1,7 +1,7 @@
 """The pytest plugin: ``pytest --farfork N`` runs tests in children that have the session's fixtures in memory.
 
-pytest loads it by the entry point ``farfork``, or by ``-p farfork.pytest_plugin``. It adds and checks the options;
-``_pytest_run`` replaces pytest's loop over the tests if ``--farfork`` is set.
+pytest loads this module by the entry point ``farfork``, or by ``-p farfork.pytest_plugin``. The module adds and checks the
+options. ``_pytest_run`` replaces pytest's loop over the tests if ``--farfork`` is set.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 //! A replicated file system. A client appends what it changes to its own log; an offload process validates the log and
-//! publishes it to an ordinary directory, the shared tree. `crates/cli` starts the processes; `crates/node` will
-//! supervise them and replicate the log.
+//! publishes it to an ordinary directory, the shared tree. Offload processes also replicate the log (`chain`). `crates/node`
+//! supervises the processes of a node, and `crates/cli` those of a mount.
 #![forbid(unsafe_code)]
 
 //   programs ──FUSE──▶ client process ──log file──▶ offload process ──socket──▶ host worker ──▶ shared tree

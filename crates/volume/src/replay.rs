@@ -1,7 +1,7 @@
 //! Replay: decodes and validates the records of a log, up to the first invalid one. It reads no files itself: `LogStorage`
 //! gives it the bytes.
 //!
-//! The offload process reads new records this way, and a mount reads the records that an earlier mount left.
+//! The offload process reads new records this way, and after a restart the records that the log already has.
 
 use crate::log::{LogPoint, LogStorage, file_offset};
 use crate::record::{HEADER_BYTES, RecordChecksum, RecordEffect, RecordError, RecordHeader, RecordKind, decode_body};
@@ -18,7 +18,7 @@ pub struct ReplayedRecord {
     pub effects: Vec<RecordEffect>,
     /// Position of its data in the endless log.
     pub data_position: u64,
-    /// Epoch of the mount that wrote the record.
+    /// The term in which the client wrote the record.
     pub epoch: u32,
     /// The point after the record.
     pub end: LogPoint,

@@ -66,7 +66,7 @@ class Frames(unittest.TestCase):
         sender.close()
         self.assertEqual([frame.task for frame in receiver.receive()], [7])
         self.assertTrue(receiver.is_at_end)
-        # No process receives this. The end is detected when receiving.
+        # The receiver's peer has closed its end, so the frame is discarded. Only receiving reports the end.
         receiver.send(OUTCOME, 8, Payload(b"late"))
         self.assertFalse(receiver.has_outgoing)
         receiver.close()

@@ -60,7 +60,7 @@ class Hooks(unittest.TestCase):
             hooks.before()
             then()
             for lock in (logging._lock, concurrent.futures.thread._global_shutdown_lock):  # type: ignore[attr-defined]
-                # Another thread can acquire it, so it is free, and still the lock that other threads wait for.
+                # If another thread can acquire the lock, it is free, and it is not a new lock.
                 taken = threading.Thread(target=lambda: (lock.acquire(), lock.release()))
                 taken.start()
                 taken.join(5)

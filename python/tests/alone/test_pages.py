@@ -26,4 +26,4 @@ class Pages(unittest.TestCase):
         self.assertEqual(rights(address + length - 1), "rw-p")
         mark = struct.unpack("<QQQ", ctypes.string_at(address + PAGE_BYTES, 24))
         self.assertEqual(mark, (_protocol.PAGES_MAGIC, address, length))
-        self.assertEqual(_pages.offer_pages(), (address, length), "they are made once")
+        self.assertEqual(_pages.offer_pages(), (address, length), "the pages were made a second time")

@@ -1,4 +1,4 @@
-"""Tests that NumPy's generator is reseeded in children only, in both ways, and keeps nothing of its parent's state."""
+"""Tests that NumPy's generator is reseeded only in children, in both ways, and keeps nothing of the parent's state."""
 
 import os
 import unittest
@@ -22,7 +22,7 @@ class NumPy(unittest.TestCase):
     def setUp(self) -> None:
         numpy.random.seed(7)
         numpy.random.standard_normal()
-        self.assertEqual(state()[2], 1, "a normal number is in hand")
+        self.assertEqual(state()[2], 1, "the state has no second normal number")
 
     def test_preparing_to_reseed_does_not_change_the_state(self) -> None:
         before = state()

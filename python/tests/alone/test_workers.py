@@ -82,7 +82,7 @@ class Pool(unittest.TestCase):
 
     def test_a_cancelled_queued_call_does_not_start(self) -> None:
         cancelled, waiting = self.add_tasks(2)
-        # The host does not pass it on, as if an interrupt had ended it.
+        # The host ignores the cancel, as if an interrupt had ended it.
         cancelled.cancel()
         self.start(0)
         self.answer(0, "of the second call")
@@ -163,7 +163,7 @@ class Pool(unittest.TestCase):
     def test_calls_fail_only_if_no_worker_can_be_started(self) -> None:
         futures = self.add_tasks(3)
         self.complete(self.pool.handle_failed(message(_protocol.FAILED, index=1, text="node `n2`: it is gone")))
-        self.assertEqual(len(self.host.forked), 2, "it is not tried again and again")
+        self.assertEqual(len(self.host.forked), 2, "a failed start of a worker was repeated")
         self.start(0)
         for value in range(3):
             self.answer(0, value)

@@ -8,7 +8,7 @@ from typing import Any, Callable
 
 import farfork
 
-#: Limit for an expected event, in seconds, also on a busy machine.
+#: Longest wait for an expected event, in seconds, on a busy machine.
 PATIENCE_S = 100
 
 
@@ -32,7 +32,7 @@ def nodes() -> list[str]:
 
 
 def wait_for_no_seed() -> None:
-    """Waits until the daemon has no seed of this process. It executes a drop after ``Seed.drop`` has returned."""
+    """Waits until the daemon has no seed of this process. ``Seed.drop`` returns before the daemon has dropped the seed."""
     deadline = time.monotonic() + PATIENCE_S
     while left := [seed["seed"] for seed in command("seeds")["seeds"] if seed["parent_pid"] == os.getpid()]:
         assert time.monotonic() < deadline, f"these seeds are left: {left}"
@@ -40,7 +40,7 @@ def wait_for_no_seed() -> None:
 
 
 class Forked:
-    """A process that os.fork made. It writes a text and ends."""
+    """A process that os.fork makes. It writes the text that a function returns, and ends."""
 
     def __init__(self, say: Callable[[], str]) -> None:
         reader, writer = os.pipe()
@@ -54,7 +54,7 @@ class Forked:
         self._reader = reader
 
     def text(self) -> str:
-        """The text that it wrote, after its end."""
+        """Waits until the process has ended. Returns the text that it wrote."""
         with open(self._reader) as said:
             text = said.read()
         os.waitpid(self.pid, 0)

@@ -15,10 +15,10 @@ import farfork
 
 from . import PATIENCE_S
 
-#: Limit for a run of pytest on a busy machine, in seconds. A longer run hangs.
+#: Time limit of a run of pytest on a busy machine, in seconds.
 RUN_S_MAX = 6 * PATIENCE_S
 
-#: The start of each file: `in_program` is whether a function runs in the process that collected the tests.
+#: The start of each file. `in_program` returns whether it is called in the process that collected the tests.
 PRELUDE = """
 import os, pathlib, signal, time
 import pytest
@@ -43,7 +43,7 @@ class Run:
     output: str
     #: By name of the test: its outcomes in the JUnit file. Each test should have one.
     outcomes: dict[str, list[str]]
-    #: By name of the test: what it recorded with `record_property`.
+    #: By name of the test: the properties that it recorded with `record_property`.
     properties: dict[str, dict[str, str]]
     #: Of each test, its attributes in the JUnit file, without the time.
     attributes: list[dict[str, str]]

@@ -103,7 +103,7 @@ class Checkpoint(unittest.TestCase):
             if who.is_child:
                 end(who, digest)
             else:
-                self.assertNotEqual(held[:8], bytes(8), "there is no code in them")
+                self.assertNotEqual(held[:8], bytes(8), "the offered page has no code")
                 self.assertEqual(self.results(who, 2), [digest] * 2)
 
     def test_the_cpu_affinity_is_kept_in_parent_and_children(self) -> None:

@@ -1,4 +1,4 @@
-"""Tests the copies of the program's threads in workers: they do not disturb the workers, and calls may have their own threads."""
+"""Tests that copies of the program's threads do not disturb workers, and that calls may start their own threads."""
 
 import _thread
 import asyncio
@@ -13,14 +13,14 @@ import farfork
 
 from . import PATIENCE_S, nodes
 
-#: Executors that each thread makes. If copied threads could end workers, about one call in five would fail.
+#: Number of executors that each thread makes.
 ROUNDS = 4
 
 THREADS = 3
 
 
 def add_with_executor(node_names: list[str], first: int, **options: Any) -> list[int]:
-    """Forks workers from the state of this call."""
+    """Makes an executor and calls functions of a local variable, so its workers must be forked during this call."""
     with farfork.Executor(node_names, max_workers=1, **options) as executor:
         return list(executor.map(lambda number: first + number, range(2), timeout=PATIENCE_S))
 
@@ -33,7 +33,7 @@ def error_name(call: Callable[[], object]) -> str:
 
 
 def use_farfork(executor: farfork.Executor) -> set[str]:
-    """The errors of a call that uses farfork."""
+    """Returns the names of the errors that a call gets when it uses farfork."""
     calls: list[Callable[[], object]] = [
         lambda: executor.submit(len, "text"),
         lambda: farfork.Executor().submit(len, "text"),
@@ -44,8 +44,8 @@ def use_farfork(executor: farfork.Executor) -> set[str]:
 
 
 def use_farfork_in_threads(executor: farfork.Executor) -> set[str]:
-    """The same in the thread of the call, and in threads that it and its threads have started. One was not started by
-    :mod:`threading`.
+    """Returns the errors of :func:`use_farfork` in the thread of the call, in threads that it starts, and in threads that
+    these start. One thread is not started by :mod:`threading`.
     """
     errors = use_farfork(executor)
 

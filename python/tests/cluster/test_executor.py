@@ -1,4 +1,4 @@
-"""Tests calls that have a child each: values, order, exceptions, ends, limits. `test_workers` tests calls in workers."""
+"""Tests calls that each have their own child: values, order, exceptions, ends, limits. `test_workers` tests workers."""
 
 import errno
 import os
@@ -160,7 +160,7 @@ class Executor(unittest.TestCase):
             try:
                 with socket.create_connection((ip, int(port)), timeout=PATIENCE_S) as connection:
                     connection.settimeout(1)
-                    # A node waits for the client to send first.
+                    # A node that accepts the connection waits until the client sends.
                     connection.recv(1)
                     return "closed"
             except TimeoutError:
@@ -260,7 +260,7 @@ class Executor(unittest.TestCase):
             begin = time.monotonic()
             self.assertTrue(future.cancel())
             self.assertIn(future, wait([future], timeout=PATIENCE_S).done)
-        self.assertLess(time.monotonic() - begin, 300, "its child was waited for")
+        self.assertLess(time.monotonic() - begin, 300, "the future waited for the end of its child")
         self.assertNotIn(future.child, [child["child"] for child in command("ps", "--running")["children"]])
 
     def test_a_child_that_takes_too_long_is_killed(self) -> None:
@@ -270,7 +270,7 @@ class Executor(unittest.TestCase):
             self.assertIsNone(children.submit(time.sleep, 0).result(PATIENCE_S))
 
     def test_map_ends_at_its_timeout(self) -> None:
-        # On a busy machine even the first child may not end that soon.
+        # On a busy machine, even the first child may not end within a short limit.
         for limit in (2, 8, 32, 128):
             begin = time.monotonic()
             done = 0

@@ -1,4 +1,4 @@
-"""Tests calls in workers with odd side effects: forked copies, log records and exceptions that only the worker can unpickle."""
+"""Tests calls that fork their worker, and log records and exceptions that only the worker can unpickle."""
 
 import logging
 import os
@@ -18,15 +18,15 @@ from farfork._errors import RemoteTraceback
 
 from . import PATIENCE_S, nodes
 
-#: Limit for a forked copy of a call to end, in seconds. A copy that waits for a lock never ends.
+#: Longest wait until a forked copy of a call has ended, in seconds. A copy that waits for a lock never ends.
 COPY_S_MAX = PATIENCE_S / 5
 
-#: How long the program prints nothing, in seconds. Meanwhile a worker that has printed much forks.
+#: Time for which the program prints nothing, in seconds. In this time, a worker that has printed much forks.
 SILENCE_S = 4.0
 
 
 class SlowStream(StringIO):
-    """A stream that accepts nothing until an event."""
+    """A stream whose `write` waits until an event is set."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -114,7 +114,7 @@ class Backend(unittest.TestCase):
                 thread.start()
             for thread in threads:
                 thread.join(PATIENCE_S)
-        # Workers would print the warnings of copied threads.
+        # If copied threads caused warnings, workers would print them.
         self.assertEqual((results, output.getvalue()), ([[0, 1, 2, 3]] * 6, ""))
 
     def test_workers_call_the_initializer(self) -> None:

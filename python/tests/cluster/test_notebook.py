@@ -51,7 +51,7 @@ def run_cells(notebook: Any) -> list[Any]:
         startup_timeout=PATIENCE_S,
         kernel_name="python3",
         kernel_manager_class=KernelManager,
-        # The default of a kernel. nbclient would keep the history in memory.
+        # Keeps the history in a file, as kernels do by default. nbclient would keep it in memory.
         ipython_hist_file="",
     )
     client.execute()
@@ -112,7 +112,7 @@ class Notebook(unittest.TestCase):
                 f"executor = farfork.Executor({nodes()!r}, max_workers=2)\n"
                 "executor.submit(abs, -1).result()",
                 "later = 2",
-                # There is one worker. Another one is forked from the seed of the first cell.
+                # One worker exists. A second worker is forked from the seed of the first cell.
                 "futures = [executor.submit(time.sleep, 600), executor.submit(time.sleep, 600)]\n"
                 f"end = time.monotonic() + {PATIENCE_S // 2}\n"
                 "while not all(future.running() for future in futures) and time.monotonic() < end:\n    time.sleep(0.1)\n"
@@ -143,7 +143,7 @@ class Notebook(unittest.TestCase):
             manager.shutdown_kernel(now=True)
         spoken = [message for message in messages if message["msg_type"] == "stream"]
         self.assertEqual([message["content"]["text"] for message in spoken], ["spoken\n"])
-        self.assertTrue(is_reply_to(first, spoken[0]), "it is in another cell")
+        self.assertTrue(is_reply_to(first, spoken[0]), "the output is in another cell")
 
     def test_displays_and_logs_of_calls_are_shown_in_order(self) -> None:
         cells = run_cells(

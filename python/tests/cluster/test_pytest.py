@@ -17,7 +17,7 @@ class SessionFixtures(SuiteTest):
         def table():
             note("table set up")
             yield {"rows": list(range(1000))}
-            # In a child, this would end the test with another outcome.
+            # If this ran in a child, the child would end, and the test would fail.
             in_program() or os._exit(1)
             note("table torn down")
 

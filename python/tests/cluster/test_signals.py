@@ -11,7 +11,7 @@ import farfork
 
 from . import PATIENCE_S, nodes
 
-#: Its timer expires again and again, also in children. There its handler raises.
+#: A program whose timer expires every millisecond, also in a child. In a child, the handler raises an exception.
 RAISING_TIMER = """
 import farfork, signal, sys
 from farfork import _connection
@@ -36,7 +36,7 @@ for reuse_workers in (True, False):
     executor.abort()
 """
 
-#: Interrupts a first submit when a function of the executor returns.
+#: A program whose first submit is interrupted when the function `name` of the executor returns.
 INTERRUPTED_SUBMIT = """
 import farfork, signal, sys
 from farfork import _connection
@@ -58,7 +58,7 @@ print(executor.submit(len, "abc").result(60), flush=True)
 executor.shutdown()
 """
 
-#: Interrupts a cancel after its first step: the future is cancelled, and its child is not killed yet.
+#: A program that interrupts a cancel after its first step: the future is cancelled, but its child is not killed yet.
 INTERRUPTED_CANCEL = """
 import farfork, signal, sys, time
 end, reuse_workers, *nodes = sys.argv[1:]
@@ -104,7 +104,7 @@ class Inherited(unittest.TestCase):
         for reuse_workers in (True, False):
             with farfork.Executor(nodes(), max_workers=1, reuse_workers=reuse_workers) as executor:
                 self.assertEqual(executor.submit(running_timers).result(PATIENCE_S), [])
-        # The program keeps them.
+        # The program keeps its timers.
         self.assertEqual(running_timers(), [int(timer) for timer in timers])
 
     def test_workers_have_no_pending_signals_of_the_program(self) -> None:

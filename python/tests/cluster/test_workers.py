@@ -39,7 +39,7 @@ def keep(number: int) -> tuple[str, list[int]]:
 
 
 def current_worker() -> str:
-    """Identifies a worker. The process id is the same in all, so namespaces are used."""
+    """Returns a text that identifies a worker by its namespaces. All workers have the same process id."""
     return f"{os.readlink('/proc/self/ns/pid')} {os.readlink('/proc/self/ns/mnt')}"
 
 
@@ -82,7 +82,7 @@ def log_in_signal_handler() -> str:
         handled.append(1)
 
     signal.signal(signal.SIGVTALRM, log_and_count)
-    # A timer of CPU time: on a slow machine a handler is not interrupted by the next signal.
+    # The timer counts CPU time. So even on a slow machine, the next signal does not interrupt a handler.
     signal.setitimer(signal.ITIMER_VIRTUAL, 0.01, 0.01)
     while len(handled) < 30:
         logger.warning("call")
@@ -226,7 +226,7 @@ class Workers(unittest.TestCase):
                 with self.assertRaisesRegex(farfork.ChildDied, text):
                     workers.submit(call).result(PATIENCE_S)
                 self.assertEqual(list(workers.map(square, range(6))), [0, 1, 4, 9, 16, 25])
-            # From outside, while the worker is idle or works.
+            # Kill a worker from outside while it runs a call.
             future = workers.submit(time.sleep, 600)
             wait_until_running(future)
             command("kill", "--signal", "KILL", str(future.child))
@@ -246,7 +246,7 @@ class Workers(unittest.TestCase):
 
     def test_a_call_that_takes_too_long_ends_with_its_worker(self) -> None:
         with executor(max_workers=2, timeout=3) as workers:
-            # The first time a worker is forked for the call, the second time it was idle before.
+            # The first call runs in a worker that is forked for it. The second call runs in a worker that was idle.
             for number in range(2):
                 with self.assertRaisesRegex(farfork.ChildTimeout, "more than 3 s"):
                     workers.submit(time.sleep, 600).result(PATIENCE_S)
@@ -375,7 +375,7 @@ class Workers(unittest.TestCase):
     def test_a_record_that_cannot_be_unpickled_ends_no_call(self) -> None:
         with redirect_stderr(io.StringIO()) as said, executor(max_workers=1) as workers:
             self.assertEqual(workers.submit(log_error).result(PATIENCE_S), "logged")
-        # The program has no handler for it, so `logging` prints the message.
+        # The program has no handler for the record, so `logging` prints the message.
         self.assertEqual(said.getvalue(), "odd\n")
 
     def test_nested_logging_does_not_deadlock(self) -> None:
@@ -401,7 +401,7 @@ class Workers(unittest.TestCase):
             return os.getpid()
 
         with executor(max_workers=1) as workers:
-            # From now on either process may be the worker, or neither.
+            # From now on, one of the two processes may continue as the worker, or neither.
             workers.submit(fork_both).exception(PATIENCE_S)
             outcomes = [workers.submit(square, number) for number in range(20)]
             for number, outcome in enumerate(outcomes):

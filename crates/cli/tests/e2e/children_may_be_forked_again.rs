@@ -321,8 +321,8 @@ fn lost(cluster: &Cluster) {
     assert!(end["memory_lost"].as_str().is_some_and(|text| text.contains(&name)), "{ended}");
 }
 
-/// A template is in the pid namespace of its child, so it ends with the child. After that, a fork is refused with the
-/// reason. A process that touches a missing page of the template ends, and its record names the seed.
+/// The template of a child is in the child's pid namespace, so it ends with the child. After that, a fork is refused with
+/// the reason. A process that touches a missing page of the template ends, and its record names the seed.
 fn seeds_end(cluster: &Cluster) {
     let parent = generations();
     let seed = Seed::prepare(cluster.first(), &parent);

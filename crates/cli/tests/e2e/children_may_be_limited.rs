@@ -139,7 +139,7 @@ fn in_processor_time(cluster: &Cluster) {
     parent.require_unharmed();
 }
 
-/// Runs a child that forks as often as it can, as do all its descendants. Returns the number of tasks at which the
+/// Runs a child that forks as often as it can. All its descendants do the same. Returns the number of tasks at which the
 /// kernel refused all further forks with EAGAIN.
 fn multiply(seed: &Seed, options: &[&str]) -> u64 {
     let ended = seed.fork_attached("7 multiply", options);

@@ -237,7 +237,7 @@ fn port_of_the_node(cluster: &Cluster) {
         "in use",
         "--net private",
     ]);
-    assert_eq!(answers().as_deref(), Some("child 3"), "the first child does not serve any more");
+    assert_eq!(answers().as_deref(), Some("child 3"), "the first child no longer answers");
     assert_eq!(ask(cluster, 1, LOOPBACK, port, "/quit").expect("the child answers"), "child 3");
     seed.check_answers(&parent, &child, &[3]);
     check_parents_server(port);

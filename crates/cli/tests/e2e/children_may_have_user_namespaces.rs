@@ -101,7 +101,7 @@ fn own_ranges(cluster: &Cluster) {
     wait::wait_until("the user ids of ended children are free", GIVEN_BACK_LIMIT, || {
         firsts.iter().all(|first| !is_taken(cluster, *first)).then_some(())
     });
-    // The limit is the child's number of tasks: its privileged forker does not count.
+    // The limit equals the child's number of tasks. The privileged forker of its container must not count.
     let tasks = fs::read_dir(format!("/proc/{}/task", parent.pid())).expect("the parent lives").count().to_string();
     seed.fork_idle(1, &[&OPTIONS[..], &["--processes", &tasks]].concat());
     seed.fork_and_check(&parent, 5, &OPTIONS);
@@ -160,7 +160,8 @@ fn refused(cluster: &Cluster) {
 fn daemon_killed() {
     let cluster = Cluster::start(2);
     let mut parent = Parent::start(Program::Waits, &["4"]);
-    // The second node forks the child itself: the first node's connections to the child end with its daemon.
+    // The second node gets all requests: the first node's connections to it end when the second node's daemon is
+    // killed.
     let said = cluster.first().json(&["prepare", &parent.pid().to_string()]);
     let seed = Seed::from_json(cluster.node(1), &said.to_string());
     let child = &seed.fork_idle(1, &OPTIONS)[0];
@@ -195,8 +196,8 @@ fn processes_killed() {
         bearers.iter().for_each(|pid| kill(*pid));
         (!bearers.is_empty()).then_some(())
     });
-    // A fork that gets a container without a privileged forker fails with the reason. Later forks get containers that
-    // were built since.
+    // A fork that gets a container whose privileged forker was killed fails with the reason. Later forks get new
+    // containers.
     let good = (0..FORKS_MAX).map(|_| seed.fork_attached("7", &OPTIONS)).find(|ended| {
         let is_told =
             ended.stderr.contains("container's stub ended") || ended.stderr.contains("container's stub failed");

@@ -135,7 +135,8 @@ fn have_all(cluster: &Cluster) {
 fn in_background(cluster: &Cluster) {
     let parent = Parent::start(Program::Situation("paging"), &["64"]);
     let seed = Seed::prepare(cluster.first(), &parent);
-    // A paused child touches nothing, and `cow` fetches nothing else, however late a slow machine sends the request.
+    // A paused child touches no page, and `cow` fetches only touched pages. So all pages are missing at the request,
+    // however late a slow machine sends it.
     let options = ["--to", cluster.name(1), "--strategy", "cow", "--paused"];
     let children = seed.fork_detached(&[format!("55 {PAGING_MS} held")], &options);
     let id = children[0].id.as_str();

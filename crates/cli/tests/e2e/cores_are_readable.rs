@@ -24,8 +24,8 @@ const LOAD: u32 = 1;
 /// Number of bytes at the start of a core that contain the headers and notes, for a process with few threads.
 const HEAD_BYTES: usize = 64 << 10;
 
-/// How long children touch memory, in milliseconds: many times the duration of a core dump. They then run until they
-/// are signalled.
+/// How long children touch memory, in milliseconds: many times the duration of a core dump. Then the children run until
+/// they are signalled.
 const PAGING_MS: u64 = 4_000;
 
 /// A loadable segment of a core file: offset, address, bytes in the file, bytes in memory.

@@ -43,7 +43,7 @@ const DEATHS: &[&[NodeProcess]] = &[
     &[NodeProcess::FdHolder, NodeProcess::Keeper],
 ];
 
-/// How long children fork, in milliseconds. The processes are killed in this time.
+/// How long children fork, in milliseconds. The node's processes are killed within this time.
 const FORKING_MS: u64 = 1500;
 /// Time from the children's start until the processes are killed.
 const FORKING_MOMENT: Duration = Duration::from_millis(400);
@@ -53,7 +53,7 @@ const PAGING_MS: u64 = 3000;
 /// As `PAGING_MS`, for a child that must still have missing pages when its owner dies, even late on a slow machine. The
 /// child ends long before this time is over.
 const MISSING_MS: u64 = 60_000;
-/// Time during which a daemon is dead: while children still touch memory.
+/// Time for which a daemon is dead. It is short enough that children still touch memory at its end.
 const MOMENT: Duration = Duration::from_millis(800);
 /// Memory of the parent, in MiB: so much that readahead has not fetched all of it when the daemon is killed.
 const MEMORY_MIB: &str = "256";
@@ -179,7 +179,7 @@ fn child() {
     paging.stop();
 }
 
-/// Children, including copies of a zygote, and their processes fork while the processes are killed.
+/// Children, including copies of a zygote, fork processes while [`DEATHS`] are executed.
 fn killed_together() {
     let cluster = Cluster::start(2);
     let mut parent = Parent::start(Program::Situation("forking_descendants"), &["64"]);
@@ -211,8 +211,8 @@ fn kill_while_they_fork(cluster: &Cluster, victims: &[NodeProcess]) {
     }
 }
 
-/// Afterwards, existing children are served with the userfaultfds that the stubs hold, and the node accepts new
-/// children.
+/// Kills all processes of a node that share the pager's descriptors. Then existing children are served with the
+/// userfaultfds that the stubs hold, and the node accepts new children.
 fn all_holders() {
     let cluster = Cluster::start(2);
     let mut parent = Parent::start(Program::Situation("forking_descendants"), &["64"]);

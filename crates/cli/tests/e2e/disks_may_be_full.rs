@@ -14,10 +14,10 @@ pub(crate) const TESTS: &[Test] = &[Test::alone("while_children_fetch_pages", un
 const PARENT_MIB: &str = "16";
 const DISK_MIB: u64 = 64;
 
-/// Number of bytes to free for the state file that a starting daemon writes next to the nodes' run directories.
+/// Number of bytes to free, so that a starting daemon can write its state file on the full disk.
 const STATE_BYTES: u64 = 16 << 10;
 
-/// How long children touch memory at least, in milliseconds.
+/// Minimum time for which children touch memory, in milliseconds.
 const PAGING_MS: &str = "700";
 
 fn under_children() {

@@ -18,13 +18,13 @@ pub(crate) const TESTS: &[Test] = &[
 
 /// Number of children of one fan-out on each node: more than the node starts at once.
 const EACH: u64 = 16;
-/// Minimum number of copies on each node. The first child on the node that got the fork is usually restored. If a busy
-/// machine exceeds the time limit of the wait for the zygote, some other children are restored too.
+/// Minimum number of copies on each node. The first child on the node that got the request is usually restored. If the
+/// wait for the zygote exceeds its time limit on a busy machine, some other children are restored too.
 const COPIES_MIN: u64 = EACH - 4;
 const ROUNDS: u64 = 10;
 /// Longest wait until a fan-out has enough copies: a busy machine may need several fan-outs.
 const COPIES_LIMIT: Duration = Duration::from_secs(200);
-/// Longest fan-out: a guard against hangs. A fan-out whose zygote is lost waits for the zygote for some seconds.
+/// Time limit of a fan-out, against hangs. A fan-out whose zygote is lost waits for the zygote for some seconds.
 const FAN_OUT_LIMIT: Duration = Duration::from_secs(90);
 /// Longest wait until the zygote of a dropped seed has ended.
 const SOON: Duration = Duration::from_secs(60);

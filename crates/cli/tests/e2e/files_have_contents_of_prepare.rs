@@ -29,16 +29,17 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("a_shared_path_has_its_current_contents", shared_path),
 ];
 
-/// The names of the files of the program, one for each kind of access.
+/// The names of the files of `kept_files.c`, one for each kind of access.
 const KINDS: [&str; 8] = ["read", "both", "shared", "private", "copied", "written", "log", "plain_log"];
 
-/// The names of the files that the parent can write to. A change of them between prepare and fork cannot be excluded.
+/// The names of the files that the parent can write to. Farfork cannot prove that these files have not changed since
+/// prepare.
 const UNPROVED_KINDS: [&str; 4] = ["both", "log", "plain_log", "written"];
 
 /// Number of kinds of files that a child reads: the first ones of `KINDS`.
 const READ_KINDS: usize = 6;
 
-/// How often a file is changed right after prepare has answered.
+/// Number of rounds in which a file is changed right after prepare has answered.
 const AT_ONCE_ROUNDS: usize = 12;
 
 /// The payload of a child that must find the changed contents.
@@ -249,7 +250,7 @@ fn added_to(cluster: &Cluster) {
     }
 }
 
-/// Changes of mode and names do not count as changes of contents. Writing the same bytes again does not either.
+/// A new mode, a new name, or writing the same bytes again does not count as a change of contents.
 fn touched(cluster: &Cluster) {
     let directory = scratch::directory();
     let parent = parent(directory.path(), None);

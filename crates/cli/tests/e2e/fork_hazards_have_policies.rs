@@ -123,8 +123,8 @@ fn mapped_file(cluster: &Cluster) {
     parent.require_unharmed();
 }
 
-/// In a child, pages that were not written through a private mapping show writes to the child's own object. Without
-/// such writes, they have the contents of the parent's object at prepare, without later writes.
+/// In a child, pages that were not written through a private mapping have the contents of the parent's object at
+/// prepare. Only writes to the child's own object change them.
 fn private_mapping(cluster: &Cluster, arguments: &[&str], is_written_since: bool) {
     let mut parent = situation("private_mapping", arguments);
     let checked = cluster.first().run(&["check", &parent.pid_text()]);

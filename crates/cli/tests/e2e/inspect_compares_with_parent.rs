@@ -33,7 +33,7 @@ fn same(cluster: &Cluster) {
     parent.require_unharmed();
 }
 
-/// Changes the parent after the prepare. The comparison reports that difference, and fails.
+/// Changes a limit of the parent after the prepare. The comparison reports this difference, and fails.
 fn change(cluster: &Cluster) {
     let parent = Parent::start(Program::Threads, &[]);
     let seed = Seed::prepare(cluster.first(), &parent);

@@ -1,4 +1,4 @@
-//! A cut link: children wait for pages while their node cannot reach the owner, and continue when it can again.
+//! A cut link: children wait for pages while their node cannot reach the owner, and then continue.
 
 use std::thread;
 use std::time::Duration;

@@ -22,8 +22,7 @@ const ALIVE_VARIABLE: &str = "FARFORK_ALIVE";
 const ALIVE: usize = 200;
 /// Number of children of one command.
 const PORTION: usize = 50;
-/// Time limit of a test with that many children, without the time for each child. Most of it is their start on a busy
-/// machine.
+/// Fixed part of the time limit of a test with `ALIVE` children. `ALIVE_LIMIT_EACH` is added for each child.
 const ALIVE_LIMIT: Duration = Duration::from_secs(180);
 const ALIVE_LIMIT_EACH: Duration = Duration::from_millis(100);
 /// Number of threads by which a daemon or a pager may exceed its number without children, however many children there
@@ -37,7 +36,7 @@ const DESCRIPTORS_EACH_MAX: usize = 2;
 /// Longest wait until a daemon has closed the descriptors of ended children.
 const SETTLE_LIMIT: Duration = Duration::from_secs(60);
 
-/// Number of additional descriptors, such as connections to other nodes, whose number varies.
+/// Permitted number of additional descriptors: for example, the number of connections to other nodes varies.
 const DESCRIPTORS_SLACK: usize = 8;
 
 fn two_hundred(cluster: &Cluster) {

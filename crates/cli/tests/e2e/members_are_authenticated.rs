@@ -125,7 +125,7 @@ fn rotated() {
         assert!(Instant::now() < give_up, "not all nodes have new certificates");
     }
     manage(&cluster, 0, &["rotate", "--finish"]);
-    // Connections with old certificates are closed now. A `wait` that this interrupts is repeated.
+    // Connections with old certificates are now closed. A `wait` over such a connection fails, and is repeated.
     wait::wait_until("the child is waited for", SOON, || {
         let said = cluster.first().json_ignoring_status(&["wait", "--timeout", WAIT_TIMEOUT, &children[0].id]);
         said["children"][0]["error"].is_null().then_some(())

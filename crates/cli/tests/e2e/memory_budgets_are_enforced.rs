@@ -15,7 +15,7 @@ pub(crate) const TESTS: &[Test] = &[
 const PARENT_MIB: &str = "32";
 const SEEDS_BOUND: &str = "90MiB";
 
-/// Longest wait until an image of that size is written.
+/// Longest wait until the image of a seed is written.
 const SEAL_LIMIT: Duration = Duration::from_secs(120);
 
 fn seed_above_budget() {

@@ -9,8 +9,8 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("children_are_killed_before_templates", children_first),
 ];
 
-/// Memory of the parent in MiB. `ROOM_KB` is how much the node's group may grow: a child of the parent does not fit, a
-/// child of a small parent does.
+/// Memory of the parent in MiB. The control group of the child's node may grow by `ROOM_KB`: a child of this parent does
+/// not fit, but a child of a small parent does.
 const PARENT_MIB: &str = "128";
 const ROOM_KB: u64 = 48 << 10;
 

@@ -20,7 +20,7 @@ pub(crate) const PORT: &str = "9470";
 /// The guide that documents each metric.
 const GUIDE: &str = include_str!("../../../../docs/guide/observing.md");
 
-/// Longest scrape: far longer than a pager needs to answer for a few children.
+/// Time limit of a scrape: far longer than a pager needs to answer for a few children.
 const SCRAPE_LIMIT: Duration = Duration::from_secs(60);
 
 fn a_fork_changes_counters() {

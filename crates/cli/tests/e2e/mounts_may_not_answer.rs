@@ -10,8 +10,8 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("although_their_servers_take_requests", || run_in_own_mounts(taken)),
 ];
 
-/// Types of the file systems: containers would overlay the first, and bind mount the second, a volume, if they
-/// answered.
+/// Types of the file systems. If they answered, containers would overlay the first one, and bind mount the second one,
+/// which is a volume.
 const UNRESPONSIVE: [&str; 2] = ["fuse", "fuse.farfork"];
 
 fn from_the_beginning() {
@@ -36,8 +36,8 @@ fn later() {
     mounts.iter_mut().for_each(UnresponsiveMount::require_hanging);
 }
 
-/// The server has read the requests, as for a file system whose machine is unreachable. Processes that wait for such
-/// requests cannot be killed.
+/// The server has read the requests and does not answer them, as if its machine were unreachable. Processes that wait for
+/// such an answer cannot be killed.
 fn taken() {
     let mut mounts = UNRESPONSIVE.map(UnresponsiveMount::new);
     mounts.iter().for_each(UnresponsiveMount::take_requests);

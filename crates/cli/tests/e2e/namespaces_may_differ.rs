@@ -28,7 +28,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("a_private_root_directory_is_refused", root_directory),
 ];
 
-/// All kinds of namespaces of its own that a parent may have, as options of unshare(1).
+/// Options of unshare(1) for all kinds of namespaces that a parent may have for itself.
 const ALL: [&str; 5] = ["--mount", "--uts", "--ipc", "--net", "--cgroup"];
 
 /// Starts a parent in new namespaces. There, a shell runs a script before it executes the program.
@@ -62,8 +62,8 @@ fn refused(cluster: &Cluster, namespaces: &[&str], script: &str, words: &[&str])
     parent.require_unharmed();
 }
 
-/// Children of this parent lack nothing, and notes name the differences. A seed of such a child has no notes, because
-/// its children are in the same kinds of namespaces.
+/// The parent has namespaces of its own, but its children lack nothing. Notes name the differences. A seed of a child
+/// has no notes, because children of the child are in the same kinds of namespaces.
 fn unchanged(cluster: &Cluster) {
     let mut parent = start(&ALL, "true");
     let checked = cluster.first().json(&["check", &parent.pid_text()]);

@@ -1,5 +1,5 @@
 //! When children are forked one by one, a prestarted child exists before the next request. It serves any next fork and
-//! equals any other child. An unused one leaves nothing. None is made where another process could notice it.
+//! equals any other child. An unused one leaves nothing. No child is prestarted if another process could notice it.
 
 use std::fs;
 use std::path::Path;
@@ -26,8 +26,8 @@ const SIGKILL: i32 = 9;
 const STANDBY_WAIT: Duration = Duration::from_secs(2);
 /// Minimum number of children that must have been prestarted.
 const ENOUGH: u64 = 4;
-/// Number of forks of a parent that must not get prestarted children. Other parents get one within that number of
-/// forks, as soon as they have a zygote.
+/// Number of forks of a parent that must not get prestarted children. After so many forks, another parent with a zygote
+/// has one.
 const FORKS: u64 = 8;
 
 /// Returns the processes in containers that run a parent's program.
@@ -40,7 +40,7 @@ pub(crate) fn in_containers(cluster: &Cluster, parent: &Parent) -> Vec<i32> {
 }
 
 /// Forks children one by one until a prestarted child exists. Returns its process id. Each child must answer correctly.
-/// Making a prestarted child takes time: a fork that follows at once uses it.
+/// After each fork, waits for the prestarted child, because the next fork would use it.
 fn fork_until_standby(cluster: &Cluster, parent: &Parent, seed: &Seed) -> i32 {
     let mut number = 1000;
     wait::wait_until("a prestarted child", SOON, || {
@@ -165,8 +165,8 @@ fn current_files() {
     seed.check_answers(&parent, &children, &[number + 1]);
 }
 
-/// One parent has a file open for writing, which an overlay would copy on open. Another parent has the file open only
-/// for reading.
+/// One parent has a file open for writing: an overlay copies such a file when a child opens it, so no child is prestarted.
+/// Children of a parent that has the file open only for reading are.
 fn open_for_writing() {
     let cluster = Cluster::start(1);
     let file = scratch::file("contents");
@@ -181,7 +181,7 @@ fn open_for_writing() {
     for number in 0..FORKS {
         writers.fork_and_check(&writes, number, &[]);
     }
-    wait::wait_until("its zygote", SOON, || {
+    wait::wait_until("a zygote of the parent that writes", SOON, || {
         let before = cluster.zygote_count(0, "children");
         writers.fork_and_check(&writes, FORKS, &[]);
         (cluster.zygote_count(0, "children") > before).then_some(())

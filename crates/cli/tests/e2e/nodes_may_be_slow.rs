@@ -17,10 +17,10 @@ pub(crate) const TESTS: &[Test] = &[
 /// tc(8) arguments for the owner's node: 16 MiB take four seconds.
 const SLOW_LINK: [&str; 7] = ["tbf", "rate", "32mbit", "burst", "64kb", "latency", "200ms"];
 
-/// Time for which a process is stopped: as long as a machine may stop for live migration or swapping.
+/// Time for which a process is stopped, as a live migration or swapping may stop a machine.
 const STANDSTILL: Duration = Duration::from_secs(5);
 
-/// Longest wait until a stopped daemon has logged the interruption.
+/// Longest wait until a daemon has logged that it was stopped.
 const TOLD_LIMIT: Duration = Duration::from_secs(60);
 
 const SIGCONT: i32 = 18;

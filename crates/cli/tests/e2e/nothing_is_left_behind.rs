@@ -77,8 +77,8 @@ fn started_by_hand() {
     let _ = daemon.wait();
 }
 
-/// The cluster's directory is in use as a mount point, like the default `/run/farfork`. Daemons use it after they have
-/// had a container that needs it. They may be those of this or of another cluster.
+/// The cluster's directory is a mount point in use, as the default `/run/farfork` may be by another cluster's containers.
+/// `farfork down` still takes the cluster down.
 fn mounted_run_dir() {
     let cluster = Cluster::start(1);
     let run_dir =
@@ -94,7 +94,7 @@ fn mounted_run_dir() {
 }
 
 fn memory_is_uncharged() {
-    // The zygote has memory of its own. It ends after one second.
+    // The zygote's memory counts too, so the zygote must end: after one second without a fork.
     let cluster = Cluster::start_with(2, &["--pool", "1", "--zygote-idle", "1"]);
     let mut parent = Parent::start(Program::Waits, &["64"]);
     let seed = Seed::prepare(cluster.first(), &parent);

@@ -31,7 +31,7 @@ pub(crate) const TESTS: &[Test] = &[
 const MEMORY_MIB: &str = "16";
 /// Number of pages that each child touches, one by one in random order.
 const PAGES: u64 = 4096;
-/// Time in which a child touches them, in milliseconds.
+/// Time in which a child touches `PAGES` pages, in milliseconds.
 const PAGING_MS: u64 = 300;
 const PAGE_BYTES: u64 = 4096;
 
@@ -139,7 +139,7 @@ fn default_sets_save_faults(cluster: &Cluster) {
     let first = child(cluster, &parent, &seed, 77, &["--to", cluster.name(1)]);
     let set = wait_for_set(cluster, &seed, first.get("pages_fetched")) / PAGE_BYTES;
     let none_in_vain = || (cluster.zygote_count(0, "kept") == 0).then_some(());
-    wait::wait_until("zygotes without the working set have ended", SOON, none_in_vain);
+    wait::wait_until("zygotes that were made without the working set have ended", SOON, none_in_vain);
     for (number, node) in [(78, 2), (79, 0)] {
         let next = child_with_set(cluster, &parent, &seed, number, node, set);
         assert!(10 * next.get("faults_missing") <= first.get("faults_missing"), "{}\n{}", first.0, next.0);

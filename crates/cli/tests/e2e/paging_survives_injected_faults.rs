@@ -13,8 +13,8 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("for_five_minutes_with_each_kind_of_fault", five_minutes).long(),
 ];
 
-/// Longest run of the soak test. It starts rounds for the requested time. The last round may have to wait for another
-/// one. Then, for up to two minutes, nodes release memory, and the page rate is measured.
+/// Time limit of the soak test. The test starts rounds for the requested time. Then, for up to two minutes, nodes release
+/// memory, and the page rate is measured.
 const RUN_LIMIT: Duration = Duration::from_secs(900);
 
 /// Runs the soak test, and returns its report. The random choices follow from a fixed seed, so a failure can be

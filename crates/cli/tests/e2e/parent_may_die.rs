@@ -1,5 +1,5 @@
 //! The parent is killed before, during or after a prepare, by a signal to itself, its process group or its session. A
-//! finished seed outlives it. A prepare that is too late fails with the reason.
+//! finished seed outlives its parent. A prepare that is too late fails with the reason.
 
 use std::fs;
 use std::process::Command;
@@ -17,11 +17,11 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("with_its_session", with_session),
 ];
 
-/// Number of different times, within a prepare of a small parent, at which the parent is killed. That prepare takes one
-/// or two milliseconds.
+/// Number of different times within a prepare at which the parent is killed. The prepare of a small parent takes one or
+/// two milliseconds.
 const MOMENTS: u64 = 24;
 
-/// Longest wait until such a prepare has reported its result, on a busy machine.
+/// Longest wait for the result of a prepare whose parent is killed, on a busy machine.
 const PREPARE_LIMIT: Duration = Duration::from_secs(60);
 
 fn before(cluster: &Cluster) {

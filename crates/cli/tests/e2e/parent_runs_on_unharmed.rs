@@ -136,8 +136,8 @@ fn refusals_are_short(cluster: &Cluster) {
     }
 }
 
-/// For the kernel, the template is a child of the parent. wait(2) in the parent must not return it while the seed
-/// exists. Afterwards, no child must remain.
+/// For the kernel, the template is a child of the parent. wait(2) in the parent must not return the template while the
+/// seed exists. After the seed is dropped, no child must remain.
 fn no_unknown_child(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Waits, &["16"]);
     for _ in 0..5 {
@@ -219,7 +219,7 @@ fn check_waits_with_killed_daemon(slack: &[&str]) {
 }
 
 /// Starts a prepare, and returns when the parent is seen to be traced. On a busy machine, a prepare may end unseen.
-/// Then another one is started. Seeds of earlier prepares end with the daemon.
+/// Then another prepare is started. Seeds of earlier prepares end with the daemon.
 fn seen_prepare(cluster: &Cluster, parent: &mut Parent) -> Child {
     let begun = Instant::now();
     loop {

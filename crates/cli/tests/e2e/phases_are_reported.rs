@@ -54,7 +54,7 @@ fn of_a_fork(cluster: &Cluster) {
     assert!(end_us <= asked_us, "the child ran after {end_us} µs, but its request ended after {asked_us} µs");
 
     let id = child["child"].as_str().expect("an id");
-    wait::wait_until("the child's pages of files are counted, at most all resident pages", FILES_LIMIT, || {
+    wait::wait_until("the child's file pages are counted, at most all resident pages", FILES_LIMIT, || {
         let said = cluster.first().json(&["inspect", id]);
         let [files, shared, private] =
             ["file_bytes", "shared_bytes", "private_bytes"].map(|key| said["memory"][key].as_u64().unwrap_or(0));

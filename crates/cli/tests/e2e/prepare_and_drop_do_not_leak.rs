@@ -27,12 +27,12 @@ const SHORT: Campaign = Campaign { warm_up_rounds: 100, rounds: 200, memory_grow
 /// in the first 1,600 and then stayed the same.
 const LONG: Campaign = Campaign { warm_up_rounds: 500, rounds: 1000, memory_growth_kb_max: 400 };
 
-/// Number of measurements: a leak grows every time, but retained memory stops growing. On a busy machine, other threads
-/// run at the same time, and use new arenas.
+/// Maximum number of measurements. A leak grows in each of them, but memory that the allocator keeps stops growing. On a
+/// busy machine, growth can start again when more threads run at once and use new arenas.
 const LOOKS_MAX: usize = 3;
 /// Permitted growth of the other counts. The number of connections varies.
 const COUNT_SLACK: usize = 4;
-/// Longest run of a command, of which there are thousands: ten times its duration on an idle machine.
+/// Time limit of each command on average: ten times its duration on an idle machine.
 const COMMAND_LIMIT: Duration = Duration::from_millis(200);
 const SETTLE_LIMIT: Duration = Duration::from_secs(30);
 

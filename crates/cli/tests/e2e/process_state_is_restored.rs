@@ -225,7 +225,7 @@ impl Subject {
 /// All ways to fetch memory: the state of kernel objects must not depend on them.
 const STRATEGIES: [&str; 3] = ["cow", "prefetch", "eager"];
 
-/// Programs whose process tree changes by itself. It has changed by the time the child is compared.
+/// Programs whose process tree changes all the time, so the kernel's views of parent and child are not compared.
 const CHANGING: [&str; 2] = ["process_loop", "program_loop"];
 
 fn restored(cluster: &Cluster, name: &'static str) {
@@ -286,7 +286,7 @@ fn huge_pages_of_a_frozen_parent(cluster: &Cluster) {
     }
 }
 
-/// Treats all children as if their kernel had another vDSO. A child of a child has its functions redirected twice.
+/// Treats all children as if their kernel had another vDSO. A child of a child has its vDSO redirected twice.
 fn other_kernel_vdso() {
     let others = Cluster::start_with(2, &["--bridge-vdso"]);
     by_each_strategy(&others, "vdso");
@@ -452,7 +452,7 @@ struct Outside(std::process::Child);
 
 impl Drop for Outside {
     fn drop(&mut self) {
-        // kill(2) fails if it has ended, which it has unless the test failed.
+        // kill(2) fails if unshare(1) has ended: it runs at this point only if the test failed.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -477,7 +477,7 @@ fn refused(cluster: &Cluster, name: &'static str, words: &[&str]) {
     require_refusal(cluster, subject, words);
 }
 
-/// The state is visible only while the process is stopped. `check` does not stop it, so it cannot find the state.
+/// The state is visible only while the process is stopped. `check` does not stop the process, so only prepare refuses.
 fn refused_at_stop(cluster: &Cluster, name: &'static str, words: &[&str]) {
     require_refusal(cluster, Subject::start(name), words);
 }
@@ -486,7 +486,7 @@ fn refused_at_stop(cluster: &Cluster, name: &'static str, words: &[&str]) {
 const TICKS: usize = 40;
 
 /// The error names the object. The process has the same state as before, continues to tick, and finds its own state
-/// unchanged. `parent_runs_on_unharmed::a_refused_prepare_stops_it_only_briefly` tests the time for which it is
+/// unchanged. `parent_runs_on_unharmed::a_refused_prepare_stops_it_only_briefly` tests how long the process is
 /// stopped.
 fn require_refusal(cluster: &Cluster, mut subject: Subject, words: &[&str]) {
     let parent = &mut subject.parent;

@@ -35,7 +35,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("the_c_examples_give_the_documented_results", examples),
 ];
 
-/// Longest run of the Python tests of one module: less than the time limit of a test here.
+/// Time limit for the Python tests of one module. It is less than the time limit of the end-to-end test that runs them.
 const MODULE_LIMIT: Duration = Duration::from_secs(280);
 
 /// Longest wait for two small builds.
@@ -180,8 +180,8 @@ fn daemon_killed() {
     assert_eq!(cluster.stop(), [""; 0]);
 }
 
-/// Kills the daemon while it starts children on the other node. It may not have requested the results of the last ones
-/// yet.
+/// Kills the daemon while it starts children on the other node. It may not yet have requested the results of the last
+/// children.
 fn daemon_killed_early() {
     let cluster = Cluster::start(2);
     let children = cluster.run_dir(1).join("children");

@@ -15,7 +15,7 @@ pub(crate) const TESTS: &[Test] = &[
 /// Number of lists within which a running child must appear. One list is printed each second.
 const LISTS_MAX: usize = 10;
 
-/// Longest wait until a watcher notices, when it writes the next list, that its output has no reader.
+/// Longest wait until a watcher without a reader ends. It notices only when it writes the next list.
 const END_LIMIT: Duration = Duration::from_secs(60);
 
 fn new_children(cluster: &Cluster) {

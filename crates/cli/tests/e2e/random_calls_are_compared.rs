@@ -1,5 +1,5 @@
 //! Programs make state by every x86-64 system call that leaves state, and are forked to another node. The differ must
-//! find no difference outside its table. If prepare refuses a program, `check` must refuse it too.
+//! find only differences that its table permits. If prepare refuses a program, `check` must refuse it too.
 //! `calls.c` has the actions that make the calls. Each round deals all actions to its programs in a new combination.
 //! `FARFORK_RANDOM_SEED` repeats the program that failed.
 
@@ -41,8 +41,8 @@ const MORE_ACTIONS_MAX: u64 = 5;
 /// Texts of refusals that depend on the node, not on the process: real-time threads.
 const NODE_REFUSALS: [&str; 1] = ["a kernel with RT_GROUP_SCHED gives real-time threads of containers no time"];
 
-/// Texts of refusals of two actions that are carried alone but refused together: a seccomp filter with the loss of the
-/// capability to install it; a lease with another user.
+/// Texts of refusals of pairs of actions that are refused only together: a seccomp filter and the loss of the capability
+/// to install it; a file lease and a change of the user.
 const REFUSALS_OF_TWO: [&str; 2] =
     ["seccomp filter that neither it nor a child may install again", "it has a lease (F_SETLEASE) on a file of user"];
 

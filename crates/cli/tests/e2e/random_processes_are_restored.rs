@@ -1,6 +1,6 @@
 //! A program makes five or more resources that follow from a number, prints their state as a statement, and is forked
-//! to another node. Child and parent print the statement again, and both must equal the first one. At the end, each
-//! uses up its resources and prints their contents.
+//! to another node. Child and parent print the statement again, and both statements must equal the first one. At the
+//! end, parent and child each use up their resources and print the contents.
 //!
 //! `FARFORK_RANDOM_CASES` sets the number of cases (400). `FARFORK_RANDOM_SEED` repeats the case that failed.
 
@@ -34,10 +34,11 @@ const CASES_DEFAULT: u64 = 400;
 /// End of the range of seeds in the long campaign. The range begins at `CASES_DEFAULT`.
 const CASES_LONG: u64 = 11_000;
 
-/// One in this many cases tests that check and prepare agree.
+/// Number of cases for each case that tests that check and prepare agree.
 const CASES_TO_AGREE: u64 = 20;
 
-/// Number of concurrent cases: commands of one case wait while children of another run. Suits a machine with two CPUs.
+/// Number of concurrent cases. While commands of one case wait, children of another case run. Suits a machine with two
+/// CPUs.
 const AT_ONCE: usize = 4;
 
 /// Time limit of one case: far more than a case takes, even on a busy machine.
@@ -49,7 +50,7 @@ const CASE_LIMIT_ON_AVERAGE: Duration = Duration::from_secs(2);
 /// Number of seeds that are dropped at once: each seed holds a process.
 const DROPPED_AT_ONCE: usize = 16;
 
-/// Maximum number of printed reports. Further ones would repeat the same differences.
+/// Maximum number of printed reports. Further reports would repeat the same differences.
 const REPORTS_MAX: usize = 8;
 
 /// Tolerance for remaining times, in milliseconds: parent and child read them at different times.
@@ -57,7 +58,7 @@ const NEAR_MS: u64 = 60_000;
 
 const STRATEGIES: [&str; 3] = ["cow", "prefetch", "eager"];
 
-/// In one of this many cases, the parent ends before its child starts.
+/// Number of cases for each case whose parent ends before its child starts.
 const ENDED_PARENTS: u64 = 8;
 
 fn number_of(variable: &str) -> Option<u64> {
@@ -121,7 +122,7 @@ fn drop_seeds(cluster: &Cluster, prepared: &mut Vec<String>) {
     }
 }
 
-/// Lines that a process prints about its state. State that reading consumes follows a line with a colon.
+/// Lines that a process prints about its state. After a line with a colon, it prints the state that reading consumes.
 type Statement = Vec<String>;
 
 /// Runs one process and its child. Returns their differences, and a command that repeats the case.
@@ -161,7 +162,7 @@ fn compare_check_with_prepare(cluster: &Cluster, seed: u64) -> Result<(), String
         cluster.first().run(&["kill", "--signal", "KILL", started.stdout.trim()]);
         cluster.first().json(&["drop", "--force", &id]);
     }
-    // The parent prints only its statement: state that is refused need not be used up.
+    // Read only the statement of the parent: refused state need not be used up.
     parent.talker.write_input("\n")?;
     require_same("the parent's state has changed", &parent.before, &parent.talker.read_until(":", CASE_LIMIT)?)
 }
@@ -242,7 +243,7 @@ fn until_colon(statement: &[String]) -> Statement {
     statement.iter().take_while(|line| *line != ":").cloned().collect()
 }
 
-/// Returns the lines that only one of them has, except times that are close. Also reports lines in another order.
+/// Returns the lines that only one of the statements has, except times that are close. Also reports another order.
 fn differences(expected: &[String], found: &[String]) -> String {
     let only_in = |one: &[String], other: &[String]| -> Vec<String> {
         one.iter().filter(|line| !other.iter().any(|known| is_near(line, known))).cloned().collect()

@@ -37,7 +37,8 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("a_missing_daemon", no_daemon),
 ];
 
-/// Longest refusal: a guard against hangs. If the process never stops, prepare ends after its own time limit.
+/// Time limit of a refusal, against hangs. If the process never stops, prepare ends after a shorter time limit of its
+/// own.
 const REFUSAL_LIMIT: Duration = Duration::from_secs(30);
 
 /// Longest wait until a control group is frozen.
@@ -107,8 +108,8 @@ fn refused(cluster: &Cluster, reason: &str, words: &[&str]) {
     parent.require_unharmed();
 }
 
-/// Freezes the parent with the cgroup freezer of the machine. Does not use a program that checks for EINTR, because the
-/// version 1 freezer causes it.
+/// Freezes the parent with the cgroup freezer of the machine. The parent must not check for EINTR, because the version 1
+/// freezer interrupts system calls.
 fn frozen(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Threads, &["4"]);
     let freezer = Freezer::of(&parent);
@@ -127,7 +128,7 @@ struct KilledOnDrop(Child);
 
 impl Drop for KilledOnDrop {
     fn drop(&mut self) {
-        // kill(2) fails if the process has ended, which the test has then noticed.
+        // kill(2) fails if the process has ended. The test has noticed this before.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -228,7 +229,7 @@ fn require_missing(cluster: &Cluster, seed: &Seed, path: &str, cause: &str) {
     ]);
 }
 
-/// Errors contain the names of long objects only in part: an HTTP/2 status has room for 16 KiB.
+/// Errors contain only a part of a long name, because an HTTP/2 status has room for 16 KiB.
 fn too_long(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Waits, &["4"]);
     let (long, pid) = ("x".repeat(70_000), parent.pid_text());

@@ -19,7 +19,8 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("children_survive_a_killed_daemon_of_the_waiting_command", daemon_killed),
 ];
 
-/// Number of short-lived children of one command: more than the ended children that a node keeps without need.
+/// Number of short-lived children of one command. It exceeds the number of ended children that a node keeps if no command
+/// needs their results.
 const QUICK: u64 = 1_300;
 /// Number of short-lived children in the long campaign.
 const MANY_QUICK: u64 = 10_000;
@@ -58,7 +59,7 @@ fn quick_attached(count: u64) {
     parent.require_unharmed();
 }
 
-/// No command waits while the children end. Later commands do.
+/// No command waits while the children end. Later commands get their results.
 fn quick_detached() {
     let cluster = Cluster::start(2);
     let mut parent = Parent::start(Program::Situation("idle"), &[]);

@@ -25,11 +25,11 @@ const END_LIMIT: Duration = Duration::from_secs(60);
 /// Private memory of the parent, in MiB.
 const MIB: &str = "32";
 
-/// Minimum memory of the parent in huge pages, in KiB. Unaligned ends stay in small pages, and some ranges may be in
-/// use at each attempt.
+/// Minimum memory of the parent in huge pages, in KiB. Unaligned ends stay in small pages, and the kernel may fail to
+/// collapse some ranges.
 const HUGE_KB_MIN: u64 = 24 << 10;
 
-/// Makes a command that starts a program by `farfork run`, with a run directory of the test for names.
+/// Makes a command that starts a program by `farfork run`. Names of programs are kept in a run directory of the test.
 fn run(run_dir: &Path, options: &[&str]) -> Command {
     let program = Program::Waits.command();
     let mut command = Command::new(BINARY);

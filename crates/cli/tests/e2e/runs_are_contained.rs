@@ -143,7 +143,7 @@ fn hanging_tests() {
     assert!(log.contains("node.log") && log.contains("farfork"), "the log does not show the daemons: {log}");
 }
 
-/// The fork bomb gets no more processes than the run may have, so other processes of the machine still get theirs.
+/// The fork bomb gets no more processes than the run may have, so other processes of the machine can still fork.
 fn fork_bomb() {
     let (ended, directory) = InnerRun::start(&["multiplying::"]).end();
     require(&ended, last_line(&ended) == "0 passed, 1 failed", "the last line");
@@ -192,7 +192,7 @@ fn terminated_run() {
     require(&ended, ended.status.code() == Some(128 + Signal::TERM.as_raw()), "the exit status");
 }
 
-/// Kills the runner with SIGKILL, as the kernel does without free memory. The janitor removes everything.
+/// Kills the runner with SIGKILL, as the kernel does if memory runs out. The janitor removes everything.
 fn killed_run() {
     let InnerRun { mut process, directory } = start_staying();
     process.kill().expect("our own child");

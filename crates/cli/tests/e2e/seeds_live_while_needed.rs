@@ -80,7 +80,8 @@ fn by_starts() {
     assert_eq!(cluster.stop(), Vec::<String>::new());
 }
 
-/// Returns whether the lease was renewed and the child gave the right answer. Both can fail only on a slow machine.
+/// Returns whether the lease was renewed and the child gave the right answer. The result is `false` only on a slow
+/// machine.
 fn renewed_while_started(cluster: &Cluster, parent: &Parent) -> bool {
     let seed = Seed::prepare_with(cluster.first(), parent, &["--ttl", TTL]);
     let pager = pidfd::open(cluster.pager_pid(1)).expect("it lives");
@@ -123,7 +124,7 @@ fn by_requests_in_flight() {
     assert_eq!(cluster.stop(), Vec::<String>::new());
 }
 
-/// Wait until a request has reached its own node, in the first attempt.
+/// Time in which a request should reach its own node, in the first attempt.
 const WAY_MIN: Duration = Duration::from_millis(300);
 
 /// Returns whether the drop was refused. Then the refusal must have the reason, and the child must give the right
@@ -218,7 +219,7 @@ fn unreachable_nodes() {
     assert_eq!(cluster.stop(), Vec::<String>::new());
 }
 
-/// Returns a seed from the list of a node; null if it is not listed.
+/// Returns a seed from the list of a node; null if the seed is not listed.
 fn find(farfork: &Farfork, id: &str) -> Value {
     let said = farfork.json(&["seeds"]);
     let seeds = said["seeds"].as_array().expect("a list").iter();

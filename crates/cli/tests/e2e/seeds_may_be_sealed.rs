@@ -75,7 +75,7 @@ fn outlive_daemon() {
     );
     assert_eq!((&seeds[0]["name"], &seeds[0]["seal"]["state"]), (&"kept".into(), &"sealed".into()), "{listed}");
     cluster.node(1).run_failing(&["fork", unsealed.id(), "--detach"]).require_mentions(&[unsealed.id()]);
-    // A child that fetched pages while the daemon was replaced, and new children on both nodes.
+    // Check a child that fetched pages while the daemon was replaced, and new children on both nodes.
     seed.check_answers(&parent, &children, &[61]);
     for (number, node) in [(62, 0), (63, 1)] {
         let children = seed.fork_detached(&[format!("{number} 200")], &["--to", cluster.name(node)]);
@@ -266,7 +266,7 @@ fn shared_memory(cluster: &Cluster) {
     seed.fork_and_check(&parent, 73, &[]);
 }
 
-/// Dropping a seed leaves nothing of its image, even while it is written.
+/// Dropping a seed leaves nothing of its image, even if the image is being written.
 fn dropped(cluster: &Cluster) {
     let parent = Parent::start(Program::Waits, &["256"]);
     for _ in 0..3 {

@@ -8,7 +8,7 @@ use libtest_mimic::Trial;
 
 use crate::harness::Cluster;
 
-/// Time limit of a test: far more than nearly any test takes, and far less than users wait for a run.
+/// Time limit of a test. Nearly all tests need much less time.
 const TEST_LIMIT: Duration = Duration::from_secs(300);
 
 /// Time limit of a test that is marked as long. Such tests run only in `cargo xtask test-long`.
@@ -75,7 +75,7 @@ impl Test {
         (self.limit)()
     }
 
-    /// Returns the name of the test after the name of its file.
+    /// Returns the name of the test with the name of its file as a prefix.
     pub(crate) fn full_name(&self, sentence: &str) -> String {
         format!("{sentence}::{}", self.name)
     }

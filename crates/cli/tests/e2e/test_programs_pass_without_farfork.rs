@@ -14,10 +14,10 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("dangerous_programs_refuse_to_run_outside_a_container", dangerous_programs),
 ];
 
-/// Time limit of a program. Python needs most, on a busy machine.
+/// Time limit of a program, on a busy machine. The Python program needs most of the time.
 const PROGRAM_LIMIT: Duration = Duration::from_secs(120);
 
-/// Programs with an argument. Does not contain fork_advice, which passes only in a fork.
+/// Programs, each with its argument. The list does not contain fork_advice, which passes only in a fork.
 const PROGRAMS: [(Program, &str); 18] = [
     (Program::Waits, "4"),
     (Program::Threads, "4"),
@@ -43,7 +43,8 @@ const PROGRAMS: [(Program, &str); 18] = [
 const WITH_PAYLOAD_AT_ITS_PLACE: &str =
     r#"mount -t tmpfs farfork-test /run && mkdir /run/farfork && mount --bind "$0" /run/farfork && exec "$@""#;
 
-/// Starts a program in a new mount namespace. It finds its payload when the file appears in this directory.
+/// Starts a program in a new mount namespace. The program finds its payload when the file appears in the directory
+/// `payload`.
 fn start(program: Program, argument: &str, payload: &Path) -> Child {
     let program = program.command();
     let mut command = Command::new("unshare");

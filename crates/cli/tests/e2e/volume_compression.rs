@@ -1,4 +1,5 @@
-//! `FARFORK_VOLUME_COMPRESS` on all nodes, and on one: replicas stay equal, and only data that shrinks takes fewer bytes between nodes.
+//! `FARFORK_VOLUME_COMPRESS` on all nodes, and on one node only. Replicas stay equal. Nodes that compress send fewer bytes
+//! for data that can be compressed.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt as _;
@@ -20,7 +21,7 @@ pub(crate) const TESTS: &[Test] = &[
 
 const NODES: [&str; 3] = ["n1", "n2", "n3"];
 const FILES: usize = 3;
-/// With FILES, more than the log: it laps.
+/// Size of each file. All files together are larger than a log, so each log is written again from its start.
 const FILE_BYTES: usize = 7 << 20;
 const SETTLE_LIMIT: Duration = Duration::from_secs(60);
 
@@ -31,7 +32,8 @@ struct SentBytes {
     compressed: u64,
 }
 
-/// The first node writes text and then random data. The nodes that compress send less of the text, and all of the random data.
+/// The first node writes text and then random data. Nodes that compress send less than a quarter of the text's size, and
+/// more than three quarters of the random data's size.
 fn compress_on(compressing: &[&str]) {
     let directory = scratch::directory();
     let cluster = Cluster::start_wrapped(&write_wrapper(&directory, compressing), NODES.len());
@@ -68,7 +70,7 @@ fn compress_on(compressing: &[&str]) {
     assert_eq!(cluster.stop(), [""; 0]);
 }
 
-/// A script in place of the program: some nodes have the variable in their environment, the others do not.
+/// Writes a script that starts `farfork`. Only the given nodes get `FARFORK_VOLUME_COMPRESS` in their environment.
 fn write_wrapper(directory: &TempDir, compressing: &[&str]) -> std::path::PathBuf {
     let path = directory.path().join("farfork-wrapper");
     let nodes: Vec<String> = compressing.iter().map(|node| format!("*\" --name {node} \"*")).collect();
@@ -101,14 +103,14 @@ fn text_byte(at: usize) -> u8 {
     b"what a program logs, line after line\n"[at % 37] ^ u8::from(at.is_multiple_of(5000))
 }
 
-/// The upper bits of a mixed number (SplitMix64).
+/// Returns the upper bits of a number that SplitMix64 makes from a position.
 fn random_byte(at: usize) -> u8 {
     let mixed = (at as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     let mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     (mixed.wrapping_mul(0x94D0_49BB_1331_11EB) >> 56) as u8
 }
 
-/// Of each node, when each has published the log of the first one.
+/// Waits until each node has published the first log of the volume. Returns the sent bytes of each node.
 fn read_sent_bytes(cluster: &Cluster) -> [SentBytes; 3] {
     wait::wait_until("each log is published on each replica", SETTLE_LIMIT, || {
         let status = cluster.first().json(&["volume", "status", "data"]);

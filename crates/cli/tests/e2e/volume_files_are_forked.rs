@@ -23,7 +23,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("a_child_without_volume_files_does_not_block_unmounting", || run_in_own_mounts(unmounted)),
 ];
 
-/// Longest wait until the processes of a mount have ended after it.
+/// Longest wait until the processes of a mount have ended after the unmount.
 const END_LIMIT: Duration = Duration::from_secs(30);
 
 /// Two nodes with a replica each. The first node has the volume mounted. The second node has its own mount namespace.
@@ -154,7 +154,8 @@ fn require_listed(node: &Farfork, parent: &Parent) {
     }
 }
 
-/// The parent has a lock on a file. The lock exists only on the parent's node, so another node can take it for a child.
+/// The parent has a lock on a file. The lock exists only on the parent's node: a fork there is refused, but on another
+/// node a child gets the lock.
 fn require_locked(files: &VolumeCluster) {
     let parent = files.parent(&["locked"]);
     let seed = Seed::prepare(files.cluster.first(), &parent);

@@ -55,7 +55,7 @@ impl VolumeMount {
 
 impl Drop for VolumeMount {
     fn drop(&mut self) {
-        // umount2(2) fails if it is not mounted.
+        // umount2(2) fails if the volume is not mounted.
         let _ = unmount(&self.directory, UnmountFlags::DETACH);
     }
 }

@@ -25,7 +25,7 @@ pub(crate) const TESTS: &[Test] = &[
 
 /// Longest wait until nodes have returned, and until changes are published.
 const SETTLE_LIMIT: Duration = Duration::from_secs(30);
-/// For fsync(2) while a replica is lost.
+/// Longest duration of an fsync(2) while a replica is lost.
 const WRITE_LIMIT: Duration = Duration::from_secs(60);
 const CONTENTS: &[u8] = b"acknowledged\n";
 
@@ -99,7 +99,8 @@ fn lost_replica() {
     assert_eq!(cluster.stop(), [""; 0]);
 }
 
-/// First of the last member, then of the head. Each time another node writes on.
+/// Removes the replica of the chain's last node, and later the replica of its head. The mount of another node continues
+/// to write.
 fn removed_replica() {
     let (cluster, directory) = (Cluster::start(3), scratch::directory());
     cluster.first().json(&["volume", "create", "data", "--replicas", &cluster.names(&[0, 1, 2])]);
@@ -127,7 +128,7 @@ fn removed_replica() {
     assert_eq!(cluster.stop(), [""; 0]);
 }
 
-/// Its processes make files in it meanwhile.
+/// Removes the directory of a replica. Because a node's processes may make files there at the same time, tries again.
 fn remove_busy_directory(directory: &Path) {
     wait::wait_until("a directory is removed", SETTLE_LIMIT, || match fs::remove_dir_all(directory) {
         Err(error) if error.kind() != ErrorKind::NotFound => None,

@@ -1,4 +1,4 @@
-//! Further children of a seed on a node are copies of a zygote. Each answers correctly and is independent, even after
+//! Further children of a seed on a node are copies of a zygote. Each copy answers correctly and is independent, even after
 //! pager or daemon were killed. Nothing of the zygote remains in it.
 
 use std::fs;
@@ -17,16 +17,16 @@ pub(crate) const TESTS: &[Test] = &[
 
 /// Longest wait until a zygote is ready, has ended, or has its memory in huge pages.
 const SOON: Duration = Duration::from_secs(60);
-/// An unused zygote ends after 20 s. A count of copies is valid only if less time than this has passed.
+/// An unused zygote ends after 20 s. A count of copies is valid only if it took less time than `KEPT_FOR`.
 const KEPT_FOR: Duration = Duration::from_secs(18);
 const ATTEMPTS_MAX: usize = 10;
-/// How long each child touches memory, in milliseconds. `MOMENT` is a time well within that.
+/// How long each child touches memory, in milliseconds. `MOMENT` is shorter.
 const PAGING_MS: u64 = 1500;
 const MOMENT: Duration = Duration::from_millis(400);
 const AT_ONCE: u64 = 6;
 
-/// Runs `attempt`, which uses zygotes, and returns its result. If it took so long that an unused zygote may have ended,
-/// runs it again.
+/// Runs `attempt`, which uses zygotes, and returns its result. Repeats an attempt that took at least `KEPT_FOR`, because
+/// its unused zygote may have ended.
 pub(crate) fn timely<T>(mut attempt: impl FnMut() -> T) -> T {
     for _ in 0..ATTEMPTS_MAX {
         let begun = Instant::now();
@@ -42,8 +42,8 @@ fn wait_for_zygote(cluster: &Cluster, node: usize) {
     wait::wait_until("a zygote", SOON, || (cluster.zygote_count(node, "kept") == 1).then_some(()));
 }
 
-/// Requires that a copy is in its container's group in every hierarchy, and would be killed before its zygote if memory
-/// runs out.
+/// Requires that a copy is in its container's control group in every hierarchy. If memory runs out, the kernel must kill
+/// the copy before its zygote.
 fn require_own_place(pid: i32) {
     let read = |file: &str| fs::read_to_string(format!("/proc/{pid}/{file}")).expect("it runs");
     assert_eq!(read("oom_score_adj").trim(), "900");
@@ -173,7 +173,7 @@ fn limits_and_matching_forks() {
         cluster.first().run(&["wait", &child.id]);
         made
     });
-    assert_eq!(made, (1, 1), "it stays");
+    assert_eq!(made, (1, 1), "a refused fork must not make a copy or end the zygote");
 
     let other = Parent::start(Program::Waits, &["4"]);
     let others = Seed::prepare(cluster.first(), &other);

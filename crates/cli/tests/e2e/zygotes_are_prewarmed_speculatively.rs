@@ -1,6 +1,6 @@
-//! A node makes a zygote before the first request: for the first seed of a process, on its own node, and for a later
-//! seed if the previous one was forked. Each child has the memory of its own seed. An unused zygote is not made again,
-//! and leaves nothing.
+//! A node makes a zygote before the first request: for the first seed of a process, on the seed's node; for a later
+//! seed, if the previous seed was forked. Each child has the memory of its own seed. An unused zygote leaves nothing,
+//! and none is made for the next seed.
 
 use std::thread;
 use std::time::Duration;
@@ -24,7 +24,7 @@ pub(crate) const TESTS: &[Test] = &[
 
 /// Longest wait until a zygote is ready, or has ended.
 const SOON: Duration = Duration::from_secs(100);
-/// Time after which a zygote would be ready if one was made.
+/// Time within which a zygote would have been made.
 const MOMENT: Duration = Duration::from_secs(1);
 /// Minimum number of speculative zygotes or children that must have been used.
 const ENOUGH: u64 = 3;
@@ -104,7 +104,7 @@ fn each_next_seed() {
         assert_eq!(made, 1, "the first child is not a copy of the speculative zygote");
         (cluster.zygote_count(0, "stood_by") >= ENOUGH).then_some(())
     });
-    // A speculative prestarted child may be made after the child for which it was intended.
+    // A speculative child may be prestarted only after the fork for which it was intended.
     wait::wait_until("no prestarted child is left over", SOON, || {
         let seed = changing.seed(&cluster);
         rounds += 1;

@@ -1,8 +1,8 @@
 /* Functions that the test programs share. Each program starts as a parent: it makes its state, prints `ready PID HASH`,
  * and then a timestamp every 2 ms, so that a pause is visible as a gap.
  *
- * When the program finds a payload, it is a child. It checks its state, prints `result NUMBER VALUE`, and exits with
- * 42. On an error it prints the reason on stderr, and exits with 1.
+ * When the program finds a payload, it is a child. A child checks its state, prints `result NUMBER VALUE`, and exits
+ * with 42. On an error it prints the reason on stderr, and exits with 1.
  */
 #pragma once
 
@@ -49,8 +49,8 @@ __attribute__((noreturn, format(printf, 4, 5), unused)) static void wrong(const 
     _exit(EXIT_WRONG);
 }
 
-/* Makes a forked process end when its parent ends, or now if the parent has already ended. So a killed parent leaves no
- * process. */
+/* Makes the calling process end when its parent ends, or now if the parent has already ended. So a killed parent leaves
+ * no process. */
 __attribute__((unused)) static void end_with_parent(pid_t parent) {
     if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0 || getppid() != parent) _exit(EXIT_WRONG);
 }
@@ -59,7 +59,7 @@ __attribute__((unused)) static void end_with_parent(pid_t parent) {
 
 #define NAMESPACE_BYTES_MAX 64
 
-/* Name of the pid namespace in which the parent runs. It may be the host's. */
+/* Name of the parent's pid namespace, which may be the host's. */
 static char parents_namespace[NAMESPACE_BYTES_MAX];
 
 __attribute__((unused)) static void read_pid_namespace(char name[NAMESPACE_BYTES_MAX]) {
@@ -72,7 +72,8 @@ __attribute__((unused)) static void read_pid_namespace(char name[NAMESPACE_BYTES
  * memory. */
 __attribute__((unused)) static void remember_pid_namespace(void) { read_pid_namespace(parents_namespace); }
 
-/* Ends the program if its pid namespace is the same as its parent's: the code that follows would harm the host. */
+/* Ends the program if its pid namespace is the same as its parent's: outside of a container, the code that follows
+ * would harm the host. */
 __attribute__((unused)) static void require_container(void) {
     char own[NAMESPACE_BYTES_MAX];
     read_pid_namespace(own);
@@ -151,7 +152,7 @@ __attribute__((unused)) static int find_payload(char payload[PAYLOAD_BYTES_MAX])
 
 __attribute__((unused)) static void ready(uint64_t hash) { say("ready %d %llu", getpid(), (unsigned long long)hash); }
 
-/* Prints timestamps until this process is a child: until it finds a payload. */
+/* Prints timestamps until it finds a payload, so until this process is a child. */
 __attribute__((unused)) static void await_fork(char payload[PAYLOAD_BYTES_MAX]) {
     struct timespec tick = {.tv_sec = 0, .tv_nsec = TICK_NS};
     while (!find_payload(payload)) {

@@ -79,13 +79,13 @@ pub struct AppendLog {
     pub end: LogPoint,
     /// A thread waits until the log is published up to `end`.
     pub is_urgent: bool,
-    /// The reply must use the current free space of each later member, not its last report.
+    /// The reply must use the current free space of each later member, not the last reported one.
     pub needs_space: bool,
     /// The last bytes before `end`, if they are few. Otherwise empty: the predecessor has already written them into the
     /// region.
     pub bytes: LogBytes,
-    /// The parts of the new bytes that were sent compressed, as `encode_chunks` encodes them; empty if there are none. They are in
-    /// the region of `bytes`. The replica expands them before it validates the log.
+    /// The parts of the new bytes that were sent compressed, as `encode_chunks` encodes them; empty if there are none. They
+    /// are in the region of `bytes`. The replica expands them before it validates the log.
     #[serde(with = "serde_bytes")]
     pub chunks: Vec<u8>,
 }
@@ -146,7 +146,7 @@ pub struct LendTree {
     pub volume: VolumeKey,
     /// Epoch of the chain in the reader's record.
     pub epoch: u64,
-    /// The point up to which the tree must have each client's log, at least. By client number.
+    /// Points, by client number: the tree must have each client's log at least up to its point.
     pub at_least: Vec<LogPoint>,
 }
 
@@ -168,8 +168,9 @@ pub struct ReadTree {
     pub loan: u64,
 }
 
-/// Stops publishing on a live replica at exactly `points`, so that it can be compared with the others. Publishing continues
-/// after `ReleaseTree`, or when no call has named the hold for some time. The reply is the published point of each log.
+/// Stops publishing on a live replica at exactly `points`, so that its tree can be compared with those of other replicas.
+/// Publishing continues after `ReleaseTree`, or when no call has named the hold for some time. The reply is the published
+/// point of each log.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HoldTree {
     /// The volume.
@@ -187,7 +188,7 @@ pub struct HoldTree {
 pub struct DigestTree {
     /// The volume.
     pub volume: VolumeKey,
-    /// As in `HoldTree`.
+    /// Number of the hold, from `HoldTree`.
     pub hold: u64,
 }
 
@@ -213,7 +214,7 @@ pub enum DigestedTree {
 pub struct ReadInodeDigests {
     /// The volume.
     pub volume: VolumeKey,
-    /// As in `HoldTree`.
+    /// Number of the hold, from `HoldTree`.
     pub hold: u64,
     /// The reply begins after this inode number.
     pub after: u64,
@@ -225,7 +226,7 @@ pub struct ReadInodeDigests {
 pub struct DigestData {
     /// The volume.
     pub volume: VolumeKey,
-    /// As in `HoldTree`.
+    /// Number of the hold, from `HoldTree`.
     pub hold: u64,
     /// The parts to digest.
     pub parts: Vec<DataPart>,
@@ -237,7 +238,7 @@ pub struct DigestData {
 pub struct ValidateLogs {
     /// The volume.
     pub volume: VolumeKey,
-    /// As in `HoldTree`.
+    /// Number of the hold, from `HoldTree`.
     pub hold: u64,
 }
 
@@ -255,9 +256,9 @@ pub struct LogDamage {
 pub struct ReleaseTree {
     /// The volume.
     pub volume: VolumeKey,
-    /// As in `HoldTree`.
+    /// Epoch of the chain in the caller's record.
     pub epoch: u64,
-    /// As in `HoldTree`.
+    /// Number of the hold, from `HoldTree`.
     pub hold: u64,
     /// The check has ended, and another one may begin.
     pub is_end: bool,

@@ -1,5 +1,5 @@
 //! The list of compressed parts of a log: encodes it for the sender, and decodes it for the receiver. Expands the parts.
-//! Pure: `log_region` reads and writes the ring. All received input is checked, because another node has sent it.
+//! Does no I/O: `log_region` reads and writes the ring. All received input is checked, because another node has sent it.
 
 use std::ops::Range;
 
@@ -9,10 +9,11 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::log::LOG_BYTES_MAX;
 
-/// Most bytes of a log in one compressed chunk, and so the size of the buffers for expanding it. Larger chunks shrink little
-/// more: LZ4 looks back 64 KiB.
+/// Maximum number of log bytes in one compressed chunk. Buffers for expanding have this size. Larger chunks shrink little
+/// more, because LZ4 looks back at most 64 KiB.
 pub const CHUNK_BYTES_MAX: usize = 64 << 10;
-/// Most chunks of one call: all chunks of the largest log, and a shorter one at each end and at the end of the lap.
+/// Maximum number of chunks in one call: all chunks of the largest log, and a shorter chunk at each end and at the end of
+/// the lap.
 const CHUNKS_MAX: usize = LOG_BYTES_MAX as usize / CHUNK_BYTES_MAX + 3;
 
 /// A part of a log that was sent compressed. Its compressed bytes are in the ring, at the start of the part. They are fewer
@@ -31,7 +32,7 @@ pub struct CompressedChunk {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ChunkError {
     /// The list ends within an element, or has too many elements.
-    #[error("the list of compressed chunks has {0} bytes")]
+    #[error("the list of compressed chunks has an invalid length: {0} bytes")]
     ListLength(usize),
     /// A chunk has an invalid size, overlaps another one, is outside of the new part of the log, or crosses the end of the
     /// ring.

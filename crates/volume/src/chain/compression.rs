@@ -11,10 +11,10 @@ use crate::named_values::named_values;
 /// Shorter data is sent uncompressed. For example, a record with one or two pages of data has up to 12 KiB. Compressing and
 /// expanding it takes 32 µs. If it shrinks by half, this saves 49 µs on a network of 1 Gbit/s, but 5 µs at 10 Gbit/s.
 pub(super) const COMPRESSED_BYTES_MIN: usize = 16 << 10;
-/// Data that does not shrink by an eighth of its size is sent uncompressed: expanding it costs more than it saves.
+/// Data that does not shrink by at least an eighth of its size is sent uncompressed: expanding it costs more than it saves.
 const SAVED_PART_MIN: usize = 8;
-/// Most chunks (1 MiB) that are sent without an attempt after data that did not shrink. Then a sample decides whether the
-/// next chunk is compressed.
+/// Maximum number of chunks (1 MiB) that are sent uncompressed without an attempt, after data that did not shrink. Then a
+/// sample decides whether the next chunk is compressed.
 const PAUSE_CHUNKS_MAX: u32 = 16;
 /// Number of pieces of a sample. They are spread over the chunk, because its first page may be the header of a record.
 const SAMPLE_PIECES: usize = 4;
@@ -122,7 +122,7 @@ impl Lz4Encoder {
         Self { table: CompressTable::large(), output }
     }
 
-    /// Compresses data into `output`, and returns its size; none if it is not clearly smaller.
+    /// Compresses data into `output`. Returns the compressed size; none if the data shrinks too little (`SAVED_PART_MIN`).
     fn shrink(&mut self, data: &[u8]) -> Option<usize> {
         let bytes = compress_into_with_table(data, &mut self.output, &mut self.table);
         let bytes = bytes.expect("the output has room for the worst case");

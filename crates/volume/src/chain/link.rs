@@ -19,14 +19,14 @@ use super::path::PathVersion;
 use super::peers::{PeerClient, PeerClients, PeerError};
 use crate::log::{LogFile, LogPoint, file_offset};
 
-/// Most bytes that are sent within the call that announces them. More bytes are faster with one-sided writes, without a copy
-/// into the call.
+/// Maximum number of bytes that are sent within the call that announces them. More bytes are sent faster by one-sided
+/// writes, which need no copy into the call.
 const INLINE_BYTES_MAX: u64 = 64 << 10;
-/// Most bytes of a one-sided write. The data of larger writes leaves the processor's cache between two copies: 256 KiB were
-/// a tenth slower.
+/// Maximum number of bytes of a one-sided write. The data of a larger write leaves the processor's cache between two copies:
+/// writes of 256 KiB were a tenth slower.
 const WRITE_BYTES: u64 = 64 << 10;
 const _: () = assert!(INLINE_BYTES_MAX <= CHUNK_BYTES_MAX as u64 && WRITE_BYTES <= CHUNK_BYTES_MAX as u64);
-/// Most writes in flight: enough to cover the round trip of a fast network.
+/// Maximum number of writes in flight: enough to cover the round trip of a fast network.
 const WRITES_IN_FLIGHT_MAX: usize = 16;
 
 /// Why a log could not be sent to the next member.
@@ -56,7 +56,7 @@ pub enum ChainError {
 }
 
 impl ChainError {
-    /// Whether the member has refused the log, although it has the same path.
+    /// Whether the member has refused the log, although both nodes have the same path.
     pub fn is_refusal(&self) -> bool {
         match self {
             Self::Peer(error) => error.is_refusal(),
@@ -120,7 +120,7 @@ impl ChainLink {
     /// shrinks are sent compressed.
     ///
     /// # Errors
-    /// After an error, the caller must open a new link.
+    /// [`ChainError`]. The caller must then open a new link.
     pub fn append(
         &mut self,
         log: &LogFile,

@@ -14,8 +14,8 @@ use rustix::io::Errno;
 use super::compressed_chunk::CompressedChunk;
 use crate::log::{RING_OFFSET, file_offset};
 
-/// The positions that the predecessor may write: from the end of the log until they would overwrite a byte that is not
-/// published yet.
+/// The positions that the predecessor may write: from the end of the log up to the position that would overwrite the first
+/// unpublished byte.
 #[derive(Debug, Default)]
 pub struct WritableWindow {
     stored: AtomicU64,
@@ -47,7 +47,7 @@ impl WritableWindow {
 /// The region of one log. Extent 0 is the ring.
 #[derive(Debug)]
 pub struct LogRegion {
-    /// The log. Every mapping of the file shows writes to the file.
+    /// The log file. Writes to the file are visible in every mapping of it.
     pub file: File,
     /// Size of the ring.
     pub ring_bytes: u64,
@@ -55,7 +55,7 @@ pub struct LogRegion {
     pub window: Arc<WritableWindow>,
 }
 
-/// The buffers for expanding chunks. Empty until the first chunk: most nodes do not compress.
+/// The buffers for expanding chunks. They are empty until the first chunk, because compression is off by default.
 #[derive(Debug, Default)]
 pub struct ChunkBuffers {
     compressed: Vec<u8>,
@@ -63,8 +63,9 @@ pub struct ChunkBuffers {
 }
 
 impl LogRegion {
-    /// Expands chunks in place, from a list that `decode_chunks` has accepted. `exported` is this region as the predecessor
-    /// accesses it. When it is revoked, the log may get another predecessor, which writes the same bytes.
+    /// Expands chunks in place, from a list that `decode_chunks` has accepted. Writes through `exported`, the registered
+    /// form of this region. After the region is revoked, such writes fail, because another predecessor may write the same
+    /// bytes.
     ///
     /// # Errors
     /// Stops at the first chunk that is damaged, that may not be written (EACCES), or when the region is revoked (ESRCH).

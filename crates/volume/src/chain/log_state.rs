@@ -1,5 +1,5 @@
-//! The progress of one log on one node: the state machine of the chain. Pure: `offload` copies the bytes, and the simulation
-//! only counts records.
+//! The progress of one log on one node: the state machine of the chain. Does no I/O: `offload` copies the bytes, and the
+//! simulation only counts records.
 
 use crate::log::LogPoint;
 use crate::publish::PublishedMark;
@@ -86,7 +86,8 @@ impl ChainLog {
         self.committed > self.published.point && self.committed >= self.recovery_end
     }
 
-    /// Whether the next change set must have all committed records, as after a crash.
+    /// Whether the next change set must have all committed records: after a crash, the shared tree may already have a part
+    /// of them.
     pub fn is_recovering(&self) -> bool {
         self.published.point < self.recovery_end
     }

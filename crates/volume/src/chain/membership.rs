@@ -1,5 +1,5 @@
 //! Changes of a volume's chain and of its writer. Each function changes the volume's record, which the catalog accepts or
-//! refuses as a whole. Pure.
+//! refuses as a whole. Does no I/O.
 //!
 //! Changes of the chain raise the epoch; the begin and the end of a term do not. Each function returns whether it has
 //! changed the record.
@@ -8,7 +8,7 @@ use farfork_cluster::catalog::VolumeRecord;
 use farfork_wire::NodeName;
 
 /// Removes a node that does not answer, refuses a log, or has lost its replica. `epoch` is the epoch in which the node
-/// failed: in a later one, the node stays. The last live replica always stays.
+/// failed. If the epoch has changed since, the node stays. The last live replica always stays.
 pub fn remove_member(record: &mut VolumeRecord, node: &NodeName, epoch: u64) -> bool {
     if record.epoch != epoch {
         return false;
@@ -95,8 +95,8 @@ pub fn finish_join(record: &mut VolumeRecord, node: &NodeName, epoch: u64) -> bo
     raise_epoch(record, has_joined)
 }
 
-/// Whether the shared tree of a node may have become different from the others: the node is not a member, and the epoch has
-/// changed. A new term does not outdate the tree, because it does not change the epoch.
+/// Whether the shared tree of a node may have become different from the members' trees: the node is not a member, and the
+/// epoch has changed. A new term does not outdate the tree, because a term does not change the epoch.
 pub fn outdates_tree(known: &VolumeRecord, record: &VolumeRecord, node: &NodeName) -> bool {
     !record.chain.contains(node) && record.epoch != known.epoch
 }

@@ -1,4 +1,4 @@
-//! The path of a client's log: the nodes that it passes, in order. Pure.
+//! The path of a client's log: the nodes that the log passes, in order. Does no I/O.
 
 use farfork_cluster::catalog::VolumeRecord;
 use farfork_wire::NodeName;

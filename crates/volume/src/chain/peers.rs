@@ -12,7 +12,7 @@ use farfork_wire::NodeName;
 
 /// Longest wait for the reply to a call.
 pub const CALL_TIMEOUT: Duration = Duration::from_secs(10);
-/// Most idle clients that are kept.
+/// Maximum number of idle clients that are kept.
 const IDLE_CLIENTS_MAX: usize = 16;
 
 /// Why a call to a node failed.
@@ -70,7 +70,7 @@ impl PeerClients {
     /// Makes one call, and waits for the reply.
     ///
     /// # Errors
-    /// As [`PeerError`]; after `timeout` the call may still be executed.
+    /// [`PeerError`]. After a timeout, the node may still execute the call.
     pub fn call<C: TypedCall>(
         &self,
         node: &NodeName,
@@ -126,10 +126,10 @@ impl PeerClients {
 }
 
 impl PeerClient {
-    /// As [`PeerClients::call`].
+    /// Makes one call, and waits for the reply.
     ///
     /// # Errors
-    /// `Call`.
+    /// `Call`. After a timeout, the node may still execute the call.
     pub fn call<C: TypedCall>(&mut self, request: &C::Request, timeout: Duration) -> Result<C::Reply, PeerError> {
         let call = OutgoingRequest { deadline: Some(Instant::now() + timeout), ..OutgoingRequest::default() };
         let answer = self.client.call_typed::<C>(self.session, &call, request);

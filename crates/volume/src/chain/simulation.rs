@@ -1,5 +1,6 @@
-//! Random schedules of a chain: clients write, records are copied and published, nodes die, lose memory or their replica,
-//! are removed and return. A simulated log has only the terms and numbers of its records. Each seed is one schedule.
+//! Random schedules of a chain: clients write, records are copied and published. Nodes die, lose their memory or their
+//! replica, are removed, and return. A simulated log has only the terms and numbers of its records. Each seed is one
+//! schedule.
 
 use farfork_cluster::catalog::VolumeRecord;
 use farfork_wire::NodeName;
@@ -55,7 +56,7 @@ struct SimNode {
     /// The term of the node's client; none if the client may not write.
     term: Option<u32>,
     join: Option<JoinAttempt>,
-    /// The tree may differ from the others, so the node does not publish.
+    /// The tree may differ from the members' trees, so the node does not publish.
     is_catching_up: bool,
 }
 
@@ -70,7 +71,8 @@ struct ChainSimulation {
     is_healing: bool,
 }
 
-/// Numbers of events in all schedules. In `refusals` and `losses`, the node is alive.
+/// Numbers of events in all schedules. `refusals` and `losses` count removals of living nodes: they refused a log, or lost
+/// their replica.
 #[derive(Debug, Default)]
 struct EventCounts {
     acknowledged: usize,

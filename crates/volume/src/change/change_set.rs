@@ -57,7 +57,7 @@ impl DataChange {
 /// The final state of one inode, as far as it was touched.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InodeChange {
-    /// None if they were not touched.
+    /// The attributes; none if they were not touched.
     pub attributes: Option<InodeAttributes>,
     /// Target of a new symbolic link.
     pub symlink_target: Option<ByteBuf>,
@@ -131,14 +131,14 @@ impl ChangeSet {
         self.coalesced_bytes
     }
 
-    /// Drops data that later records of the set overwrite, punch or cut off. Copies of a file then do not overlap.
+    /// Drops data that later records of the set overwrite, punch or cut off. Then no two copies to a file overlap.
     pub fn coalesce(&mut self) {
         let removed = self.inodes.values_mut().map(|change| remove_overwritten(&mut change.data));
         self.coalesced_bytes += removed.sum::<u64>();
         self.is_coalesced = true;
     }
 
-    /// Whether copies of a file do not overlap, so that they may be executed in any order.
+    /// Whether no two copies to a file overlap, so that copies may be executed in any order.
     pub fn is_coalesced(&self) -> bool {
         self.is_coalesced
     }

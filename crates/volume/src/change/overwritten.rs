@@ -8,7 +8,7 @@ use super::DataChange;
 /// Removes copied bytes that later changes overwrite, punch or cut off. The remaining copies never overlap. Returns the
 /// number of removed bytes.
 ///
-/// Applying the result gives the same file after its final size is set. A removed copy may have extended the file.
+/// The result gives the same file only after the final size of the file is set: a removed copy may have extended the file.
 pub(super) fn remove_overwritten(changes: &mut Vec<DataChange>) -> u64 {
     if !has_overwritten(changes) {
         return 0;

@@ -4,7 +4,7 @@ use super::ring::{LogPoint, LogRing, RecordPlacement, RingError};
 use super::storage::LogStorage;
 use crate::record::{RecordEffect, RecordHeader, RecordKind, RecordShape, encode_body, seal_header};
 
-/// Appends to a log. Only the mount with the highest epoch has an appender for the log.
+/// Appends to a log. Only one process at a time has an appender for a log.
 #[derive(Debug)]
 pub struct LogAppender<S> {
     storage: S,
@@ -24,7 +24,7 @@ pub struct AppendedRecord {
 }
 
 impl<S: LogStorage> LogAppender<S> {
-    /// Continues a log at `start`. Everything before it is published.
+    /// Continues a log at `start`. All earlier records are published.
     pub fn new(storage: S, ring_bytes: u64, epoch: u32, start: LogPoint) -> Self {
         Self { storage, ring: LogRing::new(ring_bytes, start), epoch }
     }
@@ -44,7 +44,7 @@ impl<S: LogStorage> LogAppender<S> {
         &mut self.storage
     }
 
-    /// Appends one record. It is in the log as a whole or not at all.
+    /// Appends one record. After a crash, the log has the whole record or none of it.
     ///
     /// # Errors
     /// `Full` until `advance_tail` frees enough bytes; `TooLarge` for a record that never fits.

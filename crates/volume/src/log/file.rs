@@ -32,7 +32,7 @@ pub enum LogFileError {
 }
 
 impl LogFile {
-    /// Creates a log file. Allocates its blocks now, because a store to the mapping would raise SIGBUS on a full disk.
+    /// Creates a log file. Allocates its blocks now: otherwise, a store to the mapping would raise SIGBUS on a full disk.
     ///
     /// # Errors
     /// As open(2) and fallocate(2). An existing file is not replaced.
@@ -46,7 +46,7 @@ impl LogFile {
     /// Opens and maps a log.
     ///
     /// # Errors
-    /// If the file is not a log of this version.
+    /// [`LogFileError`].
     pub fn open(path: &Path) -> Result<Self, LogFileError> {
         let file = OpenOptions::new().read(true).write(true).open(path)?;
         let mut bytes = vec![0; RING_OFFSET as usize];

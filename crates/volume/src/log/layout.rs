@@ -14,7 +14,7 @@ pub const fn file_offset(position: u64, ring_bytes: u64) -> u64 {
 }
 /// Smallest ring: the largest record fits several times, so that publishing and appending overlap.
 pub const LOG_BYTES_MIN: u64 = 4 * DATA_BYTES_MAX as u64;
-/// Largest ring: replay and the recovery of a mount take seconds at most.
+/// Largest ring. The size bounds the time of a replay, which reads the unpublished part of the ring.
 pub const LOG_BYTES_MAX: u64 = 2 << 30;
 
 const MAGIC: [u8; 8] = *b"ffvollog";
@@ -38,7 +38,7 @@ pub enum LogHeaderError {
     /// Another kind of file, or a torn write.
     #[error("no valid header of a volume's log")]
     Invalid,
-    /// A later version of the format.
+    /// Another version of the format.
     #[error("the log has format version {0}, this program reads version {FORMAT_VERSION}")]
     Version(u16),
 }

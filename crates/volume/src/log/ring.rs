@@ -1,4 +1,4 @@
-//! The ring of a log: places records, and knows which bytes may be overwritten. Pure arithmetic.
+//! The ring of a log: places records, and knows which bytes may be overwritten. Does no I/O.
 
 use super::layout::file_offset;
 use crate::record::{HEADER_BYTES, PAGE_BYTES, RECORD_ALIGNMENT, RecordShape};
@@ -42,7 +42,7 @@ pub enum RingError {
     /// There will be room after more records are published.
     #[error("the log is full")]
     Full,
-    /// The record is larger than the ring allows.
+    /// The record needs more than half of the ring.
     #[error("the record does not fit into the log")]
     TooLarge,
 }
@@ -85,7 +85,7 @@ impl LogRing {
     /// Finds the place of a new record. Does not change the ring.
     ///
     /// # Errors
-    /// `Full` until the tail has advanced.
+    /// `Full` until the tail has advanced; `TooLarge` for a record that never fits.
     pub fn place(&self, shape: RecordShape) -> Result<RecordPlacement, RingError> {
         let mut point = self.head;
         let mut filler = None;

@@ -8,9 +8,9 @@ use crate::record::{InodeNumber, PAGE_BYTES, RecordEffect};
 use crate::replay::LogReplay;
 
 const SEEDS: u64 = 1_000;
-/// A disk writes a sector whole or not at all.
+/// Size of a sector in bytes. A disk writes a sector whole or not at all.
 const SECTOR_BYTES: usize = 512;
-/// Smaller than real logs may be, so that it laps often.
+/// Size of the ring. It is smaller than a real ring may be, so that the log often continues at the start of the ring.
 const RING_BYTES: u64 = 16 * PAGE_BYTES;
 const MOUNTS_PER_SEED: u32 = 6;
 const STEPS_PER_MOUNT: u32 = 40;

@@ -14,8 +14,8 @@ pub(super) const GENERATION: Generation = Generation(0);
 
 pub(super) fn answer_entry(reply: ReplyEntry, result: Result<FileAttr, Errno>) {
     match result {
-        // The kernel sends no request when it follows a cached symbolic link, which may have been replaced. So it must look
-        // up each link.
+        // The kernel sends no request when it follows a cached symbolic link, which may have been replaced. So do not let
+        // the kernel cache links: it must look up a link at each use.
         Ok(attributes) if attributes.kind == FileType::Symlink => reply.entry(&Duration::ZERO, &attributes, GENERATION),
         Ok(attributes) => reply.entry(&CACHE_TIME, &attributes, GENERATION),
         Err(error) => reply.error(error_of(error)),

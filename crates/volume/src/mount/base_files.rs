@@ -12,7 +12,7 @@ use fuser::BackingId;
 use crate::publish::SharedTree;
 use crate::record::InodeNumber;
 
-/// One per inode that is open in the mount.
+/// The files of the shared tree, one for each inode that is open in the mount.
 #[derive(Debug, Default)]
 pub(super) struct BaseFiles {
     files: Mutex<HashMap<InodeNumber, BaseFile>>,
@@ -25,11 +25,11 @@ pub(super) struct BaseFiles {
 #[derive(Debug, Default)]
 struct BaseFile {
     open_count: u64,
-    /// How many of them append (O_APPEND).
+    /// Number of open files that append (O_APPEND).
     appender_count: u64,
-    /// None until it is read, or published.
+    /// The file of the shared tree. None until `get` or `open_with` stores it.
     file: Option<Arc<File>>,
-    /// Some while the inode is open for passthrough.
+    /// `Some` while the inode is open for passthrough.
     passthrough: Option<PassthroughFiles>,
 }
 
@@ -50,7 +50,7 @@ impl BaseFiles {
         self.lock().entry(inode).or_default().open_count += 1;
     }
 
-    /// As `open`, for a file whose data may be gone from the shared tree by now.
+    /// Counts an open file, as `open` does. `data` is its file of the shared tree, which another client may have dropped.
     pub(super) fn open_with(&self, inode: InodeNumber, data: Arc<File>) {
         let mut files = self.lock();
         let base = files.entry(inode).or_default();
@@ -62,7 +62,7 @@ impl BaseFiles {
         self.lock().contains_key(&inode)
     }
 
-    /// An open file appends.
+    /// Counts an open file that appends.
     pub(super) fn add_appender(&self, inode: InodeNumber) {
         if let Some(base) = self.lock().get_mut(&inode) {
             base.appender_count += 1;
@@ -75,15 +75,15 @@ impl BaseFiles {
         files.get(&inode).is_some_and(|base| base.appender_count > 0)
     }
 
-    /// An open file that appends is about to be released.
+    /// Removes an open file that appends from the count, before its release.
     pub(super) fn remove_appender(&self, inode: InodeNumber) {
         if let Some(base) = self.lock().get_mut(&inode) {
             base.appender_count -= 1;
         }
     }
 
-    /// Starts passthrough for an inode: `register` registers the shared tree's file with the kernel. Returns None if that fails,
-    /// or if the inode has another open file, because the kernel would then fail this open(2) with EIO.
+    /// Starts passthrough for an inode: `register` registers the shared tree's file with the kernel. Returns None if that
+    /// fails, or if the inode has another open file, because the kernel would then fail this open(2) with EIO.
     pub(super) fn start_passthrough(
         &self,
         inode: InodeNumber,
@@ -121,7 +121,7 @@ impl BaseFiles {
         drop(self.passthrough_ended.wait_timeout_while(self.lock(), limit, is_open));
     }
 
-    /// Counts an open file of an inode with passthrough less.
+    /// Removes an open file of an inode with passthrough from the count. After the last one, passthrough ends.
     pub(super) fn remove_passthrough(&self, inode: InodeNumber) {
         let mut files = self.lock();
         let Some(base) = files.get_mut(&inode) else { return };
@@ -149,7 +149,7 @@ impl BaseFiles {
         }
     }
 
-    /// The file's data as it is published; none before it is.
+    /// Returns the file of an inode in the shared tree; none before the inode is published.
     pub(super) fn get(&self, shared: &SharedTree, inode: InodeNumber) -> io::Result<Option<Arc<File>>> {
         let mut files = self.lock();
         if let Some(file) = files.get(&inode).and_then(|base| base.file.clone()) {

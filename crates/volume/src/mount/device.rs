@@ -19,7 +19,7 @@ pub struct MountPoint {
 }
 
 impl MountPoint {
-    /// Leaves the mount in place. Others unmount it, and a later mount at the path is not this one.
+    /// Leaves the mount in place. Another process unmounts it. To unmount the path later could end a newer mount.
     pub fn forget(self) {
         std::mem::forget(self);
     }
@@ -61,7 +61,7 @@ pub fn abort_mount(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Whether a volume is mounted at a path, also by a client that died.
+/// Whether a volume is mounted at a path, even if its client has died.
 ///
 /// # Errors
 /// As reading the mounts in proc(5).

@@ -1,7 +1,8 @@
 //! Executes the operations that change a volume: plan, log, apply, answer.
 //!
 //! An operation waits in a queue while another client writes, the log is full, or it is not known whether the replicas have
-//! space. No thread waits with it: lookups, reads and statfs(2) go on. What ends the wait executes the queue in its order.
+//! space. No thread waits, so lookups, reads and statfs(2) continue. The event that ends the wait executes the queue in
+//! order.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -19,11 +20,11 @@ use crate::log::{LogPoint, RingError};
 use crate::record::RecordEffect;
 use crate::view::VolumeNamespace;
 
-/// A checked operation: its effects, and what its caller returns.
+/// A checked operation: its effects, and the result for its caller.
 pub(super) struct PlannedOperation<T> {
     pub(super) effects: Vec<RecordEffect>,
     pub(super) result: T,
-    /// Space of the shared tree that it takes besides its data.
+    /// Space of the shared tree that the operation takes in addition to its data.
     pub(super) allocated_bytes: u64,
 }
 
@@ -36,7 +37,7 @@ impl<T> PlannedOperation<T> {
 /// An executed operation.
 struct ExecutedOperation<T> {
     result: Result<T, Errno>,
-    /// The end of its record, if its caller gets the result only when the record is published.
+    /// The end of its record, if the caller gets the result only after the record is published.
     answer_when_published: Option<LogPoint>,
 }
 
@@ -46,7 +47,7 @@ impl<T> ExecutedOperation<T> {
     }
 }
 
-/// Executes an operation that waits, or refuses it with an error. None as `try_execute`.
+/// Executes an operation that waits, or refuses it with an error. Returns none if the operation must continue to wait.
 type WaitingOperation = Box<dyn FnMut(&VolumeClient, &mut ClientState, Option<Errno>) -> Option<DeferredAnswer> + Send>;
 
 /// Operations that wait, in the order of their arrival.
@@ -60,7 +61,8 @@ impl fmt::Debug for WaitingOperations {
 }
 
 impl VolumeClient {
-    /// Plans an operation, logs it, applies it, and gives the answer. An operation that waits is planned when it is executed.
+    /// Plans an operation, logs it, applies it to the view, and calls `answer`. An operation that must wait is planned again
+    /// when it is executed.
     pub(super) fn execute<T: Send + 'static>(
         &self,
         data: &[u8],
@@ -93,7 +95,8 @@ impl VolumeClient {
         state.permission.request(&*self.link);
         if state.permission.term().is_some() {
             self.request_space_check(&mut state);
-            // Without this question, nothing would show that the offload process cannot read the log.
+            // Request a commit: if the log is damaged, the offload process then ends this client. Otherwise, the operation
+            // would wait forever.
             drop(state);
             self.answer_committed(Box::new(|| {}));
         }
@@ -115,7 +118,8 @@ impl VolumeClient {
         self.execute(&[], move |namespace| Ok(PlannedOperation::new(plan(namespace)?, ())), answer);
     }
 
-    /// None while the log is full, and while it is not known whether the replicas have space.
+    /// Executes an operation. Returns none if it must wait: the log is full, or it is not known whether the replicas have
+    /// space.
     fn try_execute<T>(
         &self,
         state: &mut ClientState,
@@ -152,13 +156,13 @@ impl VolumeClient {
                 Some(ExecutedOperation { result: Ok(planned.result), answer_when_published })
             }
             Err(RingError::TooLarge) => Some(ExecutedOperation::failed(Errno::NOSPC)),
-            // The log has no room before space is free on the replica.
+            // The log has no room before the full replica has space again.
             Err(RingError::Full) if state.space.is_full() => Some(ExecutedOperation::failed(Errno::NOSPC)),
             Err(RingError::Full) => None,
         }
     }
 
-    /// Executes what waits, as far as this client may write, the log has room, and the replicas have space.
+    /// Executes waiting operations, as far as this client may write, the log has room, and the replicas have space.
     pub(super) fn execute_waiting(&self, mut state: MutexGuard<'_, ClientState>) {
         let mut answers = Vec::new();
         while state.permission.term().is_some()
@@ -178,7 +182,8 @@ impl VolumeClient {
         answers.into_iter().for_each(|answer| answer());
     }
 
-    /// The disk of a replica is full, and this client does not become the writer meanwhile: what waits is refused.
+    /// Refuses all waiting operations with ENOSPC. Called when this client does not become the writer, because the disk of a
+    /// replica is full.
     pub fn refuse_waiting(&self) {
         let mut state = self.lock();
         let waiting = std::mem::take(&mut state.waiting.0);
@@ -188,8 +193,8 @@ impl VolumeClient {
         answers.into_iter().for_each(|answer| answer());
     }
 
-    /// This client is the writer from now on. What waits is executed before anything can recall the permission, so each grant
-    /// is used. `space` is as for `SpaceEstimate::start_term`.
+    /// Makes this client the writer. Waiting operations are executed before the permission can be recalled, so each grant is
+    /// used. `space` is passed to `SpaceEstimate::start_term`.
     pub fn grant_write(&self, term: u32, space: Option<TreeSpace>) {
         let mut state = self.lock();
         state.log.start_epoch(term);
@@ -199,7 +204,7 @@ impl VolumeClient {
         self.execute_waiting(state);
     }
 
-    /// Another client wants to write. This one asks for its next turn if it has more to write.
+    /// Returns the write permission, because another client wants to write. Requests it again if operations wait.
     pub fn recall_write(&self) {
         let mut state = self.lock();
         state.permission.release();
@@ -209,14 +214,14 @@ impl VolumeClient {
         }
     }
 
-    /// Waits, at most so long, until this client may write. Does not ask for it.
+    /// Waits until this client may write, at most for `limit`. Does not request the permission.
     pub(super) fn wait_for_permission(&self, limit: Duration) {
         let may_not_write = |state: &mut ClientState| state.permission.term().is_none();
         drop(self.granted.wait_timeout_while(self.lock(), limit, may_not_write));
     }
 }
 
-/// Removals must be possible on a full volume.
+/// Whether an operation needs free space. Removals do not, so they are possible on a full volume.
 fn takes_space(effects: &[RecordEffect]) -> bool {
     effects.iter().any(|effect| {
         matches!(

@@ -1,4 +1,4 @@
-//! The FUSE requests. Each converts its arguments, executes one operation, and answers.
+//! The handlers of FUSE requests. Each handler converts its arguments, executes one operation, and answers.
 
 use std::ffi::OsStr;
 use std::io;
@@ -424,7 +424,7 @@ impl Filesystem for VolumeFilesystem {
         self.write_data(request, WriteRequest { inode: target, place, keeps_privileges: false }, &data, reply);
     }
 
-    /// Does the same as the default of fuser, which also logs each call.
+    /// Answers as the default of fuser, but does not log each call.
     fn ioctl(
         &self,
         _request: &Request,

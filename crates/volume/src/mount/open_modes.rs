@@ -11,13 +11,14 @@ use super::client::VolumeClient;
 use super::conversion::error_of;
 use crate::record::InodeNumber;
 
-/// Bit of the handle of an open file that appends. The flags of release(2) are other ones after fcntl(2).
+/// Bit of the handle of an open file that appends. The flags of the release request cannot replace it: fcntl(2) may have
+/// changed them.
 const APPENDING: u64 = 1;
 /// Bit of the handle of an open file that the kernel has opened for passthrough.
 const PASSTHROUGH: u64 = 2;
 
-/// Longest wait of an open(2) with O_RDWR for open files with passthrough. The kernel reports a close(2) only after it has returned,
-/// so a program that has just closed the file is waited for.
+/// Longest wait of an open(2) with O_RDWR for the end of passthrough. The kernel sends the release request only after
+/// close(2) has returned. So a program can have closed the file while its release is still on the way.
 const PASSTHROUGH_WAIT_MAX: Duration = Duration::from_secs(1);
 
 /// Which calls open(2) allows, by its flags.
@@ -77,7 +78,8 @@ impl VolumeClient {
         }
     }
 
-    /// The kernel reads by itself; it sends writes as requests. `FOPEN_DIRECT_IO` overrides passthrough for read(2) and write(2).
+    /// The kernel reads by itself; it sends writes as requests. `FOPEN_DIRECT_IO` overrides passthrough for read(2) and
+    /// write(2).
     fn answer_passthrough(&self, inode: InodeNumber, flags: i32, backing: &Arc<BackingId>, reply: ReplyOpen) {
         let is_reader = AccessMode::of(flags) == AccessMode::Read;
         let direct = if is_reader { FopenFlags::empty() } else { FopenFlags::FOPEN_DIRECT_IO };
@@ -87,9 +89,9 @@ impl VolumeClient {
 
     /// The handle of a file that is opened without passthrough, and how the kernel uses its page cache for it.
     ///
-    /// The kernel would divide a buffered write that crosses a page, and another node could append between the parts. So it
-    /// writes past its cache for a file that appends. While there is one, it also reads past its cache: a reader could have the
-    /// last page from before an append and the size from after it, and would get zeros.
+    /// The kernel would divide a buffered write that crosses a page, and another node could append between the parts. So a
+    /// file that appends bypasses the cache. While one is open, other files of the inode are opened in this way too.
+    /// Otherwise, a reader could combine a cached page from before an append with the size after it, and would get zeros.
     pub(super) fn choose_cache_use(&self, inode: InodeNumber, flags: i32) -> (FileHandle, FopenFlags) {
         let handle = FileHandle(self.count_appender(inode, flags));
         let cached = FopenFlags::FOPEN_KEEP_CACHE;
@@ -106,7 +108,7 @@ impl VolumeClient {
         APPENDING
     }
 
-    /// Counts an open file less, after its last close(2).
+    /// Removes an open file from the counts, after its last close(2).
     pub(super) fn release_file(&self, inode: InodeNumber, handle: FileHandle) {
         if handle.0 & APPENDING != 0 {
             self.base_files.remove_appender(inode);

@@ -1,7 +1,7 @@
 //! Lets open(2) succeed on a name that another client replaces all the time. If the kernel knew an old file by the name, the
-//! answer is ESTALE, and the kernel looks up the name again. The file that it finds is opened even if it was replaced since:
-//! the name led to it after open(2) was called. Its data is kept open from the lookup on, because the other client may drop
-//! it.
+//! answer is ESTALE, and the kernel looks up the name again. The file that this lookup finds is opened even if it was
+//! replaced since, because the name led to the file after open(2) was called. The data of the file is kept open from the
+//! lookup on, because the other client may drop the file.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -11,7 +11,8 @@ use std::time::Instant;
 use super::stale_entries::REPEAT_TIME_MAX;
 use crate::record::InodeNumber;
 
-/// Most threads that were answered ESTALE and have not opened a file since. The table is emptied when it has this many.
+/// Limit of the table of threads that were answered ESTALE and have not opened a file since. At this size, the table is
+/// emptied.
 const THREADS_MAX: usize = 1024;
 
 /// Threads of programs that repeat an open(2) after ESTALE.

@@ -20,7 +20,8 @@ use crate::view::{
     XattrMode,
 };
 
-/// Most attempts to look up a file that is not dropped before it can be opened. Each attempt needs a refresh.
+/// Maximum number of lookups for a retried open(2), while other clients drop each found file before it can be opened. Each
+/// lookup needs a refresh.
 const HOLD_ATTEMPTS_MAX: u32 = 20;
 
 /// A lookup by a thread of a program.
@@ -56,8 +57,9 @@ pub(super) enum WritePlace {
 }
 
 impl VolumeFilesystem {
-    /// Answers an open(2) when the view and the kernel's caches of inodes have all changes that other clients have logged
-    /// before. No thread waits, because an invalidation may need other requests of this mount to be served.
+    /// Answers an open(2) or opendir(3) when the view and the kernel's caches of inodes have all changes that other clients
+    /// have logged before the call. No thread waits, because an invalidation may need other requests of this mount to be
+    /// served.
     pub(super) fn answer_opening(&self, answer: impl FnOnce(&Arc<VolumeClient>) + Send + 'static) {
         let client = Arc::clone(&self.client);
         if !client.may_be_stale() {
@@ -83,8 +85,8 @@ impl VolumeFilesystem {
         });
     }
 
-    /// Answers a lookup when the view has all changes that other clients have logged before, because the kernel caches the
-    /// answer.
+    /// Answers a lookup when the view has all changes that other clients have logged before the request, because the kernel
+    /// caches the answer.
     pub(super) fn answer_lookup(&self, lookup: LookupRequest, reply: ReplyEntry) {
         if self.client.may_be_stale() {
             answer_refreshed_lookup(Arc::clone(&self.client), lookup, reply, HOLD_ATTEMPTS_MAX);
@@ -129,8 +131,8 @@ impl VolumeFilesystem {
         answer: impl FnOnce(Result<FileAttr, Errno>) + Send + 'static,
     ) {
         let (caller, inode, client) = (caller_of(request), number_of(inode), Arc::clone(&self.client));
-        // Only the path of truncate(2) is checked: the kernel can walk it again. ftruncate(2) has a handle; fchmod(2) has
-        // neither.
+        // Check the path only for truncate(2), for which the kernel can walk the path again. ftruncate(2) has a handle. For
+        // other changes, fchmod(2), which has no path, looks the same as chmod(2).
         let watch = if change.size.is_some() && !has_handle { self.client.watch_path(inode) } else { None };
         let thread = request.pid();
         let plan = move |namespace: &VolumeNamespace| {
@@ -194,8 +196,8 @@ impl VolumeFilesystem {
     }
 
     /// Executes unlink(2) or rmdir(2), and answers. The kernel considers a directory removed if it knows one by this name.
-    /// If the parent is sticky, it has checked the owner of the file that it knows by this name. In both cases its entry
-    /// must match the view.
+    /// If the parent is sticky, the kernel has checked the owner of the file that it knows by this name. In both cases, the
+    /// kernel's entry must match the view.
     pub(super) fn remove_entry(
         &self,
         request: &Request,
@@ -226,8 +228,8 @@ impl VolumeFilesystem {
         });
     }
 
-    /// Executes rename(2), and answers. The kernel moves the inode that it knows by the old name. It considers a directory
-    /// removed if it knows one by the new name.
+    /// Executes rename(2), and answers. The kernel moves the inode that it knows by the old name. If it knows a directory by
+    /// the new name, it considers this directory removed.
     pub(super) fn rename_entry(&self, request: &Request, rename: RenameRequest, reply: ReplyEmpty) {
         let (caller, thread) = (caller_of(request), request.pid());
         let (checking, client) = (Arc::clone(&self.client), Arc::clone(&self.client));
@@ -286,8 +288,8 @@ impl VolumeClient {
         self.kernel_caches.get().map_or(Ok(()), |caches| caches.stale_entries.check(thread, entry, target))
     }
 
-    /// Invalidates the inodes to which a removed entry led before: the kernel may have decremented the link count of a wrong
-    /// one.
+    /// Invalidates the attributes of the inodes to which a removed entry led before: the kernel may have decremented the
+    /// link count of a wrong inode.
     fn invalidate_previous(&self, entry: &EntryKey) {
         if let Some(caches) = self.kernel_caches.get() {
             let previous = caches.stale_entries.previous_inodes(entry);

@@ -1,8 +1,8 @@
 //! Passthrough: the kernel reads published data from the shared tree by itself, without a request to this process. See
 //! Documentation/filesystems/fuse/fuse-passthrough.rst of the kernel.
 //!
-//! A passthrough reader does not see this client's unpublished data. So only a file without such data is opened in this way, and
-//! while it is open, changes of its data are answered when they are published.
+//! A passthrough reader does not see this client's unpublished data. So only a file without such data is opened in this way,
+//! and while it is open, changes of its data are answered when they are published.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -19,7 +19,8 @@ use crate::log::LogPoint;
 use crate::record::{InodeNumber, RecordEffect};
 use crate::view::InodeContent;
 
-/// Enables passthrough, if the kernel has it (Linux 6.9). The shared tree must not be on a stacked file system such as overlayfs.
+/// Enables passthrough, if the kernel has it (Linux 6.9). The shared tree must not be on a stacked file system such as
+/// overlayfs.
 pub(super) fn enable_passthrough(config: &mut KernelConfig) {
     let is_available = config.add_capabilities(InitFlags::FUSE_PASSTHROUGH).is_ok();
     if !is_available || config.set_max_stack_depth(1).is_err() {
@@ -27,7 +28,7 @@ pub(super) fn enable_passthrough(config: &mut KernelConfig) {
     }
 }
 
-/// Answers to changes that wait until the change is published, in the order of the log.
+/// Answers to changes, in the order of the log. Each answer waits until its change is published.
 #[derive(Default)]
 pub(super) struct PublishedAnswers(VecDeque<(LogPoint, DeferredAnswer)>);
 
@@ -51,11 +52,11 @@ impl PublishedAnswers {
 }
 
 impl VolumeClient {
-    /// Begins passthrough for open(2): registers the shared tree's file with the kernel if no program has it open, and counts the
-    /// open file. Returns None if the kernel must not read this file by itself.
+    /// Begins passthrough for open(2): registers the shared tree's file with the kernel if no program has it open, and
+    /// counts the open file. Returns None if the kernel must not read this file by itself.
     ///
-    /// While a file is open for passthrough, the kernel requires passthrough of each further open file of the inode. A shared
-    /// mapping of one would change the shared tree directly.
+    /// While a file is open for passthrough, the kernel requires passthrough of each further open file of the inode. With
+    /// O_RDWR, a shared mapping of such a file would change the shared tree directly.
     ///
     /// # Errors
     /// ETXTBSY for O_RDWR while the file is open for passthrough.
@@ -68,7 +69,8 @@ impl VolumeClient {
         if !self.options.read_passthrough {
             return Ok(None);
         }
-        // A change of the file after this finds the open file counted, because it locks the state too.
+        // Hold the lock until the open file is counted: a later change of the file also takes the lock, and then finds the
+        // count.
         let state = self.lock();
         if self.base_files.has_passthrough(inode) {
             return match access {
@@ -90,8 +92,8 @@ impl VolumeClient {
     }
 }
 
-/// Whether the shared tree's file has all data of an inode. Its size differs while a change of another client is published and
-/// not in the view yet.
+/// Whether the shared tree's file has exactly the data of an inode. The sizes differ while a change of another client is
+/// published and not in the view yet.
 fn is_published(state: &ClientState, inode: InodeNumber, file: &File) -> bool {
     let Ok(found) = state.namespace.readable_inode(inode) else { return false };
     let InodeContent::File(extents) = &found.content else { return false };

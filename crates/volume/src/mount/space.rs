@@ -95,7 +95,8 @@ impl SpaceEstimate {
         }
     }
 
-    /// Stores the least space of a replica, measured after all published records.
+    /// Stores the least space of a replica. It was measured after the records were published that the caller then removes by
+    /// `advance_published`.
     pub(super) fn report(&mut self, space: TreeSpace) {
         self.reported = space;
     }

@@ -14,9 +14,9 @@ use rustix::io::Errno;
 
 use crate::record::{EntryKey, InodeNumber};
 
-/// Limit of [`SuspectInodes::since`], which is emptied when it is reached.
+/// Limit of [`SuspectInodes::since`]. At this size, the set is emptied.
 const SINCE_MAX: usize = 1 << 16;
-/// Limit of [`StaleTable::repeated`], which is emptied when it is reached.
+/// Limit of [`StaleTable::repeated`]. At this size, the table is emptied.
 const THREADS_MAX: usize = 1024;
 /// Limit of [`RepeatedCall::accepted`]: more than the inodes of one path.
 const ACCEPTED_MAX: usize = 4096;
@@ -30,7 +30,7 @@ pub(super) struct StaleEntries(Mutex<StaleTable>);
 #[derive(Debug, Default)]
 struct StaleTable {
     entries: HashMap<EntryKey, StaleEntry>,
-    /// Inodes in [`StaleEntry::previous`], and former ones that the kernel has not looked up since.
+    /// Inodes to which an invalidated entry led, until the kernel has looked them up again.
     previous: SuspectInodes,
     /// Inodes whose owner or mode changed, until the kernel has read their attributes.
     permissions: SuspectInodes,
@@ -47,7 +47,7 @@ struct SuspectInodes {
     /// Number of invalidations of each inode that the kernel has not executed.
     pending: HashMap<InodeNumber, usize>,
     /// Inodes that the kernel has not requested since their last invalidation. A call with such an inode on its path walked
-    /// the path before the invalidation, however late it arrives.
+    /// the path before the invalidation, however late the call arrives.
     since: HashSet<InodeNumber>,
 }
 
@@ -122,7 +122,7 @@ impl StaleTable {
     }
 }
 
-/// Watches the path of a call until it is dropped.
+/// Watches the path of a call until this value is dropped.
 #[derive(Debug)]
 pub(super) struct PathWatch {
     stale_entries: Arc<StaleEntries>,
@@ -133,9 +133,9 @@ impl PathWatch {
     /// Checks the path of a call of a thread.
     ///
     /// # Errors
-    /// ESTALE: the kernel must walk the path again. A repeated call is accepted if each suspect was one in the first call,
-    /// or was looked up by the thread since. The open or working directory where a relative path begins stays suspect,
-    /// because the kernel does not look it up.
+    /// ESTALE: the kernel must walk the path again. A repeated call is accepted if each suspect was already suspect in the
+    /// first call, or was looked up by the thread since. The first condition is for the directory where a relative path
+    /// begins: the kernel does not look it up again, so it stays suspect.
     pub(super) fn check(&self, thread: u32) -> Result<(), Errno> {
         self.check_found(thread, None)
     }

@@ -91,7 +91,8 @@ impl MessageChannel {
 }
 
 /// Kills a process that does not answer, and waits for its end. `has_ended` returns whether the process has ended by itself,
-/// because its lock is free. The pidfd is opened before, so the signal cannot reach another process that gets the same id.
+/// because its lock is free. The pidfd is opened before `has_ended` is called, so the signal cannot reach another process
+/// that gets the same id.
 pub(super) fn kill_silent_process(
     pid: i32,
     limit: Duration,

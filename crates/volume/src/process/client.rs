@@ -24,16 +24,17 @@ use crate::record::InodeNumber;
 const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 /// Longest wait for the offload process, which may be starting or restarting.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
-/// Longest wait for a new offload process after the previous one has died. After it, the daemon is probably dead, too, and
-/// calls in the mount would wait forever.
+/// Longest wait for a new offload process after the previous one has died. Then the client ends: the daemon is probably
+/// dead, too, and calls in the mount would wait forever.
 const RECONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 const CONNECT_RETRY: Duration = Duration::from_millis(5);
-/// Least time between two hints that the log has grown. While the offload process works, it finds records without hints.
+/// Minimum time between two hints that the log has grown. While the offload process works, it finds records without hints.
 const HINT_INTERVAL: Duration = Duration::from_millis(1);
-/// Most hints without a message from the offload process in between. A process that sends nothing probably reads nothing,
-/// and finds the records later by itself. The socket has room for more messages, so hints do not block them.
+/// Maximum number of hints between two messages of the offload process. A process that sends nothing probably reads nothing,
+/// and finds the records later by itself. The socket has room for more messages, so hints do not block requests.
 const HINTS_MAX: u32 = 64;
-/// Longest wait of the thread that sends hints: a safeguard, not a schedule.
+/// Time after which the thread that sends hints checks again whether the log has unpublished records. An append wakes it
+/// earlier.
 const HINT_WAIT: Duration = Duration::from_secs(1);
 /// Number of threads that serve FUSE requests: some of them may wait for the disk.
 const REQUEST_THREADS: usize = 8;

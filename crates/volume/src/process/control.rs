@@ -1,4 +1,5 @@
-//! Commands to the offload process of a node, from `farfork volume`: create, list, describe and drop volumes.
+//! Commands to the offload process of a node, from `farfork volume`: create, list, describe, check and drop volumes, and
+//! replace replicas.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -112,7 +113,7 @@ pub struct LastCheck {
     pub repaired: Vec<NodeName>,
 }
 
-/// Most differences of each kind in a report.
+/// Maximum number of differences of each kind in a report.
 pub const DIFFERENCES_MAX: usize = 1000;
 
 /// One difference between replicas, or one case of damage.
@@ -243,7 +244,7 @@ pub struct LogStatus {
     pub coalesced: u64,
     /// Number of bytes of the log that the replica has sent to the next one since its process started, before compression.
     pub forwarded: u64,
-    /// Number of bytes that were sent instead. Without compression, the same number.
+    /// Number of bytes that were sent instead. Equal to `forwarded` without compression.
     pub compressed: u64,
 }
 

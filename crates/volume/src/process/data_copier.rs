@@ -68,7 +68,7 @@ impl CopyMethod {
     }
 }
 
-/// Shares a block of two files that have no names.
+/// Tests whether a file system supports reflinks: shares a block between two files without names.
 fn check_reflinks(store: &Path) -> io::Result<()> {
     let [source, target] = [tempfile_in(store)?, tempfile_in(store)?];
     source.write_all_at(&[1; PAGE_BYTES as usize], 0)?;

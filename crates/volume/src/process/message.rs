@@ -62,7 +62,7 @@ pub(super) enum OffloadMessage {
     /// not applied another client's log exactly up to its mark, it reads the namespace again. Nothing is published until
     /// `Loaded` arrives.
     Reattached(Vec<PublishedMark>),
-    /// The client may not use the volume, or no longer. The text has the reason, for the user.
+    /// The client may not use the volume, or may not use it any longer. The text has the reason, for the user.
     Refused(String),
     /// This client's log is published up to `mark` on each live replica.
     Published {

@@ -19,14 +19,14 @@ use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 
 use crate::mount::{abort_mount, detach_dead_mounts, has_volume_mount};
 
-/// Least time between two starts of a process.
+/// Minimum time between two starts of a process.
 const RESTART_INTERVAL_MIN: Duration = Duration::from_millis(100);
 /// Longest time between two starts of a process that fails by itself each time. The cause usually lasts longer than
 /// milliseconds, and each start costs processor time.
 const RESTART_INTERVAL_MAX: Duration = Duration::from_secs(5);
 /// A process that has run for this time was healthy: its next failure counts as the first one.
 const HEALTHY_AFTER: Duration = Duration::from_secs(10);
-/// How often a supervisor checks whether threads of a dead client are blocked in the kernel. No event reports this.
+/// Interval between two checks whether threads of a dead client are blocked in the kernel. No event reports this.
 const HELD_CLIENT_INTERVAL: Duration = Duration::from_secs(1);
 /// Environment variable with the process id of the supervisor.
 const SUPERVISOR_VARIABLE: &str = "FARFORK_VOLUME_SUPERVISOR";
@@ -229,7 +229,7 @@ impl SupervisedProcess {
     }
 }
 
-/// Returns the least time between two starts. It doubles with each failure after the first.
+/// Returns the minimum time between two starts. The time doubles with each failure after the first.
 fn restart_interval(failures: u32) -> Duration {
     let doublings = failures.saturating_sub(1).min(16);
     RESTART_INTERVAL_MIN.saturating_mul(1 << doublings).min(RESTART_INTERVAL_MAX)

@@ -23,7 +23,7 @@ const LAST_CHECK: &str = "last-check";
 /// The boot id, which changes with each boot of the machine: proc_sys_kernel(5).
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-/// Most replicas of one volume that are set aside.
+/// Maximum number of replicas of one volume that are set aside.
 const ASIDE_MAX: u32 = 100;
 
 /// Paths of one volume.
@@ -226,8 +226,8 @@ impl VolumeDirectory {
         }
     }
 
-    /// Saves the boot id: a later reboot may cost data that is only in memory. On a full disk, the older id stays, so the
-    /// replica leaves the chain once more when its process restarts.
+    /// Saves the boot id, so that `has_restarted` finds a later reboot. On a full disk, the older id stays, so the replica
+    /// leaves the chain once more when its process restarts.
     ///
     /// # Errors
     /// As open(2).

@@ -17,9 +17,10 @@ use super::store::VolumeStore;
 use crate::log::LogFile;
 use crate::publish::{CallBudget, PublishError, PublishedMark, Publisher, SharedTree};
 
-/// The name of the lock. Only the process that holds it changes the shared trees.
+/// The name of the lock of all shared trees. Only the process that holds the lock changes them.
 pub(super) const WORKER: &str = "worker";
-/// How often a worker reports that it still executes a request. A change set of a whole log takes seconds on a busy machine.
+/// Interval between two reports of a worker that it still executes a request. A change set of a whole log takes seconds on a
+/// busy machine.
 pub(super) const WORKER_ALIVE_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The publishers of the volumes. After a failure, a publisher is opened again, because the state on disk is unknown.
@@ -126,8 +127,8 @@ struct AnswerChannel {
 struct AnswerState {
     channel: MessageChannel,
     phase: WorkPhase,
-    /// The reporting thread waits for a request, and `begin` must wake it. Otherwise it waits for the end of its interval,
-    /// because most requests are shorter.
+    /// The reporting thread waits for a request, and `begin` must wake it. Otherwise the thread is within an interval, and
+    /// needs no wakeup: most requests are shorter than the interval.
     is_reporter_idle: bool,
 }
 

@@ -1,4 +1,4 @@
-//! The system calls that change a shared tree. The error of a failed call says what it was to do. Tests limit the number of
+//! The system calls that change a shared tree. The error of a failed call names the operation. Tests limit the number of
 //! calls with [`CallBudget`], to simulate a crash between any two calls.
 
 use std::cell::Cell;

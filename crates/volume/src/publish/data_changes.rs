@@ -14,7 +14,7 @@ use crate::record::{FileKind, InodeAttributes};
 
 /// Data of records that are not published yet.
 pub trait LogData {
-    /// Most copies that one call of `copy` executes.
+    /// Maximum number of copies that one call of `copy` executes.
     fn copies_max(&self) -> usize {
         1
     }
@@ -59,7 +59,7 @@ pub(crate) fn write_fully(bytes: usize, write: impl Fn(usize) -> Result<usize, E
 
 /// Copies that are not executed yet, and their files.
 struct CopyList {
-    /// The copies are executed when the list has this many.
+    /// The copies are executed when the list has this number of them.
     copies_max: usize,
     files: Vec<ChangedFile>,
     copies: Vec<ListedCopy>,
@@ -107,7 +107,8 @@ impl Publisher {
         self.finish_files(&mut list)
     }
 
-    /// Applies the changes of the last file of the list. The copies after its last other change may stay in the list.
+    /// Applies the changes of the last file of the list. Copies that no other change of the file follows may stay in the
+    /// list.
     fn change_file(
         &self,
         change: &InodeChange,

@@ -15,7 +15,7 @@ use super::inode_record::{InodeRecord, XATTR_NAME};
 use super::layout::{SharedTree, number_of_name, orphan_name};
 use crate::record::{EntryKey, EntryName, InodeNumber};
 
-/// Most open directories of one change set.
+/// Number of open directories above which all are closed.
 const OPEN_DIRECTORIES_MAX: usize = 512;
 
 /// The entry that leads to a directory; none for the root and for orphans.

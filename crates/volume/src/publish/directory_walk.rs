@@ -61,7 +61,7 @@ impl DirectoryWalk {
 /// Opens a directory in another one. Does not change its access time.
 ///
 /// # Errors
-/// As open(2); ENOTDIR or ELOOP for something else.
+/// As open(2); ENOTDIR or ELOOP for a file that is no directory.
 pub(super) fn open_directory(parent: &OwnedFd, name: &[u8]) -> Result<OwnedFd, Errno> {
     openat(parent, name, OPEN_FLAGS, Mode::empty())
 }

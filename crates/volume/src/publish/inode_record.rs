@@ -1,5 +1,5 @@
-//! Number and change time of an inode of the volume, in an extended attribute: a file of the shared tree has its own number
-//! and change time.
+//! Number and change time of an inode of the volume. They are in an extended attribute, because a file of the shared tree
+//! has its own number and change time.
 
 use crate::record::{InodeNumber, Timestamp};
 

@@ -1,4 +1,4 @@
-//! Reads a shared tree into the namespace of a client. All records of its log are published before.
+//! Reads a shared tree into the namespace of a client. All records of the client's log must be published.
 
 use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd};
@@ -15,7 +15,8 @@ use super::layout::SharedTree;
 use crate::record::{EntryName, FileKind, InodeAttributes, InodeNumber, Timestamp, XATTR_BYTES_MAX};
 use crate::view::{Inode, InodeContent, LoadedInode, VolumeNamespace};
 
-/// Buffer for the names of all extended attributes of an inode, with those of the volume and of security modules.
+/// Size of the buffer for the names of all extended attributes of an inode. The attributes of the volume and of security
+/// modules are included.
 const NAME_LIST_BYTES: usize = 64 << 10;
 
 /// Reads all inodes, for a client that has used numbers up to `inode_max`.

@@ -12,7 +12,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use crate::log::LogPoint;
 use crate::record::InodeNumber;
 
-/// A slot is a page, so that a torn write damages one slot only.
+/// Size of a slot: a page, so that a torn write damages only one slot.
 const SLOT_BYTES: u64 = 4096;
 const MAGIC: [u8; 8] = *b"ffvolpub";
 
@@ -28,7 +28,7 @@ pub struct PublishedMark {
 }
 
 impl PublishedMark {
-    /// The mark of a client of whose log nothing is published.
+    /// The mark of a client's log, with nothing published.
     pub const fn start_of(client: u16) -> Self {
         Self { point: LogPoint::START, epoch: 0, inode_max: InodeNumber::before_first_of(client).0 }
     }

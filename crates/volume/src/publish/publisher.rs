@@ -97,7 +97,8 @@ impl Publisher {
         Ok(())
     }
 
-    /// Writes the mark only after the changes, also on disk, because the log may be overwritten up to the mark.
+    /// Writes the mark after the changes, because the log may then be overwritten up to the mark. With `Durability::Disk`,
+    /// the changes are on disk before the mark is written.
     fn move_mark(&mut self, client: u16, mark: PublishedMark) -> Result<PublishedMark, PublishError> {
         let is_durable = self.durability == Durability::Disk;
         if is_durable {

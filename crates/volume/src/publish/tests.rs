@@ -273,7 +273,7 @@ fn run_scenario(seed: u64) -> u32 {
     crashes
 }
 
-/// Publishes the rest, drops unlinked inodes as the next client does, and compares.
+/// Publishes the rest, drops unlinked inodes as the next client does, and compares the tree with the model and with a copy.
 fn finish(scenario: &mut Scenario, tree: &Path, seed: u64) {
     publish_rest(scenario, tree);
     let unlinked = find_unlinked_inodes(&SharedTree::open(tree).unwrap()).unwrap();

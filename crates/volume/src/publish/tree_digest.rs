@@ -1,5 +1,5 @@
-//! Digests of a shared tree, so that replicas can be compared: one of each inode without its data, and one of each part of the
-//! data. Replicas that have published the logs up to the same points have the same digests.
+//! Digests of a shared tree, so that replicas can be compared: one of each inode without its data, and one of each part of
+//! the data. Replicas that have published the logs up to the same points have the same digests.
 
 use std::fs::File;
 use std::io;
@@ -15,7 +15,7 @@ use crate::view::{Inode, InodeContent};
 
 /// Size of a part of a file's data. Each part has its own digest.
 pub const DATA_PART_BYTES: u64 = 16 << 20;
-/// Most bytes of one read.
+/// Maximum number of bytes of one read.
 const READ_BYTES: u64 = 256 << 10;
 
 /// SHA-256.

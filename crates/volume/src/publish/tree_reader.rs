@@ -1,5 +1,5 @@
 //! Reads a shared tree part by part, as change sets that copy it to an empty tree on another node. Nothing may be published
-//! meanwhile.
+//! until the last part is read.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -22,9 +22,9 @@ use crate::log::LogPoint;
 use crate::record::{EntryKey, EntryName, InodeNumber};
 use crate::view::{Inode, InodeContent};
 
-/// Most bytes of data in one part; less than the limit of a call.
+/// Maximum number of bytes of data in one part. It is less than the limit of a call.
 const PART_DATA_BYTES: u64 = 4 << 20;
-/// Most inodes or entries of one part.
+/// Maximum number of inodes or entries of one part.
 const PART_CHANGES_MAX: usize = 4096;
 
 /// A part of a tree: changes, and the data that they copy.
@@ -144,7 +144,7 @@ pub(super) fn load_tree(shared: &SharedTree) -> io::Result<LoadedTree> {
     Ok(LoadedTree { inodes, foreign })
 }
 
-/// Reads an unlinked inode. Returns the path instead if the file has the name of an inode, but is none.
+/// Reads an unlinked inode. Returns the path instead if the file has the name of an inode, but is no inode of the volume.
 fn load_unlinked(shared: &SharedTree, number: InodeNumber) -> io::Result<Result<Inode, String>> {
     let load = |directory: &OwnedFd, folder: &str, name: String| match load_inode(directory, name.as_bytes()) {
         Err(error) if error.kind() == io::ErrorKind::InvalidData => Ok(Err(format!("{folder}/{name}"))),

@@ -17,16 +17,16 @@ pub const RECORD_ALIGNMENT: u64 = 32;
 pub const HEADER_BYTES: u64 = 32;
 /// Data of at least this many bytes begins at a page boundary of the log.
 pub const DATA_ALIGNED_MIN: u32 = 4096;
-/// Most bytes of a body: `EFFECTS_MAX` effects with long names, or one with a long extended attribute.
+/// Maximum number of bytes of a body: `EFFECTS_MAX` effects with long names, or one with a long extended attribute.
 const BODY_BYTES_MAX: u32 = 64 << 10;
 
 //  0        4        8            12           15     16         24         32
 //  │ crc32c │ epoch  │ body bytes │ data bytes │ kind │ sequence │ position │ body     │ padding │ data
 //
 // Little-endian. The checksum covers everything after itself, without the padding. `position` is the record's place in
-// the endless log, of which the ring holds a window: a record of an earlier lap has another position. `epoch` rises
-// with each mount of the client. Records of an earlier mount may remain after the last valid record. Their epoch is
-// lower than its epoch, so replay ends there. Data of 4 KiB and more starts at a page.
+// the endless log, of which the ring holds a window: a record of an earlier lap has another position. `epoch` is the
+// term in which the client wrote the record. Records of an earlier term may remain after the last valid record. Their
+// epoch is lower than its epoch, so replay ends there. Data of 4 KiB and more starts at a page.
 
 /// The purpose of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,7 +59,7 @@ impl RecordKind {
 pub struct RecordHeader {
     /// The kind of the record.
     pub kind: RecordKind,
-    /// Epoch of the mount that wrote the record.
+    /// The term in which the client wrote the record.
     pub epoch: u32,
     /// The sizes of body and data.
     pub shape: RecordShape,

@@ -7,13 +7,13 @@ use super::{EntryName, FileKind, InodeAttributes, InodeNumber};
 
 /// Largest file: half of the 16 TiB that ext4 allows, so that every file system for a shared tree supports it.
 pub const FILE_BYTES_MAX: u64 = 1 << 43;
-/// Most bytes of a symbolic link's target: PATH_MAX without the final NUL.
+/// Maximum number of bytes of a symbolic link's target: PATH_MAX without the final NUL.
 pub const SYMLINK_BYTES_MAX: usize = 4095;
-/// Most bytes of all extended attributes of an inode: names and values fit into one block of ext4.
+/// Maximum number of bytes of all extended attributes of an inode: names and values fit into one block of ext4.
 pub const XATTR_BYTES_MAX: usize = 3072;
-/// Most bytes of data in one record: twice the largest write of FUSE.
+/// Maximum number of bytes of data in one record: twice the largest write of FUSE.
 pub const DATA_BYTES_MAX: u32 = 2 << 20;
-/// Most effects of one record. A rename has at most 6; `VolumeClient::drop_unused_inodes` fills records.
+/// Maximum number of effects of one record. A rename has at most 6; `VolumeClient::drop_unused_inodes` fills records.
 pub const EFFECTS_MAX: usize = 64;
 
 /// Name of an extended attribute, with its namespace: `user.note`.

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::InodeNumber;
 
-/// Most bytes of a name: NAME_MAX of Linux.
+/// Maximum number of bytes of a name: NAME_MAX of Linux.
 pub const NAME_BYTES_MAX: usize = 255;
 
 /// 1 to 255 bytes without `/` and NUL; neither `.` nor `..`.

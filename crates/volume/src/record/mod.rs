@@ -1,4 +1,4 @@
-//! The records of a log: the changes of one operation, and their encoding. Pure: no I/O, no clock.
+//! The records of a log: the changes of one operation, and their encoding. Does no I/O, and reads no clock.
 //!
 //! `view` makes effects, `codec` turns them into records, `replay` reads them back, `change` folds them.
 

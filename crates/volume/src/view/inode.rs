@@ -81,7 +81,7 @@ impl Inode {
         self.parent = directory;
     }
 
-    /// Removes an entry of a directory that led to this inode. The last parent is kept.
+    /// Removes an entry of a directory that led to this inode. After the last entry, `parent` keeps this directory.
     pub(super) fn remove_entry(&mut self, directory: InodeNumber) {
         self.entry_count -= 1;
         if self.parent == directory {

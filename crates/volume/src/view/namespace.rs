@@ -9,7 +9,7 @@ use super::inode::{Inode, InodeContent};
 use crate::log::AppendedRecord;
 use crate::record::{EntryName, FILE_BYTES_MAX, InodeNumber, RecordEffect};
 
-/// Most inodes of a path: PATH_MAX is 4096, and each name takes at least one byte and a slash.
+/// Maximum number of inodes of a path: PATH_MAX is 4096, and each name takes at least one byte and a slash.
 const PATH_INODES_MAX: usize = 4096 / 2;
 
 /// An inode that was read from the shared tree.
@@ -249,7 +249,7 @@ impl VolumeNamespace {
         previous
     }
 
-    /// Counts one entry of `parent` more (`is_added`) or less that leads to `number`.
+    /// Adds an entry of `parent` that leads to `number` to the counts (`is_added`), or removes it from them.
     fn count_entry(&mut self, parent: InodeNumber, number: InodeNumber, is_added: bool) {
         let Some(inode) = self.inodes.get_mut(&number) else { return };
         let add = |count: u32| if is_added { count + 1 } else { count - 1 };

@@ -235,7 +235,7 @@ fn a_returning_writer_drops_unreplicated_records() {
     }
 }
 
-/// The client outlives the processes of its node, which leaves the chain and returns with another tree.
+/// The client outlives the other processes of its node. The node leaves the chain, and returns with another tree.
 fn a_client_whose_node_has_copied_the_volume_is_replaced() {
     let mut cluster = VolumeCluster::mounted(&THREE_NODES, LOG_BYTES, Durability::Memory, SHORT_DETECTION_MS);
     write_at_last(&cluster, 0, "before", b"precious");

@@ -220,13 +220,13 @@ pub(crate) fn stop(process_id: u32) {
     }
 }
 
-/// Stops the offload process while a program writes. Continues it when the next client waits for it.
+/// Stops the offload process while a program writes. Continues the process while the next client waits for it.
 fn a_client_recovers_unpublished_records() {
     let volume = MountedVolume::create();
     let offload = farfork_sys::pidfd::open(volume.process_id(ProcessRole::Offload) as i32).unwrap();
     for round in 0..3 {
-        // Gives the client the write permission and a report of the free space: it requests the report, because this write
-        // is larger than `UNREPORTED_BYTES`. So the next writes need no answer of the stopped offload process.
+        // Gives the client the write permission and a report of the free space: the client requests the report, because this
+        // write is larger than `UNREPORTED_BYTES`. So the next writes need no answer of the stopped offload process.
         fs::write(volume.path().join("written-before"), vec![round; (1 << 20) + 1]).unwrap();
         stop(volume.process_id(ProcessRole::Offload));
         let name = format!("file-{round}");

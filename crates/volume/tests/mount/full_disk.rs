@@ -25,7 +25,7 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
 
 /// Fewest bytes that fit on a small disk, in addition to the logs of three clients with 24 MiB.
 const WRITTEN_MIN: u64 = 32 << 20;
-/// For the test in which a node dies.
+/// Time of failure detection in the test in which a node dies.
 const DETECTION_MS: u64 = 2_000;
 /// Time for several attempts of a node to return.
 const SMALL_DISK_TIME: Duration = Duration::from_secs(4);
@@ -118,13 +118,13 @@ fn writers_do_not_hang_while_others_have_filled_a_disk() {
     let kept = cluster.path(0).join("kept");
     fs::write(&kept, b"before").unwrap();
     let ballast = cluster.nodes[2].store().join("ballast");
-    // First fewer bytes than the volume keeps free, later all bytes.
+    // First leave some space for the volume. Later, `fill_with_ballast` takes all space, including the reserve.
     fs::write(&ballast, vec![1; 40 << 20]).unwrap();
     let file = cluster.path(0).join("file");
     fill(&file);
     fill_with_ballast(&ballast);
 
-    // More bytes than are left of the last reported space.
+    // More bytes than the rest of the last reported space.
     let data = vec![5; 2 * BLOCK_BYTES];
     for writer in 0..THREE_NODES.len() {
         let error = fs::write(cluster.path(writer).join("refused"), &data).unwrap_err();

@@ -32,7 +32,7 @@ use farfork_volume::process::{
 use farfork_wire::NodeName;
 use libtest_mimic::{Arguments, Failed, Trial};
 
-/// Replicas are compared continuously during all tests, except in release builds, which measure times.
+/// Interval at which the replicas are compared during all tests. Release builds measure times, and do not compare.
 const SCRUB_INTERVAL: Duration = if cfg!(debug_assertions) { Duration::from_secs(2) } else { Duration::ZERO };
 /// The argument of a client whose mount has passthrough.
 pub(crate) const READ_PASSTHROUGH: &str = "read-passthrough";

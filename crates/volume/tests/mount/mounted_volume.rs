@@ -12,7 +12,7 @@ use tempfile::TempDir;
 use super::test_network::NodeNetwork;
 use super::test_node::{NO_DETECTION_MS, TestNode, VOLUME};
 
-/// Small, so that the log laps often.
+/// Small, so that the log often continues at the start of its ring.
 pub(crate) const LOG_BYTES: u64 = 8 << 20;
 
 /// A file system that a test can fill to the last byte.

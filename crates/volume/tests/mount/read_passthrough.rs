@@ -81,8 +81,8 @@ impl PassthroughPair {
         found.unwrap()
     }
 
-    /// Opens a file on the first node for reading and writing. A busy machine may report the close(2) of a passthrough reader later
-    /// than open(2) waits for it.
+    /// Opens a file on the first node for reading and writing. Repeats this: on a busy machine, the kernel may report the
+    /// close(2) of a passthrough reader only after the wait of open(2) has ended.
     fn open_writer(&self, name: &str) -> File {
         let mut opened = None;
         self.cluster.nodes[0].wait_for("the file is opened for reading and writing", || {
@@ -95,7 +95,8 @@ impl PassthroughPair {
         opened.unwrap()
     }
 
-    /// Reads the whole file while the client of the first node is stopped. None if the kernel waits for the client for `limit`.
+    /// Reads the whole file while the client of the first node is stopped. None if the kernel waits for the client for
+    /// `limit`.
     fn read_without_client(&self, file: &File, limit: Duration) -> Option<Vec<u8>> {
         let (client, reader) = ([ProcessRole::Client], file.try_clone().unwrap());
         self.cluster.nodes[0].signal(&client, Signal::STOP);

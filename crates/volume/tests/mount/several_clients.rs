@@ -310,7 +310,7 @@ fn a_rename_moves_the_current_file_of_the_name() {
     });
 }
 
-/// The kernel of node 1 may consider the moved directory removed, because it knows it by the removed name.
+/// The kernel of node 1 may consider the moved directory removed, because it knows this directory by the removed name.
 fn a_directory_that_another_client_has_moved_stays_usable() {
     let pair = MountedPair::create();
     let kept = Mutex::new(Vec::new());
@@ -324,7 +324,7 @@ fn a_directory_that_another_client_has_moved_stays_usable() {
             kept.lock().unwrap().push(moved);
         }
     };
-    // Keeps the directories open: otherwise the kernel forgets the inodes, and with them that it considers them removed.
+    // Keeps the directories open: otherwise the kernel would forget the inodes, and look them up again as existing.
     let open = Mutex::new(Vec::new());
     change_while_checking(replace, 300, |_| {
         let directory = pair.path(1, "directory");

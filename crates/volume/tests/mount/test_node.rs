@@ -208,8 +208,8 @@ impl TestNode {
         roles.iter().map(|role| pidfd::open(self.process_id(*role).cast_signed())).collect()
     }
 
-    /// Sends a signal to the processes of roles. After SIGSTOP, waits until all threads have stopped: kill(2) returns before, and
-    /// a thread could serve requests until another thread has taken the signal.
+    /// Sends a signal to the processes of roles. After SIGSTOP, waits until all threads have stopped: kill(2) returns
+    /// earlier, and a thread could serve requests until another thread has taken the signal.
     pub(crate) fn signal(&self, roles: &[ProcessRole], signal: Signal) {
         let processes = self.processes(roles).unwrap();
         processes.iter().for_each(|process| pidfd::send_signal(process, signal.as_raw()).unwrap());

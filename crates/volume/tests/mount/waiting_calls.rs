@@ -95,8 +95,8 @@ fn wait_for_calls(threads: Vec<i32>) {
     }
 }
 
-/// Kills clients that invalidate entries of a directory, whose lock programs of the node hold while they wait for the
-/// client.
+/// Kills clients while they invalidate entries of a directory. Programs of the node hold the lock of this directory while
+/// they wait for the client.
 fn kill_clients(rounds: usize) {
     let cluster = VolumeCluster::three_replicas();
     let is_over = AtomicBool::new(false);
@@ -151,7 +151,7 @@ fn calls_end_when_the_offload_process_stays_away() {
     };
     let expected = [Some(Errno::CONNABORTED), Some(Errno::NOTCONN)];
     assert!(expected.contains(&Errno::from_io_error(&error)), "{error}");
-    // Ends when the supervisor has ended.
+    // Returns only after the supervisor has ended.
     cluster.nodes[0].unmount();
     assert_eq!(fs::read(cluster.path(1).join("known")).unwrap(), data);
     cluster.nodes[0].start_processes();
@@ -166,7 +166,7 @@ fn a_volume_is_unmounted_whose_client_cannot_return() {
     let node = &mut cluster.nodes[0];
     node.stop_processes();
     node.signal(&[ProcessRole::Client], Signal::KILL);
-    // Ends when the supervisor has ended.
+    // Returns only after the supervisor has ended.
     node.unmount();
     node.start_processes();
     let is_mounted = || statfs(node.path()).unwrap().f_type == FUSE_SUPER_MAGIC;

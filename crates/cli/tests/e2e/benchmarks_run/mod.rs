@@ -166,7 +166,8 @@ fn fork_writes_sequentially() {
     assert_eq!((&document["plan"]["order"], &document["plan"]["access"]), (&"sequential".into(), &"write".into()));
 }
 
-/// Measures children for which a node may hold a speculative zygote. The field `plan` names the kind of first child.
+/// Measures the first child of each seed, for which a node may have made a speculative zygote. The document's `plan`
+/// repeats the options.
 fn fork_measures_first_children() {
     for (option, told) in [("--foretold", [true, true, false]), ("--fresh", [true, false, true])] {
         let document = run(&["--mib", "1", "--runs", "2", "--first", option]);
@@ -280,8 +281,8 @@ fn fanout() {
     assert_eq!(lines.lines().count(), 3 * (2 * 24 + 2 * 2 + 3 * 5) + bare * (2 * 24 + 2 * 2));
 }
 
-/// Clients fork for a few seconds, and nothing is left. An unreachable floor fails the run. If a slow machine starts
-/// too few children, the test runs again for longer.
+/// Clients fork for a few seconds, and nothing is left. A minimum rate (`--floor`) that cannot be reached fails the run. If
+/// a slow machine starts too few children, the test runs again for longer.
 fn stress_fork() {
     let python = programs::python().display().to_string();
     let cases = [
@@ -352,8 +353,8 @@ fn pool() {
     assert!(of("unpause") <= of("unpause_to_answer"), "the answer follows the unpause: {document}");
 }
 
-/// The number of concurrent requests grows until the throughput no longer does. The benchmark fails if an answer is
-/// wrong.
+/// The number of concurrent requests increases until the throughput no longer increases. The benchmark fails if an answer
+/// is wrong.
 fn warm_start() {
     let samples = scratch::file("");
     let path = samples.path().to_str().expect("temporary names are text");

@@ -47,7 +47,8 @@ wait_until test -s web.port
 WEB=$(farfork prepare $WEB_PID)
 "#;
 
-/// The shared cluster, with the seeds and children from before the page. Dropping it removes all others.
+/// The shared cluster, and the ids of the seeds and children that existed before the page. Dropping this removes all
+/// seeds and children that the page made.
 struct PageCluster<'a> {
     cluster: &'a Cluster,
     seeds: Vec<String>,
@@ -211,7 +212,7 @@ struct MountPoints([PathBuf; 2]);
 impl Drop for MountPoints {
     fn drop(&mut self) {
         for directory in &self.0 {
-            // umount2(2) fails if it is not mounted.
+            // umount2(2) fails if nothing is mounted there.
             let _ = unmount(directory, UnmountFlags::DETACH);
         }
     }

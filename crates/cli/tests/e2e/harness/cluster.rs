@@ -1,7 +1,8 @@
 //! `Cluster`: a cluster of one test on this machine, started like `farfork up` starts one. It can also kill processes,
 //! cut links and limit memory.
 //!
-//! Dropping it stops the nodes, even after a panic. [`Cluster::stop`] also returns what was left on the machine.
+//! Dropping a cluster stops its nodes, even after a panic. [`Cluster::stop`] also returns the list of remains on the
+//! machine.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -176,8 +177,8 @@ impl Cluster {
         self.local_node(index).pid().expect("the daemon was started")
     }
 
-    /// Whether `farfork down` finds a live daemon of a node: the last one that was started, or one that listens at its
-    /// socket.
+    /// Whether `farfork down` finds a live daemon of a node: the last one that the cluster started, or one that listens at
+    /// the node's socket.
     pub(crate) fn has_live_daemon(&self, index: usize) -> bool {
         self.local_node(index).is_alive()
     }
@@ -245,7 +246,7 @@ impl Cluster {
         self.local().restart_node(index).unwrap_or_else(|error| fail_start(&error));
     }
 
-    /// Kills a node's pager. Its keeper detects that, and starts another one.
+    /// Kills a node's pager. The pager's keeper detects the end, and starts another pager.
     pub(crate) fn kill_pager(&self, index: usize) {
         let pager = self.pager_pid(index);
         let pidfd = pidfd::open(pager).expect("the pager lives");
@@ -350,8 +351,8 @@ impl Cluster {
         self.local().nodes()[index].clone()
     }
 
-    /// Prints where the threads of each daemon wait, and the ends of the daemon's and the pager's logs. For a failed
-    /// test.
+    /// Prints where the threads of each daemon wait, and the ends of the daemon's and the pager's logs. Called when a test
+    /// has failed.
     pub(crate) fn print_logs(&self) {
         for node in self.local().nodes() {
             if let Some(Ok(threads)) = node.pid().map(KernelStackSummary::read) {
@@ -373,7 +374,7 @@ impl Cluster {
         text.lines().filter(is_of_that).map(str::to_owned).collect()
     }
 
-    /// Prints times in which a daemon did not run: this is worth knowing even if the test passes.
+    /// Prints the lines of the logs that report times in which a daemon did not run.
     fn print_standstills(&self) {
         for (index, name) in self.names.iter().enumerate() {
             self.standstills(index).iter().for_each(|line| eprintln!("-- {name}: {line}"));
@@ -381,7 +382,7 @@ impl Cluster {
     }
 }
 
-/// Fails the test. It counts as a timeout if a daemon did not answer in time.
+/// Fails the test. The failure counts as a timeout if a daemon did not answer in time.
 fn fail_start(error: &LocalError) -> ! {
     match error {
         LocalError::NoAnswer { .. } => wait::time_out(format!("a node does not start: {error}")),

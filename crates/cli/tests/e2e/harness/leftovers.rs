@@ -17,7 +17,7 @@ pub(crate) struct RunMarkers {
     pub(crate) cgroups: Vec<PathBuf>,
 }
 
-/// Depth of a cluster's control groups below the root of a hierarchy, including the cluster's own root.
+/// Maximum depth below `/sys/fs/cgroup` at which a cluster's control group is found.
 const GROUP_DEPTH_MAX: usize = 6;
 
 impl RunMarkers {

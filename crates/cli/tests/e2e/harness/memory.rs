@@ -18,7 +18,7 @@ const RSEQ_BYTES: usize = 32;
 /// PROT_READ.
 const READABLE: u8 = 1;
 
-/// Mappings of the kernel, which processes use in other ways or not at all.
+/// Mappings that the kernel makes in each process. They are not compared.
 const KERNEL_MAPPINGS: [&[u8]; 4] = [b"[vvar]", b"[vvar_vclock]", b"[vdso]", b"[vsyscall]"];
 
 /// The result of a comparison.

@@ -20,7 +20,7 @@ pub(crate) fn run_in_own_mounts<T: Send>(body: impl FnOnce() -> T + Send) -> T {
     })
 }
 
-/// Detaches volumes of other tests. They could not be dropped while a copy of their mounts exists.
+/// Detaches volumes of other tests. A volume cannot be dropped while a copy of its mount exists.
 fn detach_volumes() {
     let mounts = table::read_thread_mounts().expect("the kernel lists the mounts");
     for volume in mounts.iter().filter(|mount| mount.is_volume()) {

@@ -53,7 +53,7 @@ pub(crate) fn compare_with_parent(farfork: &Farfork, child: &str, parent: i32) -
     if said["differences_count"] == 0 { Ok(()) } else { Err(differences_text(&said, parent)) }
 }
 
-/// Requires that a new child equals its parent. The child is ended afterwards.
+/// Requires that a new child equals its parent. Then ends the child.
 pub(crate) fn require_forked_child_same(farfork: &Farfork, seed: &Seed, node: &str, parent: i32) {
     let said = forked_comparison(farfork, seed, &["--to", node], parent);
     assert!(said["differences_count"] == 0, "{}", differences_text(&said, parent));
@@ -80,7 +80,7 @@ fn forked_comparison(farfork: &Farfork, seed: &Seed, options: &[&str], parent: i
     said
 }
 
-/// Requires that a child of an active program equals it. SIGSTOP stops the program and its descendants during prepare
+/// Requires that a child equals an active parent. SIGSTOP stops the parent and its descendants during prepare
 /// and comparison. The child is paused before its first instruction.
 pub(crate) fn require_stopped_child_same(farfork: &Farfork, node: &str, parent: i32) {
     let stopped = stop_tree(parent);

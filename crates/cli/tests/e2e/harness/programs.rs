@@ -1,4 +1,4 @@
-//! `Program`: the test programs. Each is compiled once, into the build directory.
+//! `Program`: the test programs. Programs in C, C++ and Go are compiled into the build directory, again after each change.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use farfork_terminal::cache_dir::find_cache_dir;
 
 use super::wait;
 
-/// Longest compilation: the first Go build compiles the standard library.
+/// Time limit of a compilation. The first Go build also compiles the standard library.
 const COMPILE_LIMIT: Duration = Duration::from_secs(180);
 
 /// A program that can be forked.
@@ -136,8 +136,8 @@ fn is_newer(binary: &Path, sources: &[PathBuf]) -> bool {
     built.is_some() && sources.iter().all(|source| time(source) < built)
 }
 
-/// Copies a program by cp(1). A copy in this process would open the file for writing. A process that another test
-/// starts at that time inherits the descriptor. Until it calls execve(2), the copied program fails with ETXTBSY.
+/// Copies a program by cp(1). If this process opened the new file for writing, a process that another test starts at that
+/// time would inherit the descriptor. Until that process calls execve(2), the new program would fail with ETXTBSY.
 pub(crate) fn copy(program: impl AsRef<Path>, to: &Path) {
     let copied = Command::new("cp").arg(program.as_ref()).arg(to).status().expect("cp(1) can be started");
     assert!(copied.success(), "cp(1): {copied}");

@@ -45,7 +45,7 @@ impl Disk {
         Self { directory }
     }
 
-    /// The directory at which it is mounted.
+    /// The directory at which the file system is mounted.
     pub(crate) fn path(&self) -> &Path {
         self.directory.path()
     }

@@ -167,7 +167,7 @@ pub(crate) fn signal_children_to_finish(farfork: &Farfork, children: &[StartedCh
     farfork.json(&[&["kill", "--signal", "USR2"], &ids[..]].concat());
 }
 
-/// Returns the kernel functions in which the threads of children wait. For tests that time out.
+/// Returns the kernel functions in which the threads of children wait, for the report of a test that timed out.
 pub(crate) fn kernel_waits_text(children: &[StartedChild]) -> String {
     children.iter().map(StartedChild::kernel_waits).collect()
 }

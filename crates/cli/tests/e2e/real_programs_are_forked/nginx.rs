@@ -64,8 +64,8 @@ fn serve(cluster: &Cluster, processes: &str, further: impl FnOnce(&Service, u16,
             [get(&mut stream, "/file"), get(&mut stream, "/file"), get(&mut service::connect(port), "/count")]
         });
         assert!(said[0] == content && said[1] == content, "{}: another file", child.id);
-        // The server counts these three requests, and those that the load had open at the fork. The fork reset their
-        // connections.
+        // The server counts these three requests, and the requests of the load that were open at the fork. The fork reset
+        // the connections of the load.
         let counted = said[2].lines().nth(2).and_then(|line| line.split_whitespace().nth(2)?.parse::<u64>().ok());
         assert!(counted.is_some_and(|requests| requests >= 3), "{}: {}", child.id, said[2]);
     }

@@ -102,7 +102,7 @@ fn run(command: &mut Command) -> String {
     str::from_utf8(&output.stdout).expect("text").trim_end().to_owned()
 }
 
-/// Waits until the server answers queries. It listens earlier.
+/// Waits until the server answers queries. It listens before it can answer.
 fn wait_until_started(port: u16) {
     wait::wait_until("PostgreSQL has started", START_LIMIT, || {
         let mut command = query_command(port, "SELECT 1");

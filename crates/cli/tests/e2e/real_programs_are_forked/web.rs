@@ -38,7 +38,7 @@ pub(super) fn go_server(cluster: &Cluster) {
     end(cluster, &children);
 }
 
-/// Forks two children of a server. The caller must keep the seed while they fetch its pages.
+/// Forks two children of a server. The caller must keep the seed while the children fetch its pages.
 pub(super) fn children_of(cluster: &Cluster, server: &Service, options: &[&str]) -> (Seed, Vec<StartedChild>) {
     let seed = Seed::prepare_process(cluster.first(), &server.pid_text(), &[]);
     let children = seed.fork_idle(2, &[&["--to", &cluster.names(&[1, 2])], options].concat());

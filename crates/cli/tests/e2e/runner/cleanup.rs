@@ -19,7 +19,7 @@ use crate::harness::leftovers;
 /// Longest wait until killed processes have ended. The kernel frees their memory first.
 const KILL_LIMIT: Duration = Duration::from_secs(60);
 
-/// Longest removal of the namespaces, groups and files of one cluster whose processes have ended.
+/// Time limit for the removal of one cluster whose processes have ended: its namespaces, groups and files.
 const DOWN_LIMIT: Duration = Duration::from_secs(60);
 
 /// Depth of state files of clusters below a worker's directory: `SCRATCH/run/cluster.json`.

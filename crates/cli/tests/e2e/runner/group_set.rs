@@ -21,7 +21,7 @@ use rustix::process::Signal;
 /// The controllers that limit a run.
 const LIMITING: [&str; 2] = ["memory", "pids"];
 
-/// A version 1 hierarchy without any of these is not used.
+/// The controllers that the runner needs. It does not use a version 1 hierarchy without any of them.
 const USEFUL: [&str; 3] = ["memory", "pids", "freezer"];
 
 /// With RT_GROUP_SCHED, a new group of this controller refuses real-time threads. Tests and nodes need such threads.

@@ -1,5 +1,5 @@
-//! The name of a run. It names the run's control groups and directory, and identifies the supervisor. The next run uses
-//! it to find objects that runs with dead supervisors left.
+//! The name of a run, which contains the identity of its supervisor. The run's control groups and directory have this
+//! name, so a later run finds the ones whose supervisor has ended.
 
 use std::io;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,5 @@
-//! The supervisor: creates the control groups and the directory of the run, runs the tests in lanes, and runs tests
-//! that timed out once more. It removes everything at the end.
+//! The supervisor: creates the control groups and the directory of the run, and runs the tests in lanes. Then it
+//! repeats the tests that timed out. It removes everything at the end.
 
 use std::collections::VecDeque;
 use std::io;
@@ -240,7 +240,7 @@ fn run_lanes(
     });
 }
 
-/// Runs each test that timed out once more, alone on a new worker and cluster.
+/// Repeats each test that timed out, alone on a new worker and cluster.
 fn retry(run: &RunContext, tests: Vec<TimedOutTest>, report: &mut RunReport) {
     if !tests.is_empty() {
         println!("\nrunning {} tests again that timed out", tests.len());

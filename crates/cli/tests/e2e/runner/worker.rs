@@ -44,7 +44,7 @@ pub(crate) fn run_worker(socket: &Path, find: impl Fn(&str) -> Option<&'static T
                 let failure = run_test(test, &shared);
                 report(&Report::Ended { failure });
             }
-            // A late reply to a timeout that no longer waits for it.
+            // A late answer to the report of a timeout. The thread that sent the report no longer waits.
             Ok(Request::Resume) => {}
             Ok(Request::Stop) => {
                 report(&Report::Stopped { remains: shared.stop() });

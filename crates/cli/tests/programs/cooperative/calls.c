@@ -1,8 +1,8 @@
 /* Requests its own checkpoint twice, from a thread, with callbacks around each. Before the second time, the thread
  * selects a CPU. Prints `seed ID` for each seed, then waits.
  *
- * A child checks that its callbacks ran in order, that its threads run, and that they may use the same CPUs. It returns
- * `result SEED-NUMBER PAYLOAD` and a megabyte of data. */
+ * A child checks that its callbacks ran in order, that its threads run, and that each may use the same CPUs as in the
+ * parent. It returns `result SEED-NUMBER PAYLOAD` and a megabyte of data. */
 #include "../forked.h"
 
 #include <farfork.h>

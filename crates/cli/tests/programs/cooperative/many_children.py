@@ -1,4 +1,4 @@
-"""An executor that requests many children, which sleep. Prints `asked` before they have started."""
+"""An executor that requests many children, which sleep. Prints `asked` before the children have started."""
 
 import sys
 import time

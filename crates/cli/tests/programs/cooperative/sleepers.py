@@ -1,4 +1,4 @@
-"""An executor whose workers sleep. Prints `running` when they run, and `lost` when they are lost."""
+"""An executor whose workers sleep. Prints `running` when the workers run, and `lost` when they are lost."""
 
 import sys
 import time

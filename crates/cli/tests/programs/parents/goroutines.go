@@ -98,7 +98,7 @@ func awaitFork() string {
 	}
 }
 
-// Go shows CLOCK_MONOTONIC only as differences. They suffice, because the test looks for gaps.
+// Go shows only differences between times of CLOCK_MONOTONIC. Differences suffice, because the test looks for gaps.
 func monotonicMicroseconds(begin time.Time) int64 { return time.Since(begin).Microseconds() }
 
 func checkNames(names map[uint64]string) {

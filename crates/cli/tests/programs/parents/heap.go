@@ -1,6 +1,6 @@
 // A parent in Go whose children grow their heap to several times its size and shrink it again, while the collector
-// works. Each time they return the free memory to the system, while their pages are still being fetched. The parent's
-// data must not change.
+// works. Each time, the children return the free memory to the system, while their pages are still being fetched. The
+// data from the parent must not change.
 //
 // usage: heap [MIB]
 package main
@@ -20,7 +20,7 @@ const (
 	tick        = 2 * time.Millisecond
 	exitRight   = 42
 	exitWrong   = 1
-	// Number of words of a node, and how often a child's heap grows and shrinks.
+	// Number of words of a list node. Number of times that a child's heap grows and shrinks.
 	nodeWords = 64
 	rounds    = 5
 )

@@ -1,6 +1,6 @@
-/* A parent in C, linked statically, with a thread in each kind of wait: a relative sleep, a condition variable, and a
- * futex wait with a robust mutex held. The main thread waits in epoll_wait(2). With `spin`, a thread spins and keeps
- * its registers.
+/* A parent in C, linked statically, with three waiting threads: in a relative sleep, in a condition variable, and in a
+ * futex wait with a robust mutex held. The main thread waits in epoll_wait(2). With `spin`, a fourth thread spins and
+ * keeps its registers.
  * usage: waits [MIB [spin]]
  */
 #include "../forked.h"

@@ -6,7 +6,7 @@
  * order of these tables: the last ones remove privileges that others need. calls_left_out.txt lists the calls that no
  * action makes, with reasons.
  */
-#pragma GCC diagnostic ignored "-Wunused-function" /* the headers also print state; here the differ compares it */
+#pragma GCC diagnostic ignored "-Wunused-function" /* here, functions that print state are unused */
 
 #include "kinds.h"
 

@@ -1,4 +1,5 @@
-/* Further actions of a process, in the order in which they run. Those that drop privileges are last. */
+/* Actions in addition to the resources of process.c, in the order in which they run. Actions that drop privileges are
+ * last. */
 #pragma once
 
 #include "calls_files.h"

@@ -48,7 +48,7 @@ static void open_by_new_calls(void) {
     REQUIRE(syscall(SYS_close_range, file, folder, CLOSE_RANGE_CLOEXEC) == 0);
 }
 
-/* Renames open files. They then have another name than the one by which they were opened. */
+/* Renames open files, so that their names differ from the names by which they were opened. */
 static void rename_open_files(void) {
     const char *first = keep_path(), *second = keep_path(), *third = keep_path(), *link_path = keep_path(), *folder = keep_path();
     int file = open(first, O_CREAT | O_RDWR, 0600);

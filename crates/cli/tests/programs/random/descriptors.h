@@ -9,7 +9,8 @@
 #define INODES_MAX 512
 #define PAYLOAD_NUMBER 1000
 
-/* Inode numbers of pipes and sockets differ in a child. So each statement numbers them in order of appearance. */
+/* Inode numbers of pipes and sockets differ in a child. So each statement numbers pipes and sockets in order of
+ * appearance. */
 static uint64_t inodes[INODES_MAX];
 static unsigned inodes_count;
 
@@ -34,7 +35,7 @@ static int first_that_is(int fd) {
     return fd;
 }
 
-/* Returns whether a path names a deleted file. In a child, the contents of such a file are in memory. */
+/* Returns whether a path names a deleted file. A child has its contents in a file in memory. */
 static int is_deleted_file(const char *path) {
     return strstr(path, " (deleted)") && strncmp(path, MEMFD_PATH, strlen(MEMFD_PATH)) != 0;
 }
@@ -193,7 +194,7 @@ static void use_up_descriptor(int fd) {
     use_up(fd, flags & O_DIRECT || type == SOCK_DGRAM || type == SOCK_SEQPACKET);
 }
 
-/* Uses up epolls first: reading other descriptors changes their events. */
+/* Uses up all epolls. Must run before other descriptors are read, because reading changes the events of the epolls. */
 static void use_up_epolls(void) {
     for (int fd = 3; fd < NUMBERS_END; fd++) {
         char link[32], path[2 * PATH_BYTES_MAX] = {0};

@@ -1,4 +1,5 @@
-/* Files that are opened by path: offsets, flags, duplicates, locks. Their contents are those of the node's files. */
+/* Files that are opened by path: offsets, flags, duplicates, locks. In a child, the contents are in the files of its
+ * node. */
 #pragma once
 
 #include "streams.h"

@@ -1,5 +1,5 @@
-/* States the address space in a form that does not depend on its history. Equal neighbours count as one mapping.
- * Private memory has no file, because written pages of a private file mapping are anonymous in a child.
+/* States the address space in a form that does not depend on its history. Equal neighbours count as one mapping. The
+ * file of private memory is omitted, because written pages of a private file mapping are anonymous in a child.
  */
 #pragma once
 

@@ -1,9 +1,8 @@
 /* A process with at least five random resources, which follow from a seed: SEED DIRECTORY [refused]. With `refused`, it
  * also has one or two resources that prepare may refuse.
  *
- * It prints a statement of its state, as far as reading does not change the state, and waits for its standard input.
- * Then it prints the statement again, and state that it can show only by using it up. Parent and child must print the
- * same.
+ * It prints a statement of all state that it can read without a change, and waits for its standard input. Then it
+ * prints the statement again, and the state that it can show only by using it up. Parent and child must print the same.
  *
  *  set up ─ `ready PID 0` ─ statement ─ `.` ─ standard input has data, or ends ─ statement ─ `:` ─ the rest ─ `.`
  *

@@ -1,5 +1,4 @@
-/* Resources that are not carried, and some that look like them but are carried. check and prepare must agree on
- * each. */
+/* Resources that are not carried, and similar ones that are carried. check and prepare must agree on each. */
 #pragma once
 
 #include "random.h"
@@ -13,8 +12,8 @@
 
 #define REFUSED_PAGES 3
 
-/* Makes an epoll that watches a closed descriptor number. Usually its file is still open under another number.
- * Otherwise the epoll watches nothing. */
+/* Makes an epoll whose watched descriptor number is closed. Usually the file of this number is still open under another
+ * number. If not, the kernel has removed the watch. */
 static void make_lost_target(void) {
     int ends[2], epoll = epoll_create1(0);
     struct epoll_event event = {.events = EPOLLIN};

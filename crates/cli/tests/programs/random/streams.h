@@ -184,7 +184,7 @@ static void make_unix_datagram(void) {
     int fd = socket(AF_UNIX, SOCK_DGRAM | (one_in(2) ? SOCK_NONBLOCK : 0), 0);
     REQUIRE(fd >= 0 && bind(fd, (struct sockaddr *)&address, length) == 0);
     set_options(fd);
-    /* The socket has no data: data would have credentials, and prepare refuses these. */
+    /* The socket has no data: data would have credentials, and prepare refuses such data. */
     if (one_in(2)) REQUIRE(setsockopt(fd, SOL_SOCKET, SO_PASSCRED, &(int){1}, sizeof(int)) == 0);
 }
 

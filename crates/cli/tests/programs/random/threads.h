@@ -114,7 +114,7 @@ static void make_threads(void) {
     }
 }
 
-/* How often a thread is observed until its state is final, at intervals of a millisecond. */
+/* Maximum number of observations of a thread until its state is final, at intervals of a millisecond. */
 #define LOOKS_MAX 5000
 
 /* In a child, the calling thread may be the first to run again. Other threads block all signals until they are

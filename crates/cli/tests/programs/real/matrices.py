@@ -1,5 +1,5 @@
-"""Threads that multiply matrices. Each works on the result of its previous multiplication, and prints a checksum at the
-end. They repeat the same work until SIGUSR2.
+"""Threads that multiply matrices. Each thread works on the result of its previous multiplication. All repeat the same
+work until SIGUSR2. Then the program prints the checksums.
 
 usage: matrices.py
 """

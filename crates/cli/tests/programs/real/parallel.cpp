@@ -1,5 +1,5 @@
 // A parallel region of OpenMP with many loops. Each loop needs the result of the one before, so threads meet at
-// barriers all the time. It repeats the same computation until SIGUSR2.
+// barriers all the time. The program repeats the same computation until SIGUSR2.
 //
 // usage: parallel
 #include <csignal>

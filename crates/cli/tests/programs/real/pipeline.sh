@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Processes in a pipeline, half of them bash, within a command substitution, and one more process. At any time, lines
-# are in transit between all of them. They repeat the same work until SIGUSR2.
+# A pipeline of shell functions and programs within a command substitution. `tee` also writes to a process outside of the
+# pipeline. At any time, lines are in transit between all processes. The script repeats the same work until SIGUSR2.
 #
 # usage: pipeline.sh
 set -euo pipefail
@@ -26,7 +26,7 @@ mixed() {
 
 trap 'is_told=yes' USR2
 until [[ -v is_told ]]; do
-    # When this ends, all processes that have descriptor 4 have ended.
+    # The command substitution ends when all processes that have descriptor 4 open have ended.
     said=$({ numbers | mixed | awk '{ s = (s + $1 * $2) % 65537; print s, $2 }' | tee >(wc -l >&4) | sort -n -k 2 | sha256sum; } 4>&1)
     said=$(sort <<<"$said" | tr -s '[:space:]-' ' ')
     [[ $said == "${first=$said}" ]]

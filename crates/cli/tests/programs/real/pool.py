@@ -1,5 +1,5 @@
 """A pool of processes, and a thread. Each process multiplies matrices for the tasks that it gets. Threads submit tasks
-and collect results, and checksums are printed at the end. They repeat the same work until SIGUSR2.
+and collect results. All repeat the same work until SIGUSR2. Then the program prints the checksums.
 
 usage: pool.py
 """
@@ -72,7 +72,7 @@ def main():
             workers |= others
         pool.close()
         pool.join()
-    # The pool would replace a process that died by one with another process id.
+    # If a process had died, the pool would have replaced it by a process with another id.
     assert len(workers) <= PROCESSES_COUNT
     print("result", *(number for result in results for number in result))
     print(".", flush=True)

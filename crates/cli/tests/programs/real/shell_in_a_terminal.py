@@ -19,7 +19,7 @@ class Shell:
     def __init__(self) -> None:
         self.pid, self.terminal = pty.fork()
         if self.pid == 0:
-            # Resets SIGINT: a background process may have inherited it as ignored, and children would inherit that.
+            # This process may have inherited an ignored SIGINT. The shell and its children would then ignore it too.
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             os.execvpe("bash", ["bash", "--norc", "--noprofile", "--noediting", "-i"], ENVIRONMENT)
         self.text = ""
@@ -35,8 +35,8 @@ class Shell:
         return " ".join(said.split())
 
     def interrupt(self, command: str) -> str:
-        """Interrupts a command when it runs in the foreground, and returns its status. Before it has executed its
-        program, it is a copy of the shell, which might ignore the signal."""
+        """Interrupts a command when it runs in the foreground, and returns its status. First waits until the command has
+        executed its program: before, it is a copy of the shell, which might ignore the signal."""
         os.write(self.terminal, f"{command}\n".encode())
         while name_of(os.tcgetpgrp(self.terminal)) != command.split()[0]:
             time.sleep(0.001)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# A shell whose standard output is a pipe to a process that removes a word from each line. It repeats the same count
-# until SIGUSR2.
+# A shell whose standard output is a pipe to a process that removes a word from each line. The shell repeats the same
+# count until SIGUSR2.
 #
 # usage: tee.sh
 set -euo pipefail

@@ -1,5 +1,5 @@
-// Timers of several kinds, and a worker thread that hashes its previous hash. Both print their results at the end. They
-// repeat the same work until SIGUSR2.
+// Timers of several kinds, and a worker thread that hashes its previous hash. Timers and thread repeat the same work
+// until SIGUSR2. Then the program prints the results of both.
 //
 // usage: timers.js
 const { Worker, isMainThread, parentPort } = require('worker_threads');

@@ -1,5 +1,6 @@
 """SQLite in the middle of a transaction that is larger than its cache: new rows are in the file, and the journal has
-the old pages. It waits until its standard input has data or ends. Then it writes more, commits and prints a sum.
+the old pages. The program waits until its standard input has data or ends. Then it writes more, commits and prints a
+checksum.
 
 usage: transaction.py DIRECTORY
 """

@@ -1,5 +1,5 @@
-/* Clocks. The monotonic clocks continue from the parent's values and never go backwards, read through the vDSO and by
- * the system call. The wall clock has the current time. A relative sleep and a timed wait end.
+/* Clocks. The monotonic clocks continue from the parent's values and never go backwards, whether they are read through
+ * the vDSO or by the system call. The wall clock has the current time. A relative sleep and a timed wait end.
  */
 #include "../forked.h"
 

@@ -13,7 +13,7 @@
 static int counter, semaphore, bell, epoll, outer;
 static atomic_int is_waiting;
 
-/* Waits for the bell without a time limit. The fork must not interrupt it. */
+/* Waits for the bell without a time limit. The fork must not interrupt this wait. */
 static void *wait_for_bell(void *unused) {
     (void)unused;
     int own = epoll_create1(0);

@@ -1,5 +1,6 @@
-/* Advice for fork(2) by madvise(2): memory that is zero in a child, and memory that no child and no core has. Memory
- * with MADV_DONTFORK alone is in a child of farfork, but not in a process that the child forks.
+/* Advice for fork(2) by madvise(2). With MADV_WIPEONFORK, memory is zero in a child. With MADV_DONTFORK and
+ * MADV_DONTDUMP, a child does not have the memory. With MADV_DONTFORK alone, a child of farfork has the memory, but a
+ * process that the child forks does not.
  *
  * Without farfork, this program fails.
  */

@@ -1,6 +1,6 @@
 /* Private memory of every kind: read-only, inaccessible with data, executable, of a file with and without written
- * pages, huge, never touched. Heap and stack grow further. Locked memory grows while it moves. Neighbouring pages have
- * different protections. Most of their address range is only reserved: more than any machine has.
+ * pages, huge, never touched. Heap and stack grow further. Locked memory grows while it moves. A large address range is
+ * only reserved, except a few pages with different protections.
  */
 #include "../forked.h"
 
@@ -126,7 +126,7 @@ static void check_contents(void) {
     REQUIRE(holds(heap, BYTES, 900));
 }
 
-/* Grows the stack to four mebibytes more than the parent ever used. */
+/* Grows the stack by four mebibytes. The parent never used this part. */
 static __attribute__((noinline)) void grow_stack(void) {
     volatile char deep[4 << 20];
     for (size_t i = 0; i < sizeof deep; i += PAGE_BYTES) deep[i] = (char)(i >> 12);
@@ -142,7 +142,7 @@ static void check_growth(void) {
     grow_stack();
 }
 
-/* A child locks memory itself. When that memory grows, it is filled before the pager can see that it has moved. */
+/* A child locks memory. When mremap(2) moves and enlarges it, the kernel fills it before the pager can see the move. */
 static void check_growth_of_locked(void) {
     size_t bytes = 4 * PAGE_BYTES, more = 8 * PAGE_BYTES;
     REQUIRE(mlock(locked, bytes) == 0);

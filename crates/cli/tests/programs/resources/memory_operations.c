@@ -1,5 +1,5 @@
 /* Operations of a child on memory that is not fetched yet: fork, mremap, munmap, madvise, mprotect, and system calls
- * that read and write it. Each operation uses an area of its own that was not touched since the fork.
+ * that read and write it. Each operation uses an area of its own, which was not touched since the fork.
  */
 #include "../forked.h"
 
@@ -61,7 +61,7 @@ static void check_advice(void) {
     REQUIRE(madvise(areas[DISCARDED], HALF, MADV_DONTNEED) == 0);
     REQUIRE(is_zero(areas[DISCARDED], HALF), "discarded memory has its old contents");
     REQUIRE(holds(areas[DISCARDED] + WORDS(HALF), HALF, first_of(DISCARDED) + WORDS(HALF)));
-    areas[FREED][0] = word_of(first_of(FREED)); /* this page is fetched, the others are missing */
+    areas[FREED][0] = word_of(first_of(FREED)); /* fetches this page; the others are missing */
     REQUIRE(madvise(areas[FREED], HALF, MADV_FREE) == 0);
     for (size_t page = 0; page < HALF; page += PAGE_BYTES) {
         const uint64_t *at = areas[FREED] + WORDS(page);
@@ -77,7 +77,7 @@ static void check_protection(void) {
     check_area(PROTECTED);
 }
 
-/* When the kernel accesses memory in a system call, it waits for the page, as the program does. */
+/* When the kernel accesses memory in a system call, it waits until the page is fetched, as the program does. */
 static void check_system_calls(void) {
     int ends[2];
     uint64_t words[WORDS(2 * PAGE_BYTES)];
@@ -110,7 +110,7 @@ int main(void) {
     for (int area = 0; area < AREAS; area++) {
         areas[area] = (uint64_t *)map_anonymous(BYTES);
         fill(areas[area], BYTES, first_of(area));
-        map_anonymous(PAGE_BYTES); /* prevents that the kernel merges neighbours */
+        map_anonymous(PAGE_BYTES); /* keeps the kernel from merging neighbours */
     }
 
     char payload[PAYLOAD_BYTES_MAX];

@@ -49,7 +49,7 @@ __attribute__((target("avx512f,avx512bw"))) static void *keep_avx512(void *unuse
     return NULL;
 }
 
-/* Uses another rounding mode than the default, in x87 and in SSE, and has a value on the x87 stack. */
+/* Keeps a rounding mode that is not the default, in x87 and in SSE, and a value on the x87 stack. */
 static void *keep_floating_point(void *unused) {
     (void)unused;
     double put = 1.0 / 3.0, got = 0;

@@ -1,5 +1,5 @@
-/* A file that is open by path, at an offset. Parent and child append a line each, one after the other. This shows
- * whether they share the file.
+/* A file that is open by path, at an offset. Parent and child append a line each, one after the other. The contents of
+ * the file then show whether parent and child share it.
  * usage: appending FILE
  */
 #include "../forked.h"

@@ -1,5 +1,5 @@
-/* A process with its own root (chroot(2)). It uses files inside that root, even if the node has others with the same
- * names. There, the payload has no path, and is only an open descriptor.
+/* A process with its own root (chroot(2)). It uses files inside this root, even if the node has other files with the
+ * same names. Inside the root, the payload has no path, and is only an open descriptor.
  * usage: chrooted DIRECTORY
  */
 #include "../forked.h"

@@ -1,5 +1,5 @@
-"""A database that the parent continues to change. If a child found the later file with the earlier memory, its database
-would be corrupt.
+"""A database that the parent continues to change. If a child with the memory of prepare found the later file, its
+database would be corrupt.
 usage: database.py FILE
 """
 

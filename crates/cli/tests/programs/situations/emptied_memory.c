@@ -1,6 +1,6 @@
 /* Memory that a child empties itself, in each way that the kernel offers. Processes that the child forks must read
- * zeroes there, never the parent's data. Each way has four areas: half of the pages were touched before or none, and
- * the child reads the area before it forks or does not. The forked processes read all areas, and fork further
+ * zeroes there, never the parent's data. Each way has four variants: the child has touched half of the pages before, or
+ * none; it reads the area before it forks, or does not. The forked processes read all areas, and fork further
  * processes.
  */
 #include "../forked.h"
@@ -10,7 +10,7 @@
 #define AREA_PAGES 16
 #define AREA_BYTES (AREA_PAGES * PAGE_BYTES)
 #define PAGE_WORDS (PAGE_BYTES / sizeof(uint64_t))
-/* Offset of a way's second area. The first one is moved onto it in some ways. Nothing is mapped after it. */
+/* Offset of a way's second area, onto which some ways move the first area. Nothing is mapped after the second area. */
 #define SECOND (AREA_PAGES * PAGE_WORDS)
 #define PLACE_BYTES (8 * AREA_BYTES)
 #define VARIANTS 4

@@ -1,5 +1,5 @@
 /* A parent with a thread and children. Its child tries everything that could lead out of its container, and prints
- * `open WAY` for each way that is not closed. Every attempt is harmless if it succeeds. Outside of a container, it
+ * `open WAY` for each way that is not closed. A successful attempt does no harm. Outside of a container, the program
  * tries nothing.
  * usage: escaping SOCKET: a path where a daemon listens
  */
@@ -39,7 +39,7 @@ static void try_to_write(const char *path) {
 }
 
 static void try_namespaces(void) {
-    pid_t other = fork(); /* in this process, success would change the privileges for the other attempts */
+    pid_t other = fork(); /* success in this process would change its privileges for the other attempts */
     if (other == 0) _exit(unshare(CLONE_NEWUSER) == 0);
     int status;
     REQUIRE(waitpid(other, &status, 0) == other && WIFEXITED(status));
@@ -223,7 +223,7 @@ int main(int count, char **arguments) {
     await_fork(payload);
     require_container();
 
-    /* Check at once: no process may be without its filter even briefly. */
+    /* Check right after the forks: no process may run without its filter, even briefly. */
     for (int i = 0; i < OWN_CHILDREN; i++) look_at_tasks(own[i]);
     look_at_tasks(getpid());
     count_processes(own);

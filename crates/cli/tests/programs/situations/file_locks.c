@@ -1,5 +1,5 @@
-/* Locks of all three kinds on files that parent and child share. The child starts only after the parent has ended. Then
- * the child has the locks, and no other process can get them.
+/* Locks of all three kinds on files that parent and child share. The child starts only after the parent has ended. The
+ * child then has the locks, and no other process can get them.
  * usage: file_locks FLOCK_FILE POSIX_FILE OFD_FILE
  */
 #include "../forked.h"

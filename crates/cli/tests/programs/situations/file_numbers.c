@@ -1,5 +1,5 @@
 /* Compares stat(2) in parent and child, for a directory and a file in it. The device numbers differ; the times are
- * equal. The child's open file and the file at the path are the same.
+ * equal. In the child, the open file is the file at the path.
  * usage: file_numbers DIRECTORY
  */
 #include "../forked.h"

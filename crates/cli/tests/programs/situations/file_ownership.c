@@ -1,6 +1,6 @@
-/* A parent that runs as root and has a file open that only root may read. Its child checks the owner of this file and
- * of files that it creates.
- * usage: file_ownership DIRECTORY: with a file `secret` of root's
+/* A parent that runs as root and has a file open that only root may read. Its child checks the owner of this file, and
+ * of files that the child creates.
+ * usage: file_ownership DIRECTORY: it contains a file `secret` that root owns
  */
 #include "../forked.h"
 
@@ -11,7 +11,7 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 
-static int barrier_is_open; /* the thread then checks its ids too */
+static int barrier_is_open; /* when it is set, the thread checks its ids too */
 
 static void look_at_self(void) {
     uid_t users[3];

@@ -19,7 +19,7 @@ int main(int count, char **arguments) {
     int changed = open(arguments[1], O_RDONLY | O_CLOEXEC);
     REQUIRE(changed >= 0 && read(changed, text, sizeof text - 1) > 0 && strcmp(text, "after") == 0, "it holds %s", text);
     REQUIRE(open(arguments[2], O_RDONLY | O_CLOEXEC) < 0 && errno == ENOENT, "%s", arguments[2]);
-    /* When a child has written a file, it has its own copy, whatever happens to the node's file. */
+    /* After a child has written to a file, it has its own copy. Later changes of the node's file do not affect it. */
     write_text(arguments[2], payload);
     finish(payload, 0);
 }

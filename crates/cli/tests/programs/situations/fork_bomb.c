@@ -1,5 +1,5 @@
-/* A parent with a thread. A child with the payload `N multiply` forks as often as it can, as do all its descendants,
- * until the kernel refuses. Then it prints the number of tasks, ends the other processes, and continues.
+/* A parent with a thread. A child with the payload `N multiply` and all its descendants fork until the kernel refuses.
+ * Then the child prints the number of tasks, ends the other processes, and continues.
  *
  * Outside of a container it forks nothing. There are at most BORN_MAX processes, whatever the kernel permits. None
  * outlives the first process: each waits on a pipe whose only write end is open in the first process.
@@ -11,7 +11,7 @@
 
 /* Maximum number of processes: above each tested limit. */
 #define BORN_MAX 1500
-/* Longest wait until all processes were refused, in microseconds: a guard against hangs. */
+/* Longest wait until all processes have stopped forking, in microseconds. */
 #define REFUSED_LIMIT_US 60000000ull
 
 struct tally {
@@ -29,9 +29,9 @@ static void *sleep_on(void *unused) {
 
 static void add(int *count, int more) { __atomic_add_fetch(count, more, __ATOMIC_SEQ_CST); }
 
-/* Forks until that fails. Returns in the first process and in all forked ones. */
+/* Forks until fork(2) fails. Returns in the first process and in all forked ones. */
 static void fork_on(struct tally *tally, int pipe_ends[2]) {
-    /* The count is raised before the fork. So there are never more than BORN_MAX processes, and no process counts as
+    /* The fork is counted before it is made. So there are never more than BORN_MAX processes, and no process counts as
      * ended before it was counted. */
     while (__atomic_add_fetch(&tally->born, 1, __ATOMIC_SEQ_CST) <= BORN_MAX) {
         pid_t pid = fork();

@@ -1,10 +1,10 @@
-/* A program whose child forks processes for as long as its payload says. They fork others, up to the third generation.
- * The child itself touches none of its memory, so every page that a forked process touches is missing at first. Each
- * process checks all data that it reads.
+/* A program whose child forks processes for as long as its payload says. The forked processes fork others, up to the
+ * third generation. The child itself touches none of the shared data, so every page of it that a forked process touches
+ * is missing at first. Each process checks all data that it reads.
  *
  * usage: forking_descendants MIB
- * payload: NUMBER MILLISECONDS [waiting]: with `waiting`, all processes are forked at once, and touch memory when the
- * time is over
+ * payload: NUMBER MILLISECONDS [waiting]: with `waiting`, all processes are forked at once, and touch memory after
+ * MILLISECONDS
  */
 #include "../forked.h"
 

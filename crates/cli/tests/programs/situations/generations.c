@@ -1,10 +1,10 @@
 /* A program whose children run and change before they are forked in turn. It knows the expected contents of each page,
  * even after many generations.
- * SIGUSR1: writes some pages, discards some, moves some to other addresses, and lets a forked process check others.
+ * SIGUSR1: writes some pages, discards some, and moves some to other addresses. A forked process checks some pages.
  * Then prints `lived GENERATION`.
  * SIGUSR2: checks the pages that were never changed, and prints `untouched COUNT`.
  * SIGHUP: forks a process that continues like this one, and prints `forked`.
- * SIGALRM: forks some processes that fork others forever, which check pages, and prints `storming`.
+ * SIGALRM: forks some processes that fork others all the time, and prints `storming`. All of these check pages.
  * usage: generations MIB
  * payload: NUMBER; the answer is the sum of the number and the generation
  */
@@ -21,7 +21,7 @@
 #define STORMS 3
 #define LOOKS_IN_STORM 8
 #define WORDS_A_PAGE (PAGE_BYTES / sizeof(uint64_t))
-/* More than any of its calls and a signal frame on top of a sleep need. */
+/* Size of the part of the stack that is touched in advance. No call and no signal frame needs more. */
 #define STACK_BYTES (32UL << 10)
 
 enum kind { ORIGINAL, WRITTEN, DISCARDED };
@@ -116,8 +116,8 @@ static void storm(void) {
     say("storming");
 }
 
-/* Sleeps with unblocked signals. Elsewhere they are blocked, because their frames would be at any depth of the
- * stack. */
+/* Sleeps with the handled signals unblocked. Everywhere else they are blocked, so that each signal frame is at the same
+ * depth of the stack. */
 static void sleep_for_tick(void) {
     struct timespec tick = {.tv_nsec = TICK_NS};
     REQUIRE(sigprocmask(SIG_UNBLOCK, &handled, NULL) == 0);

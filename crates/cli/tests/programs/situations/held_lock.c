@@ -1,4 +1,4 @@
-/* A lock that another thread holds nearly all the time, and releases briefly. In a child, that thread continues.
+/* A lock that a thread holds nearly all the time, and releases briefly. In a child, this thread continues.
  */
 #include "../forked.h"
 

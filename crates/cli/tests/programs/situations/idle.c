@@ -1,5 +1,5 @@
-/* A parent whose child does nothing if its payload is `N idle`, so its cost is the minimum cost of a child. Other
- * children answer.
+/* A parent whose child does nothing if its payload is `N idle`: such a child has the minimum cost. Other children
+ * answer.
  * usage: idle
  */
 #include "../forked.h"

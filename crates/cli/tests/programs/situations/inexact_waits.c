@@ -1,5 +1,5 @@
-/* Threads in calls whose time limit a prepare does not preserve exactly, and one in a call whose limit it preserves.
- * Each thread has the name of its call.
+/* Threads in calls whose time limit a prepare does not preserve exactly, and one thread (`kept`) in a call whose time
+ * limit it preserves. `names` has the names of the threads.
  * usage: inexact_waits
  */
 #include "../forked.h"

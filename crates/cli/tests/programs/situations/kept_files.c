@@ -1,6 +1,5 @@
-/* Files that exist at prepare, open and mapped in every way. A child finds their contents at prepare, whatever happened
- * to their paths. The payload 900 means that the file that is only read was changed, and that the child must find the
- * change.
+/* Files that exist at prepare, open and mapped in every way. A child finds the contents that they had at prepare,
+ * whatever happened to their paths. With the payload 900, the child must find the changed contents of the file `read`.
  * usage: kept_files DIRECTORY [KIND]
  */
 #include "../forked.h"

@@ -1,6 +1,6 @@
-/* Moves two areas with one mremap(2) (Linux 6.17 and later). The kernel refuses to move several areas while pages of
- * one are fetched (userfaultfd(2)). A child gets EFAULT, and keeps both areas or has the first one moved. When the
- * child has settled, it moves both.
+/* Moves two areas with one mremap(2) (Linux 6.17 and later). The kernel refuses to move several areas if one of them is
+ * registered with a userfaultfd(2). So a child gets EFAULT, and either no area is moved or the first one is. After the
+ * child has settled, mremap(2) moves both.
  * usage: mremap_several
  */
 #include "../forked.h"
@@ -32,7 +32,7 @@ static int move_to(uint64_t *from, uint64_t *to) {
 
 int main(void) {
     uint64_t *areas = two_areas(1000), *elsewhere = two_areas(50000), *place = place_for_two();
-    /* In the parent no pages are fetched, so it works. */
+    /* In the parent no area has a userfaultfd, so the kernel moves both areas. */
     REQUIRE(move_to(elsewhere, place) && holds(place, 2 * BYTES, 50000), "the kernel does not move two areas at once");
     place = place_for_two();
     char payload[PAYLOAD_BYTES_MAX];

@@ -1,11 +1,11 @@
-/* A parent with a server or without, whose children act as their payloads say.
+/* A parent with or without a server. Its children act as their payloads say.
  * `N serve` answers `child N` until a request for /quit; `N host PORT` waits for another child, and `N meet PORT`
  * connects to it.
- * `N look` prints its interfaces; `N name NAME` resolves a host name.
- * `N call IP PORT` asks a server once; `N calls IP PORT` asks until the answer is `done`; `N send IP PORT` sends it a
- * datagram.
- * `N leave IP PORT` sends to both kinds of servers without waiting; the servers report what they received.
- * `N speak` sends like `send`, by the socket that its parent connected.
+ * `N look` prints the child's interfaces; `N name NAME` resolves a host name.
+ * `N call IP PORT` asks a server once; `N calls IP PORT` asks until the answer is `done`; `N send IP PORT` sends
+ * datagrams and prints the answers.
+ * `N leave IP PORT` sends to a TCP and a UDP server without waiting; the servers report the data that they received.
+ * `N speak` sends datagrams like `send`, by the socket that its parent connected.
  * The parent answers `parent`. Its hash is its port, or 0.
  * usage: networks nothing|listen|share (with SO_REUSEPORT)|connected IP PORT
  */
@@ -41,8 +41,8 @@ static unsigned listen_at(int fd, unsigned port) {
     return ntohs(address.sin_port);
 }
 
-/* Answers one request. Returns whether it was a request for /quit. Returns 0 if there is no server, or no request
- * arrives within the limit. */
+/* Answers one request. Returns whether it was a request for /quit. Also returns 0 if there is no server, or if no
+ * request arrives within the limit. */
 static int answer_one(int server, int limit_ms, const char *who) {
     struct pollfd ready = {.fd = server, .events = POLLIN};
     if (poll(&ready, 1, limit_ms) != 1) return 0;
@@ -98,7 +98,7 @@ static int datagram_socket(void) {
     return fd;
 }
 
-/* Connects through the loopback interface, which works without a route. Without a route, only sending fails. */
+/* Connects through the loopback interface, so that a missing route makes only later sends fail. */
 static void connect_anyhow(int fd, const struct sockaddr_in *other) {
     REQUIRE(setsockopt(fd, SOL_SOCKET, SO_BINDTODEVICE, "lo", 3) == 0);
     REQUIRE(connect(fd, (const struct sockaddr *)other, sizeof *other) == 0);

@@ -1,5 +1,5 @@
-/* A parent with two children: one runs, and one is a zombie. A child of farfork has copies of both, with the same ids,
- * as its own children. The fate of the copies does not affect the parent.
+/* A parent with two child processes: one runs, and one is a zombie. A child of farfork has copies of both, with the
+ * same ids, as its own child processes. The end of the copies does not affect the parent.
  */
 #include "../forked.h"
 

@@ -1,6 +1,6 @@
-/* A child touches memory whose pages have not been fetched, in shuffled order, for as long as its payload says, so that
- * a test can inject faults in this time. The first few pages take half of the time: most pages are still missing after
- * it. The child uses load instructions, or system calls that read the page.
+/* A child touches memory whose pages have not been fetched, in shuffled order. Its payload says for how long, so that a
+ * test can inject faults in this time. The first few pages take half of the time, after which most pages are still
+ * missing. The child uses load instructions, or system calls that read the page.
  * usage: paging MIB
  * payload: NUMBER MILLISECONDS [calls] [held]: with `held`, the child waits for SIGUSR2 after it has touched all pages
  */
@@ -15,7 +15,7 @@
 /* Returns the page for a step. An odd multiplier visits each page once if the number of pages is a power of two. */
 static size_t shuffled(size_t index, size_t pages) { return (index * 0x9e3779b1u + 12345) & (pages - 1); }
 
-/* Writes a page to a pipe, for which the kernel reads it, and reads the copy. */
+/* Lets the kernel read a page: writes the page to a pipe. Then reads the copy from the pipe. */
 static void read_by_call(int ends[2], const uint64_t *page, uint64_t *copy) {
     ssize_t written = write(ends[1], page, PAGE_BYTES);
     if (written < 0 && errno == EFAULT) {

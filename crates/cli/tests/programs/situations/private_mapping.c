@@ -40,8 +40,8 @@ static void set_up(const char *kind, const char *path) {
     uint64_t words[BYTES / sizeof(uint64_t)];
     fill(words, BYTES, 100);
     REQUIRE(pwrite(object, words, BYTES, 0) == (ssize_t)BYTES);
-    /* A file with a path is not mapped as shared and writable, because that alone would make a child open it for
-     * writing. The descriptor must suffice. */
+    /* A file with a path has no shared and writable mapping. A child must open the file for writing because of the
+     * descriptor alone. */
     if (strcmp(kind, "file") != 0) {
         shared = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, object, 0);
         REQUIRE(shared != MAP_FAILED);
@@ -68,7 +68,7 @@ static void check_following(uint64_t first) {
     REQUIRE(holds(private + 3 * WORDS, PAGE_BYTES, 2000), "a private read-only page shows a write to the object");
 }
 
-/* Requires the contents at prepare, whatever was written to the parent's object after it. */
+/* Requires the contents at prepare, whatever was written to the parent's object later. */
 static void check_contents(void) {
     REQUIRE(holds(private, PAGE_BYTES, 1000) && holds(private + 3 * WORDS, PAGE_BYTES, 2000), "a private page is lost");
     for (size_t at = 1; at < PAGES; at++)

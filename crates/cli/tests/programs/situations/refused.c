@@ -26,7 +26,7 @@ static void *tick_in_thread(void *unused) {
     return NULL;
 }
 
-/* Starts a process that traces this one, reports when it does, and ends with its parent. */
+/* Starts a process that traces this one, and waits until it does. The tracer ends with this process. */
 static void have_a_tracer(void) {
     int ends[2];
     char word;

@@ -1,5 +1,5 @@
-/* A parent that rewrites all of its memory at each SIGUSR1. Its child requires that all memory is of one generation
- * (one rewriting), and prints the generation's number.
+/* A parent that rewrites all of its memory at each SIGUSR1. Its child requires that all memory is of one generation:
+ * that the same rewriting wrote it. The child prints the number of the generation.
  * usage: rewritten_memory MIB
  */
 #include "../forked.h"

@@ -1,17 +1,17 @@
 /* A parent with a thread in each kind of wait that a stop interrupts (signal(7)): calls with a time limit, which are
- * repeated, and calls without one, which never return. No handler is installed, so EINTR is an error. So is a wait that
- * is shorter than its limit or does not end, or a call that changes its argument registers.
+ * repeated, and calls without one, which never return. No handler is installed, so EINTR is an error. Other errors are
+ * a wait that is shorter than its limit, a wait that does not end, and a call that changes its argument registers.
  *
- * With SLACK_MS, a wait must also not exceed its limit by more than SLACK_MS and the machine's own delays. If the fork
- * interrupted a wait, its rest in the child must not exceed the time that was left. Only a machine with idle CPUs can
- * check this.
+ * With SLACK_MS, a wait must also not exceed its limit by more than SLACK_MS and the machine's own delays. A wait that
+ * the fork interrupted must not last longer in the child than the time that was left. These checks need a machine with
+ * idle CPUs.
  * usage: time_limits [LIMIT_MS [SLACK_MS]]
  */
 #include "time_limits_calls.h"
 
 #define TOO_EARLY_US 1500
 #define THREADS_MAX 64
-/* Number of other threads that take part in the end of an interrupted wait. Each may be late. */
+/* Number of threads that may each delay the end of a wait by the machine's longest delay. */
 #define DELAYS 8
 /* Number of threads that measure the machine's own delays. */
 #define SLEEPERS 16
@@ -19,13 +19,13 @@
 #define CHILD_SLACKS 10
 /* Without SLACK_MS, a wait that exceeds its limit by more than this is an error. */
 #define HANG_US 30000000ull
-/* A number of rounds that ends all waiting for more. */
+/* Number of rounds that is added for a thread that has ended, so that the main thread does not wait for more rounds. */
 #define ENOUGH (1ull << 40)
 
 static uint64_t slack_us = HANG_US;
 static uint64_t child_slack_us = HANG_US;
-/* The machine's longest own delay: the maximum over threads that sleep until an absolute time, pauses by stops
- * included. */
+/* The machine's longest own delay, as measured by threads that sleep until an absolute time. Includes the time for
+ * which the threads are stopped. */
 static _Atomic uint64_t lateness_us;
 /* Number of measurements of the delay. */
 static _Atomic uint64_t measures;
@@ -50,7 +50,8 @@ static void check_interrupted(struct wait *w, uint64_t begun, uint64_t ended) {
             w->name, (unsigned long long)took, (unsigned long long)left, (unsigned long long)late);
 }
 
-/* Returns the machine's longest delay. For a late wait, first waits until all threads have measured the same period. */
+/* Returns the machine's longest delay. After a late wait, first waits until all threads have measured the time of this
+ * wait too. */
 static uint64_t lateness(int is_late) {
     struct timespec look = {.tv_nsec = 1000000};
     uint64_t measured = atomic_load(&measures) + 2 * SLEEPERS;
@@ -101,7 +102,8 @@ static void *wait_for_ever(void *argument) {
     return NULL;
 }
 
-/* Measures the machine's own delays by waits that need no restart. They all end at the same time, like the other waits. */
+/* Measures the machine's own delays by waits that need no restart. Like the checked waits, all of them end at the same
+ * time. */
 static void *measure_lateness(void *unused) {
     (void)unused;
     while (!atomic_load(&is_over)) {

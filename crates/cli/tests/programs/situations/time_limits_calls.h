@@ -305,8 +305,8 @@ static void make_full_messages(struct wait *w) {
     while (msgsnd(w->fd, &message, 1, IPC_NOWAIT) == 0) continue;
 }
 
-/* Makes the System V objects, and has them removed at the end. They outlive this process if it is killed, so a process
- * that is not its descendant removes them when this process has ended. */
+/* Makes the System V objects, which would outlive this process. A process that is not a descendant removes them after
+ * this process has ended, even if it was killed. */
 static void have_objects_removed(void) {
     make_semaphore(&(struct wait){0});
     make_messages(&(struct wait){0});

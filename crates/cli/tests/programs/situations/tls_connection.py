@@ -1,7 +1,7 @@
-"""A TLS connection over a socket pair within the process. In each child it continues with the child's own copy of the
-peer.
+"""A TLS connection over a socket pair within the process. The peer is a thread. In each child, the connection continues
+with the child's own copy of the peer.
 
-The peer is a thread. The key exchange is anonymous, so that no certificate is needed.
+The key exchange is anonymous, so that no certificate is needed.
 """
 
 import os

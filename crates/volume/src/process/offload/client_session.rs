@@ -24,7 +24,7 @@ use crate::record::InodeNumber;
 /// A client that reads no messages for this time is considered stopped, and loses its connection. Later it connects again,
 /// and may have to read the namespace again.
 const SEND_TIMEOUT: Duration = Duration::from_secs(5);
-/// Longest wait until the log of an earlier client is published everywhere. After it, the mount is refused.
+/// Longest wait until the log of an earlier client is published everywhere. After this time, the mount is refused.
 const RECOVERY_TIMEOUT: Duration = Duration::from_secs(60);
 /// Longest wait for the reply to `HasClient`. A node that does not reply may have a client.
 const CLIENT_CHECK_TIMEOUT: Duration = Duration::from_secs(2);
@@ -70,7 +70,7 @@ impl ClientSender {
         self.connection.is_closed.load(Ordering::Relaxed)
     }
 
-    /// Whether both send to one connection.
+    /// Whether both senders have the same connection.
     pub(super) fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.connection, &other.connection)
     }
@@ -146,7 +146,7 @@ impl ClientSession {
         }
     }
 
-    /// Runs work that may take long in a thread of its own, so that later messages are received meanwhile.
+    /// Starts a thread that runs `work`, which may take long. The calling thread continues to receive messages.
     fn spawn(&self, work: impl FnOnce(&Self) + Send + 'static) -> io::Result<()> {
         let (volume, number, sender) = (Arc::clone(&self.volume), self.number, self.sender.clone());
         let session = Self { volume, number, sender };
@@ -304,7 +304,7 @@ fn recover_log(volume: &ReplicatedVolume, record: &VolumeRecord, number: u16) ->
     };
     if record.writer == Some(number) {
         let ended = writer::end_own_term(volume, record, number);
-        ended.map_err(|error| format!("volume {name}: the term before does not end: {error}"))?;
+        ended.map_err(|error| format!("volume {name}: the previous term does not end: {error}"))?;
     }
     let end = volume.look_for_end(number, RECOVERY_TIMEOUT).ok_or_else(|| unpublished(PublishWaitError::Late))?;
     volume.wait_published(number, end, RECOVERY_TIMEOUT).map_err(unpublished)
@@ -326,7 +326,8 @@ fn start_session(
     sender.send(&answer(marks));
     let mut state = volume.lock();
     if !state.record.chain.contains(&volume.node.name) {
-        // Later changes of the record end the client. This change was applied before the client was set.
+        // Later changes of the record end the client. The change that has removed this node was applied before
+        // `state.client` was set.
         drop(state);
         volume.end_loading(sender);
         return Err(format!("volume {}: this node has left the chain", volume.key.name));
@@ -347,7 +348,8 @@ fn start_session(
     Ok(ClientSession { volume, number, sender: sender.clone() })
 }
 
-/// Published marks of the logs on this node, by client number: of all known clients, and at least up to `number`.
+/// Returns the published marks of the logs on this node, by client number. The list has all clients of the record, and
+/// also the client `number` if the record does not have it yet.
 fn published_marks(state: &ReplicaState, number: u16) -> Vec<PublishedMark> {
     let clients = state.record.clients.len() as u16;
     let mark_of = |client| state.logs.get(&client).map_or(PublishedMark::start_of(client), |log| log.chain.published());

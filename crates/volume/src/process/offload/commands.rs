@@ -1,4 +1,4 @@
-//! The commands of `farfork volume`: create, list, describe and drop volumes.
+//! Executes the commands of `farfork volume`: create, list, describe, check and drop volumes, and replace replicas.
 
 use std::collections::HashSet;
 use std::io;
@@ -22,12 +22,12 @@ use crate::process::control::{
 };
 use crate::record::PAGE_BYTES;
 
-/// Longest wait for the description of a replica. Without it, the status has the error.
+/// Longest wait for the description of a replica. Without a description, the status has the error.
 const DESCRIPTION_TIMEOUT: Duration = Duration::from_secs(2);
 /// Longest wait of `drop` for the end of a client: umount(8) returns before the client has ended.
 const CLIENT_END_LIMIT: Duration = Duration::from_secs(2);
 const CLIENT_END_INTERVAL: Duration = Duration::from_millis(20);
-/// Most replicas of a volume.
+/// Maximum number of replicas of a volume.
 const REPLICAS_MAX: usize = 16;
 
 /// Serves a connection in a thread of its own.
@@ -153,7 +153,7 @@ fn status(node: &Arc<OffloadNode>, name: VolumeName) -> Result<VolumeStatus, Str
 }
 
 /// Gives the place of a replica to another node, which catches up by itself. The files on the old node are removed only if
-/// it answers: it may be lost.
+/// this node answers, because it may be lost.
 fn replace(node: &Arc<OffloadNode>, replacement: &ReplicaReplacement) -> Result<(), String> {
     let ReplicaReplacement { name, old, new } = replacement;
     let record = node.record(name).map_err(|error| error.to_string())?;

@@ -171,7 +171,7 @@ fn register_region(volume: &ReplicatedVolume, client: u16) -> io::Result<OpenedL
     Ok(OpenedLog { region, token, stored: log.chain.stored() })
 }
 
-/// The predecessor announces new bytes of a log.
+/// Handles `AppendLog`: the predecessor announces new bytes of a log.
 fn append_log(node: &Arc<OffloadNode>, request: &AppendLog, reply: DeferredReply) {
     let volume = match open(node, &request.volume) {
         Ok(volume) => volume,
@@ -222,8 +222,8 @@ pub(super) fn create_replica(node: &Arc<OffloadNode>, key: &VolumeKey) -> Result
     let directory = node.store.volume(key.name.as_str());
     match directory.id() {
         Ok(id) if id == key.id => return open(node, key).map(drop),
-        // The replica is left over from a drop that did not reach this node, or the catalog is the wrong one: no data is
-        // removed.
+        // The replica is left over from a drop that did not reach this node, or the catalog is the wrong one. So its data is
+        // set aside, and not removed.
         Ok(id) => node.set_aside(&key.name, id).map_err(|error| error.to_string())?,
         // The directory is left over from a crash, or its file with the id was removed.
         Err(_) if directory.path().exists() => {

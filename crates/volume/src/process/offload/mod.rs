@@ -168,8 +168,8 @@ fn start_servers(
     Ok((OffloadServers { _fabric: fabric, _rpc: rpc }, address))
 }
 
-/// Listens at the address of the previous process, so that other nodes reach this one at once. If this fails, listens at any
-/// free port.
+/// Listens at the address of the previous offload process, so that other nodes can connect without a new lookup. If this
+/// fails, listens at any free port.
 fn bind(address: IpAddr, earlier: Option<SocketAddr>) -> io::Result<TcpListener> {
     let again = earlier.filter(|earlier| earlier.ip() == address).map(TcpListener::bind);
     if let Some(Ok(listener)) = again { Ok(listener) } else { TcpListener::bind((address, 0)) }

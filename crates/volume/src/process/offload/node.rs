@@ -25,13 +25,13 @@ use crate::process::message::OffloadMessage;
 use crate::process::store::VolumeStore;
 use crate::process::volume_directory::{CreateError, ReplicaLoss, VolumeDirectory};
 
-/// How often the node tries to open replicas that are not open.
+/// Interval between two attempts to open replicas that are not open.
 const OPEN_INTERVAL: Duration = Duration::from_secs(1);
-/// How often the catalog is read: another node may have changed it.
+/// Interval between two reads of the catalog, which another node may have changed.
 const CATALOG_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Longest wait for one reply. The called process may have restarted at another address, or may itself wait for another
-/// node.
+/// Longest wait for one reply. It is short because the called process may have restarted at another address, or may
+/// itself wait for another node.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The shared part of an offload process.
@@ -108,8 +108,8 @@ impl OffloadNode {
         self.detection_time.min(ATTEMPT_TIMEOUT)
     }
 
-    /// Whether the offload process of a node answers within the time of failure detection. It counts as alive while this node
-    /// cannot read the catalog, which has the address.
+    /// Whether the offload process of a node answers within the time of failure detection. While this node cannot read the
+    /// catalog, which has the address, the other node counts as alive.
     pub(super) fn is_alive(&self, volume: &VolumeKey, node: &NodeName) -> bool {
         let answer = self.peers.call::<HasClient>(node, &HasClient(volume.clone()), self.detection_time);
         matches!(answer, Ok(_) | Err(PeerError::Catalog(_)))
@@ -220,8 +220,8 @@ impl OffloadNode {
         }
     }
 
-    /// Opens the replicas of this node that are not open, so that logs are received and published without a request for the volume.
-    /// `failures` has the last failure of each volume, so that it is logged once.
+    /// Opens the replicas of this node that are not open, so that logs are received and published without a request for the
+    /// volume. `failures` has the last failure of each volume, so that it is logged once.
     pub(super) fn open_replicas(
         self: &Arc<Self>,
         failures: &mut HashMap<VolumeName, String>,
@@ -240,14 +240,14 @@ impl OffloadNode {
         thread::Builder::new().name("replicas".to_owned()).spawn(move || {
             loop {
                 thread::sleep(OPEN_INTERVAL);
-                // The thread that passes on changes of the catalog reports an error.
+                // The thread of `watch_catalog` reports an error of the catalog.
                 let _ = node.open_replicas(&mut failures);
             }
         })?;
         Ok(())
     }
 
-    /// Whether this node has to have a replica of a volume.
+    /// Whether this node should have a replica of a volume.
     fn has_replica(&self, record: &VolumeRecord) -> bool {
         record.state == VolumeState::Ready && record.replicas.contains(&self.name)
     }
@@ -354,7 +354,7 @@ impl ReplicatedVolume {
     }
 
     /// Leaves the chain after a reboot with `--durability memory`: a log may lack acknowledged records, which the other
-    /// replicas have. The last live replica stays, because it has no other one to copy from.
+    /// replicas have. The last live replica stays, because there is no other replica to copy.
     fn leave_after_restart(&self) -> Result<(), ReplicaError> {
         if self.read_record()?.durability == Durability::Memory {
             self.leave_chain()?;

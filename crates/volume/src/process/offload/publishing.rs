@@ -35,7 +35,7 @@ const RETRY_WAIT: Duration = Duration::from_millis(200);
 /// soon.
 const RECORDS_MAX: usize = 8192;
 const DATA_BYTES_MAX: u64 = 8 << 20;
-/// Longest sleep: a safeguard, not a schedule.
+/// Longest sleep of the publisher. A safeguard: changes of the state wake the thread earlier.
 const SLEEP_MAX: Duration = Duration::from_secs(1);
 
 struct VolumePublisher {
@@ -56,7 +56,7 @@ struct PublishTask {
     client: u16,
     mark: PublishedMark,
     end: LogPoint,
-    /// After a crash: the shared tree may have any part of these records, so they become one change set.
+    /// Whether the shared tree may have any part of these records after a crash. Then they become one change set.
     is_recovery: bool,
 }
 
@@ -169,7 +169,8 @@ impl VolumePublisher {
         }
     }
 
-    /// Makes the worker apply a change set, however long this takes, and reports it to the client of this node.
+    /// Makes the worker apply a change set, however long this takes. Sends a change set of another client to the client of
+    /// this node.
     fn publish(&self, client: u16, changes: ChangeSet) -> io::Result<()> {
         let volume = &self.volume;
         let durability = volume.lock().record.durability;

@@ -51,7 +51,7 @@ impl PendingExpansion {
 /// Why bytes of a predecessor are refused.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum AppendRefusal {
-    /// The region is not open any more, so the sender has an old path of the log.
+    /// The region is no longer open, so the sender has an old path of the log.
     OtherPath,
     /// The bytes or the list of chunks are invalid, or the log cannot be written. Contains the error text.
     Invalid(String),

@@ -1,5 +1,6 @@
 //! Brings a replica that has left the chain back. The replica receives the logs as the last node of each path, copies the
-//! shared tree of a member, publishes later records from the logs, and becomes the last member. Writing continues meanwhile.
+//! shared tree of a member, publishes later records from the logs, and becomes the last member. Clients can write at the
+//! same time.
 
 use std::fs;
 use std::io;
@@ -28,10 +29,11 @@ const ANNOUNCEMENT_TIMEOUT: Duration = Duration::from_secs(10);
 const LOAN_TIMEOUT: Duration = Duration::from_secs(10);
 /// The error for a node whose loan has ended.
 const NOT_LENT: &str = "the tree is not lent any more";
-/// Longest sleep: a safeguard, not a schedule.
+/// Longest sleep of the thread. No event reports lost files, or loans and holds that are no longer used, so the thread
+/// looks for them.
 const SLEEP_MAX: Duration = Duration::from_secs(1);
 
-/// A shared tree that another node copies. Nothing is published meanwhile.
+/// A shared tree that another node copies. Nothing is published during the loan.
 pub(super) struct TreeLoan {
     number: u64,
     /// The open tree; none before it is opened, and while a part is read.
@@ -141,7 +143,7 @@ fn abort_join(volume: &ReplicatedVolume, error: &RejoinError) -> bool {
     let is_joining = |record: &VolumeRecord| record.joining.as_ref() == Some(own_name);
     match error {
         RejoinError::OtherReplica => return false,
-        // If this node is not the joining one any more, a member has removed it because it did not take a log.
+        // If this node is no longer the joining one, a member has removed it because it did not take a log.
         RejoinError::ChainChanged => return !is_joining(&volume.lock().record),
         RejoinError::NotAnnounced | RejoinError::Logs(_) | RejoinError::Peer(_) | RejoinError::Tree(_) => {}
     }
@@ -229,7 +231,7 @@ fn rejoin(volume: &Arc<ReplicatedVolume>) -> Result<u64, RejoinError> {
     if finished.chain.contains(own_name) { Ok(finished.epoch) } else { Err(RejoinError::ChainChanged) }
 }
 
-/// Resets the logs: their records do not count until the predecessors announce them again.
+/// Resets the logs: their records do not count until the predecessors announce the logs again.
 fn forget_logs(volume: &ReplicatedVolume) {
     let mut state = volume.lock();
     state.is_catching_up = true;
@@ -415,7 +417,7 @@ impl ReplicaState {
 }
 
 impl ReplicatedVolume {
-    /// Ends a loan that is not used any more: the node that copies the tree may have died.
+    /// Ends a loan that was not used for [`LOAN_TIMEOUT`], because the node that copies the tree may have died.
     fn end_stale_loan(&self) {
         if self.lock().loan.take_if(|loan| loan.used_at.elapsed() >= LOAN_TIMEOUT).is_some() {
             self.notify();

@@ -152,7 +152,8 @@ impl ReplicatedVolume {
 }
 
 impl LocalClient {
-    /// Returns whether to send `Published`, after `reports` reports of space. If so, it counts as sent.
+    /// Returns whether to send a `Published` message, and if so, stores that it is sent. `reports` is the number of space
+    /// reports until now.
     pub(super) fn take_published(&mut self, published: LogPoint, reports: u64) -> bool {
         // Before the first report, the space of the later nodes is unknown.
         let has_published = reports > 0 && self.reported_published.is_none_or(|reported| reported < published);

@@ -1,11 +1,11 @@
-//! Tracks how long the next replica on the path of a log has failed to take it, and when it must leave the chain. Pure:
-//! `log_copier` makes the requests, and changes the chain.
+//! Tracks how long the next replica on the path of a log has not taken the log, and when the replica must leave the chain.
+//! Does no I/O: `log_copier` makes the requests, and changes the chain.
 
 use std::time::{Duration, Instant};
 
 use farfork_wire::NodeName;
 
-/// Before the next request to a successor that has failed.
+/// Wait before the next request to a successor that has failed.
 const RETRY_WAIT: Duration = Duration::from_millis(100);
 /// Wait before the next request to a successor that has another path, or waits for its own successor.
 const ALIVE_RETRY_WAIT: Duration = Duration::from_millis(5);
@@ -19,7 +19,7 @@ pub(super) enum SuccessorFailure {
     Waiting,
     /// It has another path of the log.
     OtherPath,
-    /// It is a live replica whose disk has no space for a new log: writers wait until it has.
+    /// It is a live replica whose disk has no space for a new log. Writers wait until it has space.
     DiskFull,
     /// It cannot take the log.
     Refusing,
@@ -53,7 +53,7 @@ impl SuccessorHealth {
         self.silent_since.is_some()
     }
 
-    /// A successor has failed. The failures of another one do not count against it.
+    /// Selects the successor whose failure is counted next. Earlier failures of another successor do not count against it.
     pub(super) fn begin(&mut self, node: &NodeName) {
         if self.node.as_ref() != Some(node) {
             self.node = Some(node.clone());
@@ -61,7 +61,7 @@ impl SuccessorHealth {
         }
     }
 
-    /// It has taken the log, has left the chain, or there is none.
+    /// Drops the counted failures: the successor has taken the log or left the chain, or there is no successor.
     pub(super) fn reset(&mut self) {
         (self.silent_since, self.refusing_since) = (None, None);
     }

@@ -32,7 +32,7 @@ const DIGEST_BYTES_MAX: u64 = 4 * DATA_PART_BYTES;
 /// Number of ended holds to remember, so that a delayed `HoldTree` does not begin an ended hold again. Fewer checks than
 /// this end while a call is delayed.
 const ENDED_HOLDS_MAX: usize = 16;
-/// Most digests in the reply to one call.
+/// Maximum number of digests in the reply to one call.
 const DIGESTS_MAX: usize = 65_536;
 
 /// A hold of the shared tree.
@@ -210,7 +210,7 @@ pub(super) fn release(volume: &ReplicatedVolume, request: &ReleaseTree) -> Resul
     Ok(())
 }
 
-/// Returns one path of each inode; none for an inode without an entry. The tree may change meanwhile.
+/// Returns one path of each inode; none for an inode without an entry. The tree may change during the search.
 pub(super) fn find_paths(volume: &ReplicatedVolume, request: &FindPaths) -> Result<Vec<Option<String>>, String> {
     let shared = volume.directory.open_shared();
     let namespace = shared.and_then(|shared| load_namespace(&shared, 0, InodeNumber::ROOT.0));
@@ -234,7 +234,7 @@ pub(super) fn find_paths(volume: &ReplicatedVolume, request: &FindPaths) -> Resu
     Ok(request.inodes.iter().map(path_of).collect())
 }
 
-/// Runs `work` with a hold, which does not time out meanwhile.
+/// Runs `work`. The hold does not time out before `work` returns.
 fn use_hold<T>(volume: &ReplicatedVolume, number: u64, work: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
     volume.lock().hold_of(number).ok_or(NOT_HELD)?.used_at = None;
     let result = work();
@@ -249,7 +249,7 @@ impl ReplicaState {
 }
 
 impl ReplicatedVolume {
-    /// Ends a hold that is not used any more: the checking node may have died.
+    /// Ends a hold that was not used for some time, because the checking node may have died.
     pub(super) fn end_stale_hold(&self) {
         if self.lock().hold.take_if(|hold| hold.is_stale()).is_some() {
             self.notify();

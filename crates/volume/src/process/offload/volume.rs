@@ -206,7 +206,7 @@ impl LogProgress {
     }
 
     /// Whether a thread waits until the log is published further. False while the file system of a later node is full,
-    /// because haste does not help.
+    /// because that node publishes nothing.
     pub(super) fn is_urgent(&self) -> bool {
         self.chain.published_everywhere() < self.urgent_end && !self.later_space.is_full()
     }
@@ -341,7 +341,7 @@ impl ReplicatedVolume {
     /// Waits until the log of this node's client is published on every live replica up to a point.
     ///
     /// # Errors
-    /// `DiskFull` at once when a file system is full: only an operator can free space.
+    /// `DiskFull` as soon as a file system is full, because the wait could last long; `Late` after `limit`.
     pub(super) fn wait_published(&self, client: u16, point: LogPoint, limit: Duration) -> Result<(), PublishWaitError> {
         self.make_urgent(client, point);
         let mut is_full = false;

@@ -21,7 +21,8 @@ use crate::process::message::OffloadMessage;
 
 /// A client that has not answered `ReleaseWrite` for this time is considered stopped, and is killed.
 const CLIENT_SILENCE_MAX: Duration = Duration::from_secs(10);
-/// Longest wait of one step. After it, the step fails, and the requester repeats it. Less than `CALL_TIMEOUT`.
+/// Longest wait of one step. After this time, the step fails, and the requester repeats it. Less than `CALL_TIMEOUT`, so
+/// that a caller on another node gets the error.
 const STEP_TIMEOUT: Duration = Duration::from_secs(8);
 /// Wait before a failed attempt is repeated.
 const RETRY_WAIT: Duration = Duration::from_millis(50);
@@ -130,8 +131,8 @@ fn try_grant(volume: &ReplicatedVolume, number: u16, sender: &ClientSender) -> R
     }
 }
 
-/// Makes the client the writer in the catalog, and sends the grant. The lock prevents that the term ends in between:
-/// `ReleaseWrite` always follows the grant that it recalls.
+/// Makes the client the writer in the catalog, and sends the grant. The lock prevents an end of the term between the two
+/// steps, so `ReleaseWrite` always follows the grant that it recalls.
 fn begin_term(
     volume: &ReplicatedVolume,
     mut record: VolumeRecord,
@@ -227,7 +228,8 @@ pub(super) fn end_own_term(volume: &ReplicatedVolume, record: &VolumeRecord, num
     }
 }
 
-/// Waits until the client cannot append any more: it has released its grant, or it is dead.
+/// Waits until the client can no longer append, because it has released its grant or is dead. Kills a client that does
+/// not release its grant in time.
 fn stop_client(volume: &ReplicatedVolume, number: u16) -> Result<(), TermError> {
     let deadline = Instant::now() + CLIENT_SILENCE_MAX;
     let mut requested: Option<ClientSender> = None;

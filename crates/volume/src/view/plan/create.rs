@@ -6,7 +6,7 @@ use super::{CallerIdentity, SET_GROUP_ID};
 use crate::record::{EntryName, FileKind, InodeAttributes, InodeNumber, RecordEffect, SYMLINK_BYTES_MAX};
 use crate::view::VolumeNamespace;
 
-/// Most entries of one inode. ext4 allows 65,000, and the shared tree needs one for itself.
+/// Maximum number of entries of one inode. ext4 allows 65,000, and the shared tree needs one for itself.
 pub const LINKS_MAX: u32 = 64_000;
 
 /// Mode of symbolic links, whose permissions Linux ignores.

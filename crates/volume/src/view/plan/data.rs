@@ -23,7 +23,7 @@ pub enum SpaceRequest {
 
 impl VolumeNamespace {
     /// Plans a write of `bytes` bytes, which the caller logs with the effects. Unless `keeps_privileges`, the file loses its
-    /// set-user-ID bit and capabilities.
+    /// set-user-ID bit, its set-group-ID bit (if its group may execute it) and its capabilities.
     ///
     /// # Errors
     /// EFBIG; EINVAL for other inodes than regular files.

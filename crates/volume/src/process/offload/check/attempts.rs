@@ -1,9 +1,9 @@
-//! Repeats the comparison of a check when the chain has changed during it. Pure.
+//! Repeats the comparison of a check when the chain has changed during it. The caller provides the comparison.
 
 use farfork_cluster::catalog::VolumeName;
 use farfork_wire::NodeName;
 
-/// Most comparisons of one check. If the chain changes during each one, a node keeps leaving and joining.
+/// Maximum number of comparisons of one check. If the chain changes during each of them, a node keeps leaving and joining.
 const ATTEMPTS_MAX: usize = 3;
 
 /// Why one attempt to compare the replicas has failed.

@@ -1,4 +1,4 @@
-//! Compares digests of several replicas. Pure.
+//! Compares digests of several replicas. Does no I/O.
 
 use std::collections::BTreeMap;
 

@@ -1,7 +1,7 @@
 //! `farfork volume check`: compares the live replicas of a volume by digests, and repairs damaged ones by a new copy.
 //!
-//! Inodes are compared while all replicas are held at the same points of the logs. Data is compared while they publish; a
-//! part that differs is compared again while they are held. So publishing stops only for short times.
+//! Inodes are compared while all replicas are held at the same points of the logs. Data is compared while the replicas
+//! publish. A part that differs is compared again while the replicas are held. So publishing stops only for short times.
 
 mod attempts;
 mod comparison;
@@ -37,18 +37,19 @@ const DIGEST_TIMEOUT: Duration = Duration::from_secs(600);
 /// Longest wait until all replicas are held at the same points. A client that reads a tree, or a replica that copies one,
 /// must finish first.
 const HOLD_TIMEOUT: Duration = Duration::from_secs(60);
-/// How often the catalog is read while members are called: a member that left the chain may never answer.
+/// Interval between two reads of the catalog while members are called: a member that left the chain may never answer.
 const CHAIN_POLL_INTERVAL: Duration = Duration::from_millis(500);
-/// Longest wait until a member that did not answer has left the chain. After it, the check fails.
+/// Longest wait until a member that did not answer has left the chain. If it stays, the check fails.
 const CHAIN_CHANGE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Wait after a change of the chain, before the replicas are compared again. A node that returns changes the chain several
 /// times at short intervals: it leaves, begins to copy, and joins.
 const CHAIN_SETTLE_WAIT: Duration = Duration::from_secs(2);
 /// Wait before the next attempt to hold the replicas.
 const RETRY_WAIT: Duration = Duration::from_millis(100);
-/// Most parts in one call. Parts without data cost almost nothing, so that sparse files take few calls.
+/// Maximum number of parts in one call. Sparse files take few calls, because digests of parts without data cost almost
+/// nothing.
 const BATCH_PARTS_MAX: usize = 16_384;
-/// Most parts that are compared during one hold. A member can digest this number of parts in one call.
+/// Maximum number of parts that are compared during one hold. A member can digest this number of parts in one call.
 const HELD_PARTS_MAX: usize = 4;
 
 /// A part of a file that differs between replicas.
@@ -104,7 +105,7 @@ fn compare(
     request: &VolumeCheck,
     mut report_progress: impl FnMut(CheckProgress) -> bool,
 ) -> Result<(VolumeKey, CheckReport), String> {
-    // All attempts use the same number: a node that was not reached at the end of an attempt may still have the hold.
+    // All attempts use the same number of the hold: a node that was not reached at the end of an attempt may still be held.
     let hold = getrandom::u64().map_err(|error| error.to_string())?;
     let mut is_wanted = true;
     repeat_attempts(&request.name, || {
@@ -222,7 +223,7 @@ impl ReplicaCheck {
         }
     }
 
-    /// Compares the first of these parts: those that every member has digested in one call.
+    /// Compares the parts that every member digests in one call, from the first part on. These may be fewer than `parts`.
     fn compare_data(&self, parts: &[DataPart]) -> Result<DataComparison, String> {
         let request = DigestData { volume: self.key.clone(), hold: self.hold, parts: parts.to_vec() };
         let replies = self.call_all::<DigestData>(&self.readable, &request, DIGEST_TIMEOUT)?;
@@ -259,8 +260,7 @@ impl ReplicaCheck {
 
     fn try_hold(&self) -> Result<(), String> {
         let request = |points| HoldTree { volume: self.key.clone(), epoch: self.epoch, hold: self.hold, points };
-        // The head is held first: of two checks, one gets the head and then the other members, and the other check gets no
-        // member.
+        // Hold the head first. Of two concurrent checks, only the check that gets the head then holds the other members.
         self.call_all::<HoldTree>(&self.members[..1], &request(Vec::new()), CALL_TIMEOUT)?;
         let present = self.call_all::<HoldTree>(&self.members, &request(Vec::new()), CALL_TIMEOUT)?;
         if are_equal(&present) {
@@ -334,14 +334,14 @@ impl ReplicaCheck {
         self.call_each::<C>(members, request, limit).into_iter().collect()
     }
 
-    /// Describes how the chain differs from the compared one; none if it does not.
+    /// Describes how the chain differs from the compared one; none if the epoch has not changed.
     fn chain_change(&self) -> Option<String> {
         let record = self.node.record(&self.key.name).ok()?;
         let has_changed = record.id == self.key.id && record.epoch != self.epoch;
         has_changed.then(|| describe_chain_change(&self.members, &record.chain))
     }
 
-    /// As `chain_change`, but waits for a change: a member that does not answer leaves the chain soon.
+    /// As `chain_change`, but waits for a change: a member that does not answer will soon leave the chain.
     fn wait_for_chain_change(&self) -> Option<String> {
         let deadline = Instant::now() + CHAIN_CHANGE_TIMEOUT.min(2 * self.node.detection_time);
         loop {

@@ -12,12 +12,12 @@ use crate::chain::{CALL_TIMEOUT, membership};
 use crate::process::control::CheckReport;
 use crate::process::offload::node::OffloadNode;
 
-/// Longest wait until a replica is copied. After it, the repair counts as failed.
+/// Longest wait until all damaged replicas are copied. After this time, the repair counts as failed.
 const COPY_TIMEOUT: Duration = Duration::from_secs(3600);
-/// Longest wait until the mounts of the repaired nodes are usable again. After it, the report names these nodes. Their
-/// supervisors may wait for seconds before they start the next client.
+/// Longest wait until the mounts of the repaired nodes are usable again. After this time, the report names the nodes whose
+/// mounts are not. Their supervisors may wait for seconds before they start the next client.
 const MOUNT_TIMEOUT: Duration = Duration::from_secs(30);
-/// How often the catalog and the mounts are checked during a repair.
+/// Interval between two checks of the catalog or the mounts during a repair.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The result of a repair.
@@ -29,8 +29,8 @@ pub(super) struct RepairOutcome {
     pub(super) remounting: Vec<NodeName>,
 }
 
-/// Repairs some of the replicas that a report calls damaged. Waits until they are live again, and then until the mounts of
-/// their nodes are usable.
+/// Repairs the replicas in `damaged`, which are all or some of the damaged replicas of a report. Waits until they are live
+/// again, and then until the mounts of their nodes are usable.
 pub(super) fn repair(
     node: &OffloadNode,
     key: &VolumeKey,

@@ -61,7 +61,7 @@ impl LogCopier {
         if matches!(reason, ChainError::PublishedAhead) || (reason.is_refusal() && !self.is_log_valid()) {
             tracing::error!(%reason, %volume, client = self.client, "the log of this node is damaged: the node leaves the chain");
             match self.volume.leave_chain() {
-                // This node is the last live replica, so its successor only catches up, and is removed below.
+                // This node is the last live replica. So its successor is a replica that catches up, and is removed below.
                 Ok(false) => {}
                 Ok(true) => return self.successor.reset(),
                 Err(error) => return tracing::error!(%error, %volume, "the chain cannot be changed, and writing waits"),

@@ -35,9 +35,10 @@ const URGENT_POLL_INTERVAL: Duration = Duration::from_millis(2);
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Wait before a failed flush of the log is repeated.
 const FLUSH_RETRY_WAIT: Duration = Duration::from_millis(100);
-/// Longest sleep: a safeguard, not a schedule.
+/// Longest sleep of the thread of a log. A safeguard: changes of the state wake the thread earlier.
 const SLEEP_MAX: Duration = Duration::from_secs(1);
-/// Most new bytes that the thread of a request copies. Validating more bytes takes longer than waking the log's own thread.
+/// Maximum number of new bytes that the thread of a request copies. Validating more bytes takes longer than waking the log's
+/// own thread.
 const SHORT_BYTES_MAX: u64 = 256 << 10;
 
 /// The copier of one log. Used by one thread at a time.
@@ -93,7 +94,7 @@ pub(super) fn ensure_open(volume: &Arc<ReplicatedVolume>, client: u16) -> io::Re
         }
         Arc::clone(&state.record)
     };
-    // Before the log is made: after a crash or an error, it must still be known that it was missing.
+    // Read the mark before the log is created: after a crash or an error, the next attempt must still find the log missing.
     let mark = read_mark(volume, client)?;
     volume.directory.ensure_log(&LogHeader { volume: record.id, client, ring_bytes: record.log_bytes })?;
     let log = volume.directory.open_log(client).map_err(io::Error::other)?;
@@ -125,8 +126,9 @@ pub(super) fn ensure_open(volume: &Arc<ReplicatedVolume>, client: u16) -> io::Re
     Ok(())
 }
 
-/// How far the log is published. With a damaged mark nothing on this node says so, and without its log it may lack records: it
-/// leaves the chain and copies a tree with its marks. The last live replica stays, and has no other one to copy from.
+/// Returns the mark up to which a log is published. If the mark is damaged, or the log is missing, this node may lack
+/// records. It then leaves the chain, and later copies a tree with its marks. The last live replica stays: it has no other
+/// one to copy from.
 fn read_mark(volume: &ReplicatedVolume, client: u16) -> io::Result<PublishedMark> {
     let shared = volume.directory.open_shared()?;
     shared.create_mark(client)?;
@@ -322,7 +324,8 @@ impl LogCopier {
         let log = state.log(self.client);
         let stored = self.replay.next_point();
         if !is_current && matches!(task.source, LogSource::Predecessor { .. }) {
-            // The records do not count: their term may have ended meanwhile, and the next term may have begun without them.
+            // The path has changed since the task was made, so the records do not count: their term may have ended, and the
+            // next term may have begun without them.
             let (mark, end) = (log.chain.published(), log.chain.stored());
             log.restart.get_or_insert(LogRestart { mark, end });
             return;
@@ -435,7 +438,7 @@ impl LogCopier {
         }
     }
 
-    /// All later members have the log up to `end`.
+    /// Stores that all later members have the log up to `end`. Wakes the publisher, unless it waits for more records.
     fn set_committed(&mut self, end: LogPoint, appended: AppendedLog, task: &CopierTask) {
         let mut state = self.volume.lock();
         let is_folding = state.is_folding;
