@@ -95,7 +95,7 @@ enum farfork_network {
 };
 
 /* Starts children of a seed. The payload of each child is its index in decimal digits, except with FARFORK_FORK_NO_PAYLOAD.
- * Older libraries send requests that end before memory_bytes_max or processes_max; missing fields count as 0. */
+ * Older libraries send requests that end before memory_bytes_max, processes_max or egress; missing fields count as 0. */
 struct farfork_fork_request {
     struct farfork_header header;
     uint32_t batch;      /* chosen by the sender; replies about these children repeat it */

@@ -195,9 +195,7 @@ fn anonymous_bytes(survey: &Survey) -> u64 {
 /// pause.
 pub(super) fn capture_tree(pid: i32, options: &CaptureOptions) -> Result<CaptureAttempt, CaptureError> {
     let started_at = Instant::now();
-    let timed_out =
-        || CaptureError::TimedOut { pid, limit: options.timeout, phase: "waiting for another capture of it" };
-    let trace_lock = TraceLock::acquire(pid, options.timeout).ok_or_else(timed_out)?;
+    let trace_lock = TraceLock::acquire(pid, options.timeout)?;
     let mut left = ATTEMPTS_MAX;
     loop {
         left -= 1;

@@ -85,15 +85,15 @@ impl MetricEncoder<'_> {
             "Children of this node that were forked from a zygote",
             zygotes.children,
         )?;
-        let help = "Of these, children that were prestarted";
+        let help = "Children of this node that were forked from a zygote before they were requested";
         self.encode_counter("standby_children", help, zygotes.stood_by)?;
         let help = "Zygotes that were created before a child of their seed was requested";
         self.encode_counter("foretold_zygotes", help, zygotes.foretold)?;
-        let help = "Of these, zygotes that children were forked from";
+        let help = "Zygotes that were created before a child of their seed was requested, and then used";
         self.encode_counter("foretold_zygotes_used", help, zygotes.foretold_used)?;
         let help = "Containers that are ready for further children";
         self.encode_gauges(("pool_containers", help, None), "root", &roots(NetworkSpec::Private))?;
-        let help = "The same for children that share a network or are in the node's";
+        let help = "Containers that are ready for further children that share a network or are in the node's";
         self.encode_gauges(("pool_containers_without_network", help, None), "root", &roots(NetworkSpec::Host))
     }
 

@@ -102,9 +102,14 @@ pub(super) fn list_open_fds(
 
 /// Returns the error for a descriptor that could not be read. If it was closed, the process must be surveyed again.
 fn fd_read_error(pid: i32, number: u32, source: io::Error) -> CaptureError {
+    read_error(pid, format!("fd {number}"), source)
+}
+
+/// Returns the error for `what`, which could not be read. NotFound means that it has changed since the survey.
+fn read_error(pid: i32, what: String, source: io::Error) -> CaptureError {
     match source.kind() {
-        io::ErrorKind::NotFound => CaptureError::Unstable { pid, what: format!("fd {number}") },
-        _ => CaptureError::reading(pid, format!("fd {number}"))(source),
+        io::ErrorKind::NotFound => CaptureError::Unstable { pid, what },
+        _ => CaptureError::reading(pid, what)(source),
     }
 }
 

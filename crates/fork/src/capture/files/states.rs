@@ -125,7 +125,9 @@ impl OpenFileStates {
             contents.fd_table.fds.push(fd);
             contents.fd_table.infos.push(info);
         }
-        contents.read_inflight(diagnosis).map_err(CaptureError::reading(pid, "the files in flight in its sockets"))?;
+        // A socket that was opened since the survey has no socket diagnosis: the process must be surveyed again.
+        let unread = |error| super::read_error(pid, "the files in flight in its sockets".to_owned(), error);
+        contents.read_inflight(diagnosis).map_err(unread)?;
         Ok(contents)
     }
 

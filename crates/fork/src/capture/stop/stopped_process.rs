@@ -36,7 +36,7 @@ impl StoppedProcess {
     /// # Errors
     /// If the process has ended, is already traced, or does not stop.
     pub fn stop(pid: i32, limit: Duration) -> Result<Self, CaptureError> {
-        let trace_lock = TraceLock::acquire(pid, limit).ok_or(CaptureError::ProcessGone { pid })?;
+        let trace_lock = TraceLock::acquire(pid, limit)?;
         let deadline = Deadline::after(limit);
         interrupted_calls::observe_process(pid);
         let call_timeouts = CallTimeoutGuard;

@@ -183,7 +183,7 @@ impl TemplateClone {
         }
         let _turn = match trace_lock {
             Some(_) => None,
-            None => Some(TraceLock::acquire(pid, REAP_LIMIT).ok_or(CaptureError::ProcessGone { pid })?),
+            None => Some(TraceLock::acquire(pid, REAP_LIMIT)?),
         };
         let deadline = Deadline::after(REAP_LIMIT);
         let is_parent = |stat: ProcStat| stat.start_ticks == self.parent_start_ticks;

@@ -5,6 +5,8 @@ use std::collections::BTreeSet;
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
+use crate::capture::error::CaptureError;
+
 static LOCKED_PIDS: Mutex<BTreeSet<i32>> = Mutex::new(BTreeSet::new());
 static LOCK_RELEASED: Condvar = Condvar::new();
 
@@ -16,16 +18,19 @@ pub(in crate::capture) struct TraceLock {
 
 impl TraceLock {
     /// Waits for the lock, at most `limit`.
-    pub(in crate::capture) fn acquire(pid: i32, limit: Duration) -> Option<Self> {
+    ///
+    /// # Errors
+    /// [`CaptureError::TimedOut`]: another capture, or the reaping of a template, still traces the process.
+    pub(in crate::capture) fn acquire(pid: i32, limit: Duration) -> Result<Self, CaptureError> {
         let under_way = LOCKED_PIDS.lock().unwrap_or_else(PoisonError::into_inner);
         let (mut under_way, waited) = LOCK_RELEASED
             .wait_timeout_while(under_way, limit, |pids| pids.contains(&pid))
             .unwrap_or_else(PoisonError::into_inner);
         if waited.timed_out() && under_way.contains(&pid) {
-            return None;
+            return Err(CaptureError::TimedOut { pid, limit, phase: "waiting for another capture of it" });
         }
         under_way.insert(pid);
-        Some(Self { pid })
+        Ok(Self { pid })
     }
 }
 
@@ -43,9 +48,9 @@ mod tests {
     #[test]
     fn a_trace_lock_excludes_only_the_same_process() {
         let one = TraceLock::acquire(-7, Duration::ZERO).unwrap();
-        assert!(TraceLock::acquire(-7, Duration::from_millis(1)).is_none());
-        assert!(TraceLock::acquire(-8, Duration::ZERO).is_some());
+        assert!(TraceLock::acquire(-7, Duration::from_millis(1)).is_err());
+        assert!(TraceLock::acquire(-8, Duration::ZERO).is_ok());
         drop(one);
-        assert!(TraceLock::acquire(-7, Duration::ZERO).is_some());
+        assert!(TraceLock::acquire(-7, Duration::ZERO).is_ok());
     }
 }

@@ -330,8 +330,8 @@ impl ProcessTree {
             let reason = format!("it and its descendants are more than {PROCESSES_MAX} processes");
             return Err(CaptureError::refused(first, vec![Refusal::new(format!("pid {first}"), reason)]));
         }
-        let unstable = || CaptureError::Unstable { pid, what: "another capture of it is under way".to_owned() };
-        let trace_lock = TraceLock::acquire(pid, lock_timeout).ok_or_else(unstable)?;
+        let unstable = |_| CaptureError::Unstable { pid, what: "another capture of it is under way".to_owned() };
+        let trace_lock = TraceLock::acquire(pid, lock_timeout).map_err(unstable)?;
         let (prepared, common) = self.survey_child(pid, parent, options)?;
         self.processes
             .push(TreeProcess { shared_tables: common, ..TreeProcess::new(prepared, parent, Some(trace_lock)) });
