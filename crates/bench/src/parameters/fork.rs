@@ -133,6 +133,11 @@ impl ForkParameters {
         Self { peer, time_max, ..Self::default() }
     }
 
+    /// Whether an operation is measured.
+    pub(crate) fn measures(&self, operation: ForkOperation) -> bool {
+        self.only.is_empty() || self.only.contains(&operation)
+    }
+
     /// The options of each measured program.
     pub(crate) fn micro_options(&self) -> MicroOptions {
         let Self { order, access, page_size, threads, mappings, .. } = *self;
@@ -190,14 +195,13 @@ impl ForkStepKind {
 }
 
 impl ForkStep {
-    /// The steps of these operations (empty for all), size by size, including CRIU in these modes.
-    pub(crate) fn all_steps(sizes_mib: &[u64], only: &[ForkOperation], peers: &[CriuMode]) -> Vec<Self> {
-        let is_measured = |kind: &ForkStepKind| only.is_empty() || only.contains(&kind.operation());
+    /// All steps of a run, size by size, including CRIU in these modes.
+    pub(crate) fn all_steps(plan: &ForkParameters, peers: &[CriuMode]) -> Vec<Self> {
         let fork_step_kind = || {
             let peers = peers.iter().map(|mode| ForkStepKind::Criu(*mode));
-            ForkStepKind::ALL.into_iter().chain(peers).filter(is_measured)
+            ForkStepKind::ALL.into_iter().chain(peers).filter(|kind| plan.measures(kind.operation()))
         };
-        sizes_mib
+        plan.sizes_mib
             .iter()
             .flat_map(|&mib| fork_step_kind().map(move |fork_step_kind| Self { mib, kind: fork_step_kind }))
             .collect()
@@ -280,14 +284,32 @@ impl SampleQuota {
 mod tests {
     use std::time::{Duration, Instant};
 
-    use super::{CriuMode, ForkStep, ForkStepKind, RUNS, SampleQuota, TIME_MAX, time_share};
+    use super::{
+        CriuMode, ForkOperation, ForkParameters, ForkStep, ForkStepKind, RUNS, SampleQuota, TIME_MAX, time_share,
+    };
     use crate::figure::{ChildPlace, Pace};
 
     const PAUSE_FOR_THOUGHT: ForkStepKind = ForkStepKind::Resume(ChildPlace::Own, Pace::Idle);
 
+    fn steps_of_sizes(sizes_mib: &[u64], peers: &[CriuMode]) -> Vec<ForkStep> {
+        let plan = ForkParameters { sizes_mib: sizes_mib.to_vec(), ..ForkParameters::default() };
+        ForkStep::all_steps(&plan, peers)
+    }
+
+    #[test]
+    fn a_run_can_have_the_steps_of_one_operation() {
+        let plan =
+            ForkParameters { sizes_mib: vec![4], only: vec![ForkOperation::Resume], ..ForkParameters::default() };
+        let steps = ForkStep::all_steps(&plan, &[CriuMode::Eager]);
+        assert!(
+            steps.len() == 4 && steps.iter().all(|step| matches!(step.kind, ForkStepKind::Resume(..))),
+            "{steps:?}"
+        );
+    }
+
     #[test]
     fn each_size_has_every_step() {
-        let steps = ForkStep::all_steps(&[1, 4], &[], &[]);
+        let steps = steps_of_sizes(&[1, 4], &[]);
         assert_eq!(steps.len(), 2 * ForkStepKind::ALL.len());
         assert_eq!((steps[0].mib, steps[steps.len() - 1].mib), (1, 4));
         assert_eq!(steps[ForkStepKind::ALL.len() - 1].kind, ForkStepKind::Floors);
@@ -295,7 +317,7 @@ mod tests {
 
     #[test]
     fn enough_time_shortens_no_step() {
-        let steps = ForkStep::all_steps(&[1, 1024], &[], &[]);
+        let steps = steps_of_sizes(&[1, 1024], &[]);
         let needed: Duration = steps.iter().map(|step| step.estimate_duration() * 20).sum();
         let slowest = steps.iter().map(|step| step.estimate_duration() * 20).max().unwrap();
         assert!(time_share(&steps, 20, needed) >= slowest);
@@ -303,7 +325,7 @@ mod tests {
 
     #[test]
     fn small_sizes_have_all_their_samples() {
-        let steps = ForkStep::all_steps(&crate::reference::SIZES_MIB, &[], &[]);
+        let steps = steps_of_sizes(&crate::reference::SIZES_MIB, &[]);
         let limit = time_share(&steps, RUNS, TIME_MAX);
         let small =
             steps.iter().filter(|step| step.mib <= 16 && !matches!(step.kind, ForkStepKind::Prepare(Pace::Idle)));
@@ -333,10 +355,7 @@ mod tests {
 
     #[test]
     fn no_time_gives_each_step_no_time() {
-        assert_eq!(
-            time_share(&ForkStep::all_steps(&[64], &[], &[CriuMode::Eager]), 20, Duration::ZERO),
-            Duration::ZERO
-        );
+        assert_eq!(time_share(&steps_of_sizes(&[64], &[CriuMode::Eager]), 20, Duration::ZERO), Duration::ZERO);
         assert_eq!(time_share(&[], 20, Duration::ZERO), Duration::ZERO);
     }
 

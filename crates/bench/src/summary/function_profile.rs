@@ -9,6 +9,9 @@ use crate::figure::ChildPlace;
 const PAGE_BYTES: f64 = 4096.0;
 const MIB: f64 = (1 << 20) as f64;
 
+/// Phases that take a smaller part of the start are not printed.
+const PRINTED_PART_MIN: f64 = 0.05;
+
 /// The page faults, the fetched memory and the phases of one child.
 #[derive(Debug, Serialize)]
 pub(crate) struct FunctionProfile {
@@ -60,7 +63,7 @@ impl FunctionProfile {
     }
 }
 
-/// The profiles as text: a table of memory, and a table of phases. Empty without profiles.
+/// The profiles as text: a table of memory, and a table of the longer phases. Empty without profiles.
 pub(super) fn profile_text(profiles: &[FunctionProfile]) -> String {
     if profiles.is_empty() {
         return String::new();
@@ -68,7 +71,8 @@ pub(super) fn profile_text(profiles: &[FunctionProfile]) -> String {
     let place = |place| if place == ChildPlace::Own { "own" } else { "other" }.to_owned();
     let headings = ["function", "node", "faults", "missing", "requests", "wait, ms", "MiB", "network", "zero"];
     let mut memory = FigureTable::new("Memory of the last child", &headings);
-    let mut phases = FigureTable::new("Phases of its start", &["function", "node", "phase", "ms"]);
+    let mut phases =
+        FigureTable::new("Phases of its start that take 5 % of it or more", &["function", "node", "phase", "ms"]);
     for profile in profiles {
         memory.add_row([
             profile.function.clone(),
@@ -81,7 +85,8 @@ pub(super) fn profile_text(profiles: &[FunctionProfile]) -> String {
             format_figure(profile.network_mib),
             format_figure(profile.zero_mib),
         ]);
-        for phase in &profile.phases {
+        let whole_ms = profile.phases.iter().filter(|phase| phase.depth == 0).map(|phase| phase.ms).fold(0.0, f64::max);
+        for phase in profile.phases.iter().filter(|phase| phase.ms >= whole_ms * PRINTED_PART_MIN) {
             let name = phase.name.clone();
             phases.add_row([profile.function.clone(), place(profile.place), name, format_figure(phase.ms)]);
         }

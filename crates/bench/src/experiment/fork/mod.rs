@@ -42,7 +42,7 @@ pub async fn run_fork(
     let (peers, notes) = usable_peer_modes(plan).await?;
     let (began, machine_state) = (Instant::now(), MachineState::detect());
     let samples = Samples::with_file(plan.samples_file.as_deref())?;
-    let steps = ForkStep::all_steps(&plan.sizes_mib, &plan.only, &peers);
+    let steps = ForkStep::all_steps(plan, &peers);
     report_progress(show, 0, steps.len(), "starting two nodes")?;
     let mut fork_run = ForkRun::start(plan, farfork, samples).await?;
     fork_run.notes = notes;

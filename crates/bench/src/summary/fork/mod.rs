@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crate::figure::{ChildPlace, ForkFigure, ForkSampleKey, ForkSystem, Pace};
 use crate::machine::MachineState;
-use crate::parameters::fork::{ForkParameters, ResumeCase};
+use crate::parameters::fork::{ForkOperation, ForkParameters, ResumeCase};
 use crate::parameters::strategies::StrategyFigures;
 use crate::reference::PUBLISHED_FIGURES;
 use crate::samples::{Samples, Spread};
@@ -35,10 +35,10 @@ impl ForkSummary {
     /// The tables with their legend. No line is longer than 100 columns.
     pub fn to_text(&self) -> String {
         let tables = [
-            Some(self.checkpoint_table()),
-            Some(self.prepare_table()),
-            Some(self.resume_table()),
-            Some(self.execution_table()),
+            self.plan.measures(ForkOperation::Prepare).then(|| self.checkpoint_table()),
+            self.plan.measures(ForkOperation::Prepare).then(|| self.prepare_table()),
+            self.plan.measures(ForkOperation::Resume).then(|| self.resume_table()),
+            self.plan.measures(ForkOperation::Execution).then(|| self.execution_table()),
             self.strategies_table(),
             self.memory_table(),
             self.peer_table(),

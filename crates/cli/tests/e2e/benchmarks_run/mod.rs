@@ -396,7 +396,11 @@ fn all() {
             assert!(text.contains(command), "{page} has no `{command}`: {text}");
         }
     }
-    assert_eq!(read("rpc-checksum.jsonl").lines().count(), 6, "two figures of three runs");
+    assert_eq!(
+        read("rpc-checksum.jsonl").lines().count(),
+        5 * 2 * 3,
+        "five numbers of machines, two figures, three runs"
+    );
     assert_eq!(read("tree.jsonl").lines().count(), 3 * 4 * 5, "four figures of three trees, five runs each");
     assert!(html.contains("<svg") && html.contains("Process trees") && !html.contains("<script"), "{html}");
     assert!(markdown.contains("| processes | fork() of each, ms |"), "{markdown}");
