@@ -1,7 +1,8 @@
 """Session fixtures: the program sets them up once, before workers are forked, and tears them down once.
 
-Workers have their values in memory. A worker itself sets up the session fixtures that the program cannot: those with
-parameters, those requested by ``request.getfixturevalue``, and those in the setting ``farfork_worker_fixtures``.
+Workers have their values in memory. A worker itself sets up the other session fixtures: those with parameters, those in
+the setting ``farfork_worker_fixtures``, fixtures that use one of these, and those requested by
+``request.getfixturevalue``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-//! Limits on the waits, messages and lists of clients and nodes. The comment on a limit has the reason for its value.
+//! Limits on the waits, messages and lists of clients and nodes. Most comments give the reason for the value.
 
 use std::time::Duration;
 
@@ -14,12 +14,12 @@ pub const QUERY_TIMEOUT: Duration = Duration::from_secs(10);
 /// the other nodes still arrive if one node is silent.
 pub const CLUSTER_QUERY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Time limit for a prepare. The limit of its capture bounds the parent's pause and is shorter. So the reply arrives even if
-/// the capture exceeds its limit.
+/// Time limit for a prepare. The capture has a limit of its own, which also bounds the parent's pause. That limit is shorter,
+/// so the reply arrives even if the capture exceeds it.
 pub const PREPARE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Time limit for the comparison of a child with its parent. Each of the two is stopped and read in turn. To read one can
-/// take as long as a prepare ([`PREPARE_TIMEOUT`]).
+/// Time limit for the comparison of a child with its parent. The two processes are stopped and read one after the other.
+/// Each can take as long as a prepare ([`PREPARE_TIMEOUT`]).
 pub const COMPARE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Time limit for starting one child, without its time in the queue. It includes the copy of shared memory, which is made
@@ -44,8 +44,8 @@ pub const HEARTBEAT_TIMEOUT: Duration = UNREACHABLE_AFTER;
 /// missing heartbeats.
 pub const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Time between two keepalive probes of a connection. They detect a dead peer of a request without a time limit (logs, wait,
-/// attach).
+/// Time between two keepalive probes of a connection. Without them, a request that has no time limit (logs, wait, attach)
+/// could wait forever for a dead peer.
 pub const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Time limit for the reply to a keepalive probe. A peer that is silent for longer counts as dead.
@@ -89,8 +89,8 @@ pub const CONCURRENT_STARTS_MAX: usize = 8;
 /// Maximum number of programs that are connected at once. Each takes a few file descriptors of the daemon.
 pub const PROGRAM_CONNECTIONS_MAX: usize = 1024;
 
-/// Maximum number of ended children that a node lists although no request waits for them. Beyond this number, the oldest
-/// collected children are evicted. Uncollected children count, but are evicted only by their own limits.
+/// Maximum number of ended children that a node lists. A child for which a request still waits does not count. Beyond this
+/// number, the oldest are evicted, but no uncollected ones ([`UNCOLLECTED_KEPT_MIN`]). These count, and have their own limits.
 pub const ENDED_CHILDREN_MAX: usize = 1024;
 
 /// Time for which a node lists an uncollected child: one that has ended, and whose exit no request has read. The caller of a
@@ -141,7 +141,8 @@ pub const CHANNEL_CHUNK_BYTES: usize = 256 << 10;
 /// Maximum number of messages of a stream that are queued for a slow reader.
 pub const STREAM_MESSAGES_MAX: usize = 16;
 
-/// Time within which the caller of an attached fork must attach. Then the child's standard input is closed.
+/// Time within which the caller of an attached fork must attach. If it does not, the child's standard input is
+/// closed.
 pub const ATTACH_GRACE: Duration = Duration::from_secs(30);
 
 /// Maximum number of prestarted children of a seed. With only one, a caller that forks twice in a row would have to wait for
@@ -153,6 +154,6 @@ pub const PRESTARTED_PER_SEED_MAX: usize = 2;
 pub const ZYGOTES_MAX_DEFAULT: usize = 8;
 
 /// Default time after which an unused zygote ends. A later fork of the zygote's seed then restores its first child, instead
-/// of forking it from the zygote. A node is not informed when a seed of another node is dropped, so it keeps the useless
+/// of forking it from the zygote. A node may not learn that a seed of another node was dropped. Then it keeps the useless
 /// zygote for this time.
 pub const ZYGOTE_IDLE_DEFAULT: Duration = Duration::from_secs(20);

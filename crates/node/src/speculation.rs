@@ -10,8 +10,8 @@ use farfork_wire::{NodeName, SeedId};
 
 use crate::engine::StartOptions;
 
-/// Maximum number of sequences; the least recently used are dropped. The owner of seeds also keeps the working sets of this
-/// number of processes.
+/// Maximum number of sequences; the least recently used are dropped. The owner of the seeds keeps the working sets of as
+/// many processes (`PROCESSES_TRACKED_MAX`).
 const SEQUENCES_MAX: usize = 64;
 /// Maximum number of other nodes to which a new seed of a sequence is announced: each costs one request.
 const NODES_MAX: usize = 64;
@@ -23,7 +23,7 @@ const PREVIOUS_SEEDS_MAX: usize = 8;
 pub(crate) struct ForkPattern {
     pub(crate) options: StartOptions,
     pub(crate) has_payload: bool,
-    /// Whether one fork requested more children on this node than start at once.
+    /// Whether one fork requested more than `CONCURRENT_STARTS_MAX` children on this node.
     pub(crate) is_fan_out: bool,
 }
 
@@ -52,13 +52,13 @@ pub(crate) struct ForkHistory(Mutex<VecDeque<SeedSequence>>);
 struct SeedSequence {
     /// The latest seed.
     seed: SeedId,
-    /// The last pattern with which children of the latest seed or of the one before were requested on this node; `None`
+    /// The pattern of the last fork request on this node, if that was for the latest seed or for the seed before it. `None`
     /// predicts no fork.
     pattern: Option<ForkPattern>,
     /// Number of children of the latest seed that were requested on this node.
     forks: usize,
-    /// Number of children of an earlier seed that were requested on this node: of the last earlier seed with such
-    /// requests. `None` if there is no such seed.
+    /// Number of children that were requested on this node for an earlier seed. If there were requests for several earlier
+    /// seeds, the last of these seeds counts. `None` if there were none.
     previous_forks: Option<usize>,
     /// Other nodes that had children of the latest seed or earlier ones. The next seed is announced to them. A node that
     /// expects no children is removed.

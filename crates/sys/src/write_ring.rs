@@ -67,7 +67,8 @@ impl WriteRing {
     /// Executes writes in any order, and returns when all have ended. A write that ended early is continued.
     ///
     /// # Errors
-    /// As pwrite(2): the first error. Some of the writes may have been executed. The ring must not be used again.
+    /// The first error of a write, as of pwrite(2), or an error of io_uring_enter(2). Some of the writes may have been
+    /// executed. The ring must not be used again.
     ///
     /// # Panics
     /// With more writes than entries, or a range outside its mapping.
@@ -115,8 +116,9 @@ impl WriteRing {
             .build()
             .user_data(index);
         // SAFETY: `write` returns after the completion of each entry that it has queued, and borrows mappings and files
-        // until then. It returns earlier only if io_uring_enter(2) fails permanently. The kernel only reads the mapping. At
-        // worst, the kernel later writes other bytes to a file whose copy has failed, and the caller repeats such a copy.
+        // until then. It returns earlier only if io_uring_enter(2) or the read of the eventfd fails permanently. The kernel
+        // only reads the mapping. At worst, the kernel later writes other bytes to a file whose copy has failed, and the
+        // caller repeats such a copy.
         unsafe { self.ring.submission().push(&entry) }.expect("the queue has room for all writes");
     }
 

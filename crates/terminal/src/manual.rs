@@ -74,7 +74,8 @@ pub fn write_pages(directory: &Path, pages: &[ManualPage<'_>]) -> anyhow::Result
     Ok(pages.iter().map(ManualPage::file_name).collect())
 }
 
-/// Completes a command as clap does, but without the subcommand `help`, which would get its own page.
+/// Lets clap finish a command, as clap does before it parses arguments. Leaves out the subcommand `help`, which would get
+/// its own page.
 pub fn build_command(command: Command) -> Command {
     let mut command = command.disable_help_subcommand(true);
     command.build();

@@ -1,6 +1,6 @@
 //! A member's credentials: its certificate and the roster, ready for connections. The files may change at any time (a
-//! renewed key, a newer roster). Each new connection uses the current files. The holder of an open connection checks it
-//! again from time to time ([`Credentials::check_certificate`]).
+//! renewed key, a newer roster). New connections use the changed files after a second at most. The holder of an open
+//! connection checks it again from time to time ([`Credentials::check_certificate`]).
 
 use std::fmt;
 use std::path::Path;
@@ -61,7 +61,7 @@ pub enum CredentialsError {
     /// The trust directory cannot be used.
     #[error(transparent)]
     Directory(#[from] DirectoryError),
-    /// The contents of the trust directory are inconsistent.
+    /// A file of the trust directory is invalid, or a roster from another member is.
     #[error("{}: {cause}; join the cluster again", path.display())]
     InvalidContent {
         /// The file.
@@ -203,8 +203,8 @@ impl Credentials {
         Some(AuthenticatedPeer { identity: facts.subject, issued_us: facts.issued_us })
     }
 
-    /// The TLS configuration for connections to a node's control port. As server name, use the node's name, or its address
-    /// to accept any node.
+    /// The TLS configuration for connections to a node's control port. If the server name is a node's name, only that node is
+    /// accepted. If it is an IP address, any node is.
     pub fn control_client_config(&self) -> Arc<ClientConfig> {
         self.snapshot().control_client.clone()
     }

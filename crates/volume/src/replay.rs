@@ -1,7 +1,8 @@
 //! Replay: decodes and validates the records of a log, up to the first invalid one. It reads no files itself: `LogStorage`
 //! gives it the bytes.
 //!
-//! The offload process reads new records this way, and after a restart the records that the log already has.
+//! The offload process uses it for new records. After a restart, the process also uses it for the records that the log
+//! already has.
 
 use crate::log::{LogPoint, LogStorage, file_offset};
 use crate::record::{HEADER_BYTES, RecordChecksum, RecordEffect, RecordError, RecordHeader, RecordKind, decode_body};
@@ -40,7 +41,7 @@ pub enum ReplayEnd {
 pub struct LogReplay {
     ring_bytes: u64,
     next: LogPoint,
-    /// A next record with a lower epoch is rejected. This is the epoch of the previous record, or a required one if higher.
+    /// Lowest epoch that the next record may have: the epoch of the previous record, or a higher one from `require_epoch`.
     epoch: u32,
 }
 

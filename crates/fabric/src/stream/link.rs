@@ -61,7 +61,8 @@ pub(crate) struct Link {
     failure: LinkFailure,
     grant_answers: Vec<GrantAnswer>,
     pub(super) is_closing: bool,
-    /// Time of the last poll, if it left bytes in the stream's buffer: the socket does not become readable for them.
+    /// Time of the last poll, if it may have left bytes in the stream's buffer. The next poll is then due at once: the
+    /// socket does not become readable for bytes that are already in the buffer.
     unread_since: Option<Instant>,
     /// Time of the last check that the owner of this stream is trusted.
     pub(super) checked_at: Option<Instant>,

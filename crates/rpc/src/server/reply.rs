@@ -20,7 +20,7 @@ pub(crate) trait ReplySink: Send + Sync {
 pub(crate) struct RequestKey {
     pub(crate) session: SessionId,
     pub(crate) id: u64,
-    /// Whether the reply has a checksum.
+    /// Whether the payload of the reply has a checksum of its own.
     pub(crate) checked: bool,
 }
 
@@ -92,7 +92,7 @@ impl<'a> ReplyWriter<'a> {
         self.outcome = HandlerOutcome::Deferred(cancelled);
     }
 
-    /// Copies a payload that is stored separately into the buffer, so that further bytes can follow it.
+    /// If the payload is stored separately, copies it into the buffer, so that further bytes can follow it.
     fn inline_payload(&mut self) {
         if let HandlerOutcome::Answered(_, apart @ Some(_)) = &mut self.outcome {
             self.out.extend_from_slice(&apart.take().expect("it was matched"));
@@ -105,7 +105,7 @@ impl<'a> ReplyWriter<'a> {
             _ => self.out.len() - self.start,
         };
         if bytes > PAYLOAD_BYTES_MAX {
-            self.set_status(Status::Failed, &format!("the answer has {bytes} bytes, {PAYLOAD_BYTES_MAX} at most"));
+            self.set_status(Status::Failed, &format!("the answer has {bytes} bytes; the limit is {PAYLOAD_BYTES_MAX}"));
         }
         self.outcome
     }
@@ -138,7 +138,7 @@ impl DeferredReply {
     /// Sends the reply.
     pub fn answer(mut self, payload: Vec<u8>) {
         if payload.len() > PAYLOAD_BYTES_MAX {
-            let reason = format!("the answer has {} bytes, {PAYLOAD_BYTES_MAX} at most", payload.len());
+            let reason = format!("the answer has {} bytes; the limit is {PAYLOAD_BYTES_MAX}", payload.len());
             return self.deliver_once(Status::Failed, reason.into_bytes());
         }
         self.deliver_once(Status::Answered, payload);

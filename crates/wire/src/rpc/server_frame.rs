@@ -57,8 +57,8 @@ impl ReplyHead {
     /// Writes the head to the first [`ReplyHead::head_bytes`] of `frame`. The payload already follows them, or is in `apart`.
     ///
     /// # Panics
-    /// If the frame is too short, the payload too long, or a payload in `apart` too short. The sender must not build such
-    /// frames.
+    /// If the frame is too short or the payload too long. Also if the payload is in `apart` and so short that the head's
+    /// checksum must cover it. The sender must not build such frames.
     #[inline]
     pub fn seal(&self, frame: &mut [u8], apart: Option<&[u8]>) {
         HeadPrefix {

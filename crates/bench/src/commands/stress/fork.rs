@@ -159,8 +159,8 @@ fn outcome_text(plan: &StressForkParameters, outcome: &StressForkOutcome) -> Str
     let mut lines: Vec<String> = outcome.faults.iter().map(|fault| format!("FAULT: {fault}")).collect();
     let verdict = if outcome.has_passed() { "passed" } else { "failed" };
     lines.push(format!(
-        "{verdict}: {children} children, {per_s:.1} a second; from call to answer {p50_ms:.1} ms (p99 {p99_ms:.1}); \
-         at most {longest_gap_ms:.0} ms without an answer"
+        "{verdict}: {children} children, {per_s:.1} a second; from call to answer: median {p50_ms:.1} ms, \
+         p99 of the slowest client {p99_ms:.1} ms; at most {longest_gap_ms:.0} ms without an answer"
     ));
     lines.extend(
         StressForkOutcome::published_per_s(&plan.workload).map(|per_s| {

@@ -28,10 +28,10 @@ const EXIT_NOT_COMPARED: u8 = 3;
 /// after 30 s that it is not. If the chain changes during a comparison, the comparison starts again. After the third
 /// change, the check fails.
 ///
-/// In the output, KIND is inode (attributes, entries, extended attributes), data (OFFSET is a multiple of 16 MiB), log,
-/// mark or tree. A mark is the file that says how far a log is published. With tree, the directory of a replica has a file
-/// that does not belong to the volume, or cannot be read. If it cannot be read, its other differences are unknown.
-/// DAMAGED is ? without a majority.
+/// In the output, KIND says what differs or is damaged. inode: attributes, extended attributes or directory entries. data:
+/// the contents of a file (OFFSET is a multiple of 16 MiB). log: the log of a client. mark: the file that says how far a log
+/// is published. tree: the directory of a replica cannot be read, or it has a file that does not belong to the volume. The
+/// other differences of a replica that cannot be read are unknown. DAMAGED is ? without a majority.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
