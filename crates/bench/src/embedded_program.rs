@@ -48,6 +48,8 @@ pub(crate) struct ChildProgram {
     process: Child,
     commands: ChildStdin,
     answers: BufReader<ChildStdout>,
+    /// Whether the processes that it has forked are killed with it. Other programs have forks that clean up after them.
+    kills_forks: bool,
 }
 
 impl ChildProgram {
@@ -65,7 +67,7 @@ impl ChildProgram {
             .map_err(|cause| BenchError::Program { program: name, cause })?;
         let commands = process.stdin.take().expect("a pipe");
         let answers = BufReader::new(process.stdout.take().expect("a pipe"));
-        Ok(Self { name, process, commands, answers })
+        Ok(Self { name, process, commands, answers, kills_forks: false })
     }
 
     /// Starts a hidden command of `farfork bench` from this same executable, with a specification. Waits until it
@@ -81,6 +83,12 @@ impl ChildProgram {
         let mut program = Self::start(name, &process)?;
         let [] = program.read_answer("ready")?;
         Ok(program)
+    }
+
+    /// Makes the end of the program also kill the processes that it has forked.
+    pub(crate) fn killing_forks(mut self) -> Self {
+        self.kills_forks = true;
+        self
     }
 
     /// The program's process id.
@@ -131,17 +139,20 @@ impl ChildProgram {
         let program = self.name;
         let failed = |cause| BenchError::Program { program, cause };
         if read.map_err(failed)? == 0 {
-            self.kill_group();
+            self.kill();
             return Err(BenchError::ProgramEnded { program, status: self.process.wait().map_err(failed)? });
         }
         parse_numbers(program, &line, word)
     }
 
-    /// Kills the program and the processes that it has forked. It must not have been waited for: otherwise its process
-    /// group could be another one by now.
-    fn kill_group(&mut self) {
-        // An error means that the program has ended on its own, or that setsid(1) has not made the group yet.
-        let _ = kill_process_group(Pid::from_child(&self.process), Signal::KILL);
+    /// Kills the program, and its process group if its forks are killed. Call it before the program is waited for:
+    /// afterwards the number of the group could be another group's.
+    fn kill(&mut self) {
+        if self.kills_forks {
+            // An error means that setsid(1) has not made the group yet, so nothing has been forked.
+            let _ = kill_process_group(Pid::from_child(&self.process), Signal::KILL);
+        }
+        // An error means that the program has ended on its own.
         let _ = self.process.kill();
     }
 
@@ -163,7 +174,7 @@ impl ChildProgram {
 impl Drop for ChildProgram {
     fn drop(&mut self) {
         if let Ok(None) = self.process.try_wait() {
-            self.kill_group();
+            self.kill();
             let _ = self.process.wait();
         }
     }

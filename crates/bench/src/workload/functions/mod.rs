@@ -179,7 +179,7 @@ impl FunctionParent {
             command.current_dir(current);
         }
         let (label, call_limit) = (source.to_string(), options.call_limit);
-        let mut program = ChildProgram::start(PROGRAM, &command)?;
+        let mut program = ChildProgram::start(PROGRAM, &command)?.killing_forks();
         let answer = program.read_answer("ready").map_err(|error| function_failure(&label, Some(call_limit), error));
         let [first_call_ns, warm_call_ns, resident_kib, digest, repeated] = answer?;
         if digest != repeated {
