@@ -93,7 +93,7 @@ pub fn check(pid: i32, options: CheckOptions) -> Result<CheckReport, CaptureErro
     }
     let fds = files.iter().map(|(pid, fds)| (*pid, &fds[..]));
     report.refusals.extend(files::unpaired_terminals(fds)?);
-    report.notes.extend(files::file_notes(&files)?);
+    report.notes.extend(files::outside_end_notes(&files)?);
     if !descendants.is_empty() {
         report.notes.insert(0, format!("its {} living descendants are carried with it", descendants.len()));
     }

@@ -10,6 +10,7 @@ mod fd_kind;
 mod inflight;
 mod inotify_watches;
 mod open_file_index;
+mod outside_ends;
 pub(super) mod path_identity;
 mod running_check;
 mod sockets;
@@ -31,6 +32,7 @@ use rustix::fs::{fstat, readlinkat};
 pub(super) use builder::{OpenFileTable, PidTranslation, ProcessFiles};
 pub(super) use fd_kind::{DELETED_SUFFIX, FdKind, NO_PATH_REASON, SHARED_MEMORY_PREFIX};
 pub(super) use inflight::InflightFiles;
+pub(super) use outside_ends::outside_end_notes;
 pub(super) use running_check::{CheckedProcess, RunningFileCheck};
 pub(super) use standard_streams::TreeStreams;
 pub(super) use states::OpenFileStates;
@@ -376,39 +378,6 @@ fn open_sockets(pid: i32, fds: &[OpenFd]) -> io::Result<impl Iterator<Item = (&O
     let mut wanted = fds.iter().filter(|fd| fd.kind == FdKind::Socket && !fd.is_standard_stream).peekable();
     let process = wanted.peek().map(|_| pidfd::open(pid)).transpose()?;
     Ok(wanted.filter_map(move |fd| Some((fd, fd.duplicate(process.as_ref()?).ok()?))))
-}
-
-/// Returns notes for the user about pipes with only one end in the tree. The first process of the tree must be first.
-pub(super) fn file_notes(processes: &[(i32, Vec<OpenFd>)]) -> Result<Vec<String>, CaptureError> {
-    let mut ends = Vec::new();
-    for (pid, fds) in processes {
-        ends.extend(list_pipe_fds(*pid, fds)?.into_iter().map(|(fd, access)| (*pid, fd, access)));
-    }
-    let has = |inode: u64, mode: u32| ends.iter().any(|(_, fd, access)| fd.inode == inode && *access == mode);
-    let is_two_way = |inode: u64| has(inode, O_RDWR);
-    let leads_out = |(_, fd, _): &&(i32, &OpenFd, u32)| {
-        !is_two_way(fd.inode) && (!has(fd.inode, O_RDONLY) || !has(fd.inode, O_WRONLY))
-    };
-    let first = processes.first().map(|(pid, _)| *pid);
-    let note = |(pid, fd, _): &(i32, &OpenFd, u32)| {
-        let (number, link) = (fd.number, String::from_utf8_lossy(&fd.link));
-        let owner = if Some(*pid) == first { String::new() } else { format!("pid {pid}, ") };
-        format!("{owner}fd {number}: {link} leads out of the process tree; its children find the other end closed")
-    };
-    Ok(ends.iter().filter(leads_out).map(note).collect())
-}
-
-/// Descriptors of pipes other than standard streams, with their access modes.
-fn list_pipe_fds(pid: i32, fds: &[OpenFd]) -> Result<Vec<(&OpenFd, u32)>, CaptureError> {
-    let mut ends = Vec::new();
-    for fd in fds.iter().filter(|fd| matches!(fd.kind, FdKind::Pipe | FdKind::NamedPipe) && !fd.is_standard_stream) {
-        match process::FdInfo::read(pid, fd.number) {
-            Ok(info) => ends.push((fd, info.flags & O_ACCMODE)),
-            Err(gone) if gone.kind() == io::ErrorKind::NotFound => {}
-            Err(source) => return Err(CaptureError::reading(pid, format!("fd {}", fd.number))(source)),
-        }
-    }
-    Ok(ends)
 }
 
 pub(super) const O_ACCMODE: u32 = 3;

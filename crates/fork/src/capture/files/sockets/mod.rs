@@ -11,7 +11,7 @@ mod unix;
 
 use std::collections::BTreeMap;
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use farfork_sys::sock_diag::{SockDiag, UnixSocket};
@@ -49,6 +49,10 @@ impl SocketSpec {
         Ok(Self { family: number(SO_DOMAIN)?, socket_type: number(SO_TYPE)?, protocol: number(SO_PROTOCOL)? })
     }
 
+    fn is_tcp(self) -> bool {
+        matches!(self.family, AF_INET | AF_INET6) && self.socket_type == SOCK_STREAM
+    }
+
     fn refusal(self) -> Option<String> {
         match (self.family, self.socket_type, self.protocol) {
             (AF_UNIX, SOCK_STREAM | SOCK_DGRAM | SOCK_SEQPACKET, _)
@@ -76,6 +80,29 @@ pub(super) fn has_interface_address(fd: BorrowedFd<'_>) -> io::Result<bool> {
     let address = parse_internet_address(&socket::local_address(fd)?);
     let of_interface = |address: IpAddr| !address.is_unspecified() && !address.is_loopback();
     Ok(address.is_some_and(|address| of_interface(address.ip())))
+}
+
+/// Whether a socket is a Unix socket.
+pub(super) fn is_unix(fd: BorrowedFd<'_>) -> io::Result<bool> {
+    Ok(SocketSpec::read(fd)?.family == AF_UNIX)
+}
+
+/// The port of a TCP socket that listens; `None` for any other socket.
+pub(super) fn tcp_listening_port(fd: BorrowedFd<'_>) -> io::Result<Option<u16>> {
+    if !SocketSpec::read(fd)?.is_tcp() || socket::read_number_option(fd, SOL_SOCKET, SO_ACCEPTCONN)? == 0 {
+        return Ok(None);
+    }
+    Ok(parse_internet_address(&socket::local_address(fd)?).map(|address| address.port()))
+}
+
+/// The own and the peer's address of a TCP connection; `None` for any other socket.
+pub(super) fn tcp_addresses(fd: BorrowedFd<'_>) -> io::Result<Option<(SocketAddr, SocketAddr)>> {
+    if !SocketSpec::read(fd)?.is_tcp() {
+        return Ok(None);
+    }
+    let Ok(peer) = socket::peer_address(fd) else { return Ok(None) };
+    let own = parse_internet_address(&socket::local_address(fd)?);
+    Ok(own.zip(parse_internet_address(&peer)))
 }
 
 /// Whether only sock_diag(7) shows the socket's peer or shut-down directions.
@@ -143,7 +170,7 @@ pub(super) fn read_socket(fd: &OwnedFd, inode: u64, diagnosis: Option<&SockDiag>
     };
     match spec.family {
         AF_UNIX => contents.read_unix(fd, inode, diagnosis)?,
-        AF_INET | AF_INET6 if spec.socket_type == SOCK_STREAM => contents.read_tcp(fd, diagnosis)?,
+        AF_INET | AF_INET6 if spec.is_tcp() => contents.read_tcp(fd, diagnosis)?,
         AF_INET | AF_INET6 => contents.read_udp_shutdown(fd, diagnosis)?,
         AF_NETLINK => contents.read_netlink(fd)?,
         _ => {}

@@ -9,7 +9,7 @@ use std::os::fd::BorrowedFd;
 
 use farfork_sys::sock_diag::SockDiag;
 use farfork_sys::socket;
-use farfork_sys::socket_abi::{AF_INET, AF_INET6, IPPROTO_TCP, SO_NETNS_COOKIE, SOCK_STREAM, SOL_SOCKET, TCP_INFO};
+use farfork_sys::socket_abi::{IPPROTO_TCP, SO_NETNS_COOKIE, SOCK_STREAM, SOL_SOCKET, TCP_INFO};
 use farfork_wire::descriptor::{SocketState, parse_internet_address};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -164,9 +164,8 @@ impl SocketContents {
 
 /// Whether a socket that was not read yet is a TCP connection over the loopback.
 pub(super) fn is_over_loopback(fd: BorrowedFd<'_>, spec: SocketSpec) -> bool {
-    let is_tcp = spec.socket_type == SOCK_STREAM && [AF_INET, AF_INET6].contains(&spec.family);
     let ends = || Some((socket::local_address(fd).ok()?, socket::peer_address(fd).ok()?));
-    is_tcp && ends().is_some_and(|(own, peer)| are_loopback_addresses(&own, &peer))
+    spec.is_tcp() && ends().is_some_and(|(own, peer)| are_loopback_addresses(&own, &peer))
 }
 
 fn are_loopback_addresses(own: &[u8], peer: &[u8]) -> bool {

@@ -1,0 +1,193 @@
+//! Notes for the user about pipes and connections with only one end in a running process tree: a child finds the other end
+//! closed, or the connection reset.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd as _, BorrowedFd};
+
+use farfork_sys::process::FdInfo;
+use farfork_sys::sock_diag::SockDiag;
+
+use super::{FdKind, O_ACCMODE, O_RDONLY, O_RDWR, O_WRONLY, OpenFd, open_sockets, sockets};
+use crate::capture::error::CaptureError;
+
+/// Maximum number of ends that are named. A server may have thousands of connections.
+const NAMED_ENDS_MAX: usize = 16;
+
+/// An end of a pipe or of a connection, as a process of the tree has it.
+#[derive(Debug)]
+struct OwnEnd {
+    pid: i32,
+    fd: u32,
+    /// Identifies the open socket, or the pipe.
+    inode: u64,
+    peer: PeerEnd,
+    /// What the note says of it.
+    text: String,
+}
+
+/// How the other end of an `OwnEnd` is found in the tree.
+#[derive(Debug)]
+enum PeerEnd {
+    /// A pipe with this access mode: the opposite mode, or both in one descriptor.
+    Pipe { mode: u32 },
+    /// A TCP socket with exchanged addresses, or one that listens on the peer's address and has not accepted it yet.
+    Tcp { own: SocketAddr, peer: SocketAddr },
+    /// The Unix socket with this inode.
+    Unix { inode: u64 },
+}
+
+/// Returns the notes. The first process of the tree must be the first of `processes`.
+///
+/// # Errors
+/// The open files of a process cannot be read.
+pub(in crate::capture) fn outside_end_notes(processes: &[(i32, Vec<OpenFd>)]) -> Result<Vec<String>, CaptureError> {
+    let mut tree = TreeEnds::default();
+    for (pid, fds) in processes {
+        tree.add_pipes(*pid, fds)?;
+        tree.add_sockets(*pid, fds).map_err(CaptureError::reading(*pid, "the sockets"))?;
+    }
+    let first = processes.first().map(|(pid, _)| *pid);
+    let outside: Vec<&OwnEnd> = tree.ends.iter().filter(|end| !tree.has_peer_of(end)).collect();
+    let note = |end: &&OwnEnd| {
+        let owner = if Some(end.pid) == first { String::new() } else { format!("pid {}, ", end.pid) };
+        format!("{owner}fd {}: {}", end.fd, end.text)
+    };
+    let more = outside.len().saturating_sub(NAMED_ENDS_MAX);
+    let mut notes: Vec<String> = outside.iter().take(NAMED_ENDS_MAX).map(note).collect();
+    notes.extend((more > 0).then(|| format!("{more} more pipes and connections lead out of the process tree")));
+    Ok(notes)
+}
+
+/// The ends of pipes and connections of a tree.
+#[derive(Debug, Default)]
+struct TreeEnds {
+    ends: Vec<OwnEnd>,
+    /// Inodes of all Unix sockets.
+    unix_inodes: BTreeSet<u64>,
+    /// Ports of the TCP sockets that listen.
+    listening_ports: BTreeSet<u16>,
+    /// Inodes of the sockets in `ends`: descriptors of several processes may share one.
+    known_sockets: BTreeSet<u64>,
+}
+
+impl TreeEnds {
+    fn add_pipes(&mut self, pid: i32, fds: &[OpenFd]) -> Result<(), CaptureError> {
+        for fd in fds.iter().filter(|fd| matches!(fd.kind, FdKind::Pipe | FdKind::NamedPipe) && !fd.is_standard_stream)
+        {
+            let mode = match FdInfo::read(pid, fd.number) {
+                Ok(info) => info.flags & O_ACCMODE,
+                Err(gone) if gone.kind() == io::ErrorKind::NotFound => continue,
+                Err(source) => return Err(CaptureError::reading(pid, format!("fd {}", fd.number))(source)),
+            };
+            let text = closed_text(&String::from_utf8_lossy(&fd.link));
+            self.ends.push(OwnEnd { pid, fd: fd.number, inode: fd.inode, peer: PeerEnd::Pipe { mode }, text });
+        }
+        Ok(())
+    }
+
+    fn add_sockets(&mut self, pid: i32, fds: &[OpenFd]) -> io::Result<()> {
+        let mut diagnosis = None;
+        for (fd, copy) in open_sockets(pid, fds)? {
+            // A socket that cannot be read is refused by another check, or was closed.
+            let Ok(found) = self.read_socket(pid, fd, copy.as_fd(), &mut diagnosis) else { continue };
+            if let Some((peer, text)) = found
+                && self.known_sockets.insert(fd.inode)
+            {
+                self.ends.push(OwnEnd { pid, fd: fd.number, inode: fd.inode, peer, text });
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the peer of a connected socket, and the note about it. Records sockets that may be peers of others.
+    fn read_socket(
+        &mut self,
+        pid: i32,
+        fd: &OpenFd,
+        copy: BorrowedFd<'_>,
+        diagnosis: &mut Option<SockDiag>,
+    ) -> io::Result<Option<(PeerEnd, String)>> {
+        if sockets::is_unix(copy)? {
+            self.unix_inodes.insert(fd.inode);
+            let diagnosis = match diagnosis {
+                Some(diagnosis) => diagnosis,
+                None => diagnosis.insert(SockDiag::open(pid)?),
+            };
+            let peer = diagnosis.unix_socket(fd.inode as u32)?.peer.filter(|inode| *inode != 0);
+            let text = closed_text(&String::from_utf8_lossy(&fd.link));
+            return Ok(peer.map(|inode| (PeerEnd::Unix { inode: inode.into() }, text)));
+        }
+        if let Some(port) = sockets::tcp_listening_port(copy)? {
+            self.listening_ports.insert(port);
+        }
+        let ends = sockets::tcp_addresses(copy)?;
+        Ok(ends.map(|(own, peer)| {
+            let text =
+                format!("its TCP connection to {peer} leads out of the process tree; its children find it reset");
+            (PeerEnd::Tcp { own, peer }, text)
+        }))
+    }
+
+    fn has_peer_of(&self, end: &OwnEnd) -> bool {
+        let pipe_modes = || self.ends.iter().filter(|other| other.inode == end.inode).filter_map(OwnEnd::pipe_mode);
+        match end.peer {
+            PeerEnd::Pipe { mode } if mode == O_RDWR => true,
+            PeerEnd::Pipe { .. } => {
+                let modes: BTreeSet<u32> = pipe_modes().collect();
+                modes.contains(&O_RDWR) || (modes.contains(&O_RDONLY) && modes.contains(&O_WRONLY))
+            }
+            PeerEnd::Unix { inode } => self.unix_inodes.contains(&inode),
+            PeerEnd::Tcp { own, peer } => {
+                let is_peer = |other: &OwnEnd| matches!(other.peer, PeerEnd::Tcp { own: its, peer: of } if (its, of) == (peer, own));
+                self.listening_ports.contains(&peer.port()) || self.ends.iter().any(is_peer)
+            }
+        }
+    }
+}
+
+impl OwnEnd {
+    fn pipe_mode(&self) -> Option<u32> {
+        if let PeerEnd::Pipe { mode } = self.peer { Some(mode) } else { None }
+    }
+}
+
+fn closed_text(link: &str) -> String {
+    format!("{link} leads out of the process tree; its children find the other end closed")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::AsRawFd as _;
+    use std::os::unix::net::UnixStream;
+
+    use super::super::{DaemonSockets, list_open_fds};
+    use super::outside_end_notes;
+
+    #[test]
+    fn connections_with_both_ends_in_the_tree_get_no_note() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let inside = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (accepted, _) = listener.accept().unwrap();
+        let (one, other) = UnixStream::pair().unwrap();
+        drop(listener);
+        let pid = std::process::id().cast_signed();
+        let notes = || {
+            let fds = list_open_fds(pid, &DaemonSockets::default(), None).unwrap();
+            outside_end_notes(&[(pid, fds)]).unwrap()
+        };
+        let link = std::fs::read_link(format!("/proc/self/fd/{}", one.as_raw_fd())).unwrap();
+        let port = inside.local_addr().unwrap().port().to_string();
+        let names = |text: &str| notes().iter().any(|note| note.contains(text));
+        let socket = link.to_str().unwrap();
+        assert!(!names(&port) && !names(socket), "{:?}", notes());
+        // A closed end counts as such; only an end in another process leads out.
+        drop((accepted, other));
+        assert!(!names(socket), "{:?}", notes());
+        // The kernel still has the other end of the connection, but no process of the tree does.
+        let own = inside.peer_addr().unwrap().to_string();
+        assert!(names(&format!("its TCP connection to {own} leads out")), "{:?}", notes());
+    }
+}
