@@ -24,11 +24,14 @@ from ._checkpoint import checkpoint_lock
 from ._connection import Connection
 from ._copied_threads import copies_stand_still, refuse_copied_thread
 from ._errors import ConnectionLost, Error
-from ._future import ChildFuture
+from ._future import ChildFuture, unlock_completing
 from ._options import ExecutorOptions
 from ._pickling import CallPickling, ForkedState, NotShared
 from ._protocol import Message, ProtocolError
 from ._workers import Completion, Worker, WorkerPool, WorkerSeed
+
+#: Interval between two checks whether an interrupt has left the thread blocked, in seconds.
+_JOIN_INTERVAL_S = 0.1
 
 
 class Collector:
@@ -45,10 +48,8 @@ class Collector:
     def _reset(self) -> None:
         """Sets the initial state: not connected, without calls."""
         #: Held during a checkpoint of this executor. In a child, the lock is never released, because the thread that holds
-        #: it runs calls until the child ends. ``with`` uses the lock, not the condition: an exception of a signal handler
-        #: would leave the condition locked.
+        #: it runs calls until the child ends.
         self.lock = threading.RLock()
-        self._changed = threading.Condition(self.lock)
         self._connection: Connection | None = None
         self._thread: threading.Thread | None = None
         self._wake: WakePipe | None = None
@@ -124,12 +125,25 @@ class Collector:
             future.cancel()
         with self.lock:
             self._end_if_idle()
-            # A callback that runs in the thread cannot wait for the thread.
-            wait = wait and self._thread is not threading.current_thread()
-            while wait and not self._is_idle:
-                self._changed.wait()
-        if wait and self._thread is not None:
-            self._thread.join()
+            thread = self._thread
+        # A callback that runs in the thread cannot wait for the thread.
+        if wait and thread is not None and thread is not threading.current_thread():
+            self._join(thread)
+
+    def _join(self, thread: threading.Thread) -> None:
+        """Waits until the thread has ended, which it does after the last call."""
+        while thread.is_alive():
+            thread.join(_JOIN_INTERVAL_S)
+            if unlock_completing(thread):
+                # The same interrupt may have left other futures locked.
+                with self.lock:
+                    for future in self._futures:
+                        future.unlock()
+
+    @property
+    def _futures(self) -> list[ChildFuture[Any]]:
+        """The futures of calls that have not ended."""
+        return self._pool.futures + [future for batch in self._batches.values() for future in batch.futures]
 
     def _half_cancelled(self) -> list[ChildFuture[Any]]:
         """Cancelled futures whose calls still run, because an interrupt has ended ``cancel``."""
@@ -140,8 +154,7 @@ class Collector:
     def cancel_all(self) -> None:
         """Cancels all calls, including running ones."""
         with self.lock:
-            futures = self._pool.futures
-            futures += [future for batch in self._batches.values() for future in batch.futures]
+            futures = self._futures
         for future in futures:
             future.cancel()
 
@@ -287,7 +300,6 @@ class Collector:
             except OSError:
                 pass  # The thread detects that the daemon has ended.
         self._end_if_idle()
-        self._changed.notify_all()
 
     # ---- the thread
 
@@ -305,7 +317,6 @@ class Collector:
             futures = [future for batch in self._batches.values() for future in batch.futures]
             lost = [partial(future.complete, partial(_raise, error)) for future in futures] + self._pool.fail_all(error)
             self._disconnect()
-            self._changed.notify_all()
         for complete in lost:
             complete()
 
