@@ -20,7 +20,7 @@ from typing import Any
 from . import _channel, _protocol, _task
 from ._batch import Batch
 from ._channel import Payload, WakePipe
-from ._checkpoint import checkpoint_lock
+from ._checkpoint_lock import Completion, CompletionRunner, checkpoint_lock
 from ._connection import Connection
 from ._copied_threads import copies_stand_still, refuse_copied_thread
 from ._errors import ConnectionLost, Error
@@ -28,7 +28,7 @@ from ._future import ChildFuture, unlock_completing
 from ._options import ExecutorOptions
 from ._pickling import CallPickling, ForkedState, NotShared
 from ._protocol import Message, ProtocolError
-from ._workers import Completion, Worker, WorkerPool, WorkerSeed
+from ._workers import Worker, WorkerPool, WorkerSeed
 
 #: Interval between two checks whether an interrupt has left the thread blocked, in seconds.
 _JOIN_INTERVAL_S = 0.1
@@ -307,20 +307,21 @@ class Collector:
     def _run(self, connection: Connection) -> None:
         """Handles messages of the daemon and the workers until the daemon's connection ends."""
         cause: object = "it closed the connection"
+        runner = CompletionRunner()
         try:
-            while self._collect(connection):
+            while self._collect(connection, runner):
                 pass
         except Exception as failure:
             cause = failure
         with self.lock:
             error = _connection_lost(f"{cause}; see its log")
             futures = [future for batch in self._batches.values() for future in batch.futures]
-            lost = [partial(future.complete, partial(_raise, error)) for future in futures] + self._pool.fail_all(error)
+            lost: list[Completion] = [partial(future.complete, partial(_raise, error)) for future in futures]
+            lost += self._pool.fail_all(error)
             self._disconnect()
-        for complete in lost:
-            complete()
+        runner.run(lost)
 
-    def _collect(self, connection: Connection) -> bool:
+    def _collect(self, connection: Connection, runner: CompletionRunner) -> bool:
         """Waits for events and handles them. Returns whether the daemon is still connected."""
         with self.lock:
             deadline = self._pool.next_deadline()
@@ -346,9 +347,7 @@ class Collector:
             completions += self._pool.handle_deadlines()
             if is_connected and (ready or completions):
                 self._schedule()
-        # Without the lock: a callback may wait for a thread that needs the lock.
-        for complete in completions:
-            complete()
+        runner.run(completions)
         return is_connected
 
     def _handle_channel(self, worker: Worker) -> list[Completion]:

@@ -7,6 +7,8 @@ from concurrent.futures import Future
 from concurrent.futures._base import CANCELLED, CANCELLED_AND_NOTIFIED, FINISHED
 from typing import Any, Callable, TypeVar
 
+from ._copied_threads import copies_stand_still
+
 T = TypeVar("T")
 
 #: The futures that threads complete now, by the id of the thread.
@@ -67,6 +69,10 @@ class ChildFuture(Future[T]):
             # An interrupt may have ended the first cancel before it killed the child.
             self._kill_cancelled()
         return True
+
+    def add_done_callback(self, fn: Callable[[Future[T]], object]) -> None:
+        """Calls ``fn`` with the future when it is done. In a worker, a copied thread does not call it."""
+        super().add_done_callback(copies_stand_still(fn))
 
     def complete(self, get_outcome: Callable[[], Any]) -> None:
         """Completes the future with the value or exception of ``get_outcome``, unless it was cancelled."""

@@ -17,11 +17,12 @@ import time
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Callable, Iterable, Protocol
+from typing import Any, Iterable, Protocol
 
 from . import _channel, _display, _logging, _protocol, _task
 from ._batch import death_error
 from ._channel import Channel, Frame, Payload
+from ._checkpoint_lock import Completion
 from ._errors import ChildDied, ChildNotStarted, ChildTimeout, InitializerFailed
 from ._future import ChildFuture
 from ._options import ExecutorOptions
@@ -29,9 +30,6 @@ from ._output import OutputPrinter
 from ._pickling import ForkedState
 from ._protocol import Message
 from ._task_queue import TaskQueue
-
-#: Completes a future. Called without the lock.
-Completion = Callable[[], None]
 
 #: Longest wait for the next piece of the data that a worker sent before its end, in seconds.
 _LAST_PIECE_S = 10.0

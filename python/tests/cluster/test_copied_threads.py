@@ -110,6 +110,28 @@ class CopiedThreads(unittest.TestCase):
         self.assertEqual(asyncio.run(add_all()), [[number, number + 1] for number in range(THREADS)])
         self.assertEqual(self.output.getvalue(), "")
 
+    def test_workers_do_not_repeat_callbacks_of_other_executors(self) -> None:
+        callbacks_begun = threading.Event()
+        effects: list[int] = []
+
+        def have_slow_effect(_: object) -> None:
+            callbacks_begun.set()
+            time.sleep(0.1)
+            effects.append(1)
+
+        def count_new_effects() -> int:
+            count = len(effects)
+            time.sleep(1)
+            return len(effects) - count
+
+        with farfork.Executor(self.nodes, max_workers=1) as first, farfork.Executor(self.nodes, max_workers=1) as second:
+            future = first.submit(time.sleep, 0.5)
+            for _ in range(5):
+                future.add_done_callback(have_slow_effect)
+            self.assertTrue(callbacks_begun.wait(PATIENCE_S))
+            self.assertEqual(second.submit(count_new_effects).result(PATIENCE_S), 0)
+        self.assertEqual(len(effects), 5)
+
     def test_they_stand_still_and_threads_of_calls_get_errors(self) -> None:
         is_over = False
 
