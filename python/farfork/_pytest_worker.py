@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from . import _connection
+from . import _connection, _task
 from ._pytest_attributes import RecordedAttributes
 from ._pytest_coverage import dump_measured
 from ._pytest_fixtures import SessionFixtures
@@ -88,6 +88,7 @@ class ChunkWorker:
             nextitem = None if next_index is None else items[next_index]
             chunk.tests.append(TestRecord(index))
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=nextitem)
+            _task.end_forked_copy()
             chunk.tests[-1].subtests_failed = count_failed_subtests(item)
 
     def _tear_down_interrupted(self) -> None:

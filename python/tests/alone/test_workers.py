@@ -10,12 +10,13 @@ from typing import Any
 
 from farfork import ChildDied, ChildNotStarted, _channel, _protocol
 from farfork._channel import CALL_OF_SEED, Channel, Payload
+from farfork._checkpoint_lock import Completion
 from farfork._future import ChildFuture
 from farfork._options import ExecutorOptions
 from farfork._output import LOG
 from farfork._pickling import ForkedState
 from farfork._shared import SharedObjects
-from farfork._workers import Completion, Worker, WorkerPool, WorkerSeed
+from farfork._workers import Worker, WorkerPool, WorkerSeed
 
 
 def message(kind: int, **fields: Any) -> _protocol.Message:

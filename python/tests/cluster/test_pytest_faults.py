@@ -6,19 +6,25 @@ from .pytest_suite import SuiteTest, summary
 
 
 class Faults(SuiteTest):
-    def test_a_forked_copy_of_a_test_reports_nothing(self) -> None:
+    def test_a_forked_copy_of_a_test_reports_nothing_and_runs_no_other_test(self) -> None:
         suite = self.suite(
             test_one="""
+            program = os.getpid()
+
             def test_forks():
                 if (pid := os.fork()) == 0:
                     return
-                os.waitpid(pid, 0)
+                assert os.waitpid(pid, 0) == (pid, 0)
                 assert False, "the assertion of the test"
+
+            def test_next():
+                if os.getpid() != program:
+                    os._exit(7)
             """
         )
-        for mode in ("load", "each"):
+        for mode in ("file", "each"):
             run = suite.run("--farfork", "2", "--farfork-dist", mode)
-            self.assert_counts(run, 1, failure=1)
+            self.assert_counts(run, 1, failure=1, passed=1)
             self.assertIn("the assertion of the test", run.output)
 
     def test_a_session_fixture_that_exits_is_an_error_of_its_tests(self) -> None:
