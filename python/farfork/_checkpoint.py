@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Callable, ClassVar, Literal, Union
 
 from . import _connection, _pages, _processor, _protocol
-from ._checkpoint_lock import checkpoint_lock, wait_for_completions
+from ._checkpoint_lock import checkpoint_lock, outside_completions, wait_for_completions
 from ._connection import Connection
 from ._copied_threads import copies_stand_still
 from ._errors import CheckpointError, Error, PayloadMissing
@@ -108,6 +108,7 @@ class Child:
 
 
 @copies_stand_still
+@outside_completions
 def checkpoint(name: str | None = None, ttl: float | None = None) -> Union[Seed, Child]:
     """Makes a seed of this process, and returns many times: in this process a :class:`Seed`, and in each child that is
     forked from the seed a :class:`Child`.

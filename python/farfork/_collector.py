@@ -189,7 +189,7 @@ class Collector:
                 if reply is None or reply[0].kind != _protocol.WELCOME:
                     connection.close()
                     raise OSError(reply[0].get("text") if reply else "it closed the connection")
-            self._start_thread(connection)
+                self._start_thread(connection)
             # Set this last: an executor with a connection must have a thread.
             self._connection = connection
         return self._connection
@@ -313,7 +313,9 @@ class Collector:
                 pass
         except Exception as failure:
             cause = failure
-        with self.lock:
+        # This block closes descriptors.
+        with self.lock, checkpoint_lock:
+            refuse_copied_thread()
             error = _connection_lost(f"{cause}; see its log")
             futures = [future for batch in self._batches.values() for future in batch.futures]
             lost: list[Completion] = [partial(future.complete, partial(_raise, error)) for future in futures]

@@ -19,6 +19,7 @@ from typing import Any, Callable, Iterable, Iterator, Literal, NoReturn, ParamSp
 
 from . import _checkpoint_lock, _output, _results, _task, _worker
 from ._checkpoint import Child
+from ._checkpoint_lock import outside_completions
 from ._collector import Collector
 from ._connection import require_no_child
 from ._copied_threads import CopiedThread, copies_stand_still, refuse_copied_thread
@@ -222,6 +223,7 @@ class Executor(_Executor):
         return self._collector.has_workers
 
     @copies_stand_still
+    @outside_completions
     def submit_to_workers(self, call: Callable[[], T]) -> ChildFuture[T] | None:
         """Pickles a call for existing workers; ``None`` if this is not possible."""
         require_no_child()
@@ -235,6 +237,7 @@ class Executor(_Executor):
         self._collector.interrupt(future)
 
     @copies_stand_still
+    @outside_completions
     def _submit_calls(self, calls: list[_task.Call]) -> list[ChildFuture[Any]]:
         collector = self._collector
         if not calls:

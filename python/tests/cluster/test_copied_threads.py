@@ -3,6 +3,7 @@
 import _thread
 import asyncio
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -189,6 +190,24 @@ class CopiedThreads(unittest.TestCase):
             self.assertTrue(callbacks_begun.wait(PATIENCE_S))
             self.assertEqual(second.submit(count_new_effects).result(PATIENCE_S), 0)
         self.assertEqual(len(effects), 5)
+
+    def test_callbacks_of_several_executors_may_fork_at_the_same_time(self) -> None:
+        results: "queue.Queue[object]" = queue.Queue()
+        executors = [farfork.Executor(self.nodes, max_workers=4, reuse_workers=False) for _ in range(2)]
+
+        def submit_to_all(future: Any) -> None:
+            for executor in executors:
+                try:
+                    executor.submit(len, "x" * future.result()).add_done_callback(lambda ended: results.put(ended.result()))
+                except Exception as error:
+                    results.put(error)
+
+        for executor in executors:
+            for number in (1, 2):
+                executor.submit(abs, number).add_done_callback(submit_to_all)
+        self.assertCountEqual([results.get(timeout=PATIENCE_S) for _ in range(8)], [1, 2] * 4)
+        for executor in executors:
+            executor.shutdown()
 
     def test_they_stand_still_and_threads_of_calls_get_errors(self) -> None:
         is_over = False
