@@ -5,11 +5,11 @@ from __future__ import annotations
 import gc
 import os
 import sys
-import threading
 from contextlib import suppress
 from typing import Callable, ClassVar, Literal, Union
 
 from . import _connection, _pages, _processor, _protocol
+from ._checkpoint_lock import checkpoint_lock, outside_completions, wait_for_completions
 from ._connection import Connection
 from ._copied_threads import copies_stand_still
 from ._errors import CheckpointError, Error, PayloadMissing
@@ -20,11 +20,6 @@ from ._own_streams import OwnStreams
 from ._parent_id import KeptParentId
 from ._protocol import Message
 from ._reseed import Reseeding
-
-#: Held during a checkpoint, and while another thread of this package opens or closes files: a capture fails if the open
-#: files change. In a child, the thread that holds the lock continues as in the parent, and releases the lock.
-checkpoint_lock = threading.RLock()
-
 
 #: Number of objects that Python itself has frozen: Python 3.12 freezes some at startup.
 _frozen_at_import = gc.get_freeze_count()
@@ -113,6 +108,7 @@ class Child:
 
 
 @copies_stand_still
+@outside_completions
 def checkpoint(name: str | None = None, ttl: float | None = None) -> Union[Seed, Child]:
     """Makes a seed of this process, and returns many times: in this process a :class:`Seed`, and in each child that is
     forked from the seed a :class:`Child`.
@@ -143,6 +139,7 @@ def begin_children(
         signals.begin()
         seed_or_child: Seed | Child | None = None
         try:
+            wait_for_completions()
             seed_or_child = _request_checkpoint(connection, ttl_ms, name or "", begin_child)
         finally:
             signals.end()

@@ -20,15 +20,18 @@ from typing import Any
 from . import _channel, _protocol, _task
 from ._batch import Batch
 from ._channel import Payload, WakePipe
-from ._checkpoint import checkpoint_lock
+from ._checkpoint_lock import Completion, CompletionRunner, checkpoint_lock
 from ._connection import Connection
 from ._copied_threads import copies_stand_still, refuse_copied_thread
 from ._errors import ConnectionLost, Error
-from ._future import ChildFuture
+from ._future import ChildFuture, unlock_completing
 from ._options import ExecutorOptions
 from ._pickling import CallPickling, ForkedState, NotShared
 from ._protocol import Message, ProtocolError
-from ._workers import Completion, Worker, WorkerPool, WorkerSeed
+from ._workers import Worker, WorkerPool, WorkerSeed
+
+#: Interval between two checks whether an interrupt has left the thread blocked, in seconds.
+_JOIN_INTERVAL_S = 0.1
 
 
 class Collector:
@@ -45,10 +48,8 @@ class Collector:
     def _reset(self) -> None:
         """Sets the initial state: not connected, without calls."""
         #: Held during a checkpoint of this executor. In a child, the lock is never released, because the thread that holds
-        #: it runs calls until the child ends. ``with`` uses the lock, not the condition: an exception of a signal handler
-        #: would leave the condition locked.
+        #: it runs calls until the child ends.
         self.lock = threading.RLock()
-        self._changed = threading.Condition(self.lock)
         self._connection: Connection | None = None
         self._thread: threading.Thread | None = None
         self._wake: WakePipe | None = None
@@ -124,12 +125,25 @@ class Collector:
             future.cancel()
         with self.lock:
             self._end_if_idle()
-            # A callback that runs in the thread cannot wait for the thread.
-            wait = wait and self._thread is not threading.current_thread()
-            while wait and not self._is_idle:
-                self._changed.wait()
-        if wait and self._thread is not None:
-            self._thread.join()
+            thread = self._thread
+        # A callback that runs in the thread cannot wait for the thread.
+        if wait and thread is not None and thread is not threading.current_thread():
+            self._join(thread)
+
+    def _join(self, thread: threading.Thread) -> None:
+        """Waits until the thread has ended, which it does after the last call."""
+        while thread.is_alive():
+            thread.join(_JOIN_INTERVAL_S)
+            if unlock_completing(thread):
+                # The same interrupt may have left other futures locked.
+                with self.lock:
+                    for future in self._futures:
+                        future.unlock()
+
+    @property
+    def _futures(self) -> list[ChildFuture[Any]]:
+        """The futures of calls that have not ended."""
+        return self._pool.futures + [future for batch in self._batches.values() for future in batch.futures]
 
     def _half_cancelled(self) -> list[ChildFuture[Any]]:
         """Cancelled futures whose calls still run, because an interrupt has ended ``cancel``."""
@@ -140,8 +154,7 @@ class Collector:
     def cancel_all(self) -> None:
         """Cancels all calls, including running ones."""
         with self.lock:
-            futures = self._pool.futures
-            futures += [future for batch in self._batches.values() for future in batch.futures]
+            futures = self._futures
         for future in futures:
             future.cancel()
 
@@ -176,7 +189,7 @@ class Collector:
                 if reply is None or reply[0].kind != _protocol.WELCOME:
                     connection.close()
                     raise OSError(reply[0].get("text") if reply else "it closed the connection")
-            self._start_thread(connection)
+                self._start_thread(connection)
             # Set this last: an executor with a connection must have a thread.
             self._connection = connection
         return self._connection
@@ -287,7 +300,6 @@ class Collector:
             except OSError:
                 pass  # The thread detects that the daemon has ended.
         self._end_if_idle()
-        self._changed.notify_all()
 
     # ---- the thread
 
@@ -295,21 +307,23 @@ class Collector:
     def _run(self, connection: Connection) -> None:
         """Handles messages of the daemon and the workers until the daemon's connection ends."""
         cause: object = "it closed the connection"
+        runner = CompletionRunner()
         try:
-            while self._collect(connection):
+            while self._collect(connection, runner):
                 pass
         except Exception as failure:
             cause = failure
-        with self.lock:
+        # This block closes descriptors.
+        with self.lock, checkpoint_lock:
+            refuse_copied_thread()
             error = _connection_lost(f"{cause}; see its log")
             futures = [future for batch in self._batches.values() for future in batch.futures]
-            lost = [partial(future.complete, partial(_raise, error)) for future in futures] + self._pool.fail_all(error)
+            lost: list[Completion] = [partial(future.complete, partial(_raise, error)) for future in futures]
+            lost += self._pool.fail_all(error)
             self._disconnect()
-            self._changed.notify_all()
-        for complete in lost:
-            complete()
+        runner.run(lost)
 
-    def _collect(self, connection: Connection) -> bool:
+    def _collect(self, connection: Connection, runner: CompletionRunner) -> bool:
         """Waits for events and handles them. Returns whether the daemon is still connected."""
         with self.lock:
             deadline = self._pool.next_deadline()
@@ -335,9 +349,7 @@ class Collector:
             completions += self._pool.handle_deadlines()
             if is_connected and (ready or completions):
                 self._schedule()
-        # Without the lock: a callback may wait for a thread that needs the lock.
-        for complete in completions:
-            complete()
+        runner.run(completions)
         return is_connected
 
     def _handle_channel(self, worker: Worker) -> list[Completion]:

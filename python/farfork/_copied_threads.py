@@ -7,6 +7,7 @@ fail in it, and print nothing into the output of its calls.
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -21,6 +22,12 @@ T = TypeVar("T")
 #: other processes.
 _own_threads: WeakSet[threading.Thread] | None = None
 
+#: In a worker: the program's main thread.
+_copied_main: threading.Thread | None = None
+
+#: In a worker: the ids of copied threads that :mod:`threading` has not started.
+_copied_native: frozenset[int] = frozenset()
+
 
 class CopiedThread(BaseException):
     """Raised in a copied thread inside farfork. The thread stands still after it has released the locks."""
@@ -28,8 +35,12 @@ class CopiedThread(BaseException):
 
 def begin_worker() -> None:
     """Called in a worker by the thread that made the checkpoint, while other threads wait for the lock of checkpoints."""
-    global _own_threads
+    global _own_threads, _copied_main, _copied_native
     own = _own_threads = WeakSet({threading.current_thread()})
+    _copied_main = threading.main_thread()
+    # The id of a thread may be used again after its end. Threads of `threading` are recognized without their ids.
+    python_threads = {thread.ident for thread in threading.enumerate() if not isinstance(thread, threading._DummyThread)}
+    _copied_native = frozenset(sys._current_frames()) - python_threads - {threading.get_ident()}
     start = threading.Thread.start
 
     @wraps(start)
@@ -39,6 +50,8 @@ def begin_worker() -> None:
         start(thread)
 
     threading.Thread.start = start_as_parent  # type: ignore[assignment, method-assign]
+    # The interpreter calls this function at the end of the main thread. Its copy must not end the worker.
+    threading._shutdown = copies_stand_still(threading._shutdown)  # type: ignore[attr-defined]
 
 
 def is_copied() -> bool:
@@ -46,8 +59,14 @@ def is_copied() -> bool:
     if _own_threads is None:
         return False
     thread = threading.current_thread()
-    # It is unknown which thread has started a thread without Python. Treat such a thread as not copied.
-    return thread not in _own_threads and not isinstance(thread, threading._DummyThread)
+    if thread in _own_threads:
+        return False
+    # After os.fork in a native thread, that thread is a new main thread.
+    is_new_main = isinstance(thread, threading._MainThread) and thread is not _copied_main  # type: ignore[attr-defined]
+    if isinstance(thread, threading._DummyThread) or is_new_main:
+        # It is unknown which thread has started a native thread after the fork. Treat such a thread as not copied.
+        return threading.get_ident() in _copied_native
+    return True
 
 
 def refuse_copied_thread() -> None:

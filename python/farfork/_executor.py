@@ -17,8 +17,9 @@ from functools import partial
 from types import ModuleType, TracebackType
 from typing import Any, Callable, Iterable, Iterator, Literal, NoReturn, ParamSpec, Sequence, TypeVar, overload
 
-from . import _output, _results, _task, _worker
-from ._checkpoint import Child, checkpoint_lock
+from . import _checkpoint_lock, _output, _results, _task, _worker
+from ._checkpoint import Child
+from ._checkpoint_lock import outside_completions
 from ._collector import Collector
 from ._connection import require_no_child
 from ._copied_threads import CopiedThread, copies_stand_still, refuse_copied_thread
@@ -222,6 +223,7 @@ class Executor(_Executor):
         return self._collector.has_workers
 
     @copies_stand_still
+    @outside_completions
     def submit_to_workers(self, call: Callable[[], T]) -> ChildFuture[T] | None:
         """Pickles a call for existing workers; ``None`` if this is not possible."""
         require_no_child()
@@ -235,6 +237,7 @@ class Executor(_Executor):
         self._collector.interrupt(future)
 
     @copies_stand_still
+    @outside_completions
     def _submit_calls(self, calls: list[_task.Call]) -> list[ChildFuture[Any]]:
         collector = self._collector
         if not calls:
@@ -310,6 +313,7 @@ def _reset_executors() -> None:
 
     ``_hooks`` does not call this function in a child of farfork, which has its parent's threads.
     """
+    _checkpoint_lock.reset_after_fork()
     for executor in list(_executors):
         executor._collector.reset_after_fork()
 
@@ -321,5 +325,4 @@ def _wait_for_calls() -> None:
 
 
 atexit.register(_wait_for_calls)
-os.register_at_fork(after_in_child=checkpoint_lock._at_fork_reinit)  # type: ignore[attr-defined]
 os.register_at_fork(after_in_child=_reset_executors)

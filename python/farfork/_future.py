@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import Future
 from concurrent.futures._base import CANCELLED, CANCELLED_AND_NOTIFIED, FINISHED
 from typing import Any, Callable, TypeVar
 
+from ._copied_threads import copies_stand_still
+
 T = TypeVar("T")
+
+#: The futures that threads complete now, by the id of the thread.
+_completing: dict[int | None, ChildFuture[Any]] = {}
+
+
+def unlock_completing(thread: threading.Thread) -> bool:
+    """Unlocks the future that ``thread`` completes, if this thread has locked it. Returns whether this was the case.
+
+    An interrupt of `wait` or `as_completed` may leave futures locked by the interrupted thread. The caller waits for
+    ``thread``, which would wait for the lock forever.
+    """
+    future = _completing.get(thread.ident)
+    return future is not None and future.unlock()
 
 
 class ChildFuture(Future[T]):
@@ -54,16 +70,32 @@ class ChildFuture(Future[T]):
             self._kill_cancelled()
         return True
 
+    def add_done_callback(self, fn: Callable[[Future[T]], object]) -> None:
+        """Calls ``fn`` with the future when it is done. In a worker, a copied thread does not call it."""
+        super().add_done_callback(copies_stand_still(fn))
+
     def complete(self, get_outcome: Callable[[], Any]) -> None:
         """Completes the future with the value or exception of ``get_outcome``, unless it was cancelled."""
-        if self.done() or not self._set_running():
-            return
+        thread_id = threading.get_ident()
+        _completing[thread_id] = self
         try:
-            value = get_outcome()
-        except BaseException as error:
-            self.set_exception(error)
-        else:
-            self.set_result(value)
+            if self.done() or not self._set_running():
+                return
+            try:
+                value = get_outcome()
+            except BaseException as error:
+                self.set_exception(error)
+            else:
+                self.set_result(value)
+        finally:
+            del _completing[thread_id]
+
+    def unlock(self) -> bool:
+        """Releases the future's lock if this thread holds it. Returns whether this was the case."""
+        is_own: bool = self._condition._is_owned()  # type: ignore[attr-defined]
+        while self._condition._is_owned():  # type: ignore[attr-defined]
+            self._condition.release()
+        return is_own
 
     def _invoke_callbacks(self) -> None:
         """Called by the base class after each outcome. Kills the child of a cancelled call first: a callback may wait

@@ -1,50 +1,73 @@
-"""The attributes that tests give their elements of the JUnit file with ``record_xml_attribute``.
+"""What tests and plugins add to the elements of tests in the JUnit file: ``record_xml_attribute``, and the methods of
+``xml.node_reporter(…)`` with which plugins add attributes and properties.
 
-A worker sends the attributes with the next report of their test. The program sets them before it handles this report.
+A worker sends these with the next report of their test. The program adds them before it handles this report.
 """
 
 from __future__ import annotations
 
-from typing import Any, Callable
+from functools import wraps
+from typing import Any, Callable, Generator, Iterable
 
 import pytest
-from _pytest.junitxml import xml_key
+from _pytest.junitxml import _NodeReporter, xml_key
 
-#: The key of the attributes in the data of a report.
-_FIELD = "farfork_xml_attributes"
+#: The key of the additions in the data of a report.
+_FIELD = "farfork_xml_additions"
+
+#: A method of pytest's reporter of a test, and its arguments.
+Addition = tuple[str, str, str]
 
 
-class RecordedAttributes:
-    """In a worker: attributes that were set since the last report."""
+class RecordedAdditions:
+    """In a worker: additions since the last report. It is a plugin."""
 
-    def __init__(self, config: pytest.Config) -> None:
-        self._attributes: list[tuple[str, str]] = []
-        xml: Any = config.stash.get(xml_key, None)
-        if xml is not None:
-            xml.node_reporter = self._recording(xml.node_reporter)
+    def __init__(self) -> None:
+        self._additions: list[Addition] = []
+        self._is_reporting = False
+        for method in ("add_attribute", "add_property"):
+            # The fixtures of tests are bound methods of reporters. Keep their names, which failure texts contain.
+            setattr(_NodeReporter, method, self._recording(method))
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_logreport(self) -> Generator[None, Any, Any]:
+        """Plugins handle each report in the program too. So their additions at this time are not sent."""
+        self._is_reporting = True
+        try:
+            return (yield)
+        finally:
+            self._is_reporting = False
+
+    def take(self) -> list[Addition]:
+        """The additions that were not sent yet."""
+        additions, self._additions = self._additions, []
+        return additions
 
     def add_to(self, data: dict[str, Any]) -> None:
-        """Moves the attributes to the data of a report."""
-        if self._attributes:
-            data[_FIELD], self._attributes = self._attributes, []
+        """Moves the additions to the data of a report."""
+        if additions := self.take():
+            data[_FIELD] = additions
 
-    def _recording(self, find_reporter: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        def find_recording_reporter(report: Any) -> Any:
-            reporter = find_reporter(report)
-            add = type(reporter).add_attribute
+    def _recording(self, method: str) -> Callable[..., None]:
+        add: Callable[..., None] = getattr(_NodeReporter, method)
 
-            def add_attribute(name: str, value: object) -> None:
-                add(reporter, name, value)
-                self._attributes.append((str(name), reporter.attrs[str(name)]))
+        @wraps(add)
+        def add_and_record(reporter: Any, name: str, value: object) -> None:
+            __tracebackhide__ = True
+            add(reporter, name, value)
+            if not self._is_reporting:
+                self._additions.append((method, str(name), str(value)))
 
-            reporter.add_attribute = add_attribute
-            return reporter
-
-        return find_recording_reporter
+        return add_and_record
 
 
-def set_attributes(config: pytest.Config, report: Any) -> None:
-    """In the program: sets the attributes that a worker has sent with a report."""
+def add_from_report(config: pytest.Config, report: Any) -> None:
+    """In the program: adds what a worker has sent with a report."""
+    add_all(config, report, getattr(report, _FIELD, ()))
+
+
+def add_all(config: pytest.Config, report: Any, additions: Iterable[Addition]) -> None:
+    """In the program: adds to the element of a report's test, or of a test that is given by its id."""
     xml: Any = config.stash.get(xml_key, None)
-    for name, value in getattr(report, _FIELD, ()):
-        xml.node_reporter(report).add_attribute(name, value)
+    for method, name, value in additions if xml is not None else ():
+        getattr(xml.node_reporter(report), method)(name, value)

@@ -8,6 +8,7 @@ import warnings
 from dataclasses import dataclass, field
 from typing import Any
 
+from ._pytest_attributes import Addition
 from ._task import safe_text
 
 
@@ -53,6 +54,8 @@ class TestRecord:
     reports: list[Any] = field(default_factory=list)
     #: The number of failed subtests. If there are any, pytest counts the test as failed.
     subtests_failed: int = 0
+    #: What was added to the test's element of the JUnit file and not sent with a report.
+    additions: list[Addition] = field(default_factory=list)
 
 
 @dataclass

@@ -18,7 +18,7 @@ import pytest
 from ._connection import Connection
 from ._errors import ChildDied, ChildNotStarted, ConnectionLost, Error
 from ._executor import Executor
-from ._pytest_attributes import set_attributes
+from ._pytest_attributes import add_all, add_from_report
 from ._pytest_coverage import MeasuredCoverage
 from ._pytest_fixtures import SessionFixtures
 from ._pytest_records import ChunkRecord, ExitRequest
@@ -81,7 +81,7 @@ class WorkerRun:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: Any) -> None:
-        set_attributes(self._config, report)
+        add_from_report(self._config, report)
 
     def _run_tests(self, session: pytest.Session, fixtures: SessionFixtures) -> None:
         worker = ChunkWorker(session, fixtures)
@@ -156,6 +156,8 @@ class WorkerRun:
                 session.shouldstop = session.shouldstop or record.shouldstop
             set_failed_subtests(session.items[test.index], test.subtests_failed)
             reports = [from_data(config=session.config, data=data) for data in test.reports]
+            # Add before the last report of the test: it ends the element.
+            add_all(self._config, session.items[test.index].nodeid, test.additions)
             self._report_test(session, test.index, reports, is_held=not record.ends_session)
         if record.exit is not None:
             raise _exit_exception(record.exit)

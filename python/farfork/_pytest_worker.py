@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from . import _connection
-from ._pytest_attributes import RecordedAttributes
+from . import _connection, _task
+from ._pytest_attributes import RecordedAdditions
 from ._pytest_coverage import dump_measured
 from ._pytest_fixtures import SessionFixtures
 from ._pytest_records import ChunkRecord, ExitRequest, TestRecord, WarningRecord, plain_report
@@ -39,7 +39,7 @@ class ChunkWorker:
         self._fixtures = fixtures
         self._chunk: ChunkRecord | None = None
         #: ``None`` in the program.
-        self._attributes: RecordedAttributes | None = None
+        self._additions: RecordedAdditions | None = None
 
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_logreport(self, report: Any) -> None:
@@ -47,8 +47,8 @@ class ChunkWorker:
             config = self._session.config
             data = config.hook.pytest_report_to_serializable(config=config, report=report)
             plain = plain_report(data)
-            if self._attributes is not None:
-                self._attributes.add_to(plain)
+            if self._additions is not None:
+                self._additions.add_to(plain)
             self._chunk.tests[-1].reports.append(plain)
 
     def pytest_warning_recorded(
@@ -62,8 +62,7 @@ class ChunkWorker:
 
         pytest sees no test after the chunk, so it tears down every fixture that the chunk has set up.
         """
-        if self._attributes is None:
-            self._become_worker()
+        additions = self._additions or self._become_worker()
         chunk = self._chunk = ChunkRecord()
         try:
             self._run_tests(chunk, indices)
@@ -72,6 +71,8 @@ class ChunkWorker:
         except pytest.exit.Exception as error:
             chunk.exit = ExitRequest(str(error.msg), error.returncode, is_interrupt=False)
         if chunk.exit is not None:
+            # The test has no further report.
+            chunk.tests[-1].additions = additions.take()
             self._tear_down_interrupted()
         self._chunk = None
         chunk.shouldfail, chunk.shouldstop = self._session.shouldfail, self._session.shouldstop
@@ -88,6 +89,7 @@ class ChunkWorker:
             nextitem = None if next_index is None else items[next_index]
             chunk.tests.append(TestRecord(index))
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=nextitem)
+            _task.end_forked_copy()
             chunk.tests[-1].subtests_failed = count_failed_subtests(item)
 
     def _tear_down_interrupted(self) -> None:
@@ -97,10 +99,11 @@ class ChunkWorker:
         except BaseException:
             traceback.print_exc()
 
-    def _become_worker(self) -> None:
+    def _become_worker(self) -> RecordedAdditions:
         """Called once in each child."""
-        self._attributes = RecordedAttributes(self._session.config)
+        self._additions = RecordedAdditions()
         plugins = self._session.config.pluginmanager
+        plugins.register(self._additions, "farfork-additions")
         if plugins.hasplugin("terminalreporter"):
             # The program writes the reports to the terminal. The output of this process is in the child's log.
             plugins.register(_SilentReporter(plugins.unregister(name="terminalreporter")), "terminalreporter")
@@ -111,6 +114,7 @@ class ChunkWorker:
             directory = factory.getbasetemp() / f"w{str(_connection.child_id)[-6:]}"
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             factory._basetemp = directory
+        return self._additions
 
 
 #: The worker that children of this process become.

@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def call_each(fn: Callable[..., T], chunk: list[tuple[Any, ...]]) -> list[T]:
-    return [fn(*arguments) for arguments in chunk]
+    return [_task.run_call(fn, *arguments) for arguments in chunk]
 
 
 def results_in_order(futures: list[ChildFuture[list[T]]], end: float | None) -> Iterator[T]:

@@ -6,7 +6,8 @@ import time
 import traceback
 
 from . import _connection, _task
-from ._checkpoint import Child, Seed, begin_children, checkpoint_lock
+from ._checkpoint import Child, Seed, begin_children
+from ._checkpoint_lock import checkpoint_lock
 from ._copied_threads import begin_worker
 from ._errors import CheckpointError
 

@@ -7,13 +7,16 @@ import pickle
 import sys
 import traceback
 from functools import partial
-from typing import Any, Callable, NoReturn
+from typing import Any, Callable, NoReturn, ParamSpec, TypeVar
 
 from . import _output
 from ._channel import Payload
 from ._checkpoint import Child
 from ._errors import RemoteTraceback
 from ._event_loop import leave_event_loop
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 #: The process id of this child; ``None`` before it runs calls.
 _own_id: int | None = None
@@ -31,9 +34,7 @@ def run_in_child(child: Child, call: Call) -> NoReturn:
         begin_child()
         leave_event_loop()
         _output.use_standard_streams()
-        result = _encode_in_band(call)
-        if not is_forked_copy():
-            child.write_result(result)
+        child.write_result(_encode_in_band(call))
         status = 0
     except BaseException:
         traceback.print_exc()
@@ -52,6 +53,21 @@ def is_forked_copy() -> bool:
     return _own_id is not None and os.getpid() != _own_id
 
 
+def end_forked_copy() -> None:
+    """Called after each call of the program. Ends a process that the call has forked: it lacks the other threads, and must
+    not run further calls.
+    """
+    if is_forked_copy():
+        end_child(0)
+
+
+def run_call(function: Callable[P, T], *arguments: P.args, **keywords: P.kwargs) -> T:
+    """Calls a function, one of several in a chunk. A process that the function has forked does not return."""
+    value = function(*arguments, **keywords)
+    end_forked_copy()
+    return value
+
+
 def _end_forked_copy(error: BaseException, text: str) -> NoReturn:
     """Ends a forked process whose call has raised an exception, with the output and status of an uncaught exception."""
     status = 1
@@ -59,7 +75,9 @@ def _end_forked_copy(error: BaseException, text: str) -> NoReturn:
         if not isinstance(error, SystemExit):
             print(text, file=sys.stderr, end="")
         elif error.code is None or isinstance(error.code, int):
-            status = (error.code or 0) & 0xFF
+            # Like Python, which reports numbers of more than 64 bits as -1.
+            code = int(error.code or 0)
+            status = (code if -(1 << 63) <= code < 1 << 63 else -1) & 0xFF
         else:
             print(error.code, file=sys.stderr)
     finally:
@@ -92,6 +110,7 @@ def encode_outcome(call: Call, cloudpickle: Any = None) -> Payload:
     """
     try:
         value = call()
+        end_forked_copy()
         try:
             return _encode_value(value, pickle)
         except Exception:
@@ -110,7 +129,9 @@ def _encode_value(value: Any, pickler: Any) -> Payload:
 
 def _encode_in_band(call: Call) -> bytes:
     try:
-        return pickle.dumps((True, call()), _PROTOCOL)
+        value = call()
+        end_forked_copy()
+        return pickle.dumps((True, value), _PROTOCOL)
     except BaseException as error:
         return encode_failure(error)
 

@@ -100,8 +100,6 @@ class Worker:
                 continue  # The call to interrupt has ended.
             self._output.begin_call()
             payload = self._run_call(frame)
-            if _task.is_forked_copy():
-                return  # A forked process lacks the other threads, so locks that they held are never released.
             _task.flush_streams()
             self._output.end_call()
             self._channel.send(_channel.OUTCOME, frame.task, payload)

@@ -17,11 +17,12 @@ import time
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Callable, Iterable, Protocol
+from typing import Any, Iterable, Protocol
 
 from . import _channel, _display, _logging, _protocol, _task
 from ._batch import death_error
 from ._channel import Channel, Frame, Payload
+from ._checkpoint_lock import Completion
 from ._errors import ChildDied, ChildNotStarted, ChildTimeout, InitializerFailed
 from ._future import ChildFuture
 from ._options import ExecutorOptions
@@ -29,9 +30,6 @@ from ._output import OutputPrinter
 from ._pickling import ForkedState
 from ._protocol import Message
 from ._task_queue import TaskQueue
-
-#: Completes a future. Called without the lock.
-Completion = Callable[[], None]
 
 #: Longest wait for the next piece of the data that a worker sent before its end, in seconds.
 _LAST_PIECE_S = 10.0
@@ -52,6 +50,8 @@ class WorkerSeed:
     #: Number of calls of this seed that have not ended. Those that wait for a worker are in ``queue``.
     calls_left: int = 0
     queue: TaskQueue[TaskEntry] = field(default_factory=TaskQueue)
+    #: The context of the thread that made the seed for its calls.
+    context: Context = field(default_factory=copy_context)
 
 
 @dataclass(eq=False)
@@ -93,14 +93,13 @@ class Worker:
     has_worked: bool = False
     #: Whether its channel was opened, and is closed again.
     is_closed: bool = False
-
-    #: The context in which the worker was requested. It prints output between calls.
-    idle_context: Context = field(default_factory=copy_context)
+    #: The context of its latest call.
+    call_context: Context | None = None
 
     @property
     def context(self) -> Context:
-        """The context that prints its output: its call's, if it has one."""
-        return self.idle_context if self.task is None else self.task.context
+        """The context that prints its output: its latest call's. Before the first call, the context that made its seed."""
+        return self.seed.context if self.call_context is None else self.call_context
 
     @property
     def is_idle(self) -> bool:
@@ -375,7 +374,7 @@ class WorkerPool:
 
     def _start_task(self, worker: Worker, task: TaskEntry) -> None:
         assert worker.channel is not None
-        worker.task = task
+        worker.task, worker.call_context = task, task.context
         if self._options.timeout is not None:
             worker.deadline = time.monotonic() + self._options.timeout
         task.future.child = worker.child

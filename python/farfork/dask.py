@@ -16,7 +16,7 @@ import cloudpickle
 from dask import config
 from dask._task_spec import convert_legacy_graph, fuse_linear_task_spec
 from dask.core import flatten
-from dask.local import get_async, get_sync
+from dask.local import execute_task, get_async, get_sync
 from dask.optimization import cull
 from dask.utils import ensure_dict
 
@@ -60,7 +60,7 @@ def get(
     executor.share(graph.values())
     try:
         return get_async(
-            executor.submit,
+            lambda _, batch: executor.submit(_run_batch, batch),
             executor.max_workers,
             graph,
             keys,
@@ -83,6 +83,11 @@ def _prepare_graph(dsk: Any, keys: Any, optimize_graph: bool) -> dict[Any, Any]:
     if optimize_graph:
         graph = fuse_linear_task_spec(graph, set(flatten(keys) if isinstance(keys, list) else [keys]))
     return dict(graph)
+
+
+def _run_batch(tasks: list[Any]) -> list[Any]:
+    """Runs several tasks, like `batch_execute_tasks` of Dask."""
+    return [_task.run_call(execute_task, *task) for task in tasks]
 
 
 def _worker_name() -> str | None:

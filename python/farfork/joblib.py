@@ -22,6 +22,7 @@ from typing import Any, Callable
 import joblib
 from joblib._parallel_backends import AutoBatchingMixin, FallbackToBackend, ParallelBackendBase, SequentialBackend
 
+from . import _task
 from ._backend import BackendExecutor, is_child
 from ._options import split_commas
 
@@ -125,13 +126,15 @@ class FarforkBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
             self._executor.shutdown()
             self._executor = self._make_executor(self._executor.max_workers)
 
-    def submit(self, func: Callable[[], Any], callback: Callback | None = None) -> Future[Any]:
+    def submit(self, func: Any, callback: Callback | None = None) -> Future[Any]:
         """Runs a batch in a worker. An error of this method becomes the outcome of the future, because joblib would
         lose the exception.
         """
         future: Future[Any]
         try:
             assert self._executor is not None, "joblib configures a back end before it submits calls"
+            # The calls of the batch.
+            func.items = [(_task.run_call, (call, *args), kwargs) for call, args, kwargs in func.items]
             if self._shared_bytes_min is not None and not self._executor.has_workers:
                 self._arrays += _find_large_arrays(func, self._shared_bytes_min)
                 self._executor.share(self._arrays)

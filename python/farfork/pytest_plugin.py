@@ -35,7 +35,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=_parse_workers,
         default=0,
         help="run tests in N workers, which are forked after the session's fixtures were set up; "
-        "`auto`: as many as the nodes have processors, 0: run them in this process",
+        "`auto`: as many as this machine has processors, for each node of --farfork-nodes; 0: run them in this process",
     )
     group.addoption(
         "--farfork-nodes",

@@ -1,21 +1,25 @@
 """Tests which worker runs which call, and when workers are forked and ended: without a daemon, with real channels."""
 
+import logging
 import os
 import pickle
 import socket
 import threading
 import unittest
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import Context, ContextVar
 from typing import Any
+from unittest.mock import patch
 
 from farfork import ChildDied, ChildNotStarted, _channel, _protocol
 from farfork._channel import CALL_OF_SEED, Channel, Payload
+from farfork._checkpoint_lock import Completion
 from farfork._future import ChildFuture
 from farfork._options import ExecutorOptions
 from farfork._output import LOG
 from farfork._pickling import ForkedState
 from farfork._shared import SharedObjects
-from farfork._workers import Completion, Worker, WorkerPool, WorkerSeed
+from farfork._workers import Worker, WorkerPool, WorkerSeed
 
 
 def message(kind: int, **fields: Any) -> _protocol.Message:
@@ -114,6 +118,24 @@ class Pool(unittest.TestCase):
         for completion in completions:
             completion()
         self.pool.schedule()
+
+    def test_records_between_calls_are_handled_in_the_context_of_the_latest_call(self) -> None:
+        cell: ContextVar[str] = ContextVar("cell")
+        cells: list[str] = []
+        cell.set("of the call")
+        self.pool.add_task(Payload(b"0"), self.seed, CALL_OF_SEED)
+        # The thread that requests workers has another context.
+        Context().run(self.pool.schedule)
+        self.start(0)
+        self.answer(0, None)
+        cell.set("of this thread")
+        handler = logging.Handler()
+        setattr(handler, "emit", lambda _: cells.append(cell.get("none")))
+        record = logging.makeLogRecord({"name": "farfork.test", "levelno": logging.ERROR})
+        with patch.object(logging.getLogger("farfork.test"), "handlers", [handler]):
+            self.ends[0].send(_channel.LOG_RECORD, 0, Payload(pickle.dumps((vars(record), pickle.dumps({})))))
+            self.complete(self.pool.handle_channel(self.seed.workers[0]))
+        self.assertEqual(cells, ["of the call"])
 
     def test_the_number_of_workers_is_bounded_and_each_runs_many_calls(self) -> None:
         futures = self.add_tasks(3)

@@ -15,6 +15,7 @@ import farfork.dask
 from farfork._errors import RemoteTraceback
 
 from . import nodes
+from .test_faulty_calls import fork_and_return
 
 get = partial(farfork.dask.get, nodes=nodes())
 
@@ -55,6 +56,10 @@ class Scheduler(unittest.TestCase):
 
     def test_frames_are_shuffled_without_files(self) -> None:
         self.assertEqual(dask.config.get("dataframe.shuffle.method"), "tasks")
+
+    def test_a_forked_copy_runs_no_further_call_of_its_chunk(self) -> None:
+        tasks = [dask.delayed(fork_and_return)(number) for number in range(4)]
+        self.assertEqual(dask.compute(tasks, scheduler=get, num_workers=1), ([0] * 4,))
 
     def test_a_task_may_compute(self) -> None:
         self.assertEqual(dask.delayed(compute_sum)(10).compute(scheduler=get), 10.0)

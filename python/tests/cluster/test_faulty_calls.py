@@ -21,6 +21,9 @@ from . import PATIENCE_S, nodes
 #: Longest wait until a forked copy of a call has ended, in seconds. A copy that waits for a lock never ends.
 COPY_S_MAX = PATIENCE_S / 5
 
+#: The process id of the program and of its workers, but not of processes that workers fork.
+PROGRAM_ID = os.getpid()
+
 #: Time for which the program prints nothing, in seconds. In this time, a worker that has printed much forks.
 SILENCE_S = 4.0
 
@@ -64,10 +67,18 @@ def log_object_of_the_worker() -> None:
     logging.getLogger("farfork.test").warning("with a number", extra={"number": 2})
 
 
-def exit_status_of_copy(raise_error: Callable[[], object]) -> int:
+def exit_status_of_copy(call: Callable[[], object]) -> Any:
+    """Forks. Returns the exit status of the copy, which returns what ``call`` returns."""
     if (pid := os.fork()) == 0:
-        raise_error()
+        return call()
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def fork_and_return(_: int) -> Any:
+    """Returns the exit status of a copy that returns. A copy that runs another call ends with another status."""
+    if os.getpid() != PROGRAM_ID:
+        os._exit(7)
+    return exit_status_of_copy(lambda: None)
 
 
 class ReducedToDict(Exception):
@@ -98,6 +109,7 @@ class FaultyCalls(unittest.TestCase):
             (raise_odd, 1),
             (lambda: sys.exit(3), 3),
             (sys.exit, 0),
+            (lambda: sys.exit(1 << 80), 255),
             (lambda: sys.exit("a reason"), 1),
         ]
         with redirect_stderr(StringIO()) as errors, farfork.Executor(nodes(), max_workers=1) as executor:
@@ -108,6 +120,18 @@ class FaultyCalls(unittest.TestCase):
             self.assertIn(text, errors.getvalue())
         with farfork.Executor(nodes(), reuse_workers=False) as executor:
             self.assertEqual(executor.submit(exit_status_of_copy, raise_odd).result(PATIENCE_S), 1)
+
+    def test_a_forked_copy_that_returns_ends_without_a_result(self) -> None:
+        for reuse_workers in (True, False):
+            with farfork.Executor(nodes(), max_workers=1, reuse_workers=reuse_workers) as executor:
+                for result in (5, lambda: 5):
+                    self.assertEqual(executor.submit(exit_status_of_copy, lambda: result).result(PATIENCE_S), 0)
+
+    def test_a_forked_copy_runs_no_further_call_of_its_chunk(self) -> None:
+        for return_exceptions in (True, False):
+            with farfork.Executor(nodes(), max_workers=1) as executor:
+                statuses = executor.map(fork_and_return, range(3), chunksize=3, return_exceptions=return_exceptions)
+                self.assertEqual(list(statuses), [0] * 3)
 
     def test_a_process_that_an_initializer_forks_reports_its_exception_once(self) -> None:
         for ending, reports in ((raise_odd, 1), (sys.exit, 0)):

@@ -15,6 +15,7 @@ import numpy as np
 import farfork.joblib
 
 from . import PATIENCE_S, command, nodes
+from .test_faulty_calls import fork_and_return
 
 #: Data that calls store in their worker.
 kept: list[int] = []
@@ -116,6 +117,10 @@ class Backend(unittest.TestCase):
                 thread.join(PATIENCE_S)
         # If copied threads caused warnings, workers would print them.
         self.assertEqual((results, output.getvalue()), ([[0, 1, 2, 3]] * 6, ""))
+
+    def test_a_forked_copy_runs_no_further_call_of_its_chunk(self) -> None:
+        statuses = self.parallel(batch_size=4)(joblib.delayed(fork_and_return)(number) for number in range(4))
+        self.assertEqual(statuses, [0] * 4)
 
     def test_workers_call_the_initializer(self) -> None:
         kept.clear()

@@ -6,19 +6,25 @@ from .pytest_suite import SuiteTest, summary
 
 
 class Faults(SuiteTest):
-    def test_a_forked_copy_of_a_test_reports_nothing(self) -> None:
+    def test_a_forked_copy_of_a_test_reports_nothing_and_runs_no_other_test(self) -> None:
         suite = self.suite(
             test_one="""
+            program = os.getpid()
+
             def test_forks():
                 if (pid := os.fork()) == 0:
                     return
-                os.waitpid(pid, 0)
+                assert os.waitpid(pid, 0) == (pid, 0)
                 assert False, "the assertion of the test"
+
+            def test_next():
+                if os.getpid() != program:
+                    os._exit(7)
             """
         )
-        for mode in ("load", "each"):
+        for mode in ("file", "each"):
             run = suite.run("--farfork", "2", "--farfork-dist", mode)
-            self.assert_counts(run, 1, failure=1)
+            self.assert_counts(run, 1, failure=1, passed=1)
             self.assertIn("the assertion of the test", run.output)
 
     def test_a_session_fixture_that_exits_is_an_error_of_its_tests(self) -> None:
@@ -112,6 +118,45 @@ class Faults(SuiteTest):
             """
         )
         self.assertEqual(suite.run("--farfork", "1").properties, suite.run().properties)
+
+    def test_additions_to_the_elements_of_tests_are_as_without_workers(self) -> None:
+        suite = self.suite(
+            conftest="""
+            from _pytest.junitxml import xml_key
+
+            @pytest.hookimpl(wrapper=True)
+            def pytest_runtest_makereport(item, call):
+                reporter = item.config.stash[xml_key].node_reporter(item.nodeid)
+                reporter.add_property(f"phase_{call.when}", 1)
+                reporter.add_attribute(f"attribute_{call.when}", 2)
+                return (yield)
+
+            @pytest.fixture(scope="session")
+            def version(record_testsuite_property):
+                record_testsuite_property("version", 3)
+            """,
+            test_one="""
+            def test_records(record_xml_attribute, record_property, version):
+                record_xml_attribute("attribute", "<1>")
+                record_property("property", 1)
+
+            def test_fails(record_xml_attribute):
+                assert False, "the text of the failure"
+
+            def test_exits(record_xml_attribute):
+                record_xml_attribute("attribute", 2)
+                pytest.exit("the test ends it", returncode=7)
+            """,
+        )
+        runs, additions = [], []
+        for options in ((), ("--farfork", "1", "--farfork-dist", "file")):
+            run = suite.run(*options)
+            self.assertEqual(run.status, 7, run.output)
+            junit = (suite.path / "junit.xml").read_text()
+            self.assertRegex(junit, "record_xml_attribute = &lt;bound method .*add_attribute of &lt;.*_NodeReporter")
+            runs.append((run.attributes, run.properties))
+            additions.append(junit.count("<property "))
+        self.assertEqual((runs[0], additions[0]), (runs[1], additions[1]))
 
     def test_a_property_without_a_text_does_not_end_the_run(self) -> None:
         suite = self.suite(

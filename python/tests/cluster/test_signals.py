@@ -82,6 +82,28 @@ getattr(executor, end)()
 print("cancelled" if future.cancelled() else "not cancelled", flush=True)
 """
 
+#: A program that interrupts `wait` while it has locked the first of its futures. The future stays locked.
+INTERRUPTED_WAIT = """
+import concurrent.futures, farfork, signal, sys, time
+reuse_workers, *nodes = sys.argv[1:]
+
+def interrupt(frame, event, function):
+    if event == "c_return" and function.__name__ == "acquire" and frame.f_code.co_name == "__enter__":
+        sys.setprofile(None)
+        signal.raise_signal(signal.SIGINT)
+
+executor = farfork.Executor(nodes, max_workers=1, reuse_workers=reuse_workers == "True")
+futures = [executor.submit(time.sleep, 0.5) for _ in range(2)]
+try:
+    sys.setprofile(interrupt)
+    concurrent.futures.wait(futures)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+sys.setprofile(None)
+executor.shutdown()
+print([future.result() for future in futures], flush=True)
+"""
+
 
 def run_program(program: str, *arguments: str) -> tuple[list[str], int, str]:
     """The lines, the exit status and the errors of a program."""
@@ -145,6 +167,12 @@ class Interrupts(unittest.TestCase):
                 with self.subTest(reuse_workers=reuse_workers, end=end):
                     lines, status, errors = run_program(INTERRUPTED_CANCEL, end, str(reuse_workers), *nodes())
                     self.assertEqual((lines, status), (["interrupted", "cancelled"], 0), errors)
+
+    def test_an_interrupted_wait_does_not_block_the_shutdown(self) -> None:
+        for reuse_workers in (True, False):
+            with self.subTest(reuse_workers=reuse_workers):
+                lines, status, errors = run_program(INTERRUPTED_WAIT, str(reuse_workers), *nodes())
+                self.assertEqual((lines, status), (["interrupted", "[None, None]"], 0), errors)
 
     def test_a_callback_of_a_cancelled_future_may_shut_the_executor_down(self) -> None:
         for reuse_workers in (True, False):
