@@ -17,8 +17,8 @@ child_id: str | None = None
 
 DEFAULT_RUN_DIR = "/run/farfork"
 
-#: Limit for an answer that depends only on the daemon, in seconds. The daemon's own limit for a checkpoint is 120. A
-#: daemon that is silent for longer has stopped responding.
+#: Limit for an answer that depends only on the daemon, in seconds. It is far above the daemon's own limit for a checkpoint.
+#: A daemon that is silent for longer has stopped responding.
 ANSWER_S_MAX = 150.0
 
 
