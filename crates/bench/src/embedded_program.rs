@@ -4,8 +4,9 @@
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process_group};
 use serde::Serialize;
@@ -50,6 +51,8 @@ pub(crate) struct ChildProgram {
     answers: BufReader<ChildStdout>,
     /// Whether the processes that it has forked are killed with it. Other programs have forks that clean up after them.
     kills_forks: bool,
+    /// Time limit of each answer; `None` for no limit: a run may take hours.
+    answer_limit: Option<Duration>,
 }
 
 impl ChildProgram {
@@ -67,7 +70,7 @@ impl ChildProgram {
             .map_err(|cause| BenchError::Program { program: name, cause })?;
         let commands = process.stdin.take().expect("a pipe");
         let answers = BufReader::new(process.stdout.take().expect("a pipe"));
-        Ok(Self { name, process, commands, answers, kills_forks: false })
+        Ok(Self { name, process, commands, answers, kills_forks: false, answer_limit: None })
     }
 
     /// Starts a hidden command of `farfork bench` from this same executable, with a specification. Waits until it
@@ -88,6 +91,12 @@ impl ChildProgram {
     /// Makes the end of the program also kill the processes that it has forked.
     pub(crate) fn killing_forks(mut self) -> Self {
         self.kills_forks = true;
+        self
+    }
+
+    /// Sets the time limit of each answer.
+    pub(crate) fn with_answer_limit(mut self, limit: Duration) -> Self {
+        self.answer_limit = Some(limit);
         self
     }
 
@@ -130,7 +139,7 @@ impl ChildProgram {
     /// Reads the numbers of the next line, which must begin with `word`.
     ///
     /// # Errors
-    /// [`BenchError::Interrupted`] after a signal, [`BenchError::ProgramEnded`] if the program ended without an answer,
+    /// [`BenchError::Interrupted`] after a signal, [`BenchError::NoAnswer`] after the limit, [`BenchError::ProgramEnded`] if the program ended without an answer,
     /// and the errors of [`parse_numbers`].
     pub(crate) fn read_answer<const N: usize>(&mut self, word: &'static str) -> Result<[i64; N], BenchError> {
         self.wait_for_output()?;
@@ -156,13 +165,17 @@ impl ChildProgram {
         let _ = self.process.kill();
     }
 
-    /// Waits until there is output, or the program has ended. There is no time limit, because a run may take hours, and a
-    /// function minutes.
+    /// Waits until there is output, or the program has ended.
     fn wait_for_output(&self) -> Result<(), BenchError> {
         if !self.answers.buffer().is_empty() {
             return Ok(());
         }
-        match poll(&mut [PollFd::new(self.answers.get_ref(), PollFlags::IN)], None) {
+        let timeout = self.answer_limit.and_then(|limit| Timespec::try_from(limit).ok());
+        match poll(&mut [PollFd::new(self.answers.get_ref(), PollFlags::IN)], timeout.as_ref()) {
+            Ok(0) => {
+                let limit = self.answer_limit.unwrap_or_default();
+                Err(BenchError::NoAnswer { program: self.name, limit })
+            }
             Ok(_) => Ok(()),
             // The handlers of SIGINT and similar signals interrupt poll(2); see signal(7).
             Err(Errno::INTR) => Err(BenchError::Interrupted),

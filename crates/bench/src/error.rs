@@ -4,6 +4,7 @@ use std::fmt;
 use std::io;
 use std::path::PathBuf;
 use std::process::ExitStatus;
+use std::time::Duration;
 
 use farfork_api::failure::Failure;
 use farfork_api::v1;
@@ -72,6 +73,14 @@ pub enum BenchError {
         /// Its exit status.
         status: ExitStatus,
     },
+    /// A program gave no answer in time.
+    #[error("program `{program}`: no answer within {} s", limit.as_secs_f64())]
+    NoAnswer {
+        /// Its name.
+        program: &'static str,
+        /// The time that the benchmark waited.
+        limit: Duration,
+    },
     /// A child did not exit normally.
     #[error("child {child}: {how}")]
     ChildFailed {
@@ -105,10 +114,20 @@ pub enum BenchError {
         function: String,
     },
     /// The result of a function in a child differs from the result in its parent.
-    #[error("function `{function}`: a child's result differs from the parent's, so the figures are invalid")]
+    #[error(
+        "function `{function}`: the result in a child of {child_of} differs from the parent's (by repr()), so the figures are invalid"
+    )]
     WrongResult {
         /// Its name, or its file and handler.
         function: String,
+        /// The system that forked the child.
+        child_of: &'static str,
+    },
+    /// The Python that the user named does not run Python code.
+    #[error("`{path}` does not run Python code; name another Python with --python")]
+    NoPython {
+        /// The path of the program.
+        path: PathBuf,
     },
     /// The packages of the embedded functions cannot be installed.
     #[error(

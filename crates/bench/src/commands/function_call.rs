@@ -37,7 +37,7 @@ fn parse_payload(text: &str) -> Result<String, String> {
         None => text.to_owned(),
     };
     let parsed: Result<serde_json::Value, _> = serde_json::from_str(&document);
-    parsed.map(|_| document).map_err(|error| format!("not a JSON document: {error}"))
+    parsed.map(|_| document).map_err(|error| format!("not a JSON document: {error}; for a document in a file: @FILE"))
 }
 
 fn parse_limit(text: &str) -> Result<Duration, String> {

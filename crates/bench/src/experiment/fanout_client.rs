@@ -193,7 +193,10 @@ impl FanoutClient {
                     let result = result.duration_since(sent.clock).unwrap_or_default();
                     all.push(ChildLatency { result, answer: sent.instant.elapsed() });
                 }
-                other => return Err(BenchError::ChildFailed { child: id.clone(), how: ChildEnd::from_event(other) }),
+                other => {
+                    let failed = BenchError::ChildFailed { child: id.clone(), how: ChildEnd::from_event(other) };
+                    return Err(self.task.describe_failure(failed));
+                }
             }
         }
         for FanoutChild { id, .. } in batch.iter().filter(|_| self.forgets_children) {

@@ -105,8 +105,8 @@ impl<'a> FunctionMeasurement<'a> {
         // `first` uses no working set, so no sample profits from the pages that earlier children touched.
         let options = ForkOptions { strategy: "first", profile: self.profile, ..ForkOptions::default() };
         for place in [ChildPlace::Own, ChildPlace::Other] {
-            let child = cluster.fork_with_detail(&seed.seed, place, self.payload, options).await;
-            let (child, detail) = child.map_err(|error| self.parent.describe_failure(error))?;
+            let child = cluster.fork_with_detail(&seed.seed, place, self.payload, options);
+            let (child, detail) = self.parent.await_child(child).await?;
             let call = self.parent.parse_call(&child.output)?;
             self.add(FunctionFigure::Resume(place), milliseconds(call.started_ns - child.sent_unix_ns))?;
             self.add(FunctionFigure::Execution(place), milliseconds(call.execution_ns))?;

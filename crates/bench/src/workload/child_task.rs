@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
-use super::functions::parse_call;
+use super::functions::{function_failure, parse_call};
 use super::sparse;
 use crate::error::BenchError;
 
@@ -26,6 +26,14 @@ impl ChildTask {
         match self {
             Self::Sparse { .. } => number.to_string(),
             Self::Function { payload, .. } => payload.clone(),
+        }
+    }
+
+    /// Adds the function, if there is one, to the error of a child.
+    pub(crate) fn describe_failure(&self, error: BenchError) -> BenchError {
+        match self {
+            Self::Sparse { .. } => error,
+            Self::Function { name, .. } => function_failure(name, None, error),
         }
     }
 

@@ -135,7 +135,7 @@ impl ExpectedValue {
             }
             Self::Digest { function, digest } => match runs.iter().all(|run| run.value == *digest) {
                 true => Ok(()),
-                false => Err(BenchError::WrongResult { function: function.clone() }),
+                false => Err(BenchError::WrongResult { function: function.clone(), child_of: "farfork or os.fork()" }),
             },
         }
     }

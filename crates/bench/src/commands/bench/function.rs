@@ -4,8 +4,11 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
+use farfork_api::failure::Failure;
 use farfork_bench::{FunctionParameters, FunctionSource};
+use farfork_terminal::interrupt::wait_for_interrupt;
 use farfork_terminal::{output, privilege};
+use tonic::Code;
 
 use super::progress_bar;
 use crate::commands::function_call::FunctionCallArgs;
@@ -19,8 +22,9 @@ use crate::{GlobalArgs, program_path};
 ///
 /// A function is a Python file with `handler(payload)`. The payload is a JSON document, and every call with the same
 /// payload must return the same result: the repr() of the values is compared. A function of your own runs in the current
-/// directory, and may import modules from the directory of its file. It has no standard input, and its standard output is
-/// the standard error of the benchmark. Its processes are killed at the end.
+/// directory, and may import modules from the directory of its file. It has no standard input. Text that it prints in the
+/// parent appears on standard error. In a child of farfork, output and changes of files are discarded. Processes that the
+/// function leaves are killed at the end, except those in sessions of their own.
 ///
 /// The nine functions need packages from PyPI, which are installed into FARFORK_CACHE (default: ~/.cache/farfork) when
 /// they are first needed.
@@ -56,7 +60,10 @@ impl BenchFunction {
         privilege::require_root("it traces a process, and makes namespaces and control groups")?;
         let farfork = program_path::farfork()?;
         let plan = FunctionParameters {
-            functions: if self.functions.is_empty() { FunctionSource::embedded() } else { self.functions },
+            functions: match self.functions.is_empty() {
+                true => FunctionSource::embedded(),
+                false => FunctionSource::make_distinct(self.functions),
+            },
             function_options: self.call.options(),
             payload: self.call.payload,
             runs: self.runs as usize,
@@ -64,8 +71,16 @@ impl BenchFunction {
             samples_file: self.samples,
         };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let report =
-            runtime.block_on(farfork_bench::run_function(&plan, farfork, &mut progress_bar::show_progress()?))?;
+        let report = runtime.block_on(async {
+            let mut show = progress_bar::show_progress()?;
+            tokio::select! {
+                biased;
+                () = wait_for_interrupt() => {
+                    Err(Failure::new(Code::Cancelled, "the benchmark", "it was interrupted").into())
+                }
+                report = farfork_bench::run_function(&plan, farfork, &mut show) => anyhow::Ok(report?),
+            }
+        })?;
         output::print_report(global.json, || report.to_json(), || report.to_text());
         Ok(if report.is_complete() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }

@@ -85,6 +85,14 @@ impl WorkloadName {
         [Self::Sparse].into_iter().chain(FunctionSource::embedded().into_iter().map(Self::Function)).collect()
     }
 
+    /// As [`FunctionSource::make_distinct`]. `sparse` is first.
+    fn make_distinct(names: Vec<Self>) -> Vec<Self> {
+        let has_sparse = names.iter().any(|name| matches!(name, Self::Sparse));
+        let function = |name| if let Self::Function(source) = name { Some(source) } else { None };
+        let functions = FunctionSource::make_distinct(names.into_iter().filter_map(function).collect());
+        has_sparse.then_some(Self::Sparse).into_iter().chain(functions.into_iter().map(Self::Function)).collect()
+    }
+
     fn into_workload(self, payload: &str) -> ForkWorkload {
         match self {
             Self::Sparse => ForkWorkload::Sparse { mib: SPARSE_MIB },
@@ -99,7 +107,10 @@ impl BenchPeak {
         let farfork = program_path::farfork()?;
         let names = if self.workloads.is_empty() { WorkloadName::all() } else { self.workloads };
         let plan = PeakParameters {
-            workloads: names.into_iter().map(|name| name.into_workload(&self.call.payload)).collect(),
+            workloads: WorkloadName::make_distinct(names)
+                .into_iter()
+                .map(|name| name.into_workload(&self.call.payload))
+                .collect(),
             child_nodes: self.nodes as usize,
             clients: self.clients as usize,
             seconds: self.seconds,

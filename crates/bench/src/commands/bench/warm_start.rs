@@ -66,7 +66,7 @@ impl BenchWarmStart {
         let plan = WarmStartParameters {
             workloads: match self.functions.is_empty() {
                 true => vec![steps],
-                false => self.functions.into_iter().map(function).collect(),
+                false => FunctionSource::make_distinct(self.functions).into_iter().map(function).collect(),
             },
             function_options: self.call.options(),
             parallel: self.parallel.into_iter().map(|parallel| parallel as usize).collect(),

@@ -34,7 +34,10 @@ pub(crate) struct StressFunctions {
 
 impl StressFunctions {
     pub(crate) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
-        let functions = if self.functions.is_empty() { FunctionSource::embedded() } else { self.functions };
+        let functions = match self.functions.is_empty() {
+            true => FunctionSource::embedded(),
+            false => FunctionSource::make_distinct(self.functions),
+        };
         let workload = |source| ForkWorkload::Function { source, payload: self.call.payload.clone() };
         let plans: Vec<_> =
             functions.into_iter().map(|source| self.load.plan(workload(source), self.call.options())).collect();

@@ -9,6 +9,7 @@ use std::process::Command;
 use std::time::Duration;
 use std::{env, fmt, fs};
 
+use humantime::format_duration;
 use rustix::process::Signal;
 use serde::Serialize;
 
@@ -21,6 +22,9 @@ const PROGRAM: &str = "function";
 
 /// The runner's file name and text.
 const RUNNER: (&str, &str) = ("runner.py", include_str!("runner.py"));
+
+/// Time limit for the start of a child on a busy machine.
+const CHILD_START_LIMIT: Duration = Duration::from_secs(30);
 
 /// The file with the payload of the parent's calls.
 const PAYLOAD_FILE: &str = "payload.json";
@@ -70,11 +74,28 @@ impl FunctionSource {
         let file = PathBuf::from(file);
         if file.extension().is_none_or(|extension| extension != "py") || handler.is_empty() {
             let names: Vec<&str> = EMBEDDED.iter().map(|(name, ..)| *name).collect();
-            return Err(format!("name FILE.py:HANDLER, or one of {}", names.join(", ")));
+            return Err(format!("name FILE.py or FILE.py:HANDLER, or one of {}", names.join(", ")));
         }
         let path = file.canonicalize().map_err(|error| format!("{}: {error}", file.display()))?;
         let file_name = path.file_name().unwrap_or_default().to_string_lossy();
         Ok(Self { name: format!("{file_name}:{handler}"), file: Some(path), handler: handler.to_owned() })
+    }
+
+    /// Removes repeated functions. Different functions with one name are named by their whole path.
+    pub fn make_distinct(sources: Vec<Self>) -> Vec<Self> {
+        let mut distinct: Vec<Self> = Vec::new();
+        for source in sources {
+            if !distinct.contains(&source) {
+                distinct.push(source);
+            }
+        }
+        let names: Vec<String> = distinct.iter().map(|source| source.name.clone()).collect();
+        for source in &mut distinct {
+            if names.iter().filter(|name| **name == source.name).count() > 1 {
+                source.name = source.to_string();
+            }
+        }
+        distinct
     }
 
     fn from_embedded(name: &str) -> Self {
@@ -119,11 +140,18 @@ impl Default for FunctionOptions {
 impl FunctionOptions {
     fn python_of(&self, source: &FunctionSource) -> Result<PathBuf, BenchError> {
         match (&self.python, &source.file) {
-            (Some(python), _) => Ok(python.clone()),
+            (Some(python), _) if is_python(python) => Ok(python.clone()),
+            (Some(python), _) => Err(BenchError::NoPython { path: python.clone() }),
             (None, Some(_)) => Ok("python3".into()),
             (None, None) => environment::find_or_install(),
         }
     }
+}
+
+/// Whether the program runs Python code.
+fn is_python(program: &Path) -> bool {
+    let output = Command::new(program).args(["-c", "print(6 * 7)"]).output();
+    output.is_ok_and(|output| output.stdout.trim_ascii() == b"42")
 }
 
 fn write_script(directory: &Path, name: &str, text: &str) -> Result<PathBuf, BenchError> {
@@ -179,7 +207,8 @@ impl FunctionParent {
             command.current_dir(current);
         }
         let (label, call_limit) = (source.to_string(), options.call_limit);
-        let mut program = ChildProgram::start(PROGRAM, &command)?.killing_forks();
+        // The process limits itself, but may stop, or block the signal. It loads a file and calls the function twice.
+        let mut program = ChildProgram::start(PROGRAM, &command)?.killing_forks().with_answer_limit(call_limit * 4);
         let answer = program.read_answer("ready").map_err(|error| function_failure(&label, Some(call_limit), error));
         let [first_call_ns, warm_call_ns, resident_kib, digest, repeated] = answer?;
         if digest != repeated {
@@ -196,12 +225,27 @@ impl FunctionParent {
     /// Makes the parent call the function in a child of os.fork(). The start time is relative to the call of os.fork().
     pub(crate) fn call_in_local_fork(&mut self) -> Result<FunctionCall, BenchError> {
         let answer = self.program.request(b'l', "forked");
-        check_call(answer.map_err(|error| self.describe_failure(error))?, &self.label, self.digest)
+        check_call(
+            answer.map_err(|error| function_failure(&self.label, Some(self.call_limit), error))?,
+            &self.label,
+            "os.fork()",
+            self.digest,
+        )
     }
 
-    /// Adds the function to the error of a request for a call in a child.
-    pub(crate) fn describe_failure(&self, error: BenchError) -> BenchError {
-        function_failure(&self.label, Some(self.call_limit), error)
+    /// Waits for a child of farfork that calls the function.
+    ///
+    /// # Errors
+    /// The child does not end in time, or not successfully.
+    pub(crate) async fn await_child<T>(
+        &self,
+        child: impl Future<Output = Result<T, BenchError>>,
+    ) -> Result<T, BenchError> {
+        // The child limits its call itself, but may be stopped, or block the signal.
+        let limit = self.call_limit * 2 + CHILD_START_LIMIT;
+        let no_answer = |_| BenchError::NoAnswer { program: PROGRAM, limit };
+        let ended = tokio::time::timeout(limit, child).await.map_err(no_answer).and_then(|ended| ended);
+        ended.map_err(|error| function_failure(&self.label, Some(self.call_limit), error))
     }
 
     /// Parses the call that a child of farfork has printed.
@@ -237,11 +281,11 @@ impl FunctionParent {
 /// The output has another form, or the result has another digest.
 pub(crate) fn parse_call(output: &str, function: &str, digest: i64) -> Result<FunctionCall, BenchError> {
     let numbers = parse_numbers(PROGRAM, output, "ran").map_err(|error| function_failure(function, None, error))?;
-    check_call(numbers, function, digest)
+    check_call(numbers, function, "farfork", digest)
 }
 
 /// Adds the function to an error of its process. `call_limit` is the time after which the process ends by SIGALRM.
-fn function_failure(function: &str, call_limit: Option<Duration>, error: BenchError) -> BenchError {
+pub(crate) fn function_failure(function: &str, call_limit: Option<Duration>, error: BenchError) -> BenchError {
     const IN_CHILD: &str = "a call in a child of farfork";
     let cause = match error {
         BenchError::ProgramFailed { why, .. } => why,
@@ -252,6 +296,7 @@ fn function_failure(function: &str, call_limit: Option<Duration>, error: BenchEr
             let signal = if let ChildEnd::Killed(signal) = how { Some(signal.cast_signed()) } else { None };
             describe_end(signal, how, call_limit, IN_CHILD)
         }
+        BenchError::NoAnswer { limit, .. } => format!("its process gave no answer within {}", format_duration(limit)),
         BenchError::UnexpectedAnswer { output, .. } => format!("{IN_CHILD} printed `{output}` instead of its result"),
         other => return other,
     };
@@ -261,21 +306,21 @@ fn function_failure(function: &str, call_limit: Option<Duration>, error: BenchEr
 fn check_call(
     [started_ns, execution_ns, result]: [i64; 3],
     function: &str,
+    child_of: &'static str,
     digest: i64,
 ) -> Result<FunctionCall, BenchError> {
     if result != digest {
-        return Err(BenchError::WrongResult { function: function.to_owned() });
+        return Err(BenchError::WrongResult { function: function.to_owned(), child_of });
     }
     Ok(FunctionCall { started_ns, execution_ns })
 }
 
 fn describe_end(signal: Option<i32>, end: impl fmt::Display, call_limit: Option<Duration>, what: &str) -> String {
-    match call_limit {
-        Some(limit) if signal == Some(Signal::ALARM.as_raw()) => {
-            format!("{what} took longer than {}; to allow more time: --timeout", humantime::format_duration(limit))
-        }
-        _ => format!("{what} ended the process: {end}"),
+    if signal != Some(Signal::ALARM.as_raw()) {
+        return format!("{what} ended the process: {end}");
     }
+    let limit = call_limit.map_or("its time limit".to_owned(), |limit| format_duration(limit).to_string());
+    format!("{what} took longer than {limit}; to allow more time: --timeout")
 }
 
 #[cfg(test)]
@@ -293,6 +338,9 @@ mod tests {
         assert_eq!((own.name.as_str(), own.handler.as_str()), ("mine.py:work", "work"));
         assert_eq!(own.to_string(), format!("{}:work", file.canonicalize().unwrap().display()));
         assert_eq!(FunctionSource::parse(&file.display().to_string()).unwrap().handler, "handler");
+        let distinct =
+            FunctionSource::make_distinct(vec![own.clone(), own.clone(), FunctionSource::parse("json").unwrap()]);
+        assert_eq!(distinct.len(), 2);
         for wrong in ["hello", "", "mine.py:", "/nonexistent/mine.py"] {
             assert!(FunctionSource::parse(wrong).is_err(), "{wrong}");
         }

@@ -10,6 +10,7 @@ import contextlib
 import faulthandler
 import hashlib
 import importlib.util
+import inspect
 import json
 import os
 import select
@@ -17,11 +18,13 @@ import signal
 import socket
 import struct
 import sys
+import threading
 import time
 import traceback
 
 PAYLOAD = "/run/farfork/payload"
 POLL_SECONDS = 0.0002  # a child checks this often whether it is a child
+MESSAGE_CHARACTERS_MAX = 500
 
 
 class Function:
@@ -39,6 +42,8 @@ class Function:
             began = time.perf_counter_ns()
             result = self.handler(payload)
             took = time.perf_counter_ns() - began
+            if inspect.iscoroutine(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
+                raise TypeError(f"it returned a {type(result).__name__}; measure a function that returns a value")
             if os.getpid() != caller:
                 os._exit(0)  # the function has forked, and this is the copy
             digest = hashlib.sha256(repr(result).encode(errors="surrogatepass")).digest()
@@ -91,14 +96,17 @@ def time_limit(seconds):
 def failure_text(where, error, path):
     """Prints the traceback of an error. Returns an answer with the error and its last line in the function's file."""
     traceback.print_exception(type(error), error, error.__traceback__)
-    frames = traceback.extract_tb(error.__traceback__)
-    place = next((f" (line {frame.lineno})" for frame in reversed(frames) if frame.filename == path), "")
-    message = " ".join(traceback.format_exception_only(type(error), error)[-1].split())
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+    if isinstance(error, SyntaxError) and error.filename == path:
+        lines.append(error.lineno)
+    place = f" (line {lines[-1]})" if lines else ""
+    message = " ".join(traceback.format_exception_only(type(error), error)[-1].split())[:MESSAGE_CHARACTERS_MAX]
+    message = "".join(character if character.isprintable() else "?" for character in message)
     return f"failed {where}: {message}{place}"
 
 
 def write_answer(text):
-    os.write(1, text.encode() + b"\n")
+    os.write(1, text.encode(errors="backslashreplace") + b"\n")
 
 
 def read_command():
@@ -130,7 +138,9 @@ def run_in_local_fork(function, payload):
     if answer:
         return answer
     if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM:
-        return f"failed {where}: it did not return within {function.seconds:g} s; to allow more time: --timeout"
+        threads = threading.active_count() - 1
+        cause = f"the process has {threads} more threads, which a child of os.fork() does not have; " if threads else ""
+        return f"failed {where}: it did not return within {function.seconds:g} s; {cause}to allow more time: --timeout"
     how = f"killed by signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"exit status {status >> 8}"
     return f"failed {where}: it ended the process: {how}"
 
