@@ -18,6 +18,7 @@ mod open_modes;
 mod open_retry;
 mod operations;
 mod passthrough;
+mod permission_check;
 mod refresh;
 mod space;
 mod stale_entries;

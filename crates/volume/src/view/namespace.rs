@@ -115,16 +115,17 @@ impl VolumeNamespace {
         }
     }
 
-    /// Removes references of the kernel to an inode.
-    pub fn forget(&mut self, number: InodeNumber, count: u64) {
-        if let Some(inode) = self.inodes.get_mut(&number) {
-            inode.lookups = inode.lookups.saturating_sub(count);
-        } else if let Some(inode) = self.gone.get_mut(&number) {
-            inode.lookups = inode.lookups.saturating_sub(count);
-            if inode.lookups == 0 {
-                self.gone.remove(&number);
-            }
+    /// Removes references of the kernel to an inode. Returns whether the kernel has forgotten the inode.
+    pub fn forget(&mut self, number: InodeNumber, count: u64) -> bool {
+        let inode = self.inodes.get_mut(&number).or_else(|| self.gone.get_mut(&number));
+        let Some(inode) = inode else { return true };
+        inode.lookups = inode.lookups.saturating_sub(count);
+        if inode.lookups > 0 || number == InodeNumber::ROOT {
+            return false;
         }
+        inode.has_foreign_permissions = false;
+        self.gone.remove(&number);
+        true
     }
 
     /// Applies the effects of a record that is in the log.

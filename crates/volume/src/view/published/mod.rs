@@ -18,6 +18,14 @@ pub struct CachedObjects {
     pub permissions: BTreeSet<InodeNumber>,
 }
 
+impl CachedObjects {
+    fn note_attributes(&mut self, number: InodeNumber, previous: &InodeAttributes, present: &InodeAttributes) {
+        if (previous.mode, previous.user, previous.group) != (present.mode, present.user, present.group) {
+            self.permissions.insert(number);
+        }
+    }
+}
+
 impl VolumeNamespace {
     /// Applies a change set of another client. This client has no unpublished records. Returns the changed objects that the
     /// kernel may have cached.
@@ -27,9 +35,7 @@ impl VolumeNamespace {
         for (number, change) in changes.inodes.iter().filter(|(_, change)| !change.is_dropped) {
             match (self.inodes.get(number), &change.attributes) {
                 (None, _) => _ = unlinked.insert(*number),
-                (Some(inode), Some(attributes)) if !has_equal_permissions(&inode.attributes, attributes) => {
-                    cached.permissions.insert(*number);
-                }
+                (Some(inode), Some(attributes)) => cached.note_attributes(*number, &inode.attributes, attributes),
                 _ => {}
             }
             self.apply_change(*number, change);
@@ -51,6 +57,7 @@ impl VolumeNamespace {
         let touched = changes.inodes.keys().chain(&unlinked).copied();
         cached.inodes.extend(touched.filter(|number| self.is_known_to_kernel(*number)));
         cached.permissions.retain(|number| cached.inodes.contains(number));
+        self.mark_foreign_permissions(&cached.permissions);
         for (number, _) in changes.inodes.iter().filter(|(_, change)| change.is_dropped) {
             self.drop_foreign(*number);
         }
@@ -77,14 +84,22 @@ impl VolumeNamespace {
                     .entries
                     .extend(names.map(|entry| (EntryKey { parent: number, name: entry.name.clone() }, entry.inode)));
             }
-            let is_changed = |present: &Inode| !has_equal_permissions(&present.attributes, &inode.attributes);
-            if self.inodes.get(&number).is_some_and(is_changed) {
-                cached.permissions.insert(number);
+            if let Some(present) = self.inodes.get(&number) {
+                cached.note_attributes(number, &inode.attributes, &present.attributes);
             }
             self.keep_references(number, inode);
         }
         cached.inodes = known;
+        self.mark_foreign_permissions(&cached.permissions);
         cached
+    }
+
+    fn mark_foreign_permissions(&mut self, changed: &BTreeSet<InodeNumber>) {
+        for number in changed {
+            if let Some(inode) = self.inodes.get_mut(number) {
+                inode.has_foreign_permissions = true;
+            }
+        }
     }
 
     fn apply_change(&mut self, number: InodeNumber, change: &InodeChange) {
@@ -114,7 +129,10 @@ impl VolumeNamespace {
     /// Keeps the kernel's references to an inode of the previous namespace.
     fn keep_references(&mut self, number: InodeNumber, previous: Inode) {
         match self.inodes.get_mut(&number) {
-            Some(present) => present.lookups = previous.lookups,
+            Some(present) => {
+                present.lookups = previous.lookups;
+                present.has_foreign_permissions = previous.has_foreign_permissions;
+            }
             // An inode without entries is not in the tree that was read. This client drops it later.
             None if previous.entry_count == 0 && !previous.is_unlinked_elsewhere => {
                 self.inodes.insert(number, previous);
@@ -127,10 +145,6 @@ impl VolumeNamespace {
     fn is_known_to_kernel(&self, number: InodeNumber) -> bool {
         number == InodeNumber::ROOT || self.inodes.get(&number).is_some_and(|inode| inode.lookups > 0)
     }
-}
-
-fn has_equal_permissions(one: &InodeAttributes, other: &InodeAttributes) -> bool {
-    (one.mode, one.user, one.group) == (other.mode, other.user, other.group)
 }
 
 #[cfg(test)]
