@@ -208,10 +208,9 @@ impl Filesystem for VolumeFilesystem {
     }
 
     fn open(&self, request: &Request, inode: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        let (inode, thread) = (number_of(inode), request.pid());
-        let watch = self.client.watch_path(inode);
-        self.answer_opening(move |client| match client.open_file(inode, thread, watch.as_ref()) {
-            Ok(()) => client.answer_opened(inode, flags.0, reply),
+        let opening = self.client.begin_opening(number_of(inode), request.pid(), flags.0);
+        self.answer_opening(move |client| match client.open_file(&opening) {
+            Ok(()) => client.answer_opened(opening.inode, flags.0, reply),
             Err(error) => reply.error(error_of(error)),
         });
     }

@@ -22,6 +22,7 @@ mod permission_check;
 mod refresh;
 mod space;
 mod stale_entries;
+mod stale_sizes;
 mod unused_inodes;
 mod write_permission;
 

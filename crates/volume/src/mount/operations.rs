@@ -169,7 +169,7 @@ impl VolumeFilesystem {
         self.client.execute(data, plan, move |written| {
             let (at, answer) = (written, move || answer_write(reply, written.map(|_| bytes)));
             match (place, at) {
-                (WritePlace::End { assumed }, Ok(offset)) if assumed != offset => client.invalidate_inode(number),
+                (WritePlace::End { assumed }, Ok(offset)) if assumed != offset => client.invalidate_file(number),
                 // The kernel does not cache this write. A reader may have cached the last page without the new data.
                 (WritePlace::End { .. }, Ok(offset)) if client.base_files.is_shared(number) => {
                     client.invalidate_data(number, offset, bytes);
@@ -282,8 +282,10 @@ impl VolumeClient {
     }
 
     fn note_answer(&self, thread: Option<u32>, entry: &EntryKey, inode: Option<InodeNumber>) {
-        if let Some(caches) = self.kernel_caches.get() {
-            caches.stale_entries.note_answer(thread, entry, inode);
+        let Some(caches) = self.kernel_caches.get() else { return };
+        caches.stale_entries.note_answer(thread, entry, inode);
+        if let (Some(thread), Some(inode)) = (thread, inode) {
+            caches.stale_sizes.note_lookup(thread, inode);
         }
     }
 

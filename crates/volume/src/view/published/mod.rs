@@ -16,12 +16,17 @@ pub struct CachedObjects {
     pub entries: BTreeMap<EntryKey, InodeNumber>,
     /// Inodes in `inodes` whose owner or mode has changed.
     pub permissions: BTreeSet<InodeNumber>,
+    /// Inodes in `inodes` whose size has changed.
+    pub sizes: BTreeSet<InodeNumber>,
 }
 
 impl CachedObjects {
     fn note_attributes(&mut self, number: InodeNumber, previous: &InodeAttributes, present: &InodeAttributes) {
         if (previous.mode, previous.user, previous.group) != (present.mode, present.user, present.group) {
             self.permissions.insert(number);
+        }
+        if previous.size != present.size {
+            self.sizes.insert(number);
         }
     }
 }
@@ -57,6 +62,7 @@ impl VolumeNamespace {
         let touched = changes.inodes.keys().chain(&unlinked).copied();
         cached.inodes.extend(touched.filter(|number| self.is_known_to_kernel(*number)));
         cached.permissions.retain(|number| cached.inodes.contains(number));
+        cached.sizes.retain(|number| cached.inodes.contains(number));
         self.mark_foreign_permissions(&cached.permissions);
         for (number, _) in changes.inodes.iter().filter(|(_, change)| change.is_dropped) {
             self.drop_foreign(*number);
