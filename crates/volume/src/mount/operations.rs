@@ -304,7 +304,13 @@ impl VolumeClient {
 
     pub(super) fn attributes(&self, inode: InodeNumber) -> Result<FileAttr, Errno> {
         let state = self.lock();
-        let attributes = attributes_of(inode, state.namespace.readable_inode(inode)?);
+        let found = state.namespace.readable_inode(inode)?;
+        let mut attributes = attributes_of(inode, found);
+        if found.is_unlinked_elsewhere && !found.is_directory() && !self.base_files.is_open(inode) {
+            // The kernel has the inode by a name that it has not dropped yet. With a link count of 0, link(2) would fail
+            // with ENOENT without a request, although the name may lead to another file.
+            attributes.nlink = 1;
+        }
         if let Some(caches) = self.kernel_caches.get() {
             caches.stale_entries.note_attributes(inode);
         }
@@ -344,7 +350,7 @@ fn look_up(client: &VolumeClient, lookup: &LookupRequest) -> Result<FileAttr, Er
 }
 
 fn find_inode(client: &VolumeClient, state: &ClientState, lookup: &LookupRequest) -> Result<InodeNumber, Errno> {
-    let found = state.namespace.lookup(lookup.entry.parent, &lookup.entry.name);
+    let found = state.namespace.lookup_by_path(lookup.entry.parent, &lookup.entry.name);
     client.note_answer(Some(lookup.thread), &lookup.entry, found.ok());
     if found.is_err() {
         // The call fails here: the next open(2) of the thread is not a retry.

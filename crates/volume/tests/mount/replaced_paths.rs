@@ -25,6 +25,7 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
     ("permissions_that_another_node_has_changed_are_checked", changed_permissions),
     ("an_open_directory_that_another_node_has_renamed_stays_usable", renamed_open_directory),
     ("a_link_is_made_to_the_current_file_of_a_name", link_to_replaced_file),
+    ("names_are_created_in_a_directory_that_another_node_has_removed_and_created", recreated_directory),
     ("a_sticky_directory_protects_the_file_that_another_node_has_put_there", replaced_file_in_sticky_directory),
     ("a_sticky_directory_protects_a_file_whose_owner_another_node_has_changed", changed_owner_in_sticky_directory),
     ("a_directory_that_another_node_has_protected_is_not_changed", protected_directory),
@@ -92,6 +93,36 @@ fn path_through_directory() {
     }
 }
 
+/// The kernel repeats no call that creates a name after ESTALE from the lookup of the name.
+fn recreated_directory() {
+    let (_cluster, here, there) = mounted_pair();
+    let calls: [DirectoryCall; 5] = [
+        ("mkdir", |at| fs::create_dir(at.join("new")), |at| at.join("new").exists()),
+        ("symlink", |at| symlink("target", at.join("new")), |at| at.join("new").is_symlink()),
+        ("link", |at| fs::hard_link(at.join("../../source"), at.join("new")), |at| at.join("new").exists()),
+        ("link to file", |at| fs::hard_link(at.join("file"), at.join("../../target")), |at| at.join("file").exists()),
+        ("read", |at| fs::read_to_string(at.join("file")).map(|text| assert_eq!(text, "new")), Path::exists),
+    ];
+    write(&here.join("source"), "data");
+    for (name, call, is_made) in calls {
+        for round in 0..ROUNDS {
+            // In half of the rounds, the directory above is removed too.
+            let removed = if round % 2 == 0 { "outer/inner" } else { "outer" };
+            let (path, other_path) = (here.join("outer/inner"), there.join("outer/inner"));
+            fs::create_dir_all(&path).unwrap();
+            write(&path.join("file"), "old");
+            assert_eq!(fs::read_to_string(other_path.join("file")).unwrap(), "old");
+            fs::remove_dir_all(here.join(removed)).unwrap();
+            fs::create_dir_all(&path).unwrap();
+            write(&path.join("file"), "new");
+            let made = call(&other_path);
+            assert!(made.is_ok() && is_made(&other_path), "{name}, round {round}: {made:?}");
+            fs::remove_dir_all(here.join("outer")).unwrap();
+            let _ = fs::remove_file(there.join("target"));
+        }
+    }
+}
+
 fn path_through_link() {
     let (_cluster, here, there) = mounted_pair();
     for round in 0..ROUNDS {
@@ -152,7 +183,10 @@ fn link_to_replaced_file() {
         write(&here.join(name("file")), "old");
         write(&here.join(name("next")), "new");
         assert_eq!(fs::read_to_string(there.join(name("file"))).unwrap(), "old");
-        fs::rename(here.join(name("file")), here.join(name("previous"))).unwrap();
+        if round % 2 == 0 {
+            // Otherwise, the old file is removed.
+            fs::rename(here.join(name("file")), here.join(name("previous"))).unwrap();
+        }
         fs::rename(here.join(name("next")), here.join(name("file"))).unwrap();
         fs::hard_link(there.join(name("file")), there.join(name("link"))).unwrap();
         assert_eq!(fs::read_to_string(there.join(name("link"))).unwrap(), "new", "round {round}");

@@ -67,6 +67,7 @@ impl VolumeNamespace {
         for (number, _) in changes.inodes.iter().filter(|(_, change)| change.is_dropped) {
             self.drop_foreign(*number);
         }
+        self.keep_former_entries(&cached.entries);
         cached
     }
 
@@ -76,6 +77,7 @@ impl VolumeNamespace {
         let previous = std::mem::replace(self, loaded);
         self.next_inode = self.next_inode.max(previous.next_inode);
         self.gone = previous.gone;
+        self.former_entries = previous.former_entries;
         let mut cached = CachedObjects::default();
         let known: BTreeSet<InodeNumber> = previous
             .inodes
@@ -96,6 +98,7 @@ impl VolumeNamespace {
             self.keep_references(number, inode);
         }
         cached.inodes = known;
+        self.keep_former_entries(&cached.entries);
         self.mark_foreign_permissions(&cached.permissions);
         cached
     }
