@@ -1,6 +1,6 @@
-//! Checks owners and modes that another client has changed. The kernel has checked each call, but maybe with an old owner or
-//! mode: it discards attributes that an invalidation has overtaken, and it never requests the owner of a file that is
-//! removed from a sticky directory. `operations` calls this for calls that change a directory.
+//! Checks owners and modes that another client has changed. The kernel has checked each call, but maybe with old ones. It
+//! discards attributes that an invalidation has overtaken. It never requests the owner of a file that is removed from a
+//! sticky directory. `operations` calls this for calls that change a directory.
 
 use farfork_sys::process::ProcStatus;
 use fuser::Request;
