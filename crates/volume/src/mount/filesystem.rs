@@ -23,6 +23,7 @@ use super::execution::PlannedOperation;
 use super::open_modes::is_appending;
 use super::operations::{LookupRequest, WritePlace, WriteRequest, check_paths};
 use super::passthrough::enable_passthrough;
+use super::permission_check::CallingThread;
 use crate::publish::available_bytes;
 use crate::record::{EntryKey, FileKind};
 use crate::view::{
@@ -188,27 +189,28 @@ impl Filesystem for VolumeFilesystem {
     }
 
     fn link(&self, request: &Request, inode: INodeNo, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        let (caller, inode, client) = (caller_of(request), number_of(inode), Arc::clone(&self.client));
+        let (caller, inode, client) = (CallingThread::of(request), number_of(inode), Arc::clone(&self.client));
         let entry = match name_of(name) {
             Ok(name) => EntryKey { parent: number_of(parent), name },
             Err(error) => return reply.error(error_of(error)),
         };
-        let (key, thread) = (entry.clone(), request.pid());
+        let key = entry.clone();
         let watches = [key.parent, inode].map(|walked| self.client.watch_path(walked));
         self.client.change(
             move |namespace| {
-                check_paths(&watches, thread)?;
-                namespace.plan_link(inode, key.parent, &key.name, caller)
+                check_paths(&watches, caller.thread)?;
+                let effects = namespace.plan_link(inode, key.parent, &key.name, caller.identity)?;
+                caller.check_addition(namespace, key.parent)?;
+                Ok(effects)
             },
             move |linked| answer_entry(reply, linked.and_then(|()| client.answer_created(&entry, inode))),
         );
     }
 
     fn open(&self, request: &Request, inode: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        let (inode, thread) = (number_of(inode), request.pid());
-        let watch = self.client.watch_path(inode);
-        self.answer_opening(move |client| match client.open_file(inode, thread, watch.as_ref()) {
-            Ok(()) => client.answer_opened(inode, flags.0, reply),
+        let opening = self.client.begin_opening(number_of(inode), request.pid(), flags.0);
+        self.answer_opening(move |client| match client.open_file(&opening) {
+            Ok(()) => client.answer_opened(opening.inode, flags.0, reply),
             Err(error) => reply.error(error_of(error)),
         });
     }

@@ -16,6 +16,7 @@ use std::thread;
 use fuser::{INodeNo, Notifier};
 
 use super::stale_entries::StaleEntries;
+use super::stale_sizes::StaleSizes;
 use crate::record::{EntryKey, InodeNumber, RecordEffect};
 use crate::view::CachedObjects;
 
@@ -31,6 +32,8 @@ pub(super) struct KernelCaches {
     entries: Sender<EntryKey>,
     /// Entries and permissions that are not invalidated yet.
     pub(super) stale_entries: Arc<StaleEntries>,
+    /// Files of which the kernel may have an old size.
+    pub(super) stale_sizes: Arc<StaleSizes>,
     /// Number of unfinished tasks for inodes for which open(2) waits.
     pending_inodes: Arc<AtomicU64>,
     notifier: Notifier,
@@ -61,22 +64,25 @@ impl KernelCaches {
     pub(super) fn start(notifier: Notifier) -> io::Result<Self> {
         let (inodes, queued_inodes) = channel();
         let (entries, queued_entries) = channel();
-        let pending_inodes = Arc::new(AtomicU64::new(0));
+        let (pending_inodes, stale_sizes) = (Arc::<AtomicU64>::default(), Arc::<StaleSizes>::default());
         let stale_entries = Arc::<StaleEntries>::default();
-        let (inode_notifier, pending) = (notifier.clone(), Arc::clone(&pending_inodes));
-        let suspect = Arc::clone(&stale_entries);
-        thread::Builder::new()
-            .name("inval-inode".to_owned())
-            .spawn(move || run_inode_tasks(&inode_notifier, &queued_inodes, &pending, &suspect))?;
+        let tasks = InodeTasks {
+            notifier: notifier.clone(),
+            pending: Arc::clone(&pending_inodes),
+            stale_entries: Arc::clone(&stale_entries),
+            stale_sizes: Arc::clone(&stale_sizes),
+        };
+        thread::Builder::new().name("inval-inode".to_owned()).spawn(move || tasks.run(&queued_inodes))?;
         let (entry_notifier, stale) = (notifier.clone(), Arc::clone(&stale_entries));
         thread::Builder::new()
             .name("inval-entry".to_owned())
             .spawn(move || invalidate_entries(&entry_notifier, &queued_entries, &stale))?;
-        Ok(Self { inodes, entries, stale_entries, pending_inodes, notifier })
+        Ok(Self { inodes, entries, stale_entries, stale_sizes, pending_inodes, notifier })
     }
 
     /// Queues the invalidation of entries, and of attributes and data of inodes. The caller has locked the view.
     pub(super) fn invalidate(&self, cached: CachedObjects) {
+        cached.sizes.into_iter().for_each(|inode| self.stale_sizes.add(inode));
         for inode in cached.inodes {
             self.queue(InodeTask::Invalidate(inode));
             if cached.permissions.contains(&inode) {
@@ -137,7 +143,7 @@ impl KernelCaches {
     /// An earlier invalidation has no effect if the kernel did not know the inode yet, while old attributes were on their
     /// way to it.
     pub(super) fn invalidate_attributes(&self, inode: InodeNumber) {
-        invalidate_attributes(&self.notifier, inode);
+        self.stale_sizes.invalidate(inode, || invalidate_attributes(&self.notifier, inode));
     }
 
     fn queue(&self, task: InodeTask) {
@@ -158,31 +164,41 @@ fn changed_directory(effect: &RecordEffect) -> Option<InodeNumber> {
     }
 }
 
-fn run_inode_tasks(
-    notifier: &Notifier,
-    queue: &Receiver<InodeTask>,
-    pending: &AtomicU64,
-    stale_entries: &StaleEntries,
-) {
-    while let Ok(task) = queue.recv() {
-        match task {
-            InodeTask::InvalidateAttributes(inode) => {
-                invalidate_attributes(notifier, inode);
-                continue;
+/// What the thread for inodes needs.
+struct InodeTasks {
+    notifier: Notifier,
+    /// As `KernelCaches::pending_inodes`.
+    pending: Arc<AtomicU64>,
+    stale_entries: Arc<StaleEntries>,
+    stale_sizes: Arc<StaleSizes>,
+}
+
+impl InodeTasks {
+    fn run(&self, queue: &Receiver<InodeTask>) {
+        while let Ok(task) = queue.recv() {
+            match task {
+                InodeTask::InvalidateAttributes(inode) => {
+                    self.invalidate(inode, ATTRIBUTES_ONLY, 0);
+                    continue;
+                }
+                InodeTask::ConfirmPermissions(inode) => {
+                    self.stale_entries.remove_permissions(inode);
+                    continue;
+                }
+                InodeTask::Invalidate(inode) => self.invalidate(inode, 0, 0),
+                InodeTask::InvalidateData { inode, offset, bytes } => {
+                    self.invalidate(inode, offset.cast_signed(), bytes.into());
+                }
+                InodeTask::Answer(answer) => answer(),
             }
-            InodeTask::ConfirmPermissions(inode) => {
-                stale_entries.remove_permissions(inode);
-                continue;
-            }
-            InodeTask::Invalidate(inode) => {
-                let _ = notifier.inval_inode(INodeNo(inode.0), 0, 0);
-            }
-            InodeTask::InvalidateData { inode, offset, bytes } => {
-                let _ = notifier.inval_inode(INodeNo(inode.0), offset.cast_signed(), bytes.into());
-            }
-            InodeTask::Answer(answer) => answer(),
+            self.pending.fetch_sub(1, Ordering::AcqRel);
         }
-        pending.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// Sends FUSE_NOTIFY_INVAL_INODE. An error means that the kernel does not know the inode.
+    fn invalidate(&self, inode: InodeNumber, offset: i64, bytes: i64) {
+        self.stale_sizes.wait_for_opens(inode);
+        self.stale_sizes.invalidate(inode, || _ = self.notifier.inval_inode(INodeNo(inode.0), offset, bytes));
     }
 }
 

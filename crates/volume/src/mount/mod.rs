@@ -18,9 +18,11 @@ mod open_modes;
 mod open_retry;
 mod operations;
 mod passthrough;
+mod permission_check;
 mod refresh;
 mod space;
 mod stale_entries;
+mod stale_sizes;
 mod unused_inodes;
 mod write_permission;
 

@@ -48,6 +48,11 @@ pub(super) fn is_appending(flags: i32) -> bool {
     OFlags::from_bits_retain(flags.cast_unsigned()).contains(OFlags::APPEND)
 }
 
+/// Whether the flags of open(2) permit reading.
+pub(super) fn may_read(flags: i32) -> bool {
+    AccessMode::of(flags) != AccessMode::Write
+}
+
 impl VolumeClient {
     /// Answers an open(2) with these flags. The file is counted as open already.
     pub(super) fn answer_opened(self: &Arc<Self>, inode: InodeNumber, flags: i32, reply: ReplyOpen) {

@@ -5,7 +5,6 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::sync::Arc;
 
 use fuser::{FileAttr, FileHandle, FopenFlags, INodeNo, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyWrite, Request};
-use rustix::fs::Mode;
 use rustix::io::Errno;
 
 use super::answer::{answer_empty, answer_entry, answer_write};
@@ -13,6 +12,7 @@ use super::client::{ClientState, VolumeClient};
 use super::conversion::{attributes_of, caller_of, error_of, name_of, number_of};
 use super::execution::PlannedOperation;
 use super::filesystem::VolumeFilesystem;
+use super::permission_check::{CallingThread, is_sticky};
 use super::stale_entries::PathWatch;
 use crate::record::{EntryKey, EntryName, InodeNumber, RecordEffect};
 use crate::view::{
@@ -104,17 +104,18 @@ impl VolumeFilesystem {
         new: NewInode,
         answer: impl FnOnce(Result<FileAttr, Errno>) + Send + 'static,
     ) {
-        let caller = caller_of(request);
+        let caller = CallingThread::of(request);
         let name = match name_of(name) {
             Ok(name) => name,
             Err(error) => return answer(Err(error)),
         };
         let entry = EntryKey { parent: number_of(parent), name };
-        let (key, thread) = (entry.clone(), request.pid());
+        let key = entry.clone();
         let watch = self.client.watch_path(key.parent);
         let plan = move |namespace: &VolumeNamespace| {
-            check_path(watch.as_ref(), thread)?;
-            let planned = namespace.plan_create(key.parent, &key.name, &new, caller)?;
+            check_path(watch.as_ref(), caller.thread)?;
+            let planned = namespace.plan_create(key.parent, &key.name, &new, caller.identity)?;
+            caller.check_addition(namespace, key.parent)?;
             Ok(PlannedOperation::new(planned.effects, planned.inode))
         };
         let client = Arc::clone(&self.client);
@@ -168,7 +169,7 @@ impl VolumeFilesystem {
         self.client.execute(data, plan, move |written| {
             let (at, answer) = (written, move || answer_write(reply, written.map(|_| bytes)));
             match (place, at) {
-                (WritePlace::End { assumed }, Ok(offset)) if assumed != offset => client.invalidate_inode(number),
+                (WritePlace::End { assumed }, Ok(offset)) if assumed != offset => client.invalidate_file(number),
                 // The kernel does not cache this write. A reader may have cached the last page without the new data.
                 (WritePlace::End { .. }, Ok(offset)) if client.base_files.is_shared(number) => {
                     client.invalidate_data(number, offset, bytes);
@@ -206,7 +207,7 @@ impl VolumeFilesystem {
         reply: ReplyEmpty,
         plan: RemovalPlan,
     ) {
-        let (caller, thread) = (caller_of(request), request.pid());
+        let caller = CallingThread::of(request);
         let entry = match name_of(name) {
             Ok(name) => EntryKey { parent: number_of(parent), name },
             Err(error) => return answer_empty(reply, Err(error)),
@@ -214,12 +215,13 @@ impl VolumeFilesystem {
         let (checking, client, key) = (Arc::clone(&self.client), Arc::clone(&self.client), entry.clone());
         let watch = self.client.watch_path(key.parent);
         let checked_plan = move |namespace: &VolumeNamespace| {
-            check_path(watch.as_ref(), thread)?;
-            let effects = plan(namespace, key.parent, &key.name, caller)?;
+            check_path(watch.as_ref(), caller.thread)?;
+            let effects = plan(namespace, key.parent, &key.name, caller.identity)?;
             let target = namespace.lookup(key.parent, &key.name)?;
-            if namespace.inode(target)?.is_directory() || is_sticky(namespace, key.parent) {
-                checking.check_entry(thread, &key, Some(target))?;
+            if namespace.inode(target)?.is_directory() || is_sticky(&namespace.inode(key.parent)?.attributes) {
+                checking.check_entry(caller.thread, &key, Some(target))?;
             }
+            caller.check_removal(namespace, key.parent, target)?;
             Ok(effects)
         };
         self.client.change(checked_plan, move |removed| {
@@ -231,22 +233,23 @@ impl VolumeFilesystem {
     /// Executes rename(2), and answers. The kernel moves the inode that it knows by the old name. If it knows a directory by
     /// the new name, it considers this directory removed.
     pub(super) fn rename_entry(&self, request: &Request, rename: RenameRequest, reply: ReplyEmpty) {
-        let (caller, thread) = (caller_of(request), request.pid());
+        let caller = CallingThread::of(request);
         let (checking, client) = (Arc::clone(&self.client), Arc::clone(&self.client));
         let target_entry = rename.target_entry();
         let watches = [rename.parent, rename.new_parent].map(|parent| self.client.watch_path(parent));
         let checked_plan = move |namespace: &VolumeNamespace| {
-            check_paths(&watches, thread)?;
-            let effects = namespace.plan_rename(&rename, caller)?;
+            check_paths(&watches, caller.thread)?;
+            let effects = namespace.plan_rename(&rename, caller.identity)?;
             let (source, target) = (rename.source_entry(), rename.target_entry());
             let moved = namespace.lookup(source.parent, &source.name)?;
-            checking.check_entry(thread, &source, Some(moved))?;
+            checking.check_entry(caller.thread, &source, Some(moved))?;
             let must_match = rename.kind == RenameKind::Exchange
                 || namespace.inode(moved)?.is_directory()
-                || is_sticky(namespace, target.parent);
+                || is_sticky(&namespace.inode(target.parent)?.attributes);
             if must_match {
-                checking.check_entry(thread, &target, namespace.lookup(target.parent, &target.name).ok())?;
+                checking.check_entry(caller.thread, &target, namespace.lookup(target.parent, &target.name).ok())?;
             }
+            caller.check_rename(namespace, &rename)?;
             Ok(effects)
         };
         self.client.change(checked_plan, move |renamed| {
@@ -279,8 +282,10 @@ impl VolumeClient {
     }
 
     fn note_answer(&self, thread: Option<u32>, entry: &EntryKey, inode: Option<InodeNumber>) {
-        if let Some(caches) = self.kernel_caches.get() {
-            caches.stale_entries.note_answer(thread, entry, inode);
+        let Some(caches) = self.kernel_caches.get() else { return };
+        caches.stale_entries.note_answer(thread, entry, inode);
+        if let (Some(thread), Some(inode)) = (thread, inode) {
+            caches.stale_sizes.note_lookup(thread, inode);
         }
     }
 
@@ -299,7 +304,13 @@ impl VolumeClient {
 
     pub(super) fn attributes(&self, inode: InodeNumber) -> Result<FileAttr, Errno> {
         let state = self.lock();
-        let attributes = attributes_of(inode, state.namespace.readable_inode(inode)?);
+        let found = state.namespace.readable_inode(inode)?;
+        let mut attributes = attributes_of(inode, found);
+        if found.is_unlinked_elsewhere && !found.is_directory() && !self.base_files.is_open(inode) {
+            // The kernel has the inode by a name that it has not dropped yet. With a link count of 0, link(2) would fail
+            // with ENOENT without a request, although the name may lead to another file.
+            attributes.nlink = 1;
+        }
         if let Some(caches) = self.kernel_caches.get() {
             caches.stale_entries.note_attributes(inode);
         }
@@ -315,12 +326,6 @@ pub(super) fn check_path(watch: Option<&PathWatch>, thread: u32) -> Result<(), E
 /// As `check_path`, for a call with several paths.
 pub(super) fn check_paths(watches: &[Option<PathWatch>], thread: u32) -> Result<(), Errno> {
     watches.iter().try_for_each(|watch| check_path(watch.as_ref(), thread))
-}
-
-/// Whether only the owner of a file may remove it from a directory. The kernel has checked the owner of the inode that it
-/// knows by the name.
-fn is_sticky(namespace: &VolumeNamespace, directory: InodeNumber) -> bool {
-    namespace.inode(directory).is_ok_and(|inode| u32::from(inode.attributes.mode) & Mode::SVTX.bits() != 0)
 }
 
 /// Answers a lookup after a refresh. A thread that repeats an open(2) gets a file that it can open: the lookup is repeated
@@ -345,7 +350,7 @@ fn look_up(client: &VolumeClient, lookup: &LookupRequest) -> Result<FileAttr, Er
 }
 
 fn find_inode(client: &VolumeClient, state: &ClientState, lookup: &LookupRequest) -> Result<InodeNumber, Errno> {
-    let found = state.namespace.lookup(lookup.entry.parent, &lookup.entry.name);
+    let found = state.namespace.lookup_by_path(lookup.entry.parent, &lookup.entry.name);
     client.note_answer(Some(lookup.thread), &lookup.entry, found.ok());
     if found.is_err() {
         // The call fails here: the next open(2) of the thread is not a retry.

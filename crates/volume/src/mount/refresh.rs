@@ -12,6 +12,7 @@ use rustix::io::Errno;
 use super::client::VolumeClient;
 use super::invalidation::DeferredAnswer;
 use super::offload_link::OffloadRequest;
+use super::open_modes::may_read;
 use super::stale_entries::PathWatch;
 use crate::change::ChangeSet;
 use crate::log::LogPoint;
@@ -84,6 +85,16 @@ impl RefreshState {
     }
 }
 
+/// An open(2) of a file.
+#[derive(Debug)]
+pub(super) struct FileOpening {
+    pub(super) inode: InodeNumber,
+    thread: u32,
+    /// Whether the kernel must have the size of the file before the answer.
+    needs_size: bool,
+    watch: Option<PathWatch>,
+}
+
 impl VolumeClient {
     /// Whether the view may lack records that another client has logged.
     pub(super) fn may_be_stale(&self) -> bool {
@@ -105,10 +116,11 @@ impl VolumeClient {
         }
     }
 
-    /// Invalidates an inode of which the kernel has wrong attributes or data.
-    pub(super) fn invalidate_inode(&self, inode: InodeNumber) {
+    /// Invalidates a file of which the kernel has wrong data and a wrong size.
+    pub(super) fn invalidate_file(&self, inode: InodeNumber) {
         if let Some(caches) = self.kernel_caches.get() {
-            caches.invalidate(CachedObjects { inodes: BTreeSet::from([inode]), ..CachedObjects::default() });
+            let [inodes, sizes] = [BTreeSet::from([inode]), BTreeSet::from([inode])];
+            caches.invalidate(CachedObjects { inodes, sizes, ..CachedObjects::default() });
         }
     }
 
@@ -170,18 +182,31 @@ impl VolumeClient {
     /// Opens a file for a thread. The kernel may have looked up the file before the view was refreshed.
     ///
     /// # Errors
-    /// ESTALE if another client has removed or renamed the file: the kernel then walks the path again, and looks up each
-    /// name.
-    pub(super) fn open_file(&self, inode: InodeNumber, thread: u32, watch: Option<&PathWatch>) -> Result<(), Errno> {
+    /// ESTALE if another client has removed or renamed the file, or changed its size: the kernel then walks the path again,
+    /// and looks up each name.
+    pub(super) fn open_file(&self, opening: &FileOpening) -> Result<(), Errno> {
+        let FileOpening { inode, thread, needs_size, ref watch } = *opening;
         let held = self.open_retries.end(thread, inode);
         let found = held.is_some().then_some(inode);
-        let checked = watch.map_or(Ok(()), |watch| watch.check_found(thread, found));
-        checked.inspect_err(|_| self.open_retries.begin(thread))?;
-        self.open_base_file(inode, held).inspect_err(|_| self.open_retries.begin(thread))?;
-        if let Some(caches) = self.kernel_caches.get() {
-            caches.invalidate_attributes(inode);
+        let checked = watch.as_ref().map_or(Ok(()), |watch| watch.check_found(thread, found));
+        let Some(caches) = self.kernel_caches.get() else { return self.open_base_file(inode, held) };
+        if needs_size && checked.is_ok() && caches.stale_sizes.must_look_up(thread, inode) {
+            self.open_retries.begin(thread);
+            return Err(Errno::STALE);
         }
+        checked.and_then(|()| self.open_base_file(inode, held)).inspect_err(|_| {
+            self.open_retries.begin(thread);
+            caches.stale_sizes.note_stale_path(thread, inode);
+        })?;
+        caches.invalidate_attributes(inode);
         Ok(())
+    }
+
+    /// Records that an open(2) has arrived.
+    pub(super) fn begin_opening(&self, inode: InodeNumber, thread: u32, flags: i32) -> FileOpening {
+        let watch = self.watch_path(inode);
+        let is_repeated = self.kernel_caches.get().is_some_and(|caches| caches.stale_sizes.begin_open(thread, inode));
+        FileOpening { inode, thread, needs_size: !is_repeated && may_read(flags), watch }
     }
 
     /// Watches the path of an inode from the arrival of a request on. None before `watch_kernel_caches`, when the kernel

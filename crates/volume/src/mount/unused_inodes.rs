@@ -53,9 +53,12 @@ impl VolumeClient {
     /// Removes `count` references of the kernel to an inode. Queues the inode if it is unused now.
     pub(super) fn forget(&self, inode: InodeNumber, count: u64) {
         let mut state = self.lock();
-        state.namespace.forget(inode, count);
+        let is_forgotten = state.namespace.forget(inode, count);
         let is_unused = state.namespace.plan_drop(inode).is_some();
         drop(state);
+        if is_forgotten && let Some(caches) = self.kernel_caches.get() {
+            caches.stale_sizes.remove(inode);
+        }
         if is_unused {
             self.unused.add(&[inode]);
         }

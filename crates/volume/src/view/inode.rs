@@ -45,6 +45,9 @@ pub struct Inode {
     pub lookups: u64,
     /// Whether another client has removed the last entry. That client drops the inode when its kernel has forgotten it.
     pub is_unlinked_elsewhere: bool,
+    /// Whether another client has changed owner or mode while the kernel knew the inode. The kernel may have checked a call
+    /// with the old ones.
+    pub has_foreign_permissions: bool,
     /// Sequence number of the record of this client's log that created the inode. None if the inode was read from the shared
     /// tree.
     pub created_by: Option<u64>,
@@ -68,6 +71,7 @@ impl Inode {
             xattrs: BTreeMap::new(),
             lookups: 0,
             is_unlinked_elsewhere: false,
+            has_foreign_permissions: false,
             created_by: None,
         }
     }

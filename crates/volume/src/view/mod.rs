@@ -6,6 +6,7 @@
 
 mod directory;
 mod extent_map;
+mod former_entries;
 mod inode;
 mod namespace;
 mod plan;

@@ -7,7 +7,7 @@ use rustix::io::Errno;
 use super::directory::DirectoryEntries;
 use super::inode::{Inode, InodeContent};
 use crate::log::AppendedRecord;
-use crate::record::{EntryName, FILE_BYTES_MAX, InodeNumber, RecordEffect};
+use crate::record::{EntryKey, EntryName, FILE_BYTES_MAX, InodeNumber, RecordEffect};
 
 /// Maximum number of inodes of a path: PATH_MAX is 4096, and each name takes at least one byte and a slash.
 const PATH_INODES_MAX: usize = 4096 / 2;
@@ -21,6 +21,8 @@ pub struct VolumeNamespace {
     pub(super) inodes: HashMap<InodeNumber, Inode>,
     /// Removed inodes that the kernel still knows: programs of this node may have them open.
     pub(super) gone: HashMap<InodeNumber, Inode>,
+    /// Entries by which the kernel may still know a directory, although another client has changed them.
+    pub(super) former_entries: HashMap<InodeNumber, Vec<EntryKey>>,
     /// The number of this client, which selects its range of inode numbers.
     client: u16,
     pub(super) next_inode: u64,
@@ -33,7 +35,8 @@ impl VolumeNamespace {
     pub fn new(root: LoadedInode, client: u16, inode_max: u64) -> Self {
         let inodes = HashMap::from([(InodeNumber::ROOT, LoadedInode { entry_count: 1, ..root })]);
         let next_inode = inode_max.max(InodeNumber::before_first_of(client).0) + 1;
-        Self { inodes, gone: HashMap::new(), client, next_inode, unpublished: VecDeque::new() }
+        let (gone, former_entries, unpublished) = (HashMap::new(), HashMap::new(), VecDeque::new());
+        Self { inodes, gone, former_entries, client, next_inode, unpublished }
     }
 
     /// Adds an entry of the shared tree, and its inode unless an earlier entry has added it. A directory is added before its
@@ -115,16 +118,18 @@ impl VolumeNamespace {
         }
     }
 
-    /// Removes references of the kernel to an inode.
-    pub fn forget(&mut self, number: InodeNumber, count: u64) {
-        if let Some(inode) = self.inodes.get_mut(&number) {
-            inode.lookups = inode.lookups.saturating_sub(count);
-        } else if let Some(inode) = self.gone.get_mut(&number) {
-            inode.lookups = inode.lookups.saturating_sub(count);
-            if inode.lookups == 0 {
-                self.gone.remove(&number);
-            }
+    /// Removes references of the kernel to an inode. Returns whether the kernel has forgotten the inode.
+    pub fn forget(&mut self, number: InodeNumber, count: u64) -> bool {
+        let inode = self.inodes.get_mut(&number).or_else(|| self.gone.get_mut(&number));
+        let Some(inode) = inode else { return true };
+        inode.lookups = inode.lookups.saturating_sub(count);
+        if inode.lookups > 0 || number == InodeNumber::ROOT {
+            return false;
         }
+        inode.has_foreign_permissions = false;
+        self.gone.remove(&number);
+        self.former_entries.remove(&number);
+        true
     }
 
     /// Applies the effects of a record that is in the log.

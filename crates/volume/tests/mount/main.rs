@@ -2,6 +2,7 @@
 
 mod basic_calls;
 mod chain;
+mod changed_sizes;
 mod crash;
 mod crash_matrix;
 mod first_figures;
@@ -60,6 +61,7 @@ fn main() -> ExitCode {
     for (name, test) in [
         basic_calls::TESTS,
         chain::TESTS,
+        changed_sizes::TESTS,
         replaced_paths::TESTS,
         read_passthrough::TESTS,
         several_clients::TESTS,

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 
 use farfork_cluster::catalog::Durability;
-use rustix::fs::{AtFlags, Mode, OFlags, linkat, mkdirat, openat, renameat, unlinkat};
+use rustix::fs::{AtFlags, Mode, OFlags, linkat, mkdirat, openat, renameat, symlinkat, unlinkat};
 use rustix::io::Errno;
 use rustix::process::Uid;
 use rustix::thread::set_thread_res_uid;
@@ -25,10 +25,15 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
     ("permissions_that_another_node_has_changed_are_checked", changed_permissions),
     ("an_open_directory_that_another_node_has_renamed_stays_usable", renamed_open_directory),
     ("a_link_is_made_to_the_current_file_of_a_name", link_to_replaced_file),
+    ("names_are_created_in_a_directory_that_another_node_has_removed_and_created", recreated_directory),
     ("a_sticky_directory_protects_the_file_that_another_node_has_put_there", replaced_file_in_sticky_directory),
+    ("a_sticky_directory_protects_a_file_whose_owner_another_node_has_changed", changed_owner_in_sticky_directory),
+    ("a_directory_that_another_node_has_protected_is_not_changed", protected_directory),
 ];
 
 const ROUNDS: u32 = 20;
+/// A user who is not root.
+const USER: u32 = 1000;
 
 fn mounted_pair() -> (VolumeCluster, PathBuf, PathBuf) {
     let cluster = VolumeCluster::mounted(&["n1", "n2"], LOG_BYTES, Durability::Memory, NO_DETECTION_MS);
@@ -85,6 +90,36 @@ fn path_through_directory() {
         let current = other_top.join("current");
         let names = fs::read_dir(&current).unwrap().map(|entry| entry.unwrap().file_name());
         assert_eq!(names.collect::<Vec<_>>(), ["new"], "round {round}");
+    }
+}
+
+/// The kernel repeats no call that creates a name after ESTALE from the lookup of the name.
+fn recreated_directory() {
+    let (_cluster, here, there) = mounted_pair();
+    let calls: [DirectoryCall; 5] = [
+        ("mkdir", |at| fs::create_dir(at.join("new")), |at| at.join("new").exists()),
+        ("symlink", |at| symlink("target", at.join("new")), |at| at.join("new").is_symlink()),
+        ("link", |at| fs::hard_link(at.join("../../source"), at.join("new")), |at| at.join("new").exists()),
+        ("link to file", |at| fs::hard_link(at.join("file"), at.join("../../target")), |at| at.join("file").exists()),
+        ("read", |at| fs::read_to_string(at.join("file")).map(|text| assert_eq!(text, "new")), Path::exists),
+    ];
+    write(&here.join("source"), "data");
+    for (name, call, is_made) in calls {
+        for round in 0..ROUNDS {
+            // In half of the rounds, the directory above is removed too.
+            let removed = if round % 2 == 0 { "outer/inner" } else { "outer" };
+            let (path, other_path) = (here.join("outer/inner"), there.join("outer/inner"));
+            fs::create_dir_all(&path).unwrap();
+            write(&path.join("file"), "old");
+            assert_eq!(fs::read_to_string(other_path.join("file")).unwrap(), "old");
+            fs::remove_dir_all(here.join(removed)).unwrap();
+            fs::create_dir_all(&path).unwrap();
+            write(&path.join("file"), "new");
+            let made = call(&other_path);
+            assert!(made.is_ok() && is_made(&other_path), "{name}, round {round}: {made:?}");
+            fs::remove_dir_all(here.join("outer")).unwrap();
+            let _ = fs::remove_file(there.join("target"));
+        }
     }
 }
 
@@ -148,7 +183,10 @@ fn link_to_replaced_file() {
         write(&here.join(name("file")), "old");
         write(&here.join(name("next")), "new");
         assert_eq!(fs::read_to_string(there.join(name("file"))).unwrap(), "old");
-        fs::rename(here.join(name("file")), here.join(name("previous"))).unwrap();
+        if round % 2 == 0 {
+            // Otherwise, the old file is removed.
+            fs::rename(here.join(name("file")), here.join(name("previous"))).unwrap();
+        }
         fs::rename(here.join(name("next")), here.join(name("file"))).unwrap();
         fs::hard_link(there.join(name("file")), there.join(name("link"))).unwrap();
         assert_eq!(fs::read_to_string(there.join(name("link"))).unwrap(), "new", "round {round}");
@@ -177,6 +215,78 @@ fn replaced_file_in_sticky_directory() {
         let results = (unlinkat(&root, &removed, AtFlags::empty()), renameat(&root, &source, &root, &replaced));
         set_thread_res_uid(Uid::ROOT, Uid::ROOT, Uid::ROOT).unwrap();
         assert_eq!(results, (Err(Errno::PERM), Err(Errno::PERM)), "round {round}");
+    }
+}
+
+/// Calls as a user who is not root, in this thread only.
+fn as_user<T>(call: impl FnOnce() -> T) -> T {
+    set_thread_res_uid(Uid::ROOT, Uid::from_raw(USER), Uid::ROOT).unwrap();
+    let result = call();
+    set_thread_res_uid(Uid::ROOT, Uid::ROOT, Uid::ROOT).unwrap();
+    result
+}
+
+/// The kernel does not request the owner of a file that it removes.
+fn changed_owner_in_sticky_directory() {
+    let (_cluster, here, there) = mounted_pair();
+    let root = File::open(&there).unwrap();
+    for round in 0..ROUNDS {
+        let name = format!("directory-{round}");
+        fs::create_dir(here.join(&name)).unwrap();
+        fs::set_permissions(here.join(&name), Permissions::from_mode(0o1777)).unwrap();
+        let [file, folder, source] = ["file", "folder", "source"].map(|entry| format!("{name}/{entry}"));
+        write(&here.join(&file), "of the user");
+        write(&here.join(&source), "of the user");
+        fs::create_dir(here.join(&folder)).unwrap();
+        for entry in [&file, &folder, &source] {
+            chown(here.join(entry), Some(USER), None).unwrap();
+            fs::metadata(there.join(entry)).unwrap();
+        }
+        for entry in [&file, &folder] {
+            chown(here.join(entry), Some(0), None).unwrap();
+        }
+        let results = as_user(|| {
+            [
+                unlinkat(&root, &file, AtFlags::empty()),
+                unlinkat(&root, &folder, AtFlags::REMOVEDIR),
+                renameat(&root, &file, &root, format!("{name}/moved")),
+                renameat(&root, &source, &root, &file),
+            ]
+        });
+        assert_eq!(results, [Err(Errno::PERM); 4], "round {round}");
+        unlinkat(&root, &file, AtFlags::empty()).unwrap();
+    }
+}
+
+/// A call that changes a directory, with a name that is relative to the root of the volume.
+type EntryCall = (&'static str, fn(&File, &str) -> rustix::io::Result<()>);
+
+fn protected_directory() {
+    let (cluster, here, there) = mounted_pair();
+    let root = File::open(&there).unwrap();
+    let calls: [EntryCall; 4] = [
+        ("mkdir", |root, name| mkdirat(root, name, Mode::RWXU)),
+        ("symlink", |root, name| symlinkat("target", root, name)),
+        ("link", |root, name| linkat(root, "file", root, name, AtFlags::empty())),
+        ("unlink", |root, name| unlinkat(root, format!("{name}-removed"), AtFlags::empty())),
+    ];
+    write(&here.join("file"), "data");
+    chown(here.join("file"), Some(USER), None).unwrap();
+    fs::create_dir(here.join("folder")).unwrap();
+    let set_mode = |mode| fs::set_permissions(here.join("folder"), Permissions::from_mode(mode)).unwrap();
+    for round in 0..ROUNDS {
+        for (call_name, call) in calls {
+            // The kernel of the other node does not know the name: its lookup brings the new mode.
+            let name = format!("folder/{call_name}-{round}");
+            set_mode(0o777);
+            write(&here.join(format!("{name}-removed")), "data");
+            cluster.nodes[1].wait_for("the kernel has the mode", || {
+                fs::metadata(there.join("folder")).unwrap().permissions().mode() & 0o777 == 0o777
+            });
+            set_mode(0o755);
+            assert_eq!(as_user(|| call(&root, &name)), Err(Errno::ACCESS), "{call_name}, round {round}");
+            call(&root, &name).unwrap_or_else(|error| panic!("{call_name} of root, round {round}: {error}"));
+        }
     }
 }
 

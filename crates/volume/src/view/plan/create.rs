@@ -67,7 +67,7 @@ impl VolumeNamespace {
     /// Plans a hard link.
     ///
     /// # Errors
-    /// EPERM for a directory; EMLINK; ENOENT for a file without links; EEXIST.
+    /// EPERM for a directory; EMLINK; EEXIST; ENOENT for a file without links; ESTALE if another client has removed the file.
     pub fn plan_link(
         &self,
         inode: InodeNumber,
@@ -81,6 +81,8 @@ impl VolumeNamespace {
         }
         self.check_new_entry(parent, name)?;
         match state.entry_count {
+            // The name of the file may lead to another one. After ESTALE, the kernel looks it up again.
+            0 if state.is_unlinked_elsewhere => return Err(Errno::STALE),
             0 => return Err(Errno::NOENT),
             LINKS_MAX.. => return Err(Errno::MLINK),
             _ => {}

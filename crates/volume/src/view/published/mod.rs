@@ -16,6 +16,19 @@ pub struct CachedObjects {
     pub entries: BTreeMap<EntryKey, InodeNumber>,
     /// Inodes in `inodes` whose owner or mode has changed.
     pub permissions: BTreeSet<InodeNumber>,
+    /// Inodes in `inodes` whose size has changed.
+    pub sizes: BTreeSet<InodeNumber>,
+}
+
+impl CachedObjects {
+    fn note_attributes(&mut self, number: InodeNumber, previous: &InodeAttributes, present: &InodeAttributes) {
+        if (previous.mode, previous.user, previous.group) != (present.mode, present.user, present.group) {
+            self.permissions.insert(number);
+        }
+        if previous.size != present.size {
+            self.sizes.insert(number);
+        }
+    }
 }
 
 impl VolumeNamespace {
@@ -27,9 +40,7 @@ impl VolumeNamespace {
         for (number, change) in changes.inodes.iter().filter(|(_, change)| !change.is_dropped) {
             match (self.inodes.get(number), &change.attributes) {
                 (None, _) => _ = unlinked.insert(*number),
-                (Some(inode), Some(attributes)) if !has_equal_permissions(&inode.attributes, attributes) => {
-                    cached.permissions.insert(*number);
-                }
+                (Some(inode), Some(attributes)) => cached.note_attributes(*number, &inode.attributes, attributes),
                 _ => {}
             }
             self.apply_change(*number, change);
@@ -51,9 +62,12 @@ impl VolumeNamespace {
         let touched = changes.inodes.keys().chain(&unlinked).copied();
         cached.inodes.extend(touched.filter(|number| self.is_known_to_kernel(*number)));
         cached.permissions.retain(|number| cached.inodes.contains(number));
+        cached.sizes.retain(|number| cached.inodes.contains(number));
+        self.mark_foreign_permissions(&cached.permissions);
         for (number, _) in changes.inodes.iter().filter(|(_, change)| change.is_dropped) {
             self.drop_foreign(*number);
         }
+        self.keep_former_entries(&cached.entries);
         cached
     }
 
@@ -63,6 +77,7 @@ impl VolumeNamespace {
         let previous = std::mem::replace(self, loaded);
         self.next_inode = self.next_inode.max(previous.next_inode);
         self.gone = previous.gone;
+        self.former_entries = previous.former_entries;
         let mut cached = CachedObjects::default();
         let known: BTreeSet<InodeNumber> = previous
             .inodes
@@ -77,14 +92,23 @@ impl VolumeNamespace {
                     .entries
                     .extend(names.map(|entry| (EntryKey { parent: number, name: entry.name.clone() }, entry.inode)));
             }
-            let is_changed = |present: &Inode| !has_equal_permissions(&present.attributes, &inode.attributes);
-            if self.inodes.get(&number).is_some_and(is_changed) {
-                cached.permissions.insert(number);
+            if let Some(present) = self.inodes.get(&number) {
+                cached.note_attributes(number, &inode.attributes, &present.attributes);
             }
             self.keep_references(number, inode);
         }
         cached.inodes = known;
+        self.keep_former_entries(&cached.entries);
+        self.mark_foreign_permissions(&cached.permissions);
         cached
+    }
+
+    fn mark_foreign_permissions(&mut self, changed: &BTreeSet<InodeNumber>) {
+        for number in changed {
+            if let Some(inode) = self.inodes.get_mut(number) {
+                inode.has_foreign_permissions = true;
+            }
+        }
     }
 
     fn apply_change(&mut self, number: InodeNumber, change: &InodeChange) {
@@ -114,7 +138,10 @@ impl VolumeNamespace {
     /// Keeps the kernel's references to an inode of the previous namespace.
     fn keep_references(&mut self, number: InodeNumber, previous: Inode) {
         match self.inodes.get_mut(&number) {
-            Some(present) => present.lookups = previous.lookups,
+            Some(present) => {
+                present.lookups = previous.lookups;
+                present.has_foreign_permissions = previous.has_foreign_permissions;
+            }
             // An inode without entries is not in the tree that was read. This client drops it later.
             None if previous.entry_count == 0 && !previous.is_unlinked_elsewhere => {
                 self.inodes.insert(number, previous);
@@ -127,10 +154,6 @@ impl VolumeNamespace {
     fn is_known_to_kernel(&self, number: InodeNumber) -> bool {
         number == InodeNumber::ROOT || self.inodes.get(&number).is_some_and(|inode| inode.lookups > 0)
     }
-}
-
-fn has_equal_permissions(one: &InodeAttributes, other: &InodeAttributes) -> bool {
-    (one.mode, one.user, one.group) == (other.mode, other.user, other.group)
 }
 
 #[cfg(test)]
