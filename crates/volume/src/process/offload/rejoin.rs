@@ -12,7 +12,7 @@ use farfork_cluster::catalog::{VolumeRecord, VolumeState};
 use farfork_wire::NodeName;
 
 use super::log_copier;
-use super::node::ReplicaError;
+use super::replica_watch::ReplicaWatch;
 use super::volume::{ReplicaState, ReplicatedVolume, WaitingThread};
 use crate::chain::calls::{LendTree, LentTree, ReadTree};
 use crate::chain::{CALL_TIMEOUT, membership};
@@ -60,14 +60,13 @@ enum RejoinError {
 
 /// Starts the thread that brings a replica back whenever it is off the chain.
 pub(super) fn start(volume: &Arc<ReplicatedVolume>) -> io::Result<()> {
-    let volume = Arc::clone(volume);
-    thread::Builder::new().name("rejoin".to_owned()).spawn(move || run(&volume))?;
+    let (volume, watch) = (Arc::clone(volume), ReplicaWatch::new(volume));
+    thread::Builder::new().name("rejoin".to_owned()).spawn(move || run(&volume, watch))?;
     Ok(())
 }
 
-fn run(volume: &Arc<ReplicatedVolume>) {
+fn run(volume: &Arc<ReplicatedVolume>, mut watch: ReplicaWatch) {
     let mut schedule = RetrySchedule::new();
-    let mut is_loss_reported = false;
     loop {
         let mut is_off = false;
         volume.wait_as(WaitingThread::Rejoin, schedule.until_retry().unwrap_or(SLEEP_MAX).min(SLEEP_MAX), |state| {
@@ -75,7 +74,7 @@ fn run(volume: &Arc<ReplicatedVolume>) {
             let has_work = is_off || state.logs.len() < state.record.clients.len();
             has_work && schedule.until_retry().is_none()
         });
-        if volume.lock().is_closed || close_lost_replica(volume, &mut is_loss_reported) {
+        if volume.lock().is_closed || watch.close_lost_replica() {
             return;
         }
         volume.end_stale_loan();
@@ -84,7 +83,11 @@ fn run(volume: &Arc<ReplicatedVolume>) {
             continue;
         }
         let opened = open_logs(volume).map_err(RejoinError::Logs);
-        match opened.and_then(|()| if is_off { rejoin(volume).map(Some) } else { Ok(None) }) {
+        let joined = opened.and_then(|()| if is_off { rejoin(volume).map(Some) } else { Ok(None) });
+        if is_off {
+            watch.reopen_tree();
+        }
+        match joined {
             Ok(epoch) => {
                 schedule.reset();
                 if let Some(epoch) = epoch {
@@ -154,44 +157,6 @@ fn abort_join(volume: &ReplicatedVolume, error: &RejoinError) -> bool {
     if let Err(error) = ended {
         tracing::warn!(%error, volume = %volume.key.name, "the chain cannot be changed");
     }
-    true
-}
-
-/// Closes the volume if a part of its directory is lost, and returns true. The node leaves the chain, and later opens the
-/// volume with an empty replica. The last live replica stays open: its open files may be the only copy.
-fn close_lost_replica(volume: &Arc<ReplicatedVolume>, is_reported: &mut bool) -> bool {
-    let name = &volume.key.name;
-    let Ok(Some(loss)) = volume.directory.find_loss(volume.key.id) else {
-        *is_reported = false;
-        return false;
-    };
-    // `drop` closes the volume before it removes the directory: this is not a loss.
-    if volume.lock().is_closed {
-        return true;
-    }
-    match volume.leave_chain() {
-        Ok(true) | Err(ReplicaError::UnknownVolume(_)) => {}
-        Ok(false) => {
-            if !std::mem::replace(is_reported, true) {
-                let directory = volume.directory.path().display();
-                tracing::error!(volume = %name, %directory, ?loss, "the last live replica has lost files: bring them back");
-            }
-            return false;
-        }
-        Err(error) => {
-            tracing::warn!(%error, volume = %name, ?loss, "this node has lost its replica, and cannot leave the chain");
-            return false;
-        }
-    }
-    // Pauses publishing, so that no change set for the lost tree is applied to the next one.
-    volume.lock().is_catching_up = true;
-    if let Err(reason) = volume.wait_not_publishing() {
-        tracing::warn!(reason, "a lost replica is closed later");
-        return false;
-    }
-    tracing::warn!(volume = %name, ?loss, "this node has lost its replica, and has left the chain");
-    volume.end_client("this node has lost its replica");
-    volume.node.close_volume(&volume.key);
     true
 }
 
