@@ -268,7 +268,8 @@ mod tests {
             fs::remove_file(path)?;
             LogFile::create(path, &LogHeader { client: CLIENT + 1, ..HEADER })
         };
-        let damages: [&dyn Fn(&Path) -> io::Result<()>; 4] = [&empty, &short, &grown_again, &of_another_client];
+        type DamageCase<'a> = &'a dyn Fn(&Path) -> io::Result<()>;
+        let damages: [DamageCase<'_>; 4] = [&empty, &short, &grown_again, &of_another_client];
         for damage in damages {
             let (_store, directory) = replica();
             let open = OpenFiles::of(&directory);

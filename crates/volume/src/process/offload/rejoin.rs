@@ -54,6 +54,8 @@ enum RejoinError {
     Logs(io::Error),
     #[error("{0}")]
     Peer(String),
+    #[error("a part of its directory is lost")]
+    LostPart,
     #[error("cannot build the shared tree: {0}")]
     Tree(#[from] io::Error),
 }
@@ -83,7 +85,7 @@ fn run(volume: &Arc<ReplicatedVolume>, mut watch: ReplicaWatch) {
             continue;
         }
         let opened = open_logs(volume).map_err(RejoinError::Logs);
-        let joined = opened.and_then(|()| if is_off { rejoin(volume).map(Some) } else { Ok(None) });
+        let joined = opened.and_then(|()| if is_off { rejoin(volume, &watch).map(Some) } else { Ok(None) });
         if is_off {
             watch.reopen_tree();
         }
@@ -148,7 +150,11 @@ fn abort_join(volume: &ReplicatedVolume, error: &RejoinError) -> bool {
         RejoinError::OtherReplica => return false,
         // If this node is no longer the joining one, a member has removed it because it did not take a log.
         RejoinError::ChainChanged => return !is_joining(&volume.lock().record),
-        RejoinError::NotAnnounced | RejoinError::Logs(_) | RejoinError::Peer(_) | RejoinError::Tree(_) => {}
+        RejoinError::NotAnnounced
+        | RejoinError::Logs(_)
+        | RejoinError::Peer(_)
+        | RejoinError::LostPart
+        | RejoinError::Tree(_) => {}
     }
     let ended = volume.update_catalog(|record| {
         let epoch = record.epoch;
@@ -177,7 +183,7 @@ fn open_logs(volume: &Arc<ReplicatedVolume>) -> io::Result<()> {
 ///       ▲                           │ the chain has changed, or the member that lends its tree does not answer
 ///       └───────────────────────────┘
 /// ```
-fn rejoin(volume: &Arc<ReplicatedVolume>) -> Result<u64, RejoinError> {
+fn rejoin(volume: &Arc<ReplicatedVolume>, watch: &ReplicaWatch) -> Result<u64, RejoinError> {
     let own_name = &volume.node.name;
     forget_logs(volume);
     let joined_record = volume.update_catalog(|record| membership::begin_join(record, own_name)).map_err(peer)?;
@@ -185,7 +191,7 @@ fn rejoin(volume: &Arc<ReplicatedVolume>) -> Result<u64, RejoinError> {
         return Err(RejoinError::OtherReplica);
     }
     let starts = wait_announced(volume, &joined_record)?;
-    let marks = copy_tree(volume, &joined_record, starts)?;
+    let marks = copy_tree(volume, &joined_record, starts, watch)?;
     install_tree(volume, &joined_record, &marks)?;
     let (epoch, client_count) = (joined_record.epoch, joined_record.clients.len());
     let finished = volume.update_catalog(|record| {
@@ -237,40 +243,45 @@ fn copy_tree(
     volume: &ReplicatedVolume,
     joined_record: &VolumeRecord,
     at_least: Vec<LogPoint>,
+    watch: &ReplicaWatch,
 ) -> Result<Vec<PublishedMark>, RejoinError> {
     let lender = joined_record.chain.last().ok_or(RejoinError::ChainChanged)?;
     let peers = &volume.node.peers;
     let request = LendTree { volume: volume.key.clone(), epoch: joined_record.epoch, at_least };
-    let LentTree { loan, marks } = peers.call::<LendTree>(lender, &request, CALL_TIMEOUT).map_err(peer)?;
+    let lent = peers.call::<LendTree>(lender, &request, CALL_TIMEOUT).map_err(peer)?;
     let path = volume.directory.new_shared_path();
     ignore_missing(fs::remove_dir_all(&path))?;
-    let built = build_tree(volume, lender, loan, &marks);
+    let built = build_tree(volume, lender, &lent, watch);
     if built.is_err() {
         // Frees the space of the incomplete tree, for example on a full disk.
         let _ = fs::remove_dir_all(&path);
     }
-    built.map(|()| marks)
+    built.map(|()| lent.marks)
 }
 
 fn build_tree(
     volume: &ReplicatedVolume,
     lender: &NodeName,
-    loan: u64,
-    marks: &[PublishedMark],
+    lent: &LentTree,
+    watch: &ReplicaWatch,
 ) -> Result<(), RejoinError> {
     let (peers, path) = (&volume.node.peers, volume.directory.new_shared_path());
     SharedTree::create(&path)?;
     let shared = SharedTree::open(&path)?;
     let mut publisher = Publisher::open(shared, Durability::Memory, CallBudget::default()).map_err(io::Error::other)?;
     loop {
-        let request = ReadTree { volume: volume.key.clone(), loan };
+        // Copying takes long. A loss that is found only afterwards needs another copy.
+        if watch.find_loss()?.is_some() {
+            return Err(RejoinError::LostPart);
+        }
+        let request = ReadTree { volume: volume.key.clone(), loan: lent.loan };
         let part: TreePart = peers.call::<ReadTree>(lender, &request, CALL_TIMEOUT).map_err(peer)?;
         publisher.apply(&part.changes, &mut &part).map_err(io::Error::other)?;
         if part.is_last {
             break;
         }
     }
-    for (client, mark) in marks.iter().enumerate() {
+    for (client, mark) in lent.marks.iter().enumerate() {
         publisher.set_mark(client as u16, *mark).map_err(io::Error::other)?;
     }
     publisher.sync().map_err(io::Error::other)?;

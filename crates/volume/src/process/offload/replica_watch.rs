@@ -34,7 +34,11 @@ impl ReplicaWatch {
         self.tree = File::open(SharedTree::tree_path(&self.volume.directory.shared_path())).ok();
     }
 
-    fn find_loss(&self) -> io::Result<Option<ReplicaLoss>> {
+    /// Checks whether the replica has lost a part; none if it is complete.
+    ///
+    /// # Errors
+    /// As `VolumeDirectory::find_loss_of_open`.
+    pub(super) fn find_loss(&self) -> io::Result<Option<ReplicaLoss>> {
         let volume = &self.volume;
         let state = volume.lock();
         let logs = state.logs.iter().map(|(client, log)| OpenLogFile { client: *client, identity: log.file });
