@@ -332,6 +332,9 @@ pub(super) fn lend_tree(volume: &ReplicatedVolume, request: &LendTree) -> Result
     if record.epoch != request.epoch {
         return Err("the chain has changed".to_owned());
     }
+    // The reader of an earlier loan has given up. Publishing continues without it, so that the logs reach their points.
+    volume.lock().loan = None;
+    volume.notify();
     // Half of the time that the caller waits for the reply.
     let has_published = volume.wait_until(CALL_TIMEOUT / 2, |state| {
         let mut at_least = request.at_least.iter().enumerate();
@@ -342,7 +345,6 @@ pub(super) fn lend_tree(volume: &ReplicatedVolume, request: &LendTree) -> Result
         return Err("the logs are not published yet".to_owned());
     }
     let number = getrandom::u64().map_err(|error| error.to_string())?;
-    // Replaces an earlier loan, whose reader has given up.
     volume.lock().loan = Some(TreeLoan { number, reader: None, used_at: Instant::now() });
     let opened = volume.wait_not_publishing().and_then(|()| {
         volume.directory.open_shared().and_then(TreeReader::new).map_err(|error| unreadable_tree(volume, &error))
