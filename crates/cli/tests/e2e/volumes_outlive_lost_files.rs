@@ -174,7 +174,7 @@ fn damaged_replica() {
         assert_eq!(count, aside, "the rest of the replica is kept");
         // Nothing takes the place of the last live replica.
         let table = cluster.node(1).run(&["volume", "status", "single"]).stdout;
-        for text in ["volumes/single has no `volume`", "no other replica is live", "bring `volume` back"] {
+        for text in ["volumes/single has no usable `volume`", "no other replica is live", "bring `volume` back"] {
             assert!(table.contains(text), "no {text} in\n{table}");
         }
         fs::write(&single, id).expect("the directory is still there");

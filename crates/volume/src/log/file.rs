@@ -1,6 +1,6 @@
 //! The mapped file of a log. Opening it takes no lock: the caller holds the lock of the volume.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, Metadata, OpenOptions};
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
@@ -9,7 +9,7 @@ use std::path::Path;
 use farfork_sys::shared_mapping::SharedMapping;
 use rustix::fs::{FallocateFlags, fallocate};
 
-use super::layout::{LogHeader, LogHeaderError, RING_OFFSET};
+use super::layout::{HEADER_BYTES, LogHeader, LogHeaderError, RING_OFFSET};
 use super::storage::LogStorage;
 
 /// A log file and its mapping.
@@ -18,6 +18,15 @@ pub struct LogFile {
     file: File,
     mapping: SharedMapping,
     header: LogHeader,
+}
+
+/// What `LogFile::inspect` finds.
+#[derive(Debug)]
+pub struct InspectedLog {
+    /// The header of the log.
+    pub header: LogHeader,
+    /// The metadata of its file.
+    pub metadata: Metadata,
 }
 
 /// Why a log cannot be used.
@@ -29,6 +38,19 @@ pub enum LogFileError {
     /// The file is not a log, or its header is damaged.
     #[error("cannot read the log: {0}")]
     Header(#[from] LogHeaderError),
+}
+
+impl LogFileError {
+    /// Whether the file is missing, too short, or has a damaged header.
+    pub fn is_loss(&self) -> bool {
+        match self {
+            Self::Access(error) => matches!(
+                error.kind(),
+                io::ErrorKind::NotFound | io::ErrorKind::UnexpectedEof | io::ErrorKind::IsADirectory
+            ),
+            Self::Header(error) => *error == LogHeaderError::Invalid,
+        }
+    }
 }
 
 impl LogFile {
@@ -43,15 +65,21 @@ impl LogFile {
         file.sync_all()
     }
 
+    /// Reads header and metadata of the log at a path, without mapping it.
+    ///
+    /// # Errors
+    /// As `open`.
+    pub fn inspect(path: &Path) -> Result<InspectedLog, LogFileError> {
+        inspect(&File::open(path)?)
+    }
+
     /// Opens and maps a log.
     ///
     /// # Errors
-    /// [`LogFileError`].
+    /// [`LogFileError`]; `UnexpectedEof` for a file that is shorter than its ring.
     pub fn open(path: &Path) -> Result<Self, LogFileError> {
         let file = OpenOptions::new().read(true).write(true).open(path)?;
-        let mut bytes = vec![0; RING_OFFSET as usize];
-        file.read_exact_at(&mut bytes, 0)?;
-        let header = LogHeader::decode(&bytes)?;
+        let header = inspect(&file)?.header;
         let mapping = SharedMapping::map_file(&file, (RING_OFFSET + header.ring_bytes) as usize)?;
         Ok(Self { file, mapping, header })
     }
@@ -92,6 +120,16 @@ impl LogFile {
     pub fn try_clone_file(&self) -> io::Result<File> {
         self.file.try_clone()
     }
+}
+
+fn inspect(file: &File) -> Result<InspectedLog, LogFileError> {
+    let mut bytes = [0; HEADER_BYTES];
+    file.read_exact_at(&mut bytes, 0)?;
+    let (header, metadata) = (LogHeader::decode(&bytes)?, file.metadata()?);
+    if metadata.len() < RING_OFFSET + header.ring_bytes {
+        return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
+    }
+    Ok(InspectedLog { header, metadata })
 }
 
 impl LogStorage for LogFile {

@@ -57,6 +57,9 @@ struct LogHeaderLayout {
     checksum: U32,
 }
 
+/// Size of an encoded header.
+pub(super) const HEADER_BYTES: usize = size_of::<LogHeaderLayout>();
+
 impl LogHeader {
     /// The bytes at the beginning of the file.
     pub fn encode(&self) -> Vec<u8> {

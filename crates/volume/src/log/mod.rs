@@ -9,7 +9,7 @@ mod ring;
 mod storage;
 
 pub use appender::{AppendedRecord, LogAppender};
-pub use file::{LogFile, LogFileError};
+pub use file::{InspectedLog, LogFile, LogFileError};
 pub use layout::{LOG_BYTES_MAX, LOG_BYTES_MIN, LogHeader, LogHeaderError, RING_OFFSET, file_offset};
 pub use ring::{LogPoint, LogRing, RecordPlacement, RingError};
 pub use storage::LogStorage;

@@ -1,5 +1,6 @@
 //! Messages between the processes of one node.
 
+use std::io;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
@@ -144,7 +145,39 @@ pub(super) enum WorkerAnswer {
     Failed {
         /// The cause.
         reason: String,
-        /// The file system of the shared tree is full.
-        is_full: bool,
+        /// What the cause means for the replica.
+        kind: PublishFailureKind,
     },
+}
+
+/// What it means for a replica that a change set was not published.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum PublishFailureKind {
+    /// The file system of the shared tree is full.
+    DiskFull,
+    /// The shared tree lacks a part, or has another state than its mark says.
+    DamagedTree,
+    /// The request may succeed later.
+    Other,
+}
+
+impl PublishFailureKind {
+    /// The kind of an error of `PublisherTable::publish`.
+    pub(super) fn of(error: &io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::StorageFull => Self::DiskFull,
+            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory | io::ErrorKind::InvalidData => Self::DamagedTree,
+            _ => Self::Other,
+        }
+    }
+
+    /// The error of a worker that has reported this kind.
+    pub(super) fn error(self, reason: String) -> io::Error {
+        let kind = match self {
+            Self::DiskFull => io::ErrorKind::StorageFull,
+            Self::DamagedTree => io::ErrorKind::InvalidData,
+            Self::Other => io::ErrorKind::Other,
+        };
+        io::Error::new(kind, reason)
+    }
 }

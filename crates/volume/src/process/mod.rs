@@ -10,6 +10,7 @@ mod control;
 mod data_copier;
 mod message;
 mod offload;
+mod replica_loss;
 mod store;
 mod supervisor;
 mod volume_directory;

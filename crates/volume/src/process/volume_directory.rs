@@ -13,9 +13,10 @@ use crate::publish::{SharedTree, available_bytes};
 
 /// The name of the lock of the client.
 const CLIENT: &str = "client";
-const IDENTITY: &str = "volume";
-const LOGS: &str = "logs";
-const SHARED: &str = "shared";
+/// The file with the id of the volume.
+pub(super) const IDENTITY: &str = "volume";
+pub(super) const LOGS: &str = "logs";
+pub(super) const SHARED: &str = "shared";
 /// The file with the boot id of the machine when the replica was last opened.
 const BOOT: &str = "boot";
 /// The file with the result of the last check.
@@ -30,17 +31,6 @@ const ASIDE_MAX: u32 = 100;
 #[derive(Clone, Debug)]
 pub struct VolumeDirectory {
     path: PathBuf,
-}
-
-/// A loss that makes a replica unusable.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ReplicaLoss {
-    /// The directory of the replica is missing.
-    All,
-    /// The directory has the replica of another volume.
-    OtherVolume,
-    /// This file or directory of the replica is missing or damaged.
-    Part(&'static str),
 }
 
 /// Why a replica cannot be created.
@@ -108,28 +98,6 @@ impl VolumeDirectory {
             }
         }
         Ok(false)
-    }
-
-    /// Checks whether the replica of a volume has lost a part; none if it is complete.
-    ///
-    /// # Errors
-    /// When the directory cannot be read.
-    pub(super) fn find_loss(&self, id: u64) -> io::Result<Option<ReplicaLoss>> {
-        match self.id() {
-            Ok(found) if found == id => {}
-            Ok(_) => return Ok(Some(ReplicaLoss::OtherVolume)),
-            Err(error) if error.kind() == io::ErrorKind::InvalidData => return Ok(Some(ReplicaLoss::Part(IDENTITY))),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                let has_directory = self.path.try_exists()?;
-                return Ok(Some(if has_directory { ReplicaLoss::Part(IDENTITY) } else { ReplicaLoss::All }));
-            }
-            Err(error) => return Err(error),
-        }
-        // Between the two renames that replace a shared tree, only the old tree exists.
-        let has_tree = self.shared_path().try_exists()? || self.old_shared_path().try_exists()?;
-        let has_logs = self.path.join(LOGS).try_exists()?;
-        let lost = [(SHARED, has_tree), (LOGS, has_logs)].into_iter().find(|(_, is_present)| !is_present);
-        Ok(lost.map(|(part, _)| ReplicaLoss::Part(part)))
     }
 
     /// Creates an empty replica. The file with the id is written last: a directory without it is incomplete, as after a
@@ -327,30 +295,6 @@ mod tests {
         let store = tempfile::tempdir().unwrap();
         let directory = VolumeDirectory::create(&store.path().join("data"), ID).unwrap();
         (store, directory)
-    }
-
-    #[test]
-    fn each_lost_part_is_found() {
-        let (_store, directory) = replica();
-        assert_eq!(directory.find_loss(ID).unwrap(), None);
-        assert_eq!(directory.find_loss(ID + 1).unwrap(), Some(ReplicaLoss::OtherVolume));
-        fs::rename(directory.shared_path(), directory.old_shared_path()).unwrap();
-        assert_eq!(directory.find_loss(ID).unwrap(), None, "the tree is being replaced");
-        fs::remove_dir_all(directory.old_shared_path()).unwrap();
-        assert_eq!(directory.find_loss(ID).unwrap(), Some(ReplicaLoss::Part(SHARED)));
-        SharedTree::create(&directory.shared_path()).unwrap();
-        fs::remove_dir(directory.path.join(LOGS)).unwrap();
-        assert_eq!(directory.find_loss(ID).unwrap(), Some(ReplicaLoss::Part(LOGS)));
-        fs::write(directory.path.join(IDENTITY), b"").unwrap();
-        assert_eq!(
-            directory.find_loss(ID).unwrap(),
-            Some(ReplicaLoss::Part(IDENTITY)),
-            "a crash has left an empty file"
-        );
-        fs::remove_file(directory.path.join(IDENTITY)).unwrap();
-        assert_eq!(directory.find_loss(ID).unwrap(), Some(ReplicaLoss::Part(IDENTITY)));
-        fs::remove_dir_all(&directory.path).unwrap();
-        assert_eq!(directory.find_loss(ID).unwrap(), Some(ReplicaLoss::All));
     }
 
     #[test]

@@ -12,7 +12,7 @@ use rustix::io::Errno;
 
 use super::channel::{MessageChannel, listen};
 use super::data_copier::{CopyMethod, DataCopier};
-use super::message::{PublishRequest, WorkerAnswer};
+use super::message::{PublishFailureKind, PublishRequest, WorkerAnswer};
 use super::store::VolumeStore;
 use crate::log::LogFile;
 use crate::publish::{CallBudget, PublishError, PublishedMark, Publisher, SharedTree};
@@ -65,7 +65,7 @@ impl PublisherTable {
                 return Err(io::Error::other("another volume has this name now"));
             }
             let publisher = Publisher::open(directory.open_shared()?, request.durability, CallBudget::default());
-            let publisher = publisher.map_err(io::Error::other)?;
+            let publisher = publisher.map_err(error_with_kind)?;
             let copier = DataCopier::new(self.copy_method)?;
             let open = OpenVolume { id, tree, publisher, copier, logs: HashMap::new() };
             self.volumes.insert(request.volume.clone(), open);
@@ -76,13 +76,19 @@ impl PublisherTable {
             Entry::Vacant(entry) => entry.insert(directory.open_log(request.client).map_err(io::Error::other)?),
         };
         let published = volume.publisher.publish(request.client, &request.changes, &mut volume.copier.data_of(log));
-        published.map_err(|error| match error {
-            PublishError::Call { source: Errno::NOSPC | Errno::DQUOT, .. } => {
-                io::Error::new(io::ErrorKind::StorageFull, error)
-            }
-            error => io::Error::other(error),
-        })
+        published.map_err(error_with_kind)
     }
+}
+
+/// Adds the kind that `PublishFailureKind::of` recognises.
+fn error_with_kind(error: PublishError) -> io::Error {
+    let kind = match &error {
+        PublishError::Call { source: Errno::NOSPC | Errno::DQUOT, .. } => io::ErrorKind::StorageFull,
+        PublishError::Call { source: Errno::NOENT | Errno::NOTDIR, .. } => io::ErrorKind::NotFound,
+        PublishError::Mismatch(_) => io::ErrorKind::InvalidData,
+        PublishError::Call { .. } | PublishError::InjectedCrash => io::ErrorKind::Other,
+    };
+    io::Error::new(kind, error)
 }
 
 /// Runs the host worker of a node until it is killed.
@@ -112,9 +118,7 @@ pub fn run_worker(store: &VolumeStore, copy_method: CopyMethod) -> io::Result<()
 fn execute(publishers: &mut PublisherTable, request: &PublishRequest) -> WorkerAnswer {
     match publishers.publish(request) {
         Ok(mark) => WorkerAnswer::Done(mark),
-        Err(error) => {
-            WorkerAnswer::Failed { reason: error.to_string(), is_full: error.kind() == io::ErrorKind::StorageFull }
-        }
+        Err(error) => WorkerAnswer::Failed { reason: error.to_string(), kind: PublishFailureKind::of(&error) },
     }
 }
 

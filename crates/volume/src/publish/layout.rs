@@ -65,6 +65,37 @@ impl SharedTree {
         Ok(Self { path: path.to_owned(), tree: tree?, inodes: inodes?, orphans: orphans? })
     }
 
+    /// Finds a directory of the shared tree at a path that is missing; none if it has all of them. Does not look at the
+    /// directories in `inodes`, which are many.
+    ///
+    /// # Errors
+    /// As stat(2), except for missing directories.
+    pub fn find_missing_part(path: &Path) -> io::Result<Option<String>> {
+        find_missing_directory(path, [TREE, INODES, ORPHANS, PUBLISHED].map(str::to_owned))
+    }
+
+    /// As `find_missing_part`, for the directories in `inodes`.
+    ///
+    /// # Errors
+    /// As `find_missing_part`.
+    pub fn find_missing_inode_part(path: &Path) -> io::Result<Option<String>> {
+        find_missing_directory(path, (0..INODE_DIRECTORIES).map(|number| format!("{INODES}/{number:02x}")))
+    }
+
+    /// Finds a client of `clients` whose mark is missing or too short at a path; none if all marks are there.
+    ///
+    /// # Errors
+    /// As stat(2), except for missing marks.
+    pub fn find_missing_mark(path: &Path, clients: impl IntoIterator<Item = u16>) -> io::Result<Option<String>> {
+        for client in clients {
+            let name = format!("{PUBLISHED}/{client}");
+            if !MarkFile::is_complete(&path.join(&name))? {
+                return Ok(Some(name));
+            }
+        }
+        Ok(None)
+    }
+
     /// Returns a number that distinguishes this tree from one that replaces it. No other tree has the number while this one
     /// is open.
     ///
@@ -79,7 +110,12 @@ impl SharedTree {
     /// # Errors
     /// As stat(2).
     pub fn identity_of(path: &Path) -> io::Result<u64> {
-        Ok(fs::metadata(path.join(TREE))?.ino())
+        Ok(fs::metadata(Self::tree_path(path))?.ino())
+    }
+
+    /// The directory that ordinary tools list, of the shared tree at a path.
+    pub fn tree_path(path: &Path) -> PathBuf {
+        path.join(TREE)
     }
 
     /// Creates the mark of a client's log, with nothing published. An existing mark is kept.
@@ -147,6 +183,20 @@ pub(super) fn orphan_name(inode: InodeNumber) -> String {
 pub(super) fn number_of_name(name: &[u8]) -> Option<InodeNumber> {
     let number = u64::from_str_radix(std::str::from_utf8(name).ok()?, 16).ok()?;
     (number > 0).then_some(InodeNumber(number))
+}
+
+/// Returns the first of these names that is no directory.
+fn find_missing_directory(path: &Path, names: impl IntoIterator<Item = String>) -> io::Result<Option<String>> {
+    for name in names {
+        match fs::metadata(path.join(&name)) {
+            Ok(state) if state.is_dir() => {}
+            Err(error) if !matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+                return Err(error);
+            }
+            _ => return Ok(Some(name)),
+        }
+    }
+    Ok(None)
 }
 
 fn open_directory(path: &Path) -> io::Result<OwnedFd> {

@@ -96,6 +96,18 @@ impl MarkFile {
         Ok(Self { file, mark: newest.0, next_slot: newest.1 })
     }
 
+    /// Whether a file with both slots is at a path. Does not read the marks.
+    ///
+    /// # Errors
+    /// As stat(2), except for a missing file.
+    pub fn is_complete(path: &Path) -> io::Result<bool> {
+        match std::fs::metadata(path) {
+            Ok(state) => Ok(state.is_file() && state.len() >= 2 * SLOT_BYTES),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
     /// The newest mark.
     pub fn mark(&self) -> PublishedMark {
         self.mark

@@ -7,6 +7,7 @@ mod crash;
 mod crash_matrix;
 mod first_figures;
 mod full_disk;
+mod lost_files;
 mod model;
 mod mounted_volume;
 mod programs;
@@ -66,6 +67,7 @@ fn main() -> ExitCode {
         read_passthrough::TESTS,
         several_clients::TESTS,
         replica_check::TESTS,
+        lost_files::TESTS,
         model::TESTS,
         crash::TESTS,
         crash_matrix::TESTS,

@@ -11,6 +11,7 @@ mod node;
 mod publishing;
 mod received_log;
 mod rejoin;
+mod replica_watch;
 mod space;
 mod successor;
 mod tree_hold;

@@ -22,8 +22,9 @@ use crate::chain::calls::{HasClient, VolumeKey};
 use crate::chain::{LogCompression, PeerClients, PeerError, membership};
 use crate::process::data_copier::CopyMethod;
 use crate::process::message::OffloadMessage;
+use crate::process::replica_loss::ReplicaLoss;
 use crate::process::store::VolumeStore;
-use crate::process::volume_directory::{CreateError, ReplicaLoss, VolumeDirectory};
+use crate::process::volume_directory::{CreateError, VolumeDirectory};
 
 /// Interval between two attempts to open replicas that are not open.
 const OPEN_INTERVAL: Duration = Duration::from_secs(1);
@@ -61,10 +62,10 @@ pub(super) enum ReplicaError {
     #[error("node {node} has lost its replica of volume {volume}, which was the last live one: bring its disk back")]
     LastLost { node: NodeName, volume: VolumeName },
     #[error(
-        "volume {volume} on node {node}: {directory} has no `{part}`, and no other replica is live: bring `{part}` back, or \
+        "volume {volume} on node {node}: {directory} has no usable `{part}`, and no other replica is live: bring `{part}` back, or \
          start the node of another replica"
     )]
-    LastDamaged { node: NodeName, volume: VolumeName, directory: String, part: &'static str },
+    LastDamaged { node: NodeName, volume: VolumeName, directory: String, part: String },
     #[error("volume {volume} on node {node}: cannot set aside {directory}, which lacks a part: {source}")]
     SetAside { node: NodeName, volume: VolumeName, directory: String, source: io::Error },
     #[error("volume {volume} on node {node}: {source}")]
@@ -127,11 +128,12 @@ impl OffloadNode {
             return Ok(Arc::clone(volume));
         }
         let failed = |source| ReplicaError::Open { node: self.name.clone(), volume: name.clone(), source };
-        let record = match self.store.volume(name.as_str()).find_loss(record.id).map_err(failed)? {
+        let is_live = record.chain.contains(&self.name);
+        let record = match self.store.volume(name.as_str()).find_loss(record.id, is_live).map_err(failed)? {
             None => record.clone(),
             Some(loss) => self.replace_lost_replica(name, record, loss)?,
         };
-        let volume = Arc::new(ReplicatedVolume::new(Arc::clone(self), name.clone(), record));
+        let volume = Arc::new(ReplicatedVolume::new(Arc::clone(self), name.clone(), record).map_err(failed)?);
         volume.directory.finish_tree_exchange().map_err(failed)?;
         if volume.directory.has_restarted().map_err(failed)? {
             volume.leave_after_restart()?;
@@ -168,16 +170,15 @@ impl OffloadNode {
         let left = left.filter(|left| left.id == record.id && self.has_replica(left)).ok_or_else(no_replica)?;
         let directory = self.store.volume(name.as_str());
         if left.chain.contains(&self.name) {
+            let directory = directory.path().display().to_string();
             return Err(match loss {
-                ReplicaLoss::Part(part) => {
-                    let directory = directory.path().display().to_string();
-                    ReplicaError::LastDamaged { node, volume, directory, part }
-                }
-                ReplicaLoss::All | ReplicaLoss::OtherVolume => ReplicaError::LastLost { node, volume },
+                ReplicaLoss::Part(part) => ReplicaError::LastDamaged { node, volume, directory, part },
+                _ => ReplicaError::LastLost { node, volume },
             });
         }
+        let is_partial = matches!(loss, ReplicaLoss::Part(_));
         tracing::warn!(volume = %name, ?loss, "the replica of this node is lost: it is copied from another node");
-        if matches!(loss, ReplicaLoss::Part(_)) {
+        if is_partial {
             self.set_aside(name, record.id)?;
         }
         match VolumeDirectory::create(directory.path(), record.id) {

@@ -15,10 +15,10 @@ use crate::change::ChangeSet;
 use crate::log::{LogFile, LogPoint};
 use crate::process::channel::{MessageChannel, kill_silent_process};
 use crate::process::data_copier::CopyMethod;
-use crate::process::message::{ForeignChange, OffloadMessage, PublishRequest, WorkerAnswer};
+use crate::process::message::{ForeignChange, OffloadMessage, PublishFailureKind, PublishRequest, WorkerAnswer};
 use crate::process::store::VolumeStore;
 use crate::process::worker::{PublisherTable, WORKER};
-use crate::publish::{PublishedMark, is_damaged_mark};
+use crate::publish::PublishedMark;
 use crate::replay::LogReplay;
 
 /// Longest wait for more records before a small change set is published. Folding saves work: with 2 ms, a program that syncs
@@ -43,6 +43,8 @@ struct VolumePublisher {
     logs: HashMap<u16, PublishedLog>,
     /// Why the last change set was not published.
     failure: Option<String>,
+    /// The mark at which this node has left the chain because of a damaged tree.
+    left_at: Option<PublishedMark>,
 }
 
 /// A log as the publisher reads it.
@@ -62,7 +64,7 @@ struct PublishTask {
 
 /// Starts the publisher of a volume.
 pub(super) fn start(volume: &Arc<ReplicatedVolume>) -> io::Result<()> {
-    let publisher = VolumePublisher { volume: Arc::clone(volume), logs: HashMap::new(), failure: None };
+    let publisher = VolumePublisher { volume: Arc::clone(volume), logs: HashMap::new(), failure: None, left_at: None };
     thread::Builder::new().name("publisher".to_owned()).spawn(move || publisher.run())?;
     Ok(())
 }
@@ -72,7 +74,7 @@ impl VolumePublisher {
         while let Some(task) = self.wait_for_task() {
             let published = match self.fold(&task) {
                 Ok(changes) => {
-                    self.publish(task.client, changes).or_else(|error| self.leave_with_damaged_mark(task.client, error))
+                    self.publish(task.client, changes).or_else(|error| self.leave_with_damaged_tree(&task, error))
                 }
                 Err(error) => self.leave_chain(&error),
             };
@@ -151,22 +153,23 @@ impl VolumePublisher {
         Ok(changes)
     }
 
-    /// Leaves the chain, because a log or its mark is damaged on disk or in memory. The other replicas have the log.
+    /// Leaves the chain, because a log or the shared tree is damaged on disk or in memory. The other replicas have the log.
     fn leave_chain(&self, error: &io::Error) -> io::Result<()> {
         let volume = &self.volume;
-        tracing::error!(%error, volume = %volume.key.name, "a log of this node is damaged, or its mark: the node leaves the chain");
+        tracing::error!(%error, volume = %volume.key.name, "a log of this node is damaged, or its shared tree: the node leaves the chain");
         let has_left = volume.leave_chain().map_err(io::Error::other)?;
-        if has_left { Ok(()) } else { Err(io::Error::other("a log of the last live replica is damaged, or its mark")) }
+        if has_left { Ok(()) } else { Err(io::Error::other(format!("the last live replica is damaged: {error}"))) }
     }
 
-    /// Leaves the chain if a damaged mark has caused the error: a restarted worker cannot publish without the mark, and the
-    /// other replicas have it.
-    fn leave_with_damaged_mark(&self, client: u16, error: io::Error) -> io::Result<()> {
-        let opened = self.volume.directory.open_shared().and_then(|shared| shared.open_mark(client));
-        match opened {
-            Err(damage) if is_damaged_mark(&damage) => self.leave_chain(&damage),
-            _ => Err(error),
+    /// Leaves the chain if the shared tree has caused the error: it lacks a file, or its mark is damaged. The node then copies
+    /// another tree. If the same change set fails again with this tree, the tree is not the cause.
+    fn leave_with_damaged_tree(&mut self, task: &PublishTask, error: io::Error) -> io::Result<()> {
+        if PublishFailureKind::of(&error) != PublishFailureKind::DamagedTree || self.left_at == Some(task.mark) {
+            return Err(error);
         }
+        self.leave_chain(&error)?;
+        self.left_at = Some(task.mark);
+        Ok(())
     }
 
     /// Makes the worker apply a change set, however long this takes. Sends a change set of another client to the client of
@@ -205,10 +208,7 @@ fn receive_result(worker: &mut MessageChannel) -> io::Result<io::Result<Publishe
     loop {
         match worker.receive() {
             Ok(WorkerAnswer::Done(mark)) => return Ok(Ok(mark)),
-            Ok(WorkerAnswer::Failed { reason, is_full: true }) => {
-                return Ok(Err(io::Error::new(io::ErrorKind::StorageFull, reason)));
-            }
-            Ok(WorkerAnswer::Failed { reason, is_full: false }) => return Ok(Err(io::Error::other(reason))),
+            Ok(WorkerAnswer::Failed { reason, kind }) => return Ok(Err(kind.error(reason))),
             Ok(WorkerAnswer::Working) => was_silent = false,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock && !was_silent => was_silent = true,
             Err(error) => return Err(error),

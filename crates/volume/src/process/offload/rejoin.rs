@@ -12,7 +12,7 @@ use farfork_cluster::catalog::{VolumeRecord, VolumeState};
 use farfork_wire::NodeName;
 
 use super::log_copier;
-use super::node::ReplicaError;
+use super::replica_watch::ReplicaWatch;
 use super::volume::{ReplicaState, ReplicatedVolume, WaitingThread};
 use crate::chain::calls::{LendTree, LentTree, ReadTree};
 use crate::chain::{CALL_TIMEOUT, membership};
@@ -54,20 +54,21 @@ enum RejoinError {
     Logs(io::Error),
     #[error("{0}")]
     Peer(String),
+    #[error("a part of its directory is lost")]
+    LostPart,
     #[error("cannot build the shared tree: {0}")]
     Tree(#[from] io::Error),
 }
 
 /// Starts the thread that brings a replica back whenever it is off the chain.
 pub(super) fn start(volume: &Arc<ReplicatedVolume>) -> io::Result<()> {
-    let volume = Arc::clone(volume);
-    thread::Builder::new().name("rejoin".to_owned()).spawn(move || run(&volume))?;
+    let (volume, watch) = (Arc::clone(volume), ReplicaWatch::new(volume));
+    thread::Builder::new().name("rejoin".to_owned()).spawn(move || run(&volume, watch))?;
     Ok(())
 }
 
-fn run(volume: &Arc<ReplicatedVolume>) {
+fn run(volume: &Arc<ReplicatedVolume>, mut watch: ReplicaWatch) {
     let mut schedule = RetrySchedule::new();
-    let mut is_loss_reported = false;
     loop {
         let mut is_off = false;
         volume.wait_as(WaitingThread::Rejoin, schedule.until_retry().unwrap_or(SLEEP_MAX).min(SLEEP_MAX), |state| {
@@ -75,7 +76,7 @@ fn run(volume: &Arc<ReplicatedVolume>) {
             let has_work = is_off || state.logs.len() < state.record.clients.len();
             has_work && schedule.until_retry().is_none()
         });
-        if volume.lock().is_closed || close_lost_replica(volume, &mut is_loss_reported) {
+        if volume.lock().is_closed || watch.close_lost_replica() {
             return;
         }
         volume.end_stale_loan();
@@ -84,7 +85,11 @@ fn run(volume: &Arc<ReplicatedVolume>) {
             continue;
         }
         let opened = open_logs(volume).map_err(RejoinError::Logs);
-        match opened.and_then(|()| if is_off { rejoin(volume).map(Some) } else { Ok(None) }) {
+        let joined = opened.and_then(|()| if is_off { rejoin(volume, &watch).map(Some) } else { Ok(None) });
+        if is_off {
+            watch.reopen_tree();
+        }
+        match joined {
             Ok(epoch) => {
                 schedule.reset();
                 if let Some(epoch) = epoch {
@@ -145,7 +150,11 @@ fn abort_join(volume: &ReplicatedVolume, error: &RejoinError) -> bool {
         RejoinError::OtherReplica => return false,
         // If this node is no longer the joining one, a member has removed it because it did not take a log.
         RejoinError::ChainChanged => return !is_joining(&volume.lock().record),
-        RejoinError::NotAnnounced | RejoinError::Logs(_) | RejoinError::Peer(_) | RejoinError::Tree(_) => {}
+        RejoinError::NotAnnounced
+        | RejoinError::Logs(_)
+        | RejoinError::Peer(_)
+        | RejoinError::LostPart
+        | RejoinError::Tree(_) => {}
     }
     let ended = volume.update_catalog(|record| {
         let epoch = record.epoch;
@@ -154,44 +163,6 @@ fn abort_join(volume: &ReplicatedVolume, error: &RejoinError) -> bool {
     if let Err(error) = ended {
         tracing::warn!(%error, volume = %volume.key.name, "the chain cannot be changed");
     }
-    true
-}
-
-/// Closes the volume if a part of its directory is lost, and returns true. The node leaves the chain, and later opens the
-/// volume with an empty replica. The last live replica stays open: its open files may be the only copy.
-fn close_lost_replica(volume: &Arc<ReplicatedVolume>, is_reported: &mut bool) -> bool {
-    let name = &volume.key.name;
-    let Ok(Some(loss)) = volume.directory.find_loss(volume.key.id) else {
-        *is_reported = false;
-        return false;
-    };
-    // `drop` closes the volume before it removes the directory: this is not a loss.
-    if volume.lock().is_closed {
-        return true;
-    }
-    match volume.leave_chain() {
-        Ok(true) | Err(ReplicaError::UnknownVolume(_)) => {}
-        Ok(false) => {
-            if !std::mem::replace(is_reported, true) {
-                let directory = volume.directory.path().display();
-                tracing::error!(volume = %name, %directory, ?loss, "the last live replica has lost files: bring them back");
-            }
-            return false;
-        }
-        Err(error) => {
-            tracing::warn!(%error, volume = %name, ?loss, "this node has lost its replica, and cannot leave the chain");
-            return false;
-        }
-    }
-    // Pauses publishing, so that no change set for the lost tree is applied to the next one.
-    volume.lock().is_catching_up = true;
-    if let Err(reason) = volume.wait_not_publishing() {
-        tracing::warn!(reason, "a lost replica is closed later");
-        return false;
-    }
-    tracing::warn!(volume = %name, ?loss, "this node has lost its replica, and has left the chain");
-    volume.end_client("this node has lost its replica");
-    volume.node.close_volume(&volume.key);
     true
 }
 
@@ -212,7 +183,7 @@ fn open_logs(volume: &Arc<ReplicatedVolume>) -> io::Result<()> {
 ///       ▲                           │ the chain has changed, or the member that lends its tree does not answer
 ///       └───────────────────────────┘
 /// ```
-fn rejoin(volume: &Arc<ReplicatedVolume>) -> Result<u64, RejoinError> {
+fn rejoin(volume: &Arc<ReplicatedVolume>, watch: &ReplicaWatch) -> Result<u64, RejoinError> {
     let own_name = &volume.node.name;
     forget_logs(volume);
     let joined_record = volume.update_catalog(|record| membership::begin_join(record, own_name)).map_err(peer)?;
@@ -220,7 +191,7 @@ fn rejoin(volume: &Arc<ReplicatedVolume>) -> Result<u64, RejoinError> {
         return Err(RejoinError::OtherReplica);
     }
     let starts = wait_announced(volume, &joined_record)?;
-    let marks = copy_tree(volume, &joined_record, starts)?;
+    let marks = copy_tree(volume, &joined_record, starts, watch)?;
     install_tree(volume, &joined_record, &marks)?;
     let (epoch, client_count) = (joined_record.epoch, joined_record.clients.len());
     let finished = volume.update_catalog(|record| {
@@ -272,40 +243,45 @@ fn copy_tree(
     volume: &ReplicatedVolume,
     joined_record: &VolumeRecord,
     at_least: Vec<LogPoint>,
+    watch: &ReplicaWatch,
 ) -> Result<Vec<PublishedMark>, RejoinError> {
     let lender = joined_record.chain.last().ok_or(RejoinError::ChainChanged)?;
     let peers = &volume.node.peers;
     let request = LendTree { volume: volume.key.clone(), epoch: joined_record.epoch, at_least };
-    let LentTree { loan, marks } = peers.call::<LendTree>(lender, &request, CALL_TIMEOUT).map_err(peer)?;
+    let lent = peers.call::<LendTree>(lender, &request, CALL_TIMEOUT).map_err(peer)?;
     let path = volume.directory.new_shared_path();
     ignore_missing(fs::remove_dir_all(&path))?;
-    let built = build_tree(volume, lender, loan, &marks);
+    let built = build_tree(volume, lender, &lent, watch);
     if built.is_err() {
         // Frees the space of the incomplete tree, for example on a full disk.
         let _ = fs::remove_dir_all(&path);
     }
-    built.map(|()| marks)
+    built.map(|()| lent.marks)
 }
 
 fn build_tree(
     volume: &ReplicatedVolume,
     lender: &NodeName,
-    loan: u64,
-    marks: &[PublishedMark],
+    lent: &LentTree,
+    watch: &ReplicaWatch,
 ) -> Result<(), RejoinError> {
     let (peers, path) = (&volume.node.peers, volume.directory.new_shared_path());
     SharedTree::create(&path)?;
     let shared = SharedTree::open(&path)?;
     let mut publisher = Publisher::open(shared, Durability::Memory, CallBudget::default()).map_err(io::Error::other)?;
     loop {
-        let request = ReadTree { volume: volume.key.clone(), loan };
+        // Copying takes long. A loss that is found only afterwards needs another copy.
+        if watch.find_loss()?.is_some() {
+            return Err(RejoinError::LostPart);
+        }
+        let request = ReadTree { volume: volume.key.clone(), loan: lent.loan };
         let part: TreePart = peers.call::<ReadTree>(lender, &request, CALL_TIMEOUT).map_err(peer)?;
         publisher.apply(&part.changes, &mut &part).map_err(io::Error::other)?;
         if part.is_last {
             break;
         }
     }
-    for (client, mark) in marks.iter().enumerate() {
+    for (client, mark) in lent.marks.iter().enumerate() {
         publisher.set_mark(client as u16, *mark).map_err(io::Error::other)?;
     }
     publisher.sync().map_err(io::Error::other)?;
@@ -356,6 +332,9 @@ pub(super) fn lend_tree(volume: &ReplicatedVolume, request: &LendTree) -> Result
     if record.epoch != request.epoch {
         return Err("the chain has changed".to_owned());
     }
+    // The reader of an earlier loan has given up. Publishing continues without it, so that the logs reach their points.
+    volume.lock().loan = None;
+    volume.notify();
     // Half of the time that the caller waits for the reply.
     let has_published = volume.wait_until(CALL_TIMEOUT / 2, |state| {
         let mut at_least = request.at_least.iter().enumerate();
@@ -366,7 +345,6 @@ pub(super) fn lend_tree(volume: &ReplicatedVolume, request: &LendTree) -> Result
         return Err("the logs are not published yet".to_owned());
     }
     let number = getrandom::u64().map_err(|error| error.to_string())?;
-    // Replaces an earlier loan, whose reader has given up.
     volume.lock().loan = Some(TreeLoan { number, reader: None, used_at: Instant::now() });
     let opened = volume.wait_not_publishing().and_then(|()| {
         volume.directory.open_shared().and_then(TreeReader::new).map_err(|error| unreadable_tree(volume, &error))

@@ -346,16 +346,22 @@ fn a_borrowed_tree_that_is_borrowed_again_is_read_to_its_end() {
     client.commit();
     let (peers, lender) = (cluster.peers(), NodeName::new("n1").unwrap());
     let (volume, epoch) = cluster.volume_key();
-    let request = LendTree { volume: volume.clone(), epoch, at_least: vec![LogPoint::START] };
-    let borrow = || peers.call::<LendTree>(&lender, &request, WAIT_LIMIT).unwrap().loan;
-    let (first, second) = (borrow(), borrow());
+    let borrow = |published| {
+        let request = LendTree { volume: volume.clone(), epoch, at_least: vec![published] };
+        peers.call::<LendTree>(&lender, &request, WAIT_LIMIT).unwrap().loan
+    };
+    let first = borrow(LogPoint::START);
+    client.create_file("more");
+    client.commit();
+    // The first loan must not keep this record from being published.
+    let second = borrow(client.log.ring().head());
     let read = |loan| peers.call::<ReadTree>(&lender, &ReadTree { volume: volume.clone(), loan }, WAIT_LIMIT);
     let refusal = read(first).unwrap_err().to_string();
     assert!(refusal.contains("not lent"), "{refusal}");
     while !read(second).unwrap().is_last {}
     client.create_file("other");
     client.commit();
-    wait_for("publishing continues", || cluster.published_names("n1") == ["one", "other"]);
+    wait_for("publishing continues", || cluster.published_names("n1") == ["more", "one", "other"]);
 }
 
 /// A node that was stopped may execute the call of a check after the call that ends the check.

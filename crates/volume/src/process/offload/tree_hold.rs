@@ -172,10 +172,18 @@ fn find_log_damage(volume: &ReplicatedVolume, client: u16) -> Result<LogDamage, 
         Some(log) => (log.chain.published(), log.chain.committed()),
         None => return Ok(LogDamage::default()),
     };
-    let log = volume.directory.open_log(client).map_err(|error| error.to_string())?;
+    let mark_damage = find_mark_damage(volume, client, &mark);
+    let log = match volume.directory.open_log(client) {
+        Ok(log) => log,
+        Err(error) if error.is_loss() => {
+            tracing::error!(%error, volume = %volume.key.name, client, "a log cannot be read");
+            return Ok(LogDamage { valid_end: Some(mark.point), mark: mark_damage });
+        }
+        Err(error) => return Err(error.to_string()),
+    };
     let mut replay = LogReplay::new(log.header().ring_bytes, mark.point, mark.epoch);
     let valid_end = replay.read_to(&log, end).err().map(|_| replay.next_point());
-    Ok(LogDamage { valid_end, mark: find_mark_damage(volume, client, &mark) })
+    Ok(LogDamage { valid_end, mark: mark_damage })
 }
 
 /// Compares the file of a mark with the mark that the worker has reported: the worker writes the file after each change set.

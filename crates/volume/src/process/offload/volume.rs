@@ -2,6 +2,8 @@
 //! change wakes only threads that have work to do: a wakeup costs as much as a step of a write.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::fs::File;
+use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -18,8 +20,8 @@ use crate::chain::calls::VolumeKey;
 use crate::chain::{CALL_TIMEOUT, ChainLog, ForwardedBytes, LogRestart, WritableWindow};
 use crate::log::LogPoint;
 use crate::process::LogStatus;
+use crate::process::replica_loss::FileIdentity;
 use crate::process::volume_directory::VolumeDirectory;
-use crate::publish::PublishedMark;
 
 /// Number of condition variables for copiers. Most volumes have fewer clients.
 const COPIER_WAKEUPS: usize = 8;
@@ -29,6 +31,8 @@ pub(super) struct ReplicatedVolume {
     pub(super) key: VolumeKey,
     pub(super) node: Arc<OffloadNode>,
     pub(super) directory: VolumeDirectory,
+    /// The directory when the volume was opened.
+    pub(super) opened: File,
     state: Mutex<ReplicaState>,
     /// Locked while a term of this node's client begins or ends.
     pub(super) ending_term: Mutex<()>,
@@ -128,6 +132,8 @@ pub(super) struct LocalClient {
 pub(super) struct LogProgress {
     /// The progress of the log along the chain.
     pub(super) chain: ChainLog,
+    /// The open file of the log.
+    pub(super) file: FileIdentity,
     /// Number of requested looks for new records of this node's client, and number of completed looks.
     pub(super) looks_requested: u64,
     pub(super) looks_done: u64,
@@ -162,10 +168,11 @@ pub(super) enum PublishWaitError {
 }
 
 impl LogProgress {
-    /// Creates the progress of a log that is published up to a mark, and valid up to `stored`.
-    pub(super) fn open(mark: PublishedMark, stored: LogPoint, copier: Arc<Mutex<LogCopier>>) -> Self {
+    /// Creates the progress of a log with this copier.
+    pub(super) fn open(chain: ChainLog, file: FileIdentity, copier: Arc<Mutex<LogCopier>>) -> Self {
         let progress = Self {
-            chain: ChainLog::open(mark, stored),
+            chain,
+            file,
             looks_requested: 0,
             looks_done: 0,
             later_space: LaterSpace::default(),
@@ -251,8 +258,11 @@ impl ReplicaState {
 }
 
 impl ReplicatedVolume {
-    pub(super) fn new(node: Arc<OffloadNode>, name: VolumeName, record: VolumeRecord) -> Self {
+    /// # Errors
+    /// When the directory cannot be opened.
+    pub(super) fn new(node: Arc<OffloadNode>, name: VolumeName, record: VolumeRecord) -> io::Result<Self> {
         let directory = node.store.volume(name.as_str());
+        let opened = File::open(directory.path())?;
         let key = VolumeKey { name, id: record.id };
         let is_catching_up = !record.chain.contains(&node.name);
         let state = ReplicaState {
@@ -270,15 +280,16 @@ impl ReplicatedVolume {
             is_folding: false,
             is_closed: false,
         };
-        Self {
+        Ok(Self {
             key,
             node,
             directory,
+            opened,
             state: Mutex::new(state),
             ending_term: Mutex::default(),
             opening_log: Mutex::default(),
             wakeups: ThreadWakeups::default(),
-        }
+        })
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, ReplicaState> {

@@ -21,9 +21,10 @@ use super::successor::SuccessorHealth;
 use super::volume::{LogProgress, ReplicaState, ReplicatedVolume, WaitingThread};
 use crate::chain::calls::{AppendAnswer, AppendLog, AppendedLog, LogBytes, OpenLog, answer_call};
 use crate::chain::{
-    ChainError, ChainLink, ChunkBuffers, LogCompressor, LogRestart, PathPosition, PathVersion, TreeSpace,
+    ChainError, ChainLink, ChainLog, ChunkBuffers, LogCompressor, LogRestart, PathPosition, PathVersion, TreeSpace,
 };
 use crate::log::{LogFile, LogHeader, LogPoint};
+use crate::process::replica_loss::FileIdentity;
 use crate::publish::{Durability, PublishedMark, is_damaged_mark};
 use crate::replay::{LogReplay, ReplayEnd};
 
@@ -99,6 +100,7 @@ pub(super) fn ensure_open(volume: &Arc<ReplicatedVolume>, client: u16) -> io::Re
     volume.directory.ensure_log(&LogHeader { volume: record.id, client, ring_bytes: record.log_bytes })?;
     let log = volume.directory.open_log(client).map_err(io::Error::other)?;
     let file = log.try_clone_file()?;
+    let identity = FileIdentity::of(&file.metadata()?);
     let mut replay = LogReplay::new(log.header().ring_bytes, mark.point, mark.epoch);
     // A term ends after all its records are published. So unpublished records count only if they have the present term.
     // Others were written by a client that had lost its term, and were never acknowledged.
@@ -120,7 +122,8 @@ pub(super) fn ensure_open(volume: &Arc<ReplicatedVolume>, client: u16) -> io::Re
         polled_at: now,
         successor: SuccessorHealth::new(now),
     }));
-    volume.lock().logs.insert(client, LogProgress::open(mark, stored, Arc::clone(&copier)));
+    let progress = LogProgress::open(ChainLog::open(mark, stored), identity, Arc::clone(&copier));
+    volume.lock().logs.insert(client, progress);
     let volume = Arc::clone(volume);
     thread::Builder::new().name(format!("log-{client}")).spawn(move || run(&volume, client, &copier))?;
     Ok(())

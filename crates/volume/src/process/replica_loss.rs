@@ -1,0 +1,312 @@
+//! Finds lost parts of a replica: files and directories that are missing, too short or damaged, and those that another one
+//! has replaced. Looks at a bounded number of files, and does not read the files of the volume: `farfork volume check` does.
+
+use std::fs::{self, File, Metadata};
+use std::io;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use super::volume_directory::{IDENTITY, LOGS, SHARED, VolumeDirectory};
+use crate::log::{InspectedLog, LogFile, LogFileError};
+use crate::publish::SharedTree;
+
+/// A loss that makes a replica unusable.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum ReplicaLoss {
+    /// The directory of the replica is missing.
+    All,
+    /// The directory has the replica of another volume.
+    OtherVolume,
+    /// This file or directory of the replica is missing or damaged.
+    Part(String),
+    /// Another file or directory is at the path of this one, such as an older copy.
+    Replaced(PathBuf),
+}
+
+/// Identifies a file while it is open: the file system does not give the inode number of an open file to another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct FileIdentity {
+    device: u64,
+    inode: u64,
+}
+
+impl FileIdentity {
+    /// The identity of the file with this metadata.
+    pub(super) fn of(metadata: &Metadata) -> Self {
+        Self { device: metadata.dev(), inode: metadata.ino() }
+    }
+}
+
+/// A log that the offload process has open.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct OpenLogFile {
+    pub(super) client: u16,
+    pub(super) identity: FileIdentity,
+}
+
+/// The files of a replica that the offload process has open.
+pub(super) struct OpenReplica<'a> {
+    /// The id of the volume.
+    pub(super) id: u64,
+    pub(super) directory: &'a File,
+    /// The directory `tree` of the shared tree; none if it could not be opened.
+    pub(super) tree: Option<&'a File>,
+    pub(super) logs: Vec<OpenLogFile>,
+    /// The replica is a live one. While a replica catches up, its tree is replaced, and may lack marks.
+    pub(super) is_live: bool,
+}
+
+impl VolumeDirectory {
+    /// Checks whether a replica that is not open has lost a part; none if it is complete.
+    ///
+    /// # Errors
+    /// When a part can be neither read nor counted as lost.
+    pub(super) fn find_loss(&self, id: u64, is_live: bool) -> io::Result<Option<ReplicaLoss>> {
+        if let Some(loss) = self.find_lost_part(id)? {
+            return Ok(Some(loss));
+        }
+        if let Some(part) = SharedTree::find_missing_inode_part(&self.present_shared_path()?)? {
+            return Ok(Some(lost_in_shared(&part)));
+        }
+        let clients = self.log_clients()?;
+        for client in &clients {
+            if self.inspect_log(id, *client)?.is_none() {
+                return Ok(Some(lost_log(*client)));
+            }
+        }
+        if is_live { self.find_lost_mark(clients) } else { Ok(None) }
+    }
+
+    /// Checks whether an open replica has lost a part. Makes some 20 system calls, and 5 for each log.
+    ///
+    /// # Errors
+    /// As `find_loss`.
+    pub(super) fn find_loss_of_open(&self, open: &OpenReplica<'_>) -> io::Result<Option<ReplicaLoss>> {
+        if let Some(loss) = self.find_lost_part(open.id)? {
+            return Ok(Some(loss));
+        }
+        if is_replaced(self.path(), open.directory)? {
+            return Ok(Some(ReplicaLoss::Replaced(self.path().to_owned())));
+        }
+        for log in &open.logs {
+            match self.inspect_log(open.id, log.client)? {
+                None => return Ok(Some(lost_log(log.client))),
+                Some(found) if FileIdentity::of(&found.metadata) != log.identity => {
+                    return Ok(Some(ReplicaLoss::Replaced(self.log_path(log.client))));
+                }
+                Some(_) => {}
+            }
+        }
+        if !open.is_live {
+            return Ok(None);
+        }
+        let tree = SharedTree::tree_path(&self.shared_path());
+        if let Some(opened) = open.tree
+            && is_replaced(&tree, opened)?
+        {
+            return Ok(Some(ReplicaLoss::Replaced(tree)));
+        }
+        self.find_lost_mark(open.logs.iter().map(|log| log.client))
+    }
+
+    /// Checks the parts that every replica has, open or not.
+    fn find_lost_part(&self, id: u64) -> io::Result<Option<ReplicaLoss>> {
+        let part = |name: &str| Ok(Some(ReplicaLoss::Part(name.to_owned())));
+        match self.id() {
+            Ok(found) if found == id => {}
+            Ok(_) => return Ok(Some(ReplicaLoss::OtherVolume)),
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => return part(IDENTITY),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return if self.path().try_exists()? { part(IDENTITY) } else { Ok(Some(ReplicaLoss::All)) };
+            }
+            Err(error) => return Err(error),
+        }
+        let shared = self.present_shared_path()?;
+        if !shared.try_exists()? {
+            return part(SHARED);
+        }
+        if !self.path().join(LOGS).try_exists()? {
+            return part(LOGS);
+        }
+        Ok(SharedTree::find_missing_part(&shared)?.map(|part| lost_in_shared(&part)))
+    }
+
+    /// The path of the shared tree. Between the two renames that replace it, only the old tree exists.
+    fn present_shared_path(&self) -> io::Result<PathBuf> {
+        let shared = self.shared_path();
+        Ok(if shared.try_exists()? { shared } else { self.old_shared_path() })
+    }
+
+    fn find_lost_mark(&self, clients: impl IntoIterator<Item = u16>) -> io::Result<Option<ReplicaLoss>> {
+        let missing = SharedTree::find_missing_mark(&self.present_shared_path()?, clients)?;
+        Ok(missing.map(|part| lost_in_shared(&part)))
+    }
+
+    /// Reads the header of a client's log; none if the log is missing, too short or damaged.
+    fn inspect_log(&self, id: u64, client: u16) -> io::Result<Option<InspectedLog>> {
+        match LogFile::inspect(&self.log_path(client)) {
+            Ok(log) => Ok(Some(log).filter(|log| (log.header.volume, log.header.client) == (id, client))),
+            Err(error) if error.is_loss() => Ok(None),
+            Err(LogFileError::Access(error)) => Err(error),
+            Err(error) => Err(io::Error::other(error)),
+        }
+    }
+}
+
+fn lost_in_shared(part: &str) -> ReplicaLoss {
+    ReplicaLoss::Part(format!("{SHARED}/{part}"))
+}
+
+fn lost_log(client: u16) -> ReplicaLoss {
+    ReplicaLoss::Part(format!("{LOGS}/{client}"))
+}
+
+/// Whether another file than `opened` is at its path.
+fn is_replaced(path: &Path, opened: &File) -> io::Result<bool> {
+    Ok(FileIdentity::of(&fs::metadata(path)?) != FileIdentity::of(&opened.metadata()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::OpenOptions;
+
+    use super::*;
+    use crate::log::{LOG_BYTES_MIN, LogHeader, RING_OFFSET};
+
+    const ID: u64 = 7;
+    const CLIENT: u16 = 3;
+    const HEADER: LogHeader = LogHeader { volume: ID, client: CLIENT, ring_bytes: LOG_BYTES_MIN };
+
+    /// A replica with the log of one client.
+    fn replica() -> (tempfile::TempDir, VolumeDirectory) {
+        let store = tempfile::tempdir().unwrap();
+        let directory = VolumeDirectory::create(&store.path().join("data"), ID).unwrap();
+        directory.ensure_log(&HEADER).unwrap();
+        (store, directory)
+    }
+
+    /// The open files of a replica.
+    struct OpenFiles {
+        directory: File,
+        tree: File,
+        log: LogFile,
+    }
+
+    impl OpenFiles {
+        fn of(directory: &VolumeDirectory) -> Self {
+            let tree = File::open(SharedTree::tree_path(&directory.shared_path())).unwrap();
+            Self { directory: File::open(directory.path()).unwrap(), tree, log: directory.open_log(CLIENT).unwrap() }
+        }
+
+        fn find_loss(&self, directory: &VolumeDirectory, is_live: bool) -> Option<ReplicaLoss> {
+            let identity = FileIdentity::of(&self.log.try_clone_file().unwrap().metadata().unwrap());
+            let logs = vec![OpenLogFile { client: CLIENT, identity }];
+            let open = OpenReplica { id: ID, directory: &self.directory, tree: Some(&self.tree), logs, is_live };
+            directory.find_loss_of_open(&open).unwrap()
+        }
+    }
+
+    fn part(name: &str) -> Option<ReplicaLoss> {
+        Some(ReplicaLoss::Part(name.to_owned()))
+    }
+
+    #[test]
+    fn each_lost_part_is_found() {
+        for name in ["volume", "logs", "shared", "shared/tree", "shared/inodes", "shared/orphans", "shared/published"] {
+            let (_store, directory) = replica();
+            let open = OpenFiles::of(&directory);
+            assert_eq!((directory.find_loss(ID, true).unwrap(), open.find_loss(&directory, true)), (None, None));
+            let path = directory.path().join(name);
+            if path.is_dir() {
+                fs::remove_dir_all(path).unwrap()
+            } else {
+                fs::remove_file(path).unwrap()
+            }
+            assert_eq!(directory.find_loss(ID, false).unwrap(), part(name));
+            assert_eq!(open.find_loss(&directory, false), part(name));
+        }
+        let (_store, directory) = replica();
+        assert_eq!(directory.find_loss(ID + 1, true).unwrap(), Some(ReplicaLoss::OtherVolume));
+        fs::remove_dir(directory.shared_path().join("inodes/c5")).unwrap();
+        assert_eq!(directory.find_loss(ID, true).unwrap(), part("shared/inodes/c5"));
+        fs::write(directory.path().join(IDENTITY), b"").unwrap();
+        assert_eq!(directory.find_loss(ID, true).unwrap(), part(IDENTITY), "a crash has left an empty file");
+        fs::remove_dir_all(directory.path()).unwrap();
+        assert_eq!(directory.find_loss(ID, true).unwrap(), Some(ReplicaLoss::All));
+    }
+
+    #[test]
+    fn a_tree_that_is_being_replaced_is_not_lost() {
+        let (_store, directory) = replica();
+        fs::rename(directory.shared_path(), directory.old_shared_path()).unwrap();
+        assert_eq!(directory.find_loss(ID, true).unwrap(), None);
+        assert_eq!(directory.find_loss(ID, false).unwrap(), None);
+    }
+
+    #[test]
+    fn a_mark_is_lost_only_from_a_live_replica() {
+        for cut in [|path: &Path| fs::remove_file(path), |path: &Path| fs::write(path, b"")] {
+            let (_store, directory) = replica();
+            let open = OpenFiles::of(&directory);
+            cut(&directory.shared_path().join("published/3")).unwrap();
+            assert_eq!((directory.find_loss(ID, false).unwrap(), open.find_loss(&directory, false)), (None, None));
+            assert_eq!(directory.find_loss(ID, true).unwrap(), part("shared/published/3"));
+            assert_eq!(open.find_loss(&directory, true), part("shared/published/3"));
+        }
+    }
+
+    #[test]
+    fn a_log_that_is_missing_or_short_or_of_another_client_is_lost() {
+        let set_length = |path: &Path, bytes| OpenOptions::new().write(true).open(path)?.set_len(bytes);
+        let empty = |path: &Path| set_length(path, 0);
+        let short = |path: &Path| set_length(path, RING_OFFSET + LOG_BYTES_MIN - 1);
+        let grown_again = |path: &Path| {
+            set_length(path, 0)?;
+            set_length(path, RING_OFFSET + LOG_BYTES_MIN)
+        };
+        let of_another_client = |path: &Path| {
+            fs::remove_file(path)?;
+            LogFile::create(path, &LogHeader { client: CLIENT + 1, ..HEADER })
+        };
+        type DamageCase<'a> = &'a dyn Fn(&Path) -> io::Result<()>;
+        let damages: [DamageCase<'_>; 4] = [&empty, &short, &grown_again, &of_another_client];
+        for damage in damages {
+            let (_store, directory) = replica();
+            let open = OpenFiles::of(&directory);
+            damage(&directory.log_path(CLIENT)).unwrap();
+            assert_eq!(directory.find_loss(ID, false).unwrap(), part("logs/3"));
+            assert_eq!(open.find_loss(&directory, false), part("logs/3"));
+        }
+        let (_store, directory) = replica();
+        let open = OpenFiles::of(&directory);
+        fs::remove_file(directory.log_path(CLIENT)).unwrap();
+        assert_eq!(directory.find_loss(ID, true).unwrap(), None, "a log that was never created looks the same");
+        assert_eq!(open.find_loss(&directory, true), part("logs/3"));
+    }
+
+    /// A copy has the same id and the same contents.
+    #[test]
+    fn a_part_that_another_one_has_replaced_is_found() {
+        let replaced =
+            |directory: &VolumeDirectory, name: &str| Some(ReplicaLoss::Replaced(directory.path().join(name)));
+        let (store, directory) = replica();
+        let open = OpenFiles::of(&directory);
+        let (log, copy) = (directory.log_path(CLIENT), store.path().join("copy"));
+        fs::rename(&log, &copy).unwrap();
+        fs::copy(&copy, &log).unwrap();
+        assert_eq!(open.find_loss(&directory, true), replaced(&directory, "logs/3"));
+        fs::rename(&copy, &log).unwrap();
+        assert_eq!(open.find_loss(&directory, true), None);
+
+        fs::rename(directory.shared_path(), &copy).unwrap();
+        SharedTree::create(&directory.shared_path()).unwrap();
+        directory.open_shared().unwrap().create_mark(CLIENT).unwrap();
+        assert_eq!(open.find_loss(&directory, true), replaced(&directory, "shared/tree"));
+        assert_eq!(open.find_loss(&directory, false), None, "a replica that catches up replaces its tree");
+
+        fs::rename(directory.path(), store.path().join("away")).unwrap();
+        VolumeDirectory::create(directory.path(), ID).unwrap();
+        directory.ensure_log(&HEADER).unwrap();
+        assert_eq!(open.find_loss(&directory, false), Some(ReplicaLoss::Replaced(directory.path().to_owned())));
+    }
+}
