@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use farfork_cluster::catalog::{Catalog, FileCatalog, VolumeName};
+use farfork_cluster::catalog::{Catalog, FileCatalog, VolumeName, VolumeRecord, update_volume};
 use farfork_wire::NodeName;
 use tempfile::TempDir;
 
@@ -13,7 +13,7 @@ use super::{OffloadMode, OffloadOptions, run_offload};
 use crate::chain::calls::{
     AppendAnswer, AppendLog, HoldTree, LendTree, LogBytes, OpenAnswer, OpenLog, ReadTree, ReleaseTree, VolumeKey,
 };
-use crate::chain::{CompressedChunk, LogCompression, PathVersion, PeerClients, encode_chunks};
+use crate::chain::{CompressedChunk, LogCompression, PathVersion, PeerClients, encode_chunks, membership};
 use crate::log::{AppendedRecord, LogAppender, LogFile, LogPoint};
 use crate::process::channel::MessageChannel;
 use crate::process::data_copier::CopyMethod;
@@ -393,7 +393,35 @@ fn an_ended_check_does_not_hold_a_tree() {
     client.commit();
     wait_for("publishing continues", || cluster.published_names("n2") == ["one"]);
     hold(3).unwrap();
+    let refusal = hold(4).unwrap_err().to_string();
+    assert!(refusal.contains("another check of volume data is running"), "{refusal}");
     end(3);
+}
+
+/// A node may miss the end of a check, because it has left the chain that was checked.
+#[test]
+fn a_check_of_an_earlier_chain_does_not_hold_a_tree() {
+    let cluster = TestCluster::start();
+    cluster.create_volume(&NODES);
+    let [node, leaving] = ["n2", "n3"].map(|name| NodeName::new(name).unwrap());
+    let peers = cluster.peers();
+    let hold = |hold| {
+        let (volume, epoch) = cluster.volume_key();
+        let request = HoldTree { volume, epoch, hold, points: Vec::new() };
+        peers.call::<HoldTree>(&node, &request, WAIT_LIMIT).map_err(|error| error.to_string())
+    };
+    hold(1).unwrap();
+    let (volume, epoch) = cluster.volume_key();
+    let change = |record: &mut VolumeRecord| membership::remove_member(record, &leaving, epoch);
+    update_volume(&*cluster.catalog(), &volume.name, change).unwrap();
+    // The first call may arrive before the node knows the new chain.
+    wait_for("the next check holds the tree", || match hold(2) {
+        Ok(_) => true,
+        Err(refusal) => {
+            assert!(!refusal.contains("another check"), "{refusal}");
+            false
+        }
+    });
 }
 
 #[test]

@@ -38,6 +38,8 @@ const DIGESTS_MAX: usize = 65_536;
 /// A hold of the shared tree.
 pub(super) struct TreeHold {
     number: u64,
+    /// Epoch of the chain that is checked.
+    epoch: u64,
     /// The point at which publishing of each log stops, by client number. None: publishing continues, and only the digests
     /// are kept.
     points: Option<Vec<LogPoint>>,
@@ -54,8 +56,9 @@ pub(super) struct EndedHold {
 }
 
 impl TreeHold {
-    fn new(number: u64, points: Vec<LogPoint>) -> Self {
-        Self { number, points: Some(points), digests: Vec::new(), used_at: Some(Instant::now()) }
+    fn new(request: &HoldTree, points: Vec<LogPoint>) -> Self {
+        let (number, epoch) = (request.hold, request.epoch);
+        Self { number, epoch, points: Some(points), digests: Vec::new(), used_at: Some(Instant::now()) }
     }
 
     /// The point up to which a log may be published; none without a limit.
@@ -88,15 +91,17 @@ pub(super) fn hold(volume: &ReplicatedVolume, request: &HoldTree) -> Result<Vec<
         if state.ended_holds.iter().any(has_ended) {
             return Err(NOT_HELD.to_owned());
         }
-        let other = state.hold.as_ref().filter(|hold| hold.number != request.hold);
+        // A check of an earlier chain fails or starts again. This node may have missed the end of that check.
+        let is_other = |hold: &&TreeHold| hold.number != request.hold && hold.epoch >= request.epoch;
+        let other = state.hold.as_ref().filter(is_other);
         if other.is_some_and(|hold| !hold.is_stale()) {
             return Err(format!("another check of volume {} is running", volume.key.name));
         }
         let points =
             if request.points.is_empty() { published_points(&state, clients.clone()) } else { request.points.clone() };
         match state.hold_of(request.hold) {
-            Some(hold) => hold.points = Some(points),
-            None => state.hold = Some(TreeHold::new(request.hold, points)),
+            Some(hold) => (hold.epoch, hold.points) = (request.epoch, Some(points)),
+            None => state.hold = Some(TreeHold::new(request, points)),
         }
     }
     volume.notify();
