@@ -100,6 +100,8 @@ impl<C: Fn(ProcessRole) -> Command> NodeSupervisor<C> {
 #[derive(Debug)]
 pub struct MountSupervisor<C> {
     mount_point: PathBuf,
+    /// Whether a client of this supervisor has mounted. If not, a mount at the path is that of another supervisor.
+    has_mounted: bool,
     processes: SupervisedProcesses<C>,
 }
 
@@ -114,11 +116,12 @@ impl<C: Fn(ProcessRole) -> Command> MountSupervisor<C> {
     /// When the client cannot be started, or ends before it has mounted.
     pub fn start(mount_point: &Path, command: C) -> io::Result<Self> {
         let processes = SupervisedProcesses { command, processes: Vec::new() };
-        let mut supervisor = Self { mount_point: mount_point.to_owned(), processes };
+        let mut supervisor = Self { mount_point: mount_point.to_owned(), has_mounted: false, processes };
         supervisor.processes.start(ProcessRole::Client)?;
         let client = &mut supervisor.processes.processes[0];
         let mut output = client.child.stdout.take().expect("standard output is a pipe");
         output.read_exact(&mut [0; 1]).map_err(|_| io::Error::other(CLIENT_ENDED))?;
+        supervisor.has_mounted = true;
         Ok(supervisor)
     }
 
@@ -179,7 +182,7 @@ impl<C> Drop for MountSupervisor<C> {
     fn drop(&mut self) {
         self.processes.kill();
         let client = &mut self.processes.processes[0];
-        if matches!(client.child.try_wait(), Ok(None)) {
+        if self.has_mounted && matches!(client.child.try_wait(), Ok(None)) {
             let _ = abort_mount(&self.mount_point);
         }
         self.processes.kill_and_wait();

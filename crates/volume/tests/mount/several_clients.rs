@@ -34,6 +34,7 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
     ("a_rename_moves_the_current_file_of_the_name", a_rename_moves_the_current_file_of_the_name),
     ("a_directory_that_another_client_has_moved_stays_usable", a_directory_that_another_client_has_moved_stays_usable),
     ("reading_takes_no_write_permission", reading_takes_no_write_permission),
+    ("a_second_mount_does_not_end_the_first", a_second_mount_does_not_end_the_first),
 ];
 
 /// A volume with a replica on each of two nodes, mounted on both.
@@ -352,4 +353,17 @@ fn reading_takes_no_write_permission() {
         assert!(!pair.can_open(1, &format!("file-{file}")));
     }
     assert_eq!(pair.cluster.nodes[0].status().record.term, term);
+}
+
+/// The second client ends, because the volume is mounted at the path. Its supervisor must leave that mount alone.
+fn a_second_mount_does_not_end_the_first() {
+    let pair = MountedPair::create();
+    let path = pair.path(0, "file");
+    let mut file = File::create(&path).unwrap();
+    // Each attempt waits some seconds for the end of the first client.
+    for _ in 0..2 {
+        assert!(!pair.cluster.nodes[0].mount_twice());
+        file.write_all(b"x").unwrap();
+        assert!(fs::metadata(&path).is_ok());
+    }
 }

@@ -150,6 +150,16 @@ impl TestNode {
         }));
     }
 
+    /// Starts another supervisor for the path of the mount. Returns whether its client has mounted.
+    pub(crate) fn mount_twice(&self) -> bool {
+        let command = |role: ProcessRole| {
+            let mut command = process_command(role.name());
+            command.arg(self.store()).arg(self.path());
+            command
+        };
+        MountSupervisor::start(&self.path(), command).is_ok()
+    }
+
     /// Unmounts, and waits for the client to end.
     ///
     /// A process that another test starts has copies of this process's descriptors until it calls execve(2). Until then, a
