@@ -100,7 +100,7 @@ impl<C: Fn(ProcessRole) -> Command> NodeSupervisor<C> {
 #[derive(Debug)]
 pub struct MountSupervisor<C> {
     mount_point: PathBuf,
-    /// Whether a client of this supervisor has mounted. If not, a mount at the path is that of another supervisor.
+    /// Whether a client of this supervisor has mounted. If not, another supervisor has the mount at the path.
     has_mounted: bool,
     processes: SupervisedProcesses<C>,
 }
