@@ -1,5 +1,5 @@
-"""What tests and plugins add to the elements of tests in the JUnit file: ``record_xml_attribute``, and the methods of
-``xml.node_reporter(…)`` with which plugins add attributes and properties.
+"""Additions of tests and plugins to the elements of tests in the JUnit file. Tests call ``record_xml_attribute``. Plugins call
+methods of ``xml.node_reporter(…)`` that add attributes and properties.
 
 A worker sends these with the next report of their test. The program adds them before it handles this report.
 """

@@ -54,7 +54,7 @@ class TestRecord:
     reports: list[Any] = field(default_factory=list)
     #: The number of failed subtests. If there are any, pytest counts the test as failed.
     subtests_failed: int = 0
-    #: What was added to the test's element of the JUnit file and not sent with a report.
+    #: Additions to the test's element of the JUnit file that no report has sent.
     additions: list[Addition] = field(default_factory=list)
 
 

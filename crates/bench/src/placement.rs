@@ -1,5 +1,4 @@
-//! `PlacementArgs`: the CPUs and the memory of a run. taskset(1) and numactl(8) set them for this program, and all
-//! processes of the run inherit them.
+//! `PlacementArgs`: the CPUs and the memory of a run. All processes of the run inherit them from this program.
 
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
@@ -8,9 +7,10 @@ use std::{env, fs};
 use anyhow::Context as _;
 use clap::Args;
 use farfork_api::failure::Failure;
+use farfork_sys::affinity::{parse_cpu_list, restrict_to_cpus};
 use tonic::Code;
 
-/// Set in the environment of a program that has its placement.
+/// Set in the environment of a program that numactl(8) has started.
 const PLACED: &str = "FARFORK_BENCH_PLACED";
 
 /// The NUMA nodes of this machine, as a list such as `0-1`; see the kernel's
@@ -29,58 +29,47 @@ pub(crate) struct PlacementArgs {
 }
 
 impl PlacementArgs {
-    /// Replaces this program by itself with the placement, unless it has it already or none is wanted.
+    /// Restricts this thread, and the processes that it starts. Call it before other threads are started.
     ///
     /// # Errors
-    /// The machine has no such NUMA node, or only one; taskset(1) or numactl(8) cannot be executed.
+    /// The machine has none of the CPUs, no such NUMA node, or only one; numactl(8) cannot be executed.
     pub(crate) fn apply(&self) -> anyhow::Result<()> {
-        if env::var_os(PLACED).is_some() {
-            return Ok(());
+        if let Some(cpus) = &self.cpus {
+            restrict_to_cpus(cpus).with_context(|| format!("--cpus {cpus}"))?;
         }
-        let (mut command, package) = match (&self.cpus, self.numa) {
-            (Some(cpus), _) => (placing_command("taskset", &["--cpu-list", cpus]), "util-linux"),
-            (None, Some(node)) => {
-                require_node(node, &fs::read_to_string(ONLINE_NODES).unwrap_or_default())?;
-                let node = node.to_string();
-                (placing_command("numactl", &["--cpunodebind", &node, "--membind", &node]), "numactl")
-            }
-            (None, None) => return Ok(()),
-        };
-        let program = env::current_exe().context("readlink of /proc/self/exe")?;
-        // exec returns only an error.
-        let error = command.arg(program).args(env::args_os().skip(1)).env(PLACED, "1").exec();
-        let name = command.get_program().display();
-        Err(Failure::new(Code::NotFound, format!("program {name}"), error.to_string())
-            .with_next_step(format!("install the package {package}"))
-            .into())
+        match self.numa {
+            Some(node) if env::var_os(PLACED).is_none() => execute_on_numa_node(node),
+            _ => Ok(()),
+        }
     }
 }
 
-fn placing_command(name: &str, arguments: &[&str]) -> Command {
-    let mut command = Command::new(name);
-    command.args(arguments);
-    command
+/// Replaces this program by numactl(8), which executes it again.
+fn execute_on_numa_node(node: u32) -> anyhow::Result<()> {
+    require_node(node, &fs::read_to_string(ONLINE_NODES).unwrap_or_default())?;
+    let program = env::current_exe().context("readlink of /proc/self/exe")?;
+    let mut command = Command::new("numactl");
+    command.arg(format!("--cpunodebind={node}")).arg(format!("--membind={node}")).arg(program);
+    // exec returns only an error.
+    let error = command.args(env::args_os().skip(1)).env(PLACED, "1").exec();
+    let failure = Failure::new(Code::NotFound, "program numactl", error.to_string());
+    Err(failure.with_next_step("install the package numactl").into())
 }
 
 fn parse_cpus(text: &str) -> Result<String, String> {
-    let is_number = |number: &str| number.parse::<u16>().is_ok();
-    let is_range = |range: &str| range.split('-').count() <= 2 && range.split('-').all(is_number);
-    match text.split(',').all(is_range) {
-        true => Ok(text.to_owned()),
-        false => Err("write CPU numbers and ranges, such as 0-3,8".to_owned()),
+    match parse_cpu_list(text) {
+        Some(cpus) if !cpus.is_empty() => Ok(text.to_owned()),
+        _ => Err("write CPU numbers and ranges, such as 0-3,8".to_owned()),
     }
 }
 
 /// Checks that the machine has several NUMA nodes, with this one among them. `online` is the content of `ONLINE_NODES`.
 fn require_node(node: u32, online: &str) -> anyhow::Result<()> {
-    let bounds = |range: &str| {
-        let (first, last) = range.split_once('-').unwrap_or((range, range));
-        Some(first.parse::<u32>().ok()?..=last.parse().ok()?)
-    };
-    let nodes: Vec<u32> = online.trim().split(',').filter_map(bounds).flatten().collect();
-    let cause = match nodes.len() {
+    let nodes = parse_cpu_list(online.trim()).unwrap_or_default();
+    let is_online = nodes.get(node as usize / 32).is_some_and(|word| word & 1 << (node % 32) != 0);
+    let cause = match nodes.iter().map(|word| word.count_ones()).sum() {
         0 | 1 => "this machine has only one".to_owned(),
-        _ if nodes.contains(&node) => return Ok(()),
+        _ if is_online => return Ok(()),
         _ => format!("this machine has {}", online.trim()),
     };
     Err(Failure::new(Code::InvalidArgument, format!("NUMA node {node}"), cause)
@@ -95,7 +84,7 @@ mod tests {
     #[test]
     fn cpu_lists_have_numbers_and_ranges() {
         assert!(["0", "0-3", "0-3,8"].iter().all(|list| parse_cpus(list).is_ok()));
-        assert!(["", "a", "0-", "0-1-2", "0,,1", "--help"].iter().all(|list| parse_cpus(list).is_err()));
+        assert!(["", "a", "0-", "0-1-2", "--help"].iter().all(|list| parse_cpus(list).is_err()));
     }
 
     #[test]

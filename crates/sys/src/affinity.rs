@@ -42,7 +42,7 @@ pub fn restrict_to_cpus(list: &str) -> io::Result<()> {
 }
 
 /// Parses a list such as `0-3,6` into a bit set; `None` if the list is invalid.
-fn parse_cpu_list(list: &str) -> Option<Vec<u32>> {
+pub fn parse_cpu_list(list: &str) -> Option<Vec<u32>> {
     let mut words = Vec::new();
     for range in list.split(',').filter(|range| !range.is_empty()) {
         let (first, last) = range.split_once('-').unwrap_or((range, range));

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use farfork_bench::FunctionOptions;
+use farfork_bench::{BenchError, FunctionOptions};
 
 /// How functions are called.
 #[derive(Args)]
@@ -24,9 +24,11 @@ pub(crate) struct FunctionCallArgs {
 
 impl FunctionCallArgs {
     /// How the processes that run functions are started.
-    pub(crate) fn options(&self) -> FunctionOptions {
-        let usual = FunctionOptions::default();
-        FunctionOptions { python: self.python.clone(), call_limit: self.timeout.unwrap_or(usual.call_limit) }
+    ///
+    /// # Errors
+    /// The errors of [`FunctionOptions::new`].
+    pub(crate) fn options(&self) -> Result<FunctionOptions, BenchError> {
+        FunctionOptions::new(self.python.clone(), self.timeout)
     }
 }
 

@@ -11,7 +11,7 @@ use crate::progress::{ProgressCallback, report_progress};
 use crate::samples::Samples;
 use crate::summary::function::{FunctionFailure, FunctionSummary};
 use crate::summary::function_profile::FunctionProfile;
-use crate::workload::functions::{FunctionParent, FunctionSource, environment};
+use crate::workload::functions::{FunctionParent, FunctionSource};
 
 /// Measures the functions one after the other. `show` may end the run before a step. `farfork` is the program that runs
 /// the daemons. If a function fails, the summary has its error instead of figures, and the others are measured.
@@ -30,9 +30,8 @@ pub async fn run_function(
     let mut cluster = BenchCluster::start(farfork, true).await?;
     for (done, source) in plan.functions.iter().enumerate() {
         let done = done * (plan.runs + 1);
-        let is_installed =
-            source.file.is_some() || plan.function_options.python.is_some() || environment::is_installed();
-        let what = if is_installed { "starting" } else { "installing the packages of" };
+        let must_install = plan.function_options.must_install(source);
+        let what = if must_install { "installing the packages of" } else { "starting" };
         report_progress(show, done, steps, format!("{what} {}", source.name))?;
         let mut round = 0;
         let mut show_round = || {
@@ -71,9 +70,8 @@ async fn measure_function(
 
 /// A function's parent, and the samples of the function.
 struct FunctionMeasurement<'a> {
+    plan: &'a FunctionParameters,
     name: &'a str,
-    payload: &'a str,
-    profile: bool,
     parent: FunctionParent,
     samples: &'a mut Samples<FunctionSampleKey>,
 }
@@ -86,7 +84,7 @@ impl<'a> FunctionMeasurement<'a> {
         samples: &'a mut Samples<FunctionSampleKey>,
     ) -> Result<Self, BenchError> {
         let parent = FunctionParent::start(source, &plan.function_options, cluster.scratch(), &plan.payload)?;
-        let mut run = Self { name: &source.name, payload: &plan.payload, profile: plan.profile, parent, samples };
+        let mut run = Self { plan, name: &source.name, parent, samples };
         run.add(FunctionFigure::ResidentMib, run.parent.resident_kib as f64 / 1024.0)?;
         run.add(FunctionFigure::FirstCall, milliseconds(run.parent.first_call_ns))?;
         run.add(FunctionFigure::WarmCall, milliseconds(run.parent.warm_call_ns))?;
@@ -103,14 +101,14 @@ impl<'a> FunctionMeasurement<'a> {
         self.add(FunctionFigure::Pause, seed.pause_us as f64 / 1e3)?;
         let mut profiles = Vec::new();
         // `first` uses no working set, so no sample profits from the pages that earlier children touched.
-        let options = ForkOptions { strategy: "first", profile: self.profile, ..ForkOptions::default() };
+        let options = ForkOptions { strategy: "first", profile: self.plan.profile, ..ForkOptions::default() };
         for place in [ChildPlace::Own, ChildPlace::Other] {
-            let child = cluster.fork_with_detail(&seed.seed, place, self.payload, options);
+            let child = cluster.fork_with_detail(&seed.seed, place, &self.plan.payload, options);
             let (child, detail) = self.parent.await_child(child).await?;
             let call = self.parent.parse_call(&child.output)?;
             self.add(FunctionFigure::Resume(place), milliseconds(call.started_ns - child.sent_unix_ns))?;
             self.add(FunctionFigure::Execution(place), milliseconds(call.execution_ns))?;
-            if self.profile {
+            if self.plan.profile {
                 let pager = detail.pager.unwrap_or_default();
                 profiles.push(FunctionProfile::new(self.name, place, &pager, &child.phases));
             }

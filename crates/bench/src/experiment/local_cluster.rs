@@ -86,8 +86,19 @@ pub(crate) struct ForkOptions<'a> {
 #[derive(Debug)]
 struct StartedChild {
     id: String,
+    /// When the request was sent, in ns since 1970.
+    sent_unix_ns: i64,
+    /// Time from the sent request to the received answer.
+    round_trip: Duration,
     /// The phases of its start, with [`ForkOptions::profile`].
     phases: Vec<v1::Phase>,
+}
+
+impl StartedChild {
+    fn end(self, output: String) -> EndedChild {
+        let Self { sent_unix_ns, round_trip, phases, .. } = self;
+        EndedChild { sent_unix_ns, round_trip, output, phases }
+    }
 }
 
 /// A paused child that fetches all of its memory.
@@ -224,12 +235,9 @@ impl BenchCluster {
         payload: &str,
         wanted: ForkOptions<'_>,
     ) -> Result<EndedChild, BenchError> {
-        let (sent, sent_at) = (Instant::now(), SystemTime::now());
-        let StartedChild { id, phases } = self.request_child(seed, place, payload, wanted).await?;
-        let answer = sent.elapsed();
-        let output = self.wait_output(&id).await?;
-        let sent_unix_ns = sent_at.duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos() as i64;
-        Ok(EndedChild { sent_unix_ns, round_trip: answer, output, phases })
+        let child = self.request_child(seed, place, payload, wanted).await?;
+        let output = self.wait_output(&child.id).await?;
+        Ok(child.end(output))
     }
 
     /// As `fork_with`. Also returns the node's details of the child at its end.
@@ -240,14 +248,11 @@ impl BenchCluster {
         payload: &str,
         wanted: ForkOptions<'_>,
     ) -> Result<(EndedChild, v1::ChildDetail), BenchError> {
-        let (sent, sent_at) = (Instant::now(), SystemTime::now());
-        let StartedChild { id, phases } = self.request_child(seed, place, payload, wanted).await?;
-        let answer = sent.elapsed();
-        let output = self.read_output(&id).await?;
-        let detail = self.inspect_child(&id).await?;
-        self.remove(&id).await?;
-        let sent_unix_ns = sent_at.duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos() as i64;
-        Ok((EndedChild { sent_unix_ns, round_trip: answer, output, phases }, detail))
+        let child = self.request_child(seed, place, payload, wanted).await?;
+        let output = self.read_output(&child.id).await?;
+        let detail = self.inspect_child(&child.id).await?;
+        self.remove(&child.id).await?;
+        Ok((child.end(output), detail))
     }
 
     /// Waits until the owner of a seed knows a working set whose size no longer changes. Returns after a time limit if
@@ -367,11 +372,17 @@ impl BenchCluster {
             profile: wanted.profile,
             ..Default::default()
         };
+        let (sent, sent_at) = (Instant::now(), SystemTime::now());
         let outcomes = self.client.fork(client::request_with_timeout(REQUEST_LIMIT, request)).await;
         let mut outcomes = outcomes.map_err(request_failure(seed))?.into_inner();
         let outcome = outcomes.message().await.map_err(request_failure(seed))?.unwrap_or_default();
         match outcome.result {
-            Some(Outcome::Child(child)) => Ok(StartedChild { id: child.id, phases: outcome.phases }),
+            Some(Outcome::Child(child)) => Ok(StartedChild {
+                id: child.id,
+                sent_unix_ns: sent_at.duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos() as i64,
+                round_trip: sent.elapsed(),
+                phases: outcome.phases,
+            }),
             Some(Outcome::Error(error)) => Err(Failure::from(error).into()),
             None => Err(Failure::new(tonic::Code::Internal, seed, "the node reported no child").into()),
         }

@@ -20,7 +20,7 @@ pub struct LogFile {
     header: LogHeader,
 }
 
-/// What `LogFile::inspect` finds.
+/// The header and the metadata of a log, which `LogFile::inspect` reads.
 #[derive(Debug)]
 pub struct InspectedLog {
     /// The header of the log.

@@ -164,7 +164,7 @@ fn changed_directory(effect: &RecordEffect) -> Option<InodeNumber> {
     }
 }
 
-/// What the thread for inodes needs.
+/// The state of the thread that executes tasks for inodes.
 struct InodeTasks {
     notifier: Notifier,
     /// As `KernelCaches::pending_inodes`.

@@ -142,19 +142,7 @@ mod tests {
     const USER: u32 = 1000;
 
     fn attributes(mode: u16, user: u32, group: u32) -> InodeAttributes {
-        let time = Timestamp::default();
-        let (accessed, modified, changed) = (time, time, time);
-        InodeAttributes {
-            kind: FileKind::Directory,
-            mode,
-            user,
-            group,
-            device: 0,
-            size: 0,
-            accessed,
-            modified,
-            changed,
-        }
+        InodeAttributes { user, group, ..InodeAttributes::of_root(FileKind::Directory, mode) }
     }
 
     #[test]

@@ -145,12 +145,12 @@ pub(super) enum WorkerAnswer {
     Failed {
         /// The cause.
         reason: String,
-        /// What the cause means for the replica.
+        /// The kind of the failure.
         kind: PublishFailureKind,
     },
 }
 
-/// What it means for a replica that a change set was not published.
+/// The kinds of failures to publish a change set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum PublishFailureKind {
     /// The file system of the shared tree is full.

@@ -81,3 +81,13 @@ pub struct InodeAttributes {
     /// `st_ctim`.
     pub changed: Timestamp,
 }
+
+#[cfg(test)]
+impl InodeAttributes {
+    /// The attributes of an empty file of root.
+    pub(crate) fn of_root(kind: FileKind, mode: u16) -> Self {
+        let time = Timestamp::default();
+        let (accessed, modified, changed) = (time, time, time);
+        Self { kind, mode, user: 0, group: 0, device: 0, size: 0, accessed, modified, changed }
+    }
+}

@@ -73,27 +73,14 @@ impl VolumeNamespace {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::{FileKind, InodeAttributes, Timestamp};
+    use crate::record::{FileKind, InodeAttributes};
 
     const REMOVED: InodeNumber = InodeNumber(10);
     const NEXT: InodeNumber = InodeNumber(11);
     const CHILD: InodeNumber = InodeNumber(12);
 
     fn directory() -> Inode {
-        let time = Timestamp::default();
-        let (accessed, modified, changed) = (time, time, time);
-        let kind = FileKind::Directory;
-        Inode::new(InodeAttributes {
-            kind,
-            mode: 0o755,
-            user: 0,
-            group: 0,
-            device: 0,
-            size: 0,
-            accessed,
-            modified,
-            changed,
-        })
+        Inode::new(InodeAttributes::of_root(FileKind::Directory, 0o755))
     }
 
     fn name(text: &str) -> EntryName {

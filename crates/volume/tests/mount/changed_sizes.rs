@@ -6,6 +6,7 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use farfork_cluster::catalog::Durability;
 use rustix::fs::{copy_file_range, sendfile};
@@ -22,6 +23,9 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
 
 const ROUNDS: usize = 20;
 const BYTES: usize = 20_000;
+
+/// Longest time that invalidations of a file wait for a repeated open(2).
+const HOLD_TIME_MAX: Duration = Duration::from_millis(200);
 
 fn mounted_pair() -> (VolumeCluster, PathBuf, PathBuf) {
     let cluster = VolumeCluster::mounted(&["n1", "n2"], LOG_BYTES, Durability::Memory, NO_DETECTION_MS);
@@ -81,9 +85,10 @@ fn growing_file() {
             }
         });
         for round in 0..5 * ROUNDS {
-            let last = written.load(Ordering::Acquire) - 1;
+            let (last, began) = (written.load(Ordering::Acquire) - 1, Instant::now());
             let copied = COPY_CALLS[1].1(&source, &target, last);
-            assert!(copied > 0, "round {round}: the file ends before {last}");
+            // Invalidations of the file do not wait longer for a thread that the machine delays.
+            assert!(copied > 0 || began.elapsed() >= HOLD_TIME_MAX, "round {round}: the file ends before {last}");
         }
     });
 }

@@ -1,21 +1,15 @@
 //! `farfork bench fork`: prepare, resume and execution of a process of several sizes.
 
-use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::builder::PossibleValuesParser;
 use clap::{Args, ValueEnum};
-use farfork_api::failure::Failure;
-use farfork_bench::{
-    ForkOperation, ForkParameters, ForkSummary, PageSize, PeerSystem, ResumeCase, TouchAccess, TouchOrder,
-};
-use farfork_terminal::interrupt::wait_for_interrupt;
+use farfork_bench::{ForkOperation, ForkParameters, PageSize, PeerSystem, ResumeCase, TouchAccess, TouchOrder};
 use farfork_terminal::{output, privilege};
-use tonic::Code;
 
-use super::progress_bar::BenchProgressBar;
+use super::progress_bar;
 use crate::{GlobalArgs, program_path};
 
 /// Maximum size, in MiB: a terabyte.
@@ -146,26 +140,11 @@ impl BenchFork {
         let farfork = program_path::farfork()?;
         // Use a single thread. With several threads, the figures would include hand-overs between them.
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let report = runtime.block_on(self.measure(farfork))?;
+        let plan = self.parameters();
+        let run = progress_bar::run_until_interrupt(async |show| farfork_bench::run_fork(&plan, farfork, show).await);
+        let report = runtime.block_on(run)?;
         output::print_report(global.json, || report.to_json(), || report.to_text());
         Ok(ExitCode::SUCCESS)
-    }
-
-    /// If the run ends early, dropping the future ends everything that the run has started.
-    async fn measure(self, farfork: PathBuf) -> anyhow::Result<ForkSummary> {
-        let bar = BenchProgressBar::new();
-        let plan = self.parameters();
-        let mut show = |progress| {
-            bar.show(progress);
-            ControlFlow::Continue(())
-        };
-        tokio::select! {
-            biased;
-            () = wait_for_interrupt() => {
-                Err(Failure::new(Code::Cancelled, "the benchmark", "it was interrupted").into())
-            }
-            report = farfork_bench::run_fork(&plan, farfork, &mut show) => Ok(report?),
-        }
     }
 
     fn parameters(self) -> ForkParameters {

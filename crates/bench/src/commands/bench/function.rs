@@ -4,11 +4,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
-use farfork_api::failure::Failure;
 use farfork_bench::{FunctionParameters, FunctionSource};
-use farfork_terminal::interrupt::wait_for_interrupt;
 use farfork_terminal::{output, privilege};
-use tonic::Code;
 
 use super::progress_bar;
 use crate::commands::function_call::FunctionCallArgs;
@@ -60,27 +57,17 @@ impl BenchFunction {
         privilege::require_root("it traces a process, and makes namespaces and control groups")?;
         let farfork = program_path::farfork()?;
         let plan = FunctionParameters {
-            functions: match self.functions.is_empty() {
-                true => FunctionSource::embedded(),
-                false => FunctionSource::make_distinct(self.functions),
-            },
-            function_options: self.call.options(),
+            functions: FunctionSource::distinct_or_embedded(self.functions),
+            function_options: self.call.options()?,
             payload: self.call.payload,
             runs: self.runs as usize,
             profile: self.profile,
             samples_file: self.samples,
         };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let report = runtime.block_on(async {
-            let mut show = progress_bar::show_progress()?;
-            tokio::select! {
-                biased;
-                () = wait_for_interrupt() => {
-                    Err(Failure::new(Code::Cancelled, "the benchmark", "it was interrupted").into())
-                }
-                report = farfork_bench::run_function(&plan, farfork, &mut show) => anyhow::Ok(report?),
-            }
-        })?;
+        let run =
+            progress_bar::run_until_interrupt(async |show| farfork_bench::run_function(&plan, farfork, show).await);
+        let report = runtime.block_on(run)?;
         output::print_report(global.json, || report.to_json(), || report.to_text());
         Ok(if report.is_complete() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }

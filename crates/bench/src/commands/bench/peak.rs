@@ -120,7 +120,7 @@ impl BenchPeak {
                 ZygoteChoice::Both => vec![true, false],
             },
             strategies: if self.strategy.is_empty() { vec![String::new()] } else { self.strategy },
-            function_options: self.call.options(),
+            function_options: self.call.options()?,
             samples_file: self.samples,
         };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

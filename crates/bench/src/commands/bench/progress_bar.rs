@@ -3,13 +3,14 @@
 use std::io::{IsTerminal as _, stderr};
 use std::ops::ControlFlow;
 
-use farfork_bench::Progress;
+use farfork_api::failure::Failure;
+use farfork_bench::{BenchError, Progress, ProgressCallback};
+use farfork_terminal::interrupt::{InterruptFlag, wait_for_interrupt};
 use indicatif::{ProgressBar, ProgressStyle};
-
-use farfork_terminal::interrupt::InterruptFlag;
+use tonic::Code;
 
 /// The progress bar of a run. It is shown on a terminal only.
-pub(super) struct BenchProgressBar(ProgressBar);
+struct BenchProgressBar(ProgressBar);
 
 /// Shows the progress of a run until the returned function is dropped. The run ends after an interrupt.
 ///
@@ -23,15 +24,35 @@ pub(super) fn show_progress() -> anyhow::Result<impl FnMut(Progress) -> ControlF
     })
 }
 
+/// Shows the progress of a run until it has ended, or an interrupt ends it: dropping the run ends everything that it has
+/// started.
+///
+/// # Errors
+/// The errors of the run, or an interrupt.
+pub(super) async fn run_until_interrupt<T>(
+    run: impl AsyncFnOnce(ProgressCallback<'_>) -> Result<T, BenchError>,
+) -> anyhow::Result<T> {
+    let bar = BenchProgressBar::new();
+    let mut show = |progress| {
+        bar.show(progress);
+        ControlFlow::Continue(())
+    };
+    tokio::select! {
+        biased;
+        () = wait_for_interrupt() => Err(Failure::new(Code::Cancelled, "the benchmark", "it was interrupted").into()),
+        result = run(&mut show) => Ok(result?),
+    }
+}
+
 impl BenchProgressBar {
-    pub(super) fn new() -> Self {
+    fn new() -> Self {
         let bar = if stderr().is_terminal() { ProgressBar::new(1) } else { ProgressBar::hidden() };
         let style = ProgressStyle::with_template("{msg:28} {bar:40} {elapsed} of about {duration}");
         bar.set_style(style.expect("the template is valid"));
         Self(bar)
     }
 
-    pub(super) fn show(&self, Progress { done, steps, description: what }: Progress) {
+    fn show(&self, Progress { done, steps, description: what }: Progress) {
         self.0.set_length(steps as u64);
         self.0.set_position(done as u64);
         self.0.set_message(what);

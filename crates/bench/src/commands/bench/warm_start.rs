@@ -68,7 +68,7 @@ impl BenchWarmStart {
                 true => vec![steps],
                 false => FunctionSource::make_distinct(self.functions).into_iter().map(function).collect(),
             },
-            function_options: self.call.options(),
+            function_options: self.call.options()?,
             parallel: self.parallel.into_iter().map(|parallel| parallel as usize).collect(),
             runs: self.runs as usize,
             seconds: self.seconds,

@@ -34,13 +34,11 @@ pub(crate) struct StressFunctions {
 
 impl StressFunctions {
     pub(crate) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
-        let functions = match self.functions.is_empty() {
-            true => FunctionSource::embedded(),
-            false => FunctionSource::make_distinct(self.functions),
-        };
+        let options = self.call.options()?;
+        let functions = FunctionSource::distinct_or_embedded(self.functions);
         let workload = |source| ForkWorkload::Function { source, payload: self.call.payload.clone() };
         let plans: Vec<_> =
-            functions.into_iter().map(|source| self.load.plan(workload(source), self.call.options())).collect();
+            functions.into_iter().map(|source| self.load.plan(workload(source), options.clone())).collect();
         run_stress(global, &plans)
     }
 }

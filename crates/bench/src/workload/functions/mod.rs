@@ -81,6 +81,11 @@ impl FunctionSource {
         Ok(Self { name: format!("{file_name}:{handler}"), file: Some(path), handler: handler.to_owned() })
     }
 
+    /// The distinct functions of a command line, or all embedded functions if it names none.
+    pub fn distinct_or_embedded(named: Vec<Self>) -> Vec<Self> {
+        if named.is_empty() { Self::embedded() } else { Self::make_distinct(named) }
+    }
+
     /// Removes repeated functions. Different functions with one name are named by their whole path.
     pub fn make_distinct(sources: Vec<Self>) -> Vec<Self> {
         let mut distinct: Vec<Self> = Vec::new();
@@ -126,9 +131,9 @@ impl fmt::Display for FunctionSource {
 #[derive(Debug, Clone)]
 pub struct FunctionOptions {
     /// The Python; `None` for `python3` for a user's file, and an environment with packages for embedded functions.
-    pub python: Option<PathBuf>,
+    python: Option<PathBuf>,
     /// Time limit for loading a file, and for each call.
-    pub call_limit: Duration,
+    call_limit: Duration,
 }
 
 impl Default for FunctionOptions {
@@ -138,10 +143,26 @@ impl Default for FunctionOptions {
 }
 
 impl FunctionOptions {
+    /// The options with this Python and this time limit, if they are given.
+    ///
+    /// # Errors
+    /// The program does not run Python code.
+    pub fn new(python: Option<PathBuf>, call_limit: Option<Duration>) -> Result<Self, BenchError> {
+        let usual = Self::default();
+        match python {
+            Some(path) if !is_python(&path) => Err(BenchError::NoPython { path }),
+            python => Ok(Self { python, call_limit: call_limit.unwrap_or(usual.call_limit) }),
+        }
+    }
+
+    /// Whether the start of a function first installs its packages.
+    pub(crate) fn must_install(&self, source: &FunctionSource) -> bool {
+        self.python.is_none() && source.file.is_none() && !environment::is_installed()
+    }
+
     fn python_of(&self, source: &FunctionSource) -> Result<PathBuf, BenchError> {
         match (&self.python, &source.file) {
-            (Some(python), _) if is_python(python) => Ok(python.clone()),
-            (Some(python), _) => Err(BenchError::NoPython { path: python.clone() }),
+            (Some(python), _) => Ok(python.clone()),
             (None, Some(_)) => Ok("python3".into()),
             (None, None) => environment::find_or_install(),
         }
@@ -224,13 +245,9 @@ impl FunctionParent {
 
     /// Makes the parent call the function in a child of os.fork(). The start time is relative to the call of os.fork().
     pub(crate) fn call_in_local_fork(&mut self) -> Result<FunctionCall, BenchError> {
-        let answer = self.program.request(b'l', "forked");
-        check_call(
-            answer.map_err(|error| function_failure(&self.label, Some(self.call_limit), error))?,
-            &self.label,
-            "os.fork()",
-            self.digest,
-        )
+        let failed = |error| function_failure(&self.label, Some(self.call_limit), error);
+        let answer = self.program.request(b'l', "forked").map_err(failed)?;
+        check_call(answer, &self.label, "os.fork()", self.digest)
     }
 
     /// Waits for a child of farfork that calls the function.

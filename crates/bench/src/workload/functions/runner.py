@@ -131,17 +131,17 @@ def run_in_local_fork(function, payload):
         os.write(writer, function.call_text(payload, where, "forked", started - called).encode())
         os._exit(0)
     os.close(writer)
-    status = os.waitpid(child, 0)[1]
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if select.select([reader], [], [], 0)[0]:  # else a process that the function left has the pipe open
         answer = os.read(reader, 65536).decode()
     os.close(reader)
     if answer:
         return answer
-    if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM:
+    if status == -signal.SIGALRM:
         threads = threading.active_count() - 1
         cause = f"the process has {threads} more threads, which a child of os.fork() does not have; " if threads else ""
         return f"failed {where}: it did not return within {function.seconds:g} s; {cause}to allow more time: --timeout"
-    how = f"killed by signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"exit status {status >> 8}"
+    how = f"killed by signal {-status}" if status < 0 else f"exit status {status}"
     return f"failed {where}: it ended the process: {how}"
 
 

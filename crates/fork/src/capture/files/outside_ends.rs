@@ -17,14 +17,10 @@ const NAMED_ENDS_MAX: usize = 16;
 
 /// An end of a pipe or of a connection, as a process of the tree has it.
 #[derive(Debug)]
-struct OwnEnd {
+struct OwnEnd<'a> {
     pid: i32,
-    fd: u32,
-    /// Identifies the open socket, or the pipe.
-    inode: u64,
+    fd: &'a OpenFd,
     peer: PeerEnd,
-    /// What the note says of it.
-    text: String,
 }
 
 /// How the other end of an `OwnEnd` is found in the tree.
@@ -49,10 +45,10 @@ pub(in crate::capture) fn outside_end_notes(processes: &[(i32, Vec<OpenFd>)]) ->
         tree.add_sockets(*pid, fds).map_err(CaptureError::reading(*pid, "the sockets"))?;
     }
     let first = processes.first().map(|(pid, _)| *pid);
-    let outside: Vec<&OwnEnd> = tree.ends.iter().filter(|end| !tree.has_peer_of(end)).collect();
-    let note = |end: &&OwnEnd| {
+    let outside: Vec<&OwnEnd<'_>> = tree.ends.iter().filter(|end| !tree.has_peer_of(end)).collect();
+    let note = |end: &&OwnEnd<'_>| {
         let owner = if Some(end.pid) == first { String::new() } else { format!("pid {}, ", end.pid) };
-        format!("{owner}fd {}: {}", end.fd, end.text)
+        format!("{owner}fd {}: {}", end.fd.number, end.describe())
     };
     let more = outside.len().saturating_sub(NAMED_ENDS_MAX);
     let mut notes: Vec<String> = outside.iter().take(NAMED_ENDS_MAX).map(note).collect();
@@ -62,8 +58,8 @@ pub(in crate::capture) fn outside_end_notes(processes: &[(i32, Vec<OpenFd>)]) ->
 
 /// The ends of pipes and connections of a tree.
 #[derive(Debug, Default)]
-struct TreeEnds {
-    ends: Vec<OwnEnd>,
+struct TreeEnds<'a> {
+    ends: Vec<OwnEnd<'a>>,
     /// Inodes of all Unix sockets.
     unix_inodes: BTreeSet<u64>,
     /// Ports of the TCP sockets that listen.
@@ -72,8 +68,8 @@ struct TreeEnds {
     known_sockets: BTreeSet<u64>,
 }
 
-impl TreeEnds {
-    fn add_pipes(&mut self, pid: i32, fds: &[OpenFd]) -> Result<(), CaptureError> {
+impl<'a> TreeEnds<'a> {
+    fn add_pipes(&mut self, pid: i32, fds: &'a [OpenFd]) -> Result<(), CaptureError> {
         for fd in fds.iter().filter(|fd| matches!(fd.kind, FdKind::Pipe | FdKind::NamedPipe) && !fd.is_standard_stream)
         {
             let mode = match FdInfo::read(pid, fd.number) {
@@ -81,34 +77,33 @@ impl TreeEnds {
                 Err(gone) if gone.kind() == io::ErrorKind::NotFound => continue,
                 Err(source) => return Err(CaptureError::reading(pid, format!("fd {}", fd.number))(source)),
             };
-            let text = closed_text(&String::from_utf8_lossy(&fd.link));
-            self.ends.push(OwnEnd { pid, fd: fd.number, inode: fd.inode, peer: PeerEnd::Pipe { mode }, text });
+            self.ends.push(OwnEnd { pid, fd, peer: PeerEnd::Pipe { mode } });
         }
         Ok(())
     }
 
-    fn add_sockets(&mut self, pid: i32, fds: &[OpenFd]) -> io::Result<()> {
+    fn add_sockets(&mut self, pid: i32, fds: &'a [OpenFd]) -> io::Result<()> {
         let mut diagnosis = None;
         for (fd, copy) in open_sockets(pid, fds)? {
             // A socket that cannot be read is refused by another check, or was closed.
             let Ok(found) = self.read_socket(pid, fd, copy.as_fd(), &mut diagnosis) else { continue };
-            if let Some((peer, text)) = found
+            if let Some(peer) = found
                 && self.known_sockets.insert(fd.inode)
             {
-                self.ends.push(OwnEnd { pid, fd: fd.number, inode: fd.inode, peer, text });
+                self.ends.push(OwnEnd { pid, fd, peer });
             }
         }
         Ok(())
     }
 
-    /// Returns the peer of a connected socket, and the note about it. Records sockets that may be peers of others.
+    /// Returns the peer of a connected socket. Records sockets that may be peers of others.
     fn read_socket(
         &mut self,
         pid: i32,
         fd: &OpenFd,
         copy: BorrowedFd<'_>,
         diagnosis: &mut Option<SockDiag>,
-    ) -> io::Result<Option<(PeerEnd, String)>> {
+    ) -> io::Result<Option<PeerEnd>> {
         if sockets::is_unix(copy)? {
             self.unix_inodes.insert(fd.inode);
             let diagnosis = match diagnosis {
@@ -116,22 +111,17 @@ impl TreeEnds {
                 None => diagnosis.insert(SockDiag::open(pid)?),
             };
             let peer = diagnosis.unix_socket(fd.inode as u32)?.peer.filter(|inode| *inode != 0);
-            let text = closed_text(&String::from_utf8_lossy(&fd.link));
-            return Ok(peer.map(|inode| (PeerEnd::Unix { inode: inode.into() }, text)));
+            return Ok(peer.map(|inode| PeerEnd::Unix { inode: inode.into() }));
         }
         if let Some(port) = sockets::tcp_listening_port(copy)? {
             self.listening_ports.insert(port);
         }
-        let ends = sockets::tcp_addresses(copy)?;
-        Ok(ends.map(|(own, peer)| {
-            let text =
-                format!("its TCP connection to {peer} leads out of the process tree; its children find it reset");
-            (PeerEnd::Tcp { own, peer }, text)
-        }))
+        Ok(sockets::tcp_addresses(copy)?.map(|(own, peer)| PeerEnd::Tcp { own, peer }))
     }
 
-    fn has_peer_of(&self, end: &OwnEnd) -> bool {
-        let pipe_modes = || self.ends.iter().filter(|other| other.inode == end.inode).filter_map(OwnEnd::pipe_mode);
+    fn has_peer_of(&self, end: &OwnEnd<'_>) -> bool {
+        let pipe_modes =
+            || self.ends.iter().filter(|other| other.fd.inode == end.fd.inode).filter_map(OwnEnd::pipe_mode);
         match end.peer {
             PeerEnd::Pipe { mode } if mode == O_RDWR => true,
             PeerEnd::Pipe { .. } => {
@@ -140,21 +130,30 @@ impl TreeEnds {
             }
             PeerEnd::Unix { inode } => self.unix_inodes.contains(&inode),
             PeerEnd::Tcp { own, peer } => {
-                let is_peer = |other: &OwnEnd| matches!(other.peer, PeerEnd::Tcp { own: its, peer: of } if (its, of) == (peer, own));
+                let is_peer = |other: &OwnEnd<'_>| matches!(other.peer, PeerEnd::Tcp { own: its, peer: of } if (its, of) == (peer, own));
                 self.listening_ports.contains(&peer.port()) || self.ends.iter().any(is_peer)
             }
         }
     }
 }
 
-impl OwnEnd {
+impl OwnEnd<'_> {
+    /// Says what a child finds, for a note.
+    fn describe(&self) -> String {
+        match self.peer {
+            PeerEnd::Tcp { peer, .. } => {
+                format!("its TCP connection to {peer} leads out of the process tree; its children find it reset")
+            }
+            PeerEnd::Pipe { .. } | PeerEnd::Unix { .. } => {
+                let link = String::from_utf8_lossy(&self.fd.link);
+                format!("{link} leads out of the process tree; its children find the other end closed")
+            }
+        }
+    }
+
     fn pipe_mode(&self) -> Option<u32> {
         if let PeerEnd::Pipe { mode } = self.peer { Some(mode) } else { None }
     }
-}
-
-fn closed_text(link: &str) -> String {
-    format!("{link} leads out of the process tree; its children find the other end closed")
 }
 
 #[cfg(test)]

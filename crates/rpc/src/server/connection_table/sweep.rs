@@ -9,8 +9,8 @@ use super::ConnectionTable;
 pub(super) const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
 impl ConnectionTable {
-    /// Does all periodic work that is due: retries claims to sessions, closes connections that make no progress or
-    /// whose clients are no longer trusted, and expires parked sessions.
+    /// Does all periodic work that is due. It retries claims to sessions, and expires parked sessions. It closes connections
+    /// that make no progress, and connections of clients that are no longer trusted.
     pub(crate) fn sweep(&mut self, now: Instant) {
         self.retry_claims(now);
         if now < self.sweep_due {

@@ -16,12 +16,7 @@ const CHANGE_SETS: u32 = 20;
 const OPERATIONS_MAX: u32 = 20;
 
 fn namespace(client: u16) -> VolumeNamespace {
-    let time = Timestamp::default();
-    let (accessed, modified, changed) = (time, time, time);
-    let kind = FileKind::Directory;
-    let root =
-        InodeAttributes { kind, mode: 0o755, user: 0, group: 0, device: 0, size: 0, accessed, modified, changed };
-    VolumeNamespace::new(Inode::new(root), client, 0)
+    VolumeNamespace::new(Inode::new(InodeAttributes::of_root(FileKind::Directory, 0o755)), client, 0)
 }
 
 /// The client that writes, and the next change set for another client.
