@@ -124,7 +124,7 @@ class Collector:
         for future in waiting:
             future.cancel()
         with self.lock:
-            self._end_if_idle()
+            self._wake_thread()
             thread = self._thread
         # A callback that runs in the thread cannot wait for the thread.
         if wait and thread is not None and thread is not threading.current_thread():
@@ -174,7 +174,11 @@ class Collector:
         return not self._batches and self._pool.is_idle
 
     def _end_if_idle(self) -> None:
-        """Ends the connection, and so the children, after the last call of an executor that was shut down."""
+        """Ends the connection, and so the children, after the last call of an executor that was shut down.
+
+        Only the thread calls this, when no completion runs. The connection's end also ends the channels of workers, and a
+        process with such a channel cannot be captured. So a callback could not fork.
+        """
         if self._is_shut_down and self._is_idle and self._connection is not None:
             self._connection.shutdown()
 
@@ -284,6 +288,7 @@ class Collector:
                 if index in batch.living:
                     self._connect().send(_protocol.KILL, batch=number, index=index)
                 self._schedule()
+                self._wake_thread()
             except OSError:
                 pass  # The thread detects that the daemon has ended.
 
@@ -299,7 +304,6 @@ class Collector:
                 self._pool.schedule()
             except OSError:
                 pass  # The thread detects that the daemon has ended.
-        self._end_if_idle()
 
     # ---- the thread
 
@@ -324,7 +328,9 @@ class Collector:
         runner.run(lost)
 
     def _collect(self, connection: Connection, runner: CompletionRunner) -> bool:
-        """Waits for events and handles them. Returns whether the daemon is still connected."""
+        """Waits for events and handles them. Returns whether the thread continues: not if the daemon has ended the connection,
+        and not in a process that a callback has forked.
+        """
         with self.lock:
             deadline = self._pool.next_deadline()
         timeout_ms = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000 + 1
@@ -350,6 +356,11 @@ class Collector:
             if is_connected and (ready or completions):
                 self._schedule()
         runner.run(completions)
+        with self.lock:
+            refuse_copied_thread()
+            if self._connection is not connection:
+                return False
+            self._end_if_idle()
         return is_connected
 
     def _handle_channel(self, worker: Worker) -> list[Completion]:

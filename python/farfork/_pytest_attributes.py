@@ -29,14 +29,25 @@ class RecordedAdditions:
             # The fixtures of tests are bound methods of reporters. Keep their names, which failure texts contain.
             setattr(_NodeReporter, method, self._recording(method))
 
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_logreport(self) -> Generator[None, Any, Any]:
-        """Plugins handle each report in the program too. So their additions at this time are not sent."""
+    def _while_reporting(self) -> Generator[None, Any, Any]:
+        """Plugins receive these calls in the program too. So their additions during a call are not sent."""
         self._is_reporting = True
         try:
             return (yield)
         finally:
             self._is_reporting = False
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_logstart(self) -> Generator[None, Any, Any]:
+        return (yield from self._while_reporting())
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_logreport(self) -> Generator[None, Any, Any]:
+        return (yield from self._while_reporting())
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_logfinish(self) -> Generator[None, Any, Any]:
+        return (yield from self._while_reporting())
 
     def take(self) -> list[Addition]:
         """The additions that were not sent yet."""

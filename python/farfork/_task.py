@@ -61,7 +61,7 @@ def end_forked_copy() -> None:
         end_child(0)
 
 
-def run_call(function: Callable[P, T], *arguments: P.args, **keywords: P.kwargs) -> T:
+def run_call(function: Callable[P, T], /, *arguments: P.args, **keywords: P.kwargs) -> T:
     """Calls a function, one of several in a chunk. A process that the function has forked does not return."""
     value = function(*arguments, **keywords)
     end_forked_copy()

@@ -196,6 +196,28 @@ class CopiedThreads(unittest.TestCase):
             self.assertEqual(second.submit(count_new_effects).result(PATIENCE_S), 0)
         self.assertEqual(len(effects), 5)
 
+    def test_the_last_callback_of_an_executor_may_fork(self) -> None:
+        results: "queue.Queue[object]" = queue.Queue()
+
+        def start_next(future: Any) -> None:
+            try:
+                with farfork.Executor(self.nodes, max_workers=1) as following:
+                    results.put(following.submit(lambda: future.result() + 1).result(PATIENCE_S))
+            except Exception as error:
+                results.put(error)
+
+        for reuse_workers in (True, False):
+            with farfork.Executor(self.nodes, max_workers=1, reuse_workers=reuse_workers) as first:
+                first.submit(lambda: 5).add_done_callback(start_next)
+            self.assertEqual(results.get(timeout=PATIENCE_S), 6)
+
+    def test_a_process_that_a_callback_forks_ends_when_the_callback_returns(self) -> None:
+        pids: "queue.Queue[int]" = queue.Queue()
+        with farfork.Executor(self.nodes, max_workers=1) as executor:
+            executor.submit(abs, 1).add_done_callback(lambda _: pids.put(os.fork()))
+            pid = pids.get(timeout=PATIENCE_S)
+            self.assertEqual(os.waitpid(pid, 0), (pid, 0))
+
     def test_callbacks_of_several_executors_may_fork_at_the_same_time(self) -> None:
         results: "queue.Queue[object]" = queue.Queue()
         executors = [farfork.Executor(self.nodes, max_workers=4, reuse_workers=False) for _ in range(2)]

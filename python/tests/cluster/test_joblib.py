@@ -40,6 +40,10 @@ def multiply_nested(number: int) -> list[int]:
         return list(joblib.Parallel(n_jobs=2, backend="farfork")(joblib.delayed(pow)(number, power) for power in (1, 2)))
 
 
+def apply(values: list[int], function: Any) -> int:
+    return int(function(values))
+
+
 def wait_for_interrupt(number: int) -> int:
     if number == 2:
         raise KeyError("two")
@@ -55,6 +59,10 @@ class Backend(unittest.TestCase):
         array = np.arange(4_000_000.0).reshape(1000, 4000)
         outcomes = self.parallel()(joblib.delayed(node_and_sum)(array, row) for row in range(60))
         self.assertEqual([total for _, total in outcomes], [float(array[row].sum()) for row in range(60)])
+
+    def test_calls_may_have_any_keyword(self) -> None:
+        calls = [joblib.delayed(apply)([1, 2, 3], function=function) for function in (max, min)]
+        self.assertEqual(self.parallel()(calls), [3, 1])
 
     def test_a_context_chooses_nodes_and_uses_all_processors(self) -> None:
         with joblib.parallel_config(backend="farfork", nodes=nodes()):

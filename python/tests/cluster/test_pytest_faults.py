@@ -131,6 +131,13 @@ class Faults(SuiteTest):
                 reporter.add_attribute(f"attribute_{call.when}", 2)
                 return (yield)
 
+            def pytest_runtest_logstart(nodeid):
+                reporter = config.stash[xml_key].node_reporter(nodeid)
+                reporter.add_property("started", 1)
+
+            def pytest_configure(config):
+                globals()["config"] = config
+
             @pytest.fixture(scope="session")
             def version(record_testsuite_property):
                 record_testsuite_property("version", 3)
