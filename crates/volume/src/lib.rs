@@ -17,4 +17,5 @@ pub mod process;
 pub mod publish;
 pub mod record;
 pub mod replay;
+mod replica_file;
 pub mod view;

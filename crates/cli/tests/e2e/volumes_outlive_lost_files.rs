@@ -147,21 +147,25 @@ fn write_within(path: &Path, limit: Duration) {
     result.recv_timeout(limit).expect("fsync(2) returns while a replica is lost");
 }
 
-/// A crash or an operator has left the directory without its id, its shared tree or its logs.
+/// A crash or an operator has left the directory without its id or its shared tree, or with a file in place of its logs.
 fn damaged_replica() {
     let (cluster, directory) = (cluster_with_volume(), scratch::directory());
     cluster.first().json(&["volume", "create", "single", "--replicas", "n2"]);
     let mount = VolumeMount::new(&cluster, 0, "data", directory.path());
     let store = cluster.run_dir(1).join("volumes");
     let single = store.join("single/volume");
-    for (part, aside) in [("volume", 1), ("shared", 2)] {
+    for (part, aside) in [("volume", 1), ("shared", 2), ("logs", 3)] {
         let name = format!("before-{part}");
         write_synced(&mount.path(&name), CONTENTS);
         cluster.stop_daemon(1);
         wait::wait_until("the processes of the node end", SETTLE_LIMIT, || {
             volume_processes(&store).is_empty().then_some(())
         });
-        remove(&store.join("data").join(part));
+        let lost = store.join("data").join(part);
+        remove(&lost);
+        if part == "logs" {
+            fs::write(&lost, CONTENTS).expect("the directory is still there");
+        }
         let id = fs::read(&single).expect("the replica has an id");
         remove(&single);
         cluster.restart_daemon(1);

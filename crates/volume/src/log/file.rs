@@ -11,6 +11,7 @@ use rustix::fs::{FallocateFlags, fallocate};
 
 use super::layout::{HEADER_BYTES, LogHeader, LogHeaderError, RING_OFFSET};
 use super::storage::LogStorage;
+use crate::replica_file::{is_lost, open_regular_file};
 
 /// A log file and its mapping.
 #[derive(Debug)]
@@ -41,13 +42,10 @@ pub enum LogFileError {
 }
 
 impl LogFileError {
-    /// Whether the file is missing, too short, or has a damaged header.
+    /// Whether the file is missing, of another type, too short, or has a damaged header.
     pub fn is_loss(&self) -> bool {
         match self {
-            Self::Access(error) => matches!(
-                error.kind(),
-                io::ErrorKind::NotFound | io::ErrorKind::UnexpectedEof | io::ErrorKind::IsADirectory
-            ),
+            Self::Access(error) => is_lost(error) || error.kind() == io::ErrorKind::UnexpectedEof,
             Self::Header(error) => *error == LogHeaderError::Invalid,
         }
     }
@@ -70,7 +68,7 @@ impl LogFile {
     /// # Errors
     /// As `open`.
     pub fn inspect(path: &Path) -> Result<InspectedLog, LogFileError> {
-        inspect(&File::open(path)?)
+        inspect(&open_regular_file(OpenOptions::new().read(true), path)?)
     }
 
     /// Opens and maps a log.
@@ -78,7 +76,7 @@ impl LogFile {
     /// # Errors
     /// [`LogFileError`]; `UnexpectedEof` for a file that is shorter than its ring.
     pub fn open(path: &Path) -> Result<Self, LogFileError> {
-        let file = OpenOptions::new().read(true).write(true).open(path)?;
+        let file = open_regular_file(OpenOptions::new().read(true).write(true), path)?;
         let header = inspect(&file)?.header;
         let mapping = SharedMapping::map_file(&file, (RING_OFFSET + header.ring_bytes) as usize)?;
         Ok(Self { file, mapping, header })

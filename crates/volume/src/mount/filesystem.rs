@@ -23,7 +23,7 @@ use super::execution::PlannedOperation;
 use super::open_modes::is_appending;
 use super::operations::{LookupRequest, WritePlace, WriteRequest, check_paths};
 use super::passthrough::enable_passthrough;
-use super::permission_check::CallingThread;
+use super::permission_check::{AttributeRequest, CallingThread};
 use crate::publish::available_bytes;
 use crate::record::{EntryKey, FileKind};
 use crate::view::{
@@ -109,9 +109,9 @@ impl Filesystem for VolumeFilesystem {
             accessed: accessed.map(|time| requested_time(time, now)),
             modified: modified.map(|time| requested_time(time, now)),
         };
-        self.change_attributes(request, inode, change, handle.is_some(), move |changed| {
-            answer_attributes(reply, changed)
-        });
+        let is_touch = matches!((accessed, modified), (Some(TimeOrNow::Now), Some(TimeOrNow::Now)));
+        let attributes = AttributeRequest { change, is_touch, has_handle: handle.is_some() };
+        self.change_attributes(request, inode, attributes, move |changed| answer_attributes(reply, changed));
     }
 
     fn readlink(&self, _request: &Request, inode: INodeNo, reply: ReplyData) {

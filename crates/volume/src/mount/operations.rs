@@ -12,12 +12,11 @@ use super::client::{ClientState, VolumeClient};
 use super::conversion::{attributes_of, caller_of, error_of, name_of, number_of};
 use super::execution::PlannedOperation;
 use super::filesystem::VolumeFilesystem;
-use super::permission_check::{CallingThread, is_sticky};
+use super::permission_check::{AttributeRequest, CallingThread, is_sticky};
 use super::stale_entries::PathWatch;
 use crate::record::{EntryKey, EntryName, InodeNumber, RecordEffect};
 use crate::view::{
-    AttributeChange, CallerIdentity, Inode, InodeContent, NewInode, RenameKind, RenameRequest, VolumeNamespace,
-    XattrMode,
+    CallerIdentity, Inode, InodeContent, NewInode, RenameKind, RenameRequest, VolumeNamespace, XattrMode,
 };
 
 /// Maximum number of lookups for a retried open(2), while other clients drop each found file before it can be opened. Each
@@ -127,18 +126,18 @@ impl VolumeFilesystem {
         &self,
         request: &Request,
         inode: INodeNo,
-        change: AttributeChange,
-        has_handle: bool,
+        attributes: AttributeRequest,
         answer: impl FnOnce(Result<FileAttr, Errno>) + Send + 'static,
     ) {
-        let (caller, inode, client) = (caller_of(request), number_of(inode), Arc::clone(&self.client));
+        let (caller, inode, client) = (CallingThread::of(request), number_of(inode), Arc::clone(&self.client));
         // Check the path only for truncate(2), for which the kernel can walk the path again. ftruncate(2) has a handle. For
         // other changes, fchmod(2), which has no path, looks the same as chmod(2).
-        let watch = if change.size.is_some() && !has_handle { self.client.watch_path(inode) } else { None };
-        let thread = request.pid();
+        let has_path = attributes.change.size.is_some() && !attributes.has_handle;
+        let watch = if has_path { self.client.watch_path(inode) } else { None };
         let plan = move |namespace: &VolumeNamespace| {
-            check_path(watch.as_ref(), thread)?;
-            namespace.plan_set_attributes(inode, change, caller)
+            check_path(watch.as_ref(), caller.thread)?;
+            let change = caller.check_attributes(namespace, inode, &attributes)?;
+            namespace.plan_set_attributes(inode, change, caller.identity)
         };
         self.client.change(plan, move |changed| answer(changed.and_then(|()| client.attributes(inode))));
     }
@@ -189,10 +188,11 @@ impl VolumeFilesystem {
         mode: XattrMode,
         reply: ReplyEmpty,
     ) {
-        let caller = caller_of(request);
+        let (caller, inode) = (CallingThread::of(request), number_of(inode));
         let (name, value) = (name.as_bytes().to_vec(), value.map(<[u8]>::to_vec));
         self.change_and_answer(reply, move |namespace| {
-            namespace.plan_set_xattr(number_of(inode), &name, value.as_deref(), mode, caller)
+            caller.check_xattr(namespace, inode, &name)?;
+            namespace.plan_set_xattr(inode, &name, value.as_deref(), mode, caller.identity)
         });
     }
 

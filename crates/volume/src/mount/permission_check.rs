@@ -1,6 +1,6 @@
 //! Checks owners and modes that another client has changed. The kernel has checked each call, but maybe with old ones. It
 //! discards attributes that an invalidation has overtaken. It never requests the owner of a file that is removed from a
-//! sticky directory. `operations` calls this for calls that change a directory.
+//! sticky directory. `operations` calls this for calls that change a directory, attributes or extended attributes.
 
 use farfork_sys::process::ProcStatus;
 use fuser::Request;
@@ -8,16 +8,31 @@ use rustix::fs::Mode;
 use rustix::io::Errno;
 
 use super::conversion::caller_of;
-use crate::record::{InodeAttributes, InodeNumber};
-use crate::view::{CallerIdentity, RenameKind, RenameRequest, VolumeNamespace};
+use crate::record::{FileKind, InodeAttributes, InodeNumber};
+use crate::view::{AttributeChange, CallerIdentity, RenameKind, RenameRequest, VolumeNamespace};
 
 /// Bits of one class of a mode: write and search.
 const CHANGE_ENTRIES: u16 = 0o3;
 /// Bit of one class of a mode.
 const WRITE: u16 = 0o2;
 /// Bits of a capability set (capabilities(7)).
+const CAP_CHOWN: u64 = 1 << 0;
 const CAP_DAC_OVERRIDE: u64 = 1 << 1;
 const CAP_FOWNER: u64 = 1 << 3;
+const CAP_FSETID: u64 = 1 << 4;
+/// Prefix of the extended attributes whose changes need the permission to write the file (xattr(7)). Changes of the others
+/// need a capability, which does not depend on the file.
+const USER_XATTRS: &[u8] = b"user.";
+
+/// A call of a program that changes attributes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct AttributeRequest {
+    pub(super) change: AttributeChange,
+    /// The call sets both timestamps to the present time. For this, the permission to write is enough.
+    pub(super) is_touch: bool,
+    /// The program has the file open for writing, and calls ftruncate(2).
+    pub(super) has_handle: bool,
+}
 
 /// The thread that waits for the answer to a call.
 #[derive(Clone, Copy, Debug)]
@@ -55,10 +70,10 @@ impl CallingThread {
         let (directory, target) = (namespace.inode(directory)?, namespace.inode(target)?);
         let owners = [directory.attributes.user, target.attributes.user];
         let is_changed = directory.has_foreign_permissions || target.has_foreign_permissions;
-        if !is_changed || !is_sticky(&directory.attributes) || owners.contains(&self.identity.user) {
-            return Ok(());
-        }
-        let may_remove = self.status().is_none_or(|status| has_capability(&status, CAP_FOWNER));
+        let may_remove = !is_changed
+            || !is_sticky(&directory.attributes)
+            || owners.contains(&self.identity.user)
+            || self.may_have_capability(CAP_FOWNER);
         if may_remove { Ok(()) } else { Err(Errno::PERM) }
     }
 
@@ -84,6 +99,61 @@ impl CallingThread {
         Ok(())
     }
 
+    /// Checks that the thread may change attributes of an inode: chmod(2), chown(2), utimensat(2), truncate(2). Returns the
+    /// change without a set-group-ID bit that chmod(2) ignores.
+    ///
+    /// # Errors
+    /// EPERM for a thread of another user; EACCES without the permission to write.
+    pub(super) fn check_attributes(
+        self,
+        namespace: &VolumeNamespace,
+        inode: InodeNumber,
+        request: &AttributeRequest,
+    ) -> Result<AttributeChange, Errno> {
+        let (inode, mut change) = (namespace.inode(inode)?, request.change);
+        if !inode.has_foreign_permissions {
+            return Ok(change);
+        }
+        let attributes = &inode.attributes;
+        let is_owner = self.identity.user == attributes.user;
+        let sets_times = !request.is_touch && (change.accessed.is_some() || change.modified.is_some());
+        let is_owner_call = change.mode.is_some() || (sets_times && change.size.is_none());
+        let keeps_user = change.user.is_none_or(|user| is_owner && user == attributes.user);
+        let has_group = |group| group == attributes.group || self.may_be_member(group);
+        let keeps_groups = change.group.is_none_or(|group| is_owner && has_group(group));
+        if (is_owner_call && !self.may_act_as_owner(attributes))
+            || !((keeps_user && keeps_groups) || self.may_have_capability(CAP_CHOWN))
+        {
+            return Err(Errno::PERM);
+        }
+        let must_write =
+            (change.size.is_some() && !request.has_handle) || (request.is_touch && !self.may_act_as_owner(attributes));
+        if must_write && !self.may_access(attributes, WRITE) {
+            return Err(Errno::ACCESS);
+        }
+        let group = change.group.unwrap_or(attributes.group);
+        if !self.may_be_member(group) && !self.may_have_capability(CAP_FSETID) {
+            change.mode = change.mode.map(|mode| mode & !(Mode::SGID.bits() as u16));
+        }
+        Ok(change)
+    }
+
+    /// Checks that the thread may set or remove an extended attribute of an inode.
+    ///
+    /// # Errors
+    /// EACCES; EPERM for a sticky directory of another user.
+    pub(super) fn check_xattr(self, namespace: &VolumeNamespace, inode: InodeNumber, name: &[u8]) -> Result<(), Errno> {
+        let found = namespace.inode(inode)?;
+        if !name.starts_with(USER_XATTRS) || !found.has_foreign_permissions {
+            return Ok(());
+        }
+        let attributes = &found.attributes;
+        if attributes.kind == FileKind::Directory && is_sticky(attributes) && !self.may_act_as_owner(attributes) {
+            return Err(Errno::PERM);
+        }
+        self.check_access(namespace, inode, WRITE)
+    }
+
     fn check_access(self, namespace: &VolumeNamespace, inode: InodeNumber, access: u16) -> Result<(), Errno> {
         let inode = namespace.inode(inode)?;
         if inode.has_foreign_permissions && !self.may_access(&inode.attributes, access) {
@@ -97,11 +167,23 @@ impl CallingThread {
         if permits(attributes, is_owner, true, access) && permits(attributes, is_owner, false, access) {
             return true;
         }
-        // Without the status, the check of the kernel decides.
-        self.status().is_none_or(|status| {
-            let is_member = self.identity.group == attributes.group || status.groups.contains(&attributes.group);
-            permits(attributes, is_owner, is_member, access) || has_capability(&status, CAP_DAC_OVERRIDE)
-        })
+        permits(attributes, is_owner, self.may_be_member(attributes.group), access)
+            || self.may_have_capability(CAP_DAC_OVERRIDE)
+    }
+
+    fn may_act_as_owner(self, attributes: &InodeAttributes) -> bool {
+        self.identity.user == attributes.user || self.may_have_capability(CAP_FOWNER)
+    }
+
+    /// Whether the thread is a member of a group. Without its status, the check of the kernel decides.
+    fn may_be_member(self, group: u32) -> bool {
+        self.identity.group == group || self.status().is_none_or(|status| status.groups.contains(&group))
+    }
+
+    /// Whether the thread has a capability. Without its status, the check of the kernel decides. In a process of another user
+    /// namespace, the capability counts too: the kernel has checked that it applies to the inode.
+    fn may_have_capability(self, capability: u64) -> bool {
+        self.status().is_none_or(|status| status.capabilities[2] & capability != 0)
     }
 
     /// The groups and capabilities of the thread. None if they are unknown: the thread is not visible in `/proc`, or it acts
@@ -124,11 +206,6 @@ fn permits(attributes: &InodeAttributes, is_owner: bool, is_member: bool, access
     attributes.mode >> shift & access == access
 }
 
-/// In a process of another user namespace, the capability counts too: the kernel has checked that it applies to the inode.
-fn has_capability(status: &ProcStatus, capability: u64) -> bool {
-    status.capabilities[2] & capability != 0
-}
-
 /// Whether only the owner of a file may remove it from a directory.
 pub(super) fn is_sticky(directory: &InodeAttributes) -> bool {
     u32::from(directory.mode) & Mode::SVTX.bits() != 0
@@ -136,10 +213,122 @@ pub(super) fn is_sticky(directory: &InodeAttributes) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use rustix::process::Uid;
+    use rustix::thread::{gettid, set_thread_res_uid};
+
     use super::*;
-    use crate::record::{FileKind, Timestamp};
+    use crate::record::{EntryName, Timestamp};
+    use crate::view::Inode;
 
     const USER: u32 = 1000;
+    /// A group that no test is a member of.
+    const GROUP: u32 = 5000;
+    const FILE: InodeNumber = InodeNumber(10);
+
+    /// Calls with a thread of `USER`, who is a member of group 0 as the tests are.
+    fn as_user<T: Send>(call: impl FnOnce(CallingThread) -> T + Send) -> T {
+        let run = || {
+            let user = Uid::from_raw(USER);
+            set_thread_res_uid(user, user, user).unwrap();
+            let thread = gettid().as_raw_nonzero().get().cast_unsigned();
+            call(CallingThread { identity: CallerIdentity { user: USER, group: 0, now: Timestamp::default() }, thread })
+        };
+        std::thread::scope(|scope| scope.spawn(run).join().unwrap())
+    }
+
+    /// A namespace with an inode whose owner or mode another client has changed.
+    fn changed_elsewhere(attributes: InodeAttributes) -> VolumeNamespace {
+        let root = Inode::new(InodeAttributes::of_root(FileKind::Directory, 0o755));
+        let mut namespace = VolumeNamespace::new(root, 0, 100);
+        let inode = Inode { has_foreign_permissions: true, ..Inode::new(attributes) };
+        namespace.load(InodeNumber::ROOT, EntryName::new(b"file").unwrap(), FILE, inode);
+        namespace
+    }
+
+    fn request(change: AttributeChange) -> AttributeRequest {
+        AttributeRequest { change, is_touch: false, has_handle: false }
+    }
+
+    /// The error of a change of attributes by `USER`.
+    fn refusal(attributes: InodeAttributes, request: AttributeRequest) -> Option<Errno> {
+        let namespace = changed_elsewhere(attributes);
+        as_user(|caller| caller.check_attributes(&namespace, FILE, &request).err())
+    }
+
+    #[test]
+    fn only_the_present_owner_changes_attributes() {
+        let (time, unchanged) = (Some(Timestamp::default()), AttributeChange::default());
+        let changes = [
+            AttributeChange { mode: Some(0o600), ..unchanged },
+            AttributeChange { group: Some(0), ..unchanged },
+            AttributeChange { user: Some(USER), ..unchanged },
+            AttributeChange { accessed: time, modified: time, ..unchanged },
+            AttributeChange { modified: time, ..unchanged },
+        ];
+        for change in changes {
+            assert_eq!(refusal(attributes(0o777, USER, 0), request(change)), None, "{change:?}");
+            assert_eq!(refusal(attributes(0o777, 0, 0), request(change)), Some(Errno::PERM), "{change:?}");
+        }
+        for change in
+            [AttributeChange { user: Some(0), ..unchanged }, AttributeChange { group: Some(GROUP), ..unchanged }]
+        {
+            assert_eq!(refusal(attributes(0o777, USER, 0), request(change)), Some(Errno::PERM), "{change:?}");
+        }
+        let same_group = AttributeChange { group: Some(GROUP), ..unchanged };
+        assert_eq!(refusal(attributes(0o777, USER, GROUP), request(same_group)), None);
+        assert_eq!(refusal(attributes(0o700, 0, 0), request(unchanged)), None, "nothing is changed");
+    }
+
+    #[test]
+    fn a_permission_to_write_is_enough_for_the_present_time_and_for_a_size() {
+        let time = Some(Timestamp::default());
+        let change = AttributeChange { accessed: time, modified: time, ..AttributeChange::default() };
+        let touch = AttributeRequest { is_touch: true, ..request(change) };
+        let size = request(AttributeChange { size: Some(5), ..AttributeChange::default() });
+        for request in [touch, size] {
+            assert_eq!(refusal(attributes(0o020, 0, 0), request), None);
+            assert_eq!(refusal(attributes(0o602, 0, 0), request), Some(Errno::ACCESS), "its group may not write");
+        }
+        assert_eq!(refusal(attributes(0o400, USER, 0), touch), None, "the owner needs no permission");
+        assert_eq!(refusal(attributes(0o400, USER, 0), size), Some(Errno::ACCESS));
+        assert_eq!(refusal(attributes(0o400, 0, 0), AttributeRequest { has_handle: true, ..size }), None);
+    }
+
+    #[test]
+    fn a_mode_has_a_set_group_id_bit_only_for_a_member_of_the_group() {
+        let change = AttributeChange { mode: Some(0o2755), ..AttributeChange::default() };
+        for (group, mode) in [(0, 0o2755), (GROUP, 0o755)] {
+            let namespace = changed_elsewhere(attributes(0o755, USER, group));
+            let checked = as_user(|caller| caller.check_attributes(&namespace, FILE, &request(change)).unwrap());
+            assert_eq!(checked.mode, Some(mode));
+        }
+    }
+
+    #[test]
+    fn an_extended_attribute_needs_the_permission_to_write() {
+        let refusal = |attributes, name: &[u8]| {
+            let namespace = changed_elsewhere(attributes);
+            as_user(|caller| caller.check_xattr(&namespace, FILE, name).err())
+        };
+        assert_eq!(refusal(attributes(0o020, 0, 0), b"user.name"), None);
+        assert_eq!(refusal(attributes(0o755, 0, 0), b"user.name"), Some(Errno::ACCESS));
+        assert_eq!(refusal(attributes(0o755, 0, 0), b"security.name"), None, "the kernel has checked capabilities");
+        assert_eq!(refusal(attributes(0o1777, 0, 0), b"user.name"), Some(Errno::PERM), "a sticky directory");
+        assert_eq!(refusal(attributes(0o1777, USER, 0), b"user.name"), None);
+        let file = InodeAttributes { kind: FileKind::Regular, ..attributes(0o1777, 0, 0) };
+        assert_eq!(refusal(file, b"user.name"), None, "the sticky bit of a file has no effect");
+    }
+
+    #[test]
+    fn the_kernel_alone_checks_inodes_that_no_other_client_has_changed() {
+        let mut namespace = changed_elsewhere(attributes(0o700, 0, 0));
+        namespace.forget(FILE, 0);
+        let change = AttributeChange { mode: Some(0o600), ..AttributeChange::default() };
+        as_user(|caller| {
+            assert!(caller.check_attributes(&namespace, FILE, &request(change)).is_ok());
+            assert!(caller.check_xattr(&namespace, FILE, b"user.name").is_ok());
+        });
+    }
 
     fn attributes(mode: u16, user: u32, group: u32) -> InodeAttributes {
         InodeAttributes { user, group, ..InodeAttributes::of_root(FileKind::Directory, mode) }

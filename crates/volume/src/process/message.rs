@@ -10,6 +10,7 @@ use crate::change::ChangeSet;
 use crate::log::LogPoint;
 use crate::publish::{Durability, PublishedMark};
 use crate::record::InodeNumber;
+use crate::replica_file::is_lost;
 
 /// A message from a client to the offload process of its node. The first message of a connection is `Attach` or `Reattach`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -166,7 +167,8 @@ impl PublishFailureKind {
     pub(super) fn of(error: &io::Error) -> Self {
         match error.kind() {
             io::ErrorKind::StorageFull => Self::DiskFull,
-            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory | io::ErrorKind::InvalidData => Self::DamagedTree,
+            io::ErrorKind::InvalidData => Self::DamagedTree,
+            _ if is_lost(error) => Self::DamagedTree,
             _ => Self::Other,
         }
     }

@@ -10,6 +10,7 @@ mod control;
 mod data_copier;
 mod message;
 mod offload;
+mod open_tree;
 mod replica_loss;
 mod store;
 mod supervisor;

@@ -1,40 +1,27 @@
-//! Finds lost parts of a replica: files and directories that are missing, too short or damaged, and those that another one
-//! has replaced. Looks at a bounded number of files, and does not read the files of the volume: `farfork volume check` does.
+//! Finds lost parts of a replica: files and directories that are missing, of another type, too short or damaged, and those
+//! that another one has replaced. Looks at a bounded number of files, and does not read the files of the volume: `farfork volume check` does.
 
-use std::fs::{self, File, Metadata};
+use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-use super::volume_directory::{IDENTITY, LOGS, SHARED, VolumeDirectory};
+use super::open_tree::{FileIdentity, OpenTree};
+use super::volume_directory::{CLIENT, IDENTITY, LOGS, SHARED, VolumeDirectory};
 use crate::log::{InspectedLog, LogFile, LogFileError};
 use crate::publish::SharedTree;
+use crate::replica_file::{find_metadata, is_lost};
 
 /// A loss that makes a replica unusable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum ReplicaLoss {
-    /// The directory of the replica is missing.
+    /// The directory of the replica is missing, or a file of another type is at its path.
     All,
     /// The directory has the replica of another volume.
     OtherVolume,
-    /// This file or directory of the replica is missing or damaged.
+    /// This file or directory of the replica is missing or damaged, or has another type.
     Part(String),
     /// Another file or directory is at the path of this one, such as an older copy.
     Replaced(PathBuf),
-}
-
-/// Identifies a file while it is open: the file system does not give the inode number of an open file to another one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct FileIdentity {
-    device: u64,
-    inode: u64,
-}
-
-impl FileIdentity {
-    /// The identity of the file with this metadata.
-    pub(super) fn of(metadata: &Metadata) -> Self {
-        Self { device: metadata.dev(), inode: metadata.ino() }
-    }
 }
 
 /// A log that the offload process has open.
@@ -49,9 +36,10 @@ pub(super) struct OpenReplica<'a> {
     /// The id of the volume.
     pub(super) id: u64,
     pub(super) directory: &'a File,
-    /// The directory `tree` of the shared tree; none if it could not be opened.
-    pub(super) tree: Option<&'a File>,
+    pub(super) tree: &'a OpenTree,
     pub(super) logs: Vec<OpenLogFile>,
+    /// The clients whose logs are not open. They may have no log yet.
+    pub(super) unopened_logs: Vec<u16>,
     /// The replica is a live one. While a replica catches up, its tree is replaced, and may lack marks.
     pub(super) is_live: bool,
 }
@@ -74,10 +62,10 @@ impl VolumeDirectory {
                 return Ok(Some(lost_log(*client)));
             }
         }
-        if is_live { self.find_lost_mark(clients) } else { Ok(None) }
+        self.find_lost_mark(clients, is_live)
     }
 
-    /// Checks whether an open replica has lost a part. Makes some 20 system calls, and 5 for each log.
+    /// Checks whether an open replica has lost a part. Makes some 20 system calls, and 6 for each log.
     ///
     /// # Errors
     /// As `find_loss`.
@@ -97,16 +85,18 @@ impl VolumeDirectory {
                 Some(_) => {}
             }
         }
-        if !open.is_live {
-            return Ok(None);
+        for client in &open.unopened_logs {
+            if find_metadata(&self.log_path(*client))?.is_some_and(|found| !found.is_file()) {
+                return Ok(Some(lost_log(*client)));
+            }
         }
-        let tree = SharedTree::tree_path(&self.shared_path());
-        if let Some(opened) = open.tree
-            && is_replaced(&tree, opened)?
+        // A replica that catches up replaces its tree.
+        if open.is_live
+            && let Some(replaced) = open.tree.find_replaced()?
         {
-            return Ok(Some(ReplicaLoss::Replaced(tree)));
+            return Ok(Some(ReplicaLoss::Replaced(replaced)));
         }
-        self.find_lost_mark(open.logs.iter().map(|log| log.client))
+        self.find_lost_mark(open.logs.iter().map(|log| log.client), open.is_live)
     }
 
     /// Checks the parts that every replica has, open or not.
@@ -116,33 +106,37 @@ impl VolumeDirectory {
             Ok(found) if found == id => {}
             Ok(_) => return Ok(Some(ReplicaLoss::OtherVolume)),
             Err(error) if error.kind() == io::ErrorKind::InvalidData => return part(IDENTITY),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                return if self.path().try_exists()? { part(IDENTITY) } else { Ok(Some(ReplicaLoss::All)) };
+            Err(error) if is_lost(&error) => {
+                return if is_directory_or_link(self.path())? { part(IDENTITY) } else { Ok(Some(ReplicaLoss::All)) };
             }
             Err(error) => return Err(error),
         }
         let shared = self.present_shared_path()?;
-        if !shared.try_exists()? {
-            return part(SHARED);
+        for (name, path) in [(SHARED, &shared), (LOGS, &self.path().join(LOGS))] {
+            if !find_metadata(path)?.is_some_and(|found| found.is_dir()) {
+                return part(name);
+            }
         }
-        if !self.path().join(LOGS).try_exists()? {
-            return part(LOGS);
+        // The lock is created by the first process that takes it.
+        let lock = format!("{CLIENT}.lock");
+        if find_metadata(&self.path().join(&lock))?.is_some_and(|found| !found.is_file()) {
+            return part(&lock);
         }
         Ok(SharedTree::find_missing_part(&shared)?.map(|part| lost_in_shared(&part)))
     }
 
-    /// The path of the shared tree. Between the two renames that replace it, only the old tree exists.
-    fn present_shared_path(&self) -> io::Result<PathBuf> {
-        let shared = self.shared_path();
-        Ok(if shared.try_exists()? { shared } else { self.old_shared_path() })
+    /// A replica that is not live may lack marks.
+    fn find_lost_mark(&self, clients: impl IntoIterator<Item = u16>, is_live: bool) -> io::Result<Option<ReplicaLoss>> {
+        let shared = self.present_shared_path()?;
+        let lost = if is_live {
+            SharedTree::find_missing_mark(&shared, clients)
+        } else {
+            SharedTree::find_replaced_mark(&shared, clients)
+        };
+        Ok(lost?.map(|part| lost_in_shared(&part)))
     }
 
-    fn find_lost_mark(&self, clients: impl IntoIterator<Item = u16>) -> io::Result<Option<ReplicaLoss>> {
-        let missing = SharedTree::find_missing_mark(&self.present_shared_path()?, clients)?;
-        Ok(missing.map(|part| lost_in_shared(&part)))
-    }
-
-    /// Reads the header of a client's log; none if the log is missing, too short or damaged.
+    /// Reads the header of a client's log; none if the log is missing, of another type, too short or damaged.
     fn inspect_log(&self, id: u64, client: u16) -> io::Result<Option<InspectedLog>> {
         match LogFile::inspect(&self.log_path(client)) {
             Ok(log) => Ok(Some(log).filter(|log| (log.header.volume, log.header.client) == (id, client))),
@@ -161,6 +155,14 @@ fn lost_log(client: u16) -> ReplicaLoss {
     ReplicaLoss::Part(format!("{LOGS}/{client}"))
 }
 
+/// Whether a path leads to a directory. The directory of a replica may be a symbolic link, for example to another disk.
+fn is_directory_or_link(path: &Path) -> io::Result<bool> {
+    match fs::metadata(path) {
+        Err(error) if is_lost(&error) => Ok(false),
+        found => Ok(found?.is_dir()),
+    }
+}
+
 /// Whether another file than `opened` is at its path.
 fn is_replaced(path: &Path, opened: &File) -> io::Result<bool> {
     Ok(FileIdentity::of(&fs::metadata(path)?) != FileIdentity::of(&opened.metadata()?))
@@ -169,9 +171,11 @@ fn is_replaced(path: &Path, opened: &File) -> io::Result<bool> {
 #[cfg(test)]
 mod tests {
     use std::fs::OpenOptions;
+    use std::process::Command;
 
     use super::*;
     use crate::log::{LOG_BYTES_MIN, LogHeader, RING_OFFSET};
+    use crate::replica_file::tests::{OTHERS_FOR_DIRECTORY, OTHERS_FOR_FILE, exchange};
 
     const ID: u64 = 7;
     const CLIENT: u16 = 3;
@@ -188,20 +192,21 @@ mod tests {
     /// The open files of a replica.
     struct OpenFiles {
         directory: File,
-        tree: File,
+        tree: OpenTree,
         log: LogFile,
     }
 
     impl OpenFiles {
         fn of(directory: &VolumeDirectory) -> Self {
-            let tree = File::open(SharedTree::tree_path(&directory.shared_path())).unwrap();
+            let tree = OpenTree::open(&directory.shared_path());
             Self { directory: File::open(directory.path()).unwrap(), tree, log: directory.open_log(CLIENT).unwrap() }
         }
 
         fn find_loss(&self, directory: &VolumeDirectory, is_live: bool) -> Option<ReplicaLoss> {
             let identity = FileIdentity::of(&self.log.try_clone_file().unwrap().metadata().unwrap());
             let logs = vec![OpenLogFile { client: CLIENT, identity }];
-            let open = OpenReplica { id: ID, directory: &self.directory, tree: Some(&self.tree), logs, is_live };
+            let (tree, unopened_logs) = (&self.tree, vec![CLIENT + 1]);
+            let open = OpenReplica { id: ID, directory: &self.directory, tree, logs, unopened_logs, is_live };
             directory.find_loss_of_open(&open).unwrap()
         }
     }
@@ -233,6 +238,64 @@ mod tests {
         assert_eq!(directory.find_loss(ID, true).unwrap(), part(IDENTITY), "a crash has left an empty file");
         fs::remove_dir_all(directory.path()).unwrap();
         assert_eq!(directory.find_loss(ID, true).unwrap(), Some(ReplicaLoss::All));
+    }
+
+    #[test]
+    fn a_part_of_another_type_is_lost() {
+        let directories = ["logs", "shared", "shared/tree", "shared/inodes", "shared/orphans", "shared/published"];
+        let files = ["volume", "client.lock", "logs/3", "shared/published/3"];
+        let cases = directories.map(|name| (name, OTHERS_FOR_DIRECTORY)).into_iter();
+        for (name, others) in cases.chain(files.map(|name| (name, OTHERS_FOR_FILE))) {
+            for replace in others {
+                let (_store, directory) = replica();
+                drop(directory.try_lock_client().unwrap());
+                let open = OpenFiles::of(&directory);
+                exchange(&directory.path().join(name), replace);
+                for is_live in [false, true] {
+                    assert_eq!(directory.find_loss(ID, is_live).unwrap(), part(name), "{name}");
+                    assert_eq!(open.find_loss(&directory, is_live), part(name), "{name}");
+                }
+                assert!(directory.set_aside(ID).unwrap().is_some());
+                VolumeDirectory::create(directory.path(), ID).unwrap();
+                assert_eq!(directory.find_loss(ID, true).unwrap(), None, "{name}: the next replica has all parts");
+            }
+        }
+    }
+
+    #[test]
+    fn a_directory_of_inodes_of_another_type_is_lost() {
+        for replace in OTHERS_FOR_DIRECTORY {
+            let (_store, directory) = replica();
+            exchange(&directory.shared_path().join("inodes/05"), replace);
+            assert_eq!(directory.find_loss(ID, false).unwrap(), part("shared/inodes/05"));
+        }
+    }
+
+    #[test]
+    fn a_log_that_is_not_open_may_be_missing_but_has_no_other_type() {
+        for replace in OTHERS_FOR_FILE {
+            let (_store, directory) = replica();
+            let open = OpenFiles::of(&directory);
+            assert_eq!(open.find_loss(&directory, true), None);
+            replace(&directory.log_path(CLIENT + 1)).unwrap();
+            assert_eq!(open.find_loss(&directory, true), part("logs/4"));
+            assert_eq!(directory.find_loss(ID, true).unwrap(), part("logs/4"));
+        }
+    }
+
+    #[test]
+    fn a_replica_in_whose_place_there_is_another_file_is_lost() {
+        for (kind, replace) in OTHERS_FOR_DIRECTORY.into_iter().enumerate() {
+            let (store, directory) = replica();
+            let open = OpenFiles::of(&directory);
+            exchange(directory.path(), replace);
+            // The second kind is a symbolic link to the replica, for example on another disk.
+            let expected = (kind != 1).then_some(ReplicaLoss::All);
+            assert_eq!(directory.find_loss(ID, true).unwrap(), expected);
+            assert_eq!(open.find_loss(&directory, true), expected);
+            assert_eq!(directory.set_aside(ID).unwrap(), Some(store.path().join("data.0000000000000007")));
+            VolumeDirectory::create(directory.path(), ID).unwrap();
+        }
     }
 
     #[test]
@@ -303,6 +366,22 @@ mod tests {
         directory.open_shared().unwrap().create_mark(CLIENT).unwrap();
         assert_eq!(open.find_loss(&directory, true), replaced(&directory, "shared/tree"));
         assert_eq!(open.find_loss(&directory, false), None, "a replica that catches up replaces its tree");
+
+        fs::remove_dir_all(directory.shared_path()).unwrap();
+        fs::rename(&copy, directory.shared_path()).unwrap();
+        assert_eq!(open.find_loss(&directory, true), None);
+        for name in ["inodes", "orphans", "published"] {
+            let path = directory.shared_path().join(name);
+            fs::rename(&path, &copy).unwrap();
+            assert!(Command::new("cp").arg("-a").args([&copy, &path]).status().unwrap().success());
+            assert_eq!(open.find_loss(&directory, true), replaced(&directory, &format!("shared/{name}")));
+            fs::remove_dir_all(&path).unwrap();
+            fs::rename(&copy, &path).unwrap();
+            assert_eq!(open.find_loss(&directory, true), None);
+        }
+        fs::rename(directory.shared_path().join("inodes/05"), &copy).unwrap();
+        fs::create_dir(directory.shared_path().join("inodes/05")).unwrap();
+        assert_eq!(open.find_loss(&directory, true), replaced(&directory, "shared/inodes"));
 
         fs::rename(directory.path(), store.path().join("away")).unwrap();
         VolumeDirectory::create(directory.path(), ID).unwrap();

@@ -12,7 +12,7 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use farfork_cluster::catalog::VolumeName;
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, OFlags, flock};
 
 use super::volume_directory::VolumeDirectory;
 
@@ -131,7 +131,11 @@ pub(super) fn ignore_missing(result: io::Result<()>) -> io::Result<()> {
 
 fn open_lock(directory: &Path, name: &str) -> io::Result<File> {
     let path = directory.join(format!("{name}.lock"));
-    OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path)
+    let mut options = OpenOptions::new();
+    // Without O_NONBLOCK, open(2) of a FIFO in the place of the lock would wait.
+    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    options.write(true).create(true).truncate(false).mode(0o600).custom_flags(flags.bits().cast_signed());
+    options.open(path)
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! The directory of a volume on one node: its id, the logs of all clients, the shared tree, and the lock of the client.
 
-use std::fs::{self, DirBuilder, File};
-use std::io::{self, Write as _};
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 
@@ -10,9 +10,10 @@ use super::store::{ignore_missing, try_lock};
 use crate::chain::RECORD_BYTES;
 use crate::log::{LogFile, LogFileError, LogHeader};
 use crate::publish::{SharedTree, available_bytes};
+use crate::replica_file::{find_metadata, is_lost, open_regular_file, remove_any, replace_any};
 
 /// The name of the lock of the client.
-const CLIENT: &str = "client";
+pub(super) const CLIENT: &str = "client";
 /// The file with the id of the volume.
 pub(super) const IDENTITY: &str = "volume";
 pub(super) const LOGS: &str = "logs";
@@ -62,13 +63,19 @@ impl VolumeDirectory {
         Self { path: path.to_owned() }
     }
 
-    /// Renames a replica that cannot be used, and returns its new path. A replica without data is removed instead.
+    /// Renames what is at the path of a replica and cannot be used, and returns its new path. A replica without data is
+    /// removed instead.
     ///
     /// # Errors
     /// As rename(2); `AlreadyExists` when a client has the volume mounted.
     pub(super) fn set_aside(&self, id: u64) -> io::Result<Option<PathBuf>> {
-        let _lock = self.try_lock_client()?.ok_or(io::ErrorKind::AlreadyExists)?;
-        if !self.has_data()? {
+        let Some(found) = find_metadata(&self.path)? else { return Ok(None) };
+        let _lock = match self.try_lock_client() {
+            // No client has a lock that is no regular file, or in a file that is no directory.
+            Err(error) if is_lost(&error) => None,
+            lock => Some(lock?.ok_or(io::ErrorKind::AlreadyExists)?),
+        };
+        if found.is_dir() && !self.has_data()? {
             fs::remove_dir_all(&self.path)?;
             return Ok(None);
         }
@@ -77,7 +84,8 @@ impl VolumeDirectory {
         let first = format!("{name}.{id:016x}");
         let others = (2..=ASIDE_MAX).map(|number| format!("{first}.{number}"));
         let mut paths = [first.clone()].into_iter().chain(others).map(|name| self.path.with_file_name(name));
-        let aside = paths.find(|path| !path.exists()).ok_or(io::ErrorKind::AlreadyExists)?;
+        let is_free = |path: &PathBuf| matches!(find_metadata(path), Ok(None));
+        let aside = paths.find(is_free).ok_or(io::ErrorKind::AlreadyExists)?;
         fs::rename(&self.path, &aside)?;
         Ok(Some(aside))
     }
@@ -149,13 +157,22 @@ impl VolumeDirectory {
         self.path.join("shared.old")
     }
 
+    /// The path of the shared tree. Between the two renames that replace it, only the old tree exists.
+    ///
+    /// # Errors
+    /// As lstat(2).
+    pub(super) fn present_shared_path(&self) -> io::Result<PathBuf> {
+        let shared = self.shared_path();
+        Ok(if find_metadata(&shared)?.is_some() { shared } else { self.old_shared_path() })
+    }
+
     /// Restores the old shared tree if a crash has interrupted its replacement by a new one.
     ///
     /// # Errors
     /// As rename(2).
     pub(super) fn finish_tree_exchange(&self) -> io::Result<()> {
-        let (present, old) = (self.shared_path(), self.old_shared_path());
-        if !present.exists() && old.exists() { fs::rename(old, present) } else { Ok(()) }
+        let (present, old) = (self.present_shared_path()?, self.old_shared_path());
+        if present == old { ignore_missing(fs::rename(old, self.shared_path())) } else { Ok(()) }
     }
 
     /// Opens the shared tree.
@@ -171,7 +188,7 @@ impl VolumeDirectory {
     /// # Errors
     /// As open(2); `InvalidData` for a file without an id.
     pub(super) fn id(&self) -> io::Result<u64> {
-        let text = fs::read_to_string(self.path.join(IDENTITY))?;
+        let text = self.read_file(IDENTITY)?;
         text.trim().parse().map_err(|_| io::ErrorKind::InvalidData.into())
     }
 
@@ -182,14 +199,16 @@ impl VolumeDirectory {
         File::open(&self.path)?.sync_all()
     }
 
-    /// Whether the machine has rebooted since `mark_start`, so that data which was only in memory is lost.
+    /// Whether the machine may have rebooted since `mark_start`, so that data which was only in memory is lost.
     ///
     /// # Errors
     /// As open(2).
     pub(super) fn has_restarted(&self) -> io::Result<bool> {
-        match fs::read_to_string(self.path.join(BOOT)) {
+        match self.read_file(BOOT) {
             Ok(marked) => Ok(marked != fs::read_to_string(BOOT_ID)?),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            // A file of another type does not tell.
+            Err(error) if is_lost(&error) => Ok(true),
             Err(error) => Err(error),
         }
     }
@@ -200,26 +219,34 @@ impl VolumeDirectory {
     /// # Errors
     /// As open(2).
     pub(super) fn mark_start(&self) -> io::Result<()> {
-        let (marked, present) = (fs::read(self.path.join(BOOT)), fs::read(BOOT_ID)?);
+        let (marked, present) = (self.read_file(BOOT), fs::read_to_string(BOOT_ID)?);
         if marked.as_ref().is_ok_and(|marked| *marked == present) {
             return Ok(());
         }
-        match self.replace_file(BOOT, &present) {
+        match self.replace_file(BOOT, present.as_bytes()) {
             Err(error) if error.kind() == io::ErrorKind::StorageFull && marked.is_ok() => Ok(()),
             replaced => replaced,
         }
     }
 
-    /// Replaces a file. A crash leaves the old file or the new one.
+    /// Reads a small file.
+    fn read_file(&self, name: &str) -> io::Result<String> {
+        let mut text = String::new();
+        open_regular_file(OpenOptions::new().read(true), &self.path.join(name))?.read_to_string(&mut text)?;
+        Ok(text)
+    }
+
+    /// Replaces a small file. A crash leaves the old file or the new one.
     fn replace_file(&self, name: &str, contents: &[u8]) -> io::Result<()> {
         let (path, new) = (self.path.join(name), self.path.join(name).with_extension("new"));
-        fs::write(&new, contents)?;
-        fs::rename(new, path)
+        remove_any(&new)?;
+        File::create_new(&new)?.write_all(contents)?;
+        replace_any(&new, &path)
     }
 
     /// Reads the saved result of the last check; none if it cannot be read.
     pub(super) fn last_check(&self) -> Option<LastCheck> {
-        serde_json::from_slice(&fs::read(self.path.join(LAST_CHECK)).ok()?).ok()
+        serde_json::from_str(&self.read_file(LAST_CHECK).ok()?).ok()
     }
 
     /// Saves the result of a check.
@@ -247,7 +274,7 @@ impl VolumeDirectory {
             return Ok(());
         }
         let new = path.with_extension("new");
-        ignore_missing(fs::remove_file(&new))?;
+        remove_any(&new)?;
         LogFile::create(&new, header).inspect_err(|_| {
             // Frees the space of the incomplete log, for example on a full disk.
             let _ = fs::remove_file(&new);
@@ -288,6 +315,7 @@ impl VolumeDirectory {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::replica_file::tests::{OTHERS_FOR_FILE, exchange};
 
     const ID: u64 = 7;
 
@@ -312,6 +340,28 @@ mod tests {
             let aside = directory.set_aside(ID).unwrap().unwrap();
             assert_eq!(aside, store.path().join(name));
             assert_eq!(fs::read(aside.join("shared/tree/file")).unwrap(), b"data");
+        }
+        assert_eq!(directory.set_aside(ID).unwrap(), None, "there is nothing");
+    }
+
+    #[test]
+    fn small_files_take_the_place_of_files_of_other_types() {
+        for replace in OTHERS_FOR_FILE {
+            let (_store, directory) = replica();
+            assert!(!directory.has_restarted().unwrap(), "a new replica has lost nothing");
+            let last = LastCheck { at_seconds: 7, differences: 0, repaired: Vec::new() };
+            directory.mark_start().unwrap();
+            directory.save_last_check(&last).unwrap();
+            for name in [BOOT, LAST_CHECK] {
+                exchange(&directory.path.join(name), replace);
+                replace(&directory.path.join(name).with_extension("new")).unwrap();
+            }
+            assert!(directory.has_restarted().unwrap(), "the boot id is unknown");
+            assert!(directory.last_check().is_none());
+            directory.mark_start().unwrap();
+            directory.save_last_check(&last).unwrap();
+            assert!(!directory.has_restarted().unwrap());
+            assert!(directory.last_check().is_some());
         }
     }
 }

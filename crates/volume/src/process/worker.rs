@@ -16,6 +16,7 @@ use super::message::{PublishFailureKind, PublishRequest, WorkerAnswer};
 use super::store::VolumeStore;
 use crate::log::LogFile;
 use crate::publish::{CallBudget, PublishError, PublishedMark, Publisher, SharedTree};
+use crate::replica_file::is_lost;
 
 /// The name of the lock of all shared trees. Only the process that holds the lock changes them.
 pub(super) const WORKER: &str = "worker";
@@ -84,7 +85,7 @@ impl PublisherTable {
 fn error_with_kind(error: PublishError) -> io::Error {
     let kind = match &error {
         PublishError::Call { source: Errno::NOSPC | Errno::DQUOT, .. } => io::ErrorKind::StorageFull,
-        PublishError::Call { source: Errno::NOENT | Errno::NOTDIR, .. } => io::ErrorKind::NotFound,
+        PublishError::Call { source, .. } if is_lost(&(*source).into()) => io::ErrorKind::NotFound,
         PublishError::Mismatch(_) => io::ErrorKind::InvalidData,
         PublishError::Call { .. } | PublishError::InjectedCrash => io::ErrorKind::Other,
     };
@@ -202,6 +203,18 @@ mod tests {
 
     use super::*;
     use crate::log::LogPoint;
+
+    #[test]
+    fn a_file_that_is_missing_or_of_another_type_is_damage_of_the_tree() {
+        let kind =
+            |source| PublishFailureKind::of(&error_with_kind(PublishError::Call { operation: "open a file", source }));
+        for errno in [Errno::NOENT, Errno::NOTDIR, Errno::ISDIR, Errno::LOOP] {
+            assert_eq!(kind(errno), PublishFailureKind::DamagedTree, "{errno}");
+            assert_eq!(PublishFailureKind::of(&errno.into()), PublishFailureKind::DamagedTree, "{errno}");
+        }
+        assert_eq!(kind(Errno::NOSPC), PublishFailureKind::DiskFull);
+        assert_eq!(kind(Errno::IO), PublishFailureKind::Other);
+    }
 
     #[test]
     fn a_worker_reports_work_until_its_answer() {

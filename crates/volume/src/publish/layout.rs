@@ -11,6 +11,7 @@ use rustix::fs::{CWD, Mode, OFlags, StatVfs, Timespec, Timestamps, XattrFlags, f
 use super::inode_record::{InodeRecord, XATTR_NAME};
 use super::mark::{MarkFile, PublishedMark};
 use crate::record::{InodeNumber, Timestamp};
+use crate::replica_file::find_metadata;
 
 const TREE: &str = "tree";
 const INODES: &str = "inodes";
@@ -34,6 +35,11 @@ pub struct SharedTree {
 }
 
 impl SharedTree {
+    /// The names of its directories.
+    pub(crate) const DIRECTORIES: [&str; 4] = [TREE, INODES, ORPHANS, PUBLISHED];
+    /// The one of its directories whose entries never change: these are the directories of inodes.
+    pub(crate) const FIXED_DIRECTORY: &str = INODES;
+
     /// Creates an empty shared tree. The root directory belongs to the caller, and has mode 0755 and times of 0.
     ///
     /// # Errors
@@ -69,9 +75,9 @@ impl SharedTree {
     /// directories in `inodes`, which are many.
     ///
     /// # Errors
-    /// As stat(2), except for missing directories.
+    /// As lstat(2), except for missing directories.
     pub fn find_missing_part(path: &Path) -> io::Result<Option<String>> {
-        find_missing_directory(path, [TREE, INODES, ORPHANS, PUBLISHED].map(str::to_owned))
+        find_missing_directory(path, Self::DIRECTORIES.map(str::to_owned))
     }
 
     /// As `find_missing_part`, for the directories in `inodes`.
@@ -82,14 +88,29 @@ impl SharedTree {
         find_missing_directory(path, (0..INODE_DIRECTORIES).map(|number| format!("{INODES}/{number:02x}")))
     }
 
-    /// Finds a client of `clients` whose mark is missing or too short at a path; none if all marks are there.
+    /// Finds a client of `clients` whose mark is missing, of another type or too short at a path; none if all marks are there.
     ///
     /// # Errors
-    /// As stat(2), except for missing marks.
+    /// As lstat(2), except for missing marks.
     pub fn find_missing_mark(path: &Path, clients: impl IntoIterator<Item = u16>) -> io::Result<Option<String>> {
         for client in clients {
             let name = format!("{PUBLISHED}/{client}");
             if !MarkFile::is_complete(&path.join(&name))? {
+                return Ok(Some(name));
+            }
+        }
+        Ok(None)
+    }
+
+    /// As `find_missing_mark`, but finds only marks in whose place there is a file of another type. A mark that is missing or
+    /// too short can be created.
+    ///
+    /// # Errors
+    /// As `find_missing_mark`.
+    pub fn find_replaced_mark(path: &Path, clients: impl IntoIterator<Item = u16>) -> io::Result<Option<String>> {
+        for client in clients {
+            let name = format!("{PUBLISHED}/{client}");
+            if find_metadata(&path.join(&name))?.is_some_and(|found| !found.is_file()) {
                 return Ok(Some(name));
             }
         }
@@ -185,15 +206,11 @@ pub(super) fn number_of_name(name: &[u8]) -> Option<InodeNumber> {
     (number > 0).then_some(InodeNumber(number))
 }
 
-/// Returns the first of these names that is no directory.
+/// Returns the first of these names that is no directory. A symbolic link to a directory is none.
 fn find_missing_directory(path: &Path, names: impl IntoIterator<Item = String>) -> io::Result<Option<String>> {
     for name in names {
-        match fs::metadata(path.join(&name)) {
-            Ok(state) if state.is_dir() => {}
-            Err(error) if !matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
-                return Err(error);
-            }
-            _ => return Ok(Some(name)),
+        if !find_metadata(&path.join(&name))?.is_some_and(|found| found.is_dir()) {
+            return Ok(Some(name));
         }
     }
     Ok(None)

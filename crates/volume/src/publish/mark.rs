@@ -11,6 +11,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::log::LogPoint;
 use crate::record::InodeNumber;
+use crate::replica_file::{find_metadata, open_regular_file, remove_any};
 
 /// Size of a slot: a page, so that a torn write damages only one slot.
 const SLOT_BYTES: u64 = 4096;
@@ -68,7 +69,9 @@ impl MarkFile {
     /// As open(2), fsync(2) and rename(2).
     pub fn create(path: &Path, mark: PublishedMark) -> io::Result<()> {
         let new = path.with_extension("new");
-        let file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
+        // A crash may have left it.
+        remove_any(&new)?;
+        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
         let mut slots = encode(&mark);
         slots.resize(2 * SLOT_BYTES as usize, 0);
         file.write_all_at(&slots, 0)?;
@@ -81,7 +84,7 @@ impl MarkFile {
     /// # Errors
     /// `InvalidData` when both slots are damaged, `UnexpectedEof` when the file is too short.
     pub fn open(path: &Path) -> io::Result<Self> {
-        let file = OpenOptions::new().read(true).write(true).open(path)?;
+        let file = open_regular_file(OpenOptions::new().read(true).write(true), path)?;
         let mut slots = vec![0; 2 * SLOT_BYTES as usize];
         file.read_exact_at(&mut slots, 0)?;
         let (first, second) = slots.split_at(SLOT_BYTES as usize);
@@ -99,13 +102,9 @@ impl MarkFile {
     /// Whether a file with both slots is at a path. Does not read the marks.
     ///
     /// # Errors
-    /// As stat(2), except for a missing file.
+    /// As lstat(2), except for a missing file.
     pub fn is_complete(path: &Path) -> io::Result<bool> {
-        match std::fs::metadata(path) {
-            Ok(state) => Ok(state.is_file() && state.len() >= 2 * SLOT_BYTES),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-            Err(error) => Err(error),
-        }
+        Ok(find_metadata(path)?.is_some_and(|found| found.is_file() && found.len() >= 2 * SLOT_BYTES))
     }
 
     /// The newest mark.

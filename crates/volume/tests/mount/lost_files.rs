@@ -3,8 +3,8 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Write as _};
-use std::os::unix::fs::FileExt as _;
-use std::path::Path;
+use std::os::unix::fs::{FileExt as _, symlink};
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use farfork_cluster::catalog::Durability;
@@ -21,6 +21,8 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
     ("a_live_replica_that_loses_a_part_is_copied_again", a_lost_part),
     ("a_replica_that_loses_a_part_and_its_process_is_copied_again", a_lost_part_and_process),
     ("a_replica_whose_tree_lacks_a_directory_is_copied_again", a_lost_directory_of_the_tree),
+    ("a_replica_with_a_part_of_another_type_is_copied_again", a_part_of_another_type),
+    ("a_replica_whose_inodes_are_exchanged_for_an_older_copy_is_copied_again", an_older_copy_of_the_inodes),
     ("a_replica_that_is_exchanged_for_an_older_copy_is_copied_again", an_older_copy),
     ("a_check_reports_a_log_that_cannot_be_read", a_log_that_cannot_be_read),
 ];
@@ -98,6 +100,51 @@ fn a_lost_part_and_process() {
         damage(&cluster, 2, &part.replace('/', "-"), |replica| {
             cut(&replica.join(part)).unwrap();
             cluster.nodes[2].kill(&[ProcessRole::Offload]);
+        });
+    }
+}
+
+fn a_part_of_another_type() {
+    let cluster = VolumeCluster::three_replicas();
+    let make_file = |path: &Path| fs::write(path, b"a file");
+    let make_directory = |path: &Path| fs::create_dir(path);
+    let make_link = |path: &Path| symlink(moved(path), path);
+    let make_loop = |path: &Path| symlink(path, path);
+    type Replacement<'a> = &'a dyn Fn(&Path) -> io::Result<()>;
+    let cases: [(usize, &str, Replacement<'_>); 8] = [
+        (1, "shared/inodes", &make_file),
+        (2, "logs", &make_file),
+        (1, "shared", &make_link),
+        (2, "shared/tree", &make_loop),
+        (1, "shared/published/0", &make_directory),
+        (2, "logs/0", &make_directory),
+        (1, "logs/0", &make_loop),
+        (2, "volume", &make_directory),
+    ];
+    for (node, part, replace) in cases {
+        damage(&cluster, node, &format!("{}-{node}", part.replace('/', "-")), |replica| {
+            let path = replica.join(part);
+            fs::rename(&path, moved(&path)).unwrap();
+            replace(&path).unwrap();
+        });
+    }
+    damage(&cluster, 1, "replica", |replica| {
+        fs::rename(replica, moved(replica)).unwrap();
+        make_file(replica).unwrap();
+    });
+}
+
+fn moved(path: &Path) -> PathBuf {
+    path.with_extension("moved")
+}
+
+fn an_older_copy_of_the_inodes() {
+    let cluster = VolumeCluster::three_replicas();
+    for (node, part) in [(1, "inodes"), (2, "inodes/00"), (1, "published")] {
+        damage(&cluster, node, &part.replace('/', "-"), |replica| {
+            let (path, copy) = (replica.join("shared").join(part), replica.join("copy"));
+            assert!(Command::new("cp").arg("-a").args([&path, &copy]).status().unwrap().success());
+            renameat_with(CWD, &path, CWD, &copy, RenameFlags::EXCHANGE).unwrap();
         });
     }
 }

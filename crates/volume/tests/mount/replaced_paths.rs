@@ -4,14 +4,17 @@
 use std::cell::Cell;
 use std::fs::{self, File, Permissions};
 use std::io;
-use std::os::unix::fs::{PermissionsExt as _, chown, symlink};
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown, symlink};
 use std::path::{Path, PathBuf};
 use std::thread;
 
 use farfork_cluster::catalog::Durability;
-use rustix::fs::{AtFlags, Mode, OFlags, linkat, mkdirat, openat, renameat, symlinkat, unlinkat};
+use rustix::fs::{
+    AtFlags, Mode, OFlags, Timespec, Timestamps, UTIME_NOW, XattrFlags, chmodat, chownat, fchmod, fremovexattr,
+    fsetxattr, linkat, mkdirat, openat, renameat, symlinkat, unlinkat, utimensat,
+};
 use rustix::io::Errno;
-use rustix::process::Uid;
+use rustix::process::{Gid, Uid};
 use rustix::thread::set_thread_res_uid;
 
 use super::mounted_volume::LOG_BYTES;
@@ -29,6 +32,7 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
     ("a_sticky_directory_protects_the_file_that_another_node_has_put_there", replaced_file_in_sticky_directory),
     ("a_sticky_directory_protects_a_file_whose_owner_another_node_has_changed", changed_owner_in_sticky_directory),
     ("a_directory_that_another_node_has_protected_is_not_changed", protected_directory),
+    ("a_user_who_has_lost_a_file_on_another_node_does_not_change_its_attributes", lost_ownership),
 ];
 
 const ROUNDS: u32 = 20;
@@ -288,6 +292,44 @@ fn protected_directory() {
             call(&root, &name).unwrap_or_else(|error| panic!("{call_name} of root, round {round}: {error}"));
         }
     }
+}
+
+/// A call that changes attributes of a file: its name is relative to the root of the volume, and it is open for reading.
+type AttributeCall = (&'static str, Errno, fn(&File, &str, &File) -> rustix::io::Result<()>);
+
+fn lost_ownership() {
+    const XATTR: &str = "user.name";
+    let (cluster, here, there) = mounted_pair();
+    let root = File::open(&there).unwrap();
+    let calls: [AttributeCall; 7] = [
+        ("chmod", Errno::PERM, |root, name, _| chmodat(root, name, Mode::RUSR, AtFlags::empty())),
+        ("fchmod", Errno::PERM, |_, _, file| fchmod(file, Mode::RUSR)),
+        ("chgrp", Errno::PERM, |root, name, _| chownat(root, name, None, Some(Gid::ROOT), AtFlags::empty())),
+        ("utimensat", Errno::PERM, |root, name, _| utimensat(root, name, &set_times(7), AtFlags::empty())),
+        ("touch", Errno::ACCESS, |root, name, _| utimensat(root, name, &set_times(UTIME_NOW), AtFlags::empty())),
+        ("setxattr", Errno::ACCESS, |_, _, file| fsetxattr(file, XATTR, b"value", XattrFlags::empty())),
+        ("removexattr", Errno::ACCESS, |_, _, file| fremovexattr(file, XATTR)),
+    ];
+    for round in 0..ROUNDS {
+        for (call_name, expected, call) in calls {
+            let name = format!("{call_name}-{round}");
+            write(&here.join(&name), "data");
+            let created = File::open(here.join(&name)).unwrap();
+            fsetxattr(&created, XATTR, b"value", XattrFlags::empty()).unwrap();
+            chown(here.join(&name), Some(USER), None).unwrap();
+            let file = File::open(there.join(&name)).unwrap();
+            cluster.nodes[1].wait_for("the kernel has the owner", || file.metadata().unwrap().uid() == USER);
+            chown(here.join(&name), Some(0), None).unwrap();
+            assert_eq!(as_user(|| call(&root, &name, &file)), Err(expected), "{call_name}, round {round}");
+            call(&root, &name, &file).unwrap_or_else(|error| panic!("{call_name} of root, round {round}: {error}"));
+        }
+    }
+}
+
+/// Both timestamps, with these nanoseconds.
+fn set_times(nanoseconds: i64) -> Timestamps {
+    let time = Timespec { tv_sec: 0, tv_nsec: nanoseconds };
+    Timestamps { last_access: time, last_modification: time }
 }
 
 /// The kernel does not look up a directory that a program has open.

@@ -23,6 +23,7 @@ use crate::chain::calls::{
 use crate::chain::{CALL_TIMEOUT, LogRegion, PathVersion, RECORD_BYTES, RESERVE_BYTES};
 use crate::process::LogStatus;
 use crate::process::volume_directory::VolumeDirectory;
+use crate::replica_file::is_lost;
 
 /// The handlers of one server thread.
 pub(super) fn handler_table(node: &Arc<OffloadNode>) -> HandlerTable {
@@ -225,11 +226,8 @@ pub(super) fn create_replica(node: &Arc<OffloadNode>, key: &VolumeKey) -> Result
         // The replica is left over from a drop that did not reach this node, or the catalog is the wrong one. So its data is
         // set aside, and not removed.
         Ok(id) => node.set_aside(&key.name, id).map_err(|error| error.to_string())?,
-        // The directory is left over from a crash, or its file with the id was removed.
-        Err(_) if directory.path().exists() => {
-            node.set_aside(&key.name, key.id).map_err(|error| error.to_string())?;
-        }
-        Err(_) => {}
+        // There is no directory, or it is left over from a crash, or its file with the id was removed.
+        Err(_) => node.set_aside(&key.name, key.id).map_err(|error| error.to_string())?,
     }
     let created = VolumeDirectory::create(directory.path(), key.id);
     if let Err(error) = created {
@@ -245,14 +243,17 @@ pub(super) fn drop_replica(node: &Arc<OffloadNode>, key: &VolumeKey) -> Result<(
     match directory.id() {
         Ok(id) if id == key.id => {}
         Ok(_) => return Ok(()),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        // Without an id, the files may be those of another volume.
+        Err(error) if is_lost(&error) => {
+            node.close_volume(key);
+            return Ok(());
+        }
         Err(error) => return Err(failed(error)),
     }
     if directory.try_lock_client().map_err(failed)?.is_none() {
         return Err(format!("node {}: volume {} is mounted: unmount it first", node.name, key.name));
     }
-    node.close_volume(key);
-    fs::remove_dir_all(directory.path()).map_err(failed)
+    node.remove_replica(key, || fs::remove_dir_all(directory.path())).map_err(failed)
 }
 
 pub(super) fn describe_replica(node: &Arc<OffloadNode>, key: &VolumeKey) -> Result<ReplicaDescription, String> {

@@ -57,6 +57,8 @@ pub(super) enum ReplicaError {
     Catalog(#[from] CatalogError),
     #[error("volume {0} does not exist: list volumes with `farfork volume ls`")]
     UnknownVolume(VolumeName),
+    #[error("volume {0} is being dropped: finish this with `farfork volume drop {0}`")]
+    BeingDropped(VolumeName),
     #[error("node {node} has no replica of volume {volume}")]
     NoReplica { node: NodeName, volume: VolumeName },
     #[error("node {node} has lost its replica of volume {volume}, which was the last live one: bring its disk back")]
@@ -122,10 +124,17 @@ impl OffloadNode {
     /// A replica that has lost all or a part of its directory first leaves the chain, and an empty one is created.
     pub(super) fn volume(self: &Arc<Self>, name: &VolumeName) -> Result<Arc<ReplicatedVolume>, ReplicaError> {
         let contents = self.catalog.read()?;
-        let record = contents.volumes.get(name).ok_or_else(|| ReplicaError::UnknownVolume(name.clone()))?;
+        let id = contents.volumes.get(name).ok_or_else(|| ReplicaError::UnknownVolume(name.clone()))?.id;
         let mut volumes = self.volumes.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(volume) = volumes.get(name).filter(|volume| volume.key.id == record.id) {
-            return Ok(Arc::clone(volume));
+        if let Some(volume) = volumes.get(name).filter(|volume| volume.key.id == id).cloned() {
+            drop(volumes);
+            let no_replica = || ReplicaError::NoReplica { node: self.name.clone(), volume: name.clone() };
+            return if volume.is_closed() { Err(no_replica()) } else { Ok(volume) };
+        }
+        // Read again: `remove_replica` may have removed the volume from the table since.
+        let record = &self.record(name)?;
+        if record.state == VolumeState::Dropping {
+            return Err(ReplicaError::BeingDropped(name.clone()));
         }
         let failed = |source| ReplicaError::Open { node: self.name.clone(), volume: name.clone(), source };
         let is_live = record.chain.contains(&self.name);
@@ -176,11 +185,8 @@ impl OffloadNode {
                 _ => ReplicaError::LastLost { node, volume },
             });
         }
-        let is_partial = matches!(loss, ReplicaLoss::Part(_));
         tracing::warn!(volume = %name, ?loss, "the replica of this node is lost: it is copied from another node");
-        if is_partial {
-            self.set_aside(name, record.id)?;
-        }
+        self.set_aside(name, record.id)?;
         match VolumeDirectory::create(directory.path(), record.id) {
             Ok(_) => Ok(left),
             Err(source) => Err(ReplicaError::Create { node, volume, source }),
@@ -211,7 +217,24 @@ impl OffloadNode {
         if is_same { Ok(volume) } else { Err(ReplicaError::UnknownVolume(key.name.clone())) }
     }
 
-    /// Ends the threads of a replica, so that it can be removed.
+    /// Closes a replica, and removes its directory with `remove` when no thread uses it. Until then, the closed volume stays
+    /// in the table: a call that opened it again would report the removed files as lost.
+    pub(super) fn remove_replica(&self, key: &VolumeKey, remove: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+        let volumes = self.volumes.lock().unwrap_or_else(PoisonError::into_inner);
+        let volume = volumes.get(&key.name).filter(|volume| volume.key.id == key.id).cloned();
+        drop(volumes);
+        let is_idle = if let Some(volume) = volume {
+            volume.close();
+            volume.wait_idle()
+        } else {
+            Ok(())
+        };
+        let removed = is_idle.map_err(io::Error::other).and_then(|()| remove());
+        self.close_volume(key);
+        removed
+    }
+
+    /// Ends the threads of a replica.
     pub(super) fn close_volume(&self, key: &VolumeKey) {
         let mut volumes = self.volumes.lock().unwrap_or_else(PoisonError::into_inner);
         if volumes.get(&key.name).is_some_and(|volume| volume.key.id == key.id)
@@ -259,9 +282,13 @@ impl OffloadNode {
 
     /// Opens a replica. Logs a failure unless it is the last one of the volume in `failures`.
     fn open_again(self: &Arc<Self>, name: &VolumeName, failures: &mut HashMap<VolumeName, String>) {
-        let Err(error) = self.volume(name) else {
-            failures.remove(name);
-            return;
+        let error = match self.volume(name) {
+            // The volume was dropped after the caller has read the catalog.
+            Ok(_) | Err(ReplicaError::BeingDropped(_) | ReplicaError::UnknownVolume(_)) => {
+                failures.remove(name);
+                return;
+            }
+            Err(error) => error,
         };
         let reason = error.to_string();
         if failures.get(name) != Some(&reason) {
@@ -386,3 +413,6 @@ impl ReplicatedVolume {
         Ok(record)
     }
 }
+
+#[cfg(test)]
+pub(super) mod tests;

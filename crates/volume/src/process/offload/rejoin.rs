@@ -19,6 +19,7 @@ use crate::chain::{CALL_TIMEOUT, membership};
 use crate::log::LogPoint;
 use crate::process::store::ignore_missing;
 use crate::publish::{CallBudget, Durability, PublishedMark, Publisher, SharedTree, TreePart, TreeReader};
+use crate::replica_file::remove_any;
 
 /// Wait before the next attempt to catch up. Doubled after each further failure, because writers may wait during an attempt.
 const RETRY_WAIT_MIN: Duration = Duration::from_millis(500);
@@ -76,7 +77,7 @@ fn run(volume: &Arc<ReplicatedVolume>, mut watch: ReplicaWatch) {
             let has_work = is_off || state.logs.len() < state.record.clients.len();
             has_work && schedule.until_retry().is_none()
         });
-        if volume.lock().is_closed || watch.close_lost_replica() {
+        if volume.is_closed() || watch.close_lost_replica() {
             return;
         }
         volume.end_stale_loan();
@@ -86,6 +87,9 @@ fn run(volume: &Arc<ReplicatedVolume>, mut watch: ReplicaWatch) {
         }
         let opened = open_logs(volume).map_err(RejoinError::Logs);
         let joined = opened.and_then(|()| if is_off { rejoin(volume, &watch).map(Some) } else { Ok(None) });
+        if volume.is_closed() {
+            return;
+        }
         if is_off {
             watch.reopen_tree();
         }
@@ -250,11 +254,11 @@ fn copy_tree(
     let request = LendTree { volume: volume.key.clone(), epoch: joined_record.epoch, at_least };
     let lent = peers.call::<LendTree>(lender, &request, CALL_TIMEOUT).map_err(peer)?;
     let path = volume.directory.new_shared_path();
-    ignore_missing(fs::remove_dir_all(&path))?;
+    remove_any(&path)?;
     let built = build_tree(volume, lender, &lent, watch);
     if built.is_err() {
         // Frees the space of the incomplete tree, for example on a full disk.
-        let _ = fs::remove_dir_all(&path);
+        let _ = remove_any(&path);
     }
     built.map(|()| lent.marks)
 }
@@ -298,7 +302,7 @@ fn install_tree(
     volume.end_client("this node copies the volume again");
     volume.wait_not_publishing().map_err(RejoinError::Peer)?;
     let (present, old) = (volume.directory.shared_path(), volume.directory.old_shared_path());
-    ignore_missing(fs::remove_dir_all(&old))?;
+    remove_any(&old)?;
     ignore_missing(fs::rename(&present, &old))?;
     fs::rename(volume.directory.new_shared_path(), &present)?;
     let mut state = volume.lock();
@@ -318,8 +322,7 @@ fn install_tree(
     state.is_catching_up = false;
     drop(state);
     volume.notify();
-    ignore_missing(fs::remove_dir_all(&old))?;
-    Ok(())
+    Ok(remove_any(&old)?)
 }
 
 fn peer(error: impl std::fmt::Display) -> RejoinError {

@@ -153,7 +153,9 @@ pub(super) fn digest_parts(volume: &ReplicatedVolume, request: &DigestData) -> R
         let mut digests = Vec::new();
         for part in request.parts.iter().copied() {
             digests.push(digester.digest(part).unwrap_or_else(|error| {
-                tracing::error!(%error, volume = %volume.key.name, ?part, "a part of a file cannot be read");
+                if !volume.is_closed() {
+                    tracing::error!(%error, volume = %volume.key.name, ?part, "a part of a file cannot be read");
+                }
                 None
             }));
             if digester.read_bytes() >= DIGEST_BYTES_MAX {
@@ -180,7 +182,7 @@ fn find_log_damage(volume: &ReplicatedVolume, client: u16) -> Result<LogDamage, 
     let mark_damage = find_mark_damage(volume, client, &mark);
     let log = match volume.directory.open_log(client) {
         Ok(log) => log,
-        Err(error) if error.is_loss() => {
+        Err(error) if error.is_loss() && !volume.is_closed() => {
             tracing::error!(%error, volume = %volume.key.name, client, "a log cannot be read");
             return Ok(LogDamage { valid_end: Some(mark.point), mark: mark_damage });
         }
@@ -247,11 +249,16 @@ pub(super) fn find_paths(volume: &ReplicatedVolume, request: &FindPaths) -> Resu
     Ok(request.inodes.iter().map(path_of).collect())
 }
 
-/// Runs `work`. The hold does not time out before `work` returns.
+/// Runs `work`. The hold does not time out before `work` returns. Fails for a volume that was closed meanwhile: `work` may
+/// have found its files removed.
 fn use_hold<T>(volume: &ReplicatedVolume, number: u64, work: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
     volume.lock().hold_of(number).ok_or(NOT_HELD)?.used_at = None;
     let result = work();
-    volume.lock().hold_of(number).ok_or(NOT_HELD)?.used_at = Some(Instant::now());
+    let mut state = volume.lock();
+    if state.is_closed {
+        return Err(format!("node {} has closed volume {}", volume.node.name, volume.key.name));
+    }
+    state.hold_of(number).ok_or(NOT_HELD)?.used_at = Some(Instant::now());
     result
 }
 
@@ -267,5 +274,25 @@ impl ReplicatedVolume {
         if self.lock().hold.take_if(|hold| hold.is_stale()).is_some() {
             self.notify();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::process::offload::node::tests::SingleReplica;
+
+    #[test]
+    fn files_of_a_closed_volume_are_not_reported_as_damaged() {
+        let replica = SingleReplica::create();
+        let volume = replica.open().unwrap();
+        let epoch = volume.lock().record.epoch;
+        let (key, hold_number) = (replica.key.clone(), 5);
+        hold(&volume, &HoldTree { volume: key.clone(), epoch, hold: hold_number, points: Vec::new() }).unwrap();
+        let digest = DigestTree { volume: key, hold: hold_number };
+        assert!(matches!(digest_tree(&volume, &digest), Ok(DigestedTree::Readable { .. })));
+        volume.close();
+        std::fs::remove_dir_all(volume.directory.path()).unwrap();
+        assert!(digest_tree(&volume, &digest).unwrap_err().contains("has closed volume data"));
     }
 }

@@ -20,7 +20,7 @@ use crate::chain::calls::VolumeKey;
 use crate::chain::{CALL_TIMEOUT, ChainLog, ForwardedBytes, LogRestart, WritableWindow};
 use crate::log::LogPoint;
 use crate::process::LogStatus;
-use crate::process::replica_loss::FileIdentity;
+use crate::process::open_tree::FileIdentity;
 use crate::process::volume_directory::VolumeDirectory;
 
 /// Number of condition variables for copiers. Most volumes have fewer clients.
@@ -296,6 +296,11 @@ impl ReplicatedVolume {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether the volume is closed. Its files may be removed then, so a missing one is no damage.
+    pub(super) fn is_closed(&self) -> bool {
+        self.lock().is_closed
+    }
+
     /// Wakes all threads of the volume.
     pub(super) fn notify(&self) {
         self.wakeups.notify_all();
@@ -345,8 +350,7 @@ impl ReplicatedVolume {
     /// Waits until the change set that is being applied is done. The caller has paused publishing.
     pub(super) fn wait_not_publishing(&self) -> Result<(), String> {
         let has_ended = self.wait_until(CALL_TIMEOUT, |state| !state.is_publishing);
-        let reason = || format!("volume {}: the worker of node {} does not answer", self.key.name, self.node.name);
-        if has_ended { Ok(()) } else { Err(reason()) }
+        if has_ended { Ok(()) } else { Err(self.worker_silence()) }
     }
 
     /// Waits until the log of this node's client is published on every live replica up to a point.
@@ -396,6 +400,25 @@ impl ReplicatedVolume {
             end.is_some()
         });
         end
+    }
+
+    /// Waits until no thread publishes to the closed volume or creates a log, so that its directory can be removed.
+    pub(super) fn wait_idle(&self) -> Result<(), String> {
+        drop(self.opening_log.lock().unwrap_or_else(PoisonError::into_inner));
+        // Half of the time that the caller of `DropReplica` waits.
+        let deadline = Instant::now() + CALL_TIMEOUT / 2;
+        let mut state = self.lock();
+        while state.is_publishing {
+            if Instant::now() >= deadline {
+                return Err(self.worker_silence());
+            }
+            state = self.wait(WaitingThread::Request, state, deadline);
+        }
+        Ok(())
+    }
+
+    fn worker_silence(&self) -> String {
+        format!("volume {}: the worker of node {} does not answer", self.key.name, self.node.name)
     }
 
     /// Ends the threads of the volume.

@@ -6,14 +6,14 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use farfork_cluster::catalog::VolumeName;
+use farfork_cluster::catalog::{VolumeName, VolumeState};
 use farfork_wire::NodeName;
 
 use super::{compare, repair};
 use crate::chain::CALL_TIMEOUT;
 use crate::chain::calls::{HasClient, SaveLastCheck, VolumeKey};
 use crate::process::control::{CheckReport, LastCheck, VolumeCheck};
-use crate::process::offload::node::OffloadNode;
+use crate::process::offload::node::{OffloadNode, ReplicaError};
 
 /// Longest time between two tests whether a check is due.
 const POLL_INTERVAL_MAX: Duration = Duration::from_secs(60);
@@ -28,13 +28,24 @@ pub(in crate::process::offload) fn start(node: &Arc<OffloadNode>, interval: Dura
         loop {
             thread::sleep(POLL_INTERVAL_MAX.min(interval / 4));
             for name in due_volumes(&node, interval) {
-                if let Err(error) = scrub(&node, &name) {
+                // A check fails if the volume is dropped meanwhile.
+                if let Err(error) = scrub(&node, &name)
+                    && is_ready(&node, &name)
+                {
                     tracing::warn!(error, %name, "a volume is not checked, it is tried again");
                 }
             }
         }
     })?;
     Ok(())
+}
+
+/// Whether a volume exists and is not being dropped. While the catalog cannot be read, it counts as existing.
+fn is_ready(node: &OffloadNode, name: &VolumeName) -> bool {
+    match node.record(name) {
+        Ok(record) => record.state == VolumeState::Ready,
+        Err(error) => !matches!(error, ReplicaError::UnknownVolume(_)),
+    }
 }
 
 fn due_volumes(node: &OffloadNode, interval: Duration) -> Vec<VolumeName> {
@@ -89,7 +100,9 @@ pub(super) fn save(node: &OffloadNode, key: &VolumeKey, report: &CheckReport) {
         }
         saved => saved.map_err(|error| error.to_string()),
     };
-    if let Err(error) = saved {
+    if let Err(error) = saved
+        && is_ready(node, &key.name)
+    {
         tracing::warn!(error, name = %key.name, "the result of a check is not saved");
     }
 }

@@ -24,7 +24,7 @@ use crate::chain::{
     ChainError, ChainLink, ChainLog, ChunkBuffers, LogCompressor, LogRestart, PathPosition, PathVersion, TreeSpace,
 };
 use crate::log::{LogFile, LogHeader, LogPoint};
-use crate::process::replica_loss::FileIdentity;
+use crate::process::open_tree::FileIdentity;
 use crate::publish::{Durability, PublishedMark, is_damaged_mark};
 use crate::replay::{LogReplay, ReplayEnd};
 
@@ -90,6 +90,9 @@ pub(super) fn ensure_open(volume: &Arc<ReplicatedVolume>, client: u16) -> io::Re
     let _one_at_a_time = volume.opening_log.lock().unwrap_or_else(PoisonError::into_inner);
     let record = {
         let state = volume.lock();
+        if state.is_closed {
+            return Err(io::Error::other("the volume is closed"));
+        }
         if state.logs.contains_key(&client) {
             return Ok(());
         }
