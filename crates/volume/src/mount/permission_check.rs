@@ -15,6 +15,8 @@ use crate::view::{AttributeChange, CallerIdentity, RenameKind, RenameRequest, Vo
 const CHANGE_ENTRIES: u16 = 0o3;
 /// Bit of one class of a mode.
 const WRITE: u16 = 0o2;
+/// Bit of a mode.
+const SET_GROUP_ID: u16 = Mode::SGID.bits() as u16;
 /// Bits of a capability set (capabilities(7)).
 const CAP_CHOWN: u64 = 1 << 0;
 const CAP_DAC_OVERRIDE: u64 = 1 << 1;
@@ -132,8 +134,11 @@ impl CallingThread {
             return Err(Errno::ACCESS);
         }
         let group = change.group.unwrap_or(attributes.group);
-        if !self.may_be_member(group) && !self.may_have_capability(CAP_FSETID) {
-            change.mode = change.mode.map(|mode| mode & !(Mode::SGID.bits() as u16));
+        if let Some(mode) = change.mode.as_mut().filter(|mode| **mode & SET_GROUP_ID != 0)
+            && !self.may_be_member(group)
+            && !self.may_have_capability(CAP_FSETID)
+        {
+            *mode &= !SET_GROUP_ID;
         }
         Ok(change)
     }

@@ -1,12 +1,13 @@
 //! The directories of an open shared tree. `replica_loss` compares them with the ones at their paths, which may be those of
 //! an older copy. Does not look into directories whose entries change while a volume is used.
 
-use std::fs::{self, File, Metadata};
+use std::fs::{File, Metadata};
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use crate::publish::SharedTree;
+use crate::replica_file::find_metadata;
 
 /// Identifies a file while it is open: the file system does not give the inode number of an open file to another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,9 +55,11 @@ impl OpenTree {
     /// As lstat(2).
     pub(super) fn find_replaced(&self) -> io::Result<Option<PathBuf>> {
         for directory in &self.0 {
-            let present = fs::symlink_metadata(&directory.path)?;
-            let is_changed = directory.modified.is_some_and(|modified| modified != modification_time(&present));
-            if is_changed || FileIdentity::of(&present) != directory.identity {
+            let is_same = |found: &Metadata| {
+                let has_same_entries = directory.modified.is_none_or(|modified| modified == modification_time(found));
+                has_same_entries && FileIdentity::of(found) == directory.identity
+            };
+            if !find_metadata(&directory.path)?.is_some_and(|found| is_same(&found)) {
                 return Ok(Some(directory.path.clone()));
             }
         }

@@ -1,7 +1,7 @@
 //! Finds lost parts of a replica: files and directories that are missing, of another type, too short or damaged, and those
 //! that another one has replaced. Looks at a bounded number of files, and does not read the files of the volume: `farfork volume check` does.
 
-use std::fs::{self, File};
+use std::fs::{self, File, Metadata};
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -73,7 +73,8 @@ impl VolumeDirectory {
         if let Some(loss) = self.find_lost_part(open.id)? {
             return Ok(Some(loss));
         }
-        if is_replaced(self.path(), open.directory)? {
+        let opened = FileIdentity::of(&open.directory.metadata()?);
+        if find_directory(self.path())?.is_none_or(|found| FileIdentity::of(&found) != opened) {
             return Ok(Some(ReplicaLoss::Replaced(self.path().to_owned())));
         }
         for log in &open.logs {
@@ -107,7 +108,11 @@ impl VolumeDirectory {
             Ok(_) => return Ok(Some(ReplicaLoss::OtherVolume)),
             Err(error) if error.kind() == io::ErrorKind::InvalidData => return part(IDENTITY),
             Err(error) if is_lost(&error) => {
-                return if is_directory_or_link(self.path())? { part(IDENTITY) } else { Ok(Some(ReplicaLoss::All)) };
+                return if find_directory(self.path())?.is_some() {
+                    part(IDENTITY)
+                } else {
+                    Ok(Some(ReplicaLoss::All))
+                };
             }
             Err(error) => return Err(error),
         }
@@ -155,17 +160,13 @@ fn lost_log(client: u16) -> ReplicaLoss {
     ReplicaLoss::Part(format!("{LOGS}/{client}"))
 }
 
-/// Whether a path leads to a directory. The directory of a replica may be a symbolic link, for example to another disk.
-fn is_directory_or_link(path: &Path) -> io::Result<bool> {
+/// The metadata of the directory of a replica; none if it is missing, or has another type. The directory may be a symbolic
+/// link, for example to another disk.
+fn find_directory(path: &Path) -> io::Result<Option<Metadata>> {
     match fs::metadata(path) {
-        Err(error) if is_lost(&error) => Ok(false),
-        found => Ok(found?.is_dir()),
+        Err(error) if is_lost(&error) => Ok(None),
+        found => Ok(Some(found?).filter(Metadata::is_dir)),
     }
-}
-
-/// Whether another file than `opened` is at its path.
-fn is_replaced(path: &Path, opened: &File) -> io::Result<bool> {
-    Ok(FileIdentity::of(&fs::metadata(path)?) != FileIdentity::of(&opened.metadata()?))
 }
 
 #[cfg(test)]
