@@ -99,6 +99,12 @@ pub(crate) mod tests {
         replace(path).unwrap();
     }
 
+    /// Undoes `exchange`.
+    pub(crate) fn restore(path: &Path) {
+        remove_any(path).unwrap();
+        fs::rename(moved(path), path).unwrap();
+    }
+
     fn moved(path: &Path) -> std::path::PathBuf {
         path.with_extension("moved")
     }

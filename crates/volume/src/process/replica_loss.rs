@@ -176,7 +176,8 @@ mod tests {
 
     use super::*;
     use crate::log::{LOG_BYTES_MIN, LogHeader, RING_OFFSET};
-    use crate::replica_file::tests::{OTHERS_FOR_DIRECTORY, OTHERS_FOR_FILE, exchange};
+    use crate::replica_file::remove_any;
+    use crate::replica_file::tests::{OTHERS_FOR_DIRECTORY, OTHERS_FOR_FILE, exchange, restore};
 
     const ID: u64 = 7;
     const CLIENT: u16 = 3;
@@ -245,42 +246,44 @@ mod tests {
     fn a_part_of_another_type_is_lost() {
         let directories = ["logs", "shared", "shared/tree", "shared/inodes", "shared/orphans", "shared/published"];
         let files = ["volume", "client.lock", "logs/3", "shared/published/3"];
+        let (_store, directory) = replica();
+        drop(directory.try_lock_client().unwrap());
+        let open = OpenFiles::of(&directory);
+        let find_loss = |is_live| [directory.find_loss(ID, is_live).unwrap(), open.find_loss(&directory, is_live)];
         let cases = directories.map(|name| (name, OTHERS_FOR_DIRECTORY)).into_iter();
         for (name, others) in cases.chain(files.map(|name| (name, OTHERS_FOR_FILE))) {
             for replace in others {
-                let (_store, directory) = replica();
-                drop(directory.try_lock_client().unwrap());
-                let open = OpenFiles::of(&directory);
-                exchange(&directory.path().join(name), replace);
+                let path = directory.path().join(name);
+                exchange(&path, replace);
                 for is_live in [false, true] {
-                    assert_eq!(directory.find_loss(ID, is_live).unwrap(), part(name), "{name}");
-                    assert_eq!(open.find_loss(&directory, is_live), part(name), "{name}");
+                    assert_eq!(find_loss(is_live), [part(name), part(name)], "{name}");
                 }
-                assert!(directory.set_aside(ID).unwrap().is_some());
-                VolumeDirectory::create(directory.path(), ID).unwrap();
-                assert_eq!(directory.find_loss(ID, true).unwrap(), None, "{name}: the next replica has all parts");
+                restore(&path);
+                assert_eq!(find_loss(true), [None, None], "{name}");
             }
         }
-    }
-
-    #[test]
-    fn a_directory_of_inodes_of_another_type_is_lost() {
         for replace in OTHERS_FOR_DIRECTORY {
-            let (_store, directory) = replica();
-            exchange(&directory.shared_path().join("inodes/05"), replace);
+            let path = directory.shared_path().join("inodes/05");
+            exchange(&path, replace);
             assert_eq!(directory.find_loss(ID, false).unwrap(), part("shared/inodes/05"));
+            restore(&path);
+        }
+        for replace in OTHERS_FOR_FILE {
+            let path = directory.log_path(CLIENT + 1);
+            replace(&path).unwrap();
+            assert_eq!(find_loss(true), [part("logs/4"), part("logs/4")], "another type, although no log is open");
+            remove_any(&path).unwrap();
         }
     }
 
     #[test]
-    fn a_log_that_is_not_open_may_be_missing_but_has_no_other_type() {
+    fn a_replica_with_a_lock_of_another_type_is_set_aside() {
         for replace in OTHERS_FOR_FILE {
             let (_store, directory) = replica();
-            let open = OpenFiles::of(&directory);
-            assert_eq!(open.find_loss(&directory, true), None);
-            replace(&directory.log_path(CLIENT + 1)).unwrap();
-            assert_eq!(open.find_loss(&directory, true), part("logs/4"));
-            assert_eq!(directory.find_loss(ID, true).unwrap(), part("logs/4"));
+            replace(&directory.path().join("client.lock")).unwrap();
+            assert!(directory.set_aside(ID).unwrap().is_some());
+            VolumeDirectory::create(directory.path(), ID).unwrap();
+            assert_eq!(directory.find_loss(ID, true).unwrap(), None);
         }
     }
 
