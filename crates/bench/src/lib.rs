@@ -83,6 +83,7 @@ pub use progress::{Progress, ProgressCallback};
 pub use report::error::ReportError;
 pub use report::page::{ReportFiles, write_report};
 pub use scratch::run_remover;
+pub use suite::child_run::end_with_suite;
 pub use suite::entry::{SuiteScale, suite_names};
 pub use suite::outcome::{SuiteOutcome, SuiteRunOutcome};
 pub use suite::run::{SuiteEvent, SuiteParameters, run_suite};

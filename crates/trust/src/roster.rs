@@ -310,7 +310,8 @@ mod tests {
         let first = Roster::new(&cluster, &old);
         let mut next = first.clone();
         next.begin_rotation(&new);
-        next.revoke(&Identity { cluster, role: Role::Client, name: NodeName::new("x").unwrap() }, SystemTime::now()).unwrap();
+        next.revoke(&Identity { cluster, role: Role::Client, name: NodeName::new("x").unwrap() }, SystemTime::now())
+            .unwrap();
         assert_eq!(first.verify_successor(&next.sign(&[&old, &new]).unwrap()).unwrap(), next);
         assert_eq!(first.verify_successor(&next.sign(&[&new]).unwrap()), Err(RosterError::Unsigned));
         // A successor of the second roster may trust the new authority alone.

@@ -125,7 +125,8 @@ mod tests {
     #[test]
     fn the_name_of_a_directory_has_its_benchmark() {
         assert_eq!(owner_pid("farfork-bench-812-a1-b2"), Some(812));
-        for name in ["farfork-bench-812", "farfork-bench--a", "farfork-bench-x-a", "farfork-812-a", "farfork-bench-0-a"] {
+        for name in ["farfork-bench-812", "farfork-bench--a", "farfork-bench-x-a", "farfork-812-a", "farfork-bench-0-a"]
+        {
             assert_eq!(owner_pid(name), None, "{name}");
         }
     }

@@ -296,9 +296,9 @@ fn read_templates(
         processes.push(read_template(prepared, released, template, file_state, &shared_copies, deadline)?);
     }
     // The processes may have grown since their surveys.
-    let size = processes.iter().fold(DescriptorSize::default(), |size, one| {
-        size.add(one.snapshot.threads.len(), one.memory.mappings().len())
-    });
+    let size = processes
+        .iter()
+        .fold(DescriptorSize::default(), |size, one| size.add(one.snapshot.threads.len(), one.memory.mappings().len()));
     if let Some(refusal) = size.refusal(processes[0].survey.pid) {
         return Err(CaptureError::refused(processes[0].survey.pid, vec![refusal]));
     }

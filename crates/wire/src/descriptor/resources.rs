@@ -252,7 +252,9 @@ impl ProcessView<'_> {
     fn validate_filters(&self) -> Result<(), InvalidDescriptor> {
         for (index, filter) in self.process.seccomp_filters.iter().enumerate() {
             let bytes = filter.instructions.len();
-            require(is_filter_length(bytes), || format!("seccomp filter {index} has an invalid length of {bytes} bytes"))?;
+            require(is_filter_length(bytes), || {
+                format!("seccomp filter {index} has an invalid length of {bytes} bytes")
+            })?;
         }
         let count = self.process.seccomp_filters.len();
         let mut used = self.threads.iter().flat_map(|thread| &thread.seccomp_filters);

@@ -30,7 +30,7 @@ fn fuzz_targets_begin_with_valid_descriptors() {
 }
 
 fn input(descriptor: &Descriptor, bytes_before: usize) -> Vec<u8> {
-    [&vec![0; bytes_before], &encode(descriptor)[HEADER_BYTES..]].concat()
+    [&vec![0; bytes_before], &encode(descriptor).unwrap()[HEADER_BYTES..]].concat()
 }
 
 fn check(name: &str, wanted: &[u8]) {

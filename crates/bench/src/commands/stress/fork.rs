@@ -157,12 +157,10 @@ pub(super) fn run_stress(global: &GlobalArgs, plans: &[StressForkParameters]) ->
 
 /// Makes the document for scripts. The keys of a single run are at the top level, and several runs are in the list
 /// `runs`, next to the list `failures`. Both forms have the key `section`: the section of a report about these runs.
-fn stress_document(
-    outcomes: &[(&StressForkParameters, StressForkOutcome)],
-    failures: &[FailedRun<'_>],
-) -> Value {
+fn stress_document(outcomes: &[(&StressForkParameters, StressForkOutcome)], failures: &[FailedRun<'_>]) -> Value {
     let run = |(plan, outcome): &(&StressForkParameters, StressForkOutcome)| json!({ "plan": plan, "passed": outcome.has_passed(), "outcome": outcome });
-    let failure = |failed: &FailedRun<'_>| json!({ "function": failed.plan.workload.name(), "error": failed.error.to_string() });
+    let failure =
+        |failed: &FailedRun<'_>| json!({ "function": failed.plan.workload.name(), "error": failed.error.to_string() });
     let mut document = match (outcomes, failures) {
         ([only], []) => run(only),
         (all, failed) => json!({

@@ -79,9 +79,7 @@ impl Ps {
             let answer = self.list(client).await;
             let write_result = match (answer, screen::terminal_size()) {
                 (Ok(answer), _) if json => output::write_bytes(format!("{:#}\n", list_json(answer)).as_bytes()),
-                (Ok(answer), Some(size)) => {
-                    screen::draw(&render_list(answer, Some(size)), size)
-                }
+                (Ok(answer), Some(size)) => screen::draw(&render_list(answer, Some(size)), size),
                 (Ok(answer), None) => output::write_bytes(format!("{}\n", render_list(answer, None)).as_bytes()),
                 (Err(failure), Some(size)) if !json => screen::draw(&format!("farfork: {failure}"), size),
                 (Err(failure), _) => {
