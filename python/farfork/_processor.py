@@ -9,8 +9,8 @@ import os
 import threading
 from typing import Callable, Optional
 
-#: Highest number of a CPU that this machine may have, plus 1; None before it was read.
-_possible_count: int | None = None
+#: Numbers of the CPUs that this machine may have; None before they were read.
+_possible: frozenset[int] | None = None
 
 #: sched_getcpu(3), after it was looked up.
 _getcpu: Optional[Callable[[], int]] = None
@@ -25,7 +25,7 @@ def pin_thread() -> int:
 
     try:
         # Pin only a thread that may run on all CPUs: that affinity is what unpin_thread() restores.
-        if len(os.sched_getaffinity(0)) != _possible_processors():
+        if os.sched_getaffinity(0) != _possible_processors():
             return 0
         if _getcpu is None:
             _getcpu = ctypes.CDLL(None).sched_getcpu
@@ -40,14 +40,18 @@ def unpin_thread(thread_id: int) -> None:
     have more CPUs, and the child's thread may already run on all of them.
     """
     if thread_id:
-        os.sched_setaffinity(0, range(_possible_processors()))
+        os.sched_setaffinity(0, _possible_processors())
 
 
-def _possible_processors() -> int:
-    global _possible_count
-    if _possible_count is None:
+def _possible_processors() -> frozenset[int]:
+    global _possible
+    if _possible is None:
         with open("/sys/devices/system/cpu/possible", encoding="ascii") as file:
-            # For example `0-7`. If the list has gaps, the number is too high. Then no thread may run on that many CPUs, so
-            # none is pinned.
-            _possible_count = int(file.read().rsplit("-", 1)[-1]) + 1
-    return _possible_count
+            _possible = parse_processor_list(file.read())
+    return _possible
+
+
+def parse_processor_list(text: str) -> frozenset[int]:
+    """Parses a list of the kernel, such as ``0-3,8``."""
+    ranges = (part.partition("-") for part in text.strip().split(","))
+    return frozenset(n for first, _, last in ranges for n in range(int(first), int(last or first) + 1))

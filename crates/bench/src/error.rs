@@ -173,7 +173,7 @@ pub enum BenchError {
 
 impl BenchError {
     /// Whether a Python function is the cause, so that other functions can still be measured.
-    pub(crate) fn is_of_function(&self) -> bool {
+    pub fn is_of_function(&self) -> bool {
         matches!(self, Self::FunctionFailed { .. } | Self::UnsteadyFunction { .. } | Self::WrongResult { .. })
     }
 }

@@ -22,6 +22,8 @@
 // `parameters` and `figure` also have the keys of samples, by which `summary` finds them. If both sides of a connection
 // are measured, each side is an `endpoint`: another process of this program. `peer` has other RPC systems.
 //
+// `scratch` has the files of a run, and removes them with the nodes if the benchmark is killed.
+//
 // `suite` runs all benchmarks, each as a process. `report` makes pages of the sections of their summaries.
 
 mod baseline;
@@ -37,6 +39,7 @@ mod progress;
 mod reference;
 mod report;
 mod samples;
+mod scratch;
 mod suite;
 mod summary;
 mod veth_network;
@@ -79,6 +82,8 @@ pub use parameters::warm_start::WarmStartParameters;
 pub use progress::{Progress, ProgressCallback};
 pub use report::error::ReportError;
 pub use report::page::{ReportFiles, write_report};
+pub use scratch::run_remover;
+pub use suite::child_run::end_with_suite;
 pub use suite::entry::{SuiteScale, suite_names};
 pub use suite::outcome::{SuiteOutcome, SuiteRunOutcome};
 pub use suite::run::{SuiteEvent, SuiteParameters, run_suite};

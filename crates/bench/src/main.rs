@@ -37,5 +37,10 @@ pub(crate) struct GlobalArgs {
 
 fn main() -> ExitCode {
     let Cli { global, command } = Cli::parse();
-    exit_status(global.placement.apply().and_then(|()| command.run(&global)), global.json)
+    let run = || {
+        farfork_bench::end_with_suite()?;
+        global.placement.apply()?;
+        command.run(&global)
+    };
+    exit_status(run(), global.json)
 }

@@ -24,7 +24,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 fn hold(pid: i32, out: &str, freeze: bool) -> Result<(), Box<dyn Error>> {
     let options = CaptureOptions { freeze, ..CaptureOptions::new(NodeName::new("example")?) };
     let captured = capture::capture_blocking(pid, options)?;
-    fs::write(out, encode(&captured.descriptor))?;
+    fs::write(out, encode(&captured.descriptor)?)?;
     println!("template {} {:#?}", captured.template.pid(), captured.times);
     io::stdin().read_to_end(&mut Vec::new())?;
     Ok(())

@@ -26,6 +26,9 @@ HIDDEN uint64_t processor_pin(void);
 /* Lets a thread run on all CPUs again. Its id is the result of processor_pin(); 0 does nothing. */
 HIDDEN void processor_unpin(uint64_t thread_id);
 
+/* Returns the number of CPUs in a list of the kernel, such as `0-3,8`, or 0 if it is not such a list. */
+HIDDEN int processor_count_list(const char *list);
+
 HIDDEN void callbacks_before(void);
 HIDDEN void callbacks_in_parent(void);
 HIDDEN void callbacks_in_child(void);

@@ -11,18 +11,36 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+int processor_count_list(const char *list) {
+    int count = 0;
+    while (*list && *list != '\n') {
+        char *end;
+        long first = strtol(list, &end, 10), last = first;
+        if (end == list || first < 0) return 0;
+        if (*end == '-') {
+            const char *second = end + 1;
+            last = strtol(second, &end, 10);
+            if (end == second || last < first) return 0;
+        }
+        count += (int)(last - first) + 1;
+        list = *end == ',' ? end + 1 : end;
+        if (list == end && *end && *end != '\n') return 0;
+    }
+    return count;
+}
+
 /* Returns the number of possible CPUs, or 0 if the kernel does not report it. */
 static int possible_processors(void) {
     static int count = -1;
     if (count >= 0) return count;
-    char list[64];
+    char list[256];
     int fd = open("/sys/devices/system/cpu/possible", O_RDONLY | O_CLOEXEC);
-    ssize_t length = fd < 0 ? -1 : read(fd, list, sizeof list - 1);
+    ssize_t length = fd < 0 ? -1 : read(fd, list, sizeof list);
     if (fd >= 0) close(fd);
-    list[length > 0 ? length : 0] = 0;
-    /* For example `0-7`. For a list with gaps the result is wrong, so that usually no thread is pinned. */
-    const char *last = strrchr(list, '-');
-    return count = length > 0 ? atoi(last ? last + 1 : list) + 1 : 0;
+    /* The kernel ends the list with a newline. Without it, the list is incomplete. */
+    if (length <= 0 || list[length - 1] != '\n') return count = 0;
+    list[length - 1] = 0;
+    return count = processor_count_list(list);
 }
 
 uint64_t processor_pin(void) {

@@ -26,6 +26,10 @@ const MAGIC: [u8; 12] = *b"FFROSTER\x01\0\0\0";
 /// Maximum length of a roster, in bytes: about ten thousand revocations.
 pub const ROSTER_BYTES_MAX: usize = 1 << 20;
 
+/// Maximum length of a roster after a revocation, in bytes. The rest is for the certificate and the signature of another
+/// authority, so that a rotation remains possible.
+const REVOCABLE_BYTES_MAX: usize = ROSTER_BYTES_MAX - (8 << 10);
+
 /// Maximum number of authorities: the present one and the previous one.
 const AUTHORITIES_MAX: usize = 2;
 
@@ -38,9 +42,20 @@ pub enum RosterError {
     /// The roster cannot be decoded.
     #[error("the roster is damaged: {0}")]
     Damaged(String),
+    /// The roster is too long.
+    #[error("the roster has {bytes} bytes, {ROSTER_BYTES_MAX} at most")]
+    TooLong {
+        /// Length of the roster, in bytes.
+        bytes: usize,
+    },
     /// The roster has too many revocations.
-    #[error("the roster would be longer than {ROSTER_BYTES_MAX} bytes: rotate the authority, which begins a new list")]
-    TooLong,
+    #[error(
+        "the roster has no room for another revocation: replace the authority with `farfork cluster rotate --authority` and `--finish`, which drops the earlier ones"
+    )]
+    Full,
+    /// An authority cannot sign.
+    #[error("the roster cannot be signed: {0}")]
+    Sign(String),
     /// The roster belongs to another cluster.
     #[error("the roster belongs to cluster `{theirs}`, not to `{ours}`")]
     WrongCluster {
@@ -82,6 +97,12 @@ struct RosterDocument {
     counter: u64,
     authorities: Vec<Vec<u8>>,
     revocations: Vec<Revocation>,
+}
+
+impl RosterDocument {
+    fn encode(&self) -> Vec<u8> {
+        postcard::to_stdvec(self).expect("a roster serialises")
+    }
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -131,13 +152,22 @@ impl Roster {
 
     /// Revokes all certificates that were issued to a member until now. Drops earlier revocations whose certificates have
     /// all expired by now.
-    pub fn revoke(&mut self, subject: &Identity, now: SystemTime) {
+    ///
+    /// # Errors
+    /// [`RosterError::Full`]; the roster is unchanged then.
+    pub fn revoke(&mut self, subject: &Identity, now: SystemTime) -> Result<(), RosterError> {
         let subject = subject.to_string();
         let issued_before_us = crate::timestamp::unix_us(now);
         let counts = |earlier: &Revocation| earlier.subject != subject && !earlier.is_expired(issued_before_us);
-        self.document.revocations.retain(counts);
-        self.document.revocations.push(Revocation { subject, issued_before_us });
-        self.document.counter += 1;
+        let mut next = self.document.clone();
+        next.revocations.retain(counts);
+        next.revocations.push(Revocation { subject, issued_before_us });
+        next.counter += 1;
+        if next.encode().len() > REVOCABLE_BYTES_MAX {
+            return Err(RosterError::Full);
+        }
+        self.document = next;
+        Ok(())
     }
 
     /// Whether a peer's certificate is revoked.
@@ -169,25 +199,29 @@ impl Roster {
     /// Signs the roster with all these authorities.
     ///
     /// # Errors
-    /// [`AuthorityError::Sign`]; [`AuthorityError::Format`] if it is too long.
-    pub fn sign(&self, authorities: &[&Authority]) -> Result<Vec<u8>, AuthorityError> {
-        let format = |error: &dyn std::fmt::Display| AuthorityError::Format(error.to_string());
-        let document = postcard::to_stdvec(&self.document).map_err(|error| format(&error))?;
+    /// [`RosterError::Sign`], [`RosterError::TooLong`].
+    ///
+    /// # Panics
+    /// Never in practice: the types have no state that postcard refuses.
+    pub fn sign(&self, authorities: &[&Authority]) -> Result<Vec<u8>, RosterError> {
+        let document = self.document.encode();
         let message = message_to_sign(&document);
         let sign = |authority: &&Authority| -> Result<RosterSignature, AuthorityError> {
             Ok(RosterSignature { authority: authority.fingerprint(), bytes: authority.sign(&message)? })
         };
-        let signatures = authorities.iter().map(sign).collect::<Result<_, _>>()?;
-        let signed = postcard::to_stdvec(&SignedRoster { document, signatures }).map_err(|error| format(&error))?;
+        let signatures = authorities.iter().map(sign).collect::<Result<_, _>>();
+        let signatures = signatures.map_err(|error| RosterError::Sign(error.to_string()))?;
+        let signed = postcard::to_stdvec(&SignedRoster { document, signatures }).expect("a roster serialises");
         let bytes = [&MAGIC[..], &signed].concat();
-        if bytes.len() > ROSTER_BYTES_MAX { Err(format(&RosterError::TooLong)) } else { Ok(bytes) }
+        check_length(&bytes)?;
+        Ok(bytes)
     }
 
     /// Decodes the roster of this member's own trust directory. It is trusted without a check of signatures, like the keys
     /// next to it.
     ///
     /// # Errors
-    /// [`RosterError::Damaged`].
+    /// [`RosterError::Damaged`], [`RosterError::TooLong`].
     pub fn decode_trusted(bytes: &[u8]) -> Result<Self, RosterError> {
         Ok(decode(bytes)?.0)
     }
@@ -223,15 +257,18 @@ impl Roster {
     }
 }
 
+fn check_length(bytes: &[u8]) -> Result<(), RosterError> {
+    let bytes = bytes.len();
+    if bytes > ROSTER_BYTES_MAX { Err(RosterError::TooLong { bytes }) } else { Ok(()) }
+}
+
 fn message_to_sign(document: &[u8]) -> Vec<u8> {
     [SIGNATURE_CONTEXT, document].concat()
 }
 
 fn decode(bytes: &[u8]) -> Result<(Roster, SignedRoster), RosterError> {
     let damaged = |cause: &dyn std::fmt::Display| RosterError::Damaged(cause.to_string());
-    if bytes.len() > ROSTER_BYTES_MAX {
-        return Err(RosterError::TooLong);
-    }
+    check_length(bytes)?;
     let body = bytes.strip_prefix(&MAGIC).ok_or_else(|| damaged(&"it does not begin with the magic of this format"))?;
     let signed: SignedRoster = postcard::from_bytes(body).map_err(|error| damaged(&error))?;
     let document: RosterDocument = postcard::from_bytes(&signed.document).map_err(|error| damaged(&error))?;
@@ -273,7 +310,8 @@ mod tests {
         let first = Roster::new(&cluster, &old);
         let mut next = first.clone();
         next.begin_rotation(&new);
-        next.revoke(&Identity { cluster, role: Role::Client, name: NodeName::new("x").unwrap() }, SystemTime::now());
+        next.revoke(&Identity { cluster, role: Role::Client, name: NodeName::new("x").unwrap() }, SystemTime::now())
+            .unwrap();
         assert_eq!(first.verify_successor(&next.sign(&[&old, &new]).unwrap()).unwrap(), next);
         assert_eq!(first.verify_successor(&next.sign(&[&new]).unwrap()), Err(RosterError::Unsigned));
         // A successor of the second roster may trust the new authority alone.
@@ -318,21 +356,59 @@ mod tests {
             roster.revocations().iter().map(|entry| entry.subject.rsplit('/').next().unwrap().to_owned()).collect()
         };
         let now = SystemTime::now();
-        roster.revoke(&bearer(Role::Node, "node"), now);
-        roster.revoke(&bearer(Role::Client, "client"), now);
-        roster.revoke(&bearer(Role::Node, "early"), now + Role::Node.validity_max() - Duration::from_secs(1));
+        roster.revoke(&bearer(Role::Node, "node"), now).unwrap();
+        roster.revoke(&bearer(Role::Client, "client"), now).unwrap();
+        roster.revoke(&bearer(Role::Node, "early"), now + Role::Node.validity_max() - Duration::from_secs(1)).unwrap();
         assert_eq!(bearers(&roster), ["node", "client", "early"], "certificates that it covers may still be valid");
-        roster.revoke(&bearer(Role::Node, "late"), now + Role::Node.validity_max() + Duration::from_secs(1));
+        roster.revoke(&bearer(Role::Node, "late"), now + Role::Node.validity_max() + Duration::from_secs(1)).unwrap();
         assert_eq!(bearers(&roster), ["client", "early", "late"]);
         // Members no longer accept certificates of the old authority, so their revocations are dropped.
         let (_, new) = authority("blue");
         let mut roster = Roster::new(&cluster, &old);
-        roster.revoke(&bearer(Role::Client, "before"), now - Duration::from_secs(60));
+        roster.revoke(&bearer(Role::Client, "before"), now - Duration::from_secs(60)).unwrap();
         roster.begin_rotation(&new);
-        roster.revoke(&bearer(Role::Client, "after"), SystemTime::now());
+        roster.revoke(&bearer(Role::Client, "after"), SystemTime::now()).unwrap();
         assert_eq!(bearers(&roster), ["before", "after"], "the old authority is still trusted");
         roster.end_rotation();
         assert_eq!(bearers(&roster), ["after"]);
+    }
+
+    #[test]
+    fn a_full_roster_refuses_revocations_and_can_be_rotated() {
+        let (cluster, old) = authority("blue");
+        let (_, new) = authority("blue");
+        let mut roster = Roster::new(&cluster, &old);
+        let issued_before_us = crate::timestamp::unix_us(SystemTime::now() - Duration::from_secs(60));
+        let revoked = |number: u32| Revocation { subject: format!("blue/client/{number}"), issued_before_us };
+        while roster.document.encode().len() <= REVOCABLE_BYTES_MAX - 64 {
+            let known = roster.revocations().len() as u32;
+            roster.document.revocations.extend((known..known + 1000).map(revoked));
+        }
+        while roster.document.encode().len() > REVOCABLE_BYTES_MAX {
+            roster.document.revocations.pop();
+        }
+        let name = NodeName::new("a-client-whose-name-has-some-length").unwrap();
+        let client = Identity { cluster: cluster.clone(), role: Role::Client, name };
+        let full = roster.clone();
+        assert_eq!(roster.revoke(&client, SystemTime::now()), Err(RosterError::Full));
+        assert_eq!(roster, full);
+        assert!(RosterError::Full.to_string().contains("farfork cluster rotate --authority"));
+        roster.begin_rotation(&new);
+        let rotated = full.verify_successor(&roster.sign(&[&new, &old]).unwrap()).unwrap();
+        assert_eq!(rotated, roster);
+        roster.end_rotation();
+        assert_eq!(roster.revocations(), []);
+        roster.revoke(&client, SystemTime::now()).unwrap();
+        assert!(rotated.verify_successor(&roster.sign(&[&new]).unwrap()).is_ok());
+    }
+
+    #[test]
+    fn a_roster_that_is_too_long_is_not_signed() {
+        let (cluster, ours) = authority("blue");
+        let mut roster = Roster::new(&cluster, &ours);
+        roster.document.revocations.push(Revocation { subject: "x".repeat(ROSTER_BYTES_MAX), issued_before_us: 0 });
+        let refused = roster.sign(&[&ours]).unwrap_err();
+        assert!(matches!(refused, RosterError::TooLong { bytes } if bytes > ROSTER_BYTES_MAX), "{refused}");
     }
 
     proptest! {

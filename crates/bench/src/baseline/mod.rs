@@ -17,13 +17,19 @@ use std::path::PathBuf;
 use farfork_sys::cgroup::hierarchy::{self, CgroupVersion};
 
 use crate::error::BenchError;
+use crate::scratch::SCRATCH_PREFIX;
 
 /// Returns the path of a control group for a floor, which is not created yet. `None` if the machine has no unified
 /// hierarchy.
 fn unified_cgroup_for(of: &str) -> Result<Option<PathBuf>, BenchError> {
+    let name = format!("{SCRATCH_PREFIX}{}-{of}", std::process::id());
+    Ok(unified_cgroup_base()?.map(|base| base.join(name)))
+}
+
+/// Returns the directory in which the control groups of floors are created.
+pub(crate) fn unified_cgroup_base() -> Result<Option<PathBuf>, BenchError> {
     let failed = |cause| BenchError::File { path: "/proc/self/mountinfo".into(), cause };
     let hierarchies = hierarchy::mounted_hierarchies().map_err(failed)?;
     let unified = hierarchies.iter().find(|hierarchy| hierarchy.version == CgroupVersion::V2);
-    let name = format!("farfork-bench-{}-{of}", std::process::id());
-    Ok(unified.map(|unified| unified.creation_base(&[]).directory.join(name)))
+    Ok(unified.map(|unified| unified.creation_base(&[]).directory))
 }

@@ -3,6 +3,7 @@
 // connect to it.
 #include "../workload/warm_function.h"
 
+#include <algorithm>
 #include <csignal>
 #include <cstring>
 #include <sched.h>
@@ -26,6 +27,16 @@ void write_file(const std::string &path, const std::string &text) {
     int file = open(path.c_str(), O_WRONLY | O_CLOEXEC);
     if (file < 0 || write(file, text.data(), text.size()) != (ssize_t)text.size()) fail(path.c_str());
     close(file);
+}
+
+// Maximum length of an error text.
+const uint64_t FAILURE_BYTES_MAX = 4096;
+
+// Prints an error text, and ends the program. No other thread prints before it has joined.
+[[noreturn]] void report_failure(const std::string &text) {
+    printf("%s\n", text.c_str());
+    fflush(stdout);
+    _exit(1);
 }
 
 struct Child {
@@ -98,6 +109,14 @@ struct Child {
         if (freeze < 0 ? kill(pid, SIGCONT) != 0 : pwrite(freeze, "0", 1, 0) != 1) fail("unpause");
     }
 
+    // Reads the error text of a failed call.
+    std::string read_text(uint64_t length) {
+        std::string text(std::min<uint64_t>(length, FAILURE_BYTES_MAX), 0);
+        ssize_t got = recv(end, &text[0], text.size(), MSG_WAITALL);
+        text.resize(std::max<ssize_t>(got, 0));
+        return text;
+    }
+
     FunctionRun request_run(uint64_t number) {
         FunctionRun run;
         Request request = {number};
@@ -105,7 +124,9 @@ struct Child {
         int64_t began = now_ns();
         unpause();
         run.unpause_ns = now_ns() - began;
-        if (read(end, &run.answer, sizeof run.answer) != sizeof run.answer) fail("read of an answer");
+        if (read(end, &run.answer, sizeof run.answer) != sizeof run.answer)
+            report_failure("failed a call in a child of os.fork() ended the process");
+        if (run.answer.number == FAILED_CALL) report_failure(read_text(run.answer.value));
         int64_t answered = now_ns();
         run.answer_ns = answered - began;
         pause();
@@ -167,6 +188,7 @@ int listen_at(const char *path) {
 //
 // - listening: only with `adopt`.
 // - ready
+// - failed WHY: instead of the following, if a child failed.
 // - halted NS TURNS: for each request a line follows: turn NUMBER VALUE UNPAUSE_NS ANSWER_NS PAUSE_NS.
 int main(int count, char **arguments) {
     std::string mode = count > 1 ? arguments[1] : "";

@@ -34,7 +34,7 @@ pub fn run_connect(
 ) -> Result<ConnectSummary, BenchError> {
     let samples = Samples::with_file(plan.samples_file.as_deref())?;
     let clients = plan.cases.iter().map(|case| case.clients).max().unwrap_or(1);
-    let stage = Testbed::new("connect", farfork, clients)?;
+    let stage = Testbed::new(farfork, clients)?;
     let floor = CONNECT.install(stage.scratch.path())?;
     let server_threads = std::thread::available_parallelism().map_or(1, usize::from);
     let mut connect_run = ConnectRun { seconds: plan.seconds, server_threads, stage, floor, samples };

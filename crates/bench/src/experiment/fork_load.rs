@@ -95,6 +95,13 @@ impl ForkLoad<'_> {
         &self,
         show: &mut dyn FnMut(LoadInterval) -> ControlFlow<()>,
     ) -> Result<Vec<ClientResult>, BenchError> {
+        self.run_clients(show).map_err(|error| self.task.parse_failure(error))
+    }
+
+    fn run_clients(
+        &self,
+        show: &mut dyn FnMut(LoadInterval) -> ControlFlow<()>,
+    ) -> Result<Vec<ClientResult>, BenchError> {
         let mut clients = self.start_clients()?;
         for _ in 0..interval_count(self.seconds) {
             if show(read_interval(&mut clients)?).is_break() {

@@ -9,15 +9,11 @@ use farfork_api::failure::Failure;
 use farfork_api::v1::fork_outcome::Result as Outcome;
 use farfork_api::v1::wait_event::Event;
 use farfork_api::v1::{self, exit::How};
-use farfork_cluster::local::{LocalCluster, LocalClusterConfig, LocalNode};
-use tempfile::TempDir;
+use farfork_cluster::local::{LocalCluster, LocalClusterConfig, LocalError, LocalNode};
 
 use crate::error::{BenchError, ChildEnd};
 use crate::figure::ChildPlace;
-
-/// The parent of scratch directories. It is on the file system of the default run directory, because the file system
-/// affects the cost of a child.
-pub(crate) const SCRATCH_PARENT: &str = "/run";
+use crate::scratch::{CLUSTER_DIRECTORY, SCRATCH_PARENT, ScratchDirectory};
 
 /// Time limit for the nodes to discover each other: a few heartbeats.
 const DISCOVERY_LIMIT: Duration = Duration::from_secs(15);
@@ -41,7 +37,7 @@ pub(crate) struct BenchCluster {
     /// `None` after the stop.
     local: Option<LocalCluster>,
     client: Client,
-    scratch: TempDir,
+    scratch: ScratchDirectory,
 }
 
 /// A seed, and the times of its prepare.
@@ -140,13 +136,10 @@ impl BenchCluster {
         encrypted: bool,
         arguments: &[String],
     ) -> Result<Self, BenchError> {
-        let scratch = tempfile::Builder::new()
-            .prefix(&format!("farfork-bench-{}-", std::process::id()))
-            .tempdir_in(parent)
-            .map_err(|cause| BenchError::File { path: parent.to_owned(), cause })?;
+        let mut scratch = ScratchDirectory::create(parent, &farfork)?;
         static CLUSTERS: AtomicUsize = AtomicUsize::new(0);
         let name = format!("bench-{}-{}", std::process::id(), CLUSTERS.fetch_add(1, Ordering::Relaxed));
-        let mut config = LocalClusterConfig::new(&name, scratch.path().join("cluster"), nodes, farfork);
+        let mut config = LocalClusterConfig::new(&name, scratch.path().join(CLUSTER_DIRECTORY), nodes, farfork);
         let encryption = if encrypted { "on" } else { "off" };
         config.node_arguments = vec!["--encryption".to_owned(), encryption.to_owned()];
         config.node_arguments.extend_from_slice(arguments);
@@ -154,7 +147,7 @@ impl BenchCluster {
         match connect_when_all_alive(&local.nodes()[0], nodes).await {
             Ok(client) => Ok(Self { local: Some(local), client, scratch }),
             Err(error) => {
-                local.down()?;
+                stop_nodes(local, &mut scratch)?;
                 Err(error)
             }
         }
@@ -195,7 +188,7 @@ impl BenchCluster {
     /// # Errors
     /// A resource of a node cannot be removed.
     pub(crate) fn stop(mut self) -> Result<(), BenchError> {
-        self.local.take().map_or(Ok(()), |local| Ok(local.down()?))
+        self.local.take().map_or(Ok(()), |local| Ok(stop_nodes(local, &mut self.scratch)?))
     }
 
     /// Makes a seed on the first node.
@@ -433,10 +426,15 @@ impl BenchCluster {
 
 impl Drop for BenchCluster {
     fn drop(&mut self) {
-        if let Some(Err(error)) = self.local.take().map(LocalCluster::down) {
+        if let Some(Err(error)) = self.local.take().map(|local| stop_nodes(local, &mut self.scratch)) {
             eprintln!("farfork: cannot remove all of the benchmark's nodes: {error}");
         }
     }
+}
+
+/// Stops nodes. If they cannot be removed completely, keeps the files that say what is left.
+pub(super) fn stop_nodes(local: LocalCluster, scratch: &mut ScratchDirectory) -> Result<(), LocalError> {
+    local.down().inspect_err(|_| scratch.keep())
 }
 
 /// The arguments of a node for the options that have a value.

@@ -9,7 +9,7 @@ use crate::baseline::paused_forks::{PAUSED_FORKS, PausedForks};
 use crate::error::BenchError;
 use crate::parameters::methods::PauseMethod;
 use crate::workload::functions::FunctionOptions;
-use crate::workload::warm_function::{FunctionRun, WarmWorkload};
+use crate::workload::warm_function::{ExpectedValue, FunctionRun, WarmWorkload};
 
 /// One set of processes for each method.
 pub(super) struct PauseMethods {
@@ -18,6 +18,8 @@ pub(super) struct PauseMethods {
     freezer: Option<PausedForks>,
     /// `None` for functions: one floor is enough, and the freezer is the lower one.
     signals: Option<PausedForks>,
+    /// How the values are checked.
+    expected: ExpectedValue,
     /// The number of the next request to a floor.
     next: u64,
 }
@@ -41,21 +43,35 @@ impl PauseMethods {
                 (frozen, Some(PausedForks::start_stopped(&floor, *steps, forks)?))
             }
             (_, Some(function)) => {
-                (PausedForks::start_frozen_functions(&floor, function, expected, cluster.scratch(), forks)?, None)
+                let (checked, scratch) = (expected.clone(), cluster.scratch());
+                let started = PausedForks::start_frozen_functions(&floor, function, checked, scratch, forks);
+                (started.map_err(|error| expected.describe_failure(error))?, None)
             }
             (_, None) => (None, None),
         };
-        Ok(Self { farfork, freezer, signals, next: 1 })
+        Ok(Self { farfork, freezer, signals, expected, next: 1 })
     }
 
     /// Starts children until there are at least `count`.
     pub(super) async fn ensure_children(&mut self, cluster: &mut BenchCluster, count: usize) -> Result<(), BenchError> {
-        self.farfork.ensure_children(cluster, count).await
+        let ensured = self.farfork.ensure_children(cluster, count).await;
+        ensured.map_err(|error| self.expected.describe_failure(error))
     }
 
     /// Makes `parallel` processes work concurrently for `time`. Each runs turns one after the other, at least one, with
     /// a gap before each. Returns the elapsed time and all turns; no turns if the machine lacks this floor.
     pub(super) async fn run(
+        &mut self,
+        by: PauseMethod,
+        parallel: usize,
+        time: Duration,
+        gap: Duration,
+    ) -> Result<(Duration, Vec<FunctionRun>), BenchError> {
+        let run = self.run_by(by, parallel, time, gap).await;
+        run.map_err(|error| self.expected.describe_failure(error))
+    }
+
+    async fn run_by(
         &mut self,
         by: PauseMethod,
         parallel: usize,

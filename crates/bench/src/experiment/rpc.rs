@@ -24,7 +24,7 @@ use crate::veth_network::VethNetwork;
 pub fn run_rpc(plan: &RpcParameters, farfork: &Path, show: ProgressCallback<'_>) -> Result<RpcSummary, BenchError> {
     let samples = Samples::with_file(plan.samples_file.as_deref())?;
     let clients = plan.cases.iter().map(|case| case.clients).max().unwrap_or(1);
-    let stage = Testbed::new("rpc", farfork, clients)?;
+    let stage = Testbed::new(farfork, clients)?;
     let echo = ECHO.install(stage.scratch.path())?;
     let mut rpc_run = RpcRun { plan, stage, echo, samples, outcomes: Vec::new() };
     let steps: Vec<_> = plan.cases.iter().flat_map(|case| rpc_run.steps(case)).collect();

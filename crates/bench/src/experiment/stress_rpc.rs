@@ -42,7 +42,7 @@ pub fn stress_rpc(
     farfork: &Path,
     show: &mut dyn FnMut(usize, &RpcRunOutcome) -> ControlFlow<()>,
 ) -> Result<StressRpcOutcome, BenchError> {
-    let stage = Testbed::new("rpc", farfork, case.clients)?;
+    let stage = Testbed::new(farfork, case.clients)?;
     let run = run_once(&stage, plan, case, RpcSystem::Farfork, show)?;
     let faults = judge_run(&run, floor_per_s);
     Ok(StressRpcOutcome { run, floor_per_s, faults })

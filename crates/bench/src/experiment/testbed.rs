@@ -9,15 +9,12 @@ use std::time::SystemTime;
 use farfork_trust::{NODE_VALID, Role, TrustDirectory, member};
 use farfork_wire::NodeName;
 use serde_json::json;
-use tempfile::TempDir;
 
 use crate::endpoint::specification::{CLIENT, EndpointIdentity, EndpointSpec, SERVER};
 use crate::error::BenchError;
 use crate::parameters::protection::ConnectionSecurity;
+use crate::scratch::{SCRATCH_PARENT, ScratchDirectory};
 use crate::veth_network::VethNetwork;
-
-/// The parent of the program directory. It is not /tmp, which is mounted noexec on some machines.
-const SCRATCH_PARENT: &str = "/run";
 
 /// The namespaces and files of a run. They are removed when this value is dropped.
 #[derive(Debug)]
@@ -25,16 +22,13 @@ pub(crate) struct Testbed<'a> {
     pub(crate) network: VethNetwork,
     /// The program whose command `bench end` runs the endpoints.
     pub(crate) farfork: &'a Path,
-    pub(crate) scratch: TempDir,
+    pub(crate) scratch: ScratchDirectory,
 }
 
 impl<'a> Testbed<'a> {
     /// Creates the namespaces for a server and `clients` clients, and the cluster.
-    pub(crate) fn new(benchmark: &str, farfork: &'a Path, clients: usize) -> Result<Self, BenchError> {
-        let scratch = tempfile::Builder::new()
-            .prefix(&format!("farfork-bench-{}-{benchmark}-", std::process::id()))
-            .tempdir_in(SCRATCH_PARENT)
-            .map_err(|cause| BenchError::File { path: SCRATCH_PARENT.into(), cause })?;
+    pub(crate) fn new(farfork: &'a Path, clients: usize) -> Result<Self, BenchError> {
+        let scratch = ScratchDirectory::create(SCRATCH_PARENT.as_ref(), farfork)?;
         let stage = Self { network: VethNetwork::new(clients)?, farfork, scratch };
         let [server, client] = [SERVER, CLIENT].map(|name| TrustDirectory::new(stage.scratch.path().join(name)));
         let named = |name| NodeName::new(name).expect("the name is valid");

@@ -19,7 +19,7 @@ use super::local_cluster::{BenchCluster, ForkOptions, request_failure};
 use crate::error::BenchError;
 use crate::figure::ChildPlace;
 use crate::workload::functions::FunctionParent;
-use crate::workload::warm_function::{FunctionRun, WARM_FUNCTION, WarmParent};
+use crate::workload::warm_function::{FAILED_CALL, FAILURE_BYTES_MAX, FunctionRun, WARM_FUNCTION, WarmParent};
 
 /// The directory with the socket, as a path inside the children.
 const SOCKET_DIR: &str = "/run/turns";
@@ -176,6 +176,12 @@ impl PausedChild {
         let unpause = began.elapsed();
         let answered = self.stream.read_u64_le().await.map_err(socket_error)?;
         let value = self.stream.read_u64_le().await.map_err(socket_error)?;
+        if answered == FAILED_CALL {
+            let mut text = Vec::new();
+            let mut stream = (&mut self.stream).take(value.min(FAILURE_BYTES_MAX));
+            stream.read_to_end(&mut text).await.map_err(socket_error)?;
+            return Err(call_failure(&text));
+        }
         let answer = began.elapsed();
         let request = v1::PauseRequest { child: child() };
         client.pause(client::request_with_timeout(REQUEST_LIMIT, request)).await.map_err(request_failure(child()))?;
@@ -196,12 +202,29 @@ fn run_with_handle(
     let mut answer = [0; 16];
     stream.read_exact(&mut answer).map_err(socket_error)?;
     let answered = began.elapsed();
+    let word = |at: usize| u64::from_le_bytes(answer[at..at + 8].try_into().expect("eight bytes"));
+    let (number, value) = (word(0), word(8));
+    if number == FAILED_CALL {
+        let mut text = Vec::new();
+        stream.take(value.min(FAILURE_BYTES_MAX)).read_to_end(&mut text).map_err(socket_error)?;
+        return Err(call_failure(&text));
+    }
     freezer.pause()?;
     let pause = began.elapsed() - answered;
-    let word = |at: usize| u64::from_le_bytes(answer[at..at + 8].try_into().expect("eight bytes"));
-    Ok(FunctionRun { number: word(0), value: word(8), unpause, answer: answered, pause })
+    Ok(FunctionRun { number, value, unpause, answer: answered, pause })
+}
+
+/// The error of a call whose child sent this text.
+fn call_failure(text: &[u8]) -> BenchError {
+    let text = String::from_utf8_lossy(text);
+    let why = text.strip_prefix("failed ").unwrap_or(&text).to_owned();
+    BenchError::ProgramFailed { program: WARM_FUNCTION.name, why }
 }
 
 fn socket_error(cause: std::io::Error) -> BenchError {
+    if cause.kind() == std::io::ErrorKind::UnexpectedEof {
+        let why = "a call in a child of farfork ended the process; it may have taken longer than --timeout".to_owned();
+        return BenchError::ProgramFailed { program: WARM_FUNCTION.name, why };
+    }
     BenchError::Program { program: WARM_FUNCTION.name, cause }
 }

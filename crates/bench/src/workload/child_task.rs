@@ -37,6 +37,15 @@ impl ChildTask {
         }
     }
 
+    /// Restores the error of a child from the text that a client has printed.
+    pub(crate) fn parse_failure(&self, error: BenchError) -> BenchError {
+        let (BenchError::ProgramFailed { why, .. }, Self::Function { name, .. }) = (&error, self) else { return error };
+        match why.strip_prefix(&format!("function `{name}`: ")) {
+            Some(cause) => BenchError::FunctionFailed { function: name.clone(), cause: cause.to_owned() },
+            None => error,
+        }
+    }
+
     /// Parses the output of the child with this number. Returns the time at which the child had its result.
     ///
     /// # Errors
@@ -56,7 +65,7 @@ impl ChildTask {
 mod tests {
     use std::time::{Duration, UNIX_EPOCH};
 
-    use super::ChildTask;
+    use super::{BenchError, ChildTask};
 
     #[test]
     fn results_of_children_are_compared_with_the_parent() {
@@ -67,6 +76,18 @@ mod tests {
         let error = task.parse_result_time("ran 1000 500 8\n", 1).unwrap_err().to_string();
         assert!(error.contains("json"), "{error}");
         assert!(task.parse_result_time("ready\n", 1).is_err());
+    }
+
+    #[test]
+    fn the_error_of_a_child_passes_through_its_client() {
+        let task = ChildTask::Function { name: "a.py:work".to_owned(), payload: "{}".to_owned(), digest: 7 };
+        let failed = |why: String| BenchError::ProgramFailed { program: "forker", why };
+        let error = task.describe_failure(failed("a call in a child: KeyError: 3 (line 4)".to_owned()));
+        let restored = task.parse_failure(failed(error.to_string()));
+        assert!(restored.is_of_function(), "{restored}");
+        assert_eq!(restored.to_string(), error.to_string());
+        let other = task.parse_failure(failed("node n1: it does not answer".to_owned()));
+        assert!(!other.is_of_function() && other.to_string().starts_with("program `forker`"), "{other}");
     }
 
     #[test]

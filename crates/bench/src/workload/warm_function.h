@@ -11,6 +11,10 @@ struct Answer {
     uint64_t number, value;
 };
 
+// The number of an answer if the call failed. The value is the length of an error text, and the text follows. Only Python
+// functions fail.
+const uint64_t FAILED_CALL = UINT64_MAX;
+
 inline uint64_t run_function(uint64_t number, uint64_t steps) {
     uint64_t value = mixed(number);
     for (uint64_t i = 0; i < steps; i++) value = mixed(value + i);

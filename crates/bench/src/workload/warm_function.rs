@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::functions::{FunctionOptions, FunctionParent, FunctionSource};
+use super::functions::{FunctionOptions, FunctionParent, FunctionSource, function_failure};
 use super::micro::PAYLOAD_PATH;
 use super::parent::ParentProgram;
 use crate::embedded_program::EmbeddedProgram;
@@ -120,6 +120,14 @@ impl WarmParent {
 }
 
 impl ExpectedValue {
+    /// Adds the function, if there is one, to the error of a process that calls it.
+    pub(crate) fn describe_failure(&self, error: BenchError) -> BenchError {
+        match self {
+            Self::Steps(_) => error,
+            Self::Digest { function, .. } => function_failure(function, None, error),
+        }
+    }
+
     /// Checks all values.
     ///
     /// # Errors
@@ -144,6 +152,12 @@ impl ExpectedValue {
 /// The program.
 pub(crate) const WARM_FUNCTION: EmbeddedProgram =
     EmbeddedProgram { name: "warm_function", bytes: include_bytes!(concat!(env!("OUT_DIR"), "/warm_function")) };
+
+/// The number of an answer if the call failed. The value is then the length of an error text, and the text follows.
+pub(crate) const FAILED_CALL: u64 = u64::MAX;
+
+/// Maximum length of an error text, in bytes.
+pub(crate) const FAILURE_BYTES_MAX: u64 = 4096;
 
 /// One request to a paused child, with its answer.
 #[derive(Debug, Clone, Copy)]
@@ -173,7 +187,7 @@ pub(super) fn splitmix64_mix(z: u64) -> u64 {
 mod tests {
     use std::time::Duration;
 
-    use super::{ExpectedValue, FunctionRun, expected_value};
+    use super::{BenchError, ExpectedValue, FunctionRun, expected_value};
 
     #[test]
     fn a_wrong_value_is_an_error() {
@@ -190,5 +204,13 @@ mod tests {
         let wrong = json.check(&[function_run(1, 5), function_run(2, 6)]).unwrap_err().to_string();
         assert!(wrong.contains("json"), "{wrong}");
         assert_ne!(expected_value(7, 3), expected_value(7, 4));
+    }
+
+    #[test]
+    fn the_error_of_a_child_names_its_function() {
+        let failed = || BenchError::ProgramFailed { program: "warm_function", why: "a call: KeyError: 3".to_owned() };
+        let json = ExpectedValue::Digest { function: "json".to_owned(), digest: 5 };
+        assert_eq!(json.describe_failure(failed()).to_string(), "function `json`: a call: KeyError: 3");
+        assert!(ExpectedValue::Steps(3).describe_failure(failed()).to_string().starts_with("program `warm_function`"));
     }
 }

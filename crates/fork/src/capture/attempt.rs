@@ -13,6 +13,7 @@ use farfork_sys::priority::RealTimeGuard;
 use farfork_sys::process;
 use farfork_wire::descriptor::PosixTimer;
 
+use super::descriptor_size::DescriptorSize;
 use super::error::CaptureError;
 use super::files::tree_files::{ProcessFileState, TreeFiles};
 use super::files::versions::HeldFileMap;
@@ -293,6 +294,13 @@ fn read_templates(
         let mut prepared = tree_process.prepared;
         held_files.merge(std::mem::take(&mut prepared.held_files));
         processes.push(read_template(prepared, released, template, file_state, &shared_copies, deadline)?);
+    }
+    // The processes may have grown since their surveys.
+    let size = processes
+        .iter()
+        .fold(DescriptorSize::default(), |size, one| size.add(one.snapshot.threads.len(), one.memory.mappings().len()));
+    if let Some(refusal) = size.refusal(processes[0].survey.pid) {
+        return Err(CaptureError::refused(processes[0].survey.pid, vec![refusal]));
     }
     relations
         .check_reapers(&list_reapers(&processes))

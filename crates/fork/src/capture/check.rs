@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use farfork_sys::process::ProcStatus;
 
+use super::descriptor_size::DescriptorSize;
 use super::error::{CaptureError, Refusal};
 use super::files::{self, CheckedProcess, DaemonSockets, OpenFd, RunningFileCheck, TreeStreams};
 use super::shared::SharedSources;
@@ -93,6 +94,8 @@ pub fn check(pid: i32, options: CheckOptions) -> Result<CheckReport, CaptureErro
     }
     let fds = files.iter().map(|(pid, fds)| (*pid, &fds[..]));
     report.refusals.extend(files::unpaired_terminals(fds)?);
+    let size = DescriptorSize { threads: report.threads, mappings: report.mappings };
+    report.refusals.extend(size.refusal(pid));
     report.notes.extend(files::outside_end_notes(&files)?);
     if !descendants.is_empty() {
         report.notes.insert(0, format!("its {} living descendants are carried with it", descendants.len()));

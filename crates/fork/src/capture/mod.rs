@@ -8,6 +8,7 @@
 mod attempt;
 mod check;
 mod describe;
+mod descriptor_size;
 mod error;
 mod files;
 mod inheritance;

@@ -15,6 +15,7 @@ use std::io;
 use std::path::PathBuf;
 
 use farfork_wire::SeedId;
+use farfork_wire::descriptor::OversizedDescriptor;
 
 use crate::resume::ResumeError;
 
@@ -67,6 +68,9 @@ pub enum ImageError {
         /// The cause.
         source: io::Error,
     },
+    /// The descriptor of the whole memory is too large.
+    #[error("the seed cannot be sealed: {0}")]
+    Descriptor(#[from] OversizedDescriptor),
     /// The image was cancelled by [`ImageProgress::cancel`].
     #[error("image {} is not wanted any more", path.display())]
     Cancelled {

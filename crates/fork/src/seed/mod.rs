@@ -10,13 +10,24 @@ use std::time::Duration;
 use farfork_fabric::{Exporter, LocalTemplate, Refusal, Region, SeedKey, TemplateMemory};
 use farfork_sys::pidfd;
 use farfork_sys::process_identity::ProcessIdentity;
-use farfork_wire::descriptor::{ExtentId, ExtentSource, encode};
+use farfork_wire::descriptor::{ExtentId, ExtentSource, OversizedDescriptor, encode};
 use farfork_wire::{Descriptor, PAGE_SIZE, SeedId, Token};
 
 use crate::capture::{CaptureTimes, CapturedTree, HeldFile, SharedCopy, TemplateGuard};
 use crate::image::{self, Image, ImageError, ImageHeader, ImageProgress};
 use crate::pager::{AccessReport, LearnerThread, ProcessHistory, SharedWorkingSet};
 use crate::resume::LayerReader;
+
+/// Why a captured process does not become a seed.
+#[derive(Debug, thiserror::Error)]
+pub enum SeedError {
+    /// A template has already ended.
+    #[error("its template cannot be opened: {0}")]
+    OpenTemplate(#[source] io::Error),
+    /// The descriptor is too large.
+    #[error(transparent)]
+    Descriptor(#[from] OversizedDescriptor),
+}
 
 /// A seed: a descriptor, and the template or image that holds its memory. Dropping it ends the template; an image stays.
 #[derive(Debug)]
@@ -73,15 +84,16 @@ impl Seed {
     /// Makes a seed of a captured process. `token` is random, and gives access to the seed.
     ///
     /// # Errors
-    /// If the template has already ended.
-    pub fn new(id: SeedId, token: Token, captured: CapturedTree) -> io::Result<Self> {
+    /// [`SeedError`].
+    pub fn new(id: SeedId, token: Token, captured: CapturedTree) -> Result<Self, SeedError> {
         let CapturedTree { descriptor, template, shared_copies, held_files, times } = captured;
         let files = RwLock::new(held_files);
-        let templates = template.pids().iter().map(|pid| ProcessTemplate::open(*pid)).collect::<io::Result<_>>()?;
+        let templates = template.pids().iter().map(|pid| ProcessTemplate::open(*pid)).collect::<io::Result<_>>();
+        let templates = templates.map_err(SeedError::OpenTemplate)?;
         let seed_template =
             SeedTemplate { shared_copies, held_files: files, processes: templates, _template: Mutex::new(template) };
         let key = Arc::new(SeedKey { seed: id, token });
-        let (encoded, working_set) = (encode(&descriptor), Arc::default());
+        let (encoded, working_set) = (encode(&descriptor)?, Arc::default());
         let descriptor = Arc::new(descriptor);
         Ok(Self {
             key,
@@ -127,7 +139,7 @@ impl Seed {
     ) -> Result<Image, ImageError> {
         let (seed, token, mut whole) = (self.key.seed.clone(), self.key.token, image::flatten_layers(&self.descriptor));
         self.exclude_changed_files(&mut whole);
-        let head = ImageHeader { seed, token, descriptor: encode(&whole), daemon_state: about };
+        let head = ImageHeader { seed, token, descriptor: encode(&whole)?, daemon_state: about };
         let read = |extent, offset, into: &mut [u8]| self.read_with_layers(others, extent, offset, into);
         image::write_image(&read, &whole, &head, path, progress)?;
         Image::open(path)

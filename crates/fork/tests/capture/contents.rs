@@ -61,7 +61,7 @@ impl ContentScene {
 #[test]
 fn a_captured_descriptor_is_decoded_as_encoded() {
     let scene = scene(false);
-    assert_eq!(decode(&encode(scene.descriptor())).unwrap(), *scene.descriptor());
+    assert_eq!(decode(&encode(scene.descriptor()).unwrap()).unwrap(), *scene.descriptor());
 }
 
 #[test]

@@ -100,7 +100,7 @@ fn an_image_has_the_memory_of_its_template() {
     assert!(data_bytes > 10_000, "the parent has data: {data_bytes}");
     let mut descriptor = vec![0; sealed.extent_bytes(ExtentId::DESCRIPTOR).unwrap() as usize];
     sealed.read(ExtentId::DESCRIPTOR, 0, &mut descriptor).unwrap();
-    assert_eq!(descriptor, farfork_wire::descriptor::encode(scene.seed.descriptor()));
+    assert_eq!(descriptor, farfork_wire::descriptor::encode(scene.seed.descriptor()).unwrap());
 }
 
 #[test]

@@ -170,7 +170,7 @@ pub fn issue_client_directory(
 /// leaves no valid token. The clock is read under the lock, so that all earlier certificates have earlier times of issue.
 ///
 /// # Errors
-/// [`DirectoryError::NoAuthority`], [`AuthorityError`].
+/// [`DirectoryError::NoAuthority`], [`RosterError::Full`], [`AuthorityError`].
 pub fn revoke_identity(
     directory: &TrustDirectory,
     role: Role,
@@ -179,12 +179,12 @@ pub fn revoke_identity(
 ) -> Result<u64, MemberError> {
     directory.read_authority()?;
     let _lock = directory.lock()?;
+    let (mut roster, _) = directory.read_roster()?;
+    let subject = Identity { cluster: roster.cluster().clone(), role, name: name.clone() };
+    roster.revoke(&subject, clock())?;
     let mut tokens = directory.read_tokens()?;
     tokens.clear();
     directory.write_tokens(&tokens)?;
-    let (mut roster, _) = directory.read_roster()?;
-    let subject = Identity { cluster: roster.cluster().clone(), role, name: name.clone() };
-    roster.revoke(&subject, clock());
     sign_and_write_roster(directory, &roster)?;
     Ok(roster.counter())
 }

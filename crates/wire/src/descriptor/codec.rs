@@ -19,8 +19,16 @@ pub const DESCRIPTOR_VERSION: u32 = 26;
 const HEADER_BYTES: usize = 24;
 
 /// Largest descriptor, in bytes. 64 MiB hold about a million mappings, or about twenty thousand threads with AVX-512
-/// registers. [`decode`] refuses a larger descriptor.
+/// registers. [`encode`] and [`decode`] refuse a larger descriptor.
 pub const DESCRIPTOR_BYTES_MAX: usize = 64 << 20;
+
+/// A descriptor is larger than [`DESCRIPTOR_BYTES_MAX`].
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("the descriptor has {bytes} bytes, {DESCRIPTOR_BYTES_MAX} at most")]
+pub struct OversizedDescriptor {
+    /// Size of the encoded descriptor, in bytes.
+    pub bytes: usize,
+}
 
 /// Why bytes are not a descriptor.
 #[derive(Debug, thiserror::Error)]
@@ -36,7 +44,10 @@ pub enum DecodeError {
         /// The version of the descriptor.
         found: u32,
     },
-    /// The body's length differs from the length in the header, or the descriptor exceeds [`DESCRIPTOR_BYTES_MAX`].
+    /// It is too large.
+    #[error(transparent)]
+    Oversized(#[from] OversizedDescriptor),
+    /// The body's length differs from the length in the header.
     #[error("the descriptor is damaged: its body has {found} bytes instead of {expected}")]
     Length {
         /// Length of the body, according to the header.
@@ -57,18 +68,22 @@ pub enum DecodeError {
 
 /// Encodes a descriptor.
 ///
+/// # Errors
+/// It is too large.
+///
 /// # Panics
 /// Never in practice: the types have no state that postcard refuses.
-pub fn encode(descriptor: &Descriptor) -> Vec<u8> {
+pub fn encode(descriptor: &Descriptor) -> Result<Vec<u8>, OversizedDescriptor> {
     let mut bytes = vec![0; HEADER_BYTES];
     bytes = postcard::to_extend(descriptor, bytes).expect("a descriptor serialises");
+    check_size(&bytes)?;
     let body_bytes = (bytes.len() - HEADER_BYTES) as u64;
     bytes[16..24].copy_from_slice(&body_bytes.to_le_bytes());
     let checksum = crc32c::crc32c(&bytes[16..]);
     bytes[..8].copy_from_slice(&MAGIC);
     bytes[8..12].copy_from_slice(&DESCRIPTOR_VERSION.to_le_bytes());
     bytes[12..16].copy_from_slice(&checksum.to_le_bytes());
-    bytes
+    Ok(bytes)
 }
 
 /// Reads and validates a descriptor from bytes that may be hostile.
@@ -84,11 +99,12 @@ pub fn decode(bytes: &[u8]) -> Result<Descriptor, DecodeError> {
     if version != DESCRIPTOR_VERSION {
         return Err(DecodeError::Version { found: version });
     }
+    check_size(bytes)?;
     let checksum = u32::from_le_bytes(word(12).ok_or(DecodeError::Magic)?);
     let announced: [u8; 8] = bytes.get(16..HEADER_BYTES).and_then(|b| b.try_into().ok()).ok_or(DecodeError::Magic)?;
     let expected = u64::from_le_bytes(announced);
     let found = (bytes.len() - HEADER_BYTES) as u64;
-    if expected != found || bytes.len() > DESCRIPTOR_BYTES_MAX {
+    if expected != found {
         return Err(DecodeError::Length { expected, found });
     }
     if crc32c::crc32c(&bytes[16..]) != checksum {
@@ -97,4 +113,9 @@ pub fn decode(bytes: &[u8]) -> Result<Descriptor, DecodeError> {
     let descriptor: Descriptor = postcard::from_bytes(&bytes[HEADER_BYTES..])?;
     descriptor.validate()?;
     Ok(descriptor)
+}
+
+fn check_size(bytes: &[u8]) -> Result<(), OversizedDescriptor> {
+    let bytes = bytes.len();
+    if bytes > DESCRIPTOR_BYTES_MAX { Err(OversizedDescriptor { bytes }) } else { Ok(()) }
 }

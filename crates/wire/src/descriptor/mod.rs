@@ -22,7 +22,7 @@ mod written_runs;
 
 use serde::{Deserialize, Serialize};
 
-pub use codec::{DESCRIPTOR_BYTES_MAX, DESCRIPTOR_VERSION, DecodeError, decode, encode};
+pub use codec::{DESCRIPTOR_BYTES_MAX, DESCRIPTOR_VERSION, DecodeError, OversizedDescriptor, decode, encode};
 pub use file_version::{DIGEST_BYTES, FileReference, FileVersion};
 pub use layer::{InheritedRun, LAYERS_MAX, Layer};
 pub use memory::{

@@ -3,7 +3,7 @@
 
 use super::validate::{ProcessView, require};
 use super::{
-    DescendantProcess, Descriptor, InvalidDescriptor, OpenFile, SharedObjectKind, Socket, SocketState,
+    DescendantProcess, Descriptor, InvalidDescriptor, OpenFile, SharedObjectKind, Socket, SocketOption, SocketState,
     TERMINAL_NUMBER_MAX, TERMINAL_SETTINGS_BYTES, TimerSpec, VDSO_BYTES_MAX,
 };
 
@@ -14,8 +14,11 @@ pub const RESTORED_NUMBER_MAX: u32 = 100_000;
 /// Largest socket address, in bytes: `struct sockaddr_storage`.
 const ADDRESS_BYTES_MAX: usize = 128;
 
-/// Largest value of a socket option, in bytes. Has no effect, because every option may be as long as a filter.
+/// Largest value of a socket option other than a filter, in bytes: the longest value that a capture reads.
 const OPTION_BYTES_MAX: usize = 256;
+
+/// Level and name of the option that is a filter: SOL_SOCKET, SO_ATTACH_FILTER.
+const FILTER_OPTION: (u32, u32) = (1, 26);
 
 /// Maximum number of open files that a message passes: the kernel's SCM_MAX_FD.
 const MESSAGE_FDS_MAX: usize = 253;
@@ -108,8 +111,7 @@ impl Descriptor {
             };
             let has_family = |address: &Vec<u8>| address.is_empty() || address.len() > 2;
             let short = addresses.iter().all(|address| address.len() <= ADDRESS_BYTES_MAX && has_family(address));
-            let options =
-                socket.options.iter().all(|option| option.value.len() <= OPTION_BYTES_MAX.max(FILTER_BYTES_MAX));
+            let options = socket.options.iter().all(has_valid_length);
             require(short && options, || "an address or option of a socket has an invalid length".to_owned())?;
             let file = socket.file.as_ref();
             let is_absolute = file.and_then(|file| file.path.as_ref()).is_none_or(|path| path.starts_with('/'));
@@ -189,6 +191,19 @@ impl Descriptor {
     }
 }
 
+fn has_valid_length(option: &SocketOption) -> bool {
+    let bytes = option.value.len();
+    match (option.level, option.name) == FILTER_OPTION {
+        true => is_filter_length(bytes),
+        false => bytes <= OPTION_BYTES_MAX,
+    }
+}
+
+/// Whether a filter may have this length: it has whole instructions of 8 bytes.
+fn is_filter_length(bytes: usize) -> bool {
+    bytes > 0 && bytes <= FILTER_BYTES_MAX && bytes.is_multiple_of(8)
+}
+
 impl Descriptor {
     /// Whether a living process leads the session with this id.
     fn has_session(&self, leader: u32) -> bool {
@@ -237,8 +252,9 @@ impl ProcessView<'_> {
     fn validate_filters(&self) -> Result<(), InvalidDescriptor> {
         for (index, filter) in self.process.seccomp_filters.iter().enumerate() {
             let bytes = filter.instructions.len();
-            let fits = bytes > 0 && bytes <= FILTER_BYTES_MAX && bytes.is_multiple_of(8);
-            require(fits, || format!("seccomp filter {index} has an invalid length of {bytes} bytes"))?;
+            require(is_filter_length(bytes), || {
+                format!("seccomp filter {index} has an invalid length of {bytes} bytes")
+            })?;
         }
         let count = self.process.seccomp_filters.len();
         let mut used = self.threads.iter().flat_map(|thread| &thread.seccomp_filters);

@@ -22,7 +22,7 @@ fn fuzz_targets_begin_with_valid_descriptors() {
     let mut tree = descriptor();
     shares_memory(&mut tree);
     for (name, descriptor) in [("process", descriptor()), ("tree", tree)] {
-        assert_eq!(decode(&encode(&descriptor)).unwrap(), descriptor, "{name} is valid");
+        assert_eq!(decode(&encode(&descriptor).unwrap()).unwrap(), descriptor, "{name} is valid");
         for (target, bytes_before) in [("descriptor", 0), ("restore", REPORT_BYTES)] {
             check(&format!("{target}/{name}"), &input(&descriptor, bytes_before));
         }
@@ -30,7 +30,7 @@ fn fuzz_targets_begin_with_valid_descriptors() {
 }
 
 fn input(descriptor: &Descriptor, bytes_before: usize) -> Vec<u8> {
-    [&vec![0; bytes_before], &encode(descriptor)[HEADER_BYTES..]].concat()
+    [&vec![0; bytes_before], &encode(descriptor).unwrap()[HEADER_BYTES..]].concat()
 }
 
 fn check(name: &str, wanted: &[u8]) {

@@ -7,7 +7,7 @@ use super::descriptor;
 
 /// A changed body with a correct checksum: what an attacker who knows the format could send.
 fn with_body(change: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
-    let mut bytes = encode(&descriptor());
+    let mut bytes = encode(&descriptor()).unwrap();
     let mut body = bytes.split_off(24);
     change(&mut body);
     bytes[16..24].copy_from_slice(&(body.len() as u64).to_le_bytes());

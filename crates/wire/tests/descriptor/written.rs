@@ -25,7 +25,7 @@ fn written_pages_are_consecutive_in_the_memory_file() {
     descriptor.eager_bytes.clear();
     descriptor.extents[0].inherited.clear();
     descriptor.extents[0].populated = vec![PageRun { first: 1, count: 1 }];
-    assert_eq!(decode(&encode(&descriptor)).expect("the descriptor is valid"), descriptor);
+    assert_eq!(decode(&encode(&descriptor).unwrap()).expect("the descriptor is valid"), descriptor);
     let protection = descriptor.mappings[0].protection;
     let run = |mapping: (u64, u64), address, extent, extent_offset, file_offset| {
         let bytes = 0x1000;

@@ -13,6 +13,7 @@ mod function;
 mod peak;
 mod pool;
 mod progress_bar;
+mod remover;
 mod report;
 mod rpc;
 mod tree;
@@ -29,7 +30,7 @@ use crate::GlobalArgs;
 /// Measure what farfork costs on this machine, next to a floor for each figure.
 ///
 /// A floor is the least that the same work costs without farfork. Each benchmark starts its own nodes, as `farfork up`
-/// does. At its end it removes everything that it created.
+/// does. At its end it removes everything that it created, even if it is killed.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -76,6 +77,8 @@ enum BenchmarkCommand {
     #[command(hide = true)]
     Forker(fork_client::BenchForkClient),
     #[command(hide = true)]
+    Remover(remover::BenchRemover),
+    #[command(hide = true)]
     VolumeProcess(volume_process::BenchVolumeProcess),
 }
 
@@ -98,6 +101,7 @@ impl BenchCommand {
             BenchmarkCommand::Report(report) => report.run(global),
             BenchmarkCommand::End(end) => end.run(),
             BenchmarkCommand::Forker(forker) => forker.run(),
+            BenchmarkCommand::Remover(remover) => remover.run(),
             BenchmarkCommand::VolumeProcess(process) => process.run(),
         }
     }

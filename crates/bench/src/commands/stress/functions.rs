@@ -12,7 +12,8 @@ use crate::commands::function_call::FunctionCallArgs;
 /// Run Python functions in children that client processes on several nodes fork, and judge the outcome.
 ///
 /// Does the same as `farfork stress fork` for each function in turn. Each child calls the function once, and its result is
-/// compared with the parent's. `farfork bench function --help` describes functions and their packages.
+/// compared with the parent's. If a function fails before its children are forked, the others still run, and its error is
+/// printed at the end. `farfork bench function --help` describes functions and their packages.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:

@@ -14,7 +14,8 @@ use crate::GlobalArgs;
 
 /// Put load on one part of farfork for as long as you like, and judge the outcome.
 ///
-/// Each test starts its own nodes, as `farfork up` does. At its end it removes everything that it created.
+/// Each test starts its own nodes, as `farfork up` does. At its end it removes everything that it created, even if
+/// it is killed.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:

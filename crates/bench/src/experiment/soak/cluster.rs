@@ -9,12 +9,12 @@ use farfork_api::v1;
 use farfork_cluster::local::{LocalCluster, LocalClusterConfig, LocalNode};
 use farfork_sys::pidfd;
 use farfork_sys::process::ProcStat;
-use tempfile::TempDir;
 
 use super::script::{NODES, NodeProcess};
 use crate::error::BenchError;
 use crate::experiment::leak_check::find_leftovers;
-use crate::experiment::local_cluster::{SCRATCH_PARENT, request_failure};
+use crate::experiment::local_cluster::{request_failure, stop_nodes};
+use crate::scratch::{CLUSTER_DIRECTORY, SCRATCH_PARENT, ScratchDirectory};
 
 /// Size of a node's page cache: small enough to be full at times.
 const CACHE_SIZE: &str = "16MiB";
@@ -53,19 +53,15 @@ const SIGSTOP: i32 = 19;
 pub(super) struct SoakCluster {
     /// `None` after the stop.
     local: Option<LocalCluster>,
-    scratch: TempDir,
+    scratch: ScratchDirectory,
 }
 
 impl SoakCluster {
     /// Starts the nodes. `farfork` is the program that runs their daemons.
     pub(super) async fn start(farfork: &Path, encrypted: bool) -> Result<Self, BenchError> {
-        let pid = std::process::id();
-        let scratch = tempfile::Builder::new()
-            .prefix(&format!("farfork-soak-{pid}-"))
-            .tempdir_in(SCRATCH_PARENT)
-            .map_err(|cause| BenchError::File { path: SCRATCH_PARENT.into(), cause })?;
-        let run_dir = scratch.path().join("cluster");
-        let mut config = LocalClusterConfig::new(&format!("soak-{pid}"), run_dir, NODES, farfork);
+        let scratch = ScratchDirectory::create(SCRATCH_PARENT.as_ref(), farfork)?;
+        let run_dir = scratch.path().join(CLUSTER_DIRECTORY);
+        let mut config = LocalClusterConfig::new(&format!("soak-{}", std::process::id()), run_dir, NODES, farfork);
         let encryption = if encrypted { "on" } else { "off" };
         let limits = ["--cache", CACHE_SIZE, "--zygotes", ZYGOTES_MAX, "--zygote-idle", ZYGOTE_IDLE_S];
         config.node_arguments = ["--encryption", encryption].into_iter().chain(limits).map(str::to_owned).collect();
@@ -183,7 +179,7 @@ impl SoakCluster {
     pub(super) fn stop(mut self) -> Result<Vec<String>, BenchError> {
         let Some(local) = self.local.take() else { return Ok(Vec::new()) };
         let nodes = local.nodes().to_vec();
-        local.down()?;
+        stop_nodes(local, &mut self.scratch)?;
         Ok(find_leftovers(&nodes))
     }
 
@@ -196,7 +192,7 @@ impl SoakCluster {
 
 impl Drop for SoakCluster {
     fn drop(&mut self) {
-        if let Some(Err(error)) = self.local.take().map(LocalCluster::down) {
+        if let Some(Err(error)) = self.local.take().map(|local| stop_nodes(local, &mut self.scratch)) {
             eprintln!("farfork: cannot remove all nodes of the soak: {error}");
         }
     }

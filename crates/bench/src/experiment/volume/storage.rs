@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 
 use farfork_sys::mount;
 use rustix::mount::{MountAttrFlags, UnmountFlags, unmount};
-use tempfile::TempDir;
 
 use crate::error::BenchError;
-use crate::experiment::local_cluster::{BenchCluster, SCRATCH_PARENT};
+use crate::experiment::local_cluster::BenchCluster;
 use crate::machine::CpuDivision;
 use crate::parameters::volume::{OffloadVariant, StorageSystem, VolumeCase, VolumeExperiment, VolumeParameters};
+use crate::scratch::{MOUNT_DIRECTORY, SCRATCH_PARENT, ScratchDirectory};
 
 /// Number of nodes that have a replica.
 pub(crate) const REPLICAS: usize = 3;
@@ -36,7 +36,7 @@ pub(crate) struct StorageTestbed {
     inline: Option<BenchCluster>,
     /// Nodes whose host workers use the copy method of the last case that needed one.
     copying: Option<CopyTestbed>,
-    disk: TempDir,
+    disk: ScratchDirectory,
     farfork: PathBuf,
     plan: VolumeParameters,
     // Dropped last, because the files of the nodes are in this directory.
@@ -61,11 +61,8 @@ pub(crate) struct MountedStorage {
 impl StorageTestbed {
     /// Starts the nodes.
     pub(crate) async fn start(plan: &VolumeParameters, farfork: PathBuf) -> Result<Self, BenchError> {
-        let memory = MemoryDirectory::mount()?;
-        let disk = tempfile::Builder::new().prefix(&scratch_prefix()).tempdir_in(&plan.disk);
-        // Report only the kind of the error, because its text names the path of the new directory.
-        let failed = |cause: io::Error| BenchError::File { path: plan.disk.clone(), cause: cause.kind().into() };
-        let disk = disk.map_err(failed)?;
+        let memory = MemoryDirectory::mount(&farfork)?;
+        let disk = ScratchDirectory::create(&plan.disk, &farfork)?;
         let cluster = start_nodes(memory.path(), &farfork, &offload_arguments(plan)).await?;
         let inline = if plan.offload.contains(&OffloadVariant::Inline) {
             let arguments = ["--volume-offload", "inline"].map(str::to_owned);
@@ -90,7 +87,7 @@ impl StorageTestbed {
         arguments.extend(["--volume-copy", method].map(str::to_owned));
         let reflinks = if method == SHARING_METHOD {
             let mib = REPLICAS as u64 * (self.plan.mib + 2 * self.plan.log_mib) + XFS_SPARE_MIB;
-            Some(MemoryDirectory::mount_xfs(self.memory.path(), mib)?)
+            Some(MemoryDirectory::mount_xfs(self.memory.path(), mib, &self.farfork)?)
         } else {
             None
         };
@@ -203,46 +200,55 @@ fn run_command(program: &'static str, command: &mut Command) -> Result<(), Bench
     Err(failed(io::Error::other(String::from_utf8_lossy(&output.stderr).trim().to_owned())))
 }
 
-/// Prefix of the names of this run's directories. It contains the pid, which shows the run that left a directory.
-fn scratch_prefix() -> String {
-    format!("farfork-bench-{}-", std::process::id())
+/// A file system in memory. It is unmounted when this value is dropped.
+struct MemoryDirectory {
+    scratch: ScratchDirectory,
+    point: PathBuf,
 }
 
-/// A file system in memory. It is unmounted when this value is dropped.
-struct MemoryDirectory(TempDir);
-
 impl MemoryDirectory {
-    fn mount() -> Result<Self, BenchError> {
+    fn mount(farfork: &Path) -> Result<Self, BenchError> {
         let failed = |cause| BenchError::File { path: SCRATCH_PARENT.into(), cause };
-        let scratch = tempfile::Builder::new().prefix(&scratch_prefix()).tempdir_in(SCRATCH_PARENT);
-        let directory = scratch.map_err(failed)?;
+        let directory = Self::create(SCRATCH_PARENT.as_ref(), farfork)?;
         let tmpfs = mount::create_filesystem("tmpfs", &[("size", "80%")], MountAttrFlags::empty()).map_err(failed)?;
         mount::attach(tmpfs.as_fd(), directory.path()).map_err(failed)?;
-        Ok(Self(directory))
+        Ok(directory)
     }
 
     /// Makes an XFS in a file in the directory `parent`, and mounts it.
-    fn mount_xfs(parent: &Path, mib: u64) -> Result<Self, BenchError> {
+    fn mount_xfs(parent: &Path, mib: u64, farfork: &Path) -> Result<Self, BenchError> {
         let failed = |cause| BenchError::File { path: parent.to_owned(), cause };
-        let directory = tempfile::Builder::new().prefix("xfs-").tempdir_in(parent).map_err(failed)?;
+        let directory = Self::create(parent, farfork)?;
         let image = tempfile::NamedTempFile::new_in(parent).map_err(failed)?;
         image.as_file().set_len(mib << 20).map_err(failed)?;
         run_command(MAKE_XFS, Command::new(MAKE_XFS).arg("-q").arg(image.path()))?;
         // The loop device keeps the deleted file in use, and is removed with the mount.
         let mut mount = Command::new("mount");
         run_command("mount", mount.args(["-t", "xfs", "-o", "loop"]).arg(image.path()).arg(directory.path()))?;
-        Ok(Self(directory))
+        Ok(directory)
+    }
+
+    /// Makes the mount point.
+    fn create(parent: &Path, farfork: &Path) -> Result<Self, BenchError> {
+        let scratch = ScratchDirectory::create(parent, farfork)?;
+        let point = scratch.path().join(MOUNT_DIRECTORY);
+        fs::create_dir(&point).map_err(|cause| BenchError::File { path: point.clone(), cause })?;
+        Ok(Self { scratch, point })
     }
 
     fn path(&self) -> &Path {
-        self.0.path()
+        &self.point
     }
 }
 
 impl Drop for MemoryDirectory {
     fn drop(&mut self) {
-        if let Err(error) = mount::detach(self.0.path()) {
-            eprintln!("farfork: {} is still mounted: {error}", self.0.path().display());
+        // The kernel reports EINVAL if nothing is mounted there.
+        if let Err(error) = mount::detach(&self.point)
+            && error.kind() != io::ErrorKind::InvalidInput
+        {
+            self.scratch.keep();
+            eprintln!("farfork: {} is still mounted: {error}", self.point.display());
         }
     }
 }

@@ -22,9 +22,11 @@ import threading
 import time
 import traceback
 
+IN_FARFORK_CHILD, IN_LOCAL_FORK = "a call in a child of farfork", "a call in a child of os.fork()"
 PAYLOAD = "/run/farfork/payload"
 POLL_SECONDS = 0.0002  # a child checks this often whether it is a child
 MESSAGE_CHARACTERS_MAX = 500
+FAILED_CALL = 2**64 - 1  # follows a request instead of its number, if the call failed
 
 
 class Function:
@@ -121,7 +123,7 @@ def resident_kib():
 
 def run_in_local_fork(function, payload):
     """Returns the answer of a child of os.fork(). Its start is relative to the call of os.fork()."""
-    where = "a call in a child of os.fork()"
+    where = IN_LOCAL_FORK
     reader, writer = os.pipe()
     answer = ""
     called = time.time_ns()
@@ -145,13 +147,20 @@ def run_in_local_fork(function, payload):
     return f"failed {where}: it ended the process: {how}"
 
 
-def serve(function, payload, index, path):
-    """Connects to a Unix socket, writes the index, and answers each request, a number, with the number and the digest."""
+def serve(function, payload, where, index, path):
+    """Connects to a Unix socket, writes the index, and answers each request, a number, with the number and the digest. If a
+    call fails, answers with FAILED_CALL, the length of an error text, and the text, and ends.
+    """
     with socket.socket(socket.AF_UNIX) as stream:
         stream.connect(path)
         stream.sendall(struct.pack("<Q", int(index)))
         while request := stream.recv(8, socket.MSG_WAITALL):
-            stream.sendall(request + struct.pack("<Q", function.call(payload)[1]))
+            try:
+                answer = request + struct.pack("<Q", function.call(payload)[1])
+            except BaseException as error:
+                text = failure_text(where, error, function.path).encode(errors="backslashreplace")
+                return stream.sendall(struct.pack("<QQ", FAILED_CALL, len(text)) + text)
+            stream.sendall(answer)
 
 
 def run_in_child(function, payload, started):
@@ -159,9 +168,9 @@ def run_in_child(function, payload, started):
     with open(PAYLOAD) as file:
         text = file.read()
     if text.startswith("warm "):
-        serve(function, payload, *text.split(" ", 2)[1:])
+        serve(function, payload, IN_FARFORK_CHILD, *text.split(" ", 2)[1:])
     else:
-        write_answer(function.call_text(json.loads(text), "a call in a child of farfork", "ran", started))
+        write_answer(function.call_text(json.loads(text), IN_FARFORK_CHILD, "ran", started))
     os._exit(0)
 
 
@@ -171,7 +180,7 @@ def fork_server(function, payload):
     while not line.endswith(b"\n"):
         line += read_command()
     if os.fork() == 0:
-        serve(function, payload, *line.decode().rstrip("\n").split(" ", 1))
+        serve(function, payload, IN_LOCAL_FORK, *line.decode().rstrip("\n").split(" ", 1))
         os._exit(0)
 
 

@@ -13,6 +13,7 @@ use farfork_api::limits::QUERY_TIMEOUT;
 use farfork_api::v1::{Child, ListChildrenResponse, ListRequest};
 
 use crate::GlobalArgs;
+use crate::output::screen::TerminalSize;
 use crate::output::{self, ChildView, Table, exit_text, format_age, format_microseconds, screen, shorten_command};
 
 /// Interval between two lists of `--watch`.
@@ -78,10 +79,8 @@ impl Ps {
             let answer = self.list(client).await;
             let write_result = match (answer, screen::terminal_size()) {
                 (Ok(answer), _) if json => output::write_bytes(format!("{:#}\n", list_json(answer)).as_bytes()),
-                (Ok(answer), Some(size)) => {
-                    screen::draw(&render_list(answer, |children| watch::truncate_to_fit(children, size)), size)
-                }
-                (Ok(answer), None) => output::write_bytes(format!("{}\n", render_list(answer, |_| 0)).as_bytes()),
+                (Ok(answer), Some(size)) => screen::draw(&render_list(answer, Some(size)), size),
+                (Ok(answer), None) => output::write_bytes(format!("{}\n", render_list(answer, None)).as_bytes()),
                 (Err(failure), Some(size)) if !json => screen::draw(&format!("farfork: {failure}"), size),
                 (Err(failure), _) => {
                     output::print_failure(&failure);
@@ -117,14 +116,15 @@ fn list_json(answer: ListChildrenResponse) -> serde_json::Value {
     serde_json::json!({ "children": children, "unanswered": unanswered })
 }
 
-/// Renders summary, failures and table. `fit` removes the children that do not fit, and returns their number.
-fn render_list(answer: ListChildrenResponse, fit: impl FnOnce(&mut Vec<Child>) -> usize) -> String {
+/// Renders summary, failures and table. Omits the children that do not fit a terminal of this size.
+fn render_list(answer: ListChildrenResponse, size: Option<TerminalSize>) -> String {
     let mut text = watch::summary(&answer.children) + "\n";
     for failure in node_failures(&answer) {
         let _ = writeln!(text, "farfork: {failure}");
     }
     let mut children = answer.children;
-    let left_out = fit(&mut children);
+    let used_lines = text.lines().count();
+    let left_out = size.map_or(0, |size| watch::truncate_to_fit(&mut children, used_lines, size));
     let _ = writeln!(text, "{}", children_table(children).render());
     if left_out > 0 {
         let _ = writeln!(text, "and {left_out} more");
@@ -155,4 +155,21 @@ fn children_table(children: Vec<Child>) -> Table {
         ]);
     }
     table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use farfork_api::v1;
+
+    #[test]
+    fn a_list_with_failures_fits_the_terminal() {
+        let children = (0..50).map(|number| Child { id: format!("c{number}"), ..Child::default() }).collect();
+        let unanswered = (0..3).map(|_| v1::Error::default()).collect();
+        let size = TerminalSize { lines: 12, columns: 80 };
+        let text = render_list(ListChildrenResponse { children, unanswered, ..Default::default() }, Some(size));
+        // The cursor is on the last line of the terminal.
+        assert_eq!(text.lines().count(), size.lines - 1, "{text}");
+        assert_eq!(text.lines().last(), Some("and 44 more"));
+    }
 }

@@ -5,9 +5,9 @@ use farfork_api::v1::{Child, ChildState};
 use crate::output::format_time_of_day;
 use crate::output::screen::TerminalSize;
 
-/// Number of screen lines without a child: the summary, the headings, the number of omitted children, and the cursor's
-/// line.
-const RESERVED_LINES: usize = 4;
+/// Number of screen lines below the summary and the failures that show no child: the headings, the number of omitted
+/// children, and the cursor's line.
+const RESERVED_LINES: usize = 3;
 
 /// Counts the children by state. The time of day, in UTC, shows how old the list is.
 pub(super) fn summary(children: &[Child]) -> String {
@@ -25,11 +25,11 @@ pub(super) fn summary(children: &[Child]) -> String {
     )
 }
 
-/// Keeps the children that fit: first running and paused children, then those that ended most recently. Returns the number
-/// of removed children.
-pub(super) fn truncate_to_fit(children: &mut Vec<Child>, size: TerminalSize) -> usize {
+/// Keeps the children that fit below the first `used_lines` lines: first running and paused children, then those that ended
+/// most recently. Returns the number of removed children.
+pub(super) fn truncate_to_fit(children: &mut Vec<Child>, used_lines: usize, size: TerminalSize) -> usize {
     children.sort_by_key(|child| (child.exit.is_some(), std::cmp::Reverse(child.ended_unix_ms), child.started_unix_ms));
-    let room = size.lines.saturating_sub(RESERVED_LINES).max(1);
+    let room = size.lines.saturating_sub(used_lines + RESERVED_LINES).max(1);
     let left_out = children.len().saturating_sub(room);
     children.truncate(room);
     left_out
@@ -50,7 +50,7 @@ mod tests {
     fn running_children_are_shown_before_ended_ones() {
         let mut children = vec![child("old", 1), child("runs", 0), child("new", 9)];
         assert!(summary(&children).ends_with("1 running, 0 paused, 2 ended, on 1 nodes"));
-        assert_eq!(truncate_to_fit(&mut children, TerminalSize { lines: 6, columns: 80 }), 1);
+        assert_eq!(truncate_to_fit(&mut children, 1, TerminalSize { lines: 6, columns: 80 }), 1);
         let ids: Vec<&str> = children.iter().map(|child| child.id.as_str()).collect();
         assert_eq!(ids, ["runs", "new"]);
     }

@@ -5,8 +5,8 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::run_benchmark;
-use crate::harness::{Farfork, programs, scratch};
+use super::{RUN_LIMIT, run_benchmark};
+use crate::harness::{FailedCommand, Farfork, programs, scratch};
 
 /// Prints, forks, starts a shell and reads its input. It imports a module from the directory of its file.
 const TRIANGLE: &str = "\
@@ -47,8 +47,11 @@ pub(super) fn measures_functions() {
     assert_eq!(document["failures"].as_array().map(Vec::len), Some(0), "{document}");
 }
 
+/// Name and text of a function, and parts of its error.
+type FailingFunction<'a> = (&'a str, &'a str, [&'a str; 2]);
+
 /// Functions that fail, and parts of their errors.
-const FAILING: [(&str, &str, [&str; 2]); 7] = [
+const FAILING: [FailingFunction<'_>; 7] = [
     (
         "varying",
         "import time\ndef handler(payload):\n    return time.time_ns()\n",
@@ -79,7 +82,7 @@ const FAILING: [(&str, &str, [&str; 2]); 7] = [
 ];
 
 /// Functions that never return, and parts of their errors.
-const HANGING: [(&str, &str, [&str; 2]); 2] = [
+const HANGING: [FailingFunction<'_>; 2] = [
     (
         "hanging",
         "import time\ndef handler(payload):\n    time.sleep(600)\n",
@@ -99,15 +102,96 @@ pub(super) fn names_failures() {
     require_errors(&HANGING, &["--timeout", "5s"]);
 }
 
-/// Measures functions that fail, and one that does not.
-fn require_errors(functions: &[(&str, &str, [&str; 2])], options: &[&str]) {
-    let own = scratch::directory();
-    let write = |(name, text, _): &(&str, &str, [&str; 2])| {
-        let path = own.path().join(format!("{name}.py"));
+/// Writes the files of functions. Returns their paths.
+fn write_functions(directory: &Path, functions: &[FailingFunction<'_>]) -> Vec<String> {
+    let write = |(name, text, _): &FailingFunction<'_>| {
+        let path = directory.join(format!("{name}.py"));
         fs::write(&path, text).expect("a small file");
         path.display().to_string()
     };
-    let files: Vec<String> = functions.iter().map(write).collect();
+    functions.iter().map(write).collect()
+}
+
+/// Functions whose calls in children fail, and parts of their errors.
+const FAILING_IN_CHILDREN: [FailingFunction<'_>; 2] = [
+    (
+        "raising_in_child",
+        "import os\ndef handler(payload):\n    if os.path.exists('/run/farfork/payload'):\n        1 / 0\n",
+        ["a call in a child of farfork: ZeroDivisionError", "line 4"],
+    ),
+    (
+        "aborting_in_child",
+        "import os\ndef handler(payload):\n    if os.path.exists('/run/farfork/payload'):\n        os.abort()\n",
+        ["a call in a child of farfork", "ended the process"],
+    ),
+];
+
+/// A function whose calls in children of os.fork() fail.
+const FAILING_IN_LOCAL_FORKS: FailingFunction<'_> = (
+    "raising_in_fork",
+    "import os\nfirst = os.getpid()\ndef handler(payload):\n    if os.getpid() != first:\n        [][3]\n",
+    ["a call in a child of os.fork(): IndexError", "line 5"],
+);
+
+/// Benchmarks of loads name the function, the call and the line of an error, too.
+pub(super) fn names_failures_of_loads() {
+    let own = scratch::directory();
+    let python = programs::python().display().to_string();
+    let farfork = Farfork::at(Path::new("/nonexistent"));
+    let require_error = |(name, text, causes): FailingFunction<'_>, options: &[&str]| {
+        let file = write_functions(own.path(), &[(name, text, causes)]).remove(0);
+        let arguments = [&["bench"], options, &[&file, "--python", &python]].concat();
+        let ended = farfork.run_within(RUN_LIMIT, &arguments);
+        FailedCommand::of(ended).require_mentions(&[&[file.as_str()], causes.as_slice()].concat());
+    };
+    let warm_start = ["warm-start", "--parallel", "1", "--seconds", "0.1", "--runs", "1"];
+    let peak = ["peak", "--nodes", "1", "--clients", "1", "--seconds", "1", "--zygotes", "off"];
+    for function in FAILING_IN_CHILDREN {
+        require_error(function, &warm_start);
+        require_error(function, &peak);
+    }
+    require_error(FAILING_IN_LOCAL_FORKS, &peak);
+    // The floor of paused forks of functions needs the freezer of a control group of version 2.
+    if fs::read_to_string("/proc/mounts").expect("a file").contains(" cgroup2 ") {
+        require_error(FAILING_IN_LOCAL_FORKS, &warm_start);
+    }
+}
+
+/// Two functions fail, one before and one after its nodes have started. The other function still runs.
+pub(super) fn stress_runs_the_others() {
+    let own = scratch::directory();
+    let functions = [FAILING[1], FAILING_IN_CHILDREN[0]];
+    let files = write_functions(own.path(), &functions);
+    let python = programs::python().display().to_string();
+    let mut arguments = vec!["stress", "functions", &files[0], "helloworld", &files[1], "--python", &python];
+    arguments.extend(["--nodes", "1", "--clients", "1", "--seconds", "2", "--floor", "0.01"]);
+    let run = |options: &[&str]| {
+        let ended =
+            Farfork::at(Path::new("/nonexistent")).run_within(RUN_LIMIT, &[arguments.as_slice(), options].concat());
+        assert_eq!(ended.status.code(), Some(1), "{}{}", ended.stderr, ended.stdout);
+        ended.stdout
+    };
+    let document: Value = serde_json::from_str(&run(&["--json"])).expect("JSON");
+    let runs = document["runs"].as_array().expect("a list of runs");
+    assert_eq!(runs.len(), 1, "{document}");
+    assert_eq!(runs[0]["plan"]["workload"]["function"]["source"]["name"], "helloworld", "{document}");
+    let failures = document["failures"].as_array().expect("a list of failures");
+    assert_eq!(failures.len(), 2, "{document}");
+    let text = run(&[]);
+    let lines: Vec<&str> = text.lines().filter(|line| line.starts_with("Not measured: ")).collect();
+    assert_eq!(lines.len(), 2, "{text}");
+    for (((failure, line), file), (.., causes)) in failures.iter().zip(lines).zip(&files).zip(functions) {
+        let error = failure["error"].as_str().expect("an error");
+        for part in [file.as_str()].into_iter().chain(causes) {
+            assert!(error.contains(part) && line.contains(part), "`{part}` is not in: {error} {line}");
+        }
+    }
+}
+
+/// Measures functions that fail, and one that does not.
+fn require_errors(functions: &[FailingFunction<'_>], options: &[&str]) {
+    let own = scratch::directory();
+    let files = write_functions(own.path(), functions);
     let python = programs::python().display().to_string();
     let mut arguments = vec!["--json", "bench", "function", "helloworld", "--runs", "1", "--python", &python];
     arguments.extend(options);

@@ -2,6 +2,7 @@
 
 mod functions;
 mod help;
+mod killed;
 mod volume;
 
 use std::collections::BTreeSet;
@@ -24,6 +25,11 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("fault_prints_figures_next_to_their_floors", fault),
     Test::alone("function_compares_results_and_cleans_up", functions::measures_functions),
     Test::alone("function_names_each_function_that_fails", functions::names_failures),
+    Test::alone("warm_start_and_peak_name_the_function_that_fails", functions::names_failures_of_loads),
+    Test::alone("stress_functions_runs_the_functions_that_do_not_fail", functions::stress_runs_the_others),
+    Test::alone("a_killed_benchmark_leaves_nothing", killed::leaves_nothing),
+    Test::alone("the_next_benchmark_removes_what_a_killed_one_left", killed::next_removes_leftovers),
+    Test::alone("a_killed_suite_ends_its_benchmark", killed::suite_ends_its_benchmark),
     Test::alone("connect_prints_every_case_and_cleans_up", connect),
     Test::alone("churn_finds_no_wrong_page_and_cleans_up", churn),
     Test::alone("fanout_finds_no_wrong_result_and_cleans_up", fanout),
@@ -456,7 +462,9 @@ fn marks(pid: u32) -> RunMarkers {
     let directories = fs::read_dir("/run").into_iter().flatten().flatten().map(|entry| entry.path());
     let is_ours = |path: &PathBuf| path.to_string_lossy().contains(&format!("{name}-"));
     let run_dir = directories.into_iter().find(is_ours).unwrap_or_else(|| format!("/run/{name}-").into());
-    RunMarkers::of_local_cluster(&format!("bench-{pid}"), run_dir)
+    // The first cluster has the number 0. The prefix covers the namespaces of all clusters.
+    let network_prefix = format!("ff-bench-{pid}-");
+    RunMarkers { network_prefix, ..RunMarkers::of_local_cluster(&format!("bench-{pid}-0"), run_dir) }
 }
 
 fn keys_of(document: &Value) -> BTreeSet<&str> {

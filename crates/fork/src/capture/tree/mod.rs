@@ -16,6 +16,7 @@ use farfork_sys::ptrace;
 use farfork_wire::descriptor::PROCESSES_MAX;
 
 use super::CaptureOptions;
+use super::descriptor_size::DescriptorSize;
 use super::error::{CaptureError, Refusal};
 use super::files::{self, TreeStreams};
 use super::pause::PreparedProcess;
@@ -181,7 +182,14 @@ impl ProcessTree {
         }
         let fds = tree.processes.iter().map(|one| (one.pid(), &one.prepared.survey.fds[..]));
         refusals.extend(files::unpaired_terminals(fds)?);
+        refusals.extend(tree.descriptor_size().refusal(pid));
         if refusals.is_empty() { Ok(tree) } else { Err(CaptureError::refused(pid, refusals)) }
+    }
+
+    /// The parts that determine the size of the tree's descriptor, according to the surveys.
+    fn descriptor_size(&self) -> DescriptorSize {
+        let surveys = self.processes.iter().map(|one| &one.prepared.survey);
+        surveys.fold(DescriptorSize::default(), |size, survey| size.add(survey.profiles.len(), survey.maps.len()))
     }
 
     /// Stops all processes, including those that are forked during the stop. Returns the threads of each process.
