@@ -72,6 +72,19 @@ pub enum ContainerError {
         /// The cause.
         cause: io::Error,
     },
+    /// A directory of the node cannot be the root of a container.
+    #[error(
+        "{} cannot be the root of container {id}: {cause}; create it on the node, or name another directory with --root",
+        directory.display()
+    )]
+    Root {
+        /// The container.
+        id: String,
+        /// The directory.
+        directory: PathBuf,
+        /// The cause.
+        cause: io::Error,
+    },
     /// The container cannot be protected from its processes.
     #[error("container {id} cannot be protected from its processes: {cause}")]
     Protect {

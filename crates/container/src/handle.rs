@@ -25,6 +25,7 @@ use crate::record::{self, RecordState};
 use crate::root::PRIVATE_DIR;
 use crate::root::blueprint::RootBlueprint;
 use crate::root::cached::CachedRoot;
+use crate::root::directory::{self, MissingPoint};
 use crate::root::protection::{self, RootProtection};
 use crate::unmounted_volumes;
 
@@ -207,6 +208,23 @@ impl Container {
     pub(crate) fn release_unmounted_volumes(&self) {
         let unmounted = self.parts().builder.volumes_unmounted_since(&self.blueprint);
         unmounted_volumes::release(self.init_pid(), self.init(), &unmounted);
+    }
+
+    /// Makes a directory of the node the container's root, with the kernel's file systems and the private directory in it.
+    /// Missing mount points are created, except in a container with the node's own root. Call it before all binds.
+    ///
+    /// # Errors
+    /// [`ContainerError::Root`]; the container is then unusable.
+    pub fn change_root(&self, directory: &Path) -> Result<(), ContainerError> {
+        let on_missing = match self.root() {
+            RootSpec::Overlay => MissingPoint::Create,
+            RootSpec::Shared => MissingPoint::Refuse,
+        };
+        directory::change_root(self.init(), directory, on_missing).map_err(|cause| ContainerError::Root {
+            id: self.id().to_owned(),
+            directory: directory.to_owned(),
+            cause,
+        })
     }
 
     /// Shows a directory or file of the node, with all mounts below it, at a path of the container. Masked paths stay

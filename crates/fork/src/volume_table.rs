@@ -8,6 +8,7 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
+use farfork_container::path_on_node;
 use farfork_sys::mount::probe::{VOLUME_FILESYSTEM, VOLUME_SOURCE_PREFIX};
 use farfork_sys::mount::table::{self, Mount};
 use farfork_wire::Descriptor;
@@ -88,13 +89,14 @@ impl VolumeTable {
         mounts
     }
 
-    /// Returns the first used path of a seed's volume at which this namespace does not have the same volume, mounted at
-    /// the same path.
-    pub(crate) fn find_missing<'a>(&self, wanted: &'a VolumeMount) -> Option<&'a str> {
+    /// Returns the first used path of a seed's volume that is not at the same path below `root`, on the same volume.
+    pub(crate) fn find_missing<'a>(&self, wanted: &'a VolumeMount, root: &Path) -> Option<&'a str> {
         let is_there = |path: &&String| {
-            self.find(path).is_some_and(|found| {
-                let (root, point) = (Path::new(&wanted.directory), Path::new(&wanted.mount_path));
-                found.volume == wanted.volume && found.mount.root == root && found.mount.point == point
+            let on_node = path_on_node(root, Path::new(path));
+            let found = on_node.to_str().and_then(|path| self.find(path));
+            found.is_some_and(|found| {
+                let below = Path::new(path.as_str()).strip_prefix(&wanted.mount_path).unwrap_or(Path::new(""));
+                found.volume == wanted.volume && *found.path == *Path::new(&wanted.directory).join(below)
             })
         };
         wanted.paths.iter().find(|path| !is_there(path)).map(String::as_str)
@@ -166,9 +168,13 @@ mod tests {
             mount_path: mount_path.into(),
             paths: vec![path.into()],
         };
-        let missing = |mount: &VolumeMount| table().find_missing(mount).map(str::to_owned);
+        let missing = |mount: &VolumeMount| table().find_missing(mount, Path::new("/")).map(str::to_owned);
         assert_eq!(missing(&wanted("data", "/", "/mnt/data", "/mnt/data/file")), None);
         assert_eq!(missing(&wanted("data", "/folder", "/srv/part", "/srv/part/file")), None);
+        let rooted = wanted("data", "/folder/part", "/part", "/part/file");
+        assert_eq!(table().find_missing(&rooted, Path::new("/srv")), Some("/part/file"));
+        let rooted = wanted("data", "/folder", "/part", "/part/file");
+        assert_eq!(table().find_missing(&rooted, Path::new("/srv")), None);
         for lacking in [
             wanted("else", "/", "/mnt/data", "/mnt/data/file"),
             wanted("data", "/", "/mnt/data", "/mnt/data/below/file"),

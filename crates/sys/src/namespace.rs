@@ -28,6 +28,15 @@ pub fn unshare_container(with_network: bool) -> io::Result<()> {
     Ok(unsafe { unshare_unsafe(flags) }?)
 }
 
+/// Gives the calling thread its own mount namespace, root and working directory.
+///
+/// # Errors
+/// As unshare(2): EPERM without CAP_SYS_ADMIN, ENOSPC at a limit on namespaces.
+pub fn unshare_mounts() -> io::Result<()> {
+    // SAFETY: CLONE_FILES is not among the flags, so the thread still shares its descriptors with the others.
+    Ok(unsafe { unshare_unsafe(UnshareFlags::NEWNS) }?)
+}
+
 /// Like [`unshare_container`], but enters an existing mount namespace, whose root becomes the thread's root.
 ///
 /// # Errors

@@ -135,6 +135,8 @@ pub(crate) struct ChildView {
     pub(crate) publish: Vec<String>,
     /// Destinations outside of the child's network that the child may reach, in the format of `--egress`.
     pub(crate) egress: Vec<String>,
+    /// The directory of the node that is the child's root (`--root`); null if that is the node's root.
+    pub(crate) root: Option<String>,
 }
 
 impl From<v1::Child> for ChildView {
@@ -164,6 +166,7 @@ impl From<v1::Child> for ChildView {
             limit_met: child.exit.as_ref().and_then(|exit| limit_name(exit.limit_met())),
             limit: child.exit.map(|exit| exit.limit).filter(|limit| !limit.is_empty()),
             egress: child.egress,
+            root: Some(child.root).filter(|root| !root.is_empty()),
             child: child.id,
             node: child.node,
             seed: child.seed,

@@ -1,10 +1,13 @@
-//! `farfork run` starts a program under a name, or with its memory in huge pages. In all other respects the program
-//! behaves as if its user had started it.
+//! `farfork run` starts a program under a name, with its memory in huge pages, or with a directory as its root. In all
+//! other respects the program behaves as if its user had started it.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
+
+use tempfile::TempDir;
 
 use crate::harness::memory::huge_kb;
 use crate::harness::{BINARY, Cluster, Parent, Program, Seed, scratch, wait};
@@ -14,6 +17,9 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("under_a_name", under_a_name),
     Test::shared("in_huge_pages", in_huge_pages),
     Test::shared("with_the_programs_exit_status", own_status),
+    Test::shared("in_a_root_directory", root_directory),
+    Test::shared("children_may_have_another_root_directory", other_root_directory),
+    Test::shared("an_unsuitable_root_directory_is_refused", unsuitable_root),
 ];
 
 /// Longest wait until the collapser has found a process's memory and collapsed most of it, on a busy machine.
@@ -74,6 +80,120 @@ fn in_huge_pages(cluster: &Cluster) {
     wait::wait_until("the collapser of the ended program ends", END_LIMIT, || {
         (!Path::new(&format!("/proc/{tender}")).exists()).then_some(())
     });
+}
+
+/// A directory with the test's program, a file with this content, and mount points for the kernel's file systems.
+fn make_root(content: &str) -> TempDir {
+    let root = scratch::directory();
+    for point in ["proc", "sys", "dev"] {
+        fs::create_dir(root.path().join(point)).expect("an empty directory");
+    }
+    fs::copy(Program::Waits.command().get_program(), root.path().join("program")).expect("a static program");
+    fs::write(root.path().join("content"), content).expect("space");
+    root
+}
+
+/// Starts the test's program with a directory as its root, and with open files of the kernel.
+fn start_in_root(root: &Path) -> Parent {
+    let mut command = Command::new("bash");
+    command.args(["-c", r#"exec "$@" 5< /dev/null 6< /proc/version"#, "bash", BINARY, "run", "--root"]);
+    Parent::start_command(command.arg(root).args(["--", "/program", MIB]))
+}
+
+/// The names in the root directory of a process.
+fn names_in_root(pid: i32) -> BTreeSet<String> {
+    let entries = fs::read_dir(format!("/proc/{pid}/root/")).expect("its root");
+    entries.map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned()).collect()
+}
+
+fn content_of_root(pid: i32) -> String {
+    fs::read_to_string(format!("/proc/{pid}/root/content")).expect("a file in the root")
+}
+
+fn names(names: &[&str]) -> BTreeSet<String> {
+    names.iter().map(ToString::to_string).collect()
+}
+
+/// The node's root and its other mounts are invisible to the parent and its children. Children of a child have the same root.
+fn root_directory(cluster: &Cluster) {
+    let root = make_root("node");
+    let mut parent = start_in_root(root.path());
+    assert_eq!(names_in_root(parent.pid()), names(&["content", "dev", "proc", "program", "sys"]));
+    let seed = Seed::prepare(cluster.first(), &parent);
+    let (first, second) = (cluster.name(0), cluster.name(1));
+    for index in [0, 1] {
+        let to = cluster.name(index);
+        seed.fork_and_check(&parent, 3, &["--to", to]);
+        let child = seed.fork_idle(1, &["--to", to]).remove(0);
+        let listed = cluster.first().json(&["inspect", &child.id]);
+        assert_eq!(listed["root"].as_str().map(Path::new), Some(root.path()), "{listed}");
+        assert_eq!(names_in_root(child.pid), names(&["content", "dev", "proc", "program", "run", "sys"]));
+        fs::write(format!("/proc/{}/root/content", child.pid), "child").expect("the child's own file");
+        assert_eq!(content_of_root(parent.pid()), "node", "the parent sees a write of its child");
+
+        let descendant = Seed::prepare_process(cluster.node(index), &child.pid.to_string(), &[]);
+        descendant.fork_and_check(&parent, 4, &["--to", second]);
+        let grandchild = descendant.fork_idle(1, &["--to", first]).remove(0);
+        assert_eq!((content_of_root(grandchild.pid), content_of_root(child.pid)), ("node".into(), "child".into()));
+        cluster.first().json(&["kill", &grandchild.id, &child.id]);
+    }
+    parent.require_unharmed();
+    drop(parent);
+    let left: BTreeSet<_> = fs::read_dir(root.path())
+        .expect("a directory")
+        .map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned())
+        .collect();
+    assert_eq!(left, names(&["content", "dev", "proc", "program", "sys"]));
+}
+
+fn other_root_directory(cluster: &Cluster) {
+    let (root, other) = (make_root("first"), make_root("other"));
+    let mut parent = start_in_root(root.path());
+    let seed = Seed::prepare(cluster.first(), &parent);
+    let second = cluster.name(1);
+    let path = other.path().to_str().expect("UTF-8");
+    let child = seed.fork_idle(1, &["--to", second, "--root", path]).remove(0);
+    assert_eq!(content_of_root(child.pid), "other");
+    seed.fork_and_check(&parent, 5, &["--to", second, "--root", path]);
+    seed.fork_and_check(&parent, 5, &["--to", second, "--root", path, "--untrusted", "--user-namespace"]);
+    seed.fork_and_check(&parent, 5, &["--to", second, "--root", path, "--read-only", "--memory", "1GiB"]);
+    cluster.first().json(&["kill", &child.id]);
+
+    // A parent in the node's root. The other root lacks its program, but has its working directory.
+    let mut plain = Parent::start_command(Program::Waits.command().arg(MIB).current_dir("/"));
+    let plain_seed = Seed::prepare(cluster.first(), &plain);
+    plain_seed.fork_and_check(&plain, 6, &["--to", second, "--root", path]);
+    let child = plain_seed.fork_idle(1, &["--to", second, "--root", path]).remove(0);
+    assert_eq!(content_of_root(child.pid), "other");
+    cluster.first().json(&["kill", &child.id]);
+
+    fs::remove_dir_all(root.path()).expect("a directory of the test");
+    let refused = cluster.first().run_failing(&["fork", seed.id(), "--to", second]);
+    refused.require_mentions(&[&*root.path().to_string_lossy(), "--root"]);
+    for missing in ["/nowhere", "relative"] {
+        cluster.first().run_failing(&["fork", seed.id(), "--root", missing]).require_mentions(&[missing]);
+    }
+    seed.fork_and_check(&parent, 7, &["--to", second, "--root", path]);
+    parent.require_unharmed();
+    plain.require_unharmed();
+}
+
+fn unsuitable_root(_: &Cluster) {
+    let root = make_root("node");
+    let start = |root: &Path, program: &str| {
+        let mut command = Command::new(BINARY);
+        let ended = command.args(["run", "--root"]).arg(root).args(["--", program]).output();
+        let ended = ended.expect("the binary under test");
+        assert_eq!(ended.status.code(), Some(1));
+        String::from_utf8_lossy(&ended.stderr).into_owned()
+    };
+    let said = start(root.path(), "/missing");
+    assert!(said.contains("program /missing") && said.contains("No such file"), "{said}");
+    fs::remove_dir(root.path().join("dev")).expect("an empty directory");
+    let said = start(root.path(), "/program");
+    assert!(said.contains("has no directory /dev") && said.contains("create"), "{said}");
+    let said = start(&root.path().join("content"), "/program");
+    assert!(said.contains("content"), "{said}");
 }
 
 fn own_status(_: &Cluster) {

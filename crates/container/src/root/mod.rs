@@ -6,6 +6,7 @@
 
 pub(crate) mod blueprint;
 pub(crate) mod cached;
+pub(crate) mod directory;
 mod masking;
 mod mount_plan;
 pub(crate) mod protection;

@@ -4,10 +4,12 @@
 //! The only refusals here are about mapping flags, which only `smaps` shows.
 
 use std::ops::Range;
+use std::path::PathBuf;
 
 use farfork_sys::clock::Clocks;
 use farfork_sys::process::{self, MapEntry};
 use farfork_wire::descriptor::{Descriptor, Origin, VolumeMount};
+use rustix::fs::CWD;
 
 use super::attempt::{CapturedProcess, SharedTreeState, TemplateProcess};
 use super::error::CaptureError;
@@ -20,12 +22,13 @@ use super::memory::{self, MemoryMap, TemplateMemory, WrittenMappings, eager};
 use super::shared::{SharedCopies, SharedCopy};
 use super::state::ProcessWideState;
 use super::state::inherited_state::InheritedStateQuery;
-use super::state::tree_root::TreeRoot;
+use super::state::node_root::{self, ProcDirectory};
+use super::state::tree_root::{ROOT_PATH, TreeRoot};
 use super::survey::Survey;
 use super::template::flag_probe;
 use super::tracer::deadline::Deadline;
 use super::tracer::executor::run_ready;
-use super::{CaptureOptions, open_memory, state, tree, volume_objects};
+use super::{CaptureOptions, NamespacePolicy, open_memory, state, tree, volume_objects};
 use crate::{kernel, phase};
 
 /// Everything of a seed except its templates.
@@ -82,12 +85,27 @@ pub(super) fn describe_tree(
     let (semaphore_sets, message_queues) = copies.take_sysv_ipc();
     let first = Descriptor { semaphore_sets, message_queues, ..first };
     let mut descriptor = tree::merge_descriptors(first, descriptors, relations, open_files, shared_objects);
-    let completion = VersionCompletion { held_files, templates: &template_pids, stopped_ns };
+    descriptor.origin.root = find_root(options, template_pids[0])?;
+    let node_root = PathBuf::from(descriptor.origin.root.as_deref().unwrap_or(ROOT_PATH));
+    let completion = VersionCompletion { held_files, templates: &template_pids, stopped_ns, node_root: &node_root };
     let held_files = phase!("prepare.versions", completion.add_versions(&mut descriptor));
     memory::link_writable_files(&mut descriptor, written);
     descriptor.volumes = find_volumes(&descriptor, template_pids[0])?;
     descriptor.validate()?;
     Ok(DescribedTree { descriptor, shared_copies: copies.into_copies(), held_files, leftovers })
+}
+
+/// Returns the directory of the node that is the root of a seed's children, if it is not the node's root.
+fn find_root(options: &CaptureOptions, template: i32) -> Result<Option<String>, CaptureError> {
+    let root = match &options.serving_pager {
+        Some(served) => served.root.clone(),
+        None if options.namespaces == NamespacePolicy::UseNode => None,
+        None => {
+            let process = ProcDirectory { directory: CWD, prefix: &format!("/proc/{template}") };
+            node_root::find_root_on_node(process).map_err(CaptureError::reading(template, "its root"))?
+        }
+    };
+    Ok(root.and_then(|root| root.into_os_string().into_string().ok()))
 }
 
 /// Returns the volumes that a seed uses, according to the mounts of its first template.
@@ -296,6 +314,7 @@ fn unmap_uninherited(
 fn build_origin(options: &CaptureOptions, survey: &Survey, xstate: &[u8], clocks: Clocks) -> Origin {
     Origin {
         node: options.node.clone(),
+        root: None,
         parent_pid: survey.pid.cast_unsigned(),
         parent_start_ticks: survey.stat.start_ticks,
         kernel_release: rustix::system::uname().release().to_string_lossy().into_owned(),

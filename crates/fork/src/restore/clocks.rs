@@ -22,6 +22,7 @@ mod tests {
     fn a_clock_offset_is_whole_seconds_and_nanoseconds() {
         let origin = Origin {
             node: "n1".parse().unwrap(),
+            root: None,
             kernel_release: String::new(),
             parent_pid: 1,
             parent_start_ticks: 1,

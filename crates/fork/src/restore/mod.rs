@@ -33,9 +33,10 @@ mod vdso;
 mod zygote;
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use farfork_container::path_on_node;
 use farfork_sys::cpu::ProcessorFeatures;
 use farfork_wire::descriptor::{Credentials, Origin, SpecialMapping};
 use rustix::io::Errno;
@@ -113,9 +114,14 @@ impl LocalNode {
         })
     }
 
+    /// Returns this node with another root of the children's file system.
+    pub fn with_root(&self, root: &Path) -> Self {
+        Self { root: root.to_owned(), ..self.clone() }
+    }
+
     /// Returns the path in this process's root for a path of a child.
     pub(crate) fn resolve_path(&self, path: &str) -> PathBuf {
-        self.root.join(path.trim_start_matches('/'))
+        path_on_node(&self.root, Path::new(path))
     }
 
     /// Whether a seed was made on this machine since its last boot.

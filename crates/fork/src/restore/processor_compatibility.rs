@@ -39,6 +39,7 @@ mod tests {
         let node = LocalNode::detect().unwrap();
         let origin = Origin {
             node: "n1".parse().unwrap(),
+            root: None,
             kernel_release: String::new(),
             parent_pid: 1,
             parent_start_ticks: 1,

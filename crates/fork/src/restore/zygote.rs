@@ -60,6 +60,9 @@ pub fn find_zygote_obstacle(descriptor: &Descriptor, node: &LocalNode) -> Option
     if !descriptor.descendants.is_empty() || !descriptor.zombies.is_empty() {
         return Some("it has several processes");
     }
+    if descriptor.origin.root.is_some() {
+        return Some("its root is not the node's");
+    }
     if descriptor.process.pid == 1 {
         return Some("its process is the first of a pid namespace");
     }

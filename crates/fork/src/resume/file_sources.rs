@@ -209,12 +209,12 @@ impl SeedSource {
         Ok(taken)
     }
 
-    /// Checks that this node has each volume of the seed mounted at the same path as the seed's processes, unless
+    /// Checks that this node has each volume of the seed at the same path below `root` as the seed's processes, unless
     /// `overridden` paths hide its files. Makes no call to a volume.
     ///
     /// # Errors
     /// [`ResumeError::VolumeNotMounted`], or the node's mounts cannot be read.
-    pub fn check_volumes(&self, overridden: &[PathBuf]) -> Result<(), ResumeError> {
+    pub fn check_volumes(&self, root: &Path, overridden: &[PathBuf]) -> Result<(), ResumeError> {
         if self.descriptor.volumes.is_empty() {
             return Ok(());
         }
@@ -222,7 +222,7 @@ impl SeedSource {
         let mounted = mounted.map_err(ResumeError::creation_error("the list of this node's mounts"))?;
         let is_overridden = |path: &str| overridden.iter().any(|shown| Path::new(path).starts_with(shown));
         for wanted in &self.descriptor.volumes {
-            let Some(path) = mounted.find_missing(wanted).filter(|path| !is_overridden(path)) else { continue };
+            let Some(path) = mounted.find_missing(wanted, root).filter(|path| !is_overridden(path)) else { continue };
             let VolumeMount { volume, directory, mount_path, .. } = wanted.clone();
             return Err(ResumeError::VolumeNotMounted { volume, directory, mount_path, path: path.to_owned() });
         }

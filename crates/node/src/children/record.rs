@@ -56,6 +56,9 @@ pub(crate) struct ChildRecord {
     /// Whether its files are read-only.
     #[serde(default)]
     pub(crate) read_only: bool,
+    /// The directory of the node that is its root. (Absent if that is the node's root.)
+    #[serde(default)]
+    pub(crate) root: Option<String>,
     /// Its network mode. (Absent in records of older daemons, which had private networks only.)
     #[serde(default)]
     pub(crate) network: NetworkMode,
@@ -141,6 +144,7 @@ mod tests {
             untrusted: true,
             user_namespace: true,
             read_only: false,
+            root: Some("/srv/image".to_owned()),
             network: NetworkMode::Private,
             publish: vec![PortMapping { node: 8080, child: 80 }],
             egress: EgressPolicy::try_from(&["any".to_owned()][..]).unwrap(),

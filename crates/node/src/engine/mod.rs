@@ -20,6 +20,7 @@ use std::collections::VecDeque;
 use std::fs;
 use std::io;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -165,7 +166,8 @@ impl Engine {
     /// `address`.
     pub(crate) fn lineage(&self, child: &Child, address: SocketAddr) -> ServingPager {
         let (pager, directory) = (self.pager.client().clone(), child.directory().to_owned());
-        ServingPager { pager, child: child.record().id.clone(), directory, address }
+        let root = child.record().root.as_ref().map(PathBuf::from);
+        ServingPager { pager, child: child.record().id.clone(), directory, root, address }
     }
 
     /// Reports what a prepare of a process would capture, and what it would refuse.

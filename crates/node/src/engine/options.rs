@@ -38,6 +38,8 @@ pub(crate) struct SeedAccess {
 pub(crate) struct StartOptions {
     /// Kind of the child's root file system.
     pub(crate) root: RootSpec,
+    /// The directory of the node that is its root, instead of the seed's.
+    pub(crate) root_directory: Option<PathBuf>,
     /// Paths of the node that are bound into the child's root: path on the node, path in the child.
     pub(crate) binds: Vec<(PathBuf, PathBuf)>,
     /// Whether the child waits before its first instruction.
@@ -103,6 +105,7 @@ impl TryFrom<v1::ChildOptions> for StartOptions {
         let users = parse_users(&options)?;
         let (network, publish, egress) = parse_network(&options)?;
         let v1::ChildOptions { allow_changed_files, channel, .. } = options;
+        let root_directory = if options.root.is_empty() { None } else { Some(require_absolute(options.root)?) };
         let v1::ChildOptions { binds, shared, paused, attached, timeout_ms, strategy, untrusted, read_only, .. } =
             options;
         let protection = RootProtection { untrusted, read_only };
@@ -121,6 +124,7 @@ impl TryFrom<v1::ChildOptions> for StartOptions {
         let strategy = parse_strategy(&strategy)?;
         Ok(Self {
             root,
+            root_directory,
             binds: checked,
             paused,
             attached,

@@ -26,8 +26,10 @@ pub(super) fn root_reuse_key(
     options: &StartOptions,
     fan_out: &FanOutNetwork,
 ) -> Option<RootReuseKey> {
-    let StartOptions { root, binds, paused, attached, limits, protection, users, network, .. } = options;
+    let StartOptions { root, root_directory, binds, paused, attached, limits, protection, users, network, .. } =
+        options;
     let is_plain = *root == RootSpec::Overlay
+        && root_directory.is_none()
         && binds.is_empty()
         && *limits == ContainerLimits::default()
         && *protection == RootProtection::default()
@@ -84,6 +86,7 @@ mod tests {
             ChildOptions { binds: vec![bind], ..plain() },
             ChildOptions { shared: vec!["/".to_owned()], ..plain() },
             ChildOptions { shared: vec!["/srv".to_owned()], ..plain() },
+            ChildOptions { root: "/srv/image".to_owned(), ..plain() },
             ChildOptions { paused: true, ..plain() },
             ChildOptions { attached: true, ..plain() },
             ChildOptions { memory_bytes_max: 64 << 20, ..plain() },

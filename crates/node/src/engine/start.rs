@@ -1,16 +1,17 @@
 //! Starts a child: takes the prepared resources, forks it from its seed's zygote or restores it, and records it.
 
+use std::borrow::Cow;
 use std::fmt::Display;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use farfork_api::failure::Failure;
 use farfork_api::limits::START_TIMEOUT;
 use farfork_container::{Container, ContainerError, ContainerLimits, RootProtection, RootSpec, UsersSpec};
-use farfork_fork::restore::{RestoredProcess, StandardStreams};
+use farfork_fork::restore::{LocalNode, RestoredProcess, StandardStreams};
 use farfork_fork::resume::{self, FilePolicy, ResumeError, ResumeRequest, SeedSource};
 use farfork_fork::zygote::{is_late, is_retryable, resume_from_zygote};
 use farfork_fork::{call_timer, phase};
@@ -130,7 +131,8 @@ impl Engine {
     /// Refuses a child if this node has not mounted the volumes that the child needs at the parent's paths.
     fn require_volumes(&self, source: &SeedSource, options: &StartOptions) -> Result<(), Failure> {
         let shown: Vec<PathBuf> = options.binds.iter().map(|(_, inside)| inside.clone()).collect();
-        source.check_volumes(&shown).map_err(|error| {
+        let root = root_directory(source, options).unwrap_or(Path::new("/"));
+        source.check_volumes(root, &shown).map_err(|error| {
             let StartFailure { failure, .. } = self.start_failure(source, &error);
             match next_step::mount_volume_step(&error, self.name.as_str()) {
                 Some(step) => failure.with_next_step(step),
@@ -151,7 +153,7 @@ impl Engine {
         let shown = if options.root == RootSpec::Shared { &everything[..] } else { &shown };
         let policy =
             FilePolicy { allow_changed: options.allow_changed_files, overridden_paths: shown, requested_at: requested };
-        source.with_captured_files(&self.node, &policy).map_err(|error| {
+        source.with_captured_files(&self.node_of_child(source, options), &policy).map_err(|error| {
             let StartFailure { failure, .. } = self.start_failure(source, &error);
             match next_step::find_next_step(&error, options.network) {
                 Some(step) => failure.with_next_step(step),
@@ -213,7 +215,7 @@ impl Engine {
             strategy: options.strategy,
             limit: START_TIMEOUT.saturating_sub(requested.elapsed()),
         };
-        let resumed = self.resume(zygote, request);
+        let resumed = self.resume(zygote, request, &self.node_of_child(source, options));
         let (restored, release_socket) =
             resumed.map_err(|error| self.resume_failure(start_request, &container, &error))?;
         let waited = container.wait_privileged_forker(&options.limits);
@@ -330,9 +332,18 @@ impl Engine {
     fn take_container(&self, start_request: StartRequest<'_>) -> Result<Container, ContainerError> {
         let StartRequest { source, options, fan_out, requested_at } = start_request;
         let (kind, deadline) = (options.container(), requested_at + START_TIMEOUT);
-        match root_reuse::root_reuse_key(&source.key.seed, &source.lineage, options, fan_out) {
+        let root_reuse_key = root_reuse::root_reuse_key(&source.key.seed, &source.lineage, options, fan_out);
+        match root_reuse_key.filter(|_| root_directory(source, options).is_none()) {
             Some(root_reuse_key) => self.pool.take_with_reuse(&root_reuse_key, kind, deadline),
             None => self.pool.take(kind, deadline),
+        }
+    }
+
+    /// This node, with the root of a child.
+    fn node_of_child(&self, source: &SeedSource, options: &StartOptions) -> Cow<'_, LocalNode> {
+        match root_directory(source, options) {
+            Some(root) => Cow::Owned(self.node.with_root(root)),
+            None => Cow::Borrowed(&self.node),
         }
     }
 
@@ -341,12 +352,13 @@ impl Engine {
         &self,
         zygote: Option<&CachedZygote>,
         request: ResumeRequest<'_>,
+        node: &LocalNode,
     ) -> Result<(RestoredProcess, Option<OwnedFd>), ResumeError> {
         let pager = self.pager.client();
         let Some(cached_zygote) = zygote else {
-            return Ok((resume::resume_child(request, &self.node, pager)?, None));
+            return Ok((resume::resume_child(request, node, pager)?, None));
         };
-        let (restored, control) = resume_from_zygote(cached_zygote.zygote(), request, &self.node, pager)?;
+        let (restored, control) = resume_from_zygote(cached_zygote.zygote(), request, node, pager)?;
         Ok((restored, Some(control)))
     }
 
@@ -378,6 +390,7 @@ impl Engine {
             untrusted: options.protection.untrusted,
             user_namespace: options.users == UsersSpec::Private,
             read_only: options.protection.read_only,
+            root: root_directory(source, options).map(|root| root.display().to_string()),
             network: options.network,
             publish: options.publish.clone(),
             egress: options.egress.clone(),
@@ -395,6 +408,13 @@ impl<'a> Assignment<'a> {
             Self::Deferred { has_payload } => has_payload.then_some(&[]),
         }
     }
+}
+
+/// The directory of the node that is the root of a child: the requested one, else the path of the seed's root. `None`: the
+/// node's root.
+fn root_directory<'a>(source: &'a SeedSource, options: &'a StartOptions) -> Option<&'a Path> {
+    let of_seed = source.descriptor.origin.root.as_ref().map(Path::new);
+    options.root_directory.as_deref().or(of_seed).filter(|root| *root != Path::new("/"))
 }
 
 /// Checks that a child may have as many processes and threads as its seed. The error contains the cause and the next
@@ -417,6 +437,9 @@ fn configure_container(
 ) -> Result<(), Box<dyn std::error::Error>> {
     let StartRequest { source, options, fan_out, .. } = start_request;
     container.set_limits(&options.limits)?;
+    if let Some(root) = root_directory(source, options) {
+        phase!("resume.root", container.change_root(root))?;
+    }
     for (host_path, inside_path) in &options.binds {
         phase!("resume.bind", container.bind(host_path, inside_path))?;
     }

@@ -116,6 +116,9 @@ pub struct Origin {
     pub node: NodeName,
     /// Kernel release of that node (`uname -r`).
     pub kernel_release: String,
+    /// The directory of that node that is the root of the seed's mount namespace, if it is not the node's root. Paths of the
+    /// seed start at this directory.
+    pub root: Option<String>,
     /// The parent's pid in the pid namespace of that node's daemon. The pid in the innermost pid namespace would not be
     /// unique.
     pub parent_pid: u32,

@@ -56,6 +56,8 @@ impl Descriptor {
     /// The first check that failed.
     pub fn validate(&self) -> Result<(), InvalidDescriptor> {
         self.validate_tree()?;
+        let has_path = self.origin.root.as_ref().is_none_or(|root| root.starts_with('/'));
+        require(has_path, || "the root of the seed is not an absolute path".to_owned())?;
         for part in self.process_views() {
             let is_somewhere = part.process.root.as_ref().is_none_or(|root| root.starts_with('/'));
             require(is_somewhere, || format!("the root of process {} is not an absolute path", part.process.pid))?;

@@ -121,6 +121,7 @@ fn layer(seed: &str) -> Layer {
 fn origin() -> Origin {
     Origin {
         node: "n1".parse().unwrap(),
+        root: None,
         kernel_release: "6.18".into(),
         parent_pid: 4711,
         parent_start_ticks: 815,

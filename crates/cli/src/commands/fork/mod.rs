@@ -178,6 +178,13 @@ pub(crate) struct Fork {
     /// In the child, the node's files still have their usual owners. Needs --untrusted. Not with --shared /.
     #[arg(long, requires = "untrusted")]
     user_namespace: bool,
+    /// Directory of the child's node that is its root, instead of the node's root.
+    ///
+    /// The kernel's file systems are mounted in it, at /proc, /sys and /dev. The child's writes to the directory are
+    /// removed with it. The files that the parent has open or mapped must be in it, at the same paths, or the seed's
+    /// node provides them [default: the path of the parent's root, for a parent of `farfork run --root`].
+    #[arg(long, value_name = "DIR")]
+    root: Option<PathBuf>,
     /// Make all files read-only, except in /dev/shm and /run/farfork. The standard streams stay writable.
     ///
     /// The fork is refused if the parent has a file open for writing.
@@ -258,6 +265,7 @@ impl Fork {
             read_only: self.read_only,
             allow_changed_files: self.changed_files == ChangedFiles::Allow,
             channel: false,
+            root: self.root.map(text).unwrap_or_default(),
         };
         let nodes = if any_node { Vec::new() } else { self.to };
         Ok(ForkRequest {

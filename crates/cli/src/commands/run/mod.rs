@@ -3,9 +3,12 @@
 mod collapser;
 mod huge_pages;
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
+use std::io;
 use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
+use std::thread;
 
 use clap::Args;
 use farfork_api::failure::Failure;
@@ -15,7 +18,7 @@ use crate::process_names::{ProcessNames, parse_name};
 
 pub(crate) use collapser::CollapserProcess;
 
-/// Run a program as a future parent, under a name or in huge pages.
+/// Run a program as a future parent, under a name, in huge pages, or with a directory as its root.
 ///
 /// The program replaces this command, as with exec(2). It keeps the process id (the shell's `$!`), the standard
 /// streams and the environment. No daemon has to run.
@@ -28,6 +31,11 @@ pub(crate) use collapser::CollapserProcess;
 ///
 /// The background process ignores programs that CMD starts, file mappings, shared memory, and pages that CMD shares
 /// with a seed or a forked process.
+///
+/// With --root, the program sees a directory as its root, such as an unpacked container image. It has its own mounts:
+/// the directory, with all mounts below it, and the node's /proc, /sys and /dev. Everything else is as without the
+/// option: its users, network and process ids are the node's, and its writes change the directory. Children have the
+/// directory of the same path on their node as root, with their own writes. `farfork fork --root` names another.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -35,6 +43,7 @@ Examples:
   farfork prepare warm
   farfork run --huge -- ./model --load weights.bin & PID=$!
   SEED=$(farfork prepare $PID)
+  farfork run --root /srv/image -- /usr/bin/python3 /app/server.py &
 
 Exit status: the status of the program; 1 the program cannot be started or the name is in use, 2 wrong usage.")]
 pub(crate) struct Run {
@@ -46,6 +55,11 @@ pub(crate) struct Run {
     /// Use huge pages for the program's memory, so that `prepare` takes less time.
     #[arg(long)]
     huge: bool,
+    /// Directory that is the program's root. It must have the directories proc, sys and dev. Needs root.
+    ///
+    /// The path of CMD starts at this directory, and so does the working directory, `/`.
+    #[arg(long, value_name = "DIR")]
+    root: Option<PathBuf>,
     /// Program and its arguments.
     #[arg(required = true, trailing_var_arg = true, value_name = "CMD")]
     command: Vec<OsString>,
@@ -64,11 +78,35 @@ impl Run {
         if self.huge {
             huge_pages::enable_huge_pages(&mut command)?;
         }
-        let error = command.exec();
+        let failure = match self.root.as_deref() {
+            None => exec_failure(program, &command.exec()),
+            Some(root) => exec_in_root(&mut command, root),
+        };
         if let Some(name) = &self.name {
             parents.unregister(name);
         }
-        let object = format!("program {}", program.display());
-        Err(Failure::new(Code::NotFound, object, format!("it cannot be started: {error}")).into())
+        Err(failure.into())
+    }
+}
+
+fn exec_failure(program: &OsStr, error: &io::Error) -> Failure {
+    Failure::new(Code::NotFound, format!("program {}", program.display()), format!("it cannot be started: {error}"))
+}
+
+/// Replaces this process with the program, whose root is `root`. Returns only if that fails.
+fn exec_in_root(command: &mut Command, root: &Path) -> Failure {
+    let program = command.get_program().to_owned();
+    // The main thread stays in the node's root, to remove the name after a failure. A thread that calls execve(2) becomes the
+    // main thread, so the program keeps the process id.
+    let failed = thread::scope(|scope| {
+        let body = || farfork_container::enter_own_root(root).map(|()| command.exec());
+        scope.spawn(body).join().unwrap_or_else(|_| Err(io::Error::other("its thread panicked")))
+    });
+    match failed {
+        Ok(error) => exec_failure(&program, &error),
+        Err(error) => {
+            let object = format!("root {}", root.display());
+            Failure::new(Code::FailedPrecondition, object, format!("it cannot be the root of a program: {error}"))
+        }
     }
 }

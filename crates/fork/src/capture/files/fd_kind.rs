@@ -8,6 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 
 use super::path_identity;
+use crate::capture::state::node_root::ProcDirectory;
 use crate::file_identity;
 use farfork_sys::hugetlbfs;
 use farfork_sys::mount::table::Mount;
@@ -94,10 +95,11 @@ impl Inode {
         let found = statx(links, name, AtFlags::empty(), StatxFlags::BASIC_STATS | StatxFlags::MNT_ID)?;
         let is_file = FileType::from_raw_mode(found.stx_mode.into()).is_file();
         let is_its = |mount: &Mount| u64::from(mount.id) == found.stx_mnt_id;
+        let process = ProcDirectory { directory: links.as_fd(), prefix: ".." };
         Ok(Self {
             is_absent_on_node: is_file
                 && !links.shares_mount_namespace()
-                && path_identity::is_absent_on_node(link, &found, links.as_fd(), "../mountinfo", is_its),
+                && path_identity::is_absent_on_node(link, &found, process, is_its),
             statx: found,
             device: makedev(found.stx_dev_major, found.stx_dev_minor),
             number: found.stx_ino,

@@ -3,27 +3,36 @@
 //! mount that was unmounted, or that a later mount hides.
 
 use std::ffi::OsStr;
-use std::fs::File;
-use std::io::{self, Read as _};
-use std::os::fd::BorrowedFd;
+use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
+use farfork_container::path_on_node;
 use farfork_sys::mount;
-use farfork_sys::mount::table::{self, Mount};
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, Statx, StatxFlags, openat, statx};
+use farfork_sys::mount::table::Mount;
+use rustix::fs::{AtFlags, CWD, Statx, StatxFlags, statx};
 use rustix::io::Errno;
 
-/// Whether a process with its own mounts has another file at `path` than this node. `found`: its statx(2) result.
-/// `mount_table`: the process's mount table, a path relative to `directory`. `is_its` selects the file's mount.
+use crate::capture::state::node_root::{self, ProcDirectory};
+
+/// Whether a process with its own mounts has another file at `path` than this node has in the root of the process. `found`:
+/// its statx(2) result. `is_its` selects the file's mount.
 pub(in crate::capture) fn is_absent_on_node(
     path: &[u8],
     found: &Statx,
-    directory: BorrowedFd<'_>,
-    mount_table: &str,
+    process: ProcDirectory<'_>,
     is_its: impl Fn(&Mount) -> bool,
 ) -> bool {
-    !has_same_times(path, found) && is_not_bind_mount(directory, mount_table, is_its).unwrap_or(true)
+    !has_same_times(path, found)
+        && !is_in_own_root(path, found, process)
+        && is_not_bind_mount(process, is_its).unwrap_or(true)
+}
+
+/// Whether the root of a process is a directory of this node, and the file is in it.
+fn is_in_own_root(path: &[u8], found: &Statx, process: ProcDirectory<'_>) -> bool {
+    let path = Path::new(OsStr::from_bytes(path));
+    let root = node_root::find_root_on_node(process).ok().flatten();
+    root.is_some_and(|root| has_same_times(path_on_node(&root, path).as_os_str().as_bytes(), found))
 }
 
 /// Whether a path still leads to the file that a process with the same mounts has open. `found`: its statx(2) result. False
@@ -60,15 +69,8 @@ fn has_same_times(path: &[u8], found: &Statx) -> bool {
 
 /// Whether a file may differ from the node's file at the same path. In a container of farfork, only files on mounts that
 /// farfork made may differ. The other mounts are bind mounts of the user, which the container's children get, too.
-fn is_not_bind_mount(
-    directory: BorrowedFd<'_>,
-    mount_table: &str,
-    is_its: impl Fn(&Mount) -> bool,
-) -> io::Result<bool> {
-    let mut text = Vec::new();
-    let mounts = openat(directory, mount_table, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
-    File::from(mounts).read_to_end(&mut text)?;
-    let mounts = table::parse(&text)?;
+fn is_not_bind_mount(process: ProcDirectory<'_>, is_its: impl Fn(&Mount) -> bool) -> io::Result<bool> {
+    let mounts = process.read_mounts()?;
     let is_made = |mount: &Mount| mount.source == mount::SOURCE;
     Ok(!mounts.iter().any(is_made) || mounts.iter().any(|mount| is_made(mount) && is_its(mount)))
 }

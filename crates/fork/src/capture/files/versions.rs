@@ -5,9 +5,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use farfork_container::path_on_node;
 use farfork_sys::process::{FdDirectory, MapEntry};
 use farfork_wire::PAGE_SIZE;
 use farfork_wire::descriptor::{
@@ -165,6 +166,8 @@ pub(in crate::capture) struct VersionCompletion<'a> {
     pub(in crate::capture) templates: &'a [i32],
     /// [`file_time_ns`](farfork_sys::clock::file_time_ns) when all processes were stopped.
     pub(in crate::capture) stopped_ns: i64,
+    /// The root of the processes, as a path of the node.
+    pub(in crate::capture) node_root: &'a Path,
 }
 
 impl VersionCompletion<'_> {
@@ -178,7 +181,7 @@ impl VersionCompletion<'_> {
             let version = &mut descriptor.file_versions[index];
             let file = self.held_files.take(&version.identity, &path);
             let opened = file.as_ref().and_then(|file| file.reopen().ok());
-            add_digest(&mut version.identity, opened, &path, self.stopped_ns);
+            add_digest(&mut version.identity, opened, &self.path_on_node(&path), self.stopped_ns);
             held_files.push(file);
         }
         self.add_mapped_versions(descriptor, &mut held_files);
@@ -199,8 +202,13 @@ impl VersionCompletion<'_> {
             let link = self.map_files_link(file.owner_range);
             let opened = || File::open(&link).ok();
             let is_wanted = file.identity.build_id.is_none();
-            add_digest(&mut file.identity, is_wanted.then(opened).flatten(), &file.path, self.stopped_ns);
+            let path = self.path_on_node(&file.path);
+            add_digest(&mut file.identity, is_wanted.then(opened).flatten(), &path, self.stopped_ns);
         }
+    }
+
+    fn path_on_node(&self, path: &str) -> PathBuf {
+        path_on_node(self.node_root, Path::new(path))
     }
 
     fn map_files_link(&self, range: farfork_wire::descriptor::MappedRange) -> String {
@@ -240,7 +248,7 @@ impl VersionCompletion<'_> {
             let Some(file) = HeldFile::open(&format!("/proc/{}/exe", self.templates[number])) else { continue };
             let Ok(mut identity) = file_identity::stat_identity(&file) else { continue };
             file_identity::mark_if_changed_since(self.stopped_ns, &mut identity);
-            set_node_numbers(&mut identity, &process.exe, self.stopped_ns);
+            set_node_numbers(&mut identity, &self.path_on_node(&process.exe), self.stopped_ns);
             // The executable's code is mapped, so the build id is known.
             let mut mapped = descriptor.mapped_files.iter().map(|mapped| &mapped.identity);
             let known = mapped.find(|mapped| (mapped.device, mapped.inode) == (identity.device, identity.inode));
@@ -259,7 +267,7 @@ fn has_same_times(one: &FileIdentity, other: &FileIdentity) -> bool {
 }
 
 /// Adds the digest of a small file, and its device and inode on the node.
-fn add_digest(version: &mut FileIdentity, file: Option<File>, path: &str, stopped_ns: i64) {
+fn add_digest(version: &mut FileIdentity, file: Option<File>, path: &Path, stopped_ns: i64) {
     let digest = file.and_then(|file| {
         let is_as_then =
             || file_identity::stat_identity(&file).is_ok_and(|now| file_identity::has_same_content(version, &now));
@@ -273,11 +281,11 @@ fn add_digest(version: &mut FileIdentity, file: Option<File>, path: &str, stoppe
 
 /// Sets device and inode to the numbers on the node; in a container, the process sees others. A file that may have changed
 /// since the stop keeps its numbers: rename(2) gives the old and the new file of a path the same time.
-fn set_node_numbers(version: &mut FileIdentity, path: &str, stopped_ns: i64) {
+fn set_node_numbers(version: &mut FileIdentity, path: &Path, stopped_ns: i64) {
     if version.changed_ns >= stopped_ns {
         return;
     }
-    let Ok(on_node) = file_identity::stat_path_identity(Path::new(path)) else { return };
+    let Ok(on_node) = file_identity::stat_path_identity(path) else { return };
     let times = |file: &FileIdentity| (file.bytes, file.modified_ns, file.changed_ns);
     if times(&on_node) == times(version) {
         (version.device, version.inode) = (on_node.device, on_node.inode);

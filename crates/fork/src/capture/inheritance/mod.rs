@@ -28,6 +28,8 @@ pub struct ServingPager {
     pub child: ChildId,
     /// The child's directory, with the memory plan.
     pub directory: PathBuf,
+    /// The directory of the node that is the child's root, if it is not the node's root.
+    pub root: Option<PathBuf>,
     /// Address at which other nodes read the seeds of this node.
     pub address: SocketAddr,
 }
@@ -79,7 +81,7 @@ impl TemplateSearch {
 
     /// Reads which pages the template lacks, and makes the pager close the template's address space. Called after the pause.
     pub(super) fn release_address_space(&self, space: u32) -> Result<MissingPages, CaptureError> {
-        let ServingPager { pager, child, directory, address } = &self.pager;
+        let ServingPager { pager, child, directory, address, .. } = &self.pager;
         let segments = pager.list_segments(child, space).map_err(pager_error(self.pid))?;
         pager.close_space(child, space).map_err(pager_error(self.pid))?;
         let plan = MemoryPlan::read(directory)

@@ -12,6 +12,7 @@ use rustix::fs::{AtFlags, CWD, FileType, Statx, StatxFlags, major, minor, statx}
 
 use crate::capture::error::Refusal;
 use crate::capture::files::{DELETED_SUFFIX, path_identity};
+use crate::capture::state::node_root::ProcDirectory;
 
 /// VmFlags of a mapping of hugetlbfs huge pages.
 pub(super) const HUGETLB_FLAG: &str = "ht";
@@ -97,12 +98,12 @@ impl FileSystemCache {
 fn is_absent_on_node(pid: i32, entry: &MapEntry) -> bool {
     let link = format!("/proc/{pid}/map_files/{}", entry.range_name());
     let found = statx(CWD, link, AtFlags::empty(), StatxFlags::BASIC_STATS);
-    let mounts = format!("/proc/{pid}/mountinfo");
+    let process = ProcDirectory { directory: CWD, prefix: &format!("/proc/{pid}") };
     // On an overlay, the mapped file is the one in a layer, whose mount is in no mount table. So compare devices.
     let device = format!("{}:{}", major(entry.device), minor(entry.device));
     let is_its = |mount: &Mount| mount.device == device;
     found.is_ok_and(|found| {
-        is_regular_file(&found) && path_identity::is_absent_on_node(&entry.path, &found, CWD, &mounts, is_its)
+        is_regular_file(&found) && path_identity::is_absent_on_node(&entry.path, &found, process, is_its)
     })
 }
 

@@ -9,6 +9,7 @@ use rustix::io::Errno;
 
 use super::SharedSource;
 use crate::capture::files::{DELETED_SUFFIX, path_identity};
+use crate::capture::state::node_root::ProcDirectory;
 use crate::capture::survey::Survey;
 
 /// The executable of a process, if it was deleted or replaced, or is not a file of the node: other nodes lack it, or have
@@ -32,7 +33,7 @@ fn is_absent_on_node(pid: i32, exe: &str, link: &[u8]) -> io::Result<bool> {
     if namespace::is_main_thread_namespace(CWD, &format!("/proc/{pid}/ns/mnt")) {
         return Ok(!path_identity::is_at_path(link, &found));
     }
-    let mounts = format!("/proc/{pid}/mountinfo");
+    let process = ProcDirectory { directory: CWD, prefix: &format!("/proc/{pid}") };
     let is_its = |mount: &Mount| u64::from(mount.id) == found.stx_mnt_id;
-    Ok(path_identity::is_absent_on_node(link, &found, CWD, &mounts, is_its))
+    Ok(path_identity::is_absent_on_node(link, &found, process, is_its))
 }

@@ -14,11 +14,13 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::sync::OnceLock;
 
+use farfork_container::path_on_node;
 use farfork_sys::{namespace, pidfd};
 use rustix::fs::{AtFlags, CWD, Statx, StatxFlags, statx};
 
 use crate::capture::error::{CaptureError, Refusal};
 use crate::capture::files::{self, OpenFd};
+use crate::capture::state::node_root::{self, ProcDirectory};
 
 /// Policy for a process with its own namespaces, of which its children would lack resources.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -68,8 +70,19 @@ pub(in crate::capture) fn compare_namespaces(
     let is_own = |kind: NamespaceKind| NamespaceId::read(pid, kind) != node_namespace(kind);
     let mut findings = NamespaceFindings::default();
     if is_own(NamespaceKind::Mounts) {
-        findings.refusals.extend(refuse_missing_directories(pid, fds));
-        findings.add_note(is_first, "its mounts are its own: files that its children open are their node's");
+        let process = ProcDirectory { directory: CWD, prefix: &format!("/proc/{pid}") };
+        let root = match policy {
+            NamespacePolicy::Refuse => node_root::find_root_on_node(process).ok().flatten(),
+            NamespacePolicy::UseNode => None,
+        };
+        findings.refusals.extend(refuse_missing_directories(pid, fds, root.as_deref().unwrap_or(Path::new("/"))));
+        let note = match root {
+            None => "its mounts are its own: files that its children open are their node's".to_owned(),
+            Some(root) => {
+                format!("its root is {}: its children have this directory of their node as root", root.display())
+            }
+        };
+        findings.add_note(is_first, &note);
     }
     let (has_own_name, has_own_ipc) =
         (is_first && is_own(NamespaceKind::HostName), is_first && is_own(NamespaceKind::Ipc));
@@ -166,9 +179,10 @@ fn node_namespace(kind: NamespaceKind) -> NamespaceId {
     NODE_NAMESPACES.get_or_init(|| NamespaceKind::ALL.map(|kind| NamespaceId::read("self", kind)))[kind as usize]
 }
 
-/// Refuses directories of a process with its own mounts (root, current, open) that the node does not have at the same path.
-/// If the root differs, returns only that refusal, because it explains all others.
-fn refuse_missing_directories(pid: i32, fds: &[OpenFd]) -> Vec<Refusal> {
+/// Refuses directories of a process with its own mounts (root, current, open) that the node does not have at the same path
+/// below `node_root`, the root of the process's children. If the root differs, returns only that refusal, because it explains
+/// all others.
+fn refuse_missing_directories(pid: i32, fds: &[OpenFd], node_root: &Path) -> Vec<Refusal> {
     let refusal = |object: &str, path: &[u8]| {
         let path = String::from_utf8_lossy(path);
         Refusal::new(
@@ -183,7 +197,8 @@ fn refuse_missing_directories(pid: i32, fds: &[OpenFd]) -> Vec<Refusal> {
         let path = fs::read_link(&link_path).ok()?;
         let found = statx(CWD, &link_path, AtFlags::empty(), StatxFlags::BASIC_STATS).ok()?;
         // A removed directory is carried.
-        (found.stx_nlink > 0 && !is_same_on_node(&path, &found)).then(|| path.as_os_str().as_bytes().to_vec())
+        let on_node = path_on_node(node_root, &path);
+        (found.stx_nlink > 0 && !is_same_on_node(&on_node, &found)).then(|| path.as_os_str().as_bytes().to_vec())
     };
     if let Some(root) = link_of("root") {
         return vec![refusal("root directory", &root)];

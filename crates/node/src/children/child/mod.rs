@@ -378,7 +378,7 @@ impl Child {
     pub(crate) fn to_started_view(&self) -> v1::Child {
         let ChildRecord { id, seed, command, process, resume_us, started_unix_ms, .. } = self.record();
         let ChildRecord { memory_bytes_max, cpu_millicores_max, processes_max, inherits, .. } = self.record();
-        let ChildRecord { untrusted, user_namespace, read_only, network, publish, egress, .. } = self.record();
+        let ChildRecord { untrusted, user_namespace, read_only, root, network, publish, egress, .. } = self.record();
         self.read_freezer();
         let (state, ended) = match &*self.status.borrow() {
             ChildStatus::Paused => (v1::ChildState::Paused, None),
@@ -412,6 +412,7 @@ impl Child {
             network: v1::Network::from(*network).into(),
             publish: publish.iter().copied().map(Into::into).collect(),
             egress: egress.to_strings(),
+            root: root.clone().unwrap_or_default(),
         }
     }
 }

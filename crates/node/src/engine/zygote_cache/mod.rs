@@ -456,12 +456,13 @@ fn can_copy_zygote(source: &SeedSource, options: &StartOptions) -> bool {
 }
 
 /// Whether a child with these options can be a copy of a zygote, if its seed allows it. A memory limit would not count
-/// pages that are shared with the zygote as expected. Bound paths may replace files that the zygote maps. A request for
+/// pages that are shared with the zygote as expected. Bound paths and another root may replace files that the zygote maps. A request for
 /// another strategy would not get that strategy. An untrusted child shares no memory with others.
 pub(super) fn has_copyable_options(options: &StartOptions) -> bool {
     let strategy = &options.strategy;
     strategy.mode == PagingMode::Prefetch
         && !strategy.ignores_working_set
+        && options.root_directory.is_none()
         && options.binds.is_empty()
         && options.limits == ContainerLimits::default()
         && options.protection == RootProtection::default()
