@@ -300,9 +300,9 @@ mod tests {
     use std::fs::{self, Permissions};
     use std::os::unix::fs::{PermissionsExt as _, chown, symlink};
     use std::thread;
-    use std::time::Duration;
+    use std::time::{Duration, Instant};
 
-    use super::{RunDir, RunDirError};
+    use super::{LOCK_TIMEOUT, RunDir, RunDirError};
 
     #[test]
     fn a_tmpfs_is_recognized() {
@@ -344,11 +344,13 @@ mod tests {
         });
         // On a busy machine, the holder may release the lock only after `acquire` has given up.
         loop {
-            let has_let_go = holder.is_finished();
-            let taken = run_dir.acquire();
-            if has_let_go || taken.is_ok() {
-                break drop(taken.unwrap());
+            let (has_let_go, began) = (holder.is_finished(), Instant::now());
+            match run_dir.acquire() {
+                Ok(lock) => break drop(lock),
+                Err(RunDirError::InUse) => assert!(!has_let_go, "the lock was free"),
+                Err(error) => panic!("{error}"),
             }
+            assert!(began.elapsed() >= LOCK_TIMEOUT, "`acquire` gave up after {:?}", began.elapsed());
         }
         holder.join().unwrap();
     }

@@ -15,6 +15,7 @@ mod ratchets;
 mod resources;
 mod source;
 mod stop_list;
+mod test_filters;
 mod traces;
 mod troubleshooting;
 mod unsafety;
@@ -45,7 +46,7 @@ pub(crate) struct Tree<'a> {
 
 type Check = fn(&Tree<'_>) -> Result<Vec<Finding>>;
 
-const CHECKS: [(&str, Check); 12] = [
+const CHECKS: [(&str, Check); 13] = [
     ("heads", heads::check),
     ("layers", layers::check),
     ("manifests", manifests::check),
@@ -57,6 +58,7 @@ const CHECKS: [(&str, Check); 12] = [
     ("hazards", hazards::check),
     ("resources", resources::check),
     ("troubleshooting", troubleshooting::check),
+    ("test_filters", test_filters::check),
     ("traces", traces::check),
 ];
 

@@ -2,7 +2,7 @@
 //! the node's network. No child disturbs the server of its parent.
 
 use std::fs::{self, File};
-use std::io::{self, Read as _, Write as _};
+use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -44,6 +44,23 @@ fn request(address: SocketAddr, path: &str) -> io::Result<String> {
     Ok(answer.lines().last().unwrap_or_default().to_owned())
 }
 
+/// Errors of a request before a child or its node listens, and when the node closes a connection that its child does not
+/// accept.
+const EARLY_ERRORS: [ErrorKind; 3] = [ErrorKind::ConnectionRefused, ErrorKind::ConnectionReset, ErrorKind::BrokenPipe];
+
+/// Sends requests from the network of a node until a child gives the expected answer. Before a child has found its
+/// payload, it answers like its parent. Before it listens, requests fail or have no answer.
+fn wait_for_answer(cluster: &Cluster, node: usize, server: SocketAddr, expected: &str) {
+    wait::wait_until(&format!("{server} answers `{expected}`"), LIMIT, || {
+        match ask(cluster, node, server.ip(), server.port(), "/") {
+            Ok(answer) if answer == expected => return Some(()),
+            Ok(answer) => assert!(matches!(&*answer, "" | "parent"), "`{answer}` instead of `{expected}`"),
+            Err(error) => assert!(EARLY_ERRORS.contains(&error.kind()), "{error}"),
+        }
+        None
+    });
+}
+
 const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
 /// Checks the parent's own server, which is in the network of the tests.
@@ -61,11 +78,9 @@ fn published(cluster: &Cluster) {
     let (seed, port) = (Seed::prepare(cluster.first(), &parent), port_of(&parent));
     let ports = format!("18080:{port}");
     let child = seed.fork_detached(&["7 serve".to_owned()], &["--to", cluster.name(1), "--publish", &ports]);
+    wait_for_answer(cluster, 1, SocketAddr::new(LOOPBACK, 18_080), "child 7");
     for (from, ip) in [(1, LOOPBACK), (1, cluster.ip(1)), (0, cluster.ip(1))] {
-        // Before the child has found its payload, it answers like its parent.
-        wait::wait_until(&format!("the child answers from node {from} to {ip}"), LIMIT, || {
-            ask(cluster, from, ip, 18_080, "/").ok().filter(|answer| answer == "child 7")
-        });
+        assert_eq!(ask(cluster, from, ip, 18_080, "/").expect("the child answers"), "child 7", "from {from} to {ip}");
     }
     check_parents_server(port);
     let said = cluster.first().json(&["inspect", &child[0].id]);
@@ -98,11 +113,11 @@ fn new_daemon() {
     let ports = format!("18082:{port}");
     let options = ["--to", cluster.name(1), "--publish", &ports, "--strategy", "eager"];
     let child = seed.fork_detached(&["9 serve".to_owned()], &options);
-    let answers = || ask(&cluster, 1, LOOPBACK, 18_082, "/").ok().filter(|answer| answer == "child 9");
-    wait::wait_until("the child answers", LIMIT, answers);
+    let wait_for_child = || wait_for_answer(&cluster, 1, SocketAddr::new(LOOPBACK, 18_082), "child 9");
+    wait_for_child();
     cluster.kill_daemon(1);
     cluster.restart_daemon(1);
-    wait::wait_until("the child answers through the new daemon", LIMIT, answers);
+    wait_for_child();
     cluster.wait_until_all_are_alive();
     assert_eq!(ask(&cluster, 1, LOOPBACK, 18_082, "/quit").expect("the child answers"), "child 9");
     seed.check_answers(&parent, &child, &[9]);
@@ -228,8 +243,7 @@ fn port_of_the_node(cluster: &Cluster) {
     let options = ["--to", cluster.name(1), "--net", "host"];
     // The parent is in another network, where it continues to use its port.
     let child = seed.fork_detached(&["3 serve".to_owned()], &options);
-    let answers = || ask(cluster, 0, cluster.ip(1), port, "/").ok().filter(|answer| answer == "child 3");
-    wait::wait_until("the child answers at the node's address", LIMIT, answers);
+    wait_for_answer(cluster, 0, SocketAddr::new(cluster.ip(1), port), "child 3");
     let again = [&["fork", seed.id(), "--detach"], &options[..]].concat();
     cluster.first().run_failing(&again).require_mentions(&[
         "making a socket",
@@ -237,7 +251,7 @@ fn port_of_the_node(cluster: &Cluster) {
         "in use",
         "--net private",
     ]);
-    assert_eq!(answers().as_deref(), Some("child 3"), "the first child no longer answers");
+    assert_eq!(ask(cluster, 0, cluster.ip(1), port, "/").expect("the first child still answers"), "child 3");
     assert_eq!(ask(cluster, 1, LOOPBACK, port, "/quit").expect("the child answers"), "child 3");
     seed.check_answers(&parent, &child, &[3]);
     check_parents_server(port);

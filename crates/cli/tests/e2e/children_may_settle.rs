@@ -131,9 +131,9 @@ fn have_all(cluster: &Cluster) {
     cluster.first().json(&["kill", "--signal", "KILL", &children[0].id]);
 }
 
-/// If the command stops waiting, the node continues to settle the child.
+/// If the command stops waiting, the node continues to settle the child, which touches its memory meanwhile.
 fn in_background(cluster: &Cluster) {
-    let parent = Parent::start(Program::Situation("paging"), &["64"]);
+    let parent = Parent::start(Program::Situation("paging"), &[MEMORY_MIB]);
     let seed = Seed::prepare(cluster.first(), &parent);
     // A paused child touches no page, and `cow` fetches only touched pages. So all pages are missing at the request,
     // however late a slow machine sends it.
@@ -145,10 +145,10 @@ fn in_background(cluster: &Cluster) {
         "in time",
         "continues to fetch its pages",
     ]);
+    cluster.first().json(&["unpause", id]);
     wait::wait_until("the child has settled", SETTLED_LIMIT, || {
         (cluster.first().json(&["inspect", id])["settled"] == true).then_some(())
     });
-    cluster.first().json(&["unpause", id]);
     seed.release_children(&children);
     seed.check_answers(&parent, &children, &[55]);
     cluster.first().run_failing(&["settle", id]).require_mentions(&[id, "ended"]);

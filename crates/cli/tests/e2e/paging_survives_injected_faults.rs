@@ -29,13 +29,21 @@ fn soak(seconds: &str) -> Value {
         assert!(outcome[done].as_u64() > Some(0), "{said}");
     }
     assert!(outcome["rate_after"]["of_floor"].as_f64() > Some(0.0), "{said}");
+    assert!(outcome["counts"].as_array().is_some_and(|counts| !counts.is_empty()), "{said}");
+    // On a slow machine, the run may end after one round. The first round of this seed has no actions. The second has
+    // fan-outs and others.
+    if outcome["rounds"].as_u64() > Some(1) {
+        require_several_kinds_of_actions(&outcome);
+    }
     outcome
+}
+
+fn require_several_kinds_of_actions(outcome: &Value) {
+    let deeds = outcome["deeds"].as_object().expect("deeds by kind");
+    assert!(deeds["fan_out"].as_u64() > Some(0) && deeds.len() > 1, "{outcome}");
 }
 
 /// Five minutes are enough for each kind of round.
 fn five_minutes() {
-    let outcome = soak("300");
-    let deeds = outcome["deeds"].as_object().expect("deeds by kind");
-    assert!(deeds["fan_out"].as_u64() > Some(0), "{outcome}");
-    assert!(deeds.len() > 1 && outcome["counts"].as_array().is_some_and(|counts| !counts.is_empty()), "{outcome}");
+    require_several_kinds_of_actions(&soak("300"));
 }

@@ -25,8 +25,6 @@ const QUICK: u64 = 1_300;
 /// Number of short-lived children in the long campaign.
 const MANY_QUICK: u64 = 10_000;
 const QUICK_LIMIT: Duration = Duration::from_secs(600);
-/// Number of children that one command starts or waits for within its time limit.
-const PORTION: usize = 100;
 const QUICK_LIMIT_EACH: Duration = Duration::from_millis(60);
 
 /// Longest wait until children have ended after the command that waited for them.
@@ -59,20 +57,17 @@ fn quick_attached(count: u64) {
     parent.require_unharmed();
 }
 
-/// No command waits while the children end. Later commands get their results.
+/// One command starts all children, and does not wait for them. A later command gets the results of all of them.
 fn quick_detached() {
     let cluster = Cluster::start(2);
     let mut parent = Parent::start(Program::Situation("idle"), &[]);
     let seed = Seed::prepare(cluster.first(), &parent);
     let numbers: Vec<u64> = (0..QUICK).collect();
-    let mut children = Vec::new();
-    for portion in numbers.chunks(PORTION) {
-        let payloads: Vec<String> = portion.iter().map(u64::to_string).collect();
-        children.extend(seed.fork_detached(&payloads, &["--to", &cluster.names(&[0, 1, 1, 1, 1, 1, 1, 1, 1])]));
-    }
-    for (children, numbers) in children.chunks(PORTION).zip(numbers.chunks(PORTION)) {
-        seed.check_answers(&parent, children, numbers);
-    }
+    let payloads: Vec<String> = numbers.iter().map(u64::to_string).collect();
+    let nodes = cluster.names(&[0, 1, 1, 1, 1, 1, 1, 1, 1]);
+    let limit = quick_limit(QUICK);
+    let children = seed.fork_detached_within(limit, &payloads, &["--to", &nodes]);
+    seed.check_answers_within(limit, &parent, &children, &numbers);
     parent.require_unharmed();
 }
 

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use farfork_sys::pidfd;
 use serde_json::Value;
 
-use crate::harness::{Cluster, Farfork, Parent, Program, Seed, wait};
+use crate::harness::wait::{self, CommandOutput};
+use crate::harness::{Cluster, FailedCommand, Farfork, Parent, Program, Seed};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
@@ -80,9 +81,10 @@ fn by_starts() {
     assert_eq!(cluster.stop(), Vec::<String>::new());
 }
 
-/// Returns whether the lease was renewed and the child gave the right answer. The result is `false` only on a slow
-/// machine.
+/// Returns whether the lease was renewed and the child gave the right answer. If not, the machine was seen to be slow:
+/// the fork came after the end of the lease, or the pager was stopped for too long.
 fn renewed_while_started(cluster: &Cluster, parent: &Parent) -> bool {
+    let begun = Instant::now();
     let seed = Seed::prepare_with(cluster.first(), parent, &["--ttl", TTL]);
     let pager = pidfd::open(cluster.pager_pid(1)).expect("it lives");
     pidfd::send_signal(&pager, SIGSTOP).expect("it lives");
@@ -101,9 +103,24 @@ fn renewed_while_started(cluster: &Cluster, parent: &Parent) -> bool {
         (asked.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), is_renewed == Some(true), halt)
     });
     let is_right = answer.status.code() == Some(42);
-    // If the lease was renewed, a wrong result is accepted only if the pager was stopped for too long.
-    assert!(is_right || !is_renewed || halt > HALT_MAX, "after {halt:?}: {}{}", answer.stdout, answer.stderr);
+    let was_without_pager = halt > HALT_MAX && answer.stderr.contains(NO_PAGER);
+    if is_right {
+        assert!(is_renewed || halt > HALT_MAX, "the child ran without its pager, or without a lease of its seed");
+    } else if !was_without_pager {
+        assert!(!is_renewed, "after {halt:?}: {}{}", answer.stdout, answer.stderr);
+        require_expired_lease(answer, &seed, begun);
+    }
     is_right && is_renewed
+}
+
+/// Part of the error of a child whose pager was stopped for longer than `HALT_MAX`.
+const NO_PAGER: &str = "does not answer";
+
+/// Requires that a fork failed because the lease of its seed had expired, and that the lease had time to expire.
+fn require_expired_lease(ended: CommandOutput, seed: &Seed, begun: Instant) {
+    let passed = begun.elapsed();
+    FailedCommand::of(ended).require_mentions(&[seed.id(), "its node has no such seed"]);
+    assert!(passed >= Duration::from_millis(TTL_MS), "the lease expired within {passed:?}");
 }
 
 /// Returns the time at which a seed's first lease expires.
@@ -116,10 +133,10 @@ fn lease_end(seed: &Seed) -> u64 {
 fn by_requests_in_flight() {
     let cluster = Cluster::start(2);
     let parent = Parent::start(Program::Waits, &["4"]);
-    // On a slow machine, the request may not even have reached its own node when the seed is dropped. So the wait is
-    // longer in each attempt.
+    // On a slow machine, the request may not even have reached its own node when the seed is to be dropped. So the wait
+    // is longer in each attempt.
     let is_shown = (1..=ATTEMPTS_MAX).any(|attempt| refused_while_in_flight(&cluster, &parent, attempt * WAY_MIN));
-    assert!(is_shown, "in {ATTEMPTS_MAX} attempts, the seed was always dropped");
+    assert!(is_shown, "in {ATTEMPTS_MAX} attempts, the own node did not know of the request");
     drop(parent);
     assert_eq!(cluster.stop(), Vec::<String>::new());
 }
@@ -127,8 +144,8 @@ fn by_requests_in_flight() {
 /// Time in which a request should reach its own node, in the first attempt.
 const WAY_MIN: Duration = Duration::from_millis(300);
 
-/// Returns whether the drop was refused. Then the refusal must have the reason, and the child must give the right
-/// answer.
+/// Returns whether the refusal of a drop has the reason. In any case, the drop is refused, because the child's node does
+/// not answer, and the child gives the right answer.
 fn refused_while_in_flight(cluster: &Cluster, parent: &Parent, way: Duration) -> bool {
     cluster.wait_until_all_are_alive();
     let seed = Seed::prepare(cluster.first(), parent);
@@ -144,13 +161,12 @@ fn refused_while_in_flight(cluster: &Cluster, parent: &Parent, way: Duration) ->
         pidfd::send_signal(&daemon, SIGCONT).expect("it lives");
         (dropped, asked.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
     });
-    if dropped.status.success() {
-        return false;
-    }
-    let reasons = ["a child that is being started", "--force"];
-    assert!(reasons.iter().all(|reason| dropped.stderr.contains(reason)), "{}", dropped.stderr);
+    assert!(!dropped.status.success(), "the seed was dropped while a child was being started");
     assert_eq!(answer.status.code(), Some(42), "{}{}", answer.stdout, answer.stderr);
-    true
+    let is_known = dropped.stderr.contains("a child that is being started");
+    let reasons: &[&str] = if is_known { &[] } else { &["another node may need it", cluster.name(1)] };
+    FailedCommand::of(dropped).require_mentions(&[&[seed.id(), "--force"], reasons].concat());
+    is_known
 }
 
 fn by_seeds(cluster: &Cluster) {
@@ -171,11 +187,16 @@ fn by_seeds(cluster: &Cluster) {
 fn leases(cluster: &Cluster) {
     let parent = Parent::start(Program::Waits, &["4"]);
     let leased = || {
+        let begun = Instant::now();
         let seed = Seed::prepare_with(cluster.first(), &parent, &["--ttl", TTL]);
         assert_eq!(seed.prepare_output["ttl_ms"], TTL_MS, "{}", seed.prepare_output);
         let started = cluster.first().run(&["fork", seed.id(), "--detach", "--to", cluster.name(1), "--paused"]);
+        if started.status.success() {
+            return Some((seed, started.stdout.trim().to_owned()));
+        }
         // On a slow machine, the lease may have expired before the fork.
-        started.status.success().then(|| (seed, started.stdout.trim().to_owned()))
+        require_expired_lease(started, &seed, begun);
+        None
     };
     let (seed, child) = (0..ATTEMPTS_MAX).find_map(|_| leased()).expect("a child is started before the lease expires");
     let end_ms = lease_end(&seed) + 2 * TTL_MS;

@@ -167,37 +167,47 @@ fn sealed_or_frozen() {
     require_nothing_left(cluster);
 }
 
+/// Counts of `zygote_count` on each of two nodes.
+#[derive(Debug, PartialEq, Eq)]
+struct FanOutCounts {
+    /// Children that are copies of a zygote.
+    copies: [u64; 2],
+    /// Speculative zygotes that have made a copy.
+    used: [u64; 2],
+}
+
 fn fan_outs() {
     let cluster = Cluster::start(2);
-    let both = [0, 1].map(|node| move |cluster: &Cluster, what| cluster.zygote_count(node, what));
+    let counts_of = |what: &str| [0, 1].map(|node| cluster.zygote_count(node, what));
     let there = cluster.names(&[0, 1]);
-    let parent = Parent::start(Program::Waits, &["16"]);
     let numbers: Vec<u64> = (1..=MANY).collect();
     let payloads: Vec<String> = numbers.iter().map(u64::to_string).collect();
-    let mut rounds = 0;
-    let mut fan_out = || {
-        let seed = Seed::prepare(cluster.first(), &parent);
-        rounds += 1;
-        // The first seed has a speculative zygote only on its own node.
-        [(0, rounds), (1, rounds - 1)]
-            .into_iter()
-            .for_each(|(node, count)| wait_for(&cluster, node, "foretold", count));
-        let counts = || ["children", "foretold_used"].map(|what| both.map(|told| told(&cluster, what)));
+    // Prepares a parent, waits until these nodes have made a speculative zygote, and forks children on both nodes.
+    let fan_out = |parent: &Parent, speculative: &[usize]| {
+        let foretold = counts_of("foretold");
+        let seed = Seed::prepare(cluster.first(), parent);
+        speculative.iter().for_each(|&node| wait_for(&cluster, node, "foretold", foretold[node] + 1));
+        let counts = || ["children", "foretold_used"].map(counts_of);
         let before = counts();
         let children = seed.fork_detached(&payloads, &["--to", &there]);
         let now = counts();
-        (seed, children, [0, 1].map(|what| [0, 1].map(|node| now[what][node] - before[what][node])))
+        seed.check_answers(parent, &children, &numbers);
+        let [copies, used] = [0, 1].map(|what| [0, 1].map(|node| now[what][node] - before[what][node]));
+        FanOutCounts { copies, used }
     };
-    let check = |seed: &Seed, children: &[StartedChild]| seed.check_answers(&parent, children, &numbers);
-    let (seed, children, _) = fan_out();
-    check(&seed, &children);
-    drop(seed);
+    // The first seed of a parent has a speculative zygote only on its own node.
+    let (parent, made) = timely(|| {
+        let parent = Parent::start(Program::Waits, &["16"]);
+        let made = fan_out(&parent, &[0]);
+        (parent, made)
+    });
+    assert_eq!(made.used, [1, 0], "only the zygote of the seed's own node is speculative: {made:?}");
     for _ in 1..ENOUGH {
-        let (seed, children, made) = timely(&mut fan_out);
-        check(&seed, &children);
-        assert_eq!(made, [[MANY / 2; 2], [1; 2]], "not every child is a copy of a speculative zygote");
+        let made = timely(|| fan_out(&parent, &[0, 1]));
+        let expected = FanOutCounts { copies: [MANY / 2; 2], used: [1; 2] };
+        assert_eq!(made, expected, "not every child is a copy of a speculative zygote");
     }
-    assert_eq!(both.map(|told| told(&cluster, "stood_by")), [0; 2], "a child of a fan-out was prestarted");
+    assert_eq!(counts_of("stood_by"), [0; 2], "a child of a fan-out was prestarted");
     drop(parent);
     require_nothing_left(cluster);
 }

@@ -5,8 +5,8 @@ use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -31,6 +31,9 @@ const WORDS: u64 = PAGE_SIZE / 8;
 /// Delay of each refusal for a dropped seed: long enough that further requests are in flight.
 const REFUSAL_DELAY: Duration = Duration::from_millis(100);
 
+/// Longest wait of an owner for the slowest stream. The pager considers an owner unreachable after a minute.
+const PACE_LIMIT: Duration = Duration::from_secs(30);
+
 fn mix(x: u64) -> u64 {
     let x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -48,6 +51,51 @@ pub(crate) fn contents(page: u64) -> Vec<u8> {
     (0..WORDS).flat_map(|index| word(index).to_le_bytes()).collect()
 }
 
+/// Keeps streams of different owners together: an owner whose stream is too far ahead waits for the slowest stream.
+pub(crate) struct StreamPace {
+    progress: Mutex<StreamProgress>,
+    changed: Condvar,
+    /// Maximum number of pages by which a stream may be ahead.
+    lead_max: u64,
+}
+
+#[derive(Default)]
+struct StreamProgress {
+    /// Number of served pages of each stream.
+    served: Vec<u64>,
+    /// `served` at the first wait that ran out.
+    starved: Option<Vec<u64>>,
+}
+
+impl StreamPace {
+    pub(crate) fn new(streams: usize, lead_max: u64) -> Arc<Self> {
+        let progress = StreamProgress { served: vec![0; streams], starved: None };
+        Arc::new(Self { progress: Mutex::new(progress), changed: Condvar::new(), lead_max })
+    }
+
+    /// Returns the number of served pages of each stream when an owner had waited for the slowest stream in vain.
+    pub(crate) fn starved(&self) -> Option<Vec<u64>> {
+        self.progress.lock().expect("no owner panics").starved.clone()
+    }
+
+    /// Counts a page that a stream is about to get. Waits while that is too far ahead.
+    fn advance(&self, stream: usize) {
+        let mut progress = self.progress.lock().expect("no owner panics");
+        progress.served[stream] += 1;
+        self.changed.notify_all();
+        let is_ahead = |progress: &mut StreamProgress| {
+            let slowest = progress.served.iter().min().expect("there are streams");
+            progress.starved.is_none() && progress.served[stream] > slowest + self.lead_max
+        };
+        let (mut progress, wait) =
+            self.changed.wait_timeout_while(progress, PACE_LIMIT, is_ahead).expect("no owner panics");
+        if wait.timed_out() {
+            progress.starved = Some(progress.served.clone());
+            self.changed.notify_all();
+        }
+    }
+}
+
 /// A seed whose memory is computed when it is read.
 pub(crate) struct TestSeed {
     pub(crate) id: SeedId,
@@ -59,6 +107,8 @@ pub(crate) struct TestSeed {
     served: Option<BTreeSet<u64>>,
     /// Whether only single pages can be read.
     is_brittle: bool,
+    /// The pace of its stream, and the number of the stream.
+    pace: Option<(Arc<StreamPace>, usize)>,
     /// Its working set, from the reports of children.
     working_set: SharedWorkingSet,
     reports: AtomicU64,
@@ -83,6 +133,7 @@ impl TestSeed {
             ready: if ready { (0..pages).flat_map(contents).collect() } else { Vec::new() },
             served: None,
             is_brittle: false,
+            pace: None,
             working_set: SharedWorkingSet::default(),
             reports: AtomicU64::new(0),
             learner: LearnerThread::new(),
@@ -93,6 +144,11 @@ impl TestSeed {
     /// seed.
     pub(crate) fn part(id: SeedId, token: Token, pages: u64, served: BTreeSet<u64>) -> Arc<Self> {
         Arc::new(Self { id, token, served: Some(served), ..Self::made(pages, false) })
+    }
+
+    /// Creates a seed whose owner keeps a common pace with the owners of other streams.
+    pub(crate) fn paced(id: SeedId, pages: u64, pace: &Arc<StreamPace>, stream: usize) -> Arc<Self> {
+        Arc::new(Self { id, pace: Some((pace.clone(), stream)), ..Self::made(pages, false) })
     }
 
     /// Returns the number of its pages that hold data.
@@ -158,6 +214,7 @@ impl Region for TestSeed {
                 assert!(is_populated(number), "page {number} has no data and is requested");
                 let is_served = self.served.as_ref().is_none_or(|served| served.contains(&number));
                 assert!(is_served, "page {number} is another seed's");
+                self.pace.iter().for_each(|(pace, stream)| pace.advance(*stream));
                 page.copy_from_slice(&contents(number));
             }
         }

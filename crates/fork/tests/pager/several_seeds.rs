@@ -9,7 +9,7 @@ use farfork_fork::pager::{
 use farfork_wire::{SeedId, Token};
 
 use crate::bed::{Bed, Program, soon};
-use crate::seed::{Owner, TestSeed};
+use crate::seed::{Owner, StreamPace, TestSeed, is_populated};
 
 /// All scenarios, by name.
 pub(crate) const ALL: &[(&str, fn())] = &[
@@ -180,33 +180,18 @@ fn one_is_lost() {
     several.finish(program);
 }
 
-/// Children of different seeds fetch all of their memory at the same time. When the first has all of its memory, each
-/// other child has a fair part.
+/// Children of different seeds fetch all of their memory at the same time. No stream may get its last page before each
+/// other stream has a fair part. An owner whose stream is that far ahead waits for the others, so that the order does not
+/// depend on the time that the threads of the owners get. A pager that starves a stream lets this wait run out.
 fn eight_streams_are_fair() {
-    /// Rounds before the test fails: on a busy machine, the threads of the owners get unequal time in a round.
-    const ROUNDS: u32 = 3;
-    let rounds: Vec<_> =
-        (0..ROUNDS).map_while(|_| Some(pages_at_first_settled()).filter(|round| !is_fair(round))).collect();
-    assert!(rounds.len() < ROUNDS as usize, "in each round, streams had these pages when one had all: {rounds:?}");
-}
-
-/// Whether each stream has at least a quarter of the pages of the fastest one.
-fn is_fair(fetched: &[u64]) -> bool {
-    let all = *fetched.iter().max().expect("there are streams");
-    fetched.iter().all(|pages| *pages >= all / 4)
-}
-
-/// Starts eight streams while the pager is stopped, so that all are requested at once. Returns the number of pages of
-/// each when the first has all.
-fn pages_at_first_settled() -> Vec<u64> {
-    const STREAMS: u64 = 8;
+    const STREAMS: usize = 8;
     /// Number of pages of each seed.
     const PAGES: u64 = 1024;
     const SIGSTOP: i32 = 19;
     const SIGCONT: i32 = 18;
-    let all = (0..PAGES).collect::<BTreeSet<u64>>();
-    let seed = |number| TestSeed::part(id_of(number), Token::from_bytes([number as u8; 16]), PAGES, all.clone());
-    let seeds: Vec<_> = (1..=STREAMS).map(seed).collect();
+    let populated = (0..PAGES).filter(|page| is_populated(*page)).count() as u64;
+    let pace = StreamPace::new(STREAMS, populated - populated / 4);
+    let seeds: Vec<_> = (0..STREAMS).map(|stream| TestSeed::paced(id_of(stream), PAGES, &pace, stream)).collect();
     let owners: Vec<_> = seeds.iter().map(Owner::start).collect();
     let bed = Bed::new();
     let start =
@@ -218,6 +203,7 @@ fn pages_at_first_settled() -> Vec<u64> {
         let pid = program.process.id() as i32;
         bed.client.settle(&program.id, begin, pid).expect("the pager answers").state
     };
+    // The pager is stopped until all streams are requested.
     let pager = farfork_sys::pidfd::open(bed.processes().1).expect("the pager lives");
     farfork_sys::pidfd::send_signal(&pager, SIGSTOP).expect("the pager lives");
     std::thread::scope(|scope| {
@@ -226,17 +212,16 @@ fn pages_at_first_settled() -> Vec<u64> {
         farfork_sys::pidfd::send_signal(&pager, SIGCONT).expect("the pager lives");
     });
     let is_settled = |program: &Program| settle(program, false) == SettleState::Settled;
-    soon("the first settled child", || programs.iter().any(is_settled).then_some(()));
-    let fetched = programs.iter().map(|program| bed.stats(program).counters.pages_fetched).collect();
     soon("all settled children", || programs.iter().all(is_settled).then_some(()));
+    assert_eq!(pace.starved(), None, "pages of each stream when the wait for the slowest one ran out");
     for mut program in programs {
+        assert_eq!(bed.stats(&program).counters.pages_fetched, populated, "{}", program.id);
         program.let_go();
         bed.finish(program);
     }
     bed.end();
-    fetched
 }
 
-fn id_of(number: u64) -> SeedId {
+fn id_of(number: usize) -> SeedId {
     format!("n1.s{number:016x}").parse().expect("an id")
 }

@@ -1,8 +1,5 @@
 //! Children of a seed that has the working set of earlier children. Each test is one scenario.
 
-use std::thread;
-use std::time::Duration;
-
 use farfork_fork::pager::{MemoryPlan, PagerCounters, PagingMode, PagingStrategy, PrewarmProgress, PrewarmState};
 use farfork_wire::PAGE_SIZE;
 
@@ -12,10 +9,6 @@ use crate::series::Series;
 
 /// Pages of the programs: 64 MiB. `touch_sparsely` touches a twentieth of them, at random.
 const PAGES: u64 = 16 << 10;
-
-/// Time in which the first pages of a set arrive, if the machine is not busy. On a busy machine, the test may miss an
-/// unexpected set.
-const SET_INTERVAL: Duration = Duration::from_millis(300);
 
 /// All scenarios, by name.
 pub(crate) const ALL: &[(&str, fn())] = &[
@@ -167,13 +160,17 @@ fn child_that_ignores_the_set_gets_none() {
     let first = series.run("touch_sparsely", one_by_one());
     soon("a set", || (series.seed.set_pages() >= first.faults_missing).then_some(()));
     assert_eq!(series.seed.set_pages(), first.faults_missing, "a child that touched all of its set sends no report");
-    // Only pages of a set arrive before the first fault.
-    let child =
-        series.bed.adopt(&series.plan(PagingStrategy { ignores_working_set: true, ..PagingStrategy::default() }));
-    thread::sleep(SET_INTERVAL);
-    let early = series.bed.client.stats(&child.id).expect("the pager knows it").counters;
-    assert_eq!(early.bytes_fetched, 0, "the child gets no set: {early:?}");
-    series.run_at_once(child);
+    // Only pages of a set arrive before the first fault. A later child gets its whole set meanwhile.
+    let plan = series.plan(PagingStrategy { ignores_working_set: true, ..PagingStrategy::default() });
+    let mut child = series.bed.start("pause_then_touch_sparsely", PAGES, &plan);
+    child.meet();
+    series.run_recalling(&series.plan(PagingStrategy::default()));
+    let early = series.bed.stats(&child).counters;
+    assert_eq!((early.bytes_fetched, early.pages_cached), (0, 0), "the child gets no set: {early:?}");
+    child.let_go();
+    child.meet();
+    child.let_go();
+    series.end(child);
     series.bed.end();
 }
 

@@ -9,6 +9,7 @@ use std::thread;
 use farfork_cluster::catalog::{Durability, VolumeName};
 use farfork_volume::process::{ControlAnswer, ControlRequest, ProcessRole, ReplicaReplacement, send_control_request};
 use farfork_wire::NodeName;
+use rustix::io::Errno;
 use rustix::process::Signal;
 
 use super::mounted_volume::LOG_BYTES;
@@ -44,17 +45,43 @@ fn try_write_and_sync(path: &Path, bytes: &[u8]) -> io::Result<()> {
     file.sync_all()
 }
 
-/// Repeats a write until it succeeds. With `SHORT_DETECTION_MS`, a busy node may leave the chain, which interrupts its
-/// mount.
-fn write_at_last(cluster: &VolumeCluster, node: usize, name: &str, bytes: &[u8]) {
-    let path = cluster.path(node).join(name);
-    cluster.nodes[node].wait_for("a file is written", || try_write_and_sync(&path, bytes).is_ok());
+/// Errors of calls on a mount whose client is replaced: a call that the death of the client has interrupted, and one that
+/// no client has received. With `SHORT_DETECTION_MS`, a busy node may leave the chain, which replaces its client.
+const INTERRUPTION_ERRORS: [Errno; 2] = [Errno::CONNABORTED, Errno::NOTCONN];
+
+/// Returns the result of a call on a mount, or none if the client was being replaced. No other error is expected.
+fn unless_interrupted<T>(result: io::Result<T>) -> Option<T> {
+    let is_interruption =
+        |error: &io::Error| INTERRUPTION_ERRORS.iter().any(|errno| error.raw_os_error() == Some(errno.raw_os_error()));
+    match result {
+        Err(error) if is_interruption(&error) => None,
+        result => Some(result.unwrap()),
+    }
 }
 
-/// Waits until a node reads this content. With `SHORT_DETECTION_MS`, the mount of the node may be interrupted.
-fn wait_for_content(cluster: &VolumeCluster, node: usize, name: &str, bytes: &[u8]) {
+/// Repeats a write that the replacement of a client interrupts.
+fn write_at_last(cluster: &VolumeCluster, node: usize, name: &str, bytes: &[u8]) {
     let path = cluster.path(node).join(name);
-    cluster.nodes[node].wait_for("the content is as expected", || fs::read(&path).is_ok_and(|found| found == bytes));
+    cluster.nodes[node]
+        .wait_for("a file is written", || unless_interrupted(try_write_and_sync(&path, bytes)).is_some());
+}
+
+/// Reads a file until the read is not interrupted, and the content is not an old one any more. `None` as an old content
+/// stands for a file that does not exist.
+fn wait_for_content(cluster: &VolumeCluster, node: usize, name: &str, old: &[Option<&[u8]>], bytes: &[u8]) {
+    let path = cluster.path(node).join(name);
+    cluster.nodes[node].wait_for("the content is as expected", || {
+        let found = match fs::read(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            result => match unless_interrupted(result) {
+                None => return false,
+                found => found,
+            },
+        };
+        let is_present = found.as_deref() == Some(bytes);
+        assert!(is_present || old.contains(&found.as_deref()), "{name} on node {node}: {found:?}");
+        is_present
+    });
 }
 
 fn written_data_is_read_on_other_nodes() {
@@ -217,17 +244,19 @@ fn a_returning_writer_drops_unreplicated_records() {
         let name = |name: &str| format!("{name}-{round}");
         write_at_last(&cluster, 0, &name("synced"), b"1");
         cluster.nodes[0].signal(&[ProcessRole::Offload], Signal::STOP);
-        let mut unsynced = OpenOptions::new().append(true).open(cluster.path(0).join(name("synced")));
+        let unsynced = OpenOptions::new().append(true).open(cluster.path(0).join(name("synced")));
+        let mut unsynced = unless_interrupted(unsynced);
         // The node may have left the chain already, which ends its client.
-        let _ = unsynced.as_mut().map(|file| file.write_all(&[b'2'; 5_000]));
+        unsynced.as_mut().map(|file| unless_interrupted(file.write_all(&[b'2'; 5_000])));
         write_at_last(&cluster, 1, &name("other"), b"3");
         cluster.nodes[0].signal(&[ProcessRole::Offload], Signal::CONT);
         drop(unsynced);
         cluster.wait_for_chain(0, 3);
         cluster.nodes[0].wait_until_mounted();
         write_at_last(&cluster, 0, &name("returned"), b"4");
-        wait_for_content(&cluster, 2, &name("returned"), b"4");
-        wait_for_content(&cluster, 2, &name("synced"), b"1");
+        wait_for_content(&cluster, 2, &name("returned"), &[], b"4");
+        (0..3).for_each(|node| wait_for_content(&cluster, node, &name("synced"), &[], b"1"));
+        (0..3).for_each(|node| wait_for_content(&cluster, node, &name("other"), &[], b"3"));
     }
     let tree = cluster.published_tree();
     for round in 0..3 {
@@ -247,13 +276,15 @@ fn a_client_whose_node_has_copied_the_volume_is_replaced() {
         write_at_last(&cluster, 1, &other, b"2");
         cluster.nodes[0].start_processes();
         cluster.wait_for_chain(0, 3);
-        wait_for_content(&cluster, 0, &other, b"2");
-        wait_for_content(&cluster, 0, "before", b"precious");
+        // The client that stays has the tree from before the node left the chain.
+        wait_for_content(&cluster, 0, &other, &[None], b"2");
+        wait_for_content(&cluster, 0, "before", &[], b"precious");
         cluster.nodes[0].wait_for("the file is extended", || {
-            let file = OpenOptions::new().create(true).truncate(false).write(true).open(cluster.path(0).join(&other));
-            file.and_then(|file| file.write_all_at(b"1", 1).and_then(|()| file.sync_all())).is_ok()
+            let file = OpenOptions::new().write(true).open(cluster.path(0).join(&other));
+            let extended = file.and_then(|file| file.write_all_at(b"1", 1).and_then(|()| file.sync_all()));
+            unless_interrupted(extended).is_some()
         });
-        (0..3).for_each(|node| wait_for_content(&cluster, node, &other, b"21"));
+        (0..3).for_each(|node| wait_for_content(&cluster, node, &other, &[], b"21"));
     }
     assert_eq!(cluster.published_tree().len(), 5);
 }

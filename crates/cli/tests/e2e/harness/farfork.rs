@@ -82,7 +82,13 @@ impl Farfork {
     /// Runs a command with `--json` that must succeed.
     #[track_caller]
     pub(crate) fn json(&self, arguments: &[&str]) -> Value {
-        let ended = self.run(&with_json(arguments));
+        self.json_within(COMMAND_LIMIT, arguments)
+    }
+
+    /// As [`Self::json`], with another time limit.
+    #[track_caller]
+    pub(crate) fn json_within(&self, limit: Duration, arguments: &[&str]) -> Value {
+        let ended = self.run_within(limit, &with_json(arguments));
         let describe =
             || format!("farfork {}: {}\n{}{}", arguments.join(" "), ended.status, ended.stderr, ended.stdout);
         if !ended.status.success() {
@@ -93,7 +99,12 @@ impl Farfork {
 
     /// Runs a command with `--json`, and ignores its exit status: `wait` fails if a child ends with 42.
     pub(crate) fn json_ignoring_status(&self, arguments: &[&str]) -> Value {
-        document(&self.run(&with_json(arguments)), arguments)
+        self.json_ignoring_status_within(COMMAND_LIMIT, arguments)
+    }
+
+    /// As [`Self::json_ignoring_status`], with another time limit.
+    pub(crate) fn json_ignoring_status_within(&self, limit: Duration, arguments: &[&str]) -> Value {
+        document(&self.run_within(limit, &with_json(arguments)), arguments)
     }
 
     /// Runs a command that must fail with a message.

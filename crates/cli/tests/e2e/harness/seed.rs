@@ -8,13 +8,16 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::farfork::{COMMAND_LIMIT, Farfork, WAIT_TIMEOUT};
+use super::farfork::{COMMAND_LIMIT, Farfork};
 use super::parent::Parent;
 use super::scratch;
 use super::wait::{self, CommandOutput};
 
 /// The exit status of a test program that found everything right.
 pub(crate) const EXIT_VERIFIED: i64 = 42;
+
+/// Time by which the time limit of `farfork wait` is shorter than the limit of the command.
+const WAIT_MARGIN: Duration = Duration::from_secs(20);
 
 /// A seed. Dropping the value drops the seed.
 pub(crate) struct Seed {
@@ -92,9 +95,20 @@ impl Seed {
 
     /// Starts detached children, one for each payload.
     pub(crate) fn fork_detached(&self, payloads: &[String], options: &[&str]) -> Vec<StartedChild> {
+        self.fork_detached_within(COMMAND_LIMIT, payloads, options)
+    }
+
+    /// As [`Self::fork_detached`], with another time limit.
+    pub(crate) fn fork_detached_within(
+        &self,
+        limit: Duration,
+        payloads: &[String],
+        options: &[&str],
+    ) -> Vec<StartedChild> {
         let file = scratch::file(&payloads.join("\n"));
         let path = file.path().to_string_lossy();
-        let said = self.farfork.json(&[&["fork", self.id(), "--detach", "--payloads", &path], options].concat());
+        let arguments = [&["fork", self.id(), "--detach", "--payloads", &path], options].concat();
+        let said = self.farfork.json_within(limit, &arguments);
         let children = said["children"].as_array().expect("fork lists children");
         assert_eq!(
             children.len(),
@@ -118,9 +132,21 @@ impl Seed {
 
     /// Waits for children that have these numbers as payloads, and checks every answer.
     pub(crate) fn check_answers(&self, parent: &Parent, children: &[StartedChild], numbers: &[u64]) {
+        self.check_answers_within(COMMAND_LIMIT, parent, children, numbers);
+    }
+
+    /// As [`Self::check_answers`], with another time limit.
+    pub(crate) fn check_answers_within(
+        &self,
+        limit: Duration,
+        parent: &Parent,
+        children: &[StartedChild],
+        numbers: &[u64],
+    ) {
         let ids: Vec<&str> = children.iter().map(|child| child.id.as_str()).collect();
-        let said =
-            self.farfork.json_ignoring_status(&[&["wait", "--results", "--timeout", WAIT_TIMEOUT], &ids[..]].concat());
+        let timeout = format!("{}s", limit.saturating_sub(WAIT_MARGIN).as_secs());
+        let arguments = [&["wait", "--results", "--timeout", &timeout], &ids[..]].concat();
+        let said = self.farfork.json_ignoring_status_within(limit, &arguments);
         let ended = said["children"].as_array().unwrap_or_else(|| panic!("{said}\n{}", kernel_waits_text(children)));
         assert_eq!(ended.len(), numbers.len());
         for (end, number) in ended.iter().zip(numbers) {

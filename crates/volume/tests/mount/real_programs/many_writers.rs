@@ -1,7 +1,7 @@
 //! Runs writer processes on several mounts, each in its own directory and in a shared one. Each prints a line when fsync(2)
 //! has acknowledged an operation. After the writers are killed, each node must have all printed operations.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufRead as _, BufReader, Write as _};
 use std::os::unix::fs::FileExt as _;
@@ -20,6 +20,9 @@ use crate::volume_cluster::VolumeCluster;
 const WRITERS: usize = 16;
 const REPLACED_FILES: u64 = 4;
 const SHARED_LOGS: u64 = 3;
+/// Number of different operations, which each writer performs in turns, and the position of one of them.
+const OPERATIONS: u64 = 6;
+const APPEND: u64 = 1;
 /// Not a divisor of a page, so that blocks cross pages.
 const BLOCK_BYTES: usize = 1000;
 const BLOCKS: u64 = 16;
@@ -59,7 +62,7 @@ fn write_and_verify(cluster: &VolumeCluster, acknowledged_min: usize) {
     let acknowledged: usize = manifests.iter().map(Vec::len).sum();
     println!("{nodes} nodes: {acknowledged} acknowledgements in {:.1?}", started.elapsed());
     for node in 0..nodes {
-        let found = FoundTree { root: cluster.path(node), logs: read_shared_logs(&cluster.path(node)) };
+        let found = FoundTree { root: cluster.path(node), logs: read_shared_logs(&cluster.path(node), &manifests) };
         for (writer, lines) in manifests.iter().enumerate() {
             found.verify(writer, lines);
         }
@@ -163,10 +166,10 @@ pub(super) fn run_writer(arguments: &[String]) {
     fs::create_dir(&own).unwrap();
     let mut stdout = io::stdout();
     for number in 0.. {
-        let line = match number % 6 {
+        let line = match number % OPERATIONS {
             0 => replace_file(&own, writer, number),
-            1 => append_line(&shared, writer, number),
-            2 => claim_name(&shared, writer, number / 6),
+            APPEND => append_line(&shared, writer, number),
+            2 => claim_name(&shared, writer, number / OPERATIONS),
             3 => overwrite_block(&own, writer, number),
             4 => move_directory(&own, &shared, writer, number),
             _ => remove_file(&own, &shared, writer, number),
@@ -192,6 +195,16 @@ fn block_of(writer: usize, number: u64) -> Vec<u8> {
     format!("{writer:09} {number:09} ").repeat(BLOCK_BYTES / 20).into_bytes()
 }
 
+/// A line of a shared log.
+fn line_of(writer: usize, number: u64) -> String {
+    format!("|{writer} {number} {:->60}\n", "")
+}
+
+/// The shared log of an operation that appends a line.
+fn log_of(number: u64) -> u64 {
+    number / OPERATIONS % SHARED_LOGS
+}
+
 fn replace_file(own: &Path, writer: usize, number: u64) -> io::Result<String> {
     let index = number % REPLACED_FILES;
     let mut file = File::create(own.join("new"))?;
@@ -203,10 +216,10 @@ fn replace_file(own: &Path, writer: usize, number: u64) -> io::Result<String> {
 }
 
 fn append_line(shared: &Path, writer: usize, number: u64) -> io::Result<String> {
-    let path = shared.join(format!("log-{}", number / 6 % SHARED_LOGS));
+    let path = shared.join(format!("log-{}", log_of(number)));
     let mut file = OpenOptions::new().append(true).create(true).open(path)?;
-    let written = file.write(format!("|{writer} {number} {:->60}\n", "").as_bytes())?;
-    assert!(written > 60, "only a part of a line is appended");
+    let line = line_of(writer, number);
+    assert_eq!(file.write(line.as_bytes())?, line.len(), "only a part of a line is appended");
     file.sync_data()?;
     Ok(format!("appended 0 {number}"))
 }
@@ -259,25 +272,58 @@ fn remove_file(own: &Path, shared: &Path, writer: usize, number: u64) -> io::Res
 /// The volume as one node sees it.
 struct FoundTree {
     root: PathBuf,
-    /// Number of occurrences of each line of the shared logs, by writer and number.
-    logs: BTreeMap<(usize, u64), u32>,
+    /// The lines of the shared logs, by writer and number.
+    logs: BTreeSet<(usize, u64)>,
 }
 
-fn read_shared_logs(root: &Path) -> BTreeMap<(usize, u64), u32> {
-    let mut lines = BTreeMap::new();
+/// Reads the shared logs, which must consist of whole lines of the writers, each at most once. A writer that is killed in
+/// write(2) may leave the first part of the line that it was appending.
+fn read_shared_logs(root: &Path, manifests: &[Vec<String>]) -> BTreeSet<(usize, u64)> {
+    let (mut lines, mut parts) = (BTreeSet::new(), Vec::new());
     for log in 0..SHARED_LOGS {
         // Only a file that no writer has created yet may be missing.
         let text = match fs::read_to_string(root.join(format!("shared/log-{log}"))) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             text => text.unwrap(),
         };
-        // A writer that is killed in write(2) may leave the first part of a line.
-        for line in text.lines().filter_map(|line| line.strip_suffix(&*"-".repeat(60))) {
-            let words: Vec<&str> = line.rsplit('|').next().unwrap().split(' ').collect();
-            *lines.entry((words[0].parse().unwrap(), words[1].parse().unwrap())).or_default() += 1;
+        let place = |part: &str| format!("{part:?} in log {log} of {}", root.display());
+        assert!(text.is_empty() || text.starts_with('|'), "{}", place(&text[..text.len().min(80)]));
+        for part in text.split('|').skip(1).map(|part| format!("|{part}")) {
+            if !part.ends_with('\n') {
+                parts.push(PartialLine { log, text: part });
+                continue;
+            }
+            let words: Vec<&str> = part[1..].split(' ').collect();
+            let (writer, number): (usize, u64) = (words[0].parse().expect(&part), words[1].parse().expect(&part));
+            let is_begun = manifests.get(writer).is_some_and(|lines| number <= lines.len() as u64);
+            let is_right = part == line_of(writer, number) && number % OPERATIONS == APPEND && log_of(number) == log;
+            assert!(is_begun && is_right && lines.insert((writer, number)), "{}", place(&part));
         }
     }
+    check_parts_of_lines(parts, manifests, &lines);
     lines
+}
+
+/// A part of a line in a shared log.
+struct PartialLine {
+    log: u64,
+    text: String,
+}
+
+/// Requires that each part is the first part of a line that a killed writer was appending. No writer may have left two
+/// parts.
+fn check_parts_of_lines(mut parts: Vec<PartialLine>, manifests: &[Vec<String>], lines: &BTreeSet<(usize, u64)>) {
+    let mut interrupted: Vec<(usize, u64)> =
+        manifests.iter().map(Vec::len).map(|count| count as u64).enumerate().collect();
+    interrupted.retain(|operation| operation.1 % OPERATIONS == APPEND && !lines.contains(operation));
+    // A short part may be of several writers. So the longest part is assigned first.
+    parts.sort_by_key(|part| std::cmp::Reverse(part.text.len()));
+    for PartialLine { log, text } in parts {
+        let index = interrupted
+            .iter()
+            .position(|(writer, number)| log_of(*number) == log && line_of(*writer, *number).starts_with(&text));
+        interrupted.remove(index.unwrap_or_else(|| panic!("{text:?} in log {log} is of none of {interrupted:?}")));
+    }
 }
 
 impl FoundTree {
@@ -292,7 +338,7 @@ impl FoundTree {
             let place = format!("{line:?} of writer {writer} in {}", self.root.display());
             match words[0] {
                 "replaced" | "wrote" => _ = newest.insert((words[0], index), number),
-                "appended" => assert_eq!(self.logs.get(&(writer, number)), Some(&1), "{place}"),
+                "appended" => assert!(self.logs.contains(&(writer, number)), "{place}"),
                 "claimed" => {
                     let found = fs::read_to_string(self.root.join(format!("shared/claim-{number}")));
                     assert_eq!(found.ok(), Some(writer.to_string()), "{place}");
