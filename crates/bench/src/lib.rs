@@ -17,7 +17,7 @@
 //                  │  create_methods, pause_methods: the same operation by farfork and by its floors
 //                  │  testbed: two sides of a connection, joined by `veth_network` without nodes
 //                  ├─▶ workload/   measured programs           ─┐ C++ programs, embedded in the library
-//                  └─▶ baseline/   floors, and CRIU            ─┘ (`embedded_program` runs them)
+//                  └─▶ baseline/   floors, CRIU and GlusterFS  ─┘ (`embedded_program` runs them)
 //
 // `parameters` and `figure` also have the keys of samples, by which `summary` finds them. If both sides of a connection
 // are measured, each side is an `endpoint`: another process of this program. `peer` has other RPC systems.

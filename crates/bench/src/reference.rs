@@ -211,7 +211,9 @@ impl VolumeReference {
         let published = match system {
             StorageSystem::Volume => &self.leveldb_busy_us,
             StorageSystem::Inline => &self.leveldb_inline_busy_us,
-            StorageSystem::SocketChain | StorageSystem::Tmpfs | StorageSystem::Disk => return None,
+            StorageSystem::SocketChain | StorageSystem::Tmpfs | StorageSystem::Disk | StorageSystem::Gluster => {
+                return None;
+            }
         };
         published.get(workload.name()).copied().filter(|_| load == ReplicaLoad::Busy)
     }

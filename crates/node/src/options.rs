@@ -7,7 +7,7 @@ use std::time::Duration;
 pub use farfork_container::{CACHED_ROOTS_MAX_DEFAULT, USER_RANGES_DEFAULT};
 use farfork_trust::{Encryption, JoinToken};
 use farfork_volume::chain::LogCompression;
-use farfork_volume::process::{CopyMethod, OffloadMode};
+use farfork_volume::process::{CopyMethod, OffloadMode, WorkPriority};
 use farfork_wire::NodeName;
 
 pub use crate::seeds::SeedBudget;
@@ -77,6 +77,8 @@ pub struct VolumeOptions {
     pub compression: LogCompression,
     /// Whether separate processes or threads of the daemon replicate and publish.
     pub offload_mode: OffloadMode,
+    /// CPU priority of the threads that replicate and publish.
+    pub work_priority: WorkPriority,
     /// CPUs of the offload process, such as `1` or `2-3`; `None` for all.
     pub offload_cpus: Option<String>,
 }
@@ -100,6 +102,7 @@ impl VolumeOptions {
             copy_method: CopyMethod::default(),
             compression: LogCompression::default(),
             offload_mode: OffloadMode::default(),
+            work_priority: WorkPriority::default(),
             offload_cpus: None,
         }
     }

@@ -232,6 +232,7 @@ impl VolumeServiceThread {
             scrub_interval: Duration::from_secs(3600 * u64::from(options.scrub_hours)),
             mode: OffloadMode::Inline,
             copy_method: options.copy_method,
+            priority: options.work_priority,
             compression: options.compression,
             credentials: credentials.clone(),
         };
@@ -268,7 +269,7 @@ impl VolumeServiceThread {
         let mut command = Command::new("/proc/self/exe");
         command.arg0("farfork");
         command.args(["volume", role.name(), "--store"]).arg(&options.store);
-        command.args(["--copy", options.copy_method.name()]);
+        command.args(["--copy", options.copy_method.name(), "--priority", options.work_priority.name()]);
         if role == ProcessRole::Offload {
             command.arg("--catalog").arg(&options.catalog);
             command.args(["--name", node.as_str(), "--listen", &listen.to_string()]);

@@ -1,4 +1,5 @@
-//! Raises the scheduling priority of a thread for a short time, while other threads wait for it.
+//! Raises the scheduling priority of a thread for a short time, while other threads wait for it. Lowers the priority of
+//! work that may wait.
 
 use std::io;
 
@@ -54,6 +55,23 @@ pub fn make_ordinary(tid: i32) -> io::Result<()> {
     set_policy(tid, libc::SCHED_OTHER, 0)
 }
 
+/// Makes the calling thread an idle thread (SCHED_IDLE): it gets the CPU time that no other thread wants, and a small share
+/// otherwise. Threads and processes that it starts are also idle.
+///
+/// # Errors
+/// As sched_setscheduler(2): EPERM for a real-time thread without CAP_SYS_NICE.
+pub fn enter_idle() -> io::Result<()> {
+    set_policy(CALLER, libc::SCHED_IDLE, 0)
+}
+
+/// Makes the calling thread an ordinary thread again.
+///
+/// # Errors
+/// As sched_setscheduler(2): EPERM without CAP_SYS_NICE, if RLIMIT_NICE does not allow it.
+pub fn leave_idle() -> io::Result<()> {
+    set_policy(CALLER, libc::SCHED_OTHER, 0)
+}
+
 /// The thread id by which sched_setscheduler(2) means the calling thread.
 const CALLER: i32 = 0;
 
@@ -69,6 +87,21 @@ fn set_policy(tid: i32, policy: i32, priority: i32) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn threads_of_an_idle_thread_are_idle() {
+        // SAFETY: queries the calling thread only.
+        let policy = || unsafe { libc::sched_getscheduler(0) };
+        let check = move || {
+            enter_idle().unwrap();
+            assert_eq!((policy(), std::thread::spawn(policy).join().unwrap()), (libc::SCHED_IDLE, libc::SCHED_IDLE));
+            if leave_idle().is_ok() {
+                assert_eq!(policy(), libc::SCHED_OTHER);
+            }
+        };
+        // On a new thread, so that the thread of the test runner is unchanged.
+        std::thread::spawn(check).join().unwrap();
+    }
 
     #[test]
     fn a_thread_returns_to_its_previous_priority() {

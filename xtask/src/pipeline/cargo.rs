@@ -41,6 +41,13 @@ pub(super) fn isolated_command(workspace: &Workspace, arguments: &[&str]) -> Com
     run_in_root(workspace, command, arguments)
 }
 
+/// As `isolated_command`, with the directories of the tests on a file system with reflinks, which is made in `scratch`.
+pub(super) fn command_with_reflinks(workspace: &Workspace, scratch: &Path, arguments: &[&str]) -> Command {
+    let mut command = Command::new(workspace.root().join("scripts/with-reflinks.sh"));
+    command.arg(scratch).arg(env!("CARGO"));
+    run_in_root(workspace, command, arguments)
+}
+
 fn run_in_root(workspace: &Workspace, mut command: Command, arguments: &[&str]) -> Command {
     command.current_dir(workspace.root()).args(arguments);
     forget_own_package(&mut command);

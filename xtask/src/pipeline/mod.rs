@@ -9,6 +9,7 @@ mod fresh;
 mod hang;
 mod output;
 mod summary;
+mod volume_variants;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -23,6 +24,7 @@ use crate::workspace::Workspace;
 use crate::{deny, fuzz, tidy};
 pub(crate) use summary::RunFailed;
 use summary::RunSummary;
+use volume_variants::VARIANTS;
 
 /// The integration test that needs root and starts nodes. It runs last and alone.
 const END_TO_END: &str = "e2e";
@@ -94,21 +96,34 @@ pub(crate) fn check(workspace: &Workspace) -> Result<()> {
     summary.finish()
 }
 
-/// Runs the long tests, which `test` omits. A long test is marked: `#[ignore = "long: …"]` of a unit test,
+/// Runs the long tests, which `test` omits. Without filters, also runs the tests of mounted volumes with each option. A long test is marked: `#[ignore = "long: …"]` of a unit test,
 /// `with_ignored_flag` of a test of a mounted volume, `.long()` of an end-to-end test.
 pub(crate) fn test_long(workspace: &Workspace, filters: &[String]) -> Result<()> {
     let integration = integration_tests(workspace)?;
-    let filters = filters.iter().map(String::as_str);
-    let arguments: Vec<&str> = ["--", "--ignored"].into_iter().chain(filters).collect();
+    let names = filters.iter().map(String::as_str);
+    let arguments: Vec<&str> = ["--", "--ignored"].into_iter().chain(names).collect();
     let mut summary = RunSummary::new(&logs(workspace));
     if build(workspace, &mut summary) {
         let unit = [unit_tests(integration.iter().map(String::as_str)), arguments.clone()].concat();
         summary.command("long unit and integration tests", &mut cargo::command(workspace, &unit), LONG_TESTS_LIMIT);
         summary.check("fuzz targets", || fuzz::run(workspace, &[]));
+        if filters.is_empty() {
+            run_volume_variants(workspace, &mut summary);
+        }
         let end_to_end = [&END_TO_END_TESTS[..], &arguments].concat();
         run_end_to_end(&mut summary, &mut cargo::command(workspace, &end_to_end), LONG_TESTS_LIMIT);
     }
     summary.finish()
+}
+
+fn run_volume_variants(workspace: &Workspace, summary: &mut RunSummary) {
+    let scratch = logs(workspace);
+    for variant in VARIANTS {
+        let mut suite = variant.suite_command(workspace, &scratch);
+        summary.command(variant.suite, suite.env("RUST_TEST_THREADS", TEST_THREADS), LONG_TESTS_LIMIT);
+        let mut crash_matrix = variant.crash_matrix_command(workspace, &scratch);
+        summary.command(variant.crash_matrix, &mut crash_matrix, LONG_TESTS_LIMIT);
+    }
 }
 
 /// Runs the end-to-end tests; `filters` are passed to their runner.

@@ -7,6 +7,7 @@ pub(crate) mod container;
 pub(crate) mod criu;
 pub(crate) mod echo;
 pub(crate) mod fault;
+pub(crate) mod glusterfs;
 pub(crate) mod link_copy;
 pub(crate) mod local_fanout;
 pub(crate) mod paused_forks;

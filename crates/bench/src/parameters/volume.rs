@@ -45,6 +45,8 @@ pub struct VolumeParameters {
     pub runs: usize,
     /// A directory on the disk to compare with.
     pub disk: PathBuf,
+    /// Whether to measure GlusterFS, if it is installed.
+    pub with_gluster: bool,
     /// The file to which samples are written.
     #[serde(skip)]
     pub samples_file: Option<PathBuf>,
@@ -106,6 +108,8 @@ pub(crate) enum StorageSystem {
     Tmpfs,
     /// A peer: the file system of the disk, one copy.
     Disk,
+    /// A peer: GlusterFS with three replicas in memory.
+    Gluster,
 }
 
 impl VolumeExperiment {
@@ -143,7 +147,8 @@ impl ReplicaLoad {
 
 impl StorageSystem {
     /// All systems, in the order of the table.
-    pub(crate) const ALL: [Self; 5] = [Self::Volume, Self::Inline, Self::SocketChain, Self::Tmpfs, Self::Disk];
+    pub(crate) const ALL: [Self; 6] =
+        [Self::Volume, Self::Inline, Self::SocketChain, Self::Tmpfs, Self::Disk, Self::Gluster];
 
     pub(crate) fn name(self) -> &'static str {
         match self {
@@ -152,6 +157,7 @@ impl StorageSystem {
             Self::SocketChain => "sockets",
             Self::Tmpfs => "tmpfs",
             Self::Disk => "disk",
+            Self::Gluster => "gluster",
         }
     }
 }
@@ -276,6 +282,7 @@ impl VolumeParameters {
                 case.experiment == VolumeExperiment::CopyMethods || self.offload.contains(&OffloadVariant::On)
             }
             StorageSystem::Inline => self.offload.contains(&OffloadVariant::Inline),
+            StorageSystem::Gluster => self.with_gluster,
             StorageSystem::SocketChain | StorageSystem::Tmpfs | StorageSystem::Disk => true,
         }
     }

@@ -23,6 +23,8 @@ pub struct VolumeSummary {
     pub(super) plan: VolumeParameters,
     samples: Samples<VolumeSampleKey>,
     pub(super) availability: Option<AvailabilityRun>,
+    /// Version and settings of GlusterFS, or the reason why it was not measured; `None` if it was not wanted.
+    gluster: Option<Result<Vec<String>, String>>,
 }
 
 impl VolumeSummary {
@@ -32,7 +34,13 @@ impl VolumeSummary {
         availability: Option<AvailabilityRun>,
     ) -> Result<Self, BenchError> {
         samples.flush()?;
-        Ok(Self { machine_state: MachineState::detect(), plan: plan.clone(), samples, availability })
+        let machine_state = MachineState::detect();
+        Ok(Self { machine_state, plan: plan.clone(), samples, availability, gluster: None })
+    }
+
+    /// Adds the settings of GlusterFS, or the reason why it was not measured.
+    pub(crate) fn with_gluster_settings(self, gluster: Option<Result<Vec<String>, String>>) -> Self {
+        Self { gluster, ..self }
     }
 
     pub(super) fn spread(&self, case: &VolumeCase, system: StorageSystem, figure: VolumeFigure) -> Option<Spread> {
@@ -54,6 +62,7 @@ impl VolumeSummary {
             "plan": self.plan,
             "figures": self.samples.spreads().map(figure).collect::<Vec<_>>(),
             "availability": self.availability,
+            "gluster": self.gluster_notes(),
             "section": self.section(),
         })
     }
@@ -95,7 +104,15 @@ impl VolumeSummary {
             "Slow seconds: those from a fault to the next one with less than half of the median.".to_owned(),
             format!("Reference: {}.", PUBLISHED_FIGURES.volume.source),
         ];
-        inline.into_iter().chain(pinned).chain(notes).collect()
+        inline.into_iter().chain(pinned).chain(self.gluster_notes()).chain(notes).collect()
+    }
+
+    fn gluster_notes(&self) -> Vec<String> {
+        match &self.gluster {
+            None => Vec::new(),
+            Some(Ok(settings)) => settings.iter().map(|line| format!("Gluster: {line}.")).collect(),
+            Some(Err(reason)) => vec![format!("Gluster: not measured: {reason}.")],
+        }
     }
 
     fn is_measured(&self, case: &VolumeCase, system: StorageSystem) -> bool {
@@ -198,7 +215,8 @@ impl VolumeSummary {
         let cases = [VolumeExperiment::Varmail, VolumeExperiment::Fileserver].map(|experiment| self.cases(experiment));
         let cases = cases.concat();
         let title = format!("Operations per second for {} s: median of runs (p10–p90)", self.plan.seconds);
-        let mut table = FigureTable::new(&title, &["loop", "files", "replicas", "volume", "inline", "tmpfs", "disk"]);
+        let mut table =
+            FigureTable::new(&title, &["loop", "files", "replicas", "volume", "inline", "tmpfs", "disk", "gluster"]);
         for case in &cases {
             let rate = |system| format_spread(self.spread(case, system, VolumeFigure::OperationsPerS));
             table.add_row([
@@ -209,6 +227,7 @@ impl VolumeSummary {
                 rate(StorageSystem::Inline),
                 rate(StorageSystem::Tmpfs),
                 rate(StorageSystem::Disk),
+                rate(StorageSystem::Gluster),
             ]);
         }
         (!cases.is_empty()).then_some(table)
@@ -218,7 +237,7 @@ impl VolumeSummary {
         let cases = self.cases(VolumeExperiment::Leveldb);
         let mut table = FigureTable::new(
             &self.leveldb_title(),
-            &["replicas", "workload", "volume", "ref.", "inline", "ref.", "tmpfs", "disk"],
+            &["replicas", "workload", "volume", "ref.", "inline", "ref.", "tmpfs", "disk", "gluster"],
         );
         for (case, workload) in cases.iter().flat_map(|case| LeveldbWorkload::ALL.map(|workload| (case, workload))) {
             let time = |system| format_spread(self.spread(case, system, workload.figure()));
@@ -235,6 +254,7 @@ impl VolumeSummary {
                 published(StorageSystem::Inline),
                 time(StorageSystem::Tmpfs),
                 time(StorageSystem::Disk),
+                time(StorageSystem::Gluster),
             ]);
         }
         (!cases.is_empty()).then_some(table)
@@ -277,7 +297,7 @@ impl VolumeSummary {
         let cases = self.cases(VolumeExperiment::Throughput);
         let (bytes, mib) = (self.plan.operation_bytes, self.plan.mib);
         let title = format!("write({bytes}), {mib} MiB in all, one fsync at the end, MiB/s: median of runs (p10–p90)");
-        let headings = ["replicas", "processes", "volume", "ref.", "inline", "sockets", "tmpfs", "disk"];
+        let headings = ["replicas", "processes", "volume", "ref.", "inline", "sockets", "tmpfs", "disk", "gluster"];
         let mut table = FigureTable::new(&title, &headings);
         for case in &cases {
             let rate = |system| format_spread(self.spread(case, system, VolumeFigure::WriteMibPerS));
@@ -290,6 +310,7 @@ impl VolumeSummary {
                 rate(StorageSystem::SocketChain),
                 rate(StorageSystem::Tmpfs),
                 rate(StorageSystem::Disk),
+                rate(StorageSystem::Gluster),
             ]);
         }
         (!cases.is_empty()).then_some(table)
@@ -331,6 +352,7 @@ mod tests {
             log_mib: 64,
             runs: 1,
             disk: "/var/tmp".into(),
+            with_gluster: true,
             samples_file: None,
         };
         let mut samples = Samples::new();
@@ -341,9 +363,11 @@ mod tests {
         add(VolumeExperiment::Latency, 1, StorageSystem::Volume, VolumeFigure::SyncedWriteUs, 321.0);
         add(VolumeExperiment::Latency, 1, StorageSystem::SocketChain, VolumeFigure::SyncedWriteUs, 45.0);
         add(VolumeExperiment::Throughput, 4, StorageSystem::Volume, VolumeFigure::WriteMibPerS, 777.0);
+        add(VolumeExperiment::Throughput, 4, StorageSystem::Gluster, VolumeFigure::WriteMibPerS, 55.0);
         let summary = VolumeSummary::new(&plan, samples, None).unwrap();
+        let summary = summary.with_gluster_settings(Some(Err("it is not installed".to_owned())));
         let (text, document) = (summary.to_text(), summary.to_json());
-        for expected in ["321", "148", "45.0", "777", "2113"] {
+        for expected in ["321", "148", "45.0", "777", "2113", "55.0", "not installed"] {
             assert!(text.contains(expected), "{expected}: {text}");
         }
         assert!(text.lines().all(|line| line.chars().count() <= 120), "{text}");

@@ -19,7 +19,7 @@ use farfork_sys::allocator;
 use farfork_terminal::privilege;
 use farfork_trust::{Encryption, JoinToken, read_private};
 use farfork_volume::chain::LogCompression;
-use farfork_volume::process::{CopyMethod, OffloadMode};
+use farfork_volume::process::{CopyMethod, OffloadMode, WorkPriority};
 use farfork_wire::NodeName;
 use zeroize::Zeroizing;
 
@@ -172,6 +172,13 @@ pub(crate) struct Node {
     /// baseline for measurements. With `inline`, nothing is replicated while the daemon does not run.
     #[arg(long, env = "FARFORK_VOLUME_OFFLOAD", value_name = "MODE", default_value_t = OffloadMode::default())]
     volume_offload: OffloadMode,
+    /// CPU priority of the threads that replicate and publish volumes: normal or idle.
+    ///
+    /// `idle` (SCHED_IDLE) gives them the CPU time that no other thread wants. While programs use all CPUs, they get only a
+    /// small share, about 0.3 % of a CPU, and writes and fsync(2) of the volumes wait for them. A node under load stays in
+    /// the chains: the threads that answer within --detect-ms have the ordinary priority.
+    #[arg(long, env = "FARFORK_VOLUME_PRIORITY", value_name = "PRIORITY", default_value_t = WorkPriority::default())]
+    volume_priority: WorkPriority,
     /// CPUs of the process that replicates volumes, such as 1 or 2-3 [default: all].
     #[arg(long, value_name = "LIST")]
     offload_cpus: Option<String>,
@@ -200,6 +207,7 @@ impl Node {
             copy_method: self.volume_copy,
             compression: self.volume_compress,
             offload_mode: self.volume_offload,
+            work_priority: self.volume_priority,
             offload_cpus: self.offload_cpus,
             ..VolumeOptions::new(&self.name, self.volumes, self.catalog)
         };

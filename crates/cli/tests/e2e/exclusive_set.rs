@@ -20,6 +20,7 @@ pub(crate) const NAMES: &[&str] = &[
     "random_processes_are_restored",
     "runs_are_contained",
     "test_programs_pass_without_farfork",
+    "volumes_replicate_at_idle_priority",
     "zygotes_are_forked",
     "zygotes_are_prewarmed_speculatively",
 ];

@@ -70,6 +70,7 @@ mod test_programs_pass_without_farfork;
 mod volume_compression;
 mod volume_copy_methods;
 mod volume_files_are_forked;
+mod volume_priority;
 mod volumes_are_replicated;
 mod volumes_outlive_lost_files;
 mod zygotes_are_forked;
@@ -103,6 +104,7 @@ const TEST_FILES: &[(&str, &[Test])] = &[
     ("benchmarks_run", benchmarks_run::TESTS),
     ("volumes_are_copied_by_each_method", volume_copy_methods::TESTS),
     ("volumes_are_compressed", volume_compression::TESTS),
+    ("volumes_replicate_at_idle_priority", volume_priority::TESTS),
     ("volumes_are_replicated", volumes_are_replicated::TESTS),
     ("volumes_outlive_lost_files", volumes_outlive_lost_files::TESTS),
     ("volume_files_are_forked", volume_files_are_forked::TESTS),

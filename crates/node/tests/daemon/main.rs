@@ -18,7 +18,7 @@ use farfork_node::daemon;
 use farfork_node::options::{Options, SeedBudget, TrustOptions, VolumeOptions};
 use farfork_trust::{Credentials, Encryption, JoinToken, TrustDirectory};
 use farfork_volume::chain::LogCompression;
-use farfork_volume::process::{CopyMethod, OffloadMode};
+use farfork_volume::process::{CopyMethod, OffloadMode, WorkPriority};
 use farfork_wire::NodeName;
 use libtest_mimic::{Arguments, Trial};
 
@@ -86,6 +86,7 @@ fn run_node(name: &str, run_dir: &str, join: Option<&str>) {
             copy_method: CopyMethod::default(),
             compression: LogCompression::default(),
             offload_mode: OffloadMode::default(),
+            work_priority: WorkPriority::default(),
             offload_cpus: None,
         },
         trust,

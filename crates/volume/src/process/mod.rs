@@ -15,6 +15,7 @@ mod replica_loss;
 mod store;
 mod supervisor;
 mod volume_directory;
+mod work_priority;
 mod worker;
 
 pub use client::{ClientRunError, run_client};
@@ -28,4 +29,5 @@ pub use offload::{OffloadError, OffloadMode, OffloadOptions, run_offload};
 pub use store::{STORE_PATH_BYTES_MAX, VolumeStore};
 pub use supervisor::{CLIENT_ENDED, MountSupervisor, NodeSupervisor, ProcessRole, end_with_supervisor};
 pub use volume_directory::{CreateError, VolumeDirectory};
+pub use work_priority::WorkPriority;
 pub use worker::run_worker;

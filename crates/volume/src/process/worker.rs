@@ -14,6 +14,7 @@ use super::channel::{MessageChannel, listen};
 use super::data_copier::{CopyMethod, DataCopier};
 use super::message::{PublishFailureKind, PublishRequest, WorkerAnswer};
 use super::store::VolumeStore;
+use super::work_priority::WorkPriority;
 use crate::log::LogFile;
 use crate::publish::{CallBudget, PublishError, PublishedMark, Publisher, SharedTree};
 use crate::replica_file::is_lost;
@@ -92,11 +93,12 @@ fn error_with_kind(error: PublishError) -> io::Error {
     io::Error::new(kind, error)
 }
 
-/// Runs the host worker of a node until it is killed.
+/// Runs the host worker of a node until it is killed. Requests are executed with `priority`. They are received, and
+/// reported to the offload process, with the ordinary priority: a silent worker is killed.
 ///
 /// # Errors
 /// When the store cannot be used.
-pub fn run_worker(store: &VolumeStore, copy_method: CopyMethod) -> io::Result<()> {
+pub fn run_worker(store: &VolumeStore, copy_method: CopyMethod, priority: WorkPriority) -> io::Result<()> {
     let _lock = store.lock(WORKER)?;
     let listener = listen(&store.worker_socket())?;
     loop {
@@ -107,7 +109,8 @@ pub fn run_worker(store: &VolumeStore, copy_method: CopyMethod) -> io::Result<()
             scope.spawn(|| answers.report_work());
             while let Ok(request) = requests.receive::<PublishRequest>() {
                 answers.begin();
-                if answers.finish(&execute(&mut publishers, &request)).is_err() {
+                let answer = priority.apply_during(|| execute(&mut publishers, &request));
+                if answers.finish(&answer).is_err() {
                     break;
                 }
             }

@@ -16,7 +16,7 @@ use crate::{GlobalArgs, program_path};
 ///
 /// Starts three nodes with their files in memory. Each row has a new volume, which the first node has mounted. The floor
 /// sends the same bytes over sockets along the nodes, and stores nothing. A tmpfs and the file system of --disk keep one
-/// copy.
+/// copy. GlusterFS, if it is installed, keeps three replicas in memory on the same nodes, with its default options.
 ///
 /// The published sizes, 1 GiB for latency and 12 GiB for throughput, are scaled down by default, because three replicas are
 /// in memory.
@@ -34,6 +34,7 @@ Experiments:
 Examples:
   farfork bench volume latency --replicas idle
   farfork bench volume throughput --mib 12288 --runs 1     the published size; needs 40 GiB of memory
+  farfork bench volume latency throughput --quick --gluster on
   farfork bench volume all --quick
 
 Exit status: 0 measured, 1 failed, 2 wrong usage.")]
@@ -92,6 +93,12 @@ pub(crate) struct BenchVolume {
     /// A directory on the disk that is compared.
     #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
     disk: PathBuf,
+    /// Measure GlusterFS with three replicas: on or off [default: on, or off with --quick].
+    ///
+    /// Without Debian's package glusterfs-server, the run reports that it is not installed. The servers run in the nodes'
+    /// network namespaces and use no directory of the machine.
+    #[arg(long, value_name = "on|off")]
+    gluster: Option<GlusterChoice>,
     /// Number of runs of each row [default: 5, or 1 with --quick].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1000))]
     runs: Option<u64>,
@@ -113,6 +120,12 @@ enum ExperimentName {
     Filebench,
     Leveldb,
     Availability,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum GlusterChoice {
+    On,
+    Off,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -190,6 +203,7 @@ impl BenchVolume {
             log_mib: self.log_mib,
             runs: self.runs.unwrap_or(sized(5, 1)) as usize,
             disk: self.disk,
+            with_gluster: self.gluster.map_or(!self.quick, |choice| choice == GlusterChoice::On),
             samples_file: self.samples,
         };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

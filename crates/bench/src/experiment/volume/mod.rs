@@ -51,7 +51,10 @@ pub async fn run_volume(
         // This thread starts every process of the run, and they inherit its affinity.
         restrict_to_cpus(&cpus.others).map_err(failed)?;
     }
-    let testbed = StorageTestbed::start(plan, farfork.clone()).await?;
+    let mut testbed = StorageTestbed::start(plan, farfork.clone()).await?;
+    let mut plan = plan.clone();
+    let gluster = start_gluster(&mut plan, &mut testbed, show)?;
+    let plan = &plan;
     let samples = Samples::with_file(plan.samples_file.as_deref())?;
     let mut run = VolumeRun { plan, farfork, testbed, samples };
     let has_availability = plan.experiments.contains(&VolumeExperiment::Availability);
@@ -71,7 +74,24 @@ pub async fn run_volume(
         availability = Some(run_availability(plan, &run.farfork, &mut run.testbed, &mut check_interrupt)?);
     }
     run.testbed.stop()?;
-    VolumeSummary::new(plan, run.samples, availability)
+    Ok(VolumeSummary::new(plan, run.samples, availability)?.with_gluster_settings(gluster))
+}
+
+/// Starts GlusterFS if a case of the plan measures it. Removes it from the plan if it does not run. Returns its settings,
+/// or the reason why it does not run; `None` if it is not wanted.
+fn start_gluster(
+    plan: &mut VolumeParameters,
+    testbed: &mut StorageTestbed,
+    show: ProgressCallback<'_>,
+) -> Result<Option<Result<Vec<String>, String>>, BenchError> {
+    let points = plan.points_to_measure();
+    if points.iter().all(|(_, system)| *system != StorageSystem::Gluster) {
+        return Ok(None);
+    }
+    let steps = points.len() * plan.runs;
+    let started = testbed.start_gluster(&mut || report_progress(show, 0, steps, "start of GlusterFS"))?;
+    plan.with_gluster = started.is_ok();
+    Ok(Some(started))
 }
 
 /// Checks that the memory suffices, because all replicas are in memory.

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use farfork_sys::mount;
 use rustix::mount::{MountAttrFlags, UnmountFlags, unmount};
 
+use crate::baseline::glusterfs::{self, GlusterVolume};
 use crate::error::BenchError;
 use crate::experiment::local_cluster::BenchCluster;
 use crate::machine::CpuDivision;
@@ -31,6 +32,8 @@ const DROP_RETRY: Duration = Duration::from_millis(50);
 
 /// Three nodes with their files in memory, and directories on other file systems.
 pub(crate) struct StorageTestbed {
+    // Dropped first, because its processes run on the nodes.
+    gluster: Option<GlusterVolume>,
     cluster: BenchCluster,
     /// Nodes whose daemons replicate, for `StorageSystem::Inline`.
     inline: Option<BenchCluster>,
@@ -70,7 +73,29 @@ impl StorageTestbed {
         } else {
             None
         };
-        Ok(Self { cluster, inline, copying: None, disk, farfork, plan: plan.clone(), memory })
+        Ok(Self { gluster: None, cluster, inline, copying: None, disk, farfork, plan: plan.clone(), memory })
+    }
+
+    /// Starts GlusterFS on the nodes. Returns its version and settings in lines, or the reason why it cannot be measured.
+    ///
+    /// # Errors
+    /// The error of `check_interrupt`.
+    pub(crate) fn start_gluster(
+        &mut self,
+        check_interrupt: &mut dyn FnMut() -> Result<(), BenchError>,
+    ) -> Result<Result<Vec<String>, String>, BenchError> {
+        let Some(version) = glusterfs::installed_version() else {
+            return Ok(Err(format!("not installed, see Debian's package {}", glusterfs::PACKAGE)));
+        };
+        match GlusterVolume::start(self.cluster.nodes(), self.memory.path(), check_interrupt) {
+            Ok(volume) => {
+                let settings = [&[version], volume.settings()].concat();
+                self.gluster = Some(volume);
+                Ok(Ok(settings))
+            }
+            Err(BenchError::Interrupted) => Err(BenchError::Interrupted),
+            Err(error) => Ok(Err(format!("{version} does not work here: {error}"))),
+        }
     }
 
     /// Starts the nodes that a case needs.
@@ -124,6 +149,9 @@ impl StorageTestbed {
                 self.mount_volume(self.inline.as_ref().expect("`start` has started the nodes of the plan"))
             }
             StorageSystem::Disk => make_directory(self.disk.path()),
+            StorageSystem::Gluster => {
+                make_directory(self.gluster.as_ref().expect("only a running GlusterFS is measured").directory())
+            }
             StorageSystem::SocketChain | StorageSystem::Tmpfs => make_directory(self.memory.path()),
         }
     }
@@ -160,7 +188,8 @@ impl StorageTestbed {
     }
 
     /// Removes the nodes and all files.
-    pub(crate) fn stop(self) -> Result<(), BenchError> {
+    pub(crate) fn stop(mut self) -> Result<(), BenchError> {
+        drop(self.gluster.take());
         if let Some(copying) = self.copying {
             copying.cluster.stop()?;
         }

@@ -42,6 +42,7 @@ impl VolumeSummary {
             "inline, mean",
             "tmpfs, mean",
             "disk, mean",
+            "gluster, mean",
         ];
         let mut table = ReportTable::new("latency", title, &columns);
         for case in self.cases(VolumeExperiment::Latency) {
@@ -64,6 +65,7 @@ impl VolumeSummary {
                 time_cell(mean(StorageSystem::Inline), "µs"),
                 time_cell(mean(StorageSystem::Tmpfs), "µs"),
                 time_cell(mean(StorageSystem::Disk), "µs"),
+                time_cell(mean(StorageSystem::Gluster), "µs"),
             ]);
         }
         table
@@ -72,7 +74,7 @@ impl VolumeSummary {
     fn throughput_section_table(&self) -> ReportTable {
         let (bytes, mib) = (self.plan.operation_bytes, self.plan.mib);
         let title = format!("write({bytes}), {mib} MiB in all, one fsync at the end");
-        let columns = ["replicas", "processes", "volume", "inline", "tmpfs", "disk"];
+        let columns = ["replicas", "processes", "volume", "inline", "tmpfs", "disk", "gluster"];
         let mut table = ReportTable::new("throughput", title, &columns);
         for case in self.cases(VolumeExperiment::Throughput) {
             let volume = self.rate(&case, StorageSystem::Volume).map(|figure| {
@@ -87,6 +89,7 @@ impl VolumeSummary {
                 self.rate(&case, StorageSystem::Inline).into(),
                 self.rate(&case, StorageSystem::Tmpfs).into(),
                 self.rate(&case, StorageSystem::Disk).into(),
+                self.rate(&case, StorageSystem::Gluster).into(),
             ]);
         }
         table
@@ -148,8 +151,11 @@ impl VolumeSummary {
 
     fn filebench_section_table(&self) -> ReportTable {
         let title = format!("Operations per second for {} s", self.plan.seconds);
-        let mut table =
-            ReportTable::new("filebench", title, &["loop", "files", "replicas", "volume", "inline", "tmpfs", "disk"]);
+        let mut table = ReportTable::new(
+            "filebench",
+            title,
+            &["loop", "files", "replicas", "volume", "inline", "tmpfs", "disk", "gluster"],
+        );
         for experiment in [VolumeExperiment::Varmail, VolumeExperiment::Fileserver] {
             for case in self.cases(experiment) {
                 let rate = |system| -> ReportCell {
@@ -164,6 +170,7 @@ impl VolumeSummary {
                     rate(StorageSystem::Inline),
                     rate(StorageSystem::Tmpfs),
                     rate(StorageSystem::Disk),
+                    rate(StorageSystem::Gluster),
                 ]);
             }
         }
@@ -171,7 +178,7 @@ impl VolumeSummary {
     }
 
     fn leveldb_section_table(&self) -> ReportTable {
-        let columns = ["replicas", "workload", "volume", "inline", "tmpfs", "disk"];
+        let columns = ["replicas", "workload", "volume", "inline", "tmpfs", "disk", "gluster"];
         let mut table = ReportTable::new("leveldb", self.leveldb_title(), &columns);
         for case in self.cases(VolumeExperiment::Leveldb) {
             for workload in LeveldbWorkload::ALL {
@@ -187,6 +194,7 @@ impl VolumeSummary {
                     with_reference(StorageSystem::Inline),
                     time_cell(time(StorageSystem::Tmpfs), "µs"),
                     time_cell(time(StorageSystem::Disk), "µs"),
+                    time_cell(time(StorageSystem::Gluster), "µs"),
                 ]);
             }
         }

@@ -14,7 +14,8 @@ use farfork_trust::{Credentials, Encryption};
 use farfork_volume::chain::LogCompression;
 use farfork_volume::mount::MountOptions;
 use farfork_volume::process::{
-    CopyMethod, OffloadMode, OffloadOptions, VolumeStore, end_with_supervisor, run_client, run_offload, run_worker,
+    CopyMethod, OffloadMode, OffloadOptions, VolumeStore, WorkPriority, end_with_supervisor, run_client, run_offload,
+    run_worker,
 };
 use farfork_wire::NodeName;
 
@@ -62,6 +63,9 @@ pub(crate) struct OffloadArguments {
     /// Method to copy data into shared trees while the worker does not run.
     #[arg(long, value_name = "METHOD", default_value_t = CopyMethod::default())]
     copy: CopyMethod,
+    /// CPU priority of replication and publishing: normal or idle.
+    #[arg(long, value_name = "PRIORITY", default_value_t = WorkPriority::default())]
+    priority: WorkPriority,
     /// How log data is compressed on its way to the next replica.
     #[arg(long, value_name = "METHOD", default_value_t = LogCompression::default())]
     compress: LogCompression,
@@ -84,6 +88,9 @@ pub(crate) struct WorkerArguments {
     /// Method to copy data into shared trees.
     #[arg(long, value_name = "METHOD", default_value_t = CopyMethod::default())]
     copy: CopyMethod,
+    /// CPU priority of replication and publishing: normal or idle.
+    #[arg(long, value_name = "PRIORITY", default_value_t = WorkPriority::default())]
+    priority: WorkPriority,
     #[command(flatten)]
     log: LogOptions,
 }
@@ -121,6 +128,7 @@ impl OffloadArguments {
             scrub_interval: Duration::from_secs(3600 * u64::from(self.scrub_hours)),
             mode: OffloadMode::On,
             copy_method: self.copy,
+            priority: self.priority,
             compression: self.compress,
             credentials: credentials.with_context(|| object.clone())?,
         };
@@ -133,7 +141,7 @@ impl WorkerArguments {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         start(&self.log)?;
         let object = format!("worker of {}", self.store.display());
-        run_worker(&VolumeStore::new(&self.store), self.copy).context(object)?;
+        run_worker(&VolumeStore::new(&self.store), self.copy, self.priority).context(object)?;
         Ok(ExitCode::SUCCESS)
     }
 }

@@ -37,6 +37,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("stress_fork_checks_its_floor_and_cleans_up", stress_fork),
     Test::alone("tree_prints_every_figure_and_cleans_up", tree),
     Test::alone("volume_prints_every_figure_and_cleans_up", volume::prints_every_figure),
+    Test::alone("volume_measures_gluster_if_it_is_installed", volume::measures_gluster),
     Test::alone("volume_refuses_sizes_above_free_memory", volume::refuses_large_sizes),
     Test::alone("pool_prints_every_figure_and_cleans_up", pool),
     Test::alone("warm_start_finds_the_best_concurrency_and_cleans_up", warm_start),

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
+use std::process::Command;
 
 use serde_json::Value;
 
@@ -24,7 +25,8 @@ pub(super) fn prints_every_figure() {
     let sizes = ["--operations", "50", "--mib", "4", "--processes", "2", "--log-mib", "16", "--runs", "1"];
     let counts = ["--files", "50", "--points", "300", "--entries", "100", "--replicas", "busy"];
     let times = ["--seconds", "0.5", "--period", "2", "--offload", "both", "--copy-methods", "event,none", "--pin"];
-    let document = run_benchmark("volume", &[&sizes[..], &counts, &times].concat());
+    let peers = ["--gluster", "off"];
+    let document = run_benchmark("volume", &[&sizes[..], &counts, &times, &peers].concat());
     let figures = document["figures"].as_array().expect("a list of figures");
     let keys = |figure: &Value| {
         ["experiment", "copy_method", "processes", "system", "figure"].map(|key| figure[key].to_string())
@@ -43,6 +45,7 @@ pub(super) fn prints_every_figure() {
     };
     let (rates, longest_ms) = (list("per_s"), list("longest_ms"));
     assert_eq!((rates.len(), run["faults"].as_array().map(Vec::len)), (14, Some(6)), "{document}");
+    assert_eq!(document["gluster"].as_array().map(Vec::len), Some(0), "{document}");
     // The mail server ends with an operation after the last second, so it continued through all faults.
     assert!(rates.iter().sum::<f64>() > 0.0, "{document}");
     let mut idle_seconds = 0;
@@ -56,4 +59,26 @@ pub(super) fn prints_every_figure() {
         assert!(longest_ms >= lasting_ms, "{idle_seconds} seconds without an operation: {document}");
         idle_seconds = 0;
     }
+}
+
+/// Measures GlusterFS if it is installed, and reports its package if not. Nothing of it outlives the run.
+pub(super) fn measures_gluster() {
+    let sizes = ["--operations", "20", "--mib", "4", "--processes", "1", "--log-mib", "16", "--runs", "1"];
+    let others = ["--replicas", "idle", "--files", "50", "--seconds", "0.5", "--gluster", "on"];
+    let experiments = ["latency", "throughput", "filebench"];
+    let document = run_benchmark("volume", &[&experiments[..], &sizes, &others].concat());
+    let notes = document["gluster"].to_string();
+    let figures = document["figures"].as_array().expect("a list of figures");
+    let of_gluster: Vec<_> = figures.iter().filter(|figure| figure["system"] == "gluster").collect();
+    if Command::new("glusterd").arg("--version").output().is_err() {
+        assert!(notes.contains("not installed") && notes.contains("glusterfs-server"), "{notes}");
+        assert!(of_gluster.is_empty(), "{document}");
+        return;
+    }
+    assert!(notes.contains("replicate 1 x 3 = 3 bricks") && notes.contains("transport tcp"), "{notes}");
+    // Five times and the time of a sync, a rate, and two loops.
+    assert_eq!(of_gluster.len(), 6 + 1 + 2, "{document}");
+    assert!(of_gluster.iter().all(|figure| figure["p50"].as_f64() > Some(0.0)), "{document}");
+    let processes = Command::new("pgrep").args(["--full", "gluster.*farfork-bench"]).output().expect("pgrep(1)");
+    assert_eq!(String::from_utf8_lossy(&processes.stdout), "", "processes of GlusterFS have outlived the run");
 }

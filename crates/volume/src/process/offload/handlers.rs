@@ -3,6 +3,7 @@
 use std::fs;
 use std::io;
 use std::sync::Arc;
+use std::sync::mpsc::{self, SendError, Sender};
 use std::thread;
 
 use farfork_fabric::{Region, SeedKey};
@@ -23,6 +24,7 @@ use crate::chain::calls::{
 use crate::chain::{CALL_TIMEOUT, LogRegion, PathVersion, RECORD_BYTES, RESERVE_BYTES};
 use crate::process::LogStatus;
 use crate::process::volume_directory::VolumeDirectory;
+use crate::process::work_priority::WorkPriority;
 use crate::replica_file::is_lost;
 
 /// The handlers of one server thread.
@@ -52,12 +54,43 @@ pub(super) fn handler_table(node: &Arc<OffloadNode>) -> HandlerTable {
     add_volume_call::<SaveLastCheck>(&mut table, node, |volume, call| {
         volume.directory.save_last_check(&call.last).map_err(|error| error.to_string())
     });
+    let idle_appends = (node.priority == WorkPriority::Idle).then(|| start_append_thread(node));
     let node = Arc::clone(node);
-    table.add_deferred_handler(AppendLog::ID, move |payload, reply| match decode_request::<AppendLog>(&payload) {
-        Ok(request) => append_log(&node, &request, reply),
-        Err(reason) => reply.refuse(&reason),
+    table.add_deferred_handler(AppendLog::ID, move |payload, reply| {
+        let request = match decode_request::<AppendLog>(&payload) {
+            Ok(request) => request,
+            Err(reason) => return reply.refuse(&reason),
+        };
+        let Some(appends) = &idle_appends else { return append_log(&node, &request, reply) };
+        if let Err(SendError(ReceivedAppend { reply, .. })) = appends.send(ReceivedAppend { request, reply }) {
+            reply.refuse("the thread that takes logs has ended");
+        }
     });
     table
+}
+
+/// A call of `AppendLog` that waits for the thread of `start_append_thread`.
+struct ReceivedAppend {
+    request: AppendLog,
+    reply: DeferredReply,
+}
+
+/// Starts a thread that handles calls of `AppendLog` in their order with the priority of the node. The thread that receives
+/// calls must not do it: it would wait for locks of threads that wait for a CPU, and receive no `HasClient` meanwhile. Other
+/// nodes limit the number of their calls, so the queue needs no limit.
+fn start_append_thread(node: &Arc<OffloadNode>) -> Sender<ReceivedAppend> {
+    let (sender, received) = mpsc::channel();
+    let node = Arc::clone(node);
+    let spawned = thread::Builder::new().name("append".to_owned()).spawn(move || {
+        node.priority.apply();
+        for ReceivedAppend { request, reply } in received {
+            append_log(&node, &request, reply);
+        }
+    });
+    if let Err(error) = spawned {
+        tracing::error!(%error, "the logs of other nodes are not taken: restart this daemon");
+    }
+    sender
 }
 
 /// As `add_slow`, for a call about a replica of this node.
@@ -87,6 +120,10 @@ fn add_slow<C>(
         };
         let node = Arc::clone(&node);
         let spawned = thread::Builder::new().name("call".to_owned()).spawn(move || {
+            // The answer to `HasClient` shows that this process is alive.
+            if C::ID != HasClient::ID {
+                node.priority.apply();
+            }
             answer_call::<C>(reply, handle(&node, request));
         });
         if let Err(error) = spawned {

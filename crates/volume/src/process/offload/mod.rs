@@ -40,6 +40,7 @@ use self::node::OffloadNode;
 use super::channel::{MessageChannel, listen};
 use super::data_copier::CopyMethod;
 use super::store::VolumeStore;
+use super::work_priority::WorkPriority;
 use crate::chain::{LogCompression, PeerClients};
 use crate::named_values::named_values;
 
@@ -80,6 +81,8 @@ pub struct OffloadOptions {
     pub mode: OffloadMode,
     /// Method to copy data into shared trees while the host worker does not run.
     pub copy_method: CopyMethod,
+    /// The CPU priority of the threads that replicate and publish.
+    pub priority: WorkPriority,
     /// How the node compresses the log data that it sends. It expands received data regardless of this option.
     pub compression: LogCompression,
     /// The identity that other nodes authenticate; none for unencrypted connections.
@@ -160,6 +163,9 @@ fn start_servers(
     let earlier = node.catalog.read().ok().and_then(|contents| contents.nodes.get(&node.name).cloned());
     let rpc_listener = bind(options.listen, earlier.as_ref().map(|earlier| earlier.rpc))?;
     let rpc = Server::start(rpc_listener, &config, acceptor, || handlers::handler_table(node))?;
+    // The threads of the RPC server answer whether this process is alive, so they keep the ordinary priority. This thread
+    // starts all others.
+    options.priority.apply();
     let fabric_listener = bind(options.listen, earlier.map(|earlier| earlier.fabric))?;
     let fabric_address = fabric_listener.local_addr()?;
     let exporter: Arc<dyn Exporter> = regions;

@@ -25,6 +25,7 @@ use crate::process::message::OffloadMessage;
 use crate::process::replica_loss::ReplicaLoss;
 use crate::process::store::VolumeStore;
 use crate::process::volume_directory::{CreateError, VolumeDirectory};
+use crate::process::work_priority::WorkPriority;
 
 /// Interval between two attempts to open replicas that are not open.
 const OPEN_INTERVAL: Duration = Duration::from_secs(1);
@@ -47,6 +48,8 @@ pub(super) struct OffloadNode {
     pub(super) detection_time: Duration,
     pub(super) copy_method: CopyMethod,
     pub(super) compression: LogCompression,
+    /// The priority of all threads except those of the RPC server.
+    pub(super) priority: WorkPriority,
     volumes: Mutex<HashMap<VolumeName, Arc<ReplicatedVolume>>>,
 }
 
@@ -84,7 +87,8 @@ impl OffloadNode {
         peers: PeerClients,
         regions: Arc<RegionRegistry>,
     ) -> io::Result<Self> {
-        let OffloadOptions { node: name, detection_time, copy_method, compression, mode, .. } = options.clone();
+        let OffloadOptions { node: name, detection_time, copy_method, compression, mode, priority, .. } =
+            options.clone();
         let worker = Mutex::new(WorkerLink::new(store.clone(), mode, copy_method)?);
         Ok(Self {
             name,
@@ -96,6 +100,7 @@ impl OffloadNode {
             detection_time,
             copy_method,
             compression,
+            priority,
             volumes: Mutex::default(),
         })
     }
@@ -114,7 +119,10 @@ impl OffloadNode {
     /// Whether the offload process of a node answers within the time of failure detection. While this node cannot read the
     /// catalog, which has the address, the other node counts as alive.
     pub(super) fn is_alive(&self, volume: &VolumeKey, node: &NodeName) -> bool {
-        let answer = self.peers.call::<HasClient>(node, &HasClient(volume.clone()), self.detection_time);
+        // A thread that waits for a CPU would take the other node for dead.
+        let answer = self
+            .priority
+            .suspend_during(|| self.peers.call::<HasClient>(node, &HasClient(volume.clone()), self.detection_time));
         matches!(answer, Ok(_) | Err(PeerError::Catalog(_)))
     }
 

@@ -19,6 +19,7 @@ use crate::process::channel::MessageChannel;
 use crate::process::data_copier::CopyMethod;
 use crate::process::message::{AttachedClient, ClientMessage, ForeignChange, OffloadMessage};
 use crate::process::store::VolumeStore;
+use crate::process::work_priority::WorkPriority;
 use crate::process::{ControlAnswer, ControlRequest, NewVolume, send_control_request};
 use crate::publish::{Durability, PublishedMark, load_namespace};
 use crate::record::{EntryName, FileKind, InodeNumber, Timestamp};
@@ -57,6 +58,7 @@ impl TestCluster {
                 scrub_interval: Duration::ZERO,
                 mode: OffloadMode::default(),
                 copy_method: CopyMethod::default(),
+                priority: WorkPriority::default(),
                 compression: compression_of(name),
                 credentials: None,
             };

@@ -1,0 +1,113 @@
+//! The tests of mounted volumes with each option that changes how nodes replicate and publish. `cargo xtask test-long` runs
+//! them; `cargo xtask test` runs the tests with the defaults.
+
+use std::path::Path;
+use std::process::Command;
+
+use super::cargo;
+use crate::workspace::Workspace;
+
+/// The arguments that select the tests. All crates are selected, so that nothing is built again.
+const TESTS: [&str; 5] = ["test", "--workspace", "--no-fail-fast", "--test", "mount"];
+
+/// The arguments that select the complete crash matrix, a long test of `TESTS`.
+const CRASH_MATRIX: [&str; 3] = ["--", "--ignored", "all_faults_of_the_matrix_lose_nothing"];
+
+/// A value of an option, and the names of the steps that run the tests with it.
+pub(super) struct VolumeVariant {
+    /// Name of the step with the model test, the POSIX suites and all other tests that are not long.
+    pub(super) suite: &'static str,
+    /// Name of the step with the complete crash matrix.
+    pub(super) crash_matrix: &'static str,
+    /// The environment variable of the option, which the processes of the tests read.
+    variable: &'static str,
+    value: &'static str,
+    /// Whether the replicas must be on a file system with reflinks.
+    needs_reflinks: bool,
+}
+
+/// All variants. `memcpy`, `off` and `normal` are the defaults.
+pub(super) const VARIANTS: [VolumeVariant; 6] = [
+    VolumeVariant {
+        suite: "volumes, copy async",
+        crash_matrix: "crash matrix, copy async",
+        variable: "FARFORK_VOLUME_COPY",
+        value: "async",
+        needs_reflinks: false,
+    },
+    VolumeVariant {
+        suite: "volumes, copy async-batch",
+        crash_matrix: "crash matrix, copy async-batch",
+        variable: "FARFORK_VOLUME_COPY",
+        value: "async-batch",
+        needs_reflinks: false,
+    },
+    VolumeVariant {
+        suite: "volumes, copy event",
+        crash_matrix: "crash matrix, copy event",
+        variable: "FARFORK_VOLUME_COPY",
+        value: "event",
+        needs_reflinks: false,
+    },
+    VolumeVariant {
+        suite: "volumes, copy none",
+        crash_matrix: "crash matrix, copy none",
+        variable: "FARFORK_VOLUME_COPY",
+        value: "none",
+        needs_reflinks: true,
+    },
+    VolumeVariant {
+        suite: "volumes, compress lz4",
+        crash_matrix: "crash matrix, compress lz4",
+        variable: "FARFORK_VOLUME_COMPRESS",
+        value: "lz4",
+        needs_reflinks: false,
+    },
+    VolumeVariant {
+        suite: "volumes, priority idle",
+        crash_matrix: "crash matrix, priority idle",
+        variable: "FARFORK_VOLUME_PRIORITY",
+        value: "idle",
+        needs_reflinks: false,
+    },
+];
+
+impl VolumeVariant {
+    /// Returns the command of the step `suite`. A file system with reflinks is made in `scratch`.
+    pub(super) fn suite_command(&self, workspace: &Workspace, scratch: &Path) -> Command {
+        self.command(workspace, scratch, &TESTS)
+    }
+
+    /// Returns the command of the step `crash_matrix`.
+    pub(super) fn crash_matrix_command(&self, workspace: &Workspace, scratch: &Path) -> Command {
+        self.command(workspace, scratch, &[&TESTS[..], &CRASH_MATRIX].concat())
+    }
+
+    fn command(&self, workspace: &Workspace, scratch: &Path, arguments: &[&str]) -> Command {
+        let mut command = if self.needs_reflinks {
+            cargo::command_with_reflinks(workspace, scratch, arguments)
+        } else {
+            cargo::isolated_command(workspace, arguments)
+        };
+        command.env(self.variable, self.value);
+        command
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_variant_is_one_value_of_one_option() {
+        let workspace = Workspace::of_this_build();
+        for variant in VARIANTS {
+            let command = variant.suite_command(&workspace, Path::new("/scratch"));
+            let variables: Vec<_> = command.get_envs().filter(|(name, _)| *name == variant.variable).collect();
+            assert_eq!(variables, [(variant.variable.as_ref(), Some(variant.value.as_ref()))]);
+            assert!(variant.suite.ends_with(variant.value) && variant.crash_matrix.ends_with(variant.value));
+            let program = command.get_program().to_string_lossy();
+            assert_eq!(program.ends_with("with-reflinks.sh"), variant.value == "none", "{program}");
+        }
+    }
+}
