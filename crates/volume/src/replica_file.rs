@@ -44,7 +44,7 @@ pub(crate) fn open_regular_file(options: &OpenOptions, path: &Path) -> io::Resul
     options.clone().custom_flags(OFlags::NOFOLLOW.bits().cast_signed()).open(path)
 }
 
-/// Removes what is at a path, with all files in a directory. A missing file is no error.
+/// Removes a file of any type, and a directory with all files in it. A missing file is no error.
 ///
 /// # Errors
 /// As unlink(2) and rmdir(2).
@@ -60,7 +60,7 @@ pub(crate) fn remove_any(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Renames a file to a path, in place of what is there, with all files in a directory.
+/// Renames a file to a path. A file or directory that is there is removed, with all files in it.
 ///
 /// # Errors
 /// As rename(2).
@@ -93,7 +93,7 @@ pub(crate) mod tests {
     pub(crate) const OTHERS_FOR_DIRECTORY: [Replacement; 6] =
         [make_file, link_to_moved, link_to_nothing, link_to_itself, make_fifo, make_socket];
 
-    /// Moves what is at a path away, and calls `replace` for the path.
+    /// Moves the file or directory at a path away, and calls `replace` for the path.
     pub(crate) fn exchange(path: &Path, replace: Replacement) {
         fs::rename(path, moved(path)).unwrap();
         replace(path).unwrap();

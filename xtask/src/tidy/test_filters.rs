@@ -66,7 +66,7 @@ impl<'a> TestCommand<'a> {
     }
 
     fn new(source: &str, filters: &[&'a str]) -> Self {
-        // A word in capital letters stands for any filter.
+        // A word in capital letters is a placeholder of any filter.
         let is_filter = |word: &&&str| !word.chars().all(char::is_uppercase);
         Self { sources: vec![source.to_owned()], filters: filters.iter().filter(is_filter).copied().collect() }
     }

@@ -44,7 +44,7 @@ fn start(farfork: &Path) -> io::Result<ChildStdin> {
     Ok(remover.stdin.take().expect("a pipe"))
 }
 
-/// Waits until the benchmark `pid` has ended, and removes what is left of it.
+/// Waits until the benchmark `pid` has ended, and removes its remains.
 ///
 /// # Errors
 /// Standard input cannot be read.

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -100,14 +100,19 @@ fn start_in_root(root: &Path) -> Parent {
     Parent::start_command(command.arg(root).args(["--", "/program", MIB]))
 }
 
+/// The root directory of a process.
+fn root_of(pid: i32) -> PathBuf {
+    format!("/proc/{pid}/root").into()
+}
+
 /// The names in the root directory of a process.
 fn names_in_root(pid: i32) -> BTreeSet<String> {
-    let entries = fs::read_dir(format!("/proc/{pid}/root/")).expect("its root");
+    let entries = fs::read_dir(root_of(pid)).expect("its root");
     entries.map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned()).collect()
 }
 
 fn content_of_root(pid: i32) -> String {
-    fs::read_to_string(format!("/proc/{pid}/root/content")).expect("a file in the root")
+    fs::read_to_string(root_of(pid).join("content")).expect("a file in the root")
 }
 
 fn names(names: &[&str]) -> BTreeSet<String> {
@@ -128,7 +133,7 @@ fn root_directory(cluster: &Cluster) {
         let listed = cluster.first().json(&["inspect", &child.id]);
         assert_eq!(listed["root"].as_str().map(Path::new), Some(root.path()), "{listed}");
         assert_eq!(names_in_root(child.pid), names(&["content", "dev", "proc", "program", "run", "sys"]));
-        fs::write(format!("/proc/{}/root/content", child.pid), "child").expect("the child's own file");
+        fs::write(root_of(child.pid).join("content"), "child").expect("the child's own file");
         assert_eq!(content_of_root(parent.pid()), "node", "the parent sees a write of its child");
 
         let descendant = Seed::prepare_process(cluster.node(index), &child.pid.to_string(), &[]);

@@ -5,6 +5,7 @@
 
 mod checkpoint_reply;
 mod child_dir_pool;
+mod child_root;
 mod next_step;
 mod options;
 mod prestart;

@@ -1,6 +1,5 @@
 //! Starts a child: takes the prepared resources, forks it from its seed's zygote or restores it, and records it.
 
-use std::borrow::Cow;
 use std::fmt::Display;
 use std::fs::File;
 use std::io;
@@ -23,6 +22,7 @@ use tonic::Code;
 
 use super::checkpoint_reply::{CheckpointReply, OpenedReply, open_reply};
 use super::child_dir_pool::ChildFiles;
+use super::child_root::root_directory;
 use super::start_rollback::StartRollback;
 use super::zygote_cache::CachedZygote;
 use super::{Engine, SeedAccess, StartOptions, next_step, root_reuse};
@@ -339,14 +339,6 @@ impl Engine {
         }
     }
 
-    /// This node, with the root of a child.
-    fn node_of_child(&self, source: &SeedSource, options: &StartOptions) -> Cow<'_, LocalNode> {
-        match root_directory(source, options) {
-            Some(root) => Cow::Owned(self.node.with_root(root)),
-            None => Cow::Borrowed(&self.node),
-        }
-    }
-
     /// Restores the child. For a copy of a zygote, also returns the socket on which the copy waits.
     fn resume(
         &self,
@@ -408,13 +400,6 @@ impl<'a> Assignment<'a> {
             Self::Deferred { has_payload } => has_payload.then_some(&[]),
         }
     }
-}
-
-/// The directory of the node that is the root of a child: the requested one, else the path of the seed's root. `None`: the
-/// node's root.
-fn root_directory<'a>(source: &'a SeedSource, options: &'a StartOptions) -> Option<&'a Path> {
-    let of_seed = source.descriptor.origin.root.as_ref().map(Path::new);
-    options.root_directory.as_deref().or(of_seed).filter(|root| *root != Path::new("/"))
 }
 
 /// Checks that a child may have as many processes and threads as its seed. The error contains the cause and the next

@@ -63,7 +63,7 @@ impl VolumeDirectory {
         Self { path: path.to_owned() }
     }
 
-    /// Renames what is at the path of a replica and cannot be used, and returns its new path. A replica without data is
+    /// Renames an unusable file or directory at the path of a replica, and returns its new path. A replica without data is
     /// removed instead.
     ///
     /// # Errors

@@ -67,7 +67,7 @@ fn write_at_last(cluster: &VolumeCluster, node: usize, name: &str, bytes: &[u8])
 }
 
 /// Reads a file until the read is not interrupted, and the content is not an old one any more. `None` as an old content
-/// stands for a file that does not exist.
+/// means that the file does not exist.
 fn wait_for_content(cluster: &VolumeCluster, node: usize, name: &str, old: &[Option<&[u8]>], bytes: &[u8]) {
     let path = cluster.path(node).join(name);
     cluster.nodes[node].wait_for("the content is as expected", || {

@@ -181,8 +181,8 @@ pub(crate) struct Fork {
     /// Directory of the child's node that is its root, instead of the node's root.
     ///
     /// The kernel's file systems are mounted in it, at /proc, /sys and /dev. The child's writes to the directory are
-    /// removed with it. The files that the parent has open or mapped must be in it, at the same paths, or the seed's
-    /// node provides them [default: the path of the parent's root, for a parent of `farfork run --root`].
+    /// removed with it. If it lacks files that the parent has open or mapped, the seed's node provides them. The default
+    /// for a parent of `farfork run --root` is the path of the parent's root.
     #[arg(long, value_name = "DIR")]
     root: Option<PathBuf>,
     /// Make all files read-only, except in /dev/shm and /run/farfork. The standard streams stay writable.
