@@ -96,6 +96,8 @@ impl VolumeVariant {
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::OsStr;
+
     use super::*;
 
     #[test]
@@ -104,7 +106,7 @@ mod tests {
         for variant in VARIANTS {
             let command = variant.suite_command(&workspace, Path::new("/scratch"));
             let variables: Vec<_> = command.get_envs().filter(|(name, _)| *name == variant.variable).collect();
-            assert_eq!(variables, [(variant.variable.as_ref(), Some(variant.value.as_ref()))]);
+            assert_eq!(variables, [(OsStr::new(variant.variable), Some(OsStr::new(variant.value)))]);
             assert!(variant.suite.ends_with(variant.value) && variant.crash_matrix.ends_with(variant.value));
             let program = command.get_program().to_string_lossy();
             assert_eq!(program.ends_with("with-reflinks.sh"), variant.value == "none", "{program}");

@@ -24,12 +24,19 @@ const CLIENT: &str = "glusterfs";
 /// The name of the volume.
 const VOLUME: &str = "bench";
 
-/// Runs a server in the background, until the standard input ends. The shell is the first process of a pid namespace: the
-/// kernel kills the others, among them the daemons of the bricks, when it ends.
-const SERVER_SCRIPT: &str = r#"
+/// Hides the directories of the machine in which servers and the console make files, whatever their options say.
+const HIDE_DIRECTORIES: &str = r#"
 for directory in /var/lib/glusterd /var/run/gluster /var/log/glusterfs; do
     [ ! -d "$directory" ] || mount -t tmpfs gluster "$directory" || exit 1
 done
+"#;
+
+/// Runs the console.
+const CONSOLE_SCRIPT: &str = r#"exec "$@""#;
+
+/// Runs a server in the background, until the standard input ends. The shell is the first process of a pid namespace: the
+/// kernel kills the others, among them the daemons of the bricks, when it ends.
+const SERVER_SCRIPT: &str = r#"
 "$@" &
 read -r line
 "#;
@@ -193,8 +200,8 @@ impl GlusterSetup<'_> {
     /// Runs a command of the console on the first node. Returns its output.
     fn run_console(&self, arguments: &[&str]) -> Result<String, BenchError> {
         let files = &self.files[0];
-        let mut command = Command::new(CONSOLE);
-        command.arg("--mode=script").arg(format!("--glusterd-sock={}", files.socket().display()));
+        let mut command = isolated_shell(&[], CONSOLE_SCRIPT);
+        command.args([CONSOLE, "--mode=script"]).arg(format!("--glusterd-sock={}", files.socket().display()));
         command.arg(format!("--log-file={}", files.log("console").display())).args(arguments).stdin(Stdio::null());
         let failed = |cause| BenchError::Program { program: CONSOLE, cause };
         let output = self.nodes[0].run_in_network(|| command.output()).map_err(failed)?;
@@ -247,9 +254,8 @@ impl ServerFiles {
 impl BackgroundProcess {
     /// Starts the server of a node.
     fn start_server(node: &LocalNode, files: &ServerFiles) -> io::Result<Self> {
-        let mut command = Command::new("unshare");
-        command.args(["--mount", "--propagation", "private", "--pid", "--fork", "--kill-child", "--mount-proc"]);
-        command.args(["sh", "-c", SERVER_SCRIPT, "sh", SERVER, "--no-daemon"]);
+        let mut command = isolated_shell(&["--pid", "--fork", "--kill-child", "--mount-proc"], SERVER_SCRIPT);
+        command.args([SERVER, "--no-daemon"]);
         let options = [
             ("working-directory", files.state()),
             ("run-directory", files.run()),
@@ -289,6 +295,15 @@ impl Drop for BackgroundProcess {
         // The shell ends when its standard input does.
         let _ = self.0.wait();
     }
+}
+
+/// Returns a command that runs a script without the directories of the machine, in a mount namespace of its own and in other
+/// namespaces that unshare(1) makes. The arguments that the caller adds are those of the script.
+fn isolated_shell(namespaces: &[&str], script: &str) -> Command {
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--propagation", "private"]).args(namespaces);
+    command.args(["sh", "-c", &format!("{HIDE_DIRECTORIES}{script}"), "sh"]);
+    command
 }
 
 /// Describes a volume in lines, from the output of `gluster volume info`.

@@ -55,11 +55,7 @@ fn next_to_busy_loops() {
     for file in 0..FILES {
         write_synced(&mount.path(&format!("file-{file}")), &contents(file));
     }
-    let mut has_idle_worker = [false; NODES];
-    wait::wait_until("each node has published the files, with an idle worker", SETTLE_LIMIT, || {
-        for (node, has_idle_worker) in has_idle_worker.iter_mut().enumerate() {
-            *has_idle_worker |= policies_of(&cluster, node, "worker").iter().any(|(_, policy)| policy == IDLE);
-        }
+    wait::wait_until("each node has published the files", SETTLE_LIMIT, || {
         let is_published = |node: usize| {
             let tree = cluster.run_dir(node).join("volumes/data/shared/tree");
             (0..FILES)
@@ -67,11 +63,12 @@ fn next_to_busy_loops() {
         };
         (0..NODES).all(is_published).then_some(())
     });
-    assert_eq!(has_idle_worker, [true; NODES]);
     drop(loops);
 
     for node in 0..NODES {
-        let threads = policies_of(&cluster, node, "offload");
+        // A worker is idle only while it executes a request.
+        assert_eq!(processes_with(&cluster, node, &["worker", "--priority", "idle"]).len(), 1, "node {node}");
+        let threads = policies_of(&processes_with(&cluster, node, &["offload"]));
         // A thread with the name `call` may answer whether the process is alive.
         for (name, policy) in threads.iter().filter(|(name, _)| name != "call") {
             let expected = if name.starts_with("rpc-") { ORDINARY } else { IDLE };
@@ -91,14 +88,18 @@ fn next_to_busy_loops() {
     assert_eq!(cluster.stop(), [""; 0]);
 }
 
-/// The threads of a node's process with this role: name and scheduling policy of each.
-fn policies_of(cluster: &Cluster, node: usize, role: &str) -> Vec<(String, String)> {
-    let processes = volume_processes(&cluster.run_dir(node).join("volumes"));
-    let has_role = |pid: &i32| {
+/// The processes of a node's volumes that have these arguments.
+fn processes_with(cluster: &Cluster, node: usize, arguments: &[&str]) -> Vec<i32> {
+    let has_arguments = |pid: &i32| {
         let line = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        line.split('\0').any(|argument| argument == role)
+        arguments.iter().all(|wanted| line.split('\0').any(|argument| argument == *wanted))
     };
-    let threads = processes.into_iter().filter(has_role).flat_map(|pid| {
+    volume_processes(&cluster.run_dir(node).join("volumes")).into_iter().filter(has_arguments).collect()
+}
+
+/// The threads of processes: name and scheduling policy of each.
+fn policies_of(processes: &[i32]) -> Vec<(String, String)> {
+    let threads = processes.iter().flat_map(|pid| {
         fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten().map(|entry| entry.path())
     });
     // A thread may end between the two calls.

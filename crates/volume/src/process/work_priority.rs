@@ -56,3 +56,36 @@ fn report(changed: io::Result<()>) {
         tracing::warn!(%error, "a thread of the volumes keeps its priority");
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Reads the policy of the calling thread: 0 is SCHED_OTHER, 5 is SCHED_IDLE.
+    fn policy() -> String {
+        let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
+        // proc(5): the policy is the 41st field. The name, the second one, ends with a parenthesis.
+        stat.rsplit_once(") ").unwrap().1.split(' ').nth(38).unwrap().to_owned()
+    }
+
+    #[test]
+    fn idle_work_and_suspended_work_have_their_priorities() {
+        let check = || {
+            assert_eq!(WorkPriority::Idle.apply_during(policy), "5");
+            assert_eq!(policy(), "0");
+            WorkPriority::Idle.apply();
+            assert_eq!(std::thread::spawn(policy).join().unwrap(), "5");
+            assert_eq!(WorkPriority::Idle.suspend_during(policy), "0");
+            assert_eq!(policy(), "5");
+        };
+        // On a new thread, so that the thread of the test runner is unchanged.
+        std::thread::spawn(check).join().unwrap();
+    }
+
+    #[test]
+    fn normal_priority_changes_nothing() {
+        let before = policy();
+        assert_eq!(WorkPriority::Normal.apply_during(policy), before);
+        assert_eq!(WorkPriority::Normal.suspend_during(policy), before);
+    }
+}
