@@ -28,7 +28,7 @@ pub(crate) fn start(
     mib: u64,
     network: ChildNetwork,
 ) -> Result<Result<LocalFanout, BareContainerRefusal>, BenchError> {
-    let Some(group) = super::unified_cgroup_for("containers")? else {
+    let Some(group) = super::unified_cgroup_for(super::CONTAINERS_GROUP)? else {
         return Ok(Err(BareContainerRefusal::NoUnifiedHierarchy));
     };
     start_in(program, mib, network, group)
@@ -57,7 +57,7 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use super::{BareContainerRefusal, CONTAINER, ChildNetwork, start, start_in};
-    use crate::baseline::unified_cgroup_for;
+    use crate::baseline::{CONTAINERS_GROUP, unified_cgroup_for};
 
     /// Time limit for the end of killed processes that are not children of this test.
     const GONE_LIMIT: Duration = Duration::from_secs(60);
@@ -74,7 +74,7 @@ mod tests {
     fn children_have_namespaces_and_leave_nothing_after_kills() {
         let scratch = tempfile::tempdir().unwrap();
         let program = CONTAINER.install(scratch.path()).unwrap();
-        let Some(group) = unified_cgroup_for("containers").unwrap() else {
+        let Some(group) = unified_cgroup_for(CONTAINERS_GROUP).unwrap() else {
             assert!(matches!(
                 start(&program, 4, ChildNetwork::Host),
                 Ok(Err(BareContainerRefusal::NoUnifiedHierarchy))

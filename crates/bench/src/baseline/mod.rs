@@ -20,6 +20,11 @@ use farfork_sys::cgroup::hierarchy::{self, CgroupVersion};
 use crate::error::BenchError;
 use crate::scratch::SCRATCH_PREFIX;
 
+/// The names of control groups for floors, after their prefix.
+pub(crate) const FLOOR_GROUPS: [&str; 2] = [CONTAINERS_GROUP, FREEZER_GROUP];
+const CONTAINERS_GROUP: &str = "containers";
+const FREEZER_GROUP: &str = "floor";
+
 /// Returns the path of a control group for a floor, which is not created yet. `None` if the machine has no unified
 /// hierarchy.
 fn unified_cgroup_for(of: &str) -> Result<Option<PathBuf>, BenchError> {

@@ -108,7 +108,7 @@ impl PausedForks {
 impl FreezerGroups {
     /// Creates a parent group, if the machine has the unified hierarchy.
     fn create() -> Result<Option<Self>, BenchError> {
-        let Some(path) = super::unified_cgroup_for("floor")? else { return Ok(None) };
+        let Some(path) = super::unified_cgroup_for(super::FREEZER_GROUP)? else { return Ok(None) };
         cgroup::create(&path).map_err(|cause| BenchError::File { path: path.clone(), cause })?;
         Ok(Some(Self(path)))
     }

@@ -78,10 +78,15 @@ fn file_error(path: &Path) -> impl Fn(io::Error) -> BenchError {
     move |cause| BenchError::File { path: path.to_owned(), cause }
 }
 
-/// Removes the control groups of the benchmarks that `is_wanted` selects by their pids, and kills all processes in them.
+/// Removes the control groups of floors of the benchmarks that `is_wanted` selects by their pids, and kills all processes
+/// in them. The groups of nodes have the same prefix, but are removed with the nodes.
 fn remove_groups(is_wanted: impl Fn(i32) -> bool) {
     let Ok(Some(base)) = baseline::unified_cgroup_base() else { return };
-    for group in marked_entries(&base, is_wanted) {
+    let is_floor = |group: &PathBuf| {
+        let name = group.to_string_lossy();
+        baseline::FLOOR_GROUPS.iter().any(|floor| name.ends_with(&format!("-{floor}")))
+    };
+    for group in marked_entries(&base, is_wanted).into_iter().filter(is_floor) {
         report_failure(&group, remove_group(&group).map_err(file_error(&group)));
     }
 }
@@ -115,7 +120,7 @@ fn is_ended(pid: i32) -> bool {
 /// Whether only this user can have changed a directory. Another user could name any control group in its files.
 fn is_own_directory(path: &Path) -> bool {
     let found = path.symlink_metadata();
-    found.is_ok_and(|found| found.uid() == rustix::process::geteuid().as_raw() && found.mode() & 0o077 == 0)
+    found.is_ok_and(|found| found.uid() == rustix::process::geteuid().as_raw() && found.mode() & 0o022 == 0)
 }
 
 #[cfg(test)]

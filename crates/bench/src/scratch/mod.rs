@@ -6,9 +6,9 @@
 mod leftovers;
 mod remover;
 
-use std::fs::File;
+use std::fs::{File, Permissions};
 use std::io;
-use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
 
 use rustix::fs::{FlockOperation, flock};
@@ -51,7 +51,10 @@ impl ScratchDirectory {
         let failed = |cause: io::Error| BenchError::File { path: parent.to_owned(), cause: cause.kind().into() };
         let prefix = format!("{SCRATCH_PREFIX}{}-", std::process::id());
         for _ in 0..CREATE_ATTEMPTS_MAX {
-            let directory = tempfile::Builder::new().prefix(&prefix).tempdir_in(parent).map_err(failed)?;
+            let mut builder = tempfile::Builder::new();
+            // Programs of other users read it, and only this user changes it, whatever the umask is.
+            builder.prefix(&prefix).permissions(Permissions::from_mode(0o755));
+            let directory = builder.tempdir_in(parent).map_err(failed)?;
             if let Some(lock) = lock(directory.path(), FlockOperation::NonBlockingLockExclusive) {
                 remover::register(directory.path(), farfork)?;
                 return Ok(Self { directory, _lock: lock });
