@@ -70,8 +70,8 @@ fn remove_directory(directory: &Path) -> Result<(), BenchError> {
 /// Detaches the mounts in a directory that `is_wanted` selects, the last one first.
 fn detach_mounts(directory: &Path, is_wanted: impl Fn(&table::Mount) -> bool) -> Result<(), BenchError> {
     let mounts = table::read_own_mounts().map_err(file_error(directory))?;
-    let inside = mounts.iter().rev().filter(|mount| mount.point.starts_with(directory) && is_wanted(mount));
-    inside.map(|mount| mount::detach(&mount.point).map_err(file_error(&mount.point))).collect()
+    let mut inside = mounts.iter().rev().filter(|mount| mount.point.starts_with(directory) && is_wanted(mount));
+    inside.try_for_each(|mount| mount::detach(&mount.point).map_err(file_error(&mount.point)))
 }
 
 fn file_error(path: &Path) -> impl Fn(io::Error) -> BenchError {

@@ -247,7 +247,8 @@ impl MemoryDirectory {
     /// Makes an XFS in a file in the directory `parent`, and mounts it.
     fn mount_xfs(parent: &Path, mib: u64, farfork: &Path) -> Result<Self, BenchError> {
         let failed = |cause| BenchError::File { path: parent.to_owned(), cause };
-        let directory = Self::create(parent, farfork)?;
+        // Not in `parent`: the paths of the nodes' sockets would be too long.
+        let directory = Self::create(SCRATCH_PARENT.as_ref(), farfork)?;
         let image = tempfile::NamedTempFile::new_in(parent).map_err(failed)?;
         image.as_file().set_len(mib << 20).map_err(failed)?;
         run_command(MAKE_XFS, Command::new(MAKE_XFS).arg("-q").arg(image.path()))?;

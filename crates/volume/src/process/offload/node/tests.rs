@@ -32,6 +32,7 @@ impl SingleReplica {
             scrub_interval: Duration::ZERO,
             mode: OffloadMode::On,
             copy_method: CopyMethod::default(),
+            priority: WorkPriority::default(),
             compression: LogCompression::Off,
             credentials: None,
         };
