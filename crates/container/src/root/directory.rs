@@ -139,7 +139,5 @@ mod tests {
     fn a_missing_mount_point_is_named() {
         let error = entered(&["proc", "sys"], MissingPoint::Refuse).unwrap_err();
         assert!(error.to_string().contains("it has no directory /dev"), "{error}");
-        let error = entered(&["proc", "sys", "file/dev"], MissingPoint::Refuse);
-        assert!(error.is_err());
     }
 }

@@ -121,7 +121,7 @@ fn layer(seed: &str) -> Layer {
 fn origin() -> Origin {
     Origin {
         node: "n1".parse().unwrap(),
-        root: None,
+        root: Some("/srv/image".into()),
         kernel_release: "6.18".into(),
         parent_pid: 4711,
         parent_start_ticks: 815,
@@ -446,6 +446,7 @@ fn inconsistent_resources_are_refused() {
             let OpenFile::Socket(socket) = socket(8, 0) else { unreachable!("it is one") };
             d.open_files.push(OpenFile::Socket(Socket { state, ..socket }));
         }),
+        ("a relative root", |d| d.origin.root = Some("srv/image".into())),
         ("a vdso that is too large", |d| d.origin.vdso_image = vec![0; VDSO_BYTES_MAX + 1]),
         ("an end 2 of a socket pair", |d| d.open_files.push(socket(0, 2))),
         ("a semaphore set without a semaphore", |d| d.semaphore_sets[0].values.clear()),
