@@ -170,6 +170,6 @@ mod tests {
         let text = render_list(ListChildrenResponse { children, unanswered, ..Default::default() }, Some(size));
         // The cursor is on the last line of the terminal.
         assert_eq!(text.lines().count(), size.lines - 1, "{text}");
-        assert_eq!(text.lines().last(), Some("and 44 more"));
+        assert_eq!(text.lines().last(), Some("and 45 more"));
     }
 }
