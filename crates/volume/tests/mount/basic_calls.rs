@@ -151,11 +151,18 @@ fn the_shared_directory_is_an_ordinary_tree() {
     drop(file);
     volume.unmount();
     let published = volume.volume_path().join("shared/tree/directory/file");
-    // The host worker may still be publishing; it creates a file before it writes to it.
-    match fs::read(&published) {
-        Ok(bytes) => assert!(bytes.is_empty() || bytes == b"ordinary", "{bytes:?}"),
-        Err(error) => assert_eq!(error.kind(), ErrorKind::NotFound),
-    }
+    // The host worker may be publishing the file. It creates the file, and then also writes the data without a mount.
+    let mut is_created = false;
+    volume.wait_for("the file is published whole or not at all", || {
+        let found = match fs::read(&published) {
+            Err(error) if error.kind() == ErrorKind::NotFound => None,
+            found => Some(found.unwrap()),
+        };
+        let has_vanished = found.is_none() && is_created;
+        is_created = found.is_some();
+        assert!(!has_vanished && matches!(found.as_deref(), None | Some(b"" | b"ordinary")), "{found:?}");
+        found.is_none_or(|content| !content.is_empty())
+    });
     volume.mount();
     assert_eq!(fs::read(&published).unwrap(), b"ordinary");
     let state = fs::metadata(&published).unwrap();

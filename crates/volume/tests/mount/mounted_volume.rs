@@ -81,6 +81,11 @@ impl MountedVolume {
         self.node.unmount();
     }
 
+    /// Waits for a condition.
+    pub(crate) fn wait_for(&self, what: &str, condition: impl FnMut() -> bool) {
+        self.node.wait_for(what, condition);
+    }
+
     /// The mount point.
     pub(crate) fn path(&self) -> PathBuf {
         self.node.path()
