@@ -12,6 +12,7 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use serde::Serialize;
 use serde_json::json;
 
+use crate::end_with_parent;
 use crate::error::BenchError;
 
 /// An embedded executable.
@@ -83,6 +84,8 @@ impl ChildProgram {
     ) -> Result<Self, BenchError> {
         let mut process = Command::new(farfork);
         process.arg("bench").args(command).arg(json!(specification).to_string());
+        // The process may wait for a node that no longer exists, so the end of its input does not end it.
+        end_with_parent::request(&mut process);
         let mut program = Self::start(name, &process)?;
         let [] = program.read_answer("ready")?;
         Ok(program)

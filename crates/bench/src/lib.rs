@@ -28,6 +28,7 @@
 
 mod baseline;
 mod embedded_program;
+mod end_with_parent;
 mod endpoint;
 mod error;
 mod experiment;
@@ -47,6 +48,7 @@ mod workload;
 
 pub use baseline::criu::error::CriuError;
 pub use baseline::local_fanout::ChildNetwork;
+pub use end_with_parent::end_with_parent;
 pub use endpoint::run_endpoint;
 pub use error::BenchError;
 pub use experiment::churn::run_churn;
@@ -83,7 +85,6 @@ pub use progress::{Progress, ProgressCallback};
 pub use report::error::ReportError;
 pub use report::page::{ReportFiles, write_report};
 pub use scratch::run_remover;
-pub use suite::child_run::end_with_suite;
 pub use suite::entry::{SuiteScale, suite_names};
 pub use suite::outcome::{SuiteOutcome, SuiteRunOutcome};
 pub use suite::run::{SuiteEvent, SuiteParameters, run_suite};

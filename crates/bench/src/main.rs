@@ -38,7 +38,7 @@ pub(crate) struct GlobalArgs {
 fn main() -> ExitCode {
     let Cli { global, command } = Cli::parse();
     let run = || {
-        farfork_bench::end_with_suite()?;
+        farfork_bench::end_with_parent()?;
         global.placement.apply()?;
         command.run(&global)
     };

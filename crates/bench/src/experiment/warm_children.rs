@@ -27,6 +27,9 @@ const SOCKET_DIR: &str = "/run/turns";
 /// Time limit of each request to a node.
 const REQUEST_LIMIT: Duration = Duration::from_secs(60);
 
+/// Time limit for the error text of a child that has ended.
+const FAILURE_LIMIT: Duration = Duration::from_secs(1);
+
 /// Time limit for a child to connect.
 const CONNECT_LIMIT: Duration = Duration::from_secs(30);
 
@@ -167,25 +170,46 @@ impl PausedChild {
     }
 
     /// Runs one turn of a child that is paused or was never paused.
-    async fn run_function(&mut self, mut client: Client, number: u64) -> Result<FunctionRun, BenchError> {
+    async fn run_function(&mut self, client: Client, number: u64) -> Result<FunctionRun, BenchError> {
+        match self.request_run(client, number).await {
+            // The node refuses to unpause or pause a child that has ended. The child may have sent the cause.
+            Err(BenchError::Request(refused)) => {
+                let read = tokio::time::timeout(FAILURE_LIMIT, self.read_answer()).await;
+                Err(read.ok().and_then(Result::err).unwrap_or(BenchError::Request(refused)))
+            }
+            run => run,
+        }
+    }
+
+    async fn request_run(&mut self, mut client: Client, number: u64) -> Result<FunctionRun, BenchError> {
         let child = || self.child.clone();
         self.stream.write_all(&number.to_le_bytes()).await.map_err(socket_error)?;
         let began = Instant::now();
         let request = v1::UnpauseRequest { child: child() };
         client.unpause(client::request_with_timeout(REQUEST_LIMIT, request)).await.map_err(request_failure(child()))?;
         let unpause = began.elapsed();
-        let answered = self.stream.read_u64_le().await.map_err(socket_error)?;
+        let (number, value) = self.read_answer().await?;
+        let answer = began.elapsed();
+        let request = v1::PauseRequest { child: self.child.clone() };
+        let paused = client.pause(client::request_with_timeout(REQUEST_LIMIT, request)).await;
+        paused.map_err(request_failure(&self.child))?;
+        Ok(FunctionRun { number, value, unpause, answer, pause: began.elapsed() - answer })
+    }
+
+    /// Reads the number of a request and its value.
+    ///
+    /// # Errors
+    /// The call failed, or ended the child.
+    async fn read_answer(&mut self) -> Result<(u64, u64), BenchError> {
+        let number = self.stream.read_u64_le().await.map_err(socket_error)?;
         let value = self.stream.read_u64_le().await.map_err(socket_error)?;
-        if answered == FAILED_CALL {
+        if number == FAILED_CALL {
             let mut text = Vec::new();
             let mut stream = (&mut self.stream).take(value.min(FAILURE_BYTES_MAX));
             stream.read_to_end(&mut text).await.map_err(socket_error)?;
             return Err(call_failure(&text));
         }
-        let answer = began.elapsed();
-        let request = v1::PauseRequest { child: child() };
-        client.pause(client::request_with_timeout(REQUEST_LIMIT, request)).await.map_err(request_failure(child()))?;
-        Ok(FunctionRun { number: answered, value, unpause, answer, pause: began.elapsed() - answer })
+        Ok((number, value))
     }
 }
 
@@ -222,7 +246,8 @@ fn call_failure(text: &[u8]) -> BenchError {
 }
 
 fn socket_error(cause: std::io::Error) -> BenchError {
-    if cause.kind() == std::io::ErrorKind::UnexpectedEof {
+    use std::io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+    if matches!(cause.kind(), UnexpectedEof | BrokenPipe | ConnectionReset) {
         let why = "a call in a child of farfork ended the process; it may have taken longer than --timeout".to_owned();
         return BenchError::ProgramFailed { program: WARM_FUNCTION.name, why };
     }

@@ -1,23 +1,20 @@
 //! `ChildRun`: one benchmark as a separate process, whose standard output is its JSON document. An interrupt is
 //! forwarded, so that the process removes what it created. If the suite is killed, the process gets SIGTERM.
 
-use std::env;
 use std::io::{self, Read as _};
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal, getppid, kill_process, set_parent_process_death_signal};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
+use crate::end_with_parent;
 use crate::error::BenchError;
 
 /// Interval at which the process is polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
-
-/// Set in the environment of a benchmark of a suite: the process id of the suite.
-const SUITE_PID: &str = "FARFORK_BENCH_SUITE";
 
 /// A running benchmark.
 #[derive(Debug)]
@@ -42,7 +39,7 @@ impl ChildRun {
         let fail = |cause| BenchError::Program { program: "farfork-bench", cause };
         let mut command = Command::new(program);
         let command = command.args(arguments).current_dir(directory).stdin(Stdio::null()).stdout(Stdio::piped());
-        command.env(SUITE_PID, std::process::id().to_string());
+        end_with_parent::request(command);
         let mut process = command.spawn().map_err(fail)?;
         let mut stdout = process.stdout.take().expect("a pipe");
         let output = thread::spawn(move || {
@@ -74,19 +71,6 @@ impl ChildRun {
             is_interrupted: has_signalled || is_interrupted(),
         })
     }
-}
-
-/// Makes this process get SIGTERM when its suite ends, if a suite has started it. Programs of a benchmark inherit the
-/// variable, but are not children of the suite.
-///
-/// # Errors
-/// prctl(2) fails.
-pub fn end_with_suite() -> io::Result<()> {
-    let suite = env::var(SUITE_PID).ok().and_then(|pid| pid.parse().ok()).and_then(Pid::from_raw);
-    if suite.is_none() || getppid() != suite {
-        return Ok(());
-    }
-    Ok(set_parent_process_death_signal(Some(Signal::TERM))?)
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 // entry: the table of benchmarks ──▶ run: starts each ──▶ child_run: one process
 //                                      └─▶ outcome: how each ended, in the file `suite.json`
 
-pub(crate) mod child_run;
+mod child_run;
 pub(crate) mod entry;
 pub(crate) mod outcome;
 pub(crate) mod run;

@@ -7,11 +7,13 @@
 
 #include <algorithm>
 #include <cinttypes>
+#include <csignal>
 #include <iostream>
 #include <leveldb/db.h>
 #include <memory>
 #include <random>
 #include <string>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 namespace {
@@ -156,6 +158,8 @@ int main(int count, char **arguments) {
         fputs("usage: leveldb DIRECTORY ENTRIES SYNCED_ENTRIES\n", stderr);
         return 2;
     }
+    // It may wait for a volume whose nodes have ended with the benchmark, so the end of its input does not end it.
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
     Bench bench(arguments[1], strtoull(arguments[2], nullptr, 10), strtoull(arguments[3], nullptr, 10));
     puts("ready");
     fflush(stdout);

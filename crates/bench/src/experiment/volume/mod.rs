@@ -288,9 +288,9 @@ fn ns_to_us(ns: u64) -> f64 {
     ns as f64 / 1e3
 }
 
-/// Starts a busy loop for each node except the first.
+/// Starts a busy loop for each node except the first. The loops end with this thread, even if SIGKILL ends it.
 fn start_hogs() -> Result<Vec<ChildProgram>, BenchError> {
-    let mut command = Command::new("sh");
-    command.args(["-c", "while :; do :; done"]);
-    (1..REPLICAS).map(|_| ChildProgram::start("sh", &command)).collect()
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", "KILL", "sh", "-c", "while :; do :; done"]);
+    (1..REPLICAS).map(|_| ChildProgram::start("setpriv", &command)).collect()
 }

@@ -51,6 +51,24 @@ pub(super) fn leaves_nothing() {
     }
 }
 
+/// Writers wait for the volume of a benchmark when its nodes end, and the volume is mounted in another file system.
+pub(super) fn leaves_no_volume() {
+    let benchmark = Farfork::at(Path::new("/nonexistent")).spawn(&["bench", "volume", "latency"]);
+    let directory = format!("/farfork-bench-{}-", benchmark.id());
+    let processes = || leftovers::processes_with(&directory);
+    wait::wait_until("the benchmark writes to its volume", RUN_LIMIT, || {
+        processes().iter().any(|command| command.contains("file-writer")).then_some(())
+    });
+    end(benchmark, Signal::KILL);
+    let find = || {
+        let mounts = fs::read_to_string("/proc/self/mounts").expect("a list of mounts");
+        let mounts = mounts.lines().filter(|line| line.contains(&directory)).map(str::to_owned);
+        processes().into_iter().chain(mounts).collect::<Vec<_>>()
+    };
+    let is_clean = wait::poll_within(REMAINS_LIMIT, || find().is_empty().then_some(())).is_some();
+    assert!(is_clean, "{:#?}", find());
+}
+
 /// The process that removes the nodes is killed too, so only the next benchmark can remove them.
 pub(super) fn next_removes_leftovers() {
     let (benchmark, marks) = start();

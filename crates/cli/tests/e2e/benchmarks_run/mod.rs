@@ -28,6 +28,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("warm_start_and_peak_name_the_function_that_fails", functions::names_failures_of_loads),
     Test::alone("stress_functions_runs_the_functions_that_do_not_fail", functions::stress_runs_the_others),
     Test::alone("a_killed_benchmark_leaves_nothing", killed::leaves_nothing),
+    Test::alone("a_killed_volume_benchmark_leaves_nothing", killed::leaves_no_volume),
     Test::alone("the_next_benchmark_removes_what_a_killed_one_left", killed::next_removes_leftovers),
     Test::alone("a_killed_suite_ends_its_benchmark", killed::suite_ends_its_benchmark),
     Test::alone("connect_prints_every_case_and_cleans_up", connect),

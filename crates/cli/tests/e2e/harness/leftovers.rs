@@ -87,6 +87,12 @@ fn names_in(directory: &str) -> Vec<String> {
     entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
 }
 
+/// Returns the command lines of processes that contain this text.
+pub(crate) fn processes_with(text: &str) -> Vec<String> {
+    let pids = names_in("/proc").into_iter().filter_map(|name| name.parse::<i32>().ok()).filter(|pid| is_alive(*pid));
+    pids.map(command_line).filter(|command| command.contains(text)).collect()
+}
+
 /// Returns the command line of a process; empty if the process has ended.
 pub(crate) fn command_line(pid: i32) -> String {
     read_proc_file(pid, "cmdline").replace('\0', " ").trim_end().to_owned()
