@@ -4,7 +4,6 @@ use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Component, Path, PathBuf};
-use std::thread;
 
 use farfork_sys::mount::{self, MountDepth};
 use farfork_sys::namespace;
@@ -42,14 +41,8 @@ pub(crate) fn bind(
     let kind = fs::metadata(&host_path)?.file_type();
     let hidden: Vec<PathBuf> =
         masked.iter().filter_map(|path| Some(inside_path.join(path.strip_prefix(&host_path).ok()?))).collect();
-    thread::scope(|scope| {
-        let body = || {
-            namespace::enter_mounts(init.as_fd())?;
-            attach_inside(tree.as_fd(), kind.is_dir(), spec, inside_path, &hidden)
-        };
-        let thread = thread::Builder::new().name("bind".to_owned()).spawn_scoped(scope, body)?;
-        thread.join().unwrap_or_else(|_| Err(io::Error::other("its thread panicked; see the log")))
-    })
+    let attach = || attach_inside(tree.as_fd(), kind.is_dir(), spec, inside_path, &hidden);
+    namespace::run_in_mounts_of(init.as_fd(), attach)
 }
 
 /// Attaches `tree` at `point` in the calling thread's mount namespace, which is the container's. Masks the paths in

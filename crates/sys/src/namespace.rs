@@ -143,6 +143,14 @@ pub fn enter_mounts(pidfd: BorrowedFd<'_>) -> io::Result<()> {
     Ok(move_into_thread_name_spaces(pidfd, ThreadNameSpaceType::MOUNT)?)
 }
 
+/// Runs a function in the mount namespace of a process, in a new thread. The root of that namespace is the thread's root.
+///
+/// # Errors
+/// As clone(2) of a thread, setns(2), and the error of the function.
+pub fn run_in_mounts_of<T: Send>(pidfd: BorrowedFd<'_>, to_do: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
+    run_in_thread(|| enter_mounts(pidfd), to_do)?
+}
+
 /// Moves the calling thread into the network namespace that `netns` refers to.
 ///
 /// # Errors

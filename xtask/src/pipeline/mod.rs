@@ -96,8 +96,9 @@ pub(crate) fn check(workspace: &Workspace) -> Result<()> {
     summary.finish()
 }
 
-/// Runs the long tests, which `test` omits. Without filters, also runs the tests of mounted volumes with each option. A long test is marked: `#[ignore = "long: …"]` of a unit test,
-/// `with_ignored_flag` of a test of a mounted volume, `.long()` of an end-to-end test.
+/// Runs the long tests, which `test` omits. Without filters, also runs the tests of mounted volumes with each option. A long
+/// test is marked: `#[ignore = "long: …"]` of a unit test, `with_ignored_flag` of a test of a mounted volume, `.long()` of
+/// an end-to-end test.
 pub(crate) fn test_long(workspace: &Workspace, filters: &[String]) -> Result<()> {
     let integration = integration_tests(workspace)?;
     let names = filters.iter().map(String::as_str);

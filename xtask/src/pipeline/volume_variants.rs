@@ -22,54 +22,31 @@ pub(super) struct VolumeVariant {
     /// The environment variable of the option, which the processes of the tests read.
     variable: &'static str,
     value: &'static str,
-    /// Whether the replicas must be on a file system with reflinks.
-    needs_reflinks: bool,
+}
+
+/// The copy method for which the replicas must be on a file system with reflinks.
+const SHARING_METHOD: &str = "none";
+
+/// Makes a variant: the name of the option in the steps, its environment variable, and the value.
+macro_rules! variant {
+    ($option:literal, $variable:literal, $value:literal) => {
+        VolumeVariant {
+            suite: concat!("volumes, ", $option, " ", $value),
+            crash_matrix: concat!("crash matrix, ", $option, " ", $value),
+            variable: $variable,
+            value: $value,
+        }
+    };
 }
 
 /// All variants. `memcpy`, `off` and `normal` are the defaults.
 pub(super) const VARIANTS: [VolumeVariant; 6] = [
-    VolumeVariant {
-        suite: "volumes, copy async",
-        crash_matrix: "crash matrix, copy async",
-        variable: "FARFORK_VOLUME_COPY",
-        value: "async",
-        needs_reflinks: false,
-    },
-    VolumeVariant {
-        suite: "volumes, copy async-batch",
-        crash_matrix: "crash matrix, copy async-batch",
-        variable: "FARFORK_VOLUME_COPY",
-        value: "async-batch",
-        needs_reflinks: false,
-    },
-    VolumeVariant {
-        suite: "volumes, copy event",
-        crash_matrix: "crash matrix, copy event",
-        variable: "FARFORK_VOLUME_COPY",
-        value: "event",
-        needs_reflinks: false,
-    },
-    VolumeVariant {
-        suite: "volumes, copy none",
-        crash_matrix: "crash matrix, copy none",
-        variable: "FARFORK_VOLUME_COPY",
-        value: "none",
-        needs_reflinks: true,
-    },
-    VolumeVariant {
-        suite: "volumes, compress lz4",
-        crash_matrix: "crash matrix, compress lz4",
-        variable: "FARFORK_VOLUME_COMPRESS",
-        value: "lz4",
-        needs_reflinks: false,
-    },
-    VolumeVariant {
-        suite: "volumes, priority idle",
-        crash_matrix: "crash matrix, priority idle",
-        variable: "FARFORK_VOLUME_PRIORITY",
-        value: "idle",
-        needs_reflinks: false,
-    },
+    variant!("copy", "FARFORK_VOLUME_COPY", "async"),
+    variant!("copy", "FARFORK_VOLUME_COPY", "async-batch"),
+    variant!("copy", "FARFORK_VOLUME_COPY", "event"),
+    variant!("copy", "FARFORK_VOLUME_COPY", "none"),
+    variant!("compress", "FARFORK_VOLUME_COMPRESS", "lz4"),
+    variant!("priority", "FARFORK_VOLUME_PRIORITY", "idle"),
 ];
 
 impl VolumeVariant {
@@ -84,7 +61,7 @@ impl VolumeVariant {
     }
 
     fn command(&self, workspace: &Workspace, scratch: &Path, arguments: &[&str]) -> Command {
-        let mut command = if self.needs_reflinks {
+        let mut command = if self.value == SHARING_METHOD {
             cargo::command_with_reflinks(workspace, scratch, arguments)
         } else {
             cargo::isolated_command(workspace, arguments)
@@ -109,7 +86,7 @@ mod tests {
             assert_eq!(variables, [(OsStr::new(variant.variable), Some(OsStr::new(variant.value)))]);
             assert!(variant.suite.ends_with(variant.value) && variant.crash_matrix.ends_with(variant.value));
             let program = command.get_program().to_string_lossy();
-            assert_eq!(program.ends_with("with-reflinks.sh"), variant.value == "none", "{program}");
+            assert_eq!(program.ends_with("with-reflinks.sh"), variant.value == SHARING_METHOD, "{program}");
         }
     }
 }

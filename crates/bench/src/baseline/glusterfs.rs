@@ -52,8 +52,8 @@ kill -KILL $!
 wait
 "#;
 
-/// Time limit to start the servers, the volume and the client. A server takes seconds to start, and minutes on a machine
-/// whose CPUs are busy.
+/// Time limit to start the servers, the volume and the client. A server takes seconds to start, and minutes on a busy
+/// machine.
 const START_LIMIT: Duration = Duration::from_secs(180);
 /// Interval between attempts. A server connects again to another one only after seconds.
 const RETRY_INTERVAL: Duration = Duration::from_millis(250);

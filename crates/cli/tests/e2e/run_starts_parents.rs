@@ -105,9 +105,9 @@ fn root_of(pid: i32) -> PathBuf {
     format!("/proc/{pid}/root").into()
 }
 
-/// The names in the root directory of a process.
-fn names_in_root(pid: i32) -> BTreeSet<String> {
-    let entries = fs::read_dir(root_of(pid)).expect("its root");
+/// The names in a directory.
+fn names_in(directory: &Path) -> BTreeSet<String> {
+    let entries = fs::read_dir(directory).expect("a directory");
     entries.map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned()).collect()
 }
 
@@ -119,11 +119,12 @@ fn names(names: &[&str]) -> BTreeSet<String> {
     names.iter().map(ToString::to_string).collect()
 }
 
-/// The node's root and its other mounts are invisible to the parent and its children. Children of a child have the same root.
+/// The node's root and its other mounts are invisible to the parent and its children. Children of a child have the same
+/// root.
 fn root_directory(cluster: &Cluster) {
     let root = make_root("node");
     let mut parent = start_in_root(root.path());
-    assert_eq!(names_in_root(parent.pid()), names(&["content", "dev", "proc", "program", "sys"]));
+    assert_eq!(names_in(&root_of(parent.pid())), names(&["content", "dev", "proc", "program", "sys"]));
     let seed = Seed::prepare(cluster.first(), &parent);
     let (first, second) = (cluster.name(0), cluster.name(1));
     for index in [0, 1] {
@@ -132,7 +133,7 @@ fn root_directory(cluster: &Cluster) {
         let child = seed.fork_idle(1, &["--to", to]).remove(0);
         let listed = cluster.first().json(&["inspect", &child.id]);
         assert_eq!(listed["root"].as_str().map(Path::new), Some(root.path()), "{listed}");
-        assert_eq!(names_in_root(child.pid), names(&["content", "dev", "proc", "program", "run", "sys"]));
+        assert_eq!(names_in(&root_of(child.pid)), names(&["content", "dev", "proc", "program", "run", "sys"]));
         fs::write(root_of(child.pid).join("content"), "child").expect("the child's own file");
         assert_eq!(content_of_root(parent.pid()), "node", "the parent sees a write of its child");
 
@@ -144,11 +145,7 @@ fn root_directory(cluster: &Cluster) {
     }
     parent.require_unharmed();
     drop(parent);
-    let left: BTreeSet<_> = fs::read_dir(root.path())
-        .expect("a directory")
-        .map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned())
-        .collect();
-    assert_eq!(left, names(&["content", "dev", "proc", "program", "sys"]));
+    assert_eq!(names_in(root.path()), names(&["content", "dev", "proc", "program", "sys"]));
 }
 
 fn other_root_directory(cluster: &Cluster) {
@@ -171,6 +168,8 @@ fn other_root_directory(cluster: &Cluster) {
     let child = plain_seed.fork_idle(1, &["--to", second, "--root", path]).remove(0);
     assert_eq!(content_of_root(child.pid), "other");
     cluster.first().json(&["kill", &child.id]);
+    plain_seed.fork_and_check(&plain, 6, &["--to", second, "--root", "/"]);
+    seed.fork_and_check(&parent, 6, &["--to", second, "--root", "/"]);
 
     fs::remove_dir_all(root.path()).expect("a directory of the test");
     let refused = cluster.first().run_failing(&["fork", seed.id(), "--to", second]);

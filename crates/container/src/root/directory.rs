@@ -4,7 +4,6 @@ use std::fs;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::thread;
 
 use farfork_sys::mount::{self, MountDepth};
 use farfork_sys::namespace;
@@ -21,8 +20,8 @@ use super::PRIVATE_DIR;
 /// The directories of the kernel's file systems.
 const KERNEL_DIRECTORIES: [&str; 3] = ["/proc", "/sys", "/dev"];
 
-/// Returns the node's path of a file, for a process whose root is the directory `root` of the node. The kernel's file systems
-/// are at the same paths.
+/// Returns the node's path of a file, for a process whose root is the directory `root` of the node. The kernel's file
+/// systems are at the same paths.
 pub fn path_on_node(root: &Path, path: &Path) -> PathBuf {
     if KERNEL_DIRECTORIES.iter().any(|directory| path.starts_with(directory)) {
         return path.to_owned();
@@ -30,7 +29,7 @@ pub fn path_on_node(root: &Path, path: &Path) -> PathBuf {
     root.join(path.strip_prefix("/").unwrap_or(path))
 }
 
-/// What to do if a directory lacks a mount point for a mount that is kept.
+/// The treatment of a missing mount point for a mount that is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum MissingPoint {
     /// Create the mount point.
@@ -39,8 +38,8 @@ pub(crate) enum MissingPoint {
     Refuse,
 }
 
-/// Starts a program's mount namespace with `directory` as its root, for `farfork run --root`. The calling thread gets its own
-/// mount namespace, whose mounts are private. `/proc`, `/sys` and `/dev` stay at their paths.
+/// Makes `directory` the root of the calling thread and of a program that it executes, for `farfork run --root`. The thread
+/// gets its own mount namespace, whose mounts are private. `/proc`, `/sys` and `/dev` stay at their paths.
 ///
 /// # Errors
 /// `NotFound` or `NotADirectory` with the missing path; as unshare(2), mount(2) and pivot_root(2).
@@ -53,19 +52,12 @@ pub fn enter_own_root(directory: &Path) -> io::Result<()> {
 /// Makes `directory` the root of a container. A temporary thread enters the mount namespace of the container's init, whose
 /// pidfd is `init`. The container's private directory stays at its path.
 pub(crate) fn change_root(init: &OwnedFd, directory: &Path, on_missing: MissingPoint) -> io::Result<()> {
-    thread::scope(|scope| {
-        let body = || {
-            namespace::enter_mounts(init.as_fd())?;
-            let kept = [&KERNEL_DIRECTORIES[..], &[PRIVATE_DIR]].concat();
-            enter_directory(directory, &kept, on_missing)
-        };
-        let thread = thread::Builder::new().name("change-root".to_owned()).spawn_scoped(scope, body)?;
-        thread.join().unwrap_or_else(|_| Err(io::Error::other("its thread panicked; see the log")))
-    })
+    let kept = [&KERNEL_DIRECTORIES[..], &[PRIVATE_DIR]].concat();
+    namespace::run_in_mounts_of(init.as_fd(), || enter_directory(directory, &kept, on_missing))
 }
 
-/// Makes `directory` the root of the calling thread's mount namespace, which must be its own and private. Moves the mounts of
-/// the `kept` paths, and all mounts below them, to the same paths of the new root.
+/// Makes `directory` the root of the calling thread's mount namespace, which must be its own and private. Copies the mounts
+/// of the `kept` paths, and all mounts below them, to the same paths of the new root.
 fn enter_directory(directory: &Path, kept: &[&str], on_missing: MissingPoint) -> io::Result<()> {
     let directory = fs::canonicalize(directory)?;
     let root = mount::clone_mount(&directory, MountDepth::Recursive)?;
@@ -116,7 +108,7 @@ mod tests {
             names.sort();
             Ok(names)
         };
-        thread::scope(|scope| scope.spawn(body).join().unwrap())
+        std::thread::scope(|scope| scope.spawn(body).join().unwrap())
     }
 
     #[test]

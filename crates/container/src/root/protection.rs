@@ -6,7 +6,6 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::Path;
-use std::thread;
 
 use farfork_sys::mount::table::{self, Attributes, Mount};
 use farfork_sys::mount::{self, MountDepth};
@@ -59,14 +58,7 @@ const SKIPPED_FILESYSTEMS: [&str; 2] = ["proc", "autofs"];
 pub(crate) fn protect_root(init_pid: i32, init: &OwnedFd, protection: RootProtection) -> io::Result<()> {
     // Read here: the container's own /proc does not show our threads.
     let mounts = table::read_mounts_of(init_pid)?;
-    thread::scope(|scope| {
-        let body = || {
-            namespace::enter_mounts(init.as_fd())?;
-            protect_own_root(&mounts, protection)
-        };
-        let thread = thread::Builder::new().name("protect".to_owned()).spawn_scoped(scope, body)?;
-        thread.join().unwrap_or_else(|_| Err(io::Error::other("its thread panicked; see the log")))
-    })
+    namespace::run_in_mounts_of(init.as_fd(), || protect_own_root(&mounts, protection))
 }
 
 fn protect_own_root(mounts: &[Mount], protection: RootProtection) -> io::Result<()> {

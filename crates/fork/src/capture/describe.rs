@@ -97,15 +97,15 @@ pub(super) fn describe_tree(
 
 /// Returns the directory of the node that is the root of a seed's children, if it is not the node's root.
 fn find_root(options: &CaptureOptions, template: i32) -> Result<Option<String>, CaptureError> {
-    let root = match &options.serving_pager {
-        Some(served) => served.root.clone(),
-        None if options.namespaces == NamespacePolicy::UseNode => None,
+    match &options.serving_pager {
+        Some(served) => Ok(served.root.clone()),
+        None if options.namespaces == NamespacePolicy::UseNode => Ok(None),
         None => {
             let process = ProcDirectory { directory: CWD, prefix: &format!("/proc/{template}") };
-            node_root::find_root_on_node(process).map_err(CaptureError::reading(template, "its root"))?
+            let root = node_root::find_root_on_node(process).map_err(CaptureError::reading(template, "its root"))?;
+            Ok(root.map(|root| root.to_string_lossy().into_owned()))
         }
-    };
-    Ok(root.and_then(|root| root.into_os_string().into_string().ok()))
+    }
 }
 
 /// Returns the volumes that a seed uses, according to the mounts of its first template.

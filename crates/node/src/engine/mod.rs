@@ -21,7 +21,6 @@ use std::collections::VecDeque;
 use std::fs;
 use std::io;
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -167,7 +166,7 @@ impl Engine {
     /// `address`.
     pub(crate) fn lineage(&self, child: &Child, address: SocketAddr) -> ServingPager {
         let (pager, directory) = (self.pager.client().clone(), child.directory().to_owned());
-        let root = child.record().root.as_ref().map(PathBuf::from);
+        let root = child.record().root.clone();
         ServingPager { pager, child: child.record().id.clone(), directory, root, address }
     }
 

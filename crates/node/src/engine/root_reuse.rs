@@ -3,6 +3,7 @@
 //! Only children of the same parent may share a root, even if their seeds differ. The container checks that the
 //! previous child left no trace.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use farfork_container::{ContainerLimits, RootProtection, RootReuseKey, RootSpec, UsersSpec};
@@ -17,17 +18,17 @@ use crate::network::{FanOutNetwork, NetworkMode};
 // (`farfork_wire::Descriptor::access_group_key`) contains the parent, and the users, groups, capabilities and dumpable
 // flag of all threads. Children that share a network can pass descriptors to each other: their roots belong to the
 // seed, and are dropped with it.
-/// Returns the key under which a child with these options may reuse a root and pass it on. `None` for a child with
-/// restrictions or additional access, and for a child in the node's network, where it could send a descriptor to any
-/// process.
+/// Returns the key under which a child with these options may reuse a root and pass it on. `root_directory`: the directory
+/// that is the child's root. `None` for a child with such a directory, with restrictions or additional access, and for a
+/// child in the node's network, where it could send a descriptor to any process.
 pub(super) fn root_reuse_key(
     seed: &SeedId,
     lineage: &Arc<str>,
     options: &StartOptions,
+    root_directory: Option<&Path>,
     fan_out: &FanOutNetwork,
 ) -> Option<RootReuseKey> {
-    let StartOptions { root, root_directory, binds, paused, attached, limits, protection, users, network, .. } =
-        options;
+    let StartOptions { root, binds, paused, attached, limits, protection, users, network, .. } = options;
     let is_plain = *root == RootSpec::Overlay
         && root_directory.is_none()
         && binds.is_empty()
@@ -52,7 +53,8 @@ mod tests {
 
     fn heirs_of(seed: &str, lineage: &str, options: ChildOptions, fan_out: &FanOutNetwork) -> Option<RootReuseKey> {
         let (seed, lineage): (SeedId, Arc<str>) = (seed.parse().unwrap(), lineage.into());
-        root_reuse_key(&seed, &lineage, &StartOptions::try_from(options).unwrap(), fan_out)
+        let options = StartOptions::try_from(options).unwrap();
+        root_reuse_key(&seed, &lineage, &options, options.root_directory.as_deref(), fan_out)
     }
 
     fn heirs(options: ChildOptions, fan_out: &FanOutNetwork) -> Option<RootReuseKey> {

@@ -332,8 +332,8 @@ impl Engine {
     fn take_container(&self, start_request: StartRequest<'_>) -> Result<Container, ContainerError> {
         let StartRequest { source, options, fan_out, requested_at } = start_request;
         let (kind, deadline) = (options.container(), requested_at + START_TIMEOUT);
-        let root_reuse_key = root_reuse::root_reuse_key(&source.key.seed, &source.lineage, options, fan_out);
-        match root_reuse_key.filter(|_| root_directory(source, options).is_none()) {
+        let root = root_directory(source, options);
+        match root_reuse::root_reuse_key(&source.key.seed, &source.lineage, options, root, fan_out) {
             Some(root_reuse_key) => self.pool.take_with_reuse(&root_reuse_key, kind, deadline),
             None => self.pool.take(kind, deadline),
         }

@@ -2,6 +2,7 @@
 //! arrives.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -291,14 +292,14 @@ async fn relay_outcomes(
     Ok(source)
 }
 
-/// Whether a child has the requested isolation, root, network and process limit. A node of an earlier release ignores fields
-/// that it does not know.
+/// Whether a child has the requested isolation, root, network and process limit. A node of an earlier release ignores
+/// fields that it does not know.
 fn has_requested_isolation(child: &v1::Child, options: &v1::ChildOptions) -> bool {
     let network = |of: v1::Network| NetworkMode::from(of);
     let requested = (options.untrusted, options.user_namespace, options.read_only);
     (child.untrusted, child.user_namespace, child.read_only) == requested
         && network(child.network()) == network(options.network())
-        && (options.root.is_empty() || child.root == options.root)
+        && (options.root.is_empty() || Path::new(&options.root) == Path::new("/").join(&child.root))
         && child.publish == options.publish
         && EgressPolicy::try_from(&child.egress[..]).ok() == EgressPolicy::try_from(&options.egress[..]).ok()
         && (options.processes_max == 0 || child.processes_max == options.processes_max)

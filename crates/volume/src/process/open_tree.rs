@@ -1,10 +1,12 @@
 //! The directories of an open shared tree. `replica_loss` compares them with the ones at their paths, which may be those of
 //! an older copy. Does not look into directories whose entries change while a volume is used.
 
-use std::fs::{File, Metadata};
+use std::fs::{File, Metadata, OpenOptions};
 use std::io;
-use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
+
+use rustix::fs::OFlags;
 
 use crate::publish::SharedTree;
 use crate::replica_file::find_metadata;
@@ -41,7 +43,9 @@ impl OpenTree {
     pub(super) fn open(path: &Path) -> Self {
         let open = |name: &str| -> io::Result<OpenDirectory> {
             let path = path.join(name);
-            let opened = File::open(&path)?;
+            // A FIFO in the place of the directory would make open(2) wait.
+            let flags = (OFlags::DIRECTORY | OFlags::NOFOLLOW).bits().cast_signed();
+            let opened = OpenOptions::new().read(true).custom_flags(flags).open(&path)?;
             let metadata = opened.metadata()?;
             let modified = (name == SharedTree::FIXED_DIRECTORY).then(|| modification_time(&metadata));
             Ok(OpenDirectory { path, identity: FileIdentity::of(&metadata), modified, _opened: opened })

@@ -1,5 +1,6 @@
 //! Finds lost parts of a replica: files and directories that are missing, of another type, too short or damaged, and those
-//! that another one has replaced. Looks at a bounded number of files, and does not read the files of the volume: `farfork volume check` does.
+//! that another one has replaced. Looks at a bounded number of files. Does not read the files of the volume, as `farfork
+//! volume check` does.
 
 use std::fs::{self, File, Metadata};
 use std::io;

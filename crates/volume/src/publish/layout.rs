@@ -88,7 +88,8 @@ impl SharedTree {
         find_missing_directory(path, (0..INODE_DIRECTORIES).map(|number| format!("{INODES}/{number:02x}")))
     }
 
-    /// Finds a client of `clients` whose mark is missing, of another type or too short at a path; none if all marks are there.
+    /// Finds a client of `clients` whose mark is missing, of another type or too short at a path; none if all marks are
+    /// there.
     ///
     /// # Errors
     /// As lstat(2), except for missing marks.

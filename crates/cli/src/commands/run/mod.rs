@@ -96,8 +96,8 @@ fn exec_failure(program: &OsStr, error: &io::Error) -> Failure {
 /// Replaces this process with the program, whose root is `root`. Returns only if that fails.
 fn exec_in_root(command: &mut Command, root: &Path) -> Failure {
     let program = command.get_program().to_owned();
-    // The main thread stays in the node's root, to remove the name after a failure. A thread that calls execve(2) becomes the
-    // main thread, so the program keeps the process id.
+    // The main thread stays in the node's root, to remove the name after a failure. A thread that calls execve(2) becomes
+    // the main thread, so the program keeps the process id.
     let failed = thread::scope(|scope| {
         let body = || farfork_container::enter_own_root(root).map(|()| command.exec());
         scope.spawn(body).join().unwrap_or_else(|_| Err(io::Error::other("its thread panicked")))

@@ -3,7 +3,6 @@
 //! mount that was unmounted, or that a later mount hides.
 
 use std::ffi::OsStr;
-use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
@@ -23,16 +22,14 @@ pub(in crate::capture) fn is_absent_on_node(
     process: ProcDirectory<'_>,
     is_its: impl Fn(&Mount) -> bool,
 ) -> bool {
-    !has_same_times(path, found)
-        && !is_in_own_root(path, found, process)
-        && is_not_bind_mount(process, is_its).unwrap_or(true)
-}
-
-/// Whether the root of a process is a directory of this node, and the file is in it.
-fn is_in_own_root(path: &[u8], found: &Statx, process: ProcDirectory<'_>) -> bool {
+    if has_same_times(path, found) {
+        return false;
+    }
+    let Ok(mounts) = process.read_mounts() else { return true };
     let path = Path::new(OsStr::from_bytes(path));
-    let root = node_root::find_root_on_node(process).ok().flatten();
-    root.is_some_and(|root| has_same_times(path_on_node(&root, path).as_os_str().as_bytes(), found))
+    let root = node_root::find_root_among(process, &mounts).ok().flatten();
+    let is_in_root = root.is_some_and(|root| has_same_times(path_on_node(&root, path).as_os_str().as_bytes(), found));
+    !is_in_root && is_not_bind_mount(&mounts, is_its)
 }
 
 /// Whether a path still leads to the file that a process with the same mounts has open. `found`: its statx(2) result. False
@@ -69,8 +66,7 @@ fn has_same_times(path: &[u8], found: &Statx) -> bool {
 
 /// Whether a file may differ from the node's file at the same path. In a container of farfork, only files on mounts that
 /// farfork made may differ. The other mounts are bind mounts of the user, which the container's children get, too.
-fn is_not_bind_mount(process: ProcDirectory<'_>, is_its: impl Fn(&Mount) -> bool) -> io::Result<bool> {
-    let mounts = process.read_mounts()?;
+fn is_not_bind_mount(mounts: &[Mount], is_its: impl Fn(&Mount) -> bool) -> bool {
     let is_made = |mount: &Mount| mount.source == mount::SOURCE;
-    Ok(!mounts.iter().any(is_made) || mounts.iter().any(|mount| is_made(mount) && is_its(mount)))
+    !mounts.iter().any(is_made) || mounts.iter().any(|mount| is_made(mount) && is_its(mount))
 }

@@ -29,7 +29,7 @@ pub struct ServingPager {
     /// The child's directory, with the memory plan.
     pub directory: PathBuf,
     /// The directory of the node that is the child's root, if it is not the node's root.
-    pub root: Option<PathBuf>,
+    pub root: Option<String>,
     /// Address at which other nodes read the seeds of this node.
     pub address: SocketAddr,
 }

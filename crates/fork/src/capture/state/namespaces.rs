@@ -16,7 +16,7 @@ use std::sync::OnceLock;
 
 use farfork_container::path_on_node;
 use farfork_sys::{namespace, pidfd};
-use rustix::fs::{AtFlags, CWD, Statx, StatxFlags, statx};
+use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 
 use crate::capture::error::{CaptureError, Refusal};
 use crate::capture::files::{self, OpenFd};
@@ -180,8 +180,8 @@ fn node_namespace(kind: NamespaceKind) -> NamespaceId {
 }
 
 /// Refuses directories of a process with its own mounts (root, current, open) that the node does not have at the same path
-/// below `node_root`, the root of the process's children. If the root differs, returns only that refusal, because it explains
-/// all others.
+/// below `node_root`, the root of the process's children. If the root differs, returns only that refusal, because it
+/// explains all others.
 fn refuse_missing_directories(pid: i32, fds: &[OpenFd], node_root: &Path) -> Vec<Refusal> {
     let refusal = |object: &str, path: &[u8]| {
         let path = String::from_utf8_lossy(path);
@@ -198,7 +198,8 @@ fn refuse_missing_directories(pid: i32, fds: &[OpenFd], node_root: &Path) -> Vec
         let found = statx(CWD, &link_path, AtFlags::empty(), StatxFlags::BASIC_STATS).ok()?;
         // A removed directory is carried.
         let on_node = path_on_node(node_root, &path);
-        (found.stx_nlink > 0 && !is_same_on_node(&on_node, &found)).then(|| path.as_os_str().as_bytes().to_vec())
+        (found.stx_nlink > 0 && !node_root::is_same_on_node(&on_node, &found))
+            .then(|| path.as_os_str().as_bytes().to_vec())
     };
     if let Some(root) = link_of("root") {
         return vec![refusal("root directory", &root)];
@@ -211,12 +212,6 @@ fn refuse_missing_directories(pid: i32, fds: &[OpenFd], node_root: &Path) -> Vec
     });
     missing.extend(lost);
     missing
-}
-
-/// Whether this node has the same file at a path.
-fn is_same_on_node(path: &Path, found: &Statx) -> bool {
-    let identity = |found: &Statx| (found.stx_dev_major, found.stx_dev_minor, found.stx_ino);
-    statx(CWD, path, AtFlags::empty(), StatxFlags::INO).is_ok_and(|on_node| identity(&on_node) == identity(found))
 }
 
 /// Refuses sockets with an interface address in a network that is not the node's.

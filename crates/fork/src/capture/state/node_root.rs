@@ -37,28 +37,38 @@ impl ProcDirectory<'_> {
 /// # Errors
 /// As reading `mountinfo`, and statx(2) of `/proc/PID/root`.
 pub(in crate::capture) fn find_root_on_node(process: ProcDirectory<'_>) -> io::Result<Option<PathBuf>> {
-    let leads_to = |path: &Path, found: &Statx| {
-        statx(CWD, path, AtFlags::empty(), StatxFlags::INO).is_ok_and(|on_node| identity(&on_node) == identity(found))
-    };
-    let found = process.stat_root()?;
-    if leads_to(Path::new("/"), &found) {
+    // Nearly all processes have the node's root. For these, do not read the mount table.
+    if is_same_on_node(Path::new("/"), &process.stat_root()?) {
         return Ok(None);
     }
-    let mounts = process.read_mounts()?;
-    let visible = table::visible_mounts(&mounts);
+    find_root_among(process, &process.read_mounts()?)
+}
+
+/// As `find_root_on_node`. `mounts`: the mount table of the process.
+///
+/// # Errors
+/// As `find_root_on_node`.
+pub(in crate::capture) fn find_root_among(process: ProcDirectory<'_>, mounts: &[Mount]) -> io::Result<Option<PathBuf>> {
+    let found = process.stat_root()?;
+    if is_same_on_node(Path::new("/"), &found) {
+        return Ok(None);
+    }
+    let visible = table::visible_mounts(mounts);
     let Some(root) = visible.iter().find(|mount| mount.point == *"/") else { return Ok(None) };
     let candidates = candidate_paths(root, &table::read_own_mounts()?);
-    Ok(candidates.into_iter().find(|path| path.to_str().is_some() && leads_to(path, &found)))
+    Ok(candidates.into_iter().find(|path| path.to_str().is_some() && is_same_on_node(path, &found)))
+}
+
+/// Whether this node has the same file at a path. `found`: the statx(2) result of the file.
+pub(in crate::capture) fn is_same_on_node(path: &Path, found: &Statx) -> bool {
+    let identity = |found: &Statx| (found.stx_dev_major, found.stx_dev_minor, found.stx_ino);
+    statx(CWD, path, AtFlags::empty(), StatxFlags::INO).is_ok_and(|on_node| identity(&on_node) == identity(found))
 }
 
 /// The paths at which a mount table may show the directory that `root` mounts. Another mount may hide a path.
 fn candidate_paths(root: &Mount, node_mounts: &[Mount]) -> Vec<PathBuf> {
     let of_device = node_mounts.iter().filter(|mount| mount.device == root.device);
     of_device.filter_map(|mount| Some(mount.point.join(root.root.strip_prefix(&mount.root).ok()?))).collect()
-}
-
-fn identity(found: &Statx) -> (u32, u32, u64) {
-    (found.stx_dev_major, found.stx_dev_minor, found.stx_ino)
 }
 
 #[cfg(test)]

@@ -456,8 +456,8 @@ fn can_copy_zygote(source: &SeedSource, options: &StartOptions) -> bool {
 }
 
 /// Whether a child with these options can be a copy of a zygote, if its seed allows it. A memory limit would not count
-/// pages that are shared with the zygote as expected. Bound paths and another root may replace files that the zygote maps. A request for
-/// another strategy would not get that strategy. An untrusted child shares no memory with others.
+/// pages that are shared with the zygote as expected. Bound paths and another root may replace files that the zygote maps. A
+/// request for another strategy would not get that strategy. An untrusted child shares no memory with others.
 pub(super) fn has_copyable_options(options: &StartOptions) -> bool {
     let strategy = &options.strategy;
     strategy.mode == PagingMode::Prefetch

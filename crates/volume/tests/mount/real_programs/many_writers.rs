@@ -195,14 +195,33 @@ fn block_of(writer: usize, number: u64) -> Vec<u8> {
     format!("{writer:09} {number:09} ").repeat(BLOCK_BYTES / 20).into_bytes()
 }
 
-/// A line of a shared log.
-fn line_of(writer: usize, number: u64) -> String {
-    format!("|{writer} {number} {:->60}\n", "")
+/// An operation that appends a line to a shared log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct AppendOperation {
+    writer: usize,
+    number: u64,
 }
 
-/// The shared log of an operation that appends a line.
-fn log_of(number: u64) -> u64 {
-    number / OPERATIONS % SHARED_LOGS
+impl AppendOperation {
+    /// Whether an operation with this number appends a line.
+    fn is_append(number: u64) -> bool {
+        number % OPERATIONS == APPEND
+    }
+
+    fn line(self) -> String {
+        format!("|{} {} {:->60}\n", self.writer, self.number, "")
+    }
+
+    /// The number of the shared log.
+    fn log(self) -> u64 {
+        self.number / OPERATIONS % SHARED_LOGS
+    }
+
+    /// Parses writer and number of a line.
+    fn parse(line: &str) -> Self {
+        let words: Vec<&str> = line[1..].split(' ').collect();
+        Self { writer: words[0].parse().expect(line), number: words[1].parse().expect(line) }
+    }
 }
 
 fn replace_file(own: &Path, writer: usize, number: u64) -> io::Result<String> {
@@ -216,9 +235,10 @@ fn replace_file(own: &Path, writer: usize, number: u64) -> io::Result<String> {
 }
 
 fn append_line(shared: &Path, writer: usize, number: u64) -> io::Result<String> {
-    let path = shared.join(format!("log-{}", log_of(number)));
+    let operation = AppendOperation { writer, number };
+    let path = shared.join(format!("log-{}", operation.log()));
     let mut file = OpenOptions::new().append(true).create(true).open(path)?;
-    let line = line_of(writer, number);
+    let line = operation.line();
     assert_eq!(file.write(line.as_bytes())?, line.len(), "only a part of a line is appended");
     file.sync_data()?;
     Ok(format!("appended 0 {number}"))
@@ -272,13 +292,13 @@ fn remove_file(own: &Path, shared: &Path, writer: usize, number: u64) -> io::Res
 /// The volume as one node sees it.
 struct FoundTree {
     root: PathBuf,
-    /// The lines of the shared logs, by writer and number.
-    logs: BTreeSet<(usize, u64)>,
+    /// The operations whose lines are in the shared logs.
+    logs: BTreeSet<AppendOperation>,
 }
 
 /// Reads the shared logs, which must consist of whole lines of the writers, each at most once. A writer that is killed in
 /// write(2) may leave the first part of the line that it was appending.
-fn read_shared_logs(root: &Path, manifests: &[Vec<String>]) -> BTreeSet<(usize, u64)> {
+fn read_shared_logs(root: &Path, manifests: &[Vec<String>]) -> BTreeSet<AppendOperation> {
     let (mut lines, mut parts) = (BTreeSet::new(), Vec::new());
     for log in 0..SHARED_LOGS {
         // Only a file that no writer has created yet may be missing.
@@ -293,11 +313,11 @@ fn read_shared_logs(root: &Path, manifests: &[Vec<String>]) -> BTreeSet<(usize, 
                 parts.push(PartialLine { log, text: part });
                 continue;
             }
-            let words: Vec<&str> = part[1..].split(' ').collect();
-            let (writer, number): (usize, u64) = (words[0].parse().expect(&part), words[1].parse().expect(&part));
+            let operation = AppendOperation::parse(&part);
+            let AppendOperation { writer, number } = operation;
             let is_begun = manifests.get(writer).is_some_and(|lines| number <= lines.len() as u64);
-            let is_right = part == line_of(writer, number) && number % OPERATIONS == APPEND && log_of(number) == log;
-            assert!(is_begun && is_right && lines.insert((writer, number)), "{}", place(&part));
+            let is_right = part == operation.line() && AppendOperation::is_append(number) && operation.log() == log;
+            assert!(is_begun && is_right && lines.insert(operation), "{}", place(&part));
         }
     }
     check_parts_of_lines(parts, manifests, &lines);
@@ -312,16 +332,15 @@ struct PartialLine {
 
 /// Requires that each part is the first part of a line that a killed writer was appending. No writer may have left two
 /// parts.
-fn check_parts_of_lines(mut parts: Vec<PartialLine>, manifests: &[Vec<String>], lines: &BTreeSet<(usize, u64)>) {
-    let mut interrupted: Vec<(usize, u64)> =
-        manifests.iter().map(Vec::len).map(|count| count as u64).enumerate().collect();
-    interrupted.retain(|operation| operation.1 % OPERATIONS == APPEND && !lines.contains(operation));
+fn check_parts_of_lines(mut parts: Vec<PartialLine>, manifests: &[Vec<String>], lines: &BTreeSet<AppendOperation>) {
+    let next = |(writer, lines): (usize, &Vec<String>)| AppendOperation { writer, number: lines.len() as u64 };
+    let mut interrupted: Vec<_> = manifests.iter().enumerate().map(next).collect();
+    interrupted.retain(|operation| AppendOperation::is_append(operation.number) && !lines.contains(operation));
     // A short part may be of several writers. So the longest part is assigned first.
     parts.sort_by_key(|part| std::cmp::Reverse(part.text.len()));
     for PartialLine { log, text } in parts {
-        let index = interrupted
-            .iter()
-            .position(|(writer, number)| log_of(*number) == log && line_of(*writer, *number).starts_with(&text));
+        let index =
+            interrupted.iter().position(|operation| operation.log() == log && operation.line().starts_with(&text));
         interrupted.remove(index.unwrap_or_else(|| panic!("{text:?} in log {log} is of none of {interrupted:?}")));
     }
 }
@@ -338,7 +357,7 @@ impl FoundTree {
             let place = format!("{line:?} of writer {writer} in {}", self.root.display());
             match words[0] {
                 "replaced" | "wrote" => _ = newest.insert((words[0], index), number),
-                "appended" => assert!(self.logs.contains(&(writer, number)), "{place}"),
+                "appended" => assert!(self.logs.contains(&AppendOperation { writer, number }), "{place}"),
                 "claimed" => {
                     let found = fs::read_to_string(self.root.join(format!("shared/claim-{number}")));
                     assert_eq!(found.ok(), Some(writer.to_string()), "{place}");

@@ -231,12 +231,10 @@ impl OffloadNode {
         let volumes = self.volumes.lock().unwrap_or_else(PoisonError::into_inner);
         let volume = volumes.get(&key.name).filter(|volume| volume.key.id == key.id).cloned();
         drop(volumes);
-        let is_idle = if let Some(volume) = volume {
+        let is_idle = volume.map_or(Ok(()), |volume| {
             volume.close();
             volume.wait_idle()
-        } else {
-            Ok(())
-        };
+        });
         let removed = is_idle.map_err(io::Error::other).and_then(|()| remove());
         self.close_volume(key);
         removed
