@@ -200,6 +200,7 @@ impl Filesystem for VolumeFilesystem {
             move |namespace| {
                 check_paths(&watches, caller.thread)?;
                 let effects = namespace.plan_link(inode, key.parent, &key.name, caller.identity)?;
+                caller.check_link(namespace, inode)?;
                 caller.check_addition(namespace, key.parent)?;
                 Ok(effects)
             },

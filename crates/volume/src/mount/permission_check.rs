@@ -13,10 +13,13 @@ use crate::view::{AttributeChange, CallerIdentity, RenameKind, RenameRequest, Vo
 
 /// Bits of one class of a mode: write and search.
 const CHANGE_ENTRIES: u16 = 0o3;
-/// Bit of one class of a mode.
+/// Bits of one class of a mode.
+const READ: u16 = 0o4;
 const WRITE: u16 = 0o2;
-/// Bit of a mode.
+/// Bits of a mode.
+const SET_USER_ID: u16 = Mode::SUID.bits() as u16;
 const SET_GROUP_ID: u16 = Mode::SGID.bits() as u16;
+const GROUP_EXECUTE: u16 = Mode::XGRP.bits() as u16;
 /// Bits of a capability set (capabilities(7)).
 const CAP_CHOWN: u64 = 1 << 0;
 const CAP_DAC_OVERRIDE: u64 = 1 << 1;
@@ -159,6 +162,21 @@ impl CallingThread {
         self.check_access(namespace, inode, WRITE)
     }
 
+    /// Checks that the thread may link an inode once more, as `protected_hardlinks` in proc_sys_fs(5) says.
+    ///
+    /// # Errors
+    /// EPERM for a thread of another user.
+    pub(super) fn check_link(self, namespace: &VolumeNamespace, inode: InodeNumber) -> Result<(), Errno> {
+        let inode = namespace.inode(inode)?;
+        let is_checked = inode.has_foreign_permissions && are_hard_links_protected();
+        if is_checked && !self.may_link(&inode.attributes) { Err(Errno::PERM) } else { Ok(()) }
+    }
+
+    fn may_link(self, attributes: &InodeAttributes) -> bool {
+        self.may_act_as_owner(attributes)
+            || (is_ordinary_file(attributes) && self.may_access(attributes, READ | WRITE))
+    }
+
     fn check_access(self, namespace: &VolumeNamespace, inode: InodeNumber, access: u16) -> Result<(), Errno> {
         let inode = namespace.inode(inode)?;
         if inode.has_foreign_permissions && !self.may_access(&inode.attributes, access) {
@@ -209,6 +227,20 @@ fn permits(attributes: &InodeAttributes, is_owner: bool, is_member: bool, access
         (false, false) => 0,
     };
     attributes.mode >> shift & access == access
+}
+
+/// Whether a file is a regular one, and a program that executes it gets no rights of its owner or group.
+fn is_ordinary_file(attributes: &InodeAttributes) -> bool {
+    const GROUP_PROGRAM: u16 = SET_GROUP_ID | GROUP_EXECUTE;
+    attributes.kind == FileKind::Regular
+        && attributes.mode & SET_USER_ID == 0
+        && attributes.mode & GROUP_PROGRAM != GROUP_PROGRAM
+}
+
+/// Whether this machine restricts hard links to files of other users.
+fn are_hard_links_protected() -> bool {
+    let setting = std::fs::read("/proc/sys/fs/protected_hardlinks");
+    setting.is_ok_and(|setting| setting.trim_ascii() != b"0")
 }
 
 /// Whether only the owner of a file may remove it from a directory.
@@ -325,6 +357,21 @@ mod tests {
     }
 
     #[test]
+    fn a_hard_link_to_a_file_of_another_user_needs_its_permissions() {
+        let file = |mode, user, group| InodeAttributes { kind: FileKind::Regular, ..attributes(mode, user, group) };
+        let permitted = [file(0o000, USER, 0), file(0o006, 0, GROUP), file(0o060, 0, 0), file(0o2066, 0, 0)];
+        for attributes in permitted {
+            assert!(as_user(|caller| caller.may_link(&attributes)), "{attributes:?}");
+        }
+        let fifo = InodeAttributes { kind: FileKind::Fifo, ..file(0o666, 0, 0) };
+        let refused =
+            [file(0o644, 0, 0), file(0o606, 0, 0), file(0o622, 0, 0), file(0o4666, 0, 0), file(0o2676, 0, 0), fifo];
+        for attributes in refused {
+            assert!(!as_user(|caller| caller.may_link(&attributes)), "{attributes:?}");
+        }
+    }
+
+    #[test]
     fn the_kernel_alone_checks_inodes_that_no_other_client_has_changed() {
         let mut namespace = changed_elsewhere(attributes(0o700, 0, 0));
         namespace.forget(FILE, 0);
@@ -332,6 +379,7 @@ mod tests {
         as_user(|caller| {
             assert!(caller.check_attributes(&namespace, FILE, &request(change)).is_ok());
             assert!(caller.check_xattr(&namespace, FILE, b"user.name").is_ok());
+            assert!(caller.check_link(&namespace, FILE).is_ok());
         });
     }
 
