@@ -173,8 +173,7 @@ impl CallingThread {
     }
 
     fn may_link(self, attributes: &InodeAttributes) -> bool {
-        self.may_act_as_owner(attributes)
-            || (is_ordinary_file(attributes) && self.may_access(attributes, READ | WRITE))
+        self.may_act_as_owner(attributes) || (is_ordinary_file(attributes) && self.may_access(attributes, READ | WRITE))
     }
 
     fn check_access(self, namespace: &VolumeNamespace, inode: InodeNumber, access: u16) -> Result<(), Errno> {

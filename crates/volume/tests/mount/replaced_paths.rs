@@ -302,7 +302,7 @@ fn lost_ownership() {
     let (cluster, here, there) = mounted_pair();
     let root = File::open(&there).unwrap();
     let calls: [AttributeCall; 8] = [
-        ("link", Errno::PERM, |root, name, _| linkat(root, name, root, format!("{name}-linked"), AtFlags::empty())),
+        ("link", Errno::PERM, |root, name, _| linkat(root, name, root, format!("links/{name}"), AtFlags::empty())),
         ("chmod", Errno::PERM, |root, name, _| chmodat(root, name, Mode::RUSR, AtFlags::empty())),
         ("fchmod", Errno::PERM, |_, _, file| fchmod(file, Mode::RUSR)),
         ("chgrp", Errno::PERM, |root, name, _| chownat(root, name, None, Some(Gid::ROOT), AtFlags::empty())),
@@ -311,6 +311,8 @@ fn lost_ownership() {
         ("setxattr", Errno::ACCESS, |_, _, file| fsetxattr(file, XATTR, b"value", XattrFlags::empty())),
         ("removexattr", Errno::ACCESS, |_, _, file| fremovexattr(file, XATTR)),
     ];
+    fs::create_dir(here.join("links")).unwrap();
+    fs::set_permissions(here.join("links"), Permissions::from_mode(0o777)).unwrap();
     let protects_hard_links = fs::read("/proc/sys/fs/protected_hardlinks").unwrap().trim_ascii() != b"0";
     for round in 0..ROUNDS {
         for (call_name, expected, call) in calls {
