@@ -4,13 +4,14 @@
 use std::cell::Cell;
 use std::fs::{self, File, Permissions};
 use std::io;
+use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown, symlink};
 use std::path::{Path, PathBuf};
 use std::thread;
 
 use farfork_cluster::catalog::Durability;
 use rustix::fs::{
-    AtFlags, Mode, OFlags, Timespec, Timestamps, UTIME_NOW, XattrFlags, chmodat, chownat, fchmod, fremovexattr,
+    AtFlags, CWD, Mode, OFlags, Timespec, Timestamps, UTIME_NOW, XattrFlags, chmodat, chownat, fchmod, fremovexattr,
     fsetxattr, linkat, mkdirat, openat, renameat, symlinkat, unlinkat, utimensat,
 };
 use rustix::io::Errno;
@@ -302,7 +303,11 @@ fn lost_ownership() {
     let (cluster, here, there) = mounted_pair();
     let root = File::open(&there).unwrap();
     let calls: [AttributeCall; 8] = [
-        ("link", Errno::PERM, |root, name, _| linkat(root, name, root, format!("links/{name}"), AtFlags::empty())),
+        ("link", Errno::PERM, |root, name, file| {
+            // The kernel looks up no name of the file.
+            let opened = format!("/proc/self/fd/{}", file.as_raw_fd());
+            linkat(CWD, opened, root, format!("links/{name}"), AtFlags::SYMLINK_FOLLOW)
+        }),
         ("chmod", Errno::PERM, |root, name, _| chmodat(root, name, Mode::RUSR, AtFlags::empty())),
         ("fchmod", Errno::PERM, |_, _, file| fchmod(file, Mode::RUSR)),
         ("chgrp", Errno::PERM, |root, name, _| chownat(root, name, None, Some(Gid::ROOT), AtFlags::empty())),
