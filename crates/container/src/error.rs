@@ -74,7 +74,7 @@ pub enum ContainerError {
     },
     /// A directory of the node cannot be the root of a container.
     #[error(
-        "{} cannot be the root of container {id}: {cause}; create it on the node, or name another directory with --root",
+        "{} cannot be the root of container {id}: {cause}; create or correct it on the node, or name another directory with --root",
         directory.display()
     )]
     Root {

@@ -25,7 +25,7 @@ use crate::record::{self, RecordState};
 use crate::root::PRIVATE_DIR;
 use crate::root::blueprint::RootBlueprint;
 use crate::root::cached::CachedRoot;
-use crate::root::directory::{self, MissingPoint};
+use crate::root::directory;
 use crate::root::protection::{self, RootProtection};
 use crate::unmounted_volumes;
 
@@ -211,16 +211,13 @@ impl Container {
     }
 
     /// Makes a directory of the node the container's root, with the kernel's file systems and the private directory in it.
-    /// Missing mount points are created, except in a container with the node's own root. Call it before all binds.
+    /// The path has no symbolic links. Missing mount points are created if the container has an overlay there. Call it
+    /// before all binds, and after the container's init has mounted `/proc`.
     ///
     /// # Errors
     /// [`ContainerError::Root`]; the container is then unusable.
     pub fn change_root(&self, directory: &Path) -> Result<(), ContainerError> {
-        let on_missing = match self.root() {
-            RootSpec::Overlay => MissingPoint::Create,
-            RootSpec::Shared => MissingPoint::Refuse,
-        };
-        directory::change_root(self.init(), directory, on_missing).map_err(|cause| ContainerError::Root {
+        directory::change_root(self.init(), directory, self.root()).map_err(|cause| ContainerError::Root {
             id: self.id().to_owned(),
             directory: directory.to_owned(),
             cause,

@@ -41,5 +41,5 @@ pub use host_init::HostInit;
 pub use leftovers::{Leftovers, clean_leftovers};
 pub use pool::ContainerPool;
 pub use root::PRIVATE_DIR;
-pub use root::directory::{enter_own_root, path_on_node};
+pub use root::directory::{enter_own_root, path_on_node, resolve_on_node};
 pub use root::protection::RootProtection;

@@ -3,8 +3,11 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::mpsc::{self, TryRecvError};
+use std::thread;
 use std::time::Duration;
 
 use tempfile::TempDir;
@@ -19,6 +22,8 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("with_the_programs_exit_status", own_status),
     Test::shared("in_a_root_directory", root_directory),
     Test::shared("children_may_have_another_root_directory", other_root_directory),
+    Test::shared("children_have_their_parents_files_in_any_root_directory", other_files_in_root),
+    Test::shared("many_children_start_at_once_in_a_root_directory", many_in_root),
     Test::shared("an_unsuitable_root_directory_is_refused", unsuitable_root),
 ];
 
@@ -95,9 +100,13 @@ fn make_root(content: &str) -> TempDir {
 
 /// Starts the test's program with a directory as its root, and with open files of the kernel.
 fn start_in_root(root: &Path) -> Parent {
+    start_program_in_root(root, "/program")
+}
+
+fn start_program_in_root(root: &Path, program: &str) -> Parent {
     let mut command = Command::new("bash");
     command.args(["-c", r#"exec "$@" 5< /dev/null 6< /proc/version"#, "bash", BINARY, "run", "--root"]);
-    Parent::start_command(command.arg(root).args(["--", "/program", MIB]))
+    Parent::start_command(command.arg(root).args(["--", program, MIB]))
 }
 
 /// The root directory of a process.
@@ -174,6 +183,8 @@ fn other_root_directory(cluster: &Cluster) {
     fs::remove_dir_all(root.path()).expect("a directory of the test");
     let refused = cluster.first().run_failing(&["fork", seed.id(), "--to", second]);
     refused.require_mentions(&[&*root.path().to_string_lossy(), "--root"]);
+    let refused = cluster.first().run_failing(&["prepare", &parent.pid_text()]);
+    refused.require_mentions(&["its root directory was removed"]);
     for missing in ["/nowhere", "relative"] {
         cluster.first().run_failing(&["fork", seed.id(), "--root", missing]).require_mentions(&[missing]);
     }
@@ -182,7 +193,72 @@ fn other_root_directory(cluster: &Cluster) {
     plain.require_unharmed();
 }
 
-fn unsuitable_root(_: &Cluster) {
+/// Replaces a program by a file of the same size that is no program. A child that maps it crashes.
+fn spoil_program(program: &Path) {
+    let bytes = fs::metadata(Program::Waits.command().get_program()).expect("a program").len();
+    fs::create_dir_all(program.parent().expect("a directory")).expect("a directory");
+    fs::write(program, vec![0; bytes as usize]).expect("space");
+}
+
+/// The other root has other files at the paths of the parent's files.
+fn other_files_in_root(cluster: &Cluster) {
+    let (root, spoilt, linked) = (make_root("node"), make_root("spoilt"), make_root("linked"));
+    let program = root.path().join("bin/program");
+    fs::create_dir(root.path().join("bin")).expect("a directory");
+    fs::rename(root.path().join("program"), &program).expect("a program");
+    spoil_program(&spoilt.path().join("bin/program"));
+    // For the node, this link leads to the parent's program. For a child, it leads to another file.
+    symlink(root.path().join("bin"), linked.path().join("bin")).expect("a link");
+    spoil_program(&linked.path().join(program.strip_prefix("/").expect("an absolute path")));
+
+    let mut parent = start_program_in_root(root.path(), "/bin/program");
+    let (seed, second) = (Seed::prepare(cluster.first(), &parent), cluster.name(1));
+    let in_root = |root: &Path| seed.fork_and_check(&parent, 5, &["--to", second, "--root", &root.to_string_lossy()]);
+    in_root(linked.path());
+    // A check of one root says nothing about another one.
+    thread::scope(|scope| {
+        for directory in [&root, &spoilt, &root, &spoilt] {
+            scope.spawn(|| (0..5).for_each(|_| in_root(directory.path())));
+        }
+    });
+
+    let scratch = scratch::directory();
+    let (link, next) = (scratch.path().join("root"), scratch.path().join("next"));
+    symlink(root.path(), &link).expect("a link");
+    let (running, has_ended) = mpsc::channel::<()>();
+    thread::scope(|scope| {
+        // Also dropped by a panic.
+        let _running = running;
+        let (roots, link) = ([spoilt.path(), root.path()], &link);
+        scope.spawn(move || {
+            let is_running = || has_ended.try_recv() == Err(TryRecvError::Empty);
+            for directory in roots.into_iter().cycle().take_while(|_| is_running()) {
+                symlink(directory, &next).expect("a link");
+                fs::rename(&next, link).expect("a link is exchanged");
+            }
+        });
+        (0..10).for_each(|_| in_root(link));
+    });
+    parent.require_unharmed();
+}
+
+/// New containers, which are not yet complete when they get their root.
+fn many_in_root(cluster: &Cluster) {
+    let root = make_root("node");
+    let mut parent = start_in_root(root.path());
+    let seed = Seed::prepare(cluster.first(), &parent);
+    let nodes = format!("{},{}", cluster.name(0), cluster.name(1));
+    for options in [&["--net", "host"][..], &["--net", "host"], &[]] {
+        let children = seed.fork_idle(80, &[&["--to", &nodes], options].concat());
+        for child in children {
+            assert_eq!(content_of_root(child.pid), "node");
+            cluster.first().json(&["kill", &child.id]);
+        }
+    }
+    parent.require_unharmed();
+}
+
+fn unsuitable_root(cluster: &Cluster) {
     let root = make_root("node");
     let start = |root: &Path, program: &str| {
         let mut command = Command::new(BINARY);
@@ -191,6 +267,8 @@ fn unsuitable_root(_: &Cluster) {
         assert_eq!(ended.status.code(), Some(1));
         String::from_utf8_lossy(&ended.stderr).into_owned()
     };
+    let said = start(Path::new("/"), "/program");
+    assert!(said.contains("it is the root already"), "{said}");
     let said = start(root.path(), "/missing");
     assert!(said.contains("program /missing") && said.contains("No such file"), "{said}");
     fs::remove_dir(root.path().join("dev")).expect("an empty directory");
@@ -198,6 +276,15 @@ fn unsuitable_root(_: &Cluster) {
     assert!(said.contains("has no directory /dev") && said.contains("create"), "{said}");
     let said = start(&root.path().join("content"), "/program");
     assert!(said.contains("content"), "{said}");
+
+    // A link in the place of a mount point could lead out of the root.
+    let root = make_root("node");
+    let mut parent = start_in_root(root.path());
+    let seed = Seed::prepare(cluster.first(), &parent);
+    symlink("/tmp", root.path().join("run")).expect("a link");
+    let refused = cluster.first().run_failing(&["fork", seed.id(), "--to", cluster.name(1)]);
+    refused.require_mentions(&[&*root.path().to_string_lossy(), "its /run is not a directory"]);
+    parent.require_unharmed();
 }
 
 fn own_status(_: &Cluster) {

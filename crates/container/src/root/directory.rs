@@ -2,13 +2,16 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Component, Path, PathBuf};
 
 use farfork_sys::mount::{self, MountDepth};
 use farfork_sys::namespace;
+use rustix::fs::{Mode, OFlags, ResolveFlags, open, openat2, statfs};
 
 use super::PRIVATE_DIR;
+use crate::config::RootSpec;
 
 //  before                    after
 //  /                         (detached)
@@ -20,13 +23,33 @@ use super::PRIVATE_DIR;
 /// The directories of the kernel's file systems.
 const KERNEL_DIRECTORIES: [&str; 3] = ["/proc", "/sys", "/dev"];
 
-/// Returns the node's path of a file, for a process whose root is the directory `root` of the node. The kernel's file
-/// systems are at the same paths.
+/// Returns the node's path of a path without symbolic links, for a process whose root is the directory `root` of the node.
+/// The kernel's file systems are at the same paths. Makes no system call.
 pub fn path_on_node(root: &Path, path: &Path) -> PathBuf {
-    if KERNEL_DIRECTORIES.iter().any(|directory| path.starts_with(directory)) {
+    if is_below_kernel_directory(path) {
         return path.to_owned();
     }
     root.join(path.strip_prefix("/").unwrap_or(path))
+}
+
+/// Like [`path_on_node`], but follows symbolic links as the process does: an absolute link starts at `root`. With
+/// `O_NOFOLLOW` in `flags`, a link at the end of the path is not followed. If `root` is the node's root, returns the path as
+/// it is.
+///
+/// # Errors
+/// As openat2(2): `NotFound` if the process does not find the file.
+pub fn resolve_on_node(root: &Path, path: &Path, flags: OFlags) -> io::Result<PathBuf> {
+    if root == Path::new("/") || is_below_kernel_directory(path) {
+        return Ok(path.to_owned());
+    }
+    let directory = open(root, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    let flags = flags | OFlags::PATH | OFlags::CLOEXEC;
+    let found = openat2(&directory, path, flags, Mode::empty(), ResolveFlags::IN_ROOT)?;
+    fs::read_link(format!("/proc/self/fd/{}", found.as_raw_fd()))
+}
+
+fn is_below_kernel_directory(path: &Path) -> bool {
+    KERNEL_DIRECTORIES.iter().any(|directory| path.starts_with(directory))
 }
 
 /// The treatment of a missing mount point for a mount that is kept.
@@ -44,53 +67,90 @@ pub(crate) enum MissingPoint {
 /// # Errors
 /// `NotFound` or `NotADirectory` with the missing path; as unshare(2), mount(2) and pivot_root(2).
 pub fn enter_own_root(directory: &Path) -> io::Result<()> {
+    let directory = fs::canonicalize(directory)?;
     namespace::unshare_mounts()?;
     mount::make_private(Path::new("/"))?;
-    enter_directory(directory, &KERNEL_DIRECTORIES, MissingPoint::Refuse)
+    enter_directory(&directory, &KERNEL_DIRECTORIES, MissingPoint::Refuse)
 }
 
-/// Makes `directory` the root of a container. A temporary thread enters the mount namespace of the container's init, whose
-/// pidfd is `init`. The container's private directory stays at its path.
-pub(crate) fn change_root(init: &OwnedFd, directory: &Path, on_missing: MissingPoint) -> io::Result<()> {
+/// Makes `directory` the root of a container with the root `spec`. The path of `directory` has no symbolic links. A
+/// temporary thread enters the mount namespace of the container's init, whose pidfd is `init`. The container's private
+/// directory stays at its path.
+pub(crate) fn change_root(init: &OwnedFd, directory: &Path, spec: RootSpec) -> io::Result<()> {
     let kept = [&KERNEL_DIRECTORIES[..], &[PRIVATE_DIR]].concat();
-    namespace::run_in_mounts_of(init.as_fd(), || enter_directory(directory, &kept, on_missing))
+    namespace::run_in_mounts_of(init.as_fd(), || {
+        if fs::canonicalize(directory)? != directory {
+            return Err(io::Error::other("its path has become a symbolic link"));
+        }
+        let on_missing = match spec {
+            RootSpec::Overlay if is_on_overlay(directory)? => MissingPoint::Create,
+            // The mount point would be created in the node's file system, or on a volume.
+            RootSpec::Overlay | RootSpec::Shared => MissingPoint::Refuse,
+        };
+        enter_directory(directory, &kept, on_missing)
+    })
+}
+
+/// Whether writes below a directory go to the layer of an overlay.
+fn is_on_overlay(directory: &Path) -> io::Result<bool> {
+    /// OVERLAYFS_SUPER_MAGIC of linux/magic.h.
+    const OVERLAY_TYPE: u64 = 0x794c_7630;
+    Ok(u64::try_from(statfs(directory)?.f_type).is_ok_and(|found| found == OVERLAY_TYPE))
 }
 
 /// Makes `directory` the root of the calling thread's mount namespace, which must be its own and private. Copies the mounts
 /// of the `kept` paths, and all mounts below them, to the same paths of the new root.
 fn enter_directory(directory: &Path, kept: &[&str], on_missing: MissingPoint) -> io::Result<()> {
-    let directory = fs::canonicalize(directory)?;
-    let root = mount::clone_mount(&directory, MountDepth::Recursive)?;
+    let root = mount::clone_mount(directory, MountDepth::Recursive)?;
     let mounts = kept.iter().map(|path| Ok((*path, mount::clone_mount(Path::new(path), MountDepth::Recursive)?)));
     let mounts = mounts.collect::<io::Result<Vec<_>>>()?;
-    mount::attach(root.as_fd(), &directory)?;
+    mount::attach(root.as_fd(), directory)?;
     for (path, kept_mount) in &mounts {
-        let point = directory.join(path.trim_start_matches('/'));
-        require_point(&point, path, on_missing)?;
-        mount::attach(kept_mount.as_fd(), &point)?;
+        require_point(directory, path, on_missing)?;
+        mount::attach(kept_mount.as_fd(), &path_below(directory, path))?;
     }
-    namespace::pivot_to(&directory)
+    namespace::pivot_to(directory)
 }
 
-/// Checks that a mount point is a directory. A symbolic link could lead out of the new root.
-fn require_point(point: &Path, path: &str, on_missing: MissingPoint) -> io::Result<()> {
-    match fs::symlink_metadata(point) {
-        Ok(found) if found.is_dir() => Ok(()),
-        Ok(_) => {
-            let text = format!("its {path} is not a directory; replace it by an empty directory");
-            Err(io::Error::new(io::ErrorKind::NotADirectory, text))
-        }
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        Err(_) if on_missing == MissingPoint::Create => fs::create_dir_all(point),
-        Err(_) => {
-            let text = format!("it has no directory {path}; create an empty one");
-            Err(io::Error::new(io::ErrorKind::NotFound, text))
+fn path_below(directory: &Path, path: &str) -> PathBuf {
+    directory.join(path.trim_start_matches('/'))
+}
+
+/// Checks that the mount point `path` below `directory` and its parents are directories. A symbolic link could lead out of
+/// the new root.
+fn require_point(directory: &Path, path: &str, on_missing: MissingPoint) -> io::Result<()> {
+    let mut point = directory.to_owned();
+    for name in Path::new(path).components().filter(|component| *component != Component::RootDir) {
+        point.push(name);
+        let shown = || Path::new("/").join(point.strip_prefix(directory).unwrap_or(&point)).display().to_string();
+        match fs::symlink_metadata(&point) {
+            Ok(found) if found.is_dir() => {}
+            Ok(_) => {
+                let text = format!("its {} is not a directory; replace it by an empty directory", shown());
+                return Err(io::Error::new(io::ErrorKind::NotADirectory, text));
+            }
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            Err(_) if on_missing == MissingPoint::Create => create_point(&point)
+                .map_err(|error| io::Error::new(error.kind(), format!("it has no directory {}: {error}", shown())))?,
+            Err(_) => {
+                let text = format!("it has no directory {path}; create an empty one");
+                return Err(io::Error::new(io::ErrorKind::NotFound, text));
+            }
         }
     }
+    Ok(())
+}
+
+/// Creates a directory that everybody may search, whatever the umask of this process.
+fn create_point(point: &Path) -> io::Result<()> {
+    fs::create_dir(point)?;
+    fs::set_permissions(point, fs::Permissions::from_mode(0o755))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::symlink;
+
     use super::*;
 
     /// A directory with mount points, and what a thread finds in its new root.
@@ -101,7 +161,7 @@ mod tests {
         let body = || {
             namespace::unshare_mounts()?;
             mount::make_private(Path::new("/"))?;
-            enter_directory(directory.path(), &KERNEL_DIRECTORIES, on_missing)?;
+            enter_directory(&fs::canonicalize(directory.path())?, &KERNEL_DIRECTORIES, on_missing)?;
             assert!(Path::new("/proc/thread-self").exists() && Path::new("/dev/null").exists());
             let mut names: Vec<String> =
                 fs::read_dir("/")?.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
@@ -125,6 +185,39 @@ mod tests {
         assert_eq!(on_node("/dev/null"), Path::new("/dev/null"));
         assert_eq!(on_node("/devices"), Path::new("/srv/image/devices"));
         assert_eq!(path_on_node(Path::new("/"), Path::new("/etc/passwd")), Path::new("/etc/passwd"));
+    }
+
+    #[test]
+    fn symbolic_links_start_at_the_root() {
+        let directory = tempfile::tempdir().unwrap();
+        let (root, outside) = (directory.path().join("root"), directory.path().join("outside"));
+        for parent in [&root.join("real"), &outside] {
+            fs::create_dir_all(parent).unwrap();
+            fs::write(parent.join("file"), "").unwrap();
+        }
+        symlink("/real", root.join("absolute")).unwrap();
+        symlink(&outside, root.join("leads-out")).unwrap();
+        symlink("real/file", root.join("link")).unwrap();
+        let resolve = |path: &str| resolve_on_node(&root, Path::new(path), OFlags::empty());
+        for path in ["/real/file", "/absolute/file", "/../absolute/../link", "/link"] {
+            assert_eq!(resolve(path).unwrap(), root.join("real/file"), "{path}");
+        }
+        assert_eq!(resolve("/leads-out/file").unwrap_err().kind(), io::ErrorKind::NotFound);
+        let link = resolve_on_node(&root, Path::new("/absolute/../link"), OFlags::NOFOLLOW);
+        assert_eq!(link.unwrap(), root.join("link"));
+        let of_node = resolve_on_node(Path::new("/"), &root.join("link"), OFlags::empty());
+        assert_eq!(of_node.unwrap(), root.join("link"));
+    }
+
+    #[test]
+    fn a_link_above_a_mount_point_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        symlink("/tmp", directory.path().join("run")).unwrap();
+        let refused = require_point(directory.path(), PRIVATE_DIR, MissingPoint::Create).unwrap_err();
+        assert!(refused.to_string().contains("its /run is not a directory"), "{refused}");
+        fs::remove_file(directory.path().join("run")).unwrap();
+        require_point(directory.path(), PRIVATE_DIR, MissingPoint::Create).unwrap();
+        require_point(directory.path(), PRIVATE_DIR, MissingPoint::Refuse).unwrap();
     }
 
     #[test]

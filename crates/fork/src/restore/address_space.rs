@@ -54,8 +54,10 @@ pub(super) enum PlanScope {
 /// Returns for each mapped file of the descriptor whether this node has the same file at its path.
 pub(super) fn find_matching_files(descriptor: &Descriptor, node: &LocalNode) -> Vec<bool> {
     let same_boot = node.is_origin_machine(&descriptor.origin);
-    let is_here =
-        |file: &MappedFile| file_identity::is_same_file(&node.resolve_path(&file.path), &file.identity, same_boot);
+    let is_here = |file: &MappedFile| {
+        let path = node.resolve_path(&file.path);
+        path.is_ok_and(|path| file_identity::is_same_file(&path, &file.identity, same_boot))
+    };
     descriptor.mapped_files.iter().map(is_here).collect()
 }
 

@@ -36,13 +36,14 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use farfork_container::path_on_node;
+use farfork_container::resolve_on_node;
 use farfork_sys::cpu::ProcessorFeatures;
-use farfork_wire::descriptor::{Credentials, Origin, SpecialMapping};
+use farfork_wire::descriptor::{Credentials, FileIdentity, Origin, SpecialMapping};
+use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 
-use crate::kernel;
+use crate::{file_identity, kernel};
 
 pub(crate) use confinement::confine_descriptor;
 pub use file_descriptors::{PAYLOAD_FD, PAYLOAD_NAME};
@@ -52,7 +53,7 @@ pub use planned_child::{ChildSpec, PlannedChild, RestoredProcess};
 pub use privileged_forker::ContainerInit;
 pub use required_files::PathSnapshot;
 pub use shared_network::{find_port_conflict, has_bound_sockets};
-pub use stub::{STUB_IMAGE, STUB_QUEUE_FD, enter_network};
+pub use stub::{STUB_IMAGE, STUB_QUEUE_FD, enter_network, wait_stub_started};
 pub use zygote::{CopyDestination, PlannedZygote, ZygoteRegion, find_zygote_obstacle};
 
 //  daemon                               stub (pid 1)              child                     pager
@@ -119,9 +120,20 @@ impl LocalNode {
         Self { root: root.to_owned(), ..self.clone() }
     }
 
-    /// Returns the path in this process's root for a path of a child.
-    pub(crate) fn resolve_path(&self, path: &str) -> PathBuf {
-        path_on_node(&self.root, Path::new(path))
+    /// Returns the path in this process's root of the file to which a path leads for a child.
+    ///
+    /// # Errors
+    /// The child does not find the file; only if it has a root of its own.
+    pub(crate) fn resolve_path(&self, path: &str) -> io::Result<PathBuf> {
+        resolve_on_node(&self.root, Path::new(path), OFlags::empty())
+    }
+
+    /// Returns the identity of the file to which a path leads for a child.
+    ///
+    /// # Errors
+    /// As [`Self::resolve_path`] and statx(2).
+    pub(crate) fn stat_identity(&self, path: &str) -> io::Result<FileIdentity> {
+        file_identity::stat_path_identity(&self.resolve_path(path)?)
     }
 
     /// Whether a seed was made on this machine since its last boot.

@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use farfork_container::path_on_node;
+use farfork_container::resolve_on_node;
 use farfork_wire::Descriptor;
 use farfork_wire::descriptor::{FileIdentity, FileStatus, OpenFile, SharedObjectKind, WrittenRun};
 use rustix::event::EventfdFlags;
@@ -164,7 +164,8 @@ impl PassedObjects {
 
     /// Whether the path refers to the same file as at capture, and the file is longer now.
     pub(super) fn has_grown(&self, path: &str, then: &FileIdentity) -> bool {
-        let now = file_identity::stat_path_identity(&path_on_node(&self.roots.node_root, Path::new(path)));
+        let here = resolve_on_node(&self.roots.node_root, Path::new(path), OFlags::empty());
+        let now = here.and_then(|here| file_identity::stat_path_identity(&here));
         let is_it = |now: &FileIdentity| (now.device, now.inode) == (then.device, then.inode);
         self.roots.is_origin_machine && now.is_ok_and(|now| is_it(&now) && now.bytes > then.bytes)
     }
@@ -276,7 +277,8 @@ impl RootPaths {
         // Resolve links in the node's root: in the container's, an absolute link would be resolved relative to this
         // process's root.
         let directory = Path::new(path).parent().unwrap_or(Path::new("/"));
-        let Ok(node) = path_on_node(&self.node_root, directory).canonicalize() else { return false };
+        let here = resolve_on_node(&self.node_root, directory, OFlags::empty());
+        let Ok(node) = here.and_then(|here| here.canonicalize()) else { return false };
         let below = node.strip_prefix(&self.node_root).or_else(|_| node.strip_prefix("/")).unwrap_or(&node);
         let device = |directory: &Path| directory.metadata().map(|found| found.dev());
         match (device(&node), device(&self.container_root.join(below))) {

@@ -5,6 +5,7 @@ use std::io;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
+use farfork_container::resolve_on_node;
 use farfork_wire::Descriptor;
 use farfork_wire::descriptor::{Backing, Mapping, OpenFile};
 use rustix::fs::OFlags;
@@ -77,14 +78,16 @@ pub(super) fn check_paths(descriptor: &Descriptor, node: &LocalNode) -> Result<(
     // processes.
     let own = format!("/proc/{}", descriptor.process.pid);
     for RequiredPath { path, kind } in required_paths(descriptor) {
-        let here = node.resolve_path(path);
-        let found = match kind {
-            PathKind::Any | PathKind::Directory if Path::new(path).starts_with(&own) => continue,
+        if matches!(kind, PathKind::Any | PathKind::Directory) && Path::new(path).starts_with(&own) {
+            continue;
+        }
+        let flags = if kind == PathKind::Symlink { OFlags::NOFOLLOW } else { OFlags::empty() };
+        let found = resolve_on_node(&node.root, Path::new(path), flags).and_then(|here| match kind {
             PathKind::Any => here.metadata().map(drop),
             PathKind::Directory => check_directory(&here),
             PathKind::Symlink => here.symlink_metadata().map(drop),
             PathKind::NamedPipe => check_named_pipe(&here),
-        };
+        });
         found.map_err(|cause| RestoreError::MissingFile { path: path.to_owned(), cause })?;
     }
     Ok(())
@@ -102,24 +105,29 @@ fn check_directory(here: &Path) -> io::Result<()> {
 
 /// The files that a child opens by path, as they were when it was made.
 #[derive(Debug)]
-pub struct PathSnapshot(Vec<(Option<FileKey>, PathBuf)>);
+pub struct PathSnapshot {
+    /// Root of the child.
+    root: PathBuf,
+    files: Vec<(Option<FileKey>, PathBuf)>,
+}
 
 impl PathSnapshot {
     /// Records the files that are now at the paths of a child.
     pub fn record(descriptor: &Descriptor, node: &LocalNode) -> Self {
         let seen = required_paths(descriptor).map(|RequiredPath { path, .. }| {
-            let here = node.resolve_path(path);
-            (file_key_at(&here), here)
+            let path = PathBuf::from(path);
+            (file_key_at(&node.root, &path), path)
         });
-        Self(seen.collect())
+        Self { root: node.root.clone(), files: seen.collect() }
     }
 
     /// Whether each path still leads to the same file. If not, further children must not get the recorded files.
     pub fn is_current(&self) -> bool {
-        self.0.iter().all(|(number, path)| file_key_at(path) == *number)
+        self.files.iter().all(|(number, path)| file_key_at(&self.root, path) == *number)
     }
 }
 
-fn file_key_at(path: &Path) -> Option<FileKey> {
-    path.metadata().ok().map(|found| (found.dev(), found.ino()))
+fn file_key_at(root: &Path, path: &Path) -> Option<FileKey> {
+    let here = resolve_on_node(root, path, OFlags::empty()).ok()?;
+    here.metadata().ok().map(|found| (found.dev(), found.ino()))
 }

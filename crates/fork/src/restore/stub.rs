@@ -71,7 +71,7 @@ pub(super) struct RestoreRequest<'a> {
 ///
 /// # Errors
 /// `TimedOut`.
-pub(super) fn wait_stub_started(control: BorrowedFd<'_>) -> io::Result<()> {
+pub fn wait_stub_started(control: BorrowedFd<'_>) -> io::Result<()> {
     match farfork_sys::poll::wait_readable(control, Instant::now() + STUB_READY_TIMEOUT)? {
         true => Ok(()),
         false => Err(io::Error::new(io::ErrorKind::TimedOut, "its first process does not report")),

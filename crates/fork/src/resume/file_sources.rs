@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use farfork_wire::Descriptor;
@@ -33,8 +33,21 @@ const FILE_STATES_TIMEOUT: Duration = Duration::from_secs(5);
 #[derive(Debug, Default)]
 pub(super) struct FileCheckCache(Mutex<FileCheck>);
 
+impl FileCheckCache {
+    /// Locks the results for children with this root. The results for another root do not count.
+    fn lock(&self, root: &Path) -> MutexGuard<'_, FileCheck> {
+        let mut check = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if check.root != root {
+            *check = FileCheck { root: root.to_owned(), ..FileCheck::default() };
+        }
+        check
+    }
+}
+
 #[derive(Debug, Default)]
 struct FileCheck {
+    /// The root of the children whose files were checked.
+    root: PathBuf,
     /// When a check last found that no file is needed from the owner.
     clean_at: Option<Instant>,
     /// For a seed of another machine: the identity of this node's equal file, by index of the seed's file.
@@ -84,7 +97,7 @@ impl FileSelector<'_> {
     /// (`alike`). Costs one statx(2).
     fn is_unchanged(&self, file: SeedFile<'_>, alike: Option<&FileIdentity>) -> bool {
         let Some(then) = (if self.is_origin_machine { Some(file.identity()) } else { alike }) else { return false };
-        let now = file_identity::stat_path_identity(&self.node.resolve_path(file.path()));
+        let now = self.node.stat_identity(file.path());
         now.is_ok_and(|now| file_identity::compare(then, &now) == FileComparison::Same)
     }
 
@@ -95,7 +108,8 @@ impl FileSelector<'_> {
     //                        │                        is only read
     /// Selects the source of a file. `now` is the file at its path.
     fn select_source(&self, file: SeedFile<'_>, now: Option<FileIdentity>, used: FileUse) -> FileSource {
-        let (then, path) = (file.identity(), self.node.resolve_path(file.path()));
+        // No file is at an empty path.
+        let (then, path) = (file.identity(), self.node.resolve_path(file.path()).unwrap_or_default());
         if self.policy.is_overridden(file.path()) {
             return FileSource::Node;
         }
@@ -142,7 +156,7 @@ impl FileSelector<'_> {
     ) -> Result<Vec<SeedFile<'f>>, ResumeError> {
         let (uses, mut owners) = (collect_file_uses(descriptor), Vec::new());
         for file in touched {
-            let now = file_identity::stat_path_identity(&self.node.resolve_path(file.path())).ok();
+            let now = self.node.stat_identity(file.path()).ok();
             match self.select_source(file, now.clone(), uses[&FileUse::file_key(file.identity())]) {
                 FileSource::Node if self.is_origin_machine || self.policy.is_overridden(file.path()) => {}
                 FileSource::Node => {
@@ -183,7 +197,7 @@ impl SeedSource {
     pub fn with_captured_files(&self, node: &LocalNode, policy: &FilePolicy<'_>) -> Result<Option<Self>, ResumeError> {
         let checked_at = Instant::now();
         let descriptor = &*self.descriptor;
-        let mut seen = self.file_checks.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut seen = self.file_checks.lock(&node.root);
         if seen
             .clean_at
             .is_some_and(|at| at >= policy.requested_at && checked_at.saturating_duration_since(at) < FILE_CHECK_TTL)
@@ -204,7 +218,7 @@ impl SeedSource {
         drop(seen);
         let taken = if owners.is_empty() { None } else { self.with_owner_files(&owners)? };
         if taken.is_none() && policy.overridden_paths.is_empty() && !policy.allow_changed {
-            self.file_checks.0.lock().unwrap_or_else(PoisonError::into_inner).clean_at = Some(checked_at);
+            self.file_checks.lock(&node.root).clean_at = Some(checked_at);
         }
         Ok(taken)
     }
@@ -387,6 +401,16 @@ mod tests {
         let decision = FileSelector { node: &node, policy: &policy, is_origin_machine: is_its_machine };
         let now = file_identity::stat_path_identity(&path).ok();
         decision.select_source(SeedFile::Version { index: 0, path: "/file", version: &version }, now, used)
+    }
+
+    #[test]
+    fn a_check_counts_only_for_children_with_the_same_root() {
+        let (cache, now) = (FileCheckCache::default(), Instant::now());
+        let [root, other] = ["/", "/srv/image"].map(Path::new);
+        cache.lock(root).clean_at = Some(now);
+        assert_eq!(cache.lock(root).clean_at, Some(now));
+        assert_eq!(cache.lock(other).clean_at, None);
+        assert_eq!(cache.lock(root).clean_at, None);
     }
 
     #[test]

@@ -1,7 +1,9 @@
 //! Chooses the next step that is suggested to a user when a child cannot be started.
 
 use std::io;
+use std::path::Path;
 
+use farfork_container::path_on_node;
 use farfork_fork::pager::PlanError;
 use farfork_fork::restore::RestoreError;
 use farfork_fork::resume::ResumeError;
@@ -49,9 +51,11 @@ pub(super) fn find_next_step(error: &ResumeError, network: NetworkMode) -> Optio
     }
 }
 
-/// Returns the next step if a node lacks a volume: how to mount it.
-pub(super) fn mount_volume_step(error: &ResumeError, node: &str) -> Option<String> {
+/// Returns the next step if a node lacks a volume: how to mount it. `root`: the directory of the node that is the child's
+/// root.
+pub(super) fn mount_volume_step(error: &ResumeError, node: &str, root: &Path) -> Option<String> {
     let ResumeError::VolumeNotMounted { volume, directory, mount_path, .. } = error else { return None };
+    let mount_path = path_on_node(root, Path::new(mount_path)).display().to_string();
     Some(match directory.as_str() {
         "/" => format!(
             "on node {node}, run `farfork volume mount {volume} {mount_path}`, or fork to a node that has it (--to)"

@@ -308,6 +308,8 @@ impl Engine {
             let start_request = StartRequest {
                 source: &source,
                 options: &kind.options,
+                // Zygotes have the node's root.
+                root: None,
                 fan_out: &FanOutNetwork::default(),
                 requested_at: since,
             };

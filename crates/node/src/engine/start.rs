@@ -10,7 +10,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use farfork_api::failure::Failure;
 use farfork_api::limits::START_TIMEOUT;
 use farfork_container::{Container, ContainerError, ContainerLimits, RootProtection, RootSpec, UsersSpec};
-use farfork_fork::restore::{LocalNode, RestoredProcess, StandardStreams};
+use farfork_fork::restore::{self, LocalNode, RestoredProcess, StandardStreams};
 use farfork_fork::resume::{self, FilePolicy, ResumeError, ResumeRequest, SeedSource};
 use farfork_fork::zygote::{is_late, is_retryable, resume_from_zygote};
 use farfork_fork::{call_timer, phase};
@@ -22,7 +22,7 @@ use tonic::Code;
 
 use super::checkpoint_reply::{CheckpointReply, OpenedReply, open_reply};
 use super::child_dir_pool::ChildFiles;
-use super::child_root::root_directory;
+use super::child_root::{resolve_root_directory, root_directory};
 use super::start_rollback::StartRollback;
 use super::zygote_cache::CachedZygote;
 use super::{Engine, SeedAccess, StartOptions, next_step, root_reuse};
@@ -38,6 +38,8 @@ const ESRCH: i32 = rustix::io::Errno::SRCH.raw_os_error();
 pub(super) struct StartRequest<'a> {
     pub(super) source: &'a SeedSource,
     pub(super) options: &'a StartOptions,
+    /// The directory of the node that is its root, from `resolve_root_directory`; `None`: the node's root.
+    pub(super) root: Option<&'a Path>,
     pub(super) fan_out: &'a FanOutNetwork,
     pub(super) requested_at: Instant,
 }
@@ -91,17 +93,18 @@ impl Engine {
         requested: Instant,
     ) -> Result<StartedChild, Failure> {
         let source = &*phase!("resume.source", self.load_source(access, requested + START_TIMEOUT))?;
-        self.require_volumes(source, options)?;
-        let owner_source = phase!("resume.files", self.with_owner_files(source, options, requested))?;
+        let root = resolve_root_directory(source, options);
+        let start_request = StartRequest { source, options, root: root.as_deref(), fan_out, requested_at: requested };
+        self.require_volumes(start_request)?;
+        let owner_source = phase!("resume.files", self.with_owner_files(start_request))?;
         if let Some(source) = &owner_source {
             // Use no zygote or prestarted child: these have the node's files.
-            let start_request = StartRequest { source, options, fan_out, requested_at: requested };
+            let start_request = StartRequest { source, ..start_request };
             let restored_child = self
                 .restore_child(None, start_request, Assignment::Immediate(child_assignment))
                 .map_err(|error| error.failure)?;
             return self.commit_start(restored_child, start_request).map_err(|error| error.failure);
         }
-        let start_request = StartRequest { source, options, fan_out, requested_at: requested };
         if !is_fan_out && let Some(started) = self.start_prestarted(start_request, child_assignment) {
             return started;
         }
@@ -129,12 +132,13 @@ impl Engine {
     }
 
     /// Refuses a child if this node has not mounted the volumes that the child needs at the parent's paths.
-    fn require_volumes(&self, source: &SeedSource, options: &StartOptions) -> Result<(), Failure> {
+    fn require_volumes(&self, start_request: StartRequest<'_>) -> Result<(), Failure> {
+        let StartRequest { source, options, root, .. } = start_request;
         let shown: Vec<PathBuf> = options.binds.iter().map(|(_, inside)| inside.clone()).collect();
-        let root = root_directory(source, options).unwrap_or(Path::new("/"));
+        let root = root.unwrap_or(Path::new("/"));
         source.check_volumes(root, &shown).map_err(|error| {
             let StartFailure { failure, .. } = self.start_failure(source, &error);
-            match next_step::mount_volume_step(&error, self.name.as_str()) {
+            match next_step::mount_volume_step(&error, self.name.as_str(), root) {
                 Some(step) => failure.with_next_step(step),
                 None => failure,
             }
@@ -142,18 +146,13 @@ impl Engine {
     }
 
     /// Returns the seed with files from its owner, if this node lacks the files of the capture.
-    fn with_owner_files(
-        &self,
-        source: &SeedSource,
-        options: &StartOptions,
-        requested: Instant,
-    ) -> Result<Option<SeedSource>, Failure> {
+    fn with_owner_files(&self, start_request: StartRequest<'_>) -> Result<Option<SeedSource>, Failure> {
+        let StartRequest { source, options, root, requested_at, .. } = start_request;
         let everything = [PathBuf::from("/")];
         let shown: Vec<PathBuf> = options.binds.iter().map(|(_, inside)| inside.clone()).collect();
         let shown = if options.root == RootSpec::Shared { &everything[..] } else { &shown };
-        let policy =
-            FilePolicy { allow_changed: options.allow_changed_files, overridden_paths: shown, requested_at: requested };
-        source.with_captured_files(&self.node_of_child(source, options), &policy).map_err(|error| {
+        let policy = FilePolicy { allow_changed: options.allow_changed_files, overridden_paths: shown, requested_at };
+        source.with_captured_files(&self.node_of_child(root), &policy).map_err(|error| {
             let StartFailure { failure, .. } = self.start_failure(source, &error);
             match next_step::find_next_step(&error, options.network) {
                 Some(step) => failure.with_next_step(step),
@@ -178,7 +177,7 @@ impl Engine {
         start_request: StartRequest<'_>,
         assignment: Assignment<'_>,
     ) -> Result<RestoredChild, StartFailure> {
-        let StartRequest { source, options, requested_at: requested, .. } = start_request;
+        let StartRequest { source, options, root, requested_at: requested, .. } = start_request;
         let failed = |cause: &dyn Display| self.start_failure(source, cause);
         check_task_limit(source, options).map_err(|(cause, next)| {
             let start_failure = failed(&cause);
@@ -215,7 +214,7 @@ impl Engine {
             strategy: options.strategy,
             limit: START_TIMEOUT.saturating_sub(requested.elapsed()),
         };
-        let resumed = self.resume(zygote, request, &self.node_of_child(source, options));
+        let resumed = self.resume(zygote, request, &self.node_of_child(root));
         let (restored, release_socket) =
             resumed.map_err(|error| self.resume_failure(start_request, &container, &error))?;
         let waited = container.wait_privileged_forker(&options.limits);
@@ -330,9 +329,8 @@ impl Engine {
     }
 
     fn take_container(&self, start_request: StartRequest<'_>) -> Result<Container, ContainerError> {
-        let StartRequest { source, options, fan_out, requested_at } = start_request;
+        let StartRequest { source, options, root, fan_out, requested_at } = start_request;
         let (kind, deadline) = (options.container(), requested_at + START_TIMEOUT);
-        let root = root_directory(source, options);
         match root_reuse::root_reuse_key(&source.key.seed, &source.lineage, options, root, fan_out) {
             Some(root_reuse_key) => self.pool.take_with_reuse(&root_reuse_key, kind, deadline),
             None => self.pool.take(kind, deadline),
@@ -420,9 +418,11 @@ fn configure_container(
     container: &Container,
     start_request: StartRequest<'_>,
 ) -> Result<(), Box<dyn std::error::Error>> {
-    let StartRequest { source, options, fan_out, .. } = start_request;
+    let StartRequest { source, options, root, fan_out, .. } = start_request;
     container.set_limits(&options.limits)?;
-    if let Some(root) = root_directory(source, options) {
+    if let Some(root) = root {
+        // The stub mounts /proc before it reports. Later, this mount would go to the former root.
+        restore::wait_stub_started(container.control())?;
         phase!("resume.root", container.change_root(root))?;
     }
     for (host_path, inside_path) in &options.binds {

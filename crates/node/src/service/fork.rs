@@ -311,7 +311,7 @@ async fn kill_mismatched(node: &Node, object: &str, child: &v1::Child) -> Failur
     if let Err(failure) = children::kill(node, v1::KillRequest { child: child.id.clone(), signal }).await {
         tracing::warn!(%failure, "cannot kill a child that lacks a requested option");
     }
-    let cause = "it runs an earlier release without one of --untrusted, --user-namespace, --read-only, --processes, --net, --publish and --egress; its child was ended";
+    let cause = "it runs an earlier release without one of --untrusted, --user-namespace, --read-only, --root, --processes, --net, --publish and --egress; its child was ended";
     Failure::new(Code::FailedPrecondition, object, cause).with_next_step("run the same release on all nodes")
 }
 

@@ -144,7 +144,13 @@ impl Side {
             }
             Operation::RemoveFile { path } => unlinkat(root, path, AtFlags::empty()).map(done),
             Operation::RemoveDirectory { path } => unlinkat(root, path, AtFlags::REMOVEDIR).map(done),
-            Operation::Rename { path, new_path, flags } => renameat_with(root, path, root, new_path, *flags).map(done),
+            Operation::Rename { path, new_path, flags } => {
+                renameat_with(root, path, root, new_path, *flags).map(done).map_err(|error| match error {
+                    // POSIX permits both errors. For a directory that is not empty, XFS reports this one.
+                    Errno::EXIST if flags.is_empty() => Errno::NOTEMPTY,
+                    error => error,
+                })
+            }
             Operation::Link { path, new_path } => linkat(root, path, root, new_path, AtFlags::empty()).map(done),
             Operation::MakeSymlink { target, path } => symlinkat(target, root, path).map(done),
             Operation::ReadSymlink { path } => Ok(readlinkat(root, path, Vec::new())?.into_bytes()),

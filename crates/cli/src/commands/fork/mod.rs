@@ -180,9 +180,13 @@ pub(crate) struct Fork {
     user_namespace: bool,
     /// Directory of the child's node that is its root, instead of the node's root.
     ///
-    /// The kernel's file systems are mounted in it, at /proc, /sys and /dev. The child's writes to the directory are
-    /// removed with it. If it lacks files that the parent has open or mapped, the seed's node provides them. The default
-    /// for a parent of `farfork run --root` is the path of the parent's root.
+    /// The kernel's file systems are mounted in it, at /proc, /sys and /dev, and the child's own directory at
+    /// /run/farfork. The child's writes to the directory are removed with it. If it lacks files that the parent has open
+    /// or mapped, the seed's node provides them. The default for a parent of `farfork run --root` is the path of the
+    /// parent's root.
+    ///
+    /// A directory on a volume or on a read-only mount must have the four mount points. The child's writes change the
+    /// volume.
     #[arg(long, value_name = "DIR")]
     root: Option<PathBuf>,
     /// Make all files read-only, except in /dev/shm and /run/farfork. The standard streams stay writable.

@@ -4,11 +4,11 @@ mod collapser;
 mod huge_pages;
 
 use std::ffi::{OsStr, OsString};
-use std::io;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::thread;
+use std::{fs, io};
 
 use clap::Args;
 use farfork_api::failure::Failure;
@@ -96,6 +96,10 @@ fn exec_failure(program: &OsStr, error: &io::Error) -> Failure {
 /// Replaces this process with the program, whose root is `root`. Returns only if that fails.
 fn exec_in_root(command: &mut Command, root: &Path) -> Failure {
     let program = command.get_program().to_owned();
+    let refused = |cause: String| Failure::new(Code::FailedPrecondition, format!("root {}", root.display()), cause);
+    if fs::canonicalize(root).is_ok_and(|root| root == Path::new("/")) {
+        return refused("it is the root already".to_owned()).with_next_step("start the program without --root");
+    }
     // The main thread stays in the node's root, to remove the name after a failure. A thread that calls execve(2) becomes
     // the main thread, so the program keeps the process id.
     let failed = thread::scope(|scope| {
@@ -104,9 +108,6 @@ fn exec_in_root(command: &mut Command, root: &Path) -> Failure {
     });
     match failed {
         Ok(error) => exec_failure(&program, &error),
-        Err(error) => {
-            let object = format!("root {}", root.display());
-            Failure::new(Code::FailedPrecondition, object, format!("it cannot be the root of a program: {error}"))
-        }
+        Err(error) => refused(format!("it cannot be the root of a program: {error}")),
     }
 }

@@ -4,12 +4,12 @@
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use farfork_container::path_on_node;
+use farfork_container::resolve_on_node;
 use farfork_sys::mount;
 use farfork_sys::mount::table::Mount;
-use rustix::fs::{AtFlags, CWD, Statx, StatxFlags, statx};
+use rustix::fs::{AtFlags, CWD, OFlags, Statx, StatxFlags, statx};
 use rustix::io::Errno;
 
 use crate::capture::state::node_root::{self, ProcDirectory};
@@ -28,7 +28,8 @@ pub(in crate::capture) fn is_absent_on_node(
     let Ok(mounts) = process.read_mounts() else { return true };
     let path = Path::new(OsStr::from_bytes(path));
     let root = node_root::find_root_among(process, &mounts).ok().flatten();
-    let is_in_root = root.is_some_and(|root| has_same_times(path_on_node(&root, path).as_os_str().as_bytes(), found));
+    let resolve = |root: PathBuf| resolve_on_node(&root, path, OFlags::empty()).ok();
+    let is_in_root = root.and_then(resolve).is_some_and(|here| has_same_times(here.as_os_str().as_bytes(), found));
     !is_in_root && is_not_bind_mount(&mounts, is_its)
 }
 

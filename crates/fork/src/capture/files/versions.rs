@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use farfork_container::path_on_node;
+use farfork_container::resolve_on_node;
 use farfork_sys::process::{FdDirectory, MapEntry};
 use farfork_wire::PAGE_SIZE;
 use farfork_wire::descriptor::{
@@ -207,8 +207,9 @@ impl VersionCompletion<'_> {
         }
     }
 
+    /// The node's path of a file; an empty path, at which no file is, if the process does not find the file.
     fn path_on_node(&self, path: &str) -> PathBuf {
-        path_on_node(self.node_root, Path::new(path))
+        resolve_on_node(self.node_root, Path::new(path), OFlags::empty()).unwrap_or_default()
     }
 
     fn map_files_link(&self, range: farfork_wire::descriptor::MappedRange) -> String {

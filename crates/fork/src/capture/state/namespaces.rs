@@ -14,9 +14,9 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::sync::OnceLock;
 
-use farfork_container::path_on_node;
+use farfork_container::resolve_on_node;
 use farfork_sys::{namespace, pidfd};
-use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
+use rustix::fs::{AtFlags, CWD, OFlags, StatxFlags, statx};
 
 use crate::capture::error::{CaptureError, Refusal};
 use crate::capture::files::{self, OpenFd};
@@ -197,9 +197,9 @@ fn refuse_missing_directories(pid: i32, fds: &[OpenFd], node_root: &Path) -> Vec
         let path = fs::read_link(&link_path).ok()?;
         let found = statx(CWD, &link_path, AtFlags::empty(), StatxFlags::BASIC_STATS).ok()?;
         // A removed directory is carried.
-        let on_node = path_on_node(node_root, &path);
-        (found.stx_nlink > 0 && !node_root::is_same_on_node(&on_node, &found))
-            .then(|| path.as_os_str().as_bytes().to_vec())
+        let is_there = resolve_on_node(node_root, &path, OFlags::empty())
+            .is_ok_and(|on_node| node_root::is_same_on_node(&on_node, &found));
+        (found.stx_nlink > 0 && !is_there).then(|| path.as_os_str().as_bytes().to_vec())
     };
     if let Some(root) = link_of("root") {
         return vec![refusal("root directory", &root)];

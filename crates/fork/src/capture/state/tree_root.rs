@@ -4,6 +4,7 @@
 use std::fs;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use farfork_sys::namespace;
@@ -35,7 +36,11 @@ impl TreeRoot {
         let others = std::iter::successors(parent(&first), parent).chain([std::process::id().cast_signed()]);
         let shows = |pid: &i32| is_whole(*pid) && namespace(*pid).is_ok_and(|found| found == wanted);
         others.into_iter().find(shows).map(|pid| Self { pid }).ok_or_else(|| {
-            let reason = "it has a root of its own (chroot) in a mount namespace whose root no ancestor of it has; that is not carried";
+            let root = fs::metadata(format!("/proc/{first}/root"));
+            let reason = match root.is_ok_and(|root| root.nlink() == 0) {
+                true => "its root directory was removed; start it again in a directory that stays",
+                false => "it has a root of its own (chroot) in a mount namespace whose root no ancestor of it has; that is not carried",
+            };
             CaptureError::refused(first, vec![Refusal::new(format!("pid {first}"), reason)])
         })
     }
