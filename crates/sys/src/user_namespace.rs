@@ -3,6 +3,9 @@
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::unix::fs::MetadataExt as _;
+
+use crate::process::read_text;
 
 /// A range of user ids, and of equal group ids: from 0 on inside, and from `first` on outside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,6 +42,47 @@ pub fn open(pid: i32) -> io::Result<OwnedFd> {
     Ok(File::open(format!("/proc/{pid}/ns/user"))?.into())
 }
 
+/// Whether a user id of this process's user namespace has a mapping in the user namespace of a thread. Capabilities of the
+/// thread apply only to files whose owner has a mapping (user_namespaces(7)).
+///
+/// # Errors
+/// As open(2): the thread has ended.
+pub fn maps_user(tid: i32, user: u32) -> io::Result<bool> {
+    maps_id(tid, "uid_map", user)
+}
+
+/// As `maps_user`, for a group id.
+///
+/// # Errors
+/// As `maps_user`.
+pub fn maps_group(tid: i32, group: u32) -> io::Result<bool> {
+    maps_id(tid, "gid_map", group)
+}
+
+fn maps_id(tid: i32, map: &str, id: u32) -> io::Result<bool> {
+    // In its own namespace, each id has a mapping. The file would have ids of the parent of this namespace.
+    if is_own_namespace(tid) {
+        return Ok(true);
+    }
+    let ranges = read_text(&format!("/proc/{tid}/{map}"))?;
+    let is_in_range = |line: &str| {
+        // The second number of a range is the first id in the namespace of the reader.
+        let numbers: Vec<u32> = line.split_ascii_whitespace().filter_map(|number| number.parse().ok()).collect();
+        matches!(numbers[..], [_, first, count] if id.checked_sub(first).is_some_and(|offset| offset < count))
+    };
+    Ok(ranges.lines().any(is_in_range))
+}
+
+/// Whether a thread is in the user namespace of this process. False if the namespace of the thread cannot be read.
+fn is_own_namespace(tid: i32) -> bool {
+    let identity = |process: &str| {
+        let namespace = fs::metadata(format!("/proc/{process}/ns/user")).ok()?;
+        Some((namespace.dev(), namespace.ino()))
+    };
+    let theirs = identity(&tid.to_string());
+    theirs.is_some() && theirs == identity("self")
+}
+
 /// Locks one byte of a file, for the open file description. Processes that share the description share the lock, which ends
 /// when the last of them closes it. Returns `false` if another description has it locked.
 ///
@@ -63,6 +107,8 @@ pub fn try_lock_byte(file: &File, at: u32) -> io::Result<bool> {
 
 #[cfg(test)]
 mod tests {
+    use std::process::{Command, Stdio};
+
     use super::*;
 
     #[test]
@@ -78,6 +124,26 @@ mod tests {
         assert!(!try_lock_byte(&other, 7).unwrap());
         drop(copy);
         assert!(try_lock_byte(&other, 7).unwrap());
+    }
+
+    #[test]
+    fn ids_of_the_range_are_mapped_and_no_others() {
+        let own = std::process::id().cast_signed();
+        assert!(maps_user(own, 0).unwrap() && maps_group(own, 4_000_000_000).unwrap(), "this namespace");
+        let mut process = Command::new("unshare").args(["--user", "cat"]).stdin(Stdio::piped()).spawn().unwrap();
+        let pid = process.id().cast_signed();
+        while is_own_namespace(pid) {
+            std::thread::yield_now();
+        }
+        assert!(!maps_user(pid, 0).unwrap(), "there is no mapping yet");
+        write_id_maps(pid, IdRange { first: 100_000, count: 10 }).unwrap();
+        for (id, is_mapped) in
+            [(0, false), (9, false), (99_999, false), (100_000, true), (100_009, true), (100_010, false)]
+        {
+            assert_eq!((maps_user(pid, id).unwrap(), maps_group(pid, id).unwrap()), (is_mapped, is_mapped), "{id}");
+        }
+        drop(process.stdin.take());
+        process.wait().unwrap();
     }
 
     #[test]

@@ -16,6 +16,7 @@ use rustix::fs::{OFlags, fstatvfs};
 use rustix::io::Errno;
 
 use super::answer::{CACHE_TIME, GENERATION, answer_attributes, answer_empty, answer_entry, answer_xattr};
+use super::calling_thread::CallingThread;
 use super::client::VolumeClient;
 use super::conversion::{caller_of, error_of, file_type_of, kind_of, name_of, number_of, requested_time};
 use super::data::SeekTarget;
@@ -23,7 +24,7 @@ use super::execution::PlannedOperation;
 use super::open_modes::is_appending;
 use super::operations::{LookupRequest, WritePlace, WriteRequest, check_paths};
 use super::passthrough::enable_passthrough;
-use super::permission_check::{AttributeRequest, CallingThread};
+use super::permission_check::AttributeRequest;
 use crate::publish::available_bytes;
 use crate::record::{EntryKey, FileKind};
 use crate::view::{

@@ -5,6 +5,7 @@
 
 mod answer;
 mod base_files;
+mod calling_thread;
 mod client;
 mod conversion;
 mod data;

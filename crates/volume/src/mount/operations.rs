@@ -8,11 +8,12 @@ use fuser::{FileAttr, FileHandle, FopenFlags, INodeNo, ReplyEmpty, ReplyEntry, R
 use rustix::io::Errno;
 
 use super::answer::{answer_empty, answer_entry, answer_write};
+use super::calling_thread::CallingThread;
 use super::client::{ClientState, VolumeClient};
 use super::conversion::{attributes_of, caller_of, error_of, name_of, number_of};
 use super::execution::PlannedOperation;
 use super::filesystem::VolumeFilesystem;
-use super::permission_check::{AttributeRequest, CallingThread, is_sticky};
+use super::permission_check::{AttributeRequest, is_sticky};
 use super::stale_entries::PathWatch;
 use crate::record::{EntryKey, EntryName, InodeNumber, RecordEffect};
 use crate::view::{

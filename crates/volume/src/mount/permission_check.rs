@@ -2,14 +2,12 @@
 //! discards attributes that an invalidation has overtaken. It never requests the owner of a file that is removed from a
 //! sticky directory. `operations` calls this for calls that change a directory, attributes or extended attributes.
 
-use farfork_sys::process::ProcStatus;
-use fuser::Request;
 use rustix::fs::Mode;
 use rustix::io::Errno;
 
-use super::conversion::caller_of;
+use super::calling_thread::{CallingThread, Capability};
 use crate::record::{FileKind, InodeAttributes, InodeNumber};
-use crate::view::{AttributeChange, CallerIdentity, RenameKind, RenameRequest, VolumeNamespace};
+use crate::view::{AttributeChange, RenameKind, RenameRequest, VolumeNamespace};
 
 /// Bits of one class of a mode: write and search.
 const CHANGE_ENTRIES: u16 = 0o3;
@@ -20,14 +18,11 @@ const WRITE: u16 = 0o2;
 const SET_USER_ID: u16 = Mode::SUID.bits() as u16;
 const SET_GROUP_ID: u16 = Mode::SGID.bits() as u16;
 const GROUP_EXECUTE: u16 = Mode::XGRP.bits() as u16;
-/// Bits of a capability set (capabilities(7)).
-const CAP_CHOWN: u64 = 1 << 0;
-const CAP_DAC_OVERRIDE: u64 = 1 << 1;
-const CAP_FOWNER: u64 = 1 << 3;
-const CAP_FSETID: u64 = 1 << 4;
-/// Prefix of the extended attributes whose changes need the permission to write the file (xattr(7)). Changes of the others
-/// need a capability, which does not depend on the file.
+/// Prefix of the extended attributes whose changes need the permission to write the file (xattr(7)).
 const USER_XATTRS: &[u8] = b"user.";
+/// The extended attribute whose changes need a capability that applies to the file. Changes of the others, except
+/// `USER_XATTRS`, need one of the user namespace of the mount.
+const CAPABILITY_XATTR: &[u8] = b"security.capability";
 
 /// A call of a program that changes attributes.
 #[derive(Clone, Copy, Debug)]
@@ -39,20 +34,7 @@ pub(super) struct AttributeRequest {
     pub(super) has_handle: bool,
 }
 
-/// The thread that waits for the answer to a call.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct CallingThread {
-    pub(super) identity: CallerIdentity,
-    /// Thread id, 0 if this process cannot see the thread.
-    pub(super) thread: u32,
-}
-
 impl CallingThread {
-    /// The thread that has sent a request.
-    pub(super) fn of(request: &Request) -> Self {
-        Self { identity: caller_of(request), thread: request.pid() }
-    }
-
     /// Checks that the thread may add entries to a directory.
     ///
     /// # Errors
@@ -78,7 +60,7 @@ impl CallingThread {
         let may_remove = !is_changed
             || !is_sticky(&directory.attributes)
             || owners.contains(&self.identity.user)
-            || self.may_have_capability(CAP_FOWNER);
+            || self.has_capability_for(Capability::FOWNER, &target.attributes);
         if may_remove { Ok(()) } else { Err(Errno::PERM) }
     }
 
@@ -124,10 +106,10 @@ impl CallingThread {
         let sets_times = !request.is_touch && (change.accessed.is_some() || change.modified.is_some());
         let is_owner_call = change.mode.is_some() || (sets_times && change.size.is_none());
         let keeps_user = change.user.is_none_or(|user| is_owner && user == attributes.user);
-        let has_group = |group| group == attributes.group || self.may_be_member(group);
+        let has_group = |group| group == attributes.group || self.is_member(group);
         let keeps_groups = change.group.is_none_or(|group| is_owner && has_group(group));
         if (is_owner_call && !self.may_act_as_owner(attributes))
-            || !((keeps_user && keeps_groups) || self.may_have_capability(CAP_CHOWN))
+            || !((keeps_user && keeps_groups) || self.has_capability_for(Capability::CHOWN, attributes))
         {
             return Err(Errno::PERM);
         }
@@ -138,8 +120,8 @@ impl CallingThread {
         }
         let group = change.group.unwrap_or(attributes.group);
         if let Some(mode) = change.mode.as_mut().filter(|mode| **mode & SET_GROUP_ID != 0)
-            && !self.may_be_member(group)
-            && !self.may_have_capability(CAP_FSETID)
+            && !self.is_member(group)
+            && !self.has_capability_for(Capability::FSETID, attributes)
         {
             *mode &= !SET_GROUP_ID;
         }
@@ -149,13 +131,19 @@ impl CallingThread {
     /// Checks that the thread may set or remove an extended attribute of an inode.
     ///
     /// # Errors
-    /// EACCES; EPERM for a sticky directory of another user.
+    /// EACCES; EPERM for a sticky directory of another user, and for capabilities of a file.
     pub(super) fn check_xattr(self, namespace: &VolumeNamespace, inode: InodeNumber, name: &[u8]) -> Result<(), Errno> {
         let found = namespace.inode(inode)?;
-        if !name.starts_with(USER_XATTRS) || !found.has_foreign_permissions {
+        let attributes = &found.attributes;
+        if !found.has_foreign_permissions {
             return Ok(());
         }
-        let attributes = &found.attributes;
+        if name == CAPABILITY_XATTR && !self.has_capability_for(Capability::SETFCAP, attributes) {
+            return Err(Errno::PERM);
+        }
+        if !name.starts_with(USER_XATTRS) {
+            return Ok(());
+        }
         if attributes.kind == FileKind::Directory && is_sticky(attributes) && !self.may_act_as_owner(attributes) {
             return Err(Errno::PERM);
         }
@@ -189,32 +177,12 @@ impl CallingThread {
         if permits(attributes, is_owner, true, access) && permits(attributes, is_owner, false, access) {
             return true;
         }
-        permits(attributes, is_owner, self.may_be_member(attributes.group), access)
-            || self.may_have_capability(CAP_DAC_OVERRIDE)
+        permits(attributes, is_owner, self.is_member(attributes.group), access)
+            || self.has_capability_for(Capability::DAC_OVERRIDE, attributes)
     }
 
     fn may_act_as_owner(self, attributes: &InodeAttributes) -> bool {
-        self.identity.user == attributes.user || self.may_have_capability(CAP_FOWNER)
-    }
-
-    /// Whether the thread is a member of a group. Without its status, the check of the kernel decides.
-    fn may_be_member(self, group: u32) -> bool {
-        self.identity.group == group || self.status().is_none_or(|status| status.groups.contains(&group))
-    }
-
-    /// Whether the thread has a capability. Without its status, the check of the kernel decides. In a process of another user
-    /// namespace, the capability counts too: the kernel has checked that it applies to the inode.
-    fn may_have_capability(self, capability: u64) -> bool {
-        self.status().is_none_or(|status| status.capabilities[2] & capability != 0)
-    }
-
-    /// The groups and capabilities of the thread. None if they are unknown: the thread is not visible in `/proc`, or it acts
-    /// with the credentials of another process, as overlayfs does.
-    fn status(self) -> Option<ProcStatus> {
-        let id = i32::try_from(self.thread).ok().filter(|id| *id > 0)?;
-        let status = ProcStatus::read(id).ok()?;
-        let CallerIdentity { user, group, .. } = self.identity;
-        (status.uids[3] == user && status.gids[3] == group).then_some(status)
+        self.identity.user == attributes.user || self.has_capability_for_owner(Capability::FOWNER, attributes)
     }
 }
 
@@ -252,9 +220,12 @@ mod tests {
     use rustix::process::Uid;
     use rustix::thread::{gettid, set_thread_res_uid};
 
+    use farfork_sys::user_namespace::IdRange;
+
     use super::*;
+    use crate::mount::calling_thread::tests::NamespaceProcess;
     use crate::record::{EntryName, Timestamp};
-    use crate::view::Inode;
+    use crate::view::{CallerIdentity, Inode};
 
     const USER: u32 = 1000;
     /// A group that no test is a member of.
@@ -274,7 +245,7 @@ mod tests {
 
     /// A namespace with an inode whose owner or mode another client has changed.
     fn changed_elsewhere(attributes: InodeAttributes) -> VolumeNamespace {
-        let root = Inode::new(InodeAttributes::of_root(FileKind::Directory, 0o755));
+        let root = Inode::new(InodeAttributes::of_root(FileKind::Directory, 0o1777));
         let mut namespace = VolumeNamespace::new(root, 0, 100);
         let inode = Inode { has_foreign_permissions: true, ..Inode::new(attributes) };
         namespace.load(InodeNumber::ROOT, EntryName::new(b"file").unwrap(), FILE, inode);
@@ -401,8 +372,48 @@ mod tests {
         // Tests run as root.
         let root = CallingThread { identity, thread: std::process::id() };
         assert!(root.may_access(&attributes(0o700, USER, USER), CHANGE_ENTRIES));
-        let user = CallingThread { identity: CallerIdentity { user: USER, group: USER, ..identity }, ..root };
-        assert!(user.status().is_none(), "the thread acts for another user");
-        assert!(CallingThread { thread: 0, ..root }.status().is_none(), "the thread is not visible");
+    }
+
+    /// The process is root of its namespace, to which two users of the host are mapped.
+    #[test]
+    fn capabilities_of_a_user_namespace_do_not_count_for_the_present_owner_outside() {
+        let process = NamespaceProcess::start(IdRange { first: USER, count: 2 }, 0);
+        let caller = process.caller();
+        let (unchanged, time) = (AttributeChange::default(), Some(Timestamp::default()));
+        let changes = [
+            AttributeChange { user: Some(USER), ..unchanged },
+            AttributeChange { group: Some(USER), ..unchanged },
+            AttributeChange { mode: Some(0o777), ..unchanged },
+            AttributeChange { modified: time, ..unchanged },
+        ];
+        let refusals = |attributes: InodeAttributes| -> Vec<Errno> {
+            let namespace = changed_elsewhere(attributes);
+            let of_changes =
+                changes.map(|change| caller.check_attributes(&namespace, FILE, &request(change)).map(drop));
+            let others = [
+                caller.check_xattr(&namespace, FILE, b"user.name"),
+                caller.check_xattr(&namespace, FILE, CAPABILITY_XATTR),
+                caller.check_addition(&namespace, FILE),
+                caller.check_removal(&namespace, InodeNumber::ROOT, FILE),
+            ];
+            of_changes.into_iter().chain(others).filter_map(Result::err).collect()
+        };
+        let inside = USER + 1;
+        assert_eq!(refusals(attributes(0o700, inside, inside)), []);
+        let (no_access, not_owner) = (Errno::ACCESS, Errno::PERM);
+        let expected = [not_owner, not_owner, not_owner, not_owner, no_access, not_owner, no_access, not_owner];
+        assert_eq!(refusals(attributes(0o700, 0, 0)), expected);
+    }
+
+    #[test]
+    fn a_thread_with_other_credentials_has_the_permissions_of_the_request_only() {
+        let namespace = changed_elsewhere(attributes(0o070, 0, GROUP));
+        as_user(|caller| {
+            let of_group = |group| CallingThread { identity: CallerIdentity { group, ..caller.identity }, ..caller };
+            assert_eq!(of_group(GROUP).check_addition(&namespace, FILE), Ok(()));
+            assert_eq!(of_group(GROUP + 1).check_addition(&namespace, FILE), Err(Errno::ACCESS));
+            let removal = of_group(GROUP + 1).check_removal(&namespace, InodeNumber::ROOT, FILE);
+            assert_eq!(removal, Err(Errno::PERM), "a sticky directory");
+        });
     }
 }

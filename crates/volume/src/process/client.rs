@@ -15,6 +15,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use super::channel::MessageChannel;
 use super::message::{AttachedClient, ClientMessage, OffloadMessage};
 use super::store::VolumeStore;
+use super::supervisor::end_after_panic;
 use crate::log::{LogFile, LogFileError, LogPoint};
 use crate::mount::{MountOptions, OffloadLink, OffloadRequest, VolumeClient, VolumeFilesystem, mount_volume};
 use crate::publish::load_namespace;
@@ -73,7 +74,8 @@ pub enum ClientRunError {
     },
 }
 
-/// Mounts a volume and serves it until it is unmounted. Calls `ready` when the mount is usable.
+/// Mounts a volume and serves it until it is unmounted. Calls `ready` when the mount is usable. A panic of any thread ends the
+/// process.
 ///
 /// # Errors
 /// As [`ClientRunError`]: before the mount, or at its end.
@@ -84,6 +86,7 @@ pub fn run_client(
     options: MountOptions,
     ready: impl FnOnce(),
 ) -> Result<(), ClientRunError> {
+    end_after_panic();
     let volume = store.volume(name);
     let mut connection = OffloadConnection::open(store, name)?;
     let (channel, attached) = connection.attach()?;

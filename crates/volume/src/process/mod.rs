@@ -27,7 +27,9 @@ pub use control::{
 pub use data_copier::CopyMethod;
 pub use offload::{OffloadError, OffloadMode, OffloadOptions, run_offload};
 pub use store::{STORE_PATH_BYTES_MAX, VolumeStore};
-pub use supervisor::{CLIENT_ENDED, MountSupervisor, NodeSupervisor, ProcessRole, end_with_supervisor};
+pub use supervisor::{
+    CLIENT_ENDED, MountSupervisor, NodeSupervisor, ProcessRole, end_after_panic, end_with_supervisor,
+};
 pub use volume_directory::{CreateError, VolumeDirectory};
 pub use work_priority::WorkPriority;
 pub use worker::run_worker;

@@ -7,8 +7,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::open_tree::{FileIdentity, OpenTree};
-use super::volume_directory::{CLIENT, IDENTITY, LOGS, SHARED, VolumeDirectory};
-use crate::log::{InspectedLog, LogFile, LogFileError};
+use super::volume_directory::{IDENTITY, LOGS, SHARED, VolumeDirectory};
+use crate::log::{InspectedLog, LogFile, LogFileError, LogPoint};
 use crate::publish::SharedTree;
 use crate::replica_file::{find_metadata, is_lost};
 
@@ -30,6 +30,8 @@ pub(super) enum ReplicaLoss {
 pub(super) struct OpenLogFile {
     pub(super) client: u16,
     pub(super) identity: FileIdentity,
+    /// The point up to which it is published.
+    pub(super) published: LogPoint,
 }
 
 /// The files of a replica that the offload process has open.
@@ -66,7 +68,7 @@ impl VolumeDirectory {
         self.find_lost_mark(clients, is_live)
     }
 
-    /// Checks whether an open replica has lost a part. Makes some 20 system calls, and 6 for each log.
+    /// Checks whether an open replica has lost a part. Makes some 20 system calls, and 10 for each log.
     ///
     /// # Errors
     /// As `find_loss`.
@@ -92,13 +94,20 @@ impl VolumeDirectory {
                 return Ok(Some(lost_log(*client)));
             }
         }
-        // A replica that catches up replaces its tree.
-        if open.is_live
-            && let Some(replaced) = open.tree.find_replaced()?
-        {
+        if !open.is_live {
+            // A replica that catches up replaces its tree.
+            return self.find_lost_mark(open.logs.iter().map(|log| log.client), false);
+        }
+        if let Some(replaced) = open.tree.find_replaced()? {
             return Ok(Some(ReplicaLoss::Replaced(replaced)));
         }
-        self.find_lost_mark(open.logs.iter().map(|log| log.client), open.is_live)
+        let shared = self.present_shared_path()?;
+        for log in &open.logs {
+            if let Some(mark) = SharedTree::find_damaged_mark(&shared, log.client, log.published)? {
+                return Ok(Some(lost_in_shared(&mark)));
+            }
+        }
+        Ok(None)
     }
 
     /// Checks the parts that every replica has, open or not.
@@ -122,11 +131,6 @@ impl VolumeDirectory {
             if !find_metadata(path)?.is_some_and(|found| found.is_dir()) {
                 return part(name);
             }
-        }
-        // The lock is created by the first process that takes it.
-        let lock = format!("{CLIENT}.lock");
-        if find_metadata(&self.path().join(&lock))?.is_some_and(|found| !found.is_file()) {
-            return part(&lock);
         }
         Ok(SharedTree::find_missing_part(&shared)?.map(|part| lost_in_shared(&part)))
     }
@@ -177,6 +181,7 @@ mod tests {
 
     use super::*;
     use crate::log::{LOG_BYTES_MIN, LogHeader, RING_OFFSET};
+    use crate::publish::PublishedMark;
     use crate::replica_file::remove_any;
     use crate::replica_file::tests::{OTHERS_FOR_DIRECTORY, OTHERS_FOR_FILE, exchange, restore};
 
@@ -206,8 +211,13 @@ mod tests {
         }
 
         fn find_loss(&self, directory: &VolumeDirectory, is_live: bool) -> Option<ReplicaLoss> {
+            self.find_loss_at(directory, is_live, LogPoint::START)
+        }
+
+        /// As `find_loss`, with a log that is published up to a point.
+        fn find_loss_at(&self, directory: &VolumeDirectory, is_live: bool, published: LogPoint) -> Option<ReplicaLoss> {
             let identity = FileIdentity::of(&self.log.try_clone_file().unwrap().metadata().unwrap());
-            let logs = vec![OpenLogFile { client: CLIENT, identity }];
+            let logs = vec![OpenLogFile { client: CLIENT, identity, published }];
             let (tree, unopened_logs) = (&self.tree, vec![CLIENT + 1]);
             let open = OpenReplica { id: ID, directory: &self.directory, tree, logs, unopened_logs, is_live };
             directory.find_loss_of_open(&open).unwrap()
@@ -246,9 +256,8 @@ mod tests {
     #[test]
     fn a_part_of_another_type_is_lost() {
         let directories = ["logs", "shared", "shared/tree", "shared/inodes", "shared/orphans", "shared/published"];
-        let files = ["volume", "client.lock", "logs/3", "shared/published/3"];
+        let files = ["volume", "logs/3", "shared/published/3"];
         let (_store, directory) = replica();
-        drop(directory.try_lock_client().unwrap());
         let open = OpenFiles::of(&directory);
         let find_loss = |is_live| [directory.find_loss(ID, is_live).unwrap(), open.find_loss(&directory, is_live)];
         let cases = directories.map(|name| (name, OTHERS_FOR_DIRECTORY)).into_iter();
@@ -274,17 +283,6 @@ mod tests {
             replace(&path).unwrap();
             assert_eq!(find_loss(true), [part("logs/4"), part("logs/4")], "another type, although no log is open");
             remove_any(&path).unwrap();
-        }
-    }
-
-    #[test]
-    fn a_replica_with_a_lock_of_another_type_is_set_aside() {
-        for replace in OTHERS_FOR_FILE {
-            let (_store, directory) = replica();
-            replace(&directory.path().join("client.lock")).unwrap();
-            assert!(directory.set_aside(ID).unwrap().is_some());
-            VolumeDirectory::create(directory.path(), ID).unwrap();
-            assert_eq!(directory.find_loss(ID, true).unwrap(), None);
         }
     }
 
@@ -320,6 +318,28 @@ mod tests {
             assert_eq!((directory.find_loss(ID, false).unwrap(), open.find_loss(&directory, false)), (None, None));
             assert_eq!(directory.find_loss(ID, true).unwrap(), part("shared/published/3"));
             assert_eq!(open.find_loss(&directory, true), part("shared/published/3"));
+        }
+    }
+
+    #[test]
+    fn a_damaged_mark_of_an_open_live_replica_is_found() {
+        const MARK_BYTES: usize = 4096;
+        let (_store, directory) = replica();
+        let open = OpenFiles::of(&directory);
+        // Another mark, which is not damaged.
+        let point = LogPoint { sequence: 2, position: 64 };
+        let mut mark = directory.open_shared().unwrap().open_mark(CLIENT).unwrap();
+        mark.write(PublishedMark { point, ..mark.mark() }).unwrap();
+        let path = directory.shared_path().join("published/3");
+        let whole = fs::read(&path).unwrap();
+        for (damaged, expected) in
+            [(&[0][..], None), (&[1], part("shared/published/3")), (&[0, 1], part("shared/published/3"))]
+        {
+            let mut bytes = whole.clone();
+            damaged.iter().for_each(|slot| bytes[slot * MARK_BYTES..][..MARK_BYTES].fill(0));
+            fs::write(&path, bytes).unwrap();
+            let find_loss = |is_live| open.find_loss_at(&directory, is_live, point);
+            assert_eq!((find_loss(true), find_loss(false)), (expected, None), "{damaged:?}");
         }
     }
 

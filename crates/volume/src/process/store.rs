@@ -4,7 +4,8 @@
 //   store/NAME/volume     id of the volume
 //   store/NAME/logs/C     log of client C; on the client's node, the client appends to it
 //   store/NAME/shared     the shared tree
-//   store/NAME/client.lock
+//
+// The lock of a client is the directory of the volume.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -107,13 +108,12 @@ impl VolumeStore {
     /// # Errors
     /// As `lock`.
     pub(super) fn try_lock(&self, process: &str) -> io::Result<Option<File>> {
-        try_lock(&self.path, process)
+        try_lock(open_lock(&self.path, process)?)
     }
 }
 
-/// Takes a lock in a directory; none while another process has it.
-pub(super) fn try_lock(directory: &Path, name: &str) -> io::Result<Option<File>> {
-    let file = open_lock(directory, name)?;
+/// Takes the lock of a file; none while another process has it.
+pub(super) fn try_lock(file: File) -> io::Result<Option<File>> {
     match flock(&file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(Some(file)),
         Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),

@@ -7,6 +7,7 @@
 use std::env;
 use std::io::{self, Read as _};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::panic;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -30,6 +31,8 @@ const HEALTHY_AFTER: Duration = Duration::from_secs(10);
 const HELD_CLIENT_INTERVAL: Duration = Duration::from_secs(1);
 /// Environment variable with the process id of the supervisor.
 const SUPERVISOR_VARIABLE: &str = "FARFORK_VOLUME_SUPERVISOR";
+/// Exit status of a process that a panic has ended. A Rust program whose main thread panics has the same.
+const EXIT_PANICKED: i32 = 101;
 
 /// The role of a supervised process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -345,6 +348,17 @@ pub fn end_with_supervisor() -> io::Result<()> {
     let Some(supervisor) = env::var_os(SUPERVISOR_VARIABLE) else { return Ok(()) };
     let parent = getppid().map_or(0, |parent| parent.as_raw_pid());
     if supervisor == parent.to_string().as_str() { Ok(()) } else { Err(io::ErrorKind::NotFound.into()) }
+}
+
+/// Makes a panic of any thread end the calling process. Otherwise its other threads, and programs, could wait for the ended
+/// thread forever. The supervisor starts the next process.
+pub fn end_after_panic() {
+    let report = panic::take_hook();
+    panic::set_hook(Box::new(move |info| {
+        report(info);
+        tracing::error!("a thread has panicked: this process ends, and is started again");
+        std::process::exit(EXIT_PANICKED);
+    }));
 }
 
 #[cfg(test)]

@@ -1,9 +1,12 @@
-//! The directory of a volume on one node: its id, the logs of all clients, the shared tree, and the lock of the client.
+//! The directory of a volume on one node: its id, the logs of all clients, and the shared tree. The directory is also the
+//! lock of the client.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
-use std::os::unix::fs::DirBuilderExt as _;
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
+
+use rustix::fs::OFlags;
 
 use super::control::LastCheck;
 use super::store::{ignore_missing, try_lock};
@@ -12,8 +15,6 @@ use crate::log::{LogFile, LogFileError, LogHeader};
 use crate::publish::{SharedTree, available_bytes};
 use crate::replica_file::{find_metadata, is_lost, open_regular_file, remove_any, replace_any};
 
-/// The name of the lock of the client.
-pub(super) const CLIENT: &str = "client";
 /// The file with the id of the volume.
 pub(super) const IDENTITY: &str = "volume";
 pub(super) const LOGS: &str = "logs";
@@ -71,7 +72,7 @@ impl VolumeDirectory {
     pub(super) fn set_aside(&self, id: u64) -> io::Result<Option<PathBuf>> {
         let Some(found) = find_metadata(&self.path)? else { return Ok(None) };
         let _lock = match self.try_lock_client() {
-            // No client has a lock that is no regular file, or in a file that is no directory.
+            // No client has the lock of a file that is no directory.
             Err(error) if is_lost(&error) => None,
             lock => Some(lock?.ok_or(io::ErrorKind::AlreadyExists)?),
         };
@@ -92,8 +93,7 @@ impl VolumeDirectory {
 
     /// Whether the directory tree has any file other than the volume's small files.
     fn has_data(&self) -> io::Result<bool> {
-        let lock = format!("{CLIENT}.lock");
-        let small = [IDENTITY, BOOT, LAST_CHECK, &lock].map(|name| self.path.join(name));
+        let small = [IDENTITY, BOOT, LAST_CHECK].map(|name| self.path.join(name));
         let mut directories = vec![self.path.clone()];
         while let Some(directory) = directories.pop() {
             for entry in fs::read_dir(directory)? {
@@ -303,12 +303,14 @@ impl VolumeDirectory {
         LogFile::open(&self.log_path(client))
     }
 
-    /// Takes the lock of the client; none while a client runs.
+    /// Takes the lock of the client; none while a client runs. The directory itself is locked, because a file in it may be
+    /// removed while a client runs, and the next client would lock another file.
     ///
     /// # Errors
     /// As open(2) and flock(2).
     pub(super) fn try_lock_client(&self) -> io::Result<Option<File>> {
-        try_lock(&self.path, CLIENT)
+        let flags = OFlags::DIRECTORY.bits().cast_signed();
+        try_lock(OpenOptions::new().read(true).custom_flags(flags).open(&self.path)?)
     }
 }
 
@@ -342,6 +344,18 @@ mod tests {
             assert_eq!(fs::read(aside.join("shared/tree/file")).unwrap(), b"data");
         }
         assert_eq!(directory.set_aside(ID).unwrap(), None, "there is nothing");
+    }
+
+    #[test]
+    fn only_one_client_has_a_replica_however_its_files_change() {
+        let (_store, directory) = replica();
+        let client = directory.try_lock_client().unwrap().unwrap();
+        for entry in fs::read_dir(&directory.path).unwrap() {
+            remove_any(&entry.unwrap().path()).unwrap();
+        }
+        assert!(directory.try_lock_client().unwrap().is_none());
+        drop(client);
+        assert!(directory.try_lock_client().unwrap().is_some());
     }
 
     #[test]

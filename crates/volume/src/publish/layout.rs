@@ -10,6 +10,7 @@ use rustix::fs::{CWD, Mode, OFlags, StatVfs, Timespec, Timestamps, XattrFlags, f
 
 use super::inode_record::{InodeRecord, XATTR_NAME};
 use super::mark::{MarkFile, PublishedMark};
+use crate::log::LogPoint;
 use crate::record::{InodeNumber, Timestamp};
 use crate::replica_file::find_metadata;
 
@@ -101,6 +102,16 @@ impl SharedTree {
             }
         }
         Ok(None)
+    }
+
+    /// Returns the name of the mark of a client's log, if it is missing, damaged or before `point` at a path. Reads the file,
+    /// which a worker may write at the same time.
+    ///
+    /// # Errors
+    /// As open(2), except for missing marks.
+    pub fn find_damaged_mark(path: &Path, client: u16, point: LogPoint) -> io::Result<Option<String>> {
+        let name = format!("{PUBLISHED}/{client}");
+        Ok(if MarkFile::has_reached(&path.join(&name), point)? { None } else { Some(name) })
     }
 
     /// As `find_missing_mark`, but finds only marks in whose place there is a file of another type. A mark that is missing or

@@ -11,11 +11,14 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::log::LogPoint;
 use crate::record::InodeNumber;
-use crate::replica_file::{find_metadata, open_regular_file, remove_any};
+use crate::replica_file::{find_metadata, is_lost, open_regular_file, remove_any};
 
 /// Size of a slot: a page, so that a torn write damages only one slot.
 const SLOT_BYTES: u64 = 4096;
 const MAGIC: [u8; 8] = *b"ffvolpub";
+/// Maximum number of reads of a file that seems to be damaged. A mark that is being written may look torn, but both marks look
+/// so only if two writes meet one read.
+const READS_MAX: u32 = 3;
 
 /// The records before `point` are in the shared tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -85,18 +88,8 @@ impl MarkFile {
     /// `InvalidData` when both slots are damaged, `UnexpectedEof` when the file is too short.
     pub fn open(path: &Path) -> io::Result<Self> {
         let file = open_regular_file(OpenOptions::new().read(true).write(true), path)?;
-        let mut slots = vec![0; 2 * SLOT_BYTES as usize];
-        file.read_exact_at(&mut slots, 0)?;
-        let (first, second) = slots.split_at(SLOT_BYTES as usize);
-        let newest = match (decode(first), decode(second)) {
-            (Some(first), Some(second)) if second.point > first.point => (second, 0),
-            (Some(first), _) => (first, 1),
-            (None, Some(second)) => (second, 0),
-            (None, None) => {
-                return Err(io::Error::new(io::ErrorKind::InvalidData, "both published marks are damaged"));
-            }
-        };
-        Ok(Self { file, mark: newest.0, next_slot: newest.1 })
+        let (mark, next_slot) = read_newest(&file)?;
+        Ok(Self { file, mark, next_slot })
     }
 
     /// Whether a file with both slots is at a path. Does not read the marks.
@@ -105,6 +98,23 @@ impl MarkFile {
     /// As lstat(2), except for a missing file.
     pub fn is_complete(path: &Path) -> io::Result<bool> {
         Ok(find_metadata(path)?.is_some_and(|found| found.is_file() && found.len() >= 2 * SLOT_BYTES))
+    }
+
+    /// Whether a file with a mark at `point` or later is at a path. A worker may write the file at the same time.
+    ///
+    /// # Errors
+    /// As open(2), except for a missing file.
+    pub fn has_reached(path: &Path, point: LogPoint) -> io::Result<bool> {
+        for _ in 0..READS_MAX {
+            let found = open_regular_file(OpenOptions::new().read(true), path).and_then(|file| read_newest(&file));
+            match found {
+                Ok((mark, _)) if mark.point >= point => return Ok(true),
+                Ok(_) => {}
+                Err(error) if is_damaged_mark(&error) || is_lost(&error) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(false)
     }
 
     /// The newest mark.
@@ -129,6 +139,19 @@ impl MarkFile {
     /// As fdatasync(2).
     pub fn sync(&self) -> io::Result<()> {
         self.file.sync_data()
+    }
+}
+
+/// Reads the newer mark, and returns it with the slot of the next one.
+fn read_newest(file: &File) -> io::Result<(PublishedMark, u64)> {
+    let mut slots = vec![0; 2 * SLOT_BYTES as usize];
+    file.read_exact_at(&mut slots, 0)?;
+    let (first, second) = slots.split_at(SLOT_BYTES as usize);
+    match (decode(first), decode(second)) {
+        (Some(first), Some(second)) if second.point > first.point => Ok((second, 0)),
+        (Some(first), _) => Ok((first, 1)),
+        (None, Some(second)) => Ok((second, 0)),
+        (None, None) => Err(io::Error::new(io::ErrorKind::InvalidData, "both published marks are damaged")),
     }
 }
 
@@ -177,7 +200,10 @@ mod tests {
         }
         file.file.write_all_at(b"torn", file.next_slot * SLOT_BYTES + 12).unwrap();
         assert_eq!(MarkFile::open(&path).unwrap().mark(), mark(4));
+        let has_reached = |sequence| MarkFile::has_reached(&path, mark(sequence).point).unwrap();
+        assert!(has_reached(3) && has_reached(4) && !has_reached(5));
         file.file.write_all_at(b"torn", (1 - file.next_slot) * SLOT_BYTES + 12).unwrap();
+        assert!(!has_reached(1), "both are torn");
         assert_eq!(MarkFile::open(&path).unwrap_err().kind(), io::ErrorKind::InvalidData);
     }
 }

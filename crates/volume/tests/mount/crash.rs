@@ -10,11 +10,13 @@ use std::time::{Duration, Instant};
 
 use farfork_cluster::catalog::Durability;
 use farfork_sys::mount::table::read_thread_mounts;
-use farfork_volume::process::ProcessRole;
+use farfork_volume::process::{ProcessRole, end_after_panic};
 use fastrand::Rng;
 use rustix::process::Signal;
 
 use super::mounted_volume::{LOG_BYTES, MountedVolume};
+use super::real_programs::ProcessMain;
+use super::test_node::{WAIT_LIMIT, process_command};
 
 pub(crate) const TESTS: &[(&str, fn())] = &[
     ("a_killed_client_loses_nothing_acknowledged", || {
@@ -28,7 +30,11 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
     ("nothing_is_written_below_the_mount_of_a_killed_client", nothing_is_written_below_the_mount_of_a_killed_client),
     ("a_client_recovers_unpublished_records", a_client_recovers_unpublished_records),
     ("a_stopped_worker_is_replaced", a_stopped_worker_is_replaced),
+    ("a_panic_of_a_thread_ends_its_process", a_panic_of_a_thread_ends_its_process),
 ];
+
+/// Processes of this file.
+pub(crate) const PROCESSES: &[(&str, ProcessMain)] = &[("panicking", run_panicking)];
 
 /// The offload process is killed first, so that acknowledged records are unpublished when the client dies.
 const ALL_AT_ONCE: &[ProcessRole] = &[ProcessRole::Offload, ProcessRole::Worker, ProcessRole::Client];
@@ -261,6 +267,18 @@ fn a_stopped_worker_is_replaced() {
     assert!(fs::read(volume.path().join("file")).unwrap() == data);
     assert_ne!(volume.process_id(ProcessRole::Worker), stopped);
     println!("a stopped worker is replaced: {:.1} s", started.elapsed().as_secs_f64());
+}
+
+fn a_panic_of_a_thread_ends_its_process() {
+    let status = process_command("panicking").arg("thread").status().unwrap();
+    assert_eq!(status.code(), Some(101));
+}
+
+/// A process whose main thread waits for long.
+fn run_panicking(_arguments: &[String]) {
+    end_after_panic();
+    thread::spawn(|| panic!("a panic of a test"));
+    thread::sleep(WAIT_LIMIT);
 }
 
 /// While the client is replaced, a write of a program either fails or creates a file in the volume.

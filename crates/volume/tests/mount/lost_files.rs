@@ -56,6 +56,11 @@ fn damage_header(path: &Path) -> io::Result<()> {
     OpenOptions::new().write(true).open(path)?.write_all_at(&[0; 4096], 0)
 }
 
+/// Overwrites both marks of a log.
+fn damage_mark(path: &Path) -> io::Result<()> {
+    OpenOptions::new().write(true).open(path)?.write_all_at(&[0; 8192], 0)
+}
+
 /// Damages the replica of a node between two writes of another node, and waits until it is a live replica again, with all
 /// data.
 fn damage(cluster: &VolumeCluster, node: usize, case: &str, damage: impl FnOnce(&Path)) {
@@ -88,6 +93,8 @@ fn a_lost_part() {
     for node in [2, 0] {
         damage(&cluster, node, &format!("log-of-{node}"), |replica| remove(&replica.join("logs/0")).unwrap());
     }
+    // No record of log 0 is published meanwhile, so no process writes the mark.
+    damage(&cluster, 1, "mark", |replica| damage_mark(&replica.join("shared/published/0")).unwrap());
     damage(&cluster, 1, "empty-log", |replica| empty(&replica.join("logs/0")).unwrap());
     damage(&cluster, 2, "log-header", |replica| damage_header(&replica.join("logs/0")).unwrap());
 }

@@ -19,6 +19,7 @@ mod several_clients;
 mod suites;
 mod test_network;
 mod test_node;
+mod user_namespaces;
 mod volume_cluster;
 mod waiting_calls;
 
@@ -65,6 +66,7 @@ fn main() -> ExitCode {
         chain::TESTS,
         changed_sizes::TESTS,
         replaced_paths::TESTS,
+        user_namespaces::TESTS,
         read_passthrough::TESTS,
         several_clients::TESTS,
         replica_check::TESTS,
@@ -95,12 +97,13 @@ fn trial(name: &str, test: fn()) -> Trial {
 }
 
 /// Runs a process. Its arguments are role and store. The offload process also has catalog, name of the node, time of failure
-/// detection and address. The client has the mount point, and optionally `READ_PASSTHROUGH`. Processes of `real_programs`
-/// have other arguments.
+/// detection and address. The client has the mount point, and optionally `READ_PASSTHROUGH`. Processes of single
+/// tests have other arguments.
 fn run_process(arguments: &[String]) -> ExitCode {
     let (role, store) = (arguments[0].as_str(), VolumeStore::new(arguments[1].as_ref()));
     end_with_supervisor().expect("prctl");
-    if let Some((_, program)) = real_programs::PROCESSES.iter().find(|(name, _)| *name == role) {
+    let programs = [real_programs::PROCESSES, user_namespaces::PROCESSES, crash::PROCESSES].concat();
+    if let Some((_, program)) = programs.iter().find(|(name, _)| *name == role) {
         program(&arguments[1..]);
         return ExitCode::SUCCESS;
     }

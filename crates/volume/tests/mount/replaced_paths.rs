@@ -40,7 +40,7 @@ const ROUNDS: u32 = 20;
 /// A user who is not root.
 const USER: u32 = 1000;
 
-fn mounted_pair() -> (VolumeCluster, PathBuf, PathBuf) {
+pub(crate) fn mounted_pair() -> (VolumeCluster, PathBuf, PathBuf) {
     let cluster = VolumeCluster::mounted(&["n1", "n2"], LOG_BYTES, Durability::Memory, NO_DETECTION_MS);
     let (here, there) = (cluster.path(0), cluster.path(1));
     (cluster, here, there)
@@ -339,7 +339,7 @@ fn lost_ownership() {
 }
 
 /// Both timestamps, with these nanoseconds.
-fn set_times(nanoseconds: i64) -> Timestamps {
+pub(crate) fn set_times(nanoseconds: i64) -> Timestamps {
     let time = Timespec { tv_sec: 0, tv_nsec: nanoseconds };
     Timestamps { last_access: time, last_modification: time }
 }

@@ -31,6 +31,7 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
     ("the_scrub_repairs_a_replica_that_no_program_uses", the_scrub_repairs_a_replica),
     ("a_replica_with_a_damaged_log_is_copied_again", a_replica_with_a_damaged_log),
     ("a_replica_with_a_damaged_mark_is_copied_again", a_replica_with_a_damaged_mark),
+    ("a_check_reports_a_damaged_mark_of_the_last_replica", the_last_replica_with_a_damaged_mark),
     ("a_client_with_a_damaged_log_is_replaced", a_client_with_a_damaged_log),
     ("two_replicas_that_differ_are_repaired_from_the_one_that_is_named", two_replicas_that_differ),
 ];
@@ -165,13 +166,12 @@ fn a_damaged_replica_is_found_and_repaired() {
     assert_eq!(tree[&PathBuf::from("directory-3/file-8")].1, [8; 8000]);
 }
 
-/// One tree has a file without an inode number. Another one has foreign files and a damaged mark.
+/// One tree has a file without an inode number. Another one has foreign files.
 fn a_replica_that_cannot_be_read() {
     let cluster = cluster(&THREE_NODES);
     cluster.published_tree();
     let shared = |node: usize, path: &str| cluster.nodes[node].volume_path().join("shared").join(path);
     fs::write(shared(1, "inodes/05/notes"), b"notes").unwrap();
-    OpenOptions::new().write(true).open(shared(1, "published/0")).unwrap().write_all_at(&[7; 8192], 0).unwrap();
     fs::set_permissions(replica_path(&cluster, 1, "directory-2"), fs::Permissions::from_mode(0o700)).unwrap();
     let found = |report: &CheckReport| -> Vec<_> {
         report
@@ -181,15 +181,14 @@ fn a_replica_that_cannot_be_read() {
             .collect()
     };
     let of = |text: &str, node: &str| (text.to_owned(), vec![name(node)]);
-    let mark = "mark n1 the file cannot be read: both published marks are damaged";
     let foreign = "tree inodes/05/notes is no file of the volume";
-    let expected = [of(mark, "n2"), of(foreign, "n2"), of("inode /directory-2", "n2")];
+    let expected = [of(foreign, "n2"), of("inode /directory-2", "n2")];
     assert_eq!(found(&check(&cluster, 0, false, None).unwrap()), expected);
 
     fs::write(replica_path(&cluster, 2, "copied"), b"copied").unwrap();
     let unreadable = r#"tree node n3 cannot read its shared tree: "copied" in the shared tree has no inode number"#;
     let undecided = ("inode /directory-2".to_owned(), Vec::new());
-    let expected = [of(mark, "n2"), of(foreign, "n2"), of(unreadable, "n3"), undecided];
+    let expected = [of(foreign, "n2"), of(unreadable, "n3"), undecided];
     let report = check(&cluster, 0, true, Some("n3")).unwrap();
     assert_eq!(found(&report), expected);
     assert!(report.repaired.is_empty() && report.repair_failure.unwrap().contains("node n3"), "n3 is damaged itself");
@@ -326,6 +325,18 @@ fn a_replica_with_a_damaged_mark() {
         cluster.nodes[1].wait_until_mounted();
         assert_eq!(check(&cluster, 0, false, None).unwrap().differences, []);
     }
+}
+
+/// The last live replica stays in the chain with its damaged mark.
+fn the_last_replica_with_a_damaged_mark() {
+    let cluster = cluster(&["n1"]);
+    cluster.published_tree();
+    let mark = cluster.nodes[0].volume_path().join("shared/published/0");
+    OpenOptions::new().write(true).open(mark).unwrap().write_all_at(&[7; 8192], 0).unwrap();
+    let report = check(&cluster, 0, false, None).unwrap();
+    let found: Vec<_> = report.differences.iter().map(|difference| describe(&difference.subject)).collect();
+    assert_eq!(found, ["mark n1 the file cannot be read: both published marks are damaged"]);
+    assert_eq!(report.differences[0].damaged, [name("n1")]);
 }
 
 /// The offload process is stopped, so that it has not read the record before the damage.

@@ -26,6 +26,9 @@ use crate::record::InodeNumber;
 const SEND_TIMEOUT: Duration = Duration::from_secs(5);
 /// Longest wait until the log of an earlier client is published everywhere. After this time, the mount is refused.
 const RECOVERY_TIMEOUT: Duration = Duration::from_secs(60);
+/// Longest wait for the end of the connection of an earlier client, which has ended. A thread that serves this connection may
+/// wait for another node.
+const CLIENT_END_TIMEOUT: Duration = Duration::from_secs(10);
 /// Longest wait for the reply to `HasClient`. A node that does not reply may have a client.
 const CLIENT_CHECK_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -221,6 +224,10 @@ impl ClientSession {
 /// Attaches a new client. First publishes the log of an earlier client, and ends its term.
 fn attach(node: &Arc<OffloadNode>, name: &str, sender: &ClientSender) -> Result<ClientSession, String> {
     let (volume, record, number) = open_for_client(node, name)?;
+    // The new client has the lock. The earlier one may still have another lock if the directory was exchanged just now.
+    if !volume.wait_until(CLIENT_END_TIMEOUT, |state| state.client.is_none()) && !volume.is_closed() {
+        return Err(format!("volume {name} is mounted on this node already: unmount it first"));
+    }
     log_copier::ensure_open(&volume, number)
         .map_err(|error| format!("volume {name}: cannot open the log of this node: {error}"))?;
     volume.lock().attaching_client = Some(sender.clone());

@@ -152,8 +152,8 @@ fn status(node: &Arc<OffloadNode>, name: VolumeName) -> Result<VolumeStatus, Str
     Ok(VolumeStatus { name, record, replicas })
 }
 
-/// Gives the place of a replica to another node, which catches up by itself. The files on the old node are removed only if
-/// this node answers, because it may be lost.
+/// Gives the place of a replica to another node, which catches up by itself. The files on the node that then has no replica
+/// are removed only if this node answers, because it may be lost.
 fn replace(node: &Arc<OffloadNode>, replacement: &ReplicaReplacement) -> Result<(), String> {
     let ReplicaReplacement { name, old, new } = replacement;
     let record = node.record(name).map_err(|error| error.to_string())?;
@@ -168,21 +168,34 @@ fn replace(node: &Arc<OffloadNode>, replacement: &ReplicaReplacement) -> Result<
         return Err(format!("volume {name}: node {old} has the last live replica; wait until another one is live"));
     }
     let key = VolumeKey { name: name.clone(), id: record.id };
-    call::<CreateReplica>(node, new, &CreateReplica(key.clone()))?;
-    let replaced = update_volume(&*node.catalog, name, |current| {
-        current.id == key.id && membership::replace_replica(current, old, new)
-    });
-    let replaced = replaced.map_err(|error| error.to_string())?;
-    if !replaced.is_some_and(|record| record.replicas.contains(new) && !record.replicas.contains(old)) {
-        return Err(format!(
-            "volume {name} has changed meanwhile: see `farfork volume status {name}`, and then try again"
-        ));
-    }
-    let dropped = node.peers.call::<DropReplica>(old, &DropReplica(key), DESCRIPTION_TIMEOUT);
+    let replaced = create_and_name_replica(node, &key, replacement);
+    // The new node refuses to drop its replica if the catalog names it, for example after the same command of another node.
+    let unused = if replaced.is_ok() { old } else { new };
+    let dropped = node.peers.call::<DropReplica>(unused, &DropReplica(key), DESCRIPTION_TIMEOUT);
     if let Err(error) = dropped {
-        tracing::warn!(%error, %name, node = %old, "the files of a replaced replica are not removed");
+        tracing::warn!(%error, %name, node = %unused, "a replica is not removed after `replace`");
     }
-    Ok(())
+    replaced
+}
+
+/// Creates the replica of the new node, and names this node in the catalog in place of the old one.
+fn create_and_name_replica(
+    node: &Arc<OffloadNode>,
+    key: &VolumeKey,
+    replacement: &ReplicaReplacement,
+) -> Result<(), String> {
+    let ReplicaReplacement { name, old, new } = replacement;
+    call::<CreateReplica>(node, new, &CreateReplica(key.clone()))?;
+    let named = update_volume(&*node.catalog, name, |current| {
+        let is_usable = current.id == key.id && current.state == VolumeState::Ready;
+        is_usable && membership::replace_replica(current, old, new)
+    });
+    let named = named.map_err(|error| error.to_string())?;
+    let is_named = |record: VolumeRecord| record.replicas.contains(new) && !record.replicas.contains(old);
+    if named.is_some_and(is_named) {
+        return Ok(());
+    }
+    Err(format!("volume {name} has changed meanwhile: see `farfork volume status {name}`, and then try again"))
 }
 
 fn drop_volume(node: &Arc<OffloadNode>, name: &VolumeName) -> Result<(), String> {

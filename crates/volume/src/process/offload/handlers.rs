@@ -23,14 +23,15 @@ use crate::chain::calls::{
 };
 use crate::chain::{CALL_TIMEOUT, LogRegion, PathVersion, RECORD_BYTES, RESERVE_BYTES};
 use crate::process::LogStatus;
-use crate::process::volume_directory::VolumeDirectory;
 use crate::process::work_priority::WorkPriority;
 use crate::replica_file::is_lost;
 
 /// The handlers of one server thread.
 pub(super) fn handler_table(node: &Arc<OffloadNode>) -> HandlerTable {
     let mut table = HandlerTable::default();
-    add_slow::<CreateReplica>(&mut table, node, |node, request| create_replica(node, &request.0));
+    add_slow::<CreateReplica>(&mut table, node, |node, request| {
+        node.create_replica(&request.0).map_err(|error| error.to_string())
+    });
     add_slow::<DropReplica>(&mut table, node, |node, request| drop_replica(node, &request.0));
     add_slow::<HasClient>(&mut table, node, |node, request| has_client(node, &request.0));
     add_volume_call::<OpenLog>(&mut table, node, open_log);
@@ -255,25 +256,7 @@ fn append_log(node: &Arc<OffloadNode>, request: &AppendLog, reply: DeferredReply
     }
 }
 
-/// Creates a replica. The record of its volume is already in the catalog.
-pub(super) fn create_replica(node: &Arc<OffloadNode>, key: &VolumeKey) -> Result<(), String> {
-    let directory = node.store.volume(key.name.as_str());
-    match directory.id() {
-        Ok(id) if id == key.id => return open(node, key).map(drop),
-        // The replica is left over from a drop that did not reach this node, or the catalog is the wrong one. So its data is
-        // set aside, and not removed.
-        Ok(id) => node.set_aside(&key.name, id).map_err(|error| error.to_string())?,
-        // There is no directory, or it is left over from a crash, or its file with the id was removed.
-        Err(_) => node.set_aside(&key.name, key.id).map_err(|error| error.to_string())?,
-    }
-    let created = VolumeDirectory::create(directory.path(), key.id);
-    if let Err(error) = created {
-        let _ = fs::remove_dir_all(directory.path());
-        return Err(format!("node {}: volume {}: {error}", node.name, key.name));
-    }
-    open(node, key).map(drop)
-}
-
+/// Handles `DropReplica`: removes a replica that the catalog does not name.
 pub(super) fn drop_replica(node: &Arc<OffloadNode>, key: &VolumeKey) -> Result<(), String> {
     let directory = node.store.volume(key.name.as_str());
     let failed = |error: io::Error| format!("node {}: volume {}: {error}", node.name, key.name);
@@ -287,6 +270,7 @@ pub(super) fn drop_replica(node: &Arc<OffloadNode>, key: &VolumeKey) -> Result<(
         }
         Err(error) => return Err(failed(error)),
     }
+    node.check_unused(key).map_err(|error| error.to_string())?;
     if directory.try_lock_client().map_err(failed)?.is_none() {
         return Err(format!("node {}: volume {} is mounted: unmount it first", node.name, key.name));
     }

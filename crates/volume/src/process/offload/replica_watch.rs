@@ -8,7 +8,7 @@ use std::io;
 use std::sync::Arc;
 
 use super::node::ReplicaError;
-use super::volume::ReplicatedVolume;
+use super::volume::{LogProgress, ReplicatedVolume};
 use crate::process::open_tree::OpenTree;
 use crate::process::replica_loss::{OpenLogFile, OpenReplica, ReplicaLoss};
 
@@ -38,7 +38,12 @@ impl ReplicaWatch {
     pub(super) fn find_loss(&self) -> io::Result<Option<ReplicaLoss>> {
         let volume = &self.volume;
         let state = volume.lock();
-        let logs = state.logs.iter().map(|(client, log)| OpenLogFile { client: *client, identity: log.file });
+        let open_log = |(client, log): (&u16, &LogProgress)| OpenLogFile {
+            client: *client,
+            identity: log.file,
+            published: log.chain.published().point,
+        };
+        let logs = state.logs.iter().map(open_log);
         let clients = 0..state.record.clients.len() as u16;
         let open = OpenReplica {
             id: volume.key.id,

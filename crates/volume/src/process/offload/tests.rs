@@ -25,18 +25,18 @@ use crate::publish::{Durability, PublishedMark, load_namespace};
 use crate::record::{EntryName, FileKind, InodeNumber, Timestamp};
 use crate::view::{CallerIdentity, NewInode, VolumeNamespace};
 
-const NODES: [&str; 3] = ["n1", "n2", "n3"];
+pub(super) const NODES: [&str; 3] = ["n1", "n2", "n3"];
 const LOG_BYTES: u64 = 8 << 20;
 /// Longest wait for an event. A slow machine must not fail a test.
 const WAIT_LIMIT: Duration = Duration::from_secs(30);
 
 /// Nodes with separate stores and one catalog.
-struct TestCluster {
+pub(super) struct TestCluster {
     directory: TempDir,
 }
 
 impl TestCluster {
-    fn start() -> Self {
+    pub(super) fn start() -> Self {
         Self::start_with(|_| LogCompression::Off)
     }
 
@@ -71,11 +71,11 @@ impl TestCluster {
         cluster
     }
 
-    fn store(&self, node: &str) -> PathBuf {
+    pub(super) fn store(&self, node: &str) -> PathBuf {
         self.directory.path().join(node)
     }
 
-    fn create_volume(&self, replicas: &[&str]) {
+    pub(super) fn create_volume(&self, replicas: &[&str]) {
         let new = NewVolume {
             name: VolumeName::new("data").unwrap(),
             replicas: replicas.iter().map(|name| NodeName::new(name).unwrap()).collect(),
@@ -85,11 +85,11 @@ impl TestCluster {
         assert_eq!(self.control("n1", &ControlRequest::Create(new)), ControlAnswer::Done);
     }
 
-    fn control(&self, node: &str, request: &ControlRequest) -> ControlAnswer {
+    pub(super) fn control(&self, node: &str, request: &ControlRequest) -> ControlAnswer {
         send_control_request(&self.store(node), request).unwrap()
     }
 
-    fn catalog(&self) -> Arc<dyn Catalog> {
+    pub(super) fn catalog(&self) -> Arc<dyn Catalog> {
         Arc::new(FileCatalog::new(&self.directory.path().join("catalog")))
     }
 
@@ -99,7 +99,7 @@ impl TestCluster {
     }
 
     /// The volume, and the epoch of its chain.
-    fn volume_key(&self) -> (VolumeKey, u64) {
+    pub(super) fn volume_key(&self) -> (VolumeKey, u64) {
         let name = VolumeName::new("data").unwrap();
         let record = self.catalog().read().unwrap().volumes[&name].clone();
         (VolumeKey { name, id: record.id }, record.epoch)
@@ -203,7 +203,7 @@ impl TestClient {
     }
 }
 
-fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
+pub(super) fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
     let deadline = Instant::now() + WAIT_LIMIT;
     while !condition() {
         assert!(Instant::now() < deadline, "{what}: not within {WAIT_LIMIT:?}");
@@ -424,6 +424,27 @@ fn a_check_of_an_earlier_chain_does_not_hold_a_tree() {
             false
         }
     });
+}
+
+/// Both have a lock, as after the directory of the replica was exchanged.
+#[test]
+fn a_second_client_of_a_node_is_refused_while_the_first_one_is_attached() {
+    let cluster = TestCluster::start();
+    cluster.create_volume(&NODES);
+    let store = cluster.store("n2");
+    let mut first = TestClient::attach(&store);
+    first.acquire_write();
+    let mut channel = MessageChannel::connect(&VolumeStore::new(&store).offload_socket()).unwrap();
+    channel.set_receive_timeout(Some(WAIT_LIMIT)).unwrap();
+    channel.send(&ClientMessage::Attach { volume: "data".to_owned() }).unwrap();
+    match channel.receive().unwrap() {
+        OffloadMessage::Refused(reason) => assert!(reason.contains("is mounted on this node already"), "{reason}"),
+        other => panic!("{other:?}"),
+    }
+    first.create_file("one");
+    first.commit();
+    drop(first);
+    TestClient::attach(&store);
 }
 
 #[test]

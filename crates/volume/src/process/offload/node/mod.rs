@@ -1,8 +1,10 @@
 //! State that all volumes of a node share: the catalog, the connections to other nodes, and the table of its replicas.
 
+mod replica_directory;
+
 use std::collections::HashMap;
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -24,7 +26,7 @@ use crate::process::data_copier::CopyMethod;
 use crate::process::message::OffloadMessage;
 use crate::process::replica_loss::ReplicaLoss;
 use crate::process::store::VolumeStore;
-use crate::process::volume_directory::{CreateError, VolumeDirectory};
+use crate::process::volume_directory::CreateError;
 use crate::process::work_priority::WorkPriority;
 
 /// Interval between two attempts to open replicas that are not open.
@@ -50,8 +52,13 @@ pub(super) struct OffloadNode {
     pub(super) compression: LogCompression,
     /// The priority of all threads except those of the RPC server.
     pub(super) priority: WorkPriority,
-    volumes: Mutex<HashMap<VolumeName, Arc<ReplicatedVolume>>>,
+    /// Locked while a replica is created or removed. May be locked for long, because a removed tree may be large.
+    changing_replicas: Mutex<()>,
+    /// The open replicas. Locked while a replica is opened.
+    volumes: Mutex<OpenVolumes>,
 }
+
+type OpenVolumes = HashMap<VolumeName, Arc<ReplicatedVolume>>;
 
 /// Why a replica cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -62,8 +69,12 @@ pub(super) enum ReplicaError {
     UnknownVolume(VolumeName),
     #[error("volume {0} is being dropped: finish this with `farfork volume drop {0}`")]
     BeingDropped(VolumeName),
-    #[error("node {node} has no replica of volume {volume}")]
+    #[error(
+        "node {node} has no replica of volume {volume}: `farfork volume status {volume}` names the nodes that have one"
+    )]
     NoReplica { node: NodeName, volume: VolumeName },
+    #[error("node {node} has the replica of volume {volume} that the catalog names: it is not removed")]
+    InUse { node: NodeName, volume: VolumeName },
     #[error("node {node} has lost its replica of volume {volume}, which was the last live one: bring its disk back")]
     LastLost { node: NodeName, volume: VolumeName },
     #[error(
@@ -101,6 +112,7 @@ impl OffloadNode {
             copy_method,
             compression,
             priority,
+            changing_replicas: Mutex::default(),
             volumes: Mutex::default(),
         })
     }
@@ -133,20 +145,29 @@ impl OffloadNode {
     pub(super) fn volume(self: &Arc<Self>, name: &VolumeName) -> Result<Arc<ReplicatedVolume>, ReplicaError> {
         let contents = self.catalog.read()?;
         let id = contents.volumes.get(name).ok_or_else(|| ReplicaError::UnknownVolume(name.clone()))?.id;
-        let mut volumes = self.volumes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut volumes = self.lock_volumes();
         if let Some(volume) = volumes.get(name).filter(|volume| volume.key.id == id).cloned() {
             drop(volumes);
             let no_replica = || ReplicaError::NoReplica { node: self.name.clone(), volume: name.clone() };
             return if volume.is_closed() { Err(no_replica()) } else { Ok(volume) };
         }
         // Read again: `remove_replica` may have removed the volume from the table since.
-        let record = &self.record(name)?;
+        let record = self.record(name)?;
+        self.open_replica(&mut volumes, name, &record)
+    }
+
+    /// Opens a replica that is not open.
+    fn open_replica(
+        self: &Arc<Self>,
+        volumes: &mut OpenVolumes,
+        name: &VolumeName,
+        record: &VolumeRecord,
+    ) -> Result<Arc<ReplicatedVolume>, ReplicaError> {
         if record.state == VolumeState::Dropping {
             return Err(ReplicaError::BeingDropped(name.clone()));
         }
-        let failed = |source| ReplicaError::Open { node: self.name.clone(), volume: name.clone(), source };
-        let is_live = record.chain.contains(&self.name);
-        let record = match self.store.volume(name.as_str()).find_loss(record.id, is_live).map_err(failed)? {
+        let failed = |source| self.open_error(name, source);
+        let record = match self.find_loss(name, record)? {
             None => record.clone(),
             Some(loss) => self.replace_lost_replica(name, record, loss)?,
         };
@@ -167,55 +188,19 @@ impl OffloadNode {
         Ok(volume)
     }
 
-    /// Replaces a replica that is in the catalog, but missing or incomplete on the disk: the disk is new, or files were
-    /// removed. This node leaves the chain, and creates an empty replica, which then copies another one. Returns the changed
-    /// record.
-    fn replace_lost_replica(
-        &self,
-        name: &VolumeName,
-        record: &VolumeRecord,
-        loss: ReplicaLoss,
-    ) -> Result<VolumeRecord, ReplicaError> {
-        let (node, volume) = (self.name.clone(), name.clone());
-        let no_replica = || ReplicaError::NoReplica { node: self.name.clone(), volume: name.clone() };
-        if !self.has_replica(record) || loss == ReplicaLoss::OtherVolume {
-            return Err(no_replica());
-        }
-        let left = update_volume(&*self.catalog, name, |present| {
-            present.id == record.id && membership::remove_member(present, &self.name, present.epoch)
-        })?;
-        let left = left.filter(|left| left.id == record.id && self.has_replica(left)).ok_or_else(no_replica)?;
-        let directory = self.store.volume(name.as_str());
-        if left.chain.contains(&self.name) {
-            let directory = directory.path().display().to_string();
-            return Err(match loss {
-                ReplicaLoss::Part(part) => ReplicaError::LastDamaged { node, volume, directory, part },
-                _ => ReplicaError::LastLost { node, volume },
-            });
-        }
-        tracing::warn!(volume = %name, ?loss, "the replica of this node is lost: it is copied from another node");
-        self.set_aside(name, record.id)?;
-        match VolumeDirectory::create(directory.path(), record.id) {
-            Ok(_) => Ok(left),
-            Err(source) => Err(ReplicaError::Create { node, volume, source }),
-        }
+    fn lock_volumes(&self) -> MutexGuard<'_, OpenVolumes> {
+        self.volumes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Renames the directory of a replica that cannot be used, so that an operator can inspect it.
-    pub(super) fn set_aside(&self, name: &VolumeName, id: u64) -> Result<(), ReplicaError> {
-        let directory = self.store.volume(name.as_str());
-        match directory.set_aside(id) {
-            Ok(Some(aside)) => {
-                tracing::warn!(volume = %name, aside = %aside.display(), "an earlier replica was set aside: remove it if it is not needed");
-                Ok(())
-            }
-            Ok(None) => Ok(()),
-            Err(source) => {
-                let (node, volume) = (self.name.clone(), name.clone());
-                let directory = directory.path().display().to_string();
-                Err(ReplicaError::SetAside { node, volume, directory, source })
-            }
-        }
+    /// Checks whether the replica of this node, which is not open, has lost a part.
+    fn find_loss(&self, name: &VolumeName, record: &VolumeRecord) -> Result<Option<ReplicaLoss>, ReplicaError> {
+        let is_live = record.chain.contains(&self.name);
+        let found = self.store.volume(name.as_str()).find_loss(record.id, is_live);
+        found.map_err(|source| self.open_error(name, source))
+    }
+
+    fn open_error(&self, name: &VolumeName, source: io::Error) -> ReplicaError {
+        ReplicaError::Open { node: self.name.clone(), volume: name.clone(), source }
     }
 
     /// As `volume`, for a request of another node. The id in the request must match.
@@ -225,24 +210,9 @@ impl OffloadNode {
         if is_same { Ok(volume) } else { Err(ReplicaError::UnknownVolume(key.name.clone())) }
     }
 
-    /// Closes a replica, and removes its directory with `remove` when no thread uses it. Until then, the closed volume stays
-    /// in the table: a call that opened it again would report the removed files as lost.
-    pub(super) fn remove_replica(&self, key: &VolumeKey, remove: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
-        let volumes = self.volumes.lock().unwrap_or_else(PoisonError::into_inner);
-        let volume = volumes.get(&key.name).filter(|volume| volume.key.id == key.id).cloned();
-        drop(volumes);
-        let is_idle = volume.map_or(Ok(()), |volume| {
-            volume.close();
-            volume.wait_idle()
-        });
-        let removed = is_idle.map_err(io::Error::other).and_then(|()| remove());
-        self.close_volume(key);
-        removed
-    }
-
     /// Ends the threads of a replica.
     pub(super) fn close_volume(&self, key: &VolumeKey) {
-        let mut volumes = self.volumes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut volumes = self.lock_volumes();
         if volumes.get(&key.name).is_some_and(|volume| volume.key.id == key.id)
             && let Some(volume) = volumes.remove(&key.name)
         {
@@ -283,7 +253,7 @@ impl OffloadNode {
     }
 
     fn is_open(&self, name: &VolumeName) -> bool {
-        self.volumes.lock().unwrap_or_else(PoisonError::into_inner).contains_key(name)
+        self.lock_volumes().contains_key(name)
     }
 
     /// Opens a replica. Logs a failure unless it is the last one of the volume in `failures`.
@@ -335,7 +305,7 @@ impl OffloadNode {
     }
 
     fn apply_catalog(&self, contents: &CatalogContents) {
-        let volumes: Vec<_> = self.volumes.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect();
+        let volumes: Vec<_> = self.lock_volumes().values().cloned().collect();
         for volume in volumes {
             let Some(record) = contents.volumes.get(&volume.key.name).filter(|record| record.id == volume.key.id)
             else {

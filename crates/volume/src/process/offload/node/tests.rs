@@ -9,6 +9,8 @@ use tempfile::TempDir;
 use super::*;
 use crate::log::LOG_BYTES_MIN;
 use crate::process::OffloadMode;
+use crate::process::offload::handlers::drop_replica;
+use crate::process::volume_directory::VolumeDirectory;
 
 const ID: u64 = 7;
 
@@ -113,4 +115,20 @@ fn a_replica_is_removed_after_the_change_set_that_is_being_applied() {
         });
         removed.unwrap();
     });
+}
+
+#[test]
+fn a_late_call_does_not_remove_a_replica_that_the_catalog_names() {
+    let replica = SingleReplica::create();
+    let (node, key) = (&replica.node, &replica.key);
+    let directory = replica.open().unwrap().directory.clone();
+    let refusal = drop_replica(node, key).unwrap_err();
+    assert!(refusal.contains("that the catalog names") && directory.shared_path().exists(), "{refusal}");
+    let dropping = |record: &mut VolumeRecord| {
+        record.state = VolumeState::Dropping;
+        true
+    };
+    update_volume(&*node.catalog, &key.name, dropping).unwrap();
+    drop_replica(node, key).unwrap();
+    assert!(!directory.path().exists());
 }
