@@ -6,7 +6,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo install install-bench check test test-fresh test-long bench setup
+.PHONY: help demo install install-bench check test test-fresh test-long bench setup setup-program
 
 export FARFORK_CACHE ?= $(HOME)/.cache/farfork
 export CARGO_TARGET_DIR ?= $(FARFORK_CACHE)/target$(subst /,-,$(CURDIR))
@@ -24,13 +24,13 @@ help:
 	@echo 'make test-fresh tests as on a machine that was just installed: an empty /run, /tmp, /var/lib and home (root)'
 	@echo 'make test-long the long tests, which make test leaves out (root; an hour or more)'
 	@echo 'make bench     what a fork costs, beside floors and a published reference (root; takes five minutes)'
-	@echo 'make setup     install the system and Python packages that both need (root)'
+	@echo 'make setup     install the system and Python packages of the tests; demo and install need fewer (root)'
 
-demo: preflight-demo setup
+demo: preflight-demo setup-program
 	@cargo build --release --bin farfork
 	@"$(CARGO_TARGET_DIR)/release/farfork" demo
 
-install: setup
+install: setup-program
 	@cargo build --release --bin farfork
 	@install -D "$(CARGO_TARGET_DIR)/release/farfork" "$(DESTDIR)$(PREFIX)/bin/farfork"
 	@"$(DESTDIR)$(PREFIX)/bin/farfork" man --output "$(DESTDIR)$(PREFIX)/share/man/man1"
@@ -62,6 +62,9 @@ bench: preflight-bench setup
 
 setup:
 	@scripts/setup.sh
+
+setup-program:
+	@scripts/setup.sh program
 
 preflight-%:
 	@scripts/preflight.sh 'make $*'

@@ -3,6 +3,9 @@
 # apt-get, Python packages into a virtual environment in the cache. It may be run again and again: where all is there it
 # takes a blink and needs neither root nor a network.
 #
+# usage: scripts/setup.sh [program]
+# With `program`, installs only what the program and its demo need: no servers, and nothing else that only tests use.
+#
 # The cache is FARFORK_CACHE, else ~/.cache/farfork. Nothing is written elsewhere but by apt-get.
 set -euo pipefail
 
@@ -14,8 +17,9 @@ readonly LOCK_SECONDS_MAX=600 # another setup may be installing; it takes a minu
 
 # No versions: Debian removes a package's old version from its servers with each security update, so the release is
 # what pins them.
-readonly packages=(gcc g++ libc6-dev make groff-base iproute2 pkg-config python3 python3-venv ca-certificates
-    redis-server nginx-light postgresql curl jq git sqlite3 rsync fio rocksdb-tools libleveldb-dev libsnappy-dev xfsprogs)
+readonly program_packages=(gcc libc6-dev make iproute2 pkg-config python3 python3-venv ca-certificates)
+readonly test_packages=(g++ groff-base redis-server nginx-light postgresql curl jq git sqlite3 rsync fio rocksdb-tools
+    libleveldb-dev libsnappy-dev xfsprogs)
 
 say() { printf 'setup: %s\n' "$*" >&2; }
 fail() { say "$*"; exit 1; }
@@ -23,15 +27,18 @@ fail() { say "$*"; exit 1; }
 is_installed() { [[ $(dpkg-query --show --showformat='${db:Status-Status}' "$1" 2>/dev/null) == installed ]]; }
 
 install_system_packages() {
+    local packages=("${program_packages[@]}") missing=() package
+    [[ $scope == program ]] || packages+=("${test_packages[@]}")
     command -v dpkg-query >/dev/null ||
-        fail "this is no Debian: install the equivalents of ${packages[*]} golang-go, then run the cargo commands directly"
-    local missing=() package
+        fail "this is no Debian: install the equivalents of ${packages[*]}, then run the cargo commands directly; tests need Go too"
     for package in "${packages[@]}"; do
         is_installed "$package" || missing+=("$package")
     done
-    # Some of the tests' parents are Go programs; any Go since 1.19 will do.
-    command -v go >/dev/null || missing+=(golang-go)
-    command -v node >/dev/null || missing+=(nodejs)
+    if [[ $scope != program ]]; then
+        # Some of the tests' parents are Go programs; any Go since 1.19 will do.
+        command -v go >/dev/null || missing+=(golang-go)
+        command -v node >/dev/null || missing+=(nodejs)
+    fi
     ((${#missing[@]} > 0)) || return 0
 
     [[ $(id -u) -eq 0 ]] || fail "needs root to install ${missing[*]}"
@@ -75,6 +82,8 @@ install_python_packages() {
     ln --symbolic --force --no-dereference "$environment" "$cache/python"
 }
 
+readonly scope=${1:-all}
+[[ $scope == all || $scope == program ]] || fail "usage: scripts/setup.sh [program]"
 command -v cargo >/dev/null ||
     fail "cargo is not on the PATH: install Rust from https://rustup.rs (under sudo, keep the PATH: sudo env \"PATH=\$PATH\" …)"
 mkdir --parents "$cache"

@@ -3,6 +3,7 @@
 
 use std::error::Error;
 use std::fmt::{self, Display};
+use std::io;
 
 use prost::Message as _;
 use tonic::{Code, Status};
@@ -83,8 +84,9 @@ impl Failure {
                 Self::new(Code::Unavailable, object, connect_timeout_cause()).with_next_step(CONNECT_TIMEOUT_STEP)
             }
             Code::Unavailable => {
+                let step = if is_connection_refused(status) { RESTART_STEP } else { CHECK_STEP };
                 Self::new(Code::Unavailable, object, format!("no connection ({})", transport_cause(status)))
-                    .with_next_step("check that its daemon runs: `farfork nodes`")
+                    .with_next_step(step)
             }
             // Only a status of the transport has a source. The connection broke while the answer was awaited.
             Code::Unknown | Code::Internal if status.source().is_some() => {
@@ -97,6 +99,13 @@ impl Failure {
     }
 }
 
+/// The next step for a user when a node has no daemon.
+const RESTART_STEP: &str =
+    "its daemon does not run: start it again, with `farfork up --restart` for a cluster on one machine";
+
+/// The next step for a user when there is no connection for another reason.
+const CHECK_STEP: &str = "check that its daemon runs: `farfork nodes`";
+
 /// The next step for a user when no connection is accepted in time.
 pub const CONNECT_TIMEOUT_STEP: &str =
     "check that its daemon runs and is not stopped (SIGSTOP), and that the network reaches it: `farfork nodes`";
@@ -104,6 +113,12 @@ pub const CONNECT_TIMEOUT_STEP: &str =
 /// Whether the time limit on connecting expired. The transport's own text names neither the limit nor the object.
 pub fn is_connect_timeout(error: &(dyn Error + 'static)) -> bool {
     innermost_error(error).to_string() == "deadline has elapsed"
+}
+
+/// Whether no process listened at the address. The request has then reached no daemon.
+pub fn is_connection_refused(status: &Status) -> bool {
+    let innermost = status.source().and_then(|error| innermost_error(error).downcast_ref::<io::Error>());
+    innermost.is_some_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
 }
 
 /// The cause to report for a connect timeout.
@@ -216,6 +231,14 @@ mod tests {
         assert_eq!(failure.object(), "node `b`");
         assert!(failure.cause().contains("no connection within 3 s"), "{failure}");
         assert!(failure.next_step().contains("farfork nodes"), "{failure}");
+    }
+
+    #[test]
+    fn a_refused_connection_is_recognized() {
+        let of = |kind| Status::from_error(Box::new(std::io::Error::from(kind)));
+        assert!(super::is_connection_refused(&of(std::io::ErrorKind::ConnectionRefused)));
+        assert!(!super::is_connection_refused(&of(std::io::ErrorKind::ConnectionReset)));
+        assert!(!super::is_connection_refused(&Status::unavailable("connection refused")));
     }
 
     #[test]

@@ -62,6 +62,11 @@ pub(crate) fn read_lines(path: &Path) -> Result<Vec<Vec<u8>>, Failure> {
     Ok(payloads)
 }
 
+/// Returns the name of a payload file for messages.
+pub(crate) fn describe(path: &Path) -> String {
+    if path.as_os_str() == STDIN { "standard input".to_owned() } else { path.display().to_string() }
+}
+
 fn open(path: &Path) -> Result<Box<dyn BufRead>, Failure> {
     if path.as_os_str() == STDIN {
         return Ok(Box::new(io::stdin().lock()));

@@ -1,13 +1,21 @@
-//! `ProcessNames`: the names of processes that `farfork run` started. Each name is a file in `RUN_DIR/parents` that
-//! contains the identity of its process. The name of a process that has ended is free.
+//! `ProcessName`: a process as a user specifies it, by id, as a child, or by name. `ProcessNames`: the names of processes
+//! that `farfork run` started. Each name is a file in `RUN_DIR/parents` that contains the identity of its process. The
+//! name of a process that has ended is free.
 
 use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::{self, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
+use farfork_api::client::{Client, request_with_timeout};
 use farfork_api::failure::Failure;
+use farfork_api::limits::QUERY_TIMEOUT;
+use farfork_api::v1::inspect_response::Object;
+use farfork_api::v1::{ChildDetail, InspectRequest, ListNodesRequest, NodeView};
+use farfork_cluster::local::{LocalCluster, LocalNode};
+use farfork_sys::process::{self, ProcStat};
 use farfork_sys::process_identity::ProcessIdentity;
+use farfork_wire::{ChildId, NodeName, SeedId};
 use tonic::Code;
 
 use crate::connection::default_run_dir;
@@ -26,6 +34,8 @@ pub(crate) enum ProcessName {
     Pid(u32),
     /// Name that `farfork run --name` gave the process.
     Name(String),
+    /// A child, by its id.
+    Child(ChildId),
 }
 
 /// The names of one run directory.
@@ -87,19 +97,21 @@ impl ProcessNames {
         let _ = fs::remove_file(self.directory.join(name));
     }
 
-    /// Returns the id of the process that a user specified.
+    /// Returns the id of the process with a name.
     ///
     /// # Errors
     /// No running process has that name.
-    pub(crate) fn resolve_pid(&self, process: &ProcessName) -> Result<u32, Failure> {
-        let name = match process {
-            ProcessName::Pid(pid) => return Ok(*pid),
-            ProcessName::Name(name) => name,
-        };
+    fn find_pid(&self, name: &str) -> Result<u32, Failure> {
         let found = self.read(name).and_then(|identity| u32::try_from(identity.pid).ok());
         found.ok_or_else(|| {
-            Failure::new(Code::NotFound, format!("process {name}"), "no running process has this name")
-                .with_next_step("give its id, or start it with `farfork run --name`")
+            let refuse = |cause| Failure::new(Code::NotFound, format!("process {name}"), cause);
+            match name.parse::<SeedId>() {
+                Ok(_) => {
+                    refuse("this is a seed").with_next_step(format!("start children of it: `farfork fork {name}`"))
+                }
+                Err(_) => refuse("no running process has this name")
+                    .with_next_step("give its id, or start it with `farfork run --name`"),
+            }
         })
     }
 
@@ -124,16 +136,79 @@ impl ProcessNames {
     fn read(&self, name: &str) -> Option<ProcessIdentity> {
         let text = fs::read_to_string(self.directory.join(name)).ok()?;
         let identity: ProcessIdentity = text.parse().ok()?;
-        identity.open().ok().flatten().map(|_| identity)
+        identity.open().ok().flatten().filter(|_| !is_zombie(identity.pid)).map(|_| identity)
     }
 }
 
-/// Parses a process id or a name.
+/// Explains that a seed was not found, if its user named a process.
+pub(crate) fn explain_missing_seed(seed: &str, failure: Failure) -> Failure {
+    let is_process = || parse_name(seed).is_ok() && ProcessNames::from_environment().find_pid(seed).is_ok();
+    if failure.code() != Code::NotFound || !is_process() {
+        return failure;
+    }
+    Failure::new(Code::NotFound, format!("process {seed}"), "this is a running process, and no seed has its name")
+        .with_next_step(format!("prepare it first: `farfork prepare {seed}` prints the id of the seed"))
+}
+
+/// Whether a process has ended, and its parent has not waited for it. A process whose main thread has ended still runs if it
+/// has other threads.
+fn is_zombie(pid: i32) -> bool {
+    let has_main_thread_ended = ProcStat::read(pid).is_ok_and(|stat| stat.state == 'Z');
+    has_main_thread_ended && process::thread_ids(pid).map_or(0, |threads| threads.len()) <= 1
+}
+
+/// Returns the id of the process that a user specified. `client` is connected to the node that will read the process.
+///
+/// # Errors
+/// No running process has that name, or the child has ended or is on another node.
+pub(crate) async fn resolve_pid(client: &mut Client, process: &ProcessName) -> Result<u32, Failure> {
+    match process {
+        ProcessName::Pid(pid) => Ok(*pid),
+        ProcessName::Name(name) => ProcessNames::from_environment().find_pid(name),
+        ProcessName::Child(id) => find_child_pid(client, id).await,
+    }
+}
+
+async fn find_child_pid(client: &mut Client, id: &ChildId) -> Result<u32, Failure> {
+    let failed = |status| Failure::from_status(format!("child {id}"), &status);
+    let refuse = |cause: String| Failure::new(Code::FailedPrecondition, format!("child {id}"), cause);
+    let nodes = client.list_nodes(request_with_timeout(QUERY_TIMEOUT, ListNodesRequest {})).await;
+    let nodes = nodes.map_err(failed)?.into_inner().nodes;
+    if !nodes.iter().any(|node| node.is_self && node.name == id.node().as_str()) {
+        return Err(refuse(format!("it is on node {}, and only its own node can read it", id.node()))
+            .with_next_step(other_node_step(id.node(), &nodes)));
+    }
+    let answer = client.inspect(request_with_timeout(QUERY_TIMEOUT, InspectRequest { id: id.to_string() })).await;
+    match answer.map_err(failed)?.into_inner().object {
+        Some(Object::Child(ChildDetail { child: Some(child), .. })) if child.exit.is_none() => Ok(child.pid),
+        _ => Err(refuse("it has ended".to_owned()).with_next_step("list running children with `farfork ps --running`")),
+    }
+}
+
+/// Returns how to connect to another node of the cluster with these nodes. A local cluster in the default run directory
+/// may be another one, with nodes of the same names and other addresses.
+fn other_node_step(name: &NodeName, nodes: &[NodeView]) -> String {
+    let cluster = LocalCluster::load(&default_run_dir()).ok();
+    let is_listed = |local: &&LocalNode| {
+        let address = local.address.to_string();
+        local.name == name.as_str() && nodes.iter().any(|node| node.name == local.name && node.address == address)
+    };
+    match cluster.iter().flat_map(LocalCluster::nodes).find(is_listed) {
+        Some(local) => format!("run this command with `--socket {}`", local.socket.display()),
+        None => format!("run this command on the machine of {name}, with --socket if it has several nodes"),
+    }
+}
+
+/// Parses a process id, the id of a child, or a name.
 ///
 /// # Errors
 /// As [`parse_name`].
 pub(crate) fn parse_process(text: &str) -> Result<ProcessName, String> {
-    text.parse().map_or_else(|_| parse_name(text).map(ProcessName::Name), |pid| Ok(ProcessName::Pid(pid)))
+    match (text.parse(), text.parse()) {
+        (Ok(pid), _) => Ok(ProcessName::Pid(pid)),
+        (_, Ok(child)) => Ok(ProcessName::Child(child)),
+        _ => parse_name(text).map(ProcessName::Name),
+    }
 }
 
 /// Checks a name. It must not look like a process id, and must not contain a slash.
@@ -157,32 +232,49 @@ mod tests {
     fn a_name_is_resolved_while_its_process_runs() {
         let scratch = tempfile::tempdir().unwrap();
         let parents = ProcessNames { directory: scratch.path().join("parents") };
-        let warm = ProcessName::Name("warm".to_owned());
-        assert_eq!(parents.resolve_pid(&ProcessName::Pid(4711)).unwrap(), 4711);
-        assert_eq!(parents.resolve_pid(&warm).unwrap_err().code(), Code::NotFound);
+        assert_eq!(parents.find_pid("warm").unwrap_err().code(), Code::NotFound);
         parents.register("warm").unwrap();
-        assert_eq!(parents.resolve_pid(&warm).unwrap(), std::process::id());
+        assert_eq!(parents.find_pid("warm").unwrap(), std::process::id());
         assert_eq!(parents.register("warm").unwrap_err().code(), Code::AlreadyExists);
         parents.remove_ended();
-        assert_eq!(parents.resolve_pid(&warm).unwrap(), std::process::id());
+        assert_eq!(parents.find_pid("warm").unwrap(), std::process::id());
         parents.unregister("warm");
-        assert_eq!(parents.resolve_pid(&warm).unwrap_err().code(), Code::NotFound);
+        assert_eq!(parents.find_pid("warm").unwrap_err().code(), Code::NotFound);
 
         // The process id was reused: the recorded process had an earlier start time.
         let gone = ProcessIdentity { start_ticks: 1, ..ProcessIdentity::of(std::process::id() as i32).unwrap() };
         fs::write(parents.directory.join("warm"), gone.to_string()).unwrap();
-        assert_eq!(parents.resolve_pid(&warm).unwrap_err().code(), Code::NotFound);
+        assert_eq!(parents.find_pid("warm").unwrap_err().code(), Code::NotFound);
         parents.register("warm").unwrap();
-        assert_eq!(parents.resolve_pid(&warm).unwrap(), std::process::id());
+        assert_eq!(parents.find_pid("warm").unwrap(), std::process::id());
         fs::write(parents.directory.join("warm"), gone.to_string()).unwrap();
         parents.remove_ended();
         assert!(!parents.directory.exists());
     }
 
     #[test]
+    fn the_name_of_a_zombie_is_free() {
+        let scratch = tempfile::tempdir().unwrap();
+        let parents = ProcessNames { directory: scratch.path().join("parents") };
+        let mut ended = std::process::Command::new("true").spawn().unwrap();
+        let identity = ProcessIdentity::of(ended.id().cast_signed()).unwrap();
+        fs::create_dir(&parents.directory).unwrap();
+        fs::write(parents.directory.join("ended"), identity.to_string()).unwrap();
+        while ProcStat::read(identity.pid).unwrap().state != 'Z' {
+            std::thread::yield_now();
+        }
+        assert_eq!(parents.find_pid("ended").unwrap_err().code(), Code::NotFound);
+        parents.remove_ended();
+        assert!(!parents.directory.exists());
+        ended.wait().unwrap();
+    }
+
+    #[test]
     fn a_process_is_a_number_or_a_valid_name() {
         assert_eq!(parse_process("12"), Ok(ProcessName::Pid(12)));
         assert_eq!(parse_process("py-3.11"), Ok(ProcessName::Name("py-3.11".to_owned())));
+        let child = "n2.c00f3a96c5d217e84";
+        assert_eq!(parse_process(child), Ok(ProcessName::Child(child.parse().unwrap())));
         let too_long = "a".repeat(NAME_BYTES_MAX + 1);
         for text in ["", "../lock", ".hidden", "a b", "a/b", "12x", "-1", &too_long] {
             assert!(parse_process(text).is_err(), "{text:?}");

@@ -32,11 +32,15 @@ struct BatchState {
 }
 
 impl AttendedBatches {
-    /// Registers a batch without children. The batch stays registered until its last reference is dropped.
+    /// Registers a batch, which stays registered until its last reference is dropped. A second share of the same fork gets
+    /// the same batch: this node may start the children of a node that does not run.
     pub(crate) fn register(&self, number: u64) -> Arc<AttendedBatch> {
-        let batch = Arc::new(AttendedBatch::default());
         let mut batches = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(batch) = batches.get(&number).and_then(Weak::upgrade) {
+            return batch;
+        }
         batches.retain(|_, batch| batch.strong_count() > 0);
+        let batch = Arc::new(AttendedBatch::default());
         batches.insert(number, Arc::downgrade(&batch));
         batch
     }
@@ -87,4 +91,17 @@ impl AttendedBatch {
 fn send_signal(child: &Child, signal: Signal) {
     // The child may have ended by itself.
     let _ = child.kill(signal.as_raw().unsigned_abs());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::AttendedBatches;
+    use std::sync::Arc;
+
+    #[test]
+    fn the_shares_of_a_fork_have_one_batch() {
+        let batches = AttendedBatches::default();
+        let (first, second, other) = (batches.register(1), batches.register(1), batches.register(2));
+        assert!(Arc::ptr_eq(&first, &second) && !Arc::ptr_eq(&first, &other));
+    }
 }

@@ -9,7 +9,7 @@ use farfork_api::failure::Failure;
 use farfork_api::limits::QUERY_TIMEOUT;
 use farfork_api::v1::{CheckRequest, CheckResponse, VolumeObject};
 
-use crate::process_names::{ProcessName, ProcessNames, parse_process};
+use crate::process_names::{ProcessName, parse_process, resolve_pid};
 use crate::{GlobalArgs, output};
 
 /// Check whether a process can be prepared, without stopping it.
@@ -25,8 +25,8 @@ Examples:
 
 Exit status: 0 the process can be prepared, 1 it would be refused or the node does not answer, 2 wrong usage.")]
 pub(crate) struct Check {
-    /// Process id, as the node sees it, or name from `farfork run`.
-    #[arg(value_name = "PID|NAME", value_parser = parse_process)]
+    /// Process id, as the node sees it, name from `farfork run`, or id of a child on this node.
+    #[arg(value_name = "PID|NAME|CHILD", value_parser = parse_process)]
     process: ProcessName,
     /// Policy for a part of the process's own mount, UTS, IPC or network namespaces that children would lack.
     #[arg(long, value_name = "POLICY", default_value = "own")]
@@ -44,8 +44,8 @@ pub(super) enum NamespacesArgument {
 
 impl Check {
     pub(crate) async fn run(self, global: GlobalArgs) -> anyhow::Result<ExitCode> {
-        let pid = ProcessNames::from_environment().resolve_pid(&self.process)?;
         let mut client = global.connection.open().await?;
+        let pid = resolve_pid(&mut client, &self.process).await?;
         let request = CheckRequest { pid, takes_node_namespaces: self.namespaces == NamespacesArgument::Node };
         let answer = client.check(request_with_timeout(QUERY_TIMEOUT, request)).await;
         let answer = answer.map_err(|status| Failure::from_status(format!("process {pid}"), &status))?.into_inner();

@@ -18,7 +18,7 @@ use crate::output::{
     self, ByteProgressBar, PhaseView, SeedView, format_bytes, format_microseconds, phase_table, phase_views,
     shorten_command,
 };
-use crate::process_names::{ProcessName, ProcessNames, parse_process};
+use crate::process_names::{ProcessName, parse_process, resolve_pid};
 use crate::{GlobalArgs, duration};
 
 /// Make a seed of a running process, and print the seed's id.
@@ -38,12 +38,13 @@ Examples:
   farfork prepare 4711 --json | jq .pause_us
   farfork prepare 4711 --profile
   SEED=$(farfork prepare 4711 --sealed --wait)
+  farfork --socket /run/farfork/n2/node.sock prepare n2.c00f3a96c5d217e84
 
 Exit status: 0 the seed exists, 1 prepare was refused or failed, 2 wrong usage. \
 With --wait, also 1 if the seed exists but cannot be sealed.")]
 pub(crate) struct Prepare {
-    /// Process id, as the node sees it, or name from `farfork run`.
-    #[arg(value_name = "PID|NAME", value_parser = parse_process)]
+    /// Process id, as the node sees it, name from `farfork run`, or id of a child on this node.
+    #[arg(value_name = "PID|NAME|CHILD", value_parser = parse_process)]
     process: ProcessName,
     /// Name of the seed, which other commands accept instead of its id: up to 63 letters, digits, `-` and `_`.
     #[arg(long)]
@@ -94,7 +95,8 @@ struct PrepareView<'a> {
 impl Prepare {
     pub(crate) async fn run(self, global: GlobalArgs) -> anyhow::Result<ExitCode> {
         self.check_lengths()?;
-        let pid = ProcessNames::from_environment().resolve_pid(&self.process)?;
+        let mut client = global.connection.open().await?;
+        let pid = resolve_pid(&mut client, &self.process).await?;
         let request = PrepareRequest {
             pid,
             name: self.name.unwrap_or_default(),
@@ -106,7 +108,6 @@ impl Prepare {
             snapshot_files: self.snapshot_files,
             takes_node_namespaces: self.namespaces == NamespacesArgument::Node,
         };
-        let mut client = global.connection.open().await?;
         let answer = client.prepare(request_with_timeout(PREPARE_TIMEOUT, request)).await;
         let mut seed = answer.map_err(|status| Failure::from_status(format!("process {pid}"), &status))?.into_inner();
         if self.wait {

@@ -15,8 +15,11 @@ use crate::output::{self, SealView, SeedView, Table, format_age, format_bytes, f
 ///
 /// HELD is the size of deleted files that the seed keeps on its node's disk for children, at most 16 GiB. PAUSE is the
 /// time for which the parent was stopped. NEEDED BY is the number of children, and of seeds made of such children, that
-/// still need pages of the seed. SEAL is the progress of sealing. A `sealed` seed has its memory in a file, and
-/// outlives its parent and its node's daemon.
+/// still need pages of the seed.
+///
+/// STATE says where the memory of the seed is. `template`: in a stopped copy of the parent, which ends with the node's
+/// daemon. `sealing` and `sealed`: a file gets or has it. A sealed seed outlives its node's daemon. `template ended`:
+/// the memory is lost, and the seed cannot be forked. The template of a child's seed ends with that child.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -79,7 +82,7 @@ fn has_all_labels(seed: &Seed, labels: &[Label]) -> bool {
 
 fn seeds_table(seeds: Vec<Seed>) -> Table {
     let headings =
-        ["SEED", "NAME", ">PARENT", ">THREADS", ">MEMORY", ">HELD", ">PAUSE", ">AGE", ">NEEDED BY", "SEAL", "COMMAND"];
+        ["SEED", "NAME", ">PARENT", ">THREADS", ">MEMORY", ">HELD", ">PAUSE", ">AGE", ">NEEDED BY", "STATE", "COMMAND"];
     let mut table = Table::new(&headings);
     for seed in seeds {
         table.add_row([
@@ -92,18 +95,22 @@ fn seeds_table(seeds: Vec<Seed>) -> Table {
             format_microseconds(seed.pause_us),
             format_age(seed.created_unix_ms),
             seed.needed_by_count.to_string(),
-            seal_text(seed.seal),
+            state_text(seed.seal, seed.template_ended),
             shorten_command(&seed.command),
         ]);
     }
     table
 }
 
-/// Describes the progress of sealing: `sealed`, `sealing 43 %`; empty for a seed without sealing.
-fn seal_text(seal: Option<Seal>) -> String {
-    let Some(SealView { state, done_bytes, total_bytes, .. }) = seal.map(SealView::from) else { return String::new() };
-    match state {
-        "sealing" => format!("sealing {} %", done_bytes * 100 / total_bytes.max(1)),
-        _ => state.to_owned(),
+/// Describes where the memory of a seed is: `template`, `template ended`, `sealing 43 %`, `sealed`.
+fn state_text(seal: Option<Seal>, template_ended: bool) -> String {
+    match seal.map(SealView::from) {
+        _ if template_ended => "template ended".to_owned(),
+        None => "template".to_owned(),
+        Some(SealView { state: "sealing", done_bytes, total_bytes, .. }) => {
+            format!("sealing {} %", done_bytes * 100 / total_bytes.max(1))
+        }
+        Some(SealView { state: "failed", .. }) => "sealing failed".to_owned(),
+        Some(SealView { state, .. }) => state.to_owned(),
     }
 }

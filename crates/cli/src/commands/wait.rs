@@ -43,7 +43,8 @@ pub(crate) struct Wait {
 impl Wait {
     pub(crate) async fn run(self, global: GlobalArgs) -> anyhow::Result<ExitCode> {
         let mut client = global.connection.open().await?;
-        let waiting = wait_for_all(&mut client, &self.children, self.results, global.json);
+        let printing = WaitPrinting { results: self.results, quiet: global.json, labels: &[] };
+        let waiting = wait_for_all(&mut client, &self.children, &printing);
         let ends = match self.timeout {
             None => waiting.await?,
             Some(limit_ms) => {
@@ -84,14 +85,23 @@ pub(crate) fn exit_code_of_all(ends: &[WaitOutcome]) -> ExitCode {
     if ends.iter().all(is_well) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Waits for all children, and prints each outcome when it arrives. If `quiet`, prints only errors and the reason for
-/// lost memory, on standard error.
+/// What a wait prints.
+pub(crate) struct WaitPrinting<'a> {
+    /// Print results, and failures on standard error. Otherwise, exit statuses.
+    pub(crate) results: bool,
+    /// Print only errors and the reason for lost memory, on standard error.
+    pub(crate) quiet: bool,
+    /// For messages, a name of each child besides its id; or empty.
+    pub(crate) labels: &'a [String],
+}
+
+/// Waits for all children, and prints each outcome when it arrives.
 pub(crate) async fn wait_for_all(
     client: &mut Client,
     children: &[String],
-    results: bool,
-    quiet: bool,
+    printing: &WaitPrinting<'_>,
 ) -> anyhow::Result<Vec<WaitOutcome>> {
+    let WaitPrinting { results, quiet, labels } = *printing;
     let request = WaitRequest { children: children.to_vec(), results };
     let lost = |status| Failure::from_status("the children", &status);
     let mut events = client.wait(request).await.map_err(lost)?.into_inner();
@@ -105,7 +115,7 @@ pub(crate) async fn wait_for_all(
             Some(Event::Ended(child)) => {
                 let result = take_text(&mut given);
                 let stdout = (results && result.is_none()).then(|| take_text(&mut written).unwrap_or_default());
-                print_outcome(&child, results, quiet);
+                print_outcome(&child, printing, labels.get(message.index as usize));
                 ends.push(WaitOutcome::Ended { child: Box::new(child.into()), stdout, result });
             }
             Some(Event::Error(error)) => {
@@ -127,17 +137,20 @@ fn take_text(bytes: &mut Vec<u8>) -> Option<String> {
     (!bytes.is_empty()).then(|| String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// Unless `quiet`, prints how a child ended. With `results`, standard output is only for the results, so prints failures
-/// on standard error, and nothing for a success. Always prints why memory was lost.
-fn print_outcome(child: &Child, results: bool, quiet: bool) {
+/// Prints how a child ended. Standard output may be only for results: then prints failures on standard error, and
+/// nothing for a success. Always prints why memory was lost.
+fn print_outcome(child: &Child, printing: &WaitPrinting<'_>, label: Option<&String>) {
     let is_well = child.exit.as_ref().and_then(output::exit_code) == Some(0);
     let text = format!("{}  {}", child.id, exit_text(child.exit.as_ref()));
     if !child.memory_lost.is_empty() {
         eprintln!("farfork: {}", child.memory_lost);
     }
-    match (quiet, results, is_well) {
+    match (printing.quiet, printing.results, is_well) {
         (true, ..) | (false, true, true) => {}
-        (false, true, false) => eprintln!("farfork: {text}"),
+        (false, true, false) => {
+            let label = label.map_or_else(String::new, |label| format!("{label}: "));
+            eprintln!("farfork: {label}{text}\n         see `farfork logs {}`", child.id);
+        }
         (false, false, _) => output::print_line(&text),
     }
 }

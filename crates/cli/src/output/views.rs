@@ -34,6 +34,8 @@ pub(crate) struct SeedView {
     pub(crate) needed_by_count: u32,
     /// Null if sealing was not requested.
     pub(crate) seal: Option<SealView>,
+    /// Whether the template has ended, so that the seed cannot be forked.
+    pub(crate) template_ended: bool,
     /// The resources that children of the seed will lack or find changed.
     pub(crate) notes: Vec<String>,
 }
@@ -87,6 +89,7 @@ impl From<v1::Seed> for SeedView {
             needed_by: seed.needed_by,
             needed_by_count: seed.needed_by_count,
             seal: seed.seal.map(SealView::from),
+            template_ended: seed.template_ended,
             notes: seed.notes,
         }
     }

@@ -21,6 +21,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("a_sealed_seed_of_a_child_needs_no_ancestor", sealed),
     Test::shared("a_lost_page_is_reported_with_the_seed_that_owned_it", lost),
     Test::shared("a_seed_of_a_child_ends_with_the_child", seeds_end),
+    Test::shared("a_child_is_prepared_by_its_id_on_its_node", by_id),
     Test::shared("freezing_a_child_is_refused", freeze_refused),
     Test::alone("a_child_is_forked_again_while_pagers_are_killed", pagers_die),
     Test::alone("a_grandchild_survives_a_killed_daemon_of_the_child", middle_dies),
@@ -346,10 +347,33 @@ fn seeds_end(cluster: &Cluster) {
         "has ended",
         "drop",
     ]);
+    let listed = cluster.first().run(&["seeds"]).stdout;
+    assert!(listed.lines().any(|line| line.starts_with(&id) && line.contains("template ended")), "{listed}");
     grandchild.farfork.json(&["unpause", &grandchild.child.id]);
     let ended = grandchild.farfork.json_ignoring_status(&["wait", "--timeout", WAIT_TIMEOUT, &grandchild.child.id]);
     let end = &ended["children"][0];
     assert!(end["memory_lost"].as_str().is_some_and(|text| text.contains(&id)), "{ended}");
+}
+
+/// On other nodes of the same machine, the error names the child's node, whether the child is given by id or by pid.
+fn by_id(cluster: &Cluster) {
+    let parent = generations();
+    let seed = Seed::prepare(cluster.first(), &parent);
+    let middle = Middle::of(cluster, &seed, 1, &[]);
+    let (id, pid, owner) = (&middle.child.id, middle.child.pid.to_string(), cluster.name(1));
+    let second = Seed::prepare_process(&middle.farfork, id, &[]);
+    assert_eq!(second.prepare_output["parent_pid"], middle.child.pid, "{}", second.prepare_output);
+    assert_eq!(middle.farfork.json(&["check", id])["can_be_prepared"], true);
+
+    for command in ["prepare", "check"] {
+        cluster.first().run_failing(&[command, id]).require_mentions(&[id, &format!("node {owner}"), "--socket"]);
+    }
+    let refused = cluster.first().run_failing(&["prepare", &pid]);
+    refused.require_mentions(&[&pid, &format!("node {owner}"), "--socket"]);
+    assert!(!refused.message.contains("--namespaces"), "{}", refused.message);
+    let checked = cluster.first().run(&["check", &pid]).stdout;
+    assert!(checked.contains(&format!("node {owner}")) && !checked.contains("--namespaces"), "{checked}");
+    cluster.first().run_failing(&["prepare", seed.id()]).require_mentions(&[seed.id(), "is a seed", "farfork fork"]);
 }
 
 /// A child cannot be its own template: capture would read its missing pages.

@@ -86,6 +86,9 @@ fn in_memory(cluster: &Cluster) {
     assert_eq!(said["limit"], told.trim_start_matches("killed: "), "{said}");
     assert!(said["exit_code"] == 137 || said["exit_code"] == 135, "neither SIGKILL nor SIGBUS: {said}");
 
+    let attached = seed.fork_attached("1", &["--to", to, "--memory", "64MiB"]);
+    assert!(attached.stderr.contains(told), "{}", attached.stderr);
+
     seed.check_answers(&parent, &free, &[2]);
     let unlimited = cluster.first().json(&["inspect", &free[0].id]);
     assert!(unlimited["limit"].is_null() && unlimited["memory_bytes_max"].is_null(), "{unlimited}");
@@ -178,6 +181,10 @@ fn in_run_time(cluster: &Cluster) {
     cluster.first().run(&["wait", &children[0].id]);
     let said: Value = cluster.first().json(&["inspect", &children[0].id]);
     assert_eq!(said["limit"], "it had run for its 200ms", "{said}");
+    let attached = cluster.first().run(&["fork", seed.id(), "--timeout", "200ms"]);
+    assert_eq!(attached.status.code(), Some(137), "{}", attached.stderr);
+    let [only] = attached.stderr.lines().collect::<Vec<_>>()[..] else { panic!("{}", attached.stderr) };
+    assert!(only.starts_with("farfork: child ") && only.ends_with(": killed: it had run for its 200ms"), "{only}");
     parent.require_unharmed();
 }
 

@@ -20,6 +20,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("children_survive_all_descriptor_holders_killed_together", all_holders),
     Test::alone("a_node_without_a_pager_is_not_ready", not_ready),
     Test::alone("up_restart_starts_only_ended_daemons", up_restart),
+    Test::alone("to_any_avoids_a_node_whose_daemon_was_killed", any_node),
 ];
 
 /// Sets of processes to kill. None of the processes that share the pager's descriptors remains, except the stubs of the
@@ -297,4 +298,22 @@ fn up_restart() {
     assert_eq!(cluster.daemon_pid(0), first);
     seed.fork_and_check(&parent, 2, &["--to", &cluster.names(&[1, 2])]);
     parent.require_unharmed();
+}
+
+/// The killed node still counts as alive.
+fn any_node() {
+    let cluster = Cluster::start(3);
+    let mut parent = Parent::start(Program::Waits, &["4"]);
+    let seed = Seed::prepare(cluster.first(), &parent);
+    cluster.kill_daemon(1);
+    let numbers: Vec<u64> = (1..=8).collect();
+    let payloads: Vec<String> = numbers.iter().map(u64::to_string).collect();
+    let children = seed.fork_detached(&payloads, &["--to", "any"]);
+    assert!(children.iter().all(|child| child.node != cluster.name(1)), "{children:?}");
+    seed.check_answers(&parent, &children, &numbers);
+    let named = cluster.first().run_failing(&["fork", seed.id(), "--detach", "--to", cluster.name(1)]);
+    named.require_mentions(&[cluster.name(1), "no connection", "farfork up --restart"]);
+    parent.require_unharmed();
+    cluster.restart_daemon(1);
+    assert_eq!(cluster.stop(), Vec::<String>::new());
 }

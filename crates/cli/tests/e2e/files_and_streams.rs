@@ -1,10 +1,10 @@
 //! An attached child uses the command's standard streams, receives its signals, and gives it its exit status. The
 //! writes of a child stay private unless a path is shared or bound.
 
-use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::time::Duration;
+use std::{fs, thread};
 
 use crate::harness::seed::without_ticks;
 use crate::harness::{Cluster, Parent, Program, Seed, WAIT_TIMEOUT, scratch, wait};
@@ -14,12 +14,14 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("an_attached_child_has_the_commands_standard_streams", streams),
     Test::shared("the_command_exits_with_the_childs_status", exit_status),
     Test::shared("signals_are_forwarded_to_the_child", signals),
+    Test::shared("a_second_sigint_ends_a_child_that_ignores_it", ignored_signal),
     Test::shared("sigint_ends_all_attached_children", several_signalled),
     Test::shared("a_child_ends_when_its_output_has_no_reader", no_reader),
     Test::shared("several_children_end_when_their_output_has_no_reader", no_reader_of_several),
     Test::shared("a_killed_child_has_the_shells_exit_status", killed),
     Test::shared("logs_show_the_output_of_a_detached_child", logs),
     Test::shared("each_child_has_its_own_exit_status", independent_ends),
+    Test::shared("a_failed_child_is_named_by_the_line_of_its_payload", failed_line),
     Test::shared("writes_of_a_child_do_not_reach_the_node", own_files),
     Test::shared("a_shared_path_is_the_same_file", shared_files),
     Test::shared("a_bound_directory_is_visible_to_the_child", bound_directory),
@@ -78,6 +80,28 @@ fn signals(cluster: &Cluster) {
     stdout.read_to_string(&mut said).expect("a pipe");
     assert_eq!(without_ticks(&said), "child 13\nterminated\n", "{}", ended.stderr);
     assert_eq!(ended.status.code(), Some(7));
+}
+
+/// A shell without job control starts background programs with SIGINT ignored, and a child inherits this.
+fn ignored_signal(cluster: &Cluster) {
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "trap '' INT; exec \"$@\"", "sh"]).arg(Program::Waits.command().get_program()).arg("4");
+    let parent = Parent::start_command(&mut shell);
+    let seed = Seed::prepare(cluster.first(), &parent);
+    let mut command = cluster.first().command(&["fork", seed.id(), "--to", cluster.name(1)]);
+    let mut command = command.stdout(Stdio::null()).spawn().expect("the binary");
+    wait::wait_until("the child runs", ATTACHED_LIMIT, || (running(cluster, &seed) == 1).then_some(()));
+    let pidfd = farfork_sys::pidfd::open(command.id().cast_signed()).expect("our own child");
+    // The signals are repeated because the command takes two in quick succession for one.
+    wait::wait_until("the command ends", ATTACHED_LIMIT, || {
+        // ESRCH: the command has ended.
+        let _ = farfork_sys::pidfd::send_signal(&pidfd, 2);
+        thread::sleep(Duration::from_millis(300));
+        command.try_wait().expect("our own child")
+    });
+    let ended = wait::wait_with_output(command, "a command that was interrupted twice", ATTACHED_LIMIT);
+    assert_eq!(ended.status.code(), Some(137), "{}", ended.stderr);
+    assert_eq!(running(cluster, &seed), 0);
 }
 
 /// Sends SIGINT to a command that waits for children that never end.
@@ -157,6 +181,24 @@ fn independent_ends(cluster: &Cluster) {
     let codes: Vec<_> =
         said["children"].as_array().expect("children").iter().map(|end| end["exit_code"].as_u64()).collect();
     assert_eq!(codes, [0, 3, 6, 9, 12, 15].map(Some), "{said}");
+}
+
+/// The output of several children has no gaps, so the error says which result is missing.
+fn failed_line(cluster: &Cluster) {
+    let parent = start_streams();
+    let seed = Seed::prepare(cluster.first(), &parent);
+    let file = scratch::file("0 0\n1 3\n2 0\n");
+    let path = file.path().to_string_lossy();
+    let ended = cluster.first().run(&["fork", seed.id(), "--to", cluster.name(1), "--payloads", &path]);
+    assert_eq!(ended.status.code(), Some(1), "{}", ended.stderr);
+    let [cause, step] = ended.stderr.lines().collect::<Vec<_>>()[..] else { panic!("{}", ended.stderr) };
+    let child =
+        cause.strip_prefix(&format!("farfork: line 2 of {path}: ")).and_then(|rest| rest.strip_suffix("  exit 3"));
+    assert_eq!(step.trim_start(), format!("see `farfork logs {}`", child.unwrap_or_else(|| panic!("{cause}"))));
+
+    let refused = cluster.first().run(&["fork", seed.id(), "--payloads", &path, "--memory", "4KiB", "--detach"]);
+    let lines = refused.stderr.matches(&format!("farfork: lines 1, 2, 3 of {path}: ")).count();
+    assert_eq!((refused.status.code(), lines), (Some(1), 1), "{}", refused.stderr);
 }
 
 /// Starts a parent with an open file, and returns the file's contents after a child has written to it.

@@ -172,6 +172,11 @@ fn changed(cluster: &Cluster) {
         let options = ["--changed-files", "allow", "--to", cluster.name(node)];
         seed.fork_and_check(&parent, TAKES_CHANGES, &options);
     }
+    // The changed file has no path any more, so its current content is not available.
+    fs::remove_file(&path).expect("it is there");
+    let refused = cluster.first().run_failing(&["fork", seed.id(), "--changed-files", "allow"]);
+    refused.require_mentions(&[&path.to_string_lossy(), "changed in place", "prepare its parent again"]);
+    assert!(!refused.message.contains("fork it with --changed-files"), "{}", refused.message);
 }
 
 /// SplitMix64, like `word_of` in the programs.

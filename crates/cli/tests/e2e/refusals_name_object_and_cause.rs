@@ -14,6 +14,7 @@ use crate::test::Test;
 pub(crate) const TESTS: &[Test] = &[
     Test::shared("an_unknown_node", unknown_node),
     Test::shared("an_unknown_seed_or_child", unknown_ids),
+    Test::shared("a_missing_path_of_a_bind_mount", missing_bind),
     Test::shared("a_process_that_does_not_exist", no_process),
     Test::shared("a_kernel_thread", kernel_thread),
     Test::shared("an_unsupported_socket", |cluster| refused(cluster, "socket", &["fd 3", "socket"])),
@@ -58,6 +59,10 @@ fn unknown_node(cluster: &Cluster) {
         .require_mentions(&["nowhere"]);
     let said = cluster.first().json_ignoring_status(&["fork", seed.id(), "--to", "nowhere", "--detach", "-n", "3"]);
     assert!(said.to_string().contains("nowhere"), "{said}");
+    let address = cluster.first().run_failing(&["fork", seed.id(), "--to", "10.156.67.2"]);
+    address.require_mentions(&["10.156.67.2", "is an address", "farfork nodes"]);
+    // A space after the comma is no part of a name.
+    seed.fork_idle(2, &["--to", &format!("{}, {}", cluster.name(0), cluster.name(1))]);
     parent.require_unharmed();
 }
 
@@ -71,13 +76,26 @@ fn unknown_ids(cluster: &Cluster) {
     cluster.first().run_failing(&["logs", &child]).require_mentions(&[&child]);
     cluster.first().run_failing(&["wait", &child]).require_mentions(&[&child]);
     cluster.first().run_failing(&["fork", "nowhere.s0123456789abcdef"]).require_mentions(&["nowhere"]);
-    cluster.first().run_failing(&["fork", "no-such-name"]).require_mentions(&["no-such-name"]);
+    cluster.first().run_failing(&["fork", "no-such-name"]).require_mentions(&["no-such-name", "unless sealed"]);
+    for command in ["kill", "logs", "wait"] {
+        cluster.first().run_failing(&[command, &seed]).require_mentions(&[&seed, "id of a seed", "farfork ps"]);
+    }
+    cluster.first().run_failing(&["drop", &child]).require_mentions(&[&child, "id of a child", "farfork kill"]);
+}
+
+/// Children that fail for the same reason are reported together.
+fn missing_bind(cluster: &Cluster) {
+    let parent = Parent::start(Program::Waits, &["4"]);
+    let seed = Seed::prepare(cluster.first(), &parent);
+    let refused = cluster.first().run_failing(&["fork", seed.id(), "--detach", "-n", "3", "--bind", "/missing:/mnt"]);
+    refused.require_mentions(&["3 children", "the path /missing of --bind does not exist", "create it"]);
+    assert_eq!(refused.message.matches("/missing").count(), 1, "{}", refused.message);
 }
 
 fn no_process(cluster: &Cluster) {
     // Above the largest process id of Linux.
     let pid = (1_u32 << 22) + 5;
-    cluster.first().run_failing(&["prepare", &pid.to_string()]).require_mentions(&[&pid.to_string()]);
+    cluster.first().run_failing(&["prepare", &pid.to_string()]).require_mentions(&[&pid.to_string(), "pgrep"]);
     cluster
         .first()
         .run_failing(&["prepare", "no-such-parent"])
@@ -274,6 +292,8 @@ fn wrong_usage(cluster: &Cluster) {
         &["prepare", "../me"],
         &["run", "--name", "7", "--", "true"],
         &["fork", "x", "-n", "0"],
+        &["fork", "x", "-n", "16385"],
+        &["volume", "umount", "/mnt"],
         &["fork", "x", "--bind", "/a"],
         &["fork", "x", "--memory", "0"],
         &["fly"],
@@ -282,6 +302,12 @@ fn wrong_usage(cluster: &Cluster) {
         let refused = cluster.first().run_failing(arguments);
         assert_eq!(refused.status, 2, "{arguments:?}: {}", refused.message);
     }
+    let lines = scratch::file("1\n2\n");
+    let path = lines.path().to_string_lossy();
+    let refused = cluster.first().run_failing(&["fork", "x", "-n", "3", "--payloads", &path]);
+    assert!(refused.status == 2 && refused.message.contains("it has 2 lines, and -n says 3"), "{refused:?}");
+    let refused = cluster.first().run_failing(&["volume", "umount", "/mnt"]);
+    assert!(refused.message.contains("umount(8): `umount /mnt`"), "{}", refused.message);
 }
 
 /// The error names the option and the expected format.

@@ -55,6 +55,11 @@ fn under_a_name(cluster: &Cluster) {
     let said = String::from_utf8_lossy(&taken.stderr);
     assert!(!taken.status.success() && said.contains("warm") && said.contains(&parent.pid_text()), "{said}");
 
+    let mut fork = cluster.first().command(&["fork", "warm"]);
+    let forked = fork.env("FARFORK_RUN_DIR", names.path()).output().expect("the binary under test");
+    let said = String::from_utf8_lossy(&forked.stderr);
+    assert!(!forked.status.success() && said.contains("`farfork prepare warm`"), "{said}");
+
     let mut prepare = cluster.first().command(&["prepare", "warm", "--json"]);
     let prepared = prepare.env("FARFORK_RUN_DIR", names.path()).output().expect("the binary under test");
     let seed = Seed::from_json(cluster.first(), &String::from_utf8_lossy(&prepared.stdout));

@@ -180,7 +180,10 @@ fn by_seeds(cluster: &Cluster) {
     cluster.first().run_failing(&["drop", second.id()]).require_mentions(&[&grandchild.id]);
     kill(cluster.first(), &grandchild.id);
     cluster.first().json(&["drop", second.id()]);
+    let third = Seed::prepare_process(cluster.node(1), &child.pid.to_string(), &[]);
     kill(cluster.first(), &child.id);
+    cluster.first().run_failing(&["drop", seed.id()]).require_mentions(&[&format!("`farfork drop {}`", third.id())]);
+    cluster.first().json(&["drop", third.id()]);
     cluster.first().json(&["drop", seed.id()]);
 }
 

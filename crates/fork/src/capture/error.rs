@@ -31,7 +31,7 @@ impl fmt::Display for Refusal {
 #[derive(Debug, thiserror::Error)]
 pub enum CaptureError {
     /// There is no such process, or it ended during the capture.
-    #[error("pid {pid} does not exist, or has ended; check the number")]
+    #[error("pid {pid} does not exist, or has ended; pgrep(1) finds the process ids of a program")]
     ProcessGone {
         /// The process.
         pid: i32,

@@ -1,14 +1,15 @@
 //! Chooses the next step that is suggested to a user when a child cannot be started.
 
-use std::io;
 use std::path::Path;
+use std::{fs, io};
 
-use farfork_container::path_on_node;
+use farfork_container::{ContainerError, path_on_node};
 use farfork_fork::pager::PlanError;
 use farfork_fork::restore::RestoreError;
 use farfork_fork::resume::ResumeError;
 use rustix::io::Errno;
 
+use super::options::StartOptions;
 use crate::network::NetworkMode;
 
 /// Next step if another process uses a port of the child.
@@ -19,6 +20,9 @@ const NET_UNREACHABLE_STEP: &str = "the child's network has no route to the sock
 
 /// Next step if a file of the seed was changed.
 const CHANGED_FILE_STEP: &str = "prepare its parent again; or fork it with --changed-files allow, which takes files that were changed in place as they are; or prepare it with --snapshot-files before they change";
+
+/// The same if the fork had `--changed-files allow`: the file cannot be taken as it is.
+const LOST_FILE_STEP: &str = "prepare its parent again: --changed-files allow takes files that are still at their paths, unless the parent has written to a private mapping of them";
 
 /// Next step when the child's node lacks a file or directory of the parent.
 const MISSING_FILE_STEP: &str = "copy it to the same path on that node, or share its directory with all nodes, or fork to a node that has it (--to)";
@@ -31,7 +35,8 @@ pub(super) const DISK_FULL_STEP: &str =
 pub(super) const EGRESS_UNSUPPORTED_STEP: &str = "the daemon needs CAP_BPF and CAP_NET_ADMIN for BPF socket lookup, and Linux 5.9 or later: drop --egress, or fork it with --net host";
 
 /// The next step after an error, if one is known.
-pub(super) fn find_next_step(error: &ResumeError, network: NetworkMode) -> Option<&'static str> {
+pub(super) fn find_next_step(error: &ResumeError, options: &StartOptions) -> Option<&'static str> {
+    let network = options.network;
     match error {
         ResumeError::Restore(RestoreError::Step { cause, .. }) if is_address_in_use(cause, network) => {
             Some(ADDRESS_IN_USE_STEP)
@@ -46,6 +51,7 @@ pub(super) fn find_next_step(error: &ResumeError, network: NetworkMode) -> Optio
         {
             Some(DISK_FULL_STEP)
         }
+        ResumeError::UnavailableFile { .. } if options.allow_changed_files => Some(LOST_FILE_STEP),
         ResumeError::UnavailableFile { .. } => Some(CHANGED_FILE_STEP),
         _ => None,
     }
@@ -62,6 +68,21 @@ pub(super) fn mount_volume_step(error: &ResumeError, node: &str, root: &Path) ->
         ),
         part => format!("on node {node}, mount {volume} and bind its directory {part} to {mount_path} (mount --bind)"),
     })
+}
+
+/// Returns the error of `--bind` in the words of a user, if the path is missing on this node. The container's text names
+/// the container.
+pub(super) fn explain_bind_error(error: ContainerError) -> Box<dyn std::error::Error> {
+    match &error {
+        ContainerError::Bind { host_path, cause, .. }
+            if cause.kind() == io::ErrorKind::NotFound && fs::symlink_metadata(host_path).is_err() =>
+        {
+            let path = host_path.display();
+            format!("the path {path} of --bind does not exist on this node; create it there, or name another path")
+                .into()
+        }
+        _ => error.into(),
+    }
 }
 
 /// Whether the error is a file of the seed that is missing on this node. Children can get it from the seed's owner.

@@ -154,7 +154,7 @@ impl Engine {
         let policy = FilePolicy { allow_changed: options.allow_changed_files, overridden_paths: shown, requested_at };
         source.with_captured_files(&self.node_of_child(root), &policy).map_err(|error| {
             let StartFailure { failure, .. } = self.start_failure(source, &error);
-            match next_step::find_next_step(&error, options.network) {
+            match next_step::find_next_step(&error, options) {
                 Some(step) => failure.with_next_step(step),
                 None => failure,
             }
@@ -316,7 +316,7 @@ impl Engine {
         let limit = find_memory_limit(container, &options.limits, error);
         let StartFailure { failure, .. } =
             limit.map_or_else(|| self.start_failure(source, error), |limit| self.start_failure(source, &limit));
-        let failure = match next_step::find_next_step(error, options.network) {
+        let failure = match next_step::find_next_step(error, options) {
             Some(step) => failure.with_next_step(step),
             None => failure,
         };
@@ -426,7 +426,7 @@ fn configure_container(
         phase!("resume.root", container.change_root(root))?;
     }
     for (host_path, inside_path) in &options.binds {
-        phase!("resume.bind", container.bind(host_path, inside_path))?;
+        phase!("resume.bind", container.bind(host_path, inside_path)).map_err(next_step::explain_bind_error)?;
     }
     if options.protection != RootProtection::default() {
         phase!("resume.protect", container.protect(options.protection))?;

@@ -157,8 +157,9 @@ impl SeedRegistry {
     pub(crate) fn all(&self) -> Vec<v1::Seed> {
         let mut all: Vec<v1::Seed> = self.entries().values().map(SeedEntry::to_view).collect();
         for view in &mut all {
-            let seed = view.id.parse().ok().and_then(|id| self.table.get(&id));
-            view.held_file_bytes = seed.map_or(0, |seed| seed.held_file_usage().bytes);
+            let Some(seed) = view.id.parse().ok().and_then(|id| self.table.get(&id)) else { continue };
+            view.held_file_bytes = seed.held_file_usage().bytes;
+            view.template_ended = !seed.has_memory();
         }
         all
     }
@@ -180,6 +181,7 @@ impl SeedRegistry {
         };
         let (descriptor, held) = (seed.descriptor(), seed.held_file_usage());
         view.held_file_bytes = held.bytes;
+        view.template_ended = !seed.has_memory();
         Ok(v1::SeedDetail {
             seed: Some(view),
             mappings: to_u32(descriptor.mappings.len()),

@@ -87,14 +87,13 @@ pub(super) async fn check_no_dependents(node: &Node, id: &SeedId) -> Result<(), 
     let force = format!("`farfork drop --force {id}` drops it anyway; missing pages then raise SIGBUS");
     let needing = seed_dependents.dependents_of(&text);
     if !needing.is_empty() {
-        let more = if needing.len() > DEPENDENTS_NAMED_MAX {
-            format!(" and {} more", needing.len() - DEPENDENTS_NAMED_MAX)
-        } else {
-            String::new()
+        let named = &needing[..needing.len().min(DEPENDENTS_NAMED_MAX)];
+        let more = match needing.len() - named.len() {
+            0 => String::new(),
+            count => format!(" and {count} more"),
         };
-        let named = needing[..needing.len().min(DEPENDENTS_NAMED_MAX)].join(", ");
-        let step = format!("wait until the children end, or settle them with `farfork settle`; {force}");
-        return Err(refuse(format!("it is needed by {named}{more}")).with_next_step(step));
+        let step = format!("{}; {force}", release_step(named));
+        return Err(refuse(format!("it is needed by {}{more}", named.join(", "))).with_next_step(step));
     }
     match seed_dependents.unanswered.first() {
         Some(failure) => {
@@ -102,6 +101,19 @@ pub(super) async fn check_no_dependents(node: &Node, id: &SeedId) -> Result<(), 
             Err(refuse(cause).with_next_step(format!("see `farfork nodes`; {force}")))
         }
         None => Ok(()),
+    }
+}
+
+/// Returns how a user can end the need of these dependents. A child can be settled, a seed can only be dropped.
+fn release_step(dependents: &[&str]) -> String {
+    let (seeds, children): (Vec<&str>, Vec<&str>) =
+        dependents.iter().partition(|dependent| dependent.parse::<SeedId>().is_ok());
+    let drop_seeds = format!("drop the seeds first with `farfork drop {}`", seeds.join(" "));
+    let release_children = "wait until the children end, or settle them with `farfork settle`";
+    match (seeds.is_empty(), children.is_empty()) {
+        (true, _) => release_children.to_owned(),
+        (false, true) => drop_seeds,
+        (false, false) => format!("{release_children}, and {drop_seeds}"),
     }
 }
 
@@ -140,4 +152,18 @@ async fn without_dependents(node: &Node, seeds: Vec<SeedId>) -> Vec<SeedId> {
         seeds.into_iter().partition(|id| !seed_dependents.dependents_of(&id.to_string()).is_empty());
     needed.iter().for_each(|id| node.seeds.renew_lease(id));
     if seed_dependents.unanswered.is_empty() { others } else { Vec::new() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::release_step;
+
+    #[test]
+    fn seeds_are_dropped_and_children_settled() {
+        let (child, seed) = ("n2.c00f3a96c5d217e84", "n2.s00f3a96c5d217e84");
+        assert!(!release_step(&[child]).contains("drop"));
+        assert_eq!(release_step(&[seed]), format!("drop the seeds first with `farfork drop {seed}`"));
+        let both = release_step(&[seed, child]);
+        assert!(both.contains("settle") && both.contains(&format!("farfork drop {seed}`")), "{both}");
+    }
 }

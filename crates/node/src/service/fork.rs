@@ -1,13 +1,15 @@
 //! Fork: chooses a node for each child, sends requests to these nodes, and relays the outcome of each child as it
 //! arrives.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::fmt::Display;
+use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use farfork_api::client::request_with_timeout;
-use farfork_api::failure::Failure;
+use farfork_api::failure::{Failure, is_connection_refused};
 use farfork_api::limits::{FORK_COUNT_MAX, PAYLOAD_BYTES_MAX, QUERY_TIMEOUT, START_TIMEOUT, STREAM_MESSAGES_MAX};
 use farfork_api::v1;
 use farfork_api::v1::fork_outcome::Result as Outcome;
@@ -61,7 +63,7 @@ async fn start_fork(
     check_request(&request)?;
     let recording = PhaseRecording::start(request.profile, &node.name, "fork");
     let placing = tracing::debug_span!(target: phases::TARGET, parent: recording.span(), "fork.place");
-    let nodes = choose_nodes(node, &request).instrument(placing).await?;
+    let ChosenNodes { of_children: nodes, alternatives } = choose_nodes(node, &request).instrument(placing).await?;
     let locating = tracing::debug_span!(target: phases::TARGET, parent: recording.span(), "fork.locate");
     let different: BTreeSet<NodeName> = nodes.iter().cloned().collect();
     let different: Vec<NodeName> = different.into_iter().collect();
@@ -83,7 +85,8 @@ async fn start_fork(
             exit_watched: is_exit_watched,
         };
         let span = tracing::debug_span!(target: phases::TARGET, parent: recording.span(), "fork.ask");
-        share_tasks.spawn(start_share(node.clone(), target, share, arrived, sink.clone()).instrument(span));
+        let targets = ShareTargets::new(target, &alternatives);
+        share_tasks.spawn(start_share(node.clone(), targets, share, arrived, sink.clone()).instrument(span));
     }
     tokio::spawn(finish_fork(PendingFork {
         node: node.clone(),
@@ -165,8 +168,16 @@ fn check_request(request: &v1::ForkRequest) -> Result<(), Failure> {
     Ok(())
 }
 
+/// The nodes of a fork.
+struct ChosenNodes {
+    /// The node of each child.
+    of_children: Vec<NodeName>,
+    /// The nodes that may take children of a node that does not run. Empty if the request names the nodes.
+    alternatives: Vec<NodeName>,
+}
+
 /// Chooses a node for each child.
-async fn choose_nodes(node: &Node, request: &v1::ForkRequest) -> Result<Vec<NodeName>, Failure> {
+async fn choose_nodes(node: &Node, request: &v1::ForkRequest) -> Result<ChosenNodes, Failure> {
     let count = request.count as usize;
     if request.any_node {
         let owner = seeds::find_owner(node, &request.seed).await?;
@@ -176,18 +187,25 @@ async fn choose_nodes(node: &Node, request: &v1::ForkRequest) -> Result<Vec<Node
             let refused = Failure::new(Code::FailedPrecondition, format!("seed {}", request.seed), cause);
             return Err(refused.with_next_step("see which nodes answer with `farfork nodes`"));
         }
-        return Ok(placement::place_least_loaded(&candidates, count));
+        let of_children = placement::place_least_loaded(&candidates, count);
+        let alternatives = candidates.into_iter().map(|candidate| candidate.node).collect();
+        return Ok(ChosenNodes { of_children, alternatives });
     }
     if request.nodes.is_empty() {
-        return Ok(vec![node.name.clone(); count]);
+        return Ok(ChosenNodes { of_children: vec![node.name.clone(); count], alternatives: Vec::new() });
     }
     let known = |name: &String| {
         let object = format!("node `{name}`");
-        let name = NodeName::new(name).map_err(|error| Failure::new(Code::InvalidArgument, &object, error))?;
+        let name = NodeName::new(name).map_err(|error| {
+            let refuse = |cause: &dyn Display| Failure::new(Code::InvalidArgument, &object, cause);
+            let is_address = name.parse::<IpAddr>().is_ok() || name.parse::<SocketAddr>().is_ok();
+            let refused = if is_address { refuse(&"it is an address, not a node name") } else { refuse(&error) };
+            refused.with_next_step("give the names that `farfork nodes` lists")
+        })?;
         node.peers.find(&name, object).map(|view| view.member.name)
     };
     let nodes: Vec<NodeName> = request.nodes.iter().map(known).collect::<Result<_, _>>()?;
-    Ok(placement::place_round_robin(&nodes, count))
+    Ok(ChosenNodes { of_children: placement::place_round_robin(&nodes, count), alternatives: Vec::new() })
 }
 
 /// Returns the nodes that accept children and whose processor can run children of the seed's owner.
@@ -225,17 +243,43 @@ fn split_by_node(request: &v1::ForkRequest, nodes: &[NodeName]) -> BTreeMap<Node
     shares
 }
 
+/// The nodes for a share of the children.
+struct ShareTargets {
+    current: NodeName,
+    /// Nodes that may replace the current one.
+    alternatives: VecDeque<NodeName>,
+}
+
+impl ShareTargets {
+    /// The alternatives begin after the first target, so that the shares of several nodes get different ones.
+    fn new(first: NodeName, alternatives: &[NodeName]) -> Self {
+        let mut others: VecDeque<NodeName> = alternatives.to_vec().into();
+        if let Some(position) = others.iter().position(|node| *node == first) {
+            others.rotate_left(position);
+            others.pop_front();
+        }
+        Self { current: first, alternatives: others }
+    }
+}
+
 /// Makes one node start its children. Reports a failure for each child that the node does not report.
 async fn start_share(
     node: Arc<Node>,
-    target: NodeName,
+    mut targets: ShareTargets,
     share: v1::StartChildrenRequest,
     arrived: Instant,
     sink: ResponseSender<v1::ForkOutcome>,
 ) -> NodeShare {
     let delay = arrived.elapsed();
     let mut missing: BTreeSet<u32> = share.children.iter().map(|child| child.index).collect();
-    let (source, failure) = match relay_outcomes(&node, &target, share, delay, &sink, &mut missing).await {
+    let options =
+        ShareOptions { requested: share.options.clone().unwrap_or_default(), is_attended: share.batch != 0, delay };
+    let relayed = match request_share(&node, &mut targets, share).await {
+        Ok(source) => relay_outcomes(&node, &targets.current, source, &options, &sink, &mut missing).await,
+        Err(failure) => Err(failure),
+    };
+    let target = targets.current;
+    let (source, failure) = match relayed {
         Ok(source) => {
             (Some(source), Failure::new(Code::Internal, format!("node `{target}`"), "it did not report this child"))
         }
@@ -248,30 +292,60 @@ async fn start_share(
     NodeShare { node: target, outcomes: source }
 }
 
+/// Requests the children from the current target. If its daemon does not run, nothing was started: then requests them
+/// from the next target. For some seconds, a node whose daemon was killed still counts as alive.
+async fn request_share(
+    node: &Arc<Node>,
+    targets: &mut ShareTargets,
+    mut share: v1::StartChildrenRequest,
+) -> Result<OutcomeStream, Failure> {
+    loop {
+        let ShareTargets { current, alternatives } = targets;
+        let object = format!("node `{current}`");
+        if *current == node.name {
+            return Ok(OutcomeStream::Local(start::start_children(node, share)?));
+        }
+        let mut peer = node.peers.peer(current, &object)?;
+        // A share may have megabytes of payloads.
+        let sent = if alternatives.is_empty() { std::mem::take(&mut share) } else { share.clone() };
+        match peer.start_children(request_with_timeout(QUERY_TIMEOUT, sent)).await {
+            Ok(answer) => return Ok(OutcomeStream::Remote(Box::new(answer.into_inner()))),
+            Err(status) => match alternatives.pop_front().filter(|_| is_connection_refused(&status)) {
+                Some(next) => {
+                    tracing::info!(node = %current, %next, "its daemon does not run: the next node starts its children");
+                    *current = next;
+                }
+                None => return Err(forwarded_failure(&object)(status)),
+            },
+        }
+    }
+}
+
+/// What the outcomes of a share are checked against.
+struct ShareOptions {
+    requested: v1::ChildOptions,
+    is_attended: bool,
+    /// Time from the arrival of the fork to the request for the share.
+    delay: Duration,
+}
+
+/// Relays the outcomes that a node reports, and removes their indexes from `missing`.
 async fn relay_outcomes(
     node: &Arc<Node>,
     target: &NodeName,
-    share: v1::StartChildrenRequest,
-    delay: Duration,
+    mut source: OutcomeStream,
+    options: &ShareOptions,
     sink: &ResponseSender<v1::ForkOutcome>,
     missing: &mut BTreeSet<u32>,
 ) -> Result<OutcomeStream, Failure> {
     let object = format!("node `{target}`");
-    let (options, is_attended) = (share.options.clone().unwrap_or_default(), share.batch != 0);
-    let mut source = if *target == node.name {
-        OutcomeStream::Local(start::start_children(node, share)?)
-    } else {
-        let mut peer = node.peers.peer(target, &object)?;
-        let answer = peer.start_children(request_with_timeout(QUERY_TIMEOUT, share)).await;
-        OutcomeStream::Remote(Box::new(answer.map_err(forwarded_failure(&object))?.into_inner()))
-    };
     let silent = || {
         let cause = format!("no child has started for {} s", START_TIMEOUT.as_secs());
         Failure::new(Code::DeadlineExceeded, &object, cause).with_next_step("see the node's log")
     };
     // If the caller disconnects, the sink closes. The streams are then dropped, and the nodes undo the starts in
     // progress. A stream of attended children does not end on its own: stop when all are reported.
-    while !(is_attended && missing.is_empty())
+    while !(options.is_attended && missing.is_empty())
         && let Some(mut outcome) = tokio::select! {
             outcome = timeout(2 * START_TIMEOUT, source.next()) => outcome.map_err(|_| silent())?.map_err(forwarded_failure(&object))?,
             () = sink.closed() => None,
@@ -279,11 +353,11 @@ async fn relay_outcomes(
     {
         missing.remove(&outcome.index);
         if let Some(Outcome::Child(child)) = &outcome.result
-            && !has_requested_isolation(child, &options)
+            && !has_requested_isolation(child, &options.requested)
         {
             outcome.result = Some(Outcome::Error(kill_mismatched(node, &object, child).await.into()));
         }
-        phases::shift_phases(&mut outcome.phases, delay);
+        phases::shift_phases(&mut outcome.phases, options.delay);
         if send(sink, outcome).await.is_err() {
             missing.clear();
             break;
@@ -332,7 +406,7 @@ impl OutcomeStream {
 
 #[cfg(test)]
 mod tests {
-    use super::{check_request, has_requested_isolation, split_by_node};
+    use super::{ShareTargets, check_request, has_requested_isolation, split_by_node};
     use farfork_api::v1::{Child, ChildOptions, ForkRequest, Network};
     use farfork_wire::NodeName;
 
@@ -363,6 +437,14 @@ mod tests {
         assert!(!has_requested_isolation(&Child::default(), &ChildOptions { processes_max: 9, ..plain.clone() }));
         let network = Network::Host.into();
         assert!(!has_requested_isolation(&Child::default(), &ChildOptions { network, ..plain }));
+    }
+
+    #[test]
+    fn the_alternatives_of_a_node_are_the_others() {
+        let name = |text: &str| NodeName::new(text).unwrap();
+        let all = ["a", "b", "c"].map(name);
+        assert_eq!(ShareTargets::new(name("b"), &all).alternatives, ["c", "a"].map(name));
+        assert_eq!(ShareTargets::new(name("b"), &[]).alternatives, []);
     }
 
     #[test]

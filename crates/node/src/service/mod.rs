@@ -14,6 +14,7 @@ mod fork;
 mod inspect;
 mod peer;
 mod prewarm;
+mod process_owner;
 mod route;
 mod seeds;
 mod settle;

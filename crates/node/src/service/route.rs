@@ -6,7 +6,7 @@ use farfork_api::client::{Client, node_client, request_with_timeout};
 use farfork_api::failure::Failure;
 use farfork_api::limits::CLUSTER_QUERY_TIMEOUT;
 use farfork_api::v1;
-use farfork_wire::{ChildId, NodeName, SeedId};
+use farfork_wire::{ChildId, IdError, NodeName, SeedId};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tonic::{Code, Request, Response, Status};
@@ -41,9 +41,12 @@ pub(super) fn resolve_target(
 /// # Errors
 /// The text is not a child id.
 pub(super) fn parse_child_id(text: &str) -> Result<ChildId, Failure> {
-    text.parse().map_err(|error| {
-        Failure::new(Code::InvalidArgument, format!("child `{text}`"), error)
-            .with_next_step("list children with `farfork ps`")
+    text.parse().map_err(|error: IdError| {
+        let refuse = |cause: &dyn Display| Failure::new(Code::InvalidArgument, format!("child `{text}`"), cause);
+        match text.parse::<SeedId>() {
+            Ok(_) => refuse(&"this is the id of a seed").with_next_step("list its children with `farfork ps`"),
+            Err(_) => refuse(&error).with_next_step("list children with `farfork ps`"),
+        }
     })
 }
 

@@ -9,11 +9,12 @@ use farfork_api::limits::{PREPARE_TIMEOUT, QUERY_TIMEOUT};
 use farfork_api::v1;
 use farfork_api::v1::inspect_response::Object;
 use farfork_fork::capture::{self, CheckOptions, DaemonSockets, NamespacePolicy};
-use farfork_wire::{NodeName, SeedId};
+use farfork_wire::{ChildId, NodeName, SeedId};
 use tonic::Code;
 use tracing::Instrument as _;
 
 use super::dependents::{self, SeedDependents};
+use super::process_owner::other_owner_failure;
 use super::route::{RequestTarget, forwarded_failure, query_other_nodes, seed_target};
 use crate::engine::CaptureInputs;
 use crate::metrics::MeasuredOperation;
@@ -26,7 +27,15 @@ pub(super) async fn check(node: &Arc<Node>, request: v1::CheckRequest) -> Result
     let check = move || {
         let is_served = task_node.children.find_by_pid(request.pid).is_some();
         let namespaces = namespace_policy(request.takes_node_namespaces);
-        task_node.engine.check_process(request.pid, CheckOptions { is_pager_served: is_served, namespaces })
+        let options = CheckOptions { is_pager_served: is_served, namespaces };
+        let mut checked = task_node.engine.check_process(request.pid, options)?;
+        if !checked.refusals.is_empty()
+            && let Some(failure) = other_owner_failure(&task_node, request.pid)
+        {
+            let reason = format!("{}; {}", failure.cause(), failure.next_step());
+            checked.refusals = vec![v1::Refusal { object: failure.object().to_owned(), reason }];
+        }
+        Ok(checked)
     };
     node.run_blocking(check).await
 }
@@ -52,6 +61,7 @@ pub(super) async fn prepare(node: &Arc<Node>, request: v1::PrepareRequest) -> Re
     let prepared = prepare_and_wait(node, pid, options).instrument(recording.span()).await;
     let phases = recording.finish();
     node.metrics.record_answer(MeasuredOperation::Prepare, arrived.elapsed());
+    let prepared = prepared.map_err(|failure| other_owner_failure(node, pid).unwrap_or(failure));
     prepared.map(|seed| v1::Seed { phases, ..seed })
 }
 
@@ -199,6 +209,11 @@ async fn resolve_seed(node: &Node, text: &str) -> Result<SeedId, Failure> {
 }
 
 fn unknown_seed(text: &str) -> Failure {
-    Failure::new(Code::NotFound, format!("seed `{text}`"), "no node has a seed of this id or name")
-        .with_next_step("list seeds with `farfork seeds`; they end with their node's daemon")
+    let refuse = |cause| Failure::new(Code::NotFound, format!("seed `{text}`"), cause);
+    if text.parse::<ChildId>().is_ok() {
+        let step = format!("end it with `farfork kill {text}`, or make a seed of it with `farfork prepare {text}`");
+        return refuse("this is the id of a child").with_next_step(step);
+    }
+    refuse("no node has a seed of this id or name")
+        .with_next_step("list seeds with `farfork seeds`; unless sealed, they end with their node's daemon")
 }

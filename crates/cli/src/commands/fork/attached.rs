@@ -11,6 +11,7 @@ use farfork_api::failure::Failure;
 use farfork_api::limits::{OUTPUT_CHUNK_BYTES, STREAM_MESSAGES_MAX};
 use farfork_api::v1::attach_input::Input;
 use farfork_api::v1::attach_output::Output;
+use farfork_api::v1::exit::How;
 use farfork_api::v1::{AttachInput, Child};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -57,8 +58,12 @@ fn attach_input(input: Input) -> AttachInput {
 }
 
 /// Returns the child's exit status, or 128 plus the number of the signal that killed it. A lost child is a failure.
+/// Prints the limit for which the child was killed: its exit status does not show it.
 fn child_exit_code(child: &Child) -> anyhow::Result<ExitCode> {
     let exit = child.exit.as_ref();
+    if exit.is_some_and(|exit| !exit.limit.is_empty() && matches!(exit.how, Some(How::Signal(_)))) {
+        eprintln!("farfork: child {}: {}", child.id, output::exit_text(exit));
+    }
     match exit.and_then(output::exit_code) {
         Some(code) => Ok(ExitCode::from(u8::try_from(code).unwrap_or(u8::MAX))),
         None => {

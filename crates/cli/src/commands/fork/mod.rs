@@ -6,21 +6,25 @@ mod outcomes;
 mod profile;
 mod signals;
 
+use std::convert::Infallible;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, ValueEnum};
 use farfork_api::failure::Failure;
+use farfork_api::limits::FORK_COUNT_MAX;
 use farfork_api::v1::{Bind, ChildOptions, ForkRequest, Network, PublishedPort};
 use farfork_fork::pager::{PagingStrategy, PagingStrategyError};
 use farfork_node::EgressDestination;
+use farfork_terminal::command_failure::report_error;
 use serde_json::Value;
 use tonic::Code;
 
-use super::wait;
+use super::wait::{self, WaitPrinting};
+use crate::process_names::explain_missing_seed;
 use crate::size::parse_nonzero_size;
 use crate::{GlobalArgs, duration, output, payload};
-use outcomes::{ChildOutcome, ForkedChildren};
+use outcomes::{ChildOutcome, ForkedChildren, PayloadLines};
 use profile::Profile;
 use signals::{SIGTERM, SignalForwarder};
 
@@ -29,6 +33,9 @@ const CPU_MILLICORES_MAX: f64 = 1e6;
 
 /// Upper limit of --processes: Linux has no larger process ids.
 const PROCESSES_MAX: u64 = 1 << 22;
+
+/// The exit status of wrong usage, as clap's.
+const EXIT_USAGE: u8 = 2;
 
 /// Network of a child.
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -59,10 +66,13 @@ impl From<NetworkMode> for Network {
 
 /// Start children of a seed, on this node or on others.
 ///
-/// A single child is attached to this terminal. It uses this command's standard streams and receives its signals. The
-/// command exits with the child's exit status.
+/// A single child is attached to this terminal. It uses this command's standard streams and receives its signals. If
+/// SIGINT (Ctrl-C), SIGTERM, SIGHUP or SIGQUIT is repeated within five seconds, the child gets SIGKILL. The command
+/// exits with the child's exit status.
 ///
 /// For several children, the command waits until all have ended. It prints their results in order (see `farfork wait`).
+/// For a child that fails, it names the line of the payload on standard error. `farfork logs` prints what the children
+/// write to standard error.
 /// If the command receives SIGINT (Ctrl-C), SIGTERM, SIGHUP or SIGQUIT, it sends SIGTERM to the children. If it receives
 /// a second one of these signals, it sends SIGKILL.
 ///
@@ -95,10 +105,10 @@ pub(crate) struct Fork {
     /// Id or name of the seed.
     seed: String,
     /// Nodes for the children, in turn, or `any` for the nodes with the fewest children [default: this node].
-    #[arg(long, value_name = "NODE,…|any", value_delimiter = ',')]
+    #[arg(long, value_name = "NODE,…|any", value_delimiter = ',', value_parser = trim)]
     to: Vec<String>,
     /// Number of children, up to 16384 [default: 1, or the number of lines of --payloads].
-    #[arg(long, short = 'n', value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, short = 'n', value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(FORK_COUNT_MAX)))]
     count: Option<u32>,
     /// File with the payload of all children, up to 16 MiB; `-` for standard input. An empty file is an empty payload.
     #[arg(long, value_name = "FILE|-", conflicts_with = "payloads")]
@@ -209,11 +219,23 @@ impl Fork {
         let payload_is_stdin =
             [&self.payload, &self.payloads].into_iter().flatten().any(|path| path.as_os_str() == "-");
         let (seed, detach, with_profile) = (self.seed.clone(), self.detach, self.profile);
-        let request = self.request(global.json)?;
+        let lines = PayloadLines { file: self.payloads.as_deref().map(payload::describe) };
+        let payloads = self.read_payloads()?;
+        let count = match self.count(payloads.len()) {
+            Ok(count) => count,
+            Err(failure) => {
+                report_error(&failure.into(), global.json);
+                return Ok(ExitCode::from(EXIT_USAGE));
+            }
+        };
+        let request = self.request(count, payloads, global.json);
         let is_attached = request.options.as_ref().is_some_and(|options| options.attached);
         let mut client = global.connection.open().await?;
         let mut signals = (!detach).then(SignalForwarder::start).transpose()?;
-        let starting = outcomes::fork_and_collect(&mut client, request);
+        let starting = async {
+            let forked = outcomes::fork_and_collect(&mut client, request).await;
+            forked.map_err(|failure| explain_missing_seed(&seed, failure))
+        };
         let (ForkedChildren { outcomes, phases, lifetime: attendance }, kept) = match &mut signals {
             Some(signals) => signals.hold_during(&seed, starting).await?,
             None => (starting.await?, Vec::new()),
@@ -224,12 +246,12 @@ impl Fork {
         }
 
         let (status, mut document) = match &outcomes[..] {
-            _ if detach => report_detached(&seed, &outcomes, global.json),
+            _ if detach => report_detached(&seed, &outcomes, &lines, global.json),
             [ChildOutcome::Started(child)] if is_attached => {
                 (attached::attach_child(&mut client, child, !payload_is_stdin).await?, Value::Null)
             }
             [ChildOutcome::Failed { failure, .. }] => return Err(failure.clone().into()),
-            _ => wait_and_print(&mut client, &seed, &outcomes, &children, global.json).await?,
+            _ => wait_and_print(&mut client, &seed, &outcomes, &lines, global.json).await?,
         };
         if with_profile {
             let profile = Profile::collect(&client, &outcomes, phases).await;
@@ -246,9 +268,7 @@ impl Fork {
         Ok(status)
     }
 
-    fn request(self, json: bool) -> Result<ForkRequest, Failure> {
-        let payloads = self.read_payloads()?;
-        let count = self.count(payloads.len())?;
+    fn request(self, count: u32, payloads: Vec<Vec<u8>>, json: bool) -> ForkRequest {
         let any_node = self.to == ["any"];
         let text = |path: PathBuf| path.to_string_lossy().into_owned();
         let options = ChildOptions {
@@ -272,7 +292,7 @@ impl Fork {
             root: self.root.map(text).unwrap_or_default(),
         };
         let nodes = if any_node { Vec::new() } else { self.to };
-        Ok(ForkRequest {
+        ForkRequest {
             seed: self.seed,
             nodes,
             any_node,
@@ -281,7 +301,7 @@ impl Fork {
             options: Some(options),
             profile: self.profile,
             attended: !self.detach,
-        })
+        }
     }
 
     fn read_payloads(&self) -> Result<Vec<Vec<u8>>, Failure> {
@@ -292,6 +312,10 @@ impl Fork {
         }
     }
 
+    /// Returns the number of children.
+    ///
+    /// # Errors
+    /// Wrong usage: `--count` contradicts the number of payloads.
     fn count(&self, payloads: usize) -> Result<u32, Failure> {
         let Some(path) = &self.payloads else {
             return Ok(self.count.unwrap_or(1));
@@ -307,30 +331,35 @@ impl Fork {
     }
 }
 
-/// Returns the exit status and the JSON document of a detached fork. Without `json`, prints the ids.
-fn report_detached(seed: &str, outcomes: &[ChildOutcome], json: bool) -> (ExitCode, Value) {
+/// Returns the exit status and the JSON document of a detached fork. Without `json`, prints the ids and the failures.
+fn report_detached(seed: &str, outcomes: &[ChildOutcome], lines: &PayloadLines, json: bool) -> (ExitCode, Value) {
     if !json {
-        outcomes::print_outcomes(outcomes);
+        outcomes::print_started(outcomes);
+        outcomes::print_failures(outcomes, lines);
     }
     let all_run = outcomes.iter().all(|outcome| matches!(outcome, ChildOutcome::Started(_)));
     (if all_run { ExitCode::SUCCESS } else { ExitCode::FAILURE }, outcomes::outcomes_json(seed, outcomes))
 }
 
-/// Waits for the started children, whose ids are `children`. Returns the exit status and the JSON document. Without
-/// `json`, prints the failures and, in order, the results.
+/// Waits for the started children. Returns the exit status and the JSON document. Without `json`, prints the failures
+/// and, in order, the results.
 async fn wait_and_print(
     client: &mut farfork_api::client::Client,
     seed: &str,
     outcomes: &[ChildOutcome],
-    children: &[String],
+    lines: &PayloadLines,
     json: bool,
 ) -> anyhow::Result<(ExitCode, Value)> {
     if !json {
-        outcomes.iter().filter_map(ChildOutcome::failure).for_each(output::print_failure);
+        outcomes::print_failures(outcomes, lines);
     }
-    let waited = wait::wait_for_all(client, children, true, json).await;
+    let started = outcomes.iter().enumerate().filter_map(|(index, outcome)| Some((index, outcome.child_id()?)));
+    let (indexes, children): (Vec<usize>, Vec<String>) = started.unzip();
+    let labels: Vec<String> = indexes.into_iter().filter_map(|index| lines.name_child(index)).collect();
+    let printing = WaitPrinting { results: true, quiet: json, labels: &labels };
+    let waited = wait::wait_for_all(client, &children, &printing).await;
     if waited.as_ref().is_err_and(output::is_broken_pipe) {
-        signals::send_signal(client, children, SIGTERM).await;
+        signals::send_signal(client, &children, SIGTERM).await;
     }
     let mut ends = waited?.into_iter();
     let all_run = children.len() == outcomes.len();
@@ -344,6 +373,11 @@ async fn wait_and_print(
     let all_well = all.iter().all(|end| end["exit_code"] == 0);
     let status = if all_run && all_well { ExitCode::SUCCESS } else { ExitCode::FAILURE };
     Ok((status, serde_json::json!({ "seed": seed, "children": all })))
+}
+
+/// Removes the spaces of a list like `n2, n3`.
+fn trim(text: &str) -> Result<String, Infallible> {
+    Ok(text.trim().to_owned())
 }
 
 fn parse_strategy(text: &str) -> Result<PagingStrategy, PagingStrategyError> {

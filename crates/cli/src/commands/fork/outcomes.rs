@@ -15,6 +15,9 @@ use crate::output;
 /// Number of children from which a progress bar is shown. With fewer, the fork ends before a user could read the bar.
 const PROGRESS_CHILDREN_MIN: u32 = 16;
 
+/// Maximum number of payload lines that a message names.
+const LINES_NAMED_MAX: usize = 8;
+
 /// A started child, or the reason why it was not started.
 pub(super) enum ChildOutcome {
     Started(Box<Child>),
@@ -122,12 +125,58 @@ pub(super) fn outcomes_json(seed: &str, outcomes: &[ChildOutcome]) -> serde_json
     serde_json::json!({ "seed": id, "children": children })
 }
 
-/// Prints the id of each started child on its own line, and the failures on standard error.
-pub(super) fn print_outcomes(outcomes: &[ChildOutcome]) {
-    for outcome in outcomes {
-        match outcome {
-            ChildOutcome::Started(child) => output::print_line(&child.id),
-            ChildOutcome::Failed { failure, .. } => output::print_failure(failure),
+/// Prints the id of each started child on its own line.
+pub(super) fn print_started(outcomes: &[ChildOutcome]) {
+    outcomes.iter().filter_map(ChildOutcome::child_id).for_each(|id| output::print_line(&id));
+}
+
+/// Prints each different failure once, with the children that it concerns. The children of a fork often fail for the
+/// same reason.
+pub(super) fn print_failures(outcomes: &[ChildOutcome], lines: &PayloadLines) {
+    let mut groups: Vec<(&Failure, Vec<usize>)> = Vec::new();
+    for (index, outcome) in outcomes.iter().enumerate() {
+        let Some(failure) = outcome.failure() else { continue };
+        match groups.iter_mut().find(|(known, _)| *known == failure) {
+            Some((_, indexes)) => indexes.push(index),
+            None => groups.push((failure, vec![index])),
+        }
+    }
+    for (failure, indexes) in groups {
+        let object = match lines.name_children(&indexes) {
+            Some(children) => format!("{children}: {}", failure.object()),
+            None => failure.object().to_owned(),
+        };
+        let labelled = Failure::new(failure.code(), object, failure.cause());
+        output::print_failure(&labelled.with_next_step(failure.next_step()));
+    }
+}
+
+/// Names children in messages by the lines of their payloads.
+pub(super) struct PayloadLines {
+    /// The name of the file with one payload per line; `None` if the children have no such file.
+    pub(super) file: Option<String>,
+}
+
+impl PayloadLines {
+    /// Returns the name of one child; `None` if there is no file.
+    pub(super) fn name_child(&self, index: usize) -> Option<String> {
+        self.file.as_ref().map(|file| format!("line {} of {file}", index + 1))
+    }
+
+    /// Returns a name for children with these indexes; `None` for a single child without a line.
+    fn name_children(&self, indexes: &[usize]) -> Option<String> {
+        match (indexes, &self.file) {
+            ([index], _) => self.name_child(*index),
+            (_, None) => Some(format!("{} children", indexes.len())),
+            (_, Some(file)) => {
+                let named = indexes.iter().take(LINES_NAMED_MAX).map(|index| (index + 1).to_string());
+                let named = named.collect::<Vec<_>>().join(", ");
+                let more = match indexes.len().saturating_sub(LINES_NAMED_MAX) {
+                    0 => String::new(),
+                    count => format!(" and {count} more"),
+                };
+                Some(format!("lines {named}{more} of {file}"))
+            }
         }
     }
 }
@@ -138,4 +187,23 @@ fn progress_bar(count: u32) -> ProgressBar {
     }
     let style = ProgressStyle::with_template("{pos}/{len} children {wide_bar} {elapsed}");
     ProgressBar::new(count.into()).with_style(style.expect("a valid template"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::PayloadLines;
+
+    #[test]
+    fn children_are_named_by_the_lines_of_their_payloads() {
+        let with_file = PayloadLines { file: Some("tasks.jsonl".to_owned()) };
+        assert_eq!(with_file.name_child(1).as_deref(), Some("line 2 of tasks.jsonl"));
+        assert_eq!(with_file.name_children(&[0]).as_deref(), Some("line 1 of tasks.jsonl"));
+        assert_eq!(with_file.name_children(&[0, 2]).as_deref(), Some("lines 1, 3 of tasks.jsonl"));
+        let many: Vec<usize> = (0..10).collect();
+        let named = with_file.name_children(&many);
+        assert_eq!(named.as_deref(), Some("lines 1, 2, 3, 4, 5, 6, 7, 8 and 2 more of tasks.jsonl"));
+        let without_file = PayloadLines { file: None };
+        assert_eq!((without_file.name_child(1), without_file.name_children(&[3])), (None, None));
+        assert_eq!(without_file.name_children(&[0, 1]).as_deref(), Some("2 children"));
+    }
 }

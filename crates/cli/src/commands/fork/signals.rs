@@ -3,6 +3,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use farfork_api::client::{Client, request_with_timeout};
 use farfork_api::failure::Failure;
@@ -34,8 +35,23 @@ const TERMINATING_COUNT: usize = 4;
 /// Maximum number of concurrent signal requests. More would only wait in the daemon's queue.
 const CONCURRENT_SENDS_MAX: usize = 64;
 
+/// A terminating signal that follows the same signal within this time is the same event: timeout(1) signals the command
+/// and then its process group, and a closed terminal sends SIGHUP more than once.
+const DUPLICATE_LIMIT: Duration = Duration::from_millis(200);
+
+/// Time after a terminating signal in which the same signal again kills an attached child. A later one is forwarded: a
+/// program may handle SIGINT and continue, like an interpreter that reads the next line.
+const REPETITION_LIMIT: Duration = Duration::from_secs(5);
+
+/// A signal of this command, and when it arrived.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ReceivedSignal {
+    number: u32,
+    at: Instant,
+}
+
 /// Receives the signals of this command, in order.
-pub(super) struct SignalForwarder(mpsc::UnboundedReceiver<u32>);
+pub(super) struct SignalForwarder(mpsc::UnboundedReceiver<ReceivedSignal>);
 
 impl SignalForwarder {
     /// Installs handlers for [`FORWARDED_SIGNALS`].
@@ -44,7 +60,8 @@ impl SignalForwarder {
         for number in FORWARDED_SIGNALS {
             let mut signals = signal(SignalKind::from_raw(number.cast_signed()))?;
             let sent = sent.clone();
-            tokio::spawn(async move { while signals.recv().await.is_some() && sent.send(number).is_ok() {} });
+            let receive = move |()| sent.send(ReceivedSignal { number, at: Instant::now() }).is_ok();
+            tokio::spawn(async move { while signals.recv().await.is_some_and(&receive) {} });
         }
         Ok(Self(arrived))
     }
@@ -55,15 +72,15 @@ impl SignalForwarder {
         &mut self,
         seed: &str,
         start: impl Future<Output = Result<T, Failure>>,
-    ) -> Result<(T, Vec<u32>), Failure> {
+    ) -> Result<(T, Vec<ReceivedSignal>), Failure> {
         let mut start = std::pin::pin!(start);
         let mut kept = Vec::new();
         loop {
             tokio::select! {
                 started = &mut start => return Ok((started?, kept)),
-                Some(number) = self.0.recv() => kept.push(number),
+                Some(received) = self.0.recv() => kept.push(received),
             }
-            if kept.iter().copied().filter(is_terminating).count() > 1 {
+            if kept.iter().filter(|received| is_terminating(received.number)).count() > 1 {
                 let cause = "interrupted while its children started";
                 return Err(Failure::new(Code::Cancelled, format!("seed {seed}"), cause)
                     .with_next_step("the children that were started are ended"));
@@ -71,32 +88,69 @@ impl SignalForwarder {
         }
     }
 
-    /// Forwards the `kept` signals to the children, then each new signal. An attached child gets each signal unchanged.
-    /// Children that are not attached get SIGTERM instead of the first terminating signal, and SIGKILL instead of each
-    /// further one. Children may handle SIGHUP, SIGINT and SIGQUIT in different ways.
-    pub(super) fn forward(mut self, client: &Client, children: &[String], kept: Vec<u32>, is_attached: bool) {
+    /// Forwards the `kept` signals to the children, then each new signal, as [`SignalEscalation`] decides.
+    pub(super) fn forward(
+        mut self,
+        client: &Client,
+        children: &[String],
+        kept: Vec<ReceivedSignal>,
+        is_attached: bool,
+    ) {
         let (client, children) = (client.clone(), children.to_vec());
         tokio::spawn(async move {
-            let (mut kept, mut ending) = (kept.into_iter(), [SIGTERM].into_iter());
+            let (mut kept, mut escalation) = (kept.into_iter(), SignalEscalation { is_attached, previous: None });
             loop {
                 let next = match kept.next() {
                     None => self.0.recv().await,
                     kept => kept,
                 };
-                match next {
-                    None => return,
-                    Some(number) if is_attached || !is_terminating(&number) => {
-                        send_signal(&client, &children, number).await
-                    }
-                    Some(_) => send_signal(&client, &children, ending.next().unwrap_or(SIGKILL)).await,
+                let Some(received) = next else { return };
+                if let Some(number) = escalation.choose_signal(received) {
+                    send_signal(&client, &children, number).await;
                 }
             }
         });
     }
 }
 
-fn is_terminating(number: &u32) -> bool {
-    FORWARDED_SIGNALS[..TERMINATING_COUNT].contains(number)
+/// Decides which signal the children get for a signal of this command, so that a repeated terminating signal ends
+/// children that ignore the first. A shell without job control starts background programs with SIGINT and SIGQUIT
+/// ignored, and their children ignore them too.
+struct SignalEscalation {
+    is_attached: bool,
+    /// The last terminating signal that was not a duplicate.
+    previous: Option<ReceivedSignal>,
+}
+
+impl SignalEscalation {
+    /// Returns the signal for the children; `None` for a duplicate.
+    ///
+    /// An attached child gets each signal unchanged, but SIGKILL if a terminating one is repeated soon. Children that
+    /// are not attached get SIGTERM for the first terminating signal, and SIGKILL for each further one, because they may
+    /// handle SIGHUP, SIGINT and SIGQUIT in different ways.
+    fn choose_signal(&mut self, received: ReceivedSignal) -> Option<u32> {
+        let ReceivedSignal { number, at } = received;
+        if !is_terminating(number) {
+            return Some(number);
+        }
+        let same = self.previous.filter(|previous| previous.number == number);
+        let is_repeated_within = |limit| same.is_some_and(|previous| at.duration_since(previous.at) < limit);
+        if is_repeated_within(DUPLICATE_LIMIT) {
+            return None;
+        }
+        let chosen = match (self.is_attached, self.previous) {
+            (true, _) if is_repeated_within(REPETITION_LIMIT) => SIGKILL,
+            (true, _) => number,
+            (false, None) => SIGTERM,
+            (false, Some(_)) => SIGKILL,
+        };
+        self.previous = Some(received);
+        Some(chosen)
+    }
+}
+
+fn is_terminating(number: u32) -> bool {
+    FORWARDED_SIGNALS[..TERMINATING_COUNT].contains(&number)
 }
 
 /// Sends a signal to each child in a separate request, so that a node that does not answer delays no other node. A
@@ -113,4 +167,47 @@ pub(super) async fn send_signal(client: &Client, children: &[String], number: u3
         });
     }
     requests.join_all().await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{ReceivedSignal, SIGKILL, SIGTERM, SignalEscalation};
+    use std::time::{Duration, Instant};
+
+    const SIGINT: u32 = 2;
+    const SIGUSR1: u32 = 10;
+
+    /// Returns the signals that the children get for signals of the command at these times, in milliseconds.
+    fn chosen(is_attached: bool, signals: &[(u32, u64)]) -> Vec<Option<u32>> {
+        let mut escalation = SignalEscalation { is_attached, previous: None };
+        let start = Instant::now();
+        let receive = |(number, at_ms): &(u32, u64)| {
+            let at = start + Duration::from_millis(*at_ms);
+            escalation.choose_signal(ReceivedSignal { number: *number, at })
+        };
+        signals.iter().map(receive).collect()
+    }
+
+    #[test]
+    fn the_same_terminating_signal_again_kills_an_attached_child() {
+        let soon = [(SIGINT, 0), (SIGUSR1, 500), (SIGINT, 1000)];
+        assert_eq!(chosen(true, &soon), [Some(SIGINT), Some(SIGUSR1), Some(SIGKILL)]);
+        assert_eq!(chosen(true, &[(SIGINT, 0), (SIGTERM, 1000)]), [Some(SIGINT), Some(SIGTERM)]);
+        let later = [(SIGINT, 0), (SIGINT, 6000), (SIGINT, 7000)];
+        assert_eq!(chosen(true, &later), [Some(SIGINT), Some(SIGINT), Some(SIGKILL)]);
+    }
+
+    #[test]
+    fn several_children_get_sigterm_then_sigkill() {
+        assert_eq!(chosen(false, &[(SIGINT, 0), (SIGTERM, 9000)]), [Some(SIGTERM), Some(SIGKILL)]);
+        assert_eq!(chosen(false, &[(SIGUSR1, 0), (SIGINT, 1)]), [Some(SIGUSR1), Some(SIGTERM)]);
+    }
+
+    #[test]
+    fn a_duplicate_is_ignored() {
+        for is_attached in [true, false] {
+            let signals = [(SIGTERM, 0), (SIGTERM, 1), (SIGTERM, 150), (SIGTERM, 1000)];
+            assert_eq!(chosen(is_attached, &signals), [Some(SIGTERM), None, None, Some(SIGKILL)]);
+        }
+    }
 }

@@ -13,7 +13,8 @@ use crate::output::{print_json, print_line};
 
 /// Remove a volume with all its replicas and files.
 ///
-/// The command does not ask for confirmation. It refuses a volume that a node has mounted.
+/// The command does not ask for confirmation. It refuses a volume that a node has mounted, after it has waited up to 10 s
+/// for the end of an umount(8).
 #[derive(Args)]
 #[command(after_help = "\
 Examples:

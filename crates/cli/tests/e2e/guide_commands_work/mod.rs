@@ -97,8 +97,11 @@ fn require_squares(output: &PageOutput, line: impl Fn(u64) -> String, times: usi
 }
 
 fn first_fork(cluster: &Cluster) {
-    let output = PageCluster::new(cluster).run(PageScript::new("first-fork.md"));
+    let second_socket = cluster.node(1).socket().to_string_lossy();
+    let script = PageScript::new("first-fork.md").replace("/run/farfork/n2/node.sock", &second_socket);
+    let output = PageCluster::new(cluster).run(script);
     require_squares(&output, |number| format!("{number} {}", number * number), 2);
+    output.require("echo 5 |", &["5 25\n"]);
     output.require("farfork nodes", &["n1", "n2", "n3"]);
     output.require("echo 12 |", &["12 144\n"]);
     output.require("farfork inspect", &["pages_fetched"]);

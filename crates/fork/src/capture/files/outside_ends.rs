@@ -142,11 +142,13 @@ impl OwnEnd<'_> {
     fn describe(&self) -> String {
         match self.peer {
             PeerEnd::Tcp { peer, .. } => {
-                format!("its TCP connection to {peer} leads out of the process tree; its children find it reset")
+                format!(
+                    "its TCP connection to {peer} leads to a process that children do not get: in a child, it is reset"
+                )
             }
             PeerEnd::Pipe { .. } | PeerEnd::Unix { .. } => {
                 let link = String::from_utf8_lossy(&self.fd.link);
-                format!("{link} leads out of the process tree; its children find the other end closed")
+                format!("{link} leads to a process that children do not get: in a child, the other end is closed")
             }
         }
     }

@@ -134,8 +134,9 @@ pub(in crate::capture) fn note_unverifiable_files(pid: i32, fds: &[OpenFd], maps
     let names = paths.iter().take(UNVERIFIABLE_NAMES_MAX).map(|path| &**path).collect::<Vec<_>>().join(", ");
     let more = paths.len().saturating_sub(UNVERIFIABLE_NAMES_MAX);
     let names = if more > 0 { format!("{names} and {more} more") } else { names };
-    (!paths.is_empty())
-        .then(|| format!("it may write to {names}: changes between a prepare and a fork cannot be excluded"))
+    (!paths.is_empty()).then(|| {
+        format!("it may write to {names}: change no such file between prepare and fork, farfork cannot detect it")
+    })
 }
 
 /// Maximum number of file names in a note for the user.

@@ -458,8 +458,13 @@ fn a_mounted_volume_is_not_dropped() {
         panic!("it was dropped")
     };
     assert!(reason.contains("is mounted on n2: unmount it there, and end children that use it"), "{reason}");
-    drop(lock);
+    // The client ends while `drop` waits for it, as after an umount(8) on a busy machine.
+    let ending = thread::spawn(move || {
+        thread::sleep(Duration::from_secs(3));
+        drop(lock);
+    });
     assert_eq!(cluster.control("n1", &ControlRequest::Drop(name)), ControlAnswer::Done);
+    ending.join().unwrap();
     for node in NODES {
         assert!(!cluster.store(node).join("data").exists(), "{node}");
     }

@@ -1,4 +1,4 @@
-//! `farfork demo agent`: branches an interpreter in the middle of a search, keeps the best branch, and drops the rest.
+//! `farfork demo agent`: branches an interpreter in the middle of a search, keeps the best branch, and kills the others.
 
 mod report;
 
@@ -24,7 +24,7 @@ use report::{AgentReport, KeptBranch, RoundFigures};
 /// Number of moves that the interpreter tries before it is branched.
 const WARM_STEPS: u32 = 1_000_000;
 
-/// Branch an interpreter eight ways, let each branch continue, keep the best one, and drop the rest.
+/// Branch an interpreter eight ways, let each branch continue, keep the best one, and kill the others.
 ///
 /// Starts three nodes on this machine, and a Python process on the first node that searches for a short tour through
 /// 600 cities. In each round, every branch is a child on another node that continues from the same tour in its own way.

@@ -74,7 +74,17 @@ impl IndexReport {
         output::print_line("");
         self.print_ratios();
         output::print_line("");
-        output::print_line(WHEN_NOT);
+        output::print_line(&self.advice());
+    }
+
+    /// Returns the last text that the demo prints. The comparison with os.fork() depends on the machine: more nodes may
+    /// have more processors.
+    fn advice(&self) -> String {
+        let (own, local) = (self.farfork.first_fork, self.local_fork);
+        let first = compare(local.first_us, own.first_us);
+        let last = compare(local.last_us, own.last_us);
+        let local = format!("os.fork() is simpler; first answer: {first} farfork, last: {last} farfork");
+        format!("When not to use farfork:\n  on one machine              {local}\n{WHEN_NOT}")
     }
 
     fn print_parent(&self) {
@@ -140,12 +150,39 @@ fn compare(own_us: u64, other_us: u64) -> String {
     if ratio < 10.0 { format!("{ratio:.1} times {word} than") } else { format!("{ratio:.0} times {word} than") }
 }
 
-/// The last text that the demo prints.
-const WHEN_NOT: &str = "\
-When not to use farfork:
-  on one machine              os.fork() wins, as the table shows
-  state that is soon rebuilt  start a new process: the cold start costs no more than the state does
+/// The part of the advice that does not depend on the figures.
+const WHEN_NOT: &str =
+    "  state that is soon rebuilt  start a new process: the cold start costs no more than the state does
   state that pickles well     multiprocessing or Ray: a few arrays or small objects, sent once
   state outside the process   children have no GPU and no TCP connection of the parent; see `farfork check`
 
 Next: `farfork demo agent` branches one interpreter eight ways. docs/guide/first-fork.md forks a program of your own.";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_advice_agrees_with_the_figures() {
+        let times = |first_us, last_us| AnswerTimes { first_us, last_us };
+        let mut report = IndexReport {
+            parent: ParentFigures { documents: 1, objects: 1, build_us: 1, memory_bytes: 1 },
+            farfork: FarforkFigures {
+                prepared_us: 1,
+                pause_us: 1,
+                first_fork: times(1000, 2000),
+                second_fork: times(1, 1),
+                children: Vec::new(),
+                network_bytes: 1,
+            },
+            cold_us: 1,
+            pickle: PickleFigures { times: times(1, 1), pickled_bytes: 1 },
+            local_fork: times(100, 3000),
+        };
+        let advice = report.advice();
+        let expected = "first answer: 10 times faster than farfork, last: 1.5 times slower than farfork\n";
+        assert!(advice.contains(expected), "{advice}");
+        report.local_fork = times(100, 1000);
+        assert!(report.advice().contains("last: 2.0 times faster than farfork\n"), "{}", report.advice());
+    }
+}
