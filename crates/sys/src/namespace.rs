@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, Stat, stat, statat};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
-use rustix::process::{PidfdFlags, chdir, chroot, fchdir, getpid, pidfd_open, pivot_root};
+use rustix::process::{PidfdFlags, chdir, chroot, fchdir, getpid, pidfd_open, pivot_root, umask};
 use rustix::thread::{ThreadNameSpaceType, UnshareFlags, move_into_thread_name_spaces, unshare_unsafe};
 
 /// Pause between two attempts to return to the home namespaces.
@@ -143,12 +143,39 @@ pub fn enter_mounts(pidfd: BorrowedFd<'_>) -> io::Result<()> {
     Ok(move_into_thread_name_spaces(pidfd, ThreadNameSpaceType::MOUNT)?)
 }
 
-/// Runs a function in the mount namespace of a process, in a new thread. The root of that namespace is the thread's root.
+/// Runs a function in the mount namespace of a process, in a new thread. The root of that namespace is the thread's root. The
+/// function has a [`SharedFilesUmask`].
 ///
 /// # Errors
 /// As clone(2) of a thread, setns(2), and the error of the function.
 pub fn run_in_mounts_of<T: Send>(pidfd: BorrowedFd<'_>, to_do: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
-    run_in_thread(|| enter_mounts(pidfd), to_do)?
+    let body = || {
+        let _umask = SharedFilesUmask::set();
+        to_do()
+    };
+    run_in_thread(|| enter_mounts(pidfd), body)?
+}
+
+/// While this value exists, all users may read files that the calling thread creates, whatever the umask of the process is.
+/// The thread must not share its root, working directory and umask with other threads (CLONE_FS).
+///
+/// Directories in the root of a container need it: root in a user namespace does not own them.
+#[derive(Debug)]
+pub struct SharedFilesUmask {
+    before: Mode,
+}
+
+impl SharedFilesUmask {
+    /// Sets the thread's umask to 022.
+    pub fn set() -> Self {
+        Self { before: umask(Mode::WGRP | Mode::WOTH) }
+    }
+}
+
+impl Drop for SharedFilesUmask {
+    fn drop(&mut self) {
+        umask(self.before);
+    }
 }
 
 /// Moves the calling thread into the network namespace that `netns` refers to.
@@ -278,6 +305,24 @@ mod tests {
             is_main_thread_namespace(CWD, "/proc/thread-self/ns/mnt")
         });
         assert!(!unshared.join().unwrap());
+    }
+
+    #[test]
+    fn all_users_may_enter_a_directory_that_is_made_in_a_container() {
+        let above = tempfile::tempdir().unwrap();
+        let mode = |name: &str| {
+            use std::os::unix::fs::PermissionsExt as _;
+            let path = above.path().join(name);
+            std::fs::create_dir(&path).unwrap();
+            path.metadata().unwrap().permissions().mode() & 0o777
+        };
+        let modes = || {
+            unshare_mounts().unwrap();
+            umask(Mode::RWXG | Mode::RWXO);
+            let own = pidfd_open(getpid(), PidfdFlags::empty()).unwrap();
+            [mode("before"), run_in_mounts_of(own.as_fd(), || Ok(mode("inside"))).unwrap(), mode("after")]
+        };
+        assert_eq!(thread::scope(|scope| scope.spawn(modes).join().unwrap()), [0o700, 0o755, 0o700]);
     }
 
     #[test]

@@ -4,12 +4,13 @@
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use farfork_sys::user_namespace::try_lock_byte;
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::harness::{Cluster, Parent, Program, Seed, scratch, wait};
+use crate::harness::{BINARY, Cluster, Parent, Program, Seed, scratch, wait};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
@@ -21,6 +22,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("conflicting_options_are_refused", refused),
     Test::alone("an_id_range_survives_a_killed_daemon", daemon_killed),
     Test::alone("an_id_range_is_freed_when_its_processes_are_killed", processes_killed),
+    Test::alone("the_umask_of_the_daemon_has_no_effect", strict_umask),
 ];
 
 const OPTIONS: [&str; 2] = ["--untrusted", "--user-namespace"];
@@ -230,4 +232,37 @@ fn require_nothing_left(cluster: Cluster, seed: Seed) {
     drop(seed);
     let remains = cluster.stop();
     assert!(remains.is_empty(), "{remains:#?}");
+}
+
+/// The daemon makes directories in the child's root: mount points for the private directory and for a bound path. Their
+/// owner is not root in the child.
+fn strict_umask() {
+    let directory = scratch::directory();
+    let wrapper = directory.path().join("farfork-wrapper");
+    fs::write(&wrapper, format!("#!/bin/sh\numask 077\nexec {BINARY} \"$@\"\n")).expect("a small file can be written");
+    fs::set_permissions(&wrapper, fs::Permissions::from_mode(0o755)).expect("it is ours");
+    let cluster = Cluster::start_wrapped(&wrapper, 1);
+    let mut parent = Parent::start_command(Program::Waits.command().arg("4").current_dir("/"));
+    let seed = Seed::prepare(cluster.first(), &parent);
+
+    let root = directory.path().join("root");
+    for point in ["proc", "sys", "dev", "data"] {
+        fs::create_dir_all(root.join(point)).expect("an empty directory");
+    }
+    for path in [directory.path(), &root] {
+        fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("it is ours");
+    }
+    let bind = format!("{}:{}", root.join("data").display(), directory.path().join("bound/data").display());
+    for place in [["--root", &root.to_string_lossy()], ["--bind", &bind]] {
+        let options = [&OPTIONS[..], &place].concat();
+        seed.fork_and_check(&parent, 8, &options);
+        let child = seed.fork_idle(1, &options).remove(0);
+        let inside = Path::new("/proc").join(child.pid.to_string()).join("root");
+        let made: PathBuf = if place[0] == "--root" { "run".into() } else { directory.path().join("bound") };
+        let made = inside.join(made.strip_prefix("/").unwrap_or(&made));
+        let mode = fs::metadata(&made).expect("the node has made it").mode();
+        assert_eq!(mode & 0o777, 0o755, "{}", made.display());
+        cluster.first().json(&["kill", "-s", "KILL", &child.id]);
+    }
+    parent.require_unharmed();
 }

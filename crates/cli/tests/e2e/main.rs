@@ -3,9 +3,10 @@
 //!
 //! The name of a file is a sentence that its tests prove. `harness` has clusters, parents and seeds; `../programs` has
 //! the programs that are forked. `runner` runs the tests in control groups, so that everything that they start ends
-//! with them. The arguments are those of libtest.
+//! with them. The arguments are those of libtest, with any number of filters.
 #![forbid(unsafe_code)]
 
+mod arguments;
 mod benchmarks_run;
 mod check_set;
 mod children_equal_their_parent;
@@ -79,8 +80,11 @@ mod zygotes_are_prewarmed_speculatively;
 use std::path::Path;
 use std::process::ExitCode;
 
-use libtest_mimic::Arguments;
+use clap::Parser as _;
+use libtest_mimic::{Arguments, Trial};
 
+use arguments::TestArguments;
+use harness::print_error;
 use runner::{JANITOR_ARGUMENT, Selection, WORKER_ARGUMENT, self_test};
 use test::Test;
 
@@ -166,16 +170,22 @@ fn main() -> ExitCode {
         [JANITOR_ARGUMENT, run_name] => return runner::clean_after(run_name),
         _ => {}
     }
-    let arguments = Arguments::from_args();
-    if arguments.list {
-        let trials = named_tests(sentences).map(|(sentence, test)| test.trial(sentence)).collect();
-        return libtest_mimic::run(&arguments, trials).exit_code();
+    let arguments = TestArguments::parse();
+    let trials: Vec<Trial> = named_tests(sentences).map(|(sentence, test)| test.trial(sentence)).collect();
+    if arguments.libtest.list {
+        let selected = trials.into_iter().filter(|trial| arguments.selects(trial)).collect();
+        return libtest_mimic::run(&Arguments { filter: None, ..arguments.libtest }, selected).exit_code();
     }
     require_root();
     require_known_names();
     print_skipped_tests(&arguments);
+    arguments.unmatched_filters(&trials).iter().for_each(print_error);
     let lanes_count = if self_test::is_running() { 1 } else { LANES_COUNT };
-    runner::run(select(sentences, &arguments), arguments.test_threads.unwrap_or(lanes_count), &self_test::settings())
+    runner::run(
+        select(sentences, &arguments),
+        arguments.libtest.test_threads.unwrap_or(lanes_count),
+        &self_test::settings(),
+    )
 }
 
 /// Requires that each set names existing tests and modules. Without this check, a renamed test would silently leave its
@@ -201,10 +211,10 @@ fn find(sentences: &'static [(&'static str, &'static [Test])], name: &str) -> Op
 }
 
 /// Returns the tests that the arguments and the selected set contain.
-fn select(sentences: &'static [(&'static str, &'static [Test])], arguments: &Arguments) -> Vec<Selection> {
-    let has_long = arguments.ignored || arguments.include_ignored;
+fn select(sentences: &'static [(&'static str, &'static [Test])], arguments: &TestArguments) -> Vec<Selection> {
+    let has_long = arguments.libtest.ignored || arguments.libtest.include_ignored;
     let wanted = named_tests(sentences)
-        .filter(|(sentence, test)| (has_long || !test.is_long()) && !arguments.is_filtered_out(&test.trial(sentence)));
+        .filter(|(sentence, test)| (has_long || !test.is_long()) && arguments.selects(&test.trial(sentence)));
     let named = wanted.map(|(sentence, test)| {
         let name = test.full_name(sentence);
         let is_exclusive = test.is_long() || exclusive_set::contains(sentence, &name);
@@ -230,9 +240,8 @@ fn close_inherited_descriptors() {
 }
 
 /// If all tests are selected, prints the number of omitted long tests and how to run them.
-fn print_skipped_tests(arguments: &Arguments) {
-    let is_everything = arguments.filter.is_none();
-    if is_everything && !arguments.ignored && !arguments.include_ignored {
+fn print_skipped_tests(arguments: &TestArguments) {
+    if arguments.has_no_filter() && !arguments.libtest.ignored && !arguments.libtest.include_ignored {
         let count = TEST_FILES.iter().flat_map(|(_, tests)| *tests).filter(|test| test.is_long()).count();
         println!("{count} long tests were omitted: `make test-long` runs them\n");
     }

@@ -1,16 +1,18 @@
 //! Tests of the runner: whatever a test does and however a run ends, the machine is as before, and the report of the
 //! run describes what happened.
 
+use std::ffi::{OsStr, OsString};
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-use crate::harness::scratch;
+use crate::harness::leftovers::{self, RunMarkers};
 use crate::harness::wait::{self, CommandOutput};
+use crate::harness::{Disk, scratch};
 use crate::runner::{self, self_test};
 use crate::test::Test;
 
@@ -21,8 +23,14 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("when_no_cluster_starts", starved_run),
     Test::alone("when_the_time_limit_is_over", overdue_run),
     Test::alone("when_the_runner_is_terminated", terminated_run),
+    Test::alone("when_the_runner_is_terminated_and_nothing_reads_its_errors", terminated_run_without_reader),
+    Test::alone("when_tests_hold_objects_outside_of_their_groups", run_with_outside_objects),
     Test::alone("when_the_runner_is_killed", killed_run),
     Test::alone("when_the_runner_and_its_janitor_are_killed", run_killed_with_its_janitor),
+    Test::alone("when_the_disk_is_full", full_disk),
+    Test::alone("when_a_directory_cannot_be_made", unusable_directories),
+    Test::alone("when_the_report_cannot_be_written", unwritable_report),
+    Test::alone("each_filter_selects_tests", several_filters),
 ];
 
 const RUN_LIMIT: Duration = Duration::from_secs(120);
@@ -36,11 +44,23 @@ struct InnerRun {
 
 impl InnerRun {
     fn start(filters: &[&str]) -> Self {
-        Self::start_in(scratch::directory(), filters)
+        Self::start_with(filters, |_| [])
     }
 
-    fn start_in(directory: TempDir, filters: &[&str]) -> Self {
-        Self { process: Self::command(&directory, filters).spawn().expect("this binary can be started"), directory }
+    /// As [`Self::start`], with environment variables. `variables` gets the directory for the run's notes.
+    fn start_with<const COUNT: usize>(
+        filters: &[&str],
+        variables: impl FnOnce(&Path) -> [(&'static str, OsString); COUNT],
+    ) -> Self {
+        let directory = scratch::directory();
+        let mut command = Self::command(&directory, filters);
+        command.envs(variables(directory.path()));
+        Self { process: command.spawn().expect("this binary can be started"), directory }
+    }
+
+    /// Waits until the test has noted its process, the last step before it hangs.
+    fn wait_until_staying(&self) {
+        wait::wait_until("the test runs", RUN_LIMIT, || note_in(self.directory.path(), "parent"));
     }
 
     fn command(directory: &TempDir, filters: &[&str]) -> Command {
@@ -83,7 +103,7 @@ fn require_no_traces(supervisor: u32, directory: &Path) {
     }
 }
 
-fn is_of(netns: &std::ffi::OsStr, cluster: &str) -> bool {
+fn is_of(netns: &OsStr, cluster: &str) -> bool {
     netns.to_string_lossy().starts_with(&format!("ff-{cluster}-"))
 }
 
@@ -157,10 +177,7 @@ fn fork_bomb() {
 /// With few processes, the shared cluster cannot start. Three tests fail, and the fourth does not run. A test that
 /// needs no cluster passes.
 fn starved_run() {
-    let mut command = InnerRun::command(&scratch::directory(), &["starved::"]);
-    command.env(self_test::PIDS_VARIABLE, "20");
-    let ended =
-        wait::wait_with_output(command.spawn().expect("this binary can be started"), "a starved run", RUN_LIMIT);
+    let (ended, _directory) = InnerRun::start_with(&["starved::"], |_| [(self_test::PIDS_VARIABLE, "20".into())]).end();
     require(&ended, last_line(&ended) == "1 passed, 4 failed", "the last line");
     require(&ended, ended.stdout.contains("starved::fourth: not run: the shared cluster does not start"), "the fourth");
     require(&ended, !ended.stdout.contains("starved::third: not run"), "the third");
@@ -168,10 +185,8 @@ fn starved_run() {
 
 /// The time limit of the run expires: the running test is ended, and further tests do not run.
 fn overdue_run() {
-    let mut command = InnerRun::command(&scratch::directory(), &["overdue::"]);
-    command.env(self_test::RUN_LIMIT_VARIABLE, "2");
-    let ended =
-        wait::wait_with_output(command.spawn().expect("this binary can be started"), "an overdue run", RUN_LIMIT);
+    let (ended, _directory) =
+        InnerRun::start_with(&["overdue::"], |_| [(self_test::RUN_LIMIT_VARIABLE, "2".into())]).end();
     require(&ended, last_line(&ended) == "0 passed, 2 failed", "the last line");
     for line in ["first: the time of the whole run is over: not done", "second: not run"] {
         require(&ended, ended.stdout.contains(&format!("overdue::{line}")), line);
@@ -181,15 +196,56 @@ fn overdue_run() {
 /// Starts a test that does not end. Returns when the test has a cluster and a process.
 fn start_staying() -> InnerRun {
     let inner = InnerRun::start(&["staying::"]);
-    wait::wait_until("the test runs", SOON, || note_in(inner.directory.path(), "parent"));
+    inner.wait_until_staying();
     inner
 }
 
-fn terminated_run() {
-    let inner = start_staying();
+/// Sends SIGTERM to a run, and requires that it ends and leaves nothing. Returns the directory of its notes.
+fn terminate(inner: InnerRun) -> TempDir {
     kill_process(Pid::from_child(&inner.process), Signal::TERM).expect("our own child");
-    let (ended, _directory) = inner.end();
+    let (ended, directory) = inner.end();
     require(&ended, ended.status.code() == Some(128 + Signal::TERM.as_raw()), "the exit status");
+    directory
+}
+
+fn terminated_run() {
+    terminate(start_staying());
+}
+
+/// The signal of a closed terminal, or of Ctrl-C at a pipe: the reader of the errors has ended.
+fn terminated_run_without_reader() {
+    let mut inner = start_staying();
+    drop(inner.process.stderr.take());
+    terminate(inner);
+}
+
+/// A demo and a benchmark have groups and files of their own, and other tests change the state of the machine.
+fn run_with_outside_objects() {
+    let pages = || fs::read_to_string(runner::HUGE_PAGES).expect("it can be read");
+    let pages_before = pages();
+    // Each node has dozens of threads, and the path of its socket must be short.
+    let inner = InnerRun::start_with(&["outside::"], |_| {
+        [(self_test::PIDS_VARIABLE, "4000".into()), ("TMPDIR", "/tmp".into())]
+    });
+    inner.wait_until_staying();
+    let clusters = ["demo", "benchmark"].map(|note| {
+        let note = note_in(inner.directory.path(), note).expect("the test notes its clusters first");
+        let (name, directory) = note.split_once(' ').expect("a name and a directory");
+        (name.to_owned(), PathBuf::from(directory))
+    });
+    let find = || {
+        let marks = clusters.iter().map(|(name, directory)| RunMarkers::of_local_cluster(name, directory.clone()));
+        marks.map(|marks| leftovers::find_leftovers(&marks)).collect::<Vec<_>>()
+    };
+    assert!(find().iter().all(|found| !found.is_empty()), "the markers find both clusters");
+    let directory = terminate(inner);
+    assert!(find().iter().all(Vec::is_empty), "{:#?}", find());
+    assert_eq!(pages(), pages_before);
+    assert!(!Path::new(runner::HUGE_PAGES_BEFORE).exists());
+    let worker = note_in(directory.path(), "worker").expect("the test notes its process");
+    for prefix in runner::SHARED_MEMORY_PREFIXES {
+        assert!(!Path::new("/dev/shm").join(format!("{prefix}{worker}")).exists(), "{prefix}");
+    }
 }
 
 /// Kills the runner with SIGKILL, as the kernel does if memory runs out. The janitor removes everything.
@@ -202,7 +258,8 @@ fn killed_run() {
     require_no_traces(pid, directory.path());
 }
 
-/// Kills the runner and its janitor. The next run removes everything.
+/// Kills the runner and its janitor. The next run removes everything, even if its temporary directory is another one. If
+/// two runs are the next, one of them waits.
 fn run_killed_with_its_janitor() {
     let InnerRun { mut process, directory } = start_staying();
     let pid = process.id();
@@ -214,7 +271,63 @@ fn run_killed_with_its_janitor() {
     process.kill().expect("our own child");
     wait::wait_exit(&mut process, "the killed runner", SOON);
     assert!(!runner::traces_of(pid).is_empty(), "the run left nothing, although its janitor was killed");
-    let (ended, directory) = InnerRun::start_in(directory, &["kinds::passes"]).end();
-    require(&ended, last_line(&ended) == "1 passed, 0 failed", "the last line of the next run");
+    let next = [(); 2].map(|()| InnerRun::start_with(&["kinds::passes"], |notes| [("TMPDIR", notes.into())]));
+    for (ended, _directory) in next.map(InnerRun::end) {
+        require(&ended, last_line(&ended) == "1 passed, 0 failed", "the last line of the next run");
+        require(&ended, !ended.stdout.contains("cannot remove"), "the next runs disturb each other");
+    }
     require_no_traces(pid, directory.path());
+}
+
+/// The output of the tests is a file on this disk, too.
+fn full_disk() {
+    let disk = Disk::of_mib(16);
+    let (ended, directory) = InnerRun::start_with(&["overfull::"], |_| [("TMPDIR", disk.path().into())]).end();
+    require(&ended, last_line(&ended) == "0 passed, 1 failed", "the last line");
+    let failures = note_in(directory.path(), "failures").expect("failures are written");
+    assert!(failures.starts_with("overfull::times_out: what never happens"), "{failures}");
+    assert_eq!(fs::read_dir(disk.path()).expect("it is mounted").count(), 0);
+}
+
+/// Returns a path that cannot be made, because its parent is a file.
+fn impossible_path(directory: &Path) -> PathBuf {
+    let file = directory.join("file");
+    fs::write(&file, "").expect("an empty file needs no space");
+    file.join("below")
+}
+
+fn unusable_directories() {
+    for variable in ["TMPDIR", "FARFORK_TEST_LOGS"] {
+        let InnerRun { process, directory } =
+            InnerRun::start_with(&["kinds::passes"], |notes| [(variable, impossible_path(notes).into())]);
+        let pid = process.id();
+        let ended = wait::wait_with_output(process, "a run of the runner's own tests", RUN_LIMIT);
+        require(&ended, ended.status.code() == Some(1), "the exit status");
+        let path = impossible_path(directory.path());
+        let names_both = ended.stderr.contains(&*path.to_string_lossy()) && ended.stderr.contains(variable);
+        require(&ended, names_both, "the message names the directory and the variable");
+        // The janitor removes what was made before the failure.
+        wait::wait_until("nothing is left", SOON, || runner::traces_of(pid).is_empty().then_some(()));
+    }
+}
+
+fn unwritable_report() {
+    for variable in ["FARFORK_FAILURES", "FARFORK_COUNTS"] {
+        let (ended, directory) =
+            InnerRun::start_with(&["kinds::passes"], |notes| [(variable, impossible_path(notes).into())]).end();
+        require(&ended, ended.status.code() == Some(1), "the exit status");
+        require(&ended, last_line(&ended) == "1 passed, 0 failed", "the last line");
+        let path = impossible_path(directory.path());
+        let names_both = ended.stderr.contains(&*path.to_string_lossy()) && ended.stderr.contains(variable);
+        require(&ended, names_both, "the message names the file and the variable");
+    }
+}
+
+/// A filter without a match is reported, and does not fail the run: it may match unit tests.
+fn several_filters() {
+    let (ended, _directory) = InnerRun::start(&["kinds::passes", "kinds::fails", "--skip", "times_out"]).end();
+    require(&ended, last_line(&ended) == "1 passed, 1 failed", "the last line");
+    let (ended, _directory) = InnerRun::start(&["nowhere::", "kinds::passes"]).end();
+    require(&ended, last_line(&ended) == "1 passed, 0 failed" && ended.status.success(), "the last line");
+    require(&ended, ended.stderr.contains("no test matches nowhere::"), "the message");
 }

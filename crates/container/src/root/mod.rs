@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 
 use farfork_sys::mount::table::Attributes;
 use farfork_sys::mount::{self, MountDepth};
-use farfork_sys::namespace;
+use farfork_sys::namespace::{self, SharedFilesUmask};
 use rustix::fs::{Mode, OFlags};
 
 use crate::config::RootSpec;
@@ -49,6 +49,7 @@ pub(crate) fn build_root(
     masked: &[PathBuf],
     users: Option<&ContainerUsers>,
 ) -> Result<Option<RootLayers>, ContainerError> {
+    let _umask = SharedFilesUmask::set();
     let whole = Path::new("/");
     mount::make_private(whole).map_err(mount_error("private propagation", whole))?;
     let (made, layers) = match spec {

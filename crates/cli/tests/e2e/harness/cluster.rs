@@ -20,7 +20,7 @@ use tempfile::TempDir;
 
 use super::leftovers::{self, RunMarkers};
 use super::scratch::Disk;
-use super::{BINARY, Farfork, wait};
+use super::{BINARY, Farfork, print_error, wait};
 
 const SIGKILL: i32 = 9;
 const SIGTERM: i32 = 15;
@@ -356,13 +356,17 @@ impl Cluster {
     pub(crate) fn print_logs(&self) {
         for node in self.local().nodes() {
             if let Some(Ok(threads)) = node.pid().map(KernelStackSummary::read) {
-                eprintln!("-- threads of {}: {threads}", node.name);
+                print_error(format_args!("-- threads of {}: {threads}", node.name));
             }
             for log in [node.log_path(), node.run_dir.join("pager.log")] {
                 let text = fs::read_to_string(&log).unwrap_or_default();
                 let lines: Vec<&str> = text.lines().collect();
                 let tail = lines[lines.len().saturating_sub(LOG_LINES_MAX)..].join("\n");
-                eprintln!("-- {} of {}:\n{tail}", log.file_name().unwrap_or_default().display(), node.name);
+                print_error(format_args!(
+                    "-- {} of {}:\n{tail}",
+                    log.file_name().unwrap_or_default().display(),
+                    node.name
+                ));
             }
         }
     }
@@ -377,7 +381,7 @@ impl Cluster {
     /// Prints the lines of the logs that report times in which a daemon did not run.
     fn print_standstills(&self) {
         for (index, name) in self.names.iter().enumerate() {
-            self.standstills(index).iter().for_each(|line| eprintln!("-- {name}: {line}"));
+            self.standstills(index).iter().for_each(|line| print_error(format_args!("-- {name}: {line}")));
         }
     }
 }
@@ -411,7 +415,7 @@ impl Drop for Cluster {
         // A test that panicked has already failed. If a test only forgot to stop the cluster, its author sees the
         // message.
         if let Err(error) = local.down() {
-            eprintln!("the cluster of a test is not removed completely: {error}");
+            print_error(format_args!("the cluster of a test is not removed completely: {error}"));
         }
     }
 }

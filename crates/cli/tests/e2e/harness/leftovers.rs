@@ -106,7 +106,7 @@ fn read_proc_file(pid: i32, file: &str) -> String {
 
 /// Returns whether a process runs. Zombies do not count: only their parents can reap them, and pid 1 may be slow to
 /// reap orphans.
-fn is_alive(pid: i32) -> bool {
+pub(crate) fn is_alive(pid: i32) -> bool {
     let stat = read_proc_file(pid, "stat");
     stat.rsplit(')').next().is_some_and(|rest| !rest.trim_start().starts_with(['Z', 'X']) && !rest.is_empty())
 }

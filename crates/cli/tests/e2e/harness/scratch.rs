@@ -8,6 +8,8 @@ use std::process::Command;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use tempfile::{NamedTempFile, TempDir};
 
+use super::print_error;
+
 /// Makes a file with this content. It is removed when the value is dropped.
 pub(crate) fn file(content: &str) -> NamedTempFile {
     let mut file = NamedTempFile::new().expect("the temporary directory can be written");
@@ -77,7 +79,7 @@ impl Disk {
 impl Drop for Disk {
     fn drop(&mut self) {
         if let Err(error) = unmount(self.path(), UnmountFlags::DETACH) {
-            eprintln!("the file system of a test is still mounted: {error}");
+            print_error(format_args!("the file system of a test is still mounted: {error}"));
         }
     }
 }

@@ -10,8 +10,8 @@ use serde_json::Value;
 
 use super::farfork::{COMMAND_LIMIT, Farfork};
 use super::parent::Parent;
-use super::scratch;
 use super::wait::{self, CommandOutput};
+use super::{print_error, scratch};
 
 /// The exit status of a test program that found everything right.
 pub(crate) const EXIT_VERIFIED: i64 = 42;
@@ -169,7 +169,7 @@ impl Drop for Seed {
             wait::reap_killed(&mut child);
             let message = format!("farfork drop {}: still running after {} s", self.id(), COMMAND_LIMIT.as_secs());
             if thread::panicking() {
-                eprintln!("{message}");
+                print_error(message);
             } else {
                 wait::time_out(message);
             }

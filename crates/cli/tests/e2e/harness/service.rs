@@ -14,7 +14,7 @@ use farfork_sys::{namespace, pidfd};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-use super::{scratch, wait};
+use super::{print_error, scratch, wait};
 
 /// Longest wait until a server listens, on a busy machine.
 const READY_LIMIT: Duration = Duration::from_secs(60);
@@ -82,7 +82,10 @@ impl Drop for Service {
         if thread::panicking() {
             let text = fs::read_to_string(self.files.path().join("log")).unwrap_or_default();
             let lines: Vec<&str> = text.lines().collect();
-            eprintln!("-- the server's log:\n{}", lines[lines.len().saturating_sub(LOG_LINES_MAX)..].join("\n"));
+            print_error(format_args!(
+                "-- the server's log:\n{}",
+                lines[lines.len().saturating_sub(LOG_LINES_MAX)..].join("\n")
+            ));
         }
         wait::kill_group(&mut self.process);
     }

@@ -12,8 +12,8 @@ use farfork_sys::process::SystemCall;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use tempfile::TempDir;
 
-use super::scratch;
 use super::wait::wait_until;
+use super::{print_error, scratch};
 
 /// Size of the buffer for requests. The kernel does not return a request to a buffer that may be too small.
 const REQUEST_BYTES_MAX: usize = 64 << 10;
@@ -96,7 +96,7 @@ impl Drop for UnresponsiveMount {
     fn drop(&mut self) {
         // MNT_FORCE fails all calls with ENOTCONN first, so that unmounting does not wait.
         if let Err(error) = unmount(self.directory.path(), UnmountFlags::FORCE | UnmountFlags::DETACH) {
-            eprintln!("the file system of a test is still mounted: {error}");
+            print_error(format_args!("the file system of a test is still mounted: {error}"));
         }
         let _ = self.caller.kill();
         let _ = self.caller.wait();

@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 use farfork_sys::pidfd;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 
+use super::print_error;
+
 /// Interval between two checks of a condition. Short compared with the measured times, long compared with the cost of a
 /// check.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
@@ -115,7 +117,7 @@ pub(crate) fn reap_killed(child: &mut Child) {
     }
     let message = format!("process {pid} has not ended {} s after SIGKILL", KILLED_LIMIT.as_secs());
     if thread::panicking() {
-        eprintln!("{message}");
+        print_error(message);
     } else {
         time_out(message);
     }

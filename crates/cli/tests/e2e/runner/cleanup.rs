@@ -1,8 +1,9 @@
-//! Removes everything that killed workers left: processes, clusters, mounts, files, control groups. It removes only
-//! objects with the run's name, so that other runs and a user's nodes are not affected.
+//! Removes everything that killed workers left: processes, clusters, mounts, files, control groups, and changed settings of
+//! the machine. It removes only objects with the run's name, or whose processes have ended, so that other runs and a
+//! user's nodes are not affected.
 
 use std::collections::BTreeSet;
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
@@ -11,10 +12,11 @@ use std::time::Duration;
 
 use farfork_cluster::local::LocalCluster;
 use farfork_sys::mount::{self, table};
+use rustix::fs::{FlockOperation, flock};
 
 use super::group_set::GroupSet;
-use super::identity;
-use crate::harness::leftovers;
+use super::{bench_directories, identity, machine_state, run_directory};
+use crate::harness::{leftovers, wait};
 
 /// Longest wait until killed processes have ended. The kernel frees their memory first.
 const KILL_LIMIT: Duration = Duration::from_secs(60);
@@ -22,63 +24,92 @@ const KILL_LIMIT: Duration = Duration::from_secs(60);
 /// Time limit for the removal of one cluster whose processes have ended: its namespaces, groups and files.
 const DOWN_LIMIT: Duration = Duration::from_secs(60);
 
-/// Depth of state files of clusters below a worker's directory: `SCRATCH/run/cluster.json`.
-const CLUSTER_DEPTH_MAX: usize = 3;
+/// Longest wait until another process has removed the remains of dead runs: as long as it may need for two clusters.
+const REMOVAL_LOCK_LIMIT: Duration = Duration::from_secs(180);
+
+/// The directory that is locked while the remains of dead runs are removed. Nothing else locks it, unlike `/run`.
+const REMOVAL_LOCK: &str = "/sys/fs/cgroup";
+
+/// Depth of state files of clusters below the directory of a run, if a test of the runner has started the runner again:
+/// `WORKER/RUN/WORKER/SCRATCH/farfork-demo-PID/cluster/cluster.json`.
+const CLUSTER_DEPTH_MAX: usize = 6;
 
 /// The state file of a cluster.
-const CLUSTER_FILE: &str = "cluster.json";
-
-/// The directory in which `farfork bench` makes its clusters.
-const BENCH_PARENT: &str = "/run";
+pub(super) const CLUSTER_FILE: &str = "cluster.json";
 
 /// Kills and removes everything of a worker or a run. The paths of its control groups contain `mark`. Returns the
 /// objects that could not be removed.
 pub(super) fn remove_all(groups: &GroupSet, directory: &Path, mark: &str) -> Vec<String> {
-    let left = groups.kill(KILL_LIMIT);
+    let killed = groups.kill(KILL_LIMIT);
+    let left = killed.left.iter();
     let mut problems: Vec<String> =
-        left.iter().map(|pid| format!("process {pid} does not end: {}", leftovers::command_line(*pid))).collect();
-    for cluster in clusters(directory, mark) {
-        problems.extend(remove_cluster(&cluster).err());
-        // A killed benchmark did not remove its run directory. A cluster in a worker's directory is removed with that
-        // directory.
-        if cluster.starts_with(BENCH_PARENT) {
-            let _ = fs::remove_dir_all(&cluster);
+        left.map(|pid| format!("process {pid} does not end: {}", leftovers::command_line(*pid))).collect();
+    problems.extend(machine_state::restore());
+    for benchmark in bench_directories::of_run(mark, &killed.all) {
+        // The next benchmark locks the directory while it removes it.
+        match lock_within(&benchmark, DOWN_LIMIT) {
+            Some(_lock) => problems.extend(remove_directory(&benchmark)),
+            None if benchmark.exists() => problems.push(format!("directory {}: it is locked", benchmark.display())),
+            None => {}
         }
     }
-    problems.extend(detach_mounts(directory));
+    problems.extend(remove_directory(directory));
     problems.extend(groups.remove().err().map(|error| format!("control group {error}")));
-    match fs::remove_dir_all(directory) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            problems.push(format!("directory {}: {error}", directory.display()));
-        }
-        _ => {}
+    if !directory.exists() {
+        run_directory::remove_links_into(directory);
     }
     problems
 }
 
 /// Removes everything that runs with dead supervisors left, and prints their names.
-pub(super) fn remove_dead_runs(directories: &Path) -> io::Result<()> {
-    let mut names: BTreeSet<String> = identity::dead_names_in(directories).into_iter().collect();
-    names.extend(GroupSet::bases()?.iter().flat_map(|base| identity::dead_names_in(base)));
-    for name in names {
-        println!("removing what an earlier run left: {name}");
-        for problem in remove_all(&GroupSet::named(&name)?, &directories.join(&name), &name) {
-            println!("cannot remove of an earlier run: {problem}");
+pub(super) fn remove_dead_runs() -> io::Result<()> {
+    if !dead_names()?.is_empty() {
+        let waiting = || {
+            println!("another process removes what an earlier run left: waiting for it");
+            lock_removal()
+        };
+        let Some(_lock) = lock_within(Path::new(REMOVAL_LOCK), Duration::ZERO).or_else(waiting) else {
+            println!("it has not ended within {} s: this run leaves the rest to it", REMOVAL_LOCK_LIMIT.as_secs());
+            return Ok(());
+        };
+        // The process that held the lock may have removed all of them.
+        for name in dead_names()? {
+            println!("removing what an earlier run left: {name}");
+            for problem in remove_all(&GroupSet::named(&name)?, &run_directory::of_run(&name), &name) {
+                println!("cannot remove of an earlier run: {problem}");
+            }
         }
     }
+    machine_state::restore().iter().for_each(|problem| println!("{problem}"));
     Ok(())
+}
+
+fn dead_names() -> io::Result<BTreeSet<String>> {
+    let parents = GroupSet::bases()?.into_iter().chain(run_directory::parents());
+    Ok(parents.flat_map(|parent| identity::dead_names_in(&parent)).collect())
+}
+
+/// Takes the lock that must be held while the remains of a dead run are removed: its janitor and several later runs may
+/// remove them. Returns `None` if another process holds the lock for long.
+pub(super) fn lock_removal() -> Option<File> {
+    lock_within(Path::new(REMOVAL_LOCK), REMOVAL_LOCK_LIMIT)
+}
+
+fn lock_within(directory: &Path, limit: Duration) -> Option<File> {
+    let file = File::open(directory).ok()?;
+    wait::poll_within(limit, || flock(&file, FlockOperation::NonBlockingLockExclusive).ok())?;
+    Some(file)
 }
 
 /// Returns the run directories of the clusters of a worker or a run.
 pub(super) fn clusters(directory: &Path, mark: &str) -> Vec<PathBuf> {
+    let benchmarks = bench_directories::of_run(mark, &BTreeSet::new());
+    benchmarks.iter().map(PathBuf::as_path).chain([directory]).flat_map(clusters_in).collect()
+}
+
+fn clusters_in(directory: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     find_clusters(directory, CLUSTER_DEPTH_MAX, &mut found);
-    let elsewhere = fs::read_dir(BENCH_PARENT).into_iter().flatten().flatten().map(|entry| entry.path());
-    // The state file of a cluster contains the paths of its control groups, which are below the run's.
-    let is_of_run = |cluster: &PathBuf| {
-        fs::read_to_string(cluster.join(CLUSTER_FILE)).is_ok_and(|text| text.contains(&format!("/{mark}/")))
-    };
-    found.extend(elsewhere.filter(is_of_run));
     found
 }
 
@@ -90,6 +121,27 @@ fn find_clusters(directory: &Path, depth: usize, found: &mut Vec<PathBuf>) {
         let directories = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
         directories.for_each(|entry| find_clusters(&entry.path(), depth - 1, found));
     }
+}
+
+/// Removes a directory with the clusters and mounts in it. All processes that use it have ended.
+fn remove_directory(directory: &Path) -> Vec<String> {
+    // No file of a FUSE file system is accessed, because its server may not answer.
+    let mut problems = detach_mounts(directory, |mount| mount.filesystem.starts_with("fuse"));
+    let failures: Vec<String> =
+        clusters_in(directory).iter().filter_map(|cluster| remove_cluster(cluster).err()).collect();
+    if !failures.is_empty() {
+        // The state files of the clusters stay: without them, nothing could remove the clusters later.
+        problems.extend(failures);
+        return problems;
+    }
+    problems.extend(detach_mounts(directory, |_| true));
+    match fs::remove_dir_all(directory) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            problems.push(format!("directory {}: {error}", directory.display()));
+        }
+        _ => {}
+    }
+    problems
 }
 
 /// Calls the code of `farfork down` in a thread: it waits for `ip` and for locks. The thread is abandoned after a time
@@ -107,15 +159,15 @@ fn remove_cluster(run_dir: &Path) -> Result<(), String> {
     outcome.map_err(|error| format!("cluster {}: {error}", run_dir.display()))
 }
 
-fn detach_mounts(directory: &Path) -> Vec<String> {
+fn detach_mounts(directory: &Path, is_wanted: impl Fn(&table::Mount) -> bool) -> Vec<String> {
     let mounts = table::read_thread_mounts().unwrap_or_default();
-    let points = mounts.iter().rev().map(|mount| &mount.point).filter(|point| point.starts_with(directory));
-    let failures = points.filter_map(|point| Some((point, mount::detach(point).err()?)));
+    let inside = mounts.iter().rev().filter(|mount| mount.point.starts_with(directory) && is_wanted(mount));
+    let failures = inside.filter_map(|mount| Some((&mount.point, mount::detach(&mount.point).err()?)));
     failures.map(|(point, error)| format!("mount {}: {error}", point.display())).collect()
 }
 
-/// Returns the control groups and directories of the runs of a supervisor.
+/// Returns the control groups, directories and links of the runs of a supervisor.
 pub(crate) fn traces_of(supervisor: u32) -> Vec<PathBuf> {
-    let parents = GroupSet::bases().unwrap_or_default().into_iter().chain([std::env::temp_dir()]);
+    let parents = GroupSet::bases().unwrap_or_default().into_iter().chain(run_directory::parents());
     parents.flat_map(|parent| identity::entries_of(supervisor, &parent)).collect()
 }

@@ -13,6 +13,7 @@ use farfork_cluster::local::LocalCluster;
 
 use super::cleanup;
 use super::group_set::GroupSet;
+use crate::harness::print_error;
 
 /// Longest time for the whole record. Reading a file of `/proc` may block on a lock that a hanging process holds.
 const RECORD_LIMIT: Duration = Duration::from_secs(20);
@@ -39,8 +40,8 @@ pub(super) fn record(groups: &GroupSet, directory: &Path, mark: &str, path: &Pat
     thread::spawn(move || sender.send(write()));
     match receiver.recv_timeout(RECORD_LIMIT) {
         Ok(Ok(())) => {}
-        Ok(Err(error)) => eprintln!("{}: {error}", path.display()),
-        Err(_) => eprintln!("{}: not complete within {} s", path.display(), RECORD_LIMIT.as_secs()),
+        Ok(Err(error)) => print_error(format_args!("{}: {error}", path.display())),
+        Err(_) => print_error(format_args!("{}: not complete within {} s", path.display(), RECORD_LIMIT.as_secs())),
     }
 }
 

@@ -43,6 +43,14 @@ pub(super) struct RunLimits {
     pub(super) memory_bytes: u64,
 }
 
+/// The processes that were in the groups when these were killed.
+pub(super) struct KilledProcesses {
+    /// All of them. Those that are not in `left` have ended.
+    pub(super) all: BTreeSet<i32>,
+    /// Those that have not ended in time.
+    pub(super) left: BTreeSet<i32>,
+}
+
 /// One group of the set.
 #[derive(Debug, Clone)]
 struct Group {
@@ -119,25 +127,26 @@ impl GroupSet {
         groups.filter_map(|group| cgroup::processes(&group).ok()).flatten().collect()
     }
 
-    /// Kills all processes in the groups and their subgroups until there are none. Returns the processes that have not
-    /// ended within `limit`.
-    pub(super) fn kill(&self, limit: Duration) -> BTreeSet<i32> {
+    /// Kills all processes in the groups and their subgroups until there are none, or until `limit` has passed.
+    pub(super) fn kill(&self, limit: Duration) -> KilledProcesses {
         // A process may fork before SIGKILL takes effect, so forks are disabled first.
         let _ = self.write_where_present("pids.max", "0");
         let freezers = freezers();
         let mut thawed: BTreeSet<PathBuf> = BTreeSet::new();
+        let mut all: BTreeSet<i32> = BTreeSet::new();
         let deadline = Instant::now() + limit;
         loop {
             let _ = self.write_where_present("cgroup.kill", "1");
             let processes: Vec<(i32, OwnedFd)> =
                 self.members().into_iter().filter_map(|pid| Some((pid, pidfd::open(pid).ok()?))).collect();
+            all.extend(processes.iter().map(|(pid, _)| *pid));
             // The members are listed again after their pidfds were opened: a reused process id would not be in both
             // lists.
             let members = self.members();
             if members.is_empty() || Instant::now() >= deadline {
                 // A test that moves a process into its own group also removes that group. A killed test does not.
                 thawed.iter().filter(|group| is_of_a_test(group)).for_each(|group| drop(fs::remove_dir(group)));
-                return members;
+                return KilledProcesses { all, left: members };
             }
             for (pid, process) in processes.iter().filter(|(pid, _)| members.contains(pid)) {
                 let _ = pidfd::send_signal(process, Signal::KILL.as_raw());

@@ -32,6 +32,11 @@ pub(super) fn entries_of(supervisor: u32, directory: &Path) -> Vec<PathBuf> {
     entries.filter(is_of_supervisor).collect()
 }
 
+/// Returns whether a run can have this name.
+pub(super) fn is_name_of_run(name: &str) -> bool {
+    supervisor_of(name).is_some()
+}
+
 /// Parses the supervisor from the name of a run.
 pub(super) fn supervisor_of(name: &str) -> Option<ProcessIdentity> {
     let (pid, start_ticks) = name.strip_prefix(PREFIX)?.split_once('-')?;

@@ -1,7 +1,6 @@
 //! `Janitor`: a process that outlives the supervisor, so that a killed supervisor leaves nothing. It waits for the
 //! supervisor's end, removes the remains of the run, and exits. If the janitor is killed too, the next run cleans up.
 
-use std::env;
 use std::io;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, ExitCode, Stdio};
@@ -11,7 +10,7 @@ use std::time::Duration;
 use farfork_sys::pidfd;
 
 use super::group_set::GroupSet;
-use super::{cleanup, identity};
+use super::{cleanup, identity, run_directory};
 use crate::harness::wait;
 
 /// First argument of a janitor. The next argument is the name of the run.
@@ -54,7 +53,9 @@ pub(crate) fn clean_after(run_name: &str) -> ExitCode {
     {
         return ExitCode::FAILURE;
     }
-    let directory = env::temp_dir().join(run_name);
+    // A later run that removes the same objects holds the lock until it has removed all of them.
+    let Some(_lock) = cleanup::lock_removal() else { return ExitCode::FAILURE };
+    let directory = run_directory::of_run(run_name);
     match GroupSet::named(run_name) {
         Ok(groups) if groups.exists() || directory.exists() => {
             let problems = cleanup::remove_all(&groups, &directory, run_name);

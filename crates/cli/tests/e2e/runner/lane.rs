@@ -4,8 +4,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::outcome::{Failure, FailureKind};
-use super::supervisor::{RunContext, Selection};
+use super::run_context::RunContext;
+use super::supervisor::Selection;
 use super::worker_process::WorkerProcess;
+use crate::harness::print_error;
 
 pub(super) struct Lane<'a> {
     run: &'a RunContext,
@@ -24,7 +26,8 @@ impl<'a> Lane<'a> {
         if let Err(failure) = &outcome
             && !log.exists()
         {
-            std::fs::write(log, &failure.reason).unwrap_or_else(|error| eprintln!("{}: {error}", log.display()));
+            std::fs::write(log, &failure.reason)
+                .unwrap_or_else(|error| print_error(format_args!("{}: {error}", log.display())));
         }
         outcome
     }

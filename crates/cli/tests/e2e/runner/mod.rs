@@ -5,15 +5,19 @@
 //!     └──────> janitor, which removes all of that if the supervisor is killed
 //! ```
 
+mod bench_directories;
 mod cleanup;
 mod diagnosis;
 mod group_set;
 mod identity;
 mod janitor;
 mod lane;
+mod machine_state;
 mod outcome;
 mod protocol;
 mod report;
+mod run_context;
+mod run_directory;
 pub(crate) mod self_test;
 mod signals;
 mod supervisor;
@@ -22,5 +26,6 @@ mod worker_process;
 
 pub(crate) use cleanup::traces_of;
 pub(crate) use janitor::{JANITOR_ARGUMENT, clean_after};
+pub(crate) use machine_state::{HUGE_PAGES, HUGE_PAGES_BEFORE, SHARED_MEMORY_PREFIXES};
 pub(crate) use supervisor::{RunSettings, Selection, run};
 pub(crate) use worker::{WORKER_ARGUMENT, run_worker};

@@ -58,7 +58,8 @@ impl RunReport {
         self.failures.push(FailedTest::new(name, &Failure::wrong(reason), log));
     }
 
-    /// Prints the end of the report. Returns whether the run has succeeded.
+    /// Prints the end of the report. Returns whether the run has succeeded. The last line has the counts, even if the files
+    /// cannot be written.
     pub(super) fn conclude(mut self, logs: &Path) -> io::Result<bool> {
         if self.flaky.len() > FLAKY_MAX {
             let reason =
@@ -73,21 +74,21 @@ impl RunReport {
             println!("\nflaky (timed out, and passed when they were run again):");
             self.flaky.iter().for_each(|test| println!("    {}", test.line()));
         }
-        self.write_files()?;
+        let written = self.write_files();
         println!("\n{} passed, {} failed", self.passed_count, self.failures.len());
-        Ok(self.failures.is_empty())
+        written.map(|()| self.failures.is_empty())
     }
 
     fn write_files(&self) -> io::Result<()> {
-        if let Some(path) = std::env::var_os(FAILURES_VARIABLE) {
+        let failures = write_named(FAILURES_VARIABLE, |path| {
             let mut file = File::options().create(true).append(true).open(path)?;
-            self.failures.iter().try_for_each(|test| writeln!(file, "{}", test.line()))?;
-        }
-        if let Some(path) = std::env::var_os(COUNTS_VARIABLE) {
+            self.failures.iter().try_for_each(|test| writeln!(file, "{}", test.line()))
+        });
+        let counts = write_named(COUNTS_VARIABLE, |path| {
             let (passed, failed, flaky) = (self.passed_count, self.failures.len(), self.flaky.len());
-            fs::write(path, format!("passed={passed} failed={failed} flaky={flaky}\n"))?;
-        }
-        Ok(())
+            fs::write(path, format!("passed={passed} failed={failed} flaky={flaky}\n"))
+        });
+        failures.and(counts)
     }
 }
 
@@ -99,6 +100,13 @@ impl FailedTest {
     fn line(&self) -> String {
         format!("{}: {} (log: {})", self.name, self.reason, self.log.display())
     }
+}
+
+/// Writes the file that an environment variable names, if it is set.
+fn write_named(variable: &str, write: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<()> {
+    let Some(path) = std::env::var_os(variable).map(PathBuf::from) else { return Ok(()) };
+    let advice = format!("set {variable} to a file that can be written");
+    write(&path).map_err(|error| io::Error::other(format!("{}: {error}; {advice}", path.display())))
 }
 
 /// Reports a test that will run again.

@@ -1,14 +1,20 @@
 //! Tests of the runner itself: one hangs, one fails, and so on. `runs_are_contained` starts this test binary again to
 //! run them instead of the real tests.
 
-use std::path::PathBuf;
-use std::process::{Child, Command};
+use std::env;
+use std::fs::{self, File};
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::Duration;
-use std::{env, fs};
 
-use crate::harness::{Cluster, Parent, Program, wait};
-use crate::runner::RunSettings;
+use rustix::fs::{FlockOperation, flock};
+
+use super::RunSettings;
+use super::bench_directories;
+use super::machine_state::{HUGE_PAGES, HUGE_PAGES_BEFORE, SHARED_MEMORY_PREFIXES};
+use crate::harness::{Cluster, Farfork, Parent, Program, programs, scratch, wait};
 use crate::test::Test;
 
 /// Environment variable that selects these tests. Its value is the directory of the test that started this binary.
@@ -52,6 +58,8 @@ pub(crate) const SENTENCES: &[(&str, &[Test])] = &[
     ),
     ("multiplying", &[Test::alone("processes", multiply)]),
     ("staying", &[Test::shared("with_a_cluster", stay)]),
+    ("overfull", &[Test::alone("times_out", time_out_on_a_full_disk)]),
+    ("outside", &[Test::alone("of_its_groups_and_directory", hold_outside_objects)]),
     ("overdue", &[Test::alone("first", || thread::sleep(FOREVER)), Test::alone("second", || thread::sleep(FOREVER))]),
 ];
 
@@ -63,6 +71,7 @@ const BOMB_MAX: usize = 400;
 
 const SHORT_LIMIT: Duration = Duration::from_secs(2);
 const CLUSTER_LIMIT: Duration = Duration::from_secs(6);
+const START_LIMIT: Duration = Duration::from_secs(100);
 const VAIN_LIMIT: Duration = Duration::from_millis(200);
 
 /// Sleep time of tests that hang: longer than any of these runs.
@@ -119,6 +128,56 @@ fn stay(cluster: &Cluster) {
 
 fn time_out() {
     wait::wait_until("what never happens", VAIN_LIMIT, || None::<()>);
+}
+
+fn time_out_on_a_full_disk() {
+    let mut file = File::create(env::temp_dir().join("ballast")).expect("an empty file needs no space");
+    io::copy(&mut io::repeat(0), &mut file).expect_err("a write fails at the end");
+    time_out();
+}
+
+/// Starts a demo and a benchmark, and changes the state of the machine as tests do that the runner kills.
+fn hold_outside_objects() {
+    for prefix in SHARED_MEMORY_PREFIXES {
+        fs::write(format!("/dev/shm/{prefix}{}", std::process::id()), "").expect("an empty file needs no space");
+    }
+    note("worker", &std::process::id().to_string());
+    let _setting = add_a_huge_page();
+    let temporary = scratch::directory();
+    let farfork = Farfork::at(Path::new("/nonexistent"));
+    let start = |arguments: &[&str]| {
+        let mut command = farfork.command(arguments);
+        command.env("TMPDIR", temporary.path()).env("FARFORK_PYTHON", programs::python());
+        command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("the binary can be started").id()
+    };
+    let demo = start(&["demo", "agent", "--rounds", "100"]);
+    let benchmark = start(&["bench", "fork", "--mib", "1", "--runs", "10000"]);
+    let of_demo = || Some(temporary.path().join(format!("farfork-demo-{demo}")));
+    let of_benchmark = || bench_directories::of_run("", &[benchmark.cast_signed()].into()).pop();
+    note("demo", &format!("demo-{demo} {}", wait_for_cluster(of_demo).display()));
+    note("benchmark", &format!("bench-{benchmark}-0 {}", wait_for_cluster(of_benchmark).display()));
+    note("parent", &start_sleep().expect("sleep(1) is installed").id().to_string());
+    thread::sleep(FOREVER);
+}
+
+/// Changes the machine's number of huge pages like `tests/resources/huge_setting.h`. Returns the locked setting.
+fn add_a_huge_page() -> File {
+    let mut setting = File::options().write(true).open(HUGE_PAGES).expect("root may change it");
+    flock(&setting, FlockOperation::LockExclusive).expect("the file can be locked");
+    let before = fs::read_to_string(HUGE_PAGES).expect("it can be read");
+    fs::write(HUGE_PAGES_BEFORE, &before).expect("/run can be written");
+    let pages: u64 = before.trim().parse().expect("a number");
+    setting.write_all((pages + 1).to_string().as_bytes()).expect("root may change it");
+    setting
+}
+
+/// Waits until a directory has a complete cluster. Returns the directory.
+fn wait_for_cluster(directory: impl Fn() -> Option<PathBuf>) -> PathBuf {
+    wait::wait_until("a cluster is complete", START_LIMIT, || {
+        let found = directory()?;
+        let state = fs::read_to_string(found.join("cluster/cluster.json")).ok()?;
+        state.contains("\"complete\": true").then_some(found)
+    })
 }
 
 fn time_out_once() {

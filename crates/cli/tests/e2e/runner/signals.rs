@@ -1,6 +1,7 @@
 //! Ends the run after a signal: kills and removes everything that the run started.
 
 use std::io;
+use std::panic::{self, AssertUnwindSafe};
 use std::thread;
 
 use tokio::signal::unix::{SignalKind, signal};
@@ -21,7 +22,9 @@ pub(super) fn end_run_by_signal(clean_up: impl FnOnce() + Send + 'static) -> io:
                 _ = hang_up.recv() => SignalKind::hangup(),
             }
         });
-        clean_up();
+        // After a panic, this process must end nevertheless, so that the janitor removes the rest. Unwind safe: the process
+        // ends.
+        let _ = panic::catch_unwind(AssertUnwindSafe(clean_up));
         // The exit status that shells report for a process that a signal has killed.
         std::process::exit(128 + kind.as_raw_value());
     });

@@ -15,6 +15,7 @@ use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 
 use super::outcome::{Failure, FailureKind};
 use super::protocol::{Channel, Report, Request};
+use crate::harness::print_error;
 use crate::harness::wait::TimedOut;
 use crate::test::{SharedCluster, Test};
 
@@ -93,7 +94,7 @@ fn install_panic_hook() {
         let mut failure = failure_of(info.payload());
         if info.payload().is::<TimedOut>() {
             let place = info.location().map(ToString::to_string).unwrap_or_default();
-            eprintln!("a wait timed out at {place}:\n{}", failure.reason);
+            print_error(format_args!("a wait timed out at {place}:\n{}", failure.reason));
         } else {
             print(info);
         }

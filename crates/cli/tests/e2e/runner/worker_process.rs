@@ -14,10 +14,10 @@ use std::time::{Duration, Instant};
 use super::group_set::GroupSet;
 use super::outcome::{Failure, FailureKind};
 use super::protocol::{self, Channel, Report, Request};
-use super::supervisor::RunContext;
+use super::run_context::RunContext;
 use super::worker::WORKER_ARGUMENT;
 use super::{cleanup, diagnosis};
-use crate::harness::{leftovers, wait};
+use crate::harness::{leftovers, print_error, wait};
 
 /// Longest wait until a worker has started and joined its groups, on a busy machine.
 const START_LIMIT: Duration = Duration::from_secs(60);
@@ -90,7 +90,7 @@ impl<'a> WorkerProcess<'a> {
         self.output.forward();
         if let Err(failure) = &outcome {
             let written = self.output.append_since(begin, failure, log);
-            written.unwrap_or_else(|error| eprintln!("{}: {error}", log.display()));
+            written.unwrap_or_else(|error| print_error(format_args!("{}: {error}", log.display())));
         }
         outcome
     }

@@ -1,0 +1,65 @@
+//! The state of the machine that killed tests have changed, outside of control groups and directories: the number of huge
+//! pages, and shared memory.
+
+use std::fs::{self, File};
+use std::io::{self, Write as _};
+use std::path::Path;
+
+use rustix::fs::{FlockOperation, flock};
+
+use crate::harness::leftovers;
+
+/// The machine's number of huge pages. A program that changes the number holds a lock on this file until it has restored
+/// it (`tests/resources/huge_setting.h`).
+pub(crate) const HUGE_PAGES: &str = "/proc/sys/vm/nr_hugepages";
+
+/// The number before the change. The program removes this file when it has restored the number.
+pub(crate) const HUGE_PAGES_BEFORE: &str = "/run/farfork-tests-nr_hugepages";
+
+/// The directory of POSIX shared memory.
+const SHARED_MEMORY: &str = "/dev/shm";
+
+/// Prefixes of the names of tests' shared memory. The pid of the process that removes it follows.
+pub(crate) const SHARED_MEMORY_PREFIXES: [&str; 2] = ["farfork-test-", "farfork-private-"];
+
+/// Restores the state that tests have changed whose processes have ended. Returns the problems.
+pub(super) fn restore() -> Vec<String> {
+    let pages = restore_huge_pages().err().map(|error| format!("{HUGE_PAGES} is not restored: {error}"));
+    remove_shared_memory();
+    pages.into_iter().collect()
+}
+
+/// Restores the number of huge pages, unless the program that has changed it still runs.
+fn restore_huge_pages() -> io::Result<()> {
+    if !Path::new(HUGE_PAGES_BEFORE).exists() {
+        return Ok(());
+    }
+    let mut setting = File::options().write(true).open(HUGE_PAGES)?;
+    if flock(&setting, FlockOperation::NonBlockingLockExclusive).is_err() {
+        return Ok(());
+    }
+    let before = match fs::read_to_string(HUGE_PAGES_BEFORE) {
+        // The program has restored the number and ended, after this function had found the file.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        before => before?,
+    };
+    // The file is empty if the program was killed before it changed the number.
+    if !before.trim().is_empty() {
+        setting.write_all(before.trim().as_bytes())?;
+    }
+    fs::remove_file(HUGE_PAGES_BEFORE)
+}
+
+fn remove_shared_memory() {
+    for entry in fs::read_dir(SHARED_MEMORY).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let pid = name.to_str().and_then(owner_pid);
+        if pid.is_some_and(|pid| !leftovers::is_alive(pid)) {
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+}
+
+fn owner_pid(name: &str) -> Option<i32> {
+    SHARED_MEMORY_PREFIXES.iter().find_map(|prefix| name.strip_prefix(prefix))?.parse().ok()
+}
