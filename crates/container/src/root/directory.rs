@@ -3,7 +3,6 @@
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Component, Path, PathBuf};
 
 use farfork_sys::mount::{self, MountDepth};
@@ -130,7 +129,7 @@ fn require_point(directory: &Path, path: &str, on_missing: MissingPoint) -> io::
                 return Err(io::Error::new(io::ErrorKind::NotADirectory, text));
             }
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            Err(_) if on_missing == MissingPoint::Create => create_point(&point)
+            Err(_) if on_missing == MissingPoint::Create => fs::create_dir(&point)
                 .map_err(|error| io::Error::new(error.kind(), format!("it has no directory {}: {error}", shown())))?,
             Err(_) => {
                 let text = format!("it has no directory {path}; create an empty one");
@@ -139,12 +138,6 @@ fn require_point(directory: &Path, path: &str, on_missing: MissingPoint) -> io::
         }
     }
     Ok(())
-}
-
-/// Creates a directory that everybody may search, whatever the umask of this process.
-fn create_point(point: &Path) -> io::Result<()> {
-    fs::create_dir(point)?;
-    fs::set_permissions(point, fs::Permissions::from_mode(0o755))
 }
 
 #[cfg(test)]
