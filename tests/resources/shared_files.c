@@ -106,6 +106,8 @@ static void set_up(void) {
         pid_t child = born(which == APART ? 0 : CLONE_FILES);
         REQUIRE(child >= 0);
         if (child == 0) live(which, self);
+        /* The next child must not inherit a file that this one has open for a moment. */
+        REQUIRE(COMES_TRUE(__atomic_load_n(&shared->is_ready[which], __ATOMIC_SEQ_CST)), "process %d", which);
     }
     for (int which = SHARER; which < COUNT; which++)
         REQUIRE(COMES_TRUE(__atomic_load_n(&shared->is_ready[which], __ATOMIC_SEQ_CST)), "process %d", which);
