@@ -106,9 +106,8 @@ impl ProcessNames {
         found.ok_or_else(|| {
             let refuse = |cause| Failure::new(Code::NotFound, format!("process {name}"), cause);
             match name.parse::<SeedId>() {
-                Ok(_) => {
-                    refuse("this is a seed").with_next_step(format!("start children of it: `farfork fork {name}`"))
-                }
+                Ok(_) => refuse("this is the id of a seed")
+                    .with_next_step(format!("start children of it: `farfork fork {name}`")),
                 Err(_) => refuse("no running process has this name")
                     .with_next_step("give its id, or start it with `farfork run --name`"),
             }
@@ -143,7 +142,9 @@ impl ProcessNames {
 /// Explains that a seed was not found, if its user named a process.
 pub(crate) fn explain_missing_seed(seed: &str, failure: Failure) -> Failure {
     let is_process = || parse_name(seed).is_ok() && ProcessNames::from_environment().find_pid(seed).is_ok();
-    if failure.code() != Code::NotFound || !is_process() {
+    // A node may be missing, too.
+    let is_unknown_seed = failure.code() == Code::NotFound && failure.object() == format!("seed `{seed}`");
+    if !is_unknown_seed || !is_process() {
         return failure;
     }
     Failure::new(Code::NotFound, format!("process {seed}"), "this is a running process, and no seed has its name")
@@ -260,7 +261,9 @@ mod tests {
         let identity = ProcessIdentity::of(ended.id().cast_signed()).unwrap();
         fs::create_dir(&parents.directory).unwrap();
         fs::write(parents.directory.join("ended"), identity.to_string()).unwrap();
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(30);
         while ProcStat::read(identity.pid).unwrap().state != 'Z' {
+            assert!(std::time::Instant::now() < deadline, "true(1) has not ended");
             std::thread::yield_now();
         }
         assert_eq!(parents.find_pid("ended").unwrap_err().code(), Code::NotFound);

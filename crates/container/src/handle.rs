@@ -11,8 +11,7 @@ use farfork_sys::clone::{self, SpawnedProcess};
 use farfork_sys::mount::point::MountPoint;
 use farfork_sys::pidfd;
 use farfork_sys::user_namespace::{self, IdRange};
-use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
-use rustix::io::Errno;
+use rustix::fs::{CWD, Mode, OFlags};
 use rustix::process::Signal;
 
 use crate::bind;
@@ -29,9 +28,6 @@ use crate::root::directory;
 use crate::root::protection::{self, RootProtection};
 use crate::unmounted_volumes;
 
-/// Limit on attempts to look up a path with `..`. openat2(2) fails with EAGAIN if anything on the machine was mounted or
-/// renamed during the lookup.
-const RESOLVE_TRIES_MAX: usize = 100;
 /// Longest wait for the end of a killed container, in milliseconds. The kernel kills its processes at once, but they may
 /// have much memory to free.
 const KILL_MS_MAX: u64 = 5_000;
@@ -266,18 +262,14 @@ impl Container {
         }
     }
 
-    /// Opens the path below init's root. RESOLVE_IN_ROOT keeps symbolic links of the container from leading out of that
-    /// root.
+    /// Writes a file at a path below init's root.
     fn write_via_init_root(&self, path: &Path, contents: &[u8], mode: u32) -> io::Result<()> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = format!("/proc/{}/root", self.init_pid());
         let root = rustix::fs::openat(CWD, root, flags, Mode::empty())?;
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
         let mode = Mode::from_raw_mode(mode);
-        let mut tries = (0..RESOLVE_TRIES_MAX).map(|_| rustix::fs::openat2(&root, path, flags, mode, resolve));
-        let settled = tries.find(|opened| !matches!(opened, Err(Errno::AGAIN)));
-        let mut file = File::from(settled.unwrap_or(Err(Errno::AGAIN))?);
+        let mut file = File::from(directory::open_in_root(root.as_fd(), path, flags, mode)?);
         rustix::fs::fchmod(&file, mode)?; // without the umask
         file.write_all(contents)
     }

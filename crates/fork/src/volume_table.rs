@@ -92,6 +92,7 @@ impl VolumeTable {
     /// Returns the first used path of a seed's volume that is not at the same path below `root`, on the same volume.
     pub(crate) fn find_missing<'a>(&self, wanted: &'a VolumeMount, root: &Path) -> Option<&'a str> {
         let is_there = |path: &&String| {
+            // Symbolic links of another root are not followed: a lookup could wait for the server of a volume.
             let on_node = path_on_node(root, Path::new(path));
             let found = on_node.to_str().and_then(|path| self.find(path));
             found.is_some_and(|found| {

@@ -132,7 +132,9 @@ mod tests {
         assert!(maps_user(own, 0).unwrap() && maps_group(own, 4_000_000_000).unwrap(), "this namespace");
         let mut process = Command::new("unshare").args(["--user", "cat"]).stdin(Stdio::piped()).spawn().unwrap();
         let pid = process.id().cast_signed();
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(30);
         while is_own_namespace(pid) {
+            assert!(std::time::Instant::now() < deadline, "unshare(1) has not made a namespace");
             std::thread::yield_now();
         }
         assert!(!maps_user(pid, 0).unwrap(), "there is no mapping yet");

@@ -18,7 +18,7 @@ use crate::output::{self, SealView, SeedView, Table, format_age, format_bytes, f
 /// still need pages of the seed.
 ///
 /// STATE says where the memory of the seed is. `template`: in a stopped copy of the parent, which ends with the node's
-/// daemon. `sealing` and `sealed`: a file gets or has it. A sealed seed outlives its node's daemon. `template ended`:
+/// daemon. `sealing`: it is being written to a file. `sealed`: in that file, which outlives the daemon. `template ended`:
 /// the memory is lost, and the seed cannot be forked. The template of a child's seed ends with that child.
 #[derive(Args)]
 #[command(after_help = "\

@@ -2,12 +2,13 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::path::{Component, Path, PathBuf};
 
 use farfork_sys::mount::{self, MountDepth};
 use farfork_sys::namespace;
 use rustix::fs::{Mode, OFlags, ResolveFlags, open, openat2, statfs};
+use rustix::io::Errno;
 
 use super::PRIVATE_DIR;
 use crate::config::RootSpec;
@@ -18,6 +19,10 @@ use crate::config::RootSpec;
 //  /srv/image                /                        with all mounts below it
 //
 // Programs need the kernel's file systems. Nothing else of the old root stays visible.
+
+/// Limit on attempts to look up a path with `..`. openat2(2) fails with EAGAIN if anything on the machine was mounted or
+/// renamed during the lookup.
+const RESOLVE_TRIES_MAX: usize = 100;
 
 /// The directories of the kernel's file systems.
 const KERNEL_DIRECTORIES: [&str; 3] = ["/proc", "/sys", "/dev"];
@@ -43,8 +48,19 @@ pub fn resolve_on_node(root: &Path, path: &Path, flags: OFlags) -> io::Result<Pa
     }
     let directory = open(root, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
     let flags = flags | OFlags::PATH | OFlags::CLOEXEC;
-    let found = openat2(&directory, path, flags, Mode::empty(), ResolveFlags::IN_ROOT)?;
+    let found = open_in_root(directory.as_fd(), path, flags, Mode::empty())?;
     fs::read_link(format!("/proc/self/fd/{}", found.as_raw_fd()))
+}
+
+/// Opens a path below `root`, out of which no symbolic link leads.
+///
+/// # Errors
+/// As openat2(2).
+pub(crate) fn open_in_root(root: BorrowedFd<'_>, path: &Path, flags: OFlags, mode: Mode) -> io::Result<OwnedFd> {
+    let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+    let mut tries = (0..RESOLVE_TRIES_MAX).map(|_| openat2(root, path, flags, mode, resolve));
+    let settled = tries.find(|opened| !matches!(opened, Err(Errno::AGAIN)));
+    Ok(settled.unwrap_or(Err(Errno::AGAIN))?)
 }
 
 fn is_below_kernel_directory(path: &Path) -> bool {
@@ -79,7 +95,7 @@ pub(crate) fn change_root(init: &OwnedFd, directory: &Path, spec: RootSpec) -> i
     let kept = [&KERNEL_DIRECTORIES[..], &[PRIVATE_DIR]].concat();
     namespace::run_in_mounts_of(init.as_fd(), || {
         if fs::canonicalize(directory)? != directory {
-            return Err(io::Error::other("its path has become a symbolic link"));
+            return Err(io::Error::other("its path was replaced during the fork (fork again)"));
         }
         let on_missing = match spec {
             RootSpec::Overlay if is_on_overlay(directory)? => MissingPoint::Create,

@@ -94,7 +94,7 @@ struct FileSelector<'a> {
 
 impl FileSelector<'_> {
     /// Whether the file at the path is certainly the captured file, or the file that an earlier check found equal
-    /// (`alike`). Costs one statx(2).
+    /// (`alike`). Costs one statx(2), and a lookup if the child has a root of its own.
     fn is_unchanged(&self, file: SeedFile<'_>, alike: Option<&FileIdentity>) -> bool {
         let Some(then) = (if self.is_origin_machine { Some(file.identity()) } else { alike }) else { return false };
         let now = self.node.stat_identity(file.path());

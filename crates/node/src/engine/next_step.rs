@@ -21,8 +21,8 @@ const NET_UNREACHABLE_STEP: &str = "the child's network has no route to the sock
 /// Next step if a file of the seed was changed.
 const CHANGED_FILE_STEP: &str = "prepare its parent again; or fork it with --changed-files allow, which takes files that were changed in place as they are; or prepare it with --snapshot-files before they change";
 
-/// The same if the fork had `--changed-files allow`: the file cannot be taken as it is.
-const LOST_FILE_STEP: &str = "prepare its parent again: --changed-files allow takes files that are still at their paths, unless the parent has written to a private mapping of them";
+/// Next step if a file of the seed was changed, and the fork had `--changed-files allow`.
+const LOST_FILE_STEP: &str = "prepare its parent again. --changed-files allow does not help: the file is no longer at its path, or the parent has written to a private mapping of it";
 
 /// Next step when the child's node lacks a file or directory of the parent.
 const MISSING_FILE_STEP: &str = "copy it to the same path on that node, or share its directory with all nodes, or fork to a node that has it (--to)";

@@ -255,7 +255,7 @@ impl Engine {
         };
         let stdin = stdin.map(pipe::Sender::from_owned_fd).transpose().map_err(|error| has_run(&error))?;
         let recording = phase!("resume.record");
-        let record = self.build_record(rollback.id(), source, &container, &restored, options, requested_at);
+        let record = self.build_record(rollback.id(), start_request, &container, &restored, requested_at);
         let record = record.map_err(|error| has_run(&error))?;
         let written = record.write(rollback.directory());
         written.map_err(|error| StartFailure {
@@ -355,12 +355,12 @@ impl Engine {
     fn build_record(
         &self,
         id: &ChildId,
-        source: &SeedSource,
+        start_request: StartRequest<'_>,
         container: &Container,
         restored: &RestoredProcess,
-        options: &StartOptions,
         requested_at: SystemTime,
     ) -> io::Result<ChildRecord> {
+        let StartRequest { source, options, root, .. } = start_request;
         let requested_us = requested_at.duration_since(UNIX_EPOCH).unwrap_or_default().as_micros();
         let restored_us = u128::from(restored.realtime_ns / 1_000);
         let started_unix_ms = clock::unix_ms(requested_at);
@@ -380,7 +380,7 @@ impl Engine {
             untrusted: options.protection.untrusted,
             user_namespace: options.users == UsersSpec::Private,
             read_only: options.protection.read_only,
-            root: root_directory(source, options).map(|root| root.display().to_string()),
+            root: root.and(root_directory(source, options)).map(|root| root.display().to_string()),
             network: options.network,
             publish: options.publish.clone(),
             egress: options.egress.clone(),

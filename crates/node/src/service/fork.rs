@@ -188,7 +188,9 @@ async fn choose_nodes(node: &Node, request: &v1::ForkRequest) -> Result<ChosenNo
             return Err(refused.with_next_step("see which nodes answer with `farfork nodes`"));
         }
         let of_children = placement::place_least_loaded(&candidates, count);
-        let alternatives = candidates.into_iter().map(|candidate| candidate.node).collect();
+        // A second share of the children on a node would get another network than the first one.
+        let is_shared = request.options.as_ref().is_some_and(|options| options.network() == v1::Network::Shared);
+        let alternatives = candidates.into_iter().filter(|_| !is_shared).map(|candidate| candidate.node).collect();
         return Ok(ChosenNodes { of_children, alternatives });
     }
     if request.nodes.is_empty() {

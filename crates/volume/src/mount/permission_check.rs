@@ -204,10 +204,10 @@ fn is_ordinary_file(attributes: &InodeAttributes) -> bool {
         && attributes.mode & GROUP_PROGRAM != GROUP_PROGRAM
 }
 
-/// Whether this machine restricts hard links to files of other users.
+/// Whether this machine restricts hard links to files of other users, also if its setting cannot be read.
 fn are_hard_links_protected() -> bool {
     let setting = std::fs::read("/proc/sys/fs/protected_hardlinks");
-    setting.is_ok_and(|setting| setting.trim_ascii() != b"0")
+    setting.map_or(true, |setting| setting.trim_ascii() != b"0")
 }
 
 /// Whether only the owner of a file may remove it from a directory.

@@ -67,12 +67,13 @@ impl From<NetworkMode> for Network {
 /// Start children of a seed, on this node or on others.
 ///
 /// A single child is attached to this terminal. It uses this command's standard streams and receives its signals. If
-/// SIGINT (Ctrl-C), SIGTERM, SIGHUP or SIGQUIT is repeated within five seconds, the child gets SIGKILL. The command
-/// exits with the child's exit status.
+/// SIGINT (Ctrl-C), SIGTERM, SIGHUP or SIGQUIT is repeated within five seconds, the child gets SIGKILL. Equal signals
+/// within 0.2 seconds count as one. The command exits with the child's exit status.
 ///
 /// For several children, the command waits until all have ended. It prints their results in order (see `farfork wait`).
-/// For a child that fails, it names the line of the payload on standard error. `farfork logs` prints what the children
+/// With --payloads, it names the line of each failed child on standard error. `farfork logs` prints what the children
 /// write to standard error.
+///
 /// If the command receives SIGINT (Ctrl-C), SIGTERM, SIGHUP or SIGQUIT, it sends SIGTERM to the children. If it receives
 /// a second one of these signals, it sends SIGKILL.
 ///

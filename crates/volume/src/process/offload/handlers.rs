@@ -274,7 +274,12 @@ pub(super) fn drop_replica(node: &Arc<OffloadNode>, key: &VolumeKey) -> Result<(
     if directory.try_lock_client().map_err(failed)?.is_none() {
         return Err(format!("node {}: volume {} is mounted: unmount it first", node.name, key.name));
     }
-    node.remove_replica(key, || fs::remove_dir_all(directory.path())).map_err(failed)
+    node.remove_replica(key, || {
+        // A `replace` may have given the replica to this node in the meantime.
+        node.check_unused(key).map_err(io::Error::other)?;
+        fs::remove_dir_all(directory.path())
+    })
+    .map_err(failed)
 }
 
 pub(super) fn describe_replica(node: &Arc<OffloadNode>, key: &VolumeKey) -> Result<ReplicaDescription, String> {
