@@ -105,6 +105,6 @@ mod tests {
         let arguments = fork.arguments(SuiteScale::Full);
         assert_eq!(arguments, ["bench", "fork", "--write", "--json", "--samples", "fork-write.jsonl"]);
         let stress = SUITE_ENTRIES.iter().find(|entry| entry.name == "stress-fork").unwrap();
-        assert_eq!(stress.arguments(SuiteScale::Quick), ["stress", "fork", "--seconds", "10", "--json"]);
+        assert_eq!(stress.arguments(SuiteScale::Quick), ["stress", "fork", "--seconds", "5", "--json"]);
     }
 }

@@ -189,6 +189,10 @@ mod tests {
         assert!(!names(socket), "{:?}", notes());
         // The kernel still has the other end of the connection, but no process of the tree does.
         let own = inside.peer_addr().unwrap().to_string();
-        assert!(names(&format!("its TCP connection to {own} leads out")), "{:?}", notes());
+        assert!(
+            names(&format!("its TCP connection to {own} leads to a process that children do not get")),
+            "{:?}",
+            notes()
+        );
     }
 }
