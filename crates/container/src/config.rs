@@ -45,6 +45,12 @@ pub struct ContainerConfig {
     pub user_ranges: PathBuf,
 }
 
+/// The parent of the control groups of all nodes.
+const CGROUP_PARENT: &str = "farfork";
+
+/// Length of the hash of the run directory at the end of a control group's name, in hexadecimal digits.
+const FINGERPRINT_DIGITS: usize = 8;
+
 impl ContainerConfig {
     /// The default configuration of a node. The name of the control groups contains a hash of the run directory, so it
     /// differs between nodes of the same name in different clusters. The environment may hide further paths
@@ -54,7 +60,7 @@ impl ContainerConfig {
         Self {
             node: node.to_owned(),
             run_dir: run_dir.to_owned(),
-            cgroup_root_name: format!("farfork/{node}-{:08x}", fingerprint(&real_dir)),
+            cgroup_root_name: format!("{CGROUP_PARENT}/{node}-{:0FINGERPRINT_DIGITS$x}", fingerprint(&real_dir)),
             init_image,
             masked_paths: std::env::var_os(HIDDEN_PATHS_VARIABLE)
                 .map_or_else(Vec::new, |paths| std::env::split_paths(&paths).collect()),
@@ -74,6 +80,15 @@ impl ContainerConfig {
     pub(crate) fn cgroups_file(&self) -> PathBuf {
         self.run_dir.join("cgroups")
     }
+}
+
+/// Returns the name of the node that made a control group, from its path or from a line of `/proc/PID/cgroup`.
+pub fn node_of_control_group(path: &str) -> Option<&str> {
+    // The last such part: the daemon's own group may be below a group of another node.
+    let (_, below) = path.rsplit_once(&format!("/{CGROUP_PARENT}/"))?;
+    let (name, hash) = below.split('/').next()?.rsplit_once('-')?;
+    let is_hash = hash.len() == FINGERPRINT_DIGITS && hash.bytes().all(|byte| byte.is_ascii_hexdigit());
+    is_hash.then_some(name)
 }
 
 /// Returns the FNV-1a hash of a path: short, and the same in every version of farfork.
@@ -160,4 +175,20 @@ pub enum RootSpec {
     Overlay,
     /// The node's own files: writes change the node.
     Shared,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_control_group_names_its_node() {
+        assert_eq!(node_of_control_group("0::/farfork-local/n2/farfork/n2-01abcdef/pool-7"), Some("n2"));
+        assert_eq!(node_of_control_group("4:memory:/a/farfork/my-node-01abcdef/children"), Some("my-node"));
+        let config = ContainerConfig::new("n2", Path::new("/run/farfork"), &[]);
+        assert_eq!(node_of_control_group(&format!("/{}/pool-7", config.cgroup_root_name)), Some("n2"));
+        for other in ["0::/", "0::/farfork-local/n2/farfork-daemon", "0::/farfork/n2", "0::/farfork/n2-x/pool-7"] {
+            assert_eq!(node_of_control_group(other), None, "{other}");
+        }
+    }
 }

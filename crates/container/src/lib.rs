@@ -33,7 +33,7 @@ pub use cgroup::{
 };
 pub use config::{
     CACHED_ROOTS_MAX_DEFAULT, ContainerConfig, ContainerSpec, HIDDEN_PATHS_VARIABLE, NetworkSpec, RootReuseKey,
-    RootSpec, USER_RANGES_DEFAULT, UsersSpec,
+    RootSpec, USER_RANGES_DEFAULT, UsersSpec, node_of_control_group,
 };
 pub use error::ContainerError;
 pub use handle::{Container, RunningContainer};

@@ -85,13 +85,13 @@ pub(crate) fn exit_code_of_all(ends: &[WaitOutcome]) -> ExitCode {
     if ends.iter().all(is_well) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// What a wait prints.
+/// The output of a wait.
 pub(crate) struct WaitPrinting<'a> {
     /// Print results, and failures on standard error. Otherwise, exit statuses.
     pub(crate) results: bool,
     /// Print only errors and the reason for lost memory, on standard error.
     pub(crate) quiet: bool,
-    /// For messages, a name of each child besides its id; or empty.
+    /// Names of the children for messages, in order. Empty: messages have only the ids.
     pub(crate) labels: &'a [String],
 }
 

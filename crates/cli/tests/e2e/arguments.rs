@@ -21,13 +21,13 @@ impl TestArguments {
     /// Returns whether a filter selects a test and no `--skip` excludes it.
     pub(crate) fn selects(&self, trial: &Trial) -> bool {
         let is_selected = |arguments: &Arguments| !arguments.is_filtered_out(trial);
-        if self.has_no_filter() { is_selected(&self.libtest) } else { self.for_each_filter().any(|a| is_selected(&a)) }
+        if self.has_no_filter() { is_selected(&self.libtest) } else { self.split_filters().any(|a| is_selected(&a)) }
     }
 
     /// Returns a message for each filter that selects no test, or only long ones that do not run.
     pub(crate) fn unmatched_filters(&self, trials: &[Trial]) -> Vec<String> {
         let mut messages = Vec::new();
-        for arguments in self.for_each_filter() {
+        for arguments in self.split_filters() {
             let filter = arguments.filter.as_deref().unwrap_or_default();
             let mut selected = trials.iter().filter(|trial| !arguments.is_filtered_out(trial)).peekable();
             if selected.peek().is_none() {
@@ -41,7 +41,7 @@ impl TestArguments {
     }
 
     /// Returns the arguments with each of the filters alone.
-    fn for_each_filter(&self) -> impl Iterator<Item = Arguments> {
+    fn split_filters(&self) -> impl Iterator<Item = Arguments> {
         self.filters().map(|filter| Arguments { filter: Some(filter.clone()), ..self.libtest.clone() })
     }
 

@@ -184,6 +184,10 @@ fn other_root_directory(cluster: &Cluster) {
     cluster.first().json(&["kill", &child.id]);
     plain_seed.fork_and_check(&plain, 6, &["--to", second, "--root", "/"]);
     seed.fork_and_check(&parent, 6, &["--to", second, "--root", "/"]);
+    let scratch = scratch::directory();
+    let link = scratch.path().join("link");
+    symlink("/", &link).expect("a link");
+    plain_seed.fork_and_check(&plain, 6, &["--to", second, "--root", &link.to_string_lossy()]);
 
     fs::remove_dir_all(root.path()).expect("a directory of the test");
     let refused = cluster.first().run_failing(&["fork", seed.id(), "--to", second]);

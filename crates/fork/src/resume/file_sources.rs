@@ -106,10 +106,9 @@ impl FileSelector<'_> {
     //                        │                        at the capture
     //                        │ another, or nothing    the owner has the file unchanged: a copy in memory, or pages if it
     //                        │                        is only read
-    /// Selects the source of a file. `now` is the file at its path.
-    fn select_source(&self, file: SeedFile<'_>, now: Option<FileIdentity>, used: FileUse) -> FileSource {
-        // No file is at an empty path.
-        let (then, path) = (file.identity(), self.node.resolve_path(file.path()).unwrap_or_default());
+    /// Selects the source of a file. `path`: its path on this node. `now`: the file there.
+    fn select_source(&self, file: SeedFile<'_>, path: &Path, now: Option<FileIdentity>, used: FileUse) -> FileSource {
+        let then = file.identity();
         if self.policy.is_overridden(file.path()) {
             return FileSource::Node;
         }
@@ -120,12 +119,12 @@ impl FileSelector<'_> {
         if self.is_origin_machine {
             let is_there = now.as_ref().is_some_and(|now| FileUse::file_key(now) == FileUse::file_key(then));
             return match now {
-                Some(now) if is_there => self.select_changed_source(&path, (then, &now), used),
+                Some(now) if is_there => self.select_changed_source(path, (then, &now), used),
                 // Another file, but equal, as after a reinstallation of the package. Excludes mappings with written
                 // pages: their other pages show the captured file, which may have changed.
                 _ if matches!(file, SeedFile::Mapped { .. })
                     && !used.has_written_pages
-                    && file_identity::is_same_file(&path, then, true) =>
+                    && file_identity::is_same_file(path, then, true) =>
                 {
                     FileSource::Node
                 }
@@ -137,7 +136,7 @@ impl FileSelector<'_> {
             let is_known = then.build_id.is_some() || then.digest.is_some();
             let is_mapped_privately = matches!(file, SeedFile::Mapped { .. });
             let looks_the_same = (now.bytes, now.modified_ns) == (then.bytes, then.modified_ns);
-            (!is_known && !is_mapped_privately && looks_the_same) || file_identity::is_same_file(&path, then, false)
+            (!is_known && !is_mapped_privately && looks_the_same) || file_identity::is_same_file(path, then, false)
         };
         match now {
             _ if !is_only_read => FileSource::Node,
@@ -156,8 +155,10 @@ impl FileSelector<'_> {
     ) -> Result<Vec<SeedFile<'f>>, ResumeError> {
         let (uses, mut owners) = (collect_file_uses(descriptor), Vec::new());
         for file in touched {
-            let now = self.node.stat_identity(file.path()).ok();
-            match self.select_source(file, now.clone(), uses[&FileUse::file_key(file.identity())]) {
+            // No file is at an empty path.
+            let path = self.node.resolve_path(file.path()).unwrap_or_default();
+            let now = file_identity::stat_path_identity(&path).ok();
+            match self.select_source(file, &path, now.clone(), uses[&FileUse::file_key(file.identity())]) {
                 FileSource::Node if self.is_origin_machine || self.policy.is_overridden(file.path()) => {}
                 FileSource::Node => {
                     alike.extend(now.map(|now| (file.state_index(descriptor), now)));
@@ -400,7 +401,7 @@ mod tests {
         let policy = FilePolicy { allow_changed: false, overridden_paths: &[], requested_at: Instant::now() };
         let decision = FileSelector { node: &node, policy: &policy, is_origin_machine: is_its_machine };
         let now = file_identity::stat_path_identity(&path).ok();
-        decision.select_source(SeedFile::Version { index: 0, path: "/file", version: &version }, now, used)
+        decision.select_source(SeedFile::Version { index: 0, path: "/file", version: &version }, &path, now, used)
     }
 
     #[test]

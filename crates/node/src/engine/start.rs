@@ -360,7 +360,7 @@ impl Engine {
         restored: &RestoredProcess,
         requested_at: SystemTime,
     ) -> io::Result<ChildRecord> {
-        let StartRequest { source, options, root, .. } = start_request;
+        let StartRequest { source, options, .. } = start_request;
         let requested_us = requested_at.duration_since(UNIX_EPOCH).unwrap_or_default().as_micros();
         let restored_us = u128::from(restored.realtime_ns / 1_000);
         let started_unix_ms = clock::unix_ms(requested_at);
@@ -380,7 +380,8 @@ impl Engine {
             untrusted: options.protection.untrusted,
             user_namespace: options.users == UsersSpec::Private,
             read_only: options.protection.read_only,
-            root: root.and(root_directory(source, options)).map(|root| root.display().to_string()),
+            // As requested: `service::fork` compares it with the request.
+            root: root_directory(source, options).map(|root| root.display().to_string()),
             network: options.network,
             publish: options.publish.clone(),
             egress: options.egress.clone(),

@@ -106,14 +106,14 @@ pub(super) async fn check_no_dependents(node: &Node, id: &SeedId) -> Result<(), 
 
 /// Returns how a user can end the need of these dependents. A child can be settled, a seed can only be dropped.
 fn release_step(dependents: &[&str]) -> String {
-    let (seeds, children): (Vec<&str>, Vec<&str>) =
-        dependents.iter().partition(|dependent| dependent.parse::<SeedId>().is_ok());
+    let seeds: Vec<&str> = dependents.iter().copied().filter(|id| id.parse::<SeedId>().is_ok()).collect();
+    let has_children = seeds.len() < dependents.len();
     let drop_seeds = format!("drop the seeds first with `farfork drop {}`", seeds.join(" "));
     let release_children = "wait until the children end, or settle them with `farfork settle`";
-    match (seeds.is_empty(), children.is_empty()) {
+    match (seeds.is_empty(), has_children) {
         (true, _) => release_children.to_owned(),
-        (false, true) => drop_seeds,
-        (false, false) => format!("{release_children}, and {drop_seeds}"),
+        (false, false) => drop_seeds,
+        (false, true) => format!("{release_children}, and {drop_seeds}"),
     }
 }
 

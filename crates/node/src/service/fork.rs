@@ -323,7 +323,7 @@ async fn request_share(
     }
 }
 
-/// What the outcomes of a share are checked against.
+/// The options of a share: the requested properties of its children, and the times in its outcomes.
 struct ShareOptions {
     requested: v1::ChildOptions,
     is_attended: bool,

@@ -14,7 +14,7 @@ use tonic::Code;
 use tracing::Instrument as _;
 
 use super::dependents::{self, SeedDependents};
-use super::process_owner::other_owner_failure;
+use super::process_owner::foreign_process_failure;
 use super::route::{RequestTarget, forwarded_failure, query_other_nodes, seed_target};
 use crate::engine::CaptureInputs;
 use crate::metrics::MeasuredOperation;
@@ -30,7 +30,7 @@ pub(super) async fn check(node: &Arc<Node>, request: v1::CheckRequest) -> Result
         let options = CheckOptions { is_pager_served: is_served, namespaces };
         let mut checked = task_node.engine.check_process(request.pid, options)?;
         if !checked.refusals.is_empty()
-            && let Some(failure) = other_owner_failure(&task_node, request.pid)
+            && let Some(failure) = foreign_process_failure(&task_node, request.pid)
         {
             let reason = format!("{}; {}", failure.cause(), failure.next_step());
             checked.refusals = vec![v1::Refusal { object: failure.object().to_owned(), reason }];
@@ -61,7 +61,7 @@ pub(super) async fn prepare(node: &Arc<Node>, request: v1::PrepareRequest) -> Re
     let prepared = prepare_and_wait(node, pid, options).instrument(recording.span()).await;
     let phases = recording.finish();
     node.metrics.record_answer(MeasuredOperation::Prepare, arrived.elapsed());
-    let prepared = prepared.map_err(|failure| other_owner_failure(node, pid).unwrap_or(failure));
+    let prepared = prepared.map_err(|failure| foreign_process_failure(node, pid).unwrap_or(failure));
     prepared.map(|seed| v1::Seed { phases, ..seed })
 }
 

@@ -16,9 +16,9 @@ const ROOT: u32 = 0;
 
 /// A capability, as a bit of a capability set (capabilities(7)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Capability(u64);
+pub(super) struct CapabilityBit(u64);
 
-impl Capability {
+impl CapabilityBit {
     pub(super) const CHOWN: Self = Self(1 << 0);
     pub(super) const DAC_OVERRIDE: Self = Self(1 << 1);
     pub(super) const FOWNER: Self = Self(1 << 3);
@@ -46,12 +46,12 @@ impl CallingThread {
     }
 
     /// Whether the thread has a capability that applies to the owner of an inode.
-    pub(super) fn has_capability_for_owner(self, capability: Capability, attributes: &InodeAttributes) -> bool {
+    pub(super) fn has_capability_for_owner(self, capability: CapabilityBit, attributes: &InodeAttributes) -> bool {
         self.has_capability(capability, |tid| user_namespace::maps_user(tid, attributes.user))
     }
 
     /// Whether the thread has a capability that applies to the owner and group of an inode.
-    pub(super) fn has_capability_for(self, capability: Capability, attributes: &InodeAttributes) -> bool {
+    pub(super) fn has_capability_for(self, capability: CapabilityBit, attributes: &InodeAttributes) -> bool {
         let maps_both = |tid| {
             Ok(user_namespace::maps_user(tid, attributes.user)? && user_namespace::maps_group(tid, attributes.group)?)
         };
@@ -64,7 +64,7 @@ impl CallingThread {
     /// Without status, only root has capabilities, and the check of the kernel decides: processes outside of the PID namespace
     /// and kernel threads that act for root, such as nfsd, must keep working. For another user, the kernel may have checked
     /// capabilities of a user namespace that does not map the present owner.
-    fn has_capability(self, capability: Capability, maps_ids: impl FnOnce(i32) -> io::Result<bool>) -> bool {
+    fn has_capability(self, capability: CapabilityBit, maps_ids: impl FnOnce(i32) -> io::Result<bool>) -> bool {
         let Some(status) = self.status() else { return self.identity.user == ROOT };
         status.capabilities[2] & capability.0 != 0 && maps_ids(self.thread.cast_signed()).unwrap_or(false)
     }
@@ -135,7 +135,7 @@ pub(super) mod tests {
         const FIRST: u32 = 100_000;
         let process = NamespaceProcess::start(IdRange { first: FIRST, count: 100 }, 5);
         let caller = process.caller();
-        assert!(caller.status().is_some_and(|status| status.capabilities[2] & Capability::FOWNER.0 != 0));
+        assert!(caller.status().is_some_and(|status| status.capabilities[2] & CapabilityBit::FOWNER.0 != 0));
         for (user, group, expected) in [
             (FIRST, FIRST, [true, true]),
             (FIRST + 99, FIRST + 99, [true, true]),
@@ -145,8 +145,8 @@ pub(super) mod tests {
         ] {
             let attributes = owned_by(user, group);
             let found = [
-                caller.has_capability_for_owner(Capability::FOWNER, &attributes),
-                caller.has_capability_for(Capability::DAC_OVERRIDE, &attributes),
+                caller.has_capability_for_owner(CapabilityBit::FOWNER, &attributes),
+                caller.has_capability_for(CapabilityBit::DAC_OVERRIDE, &attributes),
             ];
             assert_eq!(found, expected, "{user} {group}");
         }
@@ -158,7 +158,7 @@ pub(super) mod tests {
         // Tests run as root.
         let own = CallingThread { identity, thread: std::process::id() };
         let attributes = owned_by(USER, USER);
-        let has_capability = |caller: CallingThread| caller.has_capability_for(Capability::CHOWN, &attributes);
+        let has_capability = |caller: CallingThread| caller.has_capability_for(CapabilityBit::CHOWN, &attributes);
         assert!(own.status().is_some() && has_capability(own));
         let other_group = CallingThread { identity: CallerIdentity { group: USER, ..identity }, ..own };
         let unseen = CallingThread { thread: 0, ..own };

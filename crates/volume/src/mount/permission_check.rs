@@ -5,7 +5,7 @@
 use rustix::fs::Mode;
 use rustix::io::Errno;
 
-use super::calling_thread::{CallingThread, Capability};
+use super::calling_thread::{CallingThread, CapabilityBit};
 use crate::record::{FileKind, InodeAttributes, InodeNumber};
 use crate::view::{AttributeChange, RenameKind, RenameRequest, VolumeNamespace};
 
@@ -60,7 +60,7 @@ impl CallingThread {
         let may_remove = !is_changed
             || !is_sticky(&directory.attributes)
             || owners.contains(&self.identity.user)
-            || self.has_capability_for(Capability::FOWNER, &target.attributes);
+            || self.has_capability_for(CapabilityBit::FOWNER, &target.attributes);
         if may_remove { Ok(()) } else { Err(Errno::PERM) }
     }
 
@@ -109,7 +109,7 @@ impl CallingThread {
         let has_group = |group| group == attributes.group || self.is_member(group);
         let keeps_groups = change.group.is_none_or(|group| is_owner && has_group(group));
         if (is_owner_call && !self.may_act_as_owner(attributes))
-            || !((keeps_user && keeps_groups) || self.has_capability_for(Capability::CHOWN, attributes))
+            || !((keeps_user && keeps_groups) || self.has_capability_for(CapabilityBit::CHOWN, attributes))
         {
             return Err(Errno::PERM);
         }
@@ -121,7 +121,7 @@ impl CallingThread {
         let group = change.group.unwrap_or(attributes.group);
         if let Some(mode) = change.mode.as_mut().filter(|mode| **mode & SET_GROUP_ID != 0)
             && !self.is_member(group)
-            && !self.has_capability_for(Capability::FSETID, attributes)
+            && !self.has_capability_for(CapabilityBit::FSETID, attributes)
         {
             *mode &= !SET_GROUP_ID;
         }
@@ -138,7 +138,7 @@ impl CallingThread {
         if !found.has_foreign_permissions {
             return Ok(());
         }
-        if name == CAPABILITY_XATTR && !self.has_capability_for(Capability::SETFCAP, attributes) {
+        if name == CAPABILITY_XATTR && !self.has_capability_for(CapabilityBit::SETFCAP, attributes) {
             return Err(Errno::PERM);
         }
         if !name.starts_with(USER_XATTRS) {
@@ -178,11 +178,11 @@ impl CallingThread {
             return true;
         }
         permits(attributes, is_owner, self.is_member(attributes.group), access)
-            || self.has_capability_for(Capability::DAC_OVERRIDE, attributes)
+            || self.has_capability_for(CapabilityBit::DAC_OVERRIDE, attributes)
     }
 
     fn may_act_as_owner(self, attributes: &InodeAttributes) -> bool {
-        self.identity.user == attributes.user || self.has_capability_for_owner(Capability::FOWNER, attributes)
+        self.identity.user == attributes.user || self.has_capability_for_owner(CapabilityBit::FOWNER, attributes)
     }
 }
 

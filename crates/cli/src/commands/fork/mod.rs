@@ -106,7 +106,7 @@ pub(crate) struct Fork {
     /// Id or name of the seed.
     seed: String,
     /// Nodes for the children, in turn, or `any` for the nodes with the fewest children [default: this node].
-    #[arg(long, value_name = "NODE,…|any", value_delimiter = ',', value_parser = trim)]
+    #[arg(long, value_name = "NODE,…|any", value_delimiter = ',', value_parser = trim_spaces)]
     to: Vec<String>,
     /// Number of children, up to 16384 [default: 1, or the number of lines of --payloads].
     #[arg(long, short = 'n', value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(FORK_COUNT_MAX)))]
@@ -354,9 +354,9 @@ async fn wait_and_print(
     if !json {
         outcomes::print_failures(outcomes, lines);
     }
-    let started = outcomes.iter().enumerate().filter_map(|(index, outcome)| Some((index, outcome.child_id()?)));
-    let (indexes, children): (Vec<usize>, Vec<String>) = started.unzip();
-    let labels: Vec<String> = indexes.into_iter().filter_map(|index| lines.name_child(index)).collect();
+    let children: Vec<String> = outcomes.iter().filter_map(ChildOutcome::child_id).collect();
+    let started = outcomes.iter().enumerate().filter(|(_, outcome)| matches!(outcome, ChildOutcome::Started(_)));
+    let labels: Vec<String> = started.filter_map(|(index, _)| lines.name_child(index)).collect();
     let printing = WaitPrinting { results: true, quiet: json, labels: &labels };
     let waited = wait::wait_for_all(client, &children, &printing).await;
     if waited.as_ref().is_err_and(output::is_broken_pipe) {
@@ -376,8 +376,8 @@ async fn wait_and_print(
     Ok((status, serde_json::json!({ "seed": seed, "children": all })))
 }
 
-/// Removes the spaces of a list like `n2, n3`.
-fn trim(text: &str) -> Result<String, Infallible> {
+/// Removes the spaces around an element of a list such as `n2, n3`.
+fn trim_spaces(text: &str) -> Result<String, Infallible> {
     Ok(text.trim().to_owned())
 }
 

@@ -50,7 +50,15 @@ pub(super) struct ReceivedSignal {
     at: Instant,
 }
 
-/// Receives the signals of this command, in order.
+impl ReceivedSignal {
+    /// Whether this signal is the same event as the previous signal of its number.
+    fn is_duplicate_of(self, previous: Option<Self>) -> bool {
+        is_terminating(self.number)
+            && previous.is_some_and(|previous| self.at.duration_since(previous.at) < DUPLICATE_LIMIT)
+    }
+}
+
+/// Receives the signals of this command, in order, without duplicates.
 pub(super) struct SignalForwarder(mpsc::UnboundedReceiver<ReceivedSignal>);
 
 impl SignalForwarder {
@@ -60,8 +68,19 @@ impl SignalForwarder {
         for number in FORWARDED_SIGNALS {
             let mut signals = signal(SignalKind::from_raw(number.cast_signed()))?;
             let sent = sent.clone();
-            let receive = move |()| sent.send(ReceivedSignal { number, at: Instant::now() }).is_ok();
-            tokio::spawn(async move { while signals.recv().await.is_some_and(&receive) {} });
+            tokio::spawn(async move {
+                let mut previous = None;
+                while signals.recv().await.is_some() {
+                    let received = ReceivedSignal { number, at: Instant::now() };
+                    if received.is_duplicate_of(previous) {
+                        continue;
+                    }
+                    previous = Some(received);
+                    if sent.send(received).is_err() {
+                        return;
+                    }
+                }
+            });
         }
         Ok(Self(arrived))
     }
@@ -105,9 +124,7 @@ impl SignalForwarder {
                     kept => kept,
                 };
                 let Some(received) = next else { return };
-                if let Some(number) = escalation.choose_signal(received) {
-                    send_signal(&client, &children, number).await;
-                }
+                send_signal(&client, &children, escalation.choose_signal(received)).await;
             }
         });
     }
@@ -118,34 +135,31 @@ impl SignalForwarder {
 /// ignored, and their children ignore them too.
 struct SignalEscalation {
     is_attached: bool,
-    /// The last terminating signal that was not a duplicate.
+    /// The last terminating signal.
     previous: Option<ReceivedSignal>,
 }
 
 impl SignalEscalation {
-    /// Returns the signal for the children; `None` for a duplicate.
+    /// Returns the signal for the children.
     ///
     /// An attached child gets each signal unchanged, but SIGKILL if a terminating one is repeated soon. Children that
     /// are not attached get SIGTERM for the first terminating signal, and SIGKILL for each further one, because they may
     /// handle SIGHUP, SIGINT and SIGQUIT in different ways.
-    fn choose_signal(&mut self, received: ReceivedSignal) -> Option<u32> {
+    fn choose_signal(&mut self, received: ReceivedSignal) -> u32 {
         let ReceivedSignal { number, at } = received;
         if !is_terminating(number) {
-            return Some(number);
+            return number;
         }
         let same = self.previous.filter(|previous| previous.number == number);
-        let is_repeated_within = |limit| same.is_some_and(|previous| at.duration_since(previous.at) < limit);
-        if is_repeated_within(DUPLICATE_LIMIT) {
-            return None;
-        }
+        let is_repeated = same.is_some_and(|previous| at.duration_since(previous.at) < REPETITION_LIMIT);
         let chosen = match (self.is_attached, self.previous) {
-            (true, _) if is_repeated_within(REPETITION_LIMIT) => SIGKILL,
+            (true, _) if is_repeated => SIGKILL,
             (true, _) => number,
             (false, None) => SIGTERM,
             (false, Some(_)) => SIGKILL,
         };
         self.previous = Some(received);
-        Some(chosen)
+        chosen
     }
 }
 
@@ -178,7 +192,7 @@ mod tests {
     const SIGUSR1: u32 = 10;
 
     /// Returns the signals that the children get for signals of the command at these times, in milliseconds.
-    fn chosen(is_attached: bool, signals: &[(u32, u64)]) -> Vec<Option<u32>> {
+    fn chosen(is_attached: bool, signals: &[(u32, u64)]) -> Vec<u32> {
         let mut escalation = SignalEscalation { is_attached, previous: None };
         let start = Instant::now();
         let receive = |(number, at_ms): &(u32, u64)| {
@@ -191,23 +205,26 @@ mod tests {
     #[test]
     fn the_same_terminating_signal_again_kills_an_attached_child() {
         let soon = [(SIGINT, 0), (SIGUSR1, 500), (SIGINT, 1000)];
-        assert_eq!(chosen(true, &soon), [Some(SIGINT), Some(SIGUSR1), Some(SIGKILL)]);
-        assert_eq!(chosen(true, &[(SIGINT, 0), (SIGTERM, 1000)]), [Some(SIGINT), Some(SIGTERM)]);
+        assert_eq!(chosen(true, &soon), [SIGINT, SIGUSR1, SIGKILL]);
+        assert_eq!(chosen(true, &[(SIGINT, 0), (SIGTERM, 1000)]), [SIGINT, SIGTERM]);
         let later = [(SIGINT, 0), (SIGINT, 6000), (SIGINT, 7000)];
-        assert_eq!(chosen(true, &later), [Some(SIGINT), Some(SIGINT), Some(SIGKILL)]);
+        assert_eq!(chosen(true, &later), [SIGINT, SIGINT, SIGKILL]);
     }
 
     #[test]
     fn several_children_get_sigterm_then_sigkill() {
-        assert_eq!(chosen(false, &[(SIGINT, 0), (SIGTERM, 9000)]), [Some(SIGTERM), Some(SIGKILL)]);
-        assert_eq!(chosen(false, &[(SIGUSR1, 0), (SIGINT, 1)]), [Some(SIGUSR1), Some(SIGTERM)]);
+        assert_eq!(chosen(false, &[(SIGINT, 0), (SIGTERM, 9000)]), [SIGTERM, SIGKILL]);
+        assert_eq!(chosen(false, &[(SIGUSR1, 0), (SIGINT, 1)]), [SIGUSR1, SIGTERM]);
     }
 
     #[test]
-    fn a_duplicate_is_ignored() {
-        for is_attached in [true, false] {
-            let signals = [(SIGTERM, 0), (SIGTERM, 1), (SIGTERM, 150), (SIGTERM, 1000)];
-            assert_eq!(chosen(is_attached, &signals), [Some(SIGTERM), None, None, Some(SIGKILL)]);
-        }
+    fn equal_terminating_signals_in_quick_succession_are_one_event() {
+        let first = |number| ReceivedSignal { number, at: Instant::now() };
+        let later = |signal: ReceivedSignal, ms| ReceivedSignal { at: signal.at + Duration::from_millis(ms), ..signal };
+        let terminating = first(SIGTERM);
+        assert!(later(terminating, 150).is_duplicate_of(Some(terminating)));
+        assert!(!later(terminating, 250).is_duplicate_of(Some(terminating)) && !terminating.is_duplicate_of(None));
+        let other = first(SIGUSR1);
+        assert!(!later(other, 1).is_duplicate_of(Some(other)));
     }
 }

@@ -45,9 +45,9 @@ pub(super) struct RunLimits {
 
 /// The processes that were in the groups when these were killed.
 pub(super) struct KilledProcesses {
-    /// All of them. Those that are not in `left` have ended.
+    /// All killed processes.
     pub(super) all: BTreeSet<i32>,
-    /// Those that have not ended in time.
+    /// The processes that have not ended in time.
     pub(super) left: BTreeSet<i32>,
 }
 

@@ -169,7 +169,7 @@ fn replace(node: &Arc<OffloadNode>, replacement: &ReplicaReplacement) -> Result<
         return Err(format!("volume {name}: node {old} has the last live replica; wait until another one is live"));
     }
     let key = VolumeKey { name: name.clone(), id: record.id };
-    let replaced = create_and_name_replica(node, &key, replacement);
+    let replaced = create_and_register_replica(node, &key, replacement);
     // The new node refuses to drop its replica if the catalog names it, for example after the same command of another node.
     let unused = if replaced.is_ok() { old } else { new };
     let dropped = node.peers.call::<DropReplica>(unused, &DropReplica(key), DESCRIPTION_TIMEOUT);
@@ -180,7 +180,7 @@ fn replace(node: &Arc<OffloadNode>, replacement: &ReplicaReplacement) -> Result<
 }
 
 /// Creates the replica of the new node, and names this node in the catalog in place of the old one.
-fn create_and_name_replica(
+fn create_and_register_replica(
     node: &Arc<OffloadNode>,
     key: &VolumeKey,
     replacement: &ReplicaReplacement,

@@ -53,7 +53,7 @@ pub(super) struct OffloadNode {
     /// The priority of all threads except those of the RPC server.
     pub(super) priority: WorkPriority,
     /// Locked while a replica is created or removed. May be locked for long, because a removed tree may be large.
-    changing_replicas: Mutex<()>,
+    replica_change_lock: Mutex<()>,
     /// The open replicas. Locked while a replica is opened.
     volumes: Mutex<OpenVolumes>,
 }
@@ -112,7 +112,7 @@ impl OffloadNode {
             copy_method,
             compression,
             priority,
-            changing_replicas: Mutex::default(),
+            replica_change_lock: Mutex::default(),
             volumes: Mutex::default(),
         })
     }

@@ -19,7 +19,7 @@ impl OffloadNode {
     /// node, or the catalog may be the wrong one. Its data is set aside, and not removed. Calls of several nodes may arrive at
     /// the same time: the second one waits, and finds the replica of the first.
     pub(in crate::process::offload) fn create_replica(self: &Arc<Self>, key: &VolumeKey) -> Result<(), ReplicaError> {
-        let _one_at_a_time = self.changing_replicas.lock().unwrap_or_else(PoisonError::into_inner);
+        let _change = self.replica_change_lock.lock().unwrap_or_else(PoisonError::into_inner);
         let mut volumes = self.lock_volumes();
         if volumes.get(&key.name).is_some_and(|volume| volume.key.id == key.id) {
             return Ok(());
@@ -101,7 +101,7 @@ impl OffloadNode {
         key: &VolumeKey,
         remove: impl FnOnce() -> io::Result<()>,
     ) -> io::Result<()> {
-        let _one_at_a_time = self.changing_replicas.lock().unwrap_or_else(PoisonError::into_inner);
+        let _change = self.replica_change_lock.lock().unwrap_or_else(PoisonError::into_inner);
         let volume = self.lock_volumes().get(&key.name).filter(|volume| volume.key.id == key.id).cloned();
         let is_idle = volume.map_or(Ok(()), |volume| {
             volume.close();
