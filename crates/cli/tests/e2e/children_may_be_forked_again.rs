@@ -373,7 +373,11 @@ fn by_id(cluster: &Cluster) {
     assert!(!refused.message.contains("--namespaces"), "{}", refused.message);
     let checked = cluster.first().run(&["check", &pid]).stdout;
     assert!(checked.contains(&format!("node {owner}")) && !checked.contains("--namespaces"), "{checked}");
-    cluster.first().run_failing(&["prepare", seed.id()]).require_mentions(&[seed.id(), "the id of a seed", "farfork fork"]);
+    cluster.first().run_failing(&["prepare", seed.id()]).require_mentions(&[
+        seed.id(),
+        "the id of a seed",
+        "farfork fork",
+    ]);
 }
 
 /// A child cannot be its own template: capture would read its missing pages.

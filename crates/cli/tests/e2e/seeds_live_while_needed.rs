@@ -181,6 +181,11 @@ fn by_seeds(cluster: &Cluster) {
     kill(cluster.first(), &grandchild.id);
     cluster.first().json(&["drop", second.id()]);
     let third = Seed::prepare_process(cluster.node(1), &child.pid.to_string(), &[]);
+    // `prepare` returns before the seed is complete. A child that ends before then leaves no seed.
+    wait::wait_until("the seed is complete", LEASE_LIMIT, || {
+        let listed = find(cluster.first(), seed.id());
+        listed["needed_by"].as_array().is_some_and(|ids| ids.iter().any(|id| id == third.id())).then_some(())
+    });
     kill(cluster.first(), &child.id);
     cluster.first().run_failing(&["drop", seed.id()]).require_mentions(&[&format!("`farfork drop {}`", third.id())]);
     cluster.first().json(&["drop", third.id()]);
