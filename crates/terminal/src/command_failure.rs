@@ -30,7 +30,7 @@ pub fn report_error(error: &anyhow::Error, json: bool) {
     let failure = error.downcast_ref::<Failure>();
     match failure {
         Some(failure) => output::print_failure(failure),
-        None => eprintln!("farfork: {}", error_chain_text(error)),
+        None => output::print_note(format_args!("farfork: {}", error_chain_text(error))),
     }
     if json {
         let text = failure.map_or_else(|| error_chain_text(error), Failure::to_string);

@@ -1,5 +1,6 @@
 //! Output of commands: sentences for people, JSON with stable keys for scripts, failures on standard error.
 
+use std::fmt::Display;
 use std::io::{self, Write as _};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -34,7 +35,7 @@ pub fn print_line(text: &str) {
     if let Some(error) = lost
         && !OUTPUT_LOST.swap(true, Ordering::Relaxed)
     {
-        let _ = writeln!(io::stderr(), "farfork: standard output: {error}; the output is incomplete");
+        print_note(format_args!("farfork: standard output: {error}; the output is incomplete"));
     }
 }
 
@@ -58,11 +59,17 @@ pub fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }
 
+/// Prints a line for people on standard error. Ignores errors, which eprintln! turns into a panic: a command does not fail
+/// because nothing reads its notes.
+pub fn print_note(text: impl Display) {
+    let _ = writeln!(io::stderr(), "{text}");
+}
+
 /// Prints a failure on standard error: object and cause on one line, the next step on another.
 pub fn print_failure(failure: &Failure) {
     let mut text = format!("farfork: {}: {}", failure.object(), failure.cause());
     if !failure.next_step().is_empty() {
         text += &format!("\n         {}", failure.next_step());
     }
-    let _ = writeln!(io::stderr(), "{text}");
+    print_note(text);
 }

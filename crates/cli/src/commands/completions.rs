@@ -1,12 +1,12 @@
 //! `farfork completions`: prints the completion script of a shell.
 
-use std::io;
 use std::process::ExitCode;
 
 use clap::{Args, CommandFactory as _};
 use clap_complete::Shell;
 
 use crate::Cli;
+use crate::output;
 
 /// Print a shell script that completes farfork's commands and options.
 #[derive(Args)]
@@ -25,8 +25,10 @@ pub(crate) struct Completions {
 }
 
 impl Completions {
-    pub(crate) fn run(self) -> ExitCode {
-        clap_complete::generate(self.shell, &mut Cli::command(), "farfork", &mut io::stdout());
-        ExitCode::SUCCESS
+    pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
+        let mut script = Vec::new();
+        clap_complete::generate(self.shell, &mut Cli::command(), "farfork", &mut script);
+        output::write_bytes(&script)?;
+        Ok(ExitCode::SUCCESS)
     }
 }

@@ -71,13 +71,13 @@ impl Core {
         if global.json {
             output::print_json(&CoreView { child: self.child, file, file_bytes, threads, stopped_us });
         } else {
-            eprintln!(
+            output::print_note(format_args!(
                 "{}: {}, {}; stopped for {}",
                 self.child,
                 output::format_threads(threads),
                 format_bytes(file_bytes),
                 format_microseconds(stopped_us)
-            );
+            ));
             output::print_line(&file);
         }
         Ok(ExitCode::SUCCESS)

@@ -13,6 +13,7 @@ use serde::Serialize;
 use super::inspect_compare;
 use crate::GlobalArgs;
 use crate::output::{self, BudgetView, CacheView, ChildView, MemoryView, NodeView, PagerView, SeedView, ZygotesView};
+use crate::process_names::{ProcessName, parse_process};
 
 /// Show all details of a seed, a child or a node, one field per line.
 ///
@@ -31,8 +32,7 @@ Examples:
   farfork inspect $SEED
   farfork inspect $CHILD --json | jq .bytes_fetched
   farfork inspect n2 --json | jq .cache.bytes
-
-  farfork inspect $CHILD --against $(pgrep trainer)
+  farfork inspect $CHILD --against trainer
 
 Exit status: 0 success, 1 no such object or its node does not answer, 2 wrong usage. \
 With --against, also 1 if the child differs.")]
@@ -41,9 +41,9 @@ pub(crate) struct Inspect {
     #[arg(value_name = "SEED|CHILD|NODE")]
     id: String,
 
-    /// Compare the child with its parent, which has this process id on this machine.
-    #[arg(long, value_name = "PID")]
-    against: Option<u32>,
+    /// Compare the child with its parent: a process id on this machine, a name from `farfork run`, or a child of this node.
+    #[arg(long, value_name = "PID|NAME|CHILD", value_parser = parse_process)]
+    against: Option<ProcessName>,
 }
 
 /// A child, with the counters of its pager.
@@ -101,10 +101,10 @@ struct NodeDetailView {
 
 impl Inspect {
     pub(crate) async fn run(self, global: GlobalArgs) -> anyhow::Result<ExitCode> {
-        if let Some(pid) = self.against {
-            return inspect_compare::run_comparison(&global, self.id, pid).await;
-        }
         let mut client = global.connection.open().await?;
+        if let Some(parent) = self.against {
+            return inspect_compare::run_comparison(client, self.id, &parent, global.json).await;
+        }
         let request = InspectRequest { id: self.id.clone() };
         let answer = client.inspect(request_with_timeout(QUERY_TIMEOUT, request)).await;
         let answer = answer.map_err(|status| Failure::from_status(&self.id, &status))?.into_inner();

@@ -1,15 +1,15 @@
-//! `farfork inspect CHILD --against PID`: compares the state that the kernel shows of a child and of its parent.
+//! `farfork inspect CHILD --against PARENT`: compares the state that the kernel shows of a child and of its parent.
 
 use std::process::ExitCode;
 
-use farfork_api::client::request_with_timeout;
+use farfork_api::client::{Client, request_with_timeout};
 use farfork_api::failure::Failure;
 use farfork_api::limits::COMPARE_TIMEOUT;
 use farfork_api::v1::{CompareRequest, CompareResponse, FieldDifference, ToleratedFields};
 use serde::Serialize;
 
-use crate::GlobalArgs;
 use crate::output::{self, Table};
+use crate::process_names::{ProcessName, resolve_pid};
 
 /// A field that differs.
 #[derive(Debug, Serialize)]
@@ -42,14 +42,19 @@ struct ComparisonView {
 }
 
 /// Compares a child with its parent, and prints the differences.
-pub(super) async fn run_comparison(global: &GlobalArgs, child: String, pid: u32) -> anyhow::Result<ExitCode> {
-    let mut client = global.connection.open().await?;
+pub(super) async fn run_comparison(
+    mut client: Client,
+    child: String,
+    parent: &ProcessName,
+    json: bool,
+) -> anyhow::Result<ExitCode> {
+    let pid = resolve_pid(&mut client, parent).await?;
     let request = CompareRequest { child: child.clone(), pid, place: None };
     let answer = client.compare(request_with_timeout(COMPARE_TIMEOUT, request)).await;
     let answer = answer.map_err(|status| Failure::from_status(format!("child {child}"), &status))?.into_inner();
     let is_same = answer.differences_count == 0;
     let view = ComparisonView::new(child, pid, answer);
-    if global.json {
+    if json {
         output::print_json(&view)
     } else {
         view.print()

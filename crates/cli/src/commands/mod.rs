@@ -134,7 +134,7 @@ impl Command {
             Command::Bench(command) => command.run("bench", &global),
             Command::Stress(command) => command.run("stress", &global),
             Command::Man(command) => command.run(&global),
-            Command::Completions(command) => Ok(command.run()),
+            Command::Completions(command) => command.run(),
         }
     }
 }

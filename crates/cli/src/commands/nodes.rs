@@ -36,7 +36,7 @@ impl Nodes {
         } else {
             let reasons: Vec<String> = nodes.iter().filter_map(not_ready_reason).collect();
             nodes_table(nodes).print();
-            reasons.iter().for_each(|reason| println!("{reason}"));
+            reasons.iter().for_each(|reason| output::print_line(reason));
         }
         Ok(ExitCode::SUCCESS)
     }

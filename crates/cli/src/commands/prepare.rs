@@ -128,7 +128,7 @@ impl Prepare {
         } else {
             print(&seed);
             if self.profile {
-                eprintln!("\n{}", phase_table(&seed.phases));
+                output::print_note(format_args!("\n{}", phase_table(&seed.phases)));
             }
         }
         seal_failure.iter().for_each(output::print_failure);
@@ -159,15 +159,15 @@ impl Prepare {
 /// Prints only the id on standard output, for `SEED=$(farfork prepare …)`. Prints figures and notes for people on
 /// standard error.
 fn print(seed: &Seed) {
-    eprintln!(
+    output::print_note(format_args!(
         "{}: {}, {} of memory; stopped for {}; prepare took {}",
         shorten_command(&seed.command),
         output::format_threads(seed.threads),
         format_bytes(seed.memory_bytes),
         format_microseconds(seed.pause_us),
         format_microseconds(seed.prepare_us),
-    );
-    seed.notes.iter().for_each(|note| eprintln!("note: {note}"));
+    ));
+    seed.notes.iter().for_each(|note| output::print_note(format_args!("note: {note}")));
     output::print_line(&seed.id);
 }
 

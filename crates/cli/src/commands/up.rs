@@ -186,16 +186,18 @@ fn nodes_json(nodes: &[LocalNode]) -> Vec<serde_json::Value> {
             "address": node.address.to_string(),
             "netns": node.netns,
             "socket": node.socket,
+            "pid": node.daemon_pid(),
         })
     };
     nodes.iter().map(document).collect()
 }
 
 fn nodes_table(nodes: &[LocalNode]) -> Table {
-    let mut table = Table::new(&["NODE", "ADDRESS", "NETNS", "SOCKET"]);
+    let mut table = Table::new(&["NODE", "ADDRESS", "NETNS", ">PID", "SOCKET"]);
     for node in nodes {
         let socket = node.socket.display().to_string();
-        table.add_row([node.name.clone(), node.address.to_string(), node.netns.clone(), socket]);
+        let pid = node.daemon_pid().map_or_else(|| "-".to_owned(), |pid| pid.to_string());
+        table.add_row([node.name.clone(), node.address.to_string(), node.netns.clone(), pid, socket]);
     }
     table
 }

@@ -143,13 +143,13 @@ fn print_outcome(child: &Child, printing: &WaitPrinting<'_>, label: Option<&Stri
     let is_well = child.exit.as_ref().and_then(output::exit_code) == Some(0);
     let text = format!("{}  {}", child.id, exit_text(child.exit.as_ref()));
     if !child.memory_lost.is_empty() {
-        eprintln!("farfork: {}", child.memory_lost);
+        output::print_note(format_args!("farfork: {}", child.memory_lost));
     }
     match (printing.quiet, printing.results, is_well) {
         (true, ..) | (false, true, true) => {}
         (false, true, false) => {
             let label = label.map_or_else(String::new, |label| format!("{label}: "));
-            eprintln!("farfork: {label}{text}\n         see `farfork logs {}`", child.id);
+            output::print_note(format_args!("farfork: {label}{text}\n         see `farfork logs {}`", child.id));
         }
         (false, false, _) => output::print_line(&text),
     }

@@ -16,7 +16,9 @@ pub(crate) use budget::BudgetView;
 pub(crate) use byte_progress::ByteProgressBar;
 pub(crate) use cache::CacheView;
 pub(crate) use farfork_api::byte_size::format_bytes;
-pub(crate) use farfork_terminal::output::{is_broken_pipe, print_failure, print_json, print_line, write_bytes};
+pub(crate) use farfork_terminal::output::{
+    is_broken_pipe, print_failure, print_json, print_line, print_note, write_bytes,
+};
 pub(crate) use memory::{MemoryView, PagerView, memory_text, pager_text, sum_memory_use, sum_pager_stats};
 pub(crate) use phases::{PhaseView, phase_table, phase_views};
 pub(crate) use summary::{summarize, summary_table};

@@ -59,6 +59,10 @@ fn refused(cluster: &Cluster) {
     let seed = Seed::prepare(cluster.first(), &parent);
     let child = seed.fork_idle(1, &["--to", cluster.name(1)]).remove(0);
     cluster.first().run_failing(&["inspect", &child.id, "--against", NOBODY]).require_mentions(&[NOBODY]);
+    let on_another_node = cluster.first().run_failing(&["inspect", &child.id, "--against", &child.id]);
+    on_another_node.require_mentions(&[&child.id, "only its own node can read it"]);
+    let unknown_name = cluster.first().run_failing(&["inspect", &child.id, "--against", "no-such-name"]);
+    unknown_name.require_mentions(&["no-such-name"]);
     cluster.first().json(&["pause", &child.id]);
     cluster.first().run_failing(&["inspect", &child.id, "--against", &parent.pid_text()]).require_mentions(&[
         &child.id,

@@ -61,7 +61,14 @@ fn a_fork_changes_counters() {
     cluster.first().json(&["kill", "--signal", "KILL", &child.id]);
     cluster.first().json_ignoring_status(&["wait", &child.id]);
     let ended = scrape(&cluster, 1);
-    cluster.first().json(&["rm", &child.id]);
+    let removed = cluster.first().json(&["rm", "--ended"]);
+    let lists_child = |said: &serde_json::Value| {
+        said["children"]
+            .as_array()
+            .is_some_and(|all| all.iter().any(|listed| listed["child"] == *child.id && listed["error"].is_null()))
+    };
+    assert!(lists_child(&removed), "{removed}");
+    assert_eq!(cluster.first().json(&["ps"])["children"], serde_json::json!([]));
     let forgotten = scrape(&cluster, 1);
     for counter in ["farfork_page_faults_total{kind=\"missing\"}", "farfork_fetched_bytes_total{from=\"network\"}"] {
         assert!(ended.value(counter) >= after[1].value(counter), "{counter} never falls");

@@ -70,7 +70,8 @@ fn of_several(cluster: &Cluster) {
     let (file, to) = (payloads.path().to_string_lossy(), cluster.names(&[1, 2]));
     let said =
         cluster.first().json_ignoring_status(&["fork", seed.id(), "--to", &to, "--payloads", &file, "--profile"]);
-    for child in said["children"].as_array().expect("fork lists children") {
+    for (child, line) in said["children"].as_array().expect("fork lists children").iter().zip(1..) {
+        assert_eq!(child["line"], line, "{child}");
         assert_eq!(child["exit_code"], EXIT_VERIFIED, "{child}");
         Phases::of(&child["phases"]).check("resume", child["node"].as_str().expect("a node"));
         let count = |key: &str| child["pager"][key].as_u64().unwrap_or_else(|| panic!("{key} of {child}"));

@@ -107,6 +107,12 @@ impl LocalNode {
         started.or_else(|| self.socket_listener()?.open().ok()?)
     }
 
+    /// The process id of the running daemon that was started last.
+    pub fn daemon_pid(&self) -> Option<i32> {
+        let process = self.process()?;
+        process.open().ok()?.map(|_| process.pid)
+    }
+
     fn socket_listener(&self) -> Option<ProcessIdentity> {
         // Nonblocking: connect(2) would block if the daemon is stopped and its queue of connections is full.
         let socket = rustix::net::socket_with(

@@ -3,10 +3,15 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use farfork_sys::cgroup::freezer;
 use farfork_sys::cgroup::hierarchy::CgroupVersion;
+use farfork_sys::cgroup::{self, freezer};
+use farfork_sys::process::ProcStatus;
 
+use super::container::join_directory;
 use super::{CgroupDirectory, CgroupError, ContainerCgroup};
+
+/// The node's group of container inits that are not frozen with their children.
+const INITS: &str = "inits";
 
 impl ContainerCgroup {
     /// Stops all tasks of the group and waits until they are stopped, at most `limit`. If that fails, all of them are
@@ -36,7 +41,34 @@ impl ContainerCgroup {
     /// The directory of the group in the unified hierarchy, for a client that freezes it directly. `None` if the node has
     /// only the version 1 freezer, in which a frozen process cannot even be killed.
     pub fn unified_freezer(&self) -> Option<&Path> {
-        self.freezer().ok().filter(|directory| directory.version == CgroupVersion::V2).map(|directory| &*directory.path)
+        self.unified_directory().map(|directory| &*directory.path)
+    }
+
+    /// Moves the init of the container of `child` out of the group's directory in the unified hierarchy, so that a freeze
+    /// stops one task less. A freeze and a thaw of a child and its init take twice as long as those of the child alone.
+    /// `child` is a pid in this process's namespace.
+    ///
+    /// # Errors
+    /// [`CgroupError::Create`], [`CgroupError::Join`].
+    pub fn move_init_out(&self, child: i32) -> Result<(), CgroupError> {
+        let (Some(directory), Some(init)) = (self.unified_directory(), self.init_of(child)) else { return Ok(()) };
+        let inits = CgroupDirectory { path: directory.path.with_file_name(INITS), ..directory.clone() };
+        cgroup::create(&inits.path).map_err(|cause| CgroupError::Create { path: inits.path.clone(), cause })?;
+        join_directory(&inits, init)
+    }
+
+    /// The init of the pid namespace of `child`, if it is in the group.
+    fn init_of(&self, child: i32) -> Option<i32> {
+        let depth = ProcStatus::read(child).ok()?.namespace_ids.len();
+        let is_init = |pid: &i32| {
+            let ids = ProcStatus::read(*pid).map(|status| status.namespace_ids).unwrap_or_default();
+            ids.len() == depth && ids.last() == Some(&1)
+        };
+        cgroup::processes(&self.unified_directory()?.path).ok()?.into_iter().find(is_init)
+    }
+
+    fn unified_directory(&self) -> Option<&CgroupDirectory> {
+        self.freezer().ok().filter(|directory| directory.version == CgroupVersion::V2)
     }
 
     /// Whether the group is frozen, by this daemon or an earlier one.
@@ -108,6 +140,41 @@ mod tests {
         process.wait().unwrap();
         group.remove().unwrap();
         node.remove_empty();
+    }
+
+    #[test]
+    fn an_init_is_not_frozen_with_its_child() {
+        let mut hierarchies = hierarchy::mounted_hierarchies().unwrap();
+        hierarchies.retain(|hierarchy| hierarchy.version == CgroupVersion::V2);
+        let node = NodeCgroups::create_in(hierarchies, &format!("farfork-test-{}-inits", std::process::id())).unwrap();
+        let group = node.create_group("paused").unwrap();
+        // `sh` is the init of a pid namespace, and `sleep` is its child.
+        let mut unshare = Command::new("unshare")
+            .args(["--pid", "--fork", "--kill-child", "sh", "-c", "sleep 1000 & while :; do :; done"])
+            .spawn()
+            .unwrap();
+        let children = |pid: u32| -> Vec<u32> {
+            let listed = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+            listed.split_whitespace().map(|pid| pid.parse().unwrap()).collect()
+        };
+        let first_child =
+            |pid| std::iter::repeat_with(|| children(pid)).find_map(|pids| pids.first().copied()).unwrap();
+        let init = first_child(unshare.id());
+        let child = first_child(init);
+        [init, child].into_iter().for_each(|pid| group.join(pid.cast_signed()).unwrap());
+        group.move_init_out(child.cast_signed()).unwrap();
+        assert_eq!(group.processes(), [child.cast_signed()]);
+        // No init is in the group any more.
+        group.move_init_out(child.cast_signed()).unwrap();
+        group.freeze(LIMIT).unwrap();
+        assert!(!fs::read_to_string(format!("/proc/{init}/cgroup")).unwrap().contains("/paused"));
+        unshare.kill().unwrap();
+        unshare.wait().unwrap();
+        // The kernel kills the namespace of a dead init, including frozen processes.
+        group.remove().unwrap();
+        while node.group_names().contains(&INITS.to_owned()) {
+            node.remove_empty();
+        }
     }
 
     #[test]

@@ -62,7 +62,7 @@ fn attach_input(input: Input) -> AttachInput {
 fn child_exit_code(child: &Child) -> anyhow::Result<ExitCode> {
     let exit = child.exit.as_ref();
     if exit.is_some_and(|exit| !exit.limit.is_empty() && matches!(exit.how, Some(How::Signal(_)))) {
-        eprintln!("farfork: child {}: {}", child.id, output::exit_text(exit));
+        output::print_note(format_args!("farfork: child {}: {}", child.id, output::exit_text(exit)));
     }
     match exit.and_then(output::exit_code) {
         Some(code) => Ok(ExitCode::from(u8::try_from(code).unwrap_or(u8::MAX))),

@@ -339,7 +339,7 @@ fn report_detached(seed: &str, outcomes: &[ChildOutcome], lines: &PayloadLines, 
         outcomes::print_failures(outcomes, lines);
     }
     let all_run = outcomes.iter().all(|outcome| matches!(outcome, ChildOutcome::Started(_)));
-    (if all_run { ExitCode::SUCCESS } else { ExitCode::FAILURE }, outcomes::outcomes_json(seed, outcomes))
+    (if all_run { ExitCode::SUCCESS } else { ExitCode::FAILURE }, outcomes::outcomes_json(seed, outcomes, lines))
 }
 
 /// Waits for the started children. Returns the exit status and the JSON document. Without `json`, prints the failures
@@ -364,7 +364,7 @@ async fn wait_and_print(
     }
     let mut ends = waited?.into_iter();
     let all_run = children.len() == outcomes.len();
-    let all: Vec<Value> = outcomes
+    let mut all: Vec<Value> = outcomes
         .iter()
         .map(|outcome| match outcome {
             ChildOutcome::Started(_) => serde_json::to_value(ends.next()),
@@ -372,6 +372,7 @@ async fn wait_and_print(
         })
         .collect::<Result<_, _>>()?;
     let all_well = all.iter().all(|end| end["exit_code"] == 0);
+    lines.add_to(&mut all);
     let status = if all_run && all_well { ExitCode::SUCCESS } else { ExitCode::FAILURE };
     Ok((status, serde_json::json!({ "seed": seed, "children": all })))
 }

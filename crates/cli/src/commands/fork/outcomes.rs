@@ -119,8 +119,9 @@ pub(super) async fn fork_and_collect(client: &mut Client, request: ForkRequest) 
 }
 
 /// Returns the outcomes as a JSON document.
-pub(super) fn outcomes_json(seed: &str, outcomes: &[ChildOutcome]) -> serde_json::Value {
-    let children: Vec<OutcomeView<'_>> = outcomes.iter().map(ChildOutcome::to_view).collect();
+pub(super) fn outcomes_json(seed: &str, outcomes: &[ChildOutcome], lines: &PayloadLines) -> serde_json::Value {
+    let mut children: Vec<_> = outcomes.iter().map(|outcome| serde_json::json!(outcome.to_view())).collect();
+    lines.add_to(&mut children);
     let id = outcomes.iter().find_map(ChildOutcome::seed).unwrap_or(seed);
     serde_json::json!({ "seed": id, "children": children })
 }
@@ -161,6 +162,13 @@ impl PayloadLines {
     /// Returns the name of one child; `None` if there is no file.
     pub(super) fn name_child(&self, index: usize) -> Option<String> {
         self.file.as_ref().map(|file| format!("line {} of {file}", index + 1))
+    }
+
+    /// Adds `line`, counted from 1, to the JSON of each child, in the order of the request. Nothing if there is no file.
+    pub(super) fn add_to(&self, children: &mut [serde_json::Value]) {
+        if self.file.is_some() {
+            children.iter_mut().zip(1..).for_each(|(child, line)| child["line"] = serde_json::Value::from(line));
+        }
     }
 
     /// Returns a name for children with these indexes; `None` for a single child without a line.

@@ -10,7 +10,7 @@ use tokio::task::JoinSet;
 
 use super::outcomes::{ChildOutcome, ForkPhases};
 use crate::output::{
-    MemoryView, PagerView, memory_text, pager_text, phase_table, phase_views, sum_memory_use, sum_pager_stats,
+    self, MemoryView, PagerView, memory_text, pager_text, phase_table, phase_views, sum_memory_use, sum_pager_stats,
     summarize, summary_table,
 };
 
@@ -53,27 +53,32 @@ impl Profile {
     /// Prints the profile as text on standard error. Standard output belongs to the children.
     pub(super) fn print(&self) {
         if let Some(Phase { node, .. }) = self.request.first() {
-            eprintln!("\nthe request, on {node}\n{}", phase_table(&self.request));
+            output::print_note(format_args!("\nthe request, on {node}\n{}", phase_table(&self.request)));
         }
         match &self.children[..] {
             [] => {}
             [child] => {
-                eprintln!("\nchild {}, on {}\n{}", child.id, child.node, phase_table(&child.phases));
+                output::print_note(format_args!(
+                    "\nchild {}, on {}\n{}",
+                    child.id,
+                    child.node,
+                    phase_table(&child.phases)
+                ));
                 if let Some(pager) = &child.pager {
-                    eprintln!("\n{}", pager_text(pager));
+                    output::print_note(format_args!("\n{}", pager_text(pager)));
                 }
-                eprintln!("{}", memory_text(&child.memory));
+                output::print_note(memory_text(&child.memory));
             }
             several => {
                 let summary = summarize(several.iter().map(|child| &child.phases[..]));
-                eprintln!("\n{} children\n{}", several.len(), summary_table(&summary));
+                output::print_note(format_args!("\n{} children\n{}", several.len(), summary_table(&summary)));
                 let counted: Vec<&PagerStats> = several.iter().filter_map(|child| child.pager.as_ref()).collect();
-                eprintln!(
+                output::print_note(format_args!(
                     "\ntheir memory, summed up over {}\n{}",
                     counted.len(),
                     pager_text(&sum_pager_stats(counted))
-                );
-                eprintln!("{}", memory_text(&sum_memory_use(several.iter().map(|child| &child.memory))));
+                ));
+                output::print_note(memory_text(&sum_memory_use(several.iter().map(|child| &child.memory))));
             }
         }
     }

@@ -95,9 +95,7 @@ impl Ps {
     }
 
     async fn list(&self, client: &mut Client) -> Result<ListChildrenResponse, Failure> {
-        let request = ListRequest { this_node_only: self.here, living_only: false };
-        let answer = client.list_children(request_with_timeout(QUERY_TIMEOUT, request)).await;
-        let mut answer = answer.map_err(|status| Failure::from_status("the node", &status))?.into_inner();
+        let mut answer = list_children(client, self.here).await?;
         if self.running {
             answer.children.retain(|child| child.exit.is_none());
         }
@@ -105,8 +103,15 @@ impl Ps {
     }
 }
 
+/// Lists the children of all nodes, or only of the connected node (`here`).
+pub(super) async fn list_children(client: &mut Client, here: bool) -> Result<ListChildrenResponse, Failure> {
+    let request = ListRequest { this_node_only: here, living_only: false };
+    let answer = client.list_children(request_with_timeout(QUERY_TIMEOUT, request)).await;
+    Ok(answer.map_err(|status| Failure::from_status("the node", &status))?.into_inner())
+}
+
 /// Returns a failure for each node that did not answer.
-fn node_failures(answer: &ListChildrenResponse) -> Vec<Failure> {
+pub(super) fn node_failures(answer: &ListChildrenResponse) -> Vec<Failure> {
     answer.unanswered.iter().cloned().map(Failure::from).collect()
 }
 

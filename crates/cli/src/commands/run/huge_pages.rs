@@ -7,6 +7,8 @@ use anyhow::Context as _;
 use farfork_sys::huge_page;
 use farfork_sys::process_identity::ProcessIdentity;
 
+use crate::output;
+
 /// Environment variable that the GNU C library (2.35 and later) reads when a program starts. Other C libraries ignore
 /// it.
 const TUNABLES: &str = "GLIBC_TUNABLES";
@@ -19,7 +21,9 @@ pub(super) fn enable_huge_pages(program: &mut Command) -> anyhow::Result<()> {
     program.env(TUNABLES, add_malloc_tunable(env::var(TUNABLES).ok()));
     huge_page::enable_thp().context("huge pages cannot be permitted")?;
     if !rustix::process::geteuid().is_root() {
-        eprintln!("farfork: huge pages only for malloc of the C library: all other memory needs root; use sudo");
+        output::print_note(
+            "farfork: huge pages only for malloc of the C library: all other memory needs root; use sudo",
+        );
         return Ok(());
     }
     let own_pid = i32::try_from(std::process::id()).context("the own process id")?;

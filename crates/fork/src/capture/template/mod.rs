@@ -35,8 +35,11 @@ use super::tracer::trace_lock::TraceLock;
 /// Time limit for the wait until a killed template has ended.
 const KILL_LIMIT: Duration = Duration::from_secs(5);
 
-/// Time limit for making the parent's main thread reap a template. After it, the zombie stays until the parent ends.
+/// Time limit for one attempt to make the parent's main thread reap a template.
 const REAP_LIMIT: Duration = Duration::from_millis(500);
+
+/// Attempts after which a template stays a zombie until its parent ends. On a busy machine, an attempt may be too late.
+const REAP_ATTEMPTS: usize = 10;
 
 /// Stack pointer of a template: an address that is never mapped (vm.mmap_min_addr).
 const UNMAPPED_STACK: u64 = 0x10;
@@ -147,9 +150,8 @@ impl TemplateClone {
             tracing::warn!(template = self.pid, "a killed template has not ended within {KILL_LIMIT:?}");
             return;
         }
-        match self.reap_in_parent(trace_lock) {
-            Ok(()) => {}
-            Err(CaptureError::ProcessGone { .. }) => {}
+        match self.reap_repeatedly(trace_lock) {
+            Ok(()) | Err(CaptureError::ProcessGone { .. }) => {}
             Err(error) => {
                 tracing::debug!(template = self.pid, parent = self.parent_pid, %error, "a template stays a zombie until its parent ends");
             }
@@ -172,6 +174,16 @@ impl TemplateClone {
             }
         }
         false
+    }
+
+    fn reap_repeatedly(&self, trace_lock: Option<&TraceLock>) -> Result<(), CaptureError> {
+        for _ in 1..REAP_ATTEMPTS {
+            match self.reap_in_parent(trace_lock) {
+                Err(CaptureError::TimedOut { .. } | CaptureError::NotStopped { .. }) => {}
+                reaped => return reaped,
+            }
+        }
+        self.reap_in_parent(trace_lock)
     }
 
     /// Makes the parent's main thread wait for the dead template.

@@ -1,8 +1,8 @@
 //! Pausing, unpausing and signalling a child.
 //!
 //! A child that was started paused waits at a socket before its first instruction. Any other child is paused by
-//! freezing its container's control group, which includes the container's init. Init reaps the child: if the child
-//! ends while frozen, the group must be thawed, or the end is never reported. The group stays frozen across restarts
+//! freezing its container's control group, which usually includes the container's init. Init reaps the child: if the
+//! child ends while frozen, the group must be thawed, or the end is never reported. The group stays frozen across restarts
 //! of the daemon. If a client may freeze the group directly (`open_freezer`), the freezer's state is authoritative.
 
 use std::io;
@@ -90,6 +90,9 @@ impl Child {
             let cause = "its node has only the freezer of cgroup version 1";
             self.failure(Code::FailedPrecondition, cause).with_next_step("pause it by requests to its node")
         })?;
+        if let Err(error) = group.move_init_out(self.process_identity()?.pid) {
+            tracing::debug!(child = %self.record.id, %error, "a child's init is frozen with the child");
+        }
         self.disable_root_reuse();
         self.has_external_freezer.store(true, Ordering::Release);
         Ok(directory.to_owned())
@@ -137,9 +140,8 @@ impl Child {
     fn send_signal(&self, signal: u32) -> Result<(), Failure> {
         let has_ended = || self.ended_failure();
         self.check_alive()?;
-        let identity: ProcessIdentity =
-            self.record.process.parse().map_err(|error: io::Error| self.process_failure(&error))?;
-        let process = identity.open().map_err(|error| self.process_failure(&error))?.ok_or_else(has_ended)?;
+        let process =
+            self.process_identity()?.open().map_err(|error| self.process_failure(&error))?.ok_or_else(has_ended)?;
         match pidfd::send_signal(&process, signal.cast_signed()) {
             Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
                 Err(self.failure(Code::InvalidArgument, format!("{signal} is no signal")))
@@ -154,6 +156,10 @@ impl Child {
                 Ok(())
             }
         }
+    }
+
+    fn process_identity(&self) -> Result<ProcessIdentity, Failure> {
+        self.record.process.parse().map_err(|error: io::Error| self.process_failure(&error))
     }
 
     /// Whether the child's process has ended, even if it is not reaped yet.
