@@ -31,3 +31,4 @@ pub use client::{MountOptions, VolumeClient};
 pub use device::{MountPoint, abort_mount, detach_dead_mounts, has_volume_mount, mount_volume};
 pub use filesystem::VolumeFilesystem;
 pub use offload_link::{OffloadLink, OffloadRequest};
+pub(crate) use write_permission::LEASE_TIME;

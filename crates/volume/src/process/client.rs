@@ -37,6 +37,8 @@ const HINTS_MAX: u32 = 64;
 /// Time after which the thread that sends hints checks again whether the log has unpublished records. An append wakes it
 /// earlier.
 const HINT_WAIT: Duration = Duration::from_secs(1);
+/// Interval between two renewals of the lease of the write permission.
+const LEASE_INTERVAL: Duration = Duration::from_millis(100);
 /// Number of threads that serve FUSE requests: some of them may wait for the disk.
 const REQUEST_THREADS: usize = 8;
 
@@ -94,7 +96,7 @@ pub fn run_client(
         return Err(ClientRunError::Refused(format!("volume {name} was created just now: mount it again")));
     };
     raise_file_limit();
-    let AttachedClient { client: number, log_path, marks, unlinked } = attached;
+    let AttachedClient { client: number, log_path, marks, unlinked, is_only_replica } = attached;
     let shared = volume.open_shared().map_err(ClientRunError::SharedTree)?;
     let inode_max = marks[usize::from(number)].inode_max;
     let namespace = load_namespace(&shared, number, inode_max).map_err(ClientRunError::SharedTree)?;
@@ -103,6 +105,9 @@ pub fn run_client(
     let sender = Arc::clone(&connection.sender);
     let log = LogFile::open(&log_path)?;
     let client = Arc::new(VolumeClient::start(number, shared, namespace, log, &marks, link, options));
+    if is_only_replica {
+        client.set_only_replica();
+    }
     start_threads(&client, connection, channel, number, unlinked).map_err(ClientRunError::Thread)?;
 
     let failed = |source| ClientRunError::Mount { path: mount_point.display().to_string(), source };
@@ -286,7 +291,7 @@ fn end_unanswered(error: &io::Error) -> ! {
     std::process::exit(1);
 }
 
-/// Starts three threads: one receives messages, one sends hints, and one drops unused inodes.
+/// Starts four threads: one receives messages, one sends hints, one renews the lease, and one drops unused inodes.
 fn start_threads(
     client: &Arc<VolumeClient>,
     connection: OffloadConnection,
@@ -307,6 +312,13 @@ fn start_threads(
             connection.sender.set_channel(None);
             channel = connection.reattach(&receiving, number);
             connection.sender.reset_hints();
+        }
+    })?;
+    let renewing = Arc::clone(client);
+    thread::Builder::new().name("lease".to_owned()).spawn(move || {
+        loop {
+            renewing.renew_lease();
+            thread::sleep(LEASE_INTERVAL);
         }
     })?;
     client.add_unlinked(&unlinked);
