@@ -252,9 +252,10 @@ impl Filesystem for VolumeFilesystem {
     ) {
         let keeps_privileges = !write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
         // Pages of a mapping are written at their own offset.
-        let appends = is_appending(flags.0) && !write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);
+        let is_writeback = write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);
+        let appends = is_appending(flags.0) && !is_writeback;
         let place = if appends { WritePlace::End { assumed: offset } } else { WritePlace::Offset(offset) };
-        self.write_data(request, WriteRequest { inode, place, keeps_privileges }, data, reply);
+        self.write_data(request, WriteRequest { inode, place, is_writeback, keeps_privileges }, data, reply);
     }
 
     fn flush(&self, _request: &Request, _inode: INodeNo, _handle: FileHandle, _owner: LockOwner, reply: ReplyEmpty) {
@@ -425,7 +426,8 @@ impl Filesystem for VolumeFilesystem {
             Err(error) => return reply.error(error_of(error)),
         };
         let place = WritePlace::Offset(target_offset);
-        self.write_data(request, WriteRequest { inode: target, place, keeps_privileges: false }, &data, reply);
+        let write = WriteRequest { inode: target, place, is_writeback: false, keeps_privileges: false };
+        self.write_data(request, write, &data, reply);
     }
 
     /// Answers as the default of fuser, but does not log each call.

@@ -10,6 +10,7 @@ mod client;
 mod conversion;
 mod data;
 mod device;
+mod dropped_pages;
 mod execution;
 mod filesystem;
 mod group_commit;

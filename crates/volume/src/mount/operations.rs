@@ -3,6 +3,7 @@
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
 use std::sync::Arc;
+use std::time::Instant;
 
 use fuser::{FileAttr, FileHandle, FopenFlags, INodeNo, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyWrite, Request};
 use rustix::io::Errno;
@@ -39,6 +40,8 @@ type RemovalPlan = fn(&VolumeNamespace, InodeNumber, &EntryName, CallerIdentity)
 pub(super) struct WriteRequest {
     pub(super) inode: INodeNo,
     pub(super) place: WritePlace,
+    /// Whether the kernel writes back pages of a mapping. It keeps these pages until the answer.
+    pub(super) is_writeback: bool,
     /// Whether the write keeps the set-user-ID and set-group-ID bits.
     pub(super) keeps_privileges: bool,
 }
@@ -153,7 +156,7 @@ impl VolumeFilesystem {
 
     /// Executes a write, and answers with the number of bytes.
     pub(super) fn write_data(&self, request: &Request, write: WriteRequest, data: &[u8], reply: ReplyWrite) {
-        let WriteRequest { inode, place, keeps_privileges } = write;
+        let (WriteRequest { inode, place, is_writeback, keeps_privileges }, arrived) = (write, Instant::now());
         let (caller, number, bytes) = (caller_of(request), number_of(inode), data.len() as u32);
         if data.is_empty() {
             return reply.written(0);
@@ -173,6 +176,10 @@ impl VolumeFilesystem {
                 // The kernel does not cache this write. A reader may have cached the last page without the new data.
                 (WritePlace::End { .. }, Ok(offset)) if client.base_files.is_shared(number) => {
                     client.invalidate_data(number, offset, bytes);
+                }
+                (WritePlace::Offset(_), Ok(offset)) if !is_writeback => {
+                    client.invalidate_reread_data(number, offset, bytes, arrived);
+                    return answer();
                 }
                 _ => return answer(),
             }

@@ -6,7 +6,7 @@ use std::fmt;
 use std::fs::File;
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
@@ -157,6 +157,19 @@ impl VolumeClient {
     /// Invalidates a part of a file of which the kernel has wrong data.
     pub(super) fn invalidate_data(&self, inode: InodeNumber, offset: u64, bytes: u32) {
         if let Some(caches) = self.kernel_caches.get() {
+            caches.invalidate_data(inode, offset, bytes);
+        }
+    }
+
+    /// Invalidates a written part of a file if the kernel may have read it again, without the written data, after the
+    /// write(2) filled its pages. The request of the write arrived at `arrived`, and is not answered yet.
+    ///
+    /// The answer must not wait: the kernel may hold locks of the pages until then, and the invalidation takes these locks.
+    /// An open(2) that follows the answer waits for the invalidation.
+    pub(super) fn invalidate_reread_data(&self, inode: InodeNumber, offset: u64, bytes: u32, arrived: Instant) {
+        if let Some(caches) = self.kernel_caches.get()
+            && caches.dropped_pages.may_have_dropped_since(inode, arrived)
+        {
             caches.invalidate_data(inode, offset, bytes);
         }
     }
