@@ -397,13 +397,19 @@ impl Filesystem for VolumeFilesystem {
         reply: ReplyEmpty,
     ) {
         let Some(space) = space_request(mode) else { return reply.error(error_of(Errno::OPNOTSUPP)) };
-        let caller = caller_of(request);
+        let (caller, inode, client) = (CallingThread::of(request), number_of(inode), Arc::clone(&self.client));
         let plan = move |namespace: &VolumeNamespace| {
-            let effects = namespace.plan_allocate(number_of(inode), space, offset, length, caller)?;
+            let keeps_privileges = caller.keeps_privileges(namespace, inode)?;
+            let effects = namespace.plan_allocate(inode, space, offset, length, keeps_privileges, caller.identity)?;
             let allocated_bytes = if space == SpaceRequest::PunchHole { 0 } else { length };
-            Ok(PlannedOperation { effects, result: (), allocated_bytes })
+            Ok(PlannedOperation { effects, result: keeps_privileges, allocated_bytes })
         };
-        self.client.execute(&[], plan, move |allocated| answer_empty(reply, allocated));
+        self.client.execute(&[], plan, move |allocated| {
+            if allocated == Ok(false) {
+                client.invalidate_attributes(inode);
+            }
+            answer_empty(reply, allocated.map(drop));
+        });
     }
 
     fn copy_file_range(

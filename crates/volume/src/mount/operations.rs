@@ -14,7 +14,7 @@ use super::client::{ClientState, VolumeClient};
 use super::conversion::{attributes_of, caller_of, error_of, name_of, number_of};
 use super::execution::PlannedOperation;
 use super::filesystem::VolumeFilesystem;
-use super::permission_check::{AttributeRequest, is_sticky};
+use super::permission_check::{AttributeRequest, XattrChange, is_sticky};
 use super::stale_entries::PathWatch;
 use crate::record::{EntryKey, EntryName, InodeNumber, RecordEffect};
 use crate::view::{
@@ -199,7 +199,8 @@ impl VolumeFilesystem {
         let (caller, inode) = (CallingThread::of(request), number_of(inode));
         let (name, value) = (name.as_bytes().to_vec(), value.map(<[u8]>::to_vec));
         self.change_and_answer(reply, move |namespace| {
-            caller.check_xattr(namespace, inode, &name)?;
+            let change = if value.is_some() { XattrChange::Set } else { XattrChange::Remove };
+            caller.check_xattr(namespace, inode, &name, change)?;
             namespace.plan_set_xattr(inode, &name, value.as_deref(), mode, caller.identity)
         });
     }

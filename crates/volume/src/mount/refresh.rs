@@ -154,6 +154,13 @@ impl VolumeClient {
         }
     }
 
+    /// Invalidates attributes of a file of which the kernel may have an old mode.
+    pub(super) fn invalidate_attributes(&self, inode: InodeNumber) {
+        if let Some(caches) = self.kernel_caches.get() {
+            caches.invalidate_attributes(inode);
+        }
+    }
+
     /// Invalidates a part of a file of which the kernel has wrong data.
     pub(super) fn invalidate_data(&self, inode: InodeNumber, offset: u64, bytes: u32) {
         if let Some(caches) = self.kernel_caches.get() {

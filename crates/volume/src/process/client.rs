@@ -9,10 +9,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use farfork_cluster::catalog::VolumeState;
 use fuser::{Config, Session, SessionACL};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::channel::MessageChannel;
+use super::control::{ControlAnswer, ControlRequest, VolumeStatus, send_control_request_within};
 use super::message::{AttachedClient, ClientMessage, OffloadMessage};
 use super::store::VolumeStore;
 use super::supervisor::end_after_panic;
@@ -23,6 +25,8 @@ use crate::record::InodeNumber;
 
 /// Longest wait for the client's lock: an earlier client that was killed may still hold it.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
+/// Longest wait for the list of volumes, from which the client learns why it does not get its lock.
+const LIST_TIMEOUT: Duration = Duration::from_secs(2);
 /// Longest wait for the offload process, which may be starting or restarting.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 /// Longest wait for a new offload process after the previous one has died. Then the client ends: the daemon is probably
@@ -269,11 +273,24 @@ fn lock_volume(store: &VolumeStore, volume: &str) -> Result<Option<File>, Client
     loop {
         match store.volume(volume).try_lock_client() {
             Ok(Some(lock)) => return Ok(Some(lock)),
-            Ok(None) if Instant::now() >= deadline => return Err(ClientRunError::IsMounted),
+            Ok(None) if Instant::now() >= deadline => return Err(locked_reason(store, volume)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(ClientRunError::Lock(error)),
             Ok(None) => thread::sleep(CONNECT_RETRY),
         }
+    }
+}
+
+/// Why the client's lock of a volume stays taken.
+fn locked_reason(store: &VolumeStore, volume: &str) -> ClientRunError {
+    let listed = send_control_request_within(store.path(), &ControlRequest::List, LIST_TIMEOUT);
+    let is_dropping =
+        |status: &VolumeStatus| status.name.as_str() == volume && status.record.state == VolumeState::Dropping;
+    match listed {
+        Ok(ControlAnswer::Volumes(volumes)) if volumes.iter().any(is_dropping) => {
+            ClientRunError::Refused(format!("volume {volume} is being dropped"))
+        }
+        _ => ClientRunError::IsMounted,
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::PoisonError;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use farfork_cluster::catalog::{CatalogError, VolumeRecord};
+use farfork_cluster::catalog::{CatalogError, VolumeRecord, VolumeState};
 use farfork_rpc::TypedCall;
 
 use super::client_session::ClientSender;
@@ -64,17 +64,22 @@ impl From<TermEnd> for GrantAttempt {
 }
 
 /// Gives the client of this node a number, unless it has one. Returns the record and the number.
+///
+/// # Errors
+/// `BeingDropped`: `drop` has already read which nodes have clients. Otherwise as the catalog.
 pub(super) fn register_client(volume: &ReplicatedVolume) -> Result<(VolumeRecord, u16), ReplicaError> {
     let own_name = &volume.node.name;
     let record = volume.update_catalog(|record| {
-        let is_new = !record.clients.contains(own_name);
+        let is_new = record.state == VolumeState::Ready && !record.clients.contains(own_name);
         if is_new {
             record.clients.push(own_name.clone());
         }
         is_new
     })?;
-    let number = own_number(volume, &record).expect("it was added above");
-    Ok((record, number))
+    match own_number(volume, &record) {
+        Some(number) if record.state == VolumeState::Ready => Ok((record, number)),
+        _ => Err(ReplicaError::BeingDropped(volume.key.name.clone())),
+    }
 }
 
 /// The number of this node's client, if it has one.
