@@ -282,7 +282,7 @@ fn lock_volume(store: &VolumeStore, volume: &str) -> Result<Option<File>, Client
 }
 
 /// Why the client's lock of a volume stays taken.
-fn locked_reason(store: &VolumeStore, volume: &str) -> ClientRunError {
+pub(super) fn locked_reason(store: &VolumeStore, volume: &str) -> ClientRunError {
     let listed = send_control_request_within(store.path(), &ControlRequest::List, LIST_TIMEOUT);
     let is_dropping =
         |status: &VolumeStatus| status.name.as_str() == volume && status.record.state == VolumeState::Dropping;

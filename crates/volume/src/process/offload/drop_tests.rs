@@ -4,13 +4,17 @@ use std::fs::File;
 use std::thread;
 use std::time::Duration;
 
-use farfork_cluster::catalog::{VolumeState, update_volume};
+use farfork_cluster::catalog::{VolumeRecord, VolumeState, update_volume};
 use farfork_wire::NodeName;
 use rustix::fs::{FlockOperation, flock};
 
+use super::node::ReplicaError;
+use super::node::tests::SingleReplica;
 use super::tests::{NODES, TestClient, TestCluster, WAIT_LIMIT, wait_for};
+use super::writer::register_client;
 use crate::chain::calls::HoldTree;
 use crate::process::channel::MessageChannel;
+use crate::process::client::{ClientRunError, locked_reason};
 use crate::process::control::VolumeCheck;
 use crate::process::message::{ClientMessage, OffloadMessage};
 use crate::process::store::VolumeStore;
@@ -24,9 +28,19 @@ impl TestCluster {
         self.catalog().read().unwrap().volumes.values().next().map(|record| record.state)
     }
 
+    fn begin_drop(&self) {
+        let (volume, _) = self.volume_key();
+        update_volume(&*self.catalog(), &volume.name, set_dropping).unwrap();
+    }
+
     fn try_drop(&self) -> ControlAnswer {
         self.control("n1", &ControlRequest::Drop(self.volume_key().0.name))
     }
+}
+
+fn set_dropping(record: &mut VolumeRecord) -> bool {
+    record.state = VolumeState::Dropping;
+    true
 }
 
 fn failure(answer: ControlAnswer) -> String {
@@ -63,19 +77,28 @@ fn a_volume_that_is_mounted_during_its_drop_stays() {
 fn a_client_is_refused_while_the_volume_is_dropped() {
     let cluster = TestCluster::start();
     cluster.create_volume(&NODES);
-    let name = cluster.volume_key().0.name;
-    update_volume(&*cluster.catalog(), &name, |record| {
-        record.state = VolumeState::Dropping;
-        true
-    })
-    .unwrap();
-    let mut channel = MessageChannel::connect(&VolumeStore::new(&cluster.store("n2")).offload_socket()).unwrap();
+    let store = VolumeStore::new(&cluster.store("n2"));
+    assert!(matches!(locked_reason(&store, "data"), ClientRunError::IsMounted));
+    cluster.begin_drop();
+    let reason = locked_reason(&store, "data").to_string();
+    assert!(reason.contains("is being dropped"), "{reason}");
+    let mut channel = MessageChannel::connect(&store.offload_socket()).unwrap();
     channel.set_receive_timeout(Some(WAIT_LIMIT)).unwrap();
     channel.send(&ClientMessage::Attach { volume: "data".to_owned() }).unwrap();
     match channel.receive().unwrap() {
         OffloadMessage::Refused(reason) => assert!(reason.contains("is being dropped"), "{reason}"),
         other => panic!("{other:?}"),
     }
+}
+
+/// `drop` may have read already which nodes have clients.
+#[test]
+fn a_new_client_is_not_registered_while_the_volume_is_dropped() {
+    let replica = SingleReplica::create();
+    let volume = replica.open().unwrap();
+    update_volume(&*replica.node.catalog, &replica.key.name, set_dropping).unwrap();
+    assert!(matches!(register_client(&volume), Err(ReplicaError::BeingDropped(_))));
+    assert!(volume.read_record().unwrap().clients.is_empty());
 }
 
 /// The check waits, because another one holds a replica.
