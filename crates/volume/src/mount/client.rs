@@ -41,7 +41,7 @@ pub struct VolumeClient {
     state: Mutex<ClientState>,
     /// Notified when the write permission is granted.
     pub(super) granted: Condvar,
-    /// Notified when the lease of the write permission is used after a pause.
+    /// Notified when a term begins, and when the lease is used after a pause.
     pub(super) lease_used: Condvar,
     /// Notified when a record is appended to the log.
     pub(super) appended: Condvar,

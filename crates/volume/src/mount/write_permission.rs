@@ -149,5 +149,7 @@ mod tests {
         assert!(permission.note_use(START + LEASE_IDLE_MAX));
         permission.release();
         assert!(!permission.note_use(START), "without a term");
+        permission.grant(4);
+        assert!(permission.needs_renewal(START), "used before the term");
     }
 }

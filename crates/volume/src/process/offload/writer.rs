@@ -26,7 +26,7 @@ const CLIENT_SILENCE_MAX: Duration = Duration::from_secs(10);
 /// that a caller on another node gets the error.
 const STEP_TIMEOUT: Duration = Duration::from_secs(8);
 /// Time from which a writer is known to be fenced to the end of its term. Its client may not know that it is fenced, and
-/// answers open(2) without a message as long as its lease is valid. The lease was confirmed before the writer was fenced.
+/// answers open(2) without a message as long as its lease is valid. No lease begins after the catalog has the fence.
 const FENCE_WAIT: Duration = Duration::from_millis(500);
 const _: () =
     assert!(LEASE_TIME.as_millis() < FENCE_WAIT.as_millis(), "the clocks of two nodes may differ in their rate");
