@@ -14,6 +14,9 @@ use crate::view::CallerIdentity;
 /// The user who may have capabilities although the status of the thread is unknown.
 const ROOT: u32 = 0;
 
+/// The highest user id.
+const LAST_ID: u32 = u32::MAX - 1;
+
 /// A capability, as a bit of a capability set (capabilities(7)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct CapabilityBit(u64);
@@ -56,6 +59,11 @@ impl CallingThread {
             Ok(user_namespace::maps_user(tid, attributes.user)? && user_namespace::maps_group(tid, attributes.group)?)
         };
         self.has_capability(capability, maps_both)
+    }
+
+    /// Whether the thread has a capability of the initial user namespace, which maps all ids.
+    pub(super) fn has_initial_capability(self, capability: CapabilityBit) -> bool {
+        self.has_capability(capability, |tid| user_namespace::maps_user(tid, LAST_ID))
     }
 
     /// Whether the thread has a capability, and its user namespace maps the present ids of the inode. The kernel may have
@@ -150,6 +158,7 @@ pub(super) mod tests {
             ];
             assert_eq!(found, expected, "{user} {group}");
         }
+        assert!(!caller.has_initial_capability(CapabilityBit::FSETID));
     }
 
     #[test]
@@ -159,7 +168,7 @@ pub(super) mod tests {
         let own = CallingThread { identity, thread: std::process::id() };
         let attributes = owned_by(USER, USER);
         let has_capability = |caller: CallingThread| caller.has_capability_for(CapabilityBit::CHOWN, &attributes);
-        assert!(own.status().is_some() && has_capability(own));
+        assert!(own.status().is_some() && has_capability(own) && own.has_initial_capability(CapabilityBit::FSETID));
         let other_group = CallingThread { identity: CallerIdentity { group: USER, ..identity }, ..own };
         let unseen = CallingThread { thread: 0, ..own };
         for root in [other_group, unseen] {

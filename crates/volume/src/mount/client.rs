@@ -41,6 +41,8 @@ pub struct VolumeClient {
     state: Mutex<ClientState>,
     /// Notified when the write permission is granted.
     pub(super) granted: Condvar,
+    /// Notified when a term begins, and when the lease is used after a pause.
+    pub(super) lease_used: Condvar,
     /// Notified when a record is appended to the log.
     pub(super) appended: Condvar,
     commit: GroupCommit,
@@ -93,6 +95,7 @@ impl VolumeClient {
             link,
             state: Mutex::new(state),
             granted: Condvar::new(),
+            lease_used: Condvar::new(),
             appended: Condvar::new(),
             commit: GroupCommit::new(start),
             refresh: RefreshRequests::default(),
@@ -180,6 +183,11 @@ impl VolumeClient {
     /// The term of this client's write permission; none if it has no permission.
     pub fn term(&self) -> Option<u32> {
         self.lock().permission.term()
+    }
+
+    /// Records that the volume has no other replica, so that no other client can become the writer.
+    pub fn set_only_replica(&self) {
+        self.lock().permission.set_only_replica();
     }
 
     /// The point up to which each live replica is known to have the log.

@@ -201,6 +201,7 @@ impl VolumeClient {
         state.permission.grant(term);
         state.space.start_term(space);
         self.granted.notify_all();
+        self.lease_used.notify_one();
         self.execute_waiting(state);
     }
 

@@ -252,9 +252,10 @@ impl Filesystem for VolumeFilesystem {
     ) {
         let keeps_privileges = !write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
         // Pages of a mapping are written at their own offset.
-        let appends = is_appending(flags.0) && !write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);
+        let is_writeback = write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);
+        let appends = is_appending(flags.0) && !is_writeback;
         let place = if appends { WritePlace::End { assumed: offset } } else { WritePlace::Offset(offset) };
-        self.write_data(request, WriteRequest { inode, place, keeps_privileges }, data, reply);
+        self.write_data(request, WriteRequest { inode, place, is_writeback, keeps_privileges }, data, reply);
     }
 
     fn flush(&self, _request: &Request, _inode: INodeNo, _handle: FileHandle, _owner: LockOwner, reply: ReplyEmpty) {
@@ -396,13 +397,19 @@ impl Filesystem for VolumeFilesystem {
         reply: ReplyEmpty,
     ) {
         let Some(space) = space_request(mode) else { return reply.error(error_of(Errno::OPNOTSUPP)) };
-        let caller = caller_of(request);
+        let (caller, inode, client) = (CallingThread::of(request), number_of(inode), Arc::clone(&self.client));
         let plan = move |namespace: &VolumeNamespace| {
-            let effects = namespace.plan_allocate(number_of(inode), space, offset, length, caller)?;
+            let keeps_privileges = caller.keeps_privileges(namespace, inode)?;
+            let effects = namespace.plan_allocate(inode, space, offset, length, keeps_privileges, caller.identity)?;
             let allocated_bytes = if space == SpaceRequest::PunchHole { 0 } else { length };
-            Ok(PlannedOperation { effects, result: (), allocated_bytes })
+            Ok(PlannedOperation { effects, result: keeps_privileges, allocated_bytes })
         };
-        self.client.execute(&[], plan, move |allocated| answer_empty(reply, allocated));
+        self.client.execute(&[], plan, move |allocated| {
+            if allocated == Ok(false) {
+                client.invalidate_attributes(inode);
+            }
+            answer_empty(reply, allocated.map(drop));
+        });
     }
 
     fn copy_file_range(
@@ -425,7 +432,8 @@ impl Filesystem for VolumeFilesystem {
             Err(error) => return reply.error(error_of(error)),
         };
         let place = WritePlace::Offset(target_offset);
-        self.write_data(request, WriteRequest { inode: target, place, keeps_privileges: false }, &data, reply);
+        let write = WriteRequest { inode: target, place, is_writeback: false, keeps_privileges: false };
+        self.write_data(request, write, &data, reply);
     }
 
     /// Answers as the default of fuser, but does not log each call.

@@ -12,9 +12,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
+use std::time::Instant;
 
 use fuser::{INodeNo, Notifier};
 
+use super::dropped_pages::{DropReason, DroppedPages};
 use super::stale_entries::StaleEntries;
 use super::stale_sizes::StaleSizes;
 use crate::record::{EntryKey, InodeNumber, RecordEffect};
@@ -34,6 +36,8 @@ pub(super) struct KernelCaches {
     pub(super) stale_entries: Arc<StaleEntries>,
     /// Files of which the kernel may have an old size.
     pub(super) stale_sizes: Arc<StaleSizes>,
+    /// Files whose pages the kernel drops.
+    pub(super) dropped_pages: Arc<DroppedPages>,
     /// Number of unfinished tasks for inodes for which open(2) waits.
     pending_inodes: Arc<AtomicU64>,
     notifier: Notifier,
@@ -65,25 +69,27 @@ impl KernelCaches {
         let (inodes, queued_inodes) = channel();
         let (entries, queued_entries) = channel();
         let (pending_inodes, stale_sizes) = (Arc::<AtomicU64>::default(), Arc::<StaleSizes>::default());
-        let stale_entries = Arc::<StaleEntries>::default();
+        let (stale_entries, dropped_pages) = (Arc::<StaleEntries>::default(), Arc::<DroppedPages>::default());
         let tasks = InodeTasks {
             notifier: notifier.clone(),
             pending: Arc::clone(&pending_inodes),
             stale_entries: Arc::clone(&stale_entries),
             stale_sizes: Arc::clone(&stale_sizes),
+            dropped_pages: Arc::clone(&dropped_pages),
         };
         thread::Builder::new().name("inval-inode".to_owned()).spawn(move || tasks.run(&queued_inodes))?;
         let (entry_notifier, stale) = (notifier.clone(), Arc::clone(&stale_entries));
         thread::Builder::new()
             .name("inval-entry".to_owned())
             .spawn(move || invalidate_entries(&entry_notifier, &queued_entries, &stale))?;
-        Ok(Self { inodes, entries, stale_entries, stale_sizes, pending_inodes, notifier })
+        Ok(Self { inodes, entries, stale_entries, stale_sizes, dropped_pages, pending_inodes, notifier })
     }
 
     /// Queues the invalidation of entries, and of attributes and data of inodes. The caller has locked the view.
     pub(super) fn invalidate(&self, cached: CachedObjects) {
         cached.sizes.into_iter().for_each(|inode| self.stale_sizes.add(inode));
         for inode in cached.inodes {
+            self.dropped_pages.begin(inode);
             self.queue(InodeTask::Invalidate(inode));
             if cached.permissions.contains(&inode) {
                 self.stale_entries.add_permissions(inode);
@@ -103,6 +109,7 @@ impl KernelCaches {
 
     /// Queues the invalidation of a changed part of a file.
     pub(super) fn invalidate_data(&self, inode: InodeNumber, offset: u64, bytes: u32) {
+        self.dropped_pages.begin(inode);
         self.queue(InodeTask::InvalidateData { inode, offset, bytes });
     }
 
@@ -171,6 +178,7 @@ struct InodeTasks {
     pending: Arc<AtomicU64>,
     stale_entries: Arc<StaleEntries>,
     stale_sizes: Arc<StaleSizes>,
+    dropped_pages: Arc<DroppedPages>,
 }
 
 impl InodeTasks {
@@ -185,9 +193,13 @@ impl InodeTasks {
                     self.stale_entries.remove_permissions(inode);
                     continue;
                 }
-                InodeTask::Invalidate(inode) => self.invalidate(inode, 0, 0),
+                InodeTask::Invalidate(inode) => {
+                    self.invalidate(inode, 0, 0);
+                    self.dropped_pages.end(inode, DropReason::ChangedFile, Instant::now());
+                }
                 InodeTask::InvalidateData { inode, offset, bytes } => {
                     self.invalidate(inode, offset.cast_signed(), bytes.into());
+                    self.dropped_pages.end(inode, DropReason::OwnWrite, Instant::now());
                 }
                 InodeTask::Answer(answer) => answer(),
             }

@@ -3,6 +3,7 @@
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
 use std::sync::Arc;
+use std::time::Instant;
 
 use fuser::{FileAttr, FileHandle, FopenFlags, INodeNo, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyWrite, Request};
 use rustix::io::Errno;
@@ -13,7 +14,7 @@ use super::client::{ClientState, VolumeClient};
 use super::conversion::{attributes_of, caller_of, error_of, name_of, number_of};
 use super::execution::PlannedOperation;
 use super::filesystem::VolumeFilesystem;
-use super::permission_check::{AttributeRequest, is_sticky};
+use super::permission_check::{AttributeRequest, XattrChange, is_sticky};
 use super::stale_entries::PathWatch;
 use crate::record::{EntryKey, EntryName, InodeNumber, RecordEffect};
 use crate::view::{
@@ -39,6 +40,8 @@ type RemovalPlan = fn(&VolumeNamespace, InodeNumber, &EntryName, CallerIdentity)
 pub(super) struct WriteRequest {
     pub(super) inode: INodeNo,
     pub(super) place: WritePlace,
+    /// Whether the kernel writes back pages of a mapping. It keeps these pages until the answer.
+    pub(super) is_writeback: bool,
     /// Whether the write keeps the set-user-ID and set-group-ID bits.
     pub(super) keeps_privileges: bool,
 }
@@ -153,7 +156,7 @@ impl VolumeFilesystem {
 
     /// Executes a write, and answers with the number of bytes.
     pub(super) fn write_data(&self, request: &Request, write: WriteRequest, data: &[u8], reply: ReplyWrite) {
-        let WriteRequest { inode, place, keeps_privileges } = write;
+        let (WriteRequest { inode, place, is_writeback, keeps_privileges }, arrived) = (write, Instant::now());
         let (caller, number, bytes) = (caller_of(request), number_of(inode), data.len() as u32);
         if data.is_empty() {
             return reply.written(0);
@@ -174,6 +177,10 @@ impl VolumeFilesystem {
                 (WritePlace::End { .. }, Ok(offset)) if client.base_files.is_shared(number) => {
                     client.invalidate_data(number, offset, bytes);
                 }
+                (WritePlace::Offset(_), Ok(offset)) if !is_writeback => {
+                    client.invalidate_reread_data(number, offset, bytes, arrived);
+                    return answer();
+                }
                 _ => return answer(),
             }
             client.answer_invalidated(Box::new(answer));
@@ -192,7 +199,8 @@ impl VolumeFilesystem {
         let (caller, inode) = (CallingThread::of(request), number_of(inode));
         let (name, value) = (name.as_bytes().to_vec(), value.map(<[u8]>::to_vec));
         self.change_and_answer(reply, move |namespace| {
-            caller.check_xattr(namespace, inode, &name)?;
+            let change = if value.is_some() { XattrChange::Set } else { XattrChange::Remove };
+            caller.check_xattr(namespace, inode, &name, change)?;
             namespace.plan_set_xattr(inode, &name, value.as_deref(), mode, caller.identity)
         });
     }

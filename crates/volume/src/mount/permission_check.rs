@@ -20,9 +20,19 @@ const SET_GROUP_ID: u16 = Mode::SGID.bits() as u16;
 const GROUP_EXECUTE: u16 = Mode::XGRP.bits() as u16;
 /// Prefix of the extended attributes whose changes need the permission to write the file (xattr(7)).
 const USER_XATTRS: &[u8] = b"user.";
-/// The extended attribute whose changes need a capability that applies to the file. Changes of the others, except
+/// The extended attribute that needs a capability which applies to the file to be set. Changes of the others, except
 /// `USER_XATTRS`, need one of the user namespace of the mount.
 const CAPABILITY_XATTR: &[u8] = b"security.capability";
+
+/// A change of an extended attribute.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum XattrChange {
+    /// setxattr(2).
+    Set,
+    /// removexattr(2), or a call after which a file must not have capabilities, such as write(2) and chown(2). The kernel
+    /// removes them with the credentials of the thread.
+    Remove,
+}
 
 /// A call of a program that changes attributes.
 #[derive(Clone, Copy, Debug)]
@@ -132,14 +142,24 @@ impl CallingThread {
     ///
     /// # Errors
     /// EACCES; EPERM for a sticky directory of another user, and for capabilities of a file.
-    pub(super) fn check_xattr(self, namespace: &VolumeNamespace, inode: InodeNumber, name: &[u8]) -> Result<(), Errno> {
+    pub(super) fn check_xattr(
+        self,
+        namespace: &VolumeNamespace,
+        inode: InodeNumber,
+        name: &[u8],
+        change: XattrChange,
+    ) -> Result<(), Errno> {
         let found = namespace.inode(inode)?;
         let attributes = &found.attributes;
         if !found.has_foreign_permissions {
             return Ok(());
         }
-        if name == CAPABILITY_XATTR && !self.has_capability_for(CapabilityBit::SETFCAP, attributes) {
-            return Err(Errno::PERM);
+        if name == CAPABILITY_XATTR {
+            // A thread that may write the file, or change its group, removes its capabilities by this.
+            let may_drop = || self.may_act_as_owner(attributes) || self.may_access(attributes, WRITE);
+            let may_change = (change == XattrChange::Remove && may_drop())
+                || self.has_capability_for(CapabilityBit::SETFCAP, attributes);
+            return if may_change { Ok(()) } else { Err(Errno::PERM) };
         }
         if !name.starts_with(USER_XATTRS) {
             return Ok(());
@@ -158,6 +178,13 @@ impl CallingThread {
         let inode = namespace.inode(inode)?;
         let is_checked = inode.has_foreign_permissions && are_hard_links_protected();
         if is_checked && !self.may_link(&inode.attributes) { Err(Errno::PERM) } else { Ok(()) }
+    }
+
+    /// Whether fallocate(2) of the thread keeps the set-user-ID and set-group-ID bits of a file. The kernel reports this with
+    /// requests of write(2) only.
+    pub(super) fn keeps_privileges(self, namespace: &VolumeNamespace, inode: InodeNumber) -> Result<bool, Errno> {
+        let mode = namespace.inode(inode)?.attributes.mode;
+        Ok(mode & (SET_USER_ID | SET_GROUP_ID) == 0 || self.has_initial_capability(CapabilityBit::FSETID))
     }
 
     fn may_link(self, attributes: &InodeAttributes) -> bool {
@@ -315,7 +342,7 @@ mod tests {
     fn an_extended_attribute_needs_the_permission_to_write() {
         let refusal = |attributes, name: &[u8]| {
             let namespace = changed_elsewhere(attributes);
-            as_user(|caller| caller.check_xattr(&namespace, FILE, name).err())
+            as_user(|caller| caller.check_xattr(&namespace, FILE, name, XattrChange::Set).err())
         };
         assert_eq!(refusal(attributes(0o020, 0, 0), b"user.name"), None);
         assert_eq!(refusal(attributes(0o755, 0, 0), b"user.name"), Some(Errno::ACCESS));
@@ -324,6 +351,21 @@ mod tests {
         assert_eq!(refusal(attributes(0o1777, USER, 0), b"user.name"), None);
         let file = InodeAttributes { kind: FileKind::Regular, ..attributes(0o1777, 0, 0) };
         assert_eq!(refusal(file, b"user.name"), None, "the sticky bit of a file has no effect");
+    }
+
+    #[test]
+    fn only_a_thread_that_may_drop_capabilities_of_a_file_by_a_change_removes_them() {
+        for (attributes, remove) in [
+            (attributes(0o400, USER, GROUP), None),
+            (attributes(0o620, 0, 0), None),
+            (attributes(0o644, 0, 0), Some(Errno::PERM)),
+        ] {
+            let namespace = changed_elsewhere(attributes);
+            let refusal =
+                |change| as_user(|caller| caller.check_xattr(&namespace, FILE, CAPABILITY_XATTR, change).err());
+            assert_eq!(refusal(XattrChange::Remove), remove);
+            assert_eq!(refusal(XattrChange::Set), Some(Errno::PERM), "without CAP_SETFCAP");
+        }
     }
 
     #[test]
@@ -348,7 +390,7 @@ mod tests {
         let change = AttributeChange { mode: Some(0o600), ..AttributeChange::default() };
         as_user(|caller| {
             assert!(caller.check_attributes(&namespace, FILE, &request(change)).is_ok());
-            assert!(caller.check_xattr(&namespace, FILE, b"user.name").is_ok());
+            assert!(caller.check_xattr(&namespace, FILE, b"user.name", XattrChange::Set).is_ok());
             assert!(caller.check_link(&namespace, FILE).is_ok());
         });
     }
@@ -391,8 +433,8 @@ mod tests {
             let of_changes =
                 changes.map(|change| caller.check_attributes(&namespace, FILE, &request(change)).map(drop));
             let others = [
-                caller.check_xattr(&namespace, FILE, b"user.name"),
-                caller.check_xattr(&namespace, FILE, CAPABILITY_XATTR),
+                caller.check_xattr(&namespace, FILE, b"user.name", XattrChange::Set),
+                caller.check_xattr(&namespace, FILE, CAPABILITY_XATTR, XattrChange::Set),
                 caller.check_addition(&namespace, FILE),
                 caller.check_removal(&namespace, InodeNumber::ROOT, FILE),
             ];

@@ -6,14 +6,16 @@ use std::fmt;
 use std::fs::File;
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
-use super::client::VolumeClient;
+use super::client::{ClientState, VolumeClient};
 use super::invalidation::DeferredAnswer;
 use super::offload_link::OffloadRequest;
 use super::open_modes::may_read;
 use super::stale_entries::PathWatch;
+use super::write_permission::boot_time;
 use crate::change::ChangeSet;
 use crate::log::LogPoint;
 use crate::publish::{PublishedMark, load_namespace};
@@ -31,11 +33,22 @@ pub(super) struct RefreshRequests {
 struct RefreshState {
     /// The number of the last request.
     last: u64,
-    is_requested: bool,
+    /// Time at which the last request was made, if it is unanswered.
+    requested_at: Option<Duration>,
     /// Called when the last request is answered.
     current: Vec<DeferredAnswer>,
     /// Called when the next request is answered.
     next: Vec<DeferredAnswer>,
+}
+
+/// An answered request.
+#[derive(Default)]
+struct AnsweredRefresh {
+    /// Time at which the request was made.
+    requested_at: Option<Duration>,
+    answers: Vec<DeferredAnswer>,
+    /// The number of a request that must be sent now, if any.
+    next: Option<u64>,
 }
 
 impl fmt::Debug for RefreshRequests {
@@ -48,7 +61,7 @@ impl RefreshRequests {
     /// Adds an answer. Returns the number of a request that must be sent now, if any.
     fn add(&self, answer: DeferredAnswer) -> Option<u64> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if state.is_requested {
+        if state.requested_at.is_some() {
             state.next.push(answer);
             return None;
         }
@@ -56,31 +69,31 @@ impl RefreshRequests {
         Some(state.begin_request())
     }
 
-    /// Ends an answered request. Returns its answers, and the number of a request that must be sent now, if any.
-    fn take(&self, number: u64) -> (Vec<DeferredAnswer>, Option<u64>) {
+    /// Ends an answered request.
+    fn take(&self, number: u64) -> AnsweredRefresh {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         // A repeated request may be answered twice.
-        if !state.is_requested || number != state.last {
-            return (Vec::new(), None);
+        if state.requested_at.is_none() || number != state.last {
+            return AnsweredRefresh::default();
         }
         let next = std::mem::take(&mut state.next);
         let answers = std::mem::replace(&mut state.current, next);
-        state.is_requested = false;
-        let request = (!state.current.is_empty()).then(|| state.begin_request());
-        (answers, request)
+        let requested_at = state.requested_at.take();
+        let next = (!state.current.is_empty()).then(|| state.begin_request());
+        AnsweredRefresh { requested_at, answers, next }
     }
 
     /// The number of the unanswered request, if any.
     pub(super) fn unanswered(&self) -> Option<u64> {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.is_requested.then_some(state.last)
+        state.requested_at.map(|_| state.last)
     }
 }
 
 impl RefreshState {
     fn begin_request(&mut self) -> u64 {
         self.last += 1;
-        self.is_requested = true;
+        self.requested_at = Some(boot_time());
         self.last
     }
 }
@@ -96,9 +109,26 @@ pub(super) struct FileOpening {
 }
 
 impl VolumeClient {
-    /// Whether the view may lack records that another client has logged.
+    /// Whether the view may lack records that another client has logged: this client is not the writer, or may have been
+    /// fenced since its lease was renewed.
     pub(super) fn may_be_stale(&self) -> bool {
-        self.term().is_none()
+        let now = boot_time();
+        let mut state = self.lock();
+        let (must_begin, has_lease) = (state.permission.note_use(now), state.permission.has_lease(now));
+        drop(state);
+        if must_begin {
+            self.lease_used.notify_one();
+        }
+        !has_lease
+    }
+
+    /// Waits until the lease is in use, and requests its renewal.
+    pub fn renew_lease(&self) {
+        let is_unused = |state: &mut ClientState| !state.permission.needs_renewal(boot_time());
+        drop(self.lease_used.wait_while(self.lock(), is_unused).unwrap_or_else(PoisonError::into_inner));
+        if self.refresh.unanswered().is_none() {
+            self.answer_refreshed(Box::new(|| {}));
+        }
     }
 
     /// Calls `answer` when the view has all records that other clients have logged until now. Does not block.
@@ -124,6 +154,13 @@ impl VolumeClient {
         }
     }
 
+    /// Invalidates attributes of a file of which the kernel may have an old mode.
+    pub(super) fn invalidate_attributes(&self, inode: InodeNumber) {
+        if let Some(caches) = self.kernel_caches.get() {
+            caches.invalidate_attributes(inode);
+        }
+    }
+
     /// Invalidates a part of a file of which the kernel has wrong data.
     pub(super) fn invalidate_data(&self, inode: InodeNumber, offset: u64, bytes: u32) {
         if let Some(caches) = self.kernel_caches.get() {
@@ -131,10 +168,26 @@ impl VolumeClient {
         }
     }
 
+    /// Invalidates a written part of a file if the kernel may have read it again, without the written data, after the
+    /// write(2) filled its pages. The request of the write arrived at `arrived`, and is not answered yet.
+    ///
+    /// The answer must not wait: the kernel may hold locks of the pages until then, and the invalidation takes these locks.
+    /// An open(2) that follows the answer waits for the invalidation.
+    pub(super) fn invalidate_reread_data(&self, inode: InodeNumber, offset: u64, bytes: u32, arrived: Instant) {
+        if let Some(caches) = self.kernel_caches.get()
+            && caches.dropped_pages.may_have_dropped_since(inode, arrived)
+        {
+            caches.invalidate_data(inode, offset, bytes);
+        }
+    }
+
     /// Handles the answer to `OffloadRequest::Refresh`: the view has all records that other clients had logged before this
-    /// request.
+    /// request. This client was not fenced then.
     pub fn acknowledge_refresh(&self, request: u64) {
-        let (answers, next) = self.refresh.take(request);
+        let AnsweredRefresh { requested_at, answers, next } = self.refresh.take(request);
+        if let Some(requested_at) = requested_at {
+            self.lock().permission.confirm(requested_at);
+        }
         if let Some(next) = next {
             self.link.send(OffloadRequest::Refresh(next));
         }
@@ -240,7 +293,7 @@ impl VolumeClient {
     }
 }
 
-impl super::client::ClientState {
+impl ClientState {
     /// Whether this client has created an inode and not published it, so that the shared tree lacks it.
     pub(super) fn is_new(&self, inode: InodeNumber) -> bool {
         self.namespace.is_created_since(inode, self.log.ring().tail().sequence)
@@ -275,11 +328,13 @@ mod tests {
         };
         assert_eq!(requests.add(answer()), Some(1));
         assert_eq!((requests.add(answer()), requests.add(answer())), (None, None));
-        let (answers, next) = requests.take(1);
-        assert_eq!((answers.len(), next), (1, Some(2)));
-        assert_eq!(requests.take(1).0.len(), 0, "a repeated answer gives nothing");
+        let first = requests.take(1);
+        assert_eq!((first.answers.len(), first.next), (1, Some(2)));
+        let repeated = requests.take(1);
+        assert!(repeated.answers.is_empty() && repeated.requested_at.is_none(), "a repeated answer gives nothing");
         assert_eq!(requests.unanswered(), Some(2));
-        let (answers, next) = requests.take(2);
+        let AnsweredRefresh { requested_at, answers, next } = requests.take(2);
+        assert!(requested_at >= first.requested_at);
         answers.into_iter().for_each(|answer| answer());
         assert_eq!((given.load(Ordering::Relaxed), next), (2, None));
         assert_eq!(requests.unanswered(), None);

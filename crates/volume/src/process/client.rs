@@ -9,10 +9,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use farfork_cluster::catalog::VolumeState;
 use fuser::{Config, Session, SessionACL};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::channel::MessageChannel;
+use super::control::{ControlAnswer, ControlRequest, VolumeStatus, send_control_request_within};
 use super::message::{AttachedClient, ClientMessage, OffloadMessage};
 use super::store::VolumeStore;
 use super::supervisor::end_after_panic;
@@ -23,6 +25,8 @@ use crate::record::InodeNumber;
 
 /// Longest wait for the client's lock: an earlier client that was killed may still hold it.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
+/// Longest wait for the list of volumes, from which the client learns why it does not get its lock.
+const LIST_TIMEOUT: Duration = Duration::from_secs(2);
 /// Longest wait for the offload process, which may be starting or restarting.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 /// Longest wait for a new offload process after the previous one has died. Then the client ends: the daemon is probably
@@ -37,6 +41,8 @@ const HINTS_MAX: u32 = 64;
 /// Time after which the thread that sends hints checks again whether the log has unpublished records. An append wakes it
 /// earlier.
 const HINT_WAIT: Duration = Duration::from_secs(1);
+/// Interval between two renewals of the lease of the write permission.
+const LEASE_INTERVAL: Duration = Duration::from_millis(100);
 /// Number of threads that serve FUSE requests: some of them may wait for the disk.
 const REQUEST_THREADS: usize = 8;
 
@@ -94,7 +100,7 @@ pub fn run_client(
         return Err(ClientRunError::Refused(format!("volume {name} was created just now: mount it again")));
     };
     raise_file_limit();
-    let AttachedClient { client: number, log_path, marks, unlinked } = attached;
+    let AttachedClient { client: number, log_path, marks, unlinked, is_only_replica } = attached;
     let shared = volume.open_shared().map_err(ClientRunError::SharedTree)?;
     let inode_max = marks[usize::from(number)].inode_max;
     let namespace = load_namespace(&shared, number, inode_max).map_err(ClientRunError::SharedTree)?;
@@ -103,6 +109,9 @@ pub fn run_client(
     let sender = Arc::clone(&connection.sender);
     let log = LogFile::open(&log_path)?;
     let client = Arc::new(VolumeClient::start(number, shared, namespace, log, &marks, link, options));
+    if is_only_replica {
+        client.set_only_replica();
+    }
     start_threads(&client, connection, channel, number, unlinked).map_err(ClientRunError::Thread)?;
 
     let failed = |source| ClientRunError::Mount { path: mount_point.display().to_string(), source };
@@ -264,11 +273,24 @@ fn lock_volume(store: &VolumeStore, volume: &str) -> Result<Option<File>, Client
     loop {
         match store.volume(volume).try_lock_client() {
             Ok(Some(lock)) => return Ok(Some(lock)),
-            Ok(None) if Instant::now() >= deadline => return Err(ClientRunError::IsMounted),
+            Ok(None) if Instant::now() >= deadline => return Err(locked_reason(store, volume)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(ClientRunError::Lock(error)),
             Ok(None) => thread::sleep(CONNECT_RETRY),
         }
+    }
+}
+
+/// Why the client's lock of a volume stays taken.
+pub(super) fn locked_reason(store: &VolumeStore, volume: &str) -> ClientRunError {
+    let listed = send_control_request_within(store.path(), &ControlRequest::List, LIST_TIMEOUT);
+    let is_dropping =
+        |status: &VolumeStatus| status.name.as_str() == volume && status.record.state == VolumeState::Dropping;
+    match listed {
+        Ok(ControlAnswer::Volumes(volumes)) if volumes.iter().any(is_dropping) => {
+            ClientRunError::Refused(format!("volume {volume} is being dropped"))
+        }
+        _ => ClientRunError::IsMounted,
     }
 }
 
@@ -286,7 +308,7 @@ fn end_unanswered(error: &io::Error) -> ! {
     std::process::exit(1);
 }
 
-/// Starts three threads: one receives messages, one sends hints, and one drops unused inodes.
+/// Starts four threads: one receives messages, one sends hints, one renews the lease, and one drops unused inodes.
 fn start_threads(
     client: &Arc<VolumeClient>,
     connection: OffloadConnection,
@@ -307,6 +329,13 @@ fn start_threads(
             connection.sender.set_channel(None);
             channel = connection.reattach(&receiving, number);
             connection.sender.reset_hints();
+        }
+    })?;
+    let renewing = Arc::clone(client);
+    thread::Builder::new().name("lease".to_owned()).spawn(move || {
+        loop {
+            renewing.renew_lease();
+            thread::sleep(LEASE_INTERVAL);
         }
     })?;
     client.add_unlinked(&unlinked);

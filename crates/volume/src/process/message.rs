@@ -109,6 +109,8 @@ pub(super) struct AttachedClient {
     pub(super) marks: Vec<PublishedMark>,
     /// Inodes without entries that no client has open: this client drops them when it may write.
     pub(super) unlinked: Vec<InodeNumber>,
+    /// Whether the volume has one replica. Its number of replicas never changes.
+    pub(super) is_only_replica: bool,
 }
 
 /// A change set of another client.

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::OFlags;
 
 use super::control::LastCheck;
+use super::open_tree::FileIdentity;
 use super::store::{ignore_missing, try_lock};
 use crate::chain::RECORD_BYTES;
 use crate::log::{LogFile, LogFileError, LogHeader};
@@ -303,14 +304,24 @@ impl VolumeDirectory {
         LogFile::open(&self.log_path(client))
     }
 
-    /// Takes the lock of the client; none while a client runs. The directory itself is locked, because a file in it may be
-    /// removed while a client runs, and the next client would lock another file.
+    /// Takes the lock of the client; none while a client runs, or while the replica is removed. The directory itself is
+    /// locked, because a file in it may be removed while a client runs, and the next client would lock another file.
     ///
     /// # Errors
-    /// As open(2) and flock(2).
+    /// As open(2) and flock(2); `NotFound` if the directory was removed since it was opened.
     pub(super) fn try_lock_client(&self) -> io::Result<Option<File>> {
+        self.try_lock_opened(self.open()?)
+    }
+
+    fn open(&self) -> io::Result<File> {
         let flags = OFlags::DIRECTORY.bits().cast_signed();
-        try_lock(OpenOptions::new().read(true).custom_flags(flags).open(&self.path)?)
+        OpenOptions::new().read(true).custom_flags(flags).open(&self.path)
+    }
+
+    fn try_lock_opened(&self, opened: File) -> io::Result<Option<File>> {
+        let Some(lock) = try_lock(opened)? else { return Ok(None) };
+        let is_same = FileIdentity::of(&lock.metadata()?) == FileIdentity::of(&fs::metadata(&self.path)?);
+        if is_same { Ok(Some(lock)) } else { Err(io::ErrorKind::NotFound.into()) }
     }
 }
 
@@ -355,6 +366,23 @@ mod tests {
         }
         assert!(directory.try_lock_client().unwrap().is_none());
         drop(client);
+        assert!(directory.try_lock_client().unwrap().is_some());
+    }
+
+    #[test]
+    fn the_lock_of_a_removed_replica_is_not_taken() {
+        let (_store, directory) = replica();
+        let removed = || {
+            let opened = directory.open().unwrap();
+            fs::remove_dir_all(&directory.path).unwrap();
+            opened
+        };
+        let kind_of = |opened| directory.try_lock_opened(opened).unwrap_err().kind();
+        assert_eq!(kind_of(removed()), io::ErrorKind::NotFound);
+        VolumeDirectory::create(&directory.path, ID).unwrap();
+        let opened = removed();
+        VolumeDirectory::create(&directory.path, ID).unwrap();
+        assert_eq!(kind_of(opened), io::ErrorKind::NotFound, "another replica has its place");
         assert!(directory.try_lock_client().unwrap().is_some());
     }
 

@@ -162,9 +162,9 @@ impl Scenario {
         let inode = self.file().ok_or(rustix::io::Errno::NOENT)?;
         let (offset, bytes) = (self.random.u64(..20_000), self.random.u64(1..9000));
         match self.random.u32(..4) {
-            0 => self.namespace.plan_allocate(inode, SpaceRequest::PunchHole, offset, bytes, caller),
-            1 => self.namespace.plan_allocate(inode, SpaceRequest::ZeroRange, offset, bytes, caller),
-            2 => self.namespace.plan_allocate(inode, SpaceRequest::Allocate, offset, bytes, caller),
+            0 => self.namespace.plan_allocate(inode, SpaceRequest::PunchHole, offset, bytes, false, caller),
+            1 => self.namespace.plan_allocate(inode, SpaceRequest::ZeroRange, offset, bytes, false, caller),
+            2 => self.namespace.plan_allocate(inode, SpaceRequest::Allocate, offset, bytes, false, caller),
             _ => {
                 let change = AttributeChange { size: Some(offset), ..Default::default() };
                 self.namespace.plan_set_attributes(inode, change, caller)

@@ -9,6 +9,7 @@ use rustix::fs::{CWD, FallocateFlags, RenameFlags, SeekFrom, fallocate, renameat
 use rustix::io::Errno;
 
 use super::mounted_volume::MountedVolume;
+use super::replaced_paths::as_user;
 
 pub(crate) const TESTS: &[(&str, fn())] = &[
     ("written_data_is_read_after_a_remount", written_data_is_read_after_a_remount),
@@ -18,6 +19,10 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
     ("a_shared_mapping_is_written_back", a_shared_mapping_is_written_back),
     ("a_file_larger_than_the_log_is_copied", a_file_larger_than_the_log_is_copied),
     ("the_shared_directory_is_an_ordinary_tree", the_shared_directory_is_an_ordinary_tree),
+    (
+        "a_file_loses_its_privileges_when_a_user_allocates_space",
+        a_file_loses_its_privileges_when_a_user_allocates_space,
+    ),
     ("flags_of_open_are_honoured", flags_of_open_are_honoured),
     ("names_up_to_the_longest_are_accepted", names_up_to_the_longest_are_accepted),
     ("thousands_of_files_are_open_at_a_time", thousands_of_files_are_open_at_a_time),
@@ -167,6 +172,28 @@ fn the_shared_directory_is_an_ordinary_tree() {
     assert_eq!(fs::read(&published).unwrap(), b"ordinary");
     let state = fs::metadata(&published).unwrap();
     assert_eq!((state.mode() & 0o7777, state.uid(), state.gid()), (0o604, 12, 34));
+}
+
+/// As on ext4. Set-group-ID without execution by the group is no privilege.
+fn a_file_loses_its_privileges_when_a_user_allocates_space() {
+    let volume = MountedVolume::create();
+    let path = volume.path().join("file");
+    let file = File::create(&path).unwrap();
+    for flags in [
+        FallocateFlags::empty(),
+        FallocateFlags::KEEP_SIZE,
+        FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
+        FallocateFlags::ZERO_RANGE,
+    ] {
+        for (mode, expected) in [(0o6755, 0o755), (0o6745, 0o2745)] {
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+            let found = || fs::metadata(&path).unwrap().mode() & 0o7777;
+            fallocate(&file, flags, 0, 4096).unwrap();
+            assert_eq!(found(), mode, "{flags:?} of root");
+            as_user(|| fallocate(&file, flags, 0, 4096)).unwrap();
+            assert_eq!(found(), expected, "{flags:?} of a user");
+        }
+    }
 }
 
 fn flags_of_open_are_honoured() {

@@ -5,6 +5,7 @@ use std::io::{self, Write as _};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::Path;
 use std::thread;
+use std::time::Duration;
 
 use farfork_cluster::catalog::{Durability, VolumeName};
 use farfork_volume::process::{ControlAnswer, ControlRequest, ProcessRole, ReplicaReplacement, send_control_request};
@@ -25,6 +26,10 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
     ("a_killed_process_of_any_node_loses_nothing", a_killed_process_of_any_node_loses_nothing),
     ("a_stopped_replica_leaves_the_chain_and_returns", a_stopped_replica_leaves_the_chain_and_returns),
     ("a_returning_writer_drops_unreplicated_records", a_returning_writer_drops_unreplicated_records),
+    (
+        "a_writer_that_does_not_know_its_fence_shows_nothing_old",
+        a_writer_that_does_not_know_its_fence_shows_nothing_old,
+    ),
     ("a_client_whose_node_has_copied_the_volume_is_replaced", a_client_whose_node_has_copied_the_volume_is_replaced),
     ("a_replica_is_replaced_by_another_node", a_replica_is_replaced_by_another_node),
     ("another_node_continues_after_the_death_of_the_writers", another_node_continues_after_the_death_of_the_writers),
@@ -243,9 +248,10 @@ fn a_returning_writer_drops_unreplicated_records() {
     for round in 0..3 {
         let name = |name: &str| format!("{name}-{round}");
         write_at_last(&cluster, 0, &name("synced"), b"1");
-        cluster.nodes[0].signal(&[ProcessRole::Offload], Signal::STOP);
+        // While the offload process is stopped, open(2) would wait.
         let unsynced = OpenOptions::new().append(true).open(cluster.path(0).join(name("synced")));
         let mut unsynced = unless_interrupted(unsynced);
+        cluster.nodes[0].signal(&[ProcessRole::Offload], Signal::STOP);
         // The node may have left the chain already, which ends its client.
         unsynced.as_mut().map(|file| unless_interrupted(file.write_all(&[b'2'; 5_000])));
         write_at_last(&cluster, 1, &name("other"), b"3");
@@ -261,6 +267,36 @@ fn a_returning_writer_drops_unreplicated_records() {
     let tree = cluster.published_tree();
     for round in 0..3 {
         assert_eq!(tree[Path::new(&format!("synced-{round}"))].1, b"1", "round {round}");
+    }
+}
+
+/// Another node fences the writer and changes a file. The offload process of the writer is stopped, so nothing tells the
+/// client of the writer that it is fenced.
+fn a_writer_that_does_not_know_its_fence_shows_nothing_old() {
+    let cluster = VolumeCluster::mounted(&THREE_NODES, LOG_BYTES, Durability::Memory, SHORT_DETECTION_MS);
+    for (round, stopped) in
+        [&[ProcessRole::Offload][..], &[ProcessRole::Client, ProcessRole::Offload]].iter().enumerate()
+    {
+        let name = format!("file-{round}");
+        write_at_last(&cluster, 0, &name, b"old");
+        wait_for_content(&cluster, 0, &name, &[], b"old");
+        cluster.nodes[0].signal(stopped, Signal::STOP);
+        write_at_last(&cluster, 1, &name, b"new");
+        let path = cluster.path(0).join(&name);
+        thread::scope(|scope| {
+            let reading = scope.spawn(|| unless_interrupted(fs::read(&path)));
+            if stopped.contains(&ProcessRole::Client) {
+                cluster.nodes[0].signal(&[ProcessRole::Client], Signal::CONT);
+            }
+            // Enough time for an answer without the offload process.
+            thread::sleep(Duration::from_millis(500));
+            cluster.nodes[0].signal(&[ProcessRole::Offload], Signal::CONT);
+            let found = reading.join().unwrap();
+            assert!(found.as_ref().is_none_or(|found| found == b"new"), "round {round}: {found:?}");
+        });
+        cluster.wait_for_chain(1, 3);
+        cluster.nodes[0].wait_until_mounted();
+        wait_for_content(&cluster, 0, &name, &[], b"new");
     }
 }
 

@@ -2,17 +2,17 @@
 //! present path, although its kernel has cached the old one.
 
 use std::cell::Cell;
-use std::fs::{self, File, Permissions};
+use std::fs::{self, File, OpenOptions, Permissions};
 use std::io;
 use std::os::fd::AsRawFd as _;
-use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown, symlink};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt as _, chown, symlink};
 use std::path::{Path, PathBuf};
 use std::thread;
 
 use farfork_cluster::catalog::Durability;
 use rustix::fs::{
-    AtFlags, CWD, Mode, OFlags, Timespec, Timestamps, UTIME_NOW, XattrFlags, chmodat, chownat, fchmod, fremovexattr,
-    fsetxattr, linkat, mkdirat, openat, renameat, symlinkat, unlinkat, utimensat,
+    AtFlags, CWD, Mode, OFlags, Timespec, Timestamps, UTIME_NOW, XattrFlags, chmodat, chownat, fchmod, fgetxattr,
+    fremovexattr, fsetxattr, getxattr, linkat, mkdirat, openat, renameat, setxattr, symlinkat, unlinkat, utimensat,
 };
 use rustix::io::Errno;
 use rustix::process::{Gid, Uid};
@@ -33,6 +33,7 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
     ("a_sticky_directory_protects_the_file_that_another_node_has_put_there", replaced_file_in_sticky_directory),
     ("a_sticky_directory_protects_a_file_whose_owner_another_node_has_changed", changed_owner_in_sticky_directory),
     ("a_directory_that_another_node_has_protected_is_not_changed", protected_directory),
+    ("a_file_loses_its_capabilities_when_its_owner_changes_it", capabilities_of_changed_file),
     ("a_user_who_has_lost_a_file_on_another_node_does_not_change_its_attributes", lost_ownership),
 ];
 
@@ -224,11 +225,40 @@ fn replaced_file_in_sticky_directory() {
 }
 
 /// Calls as a user who is not root, in this thread only.
-fn as_user<T>(call: impl FnOnce() -> T) -> T {
+pub(crate) fn as_user<T>(call: impl FnOnce() -> T) -> T {
     set_thread_res_uid(Uid::ROOT, Uid::from_raw(USER), Uid::ROOT).unwrap();
     let result = call();
     set_thread_res_uid(Uid::ROOT, Uid::ROOT, Uid::ROOT).unwrap();
     result
+}
+
+/// Before write(2) and chown(2), the kernel removes the capabilities with the credentials of the program.
+fn capabilities_of_changed_file() {
+    const NAME: &str = "security.capability";
+    // `struct vfs_cap_data` of <linux/capability.h>, revision 2: CAP_NET_RAW is permitted and effective.
+    let mut capabilities = [0; 20];
+    (capabilities[0], capabilities[3], capabilities[5]) = (1, 2, 0x20);
+    let (cluster, here, there) = mounted_pair();
+    for round in 0..ROUNDS {
+        let name = format!("file-{round}");
+        let (path, other) = (here.join(&name), there.join(&name));
+        write(&path, "data");
+        chown(&path, Some(USER), None).unwrap();
+        assert_eq!(fs::metadata(&other).unwrap().uid(), USER);
+        fs::set_permissions(&path, Permissions::from_mode(0o640)).unwrap();
+        setxattr(&path, NAME, &capabilities, XattrFlags::empty()).unwrap();
+        cluster.nodes[1].wait_for("the kernel has the mode", || fs::metadata(&other).unwrap().mode() & 0o777 == 0o640);
+        assert_eq!(getxattr(&other, NAME, &mut [0; 20]), Ok(20));
+        let file = OpenOptions::new().write(true).open(&other).unwrap();
+        if round % 2 == 0 {
+            as_user(|| file.write_all_at(b"changed", 0)).unwrap();
+        } else {
+            as_user(|| chown(&other, None, Some(0))).unwrap();
+        }
+        for path in [&other, &path] {
+            assert_eq!(File::open(path).map(|file| fgetxattr(file, NAME, &mut [0; 20])).unwrap(), Err(Errno::NODATA));
+        }
+    }
 }
 
 /// The kernel does not request the owner of a file that it removes.

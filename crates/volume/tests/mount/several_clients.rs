@@ -33,6 +33,7 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
     ("a_name_that_is_replaced_all_the_time_can_be_opened", a_name_that_is_replaced_all_the_time_can_be_opened),
     ("a_rename_moves_the_current_file_of_the_name", a_rename_moves_the_current_file_of_the_name),
     ("a_directory_that_another_client_has_moved_stays_usable", a_directory_that_another_client_has_moved_stays_usable),
+    ("a_write_that_has_waited_is_read_afterwards", a_write_that_has_waited_is_read_afterwards),
     ("reading_takes_no_write_permission", reading_takes_no_write_permission),
     ("a_second_mount_does_not_end_the_first", a_second_mount_does_not_end_the_first),
 ];
@@ -338,6 +339,45 @@ fn a_directory_that_another_client_has_moved_stays_usable() {
         assert_eq!(fs::read_dir(pair.path(1, &moved)).unwrap().count(), 1, "{moved}");
         assert_eq!(fs::read(pair.path(1, &moved).join("file")).unwrap(), b"data", "{moved}");
     }
+}
+
+/// While a write waits for the permission, the kernel drops the written page, and reads it again without the written bytes.
+fn a_write_that_has_waited_is_read_afterwards() {
+    const ROUNDS: u32 = 100;
+    const FILE_BYTES: usize = 4096;
+    let pair = MountedPair::create();
+    fs::write(pair.path(0, "file"), [0; FILE_BYTES]).unwrap();
+    // Each node writes the number of the round at its own place.
+    let offset_of = |node: usize| 1000 * node + 500;
+    let find = |reader: usize, writer: usize| {
+        let data = fs::read(pair.path(reader, "file")).unwrap();
+        u32::from_le_bytes(data[offset_of(writer)..][..4].try_into().unwrap())
+    };
+    let files = [0, 1].map(|node| OpenOptions::new().read(true).write(true).open(pair.path(node, "file")).unwrap());
+    let must_stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let _stop = SetOnDrop(&must_stop);
+        for file in &files {
+            scope.spawn(|| {
+                while !must_stop.load(Ordering::Relaxed) {
+                    file.read_exact_at(&mut [0; FILE_BYTES], 0).unwrap();
+                }
+            });
+        }
+        for round in 1..=ROUNDS {
+            thread::scope(|writing| {
+                for (node, file) in files.iter().enumerate() {
+                    writing.spawn(move || {
+                        file.write_all_at(&round.to_le_bytes(), offset_of(node) as u64).unwrap();
+                        assert_eq!(find(node, node), round, "on node {node}, which has written");
+                    });
+                }
+            });
+            for (reader, writer) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+                assert_eq!(find(reader, writer), round, "of node {writer}, read on node {reader}");
+            }
+        }
+    });
 }
 
 /// Neither reading nor FORGET requests of the kernel make a client the writer.

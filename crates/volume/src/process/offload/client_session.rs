@@ -238,8 +238,10 @@ fn attach(node: &Arc<OffloadNode>, name: &str, sender: &ClientSender) -> Result<
 
     let unlinked = if has_other_client(&volume, &record) { Vec::new() } else { unlinked_inodes(&volume)? };
     let log_path = volume.directory.log_path(number);
+    let is_only_replica = record.replicas.len() == 1;
     start_session(volume, number, None, sender, |marks| {
-        OffloadMessage::Attached(Box::new(AttachedClient { client: number, log_path, marks, unlinked }))
+        let attached = AttachedClient { client: number, log_path, marks, unlinked, is_only_replica };
+        OffloadMessage::Attached(Box::new(attached))
     })
 }
 

@@ -201,23 +201,34 @@ fn create_and_register_replica(
 
 fn drop_volume(node: &Arc<OffloadNode>, name: &VolumeName) -> Result<(), String> {
     let record = node.record(name).map_err(|error| error.to_string())?;
-    let key = VolumeKey { name: name.clone(), id: record.id };
+    let (key, state) = (VolumeKey { name: name.clone(), id: record.id }, record.state);
+    wait_unmounted(node, &key, &record)?;
+    let record = set_state(node, &key, VolumeState::Dropping)?;
+    // A client may have begun to mount before this change. Later ones are refused.
+    if let Err(reason) = wait_unmounted(node, &key, &record) {
+        if state == VolumeState::Ready {
+            set_state(node, &key, VolumeState::Ready)?;
+        }
+        return Err(reason);
+    }
+    remove_replicas(node, &key, &record).map_err(|reason| format!("volume {name} is not dropped yet: {reason}"))
+}
+
+/// Waits until no node has a client of the volume.
+fn wait_unmounted(node: &OffloadNode, key: &VolumeKey, record: &VolumeRecord) -> Result<(), String> {
     let deadline = Instant::now() + CLIENT_END_LIMIT;
     let mut mounted = Vec::new();
     // A node without a replica cannot have the volume mounted.
     for client in record.clients.iter().filter(|client| record.replicas.contains(client)) {
-        if !wait_without_client(node, client, &key, deadline)? {
+        if !wait_without_client(node, client, key, deadline)? {
             mounted.push(client.as_str());
         }
     }
-    if !mounted.is_empty() {
-        return Err(format!(
-            "volume {name} is mounted on {}: unmount it there, and end children that use it",
-            mounted.join(", ")
-        ));
+    if mounted.is_empty() {
+        return Ok(());
     }
-    let record = set_state(node, &key, VolumeState::Dropping)?;
-    remove_replicas(node, &key, &record).map_err(|reason| format!("volume {name} is not dropped yet: {reason}"))
+    let (name, mounted) = (&key.name, mounted.join(", "));
+    Err(format!("volume {name} is mounted on {mounted}: unmount it there, and end children that use it"))
 }
 
 /// Waits until a node has no client of the volume. Returns false at the deadline.

@@ -1,10 +1,11 @@
 //! Handles the calls of other nodes' offload processes. A call that may wait runs in a thread of its own.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{self, SendError, Sender};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use farfork_fabric::{Region, SeedKey};
 use farfork_rpc::{DeferredReply, HandlerTable, ReceivedPayload, TypedCall};
@@ -23,8 +24,13 @@ use crate::chain::calls::{
 };
 use crate::chain::{CALL_TIMEOUT, LogRegion, PathVersion, RECORD_BYTES, RESERVE_BYTES};
 use crate::process::LogStatus;
+use crate::process::volume_directory::VolumeDirectory;
 use crate::process::work_priority::WorkPriority;
 use crate::replica_file::is_lost;
+
+/// Longest wait of `DropReplica` for the lock of the client. Less than the time that `replace` waits for the reply.
+const UNMOUNTED_LOCK_WAIT: Duration = Duration::from_secs(1);
+const LOCK_RETRY: Duration = Duration::from_millis(5);
 
 /// The handlers of one server thread.
 pub(super) fn handler_table(node: &Arc<OffloadNode>) -> HandlerTable {
@@ -271,15 +277,28 @@ pub(super) fn drop_replica(node: &Arc<OffloadNode>, key: &VolumeKey) -> Result<(
         Err(error) => return Err(failed(error)),
     }
     node.check_unused(key).map_err(|error| error.to_string())?;
-    if directory.try_lock_client().map_err(failed)?.is_none() {
+    // Held during the removal, so that no client begins to use the files.
+    let Some(_lock) = lock_unmounted(&directory).map_err(failed)? else {
         return Err(format!("node {}: volume {} is mounted: unmount it first", node.name, key.name));
-    }
+    };
     node.remove_replica(key, || {
         // A `replace` may have given the replica to this node in the meantime.
         node.check_unused(key).map_err(io::Error::other)?;
         fs::remove_dir_all(directory.path())
     })
     .map_err(failed)
+}
+
+/// Takes the lock of the client. None if a client keeps it for longer than a call of `HasClient`, or a client that is refused.
+fn lock_unmounted(directory: &VolumeDirectory) -> io::Result<Option<File>> {
+    let deadline = Instant::now() + UNMOUNTED_LOCK_WAIT;
+    loop {
+        let lock = directory.try_lock_client()?;
+        if lock.is_some() || Instant::now() >= deadline {
+            return Ok(lock);
+        }
+        thread::sleep(LOCK_RETRY);
+    }
 }
 
 pub(super) fn describe_replica(node: &Arc<OffloadNode>, key: &VolumeKey) -> Result<ReplicaDescription, String> {
@@ -308,5 +327,9 @@ pub(super) fn has_client(node: &Arc<OffloadNode>, key: &VolumeKey) -> Result<boo
         Ok(id) if id == key.id => {}
         _ => return Ok(false),
     }
-    Ok(directory.try_lock_client().map_err(|error| error.to_string())?.is_none())
+    match directory.try_lock_client() {
+        // The replica was removed just now.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        lock => Ok(lock.map_err(|error| error.to_string())?.is_none()),
+    }
 }

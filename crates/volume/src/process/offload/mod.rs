@@ -19,6 +19,8 @@ mod volume;
 mod writer;
 
 #[cfg(test)]
+mod drop_tests;
+#[cfg(test)]
 mod replacement_tests;
 #[cfg(test)]
 mod tests;

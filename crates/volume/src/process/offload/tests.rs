@@ -28,7 +28,7 @@ use crate::view::{CallerIdentity, NewInode, VolumeNamespace};
 pub(super) const NODES: [&str; 3] = ["n1", "n2", "n3"];
 const LOG_BYTES: u64 = 8 << 20;
 /// Longest wait for an event. A slow machine must not fail a test.
-const WAIT_LIMIT: Duration = Duration::from_secs(30);
+pub(super) const WAIT_LIMIT: Duration = Duration::from_secs(30);
 
 /// Nodes with separate stores and one catalog.
 pub(super) struct TestCluster {
@@ -94,7 +94,7 @@ impl TestCluster {
     }
 
     /// Clients for calls to the nodes.
-    fn peers(&self) -> PeerClients {
+    pub(super) fn peers(&self) -> PeerClients {
         PeerClients::new(self.catalog(), None)
     }
 
@@ -116,7 +116,7 @@ impl TestCluster {
 }
 
 /// A client of a node. It does the same as a mount, one operation at a time.
-struct TestClient {
+pub(super) struct TestClient {
     channel: MessageChannel,
     attached: AttachedClient,
     namespace: VolumeNamespace,
@@ -124,7 +124,7 @@ struct TestClient {
 }
 
 impl TestClient {
-    fn attach(store: &Path) -> Self {
+    pub(super) fn attach(store: &Path) -> Self {
         let store = VolumeStore::new(store);
         let mut channel = MessageChannel::connect(&store.offload_socket()).unwrap();
         channel.set_receive_timeout(Some(WAIT_LIMIT)).unwrap();

@@ -6,7 +6,7 @@ use std::sync::PoisonError;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use farfork_cluster::catalog::{CatalogError, VolumeRecord};
+use farfork_cluster::catalog::{CatalogError, VolumeRecord, VolumeState};
 use farfork_rpc::TypedCall;
 
 use super::client_session::ClientSender;
@@ -16,6 +16,7 @@ use crate::chain::CALL_TIMEOUT;
 use crate::chain::calls::{CommitLog, FinishTerm, ReleaseWriter, TermEnd};
 use crate::chain::membership;
 use crate::log::LogPoint;
+use crate::mount::LEASE_TIME;
 use crate::process::channel::kill_silent_process;
 use crate::process::message::OffloadMessage;
 
@@ -24,6 +25,12 @@ const CLIENT_SILENCE_MAX: Duration = Duration::from_secs(10);
 /// Longest wait of one step. After this time, the step fails, and the requester repeats it. Less than `CALL_TIMEOUT`, so
 /// that a caller on another node gets the error.
 const STEP_TIMEOUT: Duration = Duration::from_secs(8);
+/// Time from which a writer is known to be fenced to the end of its term. Its client may not know that it is fenced, and
+/// answers open(2) without a message as long as its lease is valid. No lease begins after the catalog has the fence.
+const FENCE_WAIT: Duration = Duration::from_millis(500);
+const _: () =
+    assert!(LEASE_TIME.as_millis() < FENCE_WAIT.as_millis(), "the clocks of two nodes may differ in their rate");
+const _: () = assert!(FENCE_WAIT.as_millis() + STEP_TIMEOUT.as_millis() < CALL_TIMEOUT.as_millis());
 /// Wait before a failed attempt is repeated.
 const RETRY_WAIT: Duration = Duration::from_millis(50);
 
@@ -57,17 +64,22 @@ impl From<TermEnd> for GrantAttempt {
 }
 
 /// Gives the client of this node a number, unless it has one. Returns the record and the number.
+///
+/// # Errors
+/// `BeingDropped`: `drop` has already read which nodes have clients. Otherwise as the catalog.
 pub(super) fn register_client(volume: &ReplicatedVolume) -> Result<(VolumeRecord, u16), ReplicaError> {
     let own_name = &volume.node.name;
     let record = volume.update_catalog(|record| {
-        let is_new = !record.clients.contains(own_name);
+        let is_new = record.state == VolumeState::Ready && !record.clients.contains(own_name);
         if is_new {
             record.clients.push(own_name.clone());
         }
         is_new
     })?;
-    let number = own_number(volume, &record).expect("it was added above");
-    Ok((record, number))
+    match own_number(volume, &record) {
+        Some(number) if record.state == VolumeState::Ready => Ok((record, number)),
+        _ => Err(ReplicaError::BeingDropped(volume.key.name.clone())),
+    }
 }
 
 /// The number of this node's client, if it has one.
@@ -284,6 +296,11 @@ pub(super) fn refresh(volume: &ReplicatedVolume, number: u16, request: u64, send
 /// Makes one attempt to refresh. Returns false when the catalog has changed.
 fn try_refresh(volume: &ReplicatedVolume, number: u16) -> Result<bool, String> {
     let record = volume.read_record().map_err(|error| error.to_string())?;
+    let is_fenced = record.writer == Some(number) && record.is_writer_fenced;
+    if is_fenced || !record.chain.contains(&volume.node.name) {
+        // Another thread may just be ending the client for this reason. The client must not renew its lease.
+        return Err(format!("node {} has left the chain", volume.node.name));
+    }
     let Some(writer) = record.writer.filter(|writer| *writer != number) else { return Ok(true) };
     if record.is_writer_fenced {
         return match finish_fenced_term(volume, &record)? {
@@ -329,7 +346,8 @@ fn finish_fenced_term(volume: &ReplicatedVolume, record: &VolumeRecord) -> Resul
     volume.node.peers.call::<FinishTerm>(head, &request, CALL_TIMEOUT).map_err(|error| error.to_string())
 }
 
-/// Handles `FinishTerm` on the head: publishes all records of the fenced writer that the chain has, and ends the term.
+/// Handles `FinishTerm` on the head: publishes all records of the fenced writer that the chain has, waits until the lease of
+/// the writer has expired, and ends the term.
 pub(super) fn finish_term(volume: &ReplicatedVolume, term: u32) -> Result<TermEnd, String> {
     let record = volume.read_record().map_err(|error| error.to_string())?;
     let Some(writer) = record.writer.filter(|_| record.is_writer_fenced && record.term == term) else {
@@ -338,11 +356,13 @@ pub(super) fn finish_term(volume: &ReplicatedVolume, term: u32) -> Result<TermEn
     if record.chain.first() != Some(&volume.node.name) {
         return Err(format!("node {} is not the head of volume {}", volume.node.name, volume.key.name));
     }
+    let known_at = Instant::now();
     let end = volume.lock().logs.get(&writer).map(|log| log.chain.stored());
     match end.map_or(Ok(()), |end| volume.wait_published(writer, end, STEP_TIMEOUT)) {
         Err(PublishWaitError::DiskFull) => return Ok(TermEnd::DiskFull),
         published => published.map_err(|error| error.to_string())?,
     }
+    thread::sleep(FENCE_WAIT.saturating_sub(known_at.elapsed()));
     let ended = volume.update_catalog(|record| record.is_writer_fenced && membership::end_term(record, writer, term));
     ended.map(|_| TermEnd::Ended).map_err(|error| error.to_string())
 }

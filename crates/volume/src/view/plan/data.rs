@@ -46,7 +46,8 @@ impl VolumeNamespace {
         Ok(effects)
     }
 
-    /// Plans fallocate(2).
+    /// Plans fallocate(2). The file loses its capabilities. Unless `keeps_privileges`, it also loses the bits that a write
+    /// removes.
     ///
     /// # Errors
     /// EFBIG; EINVAL for an empty range, and for other inodes than regular files.
@@ -56,6 +57,7 @@ impl VolumeNamespace {
         request: SpaceRequest,
         offset: u64,
         bytes: u64,
+        keeps_privileges: bool,
         caller: CallerIdentity,
     ) -> Result<Vec<RecordEffect>, Errno> {
         let end = range_end(offset, bytes)?;
@@ -63,7 +65,10 @@ impl VolumeNamespace {
             return Err(Errno::INVAL);
         }
         let grows = matches!(request, SpaceRequest::Allocate | SpaceRequest::ZeroRange);
-        let attributes = self.grown_file(inode, if grows { end } else { 0 }, caller)?;
+        let mut attributes = self.grown_file(inode, if grows { end } else { 0 }, caller)?;
+        if !keeps_privileges {
+            attributes.mode = without_privileges(attributes.mode);
+        }
         let mut effects = Vec::new();
         if matches!(request, SpaceRequest::PunchHole | SpaceRequest::ZeroRange | SpaceRequest::ZeroRangeKeepSize) {
             effects.push(RecordEffect::PunchHole { inode, offset, bytes });
@@ -71,6 +76,7 @@ impl VolumeNamespace {
         if request != SpaceRequest::PunchHole {
             effects.push(RecordEffect::AllocateSpace { inode, offset, bytes });
         }
+        effects.extend(self.drop_capabilities(inode));
         effects.push(RecordEffect::SetAttributes { inode, attributes });
         Ok(effects)
     }

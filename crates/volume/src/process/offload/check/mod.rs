@@ -19,7 +19,7 @@ use farfork_wire::NodeName;
 
 use self::attempts::{AttemptError, describe_chain_change, repeat_attempts};
 use self::comparison::{are_equal, data_parts, differing_inodes, find_damaged};
-use super::node::OffloadNode;
+use super::node::{OffloadNode, ReplicaError};
 use crate::chain::CALL_TIMEOUT;
 use crate::chain::calls::{
     DigestData, DigestTree, DigestedTree, FindPaths, HoldTree, LogDamage, PublishLog, ReadInodeDigests, ReleaseTree,
@@ -115,10 +115,12 @@ fn compare(
             is_wanted
         });
         let chain_change = if compared.is_err() && is_wanted { check.wait_for_chain_change() } else { None };
+        let drop_reason = check.drop_reason();
         // Releases all trees, also after a failure.
         check.end();
         match (compared, chain_change) {
             (Ok(report), _) => Ok((check.key, report)),
+            (Err(_), _) if let Some(reason) = drop_reason => Err(AttemptError::Failed(reason)),
             (Err(_), Some(change)) => {
                 thread::sleep(CHAIN_SETTLE_WAIT);
                 Err(AttemptError::ChainChanged(change))
@@ -247,7 +249,7 @@ impl ReplicaCheck {
         loop {
             let Err(reason) = self.try_hold() else { return Ok(()) };
             self.release();
-            if self.chain_change().is_some() {
+            if self.cannot_continue() {
                 return Err(reason);
             }
             if Instant::now() >= deadline {
@@ -293,7 +295,7 @@ impl ReplicaCheck {
         self.node.peers.call::<C>(member, request, limit).map_err(|error| error.to_string())
     }
 
-    /// Calls several members at once. Stops waiting for replies when the chain has changed.
+    /// Calls several members at once. Stops waiting for replies when the chain has changed, or the volume is dropped.
     fn call_each<C>(&self, members: &[NodeName], request: &C::Request, limit: Duration) -> Vec<Result<C::Reply, String>>
     where
         C: TypedCall,
@@ -319,7 +321,7 @@ impl ReplicaCheck {
         loop {
             match replies.recv_timeout(CHAIN_POLL_INTERVAL) {
                 Ok((index, reply)) => results[index] = reply,
-                Err(mpsc::RecvTimeoutError::Timeout) if self.chain_change().is_none() => {}
+                Err(mpsc::RecvTimeoutError::Timeout) if !self.cannot_continue() => {}
                 Err(_) => return results,
             }
         }
@@ -341,12 +343,32 @@ impl ReplicaCheck {
         has_changed.then(|| describe_chain_change(&self.members, &record.chain))
     }
 
+    /// Says that the volume is being dropped, or was dropped; none otherwise.
+    fn drop_reason(&self) -> Option<String> {
+        let name = &self.key.name;
+        match self.node.record(name) {
+            Ok(record) if record.id == self.key.id => {
+                let is_dropping = record.state == VolumeState::Dropping;
+                is_dropping.then(|| format!("volume {name} is being dropped: the check has ended"))
+            }
+            Ok(_) | Err(ReplicaError::UnknownVolume(_)) => {
+                Some(format!("volume {name} was dropped: the check has ended"))
+            }
+            Err(_) => None,
+        }
+    }
+
+    /// Whether the members need not be compared any more.
+    fn cannot_continue(&self) -> bool {
+        self.chain_change().is_some() || self.drop_reason().is_some()
+    }
+
     /// As `chain_change`, but waits for a change: a member that does not answer will soon leave the chain.
     fn wait_for_chain_change(&self) -> Option<String> {
         let deadline = Instant::now() + CHAIN_CHANGE_TIMEOUT.min(2 * self.node.detection_time);
         loop {
             let change = self.chain_change();
-            if change.is_some() || Instant::now() >= deadline {
+            if change.is_some() || self.drop_reason().is_some() || Instant::now() >= deadline {
                 return change;
             }
             thread::sleep(RETRY_WAIT);

@@ -118,6 +118,31 @@ fn a_replica_is_removed_after_the_change_set_that_is_being_applied() {
 }
 
 #[test]
+fn no_client_takes_its_lock_while_a_replica_is_removed() {
+    let replica = SingleReplica::create();
+    let (node, key, volume) = (&replica.node, &replica.key, replica.open().unwrap());
+    let dropping = |record: &mut VolumeRecord| {
+        record.state = VolumeState::Dropping;
+        true
+    };
+    update_volume(&*node.catalog, &key.name, dropping).unwrap();
+    // The removal waits for the change set.
+    volume.lock().is_publishing = true;
+    thread::scope(|scope| {
+        let removing = scope.spawn(|| drop_replica(node, key));
+        while !volume.is_closed() {
+            thread::yield_now();
+        }
+        let client = volume.directory.try_lock_client();
+        volume.lock().is_publishing = false;
+        volume.notify();
+        removing.join().unwrap().unwrap();
+        assert!(client.unwrap().is_none());
+    });
+    assert!(!volume.directory.path().exists());
+}
+
+#[test]
 fn a_late_call_does_not_remove_a_replica_that_the_catalog_names() {
     let replica = SingleReplica::create();
     let (node, key) = (&replica.node, &replica.key);
