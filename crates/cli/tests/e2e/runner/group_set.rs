@@ -27,6 +27,8 @@ const USEFUL: [&str; 3] = ["memory", "pids", "freezer"];
 /// With RT_GROUP_SCHED, a new group of this controller refuses real-time threads. Tests and nodes need such threads.
 const HARMFUL: &str = "cpu";
 
+const ADVICE: &str = "the tests need control groups that root can write: mount cgroup2 at /sys/fs/cgroup";
+
 /// Prefix of the groups that tests make for single processes.
 const TEST_GROUP_PREFIX: &str = "farfork-test-";
 
@@ -64,10 +66,29 @@ struct Group {
 pub(super) struct GroupSet(Vec<Group>);
 
 impl GroupSet {
+    /// Requires that the machine has hierarchies for the groups. Without them, nothing would contain the tests.
+    pub(super) fn require_hierarchies() -> io::Result<()> {
+        if useful_hierarchies()?.is_empty() {
+            let expected = USEFUL.join(", ");
+            let cause = format!("no control group hierarchy is mounted, neither version 2 nor one of {expected}");
+            return Err(io::Error::other(format!("{cause}; {ADVICE}")));
+        }
+        Ok(())
+    }
+
     /// Makes the groups of a run.
+    ///
+    /// # Errors
+    /// The group that cannot be made or limited, the cause, and what to do.
     pub(super) fn create(name: &str, limits: RunLimits) -> io::Result<Self> {
         let set = Self::named(name)?;
-        for group in &set.0 {
+        let made = set.make(name, limits);
+        made.map_err(|error| io::Error::other(format!("control groups {name}: {error}; {ADVICE}")))?;
+        Ok(set)
+    }
+
+    fn make(&self, name: &str, limits: RunLimits) -> io::Result<()> {
+        for group in &self.0 {
             let base = group.directory.parent().expect("the group has a parent");
             cgroup::create_path(base, Path::new(name), group.version, &group.controllers)?;
         }
@@ -77,9 +98,9 @@ impl GroupSet {
             ("memory.max", limits.memory_bytes),
         ];
         for (file, value) in limited {
-            set.write_where_present(file, &value.to_string())?;
+            self.write_where_present(file, &value.to_string())?;
         }
-        Ok(set)
+        Ok(())
     }
 
     /// Returns the groups that a run with this name has, or would have.

@@ -14,7 +14,7 @@ use rustix::fs::{FlockOperation, flock};
 use super::RunSettings;
 use super::bench_directories;
 use super::machine_state::{HUGE_PAGES, HUGE_PAGES_BEFORE, SHARED_MEMORY_PREFIXES};
-use crate::harness::{Cluster, Farfork, Parent, Program, programs, scratch, wait};
+use crate::harness::{Cluster, Disk, Farfork, Parent, Program, programs, scratch, wait};
 use crate::test::Test;
 
 /// Environment variable that selects these tests. Its value is the directory of the test that started this binary.
@@ -58,6 +58,7 @@ pub(crate) const SENTENCES: &[(&str, &[Test])] = &[
     ),
     ("multiplying", &[Test::alone("processes", multiply)]),
     ("staying", &[Test::shared("with_a_cluster", stay)]),
+    ("mounting", &[Test::alone("in_its_directory", stay_with_a_mount)]),
     ("overfull", &[Test::alone("times_out", time_out_on_a_full_disk)]),
     ("outside", &[Test::alone("of_its_groups_and_directory", hold_outside_objects)]),
     ("overdue", &[Test::alone("first", || thread::sleep(FOREVER)), Test::alone("second", || thread::sleep(FOREVER))]),
@@ -126,6 +127,13 @@ fn stay(cluster: &Cluster) {
     thread::sleep(FOREVER);
 }
 
+fn stay_with_a_mount() {
+    let disk = Disk::of_mib(1);
+    fs::write(disk.path().join("file"), "").expect("an empty file needs no space");
+    note("parent", &start_sleep().expect("sleep(1) is installed").id().to_string());
+    thread::sleep(FOREVER);
+}
+
 fn time_out() {
     wait::wait_until("what never happens", VAIN_LIMIT, || None::<()>);
 }
@@ -153,7 +161,7 @@ fn hold_outside_objects() {
     let demo = start(&["demo", "agent", "--rounds", "100"]);
     let benchmark = start(&["bench", "fork", "--mib", "1", "--runs", "10000"]);
     let of_demo = || Some(temporary.path().join(format!("farfork-demo-{demo}")));
-    let of_benchmark = || bench_directories::of_run("", &[benchmark.cast_signed()].into()).pop();
+    let of_benchmark = || bench_directories::of_benchmark(benchmark.cast_signed()).pop();
     note("demo", &format!("demo-{demo} {}", wait_for_cluster(of_demo).display()));
     note("benchmark", &format!("bench-{benchmark}-0 {}", wait_for_cluster(of_benchmark).display()));
     note("parent", &start_sleep().expect("sleep(1) is installed").id().to_string());
