@@ -11,9 +11,9 @@ use farfork_sys::mount::{self, table};
 use farfork_sys::process_identity::ProcessIdentity;
 use rustix::mount::{MountFlags, mount, mount_remount};
 use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
-use tempfile::TempDir;
 
 use super::{InnerRun, last_line, note_in, require, terminate};
+use crate::harness::scratch::TestDirectory;
 use crate::harness::wait::CommandOutput;
 use crate::harness::{run_in_own_mounts, scratch};
 use crate::runner;
@@ -64,7 +64,7 @@ pub(super) fn no_control_groups() {
 }
 
 /// Runs a test in a mount namespace in which `change` was called with the mount point of each hierarchy.
-fn run_without_groups(change: impl Fn(&Path) + Sync) -> (CommandOutput, TempDir) {
+fn run_without_groups(change: impl Fn(&Path) + Sync) -> (CommandOutput, TestDirectory) {
     let (ended, directory) = run_in_own_mounts(|| {
         let mounts = table::read_thread_mounts().expect("the kernel lists the mounts");
         let hierarchies = mounts.iter().filter(|mount| ["cgroup", "cgroup2"].contains(&mount.filesystem.as_str()));

@@ -13,9 +13,9 @@ use std::time::Duration;
 use farfork_sys::process_identity::ProcessIdentity;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::process::{Pid, Signal, kill_process};
-use tempfile::TempDir;
 
 use crate::harness::leftovers::{self, RunMarkers};
+use crate::harness::scratch::TestDirectory;
 use crate::harness::wait::{self, CommandOutput};
 use crate::harness::{Disk, scratch};
 use crate::runner::{self, self_test};
@@ -31,6 +31,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("when_the_runner_is_terminated_after_its_output_was_closed", terminated_run_with_closed_output),
     Test::alone("when_the_runner_is_terminated_and_a_full_pipe_is_not_read", terminated_run_with_full_pipe),
     Test::alone("when_tests_hold_objects_outside_of_their_groups", run_with_outside_objects),
+    Test::alone("when_a_test_fails_while_a_demo_runs", abandoned_demo),
     Test::alone("when_the_runner_is_killed", killed_run),
     Test::alone("when_the_runner_and_its_janitor_are_killed", run_killed_with_its_janitor),
     Test::alone("when_the_disk_is_full", full_disk),
@@ -51,7 +52,7 @@ const SOON: Duration = Duration::from_secs(60);
 struct InnerRun {
     process: Child,
     supervisor: ProcessIdentity,
-    directory: TempDir,
+    directory: TestDirectory,
 }
 
 impl InnerRun {
@@ -71,7 +72,7 @@ impl InnerRun {
     }
 
     /// Starts a run with a command of [`Self::command`].
-    fn spawn(mut command: Command, directory: TempDir) -> Self {
+    fn spawn(mut command: Command, directory: TestDirectory) -> Self {
         let process = command.spawn().expect("this binary can be started");
         let supervisor = ProcessIdentity::of(process.id().cast_signed()).expect("our own child");
         Self { process, supervisor, directory }
@@ -82,12 +83,12 @@ impl InnerRun {
         wait::wait_until("the test runs", RUN_LIMIT, || note_in(self.directory.path(), "parent"));
     }
 
-    fn command(directory: &TempDir, filters: &[&str]) -> Command {
+    fn command(directory: &TestDirectory, filters: &[&str]) -> Command {
         Self::command_in(&["env"], directory, filters)
     }
 
     /// As [`Self::command`]. The program `launcher` starts this binary in the same process.
-    fn command_in(launcher: &[&str], directory: &TempDir, filters: &[&str]) -> Command {
+    fn command_in(launcher: &[&str], directory: &TestDirectory, filters: &[&str]) -> Command {
         let mut command = Command::new(launcher[0]);
         command.args(&launcher[1..]).arg(std::env::current_exe().expect("a running program"));
         command.args(filters).env(self_test::DIRECTORY_VARIABLE, directory.path());
@@ -102,14 +103,14 @@ impl InnerRun {
 
     /// Waits until the run has ended. Requires that nothing of it is left on the machine. Returns its output and
     /// directory.
-    fn end(self) -> (CommandOutput, TempDir) {
+    fn end(self) -> (CommandOutput, TestDirectory) {
         let ended = wait::wait_with_output(self.process, "a run of the runner's own tests", RUN_LIMIT);
         require_no_traces(&self.supervisor, self.directory.path());
         (ended, self.directory)
     }
 
     /// Waits until a run has ended that is refused, and until the janitor has removed what was made before the refusal.
-    fn end_refused(self) -> (CommandOutput, TempDir) {
+    fn end_refused(self) -> (CommandOutput, TestDirectory) {
         let ended = wait::wait_with_output(self.process, "a run of the runner's own tests", RUN_LIMIT);
         require(&ended, ended.status.code() == Some(1), "the exit status");
         let traces = || runner::traces_of(&self.supervisor);
@@ -234,13 +235,13 @@ fn start_staying() -> InnerRun {
 }
 
 /// Sends SIGTERM to a run, and requires that it ends and leaves nothing. Returns the directory of its notes.
-fn terminate(inner: InnerRun) -> TempDir {
+fn terminate(inner: InnerRun) -> TestDirectory {
     kill_process(Pid::from_child(&inner.process), Signal::TERM).expect("our own child");
     require_terminated(inner)
 }
 
 /// Requires that a run ends after SIGTERM and leaves nothing. Returns the directory of its notes.
-fn require_terminated(inner: InnerRun) -> TempDir {
+fn require_terminated(inner: InnerRun) -> TestDirectory {
     let (ended, directory) = inner.end();
     require(&ended, ended.status.code() == Some(128 + Signal::TERM.as_raw()), "the exit status");
     directory
@@ -286,15 +287,9 @@ fn run_with_outside_objects() {
         [(self_test::PIDS_VARIABLE, "4000".into()), ("TMPDIR", "/tmp".into())]
     });
     inner.wait_until_staying();
-    let clusters = ["demo", "benchmark"].map(|note| {
-        let note = note_in(inner.directory.path(), note).expect("the test notes its clusters first");
-        let (name, directory) = note.split_once(' ').expect("a name and a directory");
-        (name.to_owned(), PathBuf::from(directory))
-    });
-    let find = || {
-        let marks = clusters.iter().map(|(name, directory)| RunMarkers::of_local_cluster(name, directory.clone()));
-        marks.map(|marks| leftovers::find_leftovers(&marks)).collect::<Vec<_>>()
-    };
+    let clusters =
+        ["demo", "benchmark"].map(|note| note_in(inner.directory.path(), note).expect("the test notes its clusters"));
+    let find = || clusters.iter().map(|note| find_cluster(note)).collect::<Vec<_>>();
     assert!(find().iter().all(|found| !found.is_empty()), "the markers find both clusters");
     let directory = terminate(inner);
     assert!(find().iter().all(Vec::is_empty), "{:#?}", find());
@@ -304,6 +299,24 @@ fn run_with_outside_objects() {
     for prefix in runner::SHARED_MEMORY_PREFIXES {
         assert!(!Path::new("/dev/shm").join(format!("{prefix}{worker}")).exists(), "{prefix}");
     }
+}
+
+/// Finds the parts of a cluster that the test has noted.
+fn find_cluster(note: &str) -> Vec<String> {
+    let (name, directory) = note.split_once(' ').expect("a name and a directory");
+    leftovers::find_leftovers(&RunMarkers::of_local_cluster(name, directory.into()))
+}
+
+/// A test does not remove its directories when it fails: the runner needs the state file of the demo's cluster.
+fn abandoned_demo() {
+    let inner = InnerRun::start_with(&["abandoned::"], |_| {
+        [(self_test::PIDS_VARIABLE, "4000".into()), ("TMPDIR", "/tmp".into())]
+    });
+    let (ended, directory) = inner.end();
+    require(&ended, last_line(&ended) == "0 passed, 1 failed", "the last line");
+    require(&ended, ended.stdout.contains("a wrong byte"), "the reason");
+    let demo = note_in(directory.path(), "demo").expect("the test notes its cluster");
+    assert!(find_cluster(&demo).is_empty(), "{:#?}", find_cluster(&demo));
 }
 
 /// Kills the runner with SIGKILL, as the kernel does if memory runs out. The janitor removes everything.
