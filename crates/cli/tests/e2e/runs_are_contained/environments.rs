@@ -18,7 +18,7 @@ use crate::harness::wait::CommandOutput;
 use crate::harness::{run_in_own_mounts, scratch};
 use crate::runner;
 
-/// The user `nobody`.
+/// The id of a user other than root.
 const OTHER_USER: u32 = 65534;
 
 /// More than the time for which the runner keeps logs.
