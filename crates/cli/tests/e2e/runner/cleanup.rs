@@ -79,7 +79,7 @@ pub(super) fn remove_dead_runs(temporary: &Path) -> io::Result<()> {
         for name in dead_names(temporary)? {
             print_line(format_args!("removing what an earlier run left: {name}"));
             let directory = run_directory::of_run(&name, temporary);
-            for problem in remove_all(&GroupSet::named(&name)?, &directory, &name) {
+            for problem in remove_all(&GroupSet::find(&name)?, &directory, &name) {
                 print_line(format_args!("cannot remove of an earlier run: {problem}"));
             }
         }

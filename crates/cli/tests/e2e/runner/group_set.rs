@@ -18,6 +18,9 @@ use farfork_sys::cgroup::{self, freezer};
 use farfork_sys::pidfd;
 use rustix::process::Signal;
 
+use super::identity;
+use crate::harness::leftovers;
+
 /// The controllers that limit a run.
 const LIMITING: [&str; 2] = ["memory", "pids"];
 
@@ -28,6 +31,9 @@ const USEFUL: [&str; 3] = ["memory", "pids", "freezer"];
 const HARMFUL: &str = "cpu";
 
 const ADVICE: &str = "the tests need control groups that root can write: mount cgroup2 at /sys/fs/cgroup";
+
+/// Maximum depth at which the groups of an ended run are found. Groups of login sessions are at depth 5.
+const GROUP_DEPTH_MAX: usize = 8;
 
 /// Prefix of the groups that tests make for single processes.
 const TEST_GROUP_PREFIX: &str = "farfork-test-";
@@ -110,6 +116,24 @@ impl GroupSet {
             Group { directory: base.directory.join(name), version: hierarchy.version, controllers: base.controllers }
         });
         Ok(Self(groups.collect()))
+    }
+
+    /// Returns the groups of a run that has ended. The run may have been started in another group than this process, such as
+    /// that of another login session, and its groups are below it.
+    pub(super) fn find(name: &str) -> io::Result<Self> {
+        let mut found = Vec::new();
+        for Hierarchy { version, top, controllers, .. } in useful_hierarchies()? {
+            let mut directories = Vec::new();
+            leftovers::find_groups(&top, name, GROUP_DEPTH_MAX, &mut directories);
+            // A user may have got a part of the hierarchy, with the right to make groups of any name.
+            directories.retain(|directory| identity::is_own_entry(directory));
+            found.extend(directories.into_iter().map(|directory| Group {
+                directory,
+                version,
+                controllers: controllers.clone(),
+            }));
+        }
+        Ok(Self(found))
     }
 
     /// Returns the parent groups of all runs.

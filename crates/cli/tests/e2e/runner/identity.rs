@@ -26,11 +26,15 @@ pub(crate) fn name_of(supervisor: &ProcessIdentity) -> String {
 /// Returns the names of runs, among the entries of a directory, whose supervisors have ended. Ignores entries of other
 /// users, who can give any name to a file in `/tmp`.
 pub(super) fn dead_names_in(directory: &Path) -> Vec<String> {
-    let own = geteuid().as_raw();
     let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
-    let owned = entries.filter(|entry| entry.metadata().is_ok_and(|found| found.uid() == own));
+    let owned = entries.filter(|entry| is_own_entry(&entry.path()));
     let names = owned.filter_map(|entry| entry.file_name().into_string().ok());
     names.filter(|name| is_name_of_dead_run(name)).collect()
+}
+
+/// Returns whether this user owns a file, a directory, a control group or a symbolic link itself.
+pub(super) fn is_own_entry(path: &Path) -> bool {
+    path.symlink_metadata().is_ok_and(|found| found.uid() == geteuid().as_raw())
 }
 
 /// Returns whether this is the name of a run whose supervisor has ended.

@@ -34,6 +34,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("when_a_test_fails_while_a_demo_runs", abandoned_demo),
     Test::alone("when_the_runner_is_killed", killed_run),
     Test::alone("when_the_runner_and_its_janitor_are_killed", run_killed_with_its_janitor),
+    Test::alone("when_a_killed_run_was_in_another_control_group", environments::other_control_group),
     Test::alone("when_the_disk_is_full", full_disk),
     Test::alone("when_a_directory_cannot_be_made", unusable_directories),
     Test::alone("when_the_report_cannot_be_written", unwritable_report),
@@ -332,22 +333,28 @@ fn killed_run() {
 /// Kills the runner and its janitor. The next run removes everything, even if its temporary directory is another one. If
 /// two runs are the next, one of them waits.
 fn run_killed_with_its_janitor() {
-    let InnerRun { mut process, supervisor, directory } = start_staying();
-    let pid = process.id();
-    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).expect("it runs");
-    let is_janitor =
-        |pid: &&str| fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name == "test-janitor\n");
-    let janitor = children.split_whitespace().find(is_janitor).and_then(|pid| Pid::from_raw(pid.parse().ok()?));
-    kill_process(janitor.expect("the runner has a janitor"), Signal::KILL).expect("the runner has not reaped it");
-    process.kill().expect("our own child");
-    wait::wait_exit(&mut process, "the killed runner", SOON);
+    let killed = kill_with_janitor(start_staying());
+    let supervisor = killed.supervisor;
     assert!(!runner::traces_of(&supervisor).is_empty(), "the run left nothing, although its janitor was killed");
     let next = [(); 2].map(|()| InnerRun::start_with(&["kinds::passes"], |notes| [("TMPDIR", notes.into())]));
     for (ended, _directory) in next.map(InnerRun::end) {
         require(&ended, last_line(&ended) == "1 passed, 0 failed", "the last line of the next run");
         require(&ended, !ended.stdout.contains("cannot remove"), "the next runs disturb each other");
     }
-    require_no_traces(&supervisor, directory.path());
+    require_no_traces(&supervisor, killed.directory.path());
+}
+
+/// Kills a run and its janitor with SIGKILL, and waits for the run.
+fn kill_with_janitor(mut inner: InnerRun) -> InnerRun {
+    let pid = inner.process.id();
+    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).expect("it runs");
+    let is_janitor =
+        |pid: &&str| fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name == "test-janitor\n");
+    let janitor = children.split_whitespace().find(is_janitor).and_then(|pid| Pid::from_raw(pid.parse().ok()?));
+    kill_process(janitor.expect("the runner has a janitor"), Signal::KILL).expect("the runner has not reaped it");
+    inner.process.kill().expect("our own child");
+    wait::wait_exit(&mut inner.process, "the killed runner", SOON);
+    inner
 }
 
 /// The output of the tests is a file on this disk, too.
