@@ -118,8 +118,8 @@ impl GroupSet {
         Ok(Self(groups.collect()))
     }
 
-    /// Returns the groups of a run that has ended. The run may have been started in another group than this process, such as
-    /// that of another login session, and its groups are below it.
+    /// Returns the groups of a run that has ended, wherever they are. A run that was started in another login session has
+    /// them below the group of the session.
     pub(super) fn find(name: &str) -> io::Result<Self> {
         let mut found = Vec::new();
         for Hierarchy { version, top, controllers, .. } in useful_hierarchies()? {

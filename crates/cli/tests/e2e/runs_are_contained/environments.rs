@@ -82,7 +82,7 @@ fn run_without_groups(change: impl Fn(&Path) + Sync) -> (CommandOutput, TestDire
     (ended, directory)
 }
 
-/// The groups of a run are below the group in which it was started: that of another login session, for example.
+/// The groups of a run are below the group in which it was started, such as the group of another login session.
 pub(super) fn other_control_group() {
     let hierarchies = hierarchy::mounted_hierarchies().expect("the kernel lists the hierarchies");
     // This process is in a leaf group. A version 2 group with processes has no groups with controllers below it.
