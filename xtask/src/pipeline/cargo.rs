@@ -119,14 +119,24 @@ fn copy_output(pipe: PipeReader, mut log: File, output: Arc<Mutex<TestOutput>>) 
         let mut line = Vec::new();
         while lines.read_until(b'\n', &mut line).is_ok_and(|count| count > 0) {
             let text = String::from_utf8_lossy(&line);
-            // `print!`, because libtest captures it: the tests of this file print results of other tests.
-            print!("{text}");
+            print_output(&text);
             // A full disk loses the log, but does not stop the run.
             let _ = log.write_all(&line);
             lock(&output).read_line(text.trim_end_matches('\n'));
             line.clear();
         }
     })
+}
+
+/// Copies output of a command to standard output. Ignores failures: after the reader has ended (`make test | head`), the log
+/// must still get the rest.
+fn print_output(text: &str) {
+    if cfg!(test) {
+        // libtest captures only `print!`. Otherwise it would show results of other tests, which these tests print.
+        print!("{text}");
+    } else {
+        let _ = io::stdout().write_all(text.as_bytes());
+    }
 }
 
 fn lock(output: &Mutex<TestOutput>) -> MutexGuard<'_, TestOutput> {

@@ -125,7 +125,17 @@ fn is_own_directory(path: &Path) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
+
     use super::*;
+
+    /// Starts a process, and waits until it has ended. Its pid is not reused until it is reaped.
+    fn make_zombie() -> std::process::Child {
+        let child = std::process::Command::new("true").spawn().unwrap();
+        let only_look = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+        waitid(WaitId::Pid(Pid::from_child(&child)), only_look).unwrap();
+        child
+    }
 
     #[test]
     fn the_name_of_a_directory_has_its_benchmark() {
@@ -139,24 +149,18 @@ mod tests {
     #[test]
     fn a_zombie_has_ended() {
         assert!(!is_ended(std::process::id().cast_signed()));
-        let mut child = std::process::Command::new("true").spawn().unwrap();
-        let pid = child.id().cast_signed();
-        rustix::process::waitid(
-            rustix::process::WaitId::Pid(rustix::process::Pid::from_child(&child)),
-            rustix::process::WaitIdOptions::EXITED | rustix::process::WaitIdOptions::NOWAIT,
-        )
-        .unwrap();
-        assert!(is_ended(pid));
-        child.wait().unwrap();
-        assert!(is_ended(pid));
+        let mut zombie = make_zombie();
+        assert!(is_ended(zombie.id().cast_signed()));
+        zombie.wait().unwrap();
+        // The kernel may have reused the pid of the zombie. No process ever has this one.
+        assert!(is_ended(i32::MAX));
     }
 
     #[test]
     fn only_directories_of_ended_benchmarks_are_removed() {
         let parent = tempfile::tempdir().unwrap();
-        let mut child = std::process::Command::new("true").spawn().unwrap();
-        let ended = child.id();
-        child.wait().unwrap();
+        let mut zombie = make_zombie();
+        let ended = zombie.id();
         let make = |pid: u32, mode: u32, name: &str| {
             use std::os::unix::fs::PermissionsExt as _;
             let path = parent.path().join(format!("{SCRATCH_PREFIX}{pid}-{name}"));
@@ -170,8 +174,10 @@ mod tests {
         let held = lock(&locked, FlockOperation::NonBlockingLockExclusive).unwrap();
         remove_ended(parent.path());
         assert_eq!([&running, &left, &open, &locked].map(|path| path.exists()), [true, false, true, true]);
-        drop(held);
+        // Unlocks explicitly: a process that another test has just forked may still have the descriptor.
+        rustix::fs::flock(&held, FlockOperation::Unlock).unwrap();
         remove_ended(parent.path());
         assert!(!locked.exists());
+        zombie.wait().unwrap();
     }
 }

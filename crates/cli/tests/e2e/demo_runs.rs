@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use tempfile::TempDir;
 
 use crate::harness::leftovers::{self, RunMarkers};
+use crate::harness::scratch::TestDirectory;
 use crate::harness::{Farfork, programs, scratch, wait};
 use crate::test::Test;
 
@@ -36,7 +36,7 @@ const SMALL_INDEX: [&str; 3] = ["demo", "--documents", "1000"];
 /// A running demo, with temporary files in a directory of its own.
 struct RunningDemo {
     process: Child,
-    temporary: TempDir,
+    temporary: TestDirectory,
 }
 
 impl RunningDemo {
@@ -61,7 +61,7 @@ impl RunningDemo {
 }
 
 /// The markers by which leftovers of a demo's nodes are found.
-fn marks(pid: u32, temporary: &TempDir) -> RunMarkers {
+fn marks(pid: u32, temporary: &TestDirectory) -> RunMarkers {
     let name = format!("demo-{pid}");
     let run_dir = temporary.path().join(format!("farfork-{name}"));
     RunMarkers::of_local_cluster(&name, run_dir)

@@ -84,7 +84,7 @@ use clap::Parser as _;
 use libtest_mimic::{Arguments, Trial};
 
 use arguments::TestArguments;
-use harness::print_error;
+use harness::{print_error, print_line};
 use runner::{JANITOR_ARGUMENT, Selection, WORKER_ARGUMENT, self_test};
 use test::Test;
 
@@ -226,8 +226,8 @@ fn select(sentences: &'static [(&'static str, &'static [Test])], arguments: &Tes
 /// Without root, ends the run with the reason. Tests are never skipped silently.
 fn require_root() {
     if !rustix::process::geteuid().is_root() {
-        eprintln!(
-            "the end-to-end tests need root: they stop processes, and make namespaces, mounts and control groups"
+        print_error(
+            "the end-to-end tests need root: they stop processes, and make namespaces, mounts and control groups",
         );
         std::process::exit(1);
     }
@@ -243,6 +243,6 @@ fn close_inherited_descriptors() {
 fn print_skipped_tests(arguments: &TestArguments) {
     if arguments.has_no_filter() && !arguments.libtest.ignored && !arguments.libtest.include_ignored {
         let count = TEST_FILES.iter().flat_map(|(_, tests)| *tests).filter(|test| test.is_long()).count();
-        println!("{count} long tests were omitted: `make test-long` runs them\n");
+        print_line(format_args!("{count} long tests were omitted: `make test-long` runs them\n"));
     }
 }

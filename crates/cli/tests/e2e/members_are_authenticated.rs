@@ -6,8 +6,8 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use tempfile::TempDir;
 
+use crate::harness::scratch::TestDirectory;
 use crate::harness::wait::CommandOutput;
 use crate::harness::{BINARY, Cluster, Parent, Program, Seed, WAIT_TIMEOUT, scratch, wait};
 use crate::test::Test;
@@ -56,7 +56,7 @@ fn manage(cluster: &Cluster, index: usize, arguments: &[&str]) -> Value {
     cluster.node(index).json(&[&["cluster"], arguments, &["--trust", directory.to_str().expect("text")]].concat())
 }
 
-fn issue(cluster: &Cluster, scratch: &TempDir, role: &str) -> PathBuf {
+fn issue(cluster: &Cluster, scratch: &TestDirectory, role: &str) -> PathBuf {
     let into = scratch.path().join(role);
     manage(cluster, 0, &["issue", "somebody", "--role", role, "--out", into.to_str().expect("text")]);
     into

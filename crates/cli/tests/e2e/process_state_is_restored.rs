@@ -9,8 +9,8 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use rustix::fs::{FileType, Mode};
-use tempfile::TempDir;
 
+use crate::harness::scratch::TestDirectory;
 use crate::harness::seed::kernel_waits_text;
 use crate::harness::{
     Cluster, Farfork, Parent, Program, Seed, StartedChild, WAIT_TIMEOUT, proc_snapshot, require_forked_child_same,
@@ -200,7 +200,7 @@ pub(crate) const TESTS: &[Test] = &[
 struct Subject {
     parent: Parent,
     told: PathBuf,
-    _files: TempDir,
+    _files: TestDirectory,
 }
 
 impl Subject {

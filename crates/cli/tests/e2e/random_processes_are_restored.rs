@@ -276,7 +276,7 @@ struct RandomProcess {
     /// Names of its resources.
     made: Vec<String>,
     before: Statement,
-    _files: tempfile::TempDir,
+    _files: crate::harness::scratch::TestDirectory,
 }
 
 impl RandomProcess {

@@ -10,9 +10,8 @@ use std::sync::mpsc::{self, TryRecvError};
 use std::thread;
 use std::time::Duration;
 
-use tempfile::TempDir;
-
 use crate::harness::memory::huge_kb;
+use crate::harness::scratch::TestDirectory;
 use crate::harness::{BINARY, Cluster, Parent, Program, Seed, scratch, wait};
 use crate::test::Test;
 
@@ -93,7 +92,7 @@ fn in_huge_pages(cluster: &Cluster) {
 }
 
 /// A directory with the test's program, a file with this content, and mount points for the kernel's file systems.
-fn make_root(content: &str) -> TempDir {
+fn make_root(content: &str) -> TestDirectory {
     let root = scratch::directory();
     for point in ["proc", "sys", "dev"] {
         fs::create_dir(root.path().join(point)).expect("an empty directory");

@@ -156,7 +156,7 @@ fn while_paging() {
 }
 
 /// A small tmpfs of the test.
-struct SmallDisk(tempfile::TempDir);
+struct SmallDisk(crate::harness::scratch::TestDirectory);
 
 impl SmallDisk {
     fn mount(mib: u32) -> Self {

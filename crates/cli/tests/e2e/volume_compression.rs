@@ -7,8 +7,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use tempfile::TempDir;
 
+use crate::harness::scratch::TestDirectory;
 use crate::harness::{BINARY, Cluster, scratch, wait};
 use crate::test::Test;
 use crate::volumes_are_replicated::VolumeMount;
@@ -71,7 +71,7 @@ fn compress_on(compressing: &[&str]) {
 }
 
 /// Writes a script that starts `farfork`. Only the given nodes get `FARFORK_VOLUME_COMPRESS` in their environment.
-fn write_wrapper(directory: &TempDir, compressing: &[&str]) -> std::path::PathBuf {
+fn write_wrapper(directory: &TestDirectory, compressing: &[&str]) -> std::path::PathBuf {
     let path = directory.path().join("farfork-wrapper");
     let nodes: Vec<String> = compressing.iter().map(|node| format!("*\" --name {node} \"*")).collect();
     let script = format!(

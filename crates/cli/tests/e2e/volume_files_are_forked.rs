@@ -30,7 +30,7 @@ const END_LIMIT: Duration = Duration::from_secs(30);
 struct VolumeCluster {
     cluster: Cluster,
     directory: PathBuf,
-    _scratch: tempfile::TempDir,
+    _scratch: crate::harness::scratch::TestDirectory,
 }
 
 impl VolumeCluster {

@@ -6,10 +6,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use tempfile::TempDir;
-
 use super::exceptions;
 use super::page::{Block, Page, PageCommand, root};
+use crate::harness::scratch::TestDirectory;
 use crate::harness::{BINARY, programs, scratch, wait};
 
 /// Longest run of all commands of a page.
@@ -28,7 +27,7 @@ pub(super) struct PageScript {
     program: Vec<OsString>,
     environment: Vec<(&'static str, PathBuf)>,
     substitutions: Vec<(String, String)>,
-    directory: TempDir,
+    directory: TestDirectory,
 }
 
 /// The output of each command of a page, in order.

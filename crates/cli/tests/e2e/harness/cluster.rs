@@ -16,10 +16,10 @@ use std::{fs, io};
 use farfork_cluster::local::{LocalCluster, LocalClusterConfig, LocalError, LocalNode};
 use farfork_sys::pidfd;
 use farfork_sys::process::{KernelStackSummary, ProcStat};
-use tempfile::TempDir;
 
 use super::leftovers::{self, RunMarkers};
 use super::scratch::Disk;
+use super::scratch::TestDirectory;
 use super::{BINARY, Farfork, print_error, wait};
 
 const SIGKILL: i32 = 9;
@@ -62,7 +62,7 @@ pub(crate) struct Cluster {
     marks: RunMarkers,
     /// A temporary directory of the test. It contains the file of user ids and, except after `start_on`, the run
     /// directory.
-    scratch: TempDir,
+    scratch: TestDirectory,
 }
 
 impl Cluster {
@@ -91,7 +91,7 @@ impl Cluster {
         Self::start_at(disk.path().join("run"), super::scratch::directory(), nodes, &launch)
     }
 
-    fn start_at(run_dir: PathBuf, scratch: TempDir, nodes: usize, launch: &NodeLaunch<'_>) -> Self {
+    fn start_at(run_dir: PathBuf, scratch: TestDirectory, nodes: usize, launch: &NodeLaunch<'_>) -> Self {
         static CLUSTERS: AtomicUsize = AtomicUsize::new(0);
         let number = CLUSTERS.fetch_add(1, Ordering::Relaxed);
         let name = format!("e2e-{}-{number}", std::process::id());
@@ -400,7 +400,7 @@ fn require_end(has_ended: bool, process: &str) {
     }
 }
 
-fn user_ranges_in(scratch: &TempDir) -> PathBuf {
+fn user_ranges_in(scratch: &TestDirectory) -> PathBuf {
     scratch.path().join("user-ranges")
 }
 

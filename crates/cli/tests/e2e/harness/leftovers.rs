@@ -30,7 +30,8 @@ impl RunMarkers {
     }
 }
 
-fn find_groups(directory: &Path, name: &str, depth: usize, found: &mut Vec<PathBuf>) {
+/// Finds the control groups with this name below a directory, at most `depth` levels below it.
+pub(crate) fn find_groups(directory: &Path, name: &str, depth: usize, found: &mut Vec<PathBuf>) {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     for entry in entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
         if entry.file_name() == *name {

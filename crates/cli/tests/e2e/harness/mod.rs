@@ -23,7 +23,7 @@ pub(crate) mod wait;
 pub(crate) use cluster::{Cluster, NodeProcess};
 pub(crate) use farfork::{BINARY, FailedCommand, Farfork, WAIT_TIMEOUT};
 pub(crate) use line_program::LineProgram;
-pub(crate) use message::print_error;
+pub(crate) use message::{print_error, print_line};
 pub(crate) use own_mounts::{run_in_mounts_of, run_in_own_mounts};
 pub(crate) use parent::Parent;
 pub(crate) use parent_comparison::{

@@ -4,6 +4,7 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::thread;
 
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use tempfile::{NamedTempFile, TempDir};
@@ -17,14 +18,32 @@ pub(crate) fn file(content: &str) -> NamedTempFile {
     file
 }
 
-/// Makes a directory. It is removed when the value is dropped.
-pub(crate) fn directory() -> TempDir {
-    tempfile::tempdir().expect("the temporary directory can be written")
+/// A directory of a test. Dropping the value removes it, unless the test fails: then programs of the test may still run, and
+/// only the state files of their clusters name the network namespaces and control groups. The runner kills the programs
+/// first, and then removes the clusters and the directory.
+#[derive(Debug)]
+pub(crate) struct TestDirectory(TempDir);
+
+impl TestDirectory {
+    pub(crate) fn path(&self) -> &Path {
+        self.0.path()
+    }
+}
+
+impl Drop for TestDirectory {
+    fn drop(&mut self) {
+        self.0.disable_cleanup(thread::panicking());
+    }
+}
+
+/// Makes a directory.
+pub(crate) fn directory() -> TestDirectory {
+    TestDirectory(tempfile::tempdir().expect("the temporary directory can be written"))
 }
 
 /// A small file system. It is removed when the value is dropped.
 pub(crate) struct Disk {
-    directory: TempDir,
+    directory: TestDirectory,
 }
 
 impl Disk {

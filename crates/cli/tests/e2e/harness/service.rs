@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use farfork_sys::{namespace, pidfd};
 use rustix::process::{Pid, Signal, kill_process};
-use tempfile::TempDir;
 
+use super::scratch::TestDirectory;
 use super::{print_error, scratch, wait};
 
 /// Longest wait until a server listens, on a busy machine.
@@ -28,7 +28,7 @@ const LOG_LINES_MAX: usize = 20;
 /// A running server. Dropping it kills it and its workers.
 pub(crate) struct Service {
     process: Child,
-    files: TempDir,
+    files: TestDirectory,
 }
 
 impl Service {

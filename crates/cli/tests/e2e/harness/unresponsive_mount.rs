@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use farfork_sys::process::SystemCall;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
-use tempfile::TempDir;
 
+use super::scratch::TestDirectory;
 use super::wait::wait_until;
 use super::{print_error, scratch};
 
@@ -29,7 +29,7 @@ const CALL_LIMIT: Duration = Duration::from_secs(30);
 
 /// A mounted file system that does not answer. Dropping it aborts and unmounts it.
 pub(crate) struct UnresponsiveMount {
-    directory: TempDir,
+    directory: TestDirectory,
     /// A process that waits for the result of statfs(2).
     caller: Child,
     server: File,

@@ -2,7 +2,8 @@
 //! the machine. It removes only objects with the run's name, or whose processes have ended, so that other runs and a
 //! user's nodes are not affected.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::env;
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -12,11 +13,12 @@ use std::time::Duration;
 
 use farfork_cluster::local::LocalCluster;
 use farfork_sys::mount::{self, table};
+use farfork_sys::process_identity::ProcessIdentity;
 use rustix::fs::{FlockOperation, flock};
 
 use super::group_set::GroupSet;
 use super::{bench_directories, identity, machine_state, run_directory};
-use crate::harness::{leftovers, wait};
+use crate::harness::{leftovers, print_line, wait};
 
 /// Longest wait until killed processes have ended. The kernel frees their memory first.
 const KILL_LIMIT: Duration = Duration::from_secs(60);
@@ -61,32 +63,34 @@ pub(super) fn remove_all(groups: &GroupSet, directory: &Path, mark: &str) -> Vec
     problems
 }
 
-/// Removes everything that runs with dead supervisors left, and prints their names.
-pub(super) fn remove_dead_runs() -> io::Result<()> {
-    if !dead_names()?.is_empty() {
+/// Removes everything that runs with dead supervisors left, and prints their names. `temporary` is the temporary directory.
+pub(super) fn remove_dead_runs(temporary: &Path) -> io::Result<()> {
+    if !dead_names(temporary)?.is_empty() {
         let waiting = || {
-            println!("another process removes what an earlier run left: waiting for it");
+            print_line("another process removes what an earlier run left: waiting for it");
             lock_removal()
         };
         let Some(_lock) = lock_within(Path::new(REMOVAL_LOCK), Duration::ZERO).or_else(waiting) else {
-            println!("it has not ended within {} s: this run leaves the rest to it", REMOVAL_LOCK_LIMIT.as_secs());
+            let seconds = REMOVAL_LOCK_LIMIT.as_secs();
+            print_line(format_args!("it has not ended within {seconds} s: this run leaves the rest to it"));
             return Ok(());
         };
         // The process that held the lock may have removed all of them.
-        for name in dead_names()? {
-            println!("removing what an earlier run left: {name}");
-            for problem in remove_all(&GroupSet::named(&name)?, &run_directory::of_run(&name), &name) {
-                println!("cannot remove of an earlier run: {problem}");
+        for name in dead_names(temporary)? {
+            print_line(format_args!("removing what an earlier run left: {name}"));
+            let directory = run_directory::of_run(&name, temporary);
+            for problem in remove_all(&GroupSet::find(&name)?, &directory, &name) {
+                print_line(format_args!("cannot remove of an earlier run: {problem}"));
             }
         }
     }
-    machine_state::restore().iter().for_each(|problem| println!("{problem}"));
+    machine_state::restore().iter().for_each(print_line);
     Ok(())
 }
 
-fn dead_names() -> io::Result<BTreeSet<String>> {
-    let parents = GroupSet::bases()?.into_iter().chain(run_directory::parents());
-    Ok(parents.flat_map(|parent| identity::dead_names_in(&parent)).collect())
+fn dead_names(temporary: &Path) -> io::Result<BTreeSet<String>> {
+    let of_groups = GroupSet::bases()?.into_iter().flat_map(|base| identity::dead_names_in(&base));
+    Ok(of_groups.chain(run_directory::dead_names(temporary)).collect())
 }
 
 /// Takes the lock that must be held while the remains of a dead run are removed: its janitor and several later runs may
@@ -123,25 +127,39 @@ fn find_clusters(directory: &Path, depth: usize, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// Removes a directory with the clusters and mounts in it. All processes that use it have ended.
+/// Removes a directory with the clusters and mounts in it. All processes that use it have ended. Returns the problems, after
+/// which the rest of the directory stays.
 fn remove_directory(directory: &Path) -> Vec<String> {
-    // No file of a FUSE file system is accessed, because its server may not answer.
-    let mut problems = detach_mounts(directory, |mount| mount.filesystem.starts_with("fuse"));
-    let failures: Vec<String> =
-        clusters_in(directory).iter().filter_map(|cluster| remove_cluster(cluster).err()).collect();
-    if !failures.is_empty() {
-        // The state files of the clusters stay: without them, nothing could remove the clusters later.
-        problems.extend(failures);
-        return problems;
+    match directory.symlink_metadata() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Vec::new(),
+        _ if run_directory::is_own(directory) => {}
+        _ => return vec![format!("directory {}: another user can change it", directory.display())],
     }
-    problems.extend(detach_mounts(directory, |_| true));
-    match fs::remove_dir_all(directory) {
+    let outcome = remove_parts(directory).and_then(|()| match fs::remove_dir_all(directory) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            problems.push(format!("directory {}: {error}", directory.display()));
+            Err(vec![format!("directory {}: {error}", directory.display())])
         }
-        _ => {}
+        _ => Ok(()),
+    });
+    outcome.err().unwrap_or_default()
+}
+
+/// Removes the mounts and clusters in a directory, so that it has only files of its own file system.
+fn remove_parts(directory: &Path) -> Result<(), Vec<String>> {
+    // No file of a FUSE file system is accessed, because its server may not answer.
+    detach_mounts(directory, |mount| mount.filesystem.starts_with("fuse"))?;
+    let remove = |cluster: &PathBuf| {
+        // The removal of a cluster deletes the directories of its nodes. A mount may contain the whole cluster.
+        detach_mounts(cluster, |mount| mount.point != *cluster)?;
+        remove_cluster(cluster).map_err(|problem| vec![problem])
+    };
+    let problems: Vec<String> =
+        clusters_in(directory).iter().filter_map(|cluster| remove(cluster).err()).flatten().collect();
+    if !problems.is_empty() {
+        // The state files of the clusters stay: without them, nothing could remove the clusters later.
+        return Err(problems);
     }
-    problems
+    detach_mounts(directory, |_| true)
 }
 
 /// Calls the code of `farfork down` in a thread: it waits for `ip` and for locks. The thread is abandoned after a time
@@ -159,15 +177,32 @@ fn remove_cluster(run_dir: &Path) -> Result<(), String> {
     outcome.map_err(|error| format!("cluster {}: {error}", run_dir.display()))
 }
 
-fn detach_mounts(directory: &Path, is_wanted: impl Fn(&table::Mount) -> bool) -> Vec<String> {
-    let mounts = table::read_thread_mounts().unwrap_or_default();
-    let inside = mounts.iter().rev().filter(|mount| mount.point.starts_with(directory) && is_wanted(mount));
-    let failures = inside.filter_map(|mount| Some((&mount.point, mount::detach(&mount.point).err()?)));
-    failures.map(|(point, error)| format!("mount {}: {error}", point.display())).collect()
+/// Detaches the mounts in a directory that `is_wanted` selects, the last one first. Fails if one of them remains: then
+/// nothing in the directory may be deleted, because files of the mounted file system would be deleted too.
+fn detach_mounts(directory: &Path, is_wanted: impl Fn(&table::Mount) -> bool) -> Result<(), Vec<String>> {
+    let is_inside = |mount: &table::Mount| mount.point.starts_with(directory) && is_wanted(mount);
+    let detach_all = || {
+        let mounts = table::read_thread_mounts()?;
+        let detach = |mount: &table::Mount| Some((mount.point.clone(), mount::detach(&mount.point).err()?));
+        let failures: BTreeMap<PathBuf, io::Error> =
+            mounts.iter().rev().filter(|mount| is_inside(mount)).filter_map(detach).collect();
+        Ok((table::read_thread_mounts()?, failures))
+    };
+    let describe = |error: io::Error| vec![format!("mounts in {}: {error}", directory.display())];
+    let (mounts, failures) = detach_all().map_err(describe)?;
+    let remaining = mounts.iter().filter(|mount| is_inside(mount)).map(|mount| &mount.point);
+    let problems: Vec<String> = remaining
+        .map(|point| {
+            let cause = failures.get(point).map_or_else(|| "still mounted".to_owned(), ToString::to_string);
+            format!("mount {}: {cause}", point.display())
+        })
+        .collect();
+    if problems.is_empty() { Ok(()) } else { Err(problems) }
 }
 
-/// Returns the control groups, directories and links of the runs of a supervisor.
-pub(crate) fn traces_of(supervisor: u32) -> Vec<PathBuf> {
-    let parents = GroupSet::bases().unwrap_or_default().into_iter().chain(run_directory::parents());
-    parents.flat_map(|parent| identity::entries_of(supervisor, &parent)).collect()
+/// Returns the control groups, directory and link of the run of a supervisor.
+pub(crate) fn traces_of(supervisor: &ProcessIdentity) -> Vec<PathBuf> {
+    let parents = GroupSet::bases().unwrap_or_default().into_iter().chain(run_directory::parents(&env::temp_dir()));
+    let name = identity::name_of(supervisor);
+    parents.map(|parent| parent.join(&name)).filter(|path| path.symlink_metadata().is_ok()).collect()
 }

@@ -18,6 +18,9 @@ use farfork_sys::cgroup::{self, freezer};
 use farfork_sys::pidfd;
 use rustix::process::Signal;
 
+use super::identity;
+use crate::harness::leftovers;
+
 /// The controllers that limit a run.
 const LIMITING: [&str; 2] = ["memory", "pids"];
 
@@ -26,6 +29,11 @@ const USEFUL: [&str; 3] = ["memory", "pids", "freezer"];
 
 /// With RT_GROUP_SCHED, a new group of this controller refuses real-time threads. Tests and nodes need such threads.
 const HARMFUL: &str = "cpu";
+
+const ADVICE: &str = "the tests need control groups that root can write: mount cgroup2 at /sys/fs/cgroup";
+
+/// Maximum depth at which the groups of an ended run are found. Groups of login sessions are at depth 5.
+const GROUP_DEPTH_MAX: usize = 8;
 
 /// Prefix of the groups that tests make for single processes.
 const TEST_GROUP_PREFIX: &str = "farfork-test-";
@@ -64,10 +72,29 @@ struct Group {
 pub(super) struct GroupSet(Vec<Group>);
 
 impl GroupSet {
+    /// Requires that the machine has hierarchies for the groups. Without them, nothing would contain the tests.
+    pub(super) fn require_hierarchies() -> io::Result<()> {
+        if useful_hierarchies()?.is_empty() {
+            let expected = USEFUL.join(", ");
+            let cause = format!("no control group hierarchy is mounted, neither version 2 nor one of {expected}");
+            return Err(io::Error::other(format!("{cause}; {ADVICE}")));
+        }
+        Ok(())
+    }
+
     /// Makes the groups of a run.
+    ///
+    /// # Errors
+    /// The group that cannot be made or limited, the cause, and what to do.
     pub(super) fn create(name: &str, limits: RunLimits) -> io::Result<Self> {
         let set = Self::named(name)?;
-        for group in &set.0 {
+        let made = set.make(name, limits);
+        made.map_err(|error| io::Error::other(format!("control groups {name}: {error}; {ADVICE}")))?;
+        Ok(set)
+    }
+
+    fn make(&self, name: &str, limits: RunLimits) -> io::Result<()> {
+        for group in &self.0 {
             let base = group.directory.parent().expect("the group has a parent");
             cgroup::create_path(base, Path::new(name), group.version, &group.controllers)?;
         }
@@ -77,9 +104,9 @@ impl GroupSet {
             ("memory.max", limits.memory_bytes),
         ];
         for (file, value) in limited {
-            set.write_where_present(file, &value.to_string())?;
+            self.write_where_present(file, &value.to_string())?;
         }
-        Ok(set)
+        Ok(())
     }
 
     /// Returns the groups that a run with this name has, or would have.
@@ -89,6 +116,24 @@ impl GroupSet {
             Group { directory: base.directory.join(name), version: hierarchy.version, controllers: base.controllers }
         });
         Ok(Self(groups.collect()))
+    }
+
+    /// Returns the groups of a run that has ended, wherever they are. A run that was started in another login session has
+    /// them below the group of the session.
+    pub(super) fn find(name: &str) -> io::Result<Self> {
+        let mut found = Vec::new();
+        for Hierarchy { version, top, controllers, .. } in useful_hierarchies()? {
+            let mut directories = Vec::new();
+            leftovers::find_groups(&top, name, GROUP_DEPTH_MAX, &mut directories);
+            // A user may have got a part of the hierarchy, with the right to make groups of any name.
+            directories.retain(|directory| identity::is_own_entry(directory));
+            found.extend(directories.into_iter().map(|directory| Group {
+                directory,
+                version,
+                controllers: controllers.clone(),
+            }));
+        }
+        Ok(Self(found))
     }
 
     /// Returns the parent groups of all runs.

@@ -2,34 +2,44 @@
 //! name, so a later run finds the ones whose supervisor has ended.
 
 use std::io;
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+use std::time::Duration;
 
+use farfork_sys::pidfd;
 use farfork_sys::process_identity::ProcessIdentity;
+use rustix::process::geteuid;
 
 /// Prefix of the names of all runs.
 const PREFIX: &str = "farfork-tests-";
 
 /// Returns the name of this process's run.
 pub(super) fn own_name() -> io::Result<String> {
-    let own = ProcessIdentity::of(std::process::id().cast_signed())?;
-    Ok(format!("{PREFIX}{}-{}", own.pid, own.start_ticks))
+    Ok(name_of(&ProcessIdentity::of(std::process::id().cast_signed())?))
 }
 
-/// Returns the names of runs, among the entries of a directory, whose supervisors have ended.
+/// Returns the name of the run of a supervisor.
+pub(crate) fn name_of(supervisor: &ProcessIdentity) -> String {
+    format!("{PREFIX}{}-{}", supervisor.pid, supervisor.start_ticks)
+}
+
+/// Returns the names of runs, among the entries of a directory, whose supervisors have ended. Ignores entries of other
+/// users, who can give any name to a file in `/tmp`.
 pub(super) fn dead_names_in(directory: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
-    let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
-    names.filter(|name| supervisor_of(name).is_some_and(|supervisor| is_dead(&supervisor))).collect()
+    let owned = entries.filter(|entry| is_own_entry(&entry.path()));
+    let names = owned.filter_map(|entry| entry.file_name().into_string().ok());
+    names.filter(|name| is_name_of_dead_run(name)).collect()
 }
 
-/// Returns the entries of a directory that belong to the runs of one supervisor.
-pub(super) fn entries_of(supervisor: u32, directory: &Path) -> Vec<PathBuf> {
-    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path());
-    let is_of_supervisor = |path: &PathBuf| {
-        let name = path.file_name().and_then(|name| name.to_str());
-        name.and_then(supervisor_of).is_some_and(|found| found.pid.cast_unsigned() == supervisor)
-    };
-    entries.filter(is_of_supervisor).collect()
+/// Returns whether this user owns a file, a directory, a control group or a symbolic link itself.
+pub(super) fn is_own_entry(path: &Path) -> bool {
+    path.symlink_metadata().is_ok_and(|found| found.uid() == geteuid().as_raw())
+}
+
+/// Returns whether this is the name of a run whose supervisor has ended.
+pub(super) fn is_name_of_dead_run(name: &str) -> bool {
+    supervisor_of(name).is_some_and(|supervisor| is_dead(&supervisor))
 }
 
 /// Returns whether a run can have this name.
@@ -43,10 +53,12 @@ pub(super) fn supervisor_of(name: &str) -> Option<ProcessIdentity> {
     Some(ProcessIdentity { pid: pid.parse().ok()?, start_ticks: start_ticks.parse().ok()? })
 }
 
-/// Returns whether a supervisor has ended. If that is unknown, it counts as running.
+/// Returns whether a supervisor has ended. A zombie has ended too: only its parent can reap it. If the state is unknown,
+/// the supervisor counts as running.
 fn is_dead(supervisor: &ProcessIdentity) -> bool {
     match supervisor.open() {
-        Ok(process) => process.is_none(),
+        Ok(None) => true,
+        Ok(Some(process)) => pidfd::wait_exit(&process, Duration::ZERO).unwrap_or(false),
         Err(_) => false,
     }
 }

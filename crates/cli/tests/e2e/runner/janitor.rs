@@ -1,8 +1,10 @@
 //! `Janitor`: a process that outlives the supervisor, so that a killed supervisor leaves nothing. It waits for the
 //! supervisor's end, removes the remains of the run, and exits. If the janitor is killed too, the next run cleans up.
 
+use std::env;
 use std::io;
 use std::os::unix::process::CommandExt as _;
+use std::path::Path;
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -26,10 +28,10 @@ const WAIT_LIMIT: Duration = Duration::from_secs(7 * 24 * 3600);
 pub(super) struct Janitor(Mutex<Child>);
 
 impl Janitor {
-    /// Starts the janitor of this run.
-    pub(super) fn start(run_name: &str) -> io::Result<Self> {
+    /// Starts the janitor of this run. `temporary` is the temporary directory, without symbolic links.
+    pub(super) fn start(run_name: &str, temporary: &Path) -> io::Result<Self> {
         let mut command = Command::new("/proc/self/exe");
-        command.arg0("test-janitor").arg(JANITOR_ARGUMENT).arg(run_name);
+        command.arg0("test-janitor").arg(JANITOR_ARGUMENT).arg(run_name).env("TMPDIR", temporary);
         // A process group of its own and no output: signals of the terminal and closed pipes do not affect the janitor.
         command.process_group(0).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         Ok(Self(Mutex::new(command.spawn()?)))
@@ -55,7 +57,7 @@ pub(crate) fn clean_after(run_name: &str) -> ExitCode {
     }
     // A later run that removes the same objects holds the lock until it has removed all of them.
     let Some(_lock) = cleanup::lock_removal() else { return ExitCode::FAILURE };
-    let directory = run_directory::of_run(run_name);
+    let directory = run_directory::of_run(run_name, &env::temp_dir());
     match GroupSet::named(run_name) {
         Ok(groups) if groups.exists() || directory.exists() => {
             let problems = cleanup::remove_all(&groups, &directory, run_name);

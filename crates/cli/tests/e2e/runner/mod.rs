@@ -12,6 +12,7 @@ mod group_set;
 mod identity;
 mod janitor;
 mod lane;
+mod log_directory;
 mod machine_state;
 mod outcome;
 mod protocol;
@@ -25,6 +26,7 @@ mod worker;
 mod worker_process;
 
 pub(crate) use cleanup::traces_of;
+pub(crate) use identity::name_of;
 pub(crate) use janitor::{JANITOR_ARGUMENT, clean_after};
 pub(crate) use machine_state::{HUGE_PAGES, HUGE_PAGES_BEFORE, SHARED_MEMORY_PREFIXES};
 pub(crate) use supervisor::{RunSettings, Selection, run};

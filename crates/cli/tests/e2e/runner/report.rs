@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::outcome::Failure;
+use crate::harness::print_line;
 
 /// Environment variable with the path of a file to which each failure adds a line.
 const FAILURES_VARIABLE: &str = "FARFORK_FAILURES";
@@ -41,7 +42,7 @@ impl RunReport {
 
     pub(super) fn add_failed(&mut self, name: &str, failure: &Failure, log: &Path, time: Duration) {
         print_test(name, "FAILED", time);
-        println!("    {}\n", failure.reason.trim_end().replace('\n', "\n    "));
+        print_line(format_args!("    {}\n", failure.reason.trim_end().replace('\n', "\n    ")));
         self.failures.push(FailedTest::new(name, failure, log));
     }
 
@@ -54,7 +55,7 @@ impl RunReport {
 
     /// Adds a failure of the run that is not due to a single test.
     pub(super) fn add_run_failure(&mut self, name: &str, reason: &str, log: &Path) {
-        println!("{name}: {reason}");
+        print_line(format_args!("{name}: {reason}"));
         self.failures.push(FailedTest::new(name, &Failure::wrong(reason), log));
     }
 
@@ -67,15 +68,15 @@ impl RunReport {
             self.add_run_failure("runner::flaky_tests", &reason, logs);
         }
         if !self.failures.is_empty() {
-            println!("\nfailed:");
-            self.failures.iter().for_each(|test| println!("    {}", test.line()));
+            print_line("\nfailed:");
+            print_indented(&self.failures);
         }
         if !self.flaky.is_empty() {
-            println!("\nflaky (timed out, and passed when they were run again):");
-            self.flaky.iter().for_each(|test| println!("    {}", test.line()));
+            print_line("\nflaky (timed out, and passed when they were run again):");
+            print_indented(&self.flaky);
         }
         let written = self.write_files();
-        println!("\n{} passed, {} failed", self.passed_count, self.failures.len());
+        print_line(format_args!("\n{} passed, {} failed", self.passed_count, self.failures.len()));
         written.map(|()| self.failures.is_empty())
     }
 
@@ -112,9 +113,13 @@ fn write_named(variable: &str, write: impl FnOnce(&Path) -> io::Result<()>) -> i
 /// Reports a test that will run again.
 pub(super) fn print_retry(name: &str, failure: &Failure, time: Duration) {
     print_test(name, "timed out, will be run again", time);
-    println!("    {}", failure.first_line());
+    print_line(format_args!("    {}", failure.first_line()));
+}
+
+fn print_indented(tests: &[FailedTest]) {
+    tests.iter().for_each(|test| print_line(format_args!("    {}", test.line())));
 }
 
 fn print_test(name: &str, outcome: &str, time: Duration) {
-    println!("test {name} ... {outcome} ({:.1} s)", time.as_secs_f64());
+    print_line(format_args!("test {name} ... {outcome} ({:.1} s)", time.as_secs_f64()));
 }

@@ -2,22 +2,38 @@
 //! symbolic link in `/run` leads to it, so that a later run with another temporary directory finds it.
 
 use std::env;
-use std::fs;
+use std::fs::{self, DirBuilder};
 use std::io;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, symlink};
 use std::path::{Path, PathBuf};
+
+use rustix::process::geteuid;
 
 use super::identity;
 
 /// The directory with the links. Each link has the name of its run.
 const LINKS: &str = "/run";
 
+/// Permissions of directories that the runner makes, without those that the umask clears. Programs of other users read them.
+const MODE: u32 = 0o755;
+
+/// The permissions to write of the group and of others.
+const WRITABLE_BY_OTHERS: u32 = 0o022;
+
+const ADVICE: &str = "set TMPDIR to a directory that can be written";
+
+/// Returns the temporary directory as an absolute path without symbolic links, like the paths in the kernel's mount table.
+pub(super) fn temporary_directory() -> io::Result<PathBuf> {
+    let directory = env::temp_dir();
+    let describe = |error| io::Error::other(format!("directory {}: {error}; {ADVICE}", directory.display()));
+    directory.canonicalize().map_err(describe)
+}
+
 /// Makes the directory of the run with this name, and the link to it.
-pub(super) fn create(name: &str) -> io::Result<PathBuf> {
-    let directory = std::path::absolute(env::temp_dir())?.join(name);
-    let advice = "set TMPDIR to a directory that can be written";
-    fs::create_dir(&directory)
-        .map_err(|error| io::Error::other(format!("directory {}: {error}; {advice}", directory.display())))?;
+pub(super) fn create(name: &str, temporary: &Path) -> io::Result<PathBuf> {
+    let directory = temporary.join(name);
+    make(&directory)
+        .map_err(|error| io::Error::other(format!("directory {}: {error}; {ADVICE}", directory.display())))?;
     let link = Path::new(LINKS).join(name);
     symlink(&directory, &link).map_err(|error| {
         let _ = fs::remove_dir(&directory);
@@ -26,15 +42,40 @@ pub(super) fn create(name: &str) -> io::Result<PathBuf> {
     Ok(directory)
 }
 
+/// Makes a directory that [`is_own`] recognizes.
+pub(super) fn make(directory: &Path) -> io::Result<()> {
+    DirBuilder::new().mode(MODE).create(directory)
+}
+
+/// As [`make`], with the directories above it. An existing directory stays as it is.
+pub(super) fn make_with_parents(directory: &Path) -> io::Result<()> {
+    DirBuilder::new().mode(MODE).recursive(true).create(directory)
+}
+
+/// Returns whether a path is a directory that only this user can have made and changed. Other users can make directories
+/// in `/tmp` and `/var/tmp`, with files that name any process, control group or path.
+pub(super) fn is_own(path: &Path) -> bool {
+    path.symlink_metadata().is_ok_and(|found| {
+        found.is_dir() && found.uid() == geteuid().as_raw() && found.mode() & WRITABLE_BY_OTHERS == 0
+    })
+}
+
 /// Returns the directory that the run with this name has, or would have.
-pub(super) fn of_run(name: &str) -> PathBuf {
+pub(super) fn of_run(name: &str, temporary: &Path) -> PathBuf {
     let target = fs::read_link(Path::new(LINKS).join(name)).ok();
-    target.filter(|target| target.ends_with(name)).unwrap_or_else(|| env::temp_dir().join(name))
+    target.filter(|target| target.ends_with(name)).unwrap_or_else(|| temporary.join(name))
+}
+
+/// Returns the names of the runs that have a directory or a link, and whose supervisors have ended.
+pub(super) fn dead_names(temporary: &Path) -> impl Iterator<Item = String> {
+    let mut with_directory = identity::dead_names_in(temporary);
+    with_directory.retain(|name| is_own(&temporary.join(name)));
+    with_directory.into_iter().chain(identity::dead_names_in(Path::new(LINKS)))
 }
 
 /// Returns the directories whose entries have the names of runs.
-pub(super) fn parents() -> [PathBuf; 2] {
-    [env::temp_dir(), LINKS.into()]
+pub(super) fn parents(temporary: &Path) -> [PathBuf; 2] {
+    [temporary.to_owned(), LINKS.into()]
 }
 
 /// Removes the links to a directory that was removed, and to directories in it: a test of the runner starts a run whose

@@ -14,7 +14,8 @@ use rustix::fs::{FlockOperation, flock};
 use super::RunSettings;
 use super::bench_directories;
 use super::machine_state::{HUGE_PAGES, HUGE_PAGES_BEFORE, SHARED_MEMORY_PREFIXES};
-use crate::harness::{Cluster, Farfork, Parent, Program, programs, scratch, wait};
+use crate::harness::scratch::TestDirectory;
+use crate::harness::{Cluster, Disk, Farfork, Parent, Program, programs, scratch, wait};
 use crate::test::Test;
 
 /// Environment variable that selects these tests. Its value is the directory of the test that started this binary.
@@ -58,6 +59,8 @@ pub(crate) const SENTENCES: &[(&str, &[Test])] = &[
     ),
     ("multiplying", &[Test::alone("processes", multiply)]),
     ("staying", &[Test::shared("with_a_cluster", stay)]),
+    ("mounting", &[Test::alone("in_its_directory", stay_with_a_mount)]),
+    ("abandoned", &[Test::alone("running_demo", abandon_demo)]),
     ("overfull", &[Test::alone("times_out", time_out_on_a_full_disk)]),
     ("outside", &[Test::alone("of_its_groups_and_directory", hold_outside_objects)]),
     ("overdue", &[Test::alone("first", || thread::sleep(FOREVER)), Test::alone("second", || thread::sleep(FOREVER))]),
@@ -126,6 +129,13 @@ fn stay(cluster: &Cluster) {
     thread::sleep(FOREVER);
 }
 
+fn stay_with_a_mount() {
+    let disk = Disk::of_mib(1);
+    fs::write(disk.path().join("file"), "").expect("an empty file needs no space");
+    note("parent", &start_sleep().expect("sleep(1) is installed").id().to_string());
+    thread::sleep(FOREVER);
+}
+
 fn time_out() {
     wait::wait_until("what never happens", VAIN_LIMIT, || None::<()>);
 }
@@ -144,20 +154,32 @@ fn hold_outside_objects() {
     note("worker", &std::process::id().to_string());
     let _setting = add_a_huge_page();
     let temporary = scratch::directory();
-    let farfork = Farfork::at(Path::new("/nonexistent"));
-    let start = |arguments: &[&str]| {
-        let mut command = farfork.command(arguments);
-        command.env("TMPDIR", temporary.path()).env("FARFORK_PYTHON", programs::python());
-        command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("the binary can be started").id()
-    };
-    let demo = start(&["demo", "agent", "--rounds", "100"]);
-    let benchmark = start(&["bench", "fork", "--mib", "1", "--runs", "10000"]);
-    let of_demo = || Some(temporary.path().join(format!("farfork-demo-{demo}")));
-    let of_benchmark = || bench_directories::of_run("", &[benchmark.cast_signed()].into()).pop();
-    note("demo", &format!("demo-{demo} {}", wait_for_cluster(of_demo).display()));
+    let benchmark = start_farfork(&["bench", "fork", "--mib", "1", "--runs", "10000"], &temporary);
+    let of_benchmark = || bench_directories::of_benchmark(benchmark.cast_signed()).pop();
+    start_demo(&temporary);
     note("benchmark", &format!("bench-{benchmark}-0 {}", wait_for_cluster(of_benchmark).display()));
     note("parent", &start_sleep().expect("sleep(1) is installed").id().to_string());
     thread::sleep(FOREVER);
+}
+
+/// Fails while a demo runs, and drops the directory of the demo.
+fn abandon_demo() {
+    let temporary = scratch::directory();
+    start_demo(&temporary);
+    panic_with_a_wrong_byte();
+}
+
+/// Starts a demo, and waits until its cluster is complete.
+fn start_demo(temporary: &TestDirectory) {
+    let demo = start_farfork(&["demo", "agent", "--rounds", "100"], temporary);
+    let of_demo = || Some(temporary.path().join(format!("farfork-demo-{demo}")));
+    note("demo", &format!("demo-{demo} {}", wait_for_cluster(of_demo).display()));
+}
+
+fn start_farfork(arguments: &[&str], temporary: &TestDirectory) -> u32 {
+    let mut command = Farfork::at(Path::new("/nonexistent")).command(arguments);
+    command.env("TMPDIR", temporary.path()).env("FARFORK_PYTHON", programs::python());
+    command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("the binary can be started").id()
 }
 
 /// Changes the machine's number of huge pages like `tests/resources/huge_setting.h`. Returns the locked setting.

@@ -13,7 +13,7 @@ use super::outcome::{Failure, FailureKind};
 use super::report::{self, RunReport};
 use super::run_context::RunContext;
 use super::signals;
-use crate::harness::print_error;
+use crate::harness::{print_error, print_line};
 use crate::test::Test;
 
 /// Time limit for all tests together. A run takes less than half of it on two idle CPUs.
@@ -68,14 +68,16 @@ pub(crate) fn run(tests: Vec<Selection>, lanes_count: usize, settings: &RunSetti
     let ended = Arc::clone(&run);
     let clean_up = move || {
         let held = ended.lock_workers();
-        print_error("\nthe run is ended by a signal: everything that it started is killed");
+        // In a thread: the write blocks while the reader of a full pipe, such as a pager, does not read.
+        let message = || print_error("\nthe run is ended by a signal: everything that it started is killed");
+        drop(thread::Builder::new().spawn(message));
         ended.remove().iter().for_each(|problem| print_error(format_args!("not removed: {problem}")));
         // A lane that waits for the lock must not continue, so the lock is never released.
         std::mem::forget(held);
     };
     signals::end_run_by_signal(clean_up).expect("signals can be waited for");
 
-    println!("running {} tests", tests.len());
+    print_line(format_args!("running {} tests", tests.len()));
     let report = Mutex::new(RunReport::default());
     let (exclusive, others): (Vec<_>, Vec<_>) = tests.into_iter().partition(|selection| selection.is_exclusive);
     let timed_out = Mutex::new(Vec::new());
@@ -86,9 +88,8 @@ pub(crate) fn run(tests: Vec<Selection>, lanes_count: usize, settings: &RunSetti
     retry(&run, timed_out, &mut report);
     let _held = run.lock_workers();
     add_remains(&run, run.remove(), &mut report);
-    // Fails unless the directory is empty, as it is when all tests passed.
-    let _ = fs::remove_dir(&run.logs);
-    match report.conclude(&run.logs) {
+    run.logs.remove_if_empty();
+    match report.conclude(run.logs.path()) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::from(FAILED_STATUS),
         Err(error) => {
@@ -119,7 +120,7 @@ fn run_lanes(
         loop {
             let next = lock(&queue).pop_front();
             let Some(selection) = next else { break };
-            let log = run.log_path(&selection.name, "");
+            let log = run.logs.path_of(&selection.name, "");
             let begin = Instant::now();
             let outcome = lane.run_test(&selection, &log);
             let time = begin.elapsed();
@@ -144,14 +145,14 @@ fn run_lanes(
 /// Repeats each test that timed out, alone on a new worker and cluster.
 fn retry(run: &RunContext, tests: Vec<TimedOutTest>, report: &mut RunReport) {
     if !tests.is_empty() {
-        println!("\nrunning {} tests again that timed out", tests.len());
+        print_line(format_args!("\nrunning {} tests again that timed out", tests.len()));
     }
     for TimedOutTest { selection, failure: first, log: first_log } in tests {
         if run.time_left() == Some(Duration::ZERO) {
             report.add_failed(&selection.name, &first, &first_log, Duration::ZERO);
             continue;
         }
-        let log = run.log_path(&selection.name, ".again");
+        let log = run.logs.path_of(&selection.name, ".again");
         let (begin, mut lane) = (Instant::now(), Lane::new(run));
         let outcome = lane.run_test(&selection, &log);
         match outcome {
@@ -169,7 +170,7 @@ fn add_remains(run: &RunContext, remains: Vec<String>, report: &mut RunReport) {
     if remains.is_empty() {
         return;
     }
-    let log = run.logs.join("runner.remains.log");
+    let log = run.logs.path().join("runner.remains.log");
     let text: String = remains.iter().map(|remnant| format!("{remnant}\n")).collect();
     fs::write(&log, &text).unwrap_or_else(|error| print_error(format_args!("{}: {error}", log.display())));
     report.add_run_failure("runner::remains", &format!("left on the machine: {}", remains.join("; ")), &log);

@@ -1,7 +1,7 @@
 //! `WorkerProcess`: the supervisor's handle for a worker. Starts a worker in its own control groups and directory,
 //! requests tests, and stops or kills the worker.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt as _;
@@ -16,7 +16,7 @@ use super::outcome::{Failure, FailureKind};
 use super::protocol::{self, Channel, Report, Request};
 use super::run_context::RunContext;
 use super::worker::WORKER_ARGUMENT;
-use super::{cleanup, diagnosis};
+use super::{cleanup, diagnosis, run_directory};
 use crate::harness::{leftovers, print_error, wait};
 
 /// Longest wait until a worker has started and joined its groups, on a busy machine.
@@ -194,7 +194,7 @@ impl WorkerTraces {
         let name = run.next_worker_name();
         let groups = run.groups.create_below(&name)?;
         let directory = run.directory.join(&name);
-        fs::create_dir(&directory)?;
+        run_directory::make(&directory)?;
         Ok(Self { groups, directory, mark: format!("{}/{name}", run.name) })
     }
 

@@ -1,16 +1,21 @@
 //! Tests of the runner: whatever a test does and however a run ends, the machine is as before, and the report of the
 //! run describes what happened.
 
+mod environments;
+
 use std::ffi::{OsStr, OsString};
 use std::fs;
+use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use farfork_sys::process_identity::ProcessIdentity;
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::process::{Pid, Signal, kill_process};
-use tempfile::TempDir;
 
 use crate::harness::leftovers::{self, RunMarkers};
+use crate::harness::scratch::TestDirectory;
 use crate::harness::wait::{self, CommandOutput};
 use crate::harness::{Disk, scratch};
 use crate::runner::{self, self_test};
@@ -23,13 +28,21 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("when_no_cluster_starts", starved_run),
     Test::alone("when_the_time_limit_is_over", overdue_run),
     Test::alone("when_the_runner_is_terminated", terminated_run),
-    Test::alone("when_the_runner_is_terminated_and_nothing_reads_its_errors", terminated_run_without_reader),
+    Test::alone("when_the_runner_is_terminated_after_its_output_was_closed", terminated_run_with_closed_output),
+    Test::alone("when_the_runner_is_terminated_and_a_full_pipe_is_not_read", terminated_run_with_full_pipe),
     Test::alone("when_tests_hold_objects_outside_of_their_groups", run_with_outside_objects),
+    Test::alone("when_a_test_fails_while_a_demo_runs", abandoned_demo),
     Test::alone("when_the_runner_is_killed", killed_run),
     Test::alone("when_the_runner_and_its_janitor_are_killed", run_killed_with_its_janitor),
+    Test::alone("when_a_killed_run_was_in_another_control_group", environments::other_control_group),
     Test::alone("when_the_disk_is_full", full_disk),
     Test::alone("when_a_directory_cannot_be_made", unusable_directories),
     Test::alone("when_the_report_cannot_be_written", unwritable_report),
+    Test::alone("when_there_are_no_control_groups", environments::no_control_groups),
+    Test::alone("when_the_temporary_directory_is_a_relative_link", environments::linked_temporary_directory),
+    Test::alone("when_other_users_make_directories_with_names_of_runs", environments::directories_of_other_users),
+    Test::alone("when_a_mount_of_an_earlier_run_cannot_be_detached", environments::locked_mount),
+    Test::alone("logs_outlive_their_run", environments::kept_logs),
     Test::alone("each_filter_selects_tests", several_filters),
 ];
 
@@ -39,7 +52,8 @@ const SOON: Duration = Duration::from_secs(60);
 /// A process that runs the runner's own tests.
 struct InnerRun {
     process: Child,
-    directory: TempDir,
+    supervisor: ProcessIdentity,
+    directory: TestDirectory,
 }
 
 impl InnerRun {
@@ -55,7 +69,14 @@ impl InnerRun {
         let directory = scratch::directory();
         let mut command = Self::command(&directory, filters);
         command.envs(variables(directory.path()));
-        Self { process: command.spawn().expect("this binary can be started"), directory }
+        Self::spawn(command, directory)
+    }
+
+    /// Starts a run with a command of [`Self::command`].
+    fn spawn(mut command: Command, directory: TestDirectory) -> Self {
+        let process = command.spawn().expect("this binary can be started");
+        let supervisor = ProcessIdentity::of(process.id().cast_signed()).expect("our own child");
+        Self { process, supervisor, directory }
     }
 
     /// Waits until the test has noted its process, the last step before it hangs.
@@ -63,8 +84,14 @@ impl InnerRun {
         wait::wait_until("the test runs", RUN_LIMIT, || note_in(self.directory.path(), "parent"));
     }
 
-    fn command(directory: &TempDir, filters: &[&str]) -> Command {
-        let mut command = Command::new(std::env::current_exe().expect("a running program"));
+    fn command(directory: &TestDirectory, filters: &[&str]) -> Command {
+        Self::command_in(&["env"], directory, filters)
+    }
+
+    /// As [`Self::command`]. The program `launcher` starts this binary in the same process.
+    fn command_in(launcher: &[&str], directory: &TestDirectory, filters: &[&str]) -> Command {
+        let mut command = Command::new(launcher[0]);
+        command.args(&launcher[1..]).arg(std::env::current_exe().expect("a running program"));
         command.args(filters).env(self_test::DIRECTORY_VARIABLE, directory.path());
         for (variable, file) in
             [("FARFORK_FAILURES", "failures"), ("FARFORK_COUNTS", "counts"), ("FARFORK_TEST_LOGS", "logs")]
@@ -77,16 +104,24 @@ impl InnerRun {
 
     /// Waits until the run has ended. Requires that nothing of it is left on the machine. Returns its output and
     /// directory.
-    fn end(self) -> (CommandOutput, TempDir) {
-        let pid = self.process.id();
+    fn end(self) -> (CommandOutput, TestDirectory) {
         let ended = wait::wait_with_output(self.process, "a run of the runner's own tests", RUN_LIMIT);
-        require_no_traces(pid, self.directory.path());
+        require_no_traces(&self.supervisor, self.directory.path());
+        (ended, self.directory)
+    }
+
+    /// Waits until a run has ended that is refused, and until the janitor has removed what was made before the refusal.
+    fn end_refused(self) -> (CommandOutput, TestDirectory) {
+        let ended = wait::wait_with_output(self.process, "a run of the runner's own tests", RUN_LIMIT);
+        require(&ended, ended.status.code() == Some(1), "the exit status");
+        let traces = || runner::traces_of(&self.supervisor);
+        wait::wait_until("nothing is left", SOON, || traces().is_empty().then_some(()));
         (ended, self.directory)
     }
 }
 
 /// Requires that nothing of the run is left, and that each process that its tests noted has ended.
-fn require_no_traces(supervisor: u32, directory: &Path) {
+fn require_no_traces(supervisor: &ProcessIdentity, directory: &Path) {
     let traces = runner::traces_of(supervisor);
     assert!(traces.is_empty(), "left of the run: {traces:?}");
     if let Some(parent) = note_in(directory, "parent") {
@@ -201,8 +236,13 @@ fn start_staying() -> InnerRun {
 }
 
 /// Sends SIGTERM to a run, and requires that it ends and leaves nothing. Returns the directory of its notes.
-fn terminate(inner: InnerRun) -> TempDir {
+fn terminate(inner: InnerRun) -> TestDirectory {
     kill_process(Pid::from_child(&inner.process), Signal::TERM).expect("our own child");
+    require_terminated(inner)
+}
+
+/// Requires that a run ends after SIGTERM and leaves nothing. Returns the directory of its notes.
+fn require_terminated(inner: InnerRun) -> TestDirectory {
     let (ended, directory) = inner.end();
     require(&ended, ended.status.code() == Some(128 + Signal::TERM.as_raw()), "the exit status");
     directory
@@ -212,11 +252,31 @@ fn terminated_run() {
     terminate(start_staying());
 }
 
-/// The signal of a closed terminal, or of Ctrl-C at a pipe: the reader of the errors has ended.
-fn terminated_run_without_reader() {
-    let mut inner = start_staying();
-    drop(inner.process.stderr.take());
+/// The signal of a closed terminal, or of Ctrl-C at a pipe: the readers have ended, even before the first test.
+fn terminated_run_with_closed_output() {
+    let mut inner = InnerRun::start(&["kinds::passes", "staying::"]);
+    drop((inner.process.stdout.take(), inner.process.stderr.take()));
+    inner.wait_until_staying();
     terminate(inner);
+}
+
+/// Ctrl-C while a pager shows the output: the pager does not read further, and every write to the pipe blocks.
+fn terminated_run_with_full_pipe() {
+    let (reader, mut writer) = io::pipe().expect("a pipe");
+    let flags = fcntl_getfl(&writer).expect("an open pipe");
+    fcntl_setfl(&writer, flags | OFlags::NONBLOCK).expect("an open pipe");
+    while writer.write(&[0; 4096]).is_ok() {}
+    fcntl_setfl(&writer, flags).expect("an open pipe");
+    let directory = scratch::directory();
+    let mut command = InnerRun::command(&directory, &["staying::"]);
+    command.stderr(writer);
+    let inner = InnerRun::spawn(command, directory);
+    inner.wait_until_staying();
+    kill_process(Pid::from_child(&inner.process), Signal::TERM).expect("our own child");
+    let traces = || runner::traces_of(&inner.supervisor);
+    wait::wait_until("everything is removed", SOON, || traces().is_empty().then_some(()));
+    drop(reader);
+    require_terminated(inner);
 }
 
 /// A demo and a benchmark have groups and files of their own, and other tests change the state of the machine.
@@ -228,15 +288,9 @@ fn run_with_outside_objects() {
         [(self_test::PIDS_VARIABLE, "4000".into()), ("TMPDIR", "/tmp".into())]
     });
     inner.wait_until_staying();
-    let clusters = ["demo", "benchmark"].map(|note| {
-        let note = note_in(inner.directory.path(), note).expect("the test notes its clusters first");
-        let (name, directory) = note.split_once(' ').expect("a name and a directory");
-        (name.to_owned(), PathBuf::from(directory))
-    });
-    let find = || {
-        let marks = clusters.iter().map(|(name, directory)| RunMarkers::of_local_cluster(name, directory.clone()));
-        marks.map(|marks| leftovers::find_leftovers(&marks)).collect::<Vec<_>>()
-    };
+    let clusters =
+        ["demo", "benchmark"].map(|note| note_in(inner.directory.path(), note).expect("the test notes its clusters"));
+    let find = || clusters.iter().map(|note| find_cluster(note)).collect::<Vec<_>>();
     assert!(find().iter().all(|found| !found.is_empty()), "the markers find both clusters");
     let directory = terminate(inner);
     assert!(find().iter().all(Vec::is_empty), "{:#?}", find());
@@ -248,35 +302,59 @@ fn run_with_outside_objects() {
     }
 }
 
+/// Finds the parts of a cluster that the test has noted.
+fn find_cluster(note: &str) -> Vec<String> {
+    let (name, directory) = note.split_once(' ').expect("a name and a directory");
+    leftovers::find_leftovers(&RunMarkers::of_local_cluster(name, directory.into()))
+}
+
+/// A test does not remove its directories when it fails: the runner needs the state file of the demo's cluster.
+fn abandoned_demo() {
+    let inner = InnerRun::start_with(&["abandoned::"], |_| {
+        [(self_test::PIDS_VARIABLE, "4000".into()), ("TMPDIR", "/tmp".into())]
+    });
+    let (ended, directory) = inner.end();
+    require(&ended, last_line(&ended) == "0 passed, 1 failed", "the last line");
+    require(&ended, ended.stdout.contains("a wrong byte"), "the reason");
+    let demo = note_in(directory.path(), "demo").expect("the test notes its cluster");
+    assert!(find_cluster(&demo).is_empty(), "{:#?}", find_cluster(&demo));
+}
+
 /// Kills the runner with SIGKILL, as the kernel does if memory runs out. The janitor removes everything.
 fn killed_run() {
-    let InnerRun { mut process, directory } = start_staying();
+    let InnerRun { mut process, supervisor, directory } = start_staying();
     process.kill().expect("our own child");
-    let pid = process.id();
     wait::wait_exit(&mut process, "the killed runner", SOON);
-    wait::wait_until("the janitor removes the rest", SOON, || runner::traces_of(pid).is_empty().then_some(()));
-    require_no_traces(pid, directory.path());
+    let traces = || runner::traces_of(&supervisor);
+    wait::wait_until("the janitor removes the rest", SOON, || traces().is_empty().then_some(()));
+    require_no_traces(&supervisor, directory.path());
 }
 
 /// Kills the runner and its janitor. The next run removes everything, even if its temporary directory is another one. If
 /// two runs are the next, one of them waits.
 fn run_killed_with_its_janitor() {
-    let InnerRun { mut process, directory } = start_staying();
-    let pid = process.id();
-    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).expect("it runs");
-    let is_janitor =
-        |pid: &&str| fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name == "test-janitor\n");
-    let janitor = children.split_whitespace().find(is_janitor).and_then(|pid| Pid::from_raw(pid.parse().ok()?));
-    kill_process(janitor.expect("the runner has a janitor"), Signal::KILL).expect("the runner has not reaped it");
-    process.kill().expect("our own child");
-    wait::wait_exit(&mut process, "the killed runner", SOON);
-    assert!(!runner::traces_of(pid).is_empty(), "the run left nothing, although its janitor was killed");
+    let killed = kill_with_janitor(start_staying());
+    let supervisor = killed.supervisor;
+    assert!(!runner::traces_of(&supervisor).is_empty(), "the run left nothing, although its janitor was killed");
     let next = [(); 2].map(|()| InnerRun::start_with(&["kinds::passes"], |notes| [("TMPDIR", notes.into())]));
     for (ended, _directory) in next.map(InnerRun::end) {
         require(&ended, last_line(&ended) == "1 passed, 0 failed", "the last line of the next run");
         require(&ended, !ended.stdout.contains("cannot remove"), "the next runs disturb each other");
     }
-    require_no_traces(pid, directory.path());
+    require_no_traces(&supervisor, killed.directory.path());
+}
+
+/// Kills a run and its janitor with SIGKILL, and waits for the run.
+fn kill_with_janitor(mut inner: InnerRun) -> InnerRun {
+    let pid = inner.process.id();
+    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).expect("it runs");
+    let is_janitor =
+        |pid: &&str| fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name == "test-janitor\n");
+    let janitor = children.split_whitespace().find(is_janitor).and_then(|pid| Pid::from_raw(pid.parse().ok()?));
+    kill_process(janitor.expect("the runner has a janitor"), Signal::KILL).expect("the runner has not reaped it");
+    inner.process.kill().expect("our own child");
+    wait::wait_exit(&mut inner.process, "the killed runner", SOON);
+    inner
 }
 
 /// The output of the tests is a file on this disk, too.
@@ -298,16 +376,11 @@ fn impossible_path(directory: &Path) -> PathBuf {
 
 fn unusable_directories() {
     for variable in ["TMPDIR", "FARFORK_TEST_LOGS"] {
-        let InnerRun { process, directory } =
-            InnerRun::start_with(&["kinds::passes"], |notes| [(variable, impossible_path(notes).into())]);
-        let pid = process.id();
-        let ended = wait::wait_with_output(process, "a run of the runner's own tests", RUN_LIMIT);
-        require(&ended, ended.status.code() == Some(1), "the exit status");
+        let inner = InnerRun::start_with(&["kinds::passes"], |notes| [(variable, impossible_path(notes).into())]);
+        let (ended, directory) = inner.end_refused();
         let path = impossible_path(directory.path());
         let names_both = ended.stderr.contains(&*path.to_string_lossy()) && ended.stderr.contains(variable);
         require(&ended, names_both, "the message names the directory and the variable");
-        // The janitor removes what was made before the failure.
-        wait::wait_until("nothing is left", SOON, || runner::traces_of(pid).is_empty().then_some(()));
     }
 }
 
