@@ -123,6 +123,14 @@ pub enum BenchError {
         /// The system that forked the child.
         child_of: &'static str,
     },
+    /// A directory cannot be the root of parents.
+    #[error("root {}: {cause}", path.display())]
+    Root {
+        /// The directory.
+        path: PathBuf,
+        /// The cause.
+        cause: String,
+    },
     /// The Python that the user named does not run Python code.
     #[error("`{path}` does not run Python code; name another Python with --python")]
     NoPython {

@@ -356,6 +356,9 @@ mod tests {
     fn written_by_orphan(life: fn(&mut io::PipeWriter)) -> String {
         let (mut started, start) = io::pipe().unwrap();
         let (mut output, input) = io::pipe().unwrap();
+        // Another test may just be initializing these. Then the child would wait for a thread that it does not have.
+        install_handler().unwrap();
+        let _ = owner_spawner();
         // SAFETY: the child uses no lock that another thread could hold: it starts a companion and ends.
         let owner = unsafe { libc::fork() };
         if owner == 0 {

@@ -30,6 +30,11 @@ impl FunctionCallArgs {
     pub(crate) fn options(&self) -> Result<FunctionOptions, BenchError> {
         FunctionOptions::new(self.python.clone(), self.timeout)
     }
+
+    /// As `options`, for processes with a root of their own, in which the Python is.
+    pub(crate) fn options_in_root(&self) -> FunctionOptions {
+        FunctionOptions::in_root(self.python.clone(), self.timeout)
+    }
 }
 
 /// Returns the JSON document of an argument, unchanged.

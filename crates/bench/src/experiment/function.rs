@@ -83,7 +83,7 @@ impl<'a> FunctionMeasurement<'a> {
         cluster: &BenchCluster,
         samples: &'a mut Samples<FunctionSampleKey>,
     ) -> Result<Self, BenchError> {
-        let parent = FunctionParent::start(source, &plan.function_options, cluster.scratch(), &plan.payload)?;
+        let parent = FunctionParent::start(source, &plan.function_options, cluster.scratch(), &plan.payload, None)?;
         let mut run = Self { plan, name: &source.name, parent, samples };
         run.add(FunctionFigure::ResidentMib, run.parent.resident_kib as f64 / 1024.0)?;
         run.add(FunctionFigure::FirstCall, milliseconds(run.parent.first_call_ns))?;

@@ -9,6 +9,7 @@ use crate::baseline::paused_forks::{PAUSED_FORKS, PausedForks};
 use crate::error::BenchError;
 use crate::parameters::methods::PauseMethod;
 use crate::workload::functions::FunctionOptions;
+use crate::workload::parent_root::ParentRoot;
 use crate::workload::warm_function::{ExpectedValue, FunctionRun, WarmWorkload};
 
 /// One set of processes for each method.
@@ -25,15 +26,16 @@ pub(super) struct PauseMethods {
 }
 
 impl PauseMethods {
-    /// Starts a parent without children, and `forks` local forks for each floor.
+    /// Starts a parent without children, with a root of its own if `root` is given, and `forks` local forks for each floor.
     pub(super) async fn start(
         cluster: &mut BenchCluster,
         workload: &WarmWorkload,
         function_options: &FunctionOptions,
+        root: Option<&ParentRoot>,
         forks: usize,
     ) -> Result<Self, BenchError> {
         let floor = PAUSED_FORKS.install(cluster.scratch())?;
-        let parent = workload.start(cluster.scratch(), function_options)?;
+        let parent = workload.start(cluster.scratch(), function_options, root)?;
         let expected = parent.expected().clone();
         // Make the seed first: it would include local forks of the parent.
         let mut farfork = WarmChildren::start(cluster, parent).await?;

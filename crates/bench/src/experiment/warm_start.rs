@@ -2,7 +2,7 @@
 //! They run in turn with local forks that are paused by SIGSTOP or by a bare freezer. The number doubles as long as
 //! that increases the rate.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::local_cluster::BenchCluster;
@@ -13,6 +13,7 @@ use crate::parameters::warm_start::{WarmStartFigure, WarmStartParameters, WarmSt
 use crate::progress::{ProgressCallback, report_progress};
 use crate::samples::{Samples, Spread};
 use crate::summary::warm_start::WarmStartSummary;
+use crate::workload::parent_root::ParentRoot;
 use crate::workload::warm_function::{FunctionRun, WarmWorkload};
 
 /// Maximum number of children at the same time.
@@ -32,17 +33,31 @@ pub async fn run_warm_start(
     show: ProgressCallback<'_>,
 ) -> Result<WarmStartSummary, BenchError> {
     let mut samples = Samples::with_file(plan.samples_file.as_deref())?;
-    let mut cluster = BenchCluster::start_nodes(farfork, 1, true, &[]).await?;
+    let mut cluster = BenchCluster::start_nodes(farfork.clone(), 1, true, &[]).await?;
+    // Dropped before the cluster, whose scratch directory it is in.
+    let root = plan.root.as_deref().map(|root| mount_root(plan, root, &farfork, &cluster)).transpose()?;
     let mut measured = Vec::new();
     for workload in &plan.workloads {
         report_progress(show, 0, 1, format!("starting {}", workload.name()))?;
-        let mut run = WarmStartRun::start(plan, workload, &mut cluster, &mut samples).await?;
+        let mut run = WarmStartRun::start(plan, workload, root.as_ref(), &mut cluster, &mut samples).await?;
         let parallel = run.measure(&mut cluster, show).await?;
         run.pausers.stop(&mut cluster).await?;
         measured.push((workload.name().to_owned(), parallel));
     }
+    drop(root);
     cluster.stop()?;
     WarmStartSummary::new(plan, measured, samples)
+}
+
+/// Mounts the parents' root in the scratch directory of the cluster.
+fn mount_root(
+    plan: &WarmStartParameters,
+    directory: &Path,
+    farfork: &Path,
+    cluster: &BenchCluster,
+) -> Result<ParentRoot, BenchError> {
+    let sources: Vec<_> = plan.workloads.iter().filter_map(WarmWorkload::source).collect();
+    ParentRoot::mount(directory, farfork, cluster.scratch(), &sources, &plan.function_options)
 }
 
 /// One program, its children and its floors.
@@ -57,11 +72,12 @@ impl<'a> WarmStartRun<'a> {
     async fn start(
         plan: &'a WarmStartParameters,
         workload: &'a WarmWorkload,
+        root: Option<&ParentRoot>,
         cluster: &mut BenchCluster,
         samples: &'a mut Samples<WarmStartSampleKey>,
     ) -> Result<Self, BenchError> {
         let most = plan.parallel.iter().copied().max().unwrap_or(PARALLEL_MAX);
-        let pausers = PauseMethods::start(cluster, workload, &plan.function_options, most).await?;
+        let pausers = PauseMethods::start(cluster, workload, &plan.function_options, root, most).await?;
         Ok(Self { plan, workload: workload.name(), pausers, samples })
     }
 

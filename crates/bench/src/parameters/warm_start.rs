@@ -19,6 +19,8 @@ pub struct WarmStartParameters {
     pub runs: usize,
     /// Time of one measurement, in seconds.
     pub seconds: f64,
+    /// The directory that is the root of the parents and their children; `None` for the node's root.
+    pub root: Option<PathBuf>,
     /// How functions are run.
     #[serde(skip)]
     pub function_options: FunctionOptions,

@@ -77,7 +77,7 @@ impl ForkWorkload {
                 })
             }
             Self::Function { source, payload } => {
-                let parent = FunctionParent::start(source, options, directory, payload)?;
+                let parent = FunctionParent::start(source, options, directory, payload, None)?;
                 Ok(WorkloadParent {
                     pid: parent.pid(),
                     resident_kib: parent.resident_kib.unsigned_abs(),

@@ -13,6 +13,7 @@ pub(crate) mod memory_walk;
 pub(crate) mod micro;
 pub(crate) mod page_touch;
 pub(crate) mod parent;
+pub(crate) mod parent_root;
 pub(crate) mod process_tree;
 pub(crate) mod rpc_load;
 pub(crate) mod sparse;

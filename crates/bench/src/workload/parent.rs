@@ -4,6 +4,7 @@
 use std::path::Path;
 use std::process::Command;
 
+use super::parent_root::ParentRoot;
 use crate::embedded_program::{ChildProgram, EmbeddedProgram};
 use crate::error::BenchError;
 
@@ -14,8 +15,20 @@ pub(crate) struct ParentProgram(ChildProgram);
 impl ParentProgram {
     /// Starts an image, installed as `program`, with `mib` of private memory. A child reads the file `payload`.
     pub(crate) fn start(image: &EmbeddedProgram, program: &Path, mib: u64, payload: &Path) -> Result<Self, BenchError> {
+        Self::start_in(None, image, program, mib, payload)
+    }
+
+    /// As `start`, with a root of its own.
+    pub(crate) fn start_in(
+        root: Option<&ParentRoot>,
+        image: &EmbeddedProgram,
+        program: &Path,
+        mib: u64,
+        payload: &Path,
+    ) -> Result<Self, BenchError> {
         let mut command = Command::new(program);
         command.arg(mib.to_string()).arg(payload);
+        let command = root.map_or(command, |root| root.wrap(&command));
         let mut program = ChildProgram::start(image.name, &command)?;
         let [] = program.read_answer("ready")?;
         Ok(Self(program))

@@ -9,6 +9,7 @@ use serde::Serialize;
 use super::functions::{FunctionOptions, FunctionParent, FunctionSource, function_failure};
 use super::micro::PAYLOAD_PATH;
 use super::parent::ParentProgram;
+use super::parent_root::ParentRoot;
 use crate::embedded_program::EmbeddedProgram;
 use crate::error::BenchError;
 
@@ -67,19 +68,33 @@ impl WarmWorkload {
         }
     }
 
-    /// Writes the workload's files into a directory, and starts a parent. `options` are for functions.
+    /// The function, if it is one.
+    pub(crate) fn source(&self) -> Option<&FunctionSource> {
+        match self {
+            Self::Steps { .. } => None,
+            Self::Function { source, .. } => Some(source),
+        }
+    }
+
+    /// Writes the workload's files into a directory, and starts a parent, with a root of its own if `root` is given.
+    /// `options` are for functions.
     ///
     /// # Errors
     /// The program cannot be started, or a function's results differ between calls.
-    pub(crate) fn start(&self, directory: &Path, options: &FunctionOptions) -> Result<WarmParent, BenchError> {
+    pub(crate) fn start(
+        &self,
+        directory: &Path,
+        options: &FunctionOptions,
+        root: Option<&ParentRoot>,
+    ) -> Result<WarmParent, BenchError> {
         match self {
             Self::Steps { steps, mib } => {
                 let program = WARM_FUNCTION.install(directory)?;
-                let parent = ParentProgram::start(&WARM_FUNCTION, &program, *mib, PAYLOAD_PATH.as_ref())?;
+                let parent = ParentProgram::start_in(root, &WARM_FUNCTION, &program, *mib, PAYLOAD_PATH.as_ref())?;
                 Ok(WarmParent { program: WarmProgram::Steps(parent), expected: ExpectedValue::Steps(*steps) })
             }
             Self::Function { source, payload } => {
-                let parent = FunctionParent::start(source, options, directory, payload)?;
+                let parent = FunctionParent::start(source, options, directory, payload, root)?;
                 let expected =
                     ExpectedValue::Digest { function: source.to_string(), digest: parent.digest().cast_unsigned() };
                 Ok(WarmParent { program: WarmProgram::Function(Box::new(parent)), expected })

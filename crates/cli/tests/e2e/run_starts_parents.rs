@@ -2,7 +2,9 @@
 //! other respects the program behaves as if its user had started it.
 
 use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -277,6 +279,8 @@ fn unsuitable_root(cluster: &Cluster) {
     };
     let said = start(Path::new("/"), "/program");
     assert!(said.contains("it is the root already"), "{said}");
+    let said = start(Path::new(OsStr::from_bytes(b"/srv/\xff")), "/program");
+    assert!(said.contains("its path is not UTF-8"), "{said}");
     let said = start(root.path(), "/missing");
     assert!(said.contains("program /missing") && said.contains("No such file"), "{said}");
     fs::remove_dir(root.path().join("dev")).expect("an empty directory");

@@ -26,6 +26,7 @@ Examples:
   farfork bench warm-start                              search for the best number of children
   farfork bench warm-start --parallel 4,24,30 --steps 100000
   farfork bench warm-start helloworld json --parallel 1,2,4,8,16,24,30,32,64 --runs 3
+  farfork bench warm-start helloworld --root /srv/image
   farfork bench warm-start --json --samples samples.jsonl
 
 Exit status: 0 measured, 1 failed or an answer was wrong, 2 wrong usage.")]
@@ -52,6 +53,13 @@ pub(crate) struct BenchWarmStart {
     /// Time of each measurement, in seconds.
     #[arg(long, value_name = "SECONDS", default_value_t = 0.25, value_parser = parse_seconds)]
     seconds: f64,
+    /// Directory that is the root of the parents and their children, such as an unpacked container image. It does not
+    /// change: the parents see an overlay of it, without mounts below it.
+    ///
+    /// The benchmark's files, the files of your functions, and the Python of the nine functions are mounted in it. The
+    /// Python of your own functions, and the one of --python, is in the directory, as are the C libraries of all of them.
+    #[arg(long, value_name = "DIR")]
+    root: Option<PathBuf>,
     /// Write each sample to this file, as a line of JSON.
     #[arg(long, value_name = "FILE")]
     samples: Option<PathBuf>,
@@ -68,7 +76,11 @@ impl BenchWarmStart {
                 true => vec![steps],
                 false => FunctionSource::make_distinct(self.functions).into_iter().map(function).collect(),
             },
-            function_options: self.call.options()?,
+            function_options: match self.root {
+                Some(_) => self.call.options_in_root(),
+                None => self.call.options()?,
+            },
+            root: self.root,
             parallel: self.parallel.into_iter().map(|parallel| parallel as usize).collect(),
             runs: self.runs as usize,
             seconds: self.seconds,

@@ -145,7 +145,7 @@ fn warm_start_section() -> ReportSection {
     }
     let (workloads, parallel, runs, seconds) = (vec![], vec![1, 4], 1, 0.1);
     let (function_options, samples_file) = (FunctionOptions::default(), None);
-    let plan = WarmStartParameters { workloads, parallel, runs, seconds, function_options, samples_file };
+    let plan = WarmStartParameters { workloads, parallel, runs, seconds, root: None, function_options, samples_file };
     let measured = functions.iter().map(|reference| (reference.name.clone(), vec![1, 4])).collect();
     WarmStartSummary::new(&plan, measured, samples).unwrap().section()
 }

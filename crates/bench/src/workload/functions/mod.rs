@@ -14,6 +14,7 @@ use rustix::process::Signal;
 use serde::Serialize;
 
 use super::child_task::ChildTask;
+use super::parent_root::ParentRoot;
 use crate::embedded_program::{ChildProgram, parse_numbers};
 use crate::error::{BenchError, ChildEnd};
 
@@ -155,6 +156,26 @@ impl FunctionOptions {
         }
     }
 
+    /// As [`Self::new`], for parents with a root of their own, in which the Python is.
+    pub fn in_root(python: Option<PathBuf>, call_limit: Option<Duration>) -> Self {
+        Self { python, call_limit: call_limit.unwrap_or(Self::default().call_limit) }
+    }
+
+    /// The directories of this machine with the Python of a function; none if the Python is the one of another root.
+    pub(crate) fn python_prefixes(&self, source: &FunctionSource) -> Result<Vec<PathBuf>, BenchError> {
+        const PRINT_PREFIXES: &str = "import sys; print(sys.prefix, sys.base_prefix, sep='\\n')";
+        if self.python.is_some() || source.file.is_some() {
+            return Ok(Vec::new());
+        }
+        let path = environment::find_or_install()?;
+        match Command::new(&path).args(["-c", PRINT_PREFIXES]).output() {
+            Ok(output) if output.status.success() => {
+                Ok(String::from_utf8_lossy(&output.stdout).lines().map(PathBuf::from).collect())
+            }
+            _ => Err(BenchError::NoPython { path }),
+        }
+    }
+
     /// Whether the start of a function first installs its packages.
     pub(crate) fn must_install(&self, source: &FunctionSource) -> bool {
         self.python.is_none() && source.file.is_none() && !environment::is_installed()
@@ -206,7 +227,7 @@ pub(crate) struct FunctionParent {
 
 impl FunctionParent {
     /// Writes the runner and the function into `directory`, and starts the parent. The parent of a user's function has the
-    /// working directory of this process.
+    /// working directory of this process, and a parent with a root of its own the directory `/`.
     ///
     /// # Errors
     /// The function cannot be loaded or called, or its results differ between calls, so children could not be checked.
@@ -215,6 +236,7 @@ impl FunctionParent {
         options: &FunctionOptions,
         directory: &Path,
         payload: &str,
+        root: Option<&ParentRoot>,
     ) -> Result<Self, BenchError> {
         let runner = write_script(directory, RUNNER.0, RUNNER.1)?;
         let payload = write_script(directory, PAYLOAD_FILE, payload)?;
@@ -224,8 +246,10 @@ impl FunctionParent {
         command.env("FARFORK_FUNCTION_DIR", directory).env("PYTHONDONTWRITEBYTECODE", "1");
         // Use no OpenMP threads: a child of os.fork() lacks them, and would wait for them forever.
         command.env("OMP_NUM_THREADS", "1").env("OPENBLAS_NUM_THREADS", "1");
-        if let (Some(_), Ok(current)) = (&source.file, env::current_dir()) {
-            command.current_dir(current);
+        match (root, &source.file, env::current_dir()) {
+            (Some(root), ..) => command = root.wrap(&command),
+            (None, Some(_), Ok(current)) => _ = command.current_dir(current),
+            _ => {}
         }
         let (label, call_limit) = (source.to_string(), options.call_limit);
         // The process limits itself, but may stop, or block the signal. It loads a file and calls the function twice.

@@ -10,7 +10,7 @@ use std::convert::Infallible;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Args, ValueEnum};
+use clap::{Args, ValueEnum, ValueHint};
 use farfork_api::failure::Failure;
 use farfork_api::limits::FORK_COUNT_MAX;
 use farfork_api::v1::{Bind, ChildOptions, ForkRequest, Network, PublishedPort};
@@ -125,8 +125,8 @@ pub(crate) struct Fork {
     /// Share a path of the node with the child, so that the child's writes change the node's files. Can be repeated.
     ///
     /// `/` shares the whole root. Writes to paths that are not shared stay private to the child.
-    #[arg(long, value_name = "PATH")]
-    shared: Vec<PathBuf>,
+    #[arg(long, value_name = "PATH", value_hint = ValueHint::AnyPath)]
+    shared: Vec<String>,
     /// Stop each child before its first instruction, until `farfork unpause`. Needs --detach.
     #[arg(long, requires = "detach")]
     paused: bool,
@@ -198,8 +198,8 @@ pub(crate) struct Fork {
     ///
     /// A directory on a volume or on a read-only mount must have the four mount points. The child's writes change the
     /// volume.
-    #[arg(long, value_name = "DIR")]
-    root: Option<PathBuf>,
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    root: Option<String>,
     /// Make all files read-only, except in /dev/shm and /run/farfork. The standard streams stay writable.
     ///
     /// The fork is refused if the parent has a file open for writing.
@@ -271,10 +271,9 @@ impl Fork {
 
     fn request(self, count: u32, payloads: Vec<Vec<u8>>, json: bool) -> ForkRequest {
         let any_node = self.to == ["any"];
-        let text = |path: PathBuf| path.to_string_lossy().into_owned();
         let options = ChildOptions {
             binds: self.bind,
-            shared: self.shared.into_iter().map(text).collect(),
+            shared: self.shared,
             paused: self.paused,
             attached: count == 1 && !self.detach && !json,
             timeout_ms: self.timeout.unwrap_or(0),
@@ -290,7 +289,7 @@ impl Fork {
             read_only: self.read_only,
             allow_changed_files: self.changed_files == ChangedFiles::Allow,
             channel: false,
-            root: self.root.map(text).unwrap_or_default(),
+            root: self.root.unwrap_or_default(),
         };
         let nodes = if any_node { Vec::new() } else { self.to };
         ForkRequest {

@@ -100,6 +100,10 @@ fn exec_in_root(command: &mut Command, root: &Path) -> Failure {
     if fs::canonicalize(root).is_ok_and(|root| root == Path::new("/")) {
         return refused("it is the root already".to_owned()).with_next_step("start the program without --root");
     }
+    // A seed has the path as text.
+    if root.to_str().is_none() {
+        return refused("its path is not UTF-8".to_owned()).with_next_step("rename the directory");
+    }
     // The main thread stays in the node's root, to remove the name after a failure. A thread that calls execve(2) becomes
     // the main thread, so the program keeps the process id.
     let failed = thread::scope(|scope| {

@@ -13,7 +13,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use crate::harness::leftovers::{self, RunMarkers};
-use crate::harness::{Farfork, programs, scratch, wait};
+use crate::harness::{FailedCommand, Farfork, programs, scratch, wait};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
@@ -42,6 +42,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("volume_refuses_sizes_above_free_memory", volume::refuses_large_sizes),
     Test::alone("pool_prints_every_figure_and_cleans_up", pool),
     Test::alone("warm_start_finds_the_best_concurrency_and_cleans_up", warm_start),
+    Test::alone("warm_start_in_a_root_directory_does_not_change_it", warm_start_in_root),
     Test::alone("all_runs_benchmarks_and_reports_them", all),
     Test::alone("report_names_a_file_that_is_no_result", report_refuses),
     Test::alone("a_missing_peer_program_is_reported_with_a_remedy", missing_peer),
@@ -384,6 +385,27 @@ fn warm_start() {
     let document = run_benchmark("warm-start", &arguments);
     let is_given = |figure: &Value| figure["parallel"].as_u64() == Some(3) && figure["workload"] == "helloworld";
     assert!(document["figures"].as_array().is_some_and(|figures| figures.iter().all(is_given)), "{document}");
+}
+
+/// The parents and their children have a root without a file of its own. A Python that it lacks is missing.
+fn warm_start_in_root() {
+    let root = scratch::Disk::of_mib(1);
+    let path = root.path().to_str().expect("temporary names are text");
+    let options = ["--root", path, "--parallel", "2", "--seconds", "0.1", "--runs", "1"];
+    let document = run_benchmark("warm-start", &[&options[..], &["--mib", "4"]].concat());
+    assert_eq!(document["figures"].as_array().map(Vec::len), Some(12), "three figures of four methods: {document}");
+    assert!(fs::read_dir(root.path()).expect("a directory").next().is_none(), "the root has changed");
+
+    let farfork = Farfork::at(Path::new("/nonexistent"));
+    let require_error = |arguments: &[&str], mentioned: &[&str]| {
+        let ended = farfork.run_within(RUN_LIMIT, &[&["bench", "warm-start"], arguments].concat());
+        FailedCommand::of(ended).require_mentions(mentioned);
+    };
+    let missing = ["helloworld", "--python", "/no/python3"];
+    require_error(&[&options[..], &missing].concat(), &["helloworld", "/no/python3"]);
+    require_error(&["--root", "/nonexistent"], &["/nonexistent"]);
+    std::os::unix::fs::symlink("/elsewhere", root.path().join("run")).expect("a link");
+    require_error(&options, &[path, "/run", "symbolic link"]);
 }
 
 /// Runs two short benchmarks. The report contains both, with their commands. A comparison of the report with itself has
