@@ -71,6 +71,7 @@ impl<'a> PoolRun<'a> {
             cluster,
             &WarmWorkload::Steps { steps: 0, mib: plan.mib },
             &FunctionOptions::default(),
+            None,
             1,
         )
         .await?;

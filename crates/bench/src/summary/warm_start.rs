@@ -169,7 +169,8 @@ mod tests {
         }
         let (parallel, runs, seconds) = (vec![], 1, 0.25);
         let (workloads, function_options, samples_file) = (vec![], FunctionOptions::default(), None);
-        let plan = WarmStartParameters { workloads, parallel, runs, seconds, root: None, function_options, samples_file };
+        let plan =
+            WarmStartParameters { workloads, parallel, runs, seconds, root: None, function_options, samples_file };
         let measured = vec![("steps".to_owned(), vec![1, 2, 4]), ("json".to_owned(), vec![8])];
         let report = WarmStartSummary::new(&plan, measured, samples).unwrap();
         let best = |by| report.best_parallelism("steps", by);

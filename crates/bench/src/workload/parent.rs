@@ -28,7 +28,9 @@ impl ParentProgram {
     ) -> Result<Self, BenchError> {
         let mut command = Command::new(program);
         command.arg(mib.to_string()).arg(payload);
-        let command = root.map_or(command, |root| root.wrap(&command));
+        if let Some(root) = root {
+            command = root.wrap(&command);
+        }
         let mut program = ChildProgram::start(image.name, &command)?;
         let [] = program.read_answer("ready")?;
         Ok(Self(program))
