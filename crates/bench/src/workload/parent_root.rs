@@ -8,7 +8,7 @@ use std::path::{Component, Path, PathBuf};
 use std::process::Command;
 
 use farfork_sys::mount::{self, MountDepth, table};
-use rustix::fs::{Mode, OFlags, ResolveFlags, mkdirat, open, openat2, statfs};
+use rustix::fs::{Mode, OFlags, ResolveFlags, mkdirat, open, openat2};
 use rustix::io::Errno;
 
 use super::functions::{FunctionOptions, FunctionSource};
@@ -47,7 +47,7 @@ impl ParentRoot {
     ) -> Result<Self, BenchError> {
         let failed = |cause: io::Error| BenchError::Root { path: directory.to_owned(), cause: cause.to_string() };
         let lower = fs::canonicalize(directory).map_err(failed)?;
-        if is_overlay(&lower).map_err(failed)? {
+        if mount::is_on_overlay(&lower).map_err(failed)? {
             let cause = "it is on an overlay, and overlays cannot be stacked so often; copy it to another file system";
             return Err(BenchError::Root { path: directory.to_owned(), cause: cause.to_owned() });
         }
@@ -116,12 +116,6 @@ fn point_error(path: &Path, error: Errno) -> io::Error {
         error => io::Error::from(error).to_string(),
     };
     io::Error::new(io::Error::from(error).kind(), format!("{} in it: {cause}", path.display()))
-}
-
-fn is_overlay(directory: &Path) -> io::Result<bool> {
-    /// OVERLAYFS_SUPER_MAGIC of linux/magic.h.
-    const OVERLAY_TYPE: u64 = 0x794c_7630;
-    Ok(u64::try_from(statfs(directory)?.f_type).is_ok_and(|found| found == OVERLAY_TYPE))
 }
 
 /// The files that the programs need: the scratch directory, and for functions their own directory and Python.

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use crate::harness::scratch::TestDirectory;
 use crate::harness::{Cluster, Farfork, LineProgram, Program, scratch};
 use crate::test::Test;
 
@@ -276,7 +277,7 @@ struct RandomProcess {
     /// Names of its resources.
     made: Vec<String>,
     before: Statement,
-    _files: crate::harness::scratch::TestDirectory,
+    _files: TestDirectory,
 }
 
 impl RandomProcess {

@@ -25,6 +25,7 @@ pub(crate) fn group_name(container: &str) -> String {
 
 //  OWN/farfork/NODE/pool-ID      a container
 //  OWN/farfork/NODE/templates    a service
+//  OWN/farfork/NODE/inits        version 2: inits of containers whose freezer a client uses
 //  OWN/farfork/NODE/children     version 1, next to the unified hierarchy: all containers without limits
 //
 // OWN is the group in which the daemon was started, so limits of the daemon also apply to what it starts.

@@ -7,7 +7,7 @@ use std::path::{Component, Path, PathBuf};
 
 use farfork_sys::mount::{self, MountDepth};
 use farfork_sys::namespace;
-use rustix::fs::{Mode, OFlags, ResolveFlags, open, openat2, statfs};
+use rustix::fs::{Mode, OFlags, ResolveFlags, open, openat2};
 use rustix::io::Errno;
 
 use super::PRIVATE_DIR;
@@ -98,19 +98,13 @@ pub(crate) fn change_root(init: &OwnedFd, directory: &Path, spec: RootSpec) -> i
             return Err(io::Error::other("its path was replaced during the fork (fork again)"));
         }
         let on_missing = match spec {
-            RootSpec::Overlay if is_on_overlay(directory)? => MissingPoint::Create,
+            // The directory is created in the layer of the overlay.
+            RootSpec::Overlay if mount::is_on_overlay(directory)? => MissingPoint::Create,
             // The mount point would be created in the node's file system, or on a volume.
             RootSpec::Overlay | RootSpec::Shared => MissingPoint::Refuse,
         };
         enter_directory(directory, &kept, on_missing)
     })
-}
-
-/// Whether writes below a directory go to the layer of an overlay.
-fn is_on_overlay(directory: &Path) -> io::Result<bool> {
-    /// OVERLAYFS_SUPER_MAGIC of linux/magic.h.
-    const OVERLAY_TYPE: u64 = 0x794c_7630;
-    Ok(u64::try_from(statfs(directory)?.f_type).is_ok_and(|found| found == OVERLAY_TYPE))
 }
 
 /// Makes `directory` the root of the calling thread's mount namespace, which must be its own and private. Copies the mounts

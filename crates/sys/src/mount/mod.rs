@@ -10,7 +10,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::path::Path;
 
-use rustix::fs::CWD;
+use rustix::fs::{CWD, statfs};
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, FsPickFlags, MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags,
     UnmountFlags, fsconfig_create, fsconfig_reconfigure, fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen,
@@ -80,6 +80,16 @@ pub fn overlay(lower: &Path, upper: &Path, work: &Path, attributes: Attributes) 
     let (upper, work) = (text(upper)?, text(work)?);
     let options = [("source", SOURCE), ("lowerdir", &lower), ("upperdir", &upper), ("workdir", &work)];
     create_filesystem("overlay", &options, attributes)
+}
+
+/// Whether a file or directory is on an overlay.
+///
+/// # Errors
+/// As statfs(2).
+pub fn is_on_overlay(path: &Path) -> io::Result<bool> {
+    /// OVERLAYFS_SUPER_MAGIC of linux/magic.h.
+    const OVERLAY_TYPE: u64 = 0x794c_7630;
+    Ok(u64::try_from(statfs(path)?.f_type).is_ok_and(|found| found == OVERLAY_TYPE))
 }
 
 /// Clones the mount at `path`. The clone is not attached.

@@ -269,15 +269,11 @@ impl OffloadConnection {
 
 /// Takes the client's lock, and waits while an earlier client ends. None without a replica on this node.
 fn lock_volume(store: &VolumeStore, volume: &str) -> Result<Option<File>, ClientRunError> {
-    let deadline = Instant::now() + LOCK_TIMEOUT;
-    loop {
-        match store.volume(volume).try_lock_client() {
-            Ok(Some(lock)) => return Ok(Some(lock)),
-            Ok(None) if Instant::now() >= deadline => return Err(locked_reason(store, volume)),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(ClientRunError::Lock(error)),
-            Ok(None) => thread::sleep(CONNECT_RETRY),
-        }
+    match store.volume(volume).lock_client(LOCK_TIMEOUT) {
+        Ok(Some(lock)) => Ok(Some(lock)),
+        Ok(None) => Err(locked_reason(store, volume)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(ClientRunError::Lock(error)),
     }
 }
 

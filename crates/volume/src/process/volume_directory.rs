@@ -5,6 +5,8 @@ use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use rustix::fs::OFlags;
 
@@ -26,6 +28,9 @@ const BOOT: &str = "boot";
 const LAST_CHECK: &str = "last-check";
 /// The boot id, which changes with each boot of the machine: proc_sys_kernel(5).
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
+/// Interval between two attempts to take the lock of the client.
+const LOCK_RETRY: Duration = Duration::from_millis(5);
 
 /// Maximum number of replicas of one volume that are set aside.
 const ASIDE_MAX: u32 = 100;
@@ -311,6 +316,18 @@ impl VolumeDirectory {
     /// As open(2) and flock(2); `NotFound` if the directory was removed since it was opened.
     pub(super) fn try_lock_client(&self) -> io::Result<Option<File>> {
         self.try_lock_opened(self.open()?)
+    }
+
+    /// As [`Self::try_lock_client`], but waits for the lock, at most `limit`.
+    pub(super) fn lock_client(&self, limit: Duration) -> io::Result<Option<File>> {
+        let deadline = Instant::now() + limit;
+        loop {
+            let lock = self.try_lock_client()?;
+            if lock.is_some() || Instant::now() >= deadline {
+                return Ok(lock);
+            }
+            thread::sleep(LOCK_RETRY);
+        }
     }
 
     fn open(&self) -> io::Result<File> {

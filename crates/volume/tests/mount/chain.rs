@@ -288,7 +288,7 @@ fn a_writer_that_does_not_know_its_fence_shows_nothing_old() {
             if stopped.contains(&ProcessRole::Client) {
                 cluster.nodes[0].signal(&[ProcessRole::Client], Signal::CONT);
             }
-            // Enough time for an answer without the offload process.
+            // Enough time for an answer without the offload process. A slow machine answers later, and finds less.
             thread::sleep(Duration::from_millis(500));
             cluster.nodes[0].signal(&[ProcessRole::Offload], Signal::CONT);
             let found = reading.join().unwrap();

@@ -18,8 +18,7 @@ use farfork_sys::pidfd;
 use farfork_sys::process::{KernelStackSummary, ProcStat};
 
 use super::leftovers::{self, RunMarkers};
-use super::scratch::Disk;
-use super::scratch::TestDirectory;
+use super::scratch::{Disk, TestDirectory};
 use super::{BINARY, Farfork, print_error, wait};
 
 const SIGKILL: i32 = 9;

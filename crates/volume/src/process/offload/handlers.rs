@@ -1,11 +1,11 @@
 //! Handles the calls of other nodes' offload processes. A call that may wait runs in a thread of its own.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{self, SendError, Sender};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use farfork_fabric::{Region, SeedKey};
 use farfork_rpc::{DeferredReply, HandlerTable, ReceivedPayload, TypedCall};
@@ -24,13 +24,12 @@ use crate::chain::calls::{
 };
 use crate::chain::{CALL_TIMEOUT, LogRegion, PathVersion, RECORD_BYTES, RESERVE_BYTES};
 use crate::process::LogStatus;
-use crate::process::volume_directory::VolumeDirectory;
 use crate::process::work_priority::WorkPriority;
 use crate::replica_file::is_lost;
 
-/// Longest wait of `DropReplica` for the lock of the client. Less than the time that `replace` waits for the reply.
+/// Longest wait of `DropReplica` for the lock of the client, which a call of `HasClient` or a client that is refused keeps
+/// for a moment. Less than the time that `replace` waits for the reply.
 const UNMOUNTED_LOCK_WAIT: Duration = Duration::from_secs(1);
-const LOCK_RETRY: Duration = Duration::from_millis(5);
 
 /// The handlers of one server thread.
 pub(super) fn handler_table(node: &Arc<OffloadNode>) -> HandlerTable {
@@ -278,7 +277,7 @@ pub(super) fn drop_replica(node: &Arc<OffloadNode>, key: &VolumeKey) -> Result<(
     }
     node.check_unused(key).map_err(|error| error.to_string())?;
     // Held during the removal, so that no client begins to use the files.
-    let Some(_lock) = lock_unmounted(&directory).map_err(failed)? else {
+    let Some(_lock) = directory.lock_client(UNMOUNTED_LOCK_WAIT).map_err(failed)? else {
         return Err(format!("node {}: volume {} is mounted: unmount it first", node.name, key.name));
     };
     node.remove_replica(key, || {
@@ -287,18 +286,6 @@ pub(super) fn drop_replica(node: &Arc<OffloadNode>, key: &VolumeKey) -> Result<(
         fs::remove_dir_all(directory.path())
     })
     .map_err(failed)
-}
-
-/// Takes the lock of the client. None if a client keeps it for longer than a call of `HasClient`, or a client that is refused.
-fn lock_unmounted(directory: &VolumeDirectory) -> io::Result<Option<File>> {
-    let deadline = Instant::now() + UNMOUNTED_LOCK_WAIT;
-    loop {
-        let lock = directory.try_lock_client()?;
-        if lock.is_some() || Instant::now() >= deadline {
-            return Ok(lock);
-        }
-        thread::sleep(LOCK_RETRY);
-    }
 }
 
 pub(super) fn describe_replica(node: &Arc<OffloadNode>, key: &VolumeKey) -> Result<ReplicaDescription, String> {

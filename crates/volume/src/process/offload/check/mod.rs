@@ -114,19 +114,14 @@ fn compare(
             is_wanted = report_progress(progress);
             is_wanted
         });
-        let chain_change = if compared.is_err() && is_wanted { check.wait_for_chain_change() } else { None };
-        let drop_reason = check.drop_reason();
+        let interruption = if compared.is_err() && is_wanted { check.wait_for_interruption() } else { None };
         // Releases all trees, also after a failure.
         check.end();
-        match (compared, chain_change) {
-            (Ok(report), _) => Ok((check.key, report)),
-            (Err(_), _) if let Some(reason) = drop_reason => Err(AttemptError::Failed(reason)),
-            (Err(_), Some(change)) => {
-                thread::sleep(CHAIN_SETTLE_WAIT);
-                Err(AttemptError::ChainChanged(change))
-            }
-            (Err(reason), None) => Err(AttemptError::Failed(reason)),
+        let report = compared.map_err(|reason| interruption.unwrap_or(AttemptError::Failed(reason)));
+        if matches!(report, Err(AttemptError::ChainChanged(_))) {
+            thread::sleep(CHAIN_SETTLE_WAIT);
         }
+        report.map(|report| (check.key, report))
     })
 }
 
@@ -194,7 +189,7 @@ impl ReplicaCheck {
         let logs = self.call_all::<ValidateLogs>(&self.members, &request, DIGEST_TIMEOUT);
         self.release();
         let (trees, logs) = (trees?, logs?);
-        if let Some(change) = self.chain_change() {
+        if let Some(AttemptError::ChainChanged(change)) = self.interruption() {
             // A replica that rejoins replaces its tree, even during a hold.
             return Err(change);
         }
@@ -249,7 +244,7 @@ impl ReplicaCheck {
         loop {
             let Err(reason) = self.try_hold() else { return Ok(()) };
             self.release();
-            if self.cannot_continue() {
+            if self.interruption().is_some() {
                 return Err(reason);
             }
             if Instant::now() >= deadline {
@@ -321,7 +316,7 @@ impl ReplicaCheck {
         loop {
             match replies.recv_timeout(CHAIN_POLL_INTERVAL) {
                 Ok((index, reply)) => results[index] = reply,
-                Err(mpsc::RecvTimeoutError::Timeout) if !self.cannot_continue() => {}
+                Err(mpsc::RecvTimeoutError::Timeout) if self.interruption().is_none() => {}
                 Err(_) => return results,
             }
         }
@@ -336,40 +331,28 @@ impl ReplicaCheck {
         self.call_each::<C>(members, request, limit).into_iter().collect()
     }
 
-    /// Describes how the chain differs from the compared one; none if the epoch has not changed.
-    fn chain_change(&self) -> Option<String> {
-        let record = self.node.record(&self.key.name).ok()?;
-        let has_changed = record.id == self.key.id && record.epoch != self.epoch;
-        has_changed.then(|| describe_chain_change(&self.members, &record.chain))
-    }
-
-    /// Says that the volume is being dropped, or was dropped; none otherwise.
-    fn drop_reason(&self) -> Option<String> {
+    /// Why the members need not be compared any more: the chain has changed, or the volume is dropped.
+    fn interruption(&self) -> Option<AttemptError> {
         let name = &self.key.name;
+        let ended = |what| Some(AttemptError::Failed(format!("volume {name} {what} dropped: the check has ended")));
         match self.node.record(name) {
-            Ok(record) if record.id == self.key.id => {
-                let is_dropping = record.state == VolumeState::Dropping;
-                is_dropping.then(|| format!("volume {name} is being dropped: the check has ended"))
-            }
-            Ok(_) | Err(ReplicaError::UnknownVolume(_)) => {
-                Some(format!("volume {name} was dropped: the check has ended"))
-            }
+            Ok(record) if record.id == self.key.id => match record.state {
+                VolumeState::Dropping => ended("is being"),
+                _ if record.epoch == self.epoch => None,
+                _ => Some(AttemptError::ChainChanged(describe_chain_change(&self.members, &record.chain))),
+            },
+            Ok(_) | Err(ReplicaError::UnknownVolume(_)) => ended("was"),
             Err(_) => None,
         }
     }
 
-    /// Whether the members need not be compared any more.
-    fn cannot_continue(&self) -> bool {
-        self.chain_change().is_some() || self.drop_reason().is_some()
-    }
-
-    /// As `chain_change`, but waits for a change: a member that does not answer will soon leave the chain.
-    fn wait_for_chain_change(&self) -> Option<String> {
+    /// As `interruption`, but waits for one: a member that does not answer will soon leave the chain.
+    fn wait_for_interruption(&self) -> Option<AttemptError> {
         let deadline = Instant::now() + CHAIN_CHANGE_TIMEOUT.min(2 * self.node.detection_time);
         loop {
-            let change = self.chain_change();
-            if change.is_some() || self.drop_reason().is_some() || Instant::now() >= deadline {
-                return change;
+            let interruption = self.interruption();
+            if interruption.is_some() || Instant::now() >= deadline {
+                return interruption;
             }
             thread::sleep(RETRY_WAIT);
         }

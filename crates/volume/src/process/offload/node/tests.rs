@@ -14,6 +14,15 @@ use crate::process::volume_directory::VolumeDirectory;
 
 const ID: u64 = 7;
 
+/// Makes the catalog name a volume as one that is being dropped.
+pub(in crate::process::offload) fn begin_drop(catalog: &dyn Catalog, name: &VolumeName) {
+    let dropping = |record: &mut VolumeRecord| {
+        record.state = VolumeState::Dropping;
+        true
+    };
+    update_volume(catalog, name, dropping).unwrap();
+}
+
 /// A node with the only replica of a volume.
 pub(in crate::process::offload) struct SingleReplica {
     pub(in crate::process::offload) node: Arc<OffloadNode>,
@@ -81,11 +90,7 @@ fn a_replica_is_not_opened_while_it_is_removed() {
 fn a_volume_that_is_being_dropped_is_not_opened() {
     let replica = SingleReplica::create();
     let name = &replica.key.name;
-    let dropping = |record: &mut VolumeRecord| {
-        record.state = VolumeState::Dropping;
-        true
-    };
-    update_volume(&*replica.node.catalog, name, dropping).unwrap();
+    begin_drop(&*replica.node.catalog, name);
     fs::remove_dir_all(replica.node.store.volume("data").shared_path()).unwrap();
     assert!(matches!(replica.open(), Err(ReplicaError::BeingDropped(_))));
     let mut failures = HashMap::new();
@@ -121,11 +126,7 @@ fn a_replica_is_removed_after_the_change_set_that_is_being_applied() {
 fn no_client_takes_its_lock_while_a_replica_is_removed() {
     let replica = SingleReplica::create();
     let (node, key, volume) = (&replica.node, &replica.key, replica.open().unwrap());
-    let dropping = |record: &mut VolumeRecord| {
-        record.state = VolumeState::Dropping;
-        true
-    };
-    update_volume(&*node.catalog, &key.name, dropping).unwrap();
+    begin_drop(&*node.catalog, &key.name);
     // The removal waits for the change set.
     volume.lock().is_publishing = true;
     thread::scope(|scope| {
@@ -149,11 +150,7 @@ fn a_late_call_does_not_remove_a_replica_that_the_catalog_names() {
     let directory = replica.open().unwrap().directory.clone();
     let refusal = drop_replica(node, key).unwrap_err();
     assert!(refusal.contains("that the catalog names") && directory.shared_path().exists(), "{refusal}");
-    let dropping = |record: &mut VolumeRecord| {
-        record.state = VolumeState::Dropping;
-        true
-    };
-    update_volume(&*node.catalog, &key.name, dropping).unwrap();
+    begin_drop(&*node.catalog, &key.name);
     drop_replica(node, key).unwrap();
     assert!(!directory.path().exists());
 }
