@@ -9,6 +9,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
+use crate::terminal::print_note;
 use crate::workspace::Workspace;
 
 /// Pinned, so that a new release of the tool cannot change the result.
@@ -42,7 +43,7 @@ fn installed() -> Result<PathBuf> {
     let tools = cache_folder()?.join(format!("cargo-deny-{CARGO_DENY_VERSION}"));
     let program = tools.join("bin/cargo-deny");
     if !program.exists() {
-        eprintln!("cargo-deny {CARGO_DENY_VERSION} is built once, into {}", tools.display());
+        print_note(format_args!("cargo-deny {CARGO_DENY_VERSION} is built once, into {}", tools.display()));
         let status = Command::new(env!("CARGO"))
             .args(["install", "cargo-deny", "--locked", "--debug", "--version", CARGO_DENY_VERSION, "--root"])
             .arg(&tools)

@@ -10,11 +10,13 @@ mod fuzz;
 mod pipeline;
 mod setup;
 mod socket_options;
+mod terminal;
 mod tidy;
 mod workspace;
 
 use std::process::ExitCode;
 
+use terminal::print_note;
 use workspace::Workspace;
 
 const USAGE: &str = "\
@@ -41,7 +43,7 @@ const EXIT_USAGE: u8 = 2;
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let Some((command, rest)) = arguments.split_first() else {
-        eprintln!("{USAGE}");
+        print_note(USAGE);
         return ExitCode::from(EXIT_USAGE);
     };
     let workspace = Workspace::of_this_build();
@@ -60,7 +62,7 @@ fn main() -> ExitCode {
         ("socket-options", []) => socket_options::run(&workspace),
         ("setup", []) => setup::run(&workspace),
         _ => {
-            eprintln!("{USAGE}");
+            print_note(USAGE);
             return ExitCode::from(EXIT_USAGE);
         }
     };
@@ -68,7 +70,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if error.is::<pipeline::RunFailed>() => ExitCode::FAILURE,
         Err(error) => {
-            eprintln!("xtask {command}: {error:#}");
+            print_note(format_args!("xtask {command}: {error:#}"));
             ExitCode::FAILURE
         }
     }

@@ -90,6 +90,7 @@ pub use suite::outcome::{SuiteOutcome, SuiteRunOutcome};
 pub use suite::run::{SuiteEvent, SuiteParameters, run_suite};
 pub use summary::churn::ChurnSummary;
 pub use summary::connect::ConnectSummary;
+pub use summary::failures::FunctionFailures;
 pub use summary::fanout::FanoutSummary;
 pub use summary::fault::FaultSummary;
 pub use summary::fork::ForkSummary;

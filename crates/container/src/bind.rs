@@ -74,19 +74,25 @@ fn attach_inside(
 
 /// Creates the directory or file that the mount will cover. In the node's own root nothing is created.
 fn make_mount_target(point: &Path, is_directory: bool, spec: RootSpec) -> io::Result<()> {
-    if fs::metadata(point).is_ok() {
-        return Ok(());
+    if let Ok(existing) = fs::metadata(point) {
+        return match existing.is_dir() == is_directory {
+            true => Ok(()),
+            false => Err(invalid_path(
+                "a directory can cover only a directory, and a file only a file; name a path that the child does not have",
+            )),
+        };
     }
     if spec == RootSpec::Shared {
         return Err(invalid_path("the path does not exist in the shared root; make it on the node first"));
     }
-    if is_directory {
-        return fs::create_dir_all(point);
-    }
-    if let Some(above) = point.parent() {
-        fs::create_dir_all(above)?;
-    }
-    File::create_new(point).map(drop)
+    let directory = if is_directory { Some(point) } else { point.parent() };
+    directory.map_or(Ok(()), fs::create_dir_all).map_err(|cause| match cause.kind() {
+        io::ErrorKind::NotADirectory | io::ErrorKind::AlreadyExists => {
+            invalid_path("a part of the path in the container is a file; name another path")
+        }
+        _ => cause,
+    })?;
+    if is_directory { Ok(()) } else { File::create_new(point).map(drop) }
 }
 
 fn check_inside_path(path: &Path) -> io::Result<()> {

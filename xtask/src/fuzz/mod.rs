@@ -13,6 +13,7 @@ use std::thread;
 
 use anyhow::{Context, Result, bail, ensure};
 
+use crate::terminal::print_line;
 use crate::workspace::Workspace;
 use target::{Ended, FuzzPriority, Target};
 
@@ -36,8 +37,8 @@ const SECONDS: u32 = 60;
 /// Runs the named targets, or all. `--seconds N` sets the time for each.
 pub(crate) fn run(workspace: &Workspace, arguments: &[String]) -> Result<()> {
     let (seconds, named) = parse(arguments)?;
-    let plan = Plan { seconds, priority: FuzzPriority::Normal, tell: &|line| println!("{line}") };
-    plan.run(workspace, &named, &AtomicBool::new(false)).map(|report| println!("{report}"))
+    let plan = Plan { seconds, priority: FuzzPriority::Normal, tell: &|line| print_line(line) };
+    plan.run(workspace, &named, &AtomicBool::new(false)).map(print_line)
 }
 
 /// Runs all targets for `seconds` each, at the lowest priority and without output. When `is_over` is set, no further target

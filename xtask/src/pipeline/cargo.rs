@@ -13,6 +13,7 @@ use anyhow::{Context, Result};
 
 use super::hang;
 use super::output::TestOutput;
+use crate::terminal::{self, print_line};
 use crate::workspace::Workspace;
 
 /// Interval between two checks whether a command has ended.
@@ -104,8 +105,8 @@ fn wait(child: &mut Child, limit: Duration) -> io::Result<Option<ExitStatus>> {
             return Ok(Some(status));
         }
         if Instant::now() >= deadline {
-            println!("\n== not done after {} s; these processes are killed:", limit.as_secs());
-            println!("{}", hang::kill_tree(child.id()));
+            print_line(format_args!("\n== not done after {} s; these processes are killed:", limit.as_secs()));
+            print_line(hang::kill_tree(child.id()));
             child.wait()?;
             return Ok(None);
         }
@@ -119,24 +120,13 @@ fn copy_output(pipe: PipeReader, mut log: File, output: Arc<Mutex<TestOutput>>) 
         let mut line = Vec::new();
         while lines.read_until(b'\n', &mut line).is_ok_and(|count| count > 0) {
             let text = String::from_utf8_lossy(&line);
-            print_output(&text);
+            terminal::print(&text);
             // A full disk loses the log, but does not stop the run.
             let _ = log.write_all(&line);
             lock(&output).read_line(text.trim_end_matches('\n'));
             line.clear();
         }
     })
-}
-
-/// Copies output of a command to standard output. Ignores failures: after the reader has ended (`make test | head`), the log
-/// must still get the rest.
-fn print_output(text: &str) {
-    if cfg!(test) {
-        // libtest captures only `print!`. Otherwise it would show results of other tests, which these tests print.
-        print!("{text}");
-    } else {
-        let _ = io::stdout().write_all(text.as_bytes());
-    }
 }
 
 fn lock(output: &Mutex<TestOutput>) -> MutexGuard<'_, TestOutput> {

@@ -20,6 +20,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
+use crate::terminal::print_line;
 use crate::workspace::Workspace;
 use crate::{deny, fuzz, tidy};
 pub(crate) use summary::RunFailed;
@@ -202,7 +203,7 @@ fn run_next_to_fuzz_targets(
         fuzz.join().expect("the fuzz targets' thread does not panic")
     });
     match fuzzed {
-        Ok(report) => println!("\n{report}"),
+        Ok(report) => print_line(format_args!("\n{report}")),
         Err(error) => summary.fail("fuzz targets", format!("{error:#}"), None),
     }
 }

@@ -11,6 +11,7 @@ use anyhow::Result;
 
 use super::cargo::{self, CommandCompletion};
 use super::output::TestFailure;
+use crate::terminal::print_line;
 
 /// The error of a run with this many failed tests or steps. `main` does not print it: each failure was already named, and
 /// the line with the counts must be the last one.
@@ -156,29 +157,29 @@ impl RunSummary {
     /// # Errors
     /// If anything failed.
     pub(super) fn finish(self) -> Result<()> {
-        println!("\n== durations");
+        print_line("\n== durations");
         for (name, duration) in &self.durations {
-            println!("{:>10}  {name}", seconds(*duration));
+            print_line(format_args!("{:>10}  {name}", seconds(*duration)));
         }
-        self.notes.iter().for_each(|line| println!("{line}"));
+        self.notes.iter().for_each(print_line);
         let failed = self.failures.len() + self.judged_failures.len();
         if failed > 0 {
-            println!("\n== failures");
+            print_line("\n== failures");
         }
         for LoggedFailure { failure: TestFailure { name, reason }, log } in &self.failures {
             let log = log.as_ref().map_or_else(String::new, |log| format!(" (log: {})", log.display()));
-            println!("{name}: {reason}{log}");
+            print_line(format_args!("{name}: {reason}{log}"));
         }
-        self.judged_failures.iter().for_each(|line| println!("{line}"));
-        println!("\n{} passed, {failed} failed", self.passed);
+        self.judged_failures.iter().for_each(print_line);
+        print_line(format_args!("\n{} passed, {failed} failed", self.passed));
         if failed == 0 { Ok(()) } else { Err(RunFailed(failed).into()) }
     }
 
     fn time<T>(&mut self, name: &'static str, action: impl FnOnce() -> T) -> T {
-        println!("\n== {name}");
+        print_line(format_args!("\n== {name}"));
         let begin = Instant::now();
         let outcome = action();
-        println!("== {name}: {}", seconds(begin.elapsed()));
+        print_line(format_args!("== {name}: {}", seconds(begin.elapsed())));
         self.durations.push((name, begin.elapsed()));
         outcome
     }

@@ -25,6 +25,7 @@ use std::fmt;
 
 use anyhow::{Result, ensure};
 
+use crate::terminal::print_line;
 use crate::workspace::{Member, TextFile, Workspace};
 
 /// A violation of a rule.
@@ -68,15 +69,15 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     let mut findings_count = 0;
     for (name, check) in CHECKS {
         for finding in check(&tree)? {
-            println!("{finding} [{name}]");
+            print_line(format_args!("{finding} [{name}]"));
             findings_count += 1;
         }
     }
     ensure!(findings_count == 0, "{findings_count} findings");
-    println!("{} files, {} of them Rust: tidy", tree.files.len(), tree.rust.len());
-    println!("{}", names::figures(&tree));
+    print_line(format_args!("{} files, {} of them Rust: tidy", tree.files.len(), tree.rust.len()));
+    print_line(names::figures(&tree));
     for (measure, count) in ratchets::totals(&tree) {
-        println!("{count} {measure}");
+        print_line(format_args!("{count} {measure}"));
     }
     Ok(())
 }

@@ -9,7 +9,8 @@ use crate::figure::ChildPlace;
 use crate::parameters::function::{FunctionFigure, FunctionParameters, FunctionSampleKey};
 use crate::progress::{ProgressCallback, report_progress};
 use crate::samples::Samples;
-use crate::summary::function::{FunctionFailure, FunctionSummary};
+use crate::summary::failures::FunctionFailures;
+use crate::summary::function::FunctionSummary;
 use crate::summary::function_profile::FunctionProfile;
 use crate::workload::functions::{FunctionParent, FunctionSource};
 
@@ -25,7 +26,7 @@ pub async fn run_function(
 ) -> Result<FunctionSummary, BenchError> {
     let steps = plan.functions.len() * (plan.runs + 1);
     report_progress(show, 0, steps, "starting the nodes")?;
-    let (mut failures, mut profiles) = (Vec::new(), Vec::new());
+    let (mut failures, mut profiles) = (FunctionFailures::default(), Vec::new());
     let mut samples = Samples::with_file(plan.samples_file.as_deref())?;
     let mut cluster = BenchCluster::start(farfork, true).await?;
     for (done, source) in plan.functions.iter().enumerate() {
@@ -38,17 +39,11 @@ pub async fn run_function(
             round += 1;
             report_progress(show, done + round, steps, source.name.clone())
         };
-        match measure_function(plan, source, &mut cluster, &mut samples, &mut show_round).await {
-            Ok(profile) => profiles.extend(profile),
-            Err(error) if error.is_of_function() => failures.push(FunctionFailure { name: source.name.clone(), error }),
-            Err(error) => return Err(error),
-        }
+        let measured = measure_function(plan, source, &mut cluster, &mut samples, &mut show_round).await;
+        profiles.extend(failures.record(&source.name, measured)?.into_iter().flatten());
     }
     cluster.stop()?;
-    match failures.len() == plan.functions.len() {
-        true => Err(failures.swap_remove(0).error),
-        false => FunctionSummary::new(plan, samples, profiles, failures),
-    }
+    FunctionSummary::new(plan, samples, profiles, failures.require_other(plan.functions.len())?)
 }
 
 /// Measures one function. `show_round` may end the run before a round. Returns the profiles of the last round.

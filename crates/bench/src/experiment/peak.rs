@@ -12,6 +12,7 @@ use crate::machine;
 use crate::parameters::peak::{PeakCase, PeakFigure, PeakParameters, PeakSampleKey};
 use crate::progress::{ProgressCallback, report_progress};
 use crate::samples::Samples;
+use crate::summary::failures::FunctionFailures;
 use crate::summary::peak::PeakSummary;
 use crate::workload::fork_workload::{ForkWorkload, WorkloadParent};
 
@@ -22,10 +23,10 @@ const LOCAL_FORK_TIME: Duration = Duration::from_secs(1);
 const MEMORY_PART: f64 = 0.5;
 
 /// Measures the cases one after the other. `show` may end the run before a case. `farfork` is the program that runs
-/// daemons and clients.
+/// daemons and clients. If a function fails, the summary has its error instead of figures, and the others are measured.
 ///
 /// # Errors
-/// The error of the step that fails. A wrong result is an error.
+/// A step failed for a reason other than the function, or all workloads failed: the error of the first.
 pub async fn run_peak(
     plan: &PeakParameters,
     farfork: PathBuf,
@@ -33,16 +34,20 @@ pub async fn run_peak(
 ) -> Result<PeakSummary, BenchError> {
     let mut run =
         PeakRun { plan, farfork: &farfork, samples: Samples::with_file(plan.samples_file.as_deref())?, done: 0 };
+    let mut failures = FunctionFailures::default();
     for zygotes in plan.zygotes.iter().copied() {
         // Nodes keep the default number of zygotes, or none.
         let arguments = node_arguments(&[("--zygotes", (!zygotes).then_some(0))]);
         let mut cluster = BenchCluster::start_nodes(farfork.clone(), plan.child_nodes + 1, true, &arguments).await?;
         for workload in &plan.workloads {
-            run.measure_workload(&mut cluster, workload, zygotes, show).await?;
+            if !failures.contains(workload.name()) {
+                let measured = run.measure_workload(&mut cluster, workload, zygotes, show).await;
+                failures.record(workload.name(), measured)?;
+            }
         }
         cluster.stop()?;
     }
-    PeakSummary::new(plan, run.samples)
+    PeakSummary::new(plan, run.samples, failures.require_other(plan.workloads.len())?)
 }
 
 struct PeakRun<'a> {
@@ -65,14 +70,29 @@ impl PeakRun<'_> {
         report_progress(show, self.done, self.steps(), format!("starting {}", workload.name()))?;
         let mut parent = workload.start(cluster.scratch(), &self.plan.function_options)?;
         let seed = cluster.prepare(parent.pid()).await?.seed;
-        for strategy in &self.plan.strategies {
-            let case = PeakCase { workload: workload.name().to_owned(), zygotes, strategy: strategy.clone() };
-            self.measure_case(cluster, &mut parent, &seed, &case, show).await?;
-            self.done += 1;
-        }
+        let measured = self.measure_strategies(cluster, &mut parent, &seed, workload, zygotes, show).await;
         // While the clients ran, this thread answered no keep-alive probes, so the node has closed the connection.
         cluster.reconnect().await?;
-        cluster.drop_seed(&seed).await
+        // Also after a failure: children that still run would take the processors from the next workload.
+        cluster.drop_seed(&seed).await?;
+        measured
+    }
+
+    async fn measure_strategies(
+        &mut self,
+        cluster: &BenchCluster,
+        parent: &mut WorkloadParent,
+        seed: &str,
+        workload: &ForkWorkload,
+        zygotes: bool,
+        show: ProgressCallback<'_>,
+    ) -> Result<(), BenchError> {
+        for strategy in &self.plan.strategies {
+            let case = PeakCase { workload: workload.name().to_owned(), zygotes, strategy: strategy.clone() };
+            self.measure_case(cluster, parent, seed, &case, show).await?;
+            self.done += 1;
+        }
+        Ok(())
     }
 
     async fn measure_case(

@@ -12,6 +12,7 @@ use crate::parameters::methods::PauseMethod;
 use crate::parameters::warm_start::{WarmStartFigure, WarmStartParameters, WarmStartSampleKey};
 use crate::progress::{ProgressCallback, report_progress};
 use crate::samples::{Samples, Spread};
+use crate::summary::failures::FunctionFailures;
 use crate::summary::warm_start::WarmStartSummary;
 use crate::workload::parent_root::ParentRoot;
 use crate::workload::warm_function::{FunctionRun, WarmWorkload};
@@ -23,10 +24,10 @@ const PARALLEL_MAX: usize = 64;
 const GAIN_MIN: f64 = 1.03;
 
 /// Measures the programs one after the other. `show` may end the run before a step. `farfork` is the program that runs
-/// the daemon.
+/// the daemon. If a function fails, the summary has its error instead of figures, and the others are measured.
 ///
 /// # Errors
-/// The error of the step that fails. A wrong answer is an error.
+/// A step failed for a reason other than the function, or all functions failed: the error of the first.
 pub async fn run_warm_start(
     plan: &WarmStartParameters,
     farfork: PathBuf,
@@ -36,17 +37,33 @@ pub async fn run_warm_start(
     let mut cluster = BenchCluster::start_nodes(farfork.clone(), 1, true, &[]).await?;
     // Dropped before the cluster, whose scratch directory it is in.
     let root = plan.root.as_deref().map(|root| mount_root(plan, root, &farfork, &cluster)).transpose()?;
-    let mut measured = Vec::new();
+    let (mut measured, mut failures) = (Vec::new(), FunctionFailures::default());
     for workload in &plan.workloads {
         report_progress(show, 0, 1, format!("starting {}", workload.name()))?;
-        let mut run = WarmStartRun::start(plan, workload, root.as_ref(), &mut cluster, &mut samples).await?;
-        let parallel = run.measure(&mut cluster, show).await?;
-        run.pausers.stop(&mut cluster).await?;
-        measured.push((workload.name().to_owned(), parallel));
+        let parallel = measure_workload(plan, workload, root.as_ref(), &mut cluster, &mut samples, show).await;
+        if let Some(parallel) = failures.record(workload.name(), parallel)? {
+            measured.push((workload.name().to_owned(), parallel));
+        }
     }
     drop(root);
     cluster.stop()?;
-    WarmStartSummary::new(plan, measured, samples)
+    WarmStartSummary::new(plan, measured, samples, failures.require_other(plan.workloads.len())?)
+}
+
+/// Measures one program. Returns the numbers of parallel children that were measured.
+async fn measure_workload(
+    plan: &WarmStartParameters,
+    workload: &WarmWorkload,
+    root: Option<&ParentRoot>,
+    cluster: &mut BenchCluster,
+    samples: &mut Samples<WarmStartSampleKey>,
+    show: ProgressCallback<'_>,
+) -> Result<Vec<usize>, BenchError> {
+    let mut run = WarmStartRun::start(plan, workload, root, cluster, samples).await?;
+    let parallel = run.measure(cluster, show).await;
+    // Also if it failed: children that still run would take the processors from the next program.
+    run.pausers.stop(cluster).await?;
+    parallel
 }
 
 /// Mounts the parents' root in the scratch directory of the cluster.

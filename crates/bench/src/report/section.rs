@@ -63,6 +63,13 @@ impl ReportSection {
         self.notes.push(note.into());
         self
     }
+
+    /// Adds sentences that explain the figures.
+    #[must_use]
+    pub(crate) fn with_notes(mut self, notes: impl IntoIterator<Item = String>) -> Self {
+        self.notes.extend(notes);
+        self
+    }
 }
 
 /// A summary that makes a section of a report.

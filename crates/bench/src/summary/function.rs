@@ -3,6 +3,7 @@
 
 use serde_json::{Value, json};
 
+use super::failures::FunctionFailures;
 use super::function_profile::{FunctionProfile, profile_text};
 use super::table::{FigureTable, format_figure, format_median};
 use crate::error::BenchError;
@@ -20,15 +21,7 @@ pub struct FunctionSummary {
     pub(super) plan: FunctionParameters,
     samples: Samples<FunctionSampleKey>,
     profiles: Vec<FunctionProfile>,
-    failures: Vec<FunctionFailure>,
-}
-
-/// A function that could not be measured.
-#[derive(Debug)]
-pub(crate) struct FunctionFailure {
-    /// The function's name in the summary.
-    pub(crate) name: String,
-    pub(crate) error: BenchError,
+    pub(super) failures: FunctionFailures,
 }
 
 impl FunctionSummary {
@@ -36,7 +29,7 @@ impl FunctionSummary {
         plan: &FunctionParameters,
         mut samples: Samples<FunctionSampleKey>,
         profiles: Vec<FunctionProfile>,
-        failures: Vec<FunctionFailure>,
+        failures: FunctionFailures,
     ) -> Result<Self, BenchError> {
         samples.flush()?;
         Ok(Self { machine_state: MachineState::detect(), plan: plan.clone(), samples, profiles, failures })
@@ -50,7 +43,7 @@ impl FunctionSummary {
     /// The names of the measured functions, in the order of the parameters.
     pub(super) fn names(&self) -> impl Iterator<Item = &str> {
         let names = self.plan.functions.iter().map(|source| source.name.as_str());
-        names.filter(|name| self.failures.iter().all(|failure| failure.name != *name))
+        names.filter(|name| !self.failures.contains(name))
     }
 
     pub(super) fn spread(&self, function: &str, figure: FunctionFigure) -> Option<Spread> {
@@ -60,17 +53,16 @@ impl FunctionSummary {
     /// The document for scripts.
     pub fn to_json(&self) -> Value {
         let figure = |(key, spread): (&FunctionSampleKey, Spread)| figure_json(key, spread, None);
-        let failure =
-            |failure: &FunctionFailure| json!({ "function": failure.name, "error": failure.error.to_string() });
+        let measured = self.samples.spreads().filter(|(key, _)| !self.failures.contains(&key.function));
         let references = self.plan.functions.iter().filter_map(|source| find_reference(&source.name));
         json!({
             "benchmark": "function",
             "machine": self.machine_state.machine,
             "load_average": self.machine_state.load_average,
             "plan": self.plan,
-            "figures": self.samples.spreads().map(figure).collect::<Vec<_>>(),
+            "figures": measured.map(figure).collect::<Vec<_>>(),
             "profiles": self.profiles,
-            "failures": self.failures.iter().map(failure).collect::<Vec<_>>(),
+            "failures": self.failures.to_json(),
             "reference": references.collect::<Vec<_>>(),
             "section": self.section(),
         })
@@ -78,17 +70,15 @@ impl FunctionSummary {
 
     /// The text for people.
     pub fn to_text(&self) -> String {
-        let failures: String =
-            self.failures.iter().map(|failure| format!("Not measured: {}\n", failure.error)).collect();
-        let verdict = if failures.is_empty() { "No result was wrong.\n" } else { &failures };
         format!(
             "{}\n\n{}\n\n{}\n\nown, other: the parent's node and another one. Each child is its seed's first on the node.\nos.fork(): \
-             the floor: a child of the same process, in the same run. ÷: farfork's median ÷ the median of os.fork().\nref.: {}.\n{}{verdict}",
+             the floor: a child of the same process, in the same run. ÷: farfork's median ÷ the median of os.fork().\nref.: {}.\n{}{}\n",
             self.machine_state.describe(),
             self.start_table().render(),
             self.execution_table().render(),
             PUBLISHED_FIGURES.function.source,
             profile_text(&self.profiles),
+            self.failures.sentences_or("No result was wrong.").join("\n"),
         )
     }
 

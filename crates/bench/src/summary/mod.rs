@@ -3,6 +3,7 @@
 
 pub(crate) mod churn;
 pub(crate) mod connect;
+pub(crate) mod failures;
 pub(crate) mod fanout;
 pub(crate) mod fault;
 pub(crate) mod fork;

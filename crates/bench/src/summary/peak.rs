@@ -3,6 +3,7 @@
 
 use serde_json::{Value, json};
 
+use super::failures::FunctionFailures;
 use super::table::{FigureTable, format_figure, format_median, format_spread};
 use crate::error::BenchError;
 use crate::experiment::fork_load::FORK_INTERVAL_S;
@@ -19,22 +20,32 @@ pub struct PeakSummary {
     pub(super) machine_state: MachineState,
     pub(super) plan: PeakParameters,
     samples: Samples<PeakSampleKey>,
+    pub(super) failures: FunctionFailures,
 }
 
 impl PeakSummary {
-    pub(crate) fn new(plan: &PeakParameters, mut samples: Samples<PeakSampleKey>) -> Result<Self, BenchError> {
+    pub(crate) fn new(
+        plan: &PeakParameters,
+        mut samples: Samples<PeakSampleKey>,
+        failures: FunctionFailures,
+    ) -> Result<Self, BenchError> {
         samples.flush()?;
-        Ok(Self { machine_state: MachineState::detect(), plan: plan.clone(), samples })
+        Ok(Self { machine_state: MachineState::detect(), plan: plan.clone(), samples, failures })
+    }
+
+    /// Whether all functions were measured.
+    pub fn is_complete(&self) -> bool {
+        self.failures.is_empty()
     }
 
     pub(super) fn spread(&self, case: &PeakCase, figure: PeakFigure) -> Option<Spread> {
         self.samples.spread(&PeakSampleKey { case: case.clone(), figure })
     }
 
-    /// The cases in the order of the table.
+    /// The measured cases, in the order of the table.
     pub(super) fn cases(&self) -> Vec<PeakCase> {
         let mut cases = Vec::new();
-        for workload in &self.plan.workloads {
+        for workload in self.plan.workloads.iter().filter(|workload| !self.failures.contains(workload.name())) {
             for zygotes in self.plan.zygotes.iter().copied() {
                 for strategy in &self.plan.strategies {
                     let (workload, strategy) = (workload.name().to_owned(), strategy.clone());
@@ -58,6 +69,7 @@ impl PeakSummary {
     /// The document for scripts.
     pub fn to_json(&self) -> Value {
         let figure = |(key, spread): (&PeakSampleKey, Spread)| figure_json(key, spread, None);
+        let measured = self.samples.spreads().filter(|(key, _)| !self.failures.contains(&key.case.workload));
         let runs = self.cases().into_iter().map(|case| {
             let (intervals, stable) = (self.intervals(&case), self.stable_interval(&case));
             json!({ "case": case, "intervals_per_s": intervals, "stable": stable })
@@ -67,8 +79,9 @@ impl PeakSummary {
             "machine": self.machine_state.machine,
             "load_average": self.machine_state.load_average,
             "plan": self.plan,
-            "figures": self.samples.spreads().map(figure).collect::<Vec<_>>(),
+            "figures": measured.map(figure).collect::<Vec<_>>(),
             "runs": runs.collect::<Vec<_>>(),
+            "failures": self.failures.to_json(),
             "reference": PUBLISHED_FIGURES.peak.workloads,
             "section": self.section(),
         })
@@ -81,10 +94,11 @@ impl PeakSummary {
              tenth of their\nmiddle; a dash if there is none. per client, ref.: children of one client process per second \
              (p10–p90 of\nthe clients). zyg.: whether nodes keep zygotes. p50, p99: from the request until the result was checked, \
              medians of\nthe clients. os.fork(): children of the same process that call the function, one after another on one \
-             processor.\nref.: {}.\nNo result was wrong.\n",
+             processor.\nref.: {}.\n{}\n",
             self.machine_state.describe(),
             self.table().render(),
             PUBLISHED_FIGURES.peak.source,
+            self.failures.sentences_or("No result was wrong.").join("\n"),
         )
     }
 
@@ -131,7 +145,7 @@ impl PeakSummary {
 
 #[cfg(test)]
 mod tests {
-    use super::{PeakCase, PeakFigure, PeakParameters, PeakSampleKey, PeakSummary, Samples};
+    use super::{FunctionFailures, PeakCase, PeakFigure, PeakParameters, PeakSampleKey, PeakSummary, Samples};
     use crate::workload::fork_workload::ForkWorkload;
     use crate::workload::functions::{FunctionOptions, FunctionSource};
 
@@ -156,7 +170,7 @@ mod tests {
             }
         }
         samples.add(PeakSampleKey { case: case(true), figure: PeakFigure::ClientPerS }, 67.5).unwrap();
-        let summary = PeakSummary::new(&plan, samples).unwrap();
+        let summary = PeakSummary::new(&plan, samples, FunctionFailures::default()).unwrap();
         let stable = |zygotes| summary.stable_interval(&case(zygotes)).map(|stable| stable.mean);
         assert_eq!((stable(true), stable(false)), (Some(402.0), None));
         let (text, document) = (summary.to_text(), summary.to_json());

@@ -3,6 +3,7 @@
 
 use serde_json::{Value, json};
 
+use super::failures::FunctionFailures;
 use super::table::{FigureTable, format_figure, format_median, format_spread};
 use crate::error::BenchError;
 use crate::machine::MachineState;
@@ -20,6 +21,7 @@ pub struct WarmStartSummary {
     /// The name of each program, and the numbers of its parallel children that were measured.
     pub(super) measured: Vec<(String, Vec<usize>)>,
     samples: Samples<WarmStartSampleKey>,
+    pub(super) failures: FunctionFailures,
 }
 
 impl WarmStartSummary {
@@ -27,9 +29,15 @@ impl WarmStartSummary {
         plan: &WarmStartParameters,
         measured: Vec<(String, Vec<usize>)>,
         mut samples: Samples<WarmStartSampleKey>,
+        failures: FunctionFailures,
     ) -> Result<Self, BenchError> {
         samples.flush()?;
-        Ok(Self { machine_state: MachineState::detect(), plan: plan.clone(), measured, samples })
+        Ok(Self { machine_state: MachineState::detect(), plan: plan.clone(), measured, samples, failures })
+    }
+
+    /// Whether all functions were measured.
+    pub fn is_complete(&self) -> bool {
+        self.failures.is_empty()
     }
 
     pub(super) fn spread(
@@ -54,6 +62,7 @@ impl WarmStartSummary {
     /// The document for scripts.
     pub fn to_json(&self) -> Value {
         let figure = |(key, spread): (&WarmStartSampleKey, Spread)| figure_json(key, spread, None);
+        let measured = self.samples.spreads().filter(|(key, _)| !self.failures.contains(&key.workload));
         let best = self.measured.iter().flat_map(|(workload, _)| {
             PauseMethod::ALL.iter().filter_map(move |by| {
                 let (parallel, per_s) = self.best_parallelism(workload, *by)?;
@@ -68,8 +77,9 @@ impl WarmStartSummary {
             "machine": self.machine_state.machine,
             "load_average": self.machine_state.load_average,
             "plan": self.plan,
-            "figures": self.samples.spreads().map(figure).collect::<Vec<_>>(),
+            "figures": measured.map(figure).collect::<Vec<_>>(),
             "best": best.collect::<Vec<_>>(),
+            "failures": self.failures.to_json(),
             "reference": reference.collect::<Vec<_>>(),
             "section": self.section(),
         })
@@ -83,10 +93,11 @@ impl WarmStartSummary {
         });
         format!(
             "{}\n\n{}\nruns/s: a client pauses and unpauses each child by its freezer. requests: the same by requests to the child's node.\n×: farfork's median ÷ the floor's, of local forks that are paused as many at once. Functions have one \
-             floor.\nreference: {}.\nNo answer was wrong.\n",
+             floor.\nreference: {}.\n{}\n",
             self.machine_state.describe(),
             tables.collect::<Vec<_>>().join("\n"),
             PUBLISHED_FIGURES.warm_start.source,
+            self.failures.sentences_or("No answer was wrong.").join("\n"),
         )
     }
 
@@ -151,7 +162,10 @@ impl PauseMethod {
 #[cfg(test)]
 mod tests {
     use super::super::table::COLUMNS_MAX;
-    use super::{PauseMethod, Samples, WarmStartFigure, WarmStartParameters, WarmStartSampleKey, WarmStartSummary};
+    use super::{
+        FunctionFailures, PauseMethod, Samples, WarmStartFigure, WarmStartParameters, WarmStartSampleKey,
+        WarmStartSummary,
+    };
     use crate::workload::functions::FunctionOptions;
 
     #[test]
@@ -172,7 +186,7 @@ mod tests {
         let plan =
             WarmStartParameters { workloads, parallel, runs, seconds, root: None, function_options, samples_file };
         let measured = vec![("steps".to_owned(), vec![1, 2, 4]), ("json".to_owned(), vec![8])];
-        let report = WarmStartSummary::new(&plan, measured, samples).unwrap();
+        let report = WarmStartSummary::new(&plan, measured, samples, FunctionFailures::default()).unwrap();
         let best = |by| report.best_parallelism("steps", by);
         assert_eq!((best(PauseMethod::FarforkHandle), best(PauseMethod::BareFreezer)), (Some((2, 2500.0)), None));
         let (text, document) = (report.to_text(), report.to_json());

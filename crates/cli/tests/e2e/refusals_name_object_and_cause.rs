@@ -90,6 +90,12 @@ fn missing_bind(cluster: &Cluster) {
     let refused = cluster.first().run_failing(&["fork", seed.id(), "--detach", "-n", "3", "--bind", "/missing:/mnt"]);
     refused.require_mentions(&["3 children", "the path /missing of --bind does not exist", "create it"]);
     assert_eq!(refused.message.matches("/missing").count(), 1, "{}", refused.message);
+    let refused = cluster.first().run_failing(&["fork", seed.id(), "--detach", "--shared", "/missing"]);
+    refused.require_mentions(&["the path /missing of --shared does not exist", "create it"]);
+    let refused = cluster.first().run_failing(&["fork", seed.id(), "--detach", "--bind", "/etc:/etc/passwd"]);
+    refused.require_mentions(&["/etc", "/etc/passwd", "a directory can cover only a directory", "name a path"]);
+    let refused = cluster.first().run_failing(&["fork", seed.id(), "--detach", "--bind", "/etc:/etc/passwd/below"]);
+    refused.require_mentions(&["/etc/passwd/below", "a part of the path in the container is a file", "another path"]);
 }
 
 fn no_process(cluster: &Cluster) {

@@ -224,7 +224,10 @@ fn idmap_for_users(point: &Path, shown: &Path, users: &ContainerUsers) -> io::Re
 /// Like [`mount::set_idmap`], with an error that explains the cause.
 pub(crate) fn set_idmap(mount: BorrowedFd<'_>, users: BorrowedFd<'_>) -> io::Result<()> {
     mount::set_idmap(mount, users).map_err(|cause| {
-        io::Error::new(cause.kind(), format!("its file system does not support idmapped mounts ({cause})"))
+        let text = format!(
+            "its file system does not support idmapped mounts, which a user namespace needs ({cause}); use a path of another file system, or fork without --user-namespace"
+        );
+        io::Error::new(cause.kind(), text)
     })
 }
 

@@ -70,15 +70,16 @@ pub(super) fn mount_volume_step(error: &ResumeError, node: &str, root: &Path) ->
     })
 }
 
-/// Returns the error of `--bind` in the words of a user, if the path is missing on this node. The container's text names
-/// the container.
+/// Returns the error of a bind in the words of a user, if the path is missing on this node. The container's text names the
+/// container. `--shared PATH` is a bind of PATH to itself.
 pub(super) fn explain_bind_error(error: ContainerError) -> Box<dyn std::error::Error> {
     match &error {
-        ContainerError::Bind { host_path, cause, .. }
+        ContainerError::Bind { host_path, inside_path, cause, .. }
             if cause.kind() == io::ErrorKind::NotFound && fs::symlink_metadata(host_path).is_err() =>
         {
             let path = host_path.display();
-            format!("the path {path} of --bind does not exist on this node; create it there, or name another path")
+            let option = if host_path == inside_path { "--shared" } else { "--bind" };
+            format!("the path {path} of {option} does not exist on this node; create it there, or name another path")
                 .into()
         }
         _ => error.into(),

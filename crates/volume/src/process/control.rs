@@ -170,6 +170,8 @@ pub enum DifferenceSubject {
 pub enum ControlAnswer {
     /// The command has succeeded.
     Done,
+    /// `Replace` has succeeded, but the files of the old replica remain. The text names them, the cause and the next step.
+    DoneExceptFiles(String),
     /// The requested volumes.
     Volumes(Vec<VolumeStatus>),
     /// The progress of a check that continues.

@@ -335,7 +335,11 @@ fn a_replica_is_replaced_by_another_node() {
     let name = VolumeName::new(VOLUME).unwrap();
     let [old, new] = ["n3", "n4"].map(|name| NodeName::new(name).unwrap());
     let replace = ControlRequest::Replace(ReplicaReplacement { name, old, new });
-    assert_eq!(send_control_request(&cluster.nodes[0].store(), &replace).unwrap(), ControlAnswer::Done);
+    let answer = send_control_request(&cluster.nodes[0].store(), &replace).unwrap();
+    let ControlAnswer::DoneExceptFiles(remaining) = answer else {
+        panic!("the lost node has removed its files: {answer:?}")
+    };
+    assert!(remaining.contains("n3 keeps its files of volume"), "{remaining}");
     write_and_sync(&cluster.path(0).join("after"), b"while it is copied");
     cluster.wait_for_chain(0, 3);
     cluster.nodes[n4].mount();

@@ -19,7 +19,8 @@ use crate::{GlobalArgs, program_path};
 /// functions of `farfork bench function`, functions of your own, and `sparse`, a C++ program of 16 MiB whose children touch
 /// four pages.
 ///
-/// A workload whose children would need more than half of the available memory gets fewer clients.
+/// A workload whose children would need more than half of the available memory gets fewer clients. If a function fails, the
+/// others are still measured, and its error is printed at the end.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -28,7 +29,7 @@ Examples:
   farfork bench peak json --strategy cow --strategy eager --zygotes off
   farfork bench peak ./mine.py:work --payload '{\"size\": 3}' --python /usr/bin/python3
 
-Exit status: 0 measured, 1 failed or a result was wrong, 2 wrong usage.")]
+Exit status: 0 measured, 1 failed, a function failed or a result was wrong, 2 wrong usage.")]
 pub(crate) struct BenchPeak {
     /// Workloads: sparse, helloworld, json, compression, pyaes, chameleon, image, pagerank, recognition, micro, or
     /// FILE.py:HANDLER [default: sparse and the nine functions].
@@ -126,6 +127,6 @@ impl BenchPeak {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let summary = runtime.block_on(farfork_bench::run_peak(&plan, farfork, &mut progress_bar::show_progress()?))?;
         output::print_report(global.json, || summary.to_json(), || summary.to_text());
-        Ok(ExitCode::SUCCESS)
+        Ok(if summary.is_complete() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 }

@@ -16,7 +16,8 @@ use crate::{GlobalArgs, program_path};
 ///
 /// The benchmark starts a node on this machine, and paused children of one seed, each in its own container. It sends a child
 /// a request, resumes the child, and pauses it again when its function has answered. It uses several children at the same
-/// time. To find the best number, it doubles the number as long as the rate increases. It checks every answer.
+/// time. To find the best number, it doubles the number as long as the rate increases. It checks every answer. If a function
+/// fails, the others are still measured, and its error is printed at the end.
 ///
 /// The report has floors next to each figure, measured in turn in the same run: local forks that are stopped by the freezer
 /// of a control group alone, and by SIGSTOP.
@@ -29,7 +30,7 @@ Examples:
   farfork bench warm-start helloworld --root /srv/image
   farfork bench warm-start --json --samples samples.jsonl
 
-Exit status: 0 measured, 1 failed or an answer was wrong, 2 wrong usage.")]
+Exit status: 0 measured, 1 failed, a function failed or an answer was wrong, 2 wrong usage.")]
 pub(crate) struct BenchWarmStart {
     /// Functions: helloworld, json, compression, pyaes, chameleon, image, pagerank, recognition, micro, or
     /// FILE.py:HANDLER [default: a C++ function of --steps].
@@ -90,6 +91,6 @@ impl BenchWarmStart {
         let report =
             runtime.block_on(farfork_bench::run_warm_start(&plan, farfork, &mut progress_bar::show_progress()?))?;
         output::print_report(global.json, || report.to_json(), || report.to_text());
-        Ok(ExitCode::SUCCESS)
+        Ok(if report.is_complete() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 }

@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use std::process::ExitCode;
 
 use clap::Args;
-use farfork_bench::{BenchError, ForkWorkload, FunctionOptions, StressForkOutcome, StressForkParameters};
+use farfork_bench::{ForkWorkload, FunctionFailures, FunctionOptions, StressForkOutcome, StressForkParameters};
 use farfork_terminal::interrupt::InterruptFlag;
 use farfork_terminal::{output, privilege};
 use serde_json::{Value, json};
@@ -103,12 +103,6 @@ impl ForkLoadArgs {
     }
 }
 
-/// A run that did not start, because of its function.
-struct FailedRun<'a> {
-    plan: &'a StressForkParameters,
-    error: BenchError,
-}
-
 /// Runs the plans one after the other. Succeeds if all passed. If a function fails before its run, the others still run.
 ///
 /// # Errors
@@ -125,31 +119,23 @@ pub(super) fn run_stress(global: &GlobalArgs, plans: &[StressForkParameters]) ->
         if interruption.is_set() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let (mut outcomes, mut failures) = (Vec::new(), Vec::new());
+    let (mut outcomes, mut failures) = (Vec::new(), FunctionFailures::default());
     for plan in plans {
         if !global.json && plans.len() > 1 {
             output::print_line(&format!("== {}", plan.workload.name()));
         }
-        let outcome = match runtime.block_on(farfork_bench::stress_fork(plan, &farfork, &mut show)) {
-            Ok(outcome) => outcome,
-            Err(error) if error.is_of_function() => {
-                failures.push(FailedRun { plan, error });
-                continue;
-            }
-            Err(error) => return Err(error.into()),
-        };
+        let outcome = runtime.block_on(farfork_bench::stress_fork(plan, &farfork, &mut show));
+        let Some(outcome) = failures.record(plan.workload.name(), outcome)? else { continue };
         if !global.json {
             output::print_line(&outcome_text(plan, &outcome));
         }
         outcomes.push((plan, outcome));
     }
-    if outcomes.is_empty() && !failures.is_empty() {
-        return Err(failures.swap_remove(0).error.into());
-    }
+    let failures = failures.require_other(plans.len())?;
     if global.json {
         output::print_json(&stress_document(&outcomes, &failures));
     } else {
-        failures.iter().for_each(|failure| output::print_line(&format!("Not measured: {}", failure.error)));
+        failures.sentences().for_each(|sentence| output::print_line(&sentence));
     }
     let has_passed = failures.is_empty() && outcomes.iter().all(|(_, outcome)| outcome.has_passed());
     Ok(if has_passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -157,16 +143,11 @@ pub(super) fn run_stress(global: &GlobalArgs, plans: &[StressForkParameters]) ->
 
 /// Makes the document for scripts. The keys of a single run are at the top level, and several runs are in the list
 /// `runs`, next to the list `failures`. Both forms have the key `section`: the section of a report about these runs.
-fn stress_document(outcomes: &[(&StressForkParameters, StressForkOutcome)], failures: &[FailedRun<'_>]) -> Value {
+fn stress_document(outcomes: &[(&StressForkParameters, StressForkOutcome)], failures: &FunctionFailures) -> Value {
     let run = |(plan, outcome): &(&StressForkParameters, StressForkOutcome)| json!({ "plan": plan, "passed": outcome.has_passed(), "outcome": outcome });
-    let failure =
-        |failed: &FailedRun<'_>| json!({ "function": failed.plan.workload.name(), "error": failed.error.to_string() });
-    let mut document = match (outcomes, failures) {
-        ([only], []) => run(only),
-        (all, failed) => json!({
-            "runs": all.iter().map(run).collect::<Vec<_>>(),
-            "failures": failed.iter().map(failure).collect::<Vec<_>>(),
-        }),
+    let mut document = match outcomes {
+        [only] if failures.is_empty() => run(only),
+        all => json!({ "runs": all.iter().map(run).collect::<Vec<_>>(), "failures": failures.to_json() }),
     };
     document["section"] = StressForkOutcome::section_json(outcomes);
     document

@@ -32,7 +32,8 @@ impl SectionSource for FunctionSummary {
             .with_table(ratios)
             .with_plot(start_plot)
             .with_plot(ratio_plot)
-            .with_note("Each child is its seed's first on the node. No result was wrong.")
+            .with_note("Each child is its seed's first on the node.")
+            .with_notes(self.failures.sentences_or("No result was wrong."))
             .with_note("Floors: a child of os.fork() of the same process, in the same run.")
             .with_note(format!("Reference: {}.", PUBLISHED_FIGURES.function.source))
     }

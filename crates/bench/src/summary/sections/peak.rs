@@ -24,7 +24,7 @@ impl SectionSource for PeakSummary {
                 "The rate of os.fork() is that of one process, whose children run one after another on one processor.",
             )
             .with_note(format!("Reference: {}.", PUBLISHED_FIGURES.peak.source))
-            .with_note("No result was wrong.")
+            .with_notes(self.failures.sentences_or("No result was wrong."))
     }
 }
 

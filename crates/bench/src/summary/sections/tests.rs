@@ -23,6 +23,7 @@ use crate::report::section::{ReportSection, SectionSource as _};
 use crate::report::table::ReportFigure;
 use crate::samples::Samples;
 use crate::summary::connect::ConnectSummary;
+use crate::summary::failures::FunctionFailures;
 use crate::summary::fork::ForkSummary;
 use crate::summary::function::FunctionSummary;
 use crate::summary::peak::PeakSummary;
@@ -69,7 +70,7 @@ fn function_section() -> ReportSection {
     }
     let (payload, function_options, samples_file) = ("{}".to_owned(), FunctionOptions::default(), None);
     let plan = FunctionParameters { functions, payload, runs: 1, profile: false, function_options, samples_file };
-    FunctionSummary::new(&plan, samples, Vec::new(), Vec::new()).unwrap().section()
+    FunctionSummary::new(&plan, samples, Vec::new(), FunctionFailures::default()).unwrap().section()
 }
 
 fn connect_section() -> ReportSection {
@@ -130,7 +131,7 @@ fn peak_section() -> ReportSection {
     ] {
         samples.add(PeakSampleKey { case: case.clone(), figure }, value).unwrap();
     }
-    PeakSummary::new(&plan, samples).unwrap().section()
+    PeakSummary::new(&plan, samples, FunctionFailures::default()).unwrap().section()
 }
 
 fn warm_start_section() -> ReportSection {
@@ -147,7 +148,7 @@ fn warm_start_section() -> ReportSection {
     let (function_options, samples_file) = (FunctionOptions::default(), None);
     let plan = WarmStartParameters { workloads, parallel, runs, seconds, root: None, function_options, samples_file };
     let measured = functions.iter().map(|reference| (reference.name.clone(), vec![1, 4])).collect();
-    WarmStartSummary::new(&plan, measured, samples).unwrap().section()
+    WarmStartSummary::new(&plan, measured, samples, FunctionFailures::default()).unwrap().section()
 }
 
 fn stress_plan(workload: ForkWorkload) -> StressForkParameters {

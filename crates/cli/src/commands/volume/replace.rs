@@ -4,18 +4,19 @@ use std::process::ExitCode;
 
 use clap::Args;
 use farfork_cluster::catalog::VolumeName;
-use farfork_volume::process::{ControlRequest, ReplicaReplacement};
+use farfork_volume::process::ReplicaReplacement;
 use farfork_wire::NodeName;
 
 use super::parse_volume_name;
 use super::volume_node::VolumeNode;
 use crate::GlobalArgs;
-use crate::output::{print_json, print_line};
+use crate::output::{print_json, print_line, print_note};
 
 /// Replace a replica by one on another node, for a machine that does not return.
 ///
 /// The new node copies the volume from a live replica. The command returns before the copy is complete. When it is complete,
-/// `farfork volume ls` lists the node in LIVE.
+/// `farfork volume ls` lists the node in LIVE. If the old node does not answer, it keeps its files of the volume, and the
+/// command says so (`remaining_files` of --json).
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -39,11 +40,12 @@ impl ReplaceReplica {
         let node = VolumeNode::find(global, &object)?;
         node.wait_for_nodes(&object, std::slice::from_ref(&new))?;
         let replacement = ReplicaReplacement { name: name.clone(), old: old.clone(), new: new.clone() };
-        node.request(&object, &ControlRequest::Replace(replacement))?;
+        let remaining = node.replace(&object, replacement)?;
         if global.json {
-            print_json(&serde_json::json!({ "volume": name, "old": old, "new": new }));
+            print_json(&serde_json::json!({ "volume": name, "old": old, "new": new, "remaining_files": remaining }));
         } else {
             print_line(&format!("{new} replaces {old} as a replica of {name}, and copies it now"));
+            remaining.iter().for_each(print_note);
         }
         Ok(ExitCode::SUCCESS)
     }

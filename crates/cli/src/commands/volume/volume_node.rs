@@ -10,8 +10,8 @@ use farfork_api::failure::Failure;
 use farfork_cluster::catalog::{Catalog as _, FileCatalog};
 use farfork_node::volumes::{VolumeLocation, locate_volumes};
 use farfork_volume::process::{
-    CheckProgress, CheckReport, ControlAnswer, ControlRequest, VolumeCheck, VolumeStatus, check_volume,
-    send_control_request,
+    CheckProgress, CheckReport, ControlAnswer, ControlRequest, ReplicaReplacement, VolumeCheck, VolumeStatus,
+    check_volume, send_control_request,
 };
 use farfork_wire::NodeName;
 use tonic::Code;
@@ -73,6 +73,18 @@ impl VolumeNode {
         match self.exchange(object, |store| send_control_request(store, request))? {
             ControlAnswer::Volumes(volumes) => Ok(volumes),
             _ => Ok(Vec::new()),
+        }
+    }
+
+    /// Replaces a replica. Returns why the files of the old one remain, if they do.
+    ///
+    /// # Errors
+    /// As `request`.
+    pub(super) fn replace(&self, object: &str, replacement: ReplicaReplacement) -> Result<Option<String>, Failure> {
+        let request = ControlRequest::Replace(replacement);
+        match self.exchange(object, |store| send_control_request(store, &request))? {
+            ControlAnswer::DoneExceptFiles(reason) => Ok(Some(reason)),
+            _ => Ok(None),
         }
     }
 

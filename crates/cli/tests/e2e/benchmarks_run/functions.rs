@@ -155,6 +155,27 @@ pub(super) fn names_failures_of_loads() {
     if fs::read_to_string("/proc/mounts").expect("a file").contains(" cgroup2 ") {
         require_error(FAILING_IN_LOCAL_FORKS, &warm_start);
     }
+    for (options, figures) in [(warm_start.as_slice(), "runs_per_s"), (peak.as_slice(), "client_per_s")] {
+        require_figures_of_others(own.path(), options, figures);
+    }
+}
+
+/// A benchmark of functions that fail reports their errors, and the figures of the function that does not.
+fn require_figures_of_others(directory: &Path, options: &[&str], figure: &str) {
+    let files = write_functions(directory, &FAILING_IN_CHILDREN);
+    let python = programs::python().display().to_string();
+    let functions = [&files[0], "helloworld", &files[1]];
+    let arguments = [&["--json", "bench"], options, &functions, &["--python", &python]].concat();
+    let ended = Farfork::at(Path::new("/nonexistent")).run_within(RUN_LIMIT, &arguments);
+    assert_eq!(ended.status.code(), Some(1), "{}{}", ended.stderr, ended.stdout);
+    let document: Value = serde_json::from_str(&ended.stdout).expect("JSON");
+    let figures: Vec<&Value> = document["figures"].as_array().expect("a list").iter().collect();
+    let is_of_helloworld = |of: &&&Value| of["figure"] == figure && of.to_string().contains("\"helloworld\"");
+    assert!(figures.iter().any(|of| is_of_helloworld(&of)), "{document}");
+    assert!(!figures.iter().any(|of| of.to_string().contains("_in_child")), "{document}");
+    let failures = document["failures"].as_array().expect("a list");
+    let failed: Vec<_> = failures.iter().map(|failure| failure["function"].as_str().expect("a name")).collect();
+    assert!(failed.len() == 2 && failed.iter().zip(&files).all(|(name, file)| file.contains(name)), "{document}");
 }
 
 /// Two functions fail, one before and one after its nodes have started. The other function still runs.

@@ -63,7 +63,7 @@ fn execute(
             Ok(ControlAnswer::Volumes(volumes.collect()))
         }
         ControlRequest::Status(name) => Ok(ControlAnswer::Volumes(vec![status(node, name)?])),
-        ControlRequest::Replace(replacement) => replace(node, &replacement).map(|()| ControlAnswer::Done),
+        ControlRequest::Replace(replacement) => replace(node, &replacement),
         ControlRequest::Check(request) => {
             let report_progress = |progress| channel.send(&ControlAnswer::Progress(progress)).is_ok();
             check::check(node, &request, report_progress).map(|report| ControlAnswer::Checked(Box::new(report)))
@@ -155,7 +155,7 @@ fn status(node: &Arc<OffloadNode>, name: VolumeName) -> Result<VolumeStatus, Str
 
 /// Gives the place of a replica to another node, which catches up by itself. The files on the node that then has no replica
 /// are removed only if this node answers, because it may be lost.
-fn replace(node: &Arc<OffloadNode>, replacement: &ReplicaReplacement) -> Result<(), String> {
+fn replace(node: &Arc<OffloadNode>, replacement: &ReplicaReplacement) -> Result<ControlAnswer, String> {
     let ReplicaReplacement { name, old, new } = replacement;
     let record = node.record(name).map_err(|error| error.to_string())?;
     if !record.replicas.contains(old) {
@@ -173,10 +173,16 @@ fn replace(node: &Arc<OffloadNode>, replacement: &ReplicaReplacement) -> Result<
     // The new node refuses to drop its replica if the catalog names it, for example after the same command of another node.
     let unused = if replaced.is_ok() { old } else { new };
     let dropped = node.peers.call::<DropReplica>(unused, &DropReplica(key), DESCRIPTION_TIMEOUT);
-    if let Err(error) = dropped {
+    if let Err(error) = &dropped {
         tracing::warn!(%error, %name, node = %unused, "a replica is not removed after `replace`");
     }
-    replaced
+    replaced?;
+    Ok(match dropped {
+        Ok(()) => ControlAnswer::Done,
+        Err(error) => ControlAnswer::DoneExceptFiles(format!(
+            "node {old} keeps its files of volume {name}: {error}; remove the directory `{name}` in the store of {old} when it returns"
+        )),
+    })
 }
 
 /// Creates the replica of the new node, and names this node in the catalog in place of the old one.
