@@ -5,10 +5,15 @@
 #[path = "capture/harness.rs"]
 mod harness;
 
+use std::time::{Duration, Instant};
+
 use harness::{Parent, children};
 
 const ROUNDS: usize = 1000;
 const ENDING_MAX: usize = 4;
+
+/// Longest wait until the last templates are reaped.
+const REAPED_LIMIT: Duration = Duration::from_secs(90);
 
 /// Resources of this process that could leak.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,6 +32,8 @@ fn ours() -> Holdings {
 
 #[test]
 fn a_thousand_rounds_leave_nothing() {
+    // Shows why a template was not reaped.
+    let _ = tracing_subscriber::fmt().with_max_level(tracing::Level::WARN).try_init();
     let mut parent = Parent::start("threads", &[]);
     let resident = || farfork_sys::process::ProcStatus::read(parent.pid()).unwrap().resident_bytes;
     for _ in 0..ROUNDS / 10 {
@@ -43,6 +50,11 @@ fn a_thousand_rounds_leave_nothing() {
     // The allocator may keep some freed memory.
     assert!(after.resident_pages < before.resident_pages + 1024, "{before:?} {after:?}");
     assert!(parents_after < parents_before + (1 << 20), "{parents_before} {parents_after}");
-    assert_eq!(children(parent.pid()), Vec::<i32>::new(), "no zombie is left");
+    // On a busy machine, the last templates may be reaped late.
+    let deadline = Instant::now() + REAPED_LIMIT;
+    while !children(parent.pid()).is_empty() {
+        assert!(Instant::now() < deadline, "zombies are left: {:?}", children(parent.pid()));
+        std::thread::sleep(Duration::from_millis(100));
+    }
     parent.wait_for("round");
 }

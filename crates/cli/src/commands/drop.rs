@@ -44,6 +44,10 @@ impl DropCommand {
         let mut client = global.connection.open().await?;
         let seeds =
             if self.label.is_empty() { self.seeds } else { find_labelled_seeds(&mut client, &self.label).await? };
+        if seeds.is_empty() {
+            let labels: Vec<String> = self.label.iter().map(|(name, value)| format!("{name}={value}")).collect();
+            print_note(format_args!("no seed has the label {}", labels.join(" and ")));
+        }
         let mut outcomes = Vec::new();
         for seed in seeds {
             let request = DropRequest { seed: seed.clone(), force: self.force };

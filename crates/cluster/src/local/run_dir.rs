@@ -59,13 +59,20 @@ const LOCK_ATTEMPTS_MAX: usize = 8;
 #[derive(Debug)]
 pub(super) struct RunDirLock {
     path: PathBuf,
-    _file: File,
+    file: File,
 }
 
 impl RunDirLock {
     /// Removes the lock file, after the cluster has been removed.
     pub(super) fn remove(self) {
         let _ = fs::remove_file(&self.path);
+    }
+}
+
+impl Drop for RunDirLock {
+    /// Unlocks explicitly: a process that another thread has just forked may still have the descriptor.
+    fn drop(&mut self) {
+        let _ = flock(&self.file, FlockOperation::Unlock);
     }
 }
 
@@ -83,7 +90,7 @@ pub(super) fn lock_run_dir(run_dir: &Path) -> Result<RunDirLock, LocalError> {
         // The process that held the lock may have removed the file after it was opened here.
         let locked = file.metadata().map_err(run_dir_error("lock", &path))?;
         if fs::metadata(&path).is_ok_and(|now| (now.dev(), now.ino()) == (locked.dev(), locked.ino())) {
-            return Ok(RunDirLock { path, _file: file });
+            return Ok(RunDirLock { path, file });
         }
     }
     Err(LocalError::Busy { run_dir: run_dir.to_owned() })
@@ -98,8 +105,10 @@ mod tests {
         let above = tempfile::tempdir().unwrap();
         let locked = lock_run_dir(above.path()).unwrap();
         assert!(matches!(lock_run_dir(above.path()), Err(LocalError::Busy { .. })));
-        locked.remove();
+        let inherited = locked.file.try_clone().unwrap();
+        drop(locked);
         lock_run_dir(above.path()).unwrap().remove();
+        drop(inherited);
         assert_eq!(fs::read_dir(above.path()).unwrap().count(), 0);
     }
 

@@ -123,14 +123,23 @@ pub enum JoinError {
 pub struct Membership {
     own: Member,
     peers: BTreeMap<NodeName, Peer>,
+    /// The members that have left. Their late heartbeats, and other nodes that still name them, must not bring them back.
+    left: BTreeMap<NodeName, LeftMember>,
     /// Time of the last call of [`Self::handle_time`].
     polled_at: Option<Instant>,
+}
+
+/// A run of a daemon that has left the cluster.
+#[derive(Debug, Clone, Copy)]
+struct LeftMember {
+    incarnation: u64,
+    at: Instant,
 }
 
 impl Membership {
     /// The membership of a node that knows only itself.
     pub fn new(own_member: Member) -> Self {
-        Self { own: own_member, peers: BTreeMap::new(), polled_at: None }
+        Self { own: own_member, peers: BTreeMap::new(), left: BTreeMap::new(), polled_at: None }
     }
 
     /// The properties that this node announces.
@@ -174,10 +183,16 @@ impl Membership {
     }
 
     /// Handles the message of a member that stops: removes the member. Ignores a message of an earlier run of its daemon.
-    pub fn handle_leave(&mut self, from: &Member) {
+    pub fn handle_leave(&mut self, from: &Member, now: Instant) {
         if self.peers.get(&from.name).is_some_and(|peer| peer.member.incarnation == from.incarnation) {
             self.peers.remove(&from.name);
+            self.left.insert(from.name.clone(), LeftMember { incarnation: from.incarnation, at: now });
         }
+    }
+
+    /// Whether this run of the member's daemon has left.
+    fn has_left(&self, member: &Member) -> bool {
+        self.left.get(&member.name).is_some_and(|left| left.incarnation == member.incarnation)
     }
 
     /// Removes a member whose certificate was revoked. Returns whether there was one.
@@ -191,6 +206,7 @@ impl Membership {
         let missed = self.missed_time(now);
         self.peers.values_mut().for_each(|peer| peer.discount_missed(missed, now));
         self.polled_at = Some(now);
+        self.left.retain(|_, left| now.saturating_duration_since(left.at) < FORGOTTEN_AFTER);
         let mut events = Vec::new();
         self.peers.retain(|name, peer| {
             if peer.silence(now) >= FORGOTTEN_AFTER {
@@ -245,6 +261,9 @@ impl Membership {
             let is_me = from.incarnation == self.own.incarnation;
             return if is_me { Ok(None) } else { Err(JoinError::NameTaken { address: self.own.address }) };
         }
+        if self.has_left(&from) {
+            return Ok(None);
+        }
         let missed = self.missed_time(now);
         if let Some(peer) = self.peers.get_mut(&from.name) {
             peer.discount_missed(missed, now);
@@ -265,7 +284,7 @@ impl Membership {
     }
 
     fn add_from_gossip(&mut self, named: Member, now: Instant) {
-        let is_known = named.name == self.own.name || self.peers.contains_key(&named.name);
+        let is_known = named.name == self.own.name || self.peers.contains_key(&named.name) || self.has_left(&named);
         if !is_known && self.peers.len() + 1 < MEMBERS_MAX {
             self.peers.insert(named.name.clone(), Peer::from_gossip(named, now));
         }

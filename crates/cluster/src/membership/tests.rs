@@ -155,8 +155,24 @@ fn a_leaving_member_is_removed_at_once() {
     let now = Instant::now();
     let mut node = Membership::new(member("a", 7000, 1));
     node.handle_heartbeat(member("b", 7010, 2), now).unwrap();
-    node.handle_leave(&member("b", 7010, 1));
+    node.handle_leave(&member("b", 7010, 1), now);
     assert_eq!(node.views(now).len(), 2, "a message of an earlier run is ignored");
-    node.handle_leave(&member("b", 7010, 2));
+    node.handle_leave(&member("b", 7010, 2), now);
     assert_eq!(node.views(now).len(), 1);
+}
+
+#[test]
+fn a_member_that_has_left_does_not_come_back() {
+    let now = Instant::now();
+    let mut node = Membership::new(member("a", 7000, 1));
+    let is_alone = |node: &Membership| node.views(now).len() == 1;
+    node.handle_heartbeat(member("b", 7010, 2), now).unwrap();
+    node.handle_leave(&member("b", 7010, 2), now);
+    assert_eq!(node.handle_heartbeat(member("b", 7010, 2), now), Ok(None), "a heartbeat that was sent before");
+    assert_eq!(node.handle_answer(vec![member("b", 7010, 2)], now), Ok(None), "a late answer");
+    assert!(is_alone(&node));
+    node.handle_answer(vec![member("c", 7020, 3), member("b", 7010, 2)], now).unwrap();
+    assert!(node.view(&name("b"), now).is_none(), "c does not know yet");
+    let again = node.handle_heartbeat(member("b", 7010, 4), now);
+    assert_eq!(again, Ok(Some(MembershipEvent::Joined(name("b")))), "a new run of its daemon");
 }

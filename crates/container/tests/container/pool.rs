@@ -118,7 +118,7 @@ fn containers_above_the_limit_are_refused() {
 
 #[test]
 fn a_file_system_that_was_mounted_later_is_visible() {
-    let node = Node::new();
+    let node = Node::with_changing_mounts();
     let point = node.path().join("new");
     fs::create_dir(&point).unwrap();
     let pool = node.pool(2);

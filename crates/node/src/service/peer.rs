@@ -1,6 +1,7 @@
 //! The gRPC service for other nodes.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use farfork_api::v1;
 use farfork_cluster::membership::Member;
@@ -32,7 +33,7 @@ impl v1::peer_server::Peer for PeerService {
         heartbeat::check_sender(request.extensions().get(), request.get_ref())?;
         let member = Member::try_from(request.into_inner())?;
         tracing::info!(node = %member.name, "leaves");
-        self.0.peers.membership().handle_leave(&member);
+        self.0.peers.membership().handle_leave(&member, Instant::now());
         Ok(Response::new(v1::LeaveResponse {}))
     }
 

@@ -37,6 +37,9 @@ impl Revoke {
         let roster = member::revoke_identity(&global.trust(), self.role, &self.name, SystemTime::now)?;
         if global.json {
             output::print_json(&serde_json::json!({ "name": self.name, "role": self.role.as_str(), "roster": roster }));
+        } else {
+            let (role, name) = (self.role.as_str(), &self.name);
+            output::print_line(&format!("revoked the certificates of {role} {name}, and all join tokens"));
         }
         Ok(ExitCode::SUCCESS)
     }

@@ -4,7 +4,7 @@ use std::fs;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::OnceLock;
+use std::sync::{OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
 use farfork_container::{Container, ContainerConfig, ContainerPool, RootSpec};
@@ -26,14 +26,37 @@ fn init_image() -> &'static [u8] {
     })
 }
 
+/// The mounts of the namespace in which all tests of this program run. Containers show them, and an ended container's root
+/// is not reused after they change.
+static MOUNTS: RwLock<()> = RwLock::new(());
+
+/// The right to use the mounts of the tests' namespace, or to change them.
+enum MountsGuard {
+    Unchanged { _guard: RwLockReadGuard<'static, ()> },
+    Own { _guard: RwLockWriteGuard<'static, ()> },
+}
+
 /// A node's run directory, and the configuration of its containers.
 pub(crate) struct Node {
     directory: tempfile::TempDir,
     pub(crate) config: ContainerConfig,
+    /// Dropped last, after the directory.
+    _mounts: MountsGuard,
 }
 
 impl Node {
+    /// A node whose mounts do not change. A test has only one node: a second one would wait for a test that changes mounts,
+    /// which waits for the first.
     pub(crate) fn new() -> Self {
+        Self::with_mounts(MountsGuard::Unchanged { _guard: MOUNTS.read().unwrap_or_else(PoisonError::into_inner) })
+    }
+
+    /// A node of a test that changes the mounts. No other test has a node meanwhile.
+    pub(crate) fn with_changing_mounts() -> Self {
+        Self::with_mounts(MountsGuard::Own { _guard: MOUNTS.write().unwrap_or_else(PoisonError::into_inner) })
+    }
+
+    fn with_mounts(mounts: MountsGuard) -> Self {
         assert!(rustix::process::geteuid().is_root(), "these tests make namespaces and mounts: run them as root");
         // A failed test then shows why a root was not reused.
         let _ = tracing_subscriber::fmt().with_max_level(tracing::Level::DEBUG).with_test_writer().try_init();
@@ -43,7 +66,7 @@ impl Node {
         fs::write(run_dir.join("token"), "secret").unwrap();
         let mut config = ContainerConfig::new("n1", &run_dir, init_image());
         config.user_ranges = directory.path().join("user-ranges");
-        Self { directory, config }
+        Self { directory, config, _mounts: mounts }
     }
 
     pub(crate) fn path(&self) -> &Path {

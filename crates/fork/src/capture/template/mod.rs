@@ -10,6 +10,7 @@ pub(super) mod dontfork;
 pub(super) mod flag_probe;
 
 use std::fs::{self, File};
+use std::thread;
 use std::time::Duration;
 
 use farfork_container::OOM_SCORE_ADJUSTMENT;
@@ -38,8 +39,14 @@ const KILL_LIMIT: Duration = Duration::from_secs(5);
 /// Time limit for one attempt to make the parent's main thread reap a template.
 const REAP_LIMIT: Duration = Duration::from_millis(500);
 
-/// Attempts after which a template stays a zombie until its parent ends. On a busy machine, an attempt may be too late.
+/// Attempts after which a template stays a zombie until its parent ends. On a busy machine, an attempt may be too late, or
+/// find the parent traced.
 const REAP_ATTEMPTS: usize = 10;
+
+/// Further attempts if no capture waits for them, and the pause before each. The kernel may not schedule a process for
+/// many seconds (`docs/decisions/023-scheduling-stalls.md`).
+const LATE_REAP_ATTEMPTS: usize = 20;
+const LATE_REAP_PAUSE: Duration = Duration::from_secs(1);
 
 /// Stack pointer of a template: an address that is never mapped (vm.mmap_min_addr).
 const UNMAPPED_STACK: u64 = 0x10;
@@ -150,11 +157,8 @@ impl TemplateClone {
             tracing::warn!(template = self.pid, "a killed template has not ended within {KILL_LIMIT:?}");
             return;
         }
-        match self.reap_repeatedly(trace_lock) {
-            Ok(()) | Err(CaptureError::ProcessGone { .. }) => {}
-            Err(error) => {
-                tracing::debug!(template = self.pid, parent = self.parent_pid, %error, "a template stays a zombie until its parent ends");
-            }
+        if let Err(error) = self.reap_repeatedly(trace_lock) {
+            tracing::warn!(template = self.pid, parent = self.parent_pid, %error, "a template stays a zombie until its parent ends");
         }
     }
 
@@ -176,30 +180,42 @@ impl TemplateClone {
         false
     }
 
+    /// Makes the parent reap the dead template, if it can. A debugger of the parent, and a freezer, prevent it.
     fn reap_repeatedly(&self, trace_lock: Option<&TraceLock>) -> Result<(), CaptureError> {
-        for _ in 1..REAP_ATTEMPTS {
-            match self.reap_in_parent(trace_lock) {
-                Err(CaptureError::TimedOut { .. } | CaptureError::NotStopped { .. }) => {}
-                reaped => return reaped,
+        let mut reaped = Ok(());
+        let attempts = if trace_lock.is_some() { REAP_ATTEMPTS } else { REAP_ATTEMPTS + LATE_REAP_ATTEMPTS };
+        for attempt in 0..attempts {
+            if attempt >= REAP_ATTEMPTS {
+                thread::sleep(LATE_REAP_PAUSE);
             }
+            if !self.is_zombie() || !self.can_parent_reap() || matches!(reaped, Err(CaptureError::Refused { .. })) {
+                break;
+            }
+            reaped = self.reap_in_parent(trace_lock);
         }
-        self.reap_in_parent(trace_lock)
+        if self.is_zombie() { reaped } else { Ok(()) }
+    }
+
+    /// Whether the clone waits for its parent's wait(2).
+    fn is_zombie(&self) -> bool {
+        ProcStat::read(self.pid).is_ok_and(|stat| stat.state == 'Z' && stat.parent == self.parent_pid)
+    }
+
+    fn can_parent_reap(&self) -> bool {
+        let is_parent = |stat: ProcStat| stat.start_ticks == self.parent_start_ticks;
+        ProcStat::read(self.parent_pid).is_ok_and(is_parent) && freezer::freezing_group(self.parent_pid).is_none()
     }
 
     /// Makes the parent's main thread wait for the dead template.
     fn reap_in_parent(&self, trace_lock: Option<&TraceLock>) -> Result<(), CaptureError> {
         let pid = self.parent_pid;
-        let is_zombie = |stat: ProcStat| stat.state == 'Z' && stat.parent == pid;
-        if !ProcStat::read(self.pid).is_ok_and(is_zombie) {
-            return Ok(());
-        }
         let _turn = match trace_lock {
             Some(_) => None,
             None => Some(TraceLock::acquire(pid, REAP_LIMIT)?),
         };
         let deadline = Deadline::after(REAP_LIMIT);
-        let is_parent = |stat: ProcStat| stat.start_ticks == self.parent_start_ticks;
-        if !ProcStat::read(pid).is_ok_and(is_parent) || freezer::freezing_group(pid).is_some() {
+        // Again: it may have changed during the wait for the lock.
+        if !self.can_parent_reap() {
             return Err(CaptureError::ProcessGone { pid });
         }
         interrupted_calls::observe_thread(pid);

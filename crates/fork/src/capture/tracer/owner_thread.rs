@@ -28,7 +28,7 @@ use crate::capture::{CaptureOptions, CaptureTimes, CapturedTree};
 /// after it have no limit of their own; they take seconds if dozens of other threads want each CPU.
 pub const TIMEOUT_GRACE: Duration = Duration::from_secs(20);
 
-/// Time limit for the wait until a template has ended. The limits of its kill and of its reaping add up to less.
+/// Time limit for the wait until a template has ended. On a busy machine, its parent may reap it later.
 const END_LIMIT: Duration = Duration::from_secs(10);
 
 /// Stack of a tracer, in bytes; one tracer is parked for each seed.
