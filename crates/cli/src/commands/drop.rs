@@ -32,6 +32,8 @@ pub(crate) struct DropCommand {
     #[arg(required_unless_present = "label", value_name = "SEED")]
     seeds: Vec<String>,
     /// Drop all seeds with this label. If repeated, a seed must have all of the labels.
+    ///
+    /// If no seed has them, the command succeeds.
     #[arg(long, value_name = "NAME=VALUE", value_parser = parse_label, conflicts_with = "seeds")]
     label: Vec<Label>,
     /// Drop seeds even if children or other seeds need them.

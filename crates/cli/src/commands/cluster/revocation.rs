@@ -17,6 +17,8 @@ use crate::{GlobalArgs, output};
 ///
 /// Within seconds, all nodes reject the certificates that the member has now, and close its connections. All existing
 /// join tokens become invalid too. A revoked node can join again with a new token.
+///
+/// The command does not check that the member exists. `farfork cluster show` lists what is revoked.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -27,7 +29,7 @@ Exit status: 0 success, 1 failure, 2 wrong usage.")]
 pub(crate) struct Revoke {
     /// Name of the member.
     name: NodeName,
-    /// Role of the member: node, client or read-only.
+    /// Role of the member: node, client or read-only. A node and a client can have the same name.
     #[arg(long, value_name = "ROLE", default_value = "node")]
     role: Role,
 }

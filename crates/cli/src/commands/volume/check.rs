@@ -40,7 +40,7 @@ Examples:
   farfork volume check data --repair --good n2
   farfork volume check data --json | jq -r '.differences[].path'
 
-Exit status: 0 the replicas are equal or were repaired, 1 they differ, 2 wrong usage, 3 they cannot be compared, or\nthere is no such volume.")]
+Exit status: 0 the replicas are equal or were repaired, 1 they differ, 2 wrong usage, 3 they cannot be compared, or there is no such volume.")]
 pub(crate) struct CheckVolume {
     /// Name of the volume.
     #[arg(value_parser = parse_volume_name)]
