@@ -10,6 +10,7 @@ use farfork_api::v1::DropRequest;
 use super::object_outcome::{self, ObjectOutcome};
 use super::seeds::{Label, find_labelled_seeds, parse_label};
 use crate::GlobalArgs;
+use crate::output::print_note;
 
 /// Drop seeds, and free their memory.
 ///
