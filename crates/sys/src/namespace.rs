@@ -187,6 +187,16 @@ pub fn enter_network(netns: BorrowedFd<'_>) -> io::Result<()> {
     Ok(move_into_link_name_space(netns, Some(LinkNameSpaceType::Network))?)
 }
 
+/// Moves the calling thread into a new IPC namespace. The System V objects and POSIX message queues of the namespace end with
+/// the last thread in it.
+///
+/// # Errors
+/// As unshare(2): EPERM without CAP_SYS_ADMIN, ENOSPC at a limit on namespaces.
+pub fn unshare_ipc() -> io::Result<()> {
+    // SAFETY: CLONE_FILES is not among the flags, so the thread still shares its descriptors with the others.
+    Ok(unsafe { unshare_unsafe(UnshareFlags::NEWIPC) }?)
+}
+
 /// Moves the calling thread into the IPC namespace of a process.
 ///
 /// # Errors

@@ -205,6 +205,11 @@ mod tests {
         RunSummary::new(&std::env::temp_dir().join(format!("farfork-xtask-{}-{name}", std::process::id())))
     }
 
+    /// Returns whether a process runs. A zombie does not count.
+    fn is_running(pid: &str) -> bool {
+        std::fs::read_to_string(format!("/proc/{}/stat", pid.trim())).is_ok_and(|stat| !stat.contains(") Z "))
+    }
+
     fn finish(summary: RunSummary) -> Option<usize> {
         let logs = summary.logs.clone();
         let outcome = summary.finish();
@@ -263,15 +268,37 @@ mod tests {
             assert!(!summary.command("hang", &mut shell(&script), limit));
             limit *= 2;
         }
-        let stat = format!("/proc/{}/stat", std::fs::read_to_string(&pid_file).unwrap().trim());
-        let has_ended = || std::fs::read_to_string(&stat).map_or(true, |stat| stat.contains(") Z "));
+        let pid = std::fs::read_to_string(&pid_file).unwrap();
         let give_up = Instant::now() + LIMIT;
-        while !has_ended() {
+        while is_running(&pid) {
             assert!(Instant::now() < give_up, "it was not killed");
             std::thread::sleep(Duration::from_millis(5));
         }
         assert!(summary.failures.iter().all(|one| one.failure.reason.contains("out of time")));
         assert!(finish(summary) >= Some(1));
+    }
+
+    /// The janitor of the end-to-end tests removes everything after their runner was killed.
+    #[test]
+    fn a_step_that_times_out_keeps_its_janitor() {
+        let mut summary = summary("janitor");
+        let place = summary.logs.display().to_string();
+        let start = |name: &str| format!("'{place}/{name}' 100 > /dev/null 2>&1 & echo $! > '{place}/{name}.pid'; ");
+        let copy = |name: &str| format!("cp \"$(command -v sleep)\" '{place}/{name}'; ");
+        let names = ["test-janitor", "test-runner"];
+        let script = format!("{}{}sleep 100", names.map(copy).concat(), names.map(start).concat());
+        // Long enough for the shell on a busy machine.
+        assert!(!summary.command("hang", &mut shell(&script), Duration::from_secs(5)));
+        let pids = names.map(|name| std::fs::read_to_string(summary.logs.join(format!("{name}.pid"))).unwrap());
+        let give_up = Instant::now() + LIMIT;
+        while is_running(&pids[1]) {
+            assert!(Instant::now() < give_up, "the runner was not killed");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let is_kept = is_running(&pids[0]);
+        Command::new("kill").args(["-KILL", pids[0].trim()]).status().unwrap();
+        assert!(is_kept, "the janitor was killed");
+        assert_eq!(finish(summary), Some(1));
     }
 
     #[test]

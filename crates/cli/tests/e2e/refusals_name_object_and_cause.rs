@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::harness::{Cluster, FailedCommand, Parent, Program, Seed, programs, scratch, wait};
+use crate::runner::FREEZER_GROUP_PREFIX;
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
@@ -408,7 +409,7 @@ impl Freezer {
         } else {
             ("/sys/fs/cgroup", "cgroup.freeze", "1", "0")
         };
-        let group = PathBuf::from(root).join(format!("farfork-test-freezer-{}", std::process::id()));
+        let group = PathBuf::from(root).join(format!("{FREEZER_GROUP_PREFIX}{}", std::process::id()));
         fs::create_dir_all(&group).expect("root can make a control group");
         let freezer = Self { group, home: root.into(), switch: (switch, off), pid: parent.pid_text() };
         fs::write(freezer.group.join("cgroup.procs"), &freezer.pid).expect("the parent can be moved");

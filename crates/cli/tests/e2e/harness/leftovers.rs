@@ -3,6 +3,9 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
 
 /// Names that only objects of one run have.
 #[derive(Debug, Clone)]
@@ -97,6 +100,14 @@ pub(crate) fn processes_with(text: &str) -> Vec<String> {
 /// Returns the command line of a process; empty if the process has ended.
 pub(crate) fn command_line(pid: i32) -> String {
     read_proc_file(pid, "cmdline").replace('\0', " ").trim_end().to_owned()
+}
+
+/// As [`command_line`]. If that takes longer than `limit`, returns only the name of the program.
+pub(crate) fn command_line_within(pid: i32, limit: Duration) -> String {
+    let (sender, receiver) = mpsc::channel();
+    // send fails if the receiver has timed out.
+    let _ = thread::Builder::new().spawn(move || sender.send(command_line(pid)));
+    receiver.recv_timeout(limit).unwrap_or_else(|_| read_proc_file(pid, "comm").trim_end().to_owned())
 }
 
 /// Returns a file of `/proc/PID`; empty if the process has ended.

@@ -4,6 +4,7 @@
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::AsRawFd as _;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::Duration;
@@ -59,6 +60,11 @@ impl UnresponsiveMount {
             self.require_hanging();
             SystemCall::read(tid).ok().flatten().filter(|call| call.number == STATFS)
         });
+    }
+
+    /// The directory at which the file system is mounted.
+    pub(crate) fn path(&self) -> &Path {
+        self.directory.path()
     }
 
     /// Starts a thread that reads requests without answering them. A process that waits for such a request cannot be

@@ -12,16 +12,23 @@ use std::thread;
 use std::time::Duration;
 
 use farfork_cluster::local::LocalCluster;
-use farfork_sys::mount::{self, table};
+use farfork_sys::mount::table;
 use farfork_sys::process_identity::ProcessIdentity;
 use rustix::fs::{FlockOperation, flock};
+use rustix::mount::{UnmountFlags, unmount};
 
-use super::group_set::GroupSet;
+use super::group_set::{GroupSet, KilledProcesses};
 use super::{bench_directories, identity, machine_state, run_directory};
 use crate::harness::{leftovers, print_line, wait};
 
+/// Longest wait until killed processes have ended, before FUSE file systems are aborted.
+const FIRST_KILL_LIMIT: Duration = Duration::from_secs(10);
+
 /// Longest wait until killed processes have ended. The kernel frees their memory first.
 const KILL_LIMIT: Duration = Duration::from_secs(60);
+
+/// Longest wait for the command line of a process that does not end.
+const DESCRIBE_LIMIT: Duration = Duration::from_secs(5);
 
 /// Time limit for the removal of one cluster whose processes have ended: its namespaces, groups and files.
 const DOWN_LIMIT: Duration = Duration::from_secs(60);
@@ -42,10 +49,16 @@ pub(super) const CLUSTER_FILE: &str = "cluster.json";
 /// Kills and removes everything of a worker or a run. The paths of its control groups contain `mark`. Returns the
 /// objects that could not be removed.
 pub(super) fn remove_all(groups: &GroupSet, directory: &Path, mark: &str) -> Vec<String> {
-    let killed = groups.kill(KILL_LIMIT);
-    let left = killed.left.iter();
-    let mut problems: Vec<String> =
-        left.map(|pid| format!("process {pid} does not end: {}", leftovers::command_line(*pid))).collect();
+    let mut killed = groups.kill(FIRST_KILL_LIMIT);
+    if !killed.left.is_empty() {
+        abort_fuse_mounts(directory);
+        let KilledProcesses { all, left } = groups.kill(KILL_LIMIT);
+        killed.all.extend(all);
+        killed.left = left;
+    }
+    let describe =
+        |pid: &i32| format!("process {pid} does not end: {}", leftovers::command_line_within(*pid, DESCRIBE_LIMIT));
+    let mut problems: Vec<String> = killed.left.iter().map(describe).collect();
     problems.extend(machine_state::restore());
     for benchmark in bench_directories::of_run(mark, &killed.all) {
         // The next benchmark locks the directory while it removes it.
@@ -55,12 +68,42 @@ pub(super) fn remove_all(groups: &GroupSet, directory: &Path, mark: &str) -> Vec
             None => {}
         }
     }
+    for further in further_runs(&killed.all) {
+        problems.extend(remove_directory(&further));
+        if !further.exists() {
+            run_directory::remove_links_into(&further);
+        }
+    }
     problems.extend(remove_directory(directory));
     problems.extend(groups.remove().err().map(|error| format!("control group {error}")));
     if !directory.exists() {
         run_directory::remove_links_into(directory);
     }
     problems
+}
+
+/// Returns the directories of runs whose supervisors were among the processes `killed`: a test of the runner starts runs with
+/// other temporary directories. Their janitors were killed, too.
+fn further_runs(killed: &BTreeSet<i32>) -> Vec<PathBuf> {
+    let was_killed = |name: &String| identity::supervisor_of(name).is_some_and(|run| killed.contains(&run.pid));
+    let temporary = env::temp_dir();
+    run_directory::dead_names(&temporary)
+        .filter(was_killed)
+        .map(|name| run_directory::of_run(&name, &temporary))
+        .collect()
+}
+
+/// Aborts the FUSE file systems in a directory. A process that waits for a file system that it serves itself cannot be killed.
+fn abort_fuse_mounts(directory: &Path) {
+    let mounts = table::read_thread_mounts().unwrap_or_default();
+    for mount in mounts.iter().filter(|mount| mount.point.starts_with(directory) && is_fuse(mount)) {
+        // Fails while the file system is in use, after it has been aborted.
+        let _ = unmount(&mount.point, UnmountFlags::FORCE | UnmountFlags::NOFOLLOW);
+    }
+}
+
+fn is_fuse(mount: &table::Mount) -> bool {
+    mount.filesystem.starts_with("fuse")
 }
 
 /// Removes everything that runs with dead supervisors left, and prints their names. `temporary` is the temporary directory.
@@ -147,7 +190,7 @@ fn remove_directory(directory: &Path) -> Vec<String> {
 /// Removes the mounts and clusters in a directory, so that it has only files of its own file system.
 fn remove_parts(directory: &Path) -> Result<(), Vec<String>> {
     // No file of a FUSE file system is accessed, because its server may not answer.
-    detach_mounts(directory, |mount| mount.filesystem.starts_with("fuse"))?;
+    detach_mounts(directory, is_fuse)?;
     let remove = |cluster: &PathBuf| {
         // The removal of a cluster deletes the directories of its nodes. A mount may contain the whole cluster.
         detach_mounts(cluster, |mount| mount.point != *cluster)?;
@@ -177,16 +220,23 @@ fn remove_cluster(run_dir: &Path) -> Result<(), String> {
     outcome.map_err(|error| format!("cluster {}: {error}", run_dir.display()))
 }
 
-/// Detaches the mounts in a directory that `is_wanted` selects, the last one first. Fails if one of them remains: then
-/// nothing in the directory may be deleted, because files of the mounted file system would be deleted too.
+/// Detaches the mounts in a directory that `is_wanted` selects, the last one first. Repeats that while mounts disappear: a
+/// mount that was moved may hide a later one. Fails if one of them remains: then nothing in the directory may be deleted,
+/// because files of the mounted file system would be deleted too.
 fn detach_mounts(directory: &Path, is_wanted: impl Fn(&table::Mount) -> bool) -> Result<(), Vec<String>> {
     let is_inside = |mount: &table::Mount| mount.point.starts_with(directory) && is_wanted(mount);
-    let detach_all = || {
+    let detach_all = || loop {
         let mounts = table::read_thread_mounts()?;
-        let detach = |mount: &table::Mount| Some((mount.point.clone(), mount::detach(&mount.point).err()?));
+        // A link in a mount could lead out of the directory, to the place of a mount that the first one hides.
+        let unmount = |point: &Path| unmount(point, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW);
+        let detach = |mount: &table::Mount| Some((mount.point.clone(), unmount(&mount.point).err()?.into()));
         let failures: BTreeMap<PathBuf, io::Error> =
             mounts.iter().rev().filter(|mount| is_inside(mount)).filter_map(detach).collect();
-        Ok((table::read_thread_mounts()?, failures))
+        let remaining = table::read_thread_mounts()?;
+        let count = |mounts: &[table::Mount]| mounts.iter().filter(|mount| is_inside(mount)).count();
+        if failures.is_empty() || count(&remaining) >= count(&mounts) {
+            return Ok((remaining, failures));
+        }
     };
     let describe = |error: io::Error| vec![format!("mounts in {}: {error}", directory.display())];
     let (mounts, failures) = detach_all().map_err(describe)?;

@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use farfork_cluster::local::LocalCluster;
 
-use super::cleanup;
 use super::group_set::GroupSet;
+use super::{cleanup, log_directory};
 use crate::harness::print_error;
 
 /// Longest time for the whole record. Reading a file of `/proc` may block on a lock that a hanging process holds.
@@ -31,13 +31,17 @@ const THREAD_FILES: [&str; 3] = ["comm", "wchan", "syscall"];
 pub(super) fn record(groups: &GroupSet, directory: &Path, mark: &str, path: &Path) {
     let (sender, receiver) = mpsc::channel();
     let (groups, directory, mark) = (groups.clone(), directory.to_owned(), mark.to_owned());
-    let log = File::options().create(true).append(true).open(path);
+    let log = log_directory::open_log(path);
     let write = move || {
         let mut log = log?;
         write_threads(&groups, &mut log)?;
         write_daemon_logs(&cleanup::clusters(&directory, &mark), &mut log)
     };
-    thread::spawn(move || sender.send(write()));
+    if let Err(error) = thread::Builder::new().spawn(move || sender.send(write())) {
+        // A fork bomb may use up the processes of the machine.
+        print_error(format_args!("{}: not written: {error}", path.display()));
+        return;
+    }
     match receiver.recv_timeout(RECORD_LIMIT) {
         Ok(Ok(())) => {}
         Ok(Err(error)) => print_error(format_args!("{}: {error}", path.display())),
@@ -47,7 +51,7 @@ pub(super) fn record(groups: &GroupSet, directory: &Path, mark: &str, path: &Pat
 
 fn write_threads(groups: &GroupSet, log: &mut File) -> io::Result<()> {
     writeln!(log, "== threads")?;
-    let threads = groups.members().into_iter().flat_map(|pid| {
+    let threads = groups.members()?.into_iter().flat_map(|pid| {
         farfork_sys::process::thread_ids(pid).unwrap_or_default().into_iter().map(move |tid| (pid, tid))
     });
     for (pid, tid) in threads.take(THREADS_MAX) {

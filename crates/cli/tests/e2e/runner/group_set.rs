@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use farfork_sys::cgroup::hierarchy::{self, CgroupVersion, DAEMON_LEAF, Hierarchy};
 use farfork_sys::cgroup::{self, freezer};
 use farfork_sys::pidfd;
+use rustix::io::Errno;
 use rustix::process::Signal;
 
 use super::identity;
@@ -35,8 +36,9 @@ const ADVICE: &str = "the tests need control groups that root can write: mount c
 /// Maximum depth at which the groups of an ended run are found. Groups of login sessions are at depth 5.
 const GROUP_DEPTH_MAX: usize = 8;
 
-/// Prefix of the groups that tests make for single processes.
-const TEST_GROUP_PREFIX: &str = "farfork-test-";
+/// Maximum number of processes that are killed at once. Each needs a descriptor, and a fork bomb has more processes than this
+/// process may have descriptors.
+const CHUNK_PROCESSES_MAX: usize = 32;
 
 /// Interval between two rounds of kills.
 const KILL_INTERVAL: Duration = Duration::from_millis(10);
@@ -136,6 +138,19 @@ impl GroupSet {
         Ok(Self(found))
     }
 
+    /// Returns the smallest limit in one of these files of the groups that contain the groups of a run; `None` without a limit.
+    pub(super) fn limit_above(files: &[&str]) -> io::Result<Option<u64>> {
+        let mut limits = Vec::new();
+        for hierarchy in useful_hierarchies()? {
+            let base = hierarchy.creation_base(&LIMITING).directory;
+            for group in base.ancestors().take_while(|group| group.starts_with(&hierarchy.top)) {
+                // Reading fails if the group has no such file, and if its text is `max`.
+                limits.extend(files.iter().filter_map(|file| cgroup::read_number(group, file).ok()));
+            }
+        }
+        Ok(limits.into_iter().min())
+    }
+
     /// Returns the parent groups of all runs.
     pub(super) fn bases() -> io::Result<Vec<PathBuf>> {
         Ok(useful_hierarchies()?.iter().map(|hierarchy| hierarchy.creation_base(&LIMITING).directory).collect())
@@ -167,9 +182,21 @@ impl GroupSet {
     }
 
     /// Returns all processes in the groups and their subgroups.
-    pub(super) fn members(&self) -> BTreeSet<i32> {
-        let groups = self.0.iter().filter_map(|group| cgroup::subtree(&group.directory).ok()).flatten();
-        groups.filter_map(|group| cgroup::processes(&group).ok()).flatten().collect()
+    ///
+    /// # Errors
+    /// As reading the groups: EMFILE without a free descriptor.
+    pub(super) fn members(&self) -> io::Result<BTreeSet<i32>> {
+        let mut members = BTreeSet::new();
+        for group in &self.0 {
+            for group in cgroup::subtree(&group.directory)? {
+                match cgroup::processes(&group) {
+                    Err(error) if Errno::from_io_error(&error) == Some(Errno::MFILE) => return Err(error),
+                    // A group that was removed has no processes.
+                    found => members.extend(found.unwrap_or_default()),
+                }
+            }
+        }
+        Ok(members)
     }
 
     /// Kills all processes in the groups and their subgroups until there are none, or until `limit` has passed.
@@ -177,27 +204,44 @@ impl GroupSet {
         // A process may fork before SIGKILL takes effect, so forks are disabled first.
         let _ = self.write_where_present("pids.max", "0");
         let freezers = freezers();
-        let mut thawed: BTreeSet<PathBuf> = BTreeSet::new();
         let mut all: BTreeSet<i32> = BTreeSet::new();
         let deadline = Instant::now() + limit;
         loop {
-            let _ = self.write_where_present("cgroup.kill", "1");
-            let processes: Vec<(i32, OwnedFd)> =
-                self.members().into_iter().filter_map(|pid| Some((pid, pidfd::open(pid).ok()?))).collect();
-            all.extend(processes.iter().map(|(pid, _)| *pid));
-            // The members are listed again after their pidfds were opened: a reused process id would not be in both
-            // lists.
             let members = self.members();
-            if members.is_empty() || Instant::now() >= deadline {
-                // A test that moves a process into its own group also removes that group. A killed test does not.
-                thawed.iter().filter(|group| is_of_a_test(group)).for_each(|group| drop(fs::remove_dir(group)));
+            let has_ended = members.as_ref().is_ok_and(BTreeSet::is_empty);
+            let members = members.unwrap_or_default();
+            if has_ended || Instant::now() >= deadline {
                 return KilledProcesses { all, left: members };
             }
-            for (pid, process) in processes.iter().filter(|(pid, _)| members.contains(pid)) {
-                let _ = pidfd::send_signal(process, Signal::KILL.as_raw());
-                thawed.extend(freezers.iter().filter_map(|freezer| thaw_group_of(*pid, freezer)));
+            all.extend(&members);
+            let _ = self.write_where_present("cgroup.kill", "1");
+            for pids in Vec::from_iter(members).chunks(CHUNK_PROCESSES_MAX) {
+                self.kill_members(pids, &freezers);
             }
+            self.thaw();
             thread::sleep(KILL_INTERVAL);
+        }
+    }
+
+    /// Kills those of the processes that are still in the groups.
+    fn kill_members(&self, pids: &[i32], freezers: &[Hierarchy]) {
+        let open = |pid: &i32| Some((*pid, pidfd::open(*pid).ok()?));
+        let processes: Vec<(i32, OwnedFd)> = pids.iter().filter_map(open).collect();
+        // The members are listed again after their pidfds were opened: a reused process id would not be in both lists.
+        let members = self.members().unwrap_or_default();
+        for (pid, process) in processes.iter().filter(|(pid, _)| members.contains(pid)) {
+            let _ = pidfd::send_signal(process, Signal::KILL.as_raw());
+            freezers.iter().for_each(|freezer| thaw_group_of(*pid, freezer));
+        }
+    }
+
+    /// Thaws the groups and their subgroups. A frozen group also freezes the processes in the groups below it.
+    fn thaw(&self) {
+        for Group { directory, version, .. } in &self.0 {
+            let groups = cgroup::subtree(directory).unwrap_or_default();
+            for frozen in groups.iter().filter(|group| freezer::is_frozen(group, *version)) {
+                let _ = freezer::thaw(frozen, *version);
+            }
         }
     }
 
@@ -240,21 +284,16 @@ fn freezers() -> Vec<Hierarchy> {
     useful_hierarchies().unwrap_or_default().into_iter().filter(can_freeze).collect()
 }
 
-/// Thaws the group of a process, wherever the group is. Returns the group if it was frozen.
-fn thaw_group_of(pid: i32, freezer: &Hierarchy) -> Option<PathBuf> {
-    let membership = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
+/// Thaws the group of a process, wherever the group is.
+fn thaw_group_of(pid: i32, freezer: &Hierarchy) {
+    let membership = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
     let path = membership.lines().find_map(|line| {
         let mut fields = line.splitn(3, ':').skip(1);
         let (controllers, path) = (fields.next()?, fields.next()?);
         (controllers == freezer.controllers.join(",")).then_some(path)
-    })?;
-    let group = freezer.top.join(path.trim_start_matches('/'));
-    if !freezer::is_frozen(&group, freezer.version) {
-        return None;
+    });
+    let group = path.map(|path| freezer.top.join(path.trim_start_matches('/')));
+    if let Some(group) = group.filter(|group| freezer::is_frozen(group, freezer.version)) {
+        let _ = freezer::thaw(&group, freezer.version);
     }
-    freezer::thaw(&group, freezer.version).ok().map(|()| group)
-}
-
-fn is_of_a_test(group: &Path) -> bool {
-    group.file_name().is_some_and(|name| name.to_string_lossy().starts_with(TEST_GROUP_PREFIX))
 }

@@ -58,7 +58,8 @@ pub(crate) fn clean_after(run_name: &str) -> ExitCode {
     // A later run that removes the same objects holds the lock until it has removed all of them.
     let Some(_lock) = cleanup::lock_removal() else { return ExitCode::FAILURE };
     let directory = run_directory::of_run(run_name, &env::temp_dir());
-    match GroupSet::named(run_name) {
+    // This process may have been moved to another group, such as the one of another login session.
+    match GroupSet::find(run_name) {
         Ok(groups) if groups.exists() || directory.exists() => {
             let problems = cleanup::remove_all(&groups, &directory, run_name);
             if problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }

@@ -1,8 +1,10 @@
 //! `Lane`: runs tests one after the other in one worker. A worker whose test failed is not used again.
 
+use std::io::Write as _;
 use std::path::Path;
 use std::time::Duration;
 
+use super::log_directory;
 use super::outcome::{Failure, FailureKind};
 use super::run_context::RunContext;
 use super::supervisor::Selection;
@@ -26,7 +28,8 @@ impl<'a> Lane<'a> {
         if let Err(failure) = &outcome
             && !log.exists()
         {
-            std::fs::write(log, &failure.reason)
+            log_directory::open_log(log)
+                .and_then(|mut log| log.write_all(failure.reason.as_bytes()))
                 .unwrap_or_else(|error| print_error(format_args!("{}: {error}", log.display())));
         }
         outcome

@@ -2,7 +2,7 @@
 //! logs of failed tests are read later.
 
 use std::env;
-use std::fs::{self, DirEntry};
+use std::fs::{self, DirEntry, File};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -34,16 +34,18 @@ impl LogDirectory {
     pub(super) fn create(run_name: &str) -> io::Result<Self> {
         let chosen = env::var_os(VARIABLE);
         let is_chosen = chosen.is_some();
+        let advice = format!("set {VARIABLE} to a directory that can be written");
         let path = match chosen {
             // The report names the logs by absolute paths.
-            Some(directory) => std::path::absolute(directory)?,
+            Some(directory) => std::path::absolute(&directory).map_err(|error| {
+                io::Error::other(format!("log directory {}: {error}; {advice}", directory.display()))
+            })?,
             None => {
                 let parent = Path::new(env!("CARGO_TARGET_TMPDIR")).join(PARENT);
                 remove_old(&parent);
                 parent.join(format!("{run_name}{SUFFIX}"))
             }
         };
-        let advice = format!("set {VARIABLE} to a directory that can be written");
         run_directory::make_with_parents(&path)
             .map_err(|error| io::Error::other(format!("log directory {}: {error}; {advice}", path.display())))?;
         Ok(Self { path, is_chosen })
@@ -68,6 +70,14 @@ impl LogDirectory {
             let _ = fs::remove_dir(&self.path);
         }
     }
+}
+
+/// Opens a log to append to it. Makes its directory again if that was removed during the run, as `cargo clean` does.
+pub(super) fn open_log(path: &Path) -> io::Result<File> {
+    if let Some(directory) = path.parent() {
+        run_directory::make_with_parents(directory)?;
+    }
+    File::options().create(true).append(true).open(path)
 }
 
 /// Removes the log directories of ended runs that were not changed for a day.

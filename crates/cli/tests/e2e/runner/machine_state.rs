@@ -1,10 +1,12 @@
-//! The state of the machine that killed tests have changed, outside of control groups and directories: the number of huge
-//! pages, and shared memory.
+//! The state of the machine that killed tests have changed, outside of the run's control groups and directories: the number
+//! of huge pages, shared memory, and control groups for single processes.
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
 use std::path::Path;
+use std::time::Duration;
 
+use farfork_sys::cgroup::{self, hierarchy};
 use rustix::fs::{FlockOperation, flock};
 
 use crate::harness::leftovers;
@@ -22,10 +24,17 @@ const SHARED_MEMORY: &str = "/dev/shm";
 /// Prefixes of the names of tests' shared memory. The pid of the process that removes it follows.
 pub(crate) const SHARED_MEMORY_PREFIXES: [&str; 2] = ["farfork-test-", "farfork-private-"];
 
+/// Prefix of the names of groups that tests make to freeze a single process. The pid of the worker follows.
+pub(crate) const FREEZER_GROUP_PREFIX: &str = "farfork-test-freezer-";
+
+/// Longest wait until a killed process has left its group.
+const LEAVE_LIMIT: Duration = Duration::from_secs(5);
+
 /// Restores the state that tests have changed whose processes have ended. Returns the problems.
 pub(super) fn restore() -> Vec<String> {
     let pages = restore_huge_pages().err().map(|error| format!("{HUGE_PAGES} is not restored: {error}"));
     remove_shared_memory();
+    remove_freezer_groups();
     pages.into_iter().collect()
 }
 
@@ -56,6 +65,20 @@ fn remove_shared_memory() {
         let pid = name.to_str().and_then(owner_pid);
         if pid.is_some_and(|pid| !leftovers::is_alive(pid)) {
             let _ = fs::remove_file(entry.path());
+        }
+    }
+}
+
+/// Removes the groups that tests made to freeze single processes. They are at the top of a hierarchy.
+fn remove_freezer_groups() {
+    for hierarchy in hierarchy::mounted_hierarchies().unwrap_or_default() {
+        for entry in fs::read_dir(&hierarchy.top).into_iter().flatten().flatten() {
+            let name = entry.file_name();
+            let pid = name.to_str().and_then(|name| name.strip_prefix(FREEZER_GROUP_PREFIX)?.parse().ok());
+            if pid.is_some_and(|pid| !leftovers::is_alive(pid)) {
+                // Fails if the group has a process.
+                let _ = cgroup::remove(&entry.path(), LEAVE_LIMIT);
+            }
         }
     }
 }

@@ -26,6 +26,8 @@ pub(super) struct RunContext {
     deadline: Option<Instant>,
     /// Longest wait until processes that a test has killed have disappeared.
     pub(super) leak_limit: Duration,
+    /// Maximum number of bytes that a test may write.
+    pub(super) output_bytes_max: u64,
     janitor: Janitor,
     pub(super) logs: LogDirectory,
     workers_count: AtomicUsize,
@@ -48,7 +50,10 @@ impl RunContext {
         let name = identity::own_name()?;
         let directory = run_directory::create(&name, &temporary)?;
         // If a later step fails, the janitor removes what the earlier ones have made.
-        let janitor = Janitor::start(&name, &temporary)?;
+        let janitor = Janitor::start(&name, &temporary).map_err(|error| {
+            run_directory::remove_empty(&directory);
+            io::Error::other(format!("the janitor, a process of this program: {error}"))
+        })?;
         let logs = LogDirectory::create(&name)?;
         let groups = GroupSet::create(&name, run_limits(settings.pids_max)?)?;
         let deadline = (!has_long_tests).then(|| Instant::now() + settings.run_limit);
@@ -58,6 +63,7 @@ impl RunContext {
             groups,
             deadline,
             leak_limit: settings.leak_limit,
+            output_bytes_max: settings.output_bytes_max,
             janitor,
             logs,
             workers_count: AtomicUsize::new(0),
@@ -103,10 +109,14 @@ impl RunContext {
     }
 }
 
-/// Limits a run to three quarters of the machine's process ids and memory, so that the machine stays usable.
+/// Limits a run to three quarters of the process ids and the memory of the machine, or of the container that this process is
+/// in, so that both stay usable. The runner itself needs the rest.
 fn run_limits(pids_max: u64) -> io::Result<RunLimits> {
     let machine_pids: u64 = fs::read_to_string("/proc/sys/kernel/pid_max")?.trim().parse().map_err(io::Error::other)?;
     let system = rustix::system::sysinfo();
-    let memory_bytes = system.totalram * u64::from(system.mem_unit) / 4 * 3;
-    Ok(RunLimits { pids: pids_max.min(machine_pids / 4 * 3), memory_bytes })
+    let machine_bytes = system.totalram * u64::from(system.mem_unit);
+    let pids = GroupSet::limit_above(&["pids.max"])?.map_or(machine_pids, |limit| limit.min(machine_pids));
+    let memory_bytes = GroupSet::limit_above(&["memory.limit_in_bytes", "memory.max"])?;
+    let memory_bytes = memory_bytes.map_or(machine_bytes, |limit| limit.min(machine_bytes));
+    Ok(RunLimits { pids: pids_max.min(pids / 4 * 3), memory_bytes: memory_bytes / 4 * 3 })
 }

@@ -20,6 +20,12 @@ const MODE: u32 = 0o755;
 /// The permissions to write of the group and of others.
 const WRITABLE_BY_OTHERS: u32 = 0o022;
 
+/// Longest path of a socket (unix(7)).
+const SOCKET_PATH_BYTES_MAX: usize = 107;
+
+/// The longest path of a worker's socket, in the directory of the run.
+const LONGEST_SOCKET: &str = "w9999/supervisor.sock";
+
 const ADVICE: &str = "set TMPDIR to a directory that can be written";
 
 /// Returns the temporary directory as an absolute path without symbolic links, like the paths in the kernel's mount table.
@@ -32,14 +38,24 @@ pub(super) fn temporary_directory() -> io::Result<PathBuf> {
 /// Makes the directory of the run with this name, and the link to it.
 pub(super) fn create(name: &str, temporary: &Path) -> io::Result<PathBuf> {
     let directory = temporary.join(name);
+    if directory.join(LONGEST_SOCKET).as_os_str().len() > SOCKET_PATH_BYTES_MAX {
+        let cause = "the paths of sockets in it would be too long";
+        return Err(io::Error::other(format!("directory {}: {cause}; {ADVICE}", directory.display())));
+    }
     make(&directory)
         .map_err(|error| io::Error::other(format!("directory {}: {error}; {ADVICE}", directory.display())))?;
     let link = Path::new(LINKS).join(name);
     symlink(&directory, &link).map_err(|error| {
         let _ = fs::remove_dir(&directory);
-        io::Error::other(format!("link {}: {error}", link.display()))
+        io::Error::other(format!("link {}: {error}; {ADVICE}, other than {LINKS}", link.display()))
     })?;
     Ok(directory)
+}
+
+/// Removes the directory of a run in which nothing was made, and its link.
+pub(super) fn remove_empty(directory: &Path) {
+    let _ = fs::remove_dir(directory);
+    remove_links_into(directory);
 }
 
 /// Makes a directory that [`is_own`] recognizes.

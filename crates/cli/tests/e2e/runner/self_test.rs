@@ -13,6 +13,7 @@ use rustix::fs::{FlockOperation, flock};
 
 use super::RunSettings;
 use super::bench_directories;
+use super::hostile_tests;
 use super::machine_state::{HUGE_PAGES, HUGE_PAGES_BEFORE, SHARED_MEMORY_PREFIXES};
 use crate::harness::scratch::TestDirectory;
 use crate::harness::{Cluster, Disk, Farfork, Parent, Program, programs, scratch, wait};
@@ -64,21 +65,28 @@ pub(crate) const SENTENCES: &[(&str, &[Test])] = &[
     ("overfull", &[Test::alone("times_out", time_out_on_a_full_disk)]),
     ("outside", &[Test::alone("of_its_groups_and_directory", hold_outside_objects)]),
     ("overdue", &[Test::alone("first", || thread::sleep(FOREVER)), Test::alone("second", || thread::sleep(FOREVER))]),
+    ("hostile", hostile_tests::TESTS),
 ];
 
 /// Limit of processes and threads: enough for a cluster, and far fewer than the fork bomb starts.
 const PIDS_MAX: u64 = 200;
 
+/// Limit of the output of a test: much more than these tests write.
+const OUTPUT_BYTES_MAX: u64 = 8 << 20;
+
+/// Time after the time limit of a run in which it must end. The run removes one worker in this time.
+const HANG_LIMIT: Duration = Duration::from_secs(20);
+
 /// Number of children that the fork bomb starts if nothing stops it.
 const BOMB_MAX: usize = 400;
 
-const SHORT_LIMIT: Duration = Duration::from_secs(2);
+pub(super) const SHORT_LIMIT: Duration = Duration::from_secs(2);
 const CLUSTER_LIMIT: Duration = Duration::from_secs(6);
 const START_LIMIT: Duration = Duration::from_secs(100);
 const VAIN_LIMIT: Duration = Duration::from_millis(200);
 
 /// Sleep time of tests that hang: longer than any of these runs.
-const FOREVER: Duration = Duration::from_secs(3600);
+pub(super) const FOREVER: Duration = Duration::from_secs(3600);
 
 /// Returns whether these tests are selected.
 pub(crate) fn is_running() -> bool {
@@ -96,6 +104,8 @@ pub(crate) fn settings() -> RunSettings {
         pids_max: number(PIDS_VARIABLE).unwrap_or(PIDS_MAX),
         leak_limit: SHORT_LIMIT,
         run_limit: number(RUN_LIMIT_VARIABLE).map_or(usual.run_limit, Duration::from_secs),
+        end_limit: number(RUN_LIMIT_VARIABLE).map_or(usual.end_limit, |_| HANG_LIMIT),
+        output_bytes_max: OUTPUT_BYTES_MAX,
     }
 }
 
@@ -108,7 +118,7 @@ impl Drop for Hanging {
     }
 }
 
-fn panic_with_a_wrong_byte() {
+pub(super) fn panic_with_a_wrong_byte() {
     panic!("a wrong byte");
 }
 
@@ -221,18 +231,18 @@ fn leave_process() {
     note("parent", &start_sleep().expect("sleep(1) is installed").id().to_string());
 }
 
-fn start_sleep() -> std::io::Result<Child> {
+pub(super) fn start_sleep() -> std::io::Result<Child> {
     Command::new("sleep").arg(FOREVER.as_secs().to_string()).spawn()
 }
 
 /// Writes a value for the test that started this binary.
-fn note(name: &str, text: &str) {
+pub(super) fn note(name: &str, text: &str) {
     // Renames the file into place: the other test polls for it, and must not read a part of it.
     let draft = directory().join(format!("{name}.new"));
     fs::write(&draft, text).expect("the directory can be written");
     fs::rename(draft, directory().join(name)).expect("the directory can be written");
 }
 
-fn directory() -> PathBuf {
+pub(super) fn directory() -> PathBuf {
     env::var_os(DIRECTORY_VARIABLE).expect("a test of runs_are_contained sets it").into()
 }

@@ -1,7 +1,7 @@
 //! The supervisor: runs the tests in lanes. Then it repeats the tests that timed out. It removes everything at the end.
 
 use std::collections::VecDeque;
-use std::fs;
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,6 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::lane::Lane;
+use super::log_directory;
 use super::outcome::{Failure, FailureKind};
 use super::report::{self, RunReport};
 use super::run_context::RunContext;
@@ -19,9 +20,18 @@ use crate::test::Test;
 /// Time limit for all tests together. A run takes less than half of it on two idle CPUs.
 const RUN_LIMIT: Duration = Duration::from_secs(45 * 60);
 
+/// Longest time from the time limit of the run to its end: the last tests and their clusters are removed.
+const END_LIMIT: Duration = Duration::from_secs(15 * 60);
+
+/// Maximum number of bytes that a test may write. A test that writes without end would fill the disk.
+const OUTPUT_BYTES_MAX: u64 = 256 << 20;
+
 /// Maximum number of tests that are run again after a timeout. More timeouts mean that the machine or the product is
 /// broken.
 const RETRIES_MAX: usize = 8;
+
+/// Time for the last message of a run that hangs.
+const MESSAGE_TIME: Duration = Duration::from_millis(200);
 
 /// The exit status when a test failed, as in libtest.
 const FAILED_STATUS: u8 = 101;
@@ -43,13 +53,23 @@ pub(crate) struct RunSettings {
     pub(crate) leak_limit: Duration,
     /// Time limit for all tests together. Does not apply to long tests.
     pub(crate) run_limit: Duration,
+    /// Time after `run_limit` in which the run must end.
+    pub(crate) end_limit: Duration,
+    /// Maximum number of bytes that a test may write to standard output and standard error.
+    pub(crate) output_bytes_max: u64,
 }
 
 impl Default for RunSettings {
     /// The longest tests have thousands of running children. Some processes are children of daemons, which are slow to
     /// reap them.
     fn default() -> Self {
-        Self { pids_max: 32 << 10, leak_limit: Duration::from_secs(60), run_limit: RUN_LIMIT }
+        Self {
+            pids_max: 32 << 10,
+            leak_limit: Duration::from_secs(60),
+            run_limit: RUN_LIMIT,
+            end_limit: END_LIMIT,
+            output_bytes_max: OUTPUT_BYTES_MAX,
+        }
     }
 }
 
@@ -76,6 +96,7 @@ pub(crate) fn run(tests: Vec<Selection>, lanes_count: usize, settings: &RunSetti
         std::mem::forget(held);
     };
     signals::end_run_by_signal(clean_up).expect("signals can be waited for");
+    end_hanging_run(&run, settings.end_limit);
 
     print_line(format_args!("running {} tests", tests.len()));
     let report = Mutex::new(RunReport::default());
@@ -86,8 +107,11 @@ pub(crate) fn run(tests: Vec<Selection>, lanes_count: usize, settings: &RunSetti
     let timed_out = timed_out.into_inner().unwrap_or_else(PoisonError::into_inner);
     let mut report = report.into_inner().unwrap_or_else(PoisonError::into_inner);
     retry(&run, timed_out, &mut report);
-    let _held = run.lock_workers();
-    add_remains(&run, run.remove(), &mut report);
+    let held = run.lock_workers();
+    let remains = run.remove();
+    // From here on, a signal must end the run even if nothing reads the report.
+    drop(held);
+    add_remains(&run, remains, &mut report);
     run.logs.remove_if_empty();
     match report.conclude(run.logs.path()) {
         Ok(true) => ExitCode::SUCCESS,
@@ -97,6 +121,20 @@ pub(crate) fn run(tests: Vec<Selection>, lanes_count: usize, settings: &RunSetti
             ExitCode::FAILURE
         }
     }
+}
+
+/// Ends this process if the run still exists `limit` after its deadline: the runner hangs, or nothing reads its output. The
+/// janitor removes everything.
+fn end_hanging_run(run: &RunContext, limit: Duration) {
+    let Some(left) = run.time_left() else { return };
+    thread::spawn(move || {
+        thread::sleep(left + limit);
+        // In a thread: the write may block, too.
+        let message = || print_error("\nthe run is ended: it hangs, or its output is not read");
+        drop(thread::Builder::new().spawn(message));
+        thread::sleep(MESSAGE_TIME);
+        std::process::exit(FAILED_STATUS.into());
+    });
 }
 
 /// A test that timed out, with the failure of its first run.
@@ -172,7 +210,8 @@ fn add_remains(run: &RunContext, remains: Vec<String>, report: &mut RunReport) {
     }
     let log = run.logs.path().join("runner.remains.log");
     let text: String = remains.iter().map(|remnant| format!("{remnant}\n")).collect();
-    fs::write(&log, &text).unwrap_or_else(|error| print_error(format_args!("{}: {error}", log.display())));
+    let written = log_directory::open_log(&log).and_then(|mut log| log.write_all(text.as_bytes()));
+    written.unwrap_or_else(|error| print_error(format_args!("{}: {error}", log.display())));
     report.add_run_failure("runner::remains", &format!("left on the machine: {}", remains.join("; ")), &log);
 }
 

@@ -10,7 +10,7 @@ use std::process::ExitCode;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 
-use farfork_sys::cgroup;
+use farfork_sys::{cgroup, namespace};
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 
 use super::outcome::{Failure, FailureKind};
@@ -68,6 +68,8 @@ fn enter(supervisor: u32, groups: &[PathBuf]) {
         cgroup::move_process(group, own)
             .unwrap_or_else(|error| panic!("{} cannot be joined: {error}", group.display()));
     }
+    // System V objects end with their namespace. Otherwise, those of killed tests would stay.
+    namespace::unshare_ipc().unwrap_or_else(|error| panic!("no IPC namespace can be made: {error}"));
     report(&Report::Entered);
 }
 
@@ -76,13 +78,17 @@ fn run_test(test: &'static Test, shared: &Arc<SharedCluster>) -> Option<Failure>
     let used = Arc::clone(shared);
     // Tests let their thread enter namespaces, so each test has a new thread.
     let body = thread::spawn(move || panic::catch_unwind(AssertUnwindSafe(|| test.run(&used))));
-    let payload = body.join().unwrap_or_else(Err).err()?;
-    shared.print_logs();
+    let outcome = body.join().unwrap_or_else(Err);
     let mut panics = std::mem::take(&mut *panics_lock());
-    // A panic that `resume_unwind` continues does not call the hook.
-    if panics.is_empty() {
-        panics.push(failure_of(&*payload));
+    match outcome {
+        Ok(()) if panics.is_empty() => return None,
+        // Only another thread of the test has failed.
+        Ok(()) => {}
+        // A panic that `resume_unwind` continues does not call the hook.
+        Err(payload) if panics.is_empty() => panics.push(failure_of(&*payload)),
+        Err(_) => {}
     }
+    shared.print_logs();
     Failure::from_panics(&panics).map(|failure| Failure { has_no_cluster: shared.has_failed_to_start(), ..failure })
 }
 

@@ -16,7 +16,7 @@ use super::outcome::{Failure, FailureKind};
 use super::protocol::{self, Channel, Report, Request};
 use super::run_context::RunContext;
 use super::worker::WORKER_ARGUMENT;
-use super::{cleanup, diagnosis, run_directory};
+use super::{cleanup, diagnosis, log_directory, run_directory};
 use crate::harness::{leftovers, print_error, wait};
 
 /// Longest wait until a worker has started and joined its groups, on a busy machine.
@@ -30,6 +30,15 @@ const END_LIMIT: Duration = Duration::from_secs(60);
 
 /// Interval at which the output of a running test is forwarded.
 const FORWARD_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Maximum number of bytes that are forwarded at once. The terminal may be slower than the test.
+const FORWARD_BYTES_MAX: u64 = 1 << 20;
+
+/// Unit of the limit for the output of a test.
+const MIB: u64 = 1 << 20;
+
+/// Longest wait for the command line of a process. Reading it may block on a lock that a hanging process holds.
+const DESCRIBE_LIMIT: Duration = Duration::from_secs(5);
 
 /// A running worker.
 pub(super) struct WorkerProcess<'a> {
@@ -53,6 +62,8 @@ struct WorkerTraces {
 struct WorkerOutput {
     file: File,
     forwarded_bytes: u64,
+    /// Position at which the output of the current test begins.
+    test_begin: u64,
 }
 
 impl<'a> WorkerProcess<'a> {
@@ -78,18 +89,18 @@ impl<'a> WorkerProcess<'a> {
                 return Err(error);
             }
         };
-        let output = WorkerOutput { file: File::open(output_path)?, forwarded_bytes: 0 };
+        let output = WorkerOutput { file: File::open(output_path)?, forwarded_bytes: 0, test_begin: 0 };
         Ok(Self { run, process, traces, requests, reports, output })
     }
 
     /// Runs a test. If the test, or a wait within it, times out, writes the state of its processes to `log`. If the
     /// test fails, also writes its output to `log`, and the caller must discard the worker.
     pub(super) fn run_test(&mut self, test: &str, limit: Duration, log: &Path) -> Result<(), Failure> {
-        let begin = self.output.forwarded_bytes;
+        self.output.begin_test();
         let outcome = self.await_end(test, limit, log).and_then(|()| self.require_no_leak());
         self.output.forward();
         if let Err(failure) = &outcome {
-            let written = self.output.append_since(begin, failure, log);
+            let written = self.output.append_to(log, self.run.output_bytes_max, failure);
             written.unwrap_or_else(|error| print_error(format_args!("{}: {error}", log.display())));
         }
         outcome
@@ -116,6 +127,11 @@ impl<'a> WorkerProcess<'a> {
                     panics.push(failure);
                 }
                 Ok(Report::Ended { failure }) => return failure.map_or(Ok(()), Err),
+                _ if self.output.bytes_of_test() > self.run.output_bytes_max => {
+                    let limit_mib = self.run.output_bytes_max / MIB;
+                    panics.push(Failure::wrong(format!("the test has written more than {limit_mib} MiB")));
+                    return Failure::from_panics(&panics).map_or(Ok(()), Err);
+                }
                 Ok(Report::Entered | Report::Stopped { .. }) | Err(RecvTimeoutError::Timeout) if !left.is_zero() => {}
                 Ok(_) | Err(RecvTimeoutError::Timeout) => {
                     self.record(log);
@@ -166,13 +182,17 @@ impl<'a> WorkerProcess<'a> {
             let report = self.reports.recv_timeout(left);
             match report {
                 Ok(Report::Stopped { remains }) => break remains,
+                // A thread waits for the answer, and the worker cannot report anything before.
+                Ok(Report::Panicked(failure)) if failure.kind == FailureKind::TimedOut => {
+                    let _ = protocol::send(&mut self.requests, &Request::Resume);
+                }
                 Ok(_) => {}
                 Err(_) => break vec!["the shared cluster was not stopped".to_owned()],
             }
         };
         self.output.forward();
         let _ = wait::poll_within(END_LIMIT, || self.process.try_wait().transpose());
-        remains.extend(self.traces.groups.members().into_iter().map(describe_process));
+        remains.extend(self.traces.groups.members().unwrap_or_default().into_iter().map(describe_process));
         remains.extend(self.discard());
         remains
     }
@@ -204,21 +224,49 @@ impl WorkerTraces {
 }
 
 impl WorkerOutput {
-    /// Writes new output to standard error.
-    fn forward(&mut self) {
-        let mut new = Vec::new();
-        let read = self.file.read_to_end(&mut new);
-        self.forwarded_bytes += read.map_or(0, |count| count as u64);
-        let _ = io::stderr().write_all(&new);
+    fn begin_test(&mut self) {
+        self.forward();
+        self.test_begin = self.forwarded_bytes;
     }
 
-    /// Appends the failure, and the output after position `begin`, to a file.
-    fn append_since(&mut self, begin: u64, failure: &Failure, path: &Path) -> io::Result<()> {
-        let mut log = File::options().create(true).append(true).open(path)?;
+    /// Writes new output to standard error. Processes may write at the same time, so only the output until now is read.
+    fn forward(&mut self) {
+        let length = self.length();
+        if length < self.forwarded_bytes {
+            // A program has opened `/dev/stderr`, which truncates the file.
+            (self.test_begin, self.forwarded_bytes) = (0, 0);
+        }
+        let new_bytes = length - self.forwarded_bytes;
+        let mut new = Vec::new();
+        let _ = self.read_from(self.forwarded_bytes, new_bytes.min(FORWARD_BYTES_MAX)).read_to_end(&mut new);
+        let _ = io::stderr().write_all(&new);
+        if new_bytes > FORWARD_BYTES_MAX {
+            print_error(format_args!("\n{} bytes of output are not shown", new_bytes - FORWARD_BYTES_MAX));
+        }
+        self.forwarded_bytes = length;
+    }
+
+    /// Returns the number of bytes that the current test has written.
+    fn bytes_of_test(&self) -> u64 {
+        self.length().saturating_sub(self.test_begin)
+    }
+
+    fn length(&self) -> u64 {
+        self.file.metadata().map_or(self.forwarded_bytes, |data| data.len())
+    }
+
+    fn read_from(&mut self, begin: u64, bytes_max: u64) -> impl io::Read {
+        // Seeking in a regular file does not fail.
+        let _ = self.file.seek(SeekFrom::Start(begin));
+        (&mut self.file).take(bytes_max)
+    }
+
+    /// Appends the failure, and at most `bytes_max` of the output of the current test, to a file.
+    fn append_to(&mut self, path: &Path, bytes_max: u64, failure: &Failure) -> io::Result<()> {
+        let mut log = log_directory::open_log(path)?;
         writeln!(log, "== failure\n{}\n== output of the test", failure.reason)?;
-        self.file.seek(SeekFrom::Start(begin))?;
-        io::copy(&mut self.file, &mut log)?;
-        self.forwarded_bytes = self.file.stream_position()?;
+        let bytes = self.bytes_of_test().min(bytes_max);
+        io::copy(&mut self.read_from(self.test_begin, bytes), &mut log)?;
         Ok(())
     }
 }
@@ -243,13 +291,14 @@ fn connect(
     let mut channel = Channel::new(stream.try_clone()?)?;
     channel.send(&Request::Enter { supervisor: std::process::id(), groups: groups.leaves() })?;
     let (sender, reports) = mpsc::channel();
-    thread::spawn(move || {
+    let forward_reports = move || {
         while let Ok(report) = channel.receive() {
             if sender.send(report).is_err() {
                 return;
             }
         }
-    });
+    };
+    thread::Builder::new().spawn(forward_reports)?;
     match reports.recv_timeout(START_LIMIT) {
         Ok(Report::Entered) => Ok((stream, reports)),
         Ok(other) => Err(io::Error::other(format!("the worker begins with {other:?}"))),
@@ -258,5 +307,5 @@ fn connect(
 }
 
 fn describe_process(pid: i32) -> String {
-    format!("process {pid}: {}", leftovers::command_line(pid))
+    format!("process {pid}: {}", leftovers::command_line_within(pid, DESCRIBE_LIMIT))
 }

@@ -7,14 +7,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::{Duration, SystemTime};
 
-use farfork_sys::cgroup;
-use farfork_sys::cgroup::hierarchy::{self, DAEMON_LEAF};
 use farfork_sys::mount::{self, table};
 use farfork_sys::process_identity::ProcessIdentity;
 use rustix::mount::{MountFlags, mount, mount_remount};
 use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
 
-use super::{InnerRun, kill_with_janitor, last_line, note_in, require, require_no_traces, terminate};
+use super::{InnerRun, last_line, note_in, require, terminate};
 use crate::harness::scratch::TestDirectory;
 use crate::harness::wait::CommandOutput;
 use crate::harness::{run_in_own_mounts, scratch};
@@ -22,9 +20,6 @@ use crate::runner;
 
 /// The id of a user other than root.
 const OTHER_USER: u32 = 65534;
-
-/// Longest wait until the killed processes have left a control group.
-const END_LIMIT: Duration = Duration::from_secs(60);
 
 /// More than the time for which the runner keeps logs.
 const OLD: Duration = Duration::from_secs(25 * 3600);
@@ -80,31 +75,6 @@ fn run_without_groups(change: impl Fn(&Path) + Sync) -> (CommandOutput, TestDire
     require(&ended, ended.stderr.contains("mount cgroup2 at /sys/fs/cgroup"), "the next step");
     require(&ended, !ended.stdout.contains("test kinds::passes"), "no test runs");
     (ended, directory)
-}
-
-/// The groups of a run are below the group in which it was started, such as the group of another login session.
-pub(super) fn other_control_group() {
-    let hierarchies = hierarchy::mounted_hierarchies().expect("the kernel lists the hierarchies");
-    // This process is in a leaf group. A version 2 group with processes has no groups with controllers below it.
-    let version_1 = hierarchies.iter().filter(|hierarchy| hierarchy.own.ends_with(DAEMON_LEAF));
-    let others: Vec<PathBuf> = version_1.map(|hierarchy| hierarchy.own.with_file_name("other-session")).collect();
-    let join = "for group in $GROUPS_TO_JOIN; do echo $$ > $group/cgroup.procs; done; exec \"$0\" \"$@\"";
-    let directory = scratch::directory();
-    let mut command = InnerRun::command_in(&["sh", "-c", join], &directory, &["staying::"]);
-    let paths: Vec<_> = others.iter().map(|group| group.to_string_lossy()).collect();
-    command.env("GROUPS_TO_JOIN", paths.join(" "));
-    others.iter().for_each(|group| cgroup::create(group).expect("root may make groups"));
-    let inner = InnerRun::spawn(command, directory);
-    inner.wait_until_staying();
-    let killed = kill_with_janitor(inner);
-    let groups_below =
-        || others.iter().map(|group| cgroup::subtree(group).expect("it exists").len() - 1).sum::<usize>();
-    assert!(groups_below() > 0, "the run was not in the groups {others:?}");
-    let (ended, _directory) = InnerRun::start(&["kinds::passes"]).end();
-    require(&ended, ended.stdout.contains("removing what an earlier run left"), "the next run removes the groups");
-    assert_eq!(groups_below(), 0, "{}", ended.stdout);
-    require_no_traces(&killed.supervisor, killed.directory.path());
-    others.iter().for_each(|group| cgroup::remove(group, END_LIMIT).expect("it is empty"));
 }
 
 /// The kernel lists the mounts of a test under the path without links.

@@ -1,11 +1,14 @@
 //! Tests of the runner: whatever a test does and however a run ends, the machine is as before, and the report of the
 //! run describes what happened.
 
+mod endings;
 mod environments;
+mod groups;
+mod outputs;
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
-use std::io::{self, Write as _};
+use std::io::{self, PipeReader, PipeWriter, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -34,15 +37,33 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("when_a_test_fails_while_a_demo_runs", abandoned_demo),
     Test::alone("when_the_runner_is_killed", killed_run),
     Test::alone("when_the_runner_and_its_janitor_are_killed", run_killed_with_its_janitor),
-    Test::alone("when_a_killed_run_was_in_another_control_group", environments::other_control_group),
+    Test::alone("when_a_killed_run_was_in_another_control_group", groups::other_control_group),
     Test::alone("when_the_disk_is_full", full_disk),
     Test::alone("when_a_directory_cannot_be_made", unusable_directories),
+    Test::alone("when_the_path_of_a_directory_is_too_long", long_directory),
     Test::alone("when_the_report_cannot_be_written", unwritable_report),
     Test::alone("when_there_are_no_control_groups", environments::no_control_groups),
     Test::alone("when_the_temporary_directory_is_a_relative_link", environments::linked_temporary_directory),
     Test::alone("when_other_users_make_directories_with_names_of_runs", environments::directories_of_other_users),
     Test::alone("when_a_mount_of_an_earlier_run_cannot_be_detached", environments::locked_mount),
     Test::alone("logs_outlive_their_run", environments::kept_logs),
+    Test::alone("when_a_test_writes_without_end", outputs::endless_output),
+    Test::alone("when_a_test_truncates_its_output", outputs::truncated_output),
+    Test::alone("when_the_logs_are_removed", outputs::removed_logs),
+    Test::alone("when_a_thread_of_a_test_fails", outputs::failed_thread),
+    Test::alone("when_the_report_is_not_read", endings::unread_report),
+    Test::alone("when_the_output_is_not_read_until_the_time_limit", endings::unread_output),
+    Test::alone("when_hangups_are_ignored", endings::ignored_hangup),
+    Test::alone("when_a_test_makes_ipc_objects", endings::ipc_objects),
+    Test::alone("when_a_test_starts_a_further_run", endings::further_run),
+    Test::alone("when_a_test_waits_for_its_own_file_system", endings::own_file_system),
+    Test::alone("when_a_mount_hides_another_one", endings::hidden_mount),
+    Test::alone("when_a_test_freezes_its_group", groups::frozen_group),
+    Test::alone("when_a_process_is_in_another_group", groups::process_in_another_group),
+    Test::alone("when_there_are_few_descriptors", groups::few_descriptors),
+    Test::alone("when_the_janitor_is_moved_to_another_control_group", groups::moved_janitor),
+    Test::alone("when_the_control_group_of_the_runner_has_limits", groups::limited_group),
+    Test::alone("when_the_janitor_cannot_be_started", groups::full_group),
     Test::alone("each_filter_selects_tests", several_filters),
 ];
 
@@ -114,8 +135,7 @@ impl InnerRun {
     fn end_refused(self) -> (CommandOutput, TestDirectory) {
         let ended = wait::wait_with_output(self.process, "a run of the runner's own tests", RUN_LIMIT);
         require(&ended, ended.status.code() == Some(1), "the exit status");
-        let traces = || runner::traces_of(&self.supervisor);
-        wait::wait_until("nothing is left", SOON, || traces().is_empty().then_some(()));
+        require_removal(&self.supervisor);
         (ended, self.directory)
     }
 }
@@ -262,21 +282,26 @@ fn terminated_run_with_closed_output() {
 
 /// Ctrl-C while a pager shows the output: the pager does not read further, and every write to the pipe blocks.
 fn terminated_run_with_full_pipe() {
-    let (reader, mut writer) = io::pipe().expect("a pipe");
-    let flags = fcntl_getfl(&writer).expect("an open pipe");
-    fcntl_setfl(&writer, flags | OFlags::NONBLOCK).expect("an open pipe");
-    while writer.write(&[0; 4096]).is_ok() {}
-    fcntl_setfl(&writer, flags).expect("an open pipe");
+    let (reader, writer) = full_pipe();
     let directory = scratch::directory();
     let mut command = InnerRun::command(&directory, &["staying::"]);
     command.stderr(writer);
     let inner = InnerRun::spawn(command, directory);
     inner.wait_until_staying();
     kill_process(Pid::from_child(&inner.process), Signal::TERM).expect("our own child");
-    let traces = || runner::traces_of(&inner.supervisor);
-    wait::wait_until("everything is removed", SOON, || traces().is_empty().then_some(()));
+    require_removal(&inner.supervisor);
     drop(reader);
     require_terminated(inner);
+}
+
+/// Returns a pipe to which each write blocks.
+fn full_pipe() -> (PipeReader, PipeWriter) {
+    let (reader, mut writer) = io::pipe().expect("a pipe");
+    let flags = fcntl_getfl(&writer).expect("an open pipe");
+    fcntl_setfl(&writer, flags | OFlags::NONBLOCK).expect("an open pipe");
+    while writer.write(&[0; 4096]).is_ok() {}
+    fcntl_setfl(&writer, flags).expect("an open pipe");
+    (reader, writer)
 }
 
 /// A demo and a benchmark have groups and files of their own, and other tests change the state of the machine.
@@ -322,12 +347,22 @@ fn abandoned_demo() {
 
 /// Kills the runner with SIGKILL, as the kernel does if memory runs out. The janitor removes everything.
 fn killed_run() {
-    let InnerRun { mut process, supervisor, directory } = start_staying();
+    require_removal_after_kill(start_staying());
+}
+
+/// Kills a run with SIGKILL, and requires that its janitor removes everything.
+fn require_removal_after_kill(inner: InnerRun) {
+    let InnerRun { mut process, supervisor, directory } = inner;
     process.kill().expect("our own child");
     wait::wait_exit(&mut process, "the killed runner", SOON);
-    let traces = || runner::traces_of(&supervisor);
-    wait::wait_until("the janitor removes the rest", SOON, || traces().is_empty().then_some(()));
+    require_removal(&supervisor);
     require_no_traces(&supervisor, directory.path());
+}
+
+/// Waits until another process has removed the rest of a run that has ended.
+fn require_removal(supervisor: &ProcessIdentity) {
+    let traces = || runner::traces_of(supervisor);
+    wait::wait_until("nothing is left", SOON, || traces().is_empty().then_some(()));
 }
 
 /// Kills the runner and its janitor. The next run removes everything, even if its temporary directory is another one. If
@@ -346,15 +381,19 @@ fn run_killed_with_its_janitor() {
 
 /// Kills a run and its janitor with SIGKILL, and waits for the run.
 fn kill_with_janitor(mut inner: InnerRun) -> InnerRun {
+    kill_process(janitor_of(&inner), Signal::KILL).expect("the runner has not reaped it");
+    inner.process.kill().expect("our own child");
+    wait::wait_exit(&mut inner.process, "the killed runner", SOON);
+    inner
+}
+
+fn janitor_of(inner: &InnerRun) -> Pid {
     let pid = inner.process.id();
     let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).expect("it runs");
     let is_janitor =
         |pid: &&str| fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name == "test-janitor\n");
     let janitor = children.split_whitespace().find(is_janitor).and_then(|pid| Pid::from_raw(pid.parse().ok()?));
-    kill_process(janitor.expect("the runner has a janitor"), Signal::KILL).expect("the runner has not reaped it");
-    inner.process.kill().expect("our own child");
-    wait::wait_exit(&mut inner.process, "the killed runner", SOON);
-    inner
+    janitor.expect("the runner has a janitor")
 }
 
 /// The output of the tests is a file on this disk, too.
@@ -374,8 +413,24 @@ fn impossible_path(directory: &Path) -> PathBuf {
     file.join("below")
 }
 
+/// Paths of sockets must be short.
+fn long_directory() {
+    let long = |notes: &Path| notes.join("x".repeat(100));
+    let inner = InnerRun::start_with(&["kinds::passes"], |notes| {
+        fs::create_dir(long(notes)).expect("our own directory");
+        [("TMPDIR", long(notes).into())]
+    });
+    let (ended, directory) = inner.end_refused();
+    let names_both =
+        ended.stderr.contains(&*long(directory.path()).to_string_lossy()) && ended.stderr.contains("TMPDIR");
+    require(&ended, names_both, "the message names the directory and the variable");
+}
+
 fn unusable_directories() {
     for variable in ["TMPDIR", "FARFORK_TEST_LOGS"] {
+        let inner = InnerRun::start_with(&["kinds::passes"], |_| [(variable, "".into())]);
+        let (ended, _directory) = inner.end_refused();
+        require(&ended, ended.stderr.contains(variable), "the message names the variable");
         let inner = InnerRun::start_with(&["kinds::passes"], |notes| [(variable, impossible_path(notes).into())]);
         let (ended, directory) = inner.end_refused();
         let path = impossible_path(directory.path());

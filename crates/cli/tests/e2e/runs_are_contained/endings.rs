@@ -1,0 +1,104 @@
+//! Runs that end while their output is not read, or while their tests hold objects that outlive processes. Nothing is left.
+
+use std::fs;
+use std::io;
+use std::process::Command;
+use std::thread;
+use std::time::Duration;
+
+use farfork_sys::mount::table;
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::{
+    InnerRun, full_pipe, last_line, note_in, require, require_removal, require_terminated, self_test, terminate,
+};
+use crate::harness::{run_in_own_mounts, scratch, wait};
+
+/// Longest wait for a step of a run.
+const STEP_LIMIT: Duration = Duration::from_secs(60);
+
+/// Time after which a run would have ended because of a signal.
+const SIGNAL_TIME: Duration = Duration::from_secs(2);
+
+/// The files in which the kernel lists the System V objects of the IPC namespace.
+const IPC_TABLES: [&str; 3] = ["/proc/sysvipc/shm", "/proc/sysvipc/sem", "/proc/sysvipc/msg"];
+
+/// SIGTERM while the last lines are written: to a pipe without a reader here, and to a pager otherwise.
+pub(super) fn unread_report() {
+    let inner = InnerRun::start_with(&["kinds::fails"], |notes| {
+        let pipe = notes.join("pipe");
+        assert!(Command::new("mkfifo").arg(&pipe).status().expect("mkfifo(1) is installed").success());
+        [("FARFORK_COUNTS", pipe.into())]
+    });
+    // The failures are written before the counts.
+    wait::wait_until("the report is written", STEP_LIMIT, || {
+        note_in(inner.directory.path(), "failures").filter(|failures| failures.ends_with('\n'))
+    });
+    terminate(inner);
+}
+
+/// A pager does not read the output until the time limit of the run is over. The runner cannot report that, but ends.
+pub(super) fn unread_output() {
+    let (reader, writer) = full_pipe();
+    let directory = scratch::directory();
+    let mut command = InnerRun::command(&directory, &["staying::"]);
+    command.stdout(writer).env(self_test::RUN_LIMIT_VARIABLE, "2");
+    let mut inner = InnerRun::spawn(command, directory);
+    let status = wait::wait_exit(&mut inner.process, "a run whose output is not read", STEP_LIMIT);
+    assert!(!status.success(), "{status}");
+    require_removal(&inner.supervisor);
+    drop(reader);
+}
+
+/// `nohup make test &`: the terminal is closed later.
+pub(super) fn ignored_hangup() {
+    let directory = scratch::directory();
+    let command = InnerRun::command_in(&["nohup"], &directory, &["mounting::"]);
+    let mut inner = InnerRun::spawn(command, directory);
+    inner.wait_until_staying();
+    kill_process(Pid::from_child(&inner.process), Signal::HUP).expect("our own child");
+    thread::sleep(SIGNAL_TIME);
+    assert!(inner.process.try_wait().expect("our own child").is_none(), "the run has ended");
+    terminate(inner);
+}
+
+pub(super) fn ipc_objects() {
+    let objects = || IPC_TABLES.map(|table| fs::read_to_string(table).expect("the kernel has System V objects"));
+    let count = || objects().iter().map(|table| table.lines().count()).collect::<Vec<_>>();
+    let before = count();
+    let inner = InnerRun::start(&["hostile::makes_ipc_objects"]);
+    inner.wait_until_staying();
+    terminate(inner);
+    assert_eq!(count(), before, "{:#?}", objects());
+}
+
+/// A test has started a run with another temporary directory, in which that run has a mount.
+pub(super) fn further_run() {
+    let inner = InnerRun::start(&["hostile::starts_a_further_run"]);
+    inner.wait_until_staying();
+    let directory = terminate(inner);
+    let names = fs::read_dir(directory.path()).expect("our own directory").map(|entry| entry.map(|it| it.file_name()));
+    let names: Vec<_> = names.collect::<io::Result<_>>().expect("our own directory");
+    let left: Vec<_> = names.iter().filter(|name| name.to_string_lossy().starts_with("farfork-tests-")).collect();
+    assert!(left.is_empty(), "left of the further run: {left:?}");
+}
+
+/// A process waits for a file system that it serves itself, so SIGKILL does not end it.
+pub(super) fn own_file_system() {
+    let (ended, _directory) = run_in_own_mounts(|| InnerRun::start(&["hostile::waits_for_its_own_file_system"])).end();
+    require(&ended, last_line(&ended) == "0 passed, 1 failed", "the last line");
+    require(&ended, !ended.stdout.contains("not removed"), "everything is removed");
+}
+
+pub(super) fn hidden_mount() {
+    run_in_own_mounts(|| {
+        let inner = InnerRun::start(&["hostile::hides_a_mount"]);
+        inner.wait_until_staying();
+        kill_process(Pid::from_child(&inner.process), Signal::TERM).expect("our own child");
+        let directory = require_terminated(inner);
+        let mounts = table::read_thread_mounts().expect("the kernel lists the mounts");
+        let left: Vec<_> = mounts.iter().filter(|mount| mount.source == "farfork-test").collect();
+        assert!(left.is_empty(), "{left:?}");
+        drop(directory);
+    });
+}
