@@ -26,9 +26,10 @@ pub fn remove_member(record: &mut VolumeRecord, node: &NodeName, epoch: u64) -> 
     raise_epoch(record, is_joining || is_member)
 }
 
-/// Makes a client the writer, if there is none.
+/// Makes a client the writer, if there is none. The node of the client must be a member: otherwise its log would have no path.
 pub fn begin_term(record: &mut VolumeRecord, client: u16) -> bool {
-    let is_free = record.writer.is_none() && usize::from(client) < record.clients.len();
+    let is_member = record.clients.get(usize::from(client)).is_some_and(|node| record.chain.contains(node));
+    let is_free = record.writer.is_none() && is_member;
     if is_free {
         record.term += 1;
         record.writer = Some(client);
@@ -135,6 +136,15 @@ mod tests {
         assert!(!remove_member(&mut record, &node("n2"), 2));
         record.chain.push(node("n1"));
         assert!(!remove_member(&mut record, &node("n1"), 1), "it failed in an earlier epoch");
+    }
+
+    #[test]
+    fn only_a_client_of_a_member_becomes_the_writer() {
+        let mut record = test_record(&["n1", "n2"], &["n3", "n2"]);
+        assert!(!begin_term(&mut record, 0), "n3 is not a member");
+        assert!(!begin_term(&mut record, 2), "there is no such client");
+        assert!(begin_term(&mut record, 1) && !begin_term(&mut record, 1));
+        assert_eq!((record.writer, record.term), (Some(1), 1));
     }
 
     #[test]

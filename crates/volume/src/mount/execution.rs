@@ -26,11 +26,13 @@ pub(super) struct PlannedOperation<T> {
     pub(super) result: T,
     /// Space of the shared tree that the operation takes in addition to its data.
     pub(super) allocated_bytes: u64,
+    /// Number of bytes to log, if they are fewer than the data of the request.
+    pub(super) data_bytes: usize,
 }
 
 impl<T> PlannedOperation<T> {
     pub(super) fn new(effects: Vec<RecordEffect>, result: T) -> Self {
-        Self { effects, result, allocated_bytes: 0 }
+        Self { effects, result, allocated_bytes: 0, data_bytes: usize::MAX }
     }
 }
 
@@ -133,6 +135,7 @@ impl VolumeClient {
             Ok(planned) => planned,
             Err(error) => return Some(ExecutedOperation::failed(error)),
         };
+        let data = &data[..planned.data_bytes.min(data.len())];
         let bytes = planned.allocated_bytes.saturating_add(data.len() as u64);
         let takes_space = takes_space(&planned.effects);
         if takes_space {

@@ -21,8 +21,8 @@ use super::client::VolumeClient;
 use super::conversion::{caller_of, error_of, file_type_of, kind_of, name_of, number_of, requested_time};
 use super::data::SeekTarget;
 use super::execution::PlannedOperation;
-use super::open_modes::is_appending;
-use super::operations::{LookupRequest, WritePlace, WriteRequest, check_paths};
+use super::open_modes::{bypasses_cache, is_appending};
+use super::operations::{LookupRequest, WritePlace, WriteRequest, WriteSource, check_paths};
 use super::passthrough::enable_passthrough;
 use super::permission_check::AttributeRequest;
 use crate::publish::available_bytes;
@@ -242,7 +242,7 @@ impl Filesystem for VolumeFilesystem {
         &self,
         request: &Request,
         inode: INodeNo,
-        _handle: FileHandle,
+        handle: FileHandle,
         offset: u64,
         data: &[u8],
         write_flags: WriteFlags,
@@ -255,7 +255,12 @@ impl Filesystem for VolumeFilesystem {
         let is_writeback = write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);
         let appends = is_appending(flags.0) && !is_writeback;
         let place = if appends { WritePlace::End { assumed: offset } } else { WritePlace::Offset(offset) };
-        self.write_data(request, WriteRequest { inode, place, is_writeback, keeps_privileges }, data, reply);
+        let source = match is_writeback {
+            true => WriteSource::Mapping,
+            false if bypasses_cache(handle) => WriteSource::Uncached,
+            false => WriteSource::Cached,
+        };
+        self.write_data(request, WriteRequest { inode, place, source, keeps_privileges }, data, reply);
     }
 
     fn flush(&self, _request: &Request, _inode: INodeNo, _handle: FileHandle, _owner: LockOwner, reply: ReplyEmpty) {
@@ -402,7 +407,7 @@ impl Filesystem for VolumeFilesystem {
             let keeps_privileges = caller.keeps_privileges(namespace, inode)?;
             let effects = namespace.plan_allocate(inode, space, offset, length, keeps_privileges, caller.identity)?;
             let allocated_bytes = if space == SpaceRequest::PunchHole { 0 } else { length };
-            Ok(PlannedOperation { effects, result: keeps_privileges, allocated_bytes })
+            Ok(PlannedOperation { allocated_bytes, ..PlannedOperation::new(effects, keeps_privileges) })
         };
         self.client.execute(&[], plan, move |allocated| {
             if allocated == Ok(false) {
@@ -431,8 +436,8 @@ impl Filesystem for VolumeFilesystem {
             Ok(data) => data,
             Err(error) => return reply.error(error_of(error)),
         };
-        let place = WritePlace::Offset(target_offset);
-        let write = WriteRequest { inode: target, place, is_writeback: false, keeps_privileges: false };
+        let (place, source) = (WritePlace::Offset(target_offset), WriteSource::Cached);
+        let write = WriteRequest { inode: target, place, source, keeps_privileges: false };
         self.write_data(request, write, &data, reply);
     }
 

@@ -16,6 +16,8 @@ use crate::record::InodeNumber;
 const APPENDING: u64 = 1;
 /// Bit of the handle of an open file that the kernel has opened for passthrough.
 const PASSTHROUGH: u64 = 2;
+/// Bit of the handle of an open file that bypasses the kernel's page cache.
+const UNCACHED: u64 = 4;
 
 /// Longest wait of an open(2) with O_RDWR for the end of passthrough. The kernel sends the release request only after
 /// close(2) has returned. So a program can have closed the file while its release is still on the way.
@@ -46,6 +48,11 @@ impl AccessMode {
 /// Whether the flags of open(2) have O_APPEND.
 pub(super) fn is_appending(flags: i32) -> bool {
     OFlags::from_bits_retain(flags.cast_unsigned()).contains(OFlags::APPEND)
+}
+
+/// Whether writes to an open file bypass the kernel's page cache. fcntl(2) does not change this.
+pub(super) fn bypasses_cache(handle: FileHandle) -> bool {
+    handle.0 & (UNCACHED | PASSTHROUGH) != 0
 }
 
 /// Whether the flags of open(2) permit reading.
@@ -98,10 +105,12 @@ impl VolumeClient {
     /// file that appends bypasses the cache. While one is open, other files of the inode are opened in this way too.
     /// Otherwise, a reader could combine a cached page from before an append with the size after it, and would get zeros.
     pub(super) fn choose_cache_use(&self, inode: InodeNumber, flags: i32) -> (FileHandle, FopenFlags) {
-        let handle = FileHandle(self.count_appender(inode, flags));
-        let cached = FopenFlags::FOPEN_KEEP_CACHE;
-        let is_uncached = self.base_files.has_appender(inode);
-        (handle, if is_uncached { cached | FopenFlags::FOPEN_DIRECT_IO } else { cached })
+        let (handle, cached) = (self.count_appender(inode, flags), FopenFlags::FOPEN_KEEP_CACHE);
+        if self.base_files.has_appender(inode) {
+            (FileHandle(UNCACHED | handle), cached | FopenFlags::FOPEN_DIRECT_IO)
+        } else {
+            (FileHandle(handle), cached)
+        }
     }
 
     /// Counts an open file that appends. Returns its bit of the handle.

@@ -40,10 +40,20 @@ type RemovalPlan = fn(&VolumeNamespace, InodeNumber, &EntryName, CallerIdentity)
 pub(super) struct WriteRequest {
     pub(super) inode: INodeNo,
     pub(super) place: WritePlace,
-    /// Whether the kernel writes back pages of a mapping. It keeps these pages until the answer.
-    pub(super) is_writeback: bool,
+    pub(super) source: WriteSource,
     /// Whether the write keeps the set-user-ID and set-group-ID bits.
     pub(super) keeps_privileges: bool,
+}
+
+/// Where the data of a write comes from, which decides what the kernel does with its pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum WriteSource {
+    /// A call that also fills the kernel's pages. The kernel may keep a page locked until the answer.
+    Cached,
+    /// A call that bypasses the kernel's pages, and locks none.
+    Uncached,
+    /// Pages of a mapping, which the kernel writes back. It keeps these pages until the answer.
+    Mapping,
 }
 
 /// Where a write begins in the file.
@@ -156,34 +166,43 @@ impl VolumeFilesystem {
 
     /// Executes a write, and answers with the number of bytes.
     pub(super) fn write_data(&self, request: &Request, write: WriteRequest, data: &[u8], reply: ReplyWrite) {
-        let (WriteRequest { inode, place, is_writeback, keeps_privileges }, arrived) = (write, Instant::now());
+        let (WriteRequest { inode, place, source, keeps_privileges }, arrived) = (write, Instant::now());
         let (caller, number, bytes) = (caller_of(request), number_of(inode), data.len() as u32);
         if data.is_empty() {
             return reply.written(0);
         }
         let plan = move |namespace: &VolumeNamespace| {
+            let size = namespace.inode(number)?.attributes.size;
             let offset = match place {
                 WritePlace::Offset(offset) => offset,
-                WritePlace::End { .. } => namespace.inode(number)?.attributes.size,
+                WritePlace::End { .. } => size,
             };
-            Ok(PlannedOperation::new(namespace.plan_write(number, offset, bytes, keeps_privileges, caller)?, offset))
+            let logged = if source == WriteSource::Mapping { mapped_bytes(offset, bytes, size) } else { bytes };
+            if logged == 0 {
+                return Ok(PlannedOperation::new(Vec::new(), offset));
+            }
+            let effects = namespace.plan_write(number, offset, logged, keeps_privileges, caller)?;
+            Ok(PlannedOperation { data_bytes: logged as usize, ..PlannedOperation::new(effects, offset) })
         };
         let client = Arc::clone(&self.client);
         self.client.execute(data, plan, move |written| {
-            let (at, answer) = (written, move || answer_write(reply, written.map(|_| bytes)));
-            match (place, at) {
-                (WritePlace::End { assumed }, Ok(offset)) if assumed != offset => client.invalidate_file(number),
-                // The kernel does not cache this write. A reader may have cached the last page without the new data.
-                (WritePlace::End { .. }, Ok(offset)) if client.base_files.is_shared(number) => {
+            let answer = move || answer_write(reply, written.map(|_| bytes));
+            match (place, source, written) {
+                (WritePlace::End { assumed }, _, Ok(offset)) if assumed != offset => client.invalidate_file(number),
+                // A reader may have cached the last page without the new data.
+                (WritePlace::End { .. }, WriteSource::Uncached, Ok(offset)) if client.base_files.is_shared(number) => {
                     client.invalidate_data(number, offset, bytes);
                 }
-                (WritePlace::Offset(_), Ok(offset)) if !is_writeback => {
+                (_, WriteSource::Cached, Ok(offset)) => {
                     client.invalidate_reread_data(number, offset, bytes, arrived);
-                    return answer();
                 }
                 _ => return answer(),
             }
-            client.answer_invalidated(Box::new(answer));
+            // Otherwise the invalidation may wait for a page that the kernel keeps locked until the answer.
+            match source {
+                WriteSource::Uncached => client.answer_invalidated(Box::new(answer)),
+                WriteSource::Cached | WriteSource::Mapping => answer(),
+            }
         });
     }
 
@@ -325,6 +344,12 @@ impl VolumeClient {
         }
         Ok(attributes)
     }
+}
+
+/// Number of bytes that pages of a mapping change. Bytes after the end of the file are not part of the mapping. The kernel
+/// writes them if it does not know yet that another client has cut the file.
+fn mapped_bytes(offset: u64, bytes: u32, size: u64) -> u32 {
+    size.saturating_sub(offset).min(bytes.into()) as u32
 }
 
 /// Checks the path of a call of a thread, as [`PathWatch::check`] does.

@@ -1,6 +1,7 @@
 //! Tests volumes with real mounts and processes. With the argument `process`, this program is one of these processes.
 
 mod basic_calls;
+mod cached_pages;
 mod chain;
 mod changed_sizes;
 mod crash;
@@ -19,6 +20,7 @@ mod several_clients;
 mod suites;
 mod test_network;
 mod test_node;
+mod turns;
 mod user_namespaces;
 mod volume_cluster;
 mod waiting_calls;
@@ -56,6 +58,7 @@ fn main() -> ExitCode {
         real_programs::LONG_TESTS,
         crash_matrix::LONG_TESTS,
         waiting_calls::LONG_TESTS,
+        turns::LONG_TESTS,
     ]
     .concat()
     {
@@ -63,12 +66,14 @@ fn main() -> ExitCode {
     }
     for (name, test) in [
         basic_calls::TESTS,
+        cached_pages::TESTS,
         chain::TESTS,
         changed_sizes::TESTS,
         replaced_paths::TESTS,
         user_namespaces::TESTS,
         read_passthrough::TESTS,
         several_clients::TESTS,
+        turns::TESTS,
         replica_check::TESTS,
         lost_files::TESTS,
         model::TESTS,

@@ -24,6 +24,8 @@ mod drop_tests;
 mod replacement_tests;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod writer_tests;
 
 use std::collections::HashMap;
 use std::io;

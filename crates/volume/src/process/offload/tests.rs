@@ -1,5 +1,6 @@
 //! Three offload processes in threads, with clients that append to their logs without a mount.
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
@@ -154,8 +155,17 @@ impl TestClient {
         }
     }
 
+    pub(super) fn request_write(&mut self) -> io::Result<()> {
+        self.channel.send(&ClientMessage::AcquireWrite)
+    }
+
+    /// Waits until the offload process has ended this client.
+    pub(super) fn wait_until_refused(&mut self) {
+        while !matches!(self.receive(), OffloadMessage::Refused(_)) {}
+    }
+
     fn acquire_write(&mut self) -> Vec<ForeignChange> {
-        self.channel.send(&ClientMessage::AcquireWrite).unwrap();
+        self.request_write().unwrap();
         let mut changes = Vec::new();
         loop {
             match self.receive() {

@@ -124,6 +124,10 @@ fn repeat_until_done(
 
 fn try_grant(volume: &ReplicatedVolume, number: u16, sender: &ClientSender) -> Result<GrantAttempt, String> {
     let record = volume.read_record().map_err(|error| error.to_string())?;
+    if !record.chain.contains(&volume.node.name) {
+        // Another thread may just be ending the client for this reason.
+        return Err(format!("node {} has left the chain", volume.node.name));
+    }
     match record.writer {
         None => begin_term(volume, record, number, sender),
         Some(writer) if writer == number && !record.is_writer_fenced => {

@@ -32,9 +32,13 @@ impl CachedObjects {
 }
 
 impl VolumeNamespace {
-    /// Applies a change set of another client. This client has no unpublished records. Returns the changed objects that the
-    /// kernel may have cached.
+    /// Applies a change set of another client. Returns the changed objects that the kernel may have cached.
+    ///
+    /// Another client has written, so all records of this client are published on each live replica. The message that says so
+    /// is sent by another thread, and may arrive later. Until then, reads would find data of this client in place of the
+    /// later data in the shared tree.
     pub fn apply_published(&mut self, changes: &ChangeSet) -> CachedObjects {
+        self.release_published(u64::MAX);
         let mut cached = CachedObjects::default();
         let mut unlinked = BTreeSet::new();
         for (number, change) in changes.inodes.iter().filter(|(_, change)| !change.is_dropped) {

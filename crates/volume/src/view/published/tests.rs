@@ -172,6 +172,21 @@ fn unlink(writer: &mut WritingClient, name: &str) {
     writer.log(effects);
 }
 
+/// Another client writes a file after this one. This client learns later that its own data is published.
+#[test]
+fn data_of_another_client_replaces_unpublished_data() {
+    let (mut writer, mut reader) = (WritingClient::new(0), namespace(1));
+    let file = create_known_file(&mut writer, &mut reader, "a");
+    let caller = CallerIdentity { user: 0, group: 0, now: Timestamp::default() };
+    let write = |namespace: &VolumeNamespace| namespace.plan_write(file, 0, 10, true, caller).unwrap();
+    let record = AppendedRecord { sequence: 1, data_position: 64, end: LogPoint { sequence: 2, position: 128 } };
+    reader.apply(&write(&reader), record);
+    assert_eq!(content_of(&reader.inodes[&file]), "false", "the data is in the log of this client");
+    writer.log(write(&writer.namespace));
+    reader.apply_published(&writer.take_changes());
+    assert_eq!(content_of(&reader.inodes[&file]), "true", "the data is in the shared tree");
+}
+
 #[test]
 fn an_unlinked_file_is_dropped_only_by_its_unlinker() {
     let (mut writer, mut reader) = (WritingClient::new(0), namespace(1));
