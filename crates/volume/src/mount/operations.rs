@@ -45,7 +45,7 @@ pub(super) struct WriteRequest {
     pub(super) keeps_privileges: bool,
 }
 
-/// Where the data of a write comes from, which decides what the kernel does with its pages.
+/// The source of a write's data. It decides what the kernel does with the pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WriteSource {
     /// A call that also fills the kernel's pages. The kernel may keep a page locked until the answer.

@@ -63,13 +63,22 @@ impl Model {
     }
 }
 
+/// A random call: the file, an offset, the bytes to write, and the size of the file before the call.
+#[derive(Clone, Copy)]
+struct Turn<'a> {
+    name: &'static str,
+    offset: usize,
+    bytes: &'a [u8],
+    size: usize,
+}
+
 /// A node, and files that its programs opened earlier.
-struct Side {
+struct TurnNode {
     root: PathBuf,
     open: Mutex<Vec<File>>,
 }
 
-impl Side {
+impl TurnNode {
     fn path(&self, name: &str) -> PathBuf {
         self.root.join(name)
     }
@@ -131,88 +140,14 @@ impl Side {
         let (offset, byte) = (random.usize(..OFFSET_MAX), random.u8(1..));
         let bytes = vec![byte; random.usize(1..CHANGE_BYTES_MAX)];
         let size = model.content(name).len();
+        let turn = Turn { name, offset, bytes: &bytes, size };
         let called = match random.u32(..14) {
-            0..=1 => {
-                self.open(name).write_all_at(&bytes, offset as u64).unwrap();
-                model.write(name, offset, &bytes);
-                "write"
-            }
-            2 => {
-                let file = self.open(name);
-                file.write_all_at(&bytes, offset as u64).unwrap();
-                file.sync_all().unwrap();
-                model.write(name, offset, &bytes);
-                "write and sync"
-            }
-            3 => {
-                let mut file = OpenOptions::new().append(true).open(self.path(name)).unwrap();
-                file.write_all(&bytes).unwrap();
-                model.write(name, size, &bytes);
-                "append"
-            }
-            4 => {
-                let mut file = self.open(name);
-                fcntl_setfl(&file, OFlags::APPEND).unwrap();
-                file.write_all(&bytes).unwrap();
-                model.write(name, size, &bytes);
-                "append after fcntl"
-            }
-            5 => {
-                let end = random.usize(..OFFSET_MAX);
-                self.open(name).set_len(end as u64).unwrap();
-                model.content(name).resize(end, 0);
-                "truncate"
-            }
-            6 => {
-                let file = self.open(name);
-                file.set_len(size as u64 / 2).unwrap();
-                file.write_all_at(&bytes, (size / 2 + 100) as u64).unwrap();
-                model.content(name).truncate(size / 2);
-                model.write(name, size / 2 + 100, &bytes);
-                "cut and extend"
-            }
-            7 => {
-                fs::write(self.path(name), &bytes).unwrap();
-                *model.content(name) = bytes;
-                "O_TRUNC"
-            }
-            8 if size > 0 => {
-                let mapping = SharedMapping::map_file(&self.open(name), size).unwrap();
-                let start = random.usize(..size);
-                let stored = &bytes[..bytes.len().min(size - start)];
-                mapping.copy_in(start, stored);
-                model.write(name, start, stored);
-                if random.bool() {
-                    mapping.synchronize().unwrap();
-                }
-                "mapping"
-            }
-            9 => {
-                let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-                fallocate(self.open(name), mode, offset as u64, bytes.len() as u64).unwrap();
-                let content = model.content(name);
-                let end = content.len().min(offset + bytes.len());
-                content[offset.min(end)..end].fill(0);
-                "punch"
-            }
-            10 => {
-                let flags = OFlags::DIRECT.bits() as i32;
-                let file = OpenOptions::new().write(true).custom_flags(flags).open(self.path(name)).unwrap();
-                file.write_all_at(&bytes, offset as u64).unwrap();
-                model.write(name, offset, &bytes);
-                "O_DIRECT"
-            }
-            11 => {
-                let source = names[random.usize(..names.len())];
-                let (from, to) = (self.open(source), self.open(name));
-                let length = copy_file_range(&from, Some(&mut 0), &to, Some(&mut (offset as u64)), 1_000);
-                // A range may not be copied onto itself.
-                if let Ok(length) = length {
-                    let copied = model.content(source)[..length].to_vec();
-                    model.write(name, offset, &copied);
-                }
-                "copy"
-            }
+            kind @ 0..=4 => self.write(model, turn, kind),
+            kind @ 5..=7 => self.cut(model, turn, kind, random.usize(..OFFSET_MAX)),
+            8 if size > 0 => self.store(model, turn, random.usize(..size), random.bool()),
+            9 => self.punch(model, turn),
+            10 => self.write_uncached(model, turn),
+            11 => self.copy_range(model, turn, names[random.usize(..names.len())]),
             12 => self.rename_or_link(model, name, random),
             _ => {
                 fs::remove_file(self.path(name)).unwrap();
@@ -221,6 +156,105 @@ impl Side {
             }
         };
         format!("{called} {name} at {offset}, {} bytes of {size}", bytes_of(model, name))
+    }
+
+    /// Writes through the page cache, in the way that `kind` selects.
+    fn write(&self, model: &mut Model, turn: Turn<'_>, kind: u32) -> &'static str {
+        let Turn { name, offset, bytes, size } = turn;
+        let (called, at) = match kind {
+            0 | 1 => {
+                self.open(name).write_all_at(bytes, offset as u64).unwrap();
+                ("write", offset)
+            }
+            2 => {
+                let file = self.open(name);
+                file.write_all_at(bytes, offset as u64).unwrap();
+                file.sync_all().unwrap();
+                ("write and sync", offset)
+            }
+            3 => {
+                let mut file = OpenOptions::new().append(true).open(self.path(name)).unwrap();
+                file.write_all(bytes).unwrap();
+                ("append", size)
+            }
+            _ => {
+                let mut file = self.open(name);
+                fcntl_setfl(&file, OFlags::APPEND).unwrap();
+                file.write_all(bytes).unwrap();
+                ("append after fcntl", size)
+            }
+        };
+        model.write(name, at, bytes);
+        called
+    }
+
+    /// Changes the size of the file, in the way that `kind` selects. `end`: the new size of a truncation.
+    fn cut(&self, model: &mut Model, turn: Turn<'_>, kind: u32, end: usize) -> &'static str {
+        let Turn { name, bytes, size, .. } = turn;
+        match kind {
+            5 => {
+                self.open(name).set_len(end as u64).unwrap();
+                model.content(name).resize(end, 0);
+                "truncate"
+            }
+            6 => {
+                let file = self.open(name);
+                file.set_len(size as u64 / 2).unwrap();
+                file.write_all_at(bytes, (size / 2 + 100) as u64).unwrap();
+                model.content(name).truncate(size / 2);
+                model.write(name, size / 2 + 100, bytes);
+                "cut and extend"
+            }
+            _ => {
+                fs::write(self.path(name), bytes).unwrap();
+                bytes.clone_into(model.content(name));
+                "O_TRUNC"
+            }
+        }
+    }
+
+    /// Stores into a shared mapping, from `start` to the end of the file at most.
+    fn store(&self, model: &mut Model, turn: Turn<'_>, start: usize, is_synced: bool) -> &'static str {
+        let Turn { name, bytes, size, .. } = turn;
+        let mapping = SharedMapping::map_file(&self.open(name), size).unwrap();
+        let stored = &bytes[..bytes.len().min(size - start)];
+        mapping.copy_in(start, stored);
+        model.write(name, start, stored);
+        if is_synced {
+            mapping.synchronize().unwrap();
+        }
+        "mapping"
+    }
+
+    fn punch(&self, model: &mut Model, turn: Turn<'_>) -> &'static str {
+        let Turn { name, offset, bytes, .. } = turn;
+        let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        fallocate(self.open(name), mode, offset as u64, bytes.len() as u64).unwrap();
+        let content = model.content(name);
+        let end = content.len().min(offset + bytes.len());
+        content[offset.min(end)..end].fill(0);
+        "punch"
+    }
+
+    fn write_uncached(&self, model: &mut Model, turn: Turn<'_>) -> &'static str {
+        let Turn { name, offset, bytes, .. } = turn;
+        let flags = OFlags::DIRECT.bits() as i32;
+        let file = OpenOptions::new().write(true).custom_flags(flags).open(self.path(name)).unwrap();
+        file.write_all_at(bytes, offset as u64).unwrap();
+        model.write(name, offset, bytes);
+        "O_DIRECT"
+    }
+
+    fn copy_range(&self, model: &mut Model, turn: Turn<'_>, source: &str) -> &'static str {
+        let Turn { name, offset, .. } = turn;
+        let (from, to) = (self.open(source), self.open(name));
+        let length = copy_file_range(&from, Some(&mut 0), &to, Some(&mut (offset as u64)), 1_000);
+        // A range may not be copied onto itself.
+        if let Ok(length) = length {
+            let copied = model.content(source)[..length].to_vec();
+            model.write(name, offset, &copied);
+        }
+        "copy"
     }
 
     fn create(&self, model: &mut Model, random: &mut Rng) -> String {
@@ -256,7 +290,7 @@ fn bytes_of(model: &Model, name: &str) -> usize {
 
 fn run_turns(seed: u64, turns: u32) {
     let cluster = VolumeCluster::mounted(&["n1", "n2"], LOG_BYTES, Durability::Memory, NO_DETECTION_MS);
-    let sides = [0, 1].map(|node| Side { root: cluster.path(node), open: Mutex::default() });
+    let sides = [0, 1].map(|node| TurnNode { root: cluster.path(node), open: Mutex::default() });
     let (mut model, mut random, must_stop) = (Model::default(), Rng::with_seed(seed), AtomicBool::new(false));
     thread::scope(|scope| {
         let _stop = SetOnDrop(&must_stop);

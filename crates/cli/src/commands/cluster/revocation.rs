@@ -18,7 +18,7 @@ use crate::{GlobalArgs, output};
 /// Within seconds, all nodes reject the certificates that the member has now, and close its connections. All existing
 /// join tokens become invalid too. A revoked node can join again with a new token.
 ///
-/// The command does not check that the member exists. `farfork cluster show` lists what is revoked.
+/// The command does not check that the member exists. `farfork cluster show` lists the revoked members.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
