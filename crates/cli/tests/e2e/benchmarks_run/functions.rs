@@ -174,8 +174,8 @@ fn require_figures_of_others(directory: &Path, options: &[&str], figure: &str) {
     assert!(figures.iter().any(|of| is_of_helloworld(&of)), "{document}");
     assert!(!figures.iter().any(|of| of.to_string().contains("_in_child")), "{document}");
     let failures = document["failures"].as_array().expect("a list");
-    let failed: Vec<_> = failures.iter().map(|failure| failure["function"].as_str().expect("a name")).collect();
-    assert!(failed.len() == 2 && failed.iter().zip(&files).all(|(name, file)| file.contains(name)), "{document}");
+    let errors: Vec<_> = failures.iter().map(|failure| failure["error"].as_str().expect("an error")).collect();
+    assert!(errors.len() == 2 && errors.iter().zip(&files).all(|(error, file)| error.contains(file)), "{document}");
 }
 
 /// Two functions fail, one before and one after its nodes have started. The other function still runs.

@@ -17,7 +17,7 @@ pub(super) const COMMAND_LIMIT: Duration = Duration::from_secs(120);
 pub(crate) const WAIT_TIMEOUT: &str = "100s";
 
 /// Texts in the messages of requests that timed out. Such a failure counts as a timeout, not as a refusal.
-const TIMEOUT_TEXTS: [&str; 2] = ["it did not answer in time", "operation timed out"];
+const TIMEOUT_TEXTS: [&str; 3] = ["it did not answer in time", "operation timed out", "was not captured within"];
 
 /// Fails the test with a message. If the message reports a timeout, the failure counts as a timeout, and the test runs
 /// again.
