@@ -16,13 +16,10 @@ use crate::capture::error::Refusal;
 /// How long a tracer that is detaching may hold a thread. A killed tracer first waits for a CPU.
 const LET_GO_LIMIT: Duration = Duration::from_millis(600);
 
-/// How long the call timer may hold a thread. It always detaches, but on a busy machine it waits for a CPU.
-const CALL_TIMER_LIMIT: Duration = Duration::from_secs(5);
-
 /// Time between two checks of the tracer.
 const LOOK_INTERVAL: Duration = Duration::from_micros(100);
 
-/// Seizes a thread as soon as its tracer has detached. Waits longer for the call timer.
+/// Seizes a thread as soon as its tracer has detached.
 ///
 /// # Errors
 /// As `PTRACE_SEIZE` of ptrace(2): EPERM if the tracer stays.
@@ -31,10 +28,7 @@ pub(super) fn seize(tid: i32) -> io::Result<()> {
     loop {
         let seized = ptrace::seize(tid, ptrace::OPTION_TRACE_SYSCALL_GOOD);
         let is_traced = seized.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied);
-        let Some(status) = ProcStatus::read(tid).ok().filter(|_| is_traced) else { return seized };
-        let waited = started_at.elapsed();
-        // The timer is looked for only when other tracers would have detached.
-        if waited >= CALL_TIMER_LIMIT || waited >= LET_GO_LIMIT && !is_call_timer(status.tracer) {
+        if !is_traced || started_at.elapsed() >= LET_GO_LIMIT || ProcStatus::read(tid).is_err() {
             return seized;
         }
         thread::sleep(LOOK_INTERVAL);
