@@ -7,7 +7,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use farfork_sys::cgroup;
-use farfork_sys::cgroup::hierarchy::{self, CgroupVersion, DAEMON_LEAF};
+use farfork_sys::cgroup::hierarchy::{self, CgroupVersion, DAEMON_LEAF, Hierarchy};
 use farfork_sys::mount;
 
 use super::{
@@ -138,10 +138,11 @@ pub(super) fn few_descriptors() {
     let limit = format!("ulimit -n {FEW_DESCRIPTORS}; exec \"$0\" \"$@\"");
     let (ended, directory) = run_in_own_mounts(|| {
         let hierarchies = hierarchy::mounted_hierarchies().expect("the kernel lists the hierarchies");
-        let (version_2, version_1): (Vec<_>, Vec<_>) =
-            hierarchies.into_iter().partition(|hierarchy| hierarchy.version == CgroupVersion::V2);
-        if !version_1.is_empty() {
-            version_2.iter().for_each(|hierarchy| mount::detach(&hierarchy.top).expect("root may detach"));
+        let is_version_2 = |hierarchy: &&Hierarchy| hierarchy.version == CgroupVersion::V2;
+        // Without version 1, the run needs version 2.
+        if hierarchies.iter().any(|hierarchy| hierarchy.version == CgroupVersion::V1) {
+            let detach = |hierarchy: &Hierarchy| mount::detach(&hierarchy.top).expect("root may detach");
+            hierarchies.iter().filter(is_version_2).for_each(detach);
         }
         let directory = scratch::directory();
         let command = InnerRun::command_in(&["sh", "-c", &limit], &directory, &["multiplying::"]);

@@ -144,6 +144,11 @@ impl TemplateClone {
     /// Kills and reaps the clone, within time limits. The zombie that remains in the parent is reaped by the parent's main
     /// thread. `trace_lock` is the parent's lock, if the caller holds it.
     pub(super) fn kill(&mut self, trace_lock: Option<&TraceLock>) {
+        let attempts = if trace_lock.is_some() { REAP_ATTEMPTS } else { REAP_ATTEMPTS + LATE_REAP_ATTEMPTS };
+        self.kill_and_reap(trace_lock, attempts);
+    }
+
+    fn kill_and_reap(&mut self, trace_lock: Option<&TraceLock>, attempts: usize) {
         if std::mem::replace(&mut self.has_ended, true) {
             return;
         }
@@ -157,7 +162,7 @@ impl TemplateClone {
             tracing::warn!(template = self.pid, "a killed template has not ended within {KILL_LIMIT:?}");
             return;
         }
-        if let Err(error) = self.reap_repeatedly(trace_lock) {
+        if let Err(error) = self.reap_repeatedly(trace_lock, attempts) {
             tracing::warn!(template = self.pid, parent = self.parent_pid, %error, "a template stays a zombie until its parent ends");
         }
     }
@@ -181,17 +186,21 @@ impl TemplateClone {
     }
 
     /// Makes the parent reap the dead template, if it can. A debugger of the parent, and a freezer, prevent it.
-    fn reap_repeatedly(&self, trace_lock: Option<&TraceLock>) -> Result<(), CaptureError> {
+    fn reap_repeatedly(&self, trace_lock: Option<&TraceLock>, attempts: usize) -> Result<(), CaptureError> {
         let mut reaped = Ok(());
-        let attempts = if trace_lock.is_some() { REAP_ATTEMPTS } else { REAP_ATTEMPTS + LATE_REAP_ATTEMPTS };
         for attempt in 0..attempts {
             if attempt >= REAP_ATTEMPTS {
                 thread::sleep(LATE_REAP_PAUSE);
             }
-            if !self.is_zombie() || !self.can_parent_reap() || matches!(reaped, Err(CaptureError::Refused { .. })) {
-                break;
+            if !self.is_zombie() {
+                return Ok(());
             }
             reaped = self.reap_in_parent(trace_lock);
+            match &reaped {
+                Err(CaptureError::Refused { .. }) => break,
+                Err(_) if !self.can_parent_reap() => return Ok(()),
+                _ => {}
+            }
         }
         if self.is_zombie() { reaped } else { Ok(()) }
     }
@@ -214,7 +223,6 @@ impl TemplateClone {
             None => Some(TraceLock::acquire(pid, REAP_LIMIT)?),
         };
         let deadline = Deadline::after(REAP_LIMIT);
-        // Again: it may have changed during the wait for the lock.
         if !self.can_parent_reap() {
             return Err(CaptureError::ProcessGone { pid });
         }
@@ -248,8 +256,9 @@ impl TemplateClone {
 }
 
 impl Drop for TemplateClone {
+    /// Tries to reap it only once: a capture that fails may still hold the parent's lock, and keep the parent stopped.
     fn drop(&mut self) {
-        self.kill(None);
+        self.kill_and_reap(None, 1);
     }
 }
 
