@@ -213,6 +213,8 @@ struct plan_thread {
 	u32 credentials; /* index, or CREDENTIALS_UNCHANGED */
 	u32 sched_attr; /* offset of a struct sched_attr, if policy and priority do not suffice; or 0 */
 	u32 forbids_tsc;
+	u32 store_bypass;    /* PR_SPEC_DISABLE, PR_SPEC_FORCE_DISABLE, or 0 */
+	u32 indirect_branch; /* likewise */
 	u32 personality;
 	u32 reserved;
 	struct plan_span pending_signals; /* siginfo_t, SIGINFO_BYTES each */

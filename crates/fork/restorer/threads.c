@@ -35,6 +35,13 @@ void queue_pending_signals(const struct plan *plan, struct plan_span pending_sig
 	}
 }
 
+/* Fails if this node's CPU is not vulnerable, or if the node chose the mitigation for all threads. */
+static void disable_speculation(u32 kind, u32 how)
+{
+	if (how != 0)
+		CALL5(prctl, K_PR_SET_SPECULATION_CTRL, kind, how, 0, 0);
+}
+
 static void set_thread_attributes(const struct plan *plan, const struct plan_thread *thread)
 {
 	if (thread->gs_base != 0)
@@ -50,6 +57,8 @@ static void set_thread_attributes(const struct plan *plan, const struct plan_thr
 	CALL1(personality, thread->personality);
 	if (thread->forbids_tsc)
 		CALL5(prctl, K_PR_SET_TSC, K_PR_TSC_SIGSEGV, 0, 0, 0);
+	disable_speculation(K_PR_SPEC_STORE_BYPASS, thread->store_bypass);
+	disable_speculation(K_PR_SPEC_INDIRECT_BRANCH, thread->indirect_branch);
 	set_scheduling(plan, thread);
 	set_credentials(plan, thread->credentials);
 	/* Set after the credentials: a change of credentials clears it. */

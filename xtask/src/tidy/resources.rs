@@ -12,7 +12,7 @@ const SENTENCE: &str = "process_state_is_restored";
 pub(super) fn check(tree: &Tree<'_>) -> Result<Vec<Finding>> {
     let mut findings = hazards::check_document(tree, DOCUMENT);
     let text_of = |path: &str| tree.files.iter().find(|file| file.path == path).map_or("", |file| file.text.as_str());
-    let (document, sentence) = (text_of(DOCUMENT), text_of(&format!("crates/cli/tests/e2e/{SENTENCE}.rs")));
+    let (document, sentence) = (text_of(DOCUMENT), text_of(&format!("crates/cli/tests/e2e/{SENTENCE}/mod.rs")));
     let programs = tree.files.iter().filter_map(|file| file.path.strip_prefix(PROGRAMS)?.strip_suffix(".c"));
     for program in programs {
         let complaints = complaints(program, document, sentence);

@@ -363,6 +363,8 @@ fn build_thread_table(
             credentials: *credentials,
             sched_attr: write_sched_attr(thread, writer)?,
             forbids_tsc: thread.is_tsc_disabled.into(),
+            store_bypass: thread.store_bypass.prctl_value(),
+            indirect_branch: thread.indirect_branch.prctl_value(),
             personality: thread.personality,
             reserved: 0,
             pending_signals: write_pending_signals(&thread.pending_signals, writer)?,

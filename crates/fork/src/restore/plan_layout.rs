@@ -217,6 +217,8 @@ structures! {
         credentials: u32,
         sched_attr: u32,
         forbids_tsc: u32,
+        store_bypass: u32,
+        indirect_branch: u32,
         personality: u32,
         reserved: u32,
         pending_signals: PlanSpan,

@@ -14,7 +14,7 @@ const MAGIC: [u8; 8] = *b"FARFORK\0";
 
 /// The version of the format. Every change of the format raises the version. Other versions are refused, because all nodes
 /// of a cluster run the same release.
-pub const DESCRIPTOR_VERSION: u32 = 27;
+pub const DESCRIPTOR_VERSION: u32 = 28;
 
 const HEADER_BYTES: usize = 24;
 

@@ -2,6 +2,8 @@
 //! Parent and child must both find it unchanged, even if the parent ended before the child ran. State that cannot be
 //! carried is refused by name, and the parent stays as it was. `docs/process-state.md` lists all of them.
 
+mod refusal;
+
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
@@ -13,10 +15,10 @@ use rustix::fs::{FileType, Mode};
 use crate::harness::scratch::TestDirectory;
 use crate::harness::seed::kernel_waits_text;
 use crate::harness::{
-    Cluster, Farfork, Parent, Program, Seed, StartedChild, WAIT_TIMEOUT, proc_snapshot, require_forked_child_same,
-    scratch, wait,
+    Cluster, Farfork, Parent, Program, Seed, StartedChild, WAIT_TIMEOUT, require_forked_child_same, scratch, wait,
 };
 use crate::test::Test;
+use refusal::{refused, refused_at_stop};
 
 pub(crate) const TESTS: &[Test] = &[
     Test::shared("interval_timers", |cluster| restored(cluster, "interval_timers")),
@@ -158,6 +160,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("deadlines", |cluster| restored(cluster, "deadlines")),
     Test::shared("refused_deadline", |cluster| refused(cluster, "refused_deadline", &["SCHED_FLAG_RESET_ON_FORK"])),
     Test::shared("time_stamps_forbidden", |cluster| restored(cluster, "time_stamps_forbidden")),
+    Test::shared("speculation", |cluster| restored(cluster, "speculation")),
     Test::shared("affinity", |cluster| restored(cluster, "affinity")),
     Test::shared("affinity_is_reported", affinity_is_reported),
     Test::shared("out_of_memory_score", |cluster| restored(cluster, "out_of_memory_score")),
@@ -464,37 +467,4 @@ fn require_pass(farfork: &Farfork, children: &[StartedChild]) {
     let words = end["stdout"].as_str().unwrap_or_default().lines().filter(|line| !line.starts_with("tick "));
     let words: Vec<&str> = words.collect();
     assert!(end["exit_code"] == 0 && words.contains(&"PASS"), "the child: {}, {words:?}, {end}", end["exit_code"]);
-}
-
-/// prepare and check refuse the program for the same reason, and change nothing.
-fn refused(cluster: &Cluster, name: &'static str, words: &[&str]) {
-    let subject = Subject::start(name);
-    let pid = subject.parent.pid_text();
-    let checked = cluster.first().run(&["check", &pid]);
-    let said = format!("{}{}", checked.stdout, checked.stderr).to_lowercase();
-    assert_eq!(checked.status.code(), Some(1), "{said}");
-    assert!(words.iter().all(|word| said.contains(&word.to_lowercase())), "check says {said}");
-    require_refusal(cluster, subject, words);
-}
-
-/// The state is visible only while the process is stopped. `check` does not stop the process, so only prepare refuses.
-fn refused_at_stop(cluster: &Cluster, name: &'static str, words: &[&str]) {
-    require_refusal(cluster, Subject::start(name), words);
-}
-
-/// Number of ticks that show that a parent continues.
-const TICKS: usize = 40;
-
-/// The error names the object. The process has the same state as before, continues to tick, and finds its own state
-/// unchanged. `parent_runs_on_unharmed::a_refused_prepare_stops_it_only_briefly` tests how long the process is
-/// stopped.
-fn require_refusal(cluster: &Cluster, mut subject: Subject, words: &[&str]) {
-    let parent = &mut subject.parent;
-    parent.wait_for_ticks(TICKS);
-    let (pid, before) = (parent.pid_text(), proc_snapshot::read_proc_snapshot(parent.pid()));
-    cluster.first().run_failing(&["prepare", &pid]).require_mentions(&[&[&*pid], words].concat());
-    assert_eq!(before, proc_snapshot::read_proc_snapshot(parent.pid()));
-    parent.wait_for_ticks(TICKS);
-    assert_eq!(before, proc_snapshot::read_proc_snapshot(parent.pid()));
-    subject.check();
 }
