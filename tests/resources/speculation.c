@@ -11,7 +11,7 @@ struct modes {
 static pthread_t thread;
 static pid_t other;
 static struct modes *before; /* of the main thread, the other thread and the other process; shared with the latter */
-static int to_thread[2], to_other[2];
+static int are_set[2], to_thread[2], to_other[2];
 
 static struct modes modes(void) {
     return (struct modes){prctl(PR_GET_SPECULATION_CTRL, PR_SPEC_STORE_BYPASS, 0, 0, 0), prctl(PR_GET_SPECULATION_CTRL, PR_SPEC_INDIRECT_BRANCH, 0, 0, 0)};
@@ -24,36 +24,36 @@ static void disable(unsigned long kind, unsigned long how) {
     REQUIRE(result == 0 && prctl(PR_GET_SPECULATION_CTRL, kind, 0, 0, 0) == (int)(PR_SPEC_PRCTL | how));
 }
 
-/* Waits for the check. Returns 1 if the thread's modes are still the same. */
-static int waits_and_looks(int from, const struct modes *wanted) {
+/* Stores the thread's modes, and waits for the check. Returns 1 if they are still the same. */
+static int note_and_compare(struct modes *noted, int from) {
     char byte;
-    REQUIRE(read(from, &byte, 1) == 1);
+    *noted = modes();
+    REQUIRE(write(are_set[1], "x", 1) == 1 && read(from, &byte, 1) == 1);
     struct modes now = modes();
-    return now.store_bypass == wanted->store_bypass && now.indirect_branch == wanted->indirect_branch;
+    return now.store_bypass == noted->store_bypass && now.indirect_branch == noted->indirect_branch;
 }
 
 static void *run(void *unused) {
     disable(PR_SPEC_STORE_BYPASS, PR_SPEC_DISABLE);
-    before[1] = modes();
-    return waits_and_looks(to_thread[0], &before[1]) ? unused : NULL;
+    return note_and_compare(&before[1], to_thread[0]) ? unused : NULL;
 }
 
 static int run_other(void) {
     REQUIRE(prctl(PR_SET_PDEATHSIG, SIGKILL) == 0);
     disable(PR_SPEC_STORE_BYPASS, PR_SPEC_FORCE_DISABLE);
     disable(PR_SPEC_INDIRECT_BRANCH, PR_SPEC_FORCE_DISABLE);
-    before[2] = modes();
-    return waits_and_looks(to_other[0], &before[2]);
+    return note_and_compare(&before[2], to_other[0]);
 }
 
 static void set_up(void) {
+    char byte;
     before = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    REQUIRE(before != MAP_FAILED && pipe(to_thread) == 0 && pipe(to_other) == 0 && (other = fork()) >= 0);
+    REQUIRE(before != MAP_FAILED && pipe(are_set) == 0 && pipe(to_thread) == 0 && pipe(to_other) == 0 && (other = fork()) >= 0);
     if (other == 0) _exit(run_other());
     disable(PR_SPEC_INDIRECT_BRANCH, PR_SPEC_DISABLE);
     before[0] = modes();
     REQUIRE(pthread_create(&thread, NULL, run, &other) == 0);
-    usleep(10000);
+    for (int i = 0; i < 2; i++) REQUIRE(read(are_set[0], &byte, 1) == 1);
 }
 
 static void check(void) {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::harness::{Cluster, FailedCommand, Parent, Program, Seed, programs, scratch, wait};
-use crate::runner::FREEZER_GROUP_PREFIX;
+use crate::runner::freezer_group;
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
@@ -404,14 +404,12 @@ struct Freezer {
 
 impl Freezer {
     fn of(parent: &Parent) -> Self {
-        let (root, switch, on, off) = if fs::exists("/sys/fs/cgroup/freezer").unwrap_or(false) {
-            ("/sys/fs/cgroup/freezer", "freezer.state", "FROZEN", "THAWED")
-        } else {
-            ("/sys/fs/cgroup", "cgroup.freeze", "1", "0")
-        };
-        let group = PathBuf::from(root).join(format!("{FREEZER_GROUP_PREFIX}{}", std::process::id()));
+        let group = freezer_group();
+        let home = group.parent().expect("a hierarchy").to_owned();
+        let (switch, on, off) =
+            if home.ends_with("freezer") { ("freezer.state", "FROZEN", "THAWED") } else { ("cgroup.freeze", "1", "0") };
         fs::create_dir_all(&group).expect("root can make a control group");
-        let freezer = Self { group, home: root.into(), switch: (switch, off), pid: parent.pid_text() };
+        let freezer = Self { group, home, switch: (switch, off), pid: parent.pid_text() };
         fs::write(freezer.group.join("cgroup.procs"), &freezer.pid).expect("the parent can be moved");
         fs::write(freezer.group.join(switch), on).expect("the group can be frozen");
         let state = if on == "1" { ("cgroup.events", "frozen 1") } else { (switch, on) };

@@ -31,7 +31,7 @@ pub use maps::{MapEntry, read_maps, read_smaps};
 pub use resident_memory::ResidentMemory;
 pub use schedstat::{SchedStat, read_last_run_ns};
 pub use stat::ProcStat;
-pub use status::{ProcStatus, SpeculationMode, format_cpu_list};
+pub use status::{ProcStatus, format_cpu_list};
 pub use syscall::{SystemCall, is_waiting_in};
 
 /// Reads the ids of the threads of a process, in ascending order.

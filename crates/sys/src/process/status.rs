@@ -4,6 +4,9 @@ use std::io;
 
 use super::{malformed, read_once};
 
+const PR_SPEC_DISABLE: u32 = 1 << 2;
+const PR_SPEC_FORCE_DISABLE: u32 = 1 << 3;
+
 /// Fields of `/proc/PID/status` that farfork needs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ProcStatus {
@@ -53,36 +56,13 @@ pub struct ProcStatus {
     pub cpus: Vec<u32>,
     /// Whether it has a shadow stack.
     pub has_shadow_stack: bool,
-    /// Speculative store bypass, as PR_SET_SPECULATION_CTRL set it.
-    pub store_bypass: SpeculationMode,
-    /// Indirect branch speculation, as PR_SET_SPECULATION_CTRL set it.
-    pub indirect_branch: SpeculationMode,
+    /// How the thread has disabled speculative store bypass (prctl(2), PR_SET_SPECULATION_CTRL): PR_SPEC_DISABLE,
+    /// PR_SPEC_FORCE_DISABLE, or 0 for not at all.
+    pub store_bypass: u32,
+    /// How the thread has disabled indirect branch speculation, likewise.
+    pub indirect_branch: u32,
     /// Number of voluntary context switches (sleeps).
     pub voluntary_switches: u64,
-}
-
-/// Whether a thread has disabled a kind of speculative execution (the kernel's `spec_ctrl.rst`).
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum SpeculationMode {
-    /// The thread has not disabled it: it is allowed, disabled for all threads of the node, or not vulnerable.
-    #[default]
-    Unchanged,
-    /// PR_SPEC_DISABLE.
-    Disabled,
-    /// PR_SPEC_FORCE_DISABLE: it cannot be enabled again.
-    ForceDisabled,
-}
-
-impl SpeculationMode {
-    /// Parses the value of `Speculation_Store_Bypass` or `SpeculationIndirectBranch`. The kernel shows PR_SPEC_DISABLE_NOEXEC
-    /// like a CPU without a mitigation, so it counts as unchanged.
-    fn parse(value: &str) -> Self {
-        match value {
-            "thread mitigated" | "conditional disabled" => Self::Disabled,
-            "thread force mitigated" | "conditional force disabled" => Self::ForceDisabled,
-            _ => Self::Unchanged,
-        }
-    }
 }
 
 /// Formats [`ProcStatus::cpus`] as a list of cpuset(7): `0-3,8`.
@@ -172,8 +152,8 @@ impl ProcStatus {
                 self.cpus = words?;
             }
             "x86_Thread_features" => self.has_shadow_stack = value.split(' ').any(|feature| feature == "shstk"),
-            "Speculation_Store_Bypass" => self.store_bypass = SpeculationMode::parse(value),
-            "SpeculationIndirectBranch" => self.indirect_branch = SpeculationMode::parse(value),
+            "Speculation_Store_Bypass" => self.store_bypass = parse_disabled_speculation(value),
+            "SpeculationIndirectBranch" => self.indirect_branch = parse_disabled_speculation(value),
             "voluntary_ctxt_switches" => self.voluntary_switches = value.parse().ok()?,
             "VmLck" => self.locked_bytes = bytes()?,
             "VmRSS" => self.resident_bytes = bytes()?,
@@ -182,6 +162,16 @@ impl ProcStatus {
             _ => {}
         }
         Some(())
+    }
+}
+
+/// Parses `Speculation_Store_Bypass` or `SpeculationIndirectBranch` (the kernel's `spec_ctrl.rst`). Returns 0 if the thread
+/// has not disabled the speculation. That includes PR_SPEC_DISABLE_NOEXEC, which is shown like a CPU without a mitigation.
+fn parse_disabled_speculation(value: &str) -> u32 {
+    match value {
+        "thread mitigated" | "conditional disabled" => PR_SPEC_DISABLE,
+        "thread force mitigated" | "conditional force disabled" => PR_SPEC_FORCE_DISABLE,
+        _ => 0,
     }
 }
 
@@ -232,7 +222,6 @@ mod tests {
 
     #[test]
     fn disabled_speculation_is_parsed() {
-        use SpeculationMode::{Disabled, ForceDisabled, Unchanged};
         let modes = |store_bypass: &str, indirect_branch: &str| {
             let text = format!(
                 "State:\tS\nSpeculation_Store_Bypass:\t{store_bypass}\nSpeculationIndirectBranch:\t{indirect_branch}\n"
@@ -240,10 +229,10 @@ mod tests {
             let status = ProcStatus::parse(&text).unwrap();
             (status.store_bypass, status.indirect_branch)
         };
-        assert_eq!(modes("thread mitigated", "conditional force disabled"), (Disabled, ForceDisabled));
-        assert_eq!(modes("thread force mitigated", "conditional disabled"), (ForceDisabled, Disabled));
-        assert_eq!(modes("thread vulnerable", "conditional enabled"), (Unchanged, Unchanged));
-        assert_eq!(modes("globally mitigated", "always disabled"), (Unchanged, Unchanged));
-        assert_eq!(modes("not vulnerable", "not affected"), (Unchanged, Unchanged));
+        assert_eq!(modes("thread mitigated", "conditional force disabled"), (PR_SPEC_DISABLE, PR_SPEC_FORCE_DISABLE));
+        assert_eq!(modes("thread force mitigated", "conditional disabled"), (PR_SPEC_FORCE_DISABLE, PR_SPEC_DISABLE));
+        assert_eq!(modes("thread vulnerable", "conditional enabled"), (0, 0));
+        assert_eq!(modes("globally mitigated", "always disabled"), (0, 0));
+        assert_eq!(modes("not vulnerable", "not affected"), (0, 0));
     }
 }

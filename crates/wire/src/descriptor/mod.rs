@@ -37,9 +37,7 @@ pub use resources::RESTORED_NUMBER_MAX;
 pub use socket::{MessageSender, Socket, SocketFile, SocketMessage, SocketOption, SocketState, parse_internet_address};
 pub use system_v::{MessageQueue, SemaphoreSet};
 pub use terminal::{ControlledSession, PseudoTerminal, TERMINAL_NUMBER_MAX, TERMINAL_SETTINGS_BYTES};
-pub use thread::{
-    AltStack, DeadlineParameters, EagerBytes, RestartableCall, Rseq, Scheduling, SpeculationControl, Thread,
-};
+pub use thread::{AltStack, DeadlineParameters, EagerBytes, RestartableCall, Rseq, Scheduling, Thread};
 pub use timer::{IntervalTimer, PosixTimer, TimerSpec};
 pub use tree::{DescendantProcess, PROCESSES_MAX, ProcessRelations, Zombie};
 pub use validate::{InvalidDescriptor, REGISTER_WORDS, THREADS_MAX, USER_SPACE_END, XSTATE_BYTES_MAX};

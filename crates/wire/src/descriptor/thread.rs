@@ -41,10 +41,11 @@ pub struct Thread {
     pub timer_slack_ns: u64,
     /// Whether reading the time-stamp counter raises SIGSEGV (PR_SET_TSC).
     pub is_tsc_disabled: bool,
-    /// Speculative store bypass (PR_SPEC_STORE_BYPASS).
-    pub store_bypass: SpeculationControl,
-    /// Indirect branch speculation (PR_SPEC_INDIRECT_BRANCH).
-    pub indirect_branch: SpeculationControl,
+    /// How the thread has disabled speculative store bypass (PR_SET_SPECULATION_CTRL; the kernel's `spec_ctrl.rst`):
+    /// PR_SPEC_DISABLE, PR_SPEC_FORCE_DISABLE, or 0 for not at all.
+    pub store_bypass: u32,
+    /// How the thread has disabled indirect branch speculation, likewise.
+    pub indirect_branch: u32,
     /// Execution domain (personality(2)).
     pub personality: u32,
     /// CPUs that the thread chose to run on, within those of its control group; bit N of word M is CPU 32 × M + N. Empty if
@@ -55,29 +56,6 @@ pub struct Thread {
     /// Remaining time of the system call that the registers repeat, if it is less than the time limit in the call's
     /// arguments. Then the upper half of the call's number is a call mark, which the kernel ignores and keeps.
     pub interrupted_call: Option<RestartableCall>,
-}
-
-/// Whether a thread has disabled a kind of speculative execution (PR_SET_SPECULATION_CTRL; the kernel's `spec_ctrl.rst`).
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum SpeculationControl {
-    /// Not disabled by the thread.
-    #[default]
-    Unchanged,
-    /// PR_SPEC_DISABLE.
-    Disabled,
-    /// PR_SPEC_FORCE_DISABLE: it cannot be enabled again.
-    ForceDisabled,
-}
-
-impl SpeculationControl {
-    /// The argument of PR_SET_SPECULATION_CTRL; 0 if the thread has not disabled the speculation.
-    pub fn prctl_value(self) -> u32 {
-        match self {
-            Self::Unchanged => 0,
-            Self::Disabled => 1 << 2,
-            Self::ForceDisabled => 1 << 3,
-        }
-    }
 }
 
 /// The remaining part of a system call's time limit.

@@ -14,8 +14,8 @@ use farfork_wire::descriptor::{
     InheritedRun, InotifyWatch, IntervalTimer, LAYERS_MAX, Layer, Mapping, MappingFlags, MessageSender, Mm, OpenFile,
     Origin, PROCESSES_MAX, PageRun, PosixTimer, Process, ProcessRelations, REGISTER_WORDS, RESTORED_NUMBER_MAX,
     RestartableCall, Scheduling, SeccompFilter, SemaphoreSet, SharedObject, SharedObjectKind, SignalAction, Socket,
-    SocketMessage, SocketState, SpeculationControl, StandardStream, TERMINAL_NUMBER_MAX, Thread, TimerSpec,
-    VDSO_BYTES_MAX, Zombie, decode, encode,
+    SocketMessage, SocketState, StandardStream, TERMINAL_NUMBER_MAX, Thread, TimerSpec, VDSO_BYTES_MAX, Zombie, decode,
+    encode,
 };
 
 use parts::{file_extent, file_version, mapped_file, message_queue, terminal, volume_mount};
@@ -50,8 +50,8 @@ fn thread(tid: u32) -> Thread {
         rseq: None,
         scheduling: Scheduling::default(),
         is_tsc_disabled: false,
-        store_bypass: SpeculationControl::Disabled,
-        indirect_branch: SpeculationControl::ForceDisabled,
+        store_bypass: 4,
+        indirect_branch: 8,
         personality: 0x4_0000,
         credentials: None,
         parent_death_signal: 0,

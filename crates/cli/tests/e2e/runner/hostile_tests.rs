@@ -3,7 +3,6 @@
 
 use std::fs;
 use std::io;
-use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::thread;
 
@@ -11,7 +10,7 @@ use farfork_sys::cgroup;
 use farfork_sys::cgroup::freezer;
 use farfork_sys::cgroup::hierarchy::{self, DAEMON_LEAF};
 
-use super::machine_state::FREEZER_GROUP_PREFIX;
+use super::machine_state::freezer_group;
 use super::self_test::{FOREVER, SHORT_LIMIT, directory, note, panic_with_a_wrong_byte, start_sleep};
 use crate::harness::{Disk, UnresponsiveMount};
 use crate::test::Test;
@@ -95,13 +94,6 @@ fn join_other_group() {
     note("group", &group.to_string_lossy());
     note("parent", &sleep.to_string());
     thread::sleep(FOREVER);
-}
-
-/// The group that `refusals_name_object_and_cause` makes.
-fn freezer_group() -> PathBuf {
-    let version_1 = PathBuf::from("/sys/fs/cgroup/freezer");
-    let root = if version_1.exists() { version_1 } else { "/sys/fs/cgroup".into() };
-    root.join(format!("{FREEZER_GROUP_PREFIX}{}", std::process::id()))
 }
 
 /// The directory of the further run is not below the directory of this run.

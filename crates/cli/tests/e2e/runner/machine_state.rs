@@ -3,7 +3,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use farfork_sys::cgroup::{self, hierarchy};
@@ -25,10 +25,17 @@ const SHARED_MEMORY: &str = "/dev/shm";
 pub(crate) const SHARED_MEMORY_PREFIXES: [&str; 2] = ["farfork-test-", "farfork-private-"];
 
 /// Prefix of the names of groups that tests make to freeze a single process. The pid of the worker follows.
-pub(crate) const FREEZER_GROUP_PREFIX: &str = "farfork-test-freezer-";
+const FREEZER_GROUP_PREFIX: &str = "farfork-test-freezer-";
 
 /// Longest wait until a killed process has left its group.
 const LEAVE_LIMIT: Duration = Duration::from_secs(5);
+
+/// Returns the group in which a test of this worker freezes a single process.
+pub(crate) fn freezer_group() -> PathBuf {
+    let version_1 = Path::new("/sys/fs/cgroup/freezer");
+    let top = if version_1.exists() { version_1 } else { Path::new("/sys/fs/cgroup") };
+    top.join(format!("{FREEZER_GROUP_PREFIX}{}", std::process::id()))
+}
 
 /// Restores the state that tests have changed whose processes have ended. Returns the problems.
 pub(super) fn restore() -> Vec<String> {

@@ -29,6 +29,6 @@ mod worker_process;
 pub(crate) use cleanup::traces_of;
 pub(crate) use identity::name_of;
 pub(crate) use janitor::{JANITOR_ARGUMENT, clean_after};
-pub(crate) use machine_state::{FREEZER_GROUP_PREFIX, HUGE_PAGES, HUGE_PAGES_BEFORE, SHARED_MEMORY_PREFIXES};
+pub(crate) use machine_state::{HUGE_PAGES, HUGE_PAGES_BEFORE, SHARED_MEMORY_PREFIXES, freezer_group};
 pub(crate) use supervisor::{RunSettings, Selection, run};
 pub(crate) use worker::{WORKER_ARGUMENT, run_worker};

@@ -1,10 +1,10 @@
 //! Ends the run after a signal: kills and removes everything that the run started.
 
-use std::fs;
 use std::io;
 use std::panic::{self, AssertUnwindSafe};
 use std::thread;
 
+use farfork_sys::process::ProcStatus;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// Starts a thread that waits for SIGINT, SIGTERM and SIGHUP. The first of them calls `clean_up` and ends this process. If
@@ -14,7 +14,8 @@ pub(super) fn end_run_by_signal(clean_up: impl FnOnce() + Send + 'static) -> io:
     let guard = runtime.enter();
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
-    let mut hang_up = if is_ignored(SignalKind::hangup())? { None } else { Some(signal(SignalKind::hangup())?) };
+    let is_ignored = ProcStatus::read(std::process::id().cast_signed())?.ignores(SignalKind::hangup().as_raw_value());
+    let mut hang_up = if is_ignored { None } else { Some(signal(SignalKind::hangup())?) };
     drop(guard);
     thread::spawn(move || {
         let kind = runtime.block_on(async {
@@ -41,11 +42,4 @@ async fn received(signals: &mut Option<Signal>) {
         }
         None => std::future::pending().await,
     }
-}
-
-/// Returns whether this process ignores a signal.
-fn is_ignored(kind: SignalKind) -> io::Result<bool> {
-    let status = fs::read_to_string("/proc/self/status")?;
-    let set = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("SigIgn:")?.trim(), 16).ok());
-    Ok(set.ok_or(io::ErrorKind::InvalidData)? & 1 << (kind.as_raw_value() - 1) != 0)
 }

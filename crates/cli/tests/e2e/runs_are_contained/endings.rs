@@ -9,9 +9,7 @@ use std::time::Duration;
 use farfork_sys::mount::table;
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::{
-    InnerRun, full_pipe, last_line, note_in, require, require_removal, require_terminated, self_test, terminate,
-};
+use super::{InnerRun, full_pipe, last_line, note_in, require, require_removal, self_test, terminate};
 use crate::harness::{run_in_own_mounts, scratch, wait};
 
 /// Longest wait for a step of a run.
@@ -94,8 +92,7 @@ pub(super) fn hidden_mount() {
     run_in_own_mounts(|| {
         let inner = InnerRun::start(&["hostile::hides_a_mount"]);
         inner.wait_until_staying();
-        kill_process(Pid::from_child(&inner.process), Signal::TERM).expect("our own child");
-        let directory = require_terminated(inner);
+        let directory = terminate(inner);
         let mounts = table::read_thread_mounts().expect("the kernel lists the mounts");
         let left: Vec<_> = mounts.iter().filter(|mount| mount.source == "farfork-test").collect();
         assert!(left.is_empty(), "{left:?}");

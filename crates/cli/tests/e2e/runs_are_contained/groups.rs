@@ -1,7 +1,6 @@
 //! Runs whose control groups, or those of their tests, are unusual: below other groups, limited, frozen, or with more
 //! processes than the runner has descriptors.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -150,6 +149,6 @@ pub(super) fn few_descriptors() {
     });
     require(&ended, last_line(&ended) == "0 passed, 1 failed", "the last line");
     require(&ended, !ended.stdout.contains("not removed"), "all processes are killed");
-    let count = fs::read_to_string(directory.path().join("children")).expect("the test notes its number of children");
+    let count = note_in(directory.path(), "children").expect("the test notes its number of children");
     assert!(count.parse::<usize>().is_ok_and(|count| count > FEW_DESCRIPTORS), "only {count} processes");
 }

@@ -20,12 +20,12 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 
-use farfork_sys::process::{self, DeadlineAttributes, ProcStat, ProcStatus, SpeculationMode};
+use farfork_sys::process::{self, DeadlineAttributes, ProcStat, ProcStatus};
 use farfork_sys::ptrace;
 use farfork_sys::{affinity, cpu};
 use farfork_wire::descriptor::{
     Credentials, DeadlineParameters, FileStatus, IntervalTimer, Mm, PendingSignal, PosixTimer, Process, ResourceLimit,
-    Rseq, Scheduling, SeccompFilter, SpeculationControl, Thread,
+    Rseq, Scheduling, SeccompFilter, Thread,
 };
 
 use super::error::{CaptureError, Refusal};
@@ -157,8 +157,8 @@ fn build_thread(
             deadline: profile.scheduling.deadline.as_ref().map(build_deadline),
         },
         is_tsc_disabled: answers.is_tsc_forbidden,
-        store_bypass: build_speculation_control(profile.status.store_bypass),
-        indirect_branch: build_speculation_control(profile.status.indirect_branch),
+        store_bypass: profile.status.store_bypass,
+        indirect_branch: profile.status.indirect_branch,
         personality: answers.personality,
         credentials: (own != *leader).then_some(own),
         parent_death_signal: answers.parent_death_signal,
@@ -172,14 +172,6 @@ fn build_thread(
 fn build_deadline(attributes: &DeadlineAttributes) -> DeadlineParameters {
     let DeadlineAttributes { flags, runtime_ns, deadline_ns, period_ns } = *attributes;
     DeadlineParameters { flags, runtime_ns, deadline_ns, period_ns }
-}
-
-fn build_speculation_control(mode: SpeculationMode) -> SpeculationControl {
-    match mode {
-        SpeculationMode::Unchanged => SpeculationControl::Unchanged,
-        SpeculationMode::Disabled => SpeculationControl::Disabled,
-        SpeculationMode::ForceDisabled => SpeculationControl::ForceDisabled,
-    }
 }
 
 fn build_credentials(status: &ProcStatus, securebits: u32) -> Credentials {
