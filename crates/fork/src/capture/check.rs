@@ -20,6 +20,8 @@ use super::volume_objects::{self, VolumeObject, list_volume_objects};
 pub struct CheckReport {
     /// Pid of the first process.
     pub pid: i32,
+    /// Number of processes: the first one and its descendants.
+    pub processes: usize,
     /// Number of threads, of all processes.
     pub threads: usize,
     /// Number of mappings.
@@ -59,10 +61,19 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(1);
 /// # Errors
 /// If the process cannot be read. State that cannot be carried is no error: the report lists it.
 pub fn check(pid: i32, options: CheckOptions) -> Result<CheckReport, CaptureError> {
-    let (threads, mappings, memory_bytes, file_descriptors) = (0, 0, 0, 0);
+    let (processes, threads, mappings, memory_bytes, file_descriptors) = (0, 0, 0, 0, 0);
     let (refusals, notes, volume_objects) = (Vec::new(), Vec::new(), Vec::new());
-    let mut report =
-        CheckReport { pid, threads, mappings, memory_bytes, file_descriptors, refusals, volume_objects, notes };
+    let mut report = CheckReport {
+        pid,
+        processes,
+        threads,
+        mappings,
+        memory_bytes,
+        file_descriptors,
+        refusals,
+        volume_objects,
+        notes,
+    };
     let deadline = Instant::now() + STABLE_LIMIT;
     let survey = match retry_unstable(deadline, || survey_process(pid, options, None)) {
         Ok(survey) => survey,
@@ -190,6 +201,7 @@ impl CheckReport {
     /// Adds the survey of one process and returns its descriptors.
     fn add_survey(&mut self, survey: Survey) -> Result<(i32, Vec<OpenFd>), CaptureError> {
         let pid = survey.pid;
+        self.processes += 1;
         self.threads += survey.profiles.len();
         self.mappings += survey.maps.len();
         // Zero if the process has ended since its survey.

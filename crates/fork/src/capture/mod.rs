@@ -127,7 +127,9 @@ pub struct CaptureTimes {
     pub total: Duration,
     /// The completion of the descriptor, after `total`.
     pub describe: Duration,
-    /// Number of threads.
+    /// Number of processes.
+    pub processes: usize,
+    /// Number of threads, of all processes.
     pub threads: usize,
     /// Before the pause: the survey of the running process.
     pub survey: Duration,

@@ -7,6 +7,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use farfork_fork::capture::{self, CaptureError, CaptureOptions};
+use farfork_sys::process::{ProcStat, ProcStatus};
+use rustix::process::Signal;
 
 use crate::harness::{Parent, WAIT_LIMIT, children, options};
 
@@ -132,6 +134,65 @@ fn a_template_ends_while_its_parent_is_frozen() {
     drop(captured);
     assert!(started_at.elapsed() < WAIT_LIMIT, "{:?}", started_at.elapsed());
     group.set("THAWED");
+}
+
+/// Waits until a process has reaped its template.
+fn wait_reaped(pid: i32, template: i32) {
+    let deadline = Instant::now() + WAIT_LIMIT;
+    while children(pid).contains(&template) {
+        assert!(Instant::now() < deadline, "template {template} is not reaped");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// On a busy machine, a killed template may run, and end, only after many seconds. Here the freezer delays it.
+#[test]
+fn a_template_that_ends_late_is_reaped() {
+    const DELAY: Duration = Duration::from_secs(7);
+    let mut parent = Parent::start("threads", &[]);
+    let captured = parent.capture().unwrap();
+    let template = captured.template.pid();
+    let group = FreezerGroup::with(template).expect("this machine has a v1 freezer");
+    group.set("FROZEN");
+    let dropping = thread::spawn(move || drop(captured));
+    thread::sleep(DELAY);
+    assert_eq!(children(parent.pid()), [template], "a frozen process does not end");
+    group.set("THAWED");
+    dropping.join().unwrap();
+    wait_reaped(parent.pid(), template);
+    parent.wait_for("round");
+}
+
+/// One template of a tree was killed by another process, and the other one ends late.
+#[test]
+fn a_tracer_sleeps_until_a_killed_template_has_ended() {
+    let parent = Parent::start("tree", &[]);
+    let child = parent.reported("child") as i32;
+    let captured = parent.capture().unwrap();
+    let [late, killed] = captured.template.pids() else { panic!("one template per process") };
+    let (late, killed) = (*late, *killed);
+    let tracer = ProcStatus::read(late).unwrap().tracer;
+    let group = FreezerGroup::with(late).expect("this machine has a v1 freezer");
+    group.set("FROZEN");
+    assert!(Command::new("kill").args(["-9", &killed.to_string()]).status().unwrap().success());
+    let dropping = thread::spawn(move || drop(captured));
+    let deadline = Instant::now() + WAIT_LIMIT;
+    let state = |pid: i32| ProcStat::read(pid).unwrap().state;
+    while !is_being_killed(late) || state(tracer) != 'S' {
+        assert!(Instant::now() < deadline, "the tracer is in state {}", state(tracer));
+        thread::sleep(Duration::from_millis(5));
+    }
+    group.set("THAWED");
+    dropping.join().unwrap();
+    wait_reaped(parent.pid(), late);
+    wait_reaped(child, killed);
+}
+
+/// Whether SIGKILL is pending for a process.
+fn is_being_killed(pid: i32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let pending = status.lines().find_map(|line| line.strip_prefix("ShdPnd:\t")).unwrap();
+    u64::from_str_radix(pending, 16).unwrap() & 1 << (Signal::KILL.as_raw() - 1) != 0
 }
 
 #[test]

@@ -6,7 +6,7 @@
 use std::fs::File;
 
 use farfork_sys::process::{self, MapEntry};
-use farfork_sys::ptrace::{self, TraceeEvent};
+use farfork_sys::ptrace;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::capture::error::CaptureError;
@@ -63,13 +63,9 @@ impl FlagProbe {
     /// Kills the probe, and waits until it has ended.
     fn kill_and_reap(mut self, deadline: &Deadline) {
         self.kill();
-        while let Ok((tid, report)) = deadline.wait_report() {
-            if (tid, report) == (self.0, TraceeEvent::Ended) {
-                let _ = ptrace::reap(tid);
-                // Another process may have its id from now on.
-                self.0 = 0;
-                return;
-            }
+        if deadline.wait_end(self.0) {
+            // Another process may have its id from now on.
+            self.0 = 0;
         }
     }
 

@@ -16,7 +16,7 @@ use std::time::Duration;
 use farfork_container::OOM_SCORE_ADJUSTMENT;
 use farfork_sys::priority;
 use farfork_sys::process::{self, ProcStat, ProcStatus};
-use farfork_sys::ptrace::{self, Registers, TraceeEvent};
+use farfork_sys::ptrace::{self, Registers};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::error::CaptureError;
@@ -29,12 +29,16 @@ use super::state::ThreadExtendedState;
 use super::state::seccomp;
 use super::stop::stop_guard::StopGuard;
 use super::stop::{freezer, interrupted_calls, stop_thread};
-use super::tracer::deadline::{Deadline, WaitError};
+use super::tracer::deadline::Deadline;
 use super::tracer::executor::run_ready;
 use super::tracer::trace_lock::TraceLock;
 
-/// Time limit for the wait until a killed template has ended.
+/// Time limit for the wait until a killed template has ended, if a capture waits for it.
 const KILL_LIMIT: Duration = Duration::from_secs(5);
+
+/// Time limit for the same wait if no capture waits for it. The kernel may not schedule a process for many seconds
+/// (`docs/decisions/023-scheduling-stalls.md`), and a template that ends after the wait is never reaped.
+const LATE_KILL_LIMIT: Duration = Duration::from_secs(60);
 
 /// Time limit for one attempt to make the parent's main thread reap a template.
 const REAP_LIMIT: Duration = Duration::from_millis(500);
@@ -43,8 +47,7 @@ const REAP_LIMIT: Duration = Duration::from_millis(500);
 /// find the parent traced.
 const REAP_ATTEMPTS: usize = 10;
 
-/// Further attempts if no capture waits for them, and the pause before each. The kernel may not schedule a process for
-/// many seconds (`docs/decisions/023-scheduling-stalls.md`).
+/// Further attempts if no capture waits for them, and the pause before each.
 const LATE_REAP_ATTEMPTS: usize = 20;
 const LATE_REAP_PAUSE: Duration = Duration::from_secs(1);
 
@@ -144,22 +147,23 @@ impl TemplateClone {
     /// Kills and reaps the clone, within time limits. The zombie that remains in the parent is reaped by the parent's main
     /// thread. `trace_lock` is the parent's lock, if the caller holds it.
     pub(super) fn kill(&mut self, trace_lock: Option<&TraceLock>) {
-        let attempts = if trace_lock.is_some() { REAP_ATTEMPTS } else { REAP_ATTEMPTS + LATE_REAP_ATTEMPTS };
-        self.kill_and_reap(trace_lock, attempts);
+        match trace_lock {
+            Some(_) => self.kill_and_reap(trace_lock, KILL_LIMIT, REAP_ATTEMPTS),
+            None => self.kill_and_reap(None, LATE_KILL_LIMIT, REAP_ATTEMPTS + LATE_REAP_ATTEMPTS),
+        }
     }
 
-    fn kill_and_reap(&mut self, trace_lock: Option<&TraceLock>, attempts: usize) {
+    fn kill_and_reap(&mut self, trace_lock: Option<&TraceLock>, end_limit: Duration, attempts: usize) {
         if std::mem::replace(&mut self.has_ended, true) {
             return;
         }
-        // The template frees its own memory, which takes long if there is much. With ordinary priority, it does not delay
-        // other processes.
-        let _ = priority::make_ordinary(self.pid);
-        if let Some(pid) = Pid::from_raw(self.pid) {
-            let _ = kill_process(pid, Signal::KILL);
-        }
-        if !self.wait_end() {
-            tracing::warn!(template = self.pid, "a killed template has not ended within {KILL_LIMIT:?}");
+        // Kill only a tracee: if the template was killed before and is reaped, another process may have its id.
+        let is_tracee = matches!(ptrace::reap(self.pid), Ok(false));
+        if is_tracee && !self.kill_within(end_limit) {
+            tracing::warn!(
+                template = self.pid,
+                "a killed template has not ended within {end_limit:?}, and stays a zombie"
+            );
             return;
         }
         if let Err(error) = self.reap_repeatedly(trace_lock, attempts) {
@@ -167,22 +171,15 @@ impl TemplateClone {
         }
     }
 
-    fn wait_end(&self) -> bool {
-        let deadline = Deadline::after(KILL_LIMIT);
-        // If another process has killed the template, the template may already be reaped.
-        if !matches!(ptrace::reap(self.pid), Ok(false)) {
-            return true;
+    /// Kills the clone, and waits until it has ended. Returns whether it has.
+    fn kill_within(&self, limit: Duration) -> bool {
+        // The template frees its own memory, which takes long if there is much. With ordinary priority, it does not delay
+        // other processes.
+        let _ = priority::make_ordinary(self.pid);
+        if let Some(pid) = Pid::from_raw(self.pid) {
+            let _ = kill_process(pid, Signal::KILL);
         }
-        while !deadline.is_over() {
-            match deadline.wait_report() {
-                Ok((tid, TraceeEvent::Ended)) if tid == self.pid => return ptrace::reap(tid).unwrap_or(true),
-                // A late report of the template's last stop.
-                Ok(_) => {}
-                Err(WaitError::TimedOut) => return false,
-                Err(WaitError::NoTracee) => return true,
-            }
-        }
-        false
+        Deadline::after(limit).wait_end(self.pid)
     }
 
     /// Makes the parent reap the dead template, if it can. A debugger of the parent, and a freezer, prevent it.
@@ -258,7 +255,7 @@ impl TemplateClone {
 impl Drop for TemplateClone {
     /// Tries to reap it only once: a capture that fails may still hold the parent's lock, and keep the parent stopped.
     fn drop(&mut self) {
-        self.kill_and_reap(None, 1);
+        self.kill_and_reap(None, KILL_LIMIT, 1);
     }
 }
 

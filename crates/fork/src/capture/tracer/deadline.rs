@@ -66,6 +66,25 @@ impl Deadline {
         }
     }
 
+    /// Waits for the end of a tracee of this thread, and reaps it. Ignores all other reports. Returns whether it has ended.
+    pub(in crate::capture) fn wait_end(&self, pid: i32) -> bool {
+        while !self.is_over() {
+            match self.wait_report() {
+                Ok((tid, TraceeEvent::Ended)) => {
+                    // Also another tracee: until it is reaped, the kernel repeats the report of its end, and no wait sleeps.
+                    let _ = ptrace::reap(tid);
+                    if tid == pid {
+                        return true;
+                    }
+                }
+                Ok((_, TraceeEvent::Stopped { .. })) => {}
+                Err(WaitError::TimedOut) => return false,
+                Err(WaitError::NoTracee) => return true,
+            }
+        }
+        false
+    }
+
     /// As `wait_report`, but polls first. For several tracees at work, of which some may have reported already.
     pub(in crate::capture) fn poll_or_wait_report(&self) -> Result<(i32, TraceeEvent), WaitError> {
         ptrace::poll_stop().map_or_else(|| self.wait_report(), Ok)

@@ -28,8 +28,9 @@ use crate::capture::{CaptureOptions, CaptureTimes, CapturedTree};
 /// after it have no limit of their own; they take seconds if dozens of other threads want each CPU.
 pub const TIMEOUT_GRACE: Duration = Duration::from_secs(20);
 
-/// Time limit for the wait until a template has ended. On a busy machine, its parent may reap it later.
-const END_LIMIT: Duration = Duration::from_secs(10);
+/// Time limit for the wait until a template has ended and is reaped. On a busy machine, this happens later. A request to drop
+/// a seed waits here, and has a longer limit.
+const END_LIMIT: Duration = Duration::from_secs(5);
 
 /// Stack of a tracer, in bytes; one tracer is parked for each seed.
 const STACK_BYTES: usize = 256 << 10;
