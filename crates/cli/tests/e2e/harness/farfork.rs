@@ -17,7 +17,13 @@ pub(super) const COMMAND_LIMIT: Duration = Duration::from_secs(120);
 pub(crate) const WAIT_TIMEOUT: &str = "100s";
 
 /// Texts in the messages of requests that timed out. Such a failure counts as a timeout, not as a refusal.
-const TIMEOUT_TEXTS: [&str; 3] = ["it did not answer in time", "operation timed out", "was not captured within"];
+const TIMEOUT_TEXTS: [&str; 5] = [
+    "it did not answer in time",
+    "operation timed out",
+    "was not captured within",
+    "does not answer (timed out)",
+    "could not be read from the kernel in time",
+];
 
 /// Fails the test with a message. If the message reports a timeout, the failure counts as a timeout, and the test runs
 /// again.
@@ -124,11 +130,14 @@ impl FailedCommand {
 
     /// Requires that the message contains each of these parts, in upper or lower case, and that the command did not
     /// panic.
+    #[track_caller]
     pub(crate) fn require_mentions(&self, parts: &[&str]) {
         assert_eq!(self.status, 1, "a failure must have exit status 1: {}", self.message);
         let message = self.message.to_lowercase();
         for part in parts {
-            assert!(message.contains(&part.to_lowercase()), "the message does not name `{part}`: {}", self.message);
+            if !message.contains(&part.to_lowercase()) {
+                fail_or_time_out(format!("the message does not name `{part}`: {}", self.message));
+            }
         }
         assert!(!message.contains("panicked"), "{}", self.message);
     }

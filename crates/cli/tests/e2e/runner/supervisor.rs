@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -22,6 +23,9 @@ const RUN_LIMIT: Duration = Duration::from_secs(45 * 60);
 
 /// Longest time from the time limit of the run to its end: the last tests and their clusters are removed.
 const END_LIMIT: Duration = Duration::from_secs(15 * 60);
+
+/// Number of lanes that continue on a busy machine. With fewer, a run exceeds [`RUN_LIMIT`].
+const BUSY_LANES_MIN: usize = 2;
 
 /// Maximum number of bytes that a test may write. A test that writes without end would fill the disk.
 const OUTPUT_BYTES_MAX: u64 = 256 << 20;
@@ -144,7 +148,8 @@ struct TimedOutTest {
     log: PathBuf,
 }
 
-/// Runs tests in `count` lanes. Adds tests that must run again to `timed_out`.
+/// Runs tests in `count` lanes. Adds tests that must run again to `timed_out`. A timeout may show that the machine is
+/// busy, so that lane ends if [`BUSY_LANES_MIN`] others continue.
 fn run_lanes(
     run: &RunContext,
     tests: Vec<Selection>,
@@ -153,6 +158,11 @@ fn run_lanes(
     timed_out: &Mutex<Vec<TimedOutTest>>,
 ) {
     let queue = Mutex::new(VecDeque::from(tests));
+    let lanes_left = AtomicUsize::new(count.max(1));
+    let can_end_lane = || {
+        let one_less = |left| (left > BUSY_LANES_MIN).then(|| left - 1);
+        lanes_left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less).is_ok()
+    };
     let work = || {
         let mut lane = Lane::new(run);
         loop {
@@ -167,6 +177,9 @@ fn run_lanes(
                 Err(failure) if failure.kind == FailureKind::TimedOut && lock(timed_out).len() < RETRIES_MAX => {
                     report::print_retry(&selection.name, &failure, time);
                     lock(timed_out).push(TimedOutTest { selection, failure, log });
+                    if can_end_lane() {
+                        break;
+                    }
                 }
                 Err(failure) => lock(report).add_failed(&selection.name, &failure, &log, time),
             }
