@@ -109,6 +109,8 @@ class Executor(_Executor):
     ) -> None:
         if max_workers is not None and max_workers < 1:
             raise ValueError("max_workers must be 1 or more")
+        if timeout is not None and not isinstance(timeout, (int, float)):
+            raise TypeError(f"timeout must be a number of seconds, such as 10 or 0.5, not {timeout!r}")
         if timeout is not None and timeout <= 0:
             raise ValueError("timeout must be more than 0 seconds, or None for no limit")
         if output not in _output.MODES:

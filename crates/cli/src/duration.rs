@@ -7,6 +7,11 @@ pub(crate) fn format_whole_seconds(duration: Duration) -> String {
     humantime::format_duration(Duration::from_secs(duration.as_secs())).to_string()
 }
 
+/// Formats milliseconds as a duration: `2s`, `1m 500ms`.
+pub(crate) fn format_ms(milliseconds: u64) -> String {
+    humantime::format_duration(Duration::from_millis(milliseconds)).to_string()
+}
+
 /// Parses a duration: a number with a unit, or several of these, or `0`.
 ///
 /// # Errors
@@ -32,12 +37,13 @@ pub(crate) fn parse_ms(text: &str) -> Result<u64, String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{parse_duration, parse_ms};
+    use super::{format_ms, parse_duration, parse_ms};
     use std::time::Duration;
 
     #[test]
     fn durations_have_units() {
         assert_eq!((parse_ms("500ms"), parse_ms("30s"), parse_ms("1m 5s")), (Ok(500), Ok(30_000), Ok(65_000)));
+        assert_eq!([500, 2_000, 65_000].map(format_ms), ["500ms", "2s", "1m 5s"]);
         assert_eq!(parse_duration("365d"), Ok(Duration::from_secs(365 * 86_400)));
         assert!(parse_ms("0").is_err() && parse_ms("1us").is_err());
     }

@@ -113,7 +113,7 @@ impl RequestAuthorizer {
                 if let Some(peer) = peer.as_ref().filter(|peer| credentials.is_revoked(peer)) {
                     let cause = format!("{peer} was revoked");
                     let failure = Failure::new(Code::PermissionDenied, "a request", cause);
-                    return Err(failure.with_next_step("let it join again with a new token"));
+                    return Err(failure.with_next_step(peer.identity.role.readmission_step()));
                 }
                 peer.map_or(Caller::Anonymous, Caller::Member)
             }

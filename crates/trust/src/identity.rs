@@ -34,6 +34,14 @@ impl Role {
         }
     }
 
+    /// How a revoked member with this role gets a new certificate.
+    pub fn readmission_step(self) -> &'static str {
+        match self {
+            Self::Node => "let it join with a new token",
+            Self::Client | Self::ReadOnly => "give it a new certificate with `farfork cluster issue`",
+        }
+    }
+
     /// The name in a URI and on the command line.
     pub fn as_str(self) -> &'static str {
         match self {

@@ -26,7 +26,8 @@ const FILE_BYTES_MAX: u64 = crate::roster::ROSTER_BYTES_MAX as u64;
 pub enum DirectoryError {
     /// The directory has no identity or no roster.
     #[error(
-        "no identity at {}; create a cluster with `farfork cluster init`, or join one with `--join` and `--token-file`",
+        "no identity at {}; name another directory with --trust, create a cluster with `farfork cluster init`, \
+         or join one with `--join` and `--token-file`",
         path.display()
     )]
     NoIdentity {

@@ -3,6 +3,7 @@
 import unittest
 from typing import Any
 
+import farfork
 from farfork import _protocol
 from farfork._options import fork_fields, parse_size, split_commas
 
@@ -44,6 +45,11 @@ class Options(unittest.TestCase):
         ]:
             with self.assertRaises(ValueError):
                 fork_fields(**{**DEFAULTS, name: value})
+
+    def test_a_timeout_is_a_number_of_seconds(self) -> None:
+        wrong: Any = "10s"
+        with self.assertRaisesRegex(TypeError, "number of seconds, .* not '10s'"):
+            farfork.Executor(timeout=wrong)
 
     def test_node_names_may_be_separated_by_commas(self) -> None:
         self.assertEqual([split_commas(names) for names in (None, "n2,n3", ["n2"])], [[], ["n2", "n3"], ["n2"]])

@@ -66,6 +66,7 @@ fn check_json(pid: u32, answer: &CheckResponse) -> serde_json::Value {
     serde_json::json!({
         "pid": pid,
         "command": answer.command,
+        "processes": answer.processes,
         "threads": answer.threads,
         "mappings": answer.mappings,
         "file_descriptors": answer.file_descriptors,
@@ -95,11 +96,12 @@ fn describe_volume_object(pid: u32, object: &VolumeObject) -> String {
 }
 
 fn print_check(pid: u32, answer: &CheckResponse) {
-    let (threads, memory) = (output::format_threads(answer.threads), output::format_bytes(answer.memory_bytes));
+    let processes = output::format_processes(answer.processes, answer.threads);
+    let memory = output::format_bytes(answer.memory_bytes);
     let command = format!("process {pid}: {}", output::shorten_command(&answer.command));
     // A kernel thread has no command line.
     output::print_line(command.trim_end_matches(": "));
-    output::print_line(&format!("  would be carried: {threads}, {memory} of memory"));
+    output::print_line(&format!("  would be carried: {processes}, {memory} of resident memory"));
     if answer.refusals.is_empty() {
         output::print_line("  nothing would be refused");
     }

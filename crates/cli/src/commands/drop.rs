@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use clap::Args;
+use clap::{ArgGroup, Args};
 use farfork_api::client::request_with_timeout;
 use farfork_api::limits::QUERY_TIMEOUT;
 use farfork_api::v1::DropRequest;
@@ -21,6 +21,7 @@ use crate::output::print_note;
 /// With --force, the command drops the seed anyway. Its children keep the pages that they have. A child that touches a
 /// missing page gets SIGBUS, and its log has the reason.
 #[derive(Args)]
+#[command(group(ArgGroup::new("selection").required(true)))]
 #[command(after_help = "\
 Examples:
   farfork drop $SEED
@@ -30,12 +31,12 @@ Examples:
 Exit status: 0 all seeds are dropped, 1 at least one is not, 2 wrong usage.")]
 pub(crate) struct DropCommand {
     /// Ids or names of the seeds.
-    #[arg(required_unless_present = "label", value_name = "SEED")]
+    #[arg(group = "selection", value_name = "SEED")]
     seeds: Vec<String>,
     /// Drop all seeds with this label. If repeated, a seed must have all of the labels.
     ///
     /// If no seed has them, the command succeeds.
-    #[arg(long, value_name = "NAME=VALUE", value_parser = parse_label, conflicts_with = "seeds")]
+    #[arg(long, value_name = "NAME=VALUE", value_parser = parse_label, group = "selection")]
     label: Vec<Label>,
     /// Drop seeds even if children or other seeds need them.
     #[arg(long)]

@@ -160,9 +160,9 @@ impl Prepare {
 /// standard error.
 fn print(seed: &Seed) {
     output::print_note(format_args!(
-        "{}: {}, {} of memory; stopped for {}; prepare took {}",
+        "{}: {}, {} of private memory; stopped for {}; prepare took {}",
         shorten_command(&seed.command),
-        output::format_threads(seed.threads),
+        output::format_processes(seed.processes, seed.threads),
         format_bytes(seed.memory_bytes),
         format_microseconds(seed.pause_us),
         format_microseconds(seed.prepare_us),

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use clap::Args;
+use clap::{ArgGroup, Args};
 use farfork_api::client::{Client, request_with_timeout};
 use farfork_api::failure::Failure;
 use farfork_api::limits::QUERY_TIMEOUT;
@@ -17,6 +17,7 @@ use crate::output;
 ///
 /// The command refuses children that have not ended. End them first, for example with `farfork kill`.
 #[derive(Args)]
+#[command(group(ArgGroup::new("selection").required(true)))]
 #[command(after_help = "\
 Examples:
   farfork rm $CHILD
@@ -25,10 +26,10 @@ Examples:
 Exit status: 0 all children are removed, 1 at least one is not or a node does not answer, 2 wrong usage.")]
 pub(crate) struct Rm {
     /// Ids of the children.
-    #[arg(required_unless_present = "ended", conflicts_with = "ended", value_name = "CHILD")]
+    #[arg(group = "selection", value_name = "CHILD")]
     children: Vec<String>,
     /// Remove all children that have ended, on all nodes.
-    #[arg(long)]
+    #[arg(long, group = "selection")]
     ended: bool,
     /// With --ended: only children on this node.
     #[arg(long, requires = "ended")]

@@ -13,9 +13,9 @@ use crate::output::{self, SealView, SeedView, Table, format_age, format_bytes, f
 
 /// List the seeds of all nodes.
 ///
-/// HELD is the size of deleted files that the seed keeps on its node's disk for children, at most 16 GiB. PAUSE is the
-/// time for which the parent was stopped. NEEDED BY is the number of children, and of seeds made of such children, that
-/// still need pages of the seed.
+/// MEMORY is the size of the pages that the seed's node holds for children. HELD is the size of deleted files that the seed
+/// keeps on its node's disk for children, at most 16 GiB. PAUSE is the time for which the parent was stopped. NEEDED BY is the
+/// number of children, and of seeds made of such children, that still need pages of the seed.
 ///
 /// STATE says where the memory of the seed is. `template`: in a stopped copy of the parent, which ends with the node's
 /// daemon. `sealing`: it is being written to a file. `sealed`: in that file, which outlives the daemon. `template ended`:

@@ -156,7 +156,7 @@ fn print_outcome(child: &Child, printing: &WaitPrinting<'_>, label: Option<&Stri
 }
 
 fn timeout_failure(limit_ms: u64) -> Failure {
-    let cause = format!("not all have ended within {limit_ms} ms");
+    let cause = format!("not all have ended within {}", duration::format_ms(limit_ms));
     Failure::new(Code::DeadlineExceeded, "the children", cause)
         .with_next_step("they keep running: see `farfork ps`, wait again or `farfork kill` them")
 }

@@ -23,6 +23,8 @@ pub(crate) use memory::{MemoryView, PagerView, memory_text, pager_text, sum_memo
 pub(crate) use phases::{PhaseView, phase_table, phase_views};
 pub(crate) use summary::{summarize, summary_table};
 pub(crate) use table::Table;
-pub(crate) use units::{format_age, format_microseconds, format_threads, format_time_of_day, shorten_command};
+pub(crate) use units::{
+    format_age, format_microseconds, format_processes, format_threads, format_time_of_day, shorten_command,
+};
 pub(crate) use views::{ChildView, NodeView, SealView, SeedView, exit_code, exit_text};
 pub(crate) use zygotes::ZygotesView;

@@ -16,6 +16,12 @@ pub(crate) fn format_threads(count: u32) -> String {
     if count == 1 { "1 thread".to_owned() } else { format!("{count} threads") }
 }
 
+/// `1`, `2` → `2 threads`; `3`, `4` → `3 processes with 4 threads`.
+pub(crate) fn format_processes(processes: u32, threads: u32) -> String {
+    let threads = format_threads(threads);
+    if processes > 1 { format!("{processes} processes with {threads}") } else { threads }
+}
+
 /// Formats the time since a timestamp, in its largest unit: `3m`.
 pub(crate) fn format_age(unix_ms: u64) -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -89,7 +95,7 @@ fn find_script(words: &[&str]) -> Option<usize> {
 
 #[cfg(test)]
 mod tests {
-    use super::{format_microseconds, format_threads, shorten_command};
+    use super::{format_microseconds, format_processes, format_threads, shorten_command};
 
     #[test]
     fn a_command_fits_and_cannot_move_the_cursor() {
@@ -122,6 +128,7 @@ mod tests {
     #[test]
     fn one_thread_is_singular() {
         assert_eq!([0, 1, 2].map(format_threads), ["0 threads", "1 thread", "2 threads"]);
+        assert_eq!([1, 3].map(|processes| format_processes(processes, 4)), ["4 threads", "3 processes with 4 threads"]);
     }
 
     #[test]

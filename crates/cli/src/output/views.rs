@@ -15,6 +15,8 @@ pub(crate) struct SeedView {
     pub(crate) node: String,
     pub(crate) parent_pid: u32,
     pub(crate) command: String,
+    /// 0 if an older daemon sealed the seed.
+    pub(crate) processes: u32,
     pub(crate) threads: u32,
     pub(crate) memory_bytes: u64,
     pub(crate) descriptor_bytes: u64,
@@ -75,6 +77,7 @@ impl From<v1::Seed> for SeedView {
             node: seed.node,
             parent_pid: seed.parent_pid,
             command: seed.command,
+            processes: seed.processes,
             threads: seed.threads,
             memory_bytes: seed.memory_bytes,
             descriptor_bytes: seed.descriptor_bytes,

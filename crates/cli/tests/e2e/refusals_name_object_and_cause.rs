@@ -78,6 +78,7 @@ fn unknown_ids(cluster: &Cluster) {
     cluster.first().run_failing(&["wait", &child]).require_mentions(&[&child]);
     cluster.first().run_failing(&["fork", "nowhere.s0123456789abcdef"]).require_mentions(&["nowhere"]);
     cluster.first().run_failing(&["fork", "no-such-name"]).require_mentions(&["no-such-name", "unless sealed"]);
+    cluster.first().run_failing(&["fork", "4711"]).require_mentions(&["4711", "`farfork prepare 4711`"]);
     for command in ["kill", "logs", "wait"] {
         cluster.first().run_failing(&[command, &seed]).require_mentions(&[&seed, "id of a seed", "farfork ps"]);
     }
@@ -313,6 +314,10 @@ fn wrong_usage(cluster: &Cluster) {
     let path = lines.path().to_string_lossy();
     let refused = cluster.first().run_failing(&["fork", "x", "-n", "3", "--payloads", &path]);
     assert!(refused.status == 2 && refused.message.contains("it has 2 lines, and -n says 3"), "{refused:?}");
+    for (command, option) in [("drop", "--label"), ("rm", "--ended")] {
+        let refused = cluster.first().run_failing(&[command]);
+        assert!(refused.status == 2 && refused.message.contains(option), "{refused:?}");
+    }
     let refused = cluster.first().run_failing(&["volume", "umount", "/mnt"]);
     assert!(refused.message.contains("umount(8): `umount /mnt`"), "{}", refused.message);
 }

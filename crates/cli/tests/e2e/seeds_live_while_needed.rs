@@ -241,7 +241,7 @@ fn unreachable_nodes() {
     let seed = Seed::prepare(cluster.first(), &parent);
     cluster.cut_link(1);
     let refused = cluster.first().run_failing(&["drop", seed.id()]);
-    refused.require_mentions(&["another node may need it", cluster.name(1), "--force"]);
+    refused.require_mentions(&["another node may need it", cluster.name(1), "farfork up --restart", "--force"]);
     cluster.first().json(&["drop", "--force", seed.id()]);
     cluster.restore_link(1);
     cluster.wait_until_all_are_alive();

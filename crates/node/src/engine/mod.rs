@@ -179,6 +179,7 @@ impl Engine {
         let refusals = report.refusals.into_iter();
         Ok(v1::CheckResponse {
             command: read_command_line(pid),
+            processes: u32::try_from(report.processes).unwrap_or(u32::MAX),
             threads: u32::try_from(report.threads).unwrap_or(u32::MAX),
             mappings: u32::try_from(report.mappings).unwrap_or(u32::MAX),
             file_descriptors: u32::try_from(report.file_descriptors).unwrap_or(u32::MAX),

@@ -179,6 +179,7 @@ impl SeedBuilder {
             created_unix_ms,
             ttl_ms,
             labels: self.options.labels.clone(),
+            processes: to_u32(ready_template.times.processes),
             threads: to_u32(ready_template.times.threads),
             memory_bytes: ready_template.populated_bytes,
             pause_us: u64::try_from(ready_template.times.pause.as_micros()).unwrap_or(u64::MAX),

@@ -57,6 +57,8 @@ struct SealMetadata {
     labels: HashMap<String, String>,
     #[serde(default)]
     notes: Vec<String>,
+    #[serde(default)]
+    processes: u32,
 }
 
 /// The state of a seed's sealing.
@@ -260,6 +262,7 @@ impl SealMetadata {
             ttl_ms: view.ttl_ms,
             labels: view.labels.clone(),
             notes: view.notes.clone(),
+            processes: view.processes,
         }
     }
 
@@ -279,6 +282,7 @@ impl SealMetadata {
             ttl_ms: self.ttl_ms,
             labels: self.labels,
             notes: self.notes,
+            processes: self.processes,
             ..v1::Seed::default()
         }
     }

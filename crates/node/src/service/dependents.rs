@@ -77,6 +77,10 @@ impl SeedDependents {
     }
 }
 
+/// What a user can do about a node that does not answer.
+const START_NODE_STEP: &str =
+    "start its daemon again (`farfork nodes` shows its state; on one machine, use `farfork up --restart`)";
+
 /// Checks that no dependent needs a seed before it is dropped.
 ///
 /// # Errors
@@ -98,7 +102,7 @@ pub(super) async fn check_no_dependents(node: &Node, id: &SeedId) -> Result<(), 
     match seed_dependents.unanswered.first() {
         Some(failure) => {
             let cause = format!("children on another node may need it ({}: {})", failure.object(), failure.cause());
-            Err(refuse(cause).with_next_step(format!("see `farfork nodes`; {force}")))
+            Err(refuse(cause).with_next_step(format!("{START_NODE_STEP}; {force}")))
         }
         None => Ok(()),
     }

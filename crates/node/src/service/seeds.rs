@@ -214,6 +214,12 @@ fn unknown_seed(text: &str) -> Failure {
         let step = format!("end it with `farfork kill {text}`, or make a seed of it with `farfork prepare {text}`");
         return refuse("this is the id of a child").with_next_step(step);
     }
+    if text.parse::<u32>().is_ok() {
+        let step = format!(
+            "list seeds with `farfork seeds`; `farfork prepare {text}` makes a seed of process {text}, and prints its id"
+        );
+        return refuse("no node has a seed of this name").with_next_step(step);
+    }
     refuse("no node has a seed of this id or name")
         .with_next_step("list seeds with `farfork seeds`; unless sealed, they end with their node's daemon")
 }

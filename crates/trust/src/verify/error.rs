@@ -35,7 +35,7 @@ pub enum PeerError {
         subject: Identity,
     },
     /// The certificate was revoked.
-    #[error("{subject} was revoked; to readmit it, let it join with a new token")]
+    #[error("{subject} was revoked; to readmit it, {}", subject.role.readmission_step())]
     Revoked {
         /// The peer.
         subject: Identity,
@@ -140,7 +140,10 @@ fn from_alert(alert: AlertDescription) -> PeerError {
         AlertDescription::CertificateExpired => {
             PeerError::RefusedByPeer("it has expired or is not valid yet; compare the clocks, and join again")
         }
-        AlertDescription::CertificateRevoked => PeerError::RefusedByPeer("it was revoked; join again with a new token"),
+        AlertDescription::CertificateRevoked => PeerError::RefusedByPeer(
+            "it was revoked; a node joins again with a new token, and a client needs a new certificate of \
+             `farfork cluster issue`",
+        ),
         AlertDescription::AccessDenied => PeerError::RefusedByPeer("its role or cluster is not accepted there"),
         AlertDescription::CertificateRequired => PeerError::RefusedByPeer("none was shown"),
         AlertDescription::BadCertificate => PeerError::RefusedByPeer("it is invalid there"),

@@ -16,7 +16,8 @@ use crate::{GlobalArgs, output};
 /// Revoke all certificates of a member.
 ///
 /// Within seconds, all nodes reject the certificates that the member has now, and close its connections. All existing
-/// join tokens become invalid too. A revoked node can join again with a new token.
+/// join tokens become invalid too. A revoked node can join again with a new token. A revoked client needs a new
+/// certificate (`farfork cluster issue`).
 ///
 /// The command does not check that the member exists. `farfork cluster show` lists the revoked members.
 #[derive(Args)]

@@ -90,7 +90,12 @@ impl Run {
 }
 
 fn exec_failure(program: &OsStr, error: &io::Error) -> Failure {
-    Failure::new(Code::NotFound, format!("program {}", program.display()), format!("it cannot be started: {error}"))
+    let failure = Failure::new(
+        Code::NotFound,
+        format!("program {}", program.display()),
+        format!("it cannot be started: {error}"),
+    );
+    failure.with_next_step("give the path of an executable file, or the name of one in PATH")
 }
 
 /// Replaces this process with the program, whose root is `root`. Returns only if that fails.
@@ -112,6 +117,7 @@ fn exec_in_root(command: &mut Command, root: &Path) -> Failure {
     });
     match failed {
         Ok(error) => exec_failure(&program, &error),
-        Err(error) => refused(format!("it cannot be the root of a program: {error}")),
+        Err(error) => refused(format!("it cannot be the root of a program: {error}"))
+            .with_next_step("give a directory with proc, sys and dev; the command needs root"),
     }
 }

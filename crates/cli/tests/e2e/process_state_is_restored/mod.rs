@@ -70,6 +70,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("inotify", |cluster| restored(cluster, "inotify")),
     Test::shared("inotify_waiting", |cluster| restored(cluster, "inotify_waiting")),
     Test::shared("process_tree", |cluster| restored(cluster, "process_tree")),
+    Test::shared("a_process_tree_is_counted", process_tree_counted),
     Test::shared("a_process_tree_is_forked_again", |cluster| forked_again(cluster, "process_tree")),
     Test::shared("a_process_that_dies_while_it_is_restored_is_named", dies_during_restore),
     Test::shared("pending_stop", |cluster| restored(cluster, "pending_stop")),
@@ -327,6 +328,22 @@ fn forked_again(cluster: &Cluster, name: &'static str) {
     for (index, middle) in middles {
         cluster.node(index).json(&["kill", "--signal", "KILL", &middle.id]);
     }
+    subject.check();
+}
+
+/// `check`, `prepare` and `seeds` show the number of processes of a tree.
+fn process_tree_counted(cluster: &Cluster) {
+    let subject = Subject::start("process_tree");
+    let pid = subject.parent.pid_text();
+    let checked = cluster.first().json(&["check", &pid]);
+    let shown = format!("{} processes with {} threads", checked["processes"], checked["threads"]);
+    assert!(checked["processes"].as_u64() > Some(1), "{checked}");
+    assert!(cluster.first().run(&["check", &pid]).stdout.contains(&shown), "{shown}");
+    let seed = Seed::prepare(cluster.first(), &subject.parent);
+    assert_eq!(seed.prepare_output["processes"], checked["processes"], "{}", seed.prepare_output);
+    let listed = cluster.first().json(&["inspect", seed.id()]);
+    assert_eq!(listed["processes"], checked["processes"], "{listed}");
+    drop(seed);
     subject.check();
 }
 
