@@ -188,6 +188,25 @@ fn a_tracer_sleeps_until_a_killed_template_has_ended() {
     wait_reaped(child, killed);
 }
 
+/// The templates of a tree die together, for example if their control group is killed.
+#[test]
+fn templates_that_are_killed_together_are_reaped() {
+    const ROUNDS: usize = 20;
+    let parent = Parent::start("tree", &[]);
+    let child = parent.reported("child") as i32;
+    for _ in 0..ROUNDS {
+        let captured = parent.capture().unwrap();
+        let [first, second] = captured.template.pids() else { panic!("one template per process") };
+        let (first, second) = (*first, *second);
+        let ids = [second, first].map(|pid| pid.to_string());
+        assert!(Command::new("kill").arg("-9").args(ids).status().unwrap().success());
+        drop(captured);
+        wait_reaped(parent.pid(), first);
+        wait_reaped(child, second);
+        parent.wait_state('S');
+    }
+}
+
 /// Whether SIGKILL is pending for a process.
 fn is_being_killed(pid: i32) -> bool {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();

@@ -5,6 +5,7 @@
 //! fails afterwards. `owner_thread` reports the timeout to the caller in time.
 
 use std::io;
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use farfork_sys::process::MapEntry;
@@ -286,12 +287,20 @@ impl<'a> Injector<'a> {
         }
     }
 
+    /// Whether this is a thread of the process, or of another process of the executor. Otherwise it is a clone.
+    fn is_own_thread(&self, tid: i32) -> bool {
+        match self.executor {
+            Some(pause_executor) => pause_executor.contains(tid),
+            None => Path::new(&format!("/proc/{}/task/{tid}", self.pid)).exists(),
+        }
+    }
+
     /// Records a report of a thread that runs no script: the first stop of a new clone, or an end.
     fn record_report(&mut self, tid: i32, report: TraceeEvent) -> Result<(), CaptureError> {
         match report {
             // A clone was killed. The next function that uses the clone reports that. Threads that make calls must still be
             // waited for. Reap the clone: until then, the kernel repeats the report of its end.
-            TraceeEvent::Ended if self.executor.is_some_and(|pause_executor| !pause_executor.contains(tid)) => {
+            TraceeEvent::Ended if !self.is_own_thread(tid) => {
                 let _ = ptrace::reap(tid);
                 self.new_clone.get_or_insert(tid);
                 Ok(())
