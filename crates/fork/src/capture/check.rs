@@ -16,7 +16,7 @@ use super::tree;
 use super::volume_objects::{self, VolumeObject, list_volume_objects};
 
 /// The state that a capture of a process would carry, and the state that it would refuse.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize)]
 pub struct CheckReport {
     /// Pid of the first process.
     pub pid: i32,
@@ -61,19 +61,7 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(1);
 /// # Errors
 /// If the process cannot be read. State that cannot be carried is no error: the report lists it.
 pub fn check(pid: i32, options: CheckOptions) -> Result<CheckReport, CaptureError> {
-    let (processes, threads, mappings, memory_bytes, file_descriptors) = (0, 0, 0, 0, 0);
-    let (refusals, notes, volume_objects) = (Vec::new(), Vec::new(), Vec::new());
-    let mut report = CheckReport {
-        pid,
-        processes,
-        threads,
-        mappings,
-        memory_bytes,
-        file_descriptors,
-        refusals,
-        volume_objects,
-        notes,
-    };
+    let mut report = CheckReport { pid, ..CheckReport::default() };
     let deadline = Instant::now() + STABLE_LIMIT;
     let survey = match retry_unstable(deadline, || survey_process(pid, options, None)) {
         Ok(survey) => survey,

@@ -6,7 +6,7 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use farfork_fork::capture::{self, CaptureError, CaptureOptions};
+use farfork_fork::capture::{self, CaptureError, CaptureOptions, CapturedTree};
 use farfork_sys::process::{ProcStat, ProcStatus};
 use rustix::process::Signal;
 
@@ -148,6 +148,7 @@ fn wait_reaped(pid: i32, template: i32) {
 /// On a busy machine, a killed template may run, and end, only after many seconds. Here the freezer delays it.
 #[test]
 fn a_template_that_ends_late_is_reaped() {
+    /// Longer than the wait of a capture for such a template.
     const DELAY: Duration = Duration::from_secs(7);
     let mut parent = Parent::start("threads", &[]);
     let captured = parent.capture().unwrap();
@@ -163,14 +164,18 @@ fn a_template_that_ends_late_is_reaped() {
     parent.wait_for("round");
 }
 
+/// The templates of the program `tree` and of its child.
+fn tree_templates(captured: &CapturedTree) -> [i32; 2] {
+    captured.template.pids().try_into().expect("one template per process")
+}
+
 /// One template of a tree was killed by another process, and the other one ends late.
 #[test]
 fn a_tracer_sleeps_until_a_killed_template_has_ended() {
     let parent = Parent::start("tree", &[]);
     let child = parent.reported("child") as i32;
     let captured = parent.capture().unwrap();
-    let [late, killed] = captured.template.pids() else { panic!("one template per process") };
-    let (late, killed) = (*late, *killed);
+    let [late, killed] = tree_templates(&captured);
     let tracer = ProcStatus::read(late).unwrap().tracer;
     let group = FreezerGroup::with(late).expect("this machine has a v1 freezer");
     group.set("FROZEN");
@@ -196,8 +201,7 @@ fn templates_that_are_killed_together_are_reaped() {
     let child = parent.reported("child") as i32;
     for _ in 0..ROUNDS {
         let captured = parent.capture().unwrap();
-        let [first, second] = captured.template.pids() else { panic!("one template per process") };
-        let (first, second) = (*first, *second);
+        let [first, second] = tree_templates(&captured);
         let ids = [second, first].map(|pid| pid.to_string());
         assert!(Command::new("kill").arg("-9").args(ids).status().unwrap().success());
         drop(captured);

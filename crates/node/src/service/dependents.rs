@@ -77,7 +77,7 @@ impl SeedDependents {
     }
 }
 
-/// What a user can do about a node that does not answer.
+/// The next step if a node does not answer.
 const START_NODE_STEP: &str =
     "start its daemon again (`farfork nodes` shows its state; on one machine, use `farfork up --restart`)";
 

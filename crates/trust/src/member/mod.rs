@@ -61,7 +61,7 @@ pub enum MemberError {
     #[error("the cluster already has a live or joining node with this name")]
     NameTaken,
     /// A revoked member requested a new certificate.
-    #[error("{subject} was revoked; to readmit it, let it join with a new token")]
+    #[error("{subject} was revoked; to readmit it, {}", subject.role.readmission_step())]
     Revoked {
         /// The revoked member.
         subject: Identity,

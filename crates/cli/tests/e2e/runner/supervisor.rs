@@ -4,7 +4,6 @@ use std::collections::VecDeque;
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -158,11 +157,6 @@ fn run_lanes(
     timed_out: &Mutex<Vec<TimedOutTest>>,
 ) {
     let queue = Mutex::new(VecDeque::from(tests));
-    let lanes_left = AtomicUsize::new(count.max(1));
-    let can_end_lane = || {
-        let one_less = |left| (left > BUSY_LANES_MIN).then(|| left - 1);
-        lanes_left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less).is_ok()
-    };
     let work = || {
         let mut lane = Lane::new(run);
         loop {
@@ -176,8 +170,9 @@ fn run_lanes(
                 Ok(()) => lock(report).add_passed(&selection.name, time),
                 Err(failure) if failure.kind == FailureKind::TimedOut && lock(timed_out).len() < RETRIES_MAX => {
                     report::print_retry(&selection.name, &failure, time);
-                    lock(timed_out).push(TimedOutTest { selection, failure, log });
-                    if can_end_lane() {
+                    let mut timed_out = lock(timed_out);
+                    timed_out.push(TimedOutTest { selection, failure, log });
+                    if timed_out.len() + BUSY_LANES_MIN <= count {
                         break;
                     }
                 }

@@ -287,7 +287,8 @@ impl<'a> Injector<'a> {
         }
     }
 
-    /// Whether this is a thread of the process, or of another process of the executor. Otherwise it is a clone.
+    /// Whether this is a thread of the process, or of another process of the executor. Otherwise it is a clone, such as a
+    /// template.
     fn is_own_thread(&self, tid: i32) -> bool {
         match self.executor {
             Some(pause_executor) => pause_executor.contains(tid),
