@@ -3,6 +3,7 @@
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Default limit on the containers of a node. Each has a dozen kernel objects and at least one process, and a Linux machine
 /// has at most 32,768 processes by default.
@@ -11,6 +12,10 @@ const CONTAINERS_MAX_DEFAULT: usize = 4096;
 /// Default limit on cached roots of ended containers: more than the number of children that start at once. Each root is
 /// held by a waiting container.
 pub const CACHED_ROOTS_MAX_DEFAULT: usize = 64;
+
+/// Default for [`ContainerConfig::cached_roots_unused_limit`]. It is shorter than for zygotes, since each root holds a
+/// container.
+const CACHED_ROOTS_UNUSED_LIMIT_DEFAULT: Duration = Duration::from_secs(3);
 
 /// Environment variable with further paths to hide from containers, separated by colons. The nodes of a local cluster have
 /// their run directories next to each other on one file system.
@@ -40,6 +45,8 @@ pub struct ContainerConfig {
     pub containers_max: usize,
     /// Limit on cached roots of ended containers; 0 disables the cache.
     pub cached_roots_max: usize,
+    /// Cached roots without requests for this time are removed.
+    pub cached_roots_unused_limit: Duration,
     /// Lock file that records, for all nodes of the machine, which id ranges are used by containers with their own users.
     /// Created if missing.
     pub user_ranges: PathBuf,
@@ -67,6 +74,7 @@ impl ContainerConfig {
             masked_future_paths: Vec::new(),
             containers_max: CONTAINERS_MAX_DEFAULT,
             cached_roots_max: CACHED_ROOTS_MAX_DEFAULT,
+            cached_roots_unused_limit: CACHED_ROOTS_UNUSED_LIMIT_DEFAULT,
             user_ranges: USER_RANGES_DEFAULT.into(),
         }
     }

@@ -77,7 +77,7 @@ struct SeedDetailView {
     /// Memory that only the seed's template holds; null if the seed has no template.
     own_bytes: Option<u64>,
     /// Maximum memory that the template can hold; 0 from a node of an earlier release.
-    held_bytes_max: u64,
+    own_bytes_max: u64,
     /// Number of files that the seed's owner keeps open for children.
     held_files: u64,
     /// Paths of files that the parent could write to. Nothing proves that these files did not change since prepare.
@@ -151,7 +151,7 @@ fn seed_view(detail: SeedDetail) -> SeedDetailView {
         template_pid: detail.template_pid,
         working_set_bytes: detail.working_set_bytes,
         own_bytes: detail.own_bytes,
-        held_bytes_max: detail.held_bytes_max,
+        own_bytes_max: detail.own_bytes_max,
         held_files: detail.held_files,
         unproved_files: detail.unproved_files,
         affinity: detail.affinity,

@@ -26,7 +26,7 @@ fn seed_above_budget() {
     let first = Seed::prepare_with(node, &parent, &["--name", "first"]);
     let second = Seed::prepare(node, &parent);
     // Pages are counted when a seed is complete; inspect waits until then.
-    let bytes = [&first, &second].map(|seed| node.json(&["inspect", seed.id()])["held_bytes_max"].as_u64());
+    let bytes = [&first, &second].map(|seed| node.json(&["inspect", seed.id()])["own_bytes_max"].as_u64());
     let bytes = bytes.map(|bytes| bytes.expect("a number"));
     assert!(bytes.iter().all(|bytes| (32 << 20..45 << 20).contains(bytes)), "{bytes:?}");
     let budget = &node.json(&["inspect", cluster.name(0)])["memory"];
@@ -52,7 +52,7 @@ fn seed_above_budget() {
     node.json(&["drop", first.id()]);
     let sealed = Seed::prepare_with(node, &parent, &["--sealed"]);
     wait::wait_until("the seed is sealed, and holds no memory", SEAL_LIMIT, || {
-        (node.json(&["inspect", sealed.id()])["held_bytes_max"] == 0).then_some(())
+        (node.json(&["inspect", sealed.id()])["own_bytes_max"] == 0).then_some(())
     });
     let third = Seed::prepare(node, &parent);
     for seed in [&second, &sealed, &third] {

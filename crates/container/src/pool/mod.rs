@@ -106,7 +106,7 @@ impl ContainerPool {
         let size = size.clamp(1, SIZE_MAX);
         let usual = SpecPool { target_size: size, ..SpecPool::default() };
         let by_spec = BTreeMap::from([(ContainerSpec::default(), usual)]);
-        let root_cache = RootCache::new(config.cached_roots_max);
+        let root_cache = RootCache::new(config.cached_roots_max, config.cached_roots_unused_limit);
         let shared = Arc::new(PoolShared {
             builder: Arc::new(ContainerBuilder::new(config)?),
             size,
@@ -200,6 +200,7 @@ impl RootSink for PoolShared {
     fn return_root(&self, key: &RootCacheKey, root: CachedRoot) {
         let mut discarded = DiscardedEntries::default();
         if root.mounts_version() != self.builder.mounts_version() {
+            tracing::debug!(line = &*key.reuse_key.lineage, "a root is not kept: the node's mounts have changed");
             return;
         }
         let mut state = self.lock();

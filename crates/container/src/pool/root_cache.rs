@@ -9,9 +9,6 @@ use crate::error::ContainerError;
 use crate::handle::Container;
 use crate::root::cached::CachedRoot;
 
-/// Roots without requests expire after this time. It is shorter than for zygotes, since each root holds a container.
-const UNUSED_LIMIT: Duration = Duration::from_secs(3);
-
 /// A root without requests for this time may be evicted to make room.
 const EVICTABLE_AFTER: Duration = Duration::from_millis(100);
 
@@ -29,6 +26,8 @@ pub(super) struct RootCache {
     entries: BTreeMap<RootCacheKey, RootCacheEntry>,
     /// Limit on roots of all keys, including those in ready containers.
     roots_max: usize,
+    /// Roots without requests expire after this time.
+    unused_limit: Duration,
 }
 
 #[derive(Debug, Default)]
@@ -65,8 +64,8 @@ impl DiscardedEntries {
 }
 
 impl RootCache {
-    pub(super) fn new(roots_max: usize) -> Self {
-        Self { entries: BTreeMap::new(), roots_max }
+    pub(super) fn new(roots_max: usize, unused_limit: Duration) -> Self {
+        Self { entries: BTreeMap::new(), roots_max, unused_limit }
     }
 
     /// Records a request for a container. Returns whether that container's root is to be kept.
@@ -170,10 +169,13 @@ impl RootCache {
     ) -> Option<Instant> {
         let mut next = None;
         self.entries.retain(|key, entry| {
-            let goes = entry.last_requested.map_or(now, |used| used + UNUSED_LIMIT);
+            let goes = entry.last_requested.map_or(now, |used| used + self.unused_limit);
             if goes > now && !is_over(&key.reuse_key) {
                 next = next.into_iter().chain([goes]).min();
                 return true;
+            }
+            if entry.root_count() > 0 {
+                tracing::debug!(line = &*key.reuse_key.lineage, "unused roots are removed");
             }
             discarded.containers.extend(entry.ready.drain(..));
             discarded.roots.append(&mut entry.roots);
@@ -184,6 +186,7 @@ impl RootCache {
 
     /// Discards roots and containers that do not show the node's current mounts, which have the version `mounts_version`.
     pub(super) fn discard_outdated(&mut self, mounts_version: u64, discarded: &mut DiscardedEntries) {
+        tracing::debug!("the node's mounts have changed: roots that show other mounts are removed");
         for entry in self.entries.values_mut() {
             discarded.discard_outdated(&mut entry.ready);
             discarded.roots.extend(entry.roots.extract_if(.., |root| root.mounts_version() != mounts_version));
@@ -192,12 +195,7 @@ impl RootCache {
 
     /// The number of roots, in any state.
     pub(super) fn root_count(&self) -> usize {
-        self.entries
-            .values()
-            .map(|root_cache_entry| {
-                root_cache_entry.roots.len() + root_cache_entry.building + root_cache_entry.ready.len()
-            })
-            .sum()
+        self.entries.values().map(RootCacheEntry::root_count).sum()
     }
 
     /// The number of ready containers with a reused root.
@@ -207,6 +205,11 @@ impl RootCache {
 }
 
 impl RootCacheEntry {
+    /// The number of roots, in any state.
+    fn root_count(&self) -> usize {
+        self.roots.len() + self.building + self.ready.len()
+    }
+
     fn is_wanted(&self, now: Instant) -> bool {
         self.paused_until.is_none_or(|until| until <= now)
     }
@@ -218,7 +221,7 @@ mod tests {
 
     #[test]
     fn containers_that_change_their_roots_reuse_none_for_a_while() {
-        let (mut cache, now) = (RootCache::new(8), Instant::now());
+        let (mut cache, now) = (RootCache::new(8, Duration::from_secs(3)), Instant::now());
         let key = |line: &str| RootCacheKey {
             spec: ContainerSpec::default(),
             reuse_key: RootReuseKey { lineage: line.into(), fan_out: None },

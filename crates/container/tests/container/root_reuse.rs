@@ -130,7 +130,15 @@ fn an_unchanged_root_is_reused() {
     assert!(ask(&next, "R/proc/self/stat").starts_with("1 ("));
     assert_eq!(ask(&next, "T"), "", "a connection over 127.0.0.1 failed");
     assert!(end(&pool, next));
-    until("unused roots are dropped", || pool.root_counts() == (0, 0));
+}
+
+#[test]
+fn unused_roots_are_removed() {
+    let mut node = Node::new();
+    node.config.cached_roots_unused_limit = Duration::from_millis(500);
+    let pool = node.pool(1);
+    end(&pool, take(&pool, "s1"));
+    until("unused roots are removed", || pool.root_counts() == (0, 0));
 }
 
 /// By default, a node's run directory has the same path as the private directory, and containers mask it.

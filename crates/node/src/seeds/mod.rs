@@ -176,7 +176,7 @@ impl SeedRegistry {
     /// There is no such seed.
     pub(crate) fn detail(&self, id: &SeedId) -> Result<v1::SeedDetail, Failure> {
         let listed = self.entries().get(id).map(|seed| (seed.to_view(), seed.memory_charge().bytes));
-        let (Some((mut view, held_bytes_max)), Some(seed)) = (listed, self.table.get(id)) else {
+        let (Some((mut view, own_bytes_max)), Some(seed)) = (listed, self.table.get(id)) else {
             return Err(self.unknown_seed(id));
         };
         let (descriptor, held) = (seed.descriptor(), seed.held_file_usage());
@@ -193,7 +193,7 @@ impl SeedRegistry {
                 .template_pid()
                 .and_then(|pid| ResidentMemory::read(pid).ok())
                 .map(|held| held.private_bytes),
-            held_bytes_max,
+            own_bytes_max,
             held_files: held.files,
             unproved_files: descriptor.unverifiable_files(),
             affinity: affinity::format_distinct_sets(descriptor.threads.iter().map(|thread| thread.cpus.as_slice())),

@@ -24,6 +24,9 @@ pub enum PeerError {
     /// The node has never registered.
     #[error("node {0} does not serve volumes: start its daemon with the same catalog")]
     Unregistered(NodeName),
+    /// The node has not replied in time. It may still execute the call.
+    #[error("node {0} does not answer: see whether its daemon runs and its address can be reached (`farfork nodes`)")]
+    TimedOut(NodeName),
     /// The call failed.
     #[error("node {node}: {source}")]
     Call {
@@ -129,10 +132,15 @@ impl PeerClient {
     /// Makes one call, and waits for the reply.
     ///
     /// # Errors
-    /// `Call`. After a timeout, the node may still execute the call.
+    /// `Call`, or `TimedOut`.
     pub fn call<C: TypedCall>(&mut self, request: &C::Request, timeout: Duration) -> Result<C::Reply, PeerError> {
         let call = OutgoingRequest { deadline: Some(Instant::now() + timeout), ..OutgoingRequest::default() };
         let answer = self.client.call_typed::<C>(self.session, &call, request);
-        answer.map_err(|source| PeerError::Call { node: self.node.clone(), source })
+        answer.map_err(|source| match source {
+            TypedCallError::Call(BlockingCallError::Call(CallError::DeadlineExceeded)) => {
+                PeerError::TimedOut(self.node.clone())
+            }
+            source => PeerError::Call { node: self.node.clone(), source },
+        })
     }
 }

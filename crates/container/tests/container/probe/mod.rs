@@ -66,6 +66,8 @@ impl Node {
         fs::write(run_dir.join("token"), "secret").unwrap();
         let mut config = ContainerConfig::new("n1", &run_dir, init_image());
         config.user_ranges = directory.path().join("user-ranges");
+        // Otherwise, a root could expire between two steps of a test on a busy machine.
+        config.cached_roots_unused_limit = Duration::from_secs(600);
         Self { directory, config, _mounts: mounts }
     }
 
