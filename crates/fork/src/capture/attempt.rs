@@ -250,8 +250,6 @@ fn attempt_capture(pid: i32, options: &CaptureOptions, trace_lock: &TraceLock) -
         .for_each(|mut clone| clone.kill(Some(trace_lock)));
     let mut rollback = CaptureRollback { templates, pages: injection_pages(&tree, &released), lock: trace_lock };
     let (processes, shared) = read_templates(tree, released, &rollback.templates, files?, stopped_ns, &deadline)?;
-    times.processes = processes.len();
-    times.threads = processes.iter().map(|captured_process| captured_process.snapshot.threads.len()).sum();
     times.total = started_at.elapsed();
     Ok(CaptureAttempt { templates: std::mem::take(&mut rollback.templates), processes, shared, times })
 }

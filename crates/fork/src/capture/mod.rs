@@ -127,10 +127,6 @@ pub struct CaptureTimes {
     pub total: Duration,
     /// The completion of the descriptor, after `total`.
     pub describe: Duration,
-    /// Number of processes.
-    pub processes: usize,
-    /// Number of threads, of all processes.
-    pub threads: usize,
     /// Before the pause: the survey of the running process.
     pub survey: Duration,
     /// In the pause: until all threads have stopped.

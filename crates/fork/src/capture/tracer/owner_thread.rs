@@ -88,6 +88,10 @@ pub struct ReadyTemplate {
     pub template_pid: i32,
     /// Program and arguments of the process.
     pub arguments: Vec<String>,
+    /// Number of processes.
+    pub processes: usize,
+    /// Number of threads, of all processes.
+    pub threads: usize,
     /// Size in bytes of all pages with data: the templates' own pages and inherited ones.
     pub populated_bytes: u64,
     /// Notes about its children: state that is not carried, and state that will differ.
@@ -268,6 +272,8 @@ fn ready_template(
     ReadyTemplate {
         template_pid: templates[0].pid(),
         arguments: processes[0].arguments.clone(),
+        processes: processes.len(),
+        threads: processes.iter().map(|process| process.snapshot.threads.len()).sum(),
         populated_bytes,
         notes: attempt::collect_notes(processes),
         times,
