@@ -82,6 +82,7 @@ use std::process::ExitCode;
 
 use clap::Parser as _;
 use libtest_mimic::{Arguments, Trial};
+use rustix::fs::Mode;
 
 use arguments::TestArguments;
 use harness::{print_error, print_line};
@@ -177,6 +178,8 @@ fn main() -> ExitCode {
         return libtest_mimic::run(&Arguments { filter: None, ..arguments.libtest }, selected).exit_code();
     }
     require_root();
+    // Nodes refuse directories that other users can change.
+    rustix::process::umask(Mode::WGRP | Mode::WOTH);
     require_known_names();
     print_skipped_tests(&arguments);
     arguments.unmatched_filters(&trials).iter().for_each(print_error);

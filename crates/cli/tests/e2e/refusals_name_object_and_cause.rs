@@ -2,14 +2,14 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use farfork_sys::cgroup::{self, freezer};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::harness::{Cluster, FailedCommand, Parent, Program, Seed, programs, scratch, wait};
-use crate::runner::freezer_group;
+use crate::runner::FreezerGroup;
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
@@ -401,27 +401,18 @@ fn no_daemon(_: &Cluster) {
 
 /// A control group that contains one frozen process. Dropping it thaws the process and moves it back.
 struct Freezer {
-    group: PathBuf,
-    home: PathBuf,
-    switch: (&'static str, &'static str),
-    pid: String,
+    group: FreezerGroup,
+    pid: i32,
 }
 
 impl Freezer {
     fn of(parent: &Parent) -> Self {
-        let group = freezer_group();
-        let home = group.parent().expect("a hierarchy").to_owned();
-        let (switch, on, off) =
-            if home.ends_with("freezer") { ("freezer.state", "FROZEN", "THAWED") } else { ("cgroup.freeze", "1", "0") };
-        fs::create_dir_all(&group).expect("root can make a control group");
-        let freezer = Self { group, home, switch: (switch, off), pid: parent.pid_text() };
-        fs::write(freezer.group.join("cgroup.procs"), &freezer.pid).expect("the parent can be moved");
-        fs::write(freezer.group.join(switch), on).expect("the group can be frozen");
-        let state = if on == "1" { ("cgroup.events", "frozen 1") } else { (switch, on) };
-        wait::wait_until("the group is frozen", FROZEN_LIMIT, || {
-            let told = fs::read_to_string(freezer.group.join(state.0)).ok()?;
-            told.lines().any(|line| line == state.1).then_some(())
-        });
+        let group = FreezerGroup::of_worker().expect("a freezer is mounted");
+        cgroup::create(&group.directory).expect("root can make a control group");
+        let freezer = Self { group, pid: parent.pid() };
+        let FreezerGroup { directory, version, .. } = &freezer.group;
+        cgroup::move_process(directory, freezer.pid).expect("the parent can be moved");
+        freezer::freeze(directory, *version, FROZEN_LIMIT).expect("the group can be frozen");
         freezer
     }
 }
@@ -429,8 +420,8 @@ impl Freezer {
 impl Drop for Freezer {
     fn drop(&mut self) {
         // Also runs when a test panics. If thawing fails, the test notices the missing tick of the parent.
-        let _ = fs::write(self.group.join(self.switch.0), self.switch.1);
-        let _ = fs::write(self.home.join("cgroup.procs"), &self.pid);
-        let _ = fs::remove_dir(&self.group);
+        let _ = freezer::thaw(&self.group.directory, self.group.version);
+        let _ = cgroup::move_process(&self.group.home, self.pid);
+        let _ = fs::remove_dir(&self.group.directory);
     }
 }

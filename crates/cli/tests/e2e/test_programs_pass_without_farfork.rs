@@ -73,9 +73,13 @@ fn payload_appears() {
 
 /// Programs that could harm the machine refuse to run in the pid namespace in which they were started.
 fn dangerous_programs() {
-    for (name, payload) in
-        [("fork_bomb", "7 multiply"), ("escaping", "7"), ("file_ownership", "7"), ("tracing", "7 traces")]
-    {
+    for (name, payload) in [
+        ("fork_bomb", "7 multiply"),
+        ("escaping", "7"),
+        ("file_ownership", "7"),
+        ("host_names", "7"),
+        ("tracing", "7 traces"),
+    ] {
         let (directory, own) = (scratch::directory(), scratch::directory());
         // `file_ownership` reads this file. `escaping` would try to connect to this path.
         fs::write(own.path().join("secret"), "secret").expect("a scratch directory can be written");

@@ -64,6 +64,16 @@ pub(crate) struct Cluster {
     scratch: TestDirectory,
 }
 
+/// Prefix of the names of clusters. The pid of the worker and a number follow.
+const CLUSTER_PREFIX: &str = "e2e-";
+
+/// Returns the pid of the worker that started a cluster, by the name of a control group of the cluster.
+pub(crate) fn worker_of_group(name: &str) -> Option<i32> {
+    let (pid, number) = name.strip_prefix("farfork-")?.strip_prefix(CLUSTER_PREFIX)?.split_once('-')?;
+    number.parse::<usize>().ok()?;
+    pid.parse().ok()
+}
+
 impl Cluster {
     /// Starts `nodes` nodes: `n1` and so on.
     pub(crate) fn start(nodes: usize) -> Self {
@@ -93,7 +103,7 @@ impl Cluster {
     fn start_at(run_dir: PathBuf, scratch: TestDirectory, nodes: usize, launch: &NodeLaunch<'_>) -> Self {
         static CLUSTERS: AtomicUsize = AtomicUsize::new(0);
         let number = CLUSTERS.fetch_add(1, Ordering::Relaxed);
-        let name = format!("e2e-{}-{number}", std::process::id());
+        let name = format!("{CLUSTER_PREFIX}{}-{number}", std::process::id());
         let mut config = LocalClusterConfig::new(&name, &run_dir, nodes, launch.program);
         // A file of its own: other nodes of the machine may use up their ranges.
         config.node_arguments = vec!["--user-ranges".into(), user_ranges_in(&scratch).to_string_lossy().into_owned()];

@@ -33,8 +33,12 @@ const HARMFUL: &str = "cpu";
 
 const ADVICE: &str = "the tests need control groups that root can write: mount cgroup2 at /sys/fs/cgroup";
 
-/// Maximum depth at which the groups of an ended run are found. Groups of login sessions are at depth 5.
-const GROUP_DEPTH_MAX: usize = 8;
+/// Maximum depth at which the groups of an ended run are found. Groups of login sessions are at depth 5, and containers in
+/// containers have deeper ones.
+const GROUP_DEPTH_MAX: usize = 64;
+
+/// Prefix of the names of groups that tests make to freeze a single process. The pid of the worker follows.
+const FREEZER_GROUP_PREFIX: &str = "farfork-test-freezer-";
 
 /// Maximum number of processes that are killed at once. Each needs a descriptor, and a fork bomb has more processes than this
 /// process may have descriptors.
@@ -109,6 +113,13 @@ impl GroupSet {
             self.write_where_present(file, &value.to_string())?;
         }
         Ok(())
+    }
+
+    /// Returns the names of the limits that no group of the set has: a container may hide a controller, or keep it for itself.
+    pub(super) fn missing_limits(&self) -> Vec<&'static str> {
+        let limits = [("pids", &["pids.max"][..]), ("memory", &["memory.limit_in_bytes", "memory.max"])];
+        let has_file = |file: &&str| self.0.iter().any(|group| group.directory.join(file).exists());
+        limits.into_iter().filter(|(_, files)| !files.iter().any(has_file)).map(|(name, _)| name).collect()
     }
 
     /// Returns the groups that a run with this name has, or would have.
@@ -282,6 +293,31 @@ fn freezers() -> Vec<Hierarchy> {
         hierarchy.version == CgroupVersion::V2 || hierarchy.controllers.iter().any(|controller| controller == "freezer")
     };
     useful_hierarchies().unwrap_or_default().into_iter().filter(can_freeze).collect()
+}
+
+/// A group in which a test freezes a single process.
+pub(crate) struct FreezerGroup {
+    /// The group. The test makes it.
+    pub(crate) directory: PathBuf,
+    /// The group of this process, and of the processes that it starts.
+    pub(crate) home: PathBuf,
+    pub(crate) version: CgroupVersion,
+}
+
+impl FreezerGroup {
+    /// Chooses the group of this worker. It is next to the worker's own group, so it is removed with the groups of the run.
+    ///
+    /// # Errors
+    /// As reading the mounted hierarchies; `NotFound` if none can freeze processes.
+    pub(crate) fn of_worker() -> io::Result<Self> {
+        let mut freezers = freezers();
+        // The tests of the version 1 freezer are the stricter ones: SIGKILL does not end a process that it has frozen.
+        freezers.sort_by_key(|hierarchy| hierarchy.version == CgroupVersion::V2);
+        let Some(freezer) = freezers.into_iter().next() else { return Err(io::ErrorKind::NotFound.into()) };
+        let name = format!("{FREEZER_GROUP_PREFIX}{}", std::process::id());
+        let directory = freezer.creation_base(&[]).directory.join(name);
+        Ok(Self { directory, home: freezer.own, version: freezer.version })
+    }
 }
 
 /// Thaws the group of a process, wherever the group is.

@@ -10,7 +10,7 @@ use farfork_sys::cgroup;
 use farfork_sys::cgroup::freezer;
 use farfork_sys::cgroup::hierarchy::{self, DAEMON_LEAF};
 
-use super::machine_state::freezer_group;
+use super::group_set::FreezerGroup;
 use super::self_test::{FOREVER, SHORT_LIMIT, directory, note, panic_with_a_wrong_byte, start_sleep};
 use crate::harness::{Disk, UnresponsiveMount};
 use crate::test::Test;
@@ -88,7 +88,7 @@ fn make_ipc_objects() {
 /// As a test that freezes a single process, before it has frozen the process.
 fn join_other_group() {
     let sleep = start_sleep().expect("sleep(1) is installed").id();
-    let group = freezer_group();
+    let group = FreezerGroup::of_worker().expect("a freezer is mounted").directory;
     cgroup::create(&group).expect("root may make groups");
     cgroup::move_process(&group, sleep.cast_signed()).expect("root may move processes");
     note("group", &group.to_string_lossy());

@@ -1,5 +1,6 @@
 //! The name of a run, which contains the identity of its supervisor. The run's control groups and directory have this
-//! name, so a later run finds the ones whose supervisor has ended.
+//! name, so a later run finds the ones whose supervisor has ended. The supervisor also locks the directory, because its
+//! process id means nothing in another pid namespace.
 
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
@@ -9,6 +10,8 @@ use std::time::Duration;
 use farfork_sys::pidfd;
 use farfork_sys::process_identity::ProcessIdentity;
 use rustix::process::geteuid;
+
+use super::run_directory;
 
 /// Prefix of the names of all runs.
 const PREFIX: &str = "farfork-tests-";
@@ -39,7 +42,7 @@ pub(super) fn is_own_entry(path: &Path) -> bool {
 
 /// Returns whether this is the name of a run whose supervisor has ended.
 pub(super) fn is_name_of_dead_run(name: &str) -> bool {
-    supervisor_of(name).is_some_and(|supervisor| is_dead(&supervisor))
+    supervisor_of(name).is_some_and(|supervisor| is_dead(&supervisor)) && !run_directory::is_locked(name)
 }
 
 /// Returns whether a run can have this name.

@@ -24,6 +24,7 @@ impl<'a> Lane<'a> {
     /// Runs a test. Writes the details of a failure to `log`.
     pub(super) fn run_test(&mut self, selection: &Selection, log: &Path) -> Result<(), Failure> {
         let outcome = self.try_test(selection, log);
+        self.run.wait_if_ending();
         // A test that did not run has not written a log.
         if let Err(failure) = &outcome
             && !log.exists()

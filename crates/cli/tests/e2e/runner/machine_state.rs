@@ -1,5 +1,5 @@
 //! The state of the machine that killed tests have changed, outside of the run's control groups and directories: the number
-//! of huge pages, shared memory, and control groups for single processes.
+//! of huge pages, shared memory, and empty control groups of clusters whose directory was removed.
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
@@ -9,7 +9,7 @@ use std::time::Duration;
 use farfork_sys::cgroup::{self, hierarchy};
 use rustix::fs::{FlockOperation, flock};
 
-use crate::harness::leftovers;
+use crate::harness::{cluster, leftovers};
 
 /// The machine's number of huge pages. A program that changes the number holds a lock on this file until it has restored
 /// it (`tests/resources/huge_setting.h`).
@@ -24,24 +24,14 @@ const SHARED_MEMORY: &str = "/dev/shm";
 /// Prefixes of the names of tests' shared memory. The pid of the process that removes it follows.
 pub(crate) const SHARED_MEMORY_PREFIXES: [&str; 2] = ["farfork-test-", "farfork-private-"];
 
-/// Prefix of the names of groups that tests make to freeze a single process. The pid of the worker follows.
-const FREEZER_GROUP_PREFIX: &str = "farfork-test-freezer-";
-
-/// Longest wait until a killed process has left its group.
-const LEAVE_LIMIT: Duration = Duration::from_secs(5);
-
-/// Returns the group in which a test of this worker freezes a single process.
-pub(crate) fn freezer_group() -> PathBuf {
-    let version_1 = Path::new("/sys/fs/cgroup/freezer");
-    let top = if version_1.exists() { version_1 } else { Path::new("/sys/fs/cgroup") };
-    top.join(format!("{FREEZER_GROUP_PREFIX}{}", std::process::id()))
-}
+/// Longest wait until the last process of a group has left it.
+const LEAVE_LIMIT: Duration = Duration::from_millis(100);
 
 /// Restores the state that tests have changed whose processes have ended. Returns the problems.
 pub(super) fn restore() -> Vec<String> {
     let pages = restore_huge_pages().err().map(|error| format!("{HUGE_PAGES} is not restored: {error}"));
     remove_shared_memory();
-    remove_freezer_groups();
+    remove_cluster_groups();
     pages.into_iter().collect()
 }
 
@@ -76,15 +66,18 @@ fn remove_shared_memory() {
     }
 }
 
-/// Removes the groups that tests made to freeze single processes. They are at the top of a hierarchy.
-fn remove_freezer_groups() {
+/// Removes the empty groups of clusters whose worker has ended. A killed `cargo xtask test-fresh` leaves them in hierarchies
+/// without a group of the run, because the state files of the clusters vanish with the private `/run`.
+fn remove_cluster_groups() {
     for hierarchy in hierarchy::mounted_hierarchies().unwrap_or_default() {
         for entry in fs::read_dir(&hierarchy.top).into_iter().flatten().flatten() {
             let name = entry.file_name();
-            let pid = name.to_str().and_then(|name| name.strip_prefix(FREEZER_GROUP_PREFIX)?.parse().ok());
-            if pid.is_some_and(|pid| !leftovers::is_alive(pid)) {
-                // Fails if the group has a process.
-                let _ = cgroup::remove(&entry.path(), LEAVE_LIMIT);
+            let worker = name.to_str().and_then(cluster::worker_of_group);
+            let groups = cgroup::subtree(&entry.path()).unwrap_or_default();
+            // A worker in another pid namespace looks dead, but its cluster has processes.
+            let is_empty = |group: &PathBuf| cgroup::processes(group).is_ok_and(|members| members.is_empty());
+            if worker.is_some_and(|pid| !leftovers::is_alive(pid)) && groups.iter().all(is_empty) {
+                groups.iter().for_each(|group| _ = cgroup::remove(group, LEAVE_LIMIT));
             }
         }
     }

@@ -27,8 +27,9 @@ mod worker;
 mod worker_process;
 
 pub(crate) use cleanup::traces_of;
+pub(crate) use group_set::FreezerGroup;
 pub(crate) use identity::name_of;
 pub(crate) use janitor::{JANITOR_ARGUMENT, clean_after};
-pub(crate) use machine_state::{HUGE_PAGES, HUGE_PAGES_BEFORE, SHARED_MEMORY_PREFIXES, freezer_group};
+pub(crate) use machine_state::{HUGE_PAGES, HUGE_PAGES_BEFORE, SHARED_MEMORY_PREFIXES};
 pub(crate) use supervisor::{RunSettings, Selection, run};
 pub(crate) use worker::{WORKER_ARGUMENT, run_worker};

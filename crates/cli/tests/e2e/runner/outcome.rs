@@ -30,8 +30,17 @@ impl Failure {
         Self { kind: FailureKind::Wrong, reason: reason.into(), has_no_cluster: false }
     }
 
-    pub(super) fn first_line(&self) -> &str {
-        self.reason.lines().find(|line| !line.trim().is_empty()).unwrap_or("no reason").trim()
+    /// Returns the first line of the reason. Adds the next line if the first one only announces it, as the exit status of a
+    /// command does.
+    pub(super) fn first_line(&self) -> String {
+        let mut lines = self.reason.lines().map(str::trim).filter(|line| !line.is_empty());
+        let Some(first) = lines.next() else { return "no reason".to_owned() };
+        let text = first.rsplit_once(" (").filter(|(_, place)| place.ends_with(')')).map_or(first, |(text, _)| text);
+        let is_announcement = text.ends_with(':') || text.contains("exit status: ");
+        match lines.next().filter(|_| is_announcement) {
+            Some(next) => format!("{first} {next}"),
+            None => first.to_owned(),
+        }
     }
 
     /// Returns the failure of a test with these panics. A wrong result has precedence over timeouts.

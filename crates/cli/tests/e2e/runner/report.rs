@@ -95,7 +95,7 @@ impl RunReport {
 
 impl FailedTest {
     fn new(name: &str, failure: &Failure, log: &Path) -> Self {
-        Self { name: name.to_owned(), reason: failure.first_line().to_owned(), log: log.to_owned() }
+        Self { name: name.to_owned(), reason: failure.first_line(), log: log.to_owned() }
     }
 
     fn line(&self) -> String {

@@ -1,11 +1,12 @@
 //! `RunContext`: the control groups, the directory, the janitor and the logs of a run. The supervisor makes it, and lanes
 //! and workers use it.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use super::group_set::{GroupSet, RunLimits};
@@ -13,6 +14,7 @@ use super::janitor::Janitor;
 use super::log_directory::LogDirectory;
 use super::supervisor::RunSettings;
 use super::{cleanup, identity, run_directory};
+use crate::harness::print_error;
 
 /// Number of failed starts of the shared cluster in a row after which it is not started again.
 const CLUSTER_FAILURES_MAX: usize = 3;
@@ -29,12 +31,16 @@ pub(super) struct RunContext {
     /// Maximum number of bytes that a test may write.
     pub(super) output_bytes_max: u64,
     janitor: Janitor,
+    /// Other runs recognize by this lock that this run has not ended.
+    _directory_lock: File,
     pub(super) logs: LogDirectory,
     workers_count: AtomicUsize,
     /// Number of failed starts of the shared cluster since the last successful one.
     cluster_failures_count: AtomicUsize,
     /// Held while workers are started or removed. When a signal ends the run, it is held forever.
     workers_lock: Mutex<()>,
+    /// Whether a signal ends the run, and kills its tests.
+    is_ending: AtomicBool,
 }
 
 impl RunContext {
@@ -49,6 +55,7 @@ impl RunContext {
         cleanup::remove_dead_runs(&temporary)?;
         let name = identity::own_name()?;
         let directory = run_directory::create(&name, &temporary)?;
+        let directory_lock = run_directory::lock(&directory)?;
         // If a later step fails, the janitor removes what the earlier ones have made.
         let janitor = Janitor::start(&name, &temporary).map_err(|error| {
             run_directory::remove_empty(&directory);
@@ -56,6 +63,11 @@ impl RunContext {
         })?;
         let logs = LogDirectory::create(&name)?;
         let groups = GroupSet::create(&name, run_limits(settings.pids_max)?)?;
+        for controller in groups.missing_limits() {
+            print_error(format_args!(
+                "the run has no {controller} limit: no control group here can use this controller"
+            ));
+        }
         let deadline = (!has_long_tests).then(|| Instant::now() + settings.run_limit);
         Ok(Self {
             name,
@@ -65,10 +77,12 @@ impl RunContext {
             leak_limit: settings.leak_limit,
             output_bytes_max: settings.output_bytes_max,
             janitor,
+            _directory_lock: directory_lock,
             logs,
             workers_count: AtomicUsize::new(0),
             cluster_failures_count: AtomicUsize::new(0),
             workers_lock: Mutex::new(()),
+            is_ending: AtomicBool::new(false),
         })
     }
 
@@ -94,6 +108,18 @@ impl RunContext {
     /// run.
     pub(super) fn lock_workers(&self) -> MutexGuard<'_, ()> {
         self.workers_lock.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Records that a signal ends the run.
+    pub(super) fn set_ending(&self) {
+        self.is_ending.store(true, Ordering::SeqCst);
+    }
+
+    /// Blocks forever if a signal ends the run: the failure of a test that was killed by this is no result.
+    pub(super) fn wait_if_ending(&self) {
+        while self.is_ending.load(Ordering::SeqCst) {
+            thread::park();
+        }
     }
 
     /// Returns the time until the run must end; `None` for long tests.

@@ -2,11 +2,13 @@
 //! symbolic link in `/run` leads to it, so that a later run with another temporary directory finds it.
 
 use std::env;
-use std::fs::{self, DirBuilder};
+use std::fmt::Display;
+use std::fs::{self, DirBuilder, File};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, symlink};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{FlockOperation, flock};
 use rustix::process::geteuid;
 
 use super::identity;
@@ -31,8 +33,15 @@ const ADVICE: &str = "set TMPDIR to a directory that can be written";
 /// Returns the temporary directory as an absolute path without symbolic links, like the paths in the kernel's mount table.
 pub(super) fn temporary_directory() -> io::Result<PathBuf> {
     let directory = env::temp_dir();
-    let describe = |error| io::Error::other(format!("directory {}: {error}; {ADVICE}", directory.display()));
-    directory.canonicalize().map_err(describe)
+    let describe =
+        |error: &dyn Display| io::Error::other(format!("directory {}: {error}; {ADVICE}", directory.display()));
+    let directory_found = directory.canonicalize().map_err(|error| describe(&error))?;
+    match directory_found.to_str() {
+        None => Err(describe(&"its path is not UTF-8")),
+        // Lists of paths are separated by colons.
+        Some(path) if path.contains(':') => Err(describe(&"its path has a colon")),
+        Some(_) => Ok(directory_found),
+    }
 }
 
 /// Makes the directory of the run with this name, and the link to it.
@@ -47,9 +56,23 @@ pub(super) fn create(name: &str, temporary: &Path) -> io::Result<PathBuf> {
     let link = Path::new(LINKS).join(name);
     symlink(&directory, &link).map_err(|error| {
         let _ = fs::remove_dir(&directory);
-        io::Error::other(format!("link {}: {error}; {ADVICE}, other than {LINKS}", link.display()))
+        io::Error::other(format!("link {}: {error}; run the tests as root, with {LINKS} writable", link.display()))
     })?;
     Ok(directory)
+}
+
+/// Locks the directory of this process's run as long as the returned file is open.
+pub(super) fn lock(directory: &Path) -> io::Result<File> {
+    let file = File::open(directory)?;
+    flock(&file, FlockOperation::NonBlockingLockExclusive)?;
+    Ok(file)
+}
+
+/// Returns whether the supervisor of the run with this name holds the lock of its directory.
+pub(super) fn is_locked(name: &str) -> bool {
+    let directory = of_run(name, &env::temp_dir());
+    let is_free = |file: File| flock(&file, FlockOperation::NonBlockingLockShared).is_ok();
+    is_own(&directory) && File::open(&directory).is_ok_and(|file| !is_free(file))
 }
 
 /// Removes the directory of a run in which nothing was made, and its link.

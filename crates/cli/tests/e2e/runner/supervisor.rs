@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -33,7 +33,7 @@ const OUTPUT_BYTES_MAX: u64 = 256 << 20;
 /// broken.
 const RETRIES_MAX: usize = 8;
 
-/// Time for the last message of a run that hangs.
+/// Longest wait until a message of a run that is being ended is printed.
 const MESSAGE_TIME: Duration = Duration::from_millis(200);
 
 /// The exit status when a test failed, as in libtest.
@@ -90,11 +90,14 @@ pub(crate) fn run(tests: Vec<Selection>, lanes_count: usize, settings: &RunSetti
     };
     let ended = Arc::clone(&run);
     let clean_up = move || {
+        ended.set_ending();
         let held = ended.lock_workers();
-        // In a thread: the write blocks while the reader of a full pipe, such as a pager, does not read.
-        let message = || print_error("\nthe run is ended by a signal: everything that it started is killed");
-        drop(thread::Builder::new().spawn(message));
-        ended.remove().iter().for_each(|problem| print_error(format_args!("not removed: {problem}")));
+        print_briefly("\nthe run is ended by a signal: everything that it started is killed".to_owned());
+        let problems = ended.remove();
+        ended.logs.remove_if_empty();
+        if !problems.is_empty() {
+            print_briefly(format!("not removed: {}", problems.join("\nnot removed: ")));
+        }
         // A lane that waits for the lock must not continue, so the lock is never released.
         std::mem::forget(held);
     };
@@ -132,12 +135,21 @@ fn end_hanging_run(run: &RunContext, limit: Duration) {
     let Some(left) = run.time_left() else { return };
     thread::spawn(move || {
         thread::sleep(left + limit);
-        // In a thread: the write may block, too.
-        let message = || print_error("\nthe run is ended: it hangs, or its output is not read");
-        drop(thread::Builder::new().spawn(message));
-        thread::sleep(MESSAGE_TIME);
+        print_briefly("\nthe run is ended: it hangs, or its output is not read".to_owned());
         std::process::exit(FAILED_STATUS.into());
     });
+}
+
+/// Prints a message of a run that is being ended. Does not wait for long: the write blocks while the reader of a full pipe, such
+/// as a pager, does not read.
+fn print_briefly(message: String) {
+    let (sender, is_printed) = mpsc::channel();
+    let print = move || {
+        print_error(message);
+        let _ = sender.send(());
+    };
+    drop(thread::Builder::new().spawn(print));
+    let _ = is_printed.recv_timeout(MESSAGE_TIME);
 }
 
 /// A test that timed out, with the failure of its first run.

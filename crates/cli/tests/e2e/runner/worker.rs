@@ -105,7 +105,8 @@ fn install_panic_hook() {
             print(info);
         }
         if let Some(place) = info.location() {
-            let (first, rest) = failure.reason.split_once('\n').unwrap_or((&failure.reason, ""));
+            let reason = failure.reason.trim_start();
+            let (first, rest) = reason.split_once('\n').unwrap_or((reason, ""));
             failure.reason = format!("{first} ({}:{})\n{rest}", place.file(), place.line()).trim_end().to_owned();
         }
         panics_lock().push(failure.clone());

@@ -21,8 +21,10 @@ int main(void) {
     read_line("/proc/sys/kernel/random/boot_id", boot[0]);
 
     char payload[PAYLOAD_BYTES_MAX];
+    remember_pid_namespace();
     ready(0);
     await_fork(payload);
+    require_container();
 
     /* Nodes of one machine have the same names. */
     REQUIRE(uname(&childs) == 0);
