@@ -113,11 +113,18 @@ struct farfork_fork_request {
     char egress[FARFORK_EGRESS_BYTES]; /* as `farfork fork --egress` takes it; empty: no egress */
 };
 
-/* Kills a child of this connection. The daemon sends ended_reply as for any end. */
+enum farfork_kill_flag {
+    FARFORK_KILL_KEEPS_CHILD = 1, /* the ended child stays listed, with its logs; by default, the daemon removes it */
+};
+
+/* Kills a child of this connection. The daemon sends ended_reply as for any end. Older libraries send requests that end
+ * before flags; missing fields count as 0. */
 struct farfork_kill_request {
     struct farfork_header header;
     uint32_t batch;
     uint32_t index;
+    uint32_t flags; /* enum farfork_kill_flag */
+    uint32_t reserved;
 };
 
 /* Drops a seed. */

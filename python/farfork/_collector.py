@@ -251,8 +251,9 @@ class Collector:
     def fork_workers(self, seed: WorkerSeed, indices: range) -> None:
         self._fork(seed.batch, seed.id, indices, _protocol.FORK_CHANNEL)
 
-    def kill_worker(self, worker: Worker) -> None:
-        self._connect().send(_protocol.KILL, batch=worker.seed.batch, index=worker.index)
+    def kill_worker(self, worker: Worker, keeps_log: bool = False) -> None:
+        flags = _protocol.KILL_KEEPS_CHILD if keeps_log else 0
+        self._connect().send(_protocol.KILL, batch=worker.seed.batch, index=worker.index, flags=flags)
 
     def drop_seed(self, seed: WorkerSeed) -> None:
         self._connect().send(_protocol.DROP, seed=seed.id)

@@ -66,10 +66,10 @@ class Connection:
             self._socket.connect(path)
         except OSError as error:
             self._socket.close()
-            raise DaemonNotFound(
-                f"node at {path}: {error.strerror or error}; start one with `farfork node` or `farfork up`, "
-                "or set its path in FARFORK_PROGRAM_SOCKET"
-            ) from None
+            step = "start one with `farfork node` or `farfork up`, or set its path in FARFORK_PROGRAM_SOCKET"
+            if isinstance(error, PermissionError):
+                step = "only root may connect: run this program with sudo"
+            raise DaemonNotFound(f"node at {path}: {error.strerror or error}; {step}") from None
         self._inode = os.fstat(self._socket.fileno()).st_ino
 
     def send(self, kind: int, **fields: int | str) -> None:

@@ -170,8 +170,8 @@ class Executor(_Executor):
 
         The iterator raises :class:`concurrent.futures.TimeoutError` if a result is missing ``timeout`` seconds after this
         call. It raises the exception of a call when it reaches that call. ``chunksize`` consecutive calls are sent to a
-        worker together; with ``None``, the size is chosen so that each worker gets about four chunks. When the iterator is
-        closed or raises, the remaining calls are cancelled.
+        worker together, and the executor's ``timeout`` counts for all of them; with ``None``, the size is chosen so that each
+        worker gets about four chunks. When the iterator is closed or raises, the remaining calls are cancelled.
 
         With ``return_exceptions``, the iterator does not raise the exception of a call, but returns it in place of the
         result. The same applies to the error of a child that returned no result. So each call has an outcome, and a failure

@@ -48,8 +48,14 @@ def fork_fields(
     untrusted: bool,
     user_namespace: bool,
 ) -> dict[str, Any]:
-    """Returns the fields of a fork request that are equal for all children. Raises :class:`ValueError`."""
+    """Returns the fields of a fork request that are equal for all children. Raises :class:`ValueError` or
+    :class:`TypeError`.
+    """
     memory_bytes = None if memory is None else parse_size(memory)
+    if cpus is not None and not isinstance(cpus, (int, float)):
+        raise TypeError(f"cpus must be a number of processors, such as 2 or 0.5, not {cpus!r}")
+    if processes is not None and not isinstance(processes, int):
+        raise TypeError(f"processes must be a whole number, not {processes!r}")
     if (memory_bytes is not None and memory_bytes < 1) or (cpus is not None and cpus < 0.001):
         raise ValueError("memory must be 1 byte or more, cpus 0.001 or more")
     if processes is not None and not 1 <= processes < 1 << 32:

@@ -23,6 +23,7 @@ LIMIT_TIME, LIMIT_MEMORY, LIMIT_NODE_MEMORY = 1, 2, 3
 LIMITS = {LIMIT_TIME: "time", LIMIT_MEMORY: "memory", LIMIT_NODE_MEMORY: "node_memory"}
 
 _ID, _NAME, _NODES, _STRATEGY, _EGRESS, _TEXT = "96s", "64s", "4096s", "32s", "1024s", "2048s"
+KILL_KEEPS_CHILD = 1
 _CHILD_INDEX_FIELDS = (("batch", "I"), ("index", "I"))
 
 
@@ -75,7 +76,7 @@ STRUCTURES = (
             ("egress", _EGRESS),
         ),
     ),
-    Structure(KILL, "kill_request", _CHILD_INDEX_FIELDS),
+    Structure(KILL, "kill_request", (*_CHILD_INDEX_FIELDS, ("flags", "I"), ("reserved", "I"))),
     Structure(DROP, "drop_request", (("seed", _ID),)),
     Structure(HELLO, "hello_request", ()),
     Structure(WELCOME, "welcome_reply", (("node", _NAME),)),

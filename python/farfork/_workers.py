@@ -119,7 +119,7 @@ class WorkerHost(Protocol):
     """The operations of the collector that the pool uses."""
 
     def fork_workers(self, seed: WorkerSeed, indices: range) -> None: ...
-    def kill_worker(self, worker: Worker) -> None: ...
+    def kill_worker(self, worker: Worker, keeps_log: bool = False) -> None: ...
     def drop_seed(self, seed: WorkerSeed) -> None: ...
     def watch_channel(self, worker: Worker) -> None: ...
     def forget_channel(self, worker: Worker) -> None: ...
@@ -302,7 +302,10 @@ class WorkerPool:
         worker.task = None
         if worker.is_late:
             error: ChildDied = ChildTimeout(
-                child, f"it was killed: its call took more than {self._options.timeout} s", signal_number=9, limit="time"
+                child,
+                f"it was killed: its call, or chunk of calls, took more than {self._options.timeout} s",
+                signal_number=9,
+                limit="time",
             )
         else:
             error = death_error(child, message)
@@ -357,7 +360,8 @@ class WorkerPool:
                 completions += self._handle_end(worker)
             else:
                 worker.is_late, worker.deadline = True, None
-                self._host.kill_worker(worker)
+                # The call's error names the log.
+                self._host.kill_worker(worker, keeps_log=True)
         return completions
 
     def next_deadline(self) -> float | None:

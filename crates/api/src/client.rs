@@ -68,7 +68,7 @@ async fn socket_channel(socket: &Path) -> Result<Channel, Failure> {
     endpoint.connect_with_connector(connector).await.map_err(|error| {
         let step = match is_permission_denied(&error) {
             true => "only root may connect: run this with sudo, or use an identity of your own with --node and --trust",
-            false => "start one with `farfork node` or `farfork up`, or set its path in FARFORK_SOCKET",
+            false => "start one with `farfork node` or `farfork up` (`farfork up --restart` if it has ended), or set its path in FARFORK_SOCKET",
         };
         Failure::new(Code::Unavailable, format!("node at {}", socket.display()), innermost_error(&error))
             .with_next_step(step)

@@ -68,7 +68,7 @@ pub enum DaemonError {
     #[error("the pager: {0}")]
     Pager(String),
     /// It cannot listen at an address or socket.
-    #[error("cannot listen at {address}: {cause}")]
+    #[error("cannot listen at {address}: {cause}; choose another one, or end the process that uses it")]
     Listen {
         /// The address.
         address: String,

@@ -120,7 +120,10 @@ impl Node {
         let silent = views.filter(|view| view.state == MemberState::Unreachable);
         let failure = |view: farfork_cluster::membership::MemberView| {
             let cause = format!("it has been silent for {} s", view.silence.as_secs());
-            let step = format!("check the node, and the network to {}", view.member.address);
+            let step = format!(
+                "check its daemon (`farfork up --restart` starts an ended one again), and the network to {}",
+                view.member.address
+            );
             Failure::new(Code::Unavailable, format!("node {}", view.member.name), cause).with_next_step(step).into()
         };
         silent.map(failure).collect()

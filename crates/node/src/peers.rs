@@ -218,7 +218,10 @@ impl Peers {
         if view.state == MemberState::Unreachable {
             let silent_s = view.silence.as_secs();
             let cause = format!("node `{node}` has been silent for {silent_s} s");
-            let step = format!("check the node, and the network to {}", view.member.address);
+            let step = format!(
+                "check its daemon (`farfork up --restart` starts an ended one again), and the network to {}",
+                view.member.address
+            );
             return Err(Failure::new(Code::Unavailable, object, cause).with_next_step(step));
         }
         Ok(self.channel(view.member.address))

@@ -85,6 +85,9 @@ pub const FORK_NO_PAYLOAD: u32 = 16;
 /// `FARFORK_FORK_CHANNEL`.
 pub const FORK_CHANNEL: u32 = 32;
 
+/// `FARFORK_KILL_KEEPS_CHILD`.
+pub const KILL_KEEPS_CHILD: u32 = 1;
+
 /// `FARFORK_NETWORK_PRIVATE`.
 pub const NETWORK_PRIVATE: u32 = 0;
 /// `FARFORK_NETWORK_SHARED`.
@@ -153,6 +156,8 @@ structures! {
         header: Header,
         batch: u32,
         index: u32,
+        flags: u32,
+        reserved: u32,
     }
     /// Drops a seed.
     "drop_request" DropRequest {

@@ -9,8 +9,8 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::layout::{
     self, CheckpointRequest, DropRequest, FORK_ANY_NODE, FORK_CHANNEL, FORK_NO_PAYLOAD, FORK_OWNS_SEED, FORK_UNTRUSTED,
-    FORK_USER_NAMESPACE, ForkRequest, Header, HelloRequest, KillRequest, NETWORK_HOST, NETWORK_PRIVATE, NETWORK_SHARED,
-    kind,
+    FORK_USER_NAMESPACE, ForkRequest, Header, HelloRequest, KILL_KEEPS_CHILD, KillRequest, NETWORK_HOST,
+    NETWORK_PRIVATE, NETWORK_SHARED, kind,
 };
 
 /// Why bytes are not a valid request.
@@ -79,6 +79,8 @@ pub enum RequestBody {
         batch: u32,
         /// Index of the child in the batch.
         index: u32,
+        /// Whether the ended child stays listed, with its logs.
+        keeps_child: bool,
     },
     /// Register a connection that stays open.
     Hello,
@@ -179,8 +181,10 @@ impl Request {
                 decode_fork(&read_zero_extended(bytes, header.kind, &OLDER_LENGTHS)?)
             }
             kind::KILL => {
-                let KillRequest { batch, index, .. } = read_message(bytes, header.kind)?;
-                Ok(RequestBody::Kill { batch, index })
+                const OLDER_LENGTHS: [usize; 1] = [offset_of!(KillRequest, flags)];
+                let request: KillRequest = read_zero_extended(bytes, header.kind, &OLDER_LENGTHS)?;
+                let KillRequest { batch, index, flags, .. } = request;
+                Ok(RequestBody::Kill { batch, index, keeps_child: flags & KILL_KEEPS_CHILD != 0 })
             }
             kind::HELLO => read_message::<HelloRequest>(bytes, header.kind).map(|_| RequestBody::Hello),
             kind::DROP => {

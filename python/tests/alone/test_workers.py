@@ -41,7 +41,7 @@ class Host:
     def fork_workers(self, seed: WorkerSeed, indices: range) -> None:
         self.forked += [(seed.id, index) for index in indices]
 
-    def kill_worker(self, worker: Worker) -> None:
+    def kill_worker(self, worker: Worker, keeps_log: bool = False) -> None:
         self.killed.append(worker.index)
 
     def drop_seed(self, seed: WorkerSeed) -> None:

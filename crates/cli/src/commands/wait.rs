@@ -66,10 +66,10 @@ pub(crate) enum WaitOutcome {
     Ended {
         #[serde(flatten)]
         child: Box<ChildView>,
-        /// With --results: the child's standard output as UTF-8, unless the child returned a result.
+        /// With --results: the child's standard output as UTF-8, unless the child wrote a result of its own.
         #[serde(skip_serializing_if = "Option::is_none")]
         stdout: Option<String>,
-        /// With --results: the result that the child returned, as UTF-8.
+        /// With --results: the result as UTF-8, which is `stdout` if the child wrote no result of its own.
         #[serde(skip_serializing_if = "Option::is_none")]
         result: Option<String>,
     },
@@ -113,8 +113,9 @@ pub(crate) async fn wait_for_all(
             Some(Event::Result(piece)) if quiet => given.extend(piece),
             Some(Event::Stdout(piece) | Event::Result(piece)) => output::write_bytes(&piece)?,
             Some(Event::Ended(child)) => {
-                let result = take_text(&mut given);
-                let stdout = (results && result.is_none()).then(|| take_text(&mut written).unwrap_or_default());
+                let own_result = take_text(&mut given);
+                let stdout = (results && own_result.is_none()).then(|| take_text(&mut written).unwrap_or_default());
+                let result = own_result.or_else(|| stdout.clone());
                 print_outcome(&child, printing, labels.get(message.index as usize));
                 ends.push(WaitOutcome::Ended { child: Box::new(child.into()), stdout, result });
             }

@@ -259,10 +259,16 @@ fn wait_for_clock_to_pass(path: &Path) {
 fn examples(cluster: &Cluster) {
     let library = install_library("examples");
     let mut squares = start(cluster, &library.join("build/squares"), Stdio::null());
-    for (payload, result) in results(cluster, &squares.line(), &["7", "999999"]) {
+    let seed = squares.line();
+    for (payload, result) in results(cluster, &seed, &["7", "999999"]) {
         let number: u64 = payload.parse().expect("a number");
         assert_eq!(result, format!("{number} squared is {}\n", number * number));
     }
+    // A single attached child has its streams connected, and its result follows.
+    let payload = scratch::file("12");
+    let attached =
+        cluster.first().run(&["fork", &seed, "--to", cluster.name(1), "--payload", &payload.path().to_string_lossy()]);
+    assert_eq!(attached.stdout, "12 squared is 144\n", "{}", attached.stderr);
     let text = scratch::file("the fox and the hound\n");
     let mut words = start(cluster, &library.join("build/words"), text.reopen().expect("a file").into());
     for (payload, result) in results(cluster, &words.line(), &["the", "hound", "hare"]) {

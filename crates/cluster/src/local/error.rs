@@ -23,7 +23,7 @@ pub enum LocalError {
         nodes_max: usize,
     },
     /// A cluster runs in the run directory.
-    #[error("a cluster already runs in {}; restart its ended daemons with `farfork up --restart`, end it with `farfork down`, or choose another run directory", run_dir.display())]
+    #[error("a cluster already runs in {}; restart its ended daemons with `farfork up --restart`, end it with `farfork down`, or start another one with --run-dir and --name", run_dir.display())]
     AlreadyExists {
         /// The run directory.
         run_dir: PathBuf,
@@ -51,7 +51,9 @@ pub enum LocalError {
         wanted: String,
     },
     /// A network namespace that this cluster did not make has the name.
-    #[error("network namespace {netns} exists, and this cluster did not make it; choose another name for the cluster")]
+    #[error(
+        "network namespace {netns} exists, and this cluster did not make it; choose another name for the cluster with --name"
+    )]
     NetnsTaken {
         /// The namespace.
         netns: String,

@@ -27,6 +27,10 @@ const LOST_FILE_STEP: &str = "prepare its parent again. --changed-files allow do
 /// Next step when the child's node lacks a file or directory of the parent.
 const MISSING_FILE_STEP: &str = "copy it to the same path on that node, or share its directory with all nodes, or fork to a node that has it (--to)";
 
+/// As `MISSING_FILE_STEP`, for a child whose root is a directory of its node.
+const MISSING_IN_ROOT_STEP: &str =
+    "copy it to the same path below the directory of --root on that node, or fork with another root";
+
 /// Next step if there is no disk space for a child's files.
 pub(super) const DISK_FULL_STEP: &str =
     "make room there, or give the node another run directory (farfork node --run-dir)";
@@ -45,6 +49,9 @@ pub(super) fn find_next_step(error: &ResumeError, options: &StartOptions) -> Opt
             Some(NET_UNREACHABLE_STEP)
         }
         ResumeError::Restore(RestoreError::Step { remedy, .. }) => *remedy,
+        ResumeError::Restore(RestoreError::MissingFile { .. }) if options.root_directory.is_some() => {
+            Some(MISSING_IN_ROOT_STEP)
+        }
         ResumeError::Restore(RestoreError::MissingFile { .. }) => Some(MISSING_FILE_STEP),
         ResumeError::CreateResource { cause, .. } | ResumeError::Plan(PlanError::Write { source: cause, .. })
             if is_disk_full(cause) =>

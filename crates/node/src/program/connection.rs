@@ -137,8 +137,8 @@ impl ProgramConnection {
             }
             RequestBody::Fork(fork) => self.fork(fork).await,
             RequestBody::Hello => self.reply(Reply::Welcome { node: self.node.name.as_str() }).await,
-            RequestBody::Kill { batch, index } => {
-                self.forks.kill_child((batch, index));
+            RequestBody::Kill { batch, index, keeps_child } => {
+                self.forks.kill_child((batch, index), keeps_child);
                 Ok(())
             }
             RequestBody::Drop { seed } => {

@@ -50,8 +50,9 @@ struct ForkTable {
 
 struct ForkedChild {
     child: ChildId,
-    /// Whether the program has requested to kill the child.
-    is_kill_requested: bool,
+    /// Whether the child is removed from its node's list when it has ended: the program had it killed, and does not need its
+    /// logs.
+    is_unneeded: bool,
 }
 
 impl ProgramForks {
@@ -73,11 +74,11 @@ impl ProgramForks {
         tokio::spawn(async move { batch.reject_fork(&fork, &failure).await });
     }
 
-    /// Kills a child, if it is running.
-    pub(super) fn kill_child(&self, position: ChildPosition) {
+    /// Kills a child, if it is running. With `keeps_child`, the ended child stays listed.
+    pub(super) fn kill_child(&self, position: ChildPosition, keeps_child: bool) {
         let mut children = self.0.children();
         if let Some(running) = children.running.get_mut(&position) {
-            running.is_kill_requested = true;
+            running.is_unneeded |= !keeps_child;
             let (child, node) = (running.child.clone(), self.0.node.clone());
             tokio::spawn(async move { kill_by_id(&node, child).await });
         }
@@ -170,7 +171,7 @@ impl SharedForks {
         let is_over = {
             let mut children = self.children();
             if !children.is_disconnected {
-                children.running.insert(position, ForkedChild { child: id.clone(), is_kill_requested: false });
+                children.running.insert(position, ForkedChild { child: id.clone(), is_unneeded: false });
             }
             children.is_disconnected
         };
@@ -220,11 +221,10 @@ impl SharedForks {
         children.watcher_tasks.spawn(async move { exit_watcher::watch_exits(&batch, &node, inbox).await });
     }
 
-    /// Removes a child that has ended. If the program had it killed, the child is removed from its node's list too: its
-    /// result will not be requested.
+    /// Removes a child that has ended, if it is unneeded also from its node's list.
     pub(super) fn remove_ended(&self, position: ChildPosition) {
         let mut children = self.children();
-        if let Some(ForkedChild { child, is_kill_requested: true }) = children.running.remove(&position) {
+        if let Some(ForkedChild { child, is_unneeded: true }) = children.running.remove(&position) {
             let node = self.node.clone();
             tokio::spawn(async move {
                 if let Err(error) = service::remove(&node, v1::RemoveRequest { child: child.to_string() }).await {

@@ -42,7 +42,9 @@ pub(super) async fn attach_child(client: &mut Client, child: &Child, with_stdin:
     let mut readers = OutputRelay { client, child: slice::from_ref(&child.id), closed_at: None };
     while let Some(message) = outputs.message().await.map_err(lost)? {
         match message.output {
-            Some(Output::Stdout(piece)) => readers.handle_write(output::write_bytes(&piece)).await?,
+            Some(Output::Stdout(piece) | Output::Result(piece)) => {
+                readers.handle_write(output::write_bytes(&piece)).await?
+            }
             Some(Output::Stderr(piece)) => readers.handle_write(io::stderr().write_all(&piece)).await?,
             Some(Output::Ended(child)) => return child_exit_code(&child),
             None => {}
