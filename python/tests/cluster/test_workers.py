@@ -96,6 +96,11 @@ def define(text: str) -> Any:
     return namespace["answer"]
 
 
+def print_and_sleep(text: str) -> None:
+    print(text, flush=True)
+    time.sleep(600)
+
+
 def measure(table: list[bytes], lock: Any, number: int) -> tuple[int, int]:
     with lock:
         return len(table[0]), number
@@ -251,6 +256,14 @@ class Workers(unittest.TestCase):
                 with self.assertRaisesRegex(farfork.ChildTimeout, "more than 3 s"):
                     workers.submit(time.sleep, 600).result(PATIENCE_S)
                 self.assertEqual(square_in_time(workers, number), number * number)
+
+    def test_the_log_of_a_call_that_takes_too_long_is_kept(self) -> None:
+        with executor(max_workers=1, timeout=3, output="log") as workers:
+            with self.assertRaises(farfork.ChildTimeout) as raised:
+                workers.submit(print_and_sleep, "before the timeout").result(PATIENCE_S)
+        line = [farfork.binary(), "logs", raised.exception.child]
+        log = subprocess.run(line, capture_output=True, text=True, timeout=PATIENCE_S)
+        self.assertIn("before the timeout", log.stdout, log.stderr)
 
     def test_a_cancelled_call_does_not_start_or_its_worker_is_killed(self) -> None:
         with executor(max_workers=1) as workers:
