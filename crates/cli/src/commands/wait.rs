@@ -16,7 +16,8 @@ use crate::{GlobalArgs, duration};
 /// Wait for children to end, and print their exit statuses or results.
 ///
 /// The result of a child is the value that it returned after a checkpoint, if its program made the checkpoint itself.
-/// Otherwise the result is the child's standard output.
+/// Otherwise the result is the child's standard output. With --json, the key is `result` in the first case, and `stdout` in
+/// the second.
 ///
 /// The output follows the order of the arguments. The command prints each part as soon as it is available.
 #[derive(Args)]
@@ -66,10 +67,10 @@ pub(crate) enum WaitOutcome {
     Ended {
         #[serde(flatten)]
         child: Box<ChildView>,
-        /// With --results: the child's standard output as UTF-8, unless the child wrote a result of its own.
+        /// With --results: the child's standard output as UTF-8, unless the child returned a result.
         #[serde(skip_serializing_if = "Option::is_none")]
         stdout: Option<String>,
-        /// With --results: the result as UTF-8, which is `stdout` if the child wrote no result of its own.
+        /// With --results: the result that the child returned, as UTF-8.
         #[serde(skip_serializing_if = "Option::is_none")]
         result: Option<String>,
     },
@@ -113,9 +114,8 @@ pub(crate) async fn wait_for_all(
             Some(Event::Result(piece)) if quiet => given.extend(piece),
             Some(Event::Stdout(piece) | Event::Result(piece)) => output::write_bytes(&piece)?,
             Some(Event::Ended(child)) => {
-                let own_result = take_text(&mut given);
-                let stdout = (results && own_result.is_none()).then(|| take_text(&mut written).unwrap_or_default());
-                let result = own_result.or_else(|| stdout.clone());
+                let result = take_text(&mut given);
+                let stdout = (results && result.is_none()).then(|| take_text(&mut written).unwrap_or_default());
                 print_outcome(&child, printing, labels.get(message.index as usize));
                 ends.push(WaitOutcome::Ended { child: Box::new(child.into()), stdout, result });
             }

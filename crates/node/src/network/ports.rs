@@ -55,7 +55,7 @@ impl BoundPort {
         };
         let listener = listen().map_err(|error| {
             Failure::new(Code::FailedPrecondition, format!("port {} of the node", port.node), error)
-                .with_next_step("publish one port for each child on this node, or find the process that uses it with `ss -ltnp` there (`ip netns exec ff-CLUSTER-NODE ss -ltnp` for a node of `farfork up`)")
+                .with_next_step("publish another port, one for each child on this node, or find the process that uses it with `ss -ltnp` there (`ip netns exec ff-CLUSTER-NODE ss -ltnp` for a node of `farfork up`)")
         })?;
         Ok(Self { port, listener })
     }

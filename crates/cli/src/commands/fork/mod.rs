@@ -68,7 +68,8 @@ impl From<NetworkMode> for Network {
 ///
 /// A single child is attached to this terminal. It uses this command's standard streams and receives its signals. If
 /// SIGINT (Ctrl-C), SIGTERM, SIGHUP or SIGQUIT is repeated within five seconds, the child gets SIGKILL. Equal signals
-/// within 0.2 seconds count as one. The command exits with the child's exit status.
+/// within 0.2 seconds count as one. The command exits with the child's exit status. If the child returned a result after
+/// a checkpoint, the command prints it at the child's end.
 ///
 /// For several children, the command waits until all have ended. It prints their results in order (see `farfork wait`).
 /// With --payloads, it names the line of each failed child on standard error. `farfork logs` prints what the children
