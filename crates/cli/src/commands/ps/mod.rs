@@ -28,7 +28,7 @@ const WATCH_INTERVAL: Duration = Duration::from_secs(1);
 #[command(after_help = "\
 Examples:
   farfork ps --watch
-  farfork ps --json | jq -r '.children[] | select(.exit_code != 0).child'
+  farfork ps --json | jq -r '.children[] | select(.exit_code != null and .exit_code != 0).child'
   farfork ps --running --quiet | xargs farfork wait
 
 Exit status: 0 success, 1 at least one node does not answer, 2 wrong usage.")]
