@@ -6,14 +6,22 @@
 
 use std::path::PathBuf;
 use std::process::Command;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
+use crate::child;
 use crate::terminal::print_note;
-use crate::workspace::Workspace;
+use crate::workspace::{Workspace, cargo_program};
 
 /// Pinned, so that a new release of the tool cannot change the result.
 const CARGO_DENY_VERSION: &str = "0.20.2";
+
+/// Limit for the check, which takes seconds. Advisories are fetched from the network.
+const CHECK_LIMIT: Duration = Duration::from_secs(10 * 60);
+
+/// Limit for the build of the tool on a slow machine.
+const INSTALL_LIMIT: Duration = Duration::from_secs(40 * 60);
 
 /// The checks to run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,7 +40,7 @@ pub(crate) fn run(workspace: &Workspace, scope: Scope) -> Result<()> {
     if scope == Scope::WithAdvisories {
         command.arg("advisories");
     }
-    let status = command.args(["licenses", "bans", "sources"]).status().context("cargo-deny cannot be started")?;
+    let status = child::status(command.args(["licenses", "bans", "sources"]), CHECK_LIMIT)?;
     ensure!(status.success(), "cargo-deny found violations ({status}); deny.toml lists what is allowed, with reasons");
     Ok(())
 }
@@ -44,13 +52,13 @@ fn installed() -> Result<PathBuf> {
     let program = tools.join("bin/cargo-deny");
     if !program.exists() {
         print_note(format_args!("cargo-deny {CARGO_DENY_VERSION} is built once, into {}", tools.display()));
-        let status = Command::new(env!("CARGO"))
+        let mut install = Command::new(cargo_program());
+        install
             .args(["install", "cargo-deny", "--locked", "--debug", "--version", CARGO_DENY_VERSION, "--root"])
             .arg(&tools)
             .env("CARGO_PROFILE_DEV_DEBUG", "0")
-            .env_remove("CARGO_TARGET_DIR")
-            .status()
-            .context("cargo cannot be started")?;
+            .env_remove("CARGO_TARGET_DIR");
+        let status = child::status(&mut install, INSTALL_LIMIT)?;
         ensure!(status.success(), "cargo-deny {CARGO_DENY_VERSION} cannot be installed ({status})");
     }
     Ok(program)

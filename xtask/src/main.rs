@@ -1,10 +1,11 @@
 //! `cargo xtask tidy|check|test|test-long|test-fresh|e2e|bench|deny|fuzz|setup`: the project's checks and test runs.
 //! The Makefile and CI call it.
 //!
-//! It uses only the standard library and `anyhow`, so that it builds in seconds. This file selects the module of a
-//! command.
+//! It uses only the standard library, `anyhow` and the signals of `tokio`, so that it builds in seconds. This file selects
+//! the module of a command.
 #![forbid(unsafe_code)]
 
+mod child;
 mod deny;
 mod fuzz;
 mod pipeline;
@@ -46,6 +47,7 @@ fn main() -> ExitCode {
         print_note(USAGE);
         return ExitCode::from(EXIT_USAGE);
     };
+    child::end_run_by_signal().expect("signals can be waited for");
     let workspace = Workspace::of_this_build();
     let outcome = match (command.as_str(), rest) {
         ("tidy", []) => tidy::run(&workspace),
@@ -66,6 +68,7 @@ fn main() -> ExitCode {
             return ExitCode::from(EXIT_USAGE);
         }
     };
+    terminal::flush(None);
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if error.is::<pipeline::RunFailed>() => ExitCode::FAILURE,

@@ -1,6 +1,7 @@
 //! `Workspace`: the work tree, with its root, files and crates. It only reads; the checks evaluate.
 
-use std::ffi::OsStr;
+use std::env;
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -8,6 +9,11 @@ use anyhow::{Context, Result};
 
 /// Directories and files without source: version control (a file in a second work tree), build products, caches.
 const WITHOUT_SOURCE: [&str; 5] = [".git", ".cache", "target", "node_modules", "__pycache__"];
+
+/// Returns the program `cargo`: the one that runs this program, or that has built it.
+pub(crate) fn cargo_program() -> OsString {
+    env::var_os("CARGO").unwrap_or_else(|| env!("CARGO").into())
+}
 
 /// The root of a checked-out work tree.
 pub(crate) struct Workspace {
@@ -40,6 +46,11 @@ impl Workspace {
 
     pub(crate) fn root(&self) -> &Path {
         &self.root
+    }
+
+    /// The directory of the build products, as an absolute path: cargo takes a relative one from the root.
+    pub(crate) fn products(&self) -> PathBuf {
+        self.root.join(env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into()))
     }
 
     /// Reads a file of the tree that must exist.

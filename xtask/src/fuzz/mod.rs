@@ -10,11 +10,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 
+use crate::child;
 use crate::terminal::print_line;
-use crate::workspace::Workspace;
+use crate::workspace::{Workspace, cargo_program};
 use target::{Ended, FuzzPriority, Target};
 
 /// Flags that make the compiler count executed edges, and report compared values to libFuzzer.
@@ -33,6 +35,9 @@ const PLATFORM: &str = "x86_64-unknown-linux-gnu";
 
 /// Default time for each target, in seconds.
 const SECONDS: u32 = 60;
+
+/// Limit for the build, which is slow in the background of the tests.
+const BUILD_LIMIT: Duration = Duration::from_secs(60 * 60);
 
 /// Runs the named targets, or all. `--seconds N` sets the time for each.
 pub(crate) fn run(workspace: &Workspace, arguments: &[String]) -> Result<()> {
@@ -134,20 +139,18 @@ fn targets(workspace: &Workspace) -> Result<Vec<String>> {
 
 /// The directory for the build products of the targets, next to the other build products.
 fn products(workspace: &Workspace) -> PathBuf {
-    let all = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace.root().join("target"), PathBuf::from);
-    all.join("fuzz")
+    workspace.products().join("fuzz")
 }
 
 fn build(folder: &Path, products: &Path, priority: FuzzPriority) -> Result<()> {
-    let status = priority
-        .command(Path::new(env!("CARGO")))
+    let mut command = priority.command(Path::new(&cargo_program()));
+    command
         .current_dir(folder)
         .args(["build", "--release", "--target", PLATFORM])
         .args(matches!(priority, FuzzPriority::Background).then_some("--quiet"))
         .env("CARGO_TARGET_DIR", products)
-        .env("RUSTFLAGS", FLAGS.join(" "))
-        .status()
-        .context("cargo cannot be started")?;
+        .env("RUSTFLAGS", FLAGS.join(" "));
+    let status = child::status(&mut command, BUILD_LIMIT)?;
     ensure!(status.success(), "the fuzz targets cannot be built ({status})");
     Ok(())
 }

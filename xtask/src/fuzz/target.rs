@@ -4,14 +4,20 @@ use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+
+use crate::child;
 
 /// Memory limit of a target, in MiB. An input that needs more is a failure.
 const MEMORY_MIB_MAX: u32 = 1024;
 
 /// Time limit for one input, in seconds. Without other load an input takes milliseconds.
 const INPUT_SECONDS_MAX: u32 = 30;
+
+/// Longest time of a target beyond the requested one: libFuzzer first runs the whole corpus, which is slow in the background.
+const EXTRA_TIME_MAX: Duration = Duration::from_secs(30 * 60);
 
 /// Nice value in the background. Next to a busy test, a target gets about a hundredth of the core.
 const BACKGROUND: &str = "19";
@@ -72,8 +78,8 @@ impl Target {
         for made in [&found, &failures, &scratch] {
             fs::create_dir_all(made).with_context(|| format!("{} cannot be created", made.display()))?;
         }
-        let output = priority
-            .command(program)
+        let mut command = priority.command(program);
+        command
             .current_dir(folder)
             .env("TMPDIR", &scratch)
             .arg(format!("-max_total_time={seconds}"))
@@ -82,17 +88,14 @@ impl Target {
             .arg(format!("-artifact_prefix={}/", failures.display()))
             .args(["-print_final_stats=1", "-verbosity=0"])
             .arg(&found)
-            .arg(folder.join("corpus").join(name))
-            .output()
-            .with_context(|| format!("{} cannot be started", program.display()));
+            .arg(folder.join("corpus").join(name));
+        let ended = child::status_and_stderr(&mut command, Duration::from_secs(seconds.into()) + EXTRA_TIME_MAX);
         fs::remove_dir_all(&scratch).with_context(|| format!("{} cannot be removed", scratch.display()))?;
-        let output = output?;
-        let stderr = String::from_utf8_lossy(&output.stderr);
+        let (status, stderr) = ended?;
         ensure!(
-            output.status.success(),
-            "{}\nfuzz target `{name}` failed ({}); repeat it: {} {}/INPUT",
+            status.success(),
+            "{}\nfuzz target `{name}` failed ({status}); repeat it: {} {}/INPUT",
             last_lines(&stderr),
-            output.status,
             program.display(),
             failures.display()
         );

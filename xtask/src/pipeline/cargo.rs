@@ -1,23 +1,21 @@
-//! Runs a command as one step. Copies its output to the terminal and to a log file, and parses the test results in it.
+//! Runs a command as one step. Copies its output to a log file and to the thread that prints, and parses the test results in
+//! it.
 
 use std::env;
 use std::fs::{self, File};
 use std::io::{self, BufRead as _, BufReader, PipeReader, Write as _};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus};
+use std::process::{Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-use super::hang;
 use super::output::TestOutput;
-use crate::terminal::{self, print_line};
-use crate::workspace::Workspace;
-
-/// Interval between two checks whether a command has ended.
-const POLL_INTERVAL: Duration = Duration::from_millis(20);
+use crate::child::{ChildProcess, POLL_INTERVAL};
+use crate::terminal;
+use crate::workspace::{Workspace, cargo_program};
 
 /// Limit on the wait for the end of the output after a command has ended. Only a process that the command left running keeps
 /// the pipe open longer.
@@ -31,21 +29,21 @@ const OWN_PACKAGE_PREFIX: &str = "CARGO_PKG_";
 
 /// Returns a cargo command with the environment of the shell.
 pub(super) fn command(workspace: &Workspace, arguments: &[&str]) -> Command {
-    run_in_root(workspace, Command::new(env!("CARGO")), arguments)
+    run_in_root(workspace, Command::new(cargo_program()), arguments)
 }
 
 /// Returns a cargo command that runs in its own mount namespace. Container pools watch the mounts of their namespace, and
 /// discard containers if other programs change them.
 pub(super) fn isolated_command(workspace: &Workspace, arguments: &[&str]) -> Command {
     let mut command = Command::new("unshare");
-    command.args(["--mount", "--propagation", "private", "--", env!("CARGO")]);
+    command.args(["--mount", "--propagation", "private", "--"]).arg(cargo_program());
     run_in_root(workspace, command, arguments)
 }
 
 /// As `isolated_command`, with the directories of the tests on a file system with reflinks, which is made in `scratch`.
 pub(super) fn command_with_reflinks(workspace: &Workspace, scratch: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(workspace.root().join("scripts/with-reflinks.sh"));
-    command.arg(scratch).arg(env!("CARGO"));
+    command.arg(scratch).arg(cargo_program());
     run_in_root(workspace, command, arguments)
 }
 
@@ -83,13 +81,13 @@ pub(super) fn run(command: &mut Command, log: &Path, limit: Duration) -> Result<
     fs::create_dir_all(log.parent().context("the path of the log has no directory")?)?;
     let file = File::create(log).with_context(|| format!("{} cannot be written", log.display()))?;
     let (reader, writer) = io::pipe()?;
-    command.stdout(writer.try_clone()?).stderr(writer);
-    let mut child = command.spawn().with_context(|| format!("{command:?} cannot be started"))?;
+    let started = ChildProcess::start(command.stdout(writer.try_clone()?).stderr(writer));
     // The command holds the write ends. Without ours, the pipe ends when all processes that write to it have ended.
-    command.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null());
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    let child = started?;
     let output = Arc::new(Mutex::new(TestOutput::default()));
     let copier = copy_output(reader, file, Arc::clone(&output));
-    let status = wait(&mut child, limit)?;
+    let status = child.wait(limit)?;
     let give_up = Instant::now() + OUTPUT_LIMIT;
     while !copier.is_finished() && Instant::now() < give_up {
         thread::sleep(POLL_INTERVAL);
@@ -98,28 +96,13 @@ pub(super) fn run(command: &mut Command, log: &Path, limit: Duration) -> Result<
     Ok(CommandCompletion { status, log: log.to_owned(), output })
 }
 
-fn wait(child: &mut Child, limit: Duration) -> io::Result<Option<ExitStatus>> {
-    let deadline = Instant::now() + limit;
-    loop {
-        if let Some(status) = child.try_wait()? {
-            return Ok(Some(status));
-        }
-        if Instant::now() >= deadline {
-            print_line(format_args!("\n== not done after {} s; these processes are killed:", limit.as_secs()));
-            print_line(hang::kill_tree(child.id()));
-            child.wait()?;
-            return Ok(None);
-        }
-        thread::sleep(POLL_INTERVAL);
-    }
-}
-
 fn copy_output(pipe: PipeReader, mut log: File, output: Arc<Mutex<TestOutput>>) -> JoinHandle<()> {
     thread::spawn(move || {
         let mut lines = BufReader::new(pipe);
         let mut line = Vec::new();
         while lines.read_until(b'\n', &mut line).is_ok_and(|count| count > 0) {
             let text = String::from_utf8_lossy(&line);
+            // Does not wait for the terminal: results must not be lost if nothing reads the output.
             terminal::print(&text);
             // A full disk loses the log, but does not stop the run.
             let _ = log.write_all(&line);

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use super::cargo;
-use crate::workspace::Workspace;
+use crate::workspace::{Workspace, cargo_program};
 
 /// Directories that stay visible: the variable that names each, and its default in the home directory.
 const KEPT: [(&str, Option<&str>); 4] = [
@@ -24,7 +24,7 @@ pub(super) fn command(workspace: &Workspace, arguments: &[&str]) -> Command {
     };
     let mut command = Command::new(workspace.root().join("scripts/fresh.sh"));
     command.current_dir(workspace.root()).args(KEPT.into_iter().filter_map(directory)).arg(workspace.root());
-    command.arg("--").arg(env!("CARGO")).args(arguments).env("CARGO_NET_OFFLINE", "true");
+    command.arg("--").arg(cargo_program()).args(arguments).env("CARGO_NET_OFFLINE", "true");
     cargo::forget_own_package(&mut command);
     command
 }

@@ -5,24 +5,26 @@
 //! its log. All steps build with one profile and one set of features, so that nothing is compiled twice.
 
 mod cargo;
+mod end_to_end;
 mod fresh;
-mod hang;
+mod log_directory;
 mod output;
 mod summary;
 mod volume_variants;
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 
-use crate::terminal::print_line;
+use crate::terminal::{self, print_line};
 use crate::workspace::Workspace;
-use crate::{deny, fuzz, tidy};
+use crate::{child, deny, fuzz, tidy};
+use end_to_end::TEST_SET;
 pub(crate) use summary::RunFailed;
 use summary::RunSummary;
 use volume_variants::VARIANTS;
@@ -59,19 +61,16 @@ const BUILD_LIMIT: Duration = Duration::from_secs(40 * 60);
 /// gives up.
 const UNIT_TESTS_LIMIT: Duration = Duration::from_secs(20 * 60);
 
-/// Limit for the end-to-end tests. Their runner has a shorter limit of its own.
-const END_TO_END_LIMIT: Duration = Duration::from_secs(60 * 60);
-
 /// Limit for the long tests. Each of them has a limit of its own.
 const LONG_TESTS_LIMIT: Duration = Duration::from_secs(24 * 3600);
 
-/// The environment variable that selects a subset of the end-to-end tests.
-const TEST_SET: &str = "FARFORK_TEST_SET";
+/// Options of the runner of the end-to-end tests with which it runs none.
+const QUERIES: [&str; 4] = ["--list", "--help", "-h", "--version"];
 
 /// Runs everything that CI runs.
 pub(crate) fn test(workspace: &Workspace) -> Result<()> {
     let integration = integration_tests(workspace)?;
-    let mut summary = RunSummary::new(&logs(workspace));
+    let mut summary = RunSummary::new(&log_directory::create(workspace)?);
     check_sources(workspace, &mut summary);
     summary.check("licences, bans, sources", || deny::run(workspace, deny::Scope::Offline));
     if build(workspace, &mut summary) {
@@ -79,7 +78,7 @@ pub(crate) fn test(workspace: &Workspace) -> Result<()> {
             has_failed.store(!run_integration(workspace, summary, &integration), Ordering::Relaxed);
             run_fresh(workspace, summary);
             let mut end_to_end = cargo::command(workspace, &END_TO_END_TESTS);
-            run_end_to_end(summary, &mut end_to_end, END_TO_END_LIMIT);
+            end_to_end::run(summary, &mut end_to_end, end_to_end::LIMIT);
         });
     }
     summary.finish()
@@ -87,12 +86,12 @@ pub(crate) fn test(workspace: &Workspace) -> Result<()> {
 
 /// Runs a subset that takes minutes instead of a quarter of an hour, for use between commits.
 pub(crate) fn check(workspace: &Workspace) -> Result<()> {
-    let mut summary = RunSummary::new(&logs(workspace));
+    let mut summary = RunSummary::new(&log_directory::create(workspace)?);
     check_sources(workspace, &mut summary);
     if build(workspace, &mut summary) {
         summary.command("unit tests", &mut cargo::command(workspace, &UNIT_TESTS), UNIT_TESTS_LIMIT);
         let mut end_to_end = cargo::command(workspace, &END_TO_END_TESTS);
-        run_end_to_end(&mut summary, end_to_end.env(TEST_SET, "check"), END_TO_END_LIMIT);
+        end_to_end::run(&mut summary, end_to_end.env(TEST_SET, "check"), end_to_end::LIMIT);
     }
     summary.finish()
 }
@@ -104,7 +103,7 @@ pub(crate) fn test_long(workspace: &Workspace, filters: &[String]) -> Result<()>
     let integration = integration_tests(workspace)?;
     let names = filters.iter().map(String::as_str);
     let arguments: Vec<&str> = ["--", "--ignored"].into_iter().chain(names).collect();
-    let mut summary = RunSummary::new(&logs(workspace));
+    let mut summary = RunSummary::new(&log_directory::create(workspace)?);
     if build(workspace, &mut summary) {
         let unit = [unit_tests(integration.iter().map(String::as_str)), arguments.clone()].concat();
         summary.command("long unit and integration tests", &mut cargo::command(workspace, &unit), LONG_TESTS_LIMIT);
@@ -113,13 +112,17 @@ pub(crate) fn test_long(workspace: &Workspace, filters: &[String]) -> Result<()>
             run_volume_variants(workspace, &mut summary);
         }
         let end_to_end = [&END_TO_END_TESTS[..], &arguments].concat();
-        run_end_to_end(&mut summary, &mut cargo::command(workspace, &end_to_end), LONG_TESTS_LIMIT);
+        let run_count = end_to_end::run(&mut summary, &mut cargo::command(workspace, &end_to_end), LONG_TESTS_LIMIT);
+        // The filters may select only unit tests.
+        if run_count == Some(0) && summary.has_no_results() {
+            end_to_end::fail_without_tests(&mut summary, filters);
+        }
     }
     summary.finish()
 }
 
 fn run_volume_variants(workspace: &Workspace, summary: &mut RunSummary) {
-    let scratch = logs(workspace);
+    let scratch = summary.logs().to_owned();
     for variant in VARIANTS {
         let mut suite = variant.suite_command(workspace, &scratch);
         summary.command(variant.suite, suite.env("RUST_TEST_THREADS", TEST_THREADS), LONG_TESTS_LIMIT);
@@ -132,36 +135,50 @@ fn run_volume_variants(workspace: &Workspace, summary: &mut RunSummary) {
 pub(crate) fn end_to_end(workspace: &Workspace, filters: &[String]) -> Result<()> {
     let mut arguments = [&END_TO_END_TESTS[..], &["--"]].concat();
     arguments.extend(filters.iter().map(String::as_str));
-    succeed(&mut cargo::command(workspace, &PROGRAMS))?;
-    succeed(&mut cargo::command(workspace, &arguments))
+    let mut tests = cargo::command(workspace, &arguments);
+    if filters.iter().any(|filter| QUERIES.contains(&filter.as_str())) {
+        return succeed(&mut tests, BUILD_LIMIT);
+    }
+    let mut summary = RunSummary::new(&log_directory::create(workspace)?);
+    if summary.command("build of the programs", &mut cargo::command(workspace, &PROGRAMS), BUILD_LIMIT) {
+        // The filters may name long tests.
+        let run_count = end_to_end::run(&mut summary, &mut tests, LONG_TESTS_LIMIT);
+        if run_count == Some(0) {
+            end_to_end::fail_without_tests(&mut summary, filters);
+        }
+    }
+    summary.finish()
 }
 
 /// Runs the tests that depend most on the contents of /run, /tmp, /var/lib and the home directory, as on a freshly installed
 /// machine. Also runs the end-to-end tests that `filters` name, or the set of [`check`].
 pub(crate) fn test_fresh(workspace: &Workspace, filters: &[String]) -> Result<()> {
-    let mut summary = RunSummary::new(&logs(workspace));
+    let mut summary = RunSummary::new(&log_directory::create(workspace)?);
     if build(workspace, &mut summary) {
         run_fresh(workspace, &mut summary);
-        let filters = filters.iter().map(String::as_str);
-        let arguments: Vec<&str> = END_TO_END_TESTS.into_iter().chain(["--"]).chain(filters).collect();
-        let mut end_to_end = fresh::command(workspace, &arguments);
-        if arguments.last() == Some(&"--") {
-            end_to_end.env(TEST_SET, "check");
+        let names = filters.iter().map(String::as_str);
+        let arguments: Vec<&str> = END_TO_END_TESTS.into_iter().chain(["--"]).chain(names).collect();
+        let mut command = fresh::command(workspace, &arguments);
+        if filters.is_empty() {
+            command.env(TEST_SET, "check");
         }
-        run_end_to_end(&mut summary, &mut end_to_end, END_TO_END_LIMIT);
+        // The filters do not apply to the tests before.
+        if end_to_end::run(&mut summary, &mut command, end_to_end::LIMIT) == Some(0) {
+            end_to_end::fail_without_tests(&mut summary, filters);
+        }
     }
     summary.finish()
 }
 
 /// Runs the benchmark of a fork with a release build; `options` are passed to it.
 pub(crate) fn bench(workspace: &Workspace, options: &[String]) -> Result<()> {
-    succeed(&mut cargo::command(
-        workspace,
-        &["build", "--quiet", "--release", "--bin", "farfork", "--bin", "farfork-bench"],
-    ))?;
+    let build = ["build", "--quiet", "--release", "--bin", "farfork", "--bin", "farfork-bench"];
+    succeed(&mut cargo::command(workspace, &build), BUILD_LIMIT)?;
     let mut arguments = vec!["run", "--quiet", "--release", "--bin", "farfork", "--", "bench", "fork"];
     arguments.extend(options.iter().map(String::as_str));
-    succeed(&mut cargo::command(workspace, &arguments))
+    terminal::flush(None);
+    // It replaces this process, and so gets the signals and the terminal.
+    Err(cargo::command(workspace, &arguments).exec()).context("cargo cannot be started")
 }
 
 fn check_sources(workspace: &Workspace, summary: &mut RunSummary) {
@@ -233,24 +250,6 @@ fn run_fresh(workspace: &Workspace, summary: &mut RunSummary) {
     summary.command("tests on a fresh machine", &mut fresh::command(workspace, &TESTS), UNIT_TESTS_LIMIT);
 }
 
-/// Runs the end-to-end tests. Their runner decides which tests failed, because it repeats a test that timed out. It writes
-/// counts and failures to two files.
-fn run_end_to_end(summary: &mut RunSummary, command: &mut Command, limit: Duration) {
-    const NAME: &str = "end-to-end tests";
-    let [failures, counts] = ["failures", "counts"].map(|name| summary.log_of(NAME).with_extension(name));
-    for path in [&failures, &counts] {
-        // The file may not exist.
-        let _ = fs::remove_file(path);
-    }
-    command.env("FARFORK_FAILURES", &failures).env("FARFORK_COUNTS", &counts);
-    let Some(completion) = summary.run(NAME, command, limit) else { return };
-    match fs::read_to_string(&counts) {
-        Ok(counts) => summary.record_judged(completion, &counts, &fs::read_to_string(&failures).unwrap_or_default()),
-        // The runner ended before it wrote its result.
-        Err(_) => drop(summary.record(NAME, completion)),
-    }
-}
-
 /// Names of the integration tests, without the end-to-end test.
 fn integration_tests(workspace: &Workspace) -> Result<Vec<String>> {
     let mut names = Vec::new();
@@ -269,14 +268,9 @@ fn integration_tests(workspace: &Workspace) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// The directory of a run's logs. It is next to the build products, so that the logs survive a checkout.
-fn logs(workspace: &Workspace) -> PathBuf {
-    let products = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace.root().join("target"), PathBuf::from);
-    Path::new(&products).join("test-logs")
-}
-
-fn succeed(command: &mut Command) -> Result<()> {
-    let status = command.status().context("cargo cannot be started")?;
+/// Runs a command that writes to the terminal itself.
+fn succeed(command: &mut Command, limit: Duration) -> Result<()> {
+    let status = child::status(command, limit)?;
     let arguments: Vec<_> = command.get_args().map(|argument| argument.to_string_lossy()).collect();
     ensure!(status.success(), "`cargo {}` failed ({status})", arguments.join(" "));
     Ok(())

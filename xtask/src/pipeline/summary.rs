@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 
 use super::cargo::{self, CommandCompletion};
+use super::end_to_end;
 use super::output::TestFailure;
 use crate::terminal::print_line;
 
@@ -30,6 +31,27 @@ impl std::error::Error for RunFailed {}
 struct LoggedFailure {
     failure: TestFailure,
     log: Option<PathBuf>,
+}
+
+/// The counts of a runner that evaluates its tests itself.
+pub(super) struct JudgedCounts {
+    pub(super) passed: usize,
+    pub(super) failed: usize,
+    flaky: usize,
+}
+
+impl JudgedCounts {
+    /// Parses `passed=… failed=… flaky=…`; `None` if a count is missing.
+    pub(super) fn parse(text: &str) -> Option<Self> {
+        let count = |name: &str| -> Option<usize> {
+            let value = text.split_ascii_whitespace().find_map(|word| word.strip_prefix(name)?.strip_prefix('='));
+            value?.parse().ok()
+        };
+        // The line end shows that the last number is complete.
+        let is_complete = text.ends_with('\n');
+        let counts = Self { passed: count("passed")?, failed: count("failed")?, flaky: count("flaky")? };
+        is_complete.then_some(counts)
+    }
 }
 
 /// The results of the steps so far.
@@ -124,22 +146,38 @@ impl RunSummary {
         is_success
     }
 
-    /// Records the result of a runner that evaluates its tests itself: `passed=… failed=… flaky=…`, and a line for each
-    /// failure.
-    pub(super) fn record_judged(&mut self, completion: CommandCompletion, counts: &str, failures: &str) {
-        let count = |name: &str| -> usize {
-            let value = counts.split_ascii_whitespace().find_map(|word| word.strip_prefix(name)?.strip_prefix('='));
-            value.and_then(|value| value.parse().ok()).unwrap_or(0)
-        };
-        self.passed += count("passed");
+    /// Records the result of a runner that evaluates its tests itself, with a line for each failure.
+    pub(super) fn record_judged(&mut self, completion: CommandCompletion, counts: &JudgedCounts, failures: &str) {
+        self.passed += counts.passed;
         self.judged_failures.extend(failures.lines().map(str::to_owned));
-        if count("flaky") > 0 {
-            self.notes.push(format!("{} flaky tests, named in {}", count("flaky"), completion.log.display()));
+        if counts.flaky > 0 {
+            self.notes.push(format!("{} flaky tests, named in {}", counts.flaky, completion.log.display()));
         }
         if !completion.is_success() && failures.is_empty() {
             let reason = completion.output.last_error.unwrap_or_else(|| "it failed without a failed test".to_owned());
-            self.fail("end-to-end tests", reason, Some(completion.log));
+            self.fail(end_to_end::NAME, reason, Some(completion.log));
         }
+    }
+
+    /// Records the result of such a runner that has not written its counts; `problem` describes it.
+    pub(super) fn record_without_counts(&mut self, completion: CommandCompletion, problem: String, failures: &str) {
+        self.judged_failures.extend(failures.lines().map(str::to_owned));
+        if completion.status.is_none() || !completion.output.failures.is_empty() {
+            self.record(end_to_end::NAME, completion);
+            return;
+        }
+        let error = completion.output.last_error.map_or_else(String::new, |error| format!("; {error}"));
+        self.fail(end_to_end::NAME, format!("{problem}{error}"), Some(completion.log));
+    }
+
+    /// Returns whether no test has passed and nothing has failed.
+    pub(super) fn has_no_results(&self) -> bool {
+        self.passed == 0 && self.failures.is_empty() && self.judged_failures.is_empty()
+    }
+
+    /// The directory of the steps' logs.
+    pub(super) fn logs(&self) -> &Path {
+        &self.logs
     }
 
     pub(super) fn fail(&mut self, name: &str, reason: String, log: Option<PathBuf>) {
@@ -314,7 +352,8 @@ mod tests {
     fn counts_of_a_judging_runner_are_taken_over() {
         let mut summary = summary("judged");
         let completion = summary.run("tests", &mut shell("exit 1"), LIMIT).unwrap();
-        summary.record_judged(completion, "passed=470 failed=1 flaky=2\n", "a::b: not equal (log: /tmp/x)\n");
+        let counts = JudgedCounts::parse("passed=470 failed=1 flaky=2\n").unwrap();
+        summary.record_judged(completion, &counts, "a::b: not equal (log: /tmp/x)\n");
         assert_eq!((summary.passed, summary.notes.len()), (470, 1));
         assert_eq!(finish(summary), Some(1));
     }

@@ -3,6 +3,8 @@
 use clap::Parser;
 use libtest_mimic::{Arguments, Trial};
 
+use crate::check_set::SET_VARIABLE;
+
 #[derive(Parser)]
 pub(crate) struct TestArguments {
     #[command(flatten)]
@@ -24,17 +26,24 @@ impl TestArguments {
         if self.has_no_filter() { is_selected(&self.libtest) } else { self.split_filters().any(|a| is_selected(&a)) }
     }
 
-    /// Returns a message for each filter that selects no test, or only long ones that do not run.
-    pub(crate) fn unmatched_filters(&self, trials: &[Trial]) -> Vec<String> {
+    /// Returns a message for each filter that selects no test, or only tests that do not run: long ones, and those outside of
+    /// the selected set.
+    pub(crate) fn unmatched_filters(&self, trials: &[Trial], is_in_set: impl Fn(&str) -> bool) -> Vec<String> {
         let mut messages = Vec::new();
         for arguments in self.split_filters() {
             let filter = arguments.filter.as_deref().unwrap_or_default();
-            let mut selected = trials.iter().filter(|trial| !arguments.is_filtered_out(trial)).peekable();
-            if selected.peek().is_none() {
+            let has_long = arguments.include_ignored || arguments.ignored;
+            let matching: Vec<_> = trials.iter().filter(|trial| !arguments.is_filtered_out(trial)).collect();
+            let running: Vec<_> = matching.iter().filter(|trial| has_long || !trial.has_ignored_flag()).collect();
+            if matching.is_empty() {
                 let kind = if arguments.ignored { "long test" } else { "test" };
                 messages.push(format!("no {kind} matches {filter}: --list prints the names of all tests"));
-            } else if !arguments.include_ignored && !arguments.ignored && selected.all(Trial::has_ignored_flag) {
+            } else if running.is_empty() {
                 messages.push(format!("only long tests match {filter}: --ignored runs them"));
+            } else if !running.iter().any(|trial| is_in_set(trial.name())) {
+                messages.push(format!(
+                    "no test of the set matches {filter}: without {SET_VARIABLE}, all tests are selected"
+                ));
             }
         }
         messages

@@ -2,7 +2,7 @@
 //! `FARFORK_TEST_SET=check` selects them.
 
 /// Environment variable that names a set of tests. Without it, all tests are selected.
-const SET_VARIABLE: &str = "FARFORK_TEST_SET";
+pub(crate) const SET_VARIABLE: &str = "FARFORK_TEST_SET";
 
 /// Returns whether the selected set contains a test. `name` is `FILE::TEST`.
 pub(crate) fn contains(name: &str) -> bool {

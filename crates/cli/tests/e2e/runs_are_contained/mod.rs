@@ -17,6 +17,7 @@ use farfork_sys::process_identity::ProcessIdentity;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::process::{Pid, Signal, kill_process};
 
+use crate::check_set;
 use crate::harness::leftovers::{self, RunMarkers};
 use crate::harness::scratch::TestDirectory;
 use crate::harness::wait::{self, CommandOutput};
@@ -458,4 +459,8 @@ fn several_filters() {
     let (ended, _directory) = InnerRun::start(&["nowhere::", "kinds::passes"]).end();
     require(&ended, last_line(&ended) == "1 passed, 0 failed" && ended.status.success(), "the last line");
     require(&ended, ended.stderr.contains("no test matches nowhere::"), "the message");
+    let (ended, _directory) =
+        InnerRun::start_with(&["kinds::passes"], |_| [(check_set::SET_VARIABLE, "check".into())]).end();
+    require(&ended, last_line(&ended) == "0 passed, 0 failed", "the last line");
+    require(&ended, ended.stderr.contains("no test of the set matches kinds::passes"), "the message");
 }
