@@ -19,7 +19,7 @@ pub(crate) struct SuiteEntry {
 /// All benchmarks, in the order of the report.
 #[rustfmt::skip]
 pub(crate) const SUITE_ENTRIES: &[SuiteEntry] = &[
-    entry("fork", "bench fork", "--within 20 --runs 5", "--runs 20"),
+    entry("fork", "bench fork", "--within 20 --runs 4", "--runs 20"),
     entry("fork-write", "bench fork", "--write --mib 4,64,256 --within 10 --runs 3", "--write"),
     entry("fork-sequential", "bench fork", "--sequential --mib 4,64,256 --within 10 --runs 3", "--sequential"),
     entry("fork-sequential-write", "bench fork", "--sequential --write --mib 4,64,256 --within 10 --runs 3", "--sequential --write"),
@@ -32,7 +32,7 @@ pub(crate) const SUITE_ENTRIES: &[SuiteEntry] = &[
     entry("rpc-checksum", "bench rpc", "--checksum --threads 12 --clients 1,2,4,8,10 --runs 3 --client-seconds 0.3", "--checksum --threads 12 --clients 1,2,4,8,10 --runs 5"),
     entry("connect", "bench connect", "--runs 3 --seconds 0.2", "--runs 5 --seconds 1"),
     entry("stress-fork", "stress fork", "--seconds 5", "--seconds 60").without_samples(),
-    entry("stress-functions", "stress functions", "helloworld json --seconds 5", "--seconds 60").without_samples(),
+    entry("stress-functions", "stress functions", "json --seconds 5", "--seconds 60").without_samples(),
     entry("stress-rpc", "stress rpc", "--clients 10 --threads 12 --seconds 5", "--clients 10 --threads 12 --seconds 60").without_samples(),
     entry("stress-rpc-checksum", "stress rpc", "--checksum --clients 10 --threads 12 --seconds 5", "--checksum --clients 10 --threads 12 --seconds 60").without_samples(),
     entry("fanout", "bench fanout", "--children 100 --runs 3", ""),
