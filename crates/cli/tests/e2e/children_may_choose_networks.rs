@@ -99,6 +99,8 @@ fn taken_port(cluster: &Cluster) {
     let options = ["--to", cluster.name(1), "--publish", "18081:80"];
     let child = &seed.fork_idle(1, &options)[0];
     let again = [&["fork", seed.id(), "--detach"], &options[..]].concat();
+    let two = [&again[..], &["-n", "2"]].concat();
+    cluster.first().run_failing(&two).require_mentions(&["port 18081", "2 children", "another port"]);
     cluster.first().run_failing(&again).require_mentions(&["port 18081", "in use", "another"]);
     cluster.first().run(&["kill", &child.id, "--signal", "KILL"]);
     cluster.first().run(&["wait", &child.id]);

@@ -6,6 +6,7 @@ mod outcomes;
 mod profile;
 mod signals;
 
+use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -223,7 +224,7 @@ impl Fork {
         let (seed, detach, with_profile) = (self.seed.clone(), self.detach, self.profile);
         let lines = PayloadLines { file: self.payloads.as_deref().map(payload::describe) };
         let payloads = self.read_payloads()?;
-        let count = match self.count(payloads.len()) {
+        let count = match self.count(payloads.len()).and_then(|count| self.require_own_ports(count)) {
             Ok(count) => count,
             Err(failure) => {
                 report_error(&failure.into(), global.json);
@@ -328,6 +329,23 @@ impl Fork {
                 Err(Failure::new(Code::InvalidArgument, file, cause).with_next_step("drop -n: each line is one child"))
             }
             _ => Ok(u32::try_from(payloads).unwrap_or(u32::MAX)),
+        }
+    }
+
+    /// Returns the number of children if each can publish its ports.
+    ///
+    /// # Errors
+    /// Wrong usage: two children of one node would publish the same port.
+    fn require_own_ports(&self, count: u32) -> Result<u32, Failure> {
+        let nodes = self.to.iter().collect::<BTreeSet<_>>().len().max(1);
+        match self.publish.first() {
+            // Which nodes have the fewest children is not known here.
+            Some(port) if self.to != ["any"] && count as usize > nodes => {
+                let cause = format!("{count} children on {nodes} of the nodes cannot all publish it");
+                Err(Failure::new(Code::InvalidArgument, format!("port {} of the node", port.node), cause)
+                    .with_next_step("start one child on each node, or each child with another port"))
+            }
+            _ => Ok(count),
         }
     }
 }

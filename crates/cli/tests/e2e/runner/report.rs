@@ -24,6 +24,8 @@ pub(super) struct RunReport {
     passed_count: usize,
     failures: Vec<FailedTest>,
     flaky: Vec<FailedTest>,
+    /// Why a failure could not be written to the file of `FAILURES_VARIABLE`.
+    write_error: Option<io::Error>,
 }
 
 /// A test that failed at least once.
@@ -41,9 +43,9 @@ impl RunReport {
     }
 
     pub(super) fn add_failed(&mut self, name: &str, failure: &Failure, log: &Path, time: Duration) {
+        self.push_failure(FailedTest::new(name, failure, log));
         print_test(name, "FAILED", time);
         print_line(format_args!("    {}\n", failure.reason.trim_end().replace('\n', "\n    ")));
-        self.failures.push(FailedTest::new(name, failure, log));
     }
 
     /// Adds a test that timed out, and passed when it ran again.
@@ -55,8 +57,18 @@ impl RunReport {
 
     /// Adds a failure of the run that is not due to a single test.
     pub(super) fn add_run_failure(&mut self, name: &str, reason: &str, log: &Path) {
+        self.push_failure(FailedTest::new(name, &Failure::wrong(reason), log));
         print_line(format_args!("{name}: {reason}"));
-        self.failures.push(FailedTest::new(name, &Failure::wrong(reason), log));
+    }
+
+    /// Adds a failure, and writes it to the file at once: a run whose output is not read is killed later.
+    fn push_failure(&mut self, test: FailedTest) {
+        let written = write_named(FAILURES_VARIABLE, |path| {
+            let mut file = File::options().create(true).append(true).open(path)?;
+            writeln!(file, "{}", test.line())
+        });
+        self.write_error = self.write_error.take().or(written.err());
+        self.failures.push(test);
     }
 
     /// Prints the end of the report. Returns whether the run has succeeded. The last line has the counts, even if the files
@@ -75,21 +87,12 @@ impl RunReport {
             print_line("\nflaky (timed out, and passed when they were run again):");
             print_indented(&self.flaky);
         }
-        let written = self.write_files();
-        print_line(format_args!("\n{} passed, {} failed", self.passed_count, self.failures.len()));
-        written.map(|()| self.failures.is_empty())
-    }
-
-    fn write_files(&self) -> io::Result<()> {
-        let failures = write_named(FAILURES_VARIABLE, |path| {
-            let mut file = File::options().create(true).append(true).open(path)?;
-            self.failures.iter().try_for_each(|test| writeln!(file, "{}", test.line()))
-        });
         let counts = write_named(COUNTS_VARIABLE, |path| {
             let (passed, failed, flaky) = (self.passed_count, self.failures.len(), self.flaky.len());
             fs::write(path, format!("passed={passed} failed={failed} flaky={flaky}\n"))
         });
-        failures.and(counts)
+        print_line(format_args!("\n{} passed, {} failed", self.passed_count, self.failures.len()));
+        self.write_error.map_or(counts, Err).map(|()| self.failures.is_empty())
     }
 }
 
