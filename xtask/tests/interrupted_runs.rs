@@ -43,7 +43,9 @@ impl Scratch {
     }
 
     fn command(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_xtask"));
+        // These tests may have been started with ignored signals, for example by nohup(1), and `xtask` would ignore them, too.
+        let mut command = Command::new("env");
+        command.args(["--default-signal=HUP,INT,QUIT,TERM", env!("CARGO_BIN_EXE_xtask")]);
         command.args(arguments).env("CARGO", self.path("cargo")).env("CARGO_TARGET_DIR", self.path("target"));
         command.env_remove("FARFORK_TEST_SET").stdout(Stdio::piped()).stderr(Stdio::piped());
         command
