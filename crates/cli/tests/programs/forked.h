@@ -99,6 +99,21 @@ __attribute__((unused)) static uint64_t monotonic_us(void) {
     return (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000;
 }
 
+/* A sleep of 1 ms, for WAIT_FOR_STOP. */
+__attribute__((unused)) static const struct timespec nap = {.tv_nsec = 1000000};
+
+/* Assembly that waits until the int `stop` is set: spins for some 0.3 ms, sleeps for 1 ms, and so on. Neither changes registers
+ * other than the clobbered ones. A
+ * thread that always runs, in a session whose other threads sleep and wake, can keep all other processes from its CPU on
+ * Linux 6.18.44 (docs/decisions/023-scheduling-stalls.md). */
+#define WAIT_FOR_STOP                                                                                                  \
+    "1: movl $10000, %%ecx\n"                                                                                          \
+    "2: pause\n cmpl $0, (%[stop])\n jne 3f\n decl %%ecx\n jnz 2b\n"                                                   \
+    "movl $35, %%eax\n movq %[nap], %%rdi\n xorl %%esi, %%esi\n syscall\n jmp 1b\n" /* nanosleep(2) */                 \
+    "3:\n"
+#define WAIT_INPUTS [stop] "r"(&stop), [nap] "r"(&nap)
+#define WAIT_CLOBBERS "memory", "cc", "rax", "rcx", "rdi", "rsi", "r11"
+
 /* SplitMix64: returns the word that belongs to an index, so that test data need not be stored. */
 __attribute__((unused)) static uint64_t word_of(uint64_t index) {
     uint64_t z = (index + 1) * 0x9e3779b97f4a7c15u;

@@ -65,7 +65,7 @@ static void *hold_robust_mutex(void *unused) {
     return NULL;
 }
 
-/* Spins with known values in the sixteen SSE registers and in a callee-saved register. */
+/* Runs with known values in the sixteen SSE registers and in a callee-saved register. */
 static void *keep_registers(void *unused) {
     (void)unused;
     uint64_t put[32], got[32];
@@ -74,12 +74,12 @@ static void *keep_registers(void *unused) {
     __asm__ volatile(
         ".irp n,0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15\n movups \\n*16(%[put]), %%xmm\\n\n .endr\n"
         "movq $0x1234567, %%r15\n"
-        "1: pause\n cmpl $0, (%[stop])\n je 1b\n"
+        WAIT_FOR_STOP
         ".irp n,0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15\n movups %%xmm\\n, \\n*16(%[got])\n .endr\n"
         "cmpq $0x1234567, %%r15\n je 2f\n ud2\n 2:\n"
         :
-        : [put] "r"(put), [got] "r"(got), [stop] "r"(&stop)
-        : "memory", "cc", "r15", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10",
+        : [put] "r"(put), [got] "r"(got), WAIT_INPUTS
+        : WAIT_CLOBBERS, "r15", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10",
           "xmm11", "xmm12", "xmm13", "xmm14", "xmm15");
     REQUIRE(memcmp(put, got, sizeof put) == 0, "vector registers changed");
     return NULL;

@@ -12,7 +12,7 @@
 static atomic_int stop;
 static atomic_uint started;
 
-/* Keeps known values in sixteen 256-bit registers while it spins. */
+/* Keeps known values in sixteen 256-bit registers while it runs. */
 __attribute__((target("avx2"))) static void *keep_avx(void *unused) {
     (void)unused;
     uint64_t put[64], got[64];
@@ -20,11 +20,11 @@ __attribute__((target("avx2"))) static void *keep_avx(void *unused) {
     atomic_fetch_add(&started, 1);
     __asm__ volatile(
         ".irp n,0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15\n vmovdqu \\n*32(%[put]), %%ymm\\n\n .endr\n"
-        "1: pause\n cmpl $0, (%[stop])\n je 1b\n"
+        WAIT_FOR_STOP
         ".irp n,0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15\n vmovdqu %%ymm\\n, \\n*32(%[got])\n .endr\n"
         "vzeroupper\n" ::[put] "r"(put),
-        [got] "r"(got), [stop] "r"(&stop)
-        : "memory", "cc", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11",
+        [got] "r"(got), WAIT_INPUTS
+        : WAIT_CLOBBERS, "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11",
           "xmm12", "xmm13", "xmm14", "xmm15");
     REQUIRE(memcmp(put, got, sizeof put) == 0, "AVX registers changed");
     return NULL;
@@ -39,12 +39,12 @@ __attribute__((target("avx512f,avx512bw"))) static void *keep_avx512(void *unuse
     __asm__ volatile("vmovdqu64 (%[put]), %%zmm0\n vmovdqu64 64(%[put]), %%zmm15\n"
                      "vmovdqu64 128(%[put]), %%zmm16\n vmovdqu64 192(%[put]), %%zmm31\n"
                      "kmovq 256(%[put]), %%k1\n kmovq 264(%[put]), %%k7\n"
-                     "1: pause\n cmpl $0, (%[stop])\n je 1b\n"
+                     WAIT_FOR_STOP
                      "vmovdqu64 %%zmm0, (%[got])\n vmovdqu64 %%zmm15, 64(%[got])\n"
                      "vmovdqu64 %%zmm16, 128(%[got])\n vmovdqu64 %%zmm31, 192(%[got])\n"
                      "kmovq %%k1, 256(%[got])\n kmovq %%k7, 264(%[got])\n vzeroupper\n" ::[put] "r"(put),
-                     [got] "r"(got), [stop] "r"(&stop)
-                     : "memory", "cc", "xmm0", "xmm15", "xmm16", "xmm31", "k1", "k7");
+                     [got] "r"(got), WAIT_INPUTS
+                     : WAIT_CLOBBERS, "xmm0", "xmm15", "xmm16", "xmm31", "k1", "k7");
     REQUIRE(memcmp(put, got, sizeof put) == 0, "AVX-512 registers changed");
     return NULL;
 }
@@ -55,9 +55,8 @@ static void *keep_floating_point(void *unused) {
     double put = 1.0 / 3.0, got = 0;
     fesetround(FE_UPWARD);
     atomic_fetch_add(&started, 1);
-    __asm__ volatile("fldl (%[put])\n 1: pause\n cmpl $0, (%[stop])\n je 1b\n fstpl (%[got])\n" ::[put] "r"(&put),
-                     [got] "r"(&got), [stop] "r"(&stop)
-                     : "memory", "cc", "st");
+    __asm__ volatile("fldl (%[put])\n" WAIT_FOR_STOP "fstpl (%[got])\n" ::[put] "r"(&put), [got] "r"(&got), WAIT_INPUTS
+                     : WAIT_CLOBBERS, "st");
     REQUIRE(got == put, "the x87 stack changed");
     REQUIRE(fegetround() == FE_UPWARD, "the rounding mode changed");
     volatile double one = 1.0, three = 3.0;
