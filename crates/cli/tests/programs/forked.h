@@ -102,10 +102,9 @@ __attribute__((unused)) static uint64_t monotonic_us(void) {
 /* A sleep of 1 ms, for WAIT_FOR_STOP. */
 __attribute__((unused)) static const struct timespec nap = {.tv_nsec = 1000000};
 
-/* Assembly that waits until the int `stop` is set: spins for some 0.3 ms, sleeps for 1 ms, and so on. Neither changes registers
- * other than the clobbered ones. A
- * thread that always runs, in a session whose other threads sleep and wake, can keep all other processes from its CPU on
- * Linux 6.18.44 (docs/decisions/023-scheduling-stalls.md). */
+/* Assembly that waits until the int `stop` is set: spins for some 0.3 ms, sleeps for 1 ms, and so on. It changes only the
+ * clobbered registers. A thread that always runs, in a session whose other threads sleep and wake, can keep all other
+ * processes from its CPU on Linux 6.18.44 (docs/decisions/023-scheduling-stalls.md). */
 #define WAIT_FOR_STOP                                                                                                  \
     "1: movl $10000, %%ecx\n"                                                                                          \
     "2: pause\n cmpl $0, (%[stop])\n jne 3f\n decl %%ecx\n jnz 2b\n"                                                   \
