@@ -100,7 +100,7 @@ __attribute__((unused)) static uint64_t monotonic_us(void) {
 }
 
 /* A sleep of 1 ms, for WAIT_FOR_STOP. */
-__attribute__((unused)) static const struct timespec nap = {.tv_nsec = 1000000};
+__attribute__((unused)) static const struct timespec nap = {0, 1000000};
 
 /* Assembly that waits until the int `stop` is set: spins for some 0.3 ms, sleeps for 1 ms, and so on. It changes only the
  * clobbered registers. A thread that always runs, in a session whose other threads sleep and wake, can keep all other
