@@ -63,10 +63,7 @@ impl RunReport {
 
     /// Adds a failure, and writes it to the file at once: a run whose output is not read is killed later.
     fn push_failure(&mut self, test: FailedTest) {
-        let written = write_named(FAILURES_VARIABLE, |path| {
-            let mut file = File::options().create(true).append(true).open(path)?;
-            writeln!(file, "{}", test.line())
-        });
+        let written = append_to_failures(&format!("{}\n", test.line()));
         self.write_error = self.write_error.take().or(written.err());
         self.failures.push(test);
     }
@@ -92,7 +89,9 @@ impl RunReport {
             fs::write(path, format!("passed={passed} failed={failed} flaky={flaky}\n"))
         });
         print_line(format_args!("\n{} passed, {} failed", self.passed_count, self.failures.len()));
-        self.write_error.map_or(counts, Err).map(|()| self.failures.is_empty())
+        // The file exists and is empty if no test failed.
+        let failures = self.write_error.map_or_else(|| append_to_failures(""), Err);
+        failures.and(counts).map(|()| self.failures.is_empty())
     }
 }
 
@@ -111,6 +110,14 @@ fn write_named(variable: &str, write: impl FnOnce(&Path) -> io::Result<()>) -> i
     let Some(path) = std::env::var_os(variable).map(PathBuf::from) else { return Ok(()) };
     let advice = format!("set {variable} to a file that can be written");
     write(&path).map_err(|error| io::Error::other(format!("{}: {error}; {advice}", path.display())))
+}
+
+/// Appends to the file of `FAILURES_VARIABLE`, which is made if it is missing.
+fn append_to_failures(text: &str) -> io::Result<()> {
+    write_named(FAILURES_VARIABLE, |path| {
+        let mut file = File::options().create(true).append(true).open(path)?;
+        file.write_all(text.as_bytes())
+    })
 }
 
 /// Reports a test that will run again.
