@@ -15,7 +15,12 @@ const WAITING_BYTES_MAX: usize = 64 << 20;
 /// Printed in place of text that was omitted.
 const OMISSION: &str = "\n== output is omitted here, because it was not read in time; the logs have it\n";
 
-static PRINTER: LazyLock<Printer> = LazyLock::new(Printer::start);
+/// Leads to the thread that prints, which starts with the first request and ends only with this process.
+static PRINT_REQUESTS: LazyLock<Sender<PrintRequest>> = LazyLock::new(|| {
+    let (requests, receiver) = mpsc::channel();
+    thread::spawn(move || print_requests(&receiver));
+    requests
+});
 
 /// A request to the thread that prints.
 enum PrintRequest {
@@ -24,33 +29,19 @@ enum PrintRequest {
     Flush(Sender<()>),
 }
 
-/// The thread that prints, and the state that it shares with the threads that have text.
-struct Printer {
-    requests: Sender<PrintRequest>,
-}
-
 /// Size of the text that waits to be printed.
 static WAITING_BYTES: AtomicUsize = AtomicUsize::new(0);
 
 /// Whether text was omitted since the last output.
 static HAS_OMITTED: AtomicBool = AtomicBool::new(false);
 
-impl Printer {
-    fn start() -> Self {
-        let (requests, receiver) = mpsc::channel();
-        thread::spawn(move || print_requests(&receiver));
-        Self { requests }
+fn request_print(text: String) {
+    if WAITING_BYTES.fetch_add(text.len(), Ordering::Relaxed) > WAITING_BYTES_MAX {
+        WAITING_BYTES.fetch_sub(text.len(), Ordering::Relaxed);
+        HAS_OMITTED.store(true, Ordering::Relaxed);
+        return;
     }
-
-    fn print(&self, text: String) {
-        if WAITING_BYTES.fetch_add(text.len(), Ordering::Relaxed) > WAITING_BYTES_MAX {
-            WAITING_BYTES.fetch_sub(text.len(), Ordering::Relaxed);
-            HAS_OMITTED.store(true, Ordering::Relaxed);
-            return;
-        }
-        // The thread ends only with this process.
-        let _ = self.requests.send(PrintRequest::Text(text));
-    }
+    let _ = PRINT_REQUESTS.send(PrintRequest::Text(text));
 }
 
 fn print_requests(requests: &Receiver<PrintRequest>) {
@@ -78,7 +69,7 @@ pub(crate) fn print(text: impl Display) {
         // libtest captures only `print!`. Otherwise it would show results of other tests, which these tests print.
         print!("{text}");
     } else {
-        PRINTER.print(text.to_string());
+        request_print(text.to_string());
     }
 }
 
@@ -90,7 +81,7 @@ pub(crate) fn print_line(text: impl Display) {
 /// Waits until everything was printed, at most for `limit`.
 pub(crate) fn flush(limit: Option<Duration>) {
     let (sender, printed) = mpsc::channel();
-    let _ = PRINTER.requests.send(PrintRequest::Flush(sender));
+    let _ = PRINT_REQUESTS.send(PrintRequest::Flush(sender));
     let _ = match limit {
         Some(limit) => printed.recv_timeout(limit).ok(),
         None => printed.recv().ok(),

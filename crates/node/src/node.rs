@@ -21,7 +21,7 @@ use crate::children::{ChildBudget, ChildSupervisor};
 use crate::engine::Engine;
 use crate::metrics::Metrics;
 use crate::pager_link::PagerLink;
-use crate::peers::Peers;
+use crate::peers::{Peers, unreachable_step};
 use crate::pending_starts::PendingStarts;
 use crate::seeds::SeedRegistry;
 use crate::speculation::ForkHistory;
@@ -120,11 +120,9 @@ impl Node {
         let silent = views.filter(|view| view.state == MemberState::Unreachable);
         let failure = |view: farfork_cluster::membership::MemberView| {
             let cause = format!("it has been silent for {} s", view.silence.as_secs());
-            let step = format!(
-                "check its daemon (`farfork up --restart` starts an ended one again), and the network to {}",
-                view.member.address
-            );
-            Failure::new(Code::Unavailable, format!("node {}", view.member.name), cause).with_next_step(step).into()
+            Failure::new(Code::Unavailable, format!("node {}", view.member.name), cause)
+                .with_next_step(unreachable_step(&view))
+                .into()
         };
         silent.map(failure).collect()
     }

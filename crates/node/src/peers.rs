@@ -43,6 +43,12 @@ pub(crate) struct Peers {
     authority_address: Mutex<Option<SocketAddr>>,
 }
 
+/// The next step if a member is unreachable.
+pub(crate) fn unreachable_step(view: &MemberView) -> String {
+    let address = view.member.address;
+    format!("check its daemon (`farfork up --restart` starts an ended one again), and the network to {address}")
+}
+
 impl Peers {
     pub(crate) fn new(own_member: Member, security: Security) -> Self {
         let followed = security.credentials().map(|credentials| AppliedRoster::from_roster(&credentials.roster().0));
@@ -218,11 +224,7 @@ impl Peers {
         if view.state == MemberState::Unreachable {
             let silent_s = view.silence.as_secs();
             let cause = format!("node `{node}` has been silent for {silent_s} s");
-            let step = format!(
-                "check its daemon (`farfork up --restart` starts an ended one again), and the network to {}",
-                view.member.address
-            );
-            return Err(Failure::new(Code::Unavailable, object, cause).with_next_step(step));
+            return Err(Failure::new(Code::Unavailable, object, cause).with_next_step(unreachable_step(&view)));
         }
         Ok(self.channel(view.member.address))
     }

@@ -95,17 +95,19 @@ pub(crate) fn status_and_stderr(command: &mut Command, limit: Duration) -> Resul
     Ok((status, output))
 }
 
+/// Returns a command that runs a script of a test.
+#[cfg(test)]
+pub(crate) fn shell(script: &str) -> Command {
+    let mut command = Command::new("sh");
+    command.args(["-c", script]);
+    command
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     const LIMIT: Duration = Duration::from_secs(30);
-
-    fn shell(script: &str) -> Command {
-        let mut command = Command::new("sh");
-        command.args(["-c", script]);
-        command
-    }
 
     #[test]
     fn a_process_has_a_group_of_its_own_and_no_input() {

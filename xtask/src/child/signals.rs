@@ -93,7 +93,7 @@ fn end(EndSignal { name, kind }: EndSignal, is_repeated: &AtomicBool) -> ! {
     // Never released: the steps that run must not end as failed ones, and no further process may start.
     let running = lock_running();
     print_line(format_args!("\n== ended by SIG{name}"));
-    let descendants = tree::Descendants::of(&running);
+    let descendants = tree::DescendantSnapshot::of(&running);
     tree::signal_groups(name, &running);
     let deadline = Instant::now() + END_LIMIT;
     while tree::is_any_group_alive(&running) {

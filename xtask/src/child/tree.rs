@@ -45,9 +45,9 @@ pub(super) fn is_any_group_alive(groups: &[u32]) -> bool {
 }
 
 /// The descendants that processes had at one time.
-pub(super) struct Descendants(Vec<(u32, ProcessStat)>);
+pub(super) struct DescendantSnapshot(Vec<(u32, ProcessStat)>);
 
-impl Descendants {
+impl DescendantSnapshot {
     pub(super) fn of(roots: &[u32]) -> Self {
         let pids = roots.iter().flat_map(|root| tree_of(*root)).filter(|pid| !is_janitor(*pid));
         Self(pids.filter_map(|pid| Some((pid, ProcessStat::read(pid)?))).collect())

@@ -230,14 +230,9 @@ fn seconds(duration: Duration) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::child::shell;
 
     const LIMIT: Duration = Duration::from_secs(30);
-
-    fn shell(script: &str) -> Command {
-        let mut command = Command::new("sh");
-        command.args(["-c", script]);
-        command
-    }
 
     fn summary(name: &str) -> RunSummary {
         RunSummary::new(&std::env::temp_dir().join(format!("farfork-xtask-{}-{name}", std::process::id())))

@@ -86,7 +86,7 @@ async fn forward_output(
     };
     tokio::try_join!(copy(OutputStream::Stdout, Output::Stdout), copy(OutputStream::Stderr, Output::Stderr))?;
     child.wait_exit().await;
-    if child.can_have_result() && child.has_result() {
+    if child.has_result() {
         copy(OutputStream::Result, Output::Result).await?;
     }
     let last = memory_loss_message(child).map(Output::Stderr).into_iter().chain([Output::Ended((&**child).into())]);

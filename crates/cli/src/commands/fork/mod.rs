@@ -341,7 +341,7 @@ impl Fork {
         match self.publish.first() {
             // Which nodes have the fewest children is not known here.
             Some(port) if self.to != ["any"] && count as usize > nodes => {
-                let cause = format!("{count} children on {nodes} node(s) cannot all publish it");
+                let cause = format!("{count} children need {count} nodes to publish it");
                 Err(Failure::new(Code::InvalidArgument, format!("port {} of the node", port.node), cause)
                     .with_next_step("start one child on each node, or each child with another port"))
             }

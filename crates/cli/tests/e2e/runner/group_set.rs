@@ -33,6 +33,10 @@ const HARMFUL: &str = "cpu";
 
 const ADVICE: &str = "the tests need control groups that root can write: mount cgroup2 at /sys/fs/cgroup";
 
+/// The files with the limit on processes, and with the limit on memory in bytes of either version.
+pub(super) const PIDS_FILES: [&str; 1] = ["pids.max"];
+pub(super) const MEMORY_FILES: [&str; 2] = ["memory.limit_in_bytes", "memory.max"];
+
 /// Maximum depth at which the groups of an ended run are found. Groups of login sessions are at depth 5, and containers in
 /// containers have deeper ones.
 const GROUP_DEPTH_MAX: usize = 64;
@@ -104,20 +108,14 @@ impl GroupSet {
             let base = group.directory.parent().expect("the group has a parent");
             cgroup::create_path(base, Path::new(name), group.version, &group.controllers)?;
         }
-        let limited = [
-            ("pids.max", limits.pids),
-            ("memory.limit_in_bytes", limits.memory_bytes),
-            ("memory.max", limits.memory_bytes),
-        ];
-        for (file, value) in limited {
-            self.write_where_present(file, &value.to_string())?;
-        }
-        Ok(())
+        let write = |file: &str, value: u64| self.write_where_present(file, &value.to_string());
+        PIDS_FILES.iter().try_for_each(|file| write(file, limits.pids))?;
+        MEMORY_FILES.iter().try_for_each(|file| write(file, limits.memory_bytes))
     }
 
     /// Returns the names of the limits that no group of the set has: a container may hide a controller, or keep it for itself.
     pub(super) fn missing_limits(&self) -> Vec<&'static str> {
-        let limits = [("pids", &["pids.max"][..]), ("memory", &["memory.limit_in_bytes", "memory.max"])];
+        let limits = [("pids", &PIDS_FILES[..]), ("memory", &MEMORY_FILES)];
         let has_file = |file: &&str| self.0.iter().any(|group| group.directory.join(file).exists());
         limits.into_iter().filter(|(_, files)| !files.iter().any(has_file)).map(|(name, _)| name).collect()
     }
@@ -305,18 +303,14 @@ pub(crate) struct FreezerGroup {
 }
 
 impl FreezerGroup {
-    /// Chooses the group of this worker. It is next to the worker's own group, so it is removed with the groups of the run.
-    ///
-    /// # Errors
-    /// As reading the mounted hierarchies; `NotFound` if none can freeze processes.
-    pub(crate) fn of_worker() -> io::Result<Self> {
-        let mut freezers = freezers();
-        // The tests of the version 1 freezer are the stricter ones: SIGKILL does not end a process that it has frozen.
-        freezers.sort_by_key(|hierarchy| hierarchy.version == CgroupVersion::V2);
-        let Some(freezer) = freezers.into_iter().next() else { return Err(io::ErrorKind::NotFound.into()) };
+    /// Chooses the group of this worker; `None` if no mounted hierarchy can freeze processes. The group is next to the worker's
+    /// own group, so it is removed with the groups of the run.
+    pub(crate) fn of_worker() -> Option<Self> {
+        // Version 1 is the stricter test: SIGKILL does not end a process that it has frozen.
+        let freezer = freezers().into_iter().min_by_key(|hierarchy| hierarchy.version == CgroupVersion::V2)?;
         let name = format!("{FREEZER_GROUP_PREFIX}{}", std::process::id());
         let directory = freezer.creation_base(&[]).directory.join(name);
-        Ok(Self { directory, home: freezer.own, version: freezer.version })
+        Some(Self { directory, home: freezer.own, version: freezer.version })
     }
 }
 

@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::group_set::{GroupSet, RunLimits};
+use super::group_set::{GroupSet, MEMORY_FILES, PIDS_FILES, RunLimits};
 use super::janitor::Janitor;
 use super::log_directory::LogDirectory;
 use super::supervisor::RunSettings;
@@ -141,8 +141,8 @@ fn run_limits(pids_max: u64) -> io::Result<RunLimits> {
     let machine_pids: u64 = fs::read_to_string("/proc/sys/kernel/pid_max")?.trim().parse().map_err(io::Error::other)?;
     let system = rustix::system::sysinfo();
     let machine_bytes = system.totalram * u64::from(system.mem_unit);
-    let pids = GroupSet::limit_above(&["pids.max"])?.map_or(machine_pids, |limit| limit.min(machine_pids));
-    let memory_bytes = GroupSet::limit_above(&["memory.limit_in_bytes", "memory.max"])?;
+    let pids = GroupSet::limit_above(&PIDS_FILES)?.map_or(machine_pids, |limit| limit.min(machine_pids));
+    let memory_bytes = GroupSet::limit_above(&MEMORY_FILES)?;
     let memory_bytes = memory_bytes.map_or(machine_bytes, |limit| limit.min(machine_bytes));
     Ok(RunLimits { pids: pids_max.min(pids / 4 * 3), memory_bytes: memory_bytes / 4 * 3 })
 }

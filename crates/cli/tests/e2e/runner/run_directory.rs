@@ -35,12 +35,12 @@ pub(super) fn temporary_directory() -> io::Result<PathBuf> {
     let directory = env::temp_dir();
     let describe =
         |error: &dyn Display| io::Error::other(format!("directory {}: {error}; {ADVICE}", directory.display()));
-    let directory_found = directory.canonicalize().map_err(|error| describe(&error))?;
-    match directory_found.to_str() {
+    let real = directory.canonicalize().map_err(|error| describe(&error))?;
+    match real.to_str() {
         None => Err(describe(&"its path is not UTF-8")),
         // Lists of paths are separated by colons.
         Some(path) if path.contains(':') => Err(describe(&"its path has a colon")),
-        Some(_) => Ok(directory_found),
+        Some(_) => Ok(real),
     }
 }
 
