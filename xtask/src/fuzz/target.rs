@@ -19,8 +19,9 @@ const INPUT_SECONDS_MAX: u32 = 30;
 /// Longest time of a target beyond the requested one: libFuzzer first runs the whole corpus, which is slow in the background.
 const EXTRA_TIME_MAX: Duration = Duration::from_secs(30 * 60);
 
-/// Nice value in the background. Next to a busy test, a target gets about a hundredth of the core.
-const BACKGROUND: &str = "19";
+/// Executes a program at the lowest priority. A session with autogroups competes with the other sessions by a nice value of
+/// its own (sched(7)). Kernels without them have no such file.
+const BACKGROUND: &str = r#"{ echo 19 > /proc/self/autogroup; } 2> /dev/null; exec nice -n 19 "$0" "$@""#;
 
 /// Number of lines shown of a failed target: the panic, its stack and the input.
 const LINES_SHOWN: usize = 60;
@@ -33,7 +34,8 @@ const INPUTS_LABEL: &str = "stat::number_of_executed_units:";
 pub(super) enum FuzzPriority {
     /// The same as other programs.
     Normal,
-    /// Lower than other programs.
+    /// Lower than other programs, and in a session of its own: if it shared the session of the tests, this session would
+    /// take all CPU time from the daemons (`docs/decisions/023-scheduling-stalls.md`).
     Background,
 }
 
@@ -43,9 +45,9 @@ impl FuzzPriority {
         match self {
             Self::Normal => Command::new(program),
             Self::Background => {
-                let mut nice = Command::new("nice");
-                nice.args(["-n", BACKGROUND]).arg(program);
-                nice
+                let mut setsid = Command::new("setsid");
+                setsid.args(["--wait", "sh", "-c", BACKGROUND]).arg(program);
+                setsid
             }
         }
     }
@@ -127,5 +129,20 @@ impl fmt::Display for Ended {
             Ok(inputs) => write!(f, "  {:<14}{inputs:>12} inputs", self.name),
             Err(_) => write!(f, "  {:<14}{:>12}", self.name, "FAILED"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_target_in_the_background_has_a_session_of_its_own_and_the_lowest_priority() {
+        let script = "set -- $(cat /proc/$$/stat); echo session $6 of $$, nice ${19} >&2; exit 3";
+        let mut command = FuzzPriority::Background.command(Path::new("sh"));
+        let (status, stderr) = child::status_and_stderr(command.args(["-c", script]), Duration::from_secs(30)).unwrap();
+        let (session, rest) = stderr.trim().strip_prefix("session ").unwrap().split_once(" of ").unwrap();
+        assert_eq!(rest, format!("{session}, nice 19"));
+        assert_eq!(status.code(), Some(3));
     }
 }
