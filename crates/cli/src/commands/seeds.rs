@@ -18,8 +18,9 @@ use crate::output::{self, SealView, SeedView, Table, format_age, format_bytes, f
 /// number of children, and of seeds made of such children, that still need pages of the seed.
 ///
 /// STATE says where the memory of the seed is. `template`: in a stopped copy of the parent, which ends with the node's
-/// daemon. `sealing`: it is being written to a file. `sealed`: in that file, which outlives the daemon. `template ended`:
-/// the memory is lost, and the seed cannot be forked. The template of a child's seed ends with that child.
+/// daemon. `sealing`: it is being written to a file. `sealed`: in that file, which outlives the daemon. `sealing failed`: in
+/// the template still; `farfork inspect SEED` has the reason. `template ended`: the memory is lost, and the seed cannot be
+/// forked. The template of a child's seed ends with that child.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:

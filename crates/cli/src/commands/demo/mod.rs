@@ -26,8 +26,9 @@ use index::IndexDemo;
 ///
 /// Starts three nodes on this machine, and a Python process on the first node that builds a search index of some
 /// millions of objects. Then sixteen children on the two other nodes answer a query each. The demo compares them with
-/// os.fork(), with pickle and with a cold start, and checks every answer. It takes less than a minute. It needs root,
-/// and a Python with NumPy: FARFORK_PYTHON, the one of `make setup`, or `python3`. It removes everything that it made.
+/// os.fork(), with pickle and with a cold start, and checks every answer. On an idle machine, it takes about a minute.
+/// It needs root, and a Python with NumPy: FARFORK_PYTHON, the one of `make setup`, or `python3`. It removes everything
+/// that it made.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:

@@ -103,7 +103,8 @@ Examples:
 
 Exit status: the status of a single attached child, or 128 plus the number of the signal that killed it. \
 Several children: 0 if all exited with 0, else 1. With --detach: 0 if all were started, else 1. \
-Also 1 if a child cannot be started, 2 on wrong usage, and 141 if the reader of the output closed the pipe.")]
+Also 1 if a child cannot be started, 2 on wrong usage, and 141 if the reader of the output closed the pipe. \
+A single child that ignores SIGPIPE is then ended by SIGTERM: 143.")]
 pub(crate) struct Fork {
     /// Id or name of the seed.
     seed: String,

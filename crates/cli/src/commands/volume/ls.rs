@@ -13,7 +13,7 @@ use crate::output::print_json;
 /// List the volumes of the cluster.
 ///
 /// REPLICAS are the nodes that keep a replica. LIVE are those that currently get each change. WRITER is the node whose
-/// programs write at present.
+/// programs write at present. A node that has died stays in LIVE until a program writes to the volume.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
