@@ -135,12 +135,7 @@ impl Node {
     /// seeds do not support.
     pub(crate) fn lineage_of(&self, pid: u32) -> Result<Option<ServingPager>, Failure> {
         let Some(child) = self.children.find_by_pid(pid) else { return Ok(None) };
-        if child.is_frozen() {
-            let id = &child.record().id;
-            let paused =
-                Failure::new(Code::FailedPrecondition, format!("process {pid}"), format!("child {id} is paused"));
-            return Err(paused.with_next_step(format!("unpause it first: `farfork unpause {id}`")));
-        }
+        child.require_unpaused(pid)?;
         if child.record().user_namespace {
             let cause = "it is in its child's own user namespace, which seeds do not support yet";
             let refused = Failure::new(Code::FailedPrecondition, format!("process {pid}"), cause);

@@ -115,13 +115,10 @@ fn settled_and_looked_at(cluster: &Cluster) {
     let child = seed.fork_detached(&["73 500".to_owned()], &["--to", cluster.name(1), "--strategy", "cow"]).remove(0);
     let there = cluster.node(1);
     there.json(&["pause", &child.id]);
-    there.run_failing(&["prepare", &child.pid.to_string()]).require_mentions(&[
-        &child.id,
-        "is paused",
-        "farfork unpause",
-    ]);
-    let checked = there.run(&["check", &child.pid.to_string()]);
-    assert!(checked.stdout.contains("frozen"), "{}{}", checked.stdout, checked.stderr);
+    require_no_seed_of(there, &child);
+    let unstarted = seed.fork_detached(&["73 0".to_owned()], &["--to", cluster.name(1), "--paused"]).remove(0);
+    require_no_seed_of(there, &unstarted);
+    there.json(&["kill", &unstarted.id]);
     there.run_failing(&["rm", &child.id]).require_mentions(&["it has not ended", "farfork kill"]);
     assert_eq!(there.json(&["settle", &child.id])["settled"], true);
     let core = tempfile::NamedTempFile::new().expect("a file");
@@ -131,6 +128,14 @@ fn settled_and_looked_at(cluster: &Cluster) {
     assert_eq!(state(there, &child), "paused");
     there.json(&["unpause", &child.id]);
     seed.check_answers(&parent, &[child], &[73]);
+}
+
+/// Requires that `prepare` and `check` refuse a paused child, and name the command that helps.
+fn require_no_seed_of(node: &Farfork, child: &StartedChild) {
+    let pid = child.pid.to_string();
+    node.run_failing(&["prepare", &pid]).require_mentions(&[&child.id, "is paused", "farfork unpause"]);
+    let checked = node.run(&["check", &pid]);
+    assert!(checked.stdout.contains("farfork unpause"), "{}{}", checked.stdout, checked.stderr);
 }
 
 /// `ChildFreezer` pauses a child, and the node reports the child as paused. Requests to the node and calls of the

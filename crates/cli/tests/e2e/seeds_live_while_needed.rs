@@ -242,6 +242,8 @@ fn unreachable_nodes() {
     cluster.cut_link(1);
     let refused = cluster.first().run_failing(&["drop", seed.id()]);
     refused.require_mentions(&["another node may need it", cluster.name(1), "farfork up --restart", "--force"]);
+    let unknown = cluster.first().run_failing(&["fork", "nobody"]);
+    unknown.require_mentions(&["seed `nobody`", "without an answer", cluster.name(1), "farfork nodes"]);
     cluster.first().json(&["drop", "--force", seed.id()]);
     cluster.restore_link(1);
     cluster.wait_until_all_are_alive();

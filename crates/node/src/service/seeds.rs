@@ -25,13 +25,14 @@ use crate::seeds::{self, PrepareOptions, check_labels, check_name};
 pub(super) async fn check(node: &Arc<Node>, request: v1::CheckRequest) -> Result<v1::CheckResponse, Failure> {
     let task_node = node.clone();
     let check = move || {
-        let is_served = task_node.children.find_by_pid(request.pid).is_some();
+        let child = task_node.children.find_by_pid(request.pid);
         let namespaces = namespace_policy(request.takes_node_namespaces);
-        let options = CheckOptions { is_pager_served: is_served, namespaces };
+        let options = CheckOptions { is_pager_served: child.is_some(), namespaces };
         let mut checked = task_node.engine.check_process(request.pid, options)?;
-        if !checked.refusals.is_empty()
-            && let Some(failure) = foreign_process_failure(&task_node, request.pid)
-        {
+        let paused = child.and_then(|child| child.require_unpaused(request.pid).err());
+        let is_refused = !checked.refusals.is_empty();
+        let failure = paused.or_else(|| is_refused.then(|| foreign_process_failure(&task_node, request.pid)).flatten());
+        if let Some(failure) = failure {
             let reason = format!("{}; {}", failure.cause(), failure.next_step());
             checked.refusals = vec![v1::Refusal { object: failure.object().to_owned(), reason }];
         }
@@ -191,13 +192,13 @@ async fn resolve_seed(node: &Node, text: &str) -> Result<SeedId, Failure> {
     if let Some(id) = node.seeds.find_by_name(text) {
         return Ok(id);
     }
-    let (answers, _) =
+    let (answers, silent) =
         query_other_nodes(node, |mut client, question| async move { client.list_seeds(question).await }).await;
     let seeds = answers.into_iter().flat_map(|answer: v1::ListSeedsResponse| answer.seeds);
     let is_named = |seed: &v1::Seed| !text.is_empty() && seed.name == text;
     let mut found: Vec<SeedId> = seeds.filter(is_named).filter_map(|seed| seed.id.parse().ok()).collect();
     match (found.pop(), found.is_empty()) {
-        (None, _) => Err(unknown_seed(text)),
+        (None, _) => Err(unfound_seed(text, silent.iter().map(Failure::object), &node.unreachable_nodes())),
         (Some(id), true) => Ok(id),
         (Some(id), false) => {
             found.push(id);
@@ -206,6 +207,18 @@ async fn resolve_seed(node: &Node, text: &str) -> Result<SeedId, Failure> {
                 .with_next_step(format!("use one of their ids: {}", ids.join(", "))))
         }
     }
+}
+
+/// Returns the failure of a name that no node knows which answers. `silent` names the nodes that do not answer.
+fn unfound_seed<'a>(text: &str, silent: impl Iterator<Item = &'a str>, unreachable: &'a [v1::Error]) -> Failure {
+    let silent: Vec<&str> = silent.chain(unreachable.iter().map(|error| error.object.as_str())).collect();
+    if silent.is_empty() || text.parse::<ChildId>().is_ok() {
+        return unknown_seed(text);
+    }
+    let cause = format!("no node that answers has a seed of this name; without an answer: {}", silent.join(", "));
+    Failure::new(Code::NotFound, format!("seed `{text}`"), cause).with_next_step(
+        "wait until all nodes answer (`farfork nodes`), or list the seeds of the others: `farfork seeds`",
+    )
 }
 
 fn unknown_seed(text: &str) -> Failure {

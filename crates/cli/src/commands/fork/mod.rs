@@ -393,7 +393,7 @@ async fn wait_and_print(
     let all_well = all.iter().all(|end| end["exit_code"] == 0);
     lines.add_to(&mut all);
     let status = if all_run && all_well { ExitCode::SUCCESS } else { ExitCode::FAILURE };
-    Ok((status, serde_json::json!({ "seed": seed, "children": all })))
+    Ok((status, serde_json::json!({ "seed": outcomes::seed_id(seed, outcomes), "children": all })))
 }
 
 /// Removes the spaces around an element of a list such as `n2, n3`.

@@ -122,8 +122,12 @@ pub(super) async fn fork_and_collect(client: &mut Client, request: ForkRequest) 
 pub(super) fn outcomes_json(seed: &str, outcomes: &[ChildOutcome], lines: &PayloadLines) -> serde_json::Value {
     let mut children: Vec<_> = outcomes.iter().map(|outcome| serde_json::json!(outcome.to_view())).collect();
     lines.add_to(&mut children);
-    let id = outcomes.iter().find_map(ChildOutcome::seed).unwrap_or(seed);
-    serde_json::json!({ "seed": id, "children": children })
+    serde_json::json!({ "seed": seed_id(seed, outcomes), "children": children })
+}
+
+/// Returns the id of the seed that the user has named `seed`; `seed` itself if no child was started.
+pub(super) fn seed_id<'a>(seed: &'a str, outcomes: &'a [ChildOutcome]) -> &'a str {
+    outcomes.iter().find_map(ChildOutcome::seed).unwrap_or(seed)
 }
 
 /// Prints the id of each started child on its own line.

@@ -114,6 +114,22 @@ impl Child {
         self.cgroup.as_ref().is_some_and(|group| group.is_frozen())
     }
 
+    /// Checks that the child's processes can be captured: `pid` is one of them.
+    ///
+    /// # Errors
+    /// The child is frozen, or waits for its first instruction and is not complete.
+    pub(crate) fn require_unpaused(&self, pid: u32) -> Result<(), Failure> {
+        // The lock is held while another request pauses or unpauses the child. The capture fails if the child is then
+        // frozen.
+        let waits = self.unpause_socket.try_lock().is_ok_and(|unpause_socket| unpause_socket.is_some());
+        if !waits && !self.is_frozen() {
+            return Ok(());
+        }
+        let id = &self.record.id;
+        let paused = Failure::new(Code::FailedPrecondition, format!("process {pid}"), format!("child {id} is paused"));
+        Err(paused.with_next_step(format!("unpause it first: `farfork unpause {id}`")))
+    }
+
     /// Sends the child a signal. A paused child gets the signal when it continues, except that SIGKILL ends it at once.
     ///
     /// # Errors
