@@ -20,6 +20,12 @@ const READER_DELAY: Duration = Duration::from_secs(8);
 /// More than a pipe holds.
 const OUTPUT_BYTES: usize = 300_000;
 
+/// Size of a line that does not fit into [`DATA_KIB_MAX`].
+const LONG_LINE_BYTES: u64 = 200 << 20;
+
+/// Limit on the memory of xtask: what it keeps for a slow terminal, and more for itself than a usual run needs.
+const DATA_KIB_MAX: u64 = 160 << 10;
+
 /// In place of the runner of the end-to-end tests: it notes its start, and needs a second to clean up after a signal.
 const CLEANING_RUNNER: &str = "
     setsid sleep 1000 & echo $! > $D/other_group
@@ -79,7 +85,11 @@ impl Drop for Scratch {
 }
 
 fn send(signal: &str, process: &Child) {
-    assert!(Command::new("kill").args(["-s", signal, &process.id().to_string()]).status().unwrap().success());
+    send_to(signal, &process.id().to_string());
+}
+
+fn send_to(signal: &str, pid: &str) {
+    assert!(Command::new("kill").args(["-s", signal, pid]).status().unwrap().success());
 }
 
 /// Returns whether a process runs. A zombie does not count.
@@ -145,6 +155,31 @@ fn a_second_signal_kills_a_step_that_does_not_end() {
 }
 
 #[test]
+fn a_stopped_step_gets_the_signal() {
+    let runner = "trap 'touch $D/cleaned; exit' TERM; touch $D/started; kill -s STOP 0";
+    let scratch = Scratch::new("stopped-step", runner);
+    let process = scratch.start(&mut scratch.command(&["e2e"]));
+    send("TERM", &process);
+    assert_eq!(process.wait_with_output().unwrap().status.code(), Some(143));
+    assert!(scratch.path("cleaned").exists(), "the step was killed");
+}
+
+/// SIGKILL: the kernel sends it when memory runs out, and continuous integration when time is over.
+#[test]
+fn a_killed_run_ends_its_step() {
+    let scratch = Scratch::new("killed", CLEANING_RUNNER);
+    let mut process = scratch.start(&mut scratch.command(&["e2e"]));
+    process.kill().unwrap();
+    process.wait().unwrap();
+    let give_up = Instant::now() + LIMIT;
+    while !scratch.path("cleaned").exists() {
+        assert!(Instant::now() < give_up, "the step continues");
+        thread::sleep(POLL_INTERVAL);
+    }
+    send_to("KILL", read(&scratch.path("other_group")).trim());
+}
+
+#[test]
 fn an_ignored_signal_stays_ignored() {
     let scratch = Scratch::new("ignored-signal", CLEANING_RUNNER);
     let mut command = Command::new("sh");
@@ -188,6 +223,20 @@ fn no_result_is_lost_if_the_output_is_read_late() {
     assert!(text.matches("y\n").count() > OUTPUT_BYTES / 3, "output is missing");
     let log = read(&logs_of(&scratch, "latest").join("unit-tests.log"));
     assert!(log.len() > OUTPUT_BYTES && log.ends_with("5 passed; 0 failed\n"));
+}
+
+/// The limit on memory is less than the output, which has no line end.
+#[test]
+fn output_without_line_ends_needs_little_memory() {
+    let tests = format!("head -c {LONG_LINE_BYTES} /dev/zero; echo passed=1 failed=0 flaky=0 > \"$FARFORK_COUNTS\"");
+    let scratch = Scratch::new("long-line", &tests);
+    let limited = format!("ulimit -d {DATA_KIB_MAX}; exec \"$0\" e2e");
+    let mut command = Command::new("sh");
+    command.args(["-c", &limited, env!("CARGO_BIN_EXE_xtask")]).stdout(Stdio::null());
+    command.env("CARGO", scratch.path("cargo")).env("CARGO_TARGET_DIR", scratch.path("target"));
+    assert_eq!(command.env_remove("FARFORK_TEST_SET").status().unwrap().code(), Some(0));
+    let log = logs_of(&scratch, "latest").join("end-to-end-tests.log");
+    assert_eq!(fs::metadata(log).unwrap().len(), LONG_LINE_BYTES);
 }
 
 #[test]

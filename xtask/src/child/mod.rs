@@ -1,6 +1,8 @@
 //! `ChildProcess`: a process that this program starts and waits for, with a time limit and a process group of its own.
-//! `signals` ends all of them when this program gets a signal, and `tree` finds their descendants.
+//! `signals` ends all of them when this program gets a signal, `guard` ends them when it is killed, and `tree` finds their
+//! descendants.
 
+mod guard;
 mod signals;
 mod tree;
 
@@ -38,6 +40,7 @@ impl ChildProcess {
         let mut running = lock_running();
         let child = command.spawn().with_context(|| format!("{command:?} cannot be started"))?;
         running.push(child.id());
+        guard::set_groups(&running);
         Ok(Self(child))
     }
 
@@ -61,7 +64,9 @@ impl ChildProcess {
 
 impl Drop for ChildProcess {
     fn drop(&mut self) {
-        lock_running().retain(|pid| *pid != self.0.id());
+        let mut running = lock_running();
+        running.retain(|pid| *pid != self.0.id());
+        guard::set_groups(&running);
     }
 }
 

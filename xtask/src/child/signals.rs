@@ -95,6 +95,8 @@ fn end(EndSignal { name, kind }: EndSignal, is_repeated: &AtomicBool) -> ! {
     print_line(format_args!("\n== ended by SIG{name}"));
     let descendants = tree::DescendantSnapshot::of(&running);
     tree::signal_groups(name, &running);
+    // A stopped process gets the signal only when it continues.
+    tree::signal_groups("CONT", &running);
     let deadline = Instant::now() + END_LIMIT;
     while tree::is_any_group_alive(&running) {
         if is_repeated.load(Ordering::Relaxed) || Instant::now() >= deadline {

@@ -15,10 +15,12 @@ const JANITOR: &str = "test-janitor";
 /// holds.
 const DESCRIBE_LIMIT: Duration = Duration::from_secs(20);
 
-/// Describes a process and all its descendants, and kills them, except the janitors of killed runners. Processes that have
-/// left the tree are not found.
+/// Describes a process, all its descendants and its process group, and kills them, except the janitors of killed runners. A
+/// process whose parent has ended is no descendant. It is not found if it has left the group, too.
 pub(super) fn kill(root: u32) -> String {
     let mut tree = tree_of(root);
+    let others: Vec<u32> = members(&[root]).filter(|pid| !tree.contains(pid)).collect();
+    tree.extend(others);
     tree.retain(|pid| !is_janitor(*pid));
     let (sender, receiver) = mpsc::channel();
     let pids = tree.clone();
@@ -37,11 +39,16 @@ pub(super) fn signal_groups(signal: &str, groups: &[u32]) {
     send(signal, groups.iter().map(|group| format!("-{group}")));
 }
 
-/// Returns whether a process of these groups runs. A zombie does not count: its parent may never wait for it.
+/// Returns whether a process of these groups runs.
 pub(super) fn is_any_group_alive(groups: &[u32]) -> bool {
+    members(groups).next().is_some()
+}
+
+/// Lists the processes of these groups. A zombie does not count: its parent may never wait for it.
+fn members(groups: &[u32]) -> impl Iterator<Item = u32> {
     let names = fs::read_dir("/proc").into_iter().flatten().flatten().map(|entry| entry.file_name());
     let pids = names.filter_map(|name| name.to_str()?.parse::<u32>().ok());
-    pids.filter_map(ProcessStat::read).any(|stat| !stat.is_zombie && groups.contains(&stat.group))
+    pids.filter(|pid| ProcessStat::read(*pid).is_some_and(|stat| !stat.is_zombie && groups.contains(&stat.group)))
 }
 
 /// The descendants that processes had at one time.

@@ -3,7 +3,7 @@
 
 use std::env;
 use std::fs::{self, File};
-use std::io::{self, BufRead as _, BufReader, PipeReader, Write as _};
+use std::io::{self, BufRead as _, BufReader, PipeReader, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,6 +20,9 @@ use crate::workspace::{Workspace, cargo_program};
 /// Limit on the wait for the end of the output after a command has ended. Only a process that the command left running keeps
 /// the pipe open longer.
 const OUTPUT_LIMIT: Duration = Duration::from_secs(5);
+
+/// Maximum number of bytes that are read at once, if no line ends before. A command may write without line ends.
+const LINE_BYTES_MAX: u64 = 64 << 10;
 
 /// Variables in which `cargo run` describes this program. Build scripts that watch them would run again whenever cargo is
 /// called alternately from the shell and from here.
@@ -100,7 +103,7 @@ fn copy_output(pipe: PipeReader, mut log: File, output: Arc<Mutex<TestOutput>>) 
     thread::spawn(move || {
         let mut lines = BufReader::new(pipe);
         let mut line = Vec::new();
-        while lines.read_until(b'\n', &mut line).is_ok_and(|count| count > 0) {
+        while (&mut lines).take(LINE_BYTES_MAX).read_until(b'\n', &mut line).is_ok_and(|count| count > 0) {
             let text = String::from_utf8_lossy(&line);
             // Does not wait for the terminal: results must not be lost if nothing reads the output.
             terminal::print(&text);

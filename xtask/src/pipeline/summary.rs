@@ -296,21 +296,21 @@ mod tests {
         assert_eq!(finish(summary), None);
     }
 
+    /// One process has left the tree of the step, but not its process group.
     #[test]
     fn a_step_that_times_out_is_killed_with_its_processes() {
         let mut summary = summary("hang");
         let pid_file = summary.logs.join("pid");
-        let script = format!("sleep 100 & echo $! > '{}'; wait", pid_file.display());
-        // On a busy machine the shell may need more time to start the other process.
+        let script = format!("(sleep 100 & echo $! > '{0}'); sleep 100 & echo $! >> '{0}'; wait", pid_file.display());
+        // On a busy machine the shell may need more time to start the other processes.
         let mut limit = Duration::from_millis(500);
-        let is_empty = || std::fs::read_to_string(&pid_file).unwrap_or_default().is_empty();
-        while is_empty() {
+        let count = || std::fs::read_to_string(&pid_file).unwrap_or_default().lines().count();
+        while count() < 2 {
             assert!(limit < 2 * LIMIT, "the shell does not start");
             assert!(!summary.command("hang", &mut shell(&script), limit));
             limit *= 2;
         }
-        let pid = std::fs::read_to_string(&pid_file).unwrap();
-        wait_killed(&pid);
+        std::fs::read_to_string(&pid_file).unwrap().lines().for_each(wait_killed);
         assert!(summary.failures.iter().all(|one| one.failure.reason.contains("out of time")));
         assert!(finish(summary) >= Some(1));
     }

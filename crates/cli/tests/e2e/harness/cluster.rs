@@ -425,6 +425,9 @@ impl Drop for Cluster {
         // message.
         if let Err(error) = local.down() {
             print_error(format_args!("the cluster of a test is not removed completely: {error}"));
+            // The runner needs the state file to remove the rest, for example if a signal ends the run, after which no
+            // command can be started.
+            self.scratch.keep();
         }
     }
 }

@@ -21,7 +21,7 @@ pub(crate) mod volume_mount;
 pub(crate) mod wait;
 
 pub(crate) use cluster::{Cluster, NodeProcess};
-pub(crate) use farfork::{BINARY, FailedCommand, Farfork, WAIT_TIMEOUT};
+pub(crate) use farfork::{BINARY, FailedCommand, Farfork, WAIT_TIMEOUT, fail_or_time_out};
 pub(crate) use line_program::LineProgram;
 pub(crate) use message::{print_error, print_line};
 pub(crate) use own_mounts::{run_in_mounts_of, run_in_own_mounts};

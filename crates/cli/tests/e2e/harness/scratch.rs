@@ -28,11 +28,18 @@ impl TestDirectory {
     pub(crate) fn path(&self) -> &Path {
         self.0.path()
     }
+
+    /// Leaves the directory to the runner.
+    pub(crate) fn keep(&mut self) {
+        self.0.disable_cleanup(true);
+    }
 }
 
 impl Drop for TestDirectory {
     fn drop(&mut self) {
-        self.0.disable_cleanup(thread::panicking());
+        if thread::panicking() {
+            self.keep();
+        }
     }
 }
 

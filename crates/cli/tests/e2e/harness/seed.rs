@@ -86,7 +86,10 @@ impl Seed {
         let expected = format!("result {number} {}", parent.expected_answer(number));
         if ended.status.code() != Some(42) || ended.stdout.lines().all(|line| line != expected) {
             let (status, output) = (ended.status, without_ticks(&ended.stdout));
-            fail_or_time_out(format!("the child did not answer `{expected}`: {status}\n{}{output}", ended.stderr));
+            let message = format!("the child did not answer `{expected}`: {status}\n{}{output}", ended.stderr);
+            let is_wrong = |line: &str| line.starts_with("result ") && line != expected;
+            assert!(!ended.stdout.lines().any(is_wrong), "{message}");
+            fail_or_time_out(message);
         }
     }
 

@@ -76,7 +76,8 @@ pub(super) fn remove_all(groups: &GroupSet, directory: &Path, mark: &str) -> Vec
     }
     problems.extend(remove_directory(directory));
     problems.extend(groups.remove().err().map(|error| format!("control group {error}")));
-    if !directory.exists() {
+    // Without the link, a later run would not find groups that are left below the group of another login session.
+    if !directory.exists() && !groups.exists() {
         run_directory::remove_links_into(directory);
     }
     problems
@@ -194,7 +195,11 @@ fn remove_parts(directory: &Path) -> Result<(), Vec<String>> {
     let remove = |cluster: &PathBuf| {
         // The removal of a cluster deletes the directories of its nodes. A mount may contain the whole cluster.
         detach_mounts(cluster, |mount| mount.point != *cluster)?;
-        remove_cluster(cluster).map_err(|problem| vec![problem])
+        match remove_cluster(cluster) {
+            // The state file may be incomplete after a crash of the machine. Only files outlive that.
+            Err(problem) if !is_of_earlier_boot(&cluster.join(CLUSTER_FILE)) => Err(vec![problem]),
+            _ => Ok(()),
+        }
     };
     let problems: Vec<String> =
         clusters_in(directory).iter().filter_map(|cluster| remove(cluster).err()).flatten().collect();
@@ -218,6 +223,13 @@ fn remove_cluster(run_dir: &Path) -> Result<(), String> {
     let outcome = receiver.recv_timeout(DOWN_LIMIT);
     let outcome = outcome.unwrap_or_else(|_| Err(format!("not removed within {} s", DOWN_LIMIT.as_secs())));
     outcome.map_err(|error| format!("cluster {}: {error}", run_dir.display()))
+}
+
+/// Returns whether a file is older than the start of the machine.
+fn is_of_earlier_boot(file: &Path) -> bool {
+    let uptime = Duration::from_secs(rustix::system::sysinfo().uptime.unsigned_abs());
+    let changed = file.metadata().and_then(|data| data.modified());
+    changed.is_ok_and(|time| time.elapsed().is_ok_and(|age| age > uptime))
 }
 
 /// Detaches the mounts in a directory that `is_wanted` selects, the last one first. Repeats that while mounts disappear: a

@@ -6,7 +6,7 @@
 //! ```
 
 use std::collections::BTreeSet;
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ use farfork_sys::pidfd;
 use rustix::io::Errno;
 use rustix::process::Signal;
 
-use super::identity;
+use super::{identity, run_directory};
 use crate::harness::leftovers;
 
 /// The controllers that limit a run.
@@ -175,6 +175,11 @@ impl GroupSet {
             Ok(Group { directory, ..group.clone() })
         };
         Ok(Self(self.0.iter().map(below).collect::<io::Result<_>>()?))
+    }
+
+    /// Locks the groups, so that runs in other pid and mount namespaces recognize that this run has not ended.
+    pub(super) fn lock(&self) -> io::Result<Vec<File>> {
+        self.0.iter().map(|group| run_directory::lock(&group.directory)).collect()
     }
 
     /// Returns the leaf groups for processes.

@@ -12,14 +12,22 @@ use farfork_sys::cgroup::hierarchy::{self, DAEMON_LEAF};
 
 use super::group_set::FreezerGroup;
 use super::self_test::{FOREVER, SHORT_LIMIT, directory, note, panic_with_a_wrong_byte, start_sleep};
-use crate::harness::{Disk, UnresponsiveMount};
+use crate::harness::{Cluster, Disk, UnresponsiveMount, fail_or_time_out};
 use crate::test::Test;
 
 /// The name of the test that starts a further run, which runs a test with a mount.
 const FURTHER_RUN: &str = "mounting::";
 
+/// The output of a command whose child found a wrong byte before the command timed out.
+const WRONG_AND_LATE: &str = "wrong: program.c:1: byte == 0\nthe child was not ended: operation timed out";
+
+/// As the message of a comparison of memory. It is far less than the maximum output of a test.
+const MESSAGE_BYTES: usize = 2 << 20;
+
 pub(super) const TESTS: &[Test] = &[
     Test::alone("writes_a_page", || eprintln!("{}", "-".repeat(4096))),
+    Test::alone("fails_with_a_long_message", || panic!("{}", "x".repeat(MESSAGE_BYTES))),
+    Test::alone("finds_a_wrong_byte_and_times_out", || fail_or_time_out(WRONG_AND_LATE.to_owned())),
     Test::alone("truncates_its_output", truncate_output),
     Test::alone("writes_without_end", write_without_end).within(|| SHORT_LIMIT),
     Test::alone("freezes_its_group", freeze_own_group).within(|| SHORT_LIMIT),
@@ -27,6 +35,7 @@ pub(super) const TESTS: &[Test] = &[
     Test::alone("hides_a_mount", hide_mount),
     Test::alone("makes_ipc_objects", make_ipc_objects),
     Test::alone("has_a_process_in_another_group", join_other_group),
+    Test::alone("cannot_remove_its_cluster", leave_cluster),
     Test::alone("starts_a_further_run", start_further_run),
     Test::alone("removes_the_logs", remove_logs),
     Test::alone("fails_in_a_thread", || drop(thread::spawn(panic_with_a_wrong_byte).join())),
@@ -94,6 +103,17 @@ fn join_other_group() {
     note("group", &group.to_string_lossy());
     note("parent", &sleep.to_string());
     thread::sleep(FOREVER);
+}
+
+/// As a test that a signal ends while it removes its cluster: no further process can be started.
+fn leave_cluster() {
+    let cluster = Cluster::start(1);
+    note("cluster", cluster.group());
+    for hierarchy in hierarchy::mounted_hierarchies().expect("the kernel lists the hierarchies") {
+        if hierarchy.own.ends_with(DAEMON_LEAF) && hierarchy.own.join("pids.max").exists() {
+            cgroup::write(&hierarchy.own, "pids.max", "0").expect("root may set limits");
+        }
+    }
 }
 
 /// The directory of the further run is not below the directory of this run.

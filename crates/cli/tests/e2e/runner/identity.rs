@@ -1,6 +1,6 @@
 //! The name of a run, which contains the identity of its supervisor. The run's control groups and directory have this
-//! name, so a later run finds the ones whose supervisor has ended. The supervisor also locks the directory, because its
-//! process id means nothing in another pid namespace.
+//! name, so a later run finds the ones whose supervisor has ended. The supervisor also locks them, because its process id means
+//! nothing in another pid namespace, from which the directory may not be visible.
 
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
@@ -30,7 +30,7 @@ pub(crate) fn name_of(supervisor: &ProcessIdentity) -> String {
 /// users, who can give any name to a file in `/tmp`.
 pub(super) fn dead_names_in(directory: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
-    let owned = entries.filter(|entry| is_own_entry(&entry.path()));
+    let owned = entries.filter(|entry| is_own_entry(&entry.path()) && !run_directory::has_lock(&entry.path()));
     let names = owned.filter_map(|entry| entry.file_name().into_string().ok());
     names.filter(|name| is_name_of_dead_run(name)).collect()
 }

@@ -1,5 +1,5 @@
-//! The state of the machine that killed tests have changed, outside of the run's control groups and directories: the number
-//! of huge pages, shared memory, and empty control groups of clusters whose directory was removed.
+//! The state of the machine that killed tests have changed, outside of the run's control groups and directories. It includes
+//! the number of huge pages, shared memory, and control groups and networks of clusters whose directory was removed.
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use farfork_sys::cgroup::{self, hierarchy};
 use rustix::fs::{FlockOperation, flock};
+use rustix::mount::{UnmountFlags, unmount};
 
+use super::group_set::GroupSet;
 use crate::harness::{cluster, leftovers};
 
 /// The machine's number of huge pages. A program that changes the number holds a lock on this file until it has restored
@@ -24,6 +26,15 @@ const SHARED_MEMORY: &str = "/dev/shm";
 /// Prefixes of the names of tests' shared memory. The pid of the process that removes it follows.
 pub(crate) const SHARED_MEMORY_PREFIXES: [&str; 2] = ["farfork-test-", "farfork-private-"];
 
+/// The directory of named network namespaces.
+const NETWORKS: &str = "/run/netns";
+
+/// The directory that is locked while network namespaces are made or removed.
+const NETWORKS_LOCK: &str = "/run";
+
+/// Time after which a cluster has made its control groups. It makes its network namespaces first.
+const NETWORK_AGE_MIN: Duration = Duration::from_secs(60);
+
 /// Longest wait until the last process of a group has left it.
 const LEAVE_LIMIT: Duration = Duration::from_millis(100);
 
@@ -32,6 +43,7 @@ pub(super) fn restore() -> Vec<String> {
     let pages = restore_huge_pages().err().map(|error| format!("{HUGE_PAGES} is not restored: {error}"));
     remove_shared_memory();
     remove_cluster_groups();
+    remove_cluster_networks();
     pages.into_iter().collect()
 }
 
@@ -81,6 +93,32 @@ fn remove_cluster_groups() {
             }
         }
     }
+}
+
+/// Removes the network namespaces of clusters whose worker has ended, and which have no control groups any more. The state file
+/// of such a cluster was lost.
+fn remove_cluster_networks() {
+    let entries = fs::read_dir(NETWORKS).into_iter().flatten().flatten();
+    for entry in entries.filter(|entry| entry.file_name().to_str().is_some_and(is_of_ended_cluster)) {
+        let changed = entry.metadata().and_then(|data| data.modified());
+        let is_old = changed.is_ok_and(|time| time.elapsed().is_ok_and(|age| age > NETWORK_AGE_MIN));
+        // Held until the next entry. If another process holds it, a later run removes the namespace.
+        let Ok(lock) = File::open(NETWORKS_LOCK) else { return };
+        if is_old && flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok() {
+            // Fails if the namespace is not mounted in this mount namespace.
+            let _ = unmount(entry.path(), UnmountFlags::DETACH | UnmountFlags::NOFOLLOW);
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+}
+
+/// Returns whether the cluster of a network namespace with this name has ended. A worker in another pid namespace looks dead, but
+/// its cluster has control groups.
+fn is_of_ended_cluster(network: &str) -> bool {
+    let cluster = network.strip_prefix("ff-").and_then(|rest| rest.rsplit_once('-'));
+    let Some(group) = cluster.map(|(cluster, _node)| format!("farfork-{cluster}")) else { return false };
+    let has_ended = cluster::worker_of_group(&group).is_some_and(|pid| !leftovers::is_alive(pid));
+    has_ended && GroupSet::find(&group).is_ok_and(|groups| !groups.exists())
 }
 
 fn owner_pid(name: &str) -> Option<i32> {

@@ -31,8 +31,8 @@ pub(super) struct RunContext {
     /// Maximum number of bytes that a test may write.
     pub(super) output_bytes_max: u64,
     janitor: Janitor,
-    /// Other runs recognize by this lock that this run has not ended.
-    _directory_lock: File,
+    /// The locks of the directory and of the control groups. Other runs recognize by them that this run has not ended.
+    _locks: Vec<File>,
     pub(super) logs: LogDirectory,
     workers_count: AtomicUsize,
     /// Number of failed starts of the shared cluster since the last successful one.
@@ -55,7 +55,7 @@ impl RunContext {
         cleanup::remove_dead_runs(&temporary)?;
         let name = identity::own_name()?;
         let directory = run_directory::create(&name, &temporary)?;
-        let directory_lock = run_directory::lock(&directory)?;
+        let mut locks = vec![run_directory::lock(&directory)?];
         // If a later step fails, the janitor removes what the earlier ones have made.
         let janitor = Janitor::start(&name, &temporary).map_err(|error| {
             run_directory::remove_empty(&directory);
@@ -63,6 +63,7 @@ impl RunContext {
         })?;
         let logs = LogDirectory::create(&name)?;
         let groups = GroupSet::create(&name, run_limits(settings.pids_max)?)?;
+        locks.extend(groups.lock()?);
         for controller in groups.missing_limits() {
             print_error(format_args!(
                 "the run has no {controller} limit: no control group here can use this controller"
@@ -77,7 +78,7 @@ impl RunContext {
             leak_limit: settings.leak_limit,
             output_bytes_max: settings.output_bytes_max,
             janitor,
-            _directory_lock: directory_lock,
+            _locks: locks,
             logs,
             workers_count: AtomicUsize::new(0),
             cluster_failures_count: AtomicUsize::new(0),

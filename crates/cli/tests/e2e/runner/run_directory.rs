@@ -38,6 +38,7 @@ pub(super) fn temporary_directory() -> io::Result<PathBuf> {
     let real = directory.canonicalize().map_err(|error| describe(&error))?;
     match real.to_str() {
         None => Err(describe(&"its path is not UTF-8")),
+        Some(LINKS) => Err(describe(&"links with the names of runs are in it")),
         // Lists of paths are separated by colons.
         Some(path) if path.contains(':') => Err(describe(&"its path has a colon")),
         Some(_) => Ok(real),
@@ -61,7 +62,7 @@ pub(super) fn create(name: &str, temporary: &Path) -> io::Result<PathBuf> {
     Ok(directory)
 }
 
-/// Locks the directory of this process's run as long as the returned file is open.
+/// Locks a directory or control group of this process's run as long as the returned file is open.
 pub(super) fn lock(directory: &Path) -> io::Result<File> {
     let file = File::open(directory)?;
     flock(&file, FlockOperation::NonBlockingLockExclusive)?;
@@ -71,8 +72,13 @@ pub(super) fn lock(directory: &Path) -> io::Result<File> {
 /// Returns whether the supervisor of the run with this name holds the lock of its directory.
 pub(super) fn is_locked(name: &str) -> bool {
     let directory = of_run(name, &env::temp_dir());
+    is_own(&directory) && has_lock(&directory)
+}
+
+/// Returns whether a supervisor holds the lock of a directory or control group.
+pub(super) fn has_lock(directory: &Path) -> bool {
     let is_free = |file: File| flock(&file, FlockOperation::NonBlockingLockShared).is_ok();
-    is_own(&directory) && File::open(&directory).is_ok_and(|file| !is_free(file))
+    File::open(directory).is_ok_and(|file| !is_free(file))
 }
 
 /// Removes the directory of a run in which nothing was made, and its link.

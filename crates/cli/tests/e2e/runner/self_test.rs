@@ -34,7 +34,7 @@ pub(crate) const SENTENCES: &[(&str, &[Test])] = &[
         &[
             Test::alone("passes", || ()),
             Test::alone("fails", panic_with_a_wrong_byte),
-            Test::alone("times_out_once", time_out_once),
+            Test::alone("times_out_once", || time_out_once_as("timed_out")),
             Test::alone("times_out", time_out),
             Test::alone("leaves_a_process", leave_process),
         ],
@@ -56,6 +56,15 @@ pub(crate) const SENTENCES: &[(&str, &[Test])] = &[
             Test::shared("third", |_| ()),
             Test::shared("fourth", |_| ()),
             Test::alone("fifth", || ()),
+        ],
+    ),
+    (
+        "unsteady",
+        &[
+            Test::alone("first", || time_out_once_as("first")),
+            Test::alone("second", || time_out_once_as("second")),
+            Test::alone("third", || time_out_once_as("third")),
+            Test::alone("fourth", || time_out_once_as("fourth")),
         ],
     ),
     ("multiplying", &[Test::alone("processes", multiply)]),
@@ -212,9 +221,10 @@ fn wait_for_cluster(directory: impl Fn() -> Option<PathBuf>) -> PathBuf {
     })
 }
 
-fn time_out_once() {
-    if !directory().join("timed_out").exists() {
-        note("timed_out", "");
+/// Times out, unless it has noted `name` before.
+fn time_out_once_as(name: &str) {
+    if !directory().join(name).exists() {
+        note(name, "");
         time_out();
     }
 }

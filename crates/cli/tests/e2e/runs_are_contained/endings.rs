@@ -1,10 +1,11 @@
 //! Runs that end while their output is not read, or while their tests hold objects that outlive processes. Nothing is left.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io;
+use std::path::PathBuf;
 use std::process::Command;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use farfork_sys::mount::table;
 use rustix::process::{Pid, Signal, kill_process};
@@ -14,6 +15,9 @@ use crate::harness::{run_in_own_mounts, scratch, wait};
 
 /// Longest wait for a step of a run.
 const STEP_LIMIT: Duration = Duration::from_secs(60);
+
+/// Age of the network of a cluster that no longer starts.
+const OLD: Duration = Duration::from_secs(3600);
 
 /// Time after which a run would have ended because of a signal.
 const SIGNAL_TIME: Duration = Duration::from_secs(2);
@@ -79,6 +83,33 @@ pub(super) fn further_run() {
     let names: Vec<_> = names.collect::<io::Result<_>>().expect("our own directory");
     let left: Vec<_> = names.iter().filter(|name| name.to_string_lossy().starts_with("farfork-tests-")).collect();
     assert!(left.is_empty(), "left of the further run: {left:?}");
+}
+
+/// A test could not remove its cluster. The runner finds it, and removes the rest.
+pub(super) fn unremoved_cluster() {
+    let (ended, _directory) = InnerRun::start(&["hostile::cannot_remove_its_cluster"]).end();
+    require(&ended, last_line(&ended) == "1 passed, 0 failed", "the last line");
+    require(&ended, ended.stderr.contains("is not removed completely"), "the test could not remove it");
+}
+
+/// The state file of a cluster was lost. A later run finds its networks by their names, unless the cluster may be starting.
+pub(super) fn lost_cluster() {
+    let mut ended_process = Command::new("true").spawn().expect("true(1) is installed");
+    let pid = ended_process.id();
+    ended_process.wait().expect("our own child");
+    fs::create_dir_all("/run/netns").expect("root may write");
+    let [old, recent] = [0, 1].map(|number| PathBuf::from(format!("/run/netns/ff-e2e-{pid}-{number}-n1")));
+    for network in [&old, &recent] {
+        File::create(network).expect("root may write");
+    }
+    let file = File::options().write(true).open(&old).expect("it exists");
+    file.set_modified(SystemTime::now() - OLD).expect("our own file");
+    let (ended, _directory) = InnerRun::start(&["kinds::passes"]).end();
+    let left = [&old, &recent].map(|network| network.exists());
+    fs::remove_file(&recent).expect("the run has left it");
+    // Fails if other namespaces have names there.
+    let _ = fs::remove_dir("/run/netns");
+    assert_eq!(left, [false, true], "{}", ended.stdout);
 }
 
 /// A process waits for a file system that it serves itself, so SIGKILL does not end it.

@@ -10,16 +10,26 @@ use std::time::{Duration, SystemTime};
 use farfork_sys::mount::{self, table};
 use farfork_sys::process_identity::ProcessIdentity;
 use rustix::mount::{MountFlags, mount, mount_remount};
-use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 
 use super::{InnerRun, last_line, note_in, require, terminate};
 use crate::harness::scratch::TestDirectory;
-use crate::harness::wait::CommandOutput;
+use crate::harness::wait::{self, CommandOutput};
 use crate::harness::{run_in_own_mounts, scratch};
 use crate::runner;
 
 /// The id of a user other than root.
 const OTHER_USER: u32 = 65534;
+
+/// Starts a run with a directory and a link that other mount namespaces do not see.
+const CONTAINER_SCRIPT: &str =
+    "mount -t tmpfs farfork-test /run && mkdir /run/tests && TMPDIR=/run/tests exec \"$0\" \"$@\"";
+
+/// Longest wait until a test has started.
+const START_LIMIT: Duration = Duration::from_secs(120);
+
+/// Longest wait until a run has ended after SIGTERM.
+const END_LIMIT: Duration = Duration::from_secs(60);
 
 /// More than the time for which the runner keeps logs.
 const OLD: Duration = Duration::from_secs(25 * 3600);
@@ -129,6 +139,46 @@ pub(super) fn locked_mount() {
     let problem = format!("cannot remove of an earlier run: mount {}: ", point.display());
     require(&ended, ended.stdout.contains(&problem), "the problem is reported");
     require(&ended, last_line(&ended) == "1 passed, 0 failed", "the last line");
+}
+
+/// A run in a container has another process number, and its directory and link are not visible here.
+pub(super) fn contained_run() {
+    let directory = scratch::directory();
+    let container = ["unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--mount-proc"];
+    let launcher = [&container[..], &["sh", "-c", CONTAINER_SCRIPT]].concat();
+    let InnerRun { process, directory, .. } =
+        InnerRun::spawn(InnerRun::command_in(&launcher, &directory, &["mounting::"]), directory);
+    wait::wait_until("the test runs", START_LIMIT, || note_in(directory.path(), "parent"));
+    let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", process.id())).expect("it runs");
+    let supervisor: i32 = children.trim().parse().expect("one child");
+    let identity = ProcessIdentity::of(supervisor).expect("it runs");
+    let name = runner::name_of(&ProcessIdentity { pid: 1, ..identity });
+    let (other, _directory) = InnerRun::start(&["kinds::passes"]).end();
+    require(&other, !other.stdout.contains(&name), "the other run leaves it alone");
+    kill_process(Pid::from_raw(supervisor).expect("a process"), Signal::TERM).expect("it runs");
+    let ended = wait::wait_with_output(process, "a run in a container", END_LIMIT);
+    require(&ended, ended.status.code() == Some(128 + Signal::TERM.as_raw()), "the exit status");
+    require(&ended, !ended.stdout.contains("FAILED"), "the test was not disturbed");
+}
+
+/// The state of a cluster is incomplete after a crash of the machine. Then the cluster has only files.
+pub(super) fn unreadable_cluster() {
+    let ended_process = EndedProcess::start();
+    let directory = scratch::directory();
+    let [crashed, recent] = [0, 1].map(|number| ended_process.make_directory(directory.path(), number));
+    for run in [&crashed, &recent] {
+        fs::create_dir(run.join("w1")).expect("our own directory");
+        File::create(run.join("w1/cluster.json")).expect("our own directory");
+    }
+    let state = File::options().write(true).open(crashed.join("w1/cluster.json")).expect("it exists");
+    state.set_modified(SystemTime::UNIX_EPOCH + OLD).expect("our own file");
+    let mut command = InnerRun::command(&directory, &["kinds::passes"]);
+    command.env("TMPDIR", directory.path());
+    let (ended, _directory) = InnerRun::spawn(command, directory).end();
+    require(&ended, last_line(&ended) == "1 passed, 0 failed", "the last line");
+    assert_eq!([&crashed, &recent].map(|path| path.exists()), [false, true], "{}", ended.stdout);
+    let problem = format!("cannot remove of an earlier run: cluster {}", recent.display());
+    require(&ended, ended.stdout.contains(&problem), "the problem is reported");
 }
 
 /// The usual log directory of a run with a failure is kept for a day. A directory that the user has chosen is always kept.

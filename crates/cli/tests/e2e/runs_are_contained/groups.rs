@@ -8,6 +8,7 @@ use std::time::Duration;
 use farfork_sys::cgroup;
 use farfork_sys::cgroup::hierarchy::{self, CgroupVersion, DAEMON_LEAF, Hierarchy};
 use farfork_sys::mount;
+use rustix::mount::mount_bind;
 
 use super::{
     InnerRun, janitor_of, kill_with_janitor, last_line, note_in, require, require_no_traces,
@@ -15,6 +16,7 @@ use super::{
 };
 use crate::harness::scratch::TestDirectory;
 use crate::harness::{run_in_own_mounts, scratch};
+use crate::runner;
 
 /// Longest wait until the killed processes have left a control group.
 const END_LIMIT: Duration = Duration::from_secs(60);
@@ -80,6 +82,29 @@ pub(super) fn other_control_group() {
     assert!(others.groups_below() > 0, "the run was not in the groups {:?}", others.0);
     let (ended, _directory) = InnerRun::start(&["kinds::passes"]).end();
     require(&ended, ended.stdout.contains("removing what an earlier run left"), "the next run removes the groups");
+    assert_eq!(others.groups_below(), 0, "{}", ended.stdout);
+    require_no_traces(&killed.supervisor, killed.directory.path());
+    others.remove();
+}
+
+/// A mount keeps a group below those of a killed run. The directory and the processes of the run are removed. When the mount is
+/// gone, the next run removes the groups, too.
+pub(super) fn busy_group() {
+    let others = OtherGroups::create();
+    let inner = others.start("mounting::");
+    inner.wait_until_staying();
+    let killed = kill_with_janitor(inner);
+    let busy = others.0[0].join(runner::name_of(&killed.supervisor)).join("busy");
+    let empty = scratch::directory();
+    run_in_own_mounts(|| {
+        cgroup::create(&busy).expect("root may make groups");
+        mount_bind(empty.path(), &busy).expect("root may mount");
+        let (ended, _directory) = InnerRun::start(&["kinds::passes"]).end();
+        let problem = format!("cannot remove of an earlier run: control group {}", busy.display());
+        require(&ended, ended.stdout.contains(&problem), "the problem is reported");
+    });
+    assert!(busy.exists(), "the mount has not kept the group");
+    let (ended, _directory) = InnerRun::start(&["kinds::passes"]).end();
     assert_eq!(others.groups_below(), 0, "{}", ended.stdout);
     require_no_traces(&killed.supervisor, killed.directory.path());
     others.remove();

@@ -27,6 +27,7 @@ use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
     Test::alone("each_failure_is_reported_with_its_name_and_kind", kinds_of_failure),
+    Test::alone("more_than_three_flaky_tests_fail_the_run", outputs::flaky_tests),
     Test::alone("when_a_test_hangs", hanging_tests),
     Test::alone("when_a_test_is_a_fork_bomb", fork_bomb),
     Test::alone("when_no_cluster_starts", starved_run),
@@ -47,8 +48,12 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("when_the_temporary_directory_is_a_relative_link", environments::linked_temporary_directory),
     Test::alone("when_other_users_make_directories_with_names_of_runs", environments::directories_of_other_users),
     Test::alone("when_a_mount_of_an_earlier_run_cannot_be_detached", environments::locked_mount),
+    Test::alone("when_another_run_is_in_a_container", environments::contained_run),
+    Test::alone("when_the_state_of_a_cluster_is_unreadable", environments::unreadable_cluster),
     Test::alone("logs_outlive_their_run", environments::kept_logs),
     Test::alone("when_a_test_writes_without_end", outputs::endless_output),
+    Test::alone("when_a_test_finds_a_wrong_byte_and_times_out", outputs::wrong_and_late),
+    Test::alone("when_a_message_is_long", outputs::long_message),
     Test::alone("when_a_test_truncates_its_output", outputs::truncated_output),
     Test::alone("when_the_logs_are_removed", outputs::removed_logs),
     Test::alone("when_a_thread_of_a_test_fails", outputs::failed_thread),
@@ -56,11 +61,14 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("when_the_output_is_not_read_until_the_time_limit", endings::unread_output),
     Test::alone("when_hangups_are_ignored", endings::ignored_hangup),
     Test::alone("when_a_test_makes_ipc_objects", endings::ipc_objects),
+    Test::alone("when_a_test_cannot_remove_its_cluster", endings::unremoved_cluster),
+    Test::alone("when_the_state_of_a_cluster_is_lost", endings::lost_cluster),
     Test::alone("when_a_test_starts_a_further_run", endings::further_run),
     Test::alone("when_a_test_waits_for_its_own_file_system", endings::own_file_system),
     Test::alone("when_a_mount_hides_another_one", endings::hidden_mount),
     Test::alone("when_a_test_freezes_its_group", groups::frozen_group),
     Test::alone("when_a_process_is_in_another_group", groups::process_in_another_group),
+    Test::alone("when_a_control_group_of_an_earlier_run_cannot_be_removed", groups::busy_group),
     Test::alone("when_there_are_few_descriptors", groups::few_descriptors),
     Test::alone("when_the_janitor_is_moved_to_another_control_group", groups::moved_janitor),
     Test::alone("when_the_control_group_of_the_runner_has_limits", groups::limited_group),
@@ -438,6 +446,9 @@ fn unusable_directories() {
         let names_both = ended.stderr.contains(&*path.to_string_lossy()) && ended.stderr.contains(variable);
         require(&ended, names_both, "the message names the directory and the variable");
     }
+    // Two entries would have the name of the run.
+    let (ended, _directory) = InnerRun::start_with(&["kinds::passes"], |_| [("TMPDIR", "/run".into())]).end_refused();
+    require(&ended, ended.stderr.contains("directory /run: ") && ended.stderr.contains("TMPDIR"), "the message");
 }
 
 fn unwritable_report() {
