@@ -18,6 +18,10 @@ use anyhow::{Context, Result, bail};
 use crate::terminal::print_line;
 pub(crate) use signals::end_run_by_signal;
 
+/// setsid(1). It executes the program in the same process, unless it is the leader of a group already: then it starts a
+/// further process, which no signal to the group reaches.
+const SETSID: &str = "setsid";
+
 /// Interval between two checks whether a process has ended.
 pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
@@ -35,7 +39,11 @@ impl ChildProcess {
     /// Starts a process in a new process group, so that a signal can be sent to it and to the processes that it starts, and
     /// to no other. It has no standard input: a read from the terminal would stop it, because it is in the background.
     pub(crate) fn start(command: &mut Command) -> Result<Self> {
-        command.process_group(0).stdin(Stdio::null());
+        command.stdin(Stdio::null());
+        // A session begins with a new group.
+        if command.get_program() != SETSID {
+            command.process_group(0);
+        }
         // After a signal, the lock is never released, so that no further process starts.
         let mut running = lock_running();
         let child = command.spawn().with_context(|| format!("{command:?} cannot be started"))?;
@@ -68,6 +76,13 @@ impl Drop for ChildProcess {
         running.retain(|pid| *pid != self.0.id());
         guard::set_groups(&running);
     }
+}
+
+/// Returns a command that runs `program` in a session of its own.
+pub(crate) fn in_own_session(program: &str) -> Command {
+    let mut command = Command::new(SETSID);
+    command.arg(program);
+    command
 }
 
 /// Runs a command until it ends. It writes to the terminal itself.
@@ -118,6 +133,14 @@ mod tests {
     fn a_process_has_a_group_of_its_own_and_no_input() {
         let script = "read line && exit 1; set -- $(cat /proc/$$/stat); [ $5 = $$ ]";
         assert!(status(&mut shell(script), LIMIT).unwrap().success());
+    }
+
+    #[test]
+    fn a_process_in_its_own_session_is_the_started_one() {
+        let mut command = in_own_session("sh");
+        command.args(["-c", "set -- $(cat /proc/$$/stat); [ $5 = $$ ] && [ $6 = $$ ] && [ $4 = $OWN ]"]);
+        let own = std::process::id().to_string();
+        assert!(status(command.env("OWN", own), LIMIT).unwrap().success());
     }
 
     #[test]

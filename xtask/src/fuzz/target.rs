@@ -45,9 +45,9 @@ impl FuzzPriority {
         match self {
             Self::Normal => Command::new(program),
             Self::Background => {
-                let mut setsid = Command::new("setsid");
-                setsid.args(["--wait", "sh", "-c", BACKGROUND]).arg(program);
-                setsid
+                let mut shell = child::in_own_session("sh");
+                shell.args(["-c", BACKGROUND]).arg(program);
+                shell
             }
         }
     }
