@@ -373,6 +373,67 @@ fn a_path_longer_than_path_max_is_published() {
     finish(&mut scenario, &tree, 0);
 }
 
+fn create_file(scenario: &mut Scenario) -> InodeNumber {
+    let (caller, name) = (scenario.caller(), scenario.name());
+    let new = NewInode { kind: FileKind::Regular, mode: 0o644, device: 0, symlink_target: Vec::new() };
+    let planned = scenario.namespace.plan_create(InodeNumber::ROOT, &name, &new, caller).unwrap();
+    scenario.log(planned.effects, Vec::new());
+    planned.inode
+}
+
+#[test]
+fn a_symbolic_link_that_xfs_cannot_keep_is_refused() {
+    let directory = test_directory();
+    let tree = directory.path().join("shared");
+    create_tree(&tree);
+    let mut scenario = Scenario::new(0, &tree);
+    for (bytes, refusal) in [(1023, None), (1024, Some(Errno::NAMETOOLONG))] {
+        let (caller, name) = (scenario.caller(), EntryName::new(b"link").unwrap());
+        let (kind, symlink_target) = (FileKind::Symlink, vec![b'x'; bytes]);
+        let new = NewInode { kind, mode: 0o777, device: 0, symlink_target };
+        let planned = scenario.namespace.plan_create(InodeNumber::ROOT, &name, &new, caller);
+        assert_eq!(planned.err(), refusal);
+    }
+}
+
+/// On a disk, because ext4 has the least space for attributes.
+#[test]
+fn all_attributes_that_a_client_accepts_are_published() {
+    for value_bytes in [0, 1, 100, 3000] {
+        let directory = TempDir::new().unwrap();
+        let tree = directory.path().join("shared");
+        create_tree(&tree);
+        let mut scenario = Scenario::new(0, &tree);
+        let inode = create_file(&mut scenario);
+        let refusal = (0..).find_map(|number| {
+            let (caller, name, value) = (scenario.caller(), format!("user.{number}"), vec![b'v'; value_bytes]);
+            let value = Some(value.as_slice());
+            let planned = scenario.namespace.plan_set_xattr(inode, name.as_bytes(), value, XattrMode::Any, caller);
+            planned.map(|effects| scenario.log(effects, Vec::new())).err()
+        });
+        assert_eq!(refusal, Some(Errno::NOSPC));
+        finish(&mut scenario, &tree, 0);
+    }
+}
+
+/// No file system has attributes with this name.
+#[test]
+fn an_attribute_that_the_tree_cannot_keep_stops_no_later_change() {
+    let directory = test_directory();
+    let tree = directory.path().join("shared");
+    create_tree(&tree);
+    let mut scenario = Scenario::new(0, &tree);
+    let file = create_file(&mut scenario);
+    for inode in [file, InodeNumber::ROOT] {
+        for value in [Some(b"value".to_vec().into()), None] {
+            let effect = RecordEffect::SetXattr { inode, name: b"bogus.note".to_vec().into(), value };
+            scenario.log(vec![effect], Vec::new());
+            publish_rest(&mut scenario, &tree);
+        }
+    }
+    finish(&mut scenario, &tree, 0);
+}
+
 #[test]
 fn the_model_has_the_attributes_of_the_root() {
     let directory = test_directory();
