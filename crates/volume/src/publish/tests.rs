@@ -2,6 +2,7 @@
 //! the tree of a model.
 
 use std::collections::HashMap;
+use std::fs;
 use std::io::Read as _;
 use std::path::Path;
 
@@ -371,6 +372,46 @@ fn a_path_longer_than_path_max_is_published() {
         scenario.log(planned.effects, Vec::new());
     }
     finish(&mut scenario, &tree, 0);
+}
+
+/// Counts the open files of a shared tree when data is copied.
+struct CountingLog<'t> {
+    tree: &'t Path,
+    open_files: usize,
+}
+
+impl LogData for CountingLog<'_> {
+    fn copies_max(&self) -> usize {
+        30
+    }
+
+    fn copy(&mut self, _: &[DataCopy<'_>]) -> Result<(), Errno> {
+        let links = fs::read_dir("/proc/self/fd").unwrap().filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
+        self.open_files = links.filter(|path| path.starts_with(self.tree)).count();
+        Ok(())
+    }
+}
+
+/// A copy waits for others, and many files without data follow.
+#[test]
+fn the_number_of_open_files_is_bounded() {
+    let directory = test_directory();
+    let tree = directory.path().join("shared");
+    create_tree(&tree);
+    let mut scenario = Scenario::new(0, &tree);
+    let new = NewInode { kind: FileKind::Regular, mode: 0o644, device: 0, symlink_target: Vec::new() };
+    for number in 0..300 {
+        let (caller, name) = (scenario.caller(), EntryName::new(format!("{number}").as_bytes()).unwrap());
+        let planned = scenario.namespace.plan_create(InodeNumber::ROOT, &name, &new, caller).unwrap();
+        scenario.log(planned.effects, Vec::new());
+        if number == 0 {
+            scenario.write(caller);
+        }
+    }
+    let changes = scenario.fold(LogPoint::START, scenario.records.len());
+    let mut log = CountingLog { tree: &tree, open_files: 0 };
+    open(&tree, CallBudget::default()).unwrap().publish(0, &changes, &mut log).unwrap();
+    assert!((1..100).contains(&log.open_files), "{} files are open", log.open_files);
 }
 
 fn create_file(scenario: &mut Scenario) -> InodeNumber {
