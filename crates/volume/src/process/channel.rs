@@ -16,9 +16,12 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::store::ignore_missing;
+use crate::log::LOG_BYTES_MAX;
 
-/// Largest message, in bytes: enough for a change set of a whole log of small records.
-const MESSAGE_BYTES_MAX: u32 = 256 << 20;
+/// Largest message, in bytes: enough for a change set of the largest log, as after a restart. A change set may have half more
+/// bytes than its records.
+const MESSAGE_BYTES_MAX: u32 = 3 << 30;
+const _: () = assert!(MESSAGE_BYTES_MAX as u64 >= LOG_BYTES_MAX / 2 * 3);
 
 /// One end of a connection.
 #[derive(Debug)]
