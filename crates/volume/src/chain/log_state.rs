@@ -86,8 +86,8 @@ impl ChainLog {
         self.committed > self.published.point && self.committed >= self.recovery_end
     }
 
-    /// Whether the next change set must have all committed records: after a crash, the shared tree may already have a part
-    /// of them.
+    /// Whether the next change set must have all committed records: after a crash, or after a failed attempt to publish, the
+    /// shared tree may already have a part of them.
     pub fn is_recovering(&self) -> bool {
         self.published.point < self.recovery_end
     }
@@ -147,6 +147,11 @@ impl ChainLog {
     /// Sets the mark up to which this node has published the log.
     pub fn publish(&mut self, mark: PublishedMark) {
         self.published = mark;
+    }
+
+    /// Records that a change set up to `end` was not published. The shared tree may have a part of it.
+    pub fn fail_publishing(&mut self, end: LogPoint) {
+        self.recovery_end = self.recovery_end.max(end);
     }
 
     /// Clears `is_announced`: the node is off the chain, and needs a new announcement of the log to rejoin.

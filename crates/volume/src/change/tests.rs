@@ -8,7 +8,9 @@ use proptest::prelude::*;
 use super::model::ModelVolume;
 use super::{ChangeSet, DataChange};
 use crate::log::LogPoint;
-use crate::record::{EntryName, FileKind, InodeAttributes, InodeNumber, RecordEffect, Timestamp};
+use crate::record::{
+    EntryName, FileKind, InodeAttributes, InodeNumber, RecordEffect, RecordShape, Timestamp, encode_body,
+};
 use crate::replay::ReplayedRecord;
 
 /// Files are at most this large, so that changes overlap.
@@ -148,6 +150,21 @@ proptest! {
             volume.apply_change_set(&changes, load);
             prop_assert_eq!(Some(&volume), states.last());
         }
+    }
+
+    /// A message to the worker has room for this.
+    #[test]
+    fn a_change_set_has_at_most_half_more_bytes_than_its_records(effects in vec(effect(), 1..40)) {
+        let records = with_attributes(effects);
+        let mut changes = fold(&records, 0);
+        changes.coalesce();
+        let record_bytes = |effects: &Vec<RecordEffect>| {
+            let body_bytes = encode_body(effects).len() as u32;
+            RecordShape { body_bytes, data_bytes: data_of(&effects[0], 0).len() as u32 }.end(0)
+        };
+        let record_bytes: u64 = records.iter().map(record_bytes).sum();
+        let change_bytes = postcard::to_stdvec(&changes).unwrap().len() as u64;
+        prop_assert!(change_bytes <= record_bytes / 2 * 3, "{} bytes of {}", change_bytes, record_bytes);
     }
 
     #[test]

@@ -204,6 +204,11 @@ impl VolumeClient {
         }
     }
 
+    /// The point up to which the view has the log of each client, by client number. Later clients may be missing.
+    pub fn applied_points(&self) -> Vec<LogPoint> {
+        self.lock().applied.clone()
+    }
+
     /// Whether the view has the log of each other client exactly up to its mark in the shared tree.
     pub fn has_applied(&self, marks: &[PublishedMark]) -> bool {
         let state = self.lock();

@@ -9,15 +9,19 @@ use std::path::Path;
 use std::time::Duration;
 
 use farfork_sys::pidfd;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::socket_peercred;
 use rustix::process::Signal;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::store::ignore_missing;
+use crate::log::LOG_BYTES_MAX;
 
-/// Largest message, in bytes: enough for a change set of a whole log of small records.
-const MESSAGE_BYTES_MAX: u32 = 256 << 20;
+/// Largest message, in bytes: enough for a change set of the largest log, as after a restart. A change set may have half more
+/// bytes than its records.
+const MESSAGE_BYTES_MAX: u32 = 3 << 30;
+const _: () = assert!(MESSAGE_BYTES_MAX as u64 >= LOG_BYTES_MAX / 2 * 3);
 
 /// One end of a connection.
 #[derive(Debug)]
@@ -47,6 +51,12 @@ impl MessageChannel {
     /// called listen(2).
     pub(super) fn peer_process_id(&self) -> io::Result<i32> {
         Ok(socket_peercred(self.stream.as_fd())?.pid.as_raw_nonzero().get())
+    }
+
+    /// Whether the other end has closed the connection.
+    pub(super) fn is_hung_up(&self) -> bool {
+        let mut polled = [PollFd::new(&self.stream, PollFlags::empty())];
+        poll(&mut polled, Some(&Timespec::default())).is_ok() && polled[0].revents().contains(PollFlags::HUP)
     }
 
     /// Sets how long `receive` waits for the next bytes; none for no limit.
@@ -123,7 +133,10 @@ mod tests {
         let (mut one, mut other) = (MessageChannel { stream: one }, MessageChannel { stream: other });
         one.send(&(7_u32, "text".to_owned())).unwrap();
         assert_eq!(other.receive::<(u32, String)>().unwrap(), (7, "text".to_owned()));
+        assert!(!other.is_hung_up());
         one.stream.write_all(&u32::MAX.to_le_bytes()).unwrap();
         assert_eq!(other.receive::<u32>().unwrap_err().kind(), io::ErrorKind::InvalidData);
+        drop(one);
+        assert!(other.is_hung_up());
     }
 }

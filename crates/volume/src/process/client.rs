@@ -247,7 +247,8 @@ impl OffloadConnection {
 
     fn try_reattach(&self, client: &VolumeClient, number: u16) -> io::Result<MessageChannel> {
         let (volume, term, tree) = (self.volume.clone(), client.term(), client.tree_identity()?);
-        let mut channel = self.connect(&ClientMessage::Reattach { volume, client: number, term, tree })?;
+        let applied = client.applied_points();
+        let mut channel = self.connect(&ClientMessage::Reattach { volume, client: number, term, tree, applied })?;
         match channel.receive()? {
             OffloadMessage::Reattached(marks) => {
                 client.advance_published(marks[usize::from(number)].point);

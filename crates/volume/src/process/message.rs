@@ -30,6 +30,8 @@ pub(super) enum ClientMessage {
         term: Option<u32>,
         /// Identity of the shared tree that the client has open.
         tree: u64,
+        /// The point up to which the client has applied the log of each client, by client number.
+        applied: Vec<LogPoint>,
     },
     /// The client has read the namespace from the shared tree, so publishing may continue. Follows `Attached` and
     /// `Reattached`.

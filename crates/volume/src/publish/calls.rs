@@ -179,7 +179,9 @@ impl CallBudget {
             Some(value) => self.make("set an extended attribute", None, || {
                 unless_unsupported(name, lsetxattr(path, name, value, XattrFlags::empty()))
             }),
-            None => self.make("remove an extended attribute", Some(Errno::NODATA), || lremovexattr(path, name)),
+            None => self.make("remove an extended attribute", Some(Errno::NODATA), || {
+                unless_unsupported(name, lremovexattr(path, name))
+            }),
         }
     }
 
@@ -193,7 +195,9 @@ impl CallBudget {
             Some(value) => self.make("set an extended attribute", None, || {
                 unless_unsupported(name, fsetxattr(directory, name, value, XattrFlags::empty()))
             }),
-            None => self.make("remove an extended attribute", Some(Errno::NODATA), || fremovexattr(directory, name)),
+            None => self.make("remove an extended attribute", Some(Errno::NODATA), || {
+                unless_unsupported(name, fremovexattr(directory, name))
+            }),
         }
     }
 }

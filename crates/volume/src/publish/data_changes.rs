@@ -12,6 +12,9 @@ use super::publisher::Publisher;
 use crate::change::{ChangeSet, DataChange, InodeChange};
 use crate::record::{FileKind, InodeAttributes};
 
+/// Maximum number of files whose copies are collected. Each one is open.
+const LISTED_FILES_MAX: usize = 64;
+
 /// Data of records that are not published yet.
 pub trait LogData {
     /// Maximum number of copies that one call of `copy` executes.
@@ -93,7 +96,8 @@ impl Publisher {
                         .map_err(PublishError::call("open a file"))?;
                     list.files.push(ChangedFile { file, size: *size });
                     self.change_file(change, &mut list, log)?;
-                    if list.copies.is_empty() {
+                    if list.copies.is_empty() || list.files.len() >= LISTED_FILES_MAX {
+                        self.copy_listed(&mut list, log)?;
                         self.finish_files(&mut list)?;
                     }
                 }

@@ -2,6 +2,7 @@
 //! the tree of a model.
 
 use std::collections::HashMap;
+use std::fs;
 use std::io::Read as _;
 use std::path::Path;
 
@@ -369,6 +370,107 @@ fn a_path_longer_than_path_max_is_published() {
         let planned = scenario.namespace.plan_create(parent, &name, &new, caller).unwrap();
         parent = planned.inode;
         scenario.log(planned.effects, Vec::new());
+    }
+    finish(&mut scenario, &tree, 0);
+}
+
+/// Counts the open files of a shared tree when data is copied.
+struct CountingLog<'t> {
+    tree: &'t Path,
+    open_files: usize,
+}
+
+impl LogData for CountingLog<'_> {
+    fn copies_max(&self) -> usize {
+        30
+    }
+
+    fn copy(&mut self, _: &[DataCopy<'_>]) -> Result<(), Errno> {
+        let links = fs::read_dir("/proc/self/fd").unwrap().filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
+        self.open_files = links.filter(|path| path.starts_with(self.tree)).count();
+        Ok(())
+    }
+}
+
+/// A copy waits for others, and many files without data follow.
+#[test]
+fn the_number_of_open_files_is_bounded() {
+    let directory = test_directory();
+    let tree = directory.path().join("shared");
+    create_tree(&tree);
+    let mut scenario = Scenario::new(0, &tree);
+    let new = NewInode { kind: FileKind::Regular, mode: 0o644, device: 0, symlink_target: Vec::new() };
+    for number in 0..300 {
+        let (caller, name) = (scenario.caller(), EntryName::new(format!("{number}").as_bytes()).unwrap());
+        let planned = scenario.namespace.plan_create(InodeNumber::ROOT, &name, &new, caller).unwrap();
+        scenario.log(planned.effects, Vec::new());
+        if number == 0 {
+            scenario.write(caller);
+        }
+    }
+    let changes = scenario.fold(LogPoint::START, scenario.records.len());
+    let mut log = CountingLog { tree: &tree, open_files: 0 };
+    open(&tree, CallBudget::default()).unwrap().publish(0, &changes, &mut log).unwrap();
+    assert!((1..100).contains(&log.open_files), "{} files are open", log.open_files);
+}
+
+fn create_file(scenario: &mut Scenario) -> InodeNumber {
+    let (caller, name) = (scenario.caller(), scenario.name());
+    let new = NewInode { kind: FileKind::Regular, mode: 0o644, device: 0, symlink_target: Vec::new() };
+    let planned = scenario.namespace.plan_create(InodeNumber::ROOT, &name, &new, caller).unwrap();
+    scenario.log(planned.effects, Vec::new());
+    planned.inode
+}
+
+#[test]
+fn a_symbolic_link_that_xfs_cannot_keep_is_refused() {
+    let directory = test_directory();
+    let tree = directory.path().join("shared");
+    create_tree(&tree);
+    let mut scenario = Scenario::new(0, &tree);
+    for (bytes, refusal) in [(1023, None), (1024, Some(Errno::NAMETOOLONG))] {
+        let (caller, name) = (scenario.caller(), EntryName::new(b"link").unwrap());
+        let (kind, symlink_target) = (FileKind::Symlink, vec![b'x'; bytes]);
+        let new = NewInode { kind, mode: 0o777, device: 0, symlink_target };
+        let planned = scenario.namespace.plan_create(InodeNumber::ROOT, &name, &new, caller);
+        assert_eq!(planned.err(), refusal);
+    }
+}
+
+/// On a disk, because ext4 has the least space for attributes.
+#[test]
+fn all_attributes_that_a_client_accepts_are_published() {
+    for value_bytes in [0, 1, 100, 3000] {
+        let directory = TempDir::new().unwrap();
+        let tree = directory.path().join("shared");
+        create_tree(&tree);
+        let mut scenario = Scenario::new(0, &tree);
+        let inode = create_file(&mut scenario);
+        let refusal = (0..).find_map(|number| {
+            let (caller, name, value) = (scenario.caller(), format!("user.{number}"), vec![b'v'; value_bytes]);
+            let value = Some(value.as_slice());
+            let planned = scenario.namespace.plan_set_xattr(inode, name.as_bytes(), value, XattrMode::Any, caller);
+            planned.map(|effects| scenario.log(effects, Vec::new())).err()
+        });
+        assert_eq!(refusal, Some(Errno::NOSPC));
+        finish(&mut scenario, &tree, 0);
+    }
+}
+
+/// No file system has attributes with this name.
+#[test]
+fn an_attribute_that_the_tree_cannot_keep_stops_no_later_change() {
+    let directory = test_directory();
+    let tree = directory.path().join("shared");
+    create_tree(&tree);
+    let mut scenario = Scenario::new(0, &tree);
+    let file = create_file(&mut scenario);
+    for inode in [file, InodeNumber::ROOT] {
+        for value in [Some(b"value".to_vec().into()), None] {
+            let effect = RecordEffect::SetXattr { inode, name: b"bogus.note".to_vec().into(), value };
+            scenario.log(vec![effect], Vec::new());
+            publish_rest(&mut scenario, &tree);
+        }
     }
     finish(&mut scenario, &tree, 0);
 }

@@ -11,6 +11,7 @@ mod full_disk;
 mod lost_files;
 mod model;
 mod mounted_volume;
+mod partial_trees;
 mod programs;
 mod read_passthrough;
 mod real_programs;
@@ -76,6 +77,7 @@ fn main() -> ExitCode {
         turns::TESTS,
         replica_check::TESTS,
         lost_files::TESTS,
+        partial_trees::TESTS,
         model::TESTS,
         crash::TESTS,
         crash_matrix::TESTS,

@@ -5,7 +5,7 @@ use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use farfork_cluster::catalog::{VolumeName, VolumeRecord, VolumeState};
 
@@ -73,6 +73,11 @@ impl ClientSender {
         self.connection.is_closed.load(Ordering::Relaxed)
     }
 
+    /// Whether the client has ended, or has given up.
+    fn is_hung_up(&self) -> bool {
+        self.connection.channel.lock().unwrap_or_else(PoisonError::into_inner).is_hung_up()
+    }
+
     /// Whether both senders have the same connection.
     pub(super) fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.connection, &other.connection)
@@ -99,8 +104,8 @@ fn serve(node: &Arc<OffloadNode>, mut channel: MessageChannel) -> io::Result<()>
     let sender = ClientSender::new(channel.try_clone()?)?;
     let attached = match channel.receive::<ClientMessage>()? {
         ClientMessage::Attach { volume } => attach(node, &volume, &sender),
-        ClientMessage::Reattach { volume, client, term, tree } => {
-            reattach(node, &volume, &EarlierClient { number: client, term, tree }, &sender)
+        ClientMessage::Reattach { volume, client, term, tree, applied } => {
+            reattach(node, &volume, &EarlierClient { number: client, term, tree, applied }, &sender)
         }
         _ => Err("a client has to attach first".to_owned()),
     };
@@ -239,6 +244,7 @@ fn attach(node: &Arc<OffloadNode>, name: &str, sender: &ClientSender) -> Result<
     let unlinked = if has_other_client(&volume, &record) { Vec::new() } else { unlinked_inodes(&volume)? };
     let log_path = volume.directory.log_path(number);
     let is_only_replica = record.replicas.len() == 1;
+    pause_publishing(&volume, sender, |_| true)?;
     start_session(volume, number, None, sender, |marks| {
         let attached = AttachedClient { client: number, log_path, marks, unlinked, is_only_replica };
         OffloadMessage::Attached(Box::new(attached))
@@ -252,14 +258,26 @@ struct EarlierClient {
     term: Option<u32>,
     /// Identity of the shared tree that the client has open.
     tree: u64,
+    /// The point up to which the client has applied the log of each client, by client number.
+    applied: Vec<LogPoint>,
+}
+
+impl EarlierClient {
+    /// Whether the client reads the shared tree again, because it has not applied another client's log exactly up to its mark.
+    fn must_reload(&self, marks: &[PublishedMark]) -> bool {
+        let applied = |client: usize| self.applied.get(client).copied().unwrap_or(LogPoint::START);
+        let mut others = marks.iter().enumerate().filter(|(client, _)| *client != usize::from(self.number));
+        others.any(|(client, mark)| applied(client) != mark.point)
+    }
 }
 
 fn reattach(
     node: &Arc<OffloadNode>,
     name: &str,
-    &EarlierClient { number, term, tree }: &EarlierClient,
+    earlier: &EarlierClient,
     sender: &ClientSender,
 ) -> Result<ClientSession, String> {
+    let EarlierClient { number, term, tree, .. } = *earlier;
     let (volume, record, own_number) = open_for_client(node, name)?;
     let has_term = |term| record.writer == Some(number) && record.term == term;
     if own_number != number || !term.is_none_or(has_term) {
@@ -270,6 +288,7 @@ fn reattach(
     if present.map_err(|error| unreadable_tree(&volume, &error))? != tree {
         return Err(format!("volume {name}: this node has copied the volume again"));
     }
+    pause_publishing(&volume, sender, |state| earlier.must_reload(&published_marks(state, number)))?;
     let session = start_session(volume, number, term, sender, OffloadMessage::Reattached)?;
     session.mark_mounted();
     Ok(session)
@@ -319,8 +338,33 @@ fn recover_log(volume: &ReplicatedVolume, record: &VolumeRecord, number: u16) ->
     volume.wait_published(number, end, RECOVERY_TIMEOUT).map_err(unpublished)
 }
 
-/// Pauses publishing until the client has read the namespace, and makes it the client of this node. `answer` makes the reply
-/// from the published marks.
+/// Pauses publishing until the client has read the namespace. If the client must read it (`reads_tree`), this waits until the
+/// shared tree has no part of a change set. Meanwhile, the client may end, and the next one may attach.
+fn pause_publishing(
+    volume: &Arc<ReplicatedVolume>,
+    sender: &ClientSender,
+    reads_tree: impl Fn(&ReplicaState) -> bool,
+) -> Result<(), String> {
+    let deadline = Instant::now() + RECOVERY_TIMEOUT;
+    loop {
+        if sender.is_hung_up() {
+            return Err("the client has ended".to_owned());
+        }
+        volume.lock().loading_client = Some(sender.clone());
+        let paused = volume.wait_not_publishing();
+        let state = volume.lock();
+        if paused.is_ok() && !(state.is_tree_partial() && reads_tree(&state)) {
+            return Ok(());
+        }
+        drop(state);
+        volume.end_loading(sender);
+        paused?;
+        volume.wait_whole_tree(deadline.saturating_duration_since(Instant::now()))?;
+    }
+}
+
+/// Makes a client the client of this node. The caller has paused publishing. `answer` makes the reply from the published
+/// marks.
 fn start_session(
     volume: Arc<ReplicatedVolume>,
     number: u16,
@@ -328,8 +372,6 @@ fn start_session(
     sender: &ClientSender,
     answer: impl FnOnce(Vec<PublishedMark>) -> OffloadMessage,
 ) -> Result<ClientSession, String> {
-    volume.lock().loading_client = Some(sender.clone());
-    volume.wait_not_publishing().inspect_err(|_| volume.end_loading(sender))?;
     // The reply is sent first: the client accepts no other message before it.
     let marks = published_marks(&volume.lock(), number);
     sender.send(&answer(marks));

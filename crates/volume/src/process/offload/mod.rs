@@ -8,6 +8,7 @@ mod commands;
 mod handlers;
 mod log_copier;
 mod node;
+mod partial_tree;
 mod publishing;
 mod received_log;
 mod rejoin;

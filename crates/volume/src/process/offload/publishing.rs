@@ -58,7 +58,8 @@ struct PublishTask {
     client: u16,
     mark: PublishedMark,
     end: LogPoint,
-    /// Whether the shared tree may have any part of these records after a crash. Then they become one change set.
+    /// Whether the shared tree may have any part of these records, after a crash or a failed attempt. Then they become one
+    /// change set.
     is_recovery: bool,
 }
 
@@ -74,7 +75,11 @@ impl VolumePublisher {
         while let Some(task) = self.wait_for_task() {
             let published = match self.fold(&task) {
                 Ok(changes) => {
-                    self.publish(task.client, changes).or_else(|error| self.leave_with_damaged_tree(&task, error))
+                    let end = changes.end;
+                    self.publish(task.client, changes).or_else(|error| {
+                        self.volume.lock().log(task.client).chain.fail_publishing(end);
+                        self.leave_with_damaged_tree(&task, error)
+                    })
                 }
                 Err(error) => self.leave_chain(&error),
             };

@@ -342,7 +342,8 @@ pub(super) fn lend_tree(volume: &ReplicatedVolume, request: &LendTree) -> Result
     let has_published = volume.wait_until(CALL_TIMEOUT / 2, |state| {
         let mut at_least = request.at_least.iter().enumerate();
         let published = |client: usize| state.logs.get(&(client as u16)).map(|log| log.chain.published().point);
-        at_least.all(|(client, point)| published(client).is_some_and(|published| published >= *point))
+        let has_points = at_least.all(|(client, point)| published(client).is_some_and(|published| published >= *point));
+        has_points && !state.is_tree_partial()
     });
     if !has_published {
         return Err("the logs are not published yet".to_owned());
@@ -356,6 +357,9 @@ pub(super) fn lend_tree(volume: &ReplicatedVolume, request: &LendTree) -> Result
     let clients = 0..request.at_least.len() as u16;
     let marks = clients.map(|client| state.log(client).chain.published()).collect();
     let result = opened.and_then(|reader| {
+        if state.is_tree_partial() {
+            return Err(volume.partial_tree());
+        }
         let loan = state.loan_of(number).ok_or(NOT_LENT)?;
         (loan.reader, loan.used_at) = (Some(reader), Instant::now());
         Ok(LentTree { loan: number, marks })

@@ -142,6 +142,11 @@ impl TestClient {
         Self { channel, attached, namespace, log }
     }
 
+    /// Whether the client knows a file in the root.
+    pub(super) fn has_file(&self, name: &str) -> bool {
+        self.namespace.lookup(InodeNumber::ROOT, &EntryName::new(name.as_bytes()).unwrap()).is_ok()
+    }
+
     /// Receives the next message other than `Published`, which only advances the tail of the log.
     fn receive(&mut self) -> OffloadMessage {
         loop {

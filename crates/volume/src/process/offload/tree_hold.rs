@@ -109,9 +109,11 @@ pub(super) fn hold(volume: &ReplicatedVolume, request: &HoldTree) -> Result<Vec<
         volume.wait_not_publishing()?;
         volume.wait_until(CALL_TIMEOUT / 2, |state| {
             let published = published_points(state, clients.clone());
-            published.iter().zip(&request.points).all(|(published, point)| published >= point)
+            let has_points = published.iter().zip(&request.points).all(|(published, point)| published >= point);
+            has_points && !state.is_tree_partial()
         });
-        Ok(published_points(&volume.lock(), clients))
+        let state = volume.lock();
+        if state.is_tree_partial() { Err(volume.partial_tree()) } else { Ok(published_points(&state, clients)) }
     })
 }
 

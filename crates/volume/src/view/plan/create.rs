@@ -3,11 +3,14 @@
 use rustix::io::Errno;
 
 use super::{CallerIdentity, SET_GROUP_ID};
-use crate::record::{EntryName, FileKind, InodeAttributes, InodeNumber, RecordEffect, SYMLINK_BYTES_MAX};
+use crate::record::{EntryName, FileKind, InodeAttributes, InodeNumber, RecordEffect};
 use crate::view::VolumeNamespace;
 
 /// Maximum number of entries of one inode. ext4 allows 65,000, and the shared tree needs one for itself.
 pub const LINKS_MAX: u32 = 64_000;
+
+/// Maximum number of bytes of a symbolic link's target: XFS allows no more.
+const SYMLINK_TARGET_MAX: usize = 1023;
 
 /// Mode of symbolic links, whose permissions Linux ignores.
 const SYMLINK_MODE: u16 = 0o777;
@@ -50,7 +53,7 @@ impl VolumeNamespace {
         if new.kind == FileKind::Symlink && new.symlink_target.is_empty() {
             return Err(Errno::NOENT);
         }
-        if new.symlink_target.len() > SYMLINK_BYTES_MAX {
+        if new.symlink_target.len() > SYMLINK_TARGET_MAX {
             return Err(Errno::NAMETOOLONG);
         }
         let inode = self.next_inode();

@@ -13,6 +13,12 @@ const RESERVED_PREFIX: &[u8] = b"trusted.farfork.";
 /// would protect nothing.
 const PREFIXES: [&[u8]; 3] = [b"user.", b"trusted.", b"security."];
 
+/// Number of bytes that ext4 needs for an attribute in addition to its name and value: an entry, and padding.
+const ENTRY_BYTES: usize = 20;
+/// Maximum number of bytes of all attributes with their entries. A block of ext4 also has a header, the volume's own
+/// attribute, and a security label.
+const BLOCK_BYTES_MAX: usize = 3840;
+
 /// The flags of setxattr(2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum XattrMode {
@@ -51,10 +57,13 @@ impl VolumeNamespace {
             XattrMode::Replace if !is_present => return Err(Errno::NODATA),
             _ => {}
         }
-        let others = state.xattrs.iter().filter(|(other, _)| other.as_slice() != name);
-        let used_bytes: usize = others.map(|(name, value)| name.len() + value.len()).sum();
-        if value.is_some_and(|value| used_bytes + name.len() + value.len() > XATTR_BYTES_MAX) {
-            return Err(Errno::NOSPC);
+        if let Some(value) = value {
+            let others = state.xattrs.iter().filter(|(other, _)| other.as_slice() != name);
+            let sizes = others.map(|(name, value)| name.len() + value.len()).chain([name.len() + value.len()]);
+            let (bytes, count) = sizes.fold((0, 0), |(bytes, count), size| (bytes + size, count + 1));
+            if bytes > XATTR_BYTES_MAX || bytes + count * ENTRY_BYTES > BLOCK_BYTES_MAX {
+                return Err(Errno::NOSPC);
+            }
         }
         let name = ByteBuf::from(name);
         let value = value.map(ByteBuf::from);
