@@ -84,6 +84,7 @@ pub use parameters::warm_start::WarmStartParameters;
 pub use progress::{Progress, ProgressCallback};
 pub use report::error::ReportError;
 pub use report::page::{ReportFiles, write_report};
+pub use report::results::check_other_results;
 pub use scratch::run_remover;
 pub use suite::entry::{SuiteScale, suite_names};
 pub use suite::outcome::{SuiteOutcome, SuiteRunOutcome};
