@@ -48,6 +48,7 @@ mod workload;
 
 pub use baseline::criu::error::CriuError;
 pub use baseline::local_fanout::ChildNetwork;
+pub use embedded_program::read_specification;
 pub use end_with_parent::end_with_parent;
 pub use endpoint::run_endpoint;
 pub use error::BenchError;
