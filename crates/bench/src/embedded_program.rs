@@ -8,12 +8,15 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 use serde::Serialize;
 use serde_json::json;
 
 use crate::end_with_parent;
 use crate::error::BenchError;
+
+/// Time limit for a program to end after it has closed its output.
+const END_LIMIT: Duration = Duration::from_millis(500);
 
 /// An embedded executable.
 #[derive(Debug, Clone, Copy)]
@@ -74,21 +77,37 @@ impl ChildProgram {
         Ok(Self { name, process, commands, answers, kills_forks: false, answer_limit: None })
     }
 
-    /// Starts a hidden command of `farfork bench` from this same executable, with a specification. Waits until it
-    /// prints `ready`.
+    /// Starts a hidden command of `farfork bench` from this same executable, with a specification as its last argument.
+    /// Waits until it prints `ready`.
     pub(crate) fn start_bench_command(
         name: &'static str,
         farfork: &Path,
         command: &[&str],
         specification: &impl Serialize,
     ) -> Result<Self, BenchError> {
+        Self::start_bench(name, farfork, &[command, &[&json!(specification).to_string()]].concat(), "")
+    }
+
+    /// As `start_bench_command`, but the command reads its specification as [`read_specification`].
+    pub(crate) fn start_bench_command_with_input(
+        name: &'static str,
+        farfork: &Path,
+        command: &[&str],
+        specification: &impl Serialize,
+    ) -> Result<Self, BenchError> {
+        Self::start_bench(name, farfork, command, &format!("{}\n", json!(specification)))
+    }
+
+    fn start_bench(name: &'static str, farfork: &Path, arguments: &[&str], input: &str) -> Result<Self, BenchError> {
         let mut process = Command::new(farfork);
-        process.arg("bench").args(command).arg(json!(specification).to_string());
+        process.arg("bench").args(arguments);
         // The process may wait for a node that no longer exists, so the end of its input does not end it.
         end_with_parent::request(&mut process);
         let mut program = Self::start(name, &process)?;
+        let sent = program.send_text(input);
+        // If the process has ended, its status explains more than the error of the pipe.
         let [] = program.read_answer("ready")?;
-        Ok(program)
+        sent.map(|()| program)
     }
 
     /// Makes the end of the program also kill the processes that it has forked.
@@ -151,10 +170,19 @@ impl ChildProgram {
         let program = self.name;
         let failed = |cause| BenchError::Program { program, cause };
         if read.map_err(failed)? == 0 {
+            self.wait_until_ended();
             self.kill();
             return Err(BenchError::ProgramEnded { program, status: self.process.wait().map_err(failed)? });
         }
         parse_numbers(program, &line, word)
+    }
+
+    /// Waits a short time for the program, which has closed its output: its own end explains more than a kill.
+    fn wait_until_ended(&self) {
+        let limit = Timespec::try_from(END_LIMIT).ok();
+        let ended = pidfd_open(Pid::from_child(&self.process), PidfdFlags::empty());
+        // An error means that the program is killed at once.
+        let _ = ended.and_then(|ended| poll(&mut [PollFd::new(&ended, PollFlags::IN)], limit.as_ref()));
     }
 
     /// Kills the program, and its process group if its forks are killed. Call it before the program is waited for:
@@ -194,6 +222,17 @@ impl Drop for ChildProgram {
             let _ = self.process.wait();
         }
     }
+}
+
+/// Reads the specification of a hidden command from standard input: a line of JSON. It may be longer than an argument can
+/// be (execve(2): 128 KiB), because it may contain the payload of a function.
+///
+/// # Errors
+/// As read(2).
+pub fn read_specification() -> io::Result<String> {
+    let mut line = String::new();
+    io::stdin().read_line(&mut line)?;
+    Ok(line)
 }
 
 /// Parses the numbers of a line that a program has printed.

@@ -48,6 +48,7 @@ mod workload;
 
 pub use baseline::criu::error::CriuError;
 pub use baseline::local_fanout::ChildNetwork;
+pub use embedded_program::read_specification;
 pub use end_with_parent::end_with_parent;
 pub use endpoint::run_endpoint;
 pub use error::BenchError;
@@ -84,6 +85,7 @@ pub use parameters::warm_start::WarmStartParameters;
 pub use progress::{Progress, ProgressCallback};
 pub use report::error::ReportError;
 pub use report::page::{ReportFiles, write_report};
+pub use report::results::check_other_results;
 pub use scratch::run_remover;
 pub use suite::entry::{SuiteScale, suite_names};
 pub use suite::outcome::{SuiteOutcome, SuiteRunOutcome};

@@ -2,7 +2,7 @@
 
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
-use std::{env, fs};
+use std::{env, fs, io};
 
 use anyhow::Context as _;
 use clap::Args;
@@ -35,13 +35,23 @@ impl PlacementArgs {
     /// The machine has none of the CPUs, no such NUMA node, or only one; numactl(8) cannot be executed.
     pub(crate) fn apply(&self) -> anyhow::Result<()> {
         if let Some(cpus) = &self.cpus {
-            restrict_to_cpus(cpus).with_context(|| format!("--cpus {cpus}"))?;
+            restrict_to_cpus(cpus).map_err(|error| cpus_failure(cpus, &error))?;
         }
         match self.numa {
             Some(node) if env::var_os(PLACED).is_none() => execute_on_numa_node(node),
             _ => Ok(()),
         }
     }
+}
+
+/// See sched_setaffinity(2).
+fn cpus_failure(cpus: &str, error: &io::Error) -> Failure {
+    let cause = match error.kind() {
+        io::ErrorKind::InvalidInput => "this program may run on none of them".to_owned(),
+        _ => error.to_string(),
+    };
+    Failure::new(Code::InvalidArgument, format!("CPUs {cpus}"), cause)
+        .with_next_step("choose some that nproc(1) counts")
 }
 
 /// Replaces this program by numactl(8), which executes it again.
@@ -79,12 +89,18 @@ fn require_node(node: u32, online: &str) -> anyhow::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::{parse_cpus, require_node};
+    use super::{cpus_failure, parse_cpus, require_node, restrict_to_cpus};
 
     #[test]
     fn cpu_lists_have_numbers_and_ranges() {
         assert!(["0", "0-3", "0-3,8"].iter().all(|list| parse_cpus(list).is_ok()));
         assert!(["", "a", "0-", "0-1-2", "--help"].iter().all(|list| parse_cpus(list).is_err()));
+    }
+
+    #[test]
+    fn missing_cpus_are_named() {
+        let error = restrict_to_cpus("1023").unwrap_err();
+        assert!(cpus_failure("1023", &error).to_string().contains("CPUs 1023: this program may run on none of them"));
     }
 
     #[test]

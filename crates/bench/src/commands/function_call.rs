@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
+use farfork_api::limits::PAYLOAD_BYTES_MAX;
 use farfork_bench::{BenchError, FunctionOptions};
 
 /// How functions are called.
@@ -21,6 +22,9 @@ pub(crate) struct FunctionCallArgs {
     #[arg(long, value_name = "TIME", value_parser = parse_limit)]
     timeout: Option<Duration>,
 }
+
+/// Maximum time limit of a call: a week.
+const LIMIT_MAX: Duration = Duration::from_secs(604_800);
 
 impl FunctionCallArgs {
     /// How the processes that run functions are started.
@@ -43,13 +47,16 @@ fn parse_payload(text: &str) -> Result<String, String> {
         Some(path) => fs::read_to_string(path).map_err(|error| format!("{path}: {error}"))?,
         None => text.to_owned(),
     };
+    if document.len() > PAYLOAD_BYTES_MAX {
+        return Err(format!("larger than a payload can be: {PAYLOAD_BYTES_MAX} bytes"));
+    }
     let parsed: Result<serde_json::Value, _> = serde_json::from_str(&document);
     parsed.map(|_| document).map_err(|error| format!("not a JSON document: {error}; for a document in a file: @FILE"))
 }
 
 fn parse_limit(text: &str) -> Result<Duration, String> {
     match humantime::parse_duration(text) {
-        Ok(limit) if limit.is_zero() => Err("write a time above 0".to_owned()),
+        Ok(limit) if limit.is_zero() || limit > LIMIT_MAX => Err("write a time above 0 and up to 7d".to_owned()),
         parsed => parsed.map_err(|_| "write a time with its unit, such as 90s or 5m".to_owned()),
     }
 }
@@ -58,7 +65,13 @@ fn parse_limit(text: &str) -> Result<Duration, String> {
 mod tests {
     use std::fs;
 
-    use super::parse_payload;
+    use super::{PAYLOAD_BYTES_MAX, parse_limit, parse_payload};
+
+    #[test]
+    fn a_limit_is_above_zero_and_not_more_than_a_week() {
+        assert!(["1ns", "90s", "7d"].iter().all(|text| parse_limit(text).is_ok()));
+        assert!(["0s", "5", "8d", "18446744073709551615s"].iter().all(|text| parse_limit(text).is_err()));
+    }
 
     #[test]
     fn a_payload_is_a_document_or_the_name_of_its_file() {
@@ -70,5 +83,7 @@ mod tests {
         for wrong in ["", "{", "@/nonexistent/payload.json"] {
             assert!(parse_payload(wrong).is_err(), "{wrong}");
         }
+        fs::write(&file, format!("\"{}\"", "x".repeat(PAYLOAD_BYTES_MAX - 1))).unwrap();
+        assert!(parse_payload(&format!("@{}", file.display())).unwrap_err().contains("16777216 bytes"));
     }
 }

@@ -1,13 +1,19 @@
 //! `LoadArgs`: the arguments that describe a load of calls, shared by `bench rpc` and `stress rpc`.
 
-use clap::Args;
+use clap::error::ErrorKind;
+use clap::{Args, CommandFactory as _};
 use farfork_bench::{ConnectionSecurity, RpcCase};
+
+use crate::Cli;
 
 /// Default number of random bytes in an answer with a checksum, without the bytes of the checksum.
 const PAYLOAD_BYTES: u32 = 2048;
 
 /// Maximum length of a run, in seconds: a week.
 const SECONDS_MAX: f64 = 604_800.0;
+
+/// Maximum number of counts of a run. A week has 604,800 seconds.
+const INTERVALS_MAX: f64 = 1e6;
 
 /// How many clients call the server, and how much each requests at once.
 #[derive(Args)]
@@ -72,6 +78,17 @@ impl LoadArgs {
             },
         }
     }
+}
+
+/// The time between two counts of a run of `seconds`: at most the whole run. Exits with a message if the run would have too
+/// many counts.
+pub(crate) fn require_interval(report_interval: f64, seconds: f64) -> f64 {
+    if seconds / report_interval > INTERVALS_MAX {
+        let least = seconds / INTERVALS_MAX;
+        let wrong = format!("{seconds} s would have too many counts: --report-interval must be at least {least}");
+        Cli::command().error(ErrorKind::ValueValidation, wrong).exit();
+    }
+    report_interval.min(seconds)
 }
 
 /// Parses a number of seconds above 0.

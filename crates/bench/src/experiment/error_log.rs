@@ -61,9 +61,11 @@ fn quote_errors(log: &str, errors: &[&str]) -> Option<String> {
     (!errors.is_empty()).then(|| format!("{log} has {} errors: {quoted}", errors.len()))
 }
 
-/// Whether the level of a line of a daemon's log is ERROR. The level is the second word, after the time.
+/// Whether the level of a line of a daemon's log is ERROR, or a thread has panicked. The level is the second word, after the
+/// time. The line of a panic has no level.
 fn is_daemon_error(line: &str) -> bool {
-    line.split_ascii_whitespace().nth(1) == Some("ERROR")
+    let is_panic = line.starts_with("thread '") && line.contains(" panicked at ");
+    is_panic || line.split_ascii_whitespace().nth(1) == Some("ERROR")
 }
 
 /// Opens the kernel's messages at their end.
@@ -117,6 +119,8 @@ mod tests {
     fn errors_of_a_daemon_are_quoted() {
         assert!(is_daemon_error("2026-11-25T10:00:00Z ERROR farfork_node: a page is lost"));
         assert!(!is_daemon_error("2026-11-25T10:00:00Z  WARN farfork_node: ERROR is only a word"));
+        assert!(is_daemon_error("thread 'tokio-runtime-worker' (812) panicked at crates/node/src/engine/mod.rs:7:5:"));
+        assert!(!is_daemon_error("2026-11-25T10:00:00Z  WARN farfork_node: thread 'x' panicked at an earlier time"));
         assert_eq!(quote_errors("the log of n1", &[]), None);
         let fault = quote_errors("the log of n1", &["a", "b", "c", "d"]).unwrap();
         assert_eq!(fault, "the log of n1 has 4 errors: a; b; c");

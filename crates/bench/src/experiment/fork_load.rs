@@ -62,7 +62,7 @@ pub(crate) struct ClientResult {
     pub(crate) p99_ms: f64,
 }
 
-/// The arguments of a client.
+/// The specification of a client.
 #[derive(Debug, Serialize, Deserialize)]
 struct ForkClientSpec {
     node: String,
@@ -124,7 +124,8 @@ impl ForkLoad<'_> {
                 first: (index as u64 + 1) * NUMBERS_PER_CLIENT,
                 seconds: self.seconds,
             };
-            clients.push(ChildProgram::start_bench_command(CLIENT, self.farfork, &[CLIENT], &specification)?);
+            let client = ChildProgram::start_bench_command_with_input(CLIENT, self.farfork, &[CLIENT], &specification);
+            clients.push(client?);
         }
         for client in &mut clients {
             client.send_message(b'g')?;

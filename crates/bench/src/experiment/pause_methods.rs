@@ -82,7 +82,7 @@ impl PauseMethods {
     ) -> Result<(Duration, Vec<FunctionRun>), BenchError> {
         let halts = match by {
             PauseMethod::Farfork => return self.farfork.run(parallel, time, gap).await,
-            PauseMethod::FarforkHandle => return self.farfork.run_with_handles(parallel, time, gap),
+            PauseMethod::FarforkHandle => return self.farfork.run_with_handles(parallel, time, gap).await,
             PauseMethod::BareFreezer => self.freezer.as_mut(),
             PauseMethod::Signals => self.signals.as_mut(),
         };

@@ -161,7 +161,12 @@ pub(crate) fn run_once(
             return Err(BenchError::Interrupted);
         }
     }
-    finish(&mut clients, outcome)
+    let outcome = finish(&mut clients, outcome)?;
+    // A client waits for a server that has ended, so its requests have not failed.
+    match server.last_line_if_ended() {
+        None => Ok(outcome),
+        Some(end) => Err(BenchError::ProgramFailed { program: name, why: format!("the server has ended: {end}") }),
+    }
 }
 
 fn finish(clients: &mut [ChildProgram], mut outcome: RpcRunOutcome) -> Result<RpcRunOutcome, BenchError> {

@@ -118,16 +118,22 @@ pub async fn stress_fork(
         Ok(()) => {}
     }
     outcome.counts = before.wait_released(cluster.nodes()).await;
+    // A daemon may have ended during the run, which is a failure of the run.
+    let dropped = drop_seed(&mut cluster, &seed).await;
+    outcome.faults.extend(dropped.err().map(|failure| format!("after the clients: {failure}")));
     outcome.faults.extend(logs.find_errors(cluster.nodes()));
-    // While the clients ran, this thread answered no keep-alive probes, so the node has closed the connection.
-    cluster.reconnect().await?;
-    cluster.drop_seed(&seed).await?;
     drop(parent);
     let nodes = cluster.nodes().to_vec();
-    cluster.stop()?;
+    outcome.faults.extend(cluster.stop().err().map(|failure| failure.to_string()));
     judge_outcome(plan, &mut outcome);
     outcome.faults.extend(find_leftovers(&nodes));
     Ok(outcome)
+}
+
+async fn drop_seed(cluster: &mut BenchCluster, seed: &str) -> Result<(), BenchError> {
+    // While the clients ran, this thread answered no keep-alive probes, so the node has closed the connection.
+    cluster.reconnect().await?;
+    cluster.drop_seed(seed).await
 }
 
 /// Runs the clients, and adds up their reports.

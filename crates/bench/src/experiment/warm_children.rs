@@ -5,6 +5,7 @@ use std::io::{Read as _, Write as _};
 use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixStream as BlockingStream;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -42,6 +43,8 @@ pub(super) struct WarmChildren {
     parent: WarmParent,
     seed: String,
     children: Vec<PausedChild>,
+    /// Time limit of each answer; `None` for no limit.
+    answer_limit: Option<Duration>,
     /// The number of the next request.
     next: u64,
 }
@@ -51,20 +54,23 @@ pub(super) struct WarmChildren {
 struct PausedChild {
     child: String,
     stream: UnixStream,
+    /// Time limit of each answer; `None` for no limit.
+    answer_limit: Option<Duration>,
     /// `None` if the node has no cgroup freezer of version 2.
-    freezer: Option<ChildFreezer>,
+    freezer: Option<Arc<ChildFreezer>>,
 }
 
 impl WarmChildren {
     /// Makes the seed of the children. Takes over the parent.
-    pub(super) async fn start(cluster: &mut BenchCluster, parent: WarmParent) -> Result<Self, BenchError> {
+    pub(super) async fn start(cluster: &mut BenchCluster, mut parent: WarmParent) -> Result<Self, BenchError> {
         let directory = cluster.scratch().join(format!("sockets-{}", parent.pid()));
         let failed = |cause| BenchError::File { path: directory.clone(), cause };
         std::fs::create_dir(&directory).map_err(failed)?;
         let listener = UnixListener::bind(directory.join("socket")).map_err(failed)?;
         let seed = cluster.prepare(parent.pid()).await?.seed;
         let client = client::connect(&cluster.nodes()[0].socket).await?;
-        Ok(Self { client, listener, directory, parent, seed, children: Vec::new(), next: 1 })
+        let answer_limit = parent.function().map(|function| function.answer_limit());
+        Ok(Self { client, listener, directory, parent, seed, children: Vec::new(), answer_limit, next: 1 })
     }
 
     /// The parent's function, if it has one.
@@ -84,8 +90,8 @@ impl WarmChildren {
             if index != self.children.len() as u64 {
                 return Err(BenchError::WrongMemory { count: 1, what: "indexes of connected children" });
             }
-            let freezer = ChildFreezer::open(&mut self.client, &child).await.ok();
-            let mut container = PausedChild { child, stream, freezer };
+            let freezer = ChildFreezer::open(&mut self.client, &child).await.ok().map(Arc::new);
+            let mut container = PausedChild { child, stream, answer_limit: self.answer_limit, freezer };
             container.run_function(self.client.clone(), 0).await?;
             self.children.push(container);
         }
@@ -119,32 +125,32 @@ impl WarmChildren {
     }
 
     /// As `run`, but with the children's cgroup freezers, and a thread for each child. Returns no turns if the node has
-    /// no freezer of version 2.
-    pub(super) fn run_with_handles(
+    /// no freezer of version 2. If the returned future is dropped, the threads end with the children.
+    pub(super) async fn run_with_handles(
         &mut self,
         parallel: usize,
         time: Duration,
         gap: Duration,
     ) -> Result<(Duration, Vec<FunctionRun>), BenchError> {
         let (first, began) = (self.next, Instant::now());
-        let take_turns = |index: usize, child: &PausedChild| {
-            let Some(freezer) = &child.freezer else { return Ok(Vec::new()) };
-            let mut stream = child.blocking_stream()?;
+        let take_turns = move |index: usize, freezer: &ChildFreezer, stream: &mut BlockingStream| {
             let mut turns: Vec<FunctionRun> = Vec::new();
             while turns.is_empty() || began.elapsed() < time {
                 thread::sleep(gap);
                 let number = first + (index + turns.len() * parallel) as u64;
-                turns.push(run_with_handle(freezer, &mut stream, number)?);
+                turns.push(run_with_handle(freezer, stream, number)?);
             }
             stream.set_nonblocking(true).map_err(socket_error)?;
             Ok::<_, BenchError>(turns)
         };
-        let turns = thread::scope(|scope| {
-            let start = |(index, child)| scope.spawn(move || take_turns(index, child));
-            let threads: Vec<_> = self.children.iter().take(parallel).enumerate().map(start).collect();
-            let join = |thread: thread::ScopedJoinHandle<'_, _>| thread.join().expect("a turn does not panic");
-            threads.into_iter().map(join).collect::<Result<Vec<Vec<FunctionRun>>, BenchError>>()
-        })?;
+        let mut threads = Vec::new();
+        for (index, child) in self.children.iter().take(parallel).enumerate() {
+            let Some(freezer) = child.freezer.clone() else { continue };
+            let mut stream = child.blocking_stream()?;
+            threads.push(tokio::task::spawn_blocking(move || take_turns(index, &freezer, &mut stream)));
+        }
+        let ended = future::join_all(threads).await.into_iter();
+        let turns = ended.map(|turns| turns.expect("a turn does not panic")).collect::<Result<Vec<_>, BenchError>>()?;
         let (took, turns) = (began.elapsed(), turns.concat());
         self.next += (turns.len() * parallel) as u64;
         self.parent.expected().check(&turns)?;
@@ -166,6 +172,7 @@ impl PausedChild {
     fn blocking_stream(&self) -> Result<BlockingStream, BenchError> {
         let stream = BlockingStream::from(self.stream.as_fd().try_clone_to_owned().map_err(socket_error)?);
         stream.set_nonblocking(false).map_err(socket_error)?;
+        stream.set_read_timeout(self.answer_limit).map_err(socket_error)?;
         Ok(stream)
     }
 
@@ -188,7 +195,13 @@ impl PausedChild {
         let request = v1::UnpauseRequest { child: child() };
         client.unpause(client::request_with_timeout(REQUEST_LIMIT, request)).await.map_err(request_failure(child()))?;
         let unpause = began.elapsed();
-        let (number, value) = self.read_answer().await?;
+        let (number, value) = match self.answer_limit {
+            None => self.read_answer().await?,
+            Some(limit) => {
+                let answered = tokio::time::timeout(limit, self.read_answer()).await;
+                answered.map_err(|elapsed| socket_error(elapsed.into()))??
+            }
+        };
         let answer = began.elapsed();
         let request = v1::PauseRequest { child: self.child.clone() };
         let paused = client.pause(client::request_with_timeout(REQUEST_LIMIT, request)).await;
@@ -246,7 +259,12 @@ fn call_failure(text: &[u8]) -> BenchError {
 }
 
 fn socket_error(cause: std::io::Error) -> BenchError {
-    use std::io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+    use std::io::ErrorKind::{BrokenPipe, ConnectionReset, TimedOut, UnexpectedEof, WouldBlock};
+    // SO_RCVTIMEO ends read(2) with EAGAIN.
+    if matches!(cause.kind(), TimedOut | WouldBlock) {
+        let why = "a child of farfork gave no answer in time".to_owned();
+        return BenchError::ProgramFailed { program: WARM_FUNCTION.name, why };
+    }
     if matches!(cause.kind(), UnexpectedEof | BrokenPipe | ConnectionReset) {
         let why = "a call in a child of farfork ended the process; it may have taken longer than --timeout".to_owned();
         return BenchError::ProgramFailed { program: WARM_FUNCTION.name, why };

@@ -1,6 +1,7 @@
 //! `RunContext`: how a run was made. A reader needs it to repeat the run, and to judge whether two runs are comparable.
 
 use std::env;
+use std::ffi::OsStr;
 use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
@@ -28,7 +29,7 @@ impl RunContext {
     /// The context of a run of this process on a machine.
     pub(crate) fn new(MachineState { machine, load_average }: &MachineState) -> Self {
         Self {
-            command: command_line(env::args().skip(1)),
+            command: command_line(env::args_os().skip(1)),
             machine: machine.hardware_text(),
             kernel: machine.kernel().to_owned(),
             commit: BUILD_COMMIT.map(str::to_owned),
@@ -42,6 +43,14 @@ impl RunContext {
     pub(crate) fn end_text(&self) -> String {
         format!("finished {}, load {:.1}", self.finished, self.load_average)
     }
+
+    /// The end and the load of a run that is compared with the run `compared`, and its machine if that is another one.
+    pub(crate) fn end_text_next_to(&self, compared: &Self) -> String {
+        match (&self.machine, &self.kernel) == (&compared.machine, &compared.kernel) {
+            true => self.end_text(),
+            false => format!("{}, on another machine: {}, Linux {}", self.end_text(), self.machine, self.kernel),
+        }
+    }
 }
 
 /// The commit that this program was built from.
@@ -52,9 +61,9 @@ pub(crate) fn now_text() -> String {
     humantime::format_rfc3339_seconds(SystemTime::now()).to_string()
 }
 
-/// The command line of `farfork` with these arguments, quoted for a shell.
-pub(crate) fn command_line(arguments: impl IntoIterator<Item = String>) -> String {
-    let quoted = arguments.into_iter().map(|argument| quote_argument(&argument));
+/// The command line of `farfork` with these arguments, quoted for a shell. Bytes that are not UTF-8 are replaced.
+pub(crate) fn command_line(arguments: impl IntoIterator<Item: AsRef<OsStr>>) -> String {
+    let quoted = arguments.into_iter().map(|argument| quote_argument(&argument.as_ref().to_string_lossy()));
     std::iter::once("farfork".to_owned()).chain(quoted).collect::<Vec<_>>().join(" ")
 }
 
@@ -68,6 +77,9 @@ fn quote_argument(argument: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt as _;
+
     use super::{RunContext, command_line};
     use crate::machine::MachineState;
 
@@ -75,6 +87,12 @@ mod tests {
     fn a_command_line_is_quoted_for_the_shell() {
         let arguments = ["bench", "function", "./a.py:f", "--payload", "{\"it's\": 1}", ""].map(str::to_owned);
         assert_eq!(command_line(arguments), r#"farfork bench function ./a.py:f --payload '{"it'\''s": 1}' ''"#);
+    }
+
+    #[test]
+    fn an_argument_need_not_be_text() {
+        let arguments = [OsStr::new("--samples"), OsStr::from_bytes(b"/tmp/\xff.jsonl")];
+        assert_eq!(command_line(arguments), "farfork --samples '/tmp/\u{fffd}.jsonl'");
     }
 
     #[test]

@@ -55,6 +55,20 @@ impl ResultDirectory {
     }
 }
 
+/// Checks that a report can be made of a directory after a run that replaces the documents with some names, before the run
+/// takes its time. The run also replaces `suite.json`.
+///
+/// # Errors
+/// Another document is not a result, or cannot be read.
+pub fn check_other_results(directory: &Path, is_replaced: impl Fn(&str) -> bool) -> Result<(), ReportError> {
+    if !directory.exists() {
+        return Ok(());
+    }
+    let documents = list_documents(directory)?.into_iter();
+    let mut others = documents.filter(|(name, _)| name != SUITE_FILE && !is_replaced(name));
+    others.try_for_each(|(_, path)| read_section(&path).map(drop))
+}
+
 /// The JSON files, by name.
 fn list_documents(directory: &Path) -> Result<BTreeMap<String, PathBuf>, ReportError> {
     let fail = |cause| ReportError::Directory { path: directory.to_owned(), cause };
@@ -108,7 +122,7 @@ fn check_rows(path: &Path, section: ReportSection) -> Result<ReportSection, Repo
 mod tests {
     use std::fs;
 
-    use super::{ReportError, ResultDirectory};
+    use super::{ReportError, ResultDirectory, check_other_results};
     use crate::machine::MachineState;
     use crate::report::section::ReportSection;
 
@@ -131,6 +145,18 @@ mod tests {
             assert!(error.to_string().contains(cause) && !error.next_step().is_empty(), "{error}");
         }
         assert!(matches!(ResultDirectory::read("/nonexistent".as_ref()), Err(ReportError::Directory { .. })));
+    }
+
+    #[test]
+    fn a_foreign_document_is_found_before_a_run() {
+        let directory = tempfile::tempdir().unwrap();
+        let check = |name: &str| {
+            fs::write(directory.path().join(name), "{").unwrap();
+            check_other_results(directory.path(), |name| name == "fork")
+        };
+        assert!(check_other_results("/nonexistent".as_ref(), |_| false).is_ok());
+        assert!(check("fork.json").is_ok() && check("suite.json").is_ok() && check("fork.jsonl").is_ok());
+        assert!(check("package.json").unwrap_err().to_string().contains("package.json is damaged"));
     }
 
     #[test]

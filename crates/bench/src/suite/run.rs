@@ -24,6 +24,14 @@ pub struct SuiteParameters {
     pub directory: PathBuf,
 }
 
+impl SuiteParameters {
+    /// Whether the benchmark with this name is run.
+    pub fn includes(&self, name: &str) -> bool {
+        let is_wanted = self.only.is_empty() || self.only.iter().any(|wanted| wanted == name);
+        is_wanted && SUITE_ENTRIES.iter().any(|entry| entry.name == name)
+    }
+}
+
 /// An event to show to the user.
 #[derive(Debug)]
 pub enum SuiteEvent<'a> {
@@ -56,13 +64,12 @@ pub fn run_suite(
 ) -> Result<SuiteOutcome, BenchError> {
     let directory = &plan.directory;
     fs::create_dir_all(directory).map_err(|cause| BenchError::File { path: directory.clone(), cause })?;
-    let is_wanted = |entry: &&SuiteEntry| plan.only.is_empty() || plan.only.iter().any(|name| name == entry.name);
-    let entries: Vec<_> = SUITE_ENTRIES.iter().filter(is_wanted).collect();
+    let entries: Vec<_> = SUITE_ENTRIES.iter().filter(|entry| plan.includes(entry.name)).collect();
     let mut outcome = SuiteOutcome::read(directory);
     let started = Instant::now();
     for (index, entry) in entries.iter().enumerate() {
         let arguments = entry.arguments(plan.scale);
-        let command = command_line(arguments.iter().cloned());
+        let command = command_line(&arguments);
         let (number, count, elapsed) = (index + 1, entries.len(), started.elapsed());
         show(SuiteEvent::Started { number, count, name: entry.name, command: &command, elapsed });
         let run_started = Instant::now();

@@ -9,7 +9,7 @@ use super::functions::{function_failure, parse_call};
 use super::sparse;
 use crate::error::BenchError;
 
-/// The task of a parent's children. Clients in other processes get it in their arguments.
+/// The task of a parent's children. Clients in other processes read it from their input.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum ChildTask {

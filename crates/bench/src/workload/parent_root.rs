@@ -28,6 +28,7 @@ pub(crate) struct ParentRoot {
 }
 
 /// A directory of this machine that is mounted in the root.
+#[derive(Debug)]
 struct MountedFiles {
     path: PathBuf,
     attributes: table::Attributes,
@@ -127,10 +128,16 @@ fn files_of(
     let writable = |path: &Path| MountedFiles { path: path.to_owned(), attributes: table::Attributes::empty() };
     let read_only = |path: PathBuf| MountedFiles { path, attributes: table::Attributes::MOUNT_ATTR_RDONLY };
     let mut files = vec![writable(scratch)];
-    let own_files = sources.iter().filter_map(|source| source.file.as_deref()?.parent().map(Path::to_owned));
-    files.extend(own_files.map(read_only));
+    let is_system = |path: &Path| SYSTEM_PREFIXES.iter().any(|prefix| path == Path::new(prefix));
+    for file in sources.iter().filter_map(|source| source.file.as_deref()) {
+        let Some(directory) = file.parent() else { continue };
+        if is_system(directory) {
+            let cause = "its directory would hide the root; move it into a directory of its own".to_owned();
+            return Err(BenchError::FunctionFailed { function: file.display().to_string(), cause });
+        }
+        files.push(read_only(directory.to_owned()));
+    }
     for source in sources {
-        let is_system = |path: &PathBuf| SYSTEM_PREFIXES.iter().any(|prefix| path == Path::new(prefix));
         let prefixes = options.python_prefixes(source)?;
         files.extend(prefixes.into_iter().filter(|path| !is_system(path)).map(read_only));
     }
@@ -138,4 +145,27 @@ fn files_of(
     files.sort_by(|first, second| first.path.cmp(&second.path));
     files.dedup_by(|second, first| second.path == first.path);
     Ok(files)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::{FunctionOptions, FunctionSource, files_of};
+
+    /// The node's root would otherwise hide the directory that the user has named.
+    #[test]
+    fn a_function_in_a_system_directory_is_refused() {
+        let source = |file: &str| FunctionSource {
+            name: "mine.py:work".to_owned(),
+            file: Some(file.into()),
+            handler: "work".to_owned(),
+        };
+        let files = |source| files_of(Path::new("/run/scratch"), &[&source], &FunctionOptions::default());
+        assert_eq!(files(source("/srv/own/mine.py")).unwrap().len(), 2);
+        for file in ["/mine.py", "/usr/mine.py"] {
+            let refused = files(source(file)).map(|files| files.len()).unwrap_err().to_string();
+            assert!(refused.contains(file) && refused.contains("would hide the root"), "{refused}");
+        }
+    }
 }

@@ -195,6 +195,9 @@ fn other_root_directory(cluster: &Cluster) {
     refused.require_mentions(&[&*root.path().to_string_lossy(), "--root"]);
     let refused = cluster.first().run_failing(&["prepare", &parent.pid_text()]);
     refused.require_mentions(&["its root directory was removed"]);
+    // An unset variable of a script must not select the root of the seed.
+    let empty = cluster.first().run(&["fork", seed.id(), "--root", ""]);
+    assert_eq!(empty.status.code(), Some(2), "{}", empty.stderr);
     for missing in ["/nowhere", "relative"] {
         cluster.first().run_failing(&["fork", seed.id(), "--root", missing]).require_mentions(&[missing]);
     }

@@ -8,13 +8,15 @@ use anyhow::Context as _;
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 use farfork_api::failure::Failure;
-use farfork_bench::{BenchError, SuiteEvent, SuiteOutcome, SuiteParameters, SuiteScale, run_suite, suite_names};
+use farfork_bench::{
+    BenchError, SuiteEvent, SuiteOutcome, SuiteParameters, SuiteScale, check_other_results, run_suite, suite_names,
+};
 use farfork_terminal::interrupt::InterruptFlag;
 use farfork_terminal::{output, privilege};
 use serde_json::json;
 use tonic::Code;
 
-use super::report::{files_json, files_text, make_report};
+use super::report::{explain_report_error, files_json, files_text, make_report};
 use crate::{GlobalArgs, program_path};
 
 /// Run all benchmarks and stress tests, and make a report of their results.
@@ -53,6 +55,8 @@ impl BenchAll {
         let program = std::env::current_exe().context("readlink of /proc/self/exe")?;
         let scale = if self.quick { SuiteScale::Quick } else { SuiteScale::Full };
         let plan = SuiteParameters { scale, only: self.only, directory: self.out };
+        let checked = check_other_results(&plan.directory, |name| plan.includes(name));
+        checked.map_err(|error| explain_report_error(&error))?;
         let interruption = InterruptFlag::watch()?;
         let outcome = run_suite(&plan, &program, &|| interruption.is_set(), &mut show_event);
         let outcome = outcome.map_err(|error| explain(error, &plan.directory))?;

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 use farfork_api::failure::Failure;
-use farfork_bench::{ReportFiles, write_report};
+use farfork_bench::{ReportError, ReportFiles, write_report};
 use farfork_terminal::output;
 use serde_json::json;
 use tonic::Code;
@@ -48,10 +48,12 @@ impl BenchReport {
 
 /// Writes the report of a directory.
 pub(super) fn make_report(directory: &Path, against: Option<&Path>) -> Result<ReportFiles, Failure> {
-    write_report(directory, against).map_err(|error| {
-        let failure = Failure::new(Code::FailedPrecondition, "report", &error);
-        failure.with_next_step(error.next_step())
-    })
+    write_report(directory, against).map_err(|error| explain_report_error(&error))
+}
+
+/// Adds the next step to the error of a report.
+pub(super) fn explain_report_error(error: &ReportError) -> Failure {
+    Failure::new(Code::FailedPrecondition, "report", error).with_next_step(error.next_step())
 }
 
 /// The paths of the report, for scripts.

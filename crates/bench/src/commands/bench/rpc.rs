@@ -9,7 +9,7 @@ use farfork_bench::{RpcCase, RpcParameters};
 use farfork_terminal::{output, privilege};
 
 use super::progress_bar;
-use crate::commands::load::{LoadArgs, parse_seconds};
+use crate::commands::load::{LoadArgs, parse_seconds, require_interval};
 use crate::{Cli, GlobalArgs, program_path};
 
 /// Measure how many calls nodes make per second, and how long each call takes.
@@ -88,7 +88,7 @@ impl BenchRpc {
             runs: self.runs as usize,
             client_seconds: self.client_seconds,
             server_seconds,
-            interval_seconds: self.report_interval.min(self.client_seconds),
+            interval_seconds: require_interval(self.report_interval, self.client_seconds),
             floors: !self.no_floors,
             samples_file: self.samples,
         }

@@ -88,8 +88,9 @@ impl BenchWarmStart {
             samples_file: self.samples,
         };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let report =
-            runtime.block_on(farfork_bench::run_warm_start(&plan, farfork, &mut progress_bar::show_progress()?))?;
+        let run =
+            progress_bar::run_until_interrupt(async |show| farfork_bench::run_warm_start(&plan, farfork, show).await);
+        let report = runtime.block_on(run)?;
         output::print_report(global.json, || report.to_json(), || report.to_text());
         Ok(if report.is_complete() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }

@@ -9,7 +9,7 @@ use farfork_terminal::interrupt::InterruptFlag;
 use farfork_terminal::{output, privilege};
 use serde_json::json;
 
-use crate::commands::load::{LoadArgs, parse_seconds};
+use crate::commands::load::{LoadArgs, parse_seconds, require_interval};
 use crate::{GlobalArgs, program_path};
 
 /// The default case: few enough nodes and threads for a small machine.
@@ -41,7 +41,7 @@ pub(crate) struct StressRpc {
     #[arg(long, value_name = "SECONDS", default_value_t = 1.0, value_parser = parse_seconds)]
     report_interval: f64,
     /// Minimum number of answers per second in each interval.
-    #[arg(long, value_name = "N", default_value_t = 1000.0)]
+    #[arg(long, value_name = "N", default_value_t = 1000.0, value_parser = parse_floor)]
     floor: f64,
 }
 
@@ -56,7 +56,7 @@ impl StressRpc {
             runs: 1,
             client_seconds: self.seconds,
             server_seconds: self.seconds + 20.0,
-            interval_seconds: self.report_interval.min(self.seconds),
+            interval_seconds: require_interval(self.report_interval, self.seconds),
             floors: false,
             samples_file: None,
         };
@@ -84,7 +84,26 @@ impl StressRpc {
     }
 }
 
+/// Parses a number of answers per second. NaN would be reached by every rate.
+fn parse_floor(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(rate) if rate >= 0.0 && rate.is_finite() => Ok(rate),
+        _ => Err("write a number of answers per second, such as 1000".to_owned()),
+    }
+}
+
 fn interval_text(interval: usize, run: &RpcRunOutcome) -> String {
     let per_s = run.intervals_per_s.last().copied().unwrap_or_default();
     format!("{:4}: {per_s:.0} answers/s, {} errors, {} damaged", interval + 1, run.errors, run.damaged)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::parse_floor;
+
+    #[test]
+    fn a_floor_is_a_number_that_rates_can_miss() {
+        assert!(["0", "1000", "0.5", "1e6"].iter().all(|text| parse_floor(text).is_ok()));
+        assert!(["-1", "nan", "inf", "many", ""].iter().all(|text| parse_floor(text).is_err()));
+    }
 }

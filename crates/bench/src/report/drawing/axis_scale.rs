@@ -30,6 +30,10 @@ const LOGARITHMIC_RATIO_MIN: f64 = 2.0;
 /// The smallest value of a logarithmic axis.
 const LOGARITHMIC_MIN: f64 = 1e-6;
 
+/// The largest value of a logarithmic axis. Only damaged files have larger ones, and an infinite axis has infinitely many
+/// labels.
+const LOGARITHMIC_MAX: f64 = 1e18;
+
 impl AxisScale {
     /// A linear axis from 0 to the largest value.
     pub(super) fn linear(values: impl Iterator<Item = f64>) -> Self {
@@ -39,9 +43,10 @@ impl AxisScale {
     }
 
     /// A logarithmic axis from the smallest to the largest value. A value below [`LOGARITHMIC_MIN`] counts as
-    /// [`LOGARITHMIC_MIN`].
+    /// [`LOGARITHMIC_MIN`], and one above [`LOGARITHMIC_MAX`] as that.
     pub(super) fn logarithmic(values: impl Iterator<Item = f64>, base: f64) -> Self {
-        let positive = values.filter(|value| value.is_finite()).map(|value| value.max(LOGARITHMIC_MIN));
+        let positive =
+            values.filter(|value| value.is_finite()).map(|value| value.clamp(LOGARITHMIC_MIN, LOGARITHMIC_MAX));
         let (from, until) =
             positive.fold((f64::INFINITY, 0.0), |(from, until): (f64, f64), value| (from.min(value), until.max(value)));
         let (from, until) = if from <= until { (from, until) } else { (1.0, 10.0) };

@@ -193,7 +193,7 @@ mod tests {
     #[test]
     fn extreme_values_can_be_drawn() {
         for kind in [PlotKind::BySize, PlotKind::OverTime, PlotKind::Percentiles, PlotKind::Scaling, PlotKind::Bars] {
-            for value in [0.0, 1e-9, 1e12, -1.0, f64::NAN] {
+            for value in [0.0, 1e-9, 1e12, 1.7e308, -1.0, f64::NAN] {
                 let plot = ReportPlot::new(kind, "e", "Extremes", PlotAxis::new("x", ""), PlotAxis::new("y", ""))
                     .with_categories(["a".to_owned()])
                     .with_series("s", SeriesRole::Measured, [PlotPoint::new(0.0, value)]);

@@ -59,6 +59,9 @@ impl TableGrid {
             let of_shape = |shape: &ColumnShape| {
                 let cell = &row[shape.index];
                 let counterpart = other.and_then(|other| find_counterpart(other, &table.id, row, &shape.name));
+                // Versions may differ in the unit of a figure.
+                let has_unit = |other: &&ReportFigure| cell.figure().is_some_and(|figure| figure.unit == other.unit);
+                let counterpart = counterpart.filter(has_unit);
                 shape.kinds.iter().map(|kind| cell_text(*kind, cell, shape, counterpart)).collect::<Vec<_>>()
             };
             shapes.iter().flat_map(of_shape).collect()

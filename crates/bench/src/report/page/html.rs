@@ -3,7 +3,7 @@
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 use super::grid::{GridCell, GridColumn, GridColumnKind, TableGrid};
-use super::{ReportSource, RunOrigin, anchor, duration_text};
+use super::{ReportSource, RunOrigin, duration_text, section_anchor};
 use crate::report::comparison::{COMPARISON_RULE, ComparisonVerdict};
 use crate::report::coverage::PUBLISHED_TABLES;
 use crate::report::drawing::draw_plot;
@@ -18,8 +18,7 @@ const STYLE: &str = include_str!("style.css");
 pub(super) fn render(source: ReportSource<'_>) -> Result<String, ReportError> {
     let mut sections = Vec::new();
     for named in &source.results.sections {
-        let other = source.against.and_then(|other| other.results.find(&named.name));
-        sections.push(section_markup(named, other)?);
+        sections.push(section_markup(named, source)?);
     }
     let page = html! {
         (DOCTYPE)
@@ -73,7 +72,9 @@ fn header_markup(source: ReportSource<'_>) -> Markup {
                  that the same work costs without farfork, measured in the same run. The reference (ref.) is published, and \
                  was measured on other machines. The ratio below a floor or a reference is the figure divided by it."
             }
-            @if source.against.is_some() { p { (COMPARISON_RULE) } }
+            @if let Some(other) = source.against {
+                p { (other.describe_additional(source.results)) " " (COMPARISON_RULE) }
+            }
         }
     }
 }
@@ -84,7 +85,7 @@ fn contents_markup(source: ReportSource<'_>) -> Markup {
             ul {
                 li { a href="#published-tables" { "Published tables" } }
                 @for named in &source.results.sections {
-                    li { a href={ "#" (anchor(&named.name)) } { (named.section.title) } }
+                    li { a href={ "#" (section_anchor(source.results, &named.name)) } { (named.section.title) } }
                 }
             }
         }
@@ -108,7 +109,7 @@ fn coverage_markup(source: ReportSource<'_>) -> Markup {
                                 td class="number" { (coverage.as_ref().map_or(0, |found| found.rows)) " of " (table.rows) }
                                 td {
                                     @match (&coverage, table.exclusion()) {
-                                        (Some(found), _) => a href={ "#" (anchor(&found.name)) } { (found.name) },
+                                        (Some(found), _) => a href={ "#" (section_anchor(source.results, &found.name)) } { (found.name) },
                                         (None, Some(exclusion)) => (exclusion),
                                         (None, None) => "not measured in this run",
                                     }
@@ -122,18 +123,19 @@ fn coverage_markup(source: ReportSource<'_>) -> Markup {
     }
 }
 
-fn section_markup(named: &NamedSection, other: Option<&ReportSection>) -> Result<Markup, ReportError> {
+fn section_markup(named: &NamedSection, source: ReportSource<'_>) -> Result<Markup, ReportError> {
     let NamedSection { name, section } = named;
+    let other = source.against.and_then(|other| other.results.find(name));
     let context = &section.context;
     let plots = section.plots.iter().map(draw_plot).collect::<Result<Vec<_>, _>>()?;
     Ok(html! {
-        section id=(anchor(name)) {
+        section id=(section_anchor(source.results, name)) {
             h2 { (section.title) }
             p class="question" { (section.question) }
             pre tabindex="0" { code { (context.command) } }
             p class="context" {
                 "This run " (context.end_text()) "."
-                @if let Some(other) = other { " Other run " (other.context.end_text()) "." }
+                @if let Some(other) = source.against { " " (other.describe(named)) }
             }
             @for table in &section.tables { (table_markup(table, other)) }
             @if !plots.is_empty() {

@@ -1,24 +1,24 @@
 //! The report as Markdown: the tables, and images of the plots.
 
 use super::grid::{GridCell, TableGrid};
-use super::{PLOTS_DIRECTORY, ReportSource, RunOrigin, duration_text, plot_file};
+use super::{PLOTS_DIRECTORY, ReportSource, RunOrigin, duration_text, plot_file, section_anchor};
 use crate::report::comparison::COMPARISON_RULE;
 use crate::report::coverage::PUBLISHED_TABLES;
 use crate::report::results::NamedSection;
-use crate::report::section::ReportSection;
 
 /// Renders the report.
 pub(super) fn render(source: ReportSource<'_>) -> String {
     let mut text = "# farfork: benchmark report\n\n".to_owned();
     text += &origin_lines(&RunOrigin::of(source.results));
     if let Some(other) = source.against {
-        text += &format!("\nCompared with {}. {COMPARISON_RULE}\n", escape(&other.directory.display().to_string()));
+        let directory = escape(&other.directory.display().to_string());
+        let additional = escape(&other.describe_additional(source.results));
+        text += &format!("\nCompared with {directory}. {additional} {COMPARISON_RULE}\n");
     }
     text += &suite_text(source);
     text += &coverage_text(source);
     for named in &source.results.sections {
-        let other = source.against.and_then(|other| other.results.find(&named.name));
-        text += &section_text(named, other);
+        text += &section_text(named, source);
     }
     text
 }
@@ -52,22 +52,23 @@ fn coverage_text(source: ReportSource<'_>) -> String {
     text
 }
 
-fn section_text(named: &NamedSection, other: Option<&ReportSection>) -> String {
+fn section_text(named: &NamedSection, source: ReportSource<'_>) -> String {
     let section = &named.section;
+    let other = source.against.and_then(|other| other.results.find(&named.name));
     let context = &section.context;
     let mut text =
         format!("\n## {} ({})\n\n{}\n", escape(&section.title), escape(&named.name), escape(&section.question));
-    text += &format!("\n    {}\n\n", context.command.replace('\n', " "));
+    text += &format!("\n    {}\n\n", context.command.replace(char::is_control, " "));
     text += &format!("This run {}.\n", escape(&context.end_text()));
-    if let Some(other) = other {
-        text += &format!("Other run {}.\n", escape(&other.context.end_text()));
+    if let Some(other) = source.against {
+        text += &format!("{}\n", escape(&other.describe(named)));
     }
     for table in &section.tables {
         let grid = TableGrid::new(table, other);
         text += &format!("\n**{}** ({})\n\n{}", escape(&table.title), grid.samples, grid_text(&grid));
     }
     for plot in &section.plots {
-        let (title, file) = (escape(&plot.title), plot_file(&named.name, &plot.id));
+        let (title, file) = (escape(&plot.title), plot_file(&section_anchor(source.results, &named.name), &plot.id));
         text += &format!("\n![{title}]({PLOTS_DIRECTORY}/{file})\n");
     }
     let notes: Vec<String> = section.notes.iter().map(|note| format!("- {}\n", escape(note))).collect();

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use super::drawing::draw_plot_file;
 use super::error::ReportError;
-use super::results::ResultDirectory;
+use super::results::{NamedSection, ResultDirectory};
 
 /// The directory of the plots, in the directory of the report.
 const PLOTS_DIRECTORY: &str = "plots";
@@ -26,6 +26,23 @@ struct ReportSource<'a> {
 struct OtherRun<'a> {
     results: ResultDirectory,
     directory: &'a Path,
+}
+
+impl OtherRun<'_> {
+    /// What readers need to know about the other run of a section.
+    fn describe(&self, named: &NamedSection) -> String {
+        match self.results.find(&named.name) {
+            Some(other) => format!("Other run {}.", other.context.end_text_next_to(&named.section.context)),
+            None => format!("The other run has no {}.json.", named.name),
+        }
+    }
+
+    /// A sentence about the results that only the other run has; empty if there are none.
+    fn describe_additional(&self, results: &ResultDirectory) -> String {
+        let others = self.results.sections.iter().map(|named| named.name.as_str());
+        let names: Vec<_> = others.filter(|name| results.find(name).is_none()).collect();
+        if names.is_empty() { String::new() } else { format!("Only the other run has: {}.", names.join(", ")) }
+    }
 }
 
 /// The files of a report.
@@ -87,16 +104,27 @@ fn write_plots(results: &ResultDirectory, directory: &Path) -> Result<(), Report
     fs::create_dir_all(directory).map_err(|cause| ReportError::Unwritable { path: directory.to_owned(), cause })?;
     for named in &results.sections {
         for plot in &named.section.plots {
-            write_file(&directory.join(plot_file(&named.name, &plot.id)), &draw_plot_file(plot)?)?;
+            let file = plot_file(&section_anchor(results, &named.name), &plot.id);
+            write_file(&directory.join(file), &draw_plot_file(plot)?)?;
         }
     }
     Ok(())
 }
 
-/// The name of a plot's file. The ids were read from files, so special characters are replaced. The name has no path
-/// separators.
+/// The name of a plot's file, which begins with the anchor of its section. The ids were read from files, so special
+/// characters are replaced. The name has no path separators.
 fn plot_file(section: &str, plot: &str) -> String {
-    format!("{}.svg", anchor(&format!("{section}-{plot}")))
+    format!("{section}-{}.svg", anchor(plot))
+}
+
+/// The anchor of a section. Sections whose names differ only in replaced characters get a number.
+fn section_anchor(results: &ResultDirectory, name: &str) -> String {
+    let own = anchor(name);
+    let earlier = results.sections.iter().take_while(|named| named.name != name);
+    match earlier.filter(|named| anchor(&named.name) == own).count() {
+        0 => own,
+        count => format!("{own}.{}", count + 1),
+    }
 }
 
 /// Replaces characters that URLs and paths treat specially.
@@ -192,6 +220,55 @@ mod tests {
         assert!(html.contains("Other run finished") && markdown.contains("Other run finished"), "{html}");
         let files = write_report(other.path(), Some(directory.path())).unwrap();
         assert!(fs::read_to_string(files.markdown).unwrap().contains("| 10.0 (faster) |"));
+    }
+
+    #[test]
+    fn a_comparison_names_another_machine_and_missing_results() {
+        let (directory, other) = (results(10.0), results(5.0));
+        let mut elsewhere = section(5.0);
+        elsewhere.context.machine = "7 × Other <CPU>, 1 GiB".to_owned();
+        let document = serde_json::json!({ "section": elsewhere }).to_string();
+        fs::write(other.path().join("fork.json"), &document).unwrap();
+        fs::write(other.path().join("pool.json"), &document).unwrap();
+        fs::write(directory.path().join("tree.json"), &document).unwrap();
+        let files = write_report(directory.path(), Some(other.path())).unwrap();
+        let (html, markdown) = (fs::read_to_string(files.html).unwrap(), fs::read_to_string(files.markdown).unwrap());
+        for page in [&html, &markdown] {
+            assert!(page.contains("on another machine: 7 × Other &lt;CPU"), "{page}");
+            assert!(page.contains("The other run has no tree.json."), "{page}");
+            assert!(page.contains("Only the other run has: pool."), "{page}");
+        }
+        assert_eq!(markdown.matches("another machine").count(), 1, "{markdown}");
+    }
+
+    /// A carriage return ends a line of Markdown, and so a block of code.
+    #[test]
+    fn a_command_is_one_line() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut section = section(1.0);
+        section.context.command = "farfork bench function 'a\r<img src=x>\n<b>.py'".to_owned();
+        fs::write(directory.path().join("fork.json"), serde_json::json!({ "section": section }).to_string()).unwrap();
+        let markdown = fs::read_to_string(write_report(directory.path(), None).unwrap().markdown).unwrap();
+        assert!(markdown.contains("\n    farfork bench function 'a <img src=x> <b>.py'\n"), "{markdown}");
+    }
+
+    #[test]
+    fn similar_names_have_different_anchors_and_plots() {
+        let directory = tempfile::tempdir().unwrap();
+        let document = serde_json::json!({ "section": section(1.0) }).to_string();
+        for name in ["ä b.json", "ü-b.json"] {
+            fs::write(directory.path().join(name), &document).unwrap();
+        }
+        let files = write_report(directory.path(), None).unwrap();
+        let (html, markdown) = (fs::read_to_string(files.html).unwrap(), fs::read_to_string(files.markdown).unwrap());
+        for anchor in ["--b", "--b.2"] {
+            assert!(
+                html.contains(&format!("id=\"{anchor}\"")) && html.contains(&format!("href=\"#{anchor}\"")),
+                "{html}"
+            );
+            let file = format!("plots/{anchor}----p.svg");
+            assert!(markdown.contains(&file) && directory.path().join(&file).exists(), "{markdown}");
+        }
     }
 
     #[test]

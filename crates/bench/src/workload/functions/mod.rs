@@ -71,13 +71,19 @@ impl FunctionSource {
         if EMBEDDED.iter().any(|(name, ..)| *name == text) {
             return Ok(Self::from_embedded(text));
         }
-        let (file, handler) = text.rsplit_once(':').unwrap_or((text, HANDLER));
+        // A path may have colons, and no handler ends with `.py`.
+        let named = text.rsplit_once(':').filter(|(_, handler)| !handler.ends_with(".py"));
+        let (file, handler) = named.unwrap_or((text, HANDLER));
         let file = PathBuf::from(file);
         if file.extension().is_none_or(|extension| extension != "py") || handler.is_empty() {
             let names: Vec<&str> = EMBEDDED.iter().map(|(name, ..)| *name).collect();
             return Err(format!("name FILE.py or FILE.py:HANDLER, or one of {}", names.join(", ")));
         }
         let path = file.canonicalize().map_err(|error| format!("{}: {error}", file.display()))?;
+        // Summaries and the arguments of clients have the path as text.
+        if path.to_str().is_none() {
+            return Err(format!("{}: its path is not UTF-8; rename it", path.display()));
+        }
         let file_name = path.file_name().unwrap_or_default().to_string_lossy();
         Ok(Self { name: format!("{file_name}:{handler}"), file: Some(path), handler: handler.to_owned() })
     }
@@ -274,6 +280,12 @@ impl FunctionParent {
         check_call(answer, &self.label, "os.fork()", self.digest)
     }
 
+    /// Time limit for the answer of a child of farfork. The child limits its call itself, but may be stopped, or block the
+    /// signal.
+    pub(crate) fn answer_limit(&self) -> Duration {
+        self.call_limit * 2 + CHILD_START_LIMIT
+    }
+
     /// Waits for a child of farfork that calls the function.
     ///
     /// # Errors
@@ -282,8 +294,7 @@ impl FunctionParent {
         &self,
         child: impl Future<Output = Result<T, BenchError>>,
     ) -> Result<T, BenchError> {
-        // The child limits its call itself, but may be stopped, or block the signal.
-        let limit = self.call_limit * 2 + CHILD_START_LIMIT;
+        let limit = self.answer_limit();
         let no_answer = |_| BenchError::NoAnswer { program: PROGRAM, limit };
         let ended = tokio::time::timeout(limit, child).await.map_err(no_answer).and_then(|ended| ended);
         ended.map_err(|error| function_failure(&self.label, Some(self.call_limit), error))
@@ -366,6 +377,9 @@ fn describe_end(signal: Option<i32>, end: impl fmt::Display, call_limit: Option<
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt as _;
+
     use super::{EMBEDDED, FunctionSource};
 
     #[test]
@@ -385,5 +399,27 @@ mod tests {
         for wrong in ["hello", "", "mine.py:", "/nonexistent/mine.py"] {
             assert!(FunctionSource::parse(wrong).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn a_path_may_have_colons_but_must_be_text() {
+        let directory = tempfile::tempdir().unwrap();
+        let write = |name: &OsStr| {
+            std::fs::create_dir(directory.path().join(name)).unwrap();
+            let file = directory.path().join(name).join("mine.py");
+            std::fs::write(&file, "").unwrap();
+            file
+        };
+        let file = write(OsStr::new("a:b"));
+        for (text, handler) in
+            [(format!("{}", file.display()), "handler"), (format!("{}:work", file.display()), "work")]
+        {
+            let source = FunctionSource::parse(&text).unwrap();
+            assert_eq!((source.file, source.handler.as_str()), (Some(file.canonicalize().unwrap()), handler));
+        }
+        let link = directory.path().join("link.py");
+        std::os::unix::fs::symlink(write(OsStr::from_bytes(b"\xff")), &link).unwrap();
+        let refused = FunctionSource::parse(&link.display().to_string()).unwrap_err();
+        assert!(refused.contains("not UTF-8"), "{refused}");
     }
 }

@@ -6,6 +6,7 @@ A child of farfork finds its payload in a file that its parent does not have. Wi
 serves a client.
 """
 
+import collections.abc
 import contextlib
 import faulthandler
 import hashlib
@@ -26,6 +27,7 @@ IN_FARFORK_CHILD, IN_LOCAL_FORK = "a call in a child of farfork", "a call in a c
 PAYLOAD = "/run/farfork/payload"
 POLL_SECONDS = 0.0002  # a child checks this often whether it is a child
 MESSAGE_CHARACTERS_MAX = 500
+LAZY_TYPES = (collections.abc.Iterator, collections.abc.AsyncIterator)  # they compute when a caller needs a value
 FAILED_CALL = 2**64 - 1  # follows a request instead of its number, if the call failed
 
 
@@ -44,7 +46,7 @@ class Function:
             began = time.perf_counter_ns()
             result = self.handler(payload)
             took = time.perf_counter_ns() - began
-            if inspect.iscoroutine(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
+            if inspect.isawaitable(result) or isinstance(result, LAZY_TYPES):
                 raise TypeError(f"it returned a {type(result).__name__}; measure a function that returns a value")
             if os.getpid() != caller:
                 os._exit(0)  # the function has forked, and this is the copy
@@ -79,7 +81,8 @@ def function_stdio():
     try:
         yield
     finally:
-        sys.stdout.flush()
+        with contextlib.suppress(Exception):  # the function may have closed or replaced it
+            sys.stdout.flush()
         for descriptor, copy in enumerate(saved):
             os.dup2(copy, descriptor)
             os.close(copy)
@@ -165,7 +168,7 @@ def serve(function, payload, where, index, path):
 
 def run_in_child(function, payload, started):
     """Runs a child of farfork: one call with its own payload, or calls for a client."""
-    with open(PAYLOAD) as file:
+    with open(PAYLOAD, encoding="utf-8") as file:
         text = file.read()
     if text.startswith("warm "):
         serve(function, payload, IN_FARFORK_CHILD, *text.split(" ", 2)[1:])
@@ -203,7 +206,7 @@ def run_parent(function, payload):
 
 
 def main(path, handler_name, payload_path, seconds):
-    with open(payload_path) as file:
+    with open(payload_path, encoding="utf-8") as file:
         payload = json.load(file)
     faulthandler.register(signal.SIGALRM, chain=True)
     sys.stdout = sys.stderr  # a thread of the function may print between calls

@@ -11,6 +11,7 @@ use std::convert::Infallible;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, ValueEnum, ValueHint};
 use farfork_api::failure::Failure;
 use farfork_api::limits::FORK_COUNT_MAX;
@@ -201,7 +202,7 @@ pub(crate) struct Fork {
     ///
     /// A directory on a volume or on a read-only mount must have the four mount points. The child's writes change the
     /// volume.
-    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath, value_parser = NonEmptyStringValueParser::new())]
     root: Option<String>,
     /// Make all files read-only, except in /dev/shm and /run/farfork. The standard streams stay writable.
     ///

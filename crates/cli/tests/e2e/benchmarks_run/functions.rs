@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::{RUN_LIMIT, run_benchmark};
-use crate::harness::{FailedCommand, Farfork, programs, scratch};
+use crate::harness::{FailedCommand, Farfork, programs, scratch, wait};
 
 /// Prints, forks, starts a shell and reads its input. It imports a module from the directory of its file.
 const TRIANGLE: &str = "\
@@ -45,6 +45,40 @@ pub(super) fn measures_functions() {
     assert!(figures.iter().all(|figure| figure["p10"].as_f64() >= Some(0.0)), "{document}");
     assert_eq!(document["reference"].as_array().map(Vec::len), Some(3), "{document}");
     assert_eq!(document["failures"].as_array().map(Vec::len), Some(0), "{document}");
+}
+
+/// The payload is longer than an argument of a program, and not ASCII. The functions use their streams in odd ways.
+pub(super) fn odd_habits() {
+    let own = scratch::directory();
+    let write = |name: &str, text: &str| {
+        let path = own.path().join(name);
+        fs::write(&path, text).expect("a small file");
+        path.display().to_string()
+    };
+    fs::create_dir(own.path().join("a:b")).expect("a directory");
+    let length = write("a:b/length.py", "def handler(payload):\n    return len(payload['text'])\n");
+    let silent = write("silent.py", "import sys\ndef handler(payload):\n    sys.stdout = None\n    return 1\n");
+    let closing = write("closing.py", "import sys\ndef handler(payload):\n    sys.stdout.close()\n    return 1\n");
+    let lazy = write("lazy.py", "def handler(payload):\n    return map(len, payload)\n");
+    let payload = write("payload.json", &format!("{{\"text\": \"{}\"}}", "ü".repeat(100_000)));
+    let (payload, python) = (format!("@{payload}"), programs::python().display().to_string());
+    let options = ["--payload", &payload, "--python", &python];
+    let peak = ["--nodes", "1", "--clients", "1", "--seconds", "1", "--zygotes", "off"];
+    let document = run_benchmark("peak", &[&[length.as_str()], peak.as_slice(), &options].concat());
+    assert_eq!(document["failures"].as_array().map(Vec::len), Some(0), "{document}");
+
+    let functions = [length.as_str(), &silent, &closing, &lazy, "--runs", "1"];
+    let arguments = [&["--json", "bench", "function"], functions.as_slice(), &options].concat();
+    // Without UTF-8 as the encoding of files.
+    let mut command = Farfork::at(Path::new("/nonexistent")).command(&arguments);
+    command.env("LC_ALL", "C").env("PYTHONUTF8", "0").env("PYTHONCOERCECLOCALE", "0");
+    let child = command.spawn().expect("the binary under test can be started");
+    let ended = wait::wait_with_output(child, "farfork bench function", RUN_LIMIT);
+    let document: Value = serde_json::from_str(&ended.stdout).unwrap_or_else(|_| panic!("{}", ended.stderr));
+    let failures = document["failures"].as_array().expect("a list");
+    assert_eq!(failures.len(), 1, "{document}");
+    let error = failures[0]["error"].as_str().expect("an error");
+    assert!(error.contains(&lazy) && error.contains("it returned a map"), "{error}");
 }
 
 /// Name and text of a function, and parts of its error.

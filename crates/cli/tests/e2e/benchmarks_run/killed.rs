@@ -5,10 +5,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ExitStatus};
 
 use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
 
 use super::{REMAINS_LIMIT, RUN_LIMIT, marks, run_benchmark};
 use crate::harness::leftovers::{self, RunMarkers};
-use crate::harness::{Farfork, scratch, wait};
+use crate::harness::{Farfork, programs, scratch, wait};
 
 /// A benchmark that runs until it is killed.
 const ENDLESS: [&str; 6] = ["bench", "fork", "--mib", "1", "--runs", "10000"];
@@ -92,7 +93,8 @@ pub(super) fn suite_ends_its_benchmark() {
         "--out",
         &out.to_string_lossy(),
     ]);
-    let benchmark = wait::wait_until("the suite has started a benchmark", RUN_LIMIT, || find_child(suite.id()));
+    let find = || find_child(suite.id(), " bench tree");
+    let benchmark = wait::wait_until("the suite has started a benchmark", RUN_LIMIT, find);
     let marks = wait::wait_until("the benchmark has files", RUN_LIMIT, || {
         let marks = marks(benchmark);
         marks.run_dir.exists().then_some(marks)
@@ -103,10 +105,62 @@ pub(super) fn suite_ends_its_benchmark() {
     wait::wait_until("the benchmark has ended", REMAINS_LIMIT, || (!program.exists()).then_some(()));
 }
 
-/// Returns a child of a process that runs a benchmark.
-fn find_child(parent: u32) -> Option<u32> {
+/// A daemon ends while clients fork. The stress test says so in its document.
+pub(super) fn stress_reports_a_daemon() {
+    let arguments = ["--json", "stress", "fork", "--nodes", "1", "--clients", "1", "--seconds", "10"];
+    let test = Farfork::at(Path::new("/nonexistent")).spawn(&arguments);
+    wait::wait_until("a client runs", RUN_LIMIT, || find_child(test.id(), " bench forker"));
+    let marks = marks(test.id());
+    let is_daemon = |(_, command): &(i32, String)| command.contains(" node --name n1 ");
+    let (daemon, _) = leftovers::marked_processes(&marks).find(is_daemon).expect("the daemon runs");
+    kill_process(Pid::from_raw(daemon).expect("a pid"), Signal::KILL).expect("it runs");
+    let ended = wait::wait_with_output(test, "farfork stress fork", RUN_LIMIT);
+    assert_eq!(ended.status.code(), Some(1), "{}{}", ended.stderr, ended.stdout);
+    let document: Value = serde_json::from_str(&ended.stdout).expect("JSON");
+    let faults = document["outcome"]["faults"].to_string();
+    assert!(faults.contains("a client: ") && faults.contains("after the clients: "), "{document}");
+    assert_eq!(document["passed"], false, "{document}");
+    require_nothing_left(&marks);
+}
+
+/// The second call in a child takes long, and shows itself by the name of its process.
+const SLOW: &str = "\
+import os, time
+calls = 0
+
+def handler(payload):
+    global calls
+    calls += 1
+    if os.path.exists('/run/farfork/payload') and calls > 3:
+        with open('/proc/self/comm', 'w') as name:
+            name.write('slow-call')
+        time.sleep(600)
+";
+
+/// An interrupt ends a benchmark that waits for a long call of a child.
+pub(super) fn interrupt_ends_a_call() {
+    let own = scratch::directory();
+    let file = own.path().join("slow.py");
+    fs::write(&file, SLOW).expect("a small file");
+    let (file, python) = (file.display().to_string(), programs::python().display().to_string());
+    let arguments = ["bench", "warm-start", &file, "--python", &python, "--timeout", "1h"];
+    let benchmark = Farfork::at(Path::new("/nonexistent")).spawn(&arguments);
+    let is_slow =
+        |path: PathBuf| fs::read_to_string(path.join("comm")).is_ok_and(|name| name.trim_end() == "slow-call");
+    let find = || fs::read_dir("/proc").ok()?.flatten().any(|entry| is_slow(entry.path())).then_some(());
+    wait::wait_until("a child is in its second call", RUN_LIMIT, find);
+    let marks = marks(benchmark.id());
+    kill_process(Pid::from_child(&benchmark), Signal::INT).expect("the benchmark runs");
+    let ended = wait::wait_with_output(benchmark, "farfork bench warm-start", RUN_LIMIT);
+    assert_eq!(ended.status.code(), Some(1), "{}{}", ended.stderr, ended.stdout);
+    assert!(ended.stderr.contains("it was interrupted"), "{}", ended.stderr);
+    require_nothing_left(&marks);
+}
+
+/// Returns a child of a process, whose command line contains `command`.
+fn find_child(parent: u32, command: &str) -> Option<u32> {
     let children = fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).ok()?;
     let mut pids = children.split_whitespace().filter_map(|pid| pid.parse::<i32>().ok());
-    let child = pids.find(|pid| leftovers::command_line(*pid).contains(" bench tree"))?;
+    let child = pids.find(|pid| leftovers::command_line(*pid).contains(command))?;
     Some(child.cast_unsigned())
 }
