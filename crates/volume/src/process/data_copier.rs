@@ -215,9 +215,12 @@ mod tests {
                 let copies: Vec<DataCopy<'_>> = (0..count)
                     .map(|index| {
                         let bytes = random.usize(1..60_000);
-                        let log_position = 5 * RING_BYTES + random.u64(..RING_BYTES - bytes as u64);
+                        let position = random.u64(..RING_BYTES - bytes as u64);
+                        // Only copies with the same alignment can share blocks.
+                        let alignment = if random.bool() { PAGE_BYTES } else { 1 };
+                        let log_position = 5 * RING_BYTES + position / alignment * alignment;
                         let file = files[(index % 3) as usize].as_fd();
-                        DataCopy { log_position, bytes, file, offset: index * 60_000 }
+                        DataCopy { log_position, bytes, file, offset: index * 15 * PAGE_BYTES }
                     })
                     .collect();
                 copier.data_of(&log).copy(&copies).unwrap();
