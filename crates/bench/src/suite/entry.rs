@@ -19,15 +19,15 @@ pub(crate) struct SuiteEntry {
 /// All benchmarks, in the order of the report.
 #[rustfmt::skip]
 pub(crate) const SUITE_ENTRIES: &[SuiteEntry] = &[
-    entry("fork", "bench fork", "--within 20 --runs 4", "--runs 20"),
+    entry("fork", "bench fork", "--within 20 --runs 3", "--runs 20"),
     entry("fork-write", "bench fork", "--write --mib 4,64,256 --within 10 --runs 3", "--write"),
     entry("fork-sequential", "bench fork", "--sequential --mib 4,64,256 --within 10 --runs 3", "--sequential"),
     entry("fork-sequential-write", "bench fork", "--sequential --write --mib 4,64,256 --within 10 --runs 3", "--sequential --write"),
-    entry("strategies", "bench fork", "--mib 16,64 --runs 2 --within 10 --strategies cow --strategies prefetch --strategies cow,cache --strategies eager", "--mib 16,64,256 --strategies cow --strategies prefetch --strategies cow,cache --strategies eager"),
+    entry("strategies", "bench fork", "--mib 16 --runs 2 --within 10 --strategies cow --strategies prefetch --strategies cow,cache --strategies eager", "--mib 16,64,256 --strategies cow --strategies prefetch --strategies cow,cache --strategies eager"),
     entry("function", "bench function", "--runs 3", "--runs 10"),
     entry("peak", "bench peak", "helloworld json recognition sparse --nodes 2 --clients 2 --seconds 4 --zygotes on", ""),
     entry("warm-start", "bench warm-start", "--parallel 1,2,4,8,16,24,30,32,64 --runs 2 --seconds 0.2", "--parallel 1,2,4,8,16,24,30,32,64"),
-    entry("warm-functions", "bench warm-start", "helloworld compression json pyaes chameleon image pagerank recognition --parallel 1,4 --runs 1 --seconds 0.3", "helloworld compression json pyaes chameleon image pagerank recognition --parallel 1,2,4,8,16,24,30,32,64 --runs 5"),
+    entry("warm-functions", "bench warm-start", "helloworld compression json pyaes chameleon image pagerank recognition --parallel 4 --runs 1 --seconds 0.3", "helloworld compression json pyaes chameleon image pagerank recognition --parallel 1,2,4,8,16,24,30,32,64 --runs 5"),
     entry("rpc", "bench rpc", "--runs 2 --client-seconds 0.3", "--runs 5"),
     entry("rpc-checksum", "bench rpc", "--checksum --threads 12 --clients 1,2,4,8,10 --runs 3 --client-seconds 0.3", "--checksum --threads 12 --clients 1,2,4,8,10 --runs 5"),
     entry("connect", "bench connect", "--runs 3 --seconds 0.2", "--runs 5 --seconds 1"),
