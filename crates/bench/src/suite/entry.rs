@@ -19,7 +19,7 @@ pub(crate) struct SuiteEntry {
 /// All benchmarks, in the order of the report.
 #[rustfmt::skip]
 pub(crate) const SUITE_ENTRIES: &[SuiteEntry] = &[
-    entry("fork", "bench fork", "--within 20 --runs 3", "--runs 20"),
+    entry("fork", "bench fork", "--within 15 --runs 3", "--runs 20"),
     entry("fork-write", "bench fork", "--write --mib 4,64,256 --within 10 --runs 3", "--write"),
     entry("fork-sequential", "bench fork", "--sequential --mib 4,64,256 --within 10 --runs 3", "--sequential"),
     entry("fork-sequential-write", "bench fork", "--sequential --write --mib 4,64,256 --within 10 --runs 3", "--sequential --write"),
@@ -30,9 +30,9 @@ pub(crate) const SUITE_ENTRIES: &[SuiteEntry] = &[
     entry("warm-functions", "bench warm-start", "helloworld compression json pyaes chameleon image pagerank recognition --parallel 4 --runs 1 --seconds 0.3", "helloworld compression json pyaes chameleon image pagerank recognition --parallel 1,2,4,8,16,24,30,32,64 --runs 5"),
     entry("rpc", "bench rpc", "--runs 2 --client-seconds 0.3", "--runs 5"),
     entry("rpc-checksum", "bench rpc", "--checksum --threads 12 --clients 1,2,4,8,10 --runs 3 --client-seconds 0.3", "--checksum --threads 12 --clients 1,2,4,8,10 --runs 5"),
-    entry("connect", "bench connect", "--runs 3 --seconds 0.2", "--runs 5 --seconds 1"),
+    entry("connect", "bench connect", "--runs 2 --seconds 0.2", "--runs 5 --seconds 1"),
     entry("stress-fork", "stress fork", "--seconds 5", "--seconds 60").without_samples(),
-    entry("stress-functions", "stress functions", "json --seconds 5", "--seconds 60").without_samples(),
+    entry("stress-functions", "stress functions", "helloworld --seconds 5", "--seconds 60").without_samples(),
     entry("stress-rpc", "stress rpc", "--clients 10 --threads 12 --seconds 5", "--clients 10 --threads 12 --seconds 60").without_samples(),
     entry("stress-rpc-checksum", "stress rpc", "--checksum --clients 10 --threads 12 --seconds 5", "--checksum --clients 10 --threads 12 --seconds 60").without_samples(),
     entry("fanout", "bench fanout", "--children 100 --runs 3", ""),
