@@ -43,8 +43,6 @@ pub(super) struct WarmChildren {
     parent: WarmParent,
     seed: String,
     children: Vec<PausedChild>,
-    /// Time limit of each answer; `None` for no limit.
-    answer_limit: Option<Duration>,
     /// The number of the next request.
     next: u64,
 }
@@ -62,15 +60,14 @@ struct PausedChild {
 
 impl WarmChildren {
     /// Makes the seed of the children. Takes over the parent.
-    pub(super) async fn start(cluster: &mut BenchCluster, mut parent: WarmParent) -> Result<Self, BenchError> {
+    pub(super) async fn start(cluster: &mut BenchCluster, parent: WarmParent) -> Result<Self, BenchError> {
         let directory = cluster.scratch().join(format!("sockets-{}", parent.pid()));
         let failed = |cause| BenchError::File { path: directory.clone(), cause };
         std::fs::create_dir(&directory).map_err(failed)?;
         let listener = UnixListener::bind(directory.join("socket")).map_err(failed)?;
         let seed = cluster.prepare(parent.pid()).await?.seed;
         let client = client::connect(&cluster.nodes()[0].socket).await?;
-        let answer_limit = parent.function().map(|function| function.answer_limit());
-        Ok(Self { client, listener, directory, parent, seed, children: Vec::new(), answer_limit, next: 1 })
+        Ok(Self { client, listener, directory, parent, seed, children: Vec::new(), next: 1 })
     }
 
     /// The parent's function, if it has one.
@@ -91,7 +88,8 @@ impl WarmChildren {
                 return Err(BenchError::WrongMemory { count: 1, what: "indexes of connected children" });
             }
             let freezer = ChildFreezer::open(&mut self.client, &child).await.ok().map(Arc::new);
-            let mut container = PausedChild { child, stream, answer_limit: self.answer_limit, freezer };
+            let answer_limit = self.function().map(|function| function.answer_limit());
+            let mut container = PausedChild { child, stream, answer_limit, freezer };
             container.run_function(self.client.clone(), 0).await?;
             self.children.push(container);
         }

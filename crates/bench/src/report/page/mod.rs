@@ -29,7 +29,7 @@ struct OtherRun<'a> {
 }
 
 impl OtherRun<'_> {
-    /// What readers need to know about the other run of a section.
+    /// Returns a sentence about the other run of a section: when and where it was made, or that it is missing.
     fn describe(&self, named: &NamedSection) -> String {
         match self.results.find(&named.name) {
             Some(other) => format!("Other run {}.", other.context.end_text_next_to(&named.section.context)),

@@ -107,7 +107,8 @@ pub(super) fn suite_ends_its_benchmark() {
 
 /// A daemon ends while clients fork. The stress test says so in its document.
 pub(super) fn stress_reports_a_daemon() {
-    let arguments = ["--json", "stress", "fork", "--nodes", "1", "--clients", "1", "--seconds", "10"];
+    // Much longer than the time until the daemon is killed. The clients end with the daemon.
+    let arguments = ["--json", "stress", "fork", "--nodes", "1", "--clients", "1", "--seconds", "120"];
     let test = Farfork::at(Path::new("/nonexistent")).spawn(&arguments);
     wait::wait_until("a client runs", RUN_LIMIT, || find_child(test.id(), " bench forker"));
     let marks = marks(test.id());
