@@ -6,7 +6,7 @@ mod guard;
 mod signals;
 mod tree;
 
-use std::io::{self, Read as _};
+use std::io::{self, Read as _, Write as _};
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -21,6 +21,10 @@ pub(crate) use signals::end_run_by_signal;
 /// setsid(1). It executes the program in the same process, unless it is the leader of a group already: then it starts a
 /// further process, which no signal to the group reaches.
 const SETSID: &str = "setsid";
+
+/// Executes a program in the same process, after a line of its standard input. The program has no standard input: a read from
+/// the terminal would stop it, because it is in the background.
+const WAITING: &str = "read -r line && exec \"$@\" < /dev/null";
 
 /// Interval between two checks whether a process has ended.
 pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(20);
@@ -37,18 +41,25 @@ pub(crate) struct ChildProcess(Child);
 
 impl ChildProcess {
     /// Starts a process in a new process group, so that a signal can be sent to it and to the processes that it starts, and
-    /// to no other. It has no standard input: a read from the terminal would stop it, because it is in the background.
-    pub(crate) fn start(command: &mut Command) -> Result<Self> {
-        command.stdin(Stdio::null());
+    /// to no other. Takes program, arguments, environment and directory of `command`, and not its files.
+    ///
+    /// The program begins when the guard knows the group. So it ends even if this program is killed right after it has begun.
+    pub(crate) fn start(command: &Command, stdout: Stdio, stderr: Stdio) -> Result<Self> {
+        let mut waiting = waiting(command);
         // A session begins with a new group.
         if command.get_program() != SETSID {
-            command.process_group(0);
+            waiting.process_group(0);
         }
         // After a signal, the lock is never released, so that no further process starts.
         let mut running = lock_running();
-        let child = command.spawn().with_context(|| format!("{command:?} cannot be started"))?;
+        let child = waiting.stdout(stdout).stderr(stderr).spawn();
+        let mut child = child.with_context(|| format!("{command:?} cannot be started"))?;
         running.push(child.id());
         guard::set_groups(&running);
+        if let Some(mut input) = child.stdin.take() {
+            // Fails if the process was killed.
+            let _ = input.write_all(b"\n");
+        }
         Ok(Self(child))
     }
 
@@ -78,6 +89,22 @@ impl Drop for ChildProcess {
     }
 }
 
+/// Returns a command that executes the program of `command` when it reads a line. If there is none, it ends.
+fn waiting(command: &Command) -> Command {
+    let mut waiting = Command::new("sh");
+    waiting.args(["-c", WAITING, "sh"]).arg(command.get_program()).args(command.get_args()).stdin(Stdio::piped());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => waiting.env(name, value),
+            None => waiting.env_remove(name),
+        };
+    }
+    if let Some(directory) = command.get_current_dir() {
+        waiting.current_dir(directory);
+    }
+    waiting
+}
+
 /// Returns a command that runs `program` in a session of its own.
 pub(crate) fn in_own_session(program: &str) -> Command {
     let mut command = Command::new(SETSID);
@@ -89,18 +116,15 @@ pub(crate) fn in_own_session(program: &str) -> Command {
 ///
 /// # Errors
 /// If it cannot be started, or is not done after `limit`.
-pub(crate) fn status(command: &mut Command, limit: Duration) -> Result<ExitStatus> {
-    let status = ChildProcess::start(command)?.wait(limit)?;
+pub(crate) fn status(command: &Command, limit: Duration) -> Result<ExitStatus> {
+    let status = ChildProcess::start(command, Stdio::inherit(), Stdio::inherit())?.wait(limit)?;
     status.with_context(|| format!("{command:?} was not done after {} s, and was killed", limit.as_secs()))
 }
 
 /// As `status`, and returns what the command wrote to standard error. Its standard output is discarded.
-pub(crate) fn status_and_stderr(command: &mut Command, limit: Duration) -> Result<(ExitStatus, String)> {
+pub(crate) fn status_and_stderr(command: &Command, limit: Duration) -> Result<(ExitStatus, String)> {
     let (mut reader, writer) = io::pipe()?;
-    let started = ChildProcess::start(command.stdout(Stdio::null()).stderr(writer));
-    // The command has the write end. Without ours, the pipe ends with the processes that write to it.
-    command.stderr(Stdio::null());
-    let child = started?;
+    let child = ChildProcess::start(command, Stdio::null(), writer.into())?;
     let output = thread::spawn(move || {
         let mut output = Vec::new();
         reader.read_to_end(&mut output).map(|_| output)
@@ -132,7 +156,24 @@ mod tests {
     #[test]
     fn a_process_has_a_group_of_its_own_and_no_input() {
         let script = "read line && exit 1; set -- $(cat /proc/$$/stat); [ $5 = $$ ]";
-        assert!(status(&mut shell(script), LIMIT).unwrap().success());
+        assert!(status(&shell(script), LIMIT).unwrap().success());
+    }
+
+    /// So does a process whose group the guard does not know when this program is killed.
+    #[test]
+    fn a_process_without_permission_to_begin_ends() {
+        let mut child = waiting(&shell("exit 3")).spawn().unwrap();
+        drop(child.stdin.take());
+        assert_eq!(child.wait().unwrap().code(), Some(1));
+        assert_eq!(status(&shell("exit 3"), LIMIT).unwrap().code(), Some(3));
+    }
+
+    #[test]
+    fn a_process_has_the_environment_and_directory_of_the_command() {
+        let mut command =
+            shell("[ \"$FARFORK_TEST\" = 'a  b' ] && [ -z \"$HOME\" ] && [ \"$(pwd)\" = / ] && [ $# = 1 ]");
+        command.args(["sh", "one word"]).env("FARFORK_TEST", "a  b").env_remove("HOME").current_dir("/");
+        assert!(status(&command, LIMIT).unwrap().success());
     }
 
     #[test]
@@ -145,14 +186,14 @@ mod tests {
 
     #[test]
     fn standard_error_is_returned_with_the_status() {
-        let (status, stderr) = status_and_stderr(&mut shell("echo out; echo err >&2; exit 3"), LIMIT).unwrap();
+        let (status, stderr) = status_and_stderr(&shell("echo out; echo err >&2; exit 3"), LIMIT).unwrap();
         assert_eq!((status.code(), stderr.as_str()), (Some(3), "err\n"));
     }
 
     #[test]
     fn a_process_that_does_not_end_is_killed() {
-        let error = status_and_stderr(&mut shell("sleep 100"), Duration::from_millis(50)).unwrap_err();
+        let error = status_and_stderr(&shell("sleep 100"), Duration::from_millis(50)).unwrap_err();
         assert!(error.to_string().contains("sh was not done after 0 s"), "{error}");
-        assert!(status(&mut shell("sleep 100"), Duration::from_millis(50)).is_err());
+        assert!(status(&shell("sleep 100"), Duration::from_millis(50)).is_err());
     }
 }
