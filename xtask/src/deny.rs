@@ -58,7 +58,7 @@ fn installed() -> Result<PathBuf> {
             .arg(&tools)
             .env("CARGO_PROFILE_DEV_DEBUG", "0")
             .env_remove("CARGO_TARGET_DIR");
-        let status = child::status(&install, INSTALL_LIMIT)?;
+        let status = child::status(&mut install, INSTALL_LIMIT)?;
         ensure!(status.success(), "cargo-deny {CARGO_DENY_VERSION} cannot be installed ({status})");
     }
     Ok(program)

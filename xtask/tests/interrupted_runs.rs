@@ -68,15 +68,20 @@ impl Scratch {
     /// Starts `xtask e2e`, and waits until the script has made the file `started`.
     fn start(&self, command: &mut Command) -> Child {
         let process = command.spawn().unwrap();
-        let give_up = Instant::now() + LIMIT;
-        while !self.path("started").exists() {
-            if Instant::now() >= give_up {
-                send("TERM", &process);
-                panic!("the tests were not started within {LIMIT:?}");
-            }
-            thread::sleep(POLL_INTERVAL);
+        if !self.has_made("started") {
+            send("TERM", &process);
+            panic!("the tests were not started within {LIMIT:?}");
         }
         process
+    }
+
+    /// Waits until the script has made a file. Returns `false` after [`LIMIT`].
+    fn has_made(&self, name: &str) -> bool {
+        let give_up = Instant::now() + LIMIT;
+        while !self.path(name).exists() && Instant::now() < give_up {
+            thread::sleep(POLL_INTERVAL);
+        }
+        self.path(name).exists()
     }
 }
 
@@ -173,11 +178,7 @@ fn a_killed_run_ends_its_step() {
     let mut process = scratch.start(&mut scratch.command(&["e2e"]));
     process.kill().unwrap();
     process.wait().unwrap();
-    let give_up = Instant::now() + LIMIT;
-    while !scratch.path("cleaned").exists() {
-        assert!(Instant::now() < give_up, "the step continues");
-        thread::sleep(POLL_INTERVAL);
-    }
+    assert!(scratch.has_made("cleaned"), "the step continues");
     send_to("KILL", read(&scratch.path("other_group")).trim());
 }
 

@@ -8,6 +8,8 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
+use super::RunningProcess;
+
 /// Name of the process of the end-to-end tests that removes everything after their runner was killed.
 const JANITOR: &str = "test-janitor";
 
@@ -15,10 +17,10 @@ const JANITOR: &str = "test-janitor";
 /// holds.
 const DESCRIBE_LIMIT: Duration = Duration::from_secs(20);
 
-/// Describes a process, all its descendants and its process group, and kills them, except the janitors of killed runners. A
+/// Describes a process, all its descendants and its process group without the guard, and kills them, except the janitors of killed runners. A
 /// process whose parent has ended is no descendant. It is not found if it has left the group, too.
-pub(super) fn kill(root: u32) -> String {
-    let mut tree = tree_of(root);
+pub(super) fn kill(root: RunningProcess) -> String {
+    let mut tree = tree_of(root.pid);
     let others: Vec<u32> = members(&[root]).filter(|pid| !tree.contains(pid)).collect();
     tree.extend(others);
     tree.retain(|pid| !is_janitor(*pid));
@@ -34,29 +36,36 @@ pub(super) fn kill(root: u32) -> String {
     report
 }
 
-/// Sends a signal to process groups. Groups without processes are skipped.
-pub(super) fn signal_groups(signal: &str, groups: &[u32]) {
-    send(signal, groups.iter().map(|group| format!("-{group}")));
+/// Sends a signal to the groups of processes. Groups without processes are skipped.
+pub(super) fn signal_groups(signal: &str, running: &[RunningProcess]) {
+    send(signal, running.iter().map(|process| format!("-{}", process.group)));
 }
 
-/// Returns whether a process of these groups runs.
-pub(super) fn is_any_group_alive(groups: &[u32]) -> bool {
-    members(groups).next().is_some()
+/// Returns whether a process of the groups of these processes runs.
+pub(super) fn is_any_group_alive(running: &[RunningProcess]) -> bool {
+    members(running).next().is_some()
 }
 
-/// Lists the processes of these groups. A zombie does not count: its parent may never wait for it.
-fn members(groups: &[u32]) -> impl Iterator<Item = u32> {
+/// Lists the processes of the groups of these processes, without the guards. A zombie does not count: its parent may never wait
+/// for it.
+fn members(running: &[RunningProcess]) -> impl Iterator<Item = u32> {
     let names = fs::read_dir("/proc").into_iter().flatten().flatten().map(|entry| entry.file_name());
     let pids = names.filter_map(|name| name.to_str()?.parse::<u32>().ok());
-    pids.filter(|pid| ProcessStat::read(*pid).is_some_and(|stat| !stat.is_zombie && groups.contains(&stat.group)))
+    pids.filter(|pid| {
+        let is_guard = |process: &RunningProcess| *pid == process.group && *pid != process.pid;
+        let is_member = |stat: ProcessStat| {
+            !stat.is_zombie && running.iter().any(|process| stat.group == process.group && !is_guard(process))
+        };
+        ProcessStat::read(*pid).is_some_and(is_member)
+    })
 }
 
 /// The descendants that processes had at one time.
 pub(super) struct DescendantSnapshot(Vec<(u32, ProcessStat)>);
 
 impl DescendantSnapshot {
-    pub(super) fn of(roots: &[u32]) -> Self {
-        let pids = roots.iter().flat_map(|root| tree_of(*root)).filter(|pid| !is_janitor(*pid));
+    pub(super) fn of(roots: &[RunningProcess]) -> Self {
+        let pids = roots.iter().flat_map(|root| tree_of(root.pid)).filter(|pid| !is_janitor(*pid));
         Self(pids.filter_map(|pid| Some((pid, ProcessStat::read(pid)?))).collect())
     }
 

@@ -150,7 +150,7 @@ fn build(folder: &Path, products: &Path, priority: FuzzPriority) -> Result<()> {
         .args(matches!(priority, FuzzPriority::Background).then_some("--quiet"))
         .env("CARGO_TARGET_DIR", products)
         .env("RUSTFLAGS", FLAGS.join(" "));
-    let status = child::status(&command, BUILD_LIMIT)?;
+    let status = child::status(&mut command, BUILD_LIMIT)?;
     ensure!(status.success(), "the fuzz targets cannot be built ({status})");
     Ok(())
 }

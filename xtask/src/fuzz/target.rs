@@ -91,7 +91,7 @@ impl Target {
             .args(["-print_final_stats=1", "-verbosity=0"])
             .arg(&found)
             .arg(folder.join("corpus").join(name));
-        let ended = child::status_and_stderr(&command, Duration::from_secs(seconds.into()) + EXTRA_TIME_MAX);
+        let ended = child::status_and_stderr(&mut command, Duration::from_secs(seconds.into()) + EXTRA_TIME_MAX);
         fs::remove_dir_all(&scratch).with_context(|| format!("{} cannot be removed", scratch.display()))?;
         let (status, stderr) = ended?;
         ensure!(

@@ -5,7 +5,7 @@ use std::env;
 use std::fs::{self, File};
 use std::io::{self, BufRead as _, BufReader, PipeReader, Read as _, Write as _};
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus};
+use std::process::{Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -80,11 +80,14 @@ impl CommandCompletion {
 }
 
 /// Runs a command until it ends, or until `limit` has passed. An existing `log` is overwritten.
-pub(super) fn run(command: &Command, log: &Path, limit: Duration) -> Result<CommandCompletion> {
+pub(super) fn run(command: &mut Command, log: &Path, limit: Duration) -> Result<CommandCompletion> {
     fs::create_dir_all(log.parent().context("the path of the log has no directory")?)?;
     let file = File::create(log).with_context(|| format!("{} cannot be written", log.display()))?;
     let (reader, writer) = io::pipe()?;
-    let child = ChildProcess::start(command, writer.try_clone()?.into(), writer.into())?;
+    let started = ChildProcess::start(command.stdout(writer.try_clone()?).stderr(writer));
+    // The command holds the write ends. Without ours, the pipe ends when all processes that write to it have ended.
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    let child = started?;
     let output = Arc::new(Mutex::new(TestOutput::default()));
     let copier = copy_output(reader, file, Arc::clone(&output));
     let status = child.wait(limit)?;

@@ -93,9 +93,9 @@ impl RunSummary {
         commands: Vec<(&'static str, Command)>,
         limit: Duration,
     ) -> bool {
-        let start = |(name, command): (&'static str, Command)| {
+        let start = |(name, mut command): (&'static str, Command)| {
             let log = self.log_of(name);
-            (name, thread::spawn(move || cargo::run(&command, &log, limit)))
+            (name, thread::spawn(move || cargo::run(&mut command, &log, limit)))
         };
         let threads: Vec<_> = commands.into_iter().map(start).collect();
         let outcomes: Vec<_> = self.time(name, || {
