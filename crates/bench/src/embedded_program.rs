@@ -77,8 +77,8 @@ impl ChildProgram {
         Ok(Self { name, process, commands, answers, kills_forks: false, answer_limit: None })
     }
 
-    /// Starts a hidden command of `farfork bench` from this same executable, with a specification as its last argument.
-    /// Waits until it prints `ready`.
+    /// Starts a hidden command of `farfork bench` from this same executable, with a specification as its last argument. So
+    /// lists of processes show what it works on. Waits until it prints `ready`.
     pub(crate) fn start_bench_command(
         name: &'static str,
         farfork: &Path,

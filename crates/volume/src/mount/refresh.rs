@@ -18,7 +18,7 @@ use super::stale_entries::PathWatch;
 use super::write_permission::boot_time;
 use crate::change::ChangeSet;
 use crate::log::LogPoint;
-use crate::publish::{PublishedMark, load_namespace};
+use crate::publish::{PublishedMark, has_applied_others, load_namespace};
 use crate::record::InodeNumber;
 use crate::view::CachedObjects;
 
@@ -211,9 +211,7 @@ impl VolumeClient {
 
     /// Whether the view has the log of each other client exactly up to its mark in the shared tree.
     pub fn has_applied(&self, marks: &[PublishedMark]) -> bool {
-        let state = self.lock();
-        let mut others = marks.iter().enumerate().filter(|(client, _)| *client != usize::from(self.number()));
-        others.all(|(client, mark)| state.applied(client) == mark.point)
+        has_applied_others(self.number(), &self.lock().applied, marks)
     }
 
     /// Reads the namespace from the shared tree again. Nothing may be published during the call.
@@ -302,10 +300,6 @@ impl ClientState {
     /// Whether this client has created an inode and not published it, so that the shared tree lacks it.
     pub(super) fn is_new(&self, inode: InodeNumber) -> bool {
         self.namespace.is_created_since(inode, self.log.ring().tail().sequence)
-    }
-
-    fn applied(&self, client: usize) -> LogPoint {
-        self.applied.get(client).copied().unwrap_or(LogPoint::START)
     }
 
     fn set_applied(&mut self, client: u16, point: LogPoint) {

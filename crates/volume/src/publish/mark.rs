@@ -31,6 +31,14 @@ pub struct PublishedMark {
     pub inode_max: u64,
 }
 
+/// Whether a client has applied the log of each other client exactly up to its mark. `applied` and `marks` are by client
+/// number, and clients without a point in `applied` have applied nothing.
+pub fn has_applied_others(client: u16, applied: &[LogPoint], marks: &[PublishedMark]) -> bool {
+    let applied = |other: usize| applied.get(other).copied().unwrap_or(LogPoint::START);
+    let mut others = marks.iter().enumerate().filter(|(other, _)| *other != usize::from(client));
+    others.all(|(other, mark)| applied(other) == mark.point)
+}
+
 impl PublishedMark {
     /// The mark of a client's log, with nothing published.
     pub const fn start_of(client: u16) -> Self {

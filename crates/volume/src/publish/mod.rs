@@ -28,7 +28,7 @@ pub(crate) use file_data::read_up_to;
 pub use inodes::find_unlinked_inodes;
 pub use layout::{SharedTree, available_bytes};
 pub use load::load_namespace;
-pub use mark::{MarkFile, PublishedMark, is_damaged_mark};
+pub use mark::{MarkFile, PublishedMark, has_applied_others, is_damaged_mark};
 pub use publisher::Publisher;
 pub use tree_digest::{
     DATA_PART_BYTES, DataDigester, DataPart, Digest, DigestedInodes, InodeDigest, TreeDigest, digest_inodes,

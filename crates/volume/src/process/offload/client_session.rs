@@ -18,7 +18,7 @@ use crate::chain::calls::HasClient;
 use crate::log::LogPoint;
 use crate::process::channel::MessageChannel;
 use crate::process::message::{AttachedClient, ClientMessage, OffloadMessage};
-use crate::publish::{PublishedMark, find_unlinked_inodes};
+use crate::publish::{PublishedMark, find_unlinked_inodes, has_applied_others};
 use crate::record::InodeNumber;
 
 /// A client that reads no messages for this time is considered stopped, and loses its connection. Later it connects again,
@@ -262,22 +262,13 @@ struct EarlierClient {
     applied: Vec<LogPoint>,
 }
 
-impl EarlierClient {
-    /// Whether the client reads the shared tree again, because it has not applied another client's log exactly up to its mark.
-    fn must_reload(&self, marks: &[PublishedMark]) -> bool {
-        let applied = |client: usize| self.applied.get(client).copied().unwrap_or(LogPoint::START);
-        let mut others = marks.iter().enumerate().filter(|(client, _)| *client != usize::from(self.number));
-        others.any(|(client, mark)| applied(client) != mark.point)
-    }
-}
-
 fn reattach(
     node: &Arc<OffloadNode>,
     name: &str,
     earlier: &EarlierClient,
     sender: &ClientSender,
 ) -> Result<ClientSession, String> {
-    let EarlierClient { number, term, tree, .. } = *earlier;
+    let EarlierClient { number, term, tree, ref applied } = *earlier;
     let (volume, record, own_number) = open_for_client(node, name)?;
     let has_term = |term| record.writer == Some(number) && record.term == term;
     if own_number != number || !term.is_none_or(has_term) {
@@ -288,7 +279,9 @@ fn reattach(
     if present.map_err(|error| unreadable_tree(&volume, &error))? != tree {
         return Err(format!("volume {name}: this node has copied the volume again"));
     }
-    pause_publishing(&volume, sender, |state| earlier.must_reload(&published_marks(state, number)))?;
+    // The client reads the tree again if its view is at another point.
+    let reads_tree = |state: &ReplicaState| !has_applied_others(number, applied, &published_marks(state, number));
+    pause_publishing(&volume, sender, reads_tree)?;
     let session = start_session(volume, number, term, sender, OffloadMessage::Reattached)?;
     session.mark_mounted();
     Ok(session)
