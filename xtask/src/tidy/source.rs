@@ -78,10 +78,14 @@ impl RustFile {
             if code[at] == '\n' {
                 line += 1;
             }
-            if word_at(&code, at) == "fn"
+            if word_at(&code, at) != "fn" {
+                continue;
+            }
+            let name = word_at(&code, skip_blanks(&code, at + 2));
+            // The type of a function pointer has no name.
+            if !name.is_empty()
                 && let Some(end) = end_of_body(&code, at)
             {
-                let name = word_at(&code, skip_blanks(&code, at + 2));
                 let lines = code[at..end].iter().filter(|c| **c == '\n').count() + 1;
                 functions.push(Function { name, line, lines });
             }
@@ -136,7 +140,7 @@ fn skip_blanks(code: &[char], at: usize) -> usize {
     at + code[at.min(code.len())..].iter().take_while(|c| c.is_whitespace()).count()
 }
 
-/// The position after the closing brace of the function at `at`; `None` for a declaration or a function pointer type.
+/// The position after the closing brace of the named function at `at`; `None` for a declaration.
 fn end_of_body(code: &[char], at: usize) -> Option<usize> {
     let mut parentheses = 0_i32;
     let mut braces = 0_i32;
@@ -144,14 +148,10 @@ fn end_of_body(code: &[char], at: usize) -> Option<usize> {
         match c {
             '(' | '[' => parentheses += 1,
             ')' | ']' => parentheses -= 1,
-            ';' | ',' | '=' if parentheses == 0 && braces == 0 => return None,
+            ';' if parentheses == 0 && braces == 0 => return None,
             '{' => braces += 1,
-            '}' if braces == 0 => return None,
             '}' => braces -= 1,
             _ => continue,
-        }
-        if parentheses < 0 {
-            return None;
         }
         if *c == '}' && braces == 0 && parentheses == 0 {
             return Some(at + offset + 1);
@@ -273,9 +273,8 @@ mod tests {
 
     #[test]
     fn functions_are_found_with_their_lengths() {
-        let code =
-            "fn one() {}\ntrait T { fn declared(&self); }\npub fn two(f: fn(u8) -> u8) -> [u8; 2] {\n  if a { b }\n}\n";
+        let code = "fn one() {}\ntrait T { fn declared(&self); }\npub fn two(f: fn(u8) -> u8) -> [u8; 2] {\n  if a { b }\n}\nfn three<T: Iterator<Item = u8>, U>() -> Result<A, B> {\n}\n";
         let found: Vec<_> = file(code).functions().into_iter().map(|f| (f.name, f.line, f.lines)).collect();
-        assert_eq!(found, [("one".to_owned(), 1, 1), ("two".to_owned(), 3, 3)]);
+        assert_eq!(found, [("one".to_owned(), 1, 1), ("two".to_owned(), 3, 3), ("three".to_owned(), 6, 2)]);
     }
 }

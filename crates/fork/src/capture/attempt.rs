@@ -18,7 +18,7 @@ use super::error::CaptureError;
 use super::files::tree_files::{ProcessFileState, TreeFiles};
 use super::files::versions::HeldFileMap;
 use super::files::{OpenFileTable, ProcessFiles};
-use super::inheritance::InheritedPages;
+use super::inheritance::{InheritedPages, MissingPages};
 use super::injection::injector::Injector;
 use super::injection::pages::InjectionPages;
 use super::injection::script_runner::{InjectionTarget, ScriptRunner};
@@ -327,10 +327,7 @@ fn read_template(
     let (pid, subject) = (snapshot.pid, template.pid());
     let PreparedProcess { mut survey, template_search: search, .. } = prepared;
     let (answers, mem) = (paused.parse_answers(&snapshot)?, open_memory(subject)?);
-    let mut leftovers = paused.pages.final_contents(paused.slots(), pid, &mem)?;
-    if let (Some(saved_slots), false) = (&paused.cloned.saved_slots, leftovers.is_empty()) {
-        leftovers[..saved_slots.len()].copy_from_slice(saved_slots);
-    }
+    let offered_contents = read_offered_contents(&paused, pid, &mem)?;
     let PauseOutcome {
         extended_states,
         pages,
@@ -365,13 +362,7 @@ fn read_template(
             TemplateProcess::Parent(_) => apply_parent_flags(&mut space),
         }
     )?;
-    let inherited = match missing_pages {
-        Some(missing_pages) => {
-            phase!("prepare.scan", space.ensure_scanned())?;
-            missing_pages.inherited_pages(pid, &space)?
-        }
-        None => InheritedPages::default(),
-    };
+    let inherited = find_inherited_pages(missing_pages, &mut space)?;
     Ok(CapturedProcess {
         snapshot,
         survey,
@@ -380,7 +371,7 @@ fn read_template(
         answers,
         pages,
         dontfork_ranges,
-        offered_contents: leftovers,
+        offered_contents,
         mem,
         root: file_state.root,
         arguments,
@@ -390,6 +381,25 @@ fn read_template(
         memory: space,
         inherited,
     })
+}
+
+/// Returns the bytes to write back to the pages that the process offers; empty if it offers none.
+fn read_offered_contents(paused: &PauseOutcome, pid: i32, mem: &File) -> Result<Vec<u8>, CaptureError> {
+    let mut contents = paused.pages.final_contents(paused.slots(), pid, mem)?;
+    if let (Some(saved_slots), false) = (&paused.cloned.saved_slots, contents.is_empty()) {
+        contents[..saved_slots.len()].copy_from_slice(saved_slots);
+    }
+    Ok(contents)
+}
+
+/// Returns the pages that a template lacks, because it is a child of other seeds.
+fn find_inherited_pages(
+    missing_pages: Option<MissingPages>,
+    space: &mut TemplateMemory,
+) -> Result<InheritedPages, CaptureError> {
+    let Some(missing_pages) = missing_pages else { return Ok(InheritedPages::default()) };
+    phase!("prepare.scan", space.ensure_scanned())?;
+    missing_pages.inherited_pages(space.pid(), space)
 }
 
 /// Moves a clone out of the parent's session, and probes it for sealed mappings. If `is_small`, scans its pages while the

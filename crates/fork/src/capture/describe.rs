@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use farfork_sys::clock::Clocks;
 use farfork_sys::process::{self, MapEntry};
-use farfork_wire::descriptor::{Descriptor, Origin, VolumeMount};
+use farfork_wire::descriptor::{Descriptor, Origin, Process, Thread, VolumeMount};
 use rustix::fs::CWD;
 
 use super::attempt::{CapturedProcess, SharedTreeState, TemplateProcess};
@@ -21,7 +21,7 @@ use super::injection::sigreturn_frame::RescueFrame;
 use super::memory::{self, MemoryMap, TemplateMemory, WrittenMappings, eager};
 use super::shared::{SharedCopies, SharedCopy};
 use super::state::ProcessWideState;
-use super::state::inherited_state::InheritedStateQuery;
+use super::state::inherited_state::{InheritedState, InheritedStateQuery};
 use super::state::node_root::{self, ProcDirectory};
 use super::state::tree_root::{ROOT_PATH, TreeRoot};
 use super::survey::Survey;
@@ -127,61 +127,23 @@ fn describe_process(
     let mut injector = Injector::new(template_process.pid(), captured_process.survey.syscall_address, deadline);
     // Read before `restore_offered_pages` changes a clone's value: until then, it is the parent's.
     let oom_score_adj = read_oom_score_adj(captured_process.snapshot.pid, template_process.pid())?;
-    let injection_target =
-        template_process.injection_target(&captured_process.snapshot, &captured_process.survey, &captured_process.mem);
-    let is_clone = template_process.as_clone().is_some();
-    let mut runner = ScriptRunner { pages: &captured_process.pages, injector: &mut injector };
-    let query = InheritedStateQuery::start(&injection_target, is_clone, &runner);
-    // Done while the query runs.
-    let small_flags = phase!("prepare.scan", captured_process.memory.ensure_scanned())
-        .and_then(|()| read_small_flags(template_process, &captured_process.memory));
-    let answer = |query: InheritedStateQuery| query.finish(&injection_target, &mut runner);
-    let inherited = phase!("prepare.inherited", query.and_then(answer));
-    let flagged = small_flags.and_then(|small_flags| {
-        phase!(
-            "prepare.flags",
-            apply_mapping_flags(template_process, small_flags, &mut captured_process, &mut injector)
-        )
-    });
-    let tidied = phase!("prepare.tidy", restore_offered_pages(template_process, &captured_process, &mut injector));
-    template_process.restore_parent();
-    flagged.and(tidied)?;
-    let inherited = inherited?;
-    let (pid, subject) = (captured_process.snapshot.pid, template_process.pid());
-    let CapturedProcess {
-        snapshot,
-        survey,
-        clocks,
-        extended_states,
-        mut answers,
-        mem,
-        root,
-        arguments,
-        files,
-        memory: space,
-        ..
-    } = captured_process;
+    let inherited = finish_injected_calls(template_process, &mut captured_process, &mut injector)?;
+    let subject = template_process.pid();
+    let CapturedProcess { snapshot, survey, extended_states, mut answers, mem, files, filters, .. } = captured_process;
     answers[0].alt_stack = inherited.alt_stack;
     answers[0].is_tsc_forbidden = inherited.is_tsc_forbidden;
-    let inheritance = captured_process.inherited;
+    let (space, inheritance) = (captured_process.memory, captured_process.inherited);
     let not_its_own = [space.sysv_ranges(), space.dontfork_ranges()].concat();
     let memory = phase!("prepare.memory", MemoryMap::build(space, copies, &inheritance))?;
     unmap_uninherited(template_process, &not_its_own, &mut injector)?;
     let entered = phase!("prepare.state");
-    let mut filters = captured_process.filters;
-    let securebits = inherited.securebits;
-    let threads = state::build_threads(
-        &snapshot,
-        extended_states,
-        &answers,
-        &survey.profiles,
-        &mut filters.thread_filters,
-        securebits,
-    )?;
+    let (mut thread_filters, securebits) = (filters.thread_filters, inherited.securebits);
+    let threads =
+        state::build_threads(&snapshot, extended_states, &answers, &survey.profiles, &mut thread_filters, securebits)?;
     let process_state = ProcessWideState {
         pid: subject,
-        root,
-        arguments,
+        root: captured_process.root,
+        arguments: captured_process.arguments,
         inherited,
         interval_timers: answers[0].interval_timers.clone(),
         posix_timers: captured_process.posix_timers,
@@ -190,41 +152,77 @@ fn describe_process(
         oom_score_adj,
     };
     let mut process = process_state.build_process(&survey, &snapshot)?;
-    process.exe_object = copies.executable_index(subject).map_err(CaptureError::reading(pid, "its executable"))?;
-    let clocks = clocks.as_seen_by(subject).map_err(CaptureError::reading(pid, "the time namespace"))?;
+    let reading = |what| CaptureError::reading(snapshot.pid, what);
+    process.exe_object = copies.executable_index(subject).map_err(reading("its executable"))?;
+    let clocks = captured_process.clocks.as_seen_by(subject).map_err(reading("the time namespace"))?;
     drop(entered);
-    let eager = phase!(
-        "prepare.eager",
-        eager::read_eager_pages(
-            &eager::LocalMemory { mem: &mem, inherited: &inheritance },
-            &threads,
-            &process.mm,
-            &memory.mappings
-        )
-    );
+    let local_memory = eager::LocalMemory { mem: &mem, inherited: &inheritance };
+    let eager_bytes =
+        phase!("prepare.eager", eager::read_eager_pages(&local_memory, &threads, &process.mm, &memory.mappings));
     let descriptor = Descriptor {
-        origin: build_origin(options, &survey, &threads[0].xstate, clocks),
-        process,
-        threads,
         mappings: memory.mappings,
         extents: memory.extents,
         layers: inheritance.layers().to_vec(),
         mapped_files: memory.files,
+        file_descriptors: files.descriptors,
+        file_locks: files.locks,
+        file_owners: files.owners,
+        eager_bytes,
+        ..empty_descriptor(build_origin(options, &survey, &threads[0].xstate, clocks), process, threads)
+    };
+    Ok((descriptor, memory.written_mappings))
+}
+
+/// Makes the calls that a template makes after the reply: queries of the state that fork(2) copies, probes of mapping flags,
+/// and the restoration of the pages that the process offers. Then a stopped parent has its own registers again.
+fn finish_injected_calls(
+    template_process: &mut TemplateProcess,
+    captured_process: &mut CapturedProcess,
+    injector: &mut Injector<'_>,
+) -> Result<InheritedState, CaptureError> {
+    let injection_target =
+        template_process.injection_target(&captured_process.snapshot, &captured_process.survey, &captured_process.mem);
+    let is_clone = template_process.as_clone().is_some();
+    let mut runner = ScriptRunner { pages: &captured_process.pages, injector };
+    let query = InheritedStateQuery::start(&injection_target, is_clone, &runner);
+    // Done while the query runs.
+    let small_flags = phase!("prepare.scan", captured_process.memory.ensure_scanned())
+        .and_then(|()| read_small_flags(template_process, &captured_process.memory));
+    let answer = |query: InheritedStateQuery| query.finish(&injection_target, &mut runner);
+    let inherited = phase!("prepare.inherited", query.and_then(answer));
+    let flagged = small_flags.and_then(|small_flags| {
+        phase!("prepare.flags", apply_mapping_flags(template_process, small_flags, captured_process, injector))
+    });
+    let tidied = phase!("prepare.tidy", restore_offered_pages(template_process, captured_process, injector));
+    template_process.restore_parent();
+    flagged.and(tidied)?;
+    inherited
+}
+
+/// Returns a descriptor without memory, files and descendants.
+fn empty_descriptor(origin: Origin, process: Process, threads: Vec<Thread>) -> Descriptor {
+    Descriptor {
+        origin,
+        process,
+        threads,
+        mappings: Vec::new(),
+        extents: Vec::new(),
+        layers: Vec::new(),
+        mapped_files: Vec::new(),
         shared_objects: Vec::new(),
         semaphore_sets: Vec::new(),
         message_queues: Vec::new(),
         terminals: Vec::new(),
         open_files: Vec::new(),
         file_versions: Vec::new(),
-        file_descriptors: files.descriptors,
-        file_locks: files.locks,
-        file_owners: files.owners,
-        eager_bytes: eager,
+        file_descriptors: Vec::new(),
+        file_locks: Vec::new(),
+        file_owners: Vec::new(),
+        eager_bytes: Vec::new(),
         descendants: Vec::new(),
         zombies: Vec::new(),
         volumes: Vec::new(),
-    };
-    Ok((descriptor, memory.written_mappings))
+    }
 }
 
 fn read_oom_score_adj(pid: i32, subject: i32) -> Result<i32, CaptureError> {

@@ -223,18 +223,7 @@ fn write_tables(
             bytes: image.len() as u32,
         });
     }
-    let actions: Vec<PlanSignalAction> = process
-        .signal_actions
-        .iter()
-        .map(|action| PlanSignalAction {
-            signal: action.signal.into(),
-            handler: action.handler,
-            flags: action.flags,
-            restorer: action.restorer,
-            mask: action.mask,
-        })
-        .collect();
-    let limits: Vec<PlanResourceLimit> = process
+    let limits: Vec<_> = process
         .limits
         .iter()
         .map(|limit| PlanResourceLimit { resource: limit.resource.into(), soft: limit.soft, hard: limit.hard })
@@ -250,7 +239,7 @@ fn write_tables(
         eager: writer.write_table(&eager)?,
         file_descriptors: writer.write_table(&planned_descriptors)?,
         epolls: writer.write_table(&epolls)?,
-        signal_actions: writer.write_table(&actions)?,
+        signal_actions: writer.write_table(&build_signal_actions(process))?,
         resource_limits: writer.write_table(&limits)?,
         credentials: writer.write_table(&credentials)?,
         pending_signals: write_pending_signals(&process.pending_signals, writer)?,
@@ -266,6 +255,17 @@ fn write_tables(
         cwd: writer.write_text(if process.deleted_cwd.is_some() { PRIVATE_DIR } else { &process.cwd })?,
         address_space,
     })
+}
+
+fn build_signal_actions(process: &Process) -> Vec<PlanSignalAction> {
+    let actions = process.signal_actions.iter().map(|action| PlanSignalAction {
+        signal: action.signal.into(),
+        handler: action.handler,
+        flags: action.flags,
+        restorer: action.restorer,
+        mask: action.mask,
+    });
+    actions.collect()
 }
 
 fn build_eager_table(descriptor: &Descriptor, writer: &mut PlanWriter) -> Result<Vec<PlanEagerBytes>, RestoreError> {

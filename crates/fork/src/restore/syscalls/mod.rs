@@ -21,6 +21,7 @@ mod tcp_connection;
 mod terminal_settings;
 mod timers;
 mod unix_datagram;
+mod unix_pair;
 
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;

@@ -6,7 +6,7 @@ use farfork_sys::socket_abi::{
     SO_BINDTODEVICE, SO_LINGER, SO_SNDBUFFORCE, SOCK_STREAM, SOL_IP, SOL_IPV6, SOL_SOCKET, TCP_MAXSEG,
 };
 use farfork_wire::Descriptor;
-use farfork_wire::descriptor::{Credentials, OpenFile, Socket, SocketMessage, SocketState};
+use farfork_wire::descriptor::{Credentials, Socket, SocketMessage, SocketState};
 use rustix::fs::OFlags;
 
 use super::super::RestoreError;
@@ -16,7 +16,8 @@ use super::ancillary_messages::{self, DeferredPair, has_ancillary_messages};
 use super::open_files::{OpenFileBuilder, SocketOpenFile};
 use super::socket_file::FileBoundSocket;
 use super::{
-    SyscallArgument, SyscallBuilder, abi, accept_queue, reuse_port, socket_file, tcp_connection, unix_datagram, value,
+    SyscallArgument, SyscallBuilder, abi, accept_queue, reuse_port, socket_file, tcp_connection, unix_datagram,
+    unix_pair, value,
 };
 
 pub(super) const SOCK_CLOEXEC: u32 = OFlags::CLOEXEC.bits();
@@ -50,40 +51,7 @@ pub(super) fn create_sockets(
 ) -> Result<(), RestoreError> {
     let mut late = Vec::new();
     for open_socket in SocketOpenFile::all(descriptor).filter(|one| !is_connection(one.socket)) {
-        let SocketOpenFile { index, socket } = open_socket;
-        open_file_builder.set_step(STEP_SOCKET, index);
-        match &socket.state {
-            // Connected later (`unix_datagram`): its peer may not exist yet.
-            SocketState::Unconnected { peer, .. } if socket.family == AF_UNIX => {
-                create_idle_socket(open_file_builder.syscalls, open_socket, &[], around)?;
-                if peer.is_empty() {
-                    shutdown_socket(open_file_builder.syscalls, 0, socket);
-                }
-            }
-            SocketState::Unconnected { peer, .. } => {
-                create_idle_socket(open_file_builder.syscalls, open_socket, peer, around)?
-            }
-            SocketState::Listening { backlog, .. } => {
-                let shares_port = reuse_port::needs_reuse_port(descriptor, open_socket);
-                create_socket(open_file_builder.syscalls, socket)?;
-                if shares_port {
-                    reuse_port::set_reuse_port(open_file_builder.syscalls, 0, true)?;
-                }
-                bind_socket(open_file_builder.syscalls, open_socket, around)?;
-                run_as_owner(open_file_builder.syscalls, around.owner, |syscall_builder| {
-                    syscall_builder.call_expecting(0, abi::LISTEN, &[value(0_u32), value(*backlog)]);
-                    Ok(())
-                })?;
-            }
-            _ if has_ancillary_messages(socket) => {
-                let from = create_deferred_disconnected(open_file_builder, socket, around)?;
-                let to = open_file_builder.next_slot_fd();
-                late.push(DeferredPair { index, ends: [(to, Some(socket)), (from, None)] });
-            }
-            _ => create_disconnected(open_file_builder.syscalls, socket, around)?,
-        }
-        set_nonblocking(open_file_builder.syscalls, 0, socket);
-        open_file_builder.store_open_file(0, index);
+        late.extend(create_unpaired_socket(open_file_builder, descriptor, open_socket, around)?);
     }
     reuse_port::clear_reuse_port(open_file_builder, descriptor)?;
     unix_datagram::connect_datagram_sockets(open_file_builder, descriptor)?;
@@ -93,37 +61,64 @@ pub(super) fn create_sockets(
         let other_end = SocketOpenFile::all(descriptor)
             .find(|one| is_other(one.socket))
             .ok_or(RestoreError::UnsupportedOpenFile { number: open_file_builder.first_fd(index) })?;
-        let SocketOpenFile { index: other_index, socket: other } = other_end;
-        open_file_builder.set_step(STEP_SOCKET, index);
-        connect_pair(open_file_builder, descriptor, [open_socket, other_end], through, around)?;
-        let sends_later = has_ancillary_messages(socket) || has_ancillary_messages(other);
-        for (fd, socket) in [(0, socket), (1, other)] {
-            if !sends_later {
-                set_options(open_file_builder.syscalls, fd, socket, |_| true)?;
-            }
-            set_nonblocking(open_file_builder.syscalls, fd, socket);
-        }
-        if through.is_empty() {
-            bind_socket(open_file_builder.syscalls, open_socket, around)?;
-        }
-        open_file_builder.store_open_file(0, index);
-        if other.bind_address().is_empty() {
-            open_file_builder.store_open_file(1, other_index);
-        } else {
-            open_file_builder.syscalls.call_expecting(0, abi::DUP3, &[value(1_u32), value(0_u32), value(SOCK_CLOEXEC)]);
-            open_file_builder.syscalls.call_expecting(0, abi::CLOSE, &[value(1_u32)]);
-            bind_socket(open_file_builder.syscalls, other_end, around)?;
-            open_file_builder.store_open_file(0, other_index);
-        }
-        let places = (open_file_builder.slot_fd(index), open_file_builder.slot_fd(other_index));
-        if let (true, (Some(one), Some(two))) = (sends_later, places) {
-            late.push(DeferredPair { index, ends: [(one, Some(socket)), (two, Some(other))] });
-        }
+        late.extend(unix_pair::create_unix_pair(
+            open_file_builder,
+            descriptor,
+            [open_socket, other_end],
+            through,
+            around,
+        )?);
     }
     accept_queue::connect_unaccepted(open_file_builder, descriptor, around)?;
     socket_file::remove_unlinked_files(open_file_builder, descriptor)?;
     tcp_connection::create_tcp_connections(open_file_builder, descriptor)?;
     ancillary_messages::send_deferred(open_file_builder, around.objects, &late)
+}
+
+/// Creates a socket that is no end of a connection between sockets of the child. Returns the pair through which its messages
+/// with ancillary data are sent later.
+fn create_unpaired_socket<'a>(
+    open_file_builder: &mut OpenFileBuilder<'_, '_>,
+    descriptor: &Descriptor,
+    open_socket: SocketOpenFile<'a>,
+    around: SocketContext<'_>,
+) -> Result<Option<DeferredPair<'a>>, RestoreError> {
+    let SocketOpenFile { index, socket } = open_socket;
+    open_file_builder.set_step(STEP_SOCKET, index);
+    let mut deferred = None;
+    match &socket.state {
+        // Connected later (`unix_datagram`): its peer may not exist yet.
+        SocketState::Unconnected { peer, .. } if socket.family == AF_UNIX => {
+            create_idle_socket(open_file_builder.syscalls, open_socket, &[], around)?;
+            if peer.is_empty() {
+                shutdown_socket(open_file_builder.syscalls, 0, socket);
+            }
+        }
+        SocketState::Unconnected { peer, .. } => {
+            create_idle_socket(open_file_builder.syscalls, open_socket, peer, around)?
+        }
+        SocketState::Listening { backlog, .. } => {
+            let shares_port = reuse_port::needs_reuse_port(descriptor, open_socket);
+            create_socket(open_file_builder.syscalls, socket)?;
+            if shares_port {
+                reuse_port::set_reuse_port(open_file_builder.syscalls, 0, true)?;
+            }
+            bind_socket(open_file_builder.syscalls, open_socket, around)?;
+            run_as_owner(open_file_builder.syscalls, around.owner, |syscall_builder| {
+                syscall_builder.call_expecting(0, abi::LISTEN, &[value(0_u32), value(*backlog)]);
+                Ok(())
+            })?;
+        }
+        _ if has_ancillary_messages(socket) => {
+            let from = create_deferred_disconnected(open_file_builder, socket, around)?;
+            let to = open_file_builder.next_slot_fd();
+            deferred = Some(DeferredPair { index, ends: [(to, Some(socket)), (from, None)] });
+        }
+        _ => create_disconnected(open_file_builder.syscalls, socket, around)?,
+    }
+    set_nonblocking(open_file_builder.syscalls, 0, socket);
+    open_file_builder.store_open_file(0, index);
+    Ok(deferred)
 }
 
 /// Whether the socket is an end of a connection between sockets of the child, including unaccepted connections.
@@ -224,78 +219,6 @@ pub(super) fn bind_socket(
     Ok(())
 }
 
-/// Creates both ends of a connection, as descriptors 0 and 1, with the data in transit.
-fn connect_pair(
-    open_file_builder: &mut OpenFileBuilder<'_, '_>,
-    descriptor: &Descriptor,
-    ends: [SocketOpenFile<'_>; 2],
-    through: &[u8],
-    around: SocketContext<'_>,
-) -> Result<(), RestoreError> {
-    let [open_socket @ SocketOpenFile { socket, .. }, SocketOpenFile { socket: other, .. }] = ends;
-    let kind = socket.kind | SOCK_CLOEXEC;
-    let listener = find_listener(open_file_builder, descriptor, socket.kind, through);
-    let through = socket_file::resolve_socket_address(descriptor, socket.kind, through);
-    if let Some(listener) = listener {
-        run_as_owner(open_file_builder.syscalls, around.owner, |syscall_builder| {
-            syscall_builder.call_expecting(
-                0,
-                abi::SOCKET,
-                &[value(socket.family), value(kind), value(socket.protocol)],
-            );
-            Ok(())
-        })?;
-        // Bind with the stub's credentials: the child may not own the socket's file.
-        bind_socket(open_file_builder.syscalls, open_socket, around)?;
-        run_as_owner(open_file_builder.syscalls, around.owner, |syscall_builder| {
-            let (bytes, length) = (syscall_builder.bytes_argument(&through)?, through.len() as u64);
-            syscall_builder.call_expecting(0, abi::CONNECT, &[value(0_u32), bytes, value(length)]);
-            syscall_builder.call_expecting(
-                1,
-                abi::ACCEPT4,
-                &[value(listener), value(0_u32), value(0_u32), value(SOCK_CLOEXEC)],
-            );
-            Ok(())
-        })?;
-    } else {
-        run_as_owner(open_file_builder.syscalls, around.owner, |syscall_builder| {
-            create_pair(syscall_builder, socket, kind)
-        })?;
-    }
-    if has_ancillary_messages(socket) || has_ancillary_messages(other) {
-        return Ok(());
-    }
-    for (from, to) in [(1, socket), (0, other)] {
-        send_received(open_file_builder.syscalls, from, to)?;
-    }
-    for (fd, socket) in [(0, socket), (1, other)] {
-        shutdown_socket(open_file_builder.syscalls, fd, socket);
-    }
-    Ok(())
-}
-
-fn create_pair(syscall_builder: &mut SyscallBuilder<'_>, socket: &Socket, kind: u32) -> Result<(), RestoreError> {
-    let ends = syscall_builder.words_argument(&[0])?;
-    syscall_builder.call_expecting(
-        0,
-        abi::SOCKETPAIR,
-        &[value(socket.family), value(kind), value(socket.protocol), ends],
-    );
-    Ok(())
-}
-
-/// The slot descriptor of a listening socket.
-fn find_listener(
-    open_file_builder: &OpenFileBuilder<'_, '_>,
-    descriptor: &Descriptor,
-    wanted: u32,
-    through: &[u8],
-) -> Option<u32> {
-    let is_it = |file: &OpenFile| matches!(file, OpenFile::Socket(Socket { kind, state: SocketState::Listening { address, .. }, .. }) if *kind == wanted && address == through);
-    let index = descriptor.open_files.iter().position(is_it).filter(|_| !through.is_empty())?;
-    open_file_builder.slot_fd(index as u32)
-}
-
 /// Sends the data that `to` had received. `from` is the descriptor of the other end.
 pub(super) fn send_received(
     syscall_builder: &mut SyscallBuilder<'_>,
@@ -366,7 +289,7 @@ fn create_disconnected(
         return create_reset(syscall_builder, socket);
     }
     run_as_owner(syscall_builder, around.owner, |syscall_builder| {
-        create_pair(syscall_builder, socket, socket.kind | SOCK_CLOEXEC)
+        unix_pair::create_pair(syscall_builder, socket, socket.kind | SOCK_CLOEXEC)
     })?;
     send_received(syscall_builder, 1, socket)?;
     send_unread_byte(syscall_builder, 0, socket)?;
@@ -381,7 +304,7 @@ fn create_deferred_disconnected(
     around: SocketContext<'_>,
 ) -> Result<u32, RestoreError> {
     run_as_owner(open_file_builder.syscalls, around.owner, |syscall_builder| {
-        create_pair(syscall_builder, socket, socket.kind | SOCK_CLOEXEC)
+        unix_pair::create_pair(syscall_builder, socket, socket.kind | SOCK_CLOEXEC)
     })?;
     Ok(open_file_builder.store_descriptor(1))
 }

@@ -1,0 +1,130 @@
+//! The two ends of a Unix connection between sockets of the child, with the data in transit. `socket` creates them after all
+//! other Unix sockets, because a connection may need its listening socket.
+
+use farfork_wire::Descriptor;
+use farfork_wire::descriptor::{OpenFile, Socket, SocketState};
+
+use super::super::RestoreError;
+use super::super::plan_layout::STEP_SOCKET;
+use super::ancillary_messages::{DeferredPair, has_ancillary_messages};
+use super::open_files::{OpenFileBuilder, SocketOpenFile};
+use super::socket::{
+    SOCK_CLOEXEC, SocketContext, bind_socket, run_as_owner, send_received, set_nonblocking, set_options,
+    shutdown_socket,
+};
+use super::{SyscallBuilder, abi, socket_file, value};
+
+/// Creates the two ends of a Unix connection. Returns the pair through which their messages with ancillary data are sent
+/// later.
+pub(super) fn create_unix_pair<'a>(
+    open_file_builder: &mut OpenFileBuilder<'_, '_>,
+    descriptor: &Descriptor,
+    ends: [SocketOpenFile<'a>; 2],
+    through: &[u8],
+    around: SocketContext<'_>,
+) -> Result<Option<DeferredPair<'a>>, RestoreError> {
+    let [SocketOpenFile { index, socket }, SocketOpenFile { index: other_index, socket: other }] = ends;
+    open_file_builder.set_step(STEP_SOCKET, index);
+    connect_pair(open_file_builder, descriptor, ends, through, around)?;
+    let sends_later = has_ancillary_messages(socket) || has_ancillary_messages(other);
+    for (fd, socket) in [(0, socket), (1, other)] {
+        if !sends_later {
+            set_options(open_file_builder.syscalls, fd, socket, |_| true)?;
+        }
+        set_nonblocking(open_file_builder.syscalls, fd, socket);
+    }
+    if through.is_empty() {
+        bind_socket(open_file_builder.syscalls, ends[0], around)?;
+    }
+    open_file_builder.store_open_file(0, index);
+    if other.bind_address().is_empty() {
+        open_file_builder.store_open_file(1, other_index);
+    } else {
+        open_file_builder.syscalls.call_expecting(0, abi::DUP3, &[value(1_u32), value(0_u32), value(SOCK_CLOEXEC)]);
+        open_file_builder.syscalls.call_expecting(0, abi::CLOSE, &[value(1_u32)]);
+        bind_socket(open_file_builder.syscalls, ends[1], around)?;
+        open_file_builder.store_open_file(0, other_index);
+    }
+    let places = (open_file_builder.slot_fd(index), open_file_builder.slot_fd(other_index));
+    Ok(match (sends_later, places) {
+        (true, (Some(one), Some(two))) => Some(DeferredPair { index, ends: [(one, Some(socket)), (two, Some(other))] }),
+        _ => None,
+    })
+}
+
+/// Creates both ends of a connection, as descriptors 0 and 1, with the data in transit.
+fn connect_pair(
+    open_file_builder: &mut OpenFileBuilder<'_, '_>,
+    descriptor: &Descriptor,
+    ends: [SocketOpenFile<'_>; 2],
+    through: &[u8],
+    around: SocketContext<'_>,
+) -> Result<(), RestoreError> {
+    let [open_socket @ SocketOpenFile { socket, .. }, SocketOpenFile { socket: other, .. }] = ends;
+    let kind = socket.kind | SOCK_CLOEXEC;
+    let listener = find_listener(open_file_builder, descriptor, socket.kind, through);
+    let through = socket_file::resolve_socket_address(descriptor, socket.kind, through);
+    if let Some(listener) = listener {
+        run_as_owner(open_file_builder.syscalls, around.owner, |syscall_builder| {
+            syscall_builder.call_expecting(
+                0,
+                abi::SOCKET,
+                &[value(socket.family), value(kind), value(socket.protocol)],
+            );
+            Ok(())
+        })?;
+        // Bind with the stub's credentials: the child may not own the socket's file.
+        bind_socket(open_file_builder.syscalls, open_socket, around)?;
+        run_as_owner(open_file_builder.syscalls, around.owner, |syscall_builder| {
+            let (bytes, length) = (syscall_builder.bytes_argument(&through)?, through.len() as u64);
+            syscall_builder.call_expecting(0, abi::CONNECT, &[value(0_u32), bytes, value(length)]);
+            syscall_builder.call_expecting(
+                1,
+                abi::ACCEPT4,
+                &[value(listener), value(0_u32), value(0_u32), value(SOCK_CLOEXEC)],
+            );
+            Ok(())
+        })?;
+    } else {
+        run_as_owner(open_file_builder.syscalls, around.owner, |syscall_builder| {
+            create_pair(syscall_builder, socket, kind)
+        })?;
+    }
+    if has_ancillary_messages(socket) || has_ancillary_messages(other) {
+        return Ok(());
+    }
+    for (from, to) in [(1, socket), (0, other)] {
+        send_received(open_file_builder.syscalls, from, to)?;
+    }
+    for (fd, socket) in [(0, socket), (1, other)] {
+        shutdown_socket(open_file_builder.syscalls, fd, socket);
+    }
+    Ok(())
+}
+
+/// Creates two connected Unix sockets of the kind of `socket`, as descriptors 0 and 1.
+pub(super) fn create_pair(
+    syscall_builder: &mut SyscallBuilder<'_>,
+    socket: &Socket,
+    kind: u32,
+) -> Result<(), RestoreError> {
+    let ends = syscall_builder.words_argument(&[0])?;
+    syscall_builder.call_expecting(
+        0,
+        abi::SOCKETPAIR,
+        &[value(socket.family), value(kind), value(socket.protocol), ends],
+    );
+    Ok(())
+}
+
+/// The slot descriptor of a listening socket.
+fn find_listener(
+    open_file_builder: &OpenFileBuilder<'_, '_>,
+    descriptor: &Descriptor,
+    wanted: u32,
+    through: &[u8],
+) -> Option<u32> {
+    let is_it = |file: &OpenFile| matches!(file, OpenFile::Socket(Socket { kind, state: SocketState::Listening { address, .. }, .. }) if *kind == wanted && address == through);
+    let index = descriptor.open_files.iter().position(is_it).filter(|_| !through.is_empty())?;
+    open_file_builder.slot_fd(index as u32)
+}
