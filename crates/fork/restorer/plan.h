@@ -25,7 +25,7 @@
 #define NETWORK_MAGIC 0x5754454eu	 /* "NETW" */
 #define SIGINFO_BYTES 128
 #define PROCESSES_MAX 256		 /* most processes of a tree, as in descriptors */
-#define CODE_BYTES_MAX 20480		 /* also asserted by restorer.ld */
+#define CODE_BYTES_MAX 24576		 /* also asserted by restorer.ld */
 #define RETAINED_CODE_BYTES 4096	 /* also asserted: code that stays mapped in the child */
 #define LEADER_STACK_BYTES 16384	 /* the restorer's deepest call uses less than 4 KiB */
 #define THREAD_STACK_BYTES 4096		 /* a thread's code uses less than 1 KiB */
@@ -202,6 +202,9 @@ struct plan_thread {
 	u64 robust_list;
 	u64 robust_list_bytes;
 	u64 rseq;
+	u64 futex_words[2]; /* addresses of words of the call that the thread repeats; 0 for none */
+	u64 futex_vector; /* address of its struct futex_waitv[] */
+	u64 futex_vector_entries;
 	u32 rseq_bytes;
 	u32 rseq_signature;
 	u64 timer_slack_ns;

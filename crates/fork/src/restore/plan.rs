@@ -31,6 +31,7 @@ use super::stub_map::StubMap;
 use super::syscalls::{CreatedFiles, PatchedMemory, SocketOwner, SyscallLists};
 use super::vdso::{self, VdsoBridge};
 use super::{LocalNode, RestoreError};
+use crate::futex_words::FutexWords;
 
 /// A plan, ready for a stub.
 #[derive(Debug)]
@@ -341,6 +342,7 @@ fn build_thread_table(
         let mut name = [0; 16];
         name[..thread.name.len()].copy_from_slice(&thread.name);
         let rseq = thread.rseq;
+        let FutexWords { words, vector, vector_entries } = FutexWords::of_registers(&thread.registers);
         Ok(PlanThread {
             frame: 0,
             filters: 0,
@@ -352,6 +354,9 @@ fn build_thread_table(
             robust_list: thread.robust_list_head,
             robust_list_bytes: thread.robust_list_bytes,
             rseq: rseq.map_or(0, |r| r.address),
+            futex_words: words,
+            futex_vector: vector,
+            futex_vector_entries: vector_entries,
             rseq_bytes: rseq.map_or(0, |r| r.bytes),
             rseq_signature: rseq.map_or(0, |r| r.signature),
             timer_slack_ns: thread.timer_slack_ns,

@@ -19,7 +19,7 @@ pub(super) const REQUEST_MAGIC: u32 = 0x5145_5246;
 pub(super) const WAIT_MAGIC: u32 = 0x5449_4157;
 pub(super) const NETWORK_MAGIC: u32 = 0x5754_454e;
 pub(super) const SIGINFO_BYTES: usize = 128;
-pub(super) const CODE_BYTES_MAX: u64 = 20480;
+pub(super) const CODE_BYTES_MAX: u64 = 24576;
 pub(super) const LEADER_STACK_BYTES: u64 = 16384;
 pub(super) const THREAD_STACK_BYTES: u64 = 4096;
 
@@ -206,6 +206,9 @@ structures! {
         robust_list: u64,
         robust_list_bytes: u64,
         rseq: u64,
+        futex_words: [u64; 2],
+        futex_vector: u64,
+        futex_vector_entries: u64,
         rseq_bytes: u32,
         rseq_signature: u32,
         timer_slack_ns: u64,
@@ -346,6 +349,7 @@ const _: () = {
     assert!(offset_of!(PlanHeader, mappings) == c::PLAN_MAPPINGS);
     assert!(offset_of!(PlanHeader, mm) == c::PLAN_MM);
     assert!(offset_of!(PlanHeader, auxv) == c::PLAN_AUXV);
+    assert!(offset_of!(PlanThread, futex_words) == c::THREAD_FUTEX_WORDS);
     assert!(offset_of!(PlanThread, tid) == c::THREAD_TID);
     assert!(offset_of!(PlanThread, name) == c::THREAD_NAME);
     assert!(offset_of!(PlanCredentials, securebits) == c::CREDENTIALS_SECUREBITS);
