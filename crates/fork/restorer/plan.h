@@ -191,6 +191,13 @@ struct plan_common_filters {
 	struct plan_seccomp_filter filters[]; /* the last with operation 0 */
 };
 
+/* The futex words of the call that a thread repeats; all 0 for another call. */
+struct plan_futex_words {
+	u64 words[2];
+	u64 vector; /* address of a struct futex_waitv[] */
+	u64 vector_entries;
+};
+
 struct plan_thread {
 	u64 frame; /* address of the signal frame's page */
 	u64 filters; /* address of struct plan_seccomp_filter[], the last with operation 0; or 0 */
@@ -202,9 +209,7 @@ struct plan_thread {
 	u64 robust_list;
 	u64 robust_list_bytes;
 	u64 rseq;
-	u64 futex_words[2]; /* addresses of words of the call that the thread repeats; 0 for none */
-	u64 futex_vector; /* address of its struct futex_waitv[] */
-	u64 futex_vector_entries;
+	struct plan_futex_words futex_words;
 	u32 rseq_bytes;
 	u32 rseq_signature;
 	u64 timer_slack_ns;

@@ -1,9 +1,12 @@
 //! Threads wait on futexes and timers, and in calls with time limits, when their process is prepared. In the parent and in
 //! each child, no wait fails, and none ends early by the clock that it counts with.
 
+use std::fs;
+use std::time::Duration;
+
 use farfork_sys::pidfd;
 
-use crate::harness::{Cluster, Parent, Program, Seed};
+use crate::harness::{Cluster, Parent, Program, Seed, wait};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
@@ -15,6 +18,9 @@ pub(crate) const TESTS: &[Test] = &[
 const SIGUSR1: i32 = 10;
 const SIGCONT: i32 = 18;
 const SIGSTOP: i32 = 19;
+
+/// Longest wait until a process is stopped.
+const STOP_LIMIT: Duration = Duration::from_secs(60);
 
 /// Each number is a process, or a tree of two, whose threads wait. Children are restored with each strategy, on the owner's
 /// node and on another one, and together.
@@ -48,6 +54,10 @@ fn stopped_sleep(cluster: &Cluster) {
     signal(SIGUSR1);
     parent.wait_for_ticks(20);
     signal(SIGSTOP);
+    wait::wait_until("the parent is stopped", STOP_LIMIT, || {
+        let status = fs::read_to_string(format!("/proc/{}/status", parent.pid())).expect("the parent lives");
+        status.contains("State:\tT").then_some(())
+    });
     signal(SIGCONT);
     parent.wait_for_ticks(20);
     let seed = Seed::prepare(cluster.first(), &parent);

@@ -3,6 +3,8 @@
 
 use zerocopy::{Immutable, IntoBytes, KnownLayout, TryFromBytes};
 
+use crate::futex_words::FutexWords;
+
 macro_rules! structures {
     ($($(#[$doc:meta])* struct $name:ident { $($field:ident: $type:ty,)* })*) => {
         $(
@@ -195,6 +197,11 @@ structures! {
         securebits: u32,
         no_new_privileges: u32,
     }
+    struct PlanFutexWords {
+        words: [u64; 2],
+        vector: u64,
+        vector_entries: u64,
+    }
     struct PlanThread {
         frame: u64,
         filters: u64,
@@ -206,9 +213,7 @@ structures! {
         robust_list: u64,
         robust_list_bytes: u64,
         rseq: u64,
-        futex_words: [u64; 2],
-        futex_vector: u64,
-        futex_vector_entries: u64,
+        futex_words: PlanFutexWords,
         rseq_bytes: u32,
         rseq_signature: u32,
         timer_slack_ns: u64,
@@ -301,6 +306,12 @@ structures! {
         fd_limit: u32,
         time_offsets_bytes: u32,
         time_offsets: [u8; TIME_OFFSETS_BYTES_MAX],
+    }
+}
+
+impl From<FutexWords> for PlanFutexWords {
+    fn from(FutexWords { words, vector, vector_entries }: FutexWords) -> Self {
+        Self { words, vector, vector_entries }
     }
 }
 

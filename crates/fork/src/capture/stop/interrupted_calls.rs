@@ -39,7 +39,7 @@ struct InterruptedCall {
     mark: Option<CallMark>,
     /// Whether the call was already interrupted by an earlier stop.
     is_interrupted_again: bool,
-    /// Number of voluntary context switches of its thread, if a recorded end may be that of an earlier call.
+    /// Number of voluntary context switches of its thread, if a recorded end may belong to an earlier call.
     voluntary_switches: Option<u64>,
     stopped_call: Option<StoppedCall>,
     stopped_at_ns: u64,
@@ -143,8 +143,8 @@ impl InterruptedCall {
     }
 
     /// The recorded end of a call that was interrupted before. A call without a mark may be a later one at the same site,
-    /// which another process has stopped (SIGSTOP): then its thread has slept more often than to continue the recorded call,
-    /// and to stop now.
+    /// which another process has stopped (SIGSTOP). In one call, the thread has slept twice since: to continue the call, and
+    /// to stop now.
     fn remembered_end(&self) -> Option<u64> {
         const SWITCHES_IN_ONE_CALL: u64 = 2;
         let ends = CALL_ENDS.lock().unwrap_or_else(PoisonError::into_inner);
