@@ -35,6 +35,8 @@ static inline long call6(long number, long a, long b, long c, long d, long e, lo
 #define CALL6(nr, a, b, c, d, e, f) \
 	call6(__NR_##nr, (long)(a), (long)(b), (long)(c), (long)(d), (long)(e), (long)(f))
 
+#define PAGE_BYTES 4096ull
+
 /* Replacements of memcpy(3) and memset(3), because there is no C library. */
 static inline void copy_bytes(void *to, const void *from, u64 bytes)
 {
@@ -81,6 +83,7 @@ enum {
 	K_MADV_NOHUGEPAGE = 15,
 	K_MADV_DONTDUMP = 16,
 	K_MADV_WIPEONFORK = 18,
+	K_MADV_POPULATE_READ = 22,
 	K_MADV_GUARD_INSTALL = 102,
 	K_MLOCK_ONFAULT = 1,
 	K_SIGCHLD = 17,
@@ -195,6 +198,13 @@ struct k_clone_args {
 struct k_timespec {
 	i64 seconds;
 	i64 nanoseconds;
+};
+
+struct k_futex_waitv {
+	u64 value;
+	u64 address;
+	u32 flags;
+	u32 reserved;
 };
 
 struct k_rlimit {

@@ -25,7 +25,7 @@
 #define NETWORK_MAGIC 0x5754454eu	 /* "NETW" */
 #define SIGINFO_BYTES 128
 #define PROCESSES_MAX 256		 /* most processes of a tree, as in descriptors */
-#define CODE_BYTES_MAX 20480		 /* also asserted by restorer.ld */
+#define CODE_BYTES_MAX 24576		 /* also asserted by restorer.ld */
 #define RETAINED_CODE_BYTES 4096	 /* also asserted: code that stays mapped in the child */
 #define LEADER_STACK_BYTES 16384	 /* the restorer's deepest call uses less than 4 KiB */
 #define THREAD_STACK_BYTES 4096		 /* a thread's code uses less than 1 KiB */
@@ -191,6 +191,13 @@ struct plan_common_filters {
 	struct plan_seccomp_filter filters[]; /* the last with operation 0 */
 };
 
+/* The futex words of the call that a thread repeats; all 0 for another call. */
+struct plan_futex_words {
+	u64 words[2];
+	u64 vector; /* address of a struct futex_waitv[] */
+	u64 vector_entries;
+};
+
 struct plan_thread {
 	u64 frame; /* address of the signal frame's page */
 	u64 filters; /* address of struct plan_seccomp_filter[], the last with operation 0; or 0 */
@@ -202,6 +209,7 @@ struct plan_thread {
 	u64 robust_list;
 	u64 robust_list_bytes;
 	u64 rseq;
+	struct plan_futex_words futex_words;
 	u32 rseq_bytes;
 	u32 rseq_signature;
 	u64 timer_slack_ns;

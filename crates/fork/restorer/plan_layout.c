@@ -31,6 +31,7 @@ int main(void)
 	OFFSET("PLAN_MAPPINGS", plan, mappings);
 	OFFSET("PLAN_MM", plan, mm);
 	OFFSET("PLAN_AUXV", plan, auxv);
+	OFFSET("THREAD_FUTEX_WORDS", plan_thread, futex_words);
 	OFFSET("THREAD_TID", plan_thread, tid);
 	OFFSET("THREAD_NAME", plan_thread, name);
 	OFFSET("CREDENTIALS_SECUREBITS", plan_credentials, securebits);

@@ -42,6 +42,27 @@ static void disable_speculation(u32 kind, u32 how)
 		CALL5(prctl, K_PR_SET_SPECULATION_CTRL, kind, how, 0, 0);
 }
 
+/* Makes the pager install the pages of a range. */
+static long populate(u64 address, u64 bytes)
+{
+	u64 start = address & ~(PAGE_BYTES - 1);
+	return CALL3(madvise, start, address + bytes - start, K_MADV_POPULATE_READ);
+}
+
+/* Installs the futex words of the call that the thread repeats (src/futex_words.rs). A word that cannot be read
+ * is ignored here: the thread's call fails then, as in the parent. */
+static void populate_futex_words(const struct plan_futex_words *futex)
+{
+	const struct k_futex_waitv *vector = (const struct k_futex_waitv *)futex->vector;
+	for (u32 i = 0; i < 2; i++)
+		if (futex->words[i] != 0)
+			populate(futex->words[i], sizeof(u32));
+	if (futex->vector_entries == 0 || populate(futex->vector, futex->vector_entries * sizeof *vector) != 0)
+		return;
+	for (u64 i = 0; i < futex->vector_entries; i++)
+		populate(vector[i].address, sizeof(u32));
+}
+
 static void set_thread_attributes(const struct plan *plan, const struct plan_thread *thread)
 {
 	if (thread->gs_base != 0)
@@ -52,6 +73,7 @@ static void set_thread_attributes(const struct plan *plan, const struct plan_thr
 	if (thread->rseq != 0)
 		check(plan, STEP_RSEQ,
 		      CALL4(rseq, thread->rseq, thread->rseq_bytes, 0, thread->rseq_signature), thread->tid);
+	populate_futex_words(&thread->futex_words);
 	CALL5(prctl, K_PR_SET_NAME, thread->name, 0, 0, 0);
 	CALL5(prctl, K_PR_SET_TIMERSLACK, thread->timer_slack_ns, 0, 0, 0);
 	CALL1(personality, thread->personality);

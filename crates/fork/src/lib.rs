@@ -10,6 +10,7 @@ pub mod core_file;
 mod eager_paging;
 pub mod file_identity;
 mod file_use;
+mod futex_words;
 pub mod huge_pages;
 pub mod idle_detector;
 pub mod image;

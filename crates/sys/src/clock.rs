@@ -48,6 +48,11 @@ pub fn monotonic_ns() -> u64 {
     nanoseconds(clock_gettime(ClockId::Monotonic)).cast_unsigned()
 }
 
+/// Reads CLOCK_BOOTTIME, in nanoseconds.
+pub fn boottime_ns() -> u64 {
+    nanoseconds(clock_gettime(ClockId::Boottime)).cast_unsigned()
+}
+
 /// Reads CLOCK_REALTIME, in nanoseconds.
 pub fn realtime_ns() -> u64 {
     nanoseconds(clock_gettime(ClockId::Realtime)).cast_unsigned()

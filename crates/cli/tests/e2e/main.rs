@@ -74,6 +74,7 @@ mod volume_files_are_forked;
 mod volume_priority;
 mod volumes_are_replicated;
 mod volumes_outlive_lost_files;
+mod waits_end_in_time;
 mod zygotes_are_forked;
 mod zygotes_are_prewarmed_speculatively;
 
@@ -95,6 +96,7 @@ const TEST_FILES: &[(&str, &[Test])] = &[
     ("test_programs_pass_without_farfork", test_programs_pass_without_farfork::TESTS),
     ("children_equal_their_parent", children_equal_their_parent::TESTS),
     ("parent_runs_on_unharmed", parent_runs_on_unharmed::TESTS),
+    ("waits_end_in_time", waits_end_in_time::TESTS),
     ("inspect_compares_with_parent", inspect_compares_with_parent::TESTS),
     ("kernel_resources_are_restored", kernel_resources_are_restored::TESTS),
     ("process_state_is_restored", process_state_is_restored::TESTS),

@@ -23,6 +23,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("with_shared_memory", shared_memory),
     Test::shared("a_seed_is_dropped_while_it_is_sealed", dropped),
     Test::shared("from_a_frozen_parent", frozen),
+    Test::shared("while_the_parent_writes_its_files", while_writing),
 ];
 
 const MEMORY_MIB: &str = "64";
@@ -35,6 +36,19 @@ fn sealed(cluster: &Cluster, parent: &Parent) -> Seed {
     let seed = Seed::prepare_with(cluster.first(), parent, &["--sealed", "--wait"]);
     assert_eq!(seed.prepare_output["seal"]["state"], "sealed", "{}", seed.prepare_output);
     seed
+}
+
+/// A file that is changed while it is sealed is not in the image. Children use the file at its path, with its length at the
+/// prepare.
+fn while_writing(cluster: &Cluster) {
+    let directory = scratch::directory();
+    let path = directory.path().to_string_lossy().into_owned();
+    let mut parent = Parent::start(Program::Situation("result_files"), &[&path]);
+    for number in 81..85 {
+        let seed = sealed(cluster, &parent);
+        seed.fork_and_check(&parent, number, &["--to", cluster.name(1)]);
+    }
+    parent.require_unharmed();
 }
 
 fn image_of(said: &Value) -> PathBuf {

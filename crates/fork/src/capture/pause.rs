@@ -23,6 +23,7 @@ use super::injection::sigreturn_frame::{Gadgets, RescueFrame, SigreturnFrame};
 use super::injection::thread_queries::{self, ThreadAnswers};
 use super::shared::{SharedCopies, SharedSources};
 use super::state::ThreadExtendedState;
+use super::state::pause_start::PauseStart;
 use super::state::process_root::ProcessRoot;
 use super::state::seccomp::{self, SeccompFilters};
 use super::state::timers::{self, ListedTimer};
@@ -129,6 +130,8 @@ struct ThreadResults {
     tid_addresses: Vec<Option<u64>>,
     /// For each thread the script with its results, and the answers.
     slots: Vec<(Vec<u8>, Vec<u8>)>,
+    /// Time from the start of the pause to the end of the scripts.
+    elapsed_ns: u64,
 }
 
 impl PauseOutcome {
@@ -139,7 +142,7 @@ impl PauseOutcome {
 
     /// Parses the threads' answers. Fails if one of their calls failed.
     pub(super) fn parse_answers(&self, snapshot: &ProcessSnapshot) -> Result<Vec<ThreadAnswers>, CaptureError> {
-        let ThreadResults { scripts, tid_addresses, slots } = &self.results;
+        let ThreadResults { scripts, tid_addresses, slots, elapsed_ns } = &self.results;
         let mut all = Vec::with_capacity(slots.len());
         for (index, ((thread_script, (script, answers)), tid_address)) in
             scripts.iter().zip(slots).zip(tid_addresses).enumerate()
@@ -147,7 +150,7 @@ impl PauseOutcome {
             for (position, call) in thread_script.calls.iter().enumerate() {
                 call.check_result(snapshot.threads[index].tid, script::result_of(script, position))?;
             }
-            all.push(ThreadAnswers::parse((script, answers), index == 0, *tid_address));
+            all.push(ThreadAnswers::parse((script, answers), index == 0, *tid_address, *elapsed_ns));
         }
         Ok(all)
     }
@@ -161,10 +164,11 @@ pub(super) async fn run_pause(
     stopped: &mut StopGuard,
     prepared: &mut PreparedProcess,
     injector: &mut Injector<'_>,
+    start: PauseStart,
     freeze: bool,
     times: &mut CaptureTimes,
 ) -> Result<PauseOutcome, CaptureError> {
-    let (started_at, clocks) = (Instant::now(), Clocks::now());
+    let started_at = Instant::now();
     let extended_states: Result<Vec<ThreadExtendedState>, _> =
         stopped.snapshot.threads.iter().map(|one| ThreadExtendedState::read(one.tid)).collect();
     let extended_states = extended_states?;
@@ -177,7 +181,7 @@ pub(super) async fn run_pause(
         extended_states: &extended_states,
         pages: &pages,
         frame: frame.as_ref(),
-        started_at,
+        start,
         makes_clone: !freeze,
     };
     let worked = run_work(stopped, prepared, &setup, injector, times).await;
@@ -196,7 +200,7 @@ pub(super) async fn run_pause(
         file_states,
         shared_copies,
         root,
-        clocks,
+        clocks: start.clocks(),
         posix_timers,
         filters,
         cloned,
@@ -270,8 +274,7 @@ struct InjectionSetup<'a> {
     pages: &'a InjectionPages,
     /// The frame that protects the leader until its script starts.
     frame: Option<&'a SigreturnFrame>,
-    /// When the pause started.
-    started_at: Instant,
+    start: PauseStart,
     /// Whether the leader clones itself. Not in freeze mode.
     makes_clone: bool,
 }
@@ -309,12 +312,13 @@ async fn run_work(
         .filter_map(|one| unshared_threads::refuse_unshared_table(pid, one.tid))
         .collect();
     let Survey { fds, diagnosis, .. } = &prepared.survey;
-    let file_states = OpenFileStates::read(pid, fds, &prepared.daemon_sockets, diagnosis.as_ref());
+    let file_states = OpenFileStates::read(pid, fds, &prepared.daemon_sockets, diagnosis.as_ref(), setup.start);
     let shared_copies = copy_shared(prepared, file_states.as_ref().ok(), injector.deadline());
     let listed = timers::list_timers(pid);
     times.shared = lap.lap();
     let root = ProcessRoot::read(pid);
     injector.wait_scripts(&mut running, |_| true).await?;
+    let elapsed_ns = setup.start.elapsed_ns();
     let slots = pages
         .read_slots(scripts.len(), &prepared.mem)
         .map_err(CaptureError::reading(pid, "the answers of its threads"))?;
@@ -327,11 +331,11 @@ async fn run_work(
     times.clone = lap.lap();
     let timers = match listed {
         _ if !apart.is_empty() => Err(CaptureError::refused(pid, apart)),
-        Ok(listed) => read_posix_timers(stopped, prepared, &listed, setup.started_at, &mut runner).await,
+        Ok(listed) => read_posix_timers(stopped, prepared, &listed, setup.start, &mut runner).await,
         Err(error) => Err(error),
     };
     Ok(PauseWork {
-        results: ThreadResults { scripts, tid_addresses, slots },
+        results: ThreadResults { scripts, tid_addresses, slots, elapsed_ns },
         file_states,
         shared_copies,
         root,
@@ -359,7 +363,7 @@ async fn read_posix_timers(
     stopped: &mut StopGuard,
     prepared: &PreparedProcess,
     listed: &[ListedTimer],
-    started_at: Instant,
+    start: PauseStart,
     runner: &mut ScriptRunner<'_, '_>,
 ) -> Result<Vec<PosixTimer>, CaptureError> {
     let survey = &prepared.survey;
@@ -369,7 +373,7 @@ async fn read_posix_timers(
     }
     let inner_id = |tid: i32| survey.profiles.get(&tid).map(ThreadProfile::inner_id);
     let leader = InjectionTarget::leader(&stopped.snapshot, survey, &prepared.mem);
-    let timers = timers::read_remaining(&leader, listed, inner_id, started_at, runner).await?;
+    let timers = timers::read_remaining(&leader, listed, inner_id, start, runner).await?;
     stopped.read_late_signals()?;
     Ok(timers)
 }

@@ -7,6 +7,7 @@ use super::files::OpenFileStates;
 use super::injection::injector::Injector;
 use super::pause::{self, PauseOutcome, PreparedProcess};
 use super::shared::SharedCopies;
+use super::state::pause_start::PauseStart;
 use super::state::process_root::ProcessRoot;
 use super::stop::stop_guard::{ProcessSnapshot, StopGuard};
 use super::tracer::deadline::Deadline;
@@ -69,12 +70,13 @@ pub(super) fn pause_tree(
     trace_lock: &TraceLock,
     times: &mut CaptureTimes,
 ) -> Result<Vec<PausedProcess>, CaptureError> {
+    let start = PauseStart::now();
     let taken = tree.processes.iter().zip(tids).map(|(one, tids)| StopGuard::new(one.pid(), tids));
     let mut stopped: Vec<StopGuard> =
         phase!("prepare.registers", taken.collect::<Vec<_>>()).into_iter().collect::<Result<_, _>>()?;
-    let pause_executor = PauseExecutor::new(tids, deadline);
+    let setup = PauseSetup { start, freeze: options.freeze, executor: &PauseExecutor::new(tids, deadline) };
     let (mut all, mut failed) = (Vec::with_capacity(tids.len()), None);
-    for (paused, own) in pause_processes(tree, &mut stopped, options.freeze, &pause_executor) {
+    for (paused, own) in pause_processes(tree, &mut stopped, setup) {
         times.add_pause(&own);
         match paused {
             Ok(paused) => all.push(paused),
@@ -96,27 +98,30 @@ pub(super) fn pause_tree(
     }
 }
 
+/// What the pauses of all processes of a tree have in common.
+#[derive(Clone, Copy)]
+struct PauseSetup<'a> {
+    start: PauseStart,
+    freeze: bool,
+    executor: &'a PauseExecutor<'a>,
+}
+
 type TimedPause = (Result<PauseOutcome, CaptureError>, CaptureTimes);
 
 /// Runs the pauses of all processes, at the same time if possible. They run one after the other in two cases.
 ///
 /// First, if a pager serves the processes: it identifies a clone by an address that several clones may share. Second, if
 /// some processes share memory: each clone must have the injection pages of its own process only.
-fn pause_processes(
-    tree: &mut ProcessTree,
-    stopped: &mut [StopGuard],
-    freeze: bool,
-    pause_executor: &PauseExecutor<'_>,
-) -> Vec<TimedPause> {
+fn pause_processes(tree: &mut ProcessTree, stopped: &mut [StopGuard], setup: PauseSetup<'_>) -> Vec<TimedPause> {
     let is_served = tree.processes.iter().any(|one| one.prepared.template_search.is_some());
     let have_one_memory = tree.processes.iter().any(TreeProcess::shares_memory);
     let processes = tree.processes.iter_mut().zip(stopped);
     if !is_served && !have_one_memory {
         let mut all: Vec<(i32, BoxedFuture<'_, TimedPause>)> = Vec::with_capacity(processes.len());
         for (one, stopped) in processes {
-            all.push((one.pid(), Box::pin(pause_process(&mut one.prepared, stopped, freeze, pause_executor))));
+            all.push((one.pid(), Box::pin(pause_process(&mut one.prepared, stopped, setup))));
         }
-        return pause_executor.run(all);
+        return setup.executor.run(all);
     }
     let (mut pauses, mut last_space): (Vec<TimedPause>, _) = (Vec::with_capacity(processes.len()), None);
     for (one, stopped) in processes {
@@ -124,8 +129,7 @@ fn pause_processes(
             search.skip_address_space(last);
         }
         let pid = one.pid();
-        let mut done = pause_executor
-            .run(vec![(pid, Box::pin(pause_process(&mut one.prepared, stopped, freeze, pause_executor)))]);
+        let mut done = setup.executor.run(vec![(pid, Box::pin(pause_process(&mut one.prepared, stopped, setup)))]);
         let space =
             |(paused, _): &TimedPause| paused.as_ref().ok()?.cloned.address_space.as_ref().ok().copied().flatten();
         last_space = done.first().and_then(space).or(last_space);
@@ -137,15 +141,10 @@ fn pause_processes(
     pauses
 }
 
-async fn pause_process(
-    prepared: &mut PreparedProcess,
-    stopped: &mut StopGuard,
-    freeze: bool,
-    pause_executor: &PauseExecutor<'_>,
-) -> TimedPause {
-    let mut injector = Injector::with_executor(prepared.survey.pid, prepared.survey.syscall_address, pause_executor);
+async fn pause_process(prepared: &mut PreparedProcess, stopped: &mut StopGuard, setup: PauseSetup<'_>) -> TimedPause {
+    let mut injector = Injector::with_executor(prepared.survey.pid, prepared.survey.syscall_address, setup.executor);
     let mut times = CaptureTimes::default();
-    let paused = pause::run_pause(stopped, prepared, &mut injector, freeze, &mut times).await;
+    let paused = pause::run_pause(stopped, prepared, &mut injector, setup.start, setup.freeze, &mut times).await;
     stopped.add_withheld(&mut injector.withheld_signals);
     (paused, times)
 }

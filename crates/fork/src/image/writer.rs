@@ -86,6 +86,7 @@ pub(crate) fn write_image(
     let aside = PathBuf::from(format!("{}.{TEMPORARY_SUFFIX}", path.display()));
     let opened = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&aside);
     let file = opened.map_err(failed)?;
+    progress.done_bytes.store(0, Ordering::Relaxed);
     let mut temporary_image = TemporaryImage { path: &aside, file, is_finished: false };
     reserve_space(&temporary_image.file, layout.file_bytes(), path)?;
 
@@ -108,17 +109,19 @@ fn copy_pages(
     path: &Path,
     progress: &ImageProgress,
 ) -> Result<Vec<u32>, ImageError> {
-    let mut checksums = Vec::with_capacity(pages.slot_count() as usize);
+    let mut checksums = vec![0; pages.slot_count() as usize];
     let mut buffer = vec![0; (CHUNK_PAGES * PAGE_SIZE) as usize];
-    for run in pages.runs() {
+    for run in pages.copy_order() {
         for done in (0..run.count).step_by(CHUNK_PAGES as usize) {
             if progress.is_cancelled.load(Ordering::Relaxed) {
                 return Err(ImageError::Cancelled { path: path.to_owned() });
             }
             let chunk = &mut buffer[..(CHUNK_PAGES.min(run.count - done) * PAGE_SIZE) as usize];
             read(run.extent, (run.first_page + done) * PAGE_SIZE, chunk)?;
-            checksums.extend(chunk.chunks_exact(PAGE_SIZE as usize).map(crc32c::crc32c));
-            let written = file.write_all_at(chunk, layout.page_offset(run.first_slot + done));
+            let slot = run.first_slot + done;
+            let sums = chunk.chunks_exact(PAGE_SIZE as usize).map(crc32c::crc32c);
+            checksums[slot as usize..].iter_mut().zip(sums).for_each(|(checksum, sum)| *checksum = sum);
+            let written = file.write_all_at(chunk, layout.page_offset(slot));
             written.map_err(|source| ImageError::Write { path: path.to_owned(), source })?;
             progress.done_bytes.fetch_add(chunk.len() as u64, Ordering::Relaxed);
         }

@@ -162,12 +162,13 @@ impl PassedObjects {
         self.roots.is_private_path(path)
     }
 
-    /// Whether the path refers to the same file as at capture, and the file is longer now.
-    pub(super) fn has_grown(&self, path: &str, then: &FileIdentity) -> bool {
+    /// Whether the path refers to the same file as at capture, which is at least as long now. It may grow until the child has
+    /// opened it.
+    pub(super) fn may_have_grown(&self, path: &str, then: &FileIdentity) -> bool {
         let here = resolve_on_node(&self.roots.node_root, Path::new(path), OFlags::empty());
         let now = here.and_then(|here| file_identity::stat_path_identity(&here));
         let is_it = |now: &FileIdentity| (now.device, now.inode) == (then.device, then.inode);
-        self.roots.is_origin_machine && now.is_ok_and(|now| is_it(&now) && now.bytes > then.bytes)
+        self.roots.is_origin_machine && now.is_ok_and(|now| is_it(&now) && now.bytes >= then.bytes)
     }
 
     /// Index of an open file's object among the passed descriptors; `None` if the restorer opens it.

@@ -31,6 +31,7 @@ use super::stub_map::StubMap;
 use super::syscalls::{CreatedFiles, PatchedMemory, SocketOwner, SyscallLists};
 use super::vdso::{self, VdsoBridge};
 use super::{LocalNode, RestoreError};
+use crate::futex_words::FutexWords;
 
 /// A plan, ready for a stub.
 #[derive(Debug)]
@@ -340,7 +341,6 @@ fn build_thread_table(
     let planned = |(thread, credentials): (&Thread, &u32)| {
         let mut name = [0; 16];
         name[..thread.name.len()].copy_from_slice(&thread.name);
-        let rseq = thread.rseq;
         Ok(PlanThread {
             frame: 0,
             filters: 0,
@@ -351,9 +351,10 @@ fn build_thread_table(
             clear_child_tid: thread.clear_child_tid,
             robust_list: thread.robust_list_head,
             robust_list_bytes: thread.robust_list_bytes,
-            rseq: rseq.map_or(0, |r| r.address),
-            rseq_bytes: rseq.map_or(0, |r| r.bytes),
-            rseq_signature: rseq.map_or(0, |r| r.signature),
+            rseq: thread.rseq.map_or(0, |r| r.address),
+            futex_words: FutexWords::of_registers(&thread.registers).into(),
+            rseq_bytes: thread.rseq.map_or(0, |r| r.bytes),
+            rseq_signature: thread.rseq.map_or(0, |r| r.signature),
             timer_slack_ns: thread.timer_slack_ns,
             tid: thread.tid,
             parent_death_signal: thread.parent_death_signal,

@@ -3,6 +3,8 @@
 
 use zerocopy::{Immutable, IntoBytes, KnownLayout, TryFromBytes};
 
+use crate::futex_words::FutexWords;
+
 macro_rules! structures {
     ($($(#[$doc:meta])* struct $name:ident { $($field:ident: $type:ty,)* })*) => {
         $(
@@ -19,7 +21,7 @@ pub(super) const REQUEST_MAGIC: u32 = 0x5145_5246;
 pub(super) const WAIT_MAGIC: u32 = 0x5449_4157;
 pub(super) const NETWORK_MAGIC: u32 = 0x5754_454e;
 pub(super) const SIGINFO_BYTES: usize = 128;
-pub(super) const CODE_BYTES_MAX: u64 = 20480;
+pub(super) const CODE_BYTES_MAX: u64 = 24576;
 pub(super) const LEADER_STACK_BYTES: u64 = 16384;
 pub(super) const THREAD_STACK_BYTES: u64 = 4096;
 
@@ -195,6 +197,11 @@ structures! {
         securebits: u32,
         no_new_privileges: u32,
     }
+    struct PlanFutexWords {
+        words: [u64; 2],
+        vector: u64,
+        vector_entries: u64,
+    }
     struct PlanThread {
         frame: u64,
         filters: u64,
@@ -206,6 +213,7 @@ structures! {
         robust_list: u64,
         robust_list_bytes: u64,
         rseq: u64,
+        futex_words: PlanFutexWords,
         rseq_bytes: u32,
         rseq_signature: u32,
         timer_slack_ns: u64,
@@ -301,6 +309,12 @@ structures! {
     }
 }
 
+impl From<FutexWords> for PlanFutexWords {
+    fn from(FutexWords { words, vector, vector_entries }: FutexWords) -> Self {
+        Self { words, vector, vector_entries }
+    }
+}
+
 /// Number of timestamps in the report of a restored child, `enum restore_mark`.
 pub(super) const MARK_COUNT: usize = 6;
 
@@ -346,6 +360,7 @@ const _: () = {
     assert!(offset_of!(PlanHeader, mappings) == c::PLAN_MAPPINGS);
     assert!(offset_of!(PlanHeader, mm) == c::PLAN_MM);
     assert!(offset_of!(PlanHeader, auxv) == c::PLAN_AUXV);
+    assert!(offset_of!(PlanThread, futex_words) == c::THREAD_FUTEX_WORDS);
     assert!(offset_of!(PlanThread, tid) == c::THREAD_TID);
     assert!(offset_of!(PlanThread, name) == c::THREAD_NAME);
     assert!(offset_of!(PlanCredentials, securebits) == c::CREDENTIALS_SECUREBITS);

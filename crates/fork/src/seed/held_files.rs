@@ -1,5 +1,6 @@
 //! Files that an owner holds for a seed: their states since the capture, and their contents.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -7,7 +8,7 @@ use std::path::Path;
 use std::sync::{PoisonError, RwLockReadGuard};
 
 use farfork_wire::Descriptor;
-use farfork_wire::descriptor::{ExtentId, ExtentSource, FileIdentity, FileState, FileVersion};
+use farfork_wire::descriptor::{ExtentId, ExtentSource, FileIdentity, FileState};
 
 use super::{Seed, SeedMemory, SeedTemplate};
 use crate::capture::HeldFile;
@@ -23,6 +24,32 @@ pub struct HeldFileUsage {
     pub files: u64,
     /// Bytes of held files without a path.
     pub bytes: u64,
+}
+
+/// A held file cannot be served.
+#[derive(Debug, thiserror::Error)]
+#[error("file {path}, which the seed's processes had open, {cause}")]
+pub(super) struct HeldFileError {
+    /// Index of the file version.
+    pub(super) version: u32,
+    path: String,
+    pub(super) cause: HeldFileFailure,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub(super) enum HeldFileFailure {
+    #[error("was changed in place since the seed was prepared")]
+    Changed,
+    #[error("is no longer held for its children")]
+    NotHeld,
+    #[error("cannot be read: {0}")]
+    Read(io::Error),
+}
+
+impl From<HeldFileError> for io::Error {
+    fn from(error: HeldFileError) -> Self {
+        Self::other(error)
+    }
 }
 
 impl Seed {
@@ -79,21 +106,26 @@ impl Seed {
         tracing::warn!(seed = %self.key.seed, limit = HELD_BYTES_MAX, "removed files are no longer held for its children: they use too much disk space");
     }
 
+    /// Returns the indexes in [`Self::file_states`] of files that were changed since the capture, or are not held.
+    pub(super) fn changed_files(&self) -> BTreeSet<usize> {
+        let states = self.file_states().into_iter().enumerate();
+        states.filter(|(_, state)| *state != FileState::Unchanged).map(|(index, _)| index).collect()
+    }
+
     /// Removes changed files from the descriptor of an image. A fork of the image's seed then needs the captured file
-    /// at its path, or is refused.
-    pub(super) fn exclude_changed_files(&self, whole: &mut Descriptor) {
-        let states = self.file_states();
-        let (mapped, versions) = states.split_at(whole.mapped_files.len());
-        for (file, _) in whole.mapped_files.iter_mut().zip(mapped).filter(|(_, state)| **state != FileState::Unchanged)
-        {
-            file.identity.modified_ns = CHANGED_MARKER_NS;
-        }
-        for (version, _) in
-            whole.file_versions.iter_mut().zip(versions).filter(|(_, state)| **state != FileState::Unchanged)
-        {
-            if let Some(extent) = version.extent.take() {
-                whole.extents[extent.0 as usize].populated.clear();
-            }
+    /// at its path, or is refused. `changed`: indexes in [`Self::file_states`].
+    pub(super) fn exclude_files(&self, changed: &BTreeSet<usize>, whole: &mut Descriptor) {
+        let mapped_count = whole.mapped_files.len();
+        for index in changed {
+            let Some(version) = index.checked_sub(mapped_count) else {
+                whole.mapped_files[*index].identity.modified_ns = CHANGED_MARKER_NS;
+                continue;
+            };
+            // Several versions may have the same file.
+            let Some(extent) = whole.file_versions[version].extent else { continue };
+            whole.extents[extent.0 as usize].populated.clear();
+            let same_file = whole.file_versions.iter_mut().filter(|other| other.extent == Some(extent));
+            same_file.for_each(|other| other.extent = None);
         }
     }
 
@@ -112,23 +144,29 @@ impl SeedTemplate {
         self.held_files.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Fills `into` with the bytes from an offset of a held file. Fails if the file was changed.
+    /// Fills `into` with the bytes from an offset of the held file of a version. Fails if the file was changed.
     pub(super) fn read_held_file(
         &self,
-        version: &FileVersion,
+        descriptor: &Descriptor,
         index: u32,
         offset: u64,
         into: &mut [u8],
-    ) -> io::Result<()> {
+    ) -> Result<(), HeldFileError> {
+        let version = &descriptor.file_versions[index as usize];
+        let failed =
+            |cause| HeldFileError { version: index, path: descriptor.referenced_path(version).to_owned(), cause };
         let files = self.read_held_files();
-        let file = files[index as usize].as_ref().ok_or(io::ErrorKind::NotFound)?;
-        let opened = file.reopen()?;
+        let file = files[index as usize].as_ref().ok_or_else(|| failed(HeldFileFailure::NotHeld))?;
+        let opened = file.reopen().map_err(|error| failed(HeldFileFailure::Read(error)))?;
         let length = version.identity.bytes.saturating_sub(offset).min(into.len() as u64) as usize;
-        opened.read_exact_at(&mut into[..length], offset)?;
+        let read = opened.read_exact_at(&mut into[..length], offset);
         into[length..].fill(0);
-        match file_state(&version.identity, file_identity::stat_identity(file), || file.reopen()) {
-            FileState::Unchanged => Ok(()),
-            _ => Err(io::Error::other("a held file was changed in place")),
+        let state = file_state(&version.identity, file_identity::stat_identity(file), || file.reopen());
+        match (state, read) {
+            (FileState::Unchanged, Ok(())) => Ok(()),
+            (FileState::Unchanged, Err(error)) => Err(failed(HeldFileFailure::Read(error))),
+            (FileState::Changed, _) => Err(failed(HeldFileFailure::Changed)),
+            (FileState::NotHeld, _) => Err(failed(HeldFileFailure::NotHeld)),
         }
     }
 }

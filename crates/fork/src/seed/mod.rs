@@ -1,6 +1,6 @@
 //! The seeds of a node: their descriptors, and the memory that the fabric serves.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -48,6 +48,7 @@ enum SeedMemory {
 }
 
 mod held_files;
+use held_files::{HeldFileError, HeldFileFailure};
 
 /// A template, with copies of the state that fork(2) would share with the parent.
 #[derive(Debug)]
@@ -137,12 +138,28 @@ impl Seed {
         path: &Path,
         progress: &ImageProgress,
     ) -> Result<Image, ImageError> {
-        let (seed, token, mut whole) = (self.key.seed.clone(), self.key.token, image::flatten_layers(&self.descriptor));
-        self.exclude_changed_files(&mut whole);
-        let head = ImageHeader { seed, token, descriptor: encode(&whole)?, daemon_state: about };
+        let (seed, token) = (self.key.seed.clone(), self.key.token);
+        let mut head = ImageHeader { seed, token, descriptor: Vec::new(), daemon_state: about };
         let read = |extent, offset, into: &mut [u8]| self.read_with_layers(others, extent, offset, into);
-        image::write_image(&read, &whole, &head, path, progress)?;
-        Image::open(path)
+        let (mapped_count, mut changed) = (self.descriptor.mapped_files.len(), BTreeSet::new());
+        // A file may be changed while it is copied. Each further round excludes at least one more file.
+        loop {
+            changed.append(&mut self.changed_files());
+            let mut whole = image::flatten_layers(&self.descriptor);
+            self.exclude_files(&changed, &mut whole);
+            head.descriptor = encode(&whole)?;
+            match image::write_image(&read, &whole, &head, path, progress) {
+                Ok(()) => {}
+                Err(error) => {
+                    changed.insert(mapped_count + changed_version(&error).ok_or(error)?);
+                    continue;
+                }
+            }
+            // The copied pages of a mapping may show a later change of its file.
+            if self.changed_files().iter().all(|index| *index >= mapped_count || changed.contains(index)) {
+                return Image::open(path);
+            }
+        }
     }
 
     /// Reads pages that the seed owns or inherits.
@@ -291,7 +308,7 @@ impl Region for Seed {
                 Ok(())
             }
             ExtentSource::File { version } => {
-                seed_template.read_held_file(&self.descriptor.file_versions[version as usize], version, offset, into)
+                Ok(seed_template.read_held_file(&self.descriptor, version, offset, into)?)
             }
         }
     }
@@ -307,6 +324,16 @@ impl Region for Seed {
         let template = seed_template.processes.first()?.pidfd.try_clone().ok()?;
         let extents = self.descriptor.extents.iter().enumerate().filter_map(in_template).collect();
         Some(LocalTemplate { template, extents })
+    }
+}
+
+/// Returns the index of the file version that could not be copied to an image because it was changed, or is not held.
+fn changed_version(error: &ImageError) -> Option<usize> {
+    let ImageError::ReadMemory { source } = error else { return None };
+    let HeldFileError { version, cause, .. } = source.get_ref()?.downcast_ref()?;
+    match cause {
+        HeldFileFailure::Changed | HeldFileFailure::NotHeld => Some(*version as usize),
+        HeldFileFailure::Read(_) => None,
     }
 }
 

@@ -161,18 +161,19 @@ const fn interval_timer_offset(which: usize) -> u64 {
 
 impl ThreadAnswers {
     /// Parses a thread's finished script and its answers. `tid_address` is the clear_child_tid address, if it needed no
-    /// call.
+    /// call. `elapsed_ns` is the time from the start of the pause to the end of the script.
     pub(in crate::capture) fn parse(
         (script, bytes): (&[u8], &[u8]),
         is_leader: bool,
         tid_address: Option<u64>,
+        elapsed_ns: u64,
     ) -> Self {
         let of_leader = |call: usize| if is_leader { script::result_of(script, call) } else { 0 };
         Self {
             alt_stack: if is_leader { AltStack::default() } else { parse_alt_stack(bytes) },
             clear_child_tid: tid_address.unwrap_or_else(|| read_word(bytes, TID_ADDRESS_OFFSET as usize)),
             is_tsc_forbidden: !is_leader && parse_tsc_forbidden(bytes, TSC_MODE_OFFSET as usize),
-            interval_timers: if is_leader { parse_interval_timers(bytes) } else { Vec::new() },
+            interval_timers: if is_leader { parse_interval_timers(bytes, elapsed_ns) } else { Vec::new() },
             parent_death_signal: if is_leader { read_word(bytes, DEATH_SIGNAL_OFFSET as usize) as u32 } else { 0 },
             personality: script::result_of(script, PERSONALITY_INDEX) as u32,
             securebits: (!is_leader).then(|| script::result_of(script, SECUREBITS_INDEX) as u32),
@@ -182,8 +183,8 @@ impl ThreadAnswers {
     }
 }
 
-fn parse_interval_timers(bytes: &[u8]) -> Vec<IntervalTimer> {
-    let timer = |which| timers::parse_interval_timer(which, bytes, interval_timer_offset(which) as usize);
+fn parse_interval_timers(bytes: &[u8], elapsed_ns: u64) -> Vec<IntervalTimer> {
+    let timer = |which| timers::parse_interval_timer(which, bytes, interval_timer_offset(which) as usize, elapsed_ns);
     (0..TIMERS_COUNT).filter_map(timer).collect()
 }
 

@@ -1,6 +1,6 @@
 //! Pages that a child needs before it runs, because the kernel accesses them where it cannot wait for a page fault. It does
-//! so when a thread exits (robust futexes, clear_child_tid) or is scheduled (rseq), and when a process reads arguments or
-//! environment in /proc.
+//! so when a thread exits (robust futexes, clear_child_tid) or is scheduled (rseq), in some operations of futex(2), and when a
+//! process reads arguments or environment in /proc.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -11,6 +11,7 @@ use farfork_wire::PAGE_SIZE;
 use farfork_wire::descriptor::{Backing, EagerBytes, Mapping, Mm, Thread};
 
 use crate::capture::inheritance::InheritedPages;
+use crate::futex_words::FutexWords;
 
 /// PROT_WRITE.
 const WRITABLE_PROTECTION: u8 = 2;
@@ -21,6 +22,9 @@ const ROBUST_ENTRIES_MAX: usize = 2048;
 /// Maximum number of pages of arguments and environment: 128 KiB, which Linux allows for one argument. If there are more,
 /// `/proc` shows arguments and environment truncated until the child has touched the other pages.
 const ARGUMENT_PAGES_MAX: usize = 32;
+
+/// Maximum number of pages with futex words of calls in flight: 1 MiB. The restorer fetches the other ones.
+const FUTEX_PAGES_MAX: usize = 256;
 
 /// The memory of a template, without the pages that it lacks.
 pub(in crate::capture) struct LocalMemory<'a> {
@@ -68,6 +72,12 @@ pub(in crate::capture) fn read_eager_pages(
             touch(futex, 4);
         }
     }
+    let futex_pages: BTreeSet<u64> = threads
+        .iter()
+        .flat_map(|thread| futex_addresses(mem, FutexWords::of_registers(&thread.registers)))
+        .map(|address| address / PAGE_SIZE * PAGE_SIZE)
+        .collect();
+    pages.extend(futex_pages.into_iter().take(FUTEX_PAGES_MAX));
     read_pages(mem, pages.into_iter().filter(|page| is_restorable(*page, mappings)), mappings)
 }
 
@@ -104,6 +114,22 @@ fn read_pages(mem: &LocalMemory<'_>, pages: impl Iterator<Item = u64>, mappings:
         }
     }
     pieces
+}
+
+/// Returns the addresses that the kernel accesses for a futex call: its vector, and each word. The vector is in the program's
+/// memory and may hold anything.
+fn futex_addresses(mem: &LocalMemory<'_>, call: FutexWords) -> Vec<u64> {
+    /// Bytes of `struct futex_waitv`, and the offset of the address.
+    const ENTRY_BYTES: usize = 24;
+    const ADDRESS_OFFSET: usize = 8;
+    let mut addresses: Vec<u64> = call.words.into_iter().filter(|word| *word != 0).collect();
+    let mut vector = vec![0; call.vector_entries as usize * ENTRY_BYTES];
+    if call.vector_entries > 0 && mem.read_exact_at(&mut vector, call.vector).is_ok() {
+        addresses.extend([call.vector, call.vector.saturating_add(vector.len() as u64 - 1)]);
+        let word = |entry: &[u8]| u64::from_ne_bytes(std::array::from_fn(|index| entry[ADDRESS_OFFSET + index]));
+        addresses.extend(vector.chunks_exact(ENTRY_BYTES).map(word));
+    }
+    addresses
 }
 
 /// Walks a list of robust futexes (`struct robust_list_head`): returns the address of each entry and of its futex. The list

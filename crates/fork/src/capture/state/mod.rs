@@ -5,6 +5,7 @@ pub(super) mod glibc;
 pub(super) mod inherited_state;
 pub(super) mod namespaces;
 pub(super) mod node_root;
+pub(super) mod pause_start;
 pub(super) mod proc_link;
 pub(super) mod process_root;
 pub(super) mod seccomp;

@@ -2,7 +2,6 @@
 //! (`injection::thread_queries`). POSIX timers take calls of their own, if `/proc` lists any.
 
 use std::os::unix::fs::FileExt;
-use std::time::Instant;
 
 use farfork_sys::process;
 use farfork_wire::descriptor::{IntervalTimer, PosixTimer, RESTORED_NUMBER_MAX, TimerSpec};
@@ -12,6 +11,7 @@ use crate::capture::injection::injector::InjectedCall;
 use crate::capture::injection::pages::SLOTS_BYTES_MIN;
 use crate::capture::injection::script::{self, ENTRY_BYTES, TRAILER_ENTRIES, read_word};
 use crate::capture::injection::script_runner::{InjectionTarget, ScriptRunner};
+use crate::capture::state::pause_start::{PauseStart, add_elapsed};
 
 const NS_PER_SECOND: u64 = 1_000_000_000;
 const NS_PER_US: u64 = 1000;
@@ -131,18 +131,18 @@ impl ListedTimer {
     }
 }
 
-/// Queries the time left of each timer. The process has been stopped since `since`, and the leader has made its other calls.
-/// `inner_id` translates a thread's id to the process's own namespace.
+/// Queries the time that each timer had left at the start of the pause. The leader has made its other calls. `inner_id` translates a thread's id to the process's own namespace.
 pub(in crate::capture) async fn read_remaining(
     leader: &InjectionTarget<'_>,
     listed: &[ListedTimer],
     inner_id: impl Fn(i32) -> Option<u32>,
-    since: Instant,
+    start: PauseStart,
     runner: &mut ScriptRunner<'_, '_>,
 ) -> Result<Vec<PosixTimer>, CaptureError> {
     let mut timers = Vec::with_capacity(listed.len());
     for some in listed.chunks(TIMERS_PER_SCRIPT) {
-        let (slot, passed_ns) = run_query_script(leader, some, since, runner).await?;
+        let slot = run_query_script(leader, some, runner).await?;
+        let elapsed_ns = start.elapsed_ns();
         for (index, timer) in some.iter().enumerate() {
             let changed = || CaptureError::Unstable { pid: leader.pid, what: format!("POSIX timer {}", timer.id) };
             if script::result_of(&slot, index) != 0 {
@@ -150,9 +150,9 @@ pub(in crate::capture) async fn read_remaining(
             }
             let tid = if timer.tid == 0 { 0 } else { inner_id(timer.tid).ok_or_else(changed)? };
             let mut time = parse_time(&slot, TIMER_ANSWERS_OFFSET + index * TIME_BYTES, 1);
-            // The child's clocks continue from the time of the stop. CPU time did not advance in the pause.
-            let goes_on = time.remaining_ns != 0 && timer.advances_in_pause();
-            time.remaining_ns = if goes_on { time.remaining_ns.saturating_add(passed_ns) } else { time.remaining_ns };
+            // CPU time did not advance in the pause.
+            let elapsed_ns = if timer.advances_in_pause() { elapsed_ns } else { 0 };
+            time.remaining_ns = add_elapsed(time.remaining_ns, elapsed_ns);
             let (clock, signal, value) = (timer.clock as u32, timer.signal, timer.value);
             timers.push(PosixTimer { id: timer.id, clock, value, signal, tid, time });
         }
@@ -160,14 +160,12 @@ pub(in crate::capture) async fn read_remaining(
     Ok(timers)
 }
 
-/// Runs one script in the leader's slot. Returns the contents of the slot, and the nanoseconds from `since` to the start of
-/// the script.
+/// Runs one script in the leader's slot. Returns the contents of the slot.
 async fn run_query_script(
     leader: &InjectionTarget<'_>,
     timers: &[ListedTimer],
-    since: Instant,
     runner: &mut ScriptRunner<'_, '_>,
-) -> Result<(Vec<u8>, u64), CaptureError> {
+) -> Result<Vec<u8>, CaptureError> {
     const TIMER_GETTIME: u64 = 224;
     let (pages, mem) = (runner.pages, leader.mem);
     let answer = |index: usize| pages.slot_address(0) + (TIMER_ANSWERS_OFFSET + index * TIME_BYTES) as u64;
@@ -178,19 +176,28 @@ async fn run_query_script(
     let failed = |operation| CaptureError::tracing(operation, leader.pid);
     let before = pages.save_slots(mem).map_err(failed("read the calls of"))?;
     let running = leader.write_script(&calls, pages)?;
-    let passed_ns = u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX);
     runner.injector.start_script(&running, leader.registers)?;
     runner.injector.wait_scripts(&mut vec![running], |_| true).await?;
     let mut slot = vec![0; SLOTS_BYTES_MIN as usize];
     mem.read_exact_at(&mut slot, pages.slot_address(0)).map_err(failed("read the answers of"))?;
     pages.restore_slots(&before, mem).map_err(failed("write the calls of"))?;
-    Ok((slot, passed_ns))
+    Ok(slot)
 }
 
 /// Parses an interval timer (`struct itimerval`). Returns `None` if it is not armed. A timer that has expired counts as
-/// armed if it is rearmed when its signal is delivered.
-pub(in crate::capture) fn parse_interval_timer(which: usize, bytes: &[u8], at: usize) -> Option<IntervalTimer> {
-    let time = parse_time(bytes, at, NS_PER_US);
+/// armed if it is rearmed when its signal is delivered. `elapsed_ns`: time from the start of the pause to the query.
+pub(in crate::capture) fn parse_interval_timer(
+    which: usize,
+    bytes: &[u8],
+    at: usize,
+    elapsed_ns: u64,
+) -> Option<IntervalTimer> {
+    /// ITIMER_REAL. The other two count CPU time, which does not advance in the pause.
+    const REAL_TIMER: usize = 0;
+    let mut time = parse_time(bytes, at, NS_PER_US);
+    let elapsed_ns = if which == REAL_TIMER { elapsed_ns } else { 0 };
+    // The kernel has rounded the time left down.
+    time.remaining_ns = add_elapsed(time.remaining_ns, elapsed_ns.saturating_add(NS_PER_US));
     (time != TimerSpec::default()).then_some(IntervalTimer { which: which as u32, time })
 }
 

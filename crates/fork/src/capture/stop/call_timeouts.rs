@@ -15,6 +15,9 @@ use super::restart;
 /// Nanoseconds per second.
 const NS_PER_S: u64 = 1_000_000_000;
 
+/// Bytes of `struct timespec`.
+const TIMESPEC_BYTES: u64 = 16;
+
 const AF_UNIX: i32 = 1;
 
 /// Where the time limit of a call is stored.
@@ -37,6 +40,13 @@ pub(crate) struct LimitedCall {
     location: LimitLocation,
 }
 
+/// Whether a clock of clock_nanosleep(2) counts the CPU time of processes or threads. It may be slower than CLOCK_MONOTONIC,
+/// so that the kernel alone knows when the sleep ends.
+fn counts_cpu_time(clock: u64) -> bool {
+    const CPU_CLOCKS: [i32; 2] = [2, 3];
+    (clock as i32) < 0 || CPU_CLOCKS.contains(&(clock as i32))
+}
+
 /// A time limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct TimeLimit {
@@ -53,6 +63,8 @@ impl LimitedCall {
         const FUTEX_COMMAND: u64 = 127;
         let [first, second, third, fourth, fifth, _] = *arguments;
         let timespec = |address: u64| (address != 0).then_some(LimitLocation::Timespec(address));
+        // The kernel has written the time left over the limit, if both have the same address, as in glibc's sleep(3).
+        let sleep = |limit: u64, left: u64| if limit.abs_diff(left) < TIMESPEC_BYTES { None } else { timespec(limit) };
         let milliseconds =
             |value: u64| (value as i32 >= 0).then_some(LimitLocation::Milliseconds(value & u64::from(u32::MAX)));
         let location = match number {
@@ -66,8 +78,8 @@ impl LimitedCall {
             208 | 333 | 270 => timespec(fifth),
             23 => (fifth != 0).then_some(LimitLocation::Timeval(fifth)),
             // nanosleep, clock_nanosleep, futex(FUTEX_WAIT).
-            35 => timespec(first),
-            230 if second & TIMER_ABSTIME == 0 => timespec(third),
+            35 => sleep(first, second),
+            230 if second & TIMER_ABSTIME == 0 && !counts_cpu_time(first) => sleep(third, fourth),
             202 if second & FUTEX_COMMAND == 0 => timespec(fourth),
             // read, readv, accept, recvfrom, recvmsg, splice, accept4, recvmmsg.
             0 | 19 | 43 | 45 | 47 | 275 | 288 | 299 => Some(LimitLocation::Socket { fd: first, option: SO_RCVTIMEO }),
@@ -153,6 +165,12 @@ mod tests {
         assert_eq!(LimitedCall::from_arguments(230, &[1, 1, 0x1000, 0, 0, 0]), None, "a sleep until a time");
         assert_eq!(LimitedCall::from_arguments(202, &[0x1000, 128 | 9, 0, 0x2000, 0, 0]), None, "a futex until a time");
         assert_eq!(LimitedCall::from_arguments(128, &[0x1000, 0, 0, 8, 0, 0]), None, "sigwaitinfo");
+        assert_eq!(LimitedCall::from_arguments(35, &[0x1000, 0x1000, 0, 0, 0, 0]), None, "sleep(3)");
+        assert_eq!(LimitedCall::from_arguments(230, &[1, 0, 0x1000, 0x1000, 0, 0]), None, "the time left is the limit");
+        for clock in [2, (-6_i64).cast_unsigned()] {
+            assert_eq!(LimitedCall::from_arguments(230, &[clock, 0, 0x1000, 0, 0, 0]), None, "a sleep of CPU time");
+        }
+        assert!(LimitedCall::from_arguments(230, &[1, 0, 0x1000, 0x2000, 0, 0]).is_some());
     }
 
     #[test]

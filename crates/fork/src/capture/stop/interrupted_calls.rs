@@ -8,8 +8,9 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
+use farfork_sys::clock;
+use farfork_sys::process::{self, ProcStatus};
 use farfork_sys::ptrace::Registers;
-use farfork_sys::{clock, process};
 use farfork_wire::descriptor::RestartableCall;
 
 use super::call_entry::{ProcessorClocks, SleepingCall, StoppedCall};
@@ -38,6 +39,8 @@ struct InterruptedCall {
     mark: Option<CallMark>,
     /// Whether the call was already interrupted by an earlier stop.
     is_interrupted_again: bool,
+    /// Number of voluntary context switches of its thread, if a recorded end may belong to an earlier call.
+    voluntary_switches: Option<u64>,
     stopped_call: Option<StoppedCall>,
     stopped_at_ns: u64,
 }
@@ -52,8 +55,17 @@ thread_local! {
     static INTERRUPTED: RefCell<Vec<InterruptedCall>> = const { RefCell::new(Vec::new()) };
 }
 
+/// The end of a call that was interrupted before.
+#[derive(Debug, Clone, Copy)]
+struct RecordedEnd {
+    site: CallSite,
+    end_ns: u64,
+    /// Number of voluntary context switches of its thread when the thread ran again. 0 if the site has a mark.
+    voluntary_switches: u64,
+}
+
 /// Ends of calls that were interrupted before, by thread.
-static CALL_ENDS: Mutex<BTreeMap<i32, (CallSite, u64)>> = Mutex::new(BTreeMap::new());
+static CALL_ENDS: Mutex<BTreeMap<i32, RecordedEnd>> = Mutex::new(BTreeMap::new());
 
 /// Observes a running or sleeping thread that will be stopped.
 pub(in crate::capture) fn observe_thread(tid: i32) {
@@ -87,14 +99,16 @@ pub(in crate::capture) fn record_interrupted(tid: i32, before: &Registers, resta
     }
     let mark = CallMark::from_registers(restartable);
     let seen = SEEN.with_borrow(|all| all.get(&tid).copied());
+    let is_interrupted_again =
+        CallMark::from_registers(before).is_some() || restart::call_number(before) != restart::call_number(&named);
     let interrupted = InterruptedCall {
         tid,
         call,
         limit,
         site: CallSite { number: restart::call_number(&named), mark, rsp: before.rsp, rip: before.rip },
         mark,
-        is_interrupted_again: CallMark::from_registers(before).is_some()
-            || restart::call_number(before) != restart::call_number(&named),
+        is_interrupted_again,
+        voluntary_switches: if is_interrupted_again && mark.is_none() { read_voluntary_switches(tid) } else { None },
         stopped_call: seen.and_then(|seen| seen.to_stopped(tid, before.rsp, before.rip)),
         stopped_at_ns: clock::monotonic_ns(),
     };
@@ -128,19 +142,31 @@ impl InterruptedCall {
         Some(RestartableCall { remaining_ns: end_ns.saturating_sub(self.stopped_at_ns), timeout_result: result })
     }
 
-    /// The recorded end of a call that was interrupted before.
+    /// The recorded end of a call that was interrupted before. A call without a mark may be a later one at the same site,
+    /// which another process has stopped (SIGSTOP). In one call, the thread has slept twice since: to continue the call, and
+    /// to stop now.
     fn remembered_end(&self) -> Option<u64> {
+        const SWITCHES_IN_ONE_CALL: u64 = 2;
         let ends = CALL_ENDS.lock().unwrap_or_else(PoisonError::into_inner);
-        let (site, end_ns) = ends.get(&self.tid)?;
-        (self.is_interrupted_again && *site == self.site).then_some(*end_ns)
+        let recorded =
+            ends.get(&self.tid).filter(|recorded| self.is_interrupted_again && recorded.site == self.site)?;
+        let slept = || self.voluntary_switches?.checked_sub(recorded.voluntary_switches);
+        let is_same_call = self.mark.is_some() || slept().is_some_and(|slept| slept <= SWITCHES_IN_ONE_CALL);
+        is_same_call.then_some(recorded.end_ns)
     }
 
     fn remember_end(&self, end_ns: u64) {
+        let switches = if self.mark.is_some() { Some(0) } else { read_voluntary_switches(self.tid) };
+        let Some(voluntary_switches) = switches else { return };
         let mut ends = CALL_ENDS.lock().unwrap_or_else(PoisonError::into_inner);
         if ends.len() >= CALL_ENDS_MAX {
             let now_ns = clock::monotonic_ns();
-            ends.retain(|_, (_, end_ns)| end_ns.saturating_add(KEEP_END_NS) > now_ns);
+            ends.retain(|_, recorded| recorded.end_ns.saturating_add(KEEP_END_NS) > now_ns);
         }
-        ends.insert(self.tid, (self.site, end_ns));
+        ends.insert(self.tid, RecordedEnd { site: self.site, end_ns, voluntary_switches });
     }
+}
+
+fn read_voluntary_switches(tid: i32) -> Option<u64> {
+    ProcStatus::read(tid).ok().map(|status| status.voluntary_switches)
 }

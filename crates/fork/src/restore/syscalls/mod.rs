@@ -149,7 +149,7 @@ impl SyscallLists {
         process_settings::enter_root(descriptor, &mut syscall_builder)?;
         let after_paths = syscall_builder.finish()?;
         let mut syscall_builder = SyscallBuilder::new(writer);
-        append_only_files::truncate_append_only_files(descriptor, objects, place, &mut syscall_builder);
+        append_only_files::truncate_append_only_files(descriptor, objects, place, &mut syscall_builder)?;
         let restorer_files = RestorerFiles { objects, created_files: &made, fd_base };
         file_locks::take_locks(descriptor, restorer_files, &mut syscall_builder)?;
         file_locks::set_file_owners(descriptor, &mut syscall_builder)?;

@@ -90,10 +90,10 @@ pub(super) fn encode_itimerspec(time: TimerSpec) -> [u64; 4] {
     [interval_seconds, interval_ns, seconds, nanoseconds]
 }
 
-/// Splits both times into seconds and a rest in units of `unit_ns`. If less than one unit remains, uses one unit,
-/// because zero would disarm the timer.
+/// Splits both times into seconds and a rest in units of `unit_ns`. Rounds the time left up, so that the timer does not
+/// expire early, and to one unit at least, because zero would disarm the timer.
 fn split_times(left_ns: u64, interval_ns: u64, unit_ns: u64) -> [u64; 4] {
-    let left_ns = left_ns.max(unit_ns);
+    let left_ns = left_ns.max(1).next_multiple_of(unit_ns);
     let parts = |ns: u64| [ns / NS_PER_SECOND, ns % NS_PER_SECOND / unit_ns];
     let ([seconds, rest], [interval_seconds, interval_rest]) = (parts(left_ns), parts(interval_ns));
     [seconds, rest, interval_seconds, interval_rest]
@@ -110,7 +110,8 @@ mod tests {
             [5, 6, 3, 4]
         );
         assert_eq!(encode_itimerspec(TimerSpec { remaining_ns: 0, interval_ns: 7 }), [0, 7, 0, 1]);
-        assert_eq!(split_times(2_000_003_500, 400, NS_PER_US), [2, 3, 0, 0]);
+        assert_eq!(split_times(2_000_003_500, 400, NS_PER_US), [2, 4, 0, 0]);
+        assert_eq!(split_times(1_999_999_001, 0, NS_PER_US), [2, 0, 0, 0]);
         assert_eq!(split_times(1, 0, NS_PER_US), [0, 1, 0, 0]);
     }
 }
