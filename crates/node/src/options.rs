@@ -69,6 +69,8 @@ pub struct VolumeOptions {
     pub catalog: PathBuf,
     /// A node that does not respond for this time is removed from the chains of its volumes, in milliseconds.
     pub detection_ms: u64,
+    /// A replica that takes less than this number of bytes of its log per detection time is removed from the chain.
+    pub replica_rate_min: u64,
     /// Period in which the replicas of each volume are compared once, in hours; 0 for never.
     pub scrub_hours: u32,
     /// Method to copy data from logs into shared trees.
@@ -86,6 +88,8 @@ pub struct VolumeOptions {
 impl VolumeOptions {
     /// Default of `detection_ms`.
     pub const DETECTION_MS: u64 = 1000;
+    /// Default of `replica_rate_min`: with the default detection time, half a Mbit/s.
+    pub const REPLICA_RATE_MIN: u64 = 64 << 10;
     /// Default of `scrub_hours`: one week. Linux distributions check RAID arrays once a week or once a month.
     pub const SCRUB_HOURS: u32 = 168;
 
@@ -98,6 +102,7 @@ impl VolumeOptions {
             store,
             catalog,
             detection_ms: Self::DETECTION_MS,
+            replica_rate_min: Self::REPLICA_RATE_MIN,
             scrub_hours: Self::SCRUB_HOURS,
             copy_method: CopyMethod::default(),
             compression: LogCompression::default(),

@@ -229,6 +229,7 @@ impl VolumeServiceThread {
             catalog: options.catalog.clone(),
             listen: *listen,
             detection_time: Duration::from_millis(options.detection_ms),
+            replica_rate_min: options.replica_rate_min,
             scrub_interval: Duration::from_secs(3600 * u64::from(options.scrub_hours)),
             mode: OffloadMode::Inline,
             copy_method: options.copy_method,
@@ -275,6 +276,7 @@ impl VolumeServiceThread {
             command.args(["--name", node.as_str(), "--listen", &listen.to_string()]);
             command.args(["--compress", options.compression.name()]);
             command.args(["--detect-ms", &options.detection_ms.to_string()]);
+            command.args(["--replica-rate-min", &options.replica_rate_min.to_string()]);
             command.args(["--scrub-hours", &options.scrub_hours.to_string()]);
             if let Some(cpus) = &options.offload_cpus {
                 command.args(["--cpus", cpus]);

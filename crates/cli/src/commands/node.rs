@@ -26,7 +26,7 @@ use zeroize::Zeroizing;
 use crate::GlobalArgs;
 use crate::connection::parse_address;
 use crate::log::{self, LogOptions};
-use crate::size::parse_size;
+use crate::size::{parse_nonzero_size, parse_size};
 
 /// Maximum size of a token file, in bytes.
 const TOKEN_BYTES_MAX: u64 = 1024;
@@ -148,6 +148,12 @@ pub(crate) struct Node {
     /// A removed node returns by itself when it answers again.
     #[arg(long, env = "FARFORK_DETECT_MS", value_name = "MS", default_value_t = VolumeOptions::DETECTION_MS, value_parser = clap::value_parser!(u64).range(100..=600_000))]
     detect_ms: u64,
+    /// Bytes of its log that a replica must take in each --detect-ms, while it has not the whole log.
+    ///
+    /// A slower replica is removed from the chain after ten times --detect-ms, because programs would wait for it. The default
+    /// is half a Mbit/s. A faster link never removes a replica, however long its backlog takes.
+    #[arg(long, env = "FARFORK_REPLICA_RATE_MIN", value_name = "SIZE", default_value = "64KiB", value_parser = parse_nonzero_size)]
+    replica_rate_min: u64,
     /// Interval between two comparisons of the replicas of a volume, in hours; 0 for never.
     ///
     /// The node of the chain's head compares them. It repairs a damaged replica on a node that has not mounted the volume.
@@ -203,6 +209,7 @@ impl Node {
         let xcr0 = self.xcr0.filter(|(name, _)| *name == self.name.as_str()).map(|(_, mask)| mask);
         let volumes = VolumeOptions {
             detection_ms: self.detect_ms,
+            replica_rate_min: self.replica_rate_min,
             scrub_hours: self.scrub_hours,
             copy_method: self.volume_copy,
             compression: self.volume_compress,

@@ -82,6 +82,7 @@ fn run_node(name: &str, run_dir: &str, join: Option<&str>) {
             store: run_dir.join("volumes"),
             catalog: run_dir.join("catalog"),
             detection_ms: 1000,
+            replica_rate_min: VolumeOptions::REPLICA_RATE_MIN,
             scrub_hours: 0,
             copy_method: CopyMethod::default(),
             compression: LogCompression::default(),

@@ -120,6 +120,37 @@ pub struct AppendedLog {
     pub space: TreeSpace,
 }
 
+/// As `AppendLog`, for logs that take long to send: the reply does not wait until all later members have the new bytes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StoreLog {
+    /// The new bytes.
+    pub append: AppendLog,
+    /// The predecessor has more records after `append.end`. The reply waits only until this replica has validated the bytes.
+    pub has_more: bool,
+    /// Without `has_more`: longest wait for the later members, in milliseconds.
+    pub wait_ms: u32,
+}
+
+/// The reply to `StoreLog`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum StoreAnswer {
+    /// The replica has validated the new bytes.
+    Stored(StoredLog),
+    /// As `AppendAnswer::OtherPath`.
+    OtherPath,
+}
+
+/// A replica has validated its log up to the requested end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StoredLog {
+    /// The replica and all later ones have the log up to this point.
+    pub committed: LogPoint,
+    /// All of these replicas have published the log up to this point.
+    pub published: LogPoint,
+    /// As in `AppendedLog`. None if a later member has not the new bytes yet.
+    pub space: Option<TreeSpace>,
+}
+
 /// The reply to a request to end a term.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum TermEnd {
@@ -332,8 +363,8 @@ pub struct ReleaseWriter {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PublishLog(pub VolumeKey);
 
-/// Waits until each live replica has all records that the node's client has logged before this call. Returns the end of
-/// these records.
+/// Returns the end of all records that the node's client has logged before this call. Each live replica has these records when
+/// one of them has published them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CommitLog(pub VolumeKey);
 
@@ -369,6 +400,7 @@ typed_calls! {
     HasMount = 19 -> bool,
     SaveLastCheck = 20 -> (),
     CommitLog = 21 -> LogPoint,
+    StoreLog = 22 -> StoreAnswer,
 }
 
 /// A request about one volume.

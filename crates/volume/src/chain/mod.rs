@@ -2,8 +2,8 @@
 //! path.
 
 //   client's node ──one-sided writes──▶ next member ──▶ … ──▶ last member
-//         ▲         AppendLog(end)           │                    │
-//         └────────────── reply ─────────────┴────── reply ───────┘   sent when all later members have the log up to `end`
+//         ▲         StoreLog(end)            │                    │
+//         └────────────── reply ─────────────┴────── reply ───────┘   to the last piece: sent when all later members have the log
 
 pub mod calls;
 mod compressed_chunk;
@@ -14,6 +14,7 @@ mod log_state;
 pub mod membership;
 mod path;
 mod peers;
+mod replica_progress;
 mod tree_space;
 
 pub use compressed_chunk::{
@@ -25,6 +26,7 @@ pub use log_region::{ChunkBuffers, LogRegion, WritableWindow};
 pub use log_state::{ChainLog, LogRestart, PublishedAhead};
 pub use path::{PathPosition, PathVersion};
 pub use peers::{CALL_TIMEOUT, PeerClient, PeerClients, PeerError};
+pub use replica_progress::{ReplicaProgress, ReplicaRate};
 pub use tree_space::{AMPLE_BYTES, RECORD_BYTES, RESERVE_BYTES, TreeSpace};
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use farfork_cluster::catalog::{Catalog, CatalogError, VolumeNode};
 use farfork_fabric::TlsSecurity;
 use farfork_rpc::client::{BlockingCallError, TcpConnector};
-use farfork_rpc::{CallError, Client, OutgoingRequest, SessionHandle, TypedCall, TypedCallError};
+use farfork_rpc::{CallError, Client, OutgoingRequest, SessionHandle, Status, TypedCall, TypedCallError};
 use farfork_trust::Credentials;
 use farfork_wire::NodeName;
 
@@ -44,6 +44,14 @@ impl PeerError {
             return false;
         };
         matches!(error, CallError::Refused { .. })
+    }
+
+    /// Whether the node has an earlier version, which does not know the call.
+    pub fn is_unknown_call(&self) -> bool {
+        let Self::Call { source: TypedCallError::Call(BlockingCallError::Call(error)), .. } = self else {
+            return false;
+        };
+        *error == CallError::Status(Status::NoHandler)
     }
 }
 

@@ -82,6 +82,15 @@ impl LogFile {
         Ok(Self { file, mapping, header })
     }
 
+    /// Maps the same file once more, for another thread.
+    ///
+    /// # Errors
+    /// As dup(2) and mmap(2).
+    pub fn map_again(&self) -> io::Result<Self> {
+        let mapping = SharedMapping::map_file(&self.file, (RING_OFFSET + self.header.ring_bytes) as usize)?;
+        Ok(Self { file: self.file.try_clone()?, mapping, header: self.header })
+    }
+
     /// The header.
     pub fn header(&self) -> &LogHeader {
         &self.header

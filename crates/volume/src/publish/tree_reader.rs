@@ -22,8 +22,9 @@ use crate::log::LogPoint;
 use crate::record::{EntryKey, EntryName, InodeNumber};
 use crate::view::{Inode, InodeContent};
 
-/// Maximum number of bytes of data in one part. It is less than the limit of a call.
-const PART_DATA_BYTES: u64 = 4 << 20;
+/// Maximum number of bytes of data in one part. The slowest link of a live replica, half a Mbit/s, needs less than the time
+/// limit of a call for it.
+const PART_DATA_BYTES: u64 = 512 << 10;
 /// Maximum number of inodes or entries of one part.
 const PART_CHANGES_MAX: usize = 4096;
 

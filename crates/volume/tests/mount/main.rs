@@ -18,6 +18,7 @@ mod real_programs;
 mod replaced_paths;
 mod replica_check;
 mod several_clients;
+mod slow_links;
 mod suites;
 mod test_network;
 mod test_node;
@@ -74,6 +75,7 @@ fn main() -> ExitCode {
         user_namespaces::TESTS,
         read_passthrough::TESTS,
         several_clients::TESTS,
+        slow_links::TESTS,
         turns::TESTS,
         replica_check::TESTS,
         lost_files::TESTS,
@@ -160,6 +162,7 @@ fn offload_options(arguments: &[String]) -> OffloadOptions {
         catalog: arguments[2].as_str().into(),
         listen: arguments[5].parse().expect("an address"),
         detection_time: Duration::from_millis(arguments[4].parse().expect("a number")),
+        replica_rate_min: 64 << 10,
         scrub_interval: SCRUB_INTERVAL,
         mode: OffloadMode::On,
         copy_method: copy_method(),

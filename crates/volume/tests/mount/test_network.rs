@@ -54,6 +54,17 @@ impl TestNetwork {
         self.nodes[index].clone()
     }
 
+    /// Limits the rate at which a node sends, as tc-tbf(8) names it.
+    pub(crate) fn limit_rate(&self, index: usize, rate: &str) {
+        let namespace = self.nodes[index].namespace.as_ref().expect("it has its own");
+        let limit =
+            ["qdisc", "add", "dev", NODE_LINK, "root", "tbf", "rate", rate, "burst", "64kb", "latency", "100ms"];
+        in_thread(|| {
+            enter_network(namespace.as_fd()).unwrap();
+            assert!(Command::new("tc").args(limit).status().unwrap().success(), "tc: {limit:?}");
+        });
+    }
+
     /// Drops all packets of a node's link.
     pub(crate) fn cut_link(&self, index: usize) {
         run_ip(&self.bridge, &format!("link set {} down\n", port(index)));

@@ -57,6 +57,9 @@ pub(crate) struct OffloadArguments {
     /// Time after which a node that does not answer leaves the chains of its volumes, in milliseconds.
     #[arg(long, value_name = "MS")]
     detect_ms: u64,
+    /// Bytes of its log that a replica must take in each --detect-ms to stay in the chain.
+    #[arg(long, value_name = "BYTES")]
+    replica_rate_min: u64,
     /// Interval between two comparisons of the replicas of a volume, in hours; 0 for never.
     #[arg(long, value_name = "HOURS")]
     scrub_hours: u32,
@@ -125,6 +128,7 @@ impl OffloadArguments {
             catalog: self.catalog,
             listen: self.listen,
             detection_time: Duration::from_millis(self.detect_ms),
+            replica_rate_min: self.replica_rate_min,
             scrub_interval: Duration::from_secs(3600 * u64::from(self.scrub_hours)),
             mode: OffloadMode::On,
             copy_method: self.copy,

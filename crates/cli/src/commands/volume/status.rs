@@ -1,6 +1,8 @@
 //! `farfork volume status NAME`: shows a volume and the progress of each replica.
 
 use std::process::ExitCode;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use farfork_api::failure::Failure;
@@ -10,17 +12,23 @@ use serde_json::Value;
 use tonic::Code;
 
 use super::parse_volume_name;
-use super::view::{LastCheckView, ReplicaView, VolumeView, replica_table, volume_table};
+use super::view::{LastCheckView, ReplicaView, VolumeView, backlog_table, replica_table, volume_table};
 use super::volume_node::VolumeNode;
 use super::watch::watch;
 use crate::GlobalArgs;
 use crate::output::{print_json, print_line};
+
+/// Time between the two queries from which the rate of a replica is computed.
+const RATE_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Show a volume, its replicas, and how far each log is replicated and published.
 ///
 /// Each node that has mounted the volume is a client, with a log of its own. LOGGED is how much of the log a replica
 /// has. UNCOMMITTED is the part that not every live replica has: fsync waits for it. UNPUBLISHED is the committed part that
 /// the shared tree of the replica does not have yet. FREE is the free space of the replica's file system.
+///
+/// A second table shows the replicas that lack a part of a log, as on a slow link: BACKLOG is that part, RATE is how fast the
+/// replica takes it, and TIME LEFT is the time for the rest at this rate. The rate is measured for half a second.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -52,32 +60,44 @@ impl ShowVolumeStatus {
                 failure.with_next_step("list the volumes with `farfork volume ls`")
             })
         };
-        let status = read()?;
+        let (mut status, taken) = (read()?, Instant::now());
         if self.watch {
             watch(read, document_of, global.json)?;
-        } else if global.json {
-            print_json(&document_of(&status)?);
+            return Ok(ExitCode::SUCCESS);
+        }
+        let mut replicas = ReplicaView::all(&status);
+        if replicas.iter().any(ReplicaView::has_backlog) {
+            thread::sleep(RATE_INTERVAL);
+            status = read()?;
+            let earlier = std::mem::replace(&mut replicas, ReplicaView::all(&status));
+            ReplicaView::measure_rates(&mut replicas, &earlier, taken.elapsed());
+        }
+        if global.json {
+            print_json(&document_of(&status, &replicas)?);
         } else {
-            print_status(&status);
+            print_status(&status, &replicas);
         }
         Ok(ExitCode::SUCCESS)
     }
 }
 
-fn document_of(status: &VolumeStatus) -> anyhow::Result<Value> {
+fn document_of(status: &VolumeStatus, replicas: &[ReplicaView]) -> anyhow::Result<Value> {
     let mut document = serde_json::to_value(VolumeView::new(status))?;
-    document["replica_states"] = serde_json::to_value(ReplicaView::all(status))?;
+    document["replica_states"] = serde_json::to_value(replicas)?;
     document["check_running"] = status.is_checked().into();
     document["last_check"] = serde_json::to_value(status.last_check().map(LastCheckView::new))?;
     Ok(document)
 }
 
-fn print_status(status: &VolumeStatus) {
-    let replicas = ReplicaView::all(status);
+fn print_status(status: &VolumeStatus, replicas: &[ReplicaView]) {
     volume_table(&[VolumeView::new(status)]).print();
     print_line("");
-    replica_table(&replicas).print();
-    for replica in &replicas {
+    replica_table(replicas).print();
+    if let Some(backlogs) = backlog_table(replicas) {
+        print_line("");
+        backlogs.print();
+    }
+    for replica in replicas {
         if let Some(failure) = &replica.failure {
             print_line(&format!("{} does not answer: {failure}", replica.node));
         }

@@ -1,5 +1,7 @@
 //! JSON and tables of volumes and replicas for `farfork volume ls` and `status`. The JSON keys are stable.
 
+use std::time::Duration;
+
 use farfork_cluster::catalog::{Durability, VolumeState};
 use farfork_volume::process::{LastCheck, ReplicaStatus, VolumeStatus};
 use farfork_wire::NodeName;
@@ -29,6 +31,11 @@ pub(super) struct ReplicaView {
     free_bytes: Option<u64>,
     pub(super) full: bool,
     pub(super) logs: Vec<LogView>,
+    /// Bytes of the logs that another replica has, and this one has not.
+    backlog_bytes: Option<u64>,
+    /// The rate at which the replica takes its backlog, and the time that the rest takes. Unknown until it is measured.
+    rate_bytes_per_s: Option<u64>,
+    backlog_seconds: Option<u64>,
 }
 
 /// The last check of a volume.
@@ -101,7 +108,34 @@ impl VolumeView {
 
 impl ReplicaView {
     pub(super) fn all(status: &VolumeStatus) -> Vec<Self> {
-        status.replicas.iter().map(|replica| Self::new(status, replica)).collect()
+        let mut replicas: Vec<_> = status.replicas.iter().map(|replica| Self::new(status, replica)).collect();
+        let clients = 0..status.record.clients.len();
+        let end_of = |client: usize| replicas.iter().filter_map(|replica| Some(replica.logs.get(client)?.logged)).max();
+        let ends: u64 = clients.filter_map(end_of).sum();
+        for replica in replicas.iter_mut().filter(|replica| replica.failure.is_none()) {
+            replica.backlog_bytes = Some(ends.saturating_sub(replica.logged()));
+        }
+        replicas
+    }
+
+    /// Whether the replica lacks a part of a log that another one has.
+    pub(super) fn has_backlog(&self) -> bool {
+        self.backlog_bytes.is_some_and(|bytes| bytes > 0)
+    }
+
+    fn logged(&self) -> u64 {
+        self.logs.iter().map(|log| log.logged).sum()
+    }
+
+    /// Computes the rates of replicas with a backlog from their state some time before.
+    pub(super) fn measure_rates(replicas: &mut [Self], earlier: &[Self], elapsed: Duration) {
+        for replica in replicas.iter_mut().filter(|replica| replica.has_backlog()) {
+            let Some(before) = earlier.iter().find(|before| before.node == replica.node) else { continue };
+            let taken = replica.logged().saturating_sub(before.logged());
+            let rate = (taken as f64 / elapsed.as_secs_f64()) as u64;
+            replica.rate_bytes_per_s = Some(rate);
+            replica.backlog_seconds = replica.backlog_bytes.filter(|_| rate > 0).map(|bytes| bytes.div_ceil(rate));
+        }
     }
 
     fn new(status: &VolumeStatus, replica: &ReplicaStatus) -> Self {
@@ -121,6 +155,9 @@ impl ReplicaView {
             free_bytes: replica.free_bytes,
             full: replica.is_full,
             logs: logs.collect(),
+            backlog_bytes: None,
+            rate_bytes_per_s: None,
+            backlog_seconds: None,
         }
     }
 
@@ -171,6 +208,18 @@ pub(super) fn replica_table(replicas: &[ReplicaView]) -> Table {
     table
 }
 
+/// Makes a table of the replicas that lack a part of a log; none if each has all logs.
+pub(super) fn backlog_table(replicas: &[ReplicaView]) -> Option<Table> {
+    let mut table = Table::new(&["REPLICA", ">BACKLOG", ">RATE", ">TIME LEFT"]);
+    for replica in replicas.iter().filter(|replica| replica.has_backlog()) {
+        let text = |bytes: Option<u64>| bytes.map_or_else(|| "-".to_owned(), format_bytes);
+        let rate = replica.rate_bytes_per_s.map_or_else(|| "-".to_owned(), |rate| format!("{}/s", format_bytes(rate)));
+        let left = replica.backlog_seconds.map_or_else(|| "-".to_owned(), |seconds| format!("{seconds} s"));
+        table.add_row([replica.node.to_string(), text(replica.backlog_bytes), rate, left]);
+    }
+    replicas.iter().any(ReplicaView::has_backlog).then_some(table)
+}
+
 /// Lists nodes in the format of `--replicas`.
 pub(super) fn replicas_text(nodes: &[NodeName]) -> String {
     let names: Vec<&str> = nodes.iter().map(NodeName::as_str).collect();
@@ -194,6 +243,8 @@ fn durability_text(durability: Durability) -> &'static str {
 
 #[cfg(test)]
 pub(super) mod tests {
+    use std::time::Duration;
+
     use farfork_cluster::catalog::{VolumeName, VolumeRecord};
     use farfork_volume::process::LogStatus;
 
@@ -228,8 +279,10 @@ pub(super) mod tests {
             "forwarded": 8192, "compressed": 700,
         });
         let expected = serde_json::json!([
-            { "node": "n1", "live": true, "failure": null, "free_bytes": 1 << 30, "full": false, "logs": [log] },
-            { "node": "n2", "live": false, "failure": "it is down", "free_bytes": null, "full": false, "logs": [] },
+            { "node": "n1", "live": true, "failure": null, "free_bytes": 1 << 30, "full": false, "logs": [log],
+              "backlog_bytes": 0, "rate_bytes_per_s": null, "backlog_seconds": null },
+            { "node": "n2", "live": false, "failure": "it is down", "free_bytes": null, "full": false, "logs": [],
+              "backlog_bytes": null, "rate_bytes_per_s": null, "backlog_seconds": null },
         ]);
         assert_eq!(replicas, expected);
     }
@@ -254,6 +307,26 @@ pub(super) mod tests {
         assert_eq!(text.lines().count(), 3);
         assert!(text.lines().nth(1).unwrap().starts_with("n1       live       1.0 GiB  n2"), "{text}");
         assert!(text.lines().nth(2).unwrap().starts_with("n2       no answer        -  -"), "{text}");
+    }
+
+    #[test]
+    fn a_backlog_has_a_rate_and_a_time() {
+        let mut status = status();
+        assert!(backlog_table(&ReplicaView::all(&status)).is_none());
+        let behind = LogStatus { logged: 8192 - 6000, ..status.replicas[0].logs[0] };
+        (status.replicas[1].failure, status.replicas[1].logs) = (None, vec![behind]);
+        let earlier = ReplicaView::all(&status);
+        status.replicas[1].logs[0].logged += 1000;
+        let mut replicas = ReplicaView::all(&status);
+        ReplicaView::measure_rates(&mut replicas, &earlier, Duration::from_millis(500));
+        let values = |replica: &ReplicaView| (replica.backlog_bytes, replica.rate_bytes_per_s, replica.backlog_seconds);
+        assert_eq!(values(&replicas[0]), (Some(0), None, None));
+        assert_eq!(values(&replicas[1]), (Some(5000), Some(2000), Some(3)));
+        let text = backlog_table(&replicas).unwrap().render();
+        assert!(text.lines().nth(1).unwrap().starts_with("n2       4.9 KiB  2.0 KiB/s        3 s"), "{text}");
+        // A replica that takes nothing has no time.
+        ReplicaView::measure_rates(&mut replicas, &ReplicaView::all(&status), Duration::from_secs(1));
+        assert_eq!(values(&replicas[1]), (Some(5000), Some(0), None));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use farfork_wire::NodeName;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::view::ReplicaView;
+use super::view::{ReplicaView, backlog_table};
 use crate::output::screen::{draw, terminal_size};
 use crate::output::{Table, format_bytes, format_time_of_day, print_failure, write_bytes};
 
@@ -37,17 +37,21 @@ struct StatusSnapshot {
 /// the output closes the pipe. If `read` fails, shows the error and tries again.
 pub(super) fn watch(
     read: impl Fn() -> Result<VolumeStatus, Failure>,
-    document: impl Fn(&VolumeStatus) -> anyhow::Result<Value>,
+    document: impl Fn(&VolumeStatus, &[ReplicaView]) -> anyhow::Result<Value>,
     is_json: bool,
 ) -> anyhow::Result<()> {
     let mut earlier: Option<StatusSnapshot> = None;
     loop {
         let is_shown = match read() {
             Ok(status) => {
-                let now = StatusSnapshot { taken: Instant::now(), replicas: ReplicaView::all(&status) };
+                let mut now = StatusSnapshot { taken: Instant::now(), replicas: ReplicaView::all(&status) };
+                if let Some(earlier) = &earlier {
+                    let elapsed = now.taken.duration_since(earlier.taken);
+                    ReplicaView::measure_rates(&mut now.replicas, &earlier.replicas, elapsed);
+                }
                 let rates = rates_between(earlier.as_ref(), &now);
                 let shown = if is_json {
-                    let mut document = document(&status)?;
+                    let mut document = document(&status, &now.replicas)?;
                     document["rates"] = serde_json::to_value(&rates)?;
                     write_bytes(format!("{document:#}\n").as_bytes())
                 } else {
@@ -138,8 +142,9 @@ fn render(status: &VolumeStatus, replicas: &[ReplicaView], rates: &[LogRate]) ->
             ]);
         }
     }
+    let backlogs = backlog_table(replicas).map_or_else(String::new, |backlogs| format!("\n{}", backlogs.render()));
     format!(
-        "{} UTC  volume {}: {} of {} replicas live, writer {}, logs of {}\n{}",
+        "{} UTC  volume {}: {} of {} replicas live, writer {}, logs of {}\n{}{backlogs}",
         format_time_of_day(),
         status.name,
         record.chain.len(),

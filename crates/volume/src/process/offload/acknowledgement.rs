@@ -1,11 +1,12 @@
 //! Acknowledges the committed part of a log: to the predecessor on the path, or to the client that writes the log.
 
 use std::sync::MutexGuard;
+use std::time::Instant;
 
 use super::received_log::PendingAppend;
 use super::volume::{ReplicaState, ReplicatedVolume};
 use crate::chain::PathVersion;
-use crate::chain::calls::{AppendAnswer, AppendLog, AppendedLog, answer_call};
+use crate::chain::calls::StoredLog;
 use crate::process::message::OffloadMessage;
 use crate::publish::PublishedMark;
 
@@ -16,24 +17,26 @@ impl ReplicatedVolume {
         let path = PathVersion::of(&state.record, client);
         let log = state.log(client);
         for append in log.appends.extract_if(.., |append| append.path != path) {
-            answer_call::<AppendLog>(append.reply, Ok(AppendAnswer::OtherPath));
+            append.reply.refuse_path();
         }
         let (committed, published) = (log.chain.committed(), log.chain.published_everywhere());
         let is_complete = |append: &mut PendingAppend| append.is_complete(committed, &log.later_space);
-        let answered: Vec<_> = log.appends.extract_if(.., is_complete).collect();
-        if !answered.is_empty() && !log.chain.is_announced() {
+        let complete: Vec<_> = log.appends.extract_if(.., is_complete).collect();
+        let (stored, now) = (log.chain.stored(), Instant::now());
+        let is_early = |append: &mut PendingAppend| append.is_answered_early(stored, now);
+        let early: Vec<_> = log.appends.extract_if(.., is_early).collect();
+        // A replica that catches up must have all records of its predecessor.
+        if complete.iter().any(PendingAppend::is_last_piece) && !log.chain.is_announced() {
             log.chain.announce();
             self.notify();
         }
         if state.client_of(client).is_some() {
             return self.acknowledge_client(state, client);
         }
-        let space = (!answered.is_empty()).then(|| self.least_space(&state, client));
+        let space = (!complete.is_empty()).then(|| self.least_space(&state, client));
         drop(state);
-        if let Some(space) = space {
-            let answer = AppendAnswer::Appended(AppendedLog { published, space });
-            answered.into_iter().for_each(|append| answer_call::<AppendLog>(append.reply, Ok(answer)));
-        }
+        complete.into_iter().for_each(|append| append.reply.send(StoredLog { committed, published, space }));
+        early.into_iter().for_each(|append| append.reply.send(StoredLog { committed, published, space: None }));
     }
 
     fn acknowledge_client(&self, mut state: MutexGuard<'_, ReplicaState>, number: u16) {

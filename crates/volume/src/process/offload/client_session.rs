@@ -176,7 +176,7 @@ impl ClientSession {
 
     fn request_look(&self) {
         self.volume.lock().log(self.number).request_look();
-        self.volume.notify_thread(WaitingThread::Copier(self.number));
+        self.volume.notify_thread(WaitingThread::Reader(self.number));
     }
 
     fn request_commit(&self, point: LogPoint) {

@@ -5,21 +5,22 @@ use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{self, SendError, Sender};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use farfork_fabric::{Region, SeedKey};
 use farfork_rpc::{DeferredReply, HandlerTable, ReceivedPayload, TypedCall};
 use farfork_wire::token::TOKEN_BYTES;
 use farfork_wire::{SeedId, Token};
+use serde::de::DeserializeOwned;
 
 use super::node::OffloadNode;
-use super::received_log::{AppendRefusal, OpenRegion, PendingAppend};
+use super::received_log::{AppendRefusal, AppendReply, OpenRegion, PendingAppend};
 use super::volume::{LogProgress, ReplicatedVolume, WaitingThread};
 use super::{log_copier, rejoin, tree_hold, writer};
 use crate::chain::calls::{
-    AppendAnswer, AppendLog, CommitLog, CreateReplica, DescribeReplica, DigestData, DigestTree, DropReplica, FindPaths,
-    FinishTerm, HasClient, HasMount, HoldTree, LendTree, OpenAnswer, OpenLog, OpenedLog, PublishLog, ReadInodeDigests,
-    ReadTree, ReleaseTree, ReleaseWriter, ReplicaDescription, SaveLastCheck, ValidateLogs, VolumeKey, VolumeRequest,
+    AppendLog, CommitLog, CreateReplica, DescribeReplica, DigestData, DigestTree, DropReplica, FindPaths, FinishTerm,
+    HasClient, HasMount, HoldTree, LendTree, OpenAnswer, OpenLog, OpenedLog, PublishLog, ReadInodeDigests, ReadTree,
+    ReleaseTree, ReleaseWriter, ReplicaDescription, SaveLastCheck, StoreLog, ValidateLogs, VolumeKey, VolumeRequest,
     answer_call, decode_request,
 };
 use crate::chain::{CALL_TIMEOUT, LogRegion, PathVersion, RECORD_BYTES, RESERVE_BYTES};
@@ -61,27 +62,46 @@ pub(super) fn handler_table(node: &Arc<OffloadNode>) -> HandlerTable {
         volume.directory.save_last_check(&call.last).map_err(|error| error.to_string())
     });
     let idle_appends = (node.priority == WorkPriority::Idle).then(|| start_append_thread(node));
-    let node = Arc::clone(node);
-    table.add_deferred_handler(AppendLog::ID, move |payload, reply| {
-        let request = match decode_request::<AppendLog>(&payload) {
-            Ok(request) => request,
-            Err(reason) => return reply.refuse(&reason),
-        };
-        let Some(appends) = &idle_appends else { return append_log(&node, &request, reply) };
-        if let Err(SendError(ReceivedAppend { reply, .. })) = appends.send(ReceivedAppend { request, reply }) {
-            reply.refuse("the thread that takes logs has ended");
-        }
+    add_append_call(&mut table, node, idle_appends.clone(), |request: AppendLog, reply| ReceivedAppend {
+        request,
+        reply: AppendReply::Append(reply),
+    });
+    add_append_call(&mut table, node, idle_appends, |StoreLog { append, has_more, wait_ms }, reply| {
+        // The reply to a piece waits only until the piece is validated.
+        let wait_ms = if has_more { 0 } else { wait_ms };
+        let answer_at = Instant::now() + Duration::from_millis(wait_ms.into());
+        ReceivedAppend { request: append, reply: AppendReply::Store { reply, has_more, answer_at } }
     });
     table
 }
 
-/// A call of `AppendLog` that waits for the thread of `start_append_thread`.
+/// New bytes of a log.
 struct ReceivedAppend {
     request: AppendLog,
-    reply: DeferredReply,
+    reply: AppendReply,
 }
 
-/// Starts a thread that handles calls of `AppendLog` in their order with the priority of the node. The thread that receives
+/// Adds a handler for a call that announces new bytes.
+fn add_append_call<C: TypedCall<Request = C> + DeserializeOwned>(
+    table: &mut HandlerTable,
+    node: &Arc<OffloadNode>,
+    idle_appends: Option<Sender<ReceivedAppend>>,
+    receive: impl Fn(C, DeferredReply) -> ReceivedAppend + Send + 'static,
+) {
+    let node = Arc::clone(node);
+    table.add_deferred_handler(C::ID, move |payload: ReceivedPayload<'_>, reply| {
+        let received = match decode_request::<C>(&payload) {
+            Ok(request) => receive(request, reply),
+            Err(reason) => return reply.refuse(&reason),
+        };
+        let Some(appends) = &idle_appends else { return append_log(&node, received) };
+        if let Err(SendError(ReceivedAppend { reply, .. })) = appends.send(received) {
+            reply.refuse("the thread that takes logs has ended");
+        }
+    });
+}
+
+/// Starts a thread that handles new bytes of logs in their order with the priority of the node. The thread that receives
 /// calls must not do it: it would wait for locks of threads that wait for a CPU, and receive no `HasClient` meanwhile. Other
 /// nodes limit the number of their calls, so the queue needs no limit.
 fn start_append_thread(node: &Arc<OffloadNode>) -> Sender<ReceivedAppend> {
@@ -89,9 +109,7 @@ fn start_append_thread(node: &Arc<OffloadNode>) -> Sender<ReceivedAppend> {
     let node = Arc::clone(node);
     let spawned = thread::Builder::new().name("append".to_owned()).spawn(move || {
         node.priority.apply();
-        for ReceivedAppend { request, reply } in received {
-            append_log(&node, &request, reply);
-        }
+        received.into_iter().for_each(|received| append_log(&node, received));
     });
     if let Err(error) = spawned {
         tracing::error!(%error, "the logs of other nodes are not taken: restart this daemon");
@@ -105,7 +123,7 @@ fn add_volume_call<C>(
     node: &Arc<OffloadNode>,
     handle: impl Fn(&Arc<ReplicatedVolume>, &C) -> Result<C::Reply, String> + Copy + Send + 'static,
 ) where
-    C: TypedCall<Request = C> + VolumeRequest + serde::de::DeserializeOwned + Send + 'static,
+    C: TypedCall<Request = C> + VolumeRequest + DeserializeOwned + Send + 'static,
 {
     add_slow::<C>(table, node, move |node, request| handle(&open(node, request.volume())?, &request));
 }
@@ -116,7 +134,7 @@ fn add_slow<C>(
     node: &Arc<OffloadNode>,
     handle: impl Fn(&Arc<OffloadNode>, C) -> Result<C::Reply, String> + Copy + Send + 'static,
 ) where
-    C: TypedCall<Request = C> + serde::de::DeserializeOwned + Send + 'static,
+    C: TypedCall<Request = C> + DeserializeOwned + Send + 'static,
 {
     let node = Arc::clone(node);
     table.add_deferred_handler(C::ID, move |payload: ReceivedPayload<'_>, reply| {
@@ -215,8 +233,9 @@ fn register_region(volume: &ReplicatedVolume, client: u16) -> io::Result<OpenedL
     Ok(OpenedLog { region, token, stored: log.chain.stored() })
 }
 
-/// Handles `AppendLog`: the predecessor announces new bytes of a log.
-fn append_log(node: &Arc<OffloadNode>, request: &AppendLog, reply: DeferredReply) {
+/// Handles `AppendLog` and `StoreLog`: the predecessor announces new bytes of a log.
+fn append_log(node: &Arc<OffloadNode>, received: ReceivedAppend) {
+    let ReceivedAppend { request, reply } = received;
     let volume = match open(node, &request.volume) {
         Ok(volume) => volume,
         Err(reason) => return reply.refuse(&reason),
@@ -232,7 +251,7 @@ fn append_log(node: &Arc<OffloadNode>, request: &AppendLog, reply: DeferredReply
     let log = state.logs.get_mut(&request.client).filter(|_| request.path == path);
     let Some(log) = log else {
         drop(state);
-        return answer_call::<AppendLog>(reply, Ok(AppendAnswer::OtherPath));
+        return reply.refuse_path();
     };
     let accepted = log
         .take_bytes(&request.bytes)
@@ -242,7 +261,7 @@ fn append_log(node: &Arc<OffloadNode>, request: &AppendLog, reply: DeferredReply
         Err(refusal) => {
             drop(state);
             return match refusal {
-                AppendRefusal::OtherPath => answer_call::<AppendLog>(reply, Ok(AppendAnswer::OtherPath)),
+                AppendRefusal::OtherPath => reply.refuse_path(),
                 AppendRefusal::Invalid(reason) => reply.refuse(&reason),
             };
         }

@@ -82,6 +82,8 @@ pub struct OffloadOptions {
     pub listen: IpAddr,
     /// A node that does not answer for this time is removed from the chains of its volumes.
     pub detection_time: Duration,
+    /// A replica that takes less than this number of bytes of its log per detection time is removed from the chain.
+    pub replica_rate_min: u64,
     /// The head of each chain checks its volume once in this time; zero for never.
     pub scrub_interval: Duration,
     /// Whether a host worker publishes.

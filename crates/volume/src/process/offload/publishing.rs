@@ -94,7 +94,7 @@ impl VolumePublisher {
         let mut state = self.volume.lock();
         (state.is_publishing, state.is_tree_full) = (false, is_full);
         drop(state);
-        self.volume.notify_thread(WaitingThread::Copier(client));
+        self.volume.notify_thread(WaitingThread::Sender(client));
         self.volume.notify_thread(WaitingThread::Request);
         if let Some(reason) = &failure {
             // The same failure is reported once: it repeats five times a second while a disk is full.

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::time::Instant;
 
 use farfork_fabric::{Region, Registration};
 use farfork_rpc::DeferredReply;
@@ -9,7 +10,9 @@ use farfork_wire::descriptor::ExtentId;
 
 use super::space::LaterSpace;
 use super::volume::{LogProgress, ReplicatedVolume};
-use crate::chain::calls::LogBytes;
+use crate::chain::calls::{
+    AppendAnswer, AppendLog, AppendedLog, LogBytes, StoreAnswer, StoreLog, StoredLog, answer_call,
+};
 use crate::chain::{AnnouncedRange, ChunkBuffers, CompressedChunk, LogRegion, PathVersion, decode_chunks};
 use crate::log::LogPoint;
 
@@ -66,13 +69,68 @@ pub(super) struct PendingAppend {
     pub(super) expansion: Option<PendingExpansion>,
     /// Number of the space report that the reply needs.
     pub(super) space_request: u64,
-    pub(super) reply: DeferredReply,
+    pub(super) reply: AppendReply,
+}
+
+/// The reply to a predecessor.
+pub(super) enum AppendReply {
+    /// To `AppendLog`.
+    Append(DeferredReply),
+    /// To `StoreLog`: sent at this time, as soon as the log is validated up to the end.
+    Store { reply: DeferredReply, has_more: bool, answer_at: Instant },
 }
 
 impl PendingAppend {
     /// Whether each later node has the log up to `end`, and has reported its space if this was requested.
     pub(super) fn is_complete(&self, committed: LogPoint, later_space: &LaterSpace) -> bool {
         self.end <= committed && later_space.is_answered(self.space_request)
+    }
+
+    /// The time of the reply if the log is validated, but not all later nodes have it.
+    pub(super) fn answer_at(&self) -> Option<Instant> {
+        match self.reply {
+            AppendReply::Append(_) => None,
+            AppendReply::Store { answer_at, .. } => Some(answer_at),
+        }
+    }
+
+    /// Whether the reply is due although not all later nodes have the log up to `end`.
+    pub(super) fn is_answered_early(&self, stored: LogPoint, now: Instant) -> bool {
+        self.end <= stored && self.answer_at().is_some_and(|answer_at| answer_at <= now)
+    }
+
+    /// The predecessor has no more records than the announced ones.
+    pub(super) fn is_last_piece(&self) -> bool {
+        matches!(self.reply, AppendReply::Append(_) | AppendReply::Store { has_more: false, .. })
+    }
+}
+
+impl AppendReply {
+    /// Sends the progress of the log. `AppendLog` gets a reply only if all later nodes have the log, with their space.
+    pub(super) fn send(self, progress: StoredLog) {
+        match (self, progress.space) {
+            (Self::Append(reply), Some(space)) => {
+                let appended = AppendedLog { published: progress.published, space };
+                answer_call::<AppendLog>(reply, Ok(AppendAnswer::Appended(appended)));
+            }
+            (Self::Append(reply), None) => reply.refuse("not all later members have the log"),
+            (Self::Store { reply, .. }, _) => answer_call::<StoreLog>(reply, Ok(StoreAnswer::Stored(progress))),
+        }
+    }
+
+    /// Replies that this node has another path of the log.
+    pub(super) fn refuse_path(self) {
+        match self {
+            Self::Append(reply) => answer_call::<AppendLog>(reply, Ok(AppendAnswer::OtherPath)),
+            Self::Store { reply, .. } => answer_call::<StoreLog>(reply, Ok(StoreAnswer::OtherPath)),
+        }
+    }
+
+    /// Refuses the bytes.
+    pub(super) fn refuse(self, reason: &str) {
+        match self {
+            Self::Append(reply) | Self::Store { reply, .. } => reply.refuse(reason),
+        }
     }
 }
 

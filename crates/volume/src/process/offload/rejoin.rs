@@ -24,10 +24,12 @@ use crate::replica_file::remove_any;
 /// Wait before the next attempt to catch up. Doubled after each further failure, because writers may wait during an attempt.
 const RETRY_WAIT_MIN: Duration = Duration::from_millis(500);
 const RETRY_WAIT_MAX: Duration = Duration::from_secs(10);
-/// Longest wait until all logs are announced. Each member reads the new epoch from the catalog much earlier.
+/// Longest wait for the next part of the logs, until all logs are announced. Each member reads the new epoch from the catalog
+/// much earlier. A slow link may need longer for all parts.
 const ANNOUNCEMENT_TIMEOUT: Duration = Duration::from_secs(10);
-/// A loan ends when its tree is not read for this time.
-const LOAN_TIMEOUT: Duration = Duration::from_secs(10);
+/// A loan ends when its tree is not read for this time. A slow link may need `CALL_TIMEOUT` for each part.
+const LOAN_TIMEOUT: Duration = Duration::from_secs(30);
+const _: () = assert!(LOAN_TIMEOUT.as_millis() > 2 * CALL_TIMEOUT.as_millis());
 /// The error for a node whose loan has ended.
 const NOT_LENT: &str = "the tree is not lent any more";
 /// Longest sleep of the thread. No event reports lost files, or loans and holds that are no longer used, so the thread
@@ -37,6 +39,8 @@ const SLEEP_MAX: Duration = Duration::from_secs(1);
 /// A shared tree that another node copies. Nothing is published during the loan.
 pub(super) struct TreeLoan {
     number: u64,
+    /// The epoch of the chain. A node that has lost its place in the chain reads no further.
+    epoch: u64,
     /// The open tree; none before it is opened, and while a part is read.
     reader: Option<TreeReader>,
     used_at: Instant,
@@ -47,7 +51,7 @@ pub(super) struct TreeLoan {
 enum RejoinError {
     #[error("the chain has changed")]
     ChainChanged,
-    #[error("not every log is announced within {} s", ANNOUNCEMENT_TIMEOUT.as_secs())]
+    #[error("not every log is announced, and none has grown for {} s", ANNOUNCEMENT_TIMEOUT.as_secs())]
     NotAnnounced,
     #[error("another replica catches up first")]
     OtherReplica,
@@ -229,11 +233,13 @@ fn wait_announced(volume: &Arc<ReplicatedVolume>, joined_record: &VolumeRecord) 
     open_logs(volume).map_err(RejoinError::Logs)?;
     let clients = 0..joined_record.clients.len() as u16;
     let mut starts = Vec::new();
-    let is_announced = volume.wait_until(ANNOUNCEMENT_TIMEOUT, |state| {
+    let announced_or_changed = |state: &mut ReplicaState| {
         let logs = clients.clone().map(|client| state.logs.get(&client));
         starts = logs.flatten().filter(|log| log.chain.is_announced()).map(|log| log.chain.published().point).collect();
         starts.len() == clients.len() || state.record.epoch != joined_record.epoch
-    });
+    };
+    let logged = |state: &ReplicaState| state.logs.values().map(|log| log.chain.stored().position).sum();
+    let is_announced = volume.wait_while_growing(ANNOUNCEMENT_TIMEOUT, logged, announced_or_changed);
     match (is_announced, volume.lock().record.epoch == joined_record.epoch) {
         (true, true) => Ok(starts),
         (_, false) => Err(RejoinError::ChainChanged),
@@ -349,7 +355,7 @@ pub(super) fn lend_tree(volume: &ReplicatedVolume, request: &LendTree) -> Result
         return Err("the logs are not published yet".to_owned());
     }
     let number = getrandom::u64().map_err(|error| error.to_string())?;
-    volume.lock().loan = Some(TreeLoan { number, reader: None, used_at: Instant::now() });
+    volume.lock().loan = Some(TreeLoan { number, epoch: request.epoch, reader: None, used_at: Instant::now() });
     let opened = volume.wait_not_publishing().and_then(|()| {
         volume.directory.open_shared().and_then(TreeReader::new).map_err(|error| unreadable_tree(volume, &error))
     });
@@ -402,9 +408,15 @@ impl ReplicaState {
 }
 
 impl ReplicatedVolume {
-    /// Ends a loan that was not used for [`LOAN_TIMEOUT`], because the node that copies the tree may have died.
+    /// Ends a loan that was not used for [`LOAN_TIMEOUT`], because the node that copies the tree may have died. Also ends a
+    /// loan of an earlier epoch: the copy of the tree is of no use.
     fn end_stale_loan(&self) {
-        if self.lock().loan.take_if(|loan| loan.used_at.elapsed() >= LOAN_TIMEOUT).is_some() {
+        let mut state = self.lock();
+        let epoch = state.record.epoch;
+        let is_stale = |loan: &mut TreeLoan| loan.epoch != epoch || loan.used_at.elapsed() >= LOAN_TIMEOUT;
+        let has_ended = state.loan.take_if(is_stale).is_some();
+        drop(state);
+        if has_ended {
             self.notify();
         }
     }

@@ -56,6 +56,7 @@ impl TestCluster {
                 catalog,
                 listen,
                 detection_time,
+                replica_rate_min: 64 << 10,
                 scrub_interval: Duration::ZERO,
                 mode: OffloadMode::default(),
                 copy_method: CopyMethod::default(),

@@ -33,7 +33,7 @@ const DIGEST_BYTES_MAX: u64 = 4 * DATA_PART_BYTES;
 /// this end while a call is delayed.
 const ENDED_HOLDS_MAX: usize = 16;
 /// Maximum number of digests in the reply to one call.
-const DIGESTS_MAX: usize = 65_536;
+const DIGESTS_MAX: usize = 8192;
 
 /// A hold of the shared tree.
 pub(super) struct TreeHold {

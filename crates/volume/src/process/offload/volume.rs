@@ -48,14 +48,17 @@ struct ThreadWakeups {
     rejoin: Condvar,
     requests: Condvar,
     /// Condition variables of the copiers. The index is the client's number modulo `COPIER_WAKEUPS`.
-    copiers: [Condvar; COPIER_WAKEUPS],
+    readers: [Condvar; COPIER_WAKEUPS],
+    senders: [Condvar; COPIER_WAKEUPS],
 }
 
 /// A kind of thread that waits.
 #[derive(Clone, Copy)]
 pub(super) enum WaitingThread {
-    /// Copies the log of this client.
-    Copier(u16),
+    /// Reads the log of this client.
+    Reader(u16),
+    /// Sends the log of this client.
+    Sender(u16),
     /// Publishes change sets.
     Publisher,
     /// Brings the replica back to the chain.
@@ -67,7 +70,8 @@ pub(super) enum WaitingThread {
 impl ThreadWakeups {
     fn of(&self, thread: WaitingThread) -> &Condvar {
         match thread {
-            WaitingThread::Copier(client) => &self.copiers[usize::from(client) % COPIER_WAKEUPS],
+            WaitingThread::Reader(client) => &self.readers[usize::from(client) % COPIER_WAKEUPS],
+            WaitingThread::Sender(client) => &self.senders[usize::from(client) % COPIER_WAKEUPS],
             WaitingThread::Publisher => &self.publisher,
             WaitingThread::Rejoin => &self.rejoin,
             WaitingThread::Request => &self.requests,
@@ -76,7 +80,7 @@ impl ThreadWakeups {
 
     fn notify_all(&self) {
         let others = [&self.publisher, &self.rejoin, &self.requests];
-        self.copiers.iter().chain(others).for_each(Condvar::notify_all);
+        self.readers.iter().chain(&self.senders).chain(others).for_each(Condvar::notify_all);
     }
 }
 
@@ -148,9 +152,12 @@ pub(super) struct LogProgress {
     /// Unanswered requests of the predecessor.
     pub(super) appends: Vec<PendingAppend>,
     /// The copier; none after its thread has ended.
-    pub(super) copier: Option<Arc<Mutex<LogCopier>>>,
-    /// Time at which the thread of the copier wakes up by itself to look for work.
-    pub(super) copier_wakes_at: Instant,
+    pub(super) copier: Option<Arc<LogCopier>>,
+    /// Times at which the threads of the copier wake up by themselves to look for work.
+    pub(super) reader_wakes_at: Instant,
+    pub(super) sender_wakes_at: Instant,
+    /// Number of times that the copier has read the log again.
+    pub(super) restarts: u64,
     /// The copier must read this range again. Later records are ignored until they are announced again.
     pub(super) restart: Option<LogRestart>,
     /// The positions that the predecessor may write.
@@ -169,7 +176,7 @@ pub(super) enum PublishWaitError {
 
 impl LogProgress {
     /// Creates the progress of a log with this copier.
-    pub(super) fn open(chain: ChainLog, file: FileIdentity, copier: Arc<Mutex<LogCopier>>) -> Self {
+    pub(super) fn open(chain: ChainLog, file: FileIdentity, copier: Arc<LogCopier>) -> Self {
         let progress = Self {
             chain,
             file,
@@ -181,7 +188,9 @@ impl LogProgress {
             forwarded: ForwardedBytes::default(),
             appends: Vec::new(),
             copier: Some(copier),
-            copier_wakes_at: Instant::now(),
+            reader_wakes_at: Instant::now(),
+            sender_wakes_at: Instant::now(),
+            restarts: 0,
             restart: None,
             window: Arc::default(),
             region: None,
@@ -327,6 +336,27 @@ impl ReplicatedVolume {
         self.wait_as(WaitingThread::Request, limit, condition)
     }
 
+    /// As `wait_until`, but the limit begins again whenever a value has grown: a slow link may need longer for everything.
+    pub(super) fn wait_while_growing(
+        &self,
+        limit: Duration,
+        value: impl Fn(&ReplicaState) -> u64,
+        mut condition: impl FnMut(&mut ReplicaState) -> bool,
+    ) -> bool {
+        let mut reached = value(&self.lock());
+        loop {
+            if self.wait_until(limit, &mut condition) {
+                return true;
+            }
+            let state = self.lock();
+            let present = value(&state);
+            if state.is_closed || present <= reached {
+                return false;
+            }
+            reached = present;
+        }
+    }
+
     /// Waits until a condition holds; false at the deadline, or when the volume is closed.
     pub(super) fn wait_as(
         &self,
@@ -356,11 +386,16 @@ impl ReplicatedVolume {
     /// Waits until the log of this node's client is published on every live replica up to a point.
     ///
     /// # Errors
-    /// `DiskFull` as soon as a file system is full, because the wait could last long; `Late` after `limit`.
+    /// `DiskFull` as soon as a file system is full, because the wait could last long; `Late` if for `limit`, no replica has
+    /// received or published more of the log.
     pub(super) fn wait_published(&self, client: u16, point: LogPoint, limit: Duration) -> Result<(), PublishWaitError> {
         self.make_urgent(client, point);
         let mut is_full = false;
-        let has_ended = self.wait_until(limit, |state| {
+        let progress = |state: &ReplicaState| {
+            let chain = state.logs.get(&client).map(|log| &log.chain);
+            chain.map_or(0, |chain| chain.committed().position + chain.published_everywhere().position)
+        };
+        let has_ended = self.wait_while_growing(limit, progress, |state| {
             let is_published = state.log(client).chain.published_everywhere() >= point;
             is_full = !is_published && state.is_path_full(client);
             is_published || is_full
@@ -372,19 +407,24 @@ impl ReplicatedVolume {
         }
     }
 
-    /// Waits until the log of a client is published on this node up to a point.
+    /// Waits until the log of a client is published on this node up to a point. False if for `limit`, this node has received
+    /// or published no more of the log.
     pub(super) fn wait_published_here(&self, client: u16, point: LogPoint, limit: Duration) -> bool {
         if !self.lock().logs.contains_key(&client) {
             // The client has never logged a record.
             return point == LogPoint::START;
         }
         self.make_urgent(client, point);
-        self.wait_until(limit, |state| state.log(client).chain.published().point >= point)
+        let progress = |state: &ReplicaState| {
+            let chain = state.logs.get(&client).map(|log| &log.chain);
+            chain.map_or(0, |chain| chain.stored().position + chain.published().point.position)
+        };
+        self.wait_while_growing(limit, progress, |state| state.log(client).chain.published().point >= point)
     }
 
     fn make_urgent(&self, client: u16, point: LogPoint) {
         self.lock().log(client).raise_urgent_end(point);
-        self.notify_thread(WaitingThread::Copier(client));
+        self.notify_thread(WaitingThread::Sender(client));
         self.notify_thread(WaitingThread::Publisher);
     }
 
@@ -392,7 +432,7 @@ impl ReplicatedVolume {
     /// none after `limit`.
     pub(super) fn look_for_end(&self, client: u16, limit: Duration) -> Option<LogPoint> {
         let requested = self.lock().log(client).request_look();
-        self.notify_thread(WaitingThread::Copier(client));
+        self.notify_thread(WaitingThread::Reader(client));
         let mut end = None;
         self.wait_until(limit, |state| {
             let log = state.log(client);

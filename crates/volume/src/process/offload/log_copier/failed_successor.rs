@@ -5,32 +5,33 @@ use std::time::Instant;
 use farfork_wire::NodeName;
 
 use super::super::successor::SuccessorFailure;
-use super::{CopierTask, LogCopier};
+use super::sender::{LogSender, SendTask};
 use crate::chain::membership;
 use crate::chain::{ChainError, PeerError, TreeSpace};
 use crate::replay::LogReplay;
 
-impl LogCopier {
-    /// Schedules the next attempt. A successor that was silent, or has refused the log, for the time of failure detection is
-    /// removed from the chain.
+impl LogSender {
+    /// Schedules the next attempt, which continues at the end of the part that the successor has validated. A successor that
+    /// was silent, has refused the log, or was too slow, is removed from the chain.
     pub(super) fn handle_failure(
         &mut self,
-        task: &CopierTask,
+        task: &SendTask,
         successor: &NodeName,
         started: Instant,
         error: &ChainError,
     ) {
         self.link = None;
-        self.successor.begin(successor);
-        let (node, volume, client) = (&self.volume.node, &self.volume.key.name, self.client);
+        let (volume, client) = (&self.volume.key.name, self.client);
         if !self.successor.is_failing() {
             tracing::warn!(%error, %volume, client, node = %successor, "the next replica does not take the log, and is tried again");
         }
+        // An attempt may have sent bytes for long before the successor became silent.
+        let started = started.max(self.successor.progress.advanced_at());
         let failure = self.failure_of(task, successor, error);
         if failure == SuccessorFailure::DiskFull {
             self.volume.lock().log(client).later_space.report(TreeSpace::Full, task.space_request);
         }
-        if self.successor.fail(failure, started, Instant::now(), node.detection_time) {
+        if self.successor.fail(failure, started, Instant::now()) {
             return self.change_chain(task, successor, error);
         }
         // A successor that is alive may have a later record of the volume.
@@ -41,22 +42,21 @@ impl LogCopier {
         }
     }
 
-    fn failure_of(&self, task: &CopierTask, successor: &NodeName, error: &ChainError) -> SuccessorFailure {
+    fn failure_of(&self, task: &SendTask, successor: &NodeName, error: &ChainError) -> SuccessorFailure {
         match error {
             ChainError::OtherPath => SuccessorFailure::OtherPath,
             ChainError::DiskFull if task.record.chain.contains(successor) => SuccessorFailure::DiskFull,
             ChainError::DiskFull => SuccessorFailure::Refusing,
             error if error.is_refusal() => SuccessorFailure::Refusing,
             // This node cannot read the catalog, which says nothing about the successor.
-            ChainError::Peer(PeerError::Catalog(_)) => SuccessorFailure::Waiting,
-            // A node that waits for its own successor is alive.
+            ChainError::Peer(PeerError::Catalog(_)) => SuccessorFailure::Unknown,
             _ if self.volume.node.is_alive(&self.volume.key, successor) => SuccessorFailure::Waiting,
             _ => SuccessorFailure::Silent,
         }
     }
 
     /// Removes the successor from the chain, or this node if its own log is the reason.
-    fn change_chain(&mut self, task: &CopierTask, successor: &NodeName, reason: &ChainError) {
+    fn change_chain(&mut self, task: &SendTask, successor: &NodeName, reason: &ChainError) {
         let volume = &self.volume.key.name;
         if matches!(reason, ChainError::PublishedAhead) || (reason.is_refusal() && !self.is_log_valid()) {
             tracing::error!(%reason, %volume, client = self.client, "the log of this node is damaged: the node leaves the chain");

@@ -21,7 +21,7 @@ use super::publishing::{self, WorkerLink};
 use super::rejoin;
 use super::volume::ReplicatedVolume;
 use crate::chain::calls::{HasClient, VolumeKey};
-use crate::chain::{LogCompression, PeerClients, PeerError, membership};
+use crate::chain::{LogCompression, PeerClients, PeerError, ReplicaRate, membership};
 use crate::process::data_copier::CopyMethod;
 use crate::process::message::OffloadMessage;
 use crate::process::replica_loss::ReplicaLoss;
@@ -48,6 +48,7 @@ pub(super) struct OffloadNode {
     pub(super) worker: Mutex<WorkerLink>,
     /// A node that does not answer for this time is removed from the chain.
     pub(super) detection_time: Duration,
+    pub(super) replica_rate: ReplicaRate,
     pub(super) copy_method: CopyMethod,
     pub(super) compression: LogCompression,
     /// The priority of all threads except those of the RPC server.
@@ -98,6 +99,7 @@ impl OffloadNode {
         peers: PeerClients,
         regions: Arc<RegionRegistry>,
     ) -> io::Result<Self> {
+        let replica_rate = ReplicaRate { bytes_min: options.replica_rate_min, detection_time: options.detection_time };
         let OffloadOptions { node: name, detection_time, copy_method, compression, mode, priority, .. } =
             options.clone();
         let worker = Mutex::new(WorkerLink::new(store.clone(), mode, copy_method)?);
@@ -109,6 +111,7 @@ impl OffloadNode {
             regions,
             worker,
             detection_time,
+            replica_rate,
             copy_method,
             compression,
             priority,

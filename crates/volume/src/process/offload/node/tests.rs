@@ -40,6 +40,7 @@ impl SingleReplica {
             catalog: path.clone(),
             listen: [127, 0, 0, 1].into(),
             detection_time: Duration::from_secs(1),
+            replica_rate_min: 64 << 10,
             scrub_interval: Duration::ZERO,
             mode: OffloadMode::On,
             copy_method: CopyMethod::default(),
