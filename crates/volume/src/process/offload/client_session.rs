@@ -323,10 +323,8 @@ fn recover_log(volume: &ReplicatedVolume, record: &VolumeRecord, number: u16) ->
              {reason}; see `farfork volume status {name}`"
         )
     };
-    if record.writer == Some(number) {
-        let ended = writer::end_own_term(volume, record, number);
-        ended.map_err(|error| format!("volume {name}: the previous term does not end: {error}"))?;
-    }
+    let ended = writer::end_own_term(volume, number);
+    ended.map_err(|error| format!("volume {name}: the previous term does not end: {error}"))?;
     let end = volume.look_for_end(number, RECOVERY_TIMEOUT).ok_or_else(|| unpublished(PublishWaitError::Late))?;
     volume.wait_published(number, end, RECOVERY_TIMEOUT).map_err(unpublished)
 }

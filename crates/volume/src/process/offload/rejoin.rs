@@ -37,6 +37,8 @@ const SLEEP_MAX: Duration = Duration::from_secs(1);
 /// A shared tree that another node copies. Nothing is published during the loan.
 pub(super) struct TreeLoan {
     number: u64,
+    /// Epoch in which the other node catches up.
+    epoch: u64,
     /// The open tree; none before it is opened, and while a part is read.
     reader: Option<TreeReader>,
     used_at: Instant,
@@ -103,6 +105,7 @@ fn run(volume: &Arc<ReplicatedVolume>, mut watch: ReplicaWatch) {
             Err(error) if is_off => {
                 tracing::warn!(%error, volume = %volume.key.name, "this node has not caught up yet");
                 schedule.delay(abort_join(volume, &error));
+                remove_silent_node(volume, &error);
             }
             Err(error) => {
                 tracing::error!(%error, volume = %volume.key.name, "a log cannot be opened");
@@ -170,6 +173,23 @@ fn abort_join(volume: &ReplicatedVolume, error: &RejoinError) -> bool {
     true
 }
 
+/// Removes the node that this attempt has waited for, if it is silent. No other node may wait for it.
+fn remove_silent_node(volume: &ReplicatedVolume, error: &RejoinError) {
+    let record = Arc::clone(&volume.lock().record);
+    let suspect = match error {
+        RejoinError::OtherReplica => record.joining.as_ref(),
+        RejoinError::Peer(_) => record.chain.last(),
+        RejoinError::ChainChanged
+        | RejoinError::NotAnnounced
+        | RejoinError::Logs(_)
+        | RejoinError::LostPart
+        | RejoinError::Tree(_) => None,
+    };
+    if let Some(Err(error)) = suspect.map(|suspect| volume.remove_silent_nodes(&record, suspect)) {
+        tracing::warn!(%error, volume = %volume.key.name, "the chain cannot be changed");
+    }
+}
+
 fn is_off_chain(record: &VolumeRecord, node: &NodeName) -> bool {
     record.state == VolumeState::Ready && record.replicas.contains(node) && !record.chain.contains(node)
 }
@@ -228,16 +248,28 @@ fn forget_logs(volume: &ReplicatedVolume) {
 fn wait_announced(volume: &Arc<ReplicatedVolume>, joined_record: &VolumeRecord) -> Result<Vec<LogPoint>, RejoinError> {
     open_logs(volume).map_err(RejoinError::Logs)?;
     let clients = 0..joined_record.clients.len() as u16;
-    let mut starts = Vec::new();
-    let is_announced = volume.wait_until(ANNOUNCEMENT_TIMEOUT, |state| {
-        let logs = clients.clone().map(|client| state.logs.get(&client));
-        starts = logs.flatten().filter(|log| log.chain.is_announced()).map(|log| log.chain.published().point).collect();
-        starts.len() == clients.len() || state.record.epoch != joined_record.epoch
-    });
-    match (is_announced, volume.lock().record.epoch == joined_record.epoch) {
-        (true, true) => Ok(starts),
-        (_, false) => Err(RejoinError::ChainChanged),
-        (false, true) => Err(RejoinError::NotAnnounced),
+    let deadline = Instant::now() + ANNOUNCEMENT_TIMEOUT;
+    loop {
+        let mut starts = Vec::new();
+        let is_announced = volume.wait_until(volume.node.attempt_timeout(), |state| {
+            let logs = clients.clone().map(|client| state.logs.get(&client));
+            let announced = logs.flatten().filter(|log| log.chain.is_announced());
+            starts = announced.map(|log| log.chain.published().point).collect();
+            starts.len() == clients.len() || state.record.epoch != joined_record.epoch
+        });
+        if volume.lock().record.epoch != joined_record.epoch {
+            return Err(RejoinError::ChainChanged);
+        }
+        if is_announced {
+            return Ok(starts);
+        }
+        if volume.is_closed() || Instant::now() >= deadline {
+            return Err(RejoinError::NotAnnounced);
+        }
+        // The last member announces the logs. Its predecessor does not miss it while nothing is written.
+        if let Some(predecessor) = joined_record.chain.last() {
+            volume.remove_silent_nodes(joined_record, predecessor).map_err(peer)?;
+        }
     }
 }
 
@@ -349,7 +381,7 @@ pub(super) fn lend_tree(volume: &ReplicatedVolume, request: &LendTree) -> Result
         return Err("the logs are not published yet".to_owned());
     }
     let number = getrandom::u64().map_err(|error| error.to_string())?;
-    volume.lock().loan = Some(TreeLoan { number, reader: None, used_at: Instant::now() });
+    volume.lock().loan = Some(TreeLoan { number, epoch: request.epoch, reader: None, used_at: Instant::now() });
     let opened = volume.wait_not_publishing().and_then(|()| {
         volume.directory.open_shared().and_then(TreeReader::new).map_err(|error| unreadable_tree(volume, &error))
     });
@@ -402,9 +434,14 @@ impl ReplicaState {
 }
 
 impl ReplicatedVolume {
-    /// Ends a loan that was not used for [`LOAN_TIMEOUT`], because the node that copies the tree may have died.
+    /// Ends a loan whose node cannot catch up any more, because the chain has changed; and a loan that was not used for
+    /// [`LOAN_TIMEOUT`], because the node that copies the tree may have died.
     fn end_stale_loan(&self) {
-        if self.lock().loan.take_if(|loan| loan.used_at.elapsed() >= LOAN_TIMEOUT).is_some() {
+        let mut state = self.lock();
+        let epoch = state.record.epoch;
+        let ended = state.loan.take_if(|loan| loan.epoch != epoch || loan.used_at.elapsed() >= LOAN_TIMEOUT);
+        drop(state);
+        if ended.is_some() {
             self.notify();
         }
     }

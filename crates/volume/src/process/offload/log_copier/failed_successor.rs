@@ -26,12 +26,14 @@ impl LogCopier {
         if !self.successor.is_failing() {
             tracing::warn!(%error, %volume, client, node = %successor, "the next replica does not take the log, and is tried again");
         }
-        let failure = self.failure_of(task, successor, error);
+        let silent =
+            if may_be_silent(error) { self.volume.find_silent_nodes(&task.record, successor) } else { Vec::new() };
+        let failure = self.failure_of(task, successor, error, !silent.is_empty());
         if failure == SuccessorFailure::DiskFull {
             self.volume.lock().log(client).later_space.report(TreeSpace::Full, task.space_request);
         }
         if self.successor.fail(failure, started, Instant::now(), node.detection_time) {
-            return self.change_chain(task, successor, error);
+            return self.change_chain(task, successor, &silent, error);
         }
         // A successor that is alive may have a later record of the volume.
         if failure != SuccessorFailure::Silent
@@ -41,22 +43,26 @@ impl LogCopier {
         }
     }
 
-    fn failure_of(&self, task: &CopierTask, successor: &NodeName, error: &ChainError) -> SuccessorFailure {
+    fn failure_of(
+        &self,
+        task: &CopierTask,
+        successor: &NodeName,
+        error: &ChainError,
+        is_silent: bool,
+    ) -> SuccessorFailure {
         match error {
             ChainError::OtherPath => SuccessorFailure::OtherPath,
             ChainError::DiskFull if task.record.chain.contains(successor) => SuccessorFailure::DiskFull,
             ChainError::DiskFull => SuccessorFailure::Refusing,
             error if error.is_refusal() => SuccessorFailure::Refusing,
-            // This node cannot read the catalog, which says nothing about the successor.
-            ChainError::Peer(PeerError::Catalog(_)) => SuccessorFailure::Waiting,
+            _ if is_silent => SuccessorFailure::Silent,
             // A node that waits for its own successor is alive.
-            _ if self.volume.node.is_alive(&self.volume.key, successor) => SuccessorFailure::Waiting,
-            _ => SuccessorFailure::Silent,
+            _ => SuccessorFailure::Waiting,
         }
     }
 
-    /// Removes the successor from the chain, or this node if its own log is the reason.
-    fn change_chain(&mut self, task: &CopierTask, successor: &NodeName, reason: &ChainError) {
+    /// Removes the successor from the chain, and all other silent nodes; or this node if its own log is the reason.
+    fn change_chain(&mut self, task: &CopierTask, successor: &NodeName, silent: &[NodeName], reason: &ChainError) {
         let volume = &self.volume.key.name;
         if matches!(reason, ChainError::PublishedAhead) || (reason.is_refusal() && !self.is_log_valid()) {
             tracing::error!(%reason, %volume, client = self.client, "the log of this node is damaged: the node leaves the chain");
@@ -68,7 +74,14 @@ impl LogCopier {
             }
         }
         let epoch = task.record.epoch;
-        match self.volume.update_catalog(|current| membership::remove_member(current, successor, epoch)) {
+        let removed = self.volume.update_catalog(|current| {
+            if silent.contains(successor) {
+                membership::remove_silent(current, silent, epoch)
+            } else {
+                membership::remove_member(current, successor, epoch)
+            }
+        });
+        match removed {
             Ok(record) => {
                 tracing::warn!(%reason, %volume, node = %successor, epoch = record.epoch, "a replica does not take its log, and has left the chain");
                 self.successor.reset();
@@ -85,5 +98,14 @@ impl LogCopier {
         // An error does not count if the mark has changed: published records may be overwritten.
         replay.read_to(&self.log, chain.stored()).is_ok()
             || self.volume.lock().log(self.client).chain.published() != mark
+    }
+}
+
+/// Whether a failure may be caused by a successor whose process does not answer. A refusal is an answer. An error of the
+/// catalog says nothing about the successor.
+fn may_be_silent(error: &ChainError) -> bool {
+    match error {
+        ChainError::OtherPath | ChainError::DiskFull | ChainError::Peer(PeerError::Catalog(_)) => false,
+        error => !error.is_refusal(),
     }
 }
