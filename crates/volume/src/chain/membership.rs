@@ -50,12 +50,15 @@ pub fn replace_replica(record: &mut VolumeRecord, old: &NodeName, new: &NodeName
     raise_epoch(record, true)
 }
 
-/// Removes all nodes that have not answered for the time of failure detection, and fences the writer if it is one of them.
-/// `epoch` is as for `remove_member`. At least one member must be left. Otherwise nothing changes: each member has all
-/// acknowledged records, and the one that returns first continues.
-pub fn remove_silent(record: &mut VolumeRecord, silent: &[NodeName], epoch: u64) -> bool {
+/// Removes all nodes that have not answered `remover` for the time of failure detection until now, and fences the writer if
+/// it is one of them. `epoch` is the epoch in which the wait began. A member removes them also after the epoch has changed:
+/// another member may just have removed one of them. At least one member must be left. Otherwise nothing changes: each member
+/// has all acknowledged records, and the one that returns first continues.
+pub fn remove_silent(record: &mut VolumeRecord, silent: &[NodeName], remover: &NodeName, epoch: u64) -> bool {
     let is_silent = |node: &NodeName| silent.contains(node);
-    if record.epoch != epoch || record.chain.iter().all(is_silent) {
+    // Of two nodes that do not reach each other, the one that was removed first must not remove the other.
+    let may_remove = record.epoch == epoch || record.chain.contains(remover);
+    if !may_remove || record.chain.iter().all(is_silent) {
         return false;
     }
     let is_removed = record.chain.iter().chain(&record.joining).any(is_silent);
@@ -168,15 +171,19 @@ mod tests {
         let mut record = test_record(&["n1", "n2", "n3"], &["n2"]);
         assert!(begin_term(&mut record, 0));
         let silent = [node("n1"), node("n2")];
-        assert!(!remove_silent(&mut record, &silent, 2), "they failed in another epoch");
-        assert!(remove_silent(&mut record, &silent, 1));
+        assert!(
+            !remove_silent(&mut record, &silent, &node("n4"), 2),
+            "a node off the chain has waited in another epoch"
+        );
+        assert!(remove_silent(&mut record, &silent, &node("n3"), 2), "a member");
         assert_eq!((record.chain.clone(), record.epoch, record.is_writer_fenced), (vec![node("n3")], 2, true));
-        assert!(!remove_silent(&mut record, &silent, 2), "they have left already");
+        assert!(!remove_silent(&mut record, &silent, &node("n3"), 2), "they have left already");
+        assert!(!remove_silent(&mut record, &[node("n3")], &node("n1"), 1), "n1 was removed before");
         assert!(end_term(&mut record, 0, 1));
         assert_eq!((record.writer, record.is_writer_fenced), (None, false));
         assert!(begin_join(&mut record, &node("n1")));
-        assert!(!remove_silent(&mut record, &[node("n1"), node("n3")], 3), "no member is left");
-        assert!(remove_silent(&mut record, &[node("n1")], 3));
+        assert!(!remove_silent(&mut record, &[node("n1"), node("n3")], &node("n2"), 3), "no member is left");
+        assert!(remove_silent(&mut record, &[node("n1")], &node("n2"), 3));
         assert_eq!((record.joining, record.chain), (None, vec![node("n3")]));
     }
 

@@ -35,6 +35,7 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
     ("a_replica_is_replaced_by_another_node", a_replica_is_replaced_by_another_node),
     ("another_node_continues_after_the_death_of_the_writers", another_node_continues_after_the_death_of_the_writers),
     ("the_last_node_continues_after_the_death_of_all_others", the_last_node_continues_after_the_death_of_all_others),
+    ("a_node_that_was_stopped_itself_removes_no_other_node", a_node_that_was_stopped_itself_removes_no_other_node),
 ];
 
 /// Long, so that a node on a busy machine is not considered failed.
@@ -267,6 +268,33 @@ fn the_last_node_continues_after_the_death_of_all_others() {
     [HEAD, WRITER].iter().for_each(|node| cluster.nodes[*node].mount());
     wait_for_content(&cluster, WRITER, "continued", &[], b"2");
     assert_eq!(cluster.published_tree().len(), 2);
+}
+
+/// Node 1 waits for the answer of node 0, and is then stopped for longer than the time of failure detection. Node 0 answers
+/// meanwhile.
+fn a_node_that_was_stopped_itself_removes_no_other_node() {
+    const DETECTION_MS: u64 = 3_000;
+    let cluster = VolumeCluster::mounted(&THREE_NODES, LOG_BYTES, Durability::Memory, DETECTION_MS);
+    write_and_sync(&cluster.path(0).join("file"), b"1");
+    let epoch = cluster.nodes[1].status().record.epoch;
+    let offload = cluster.nodes[1].process_id(ProcessRole::Offload);
+    let has_call = || {
+        let threads = fs::read_dir(format!("/proc/{offload}/task")).unwrap();
+        let names = threads.map(|thread| fs::read_to_string(thread.unwrap().path().join("comm")));
+        names.flatten().any(|name| name == "liveness\n")
+    };
+    thread::scope(|scope| {
+        cluster.nodes[0].signal(&[ProcessRole::Offload], Signal::STOP);
+        let reading = scope.spawn(|| fs::read(cluster.path(1).join("file")).unwrap());
+        cluster.nodes[1].wait_for("node 1 looks whether node 0 is alive", has_call);
+        cluster.nodes[1].signal(&[ProcessRole::Offload], Signal::STOP);
+        cluster.nodes[0].signal(&[ProcessRole::Offload], Signal::CONT);
+        thread::sleep(Duration::from_millis(DETECTION_MS + 500));
+        cluster.nodes[1].signal(&[ProcessRole::Offload], Signal::CONT);
+        assert_eq!(reading.join().unwrap(), b"1");
+    });
+    let record = cluster.nodes[1].status().record;
+    assert_eq!((record.chain.len(), record.epoch), (3, epoch), "{record:?}");
 }
 
 /// The log of node 0 has valid records that the other nodes lack. Node 0 is no longer the writer, so it must drop these

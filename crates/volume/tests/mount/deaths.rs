@@ -110,12 +110,12 @@ fn kill(cluster: &mut VolumeCluster, victims: &[usize], progress: &RoundProgress
         thread::sleep(Duration::from_millis(random.u64(..2 * DETECTION_MS)));
     }
     if is_simultaneous {
-        cluster.kill_nodes(victims);
         progress.record_death();
+        cluster.kill_nodes(victims);
     } else {
         for victim in victims {
-            cluster.kill_nodes(&[*victim]);
             progress.record_death();
+            cluster.kill_nodes(&[*victim]);
             thread::sleep(Duration::from_millis(random.u64(..2 * DETECTION_MS)));
         }
     }

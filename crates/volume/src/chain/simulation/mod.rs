@@ -190,10 +190,11 @@ impl ChainSimulation {
     /// A node has made a call to a dead node. Removes all dead nodes once the node has detected the death.
     fn remove_dead(&mut self, node: usize, dead: usize) {
         if self.detects(node, dead) {
-            let epoch = self.nodes[node].known.epoch;
+            let (name, epoch) = (self.nodes[node].name.clone(), self.nodes[node].known.epoch);
             let silent: Vec<_> =
                 self.nodes.iter().filter(|node| !node.is_alive).map(|node| node.name.clone()).collect();
-            self.counts.fail_overs += u32::from(self.change(node, |record| remove_silent(record, &silent, epoch)));
+            self.counts.fail_overs +=
+                u32::from(self.change(node, |record| remove_silent(record, &silent, &name, epoch)));
         }
     }
 

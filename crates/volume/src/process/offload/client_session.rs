@@ -409,10 +409,14 @@ impl ReplicatedVolume {
 /// Whether a client of another node has the volume mounted, or may have.
 fn has_other_client(volume: &ReplicatedVolume, record: &VolumeRecord) -> bool {
     let node = &volume.node;
-    let mut others = record.clients.iter().filter(|client| **client != node.name && record.replicas.contains(client));
-    let request = HasClient(volume.key.clone());
-    let has_client = |other| node.peers.call::<HasClient>(other, &request, CLIENT_CHECK_TIMEOUT).unwrap_or(true);
-    others.any(has_client)
+    let others = record.clients.iter().filter(|client| **client != node.name && record.replicas.contains(client));
+    let request = &HasClient(volume.key.clone());
+    let has_client = |other| node.peers.call::<HasClient>(other, request, CLIENT_CHECK_TIMEOUT).unwrap_or(true);
+    // At the same time, so that several dead nodes take no longer than one.
+    thread::scope(|scope| {
+        let calls: Vec<_> = others.map(|other| scope.spawn(move || has_client(other))).collect();
+        calls.into_iter().any(|call| call.join().unwrap_or(true))
+    })
 }
 
 fn unlinked_inodes(volume: &ReplicatedVolume) -> Result<Vec<InodeNumber>, String> {

@@ -450,6 +450,26 @@ impl ReplicatedVolume {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::process::offload::node::tests::SingleReplica;
+
+    #[test]
+    fn a_loan_ends_with_the_epoch_in_which_the_other_node_catches_up() {
+        let replica = SingleReplica::create();
+        let volume = replica.open().unwrap();
+        let epoch = volume.lock().record.epoch;
+        let lend = || volume.lock().loan = Some(TreeLoan { number: 1, epoch, reader: None, used_at: Instant::now() });
+        lend();
+        volume.end_stale_loan();
+        assert!(volume.lock().loan.is_some());
+        // Another node removes the one that catches up.
+        let remove = |record: &mut VolumeRecord| {
+            record.epoch += 1;
+            true
+        };
+        volume.update_catalog(remove).unwrap();
+        volume.end_stale_loan();
+        assert!(volume.lock().loan.is_none());
+    }
 
     #[test]
     fn attempts_that_fail_have_growing_pauses() {

@@ -78,7 +78,9 @@ impl ReplicatedVolume {
         if silent.is_empty() {
             return Ok(SilentRemoval::NotSilent);
         }
-        let changed = self.update_catalog(|current| membership::remove_silent(current, &silent, record.epoch))?;
+        let own_name = &self.node.name;
+        let remove = |current: &mut VolumeRecord| membership::remove_silent(current, &silent, own_name, record.epoch);
+        let changed = self.update_catalog(remove)?;
         if changed.epoch == record.epoch {
             return Ok(SilentRemoval::LastMembers);
         }

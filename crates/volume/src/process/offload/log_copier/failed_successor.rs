@@ -76,7 +76,7 @@ impl LogCopier {
         let epoch = task.record.epoch;
         let removed = self.volume.update_catalog(|current| {
             if silent.contains(successor) {
-                membership::remove_silent(current, silent, epoch)
+                membership::remove_silent(current, silent, &self.volume.node.name, epoch)
             } else {
                 membership::remove_member(current, successor, epoch)
             }
