@@ -50,20 +50,24 @@ pub fn replace_replica(record: &mut VolumeRecord, old: &NodeName, new: &NodeName
     raise_epoch(record, true)
 }
 
-/// Fences a writer whose node does not answer: the client may not append, and the node leaves the chain. The only live
-/// replica is not fenced, because no other node has the log.
-pub fn fence_writer(record: &mut VolumeRecord, client: u16, term: u32) -> bool {
-    let is_current = record.writer == Some(client) && record.term == term && !record.is_writer_fenced;
-    let Some(node) = record.clients.get(usize::from(client)).filter(|_| is_current).cloned() else { return false };
-    if record.chain == [node.clone()] {
+/// Removes all nodes that have not answered `remover` for the time of failure detection until now, and fences the writer if
+/// it is one of them. `epoch` is the epoch in which the wait began. A member removes them also after the epoch has changed:
+/// another member may just have removed one of them. At least one member must be left. Otherwise nothing changes: each member
+/// has all acknowledged records, and the one that returns first continues.
+pub fn remove_silent(record: &mut VolumeRecord, silent: &[NodeName], remover: &NodeName, epoch: u64) -> bool {
+    let is_silent = |node: &NodeName| silent.contains(node);
+    // Of two nodes that do not reach each other, the one that was removed first must not remove the other.
+    let may_remove = record.epoch == epoch || record.chain.contains(remover);
+    if !may_remove || record.chain.iter().all(is_silent) {
         return false;
     }
-    record.is_writer_fenced = true;
-    record.chain.retain(|member| *member != node);
-    if record.joining.as_ref() == Some(&node) {
-        record.joining = None;
-    }
-    raise_epoch(record, true)
+    let is_removed = record.chain.iter().chain(&record.joining).any(is_silent);
+    let must_fence = !record.is_writer_fenced && writer_node(record).is_some_and(is_silent);
+    record.chain.retain(|member| !is_silent(member));
+    record.joining.take_if(|joining| is_silent(joining));
+    // The path of the writer's log now begins at the head.
+    record.is_writer_fenced |= must_fence;
+    raise_epoch(record, is_removed || must_fence)
 }
 
 /// Ends a term. The writer's log must be published on each live replica.
@@ -163,17 +167,24 @@ mod tests {
     }
 
     #[test]
-    fn a_fenced_writer_leaves_the_chain_unless_it_is_alone() {
-        let mut record = test_record(&["n1", "n2"], &["n1"]);
-        (record.writer, record.term) = (Some(0), 4);
-        assert!(!fence_writer(&mut record, 0, 3), "the term is an earlier one");
-        assert!(fence_writer(&mut record, 0, 4));
-        assert_eq!((record.chain.clone(), record.is_writer_fenced), (vec![node("n2")], true));
-        assert!(!fence_writer(&mut record, 0, 4), "it is fenced already");
-        assert!(end_term(&mut record, 0, 4));
+    fn silent_nodes_leave_together_unless_no_member_is_left() {
+        let mut record = test_record(&["n1", "n2", "n3"], &["n2"]);
+        assert!(begin_term(&mut record, 0));
+        let silent = [node("n1"), node("n2")];
+        assert!(
+            !remove_silent(&mut record, &silent, &node("n4"), 2),
+            "a node off the chain has waited in another epoch"
+        );
+        assert!(remove_silent(&mut record, &silent, &node("n3"), 2), "a member");
+        assert_eq!((record.chain.clone(), record.epoch, record.is_writer_fenced), (vec![node("n3")], 2, true));
+        assert!(!remove_silent(&mut record, &silent, &node("n3"), 2), "they have left already");
+        assert!(!remove_silent(&mut record, &[node("n3")], &node("n1"), 1), "n1 was removed before");
+        assert!(end_term(&mut record, 0, 1));
         assert_eq!((record.writer, record.is_writer_fenced), (None, false));
-        (record.writer, record.term, record.clients) = (Some(0), 5, vec![node("n2")]);
-        assert!(!fence_writer(&mut record, 0, 5), "no other node has the log");
+        assert!(begin_join(&mut record, &node("n1")));
+        assert!(!remove_silent(&mut record, &[node("n1"), node("n3")], &node("n2"), 3), "no member is left");
+        assert!(remove_silent(&mut record, &[node("n1")], &node("n2"), 3));
+        assert_eq!((record.joining, record.chain), (None, vec![node("n3")]));
     }
 
     #[test]

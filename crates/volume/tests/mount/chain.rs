@@ -4,6 +4,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::Path;
+use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
@@ -14,7 +15,7 @@ use rustix::io::Errno;
 use rustix::process::Signal;
 
 use super::mounted_volume::LOG_BYTES;
-use super::test_node::VOLUME;
+use super::test_node::{VOLUME, WAIT_LIMIT};
 use super::volume_cluster::{THREE_NODES, VolumeCluster};
 
 /// The tests of this file.
@@ -33,6 +34,8 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
     ("a_client_whose_node_has_copied_the_volume_is_replaced", a_client_whose_node_has_copied_the_volume_is_replaced),
     ("a_replica_is_replaced_by_another_node", a_replica_is_replaced_by_another_node),
     ("another_node_continues_after_the_death_of_the_writers", another_node_continues_after_the_death_of_the_writers),
+    ("the_last_node_continues_after_the_death_of_all_others", the_last_node_continues_after_the_death_of_all_others),
+    ("a_node_that_was_stopped_itself_removes_no_other_node", a_node_that_was_stopped_itself_removes_no_other_node),
 ];
 
 /// Long, so that a node on a busy machine is not considered failed.
@@ -239,6 +242,59 @@ fn another_node_continues_after_the_death_of_the_writers() {
         assert_eq!(continued, b"by another node");
     }
     assert_eq!(cluster.published_tree().len(), 6);
+}
+
+/// All processes of the head and of the writer are killed at the same time. The last node has no successor, so it waits for
+/// the head only to end the term of the writer.
+fn the_last_node_continues_after_the_death_of_all_others() {
+    const HEAD: usize = 0;
+    const WRITER: usize = 1;
+    const LAST: usize = 2;
+    let mut cluster = VolumeCluster::mounted(&THREE_NODES, LOG_BYTES, Durability::Memory, SHORT_DETECTION_MS);
+    write_at_last(&cluster, WRITER, "acknowledged", &[b'1'; 200_000]);
+    cluster.kill_nodes(&[HEAD, WRITER]);
+    let (answer, answered) = mpsc::channel();
+    let [read, written] = ["acknowledged", "continued"].map(|name| cluster.path(LAST).join(name));
+    thread::spawn(move || {
+        let found = fs::read(read).unwrap();
+        write_and_sync(&written, b"2");
+        answer.send(found).unwrap();
+    });
+    let found = answered.recv_timeout(WAIT_LIMIT).expect("the last node continues");
+    assert!(found == [b'1'; 200_000], "{} bytes", found.len());
+    assert_eq!(cluster.nodes[LAST].status().record.chain.len(), 1);
+    [HEAD, WRITER].iter().for_each(|node| cluster.nodes[*node].start_processes());
+    cluster.wait_for_chain(LAST, 3);
+    [HEAD, WRITER].iter().for_each(|node| cluster.nodes[*node].mount());
+    wait_for_content(&cluster, WRITER, "continued", &[], b"2");
+    assert_eq!(cluster.published_tree().len(), 2);
+}
+
+/// Node 1 waits for the answer of node 0, and is then stopped for longer than the time of failure detection. Node 0 answers
+/// meanwhile.
+fn a_node_that_was_stopped_itself_removes_no_other_node() {
+    const DETECTION_MS: u64 = 3_000;
+    let cluster = VolumeCluster::mounted(&THREE_NODES, LOG_BYTES, Durability::Memory, DETECTION_MS);
+    write_and_sync(&cluster.path(0).join("file"), b"1");
+    let epoch = cluster.nodes[1].status().record.epoch;
+    let offload = cluster.nodes[1].process_id(ProcessRole::Offload);
+    let has_call = || {
+        let threads = fs::read_dir(format!("/proc/{offload}/task")).unwrap();
+        let names = threads.map(|thread| fs::read_to_string(thread.unwrap().path().join("comm")));
+        names.flatten().any(|name| name == "liveness\n")
+    };
+    thread::scope(|scope| {
+        cluster.nodes[0].signal(&[ProcessRole::Offload], Signal::STOP);
+        let reading = scope.spawn(|| fs::read(cluster.path(1).join("file")).unwrap());
+        cluster.nodes[1].wait_for("node 1 looks whether node 0 is alive", has_call);
+        cluster.nodes[1].signal(&[ProcessRole::Offload], Signal::STOP);
+        cluster.nodes[0].signal(&[ProcessRole::Offload], Signal::CONT);
+        thread::sleep(Duration::from_millis(DETECTION_MS + 500));
+        cluster.nodes[1].signal(&[ProcessRole::Offload], Signal::CONT);
+        assert_eq!(reading.join().unwrap(), b"1");
+    });
+    let record = cluster.nodes[1].status().record;
+    assert_eq!((record.chain.len(), record.epoch), (3, epoch), "{record:?}");
 }
 
 /// The log of node 0 has valid records that the other nodes lack. Node 0 is no longer the writer, so it must drop these

@@ -6,6 +6,7 @@ mod chain;
 mod changed_sizes;
 mod crash;
 mod crash_matrix;
+mod deaths;
 mod first_figures;
 mod full_disk;
 mod lost_files;
@@ -61,6 +62,7 @@ fn main() -> ExitCode {
         crash_matrix::LONG_TESTS,
         waiting_calls::LONG_TESTS,
         turns::LONG_TESTS,
+        deaths::LONG_TESTS,
     ]
     .concat()
     {

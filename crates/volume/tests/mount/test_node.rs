@@ -120,6 +120,12 @@ impl TestNode {
         });
     }
 
+    /// Makes the supervisors kill all processes, without waiting for their ends.
+    pub(crate) fn begin_stop(&self) {
+        let supervisors = self.processes.iter().chain(&self.mount);
+        supervisors.for_each(|supervisor| supervisor.must_stop.store(true, Ordering::Relaxed));
+    }
+
     /// Kills offload process and worker without restarting them.
     pub(crate) fn stop_processes(&mut self) {
         if let Some(processes) = self.processes.take() {

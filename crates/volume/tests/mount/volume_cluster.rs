@@ -113,6 +113,12 @@ impl VolumeCluster {
         self.nodes[node].stop_processes();
     }
 
+    /// Kills all processes of several nodes at the same time, without restarting them.
+    pub(crate) fn kill_nodes(&mut self, nodes: &[usize]) {
+        nodes.iter().for_each(|node| self.nodes[*node].begin_stop());
+        nodes.iter().for_each(|node| self.stop_node(*node));
+    }
+
     /// Waits until the chain has `length` members.
     pub(crate) fn wait_for_chain(&self, observer: usize, length: usize) {
         self.nodes[observer].wait_for(&format!("the chain has {length} members"), || {

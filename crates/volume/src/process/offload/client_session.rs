@@ -323,10 +323,8 @@ fn recover_log(volume: &ReplicatedVolume, record: &VolumeRecord, number: u16) ->
              {reason}; see `farfork volume status {name}`"
         )
     };
-    if record.writer == Some(number) {
-        let ended = writer::end_own_term(volume, record, number);
-        ended.map_err(|error| format!("volume {name}: the previous term does not end: {error}"))?;
-    }
+    let ended = writer::end_own_term(volume, number);
+    ended.map_err(|error| format!("volume {name}: the previous term does not end: {error}"))?;
     let end = volume.look_for_end(number, RECOVERY_TIMEOUT).ok_or_else(|| unpublished(PublishWaitError::Late))?;
     volume.wait_published(number, end, RECOVERY_TIMEOUT).map_err(unpublished)
 }
@@ -411,10 +409,14 @@ impl ReplicatedVolume {
 /// Whether a client of another node has the volume mounted, or may have.
 fn has_other_client(volume: &ReplicatedVolume, record: &VolumeRecord) -> bool {
     let node = &volume.node;
-    let mut others = record.clients.iter().filter(|client| **client != node.name && record.replicas.contains(client));
-    let request = HasClient(volume.key.clone());
-    let has_client = |other| node.peers.call::<HasClient>(other, &request, CLIENT_CHECK_TIMEOUT).unwrap_or(true);
-    others.any(has_client)
+    let others = record.clients.iter().filter(|client| **client != node.name && record.replicas.contains(client));
+    let request = &HasClient(volume.key.clone());
+    let has_client = |other| node.peers.call::<HasClient>(other, request, CLIENT_CHECK_TIMEOUT).unwrap_or(true);
+    // At the same time, so that several dead nodes take no longer than one.
+    thread::scope(|scope| {
+        let calls: Vec<_> = others.map(|other| scope.spawn(move || has_client(other))).collect();
+        calls.into_iter().any(|call| call.join().unwrap_or(true))
+    })
 }
 
 fn unlinked_inodes(volume: &ReplicatedVolume) -> Result<Vec<InodeNumber>, String> {

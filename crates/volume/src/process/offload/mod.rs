@@ -13,6 +13,7 @@ mod publishing;
 mod received_log;
 mod rejoin;
 mod replica_watch;
+mod silent_nodes;
 mod space;
 mod successor;
 mod tree_hold;

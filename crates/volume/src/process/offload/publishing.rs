@@ -9,8 +9,8 @@ use std::sync::{Arc, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::OffloadMode;
 use super::volume::{LogProgress, ReplicatedVolume, WaitingThread};
+use super::{OffloadMode, OffloadOptions};
 use crate::change::ChangeSet;
 use crate::log::{LogFile, LogPoint};
 use crate::process::channel::{MessageChannel, kill_silent_process};
@@ -24,9 +24,10 @@ use crate::replay::LogReplay;
 /// Longest wait for more records before a small change set is published. Folding saves work: with 2 ms, a program that syncs
 /// each write lost a sixth of the processor time to change sets.
 const FOLD_WAIT: Duration = Duration::from_millis(10);
-/// A worker that sends nothing for two of these periods is considered stopped: it must send `Working` once per
-/// `WORKER_ALIVE_INTERVAL`. The second period is for the case that this process was stopped, too.
-const WORKER_SILENCE_MAX: Duration = Duration::from_millis(500);
+/// A worker that sends nothing for two periods is considered stopped: it must send `Working` once per
+/// `WORKER_ALIVE_INTERVAL`. The second period is for the case that this process was stopped, too. Both periods together are
+/// the time of failure detection, but a period is not shorter than this.
+const SILENCE_PERIOD_MIN: Duration = Duration::from_millis(500);
 /// Longest wait for the end of a killed process.
 const WORKER_END_TIMEOUT: Duration = Duration::from_secs(10);
 /// Wait before a failed change set is tried again.
@@ -229,10 +230,16 @@ pub(super) fn is_due(log: &LogProgress) -> bool {
     published < log.urgent_end || records >= RECORDS_MAX as u64 || bytes >= DATA_BYTES_MAX
 }
 
+/// Half of the time after which a silent worker is killed.
+fn silence_period(detection_time: Duration) -> Duration {
+    (detection_time / 2).max(SILENCE_PERIOD_MIN)
+}
+
 /// The connection to the worker, which all volumes share.
 pub(super) struct WorkerLink {
     store: VolumeStore,
     copy_method: CopyMethod,
+    silence_period: Duration,
     worker: Option<MessageChannel>,
     /// Set with `OffloadMode::Inline`, which has no worker.
     own: Option<OwnPublishers>,
@@ -247,15 +254,17 @@ struct OwnPublishers {
 impl WorkerLink {
     /// # Errors
     /// As flock(2).
-    pub(super) fn new(store: VolumeStore, mode: OffloadMode, copy_method: CopyMethod) -> io::Result<Self> {
-        let own = match mode {
+    pub(super) fn new(store: VolumeStore, options: &OffloadOptions) -> io::Result<Self> {
+        let copy_method = options.copy_method;
+        let own = match options.mode {
             OffloadMode::On => None,
             OffloadMode::Inline => Some(OwnPublishers {
                 _lock: store.lock(WORKER)?,
                 publishers: PublisherTable::new(store.clone(), copy_method),
             }),
         };
-        Ok(Self { store, copy_method, worker: None, own })
+        let silence_period = silence_period(options.detection_time);
+        Ok(Self { store, copy_method, silence_period, worker: None, own })
     }
 
     /// Executes a request in the worker, or in this process while no worker runs. After an error, the request may be
@@ -268,8 +277,8 @@ impl WorkerLink {
             self.worker = MessageChannel::connect(&self.store.worker_socket()).ok();
         }
         if let Some(worker) = &mut self.worker {
-            worker.set_receive_timeout(Some(WORKER_SILENCE_MAX))?;
-            worker.set_send_timeout(Some(2 * WORKER_SILENCE_MAX))?;
+            worker.set_receive_timeout(Some(self.silence_period))?;
+            worker.set_send_timeout(Some(2 * self.silence_period))?;
             let answer = worker.send(request).and_then(|()| receive_result(worker));
             match answer {
                 Ok(result) => return result,

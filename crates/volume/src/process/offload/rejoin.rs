@@ -107,6 +107,7 @@ fn run(volume: &Arc<ReplicatedVolume>, mut watch: ReplicaWatch) {
             Err(error) if is_off => {
                 tracing::warn!(%error, volume = %volume.key.name, "this node has not caught up yet");
                 schedule.delay(abort_join(volume, &error));
+                remove_silent_node(volume, &error);
             }
             Err(error) => {
                 tracing::error!(%error, volume = %volume.key.name, "a log cannot be opened");
@@ -174,6 +175,23 @@ fn abort_join(volume: &ReplicatedVolume, error: &RejoinError) -> bool {
     true
 }
 
+/// Removes the node that this attempt has waited for, if it is silent. No other node may wait for it.
+fn remove_silent_node(volume: &ReplicatedVolume, error: &RejoinError) {
+    let record = Arc::clone(&volume.lock().record);
+    let suspect = match error {
+        RejoinError::OtherReplica => record.joining.as_ref(),
+        RejoinError::Peer(_) => record.chain.last(),
+        RejoinError::ChainChanged
+        | RejoinError::NotAnnounced
+        | RejoinError::Logs(_)
+        | RejoinError::LostPart
+        | RejoinError::Tree(_) => None,
+    };
+    if let Some(Err(error)) = suspect.map(|suspect| volume.remove_silent_nodes(&record, suspect)) {
+        tracing::warn!(%error, volume = %volume.key.name, "the chain cannot be changed");
+    }
+}
+
 fn is_off_chain(record: &VolumeRecord, node: &NodeName) -> bool {
     record.state == VolumeState::Ready && record.replicas.contains(node) && !record.chain.contains(node)
 }
@@ -232,18 +250,33 @@ fn forget_logs(volume: &ReplicatedVolume) {
 fn wait_announced(volume: &Arc<ReplicatedVolume>, joined_record: &VolumeRecord) -> Result<Vec<LogPoint>, RejoinError> {
     open_logs(volume).map_err(RejoinError::Logs)?;
     let clients = 0..joined_record.clients.len() as u16;
-    let mut starts = Vec::new();
-    let announced_or_changed = |state: &mut ReplicaState| {
-        let logs = clients.clone().map(|client| state.logs.get(&client));
-        starts = logs.flatten().filter(|log| log.chain.is_announced()).map(|log| log.chain.published().point).collect();
-        starts.len() == clients.len() || state.record.epoch != joined_record.epoch
-    };
-    let logged = |state: &ReplicaState| state.logs.values().map(|log| log.chain.stored().position).sum();
-    let is_announced = volume.wait_while_growing(ANNOUNCEMENT_TIMEOUT, logged, announced_or_changed);
-    match (is_announced, volume.lock().record.epoch == joined_record.epoch) {
-        (true, true) => Ok(starts),
-        (_, false) => Err(RejoinError::ChainChanged),
-        (false, true) => Err(RejoinError::NotAnnounced),
+    let logged = |state: &ReplicaState| -> u64 { state.logs.values().map(|log| log.chain.stored().position).sum() };
+    let (mut reached, mut deadline) = (logged(&volume.lock()), Instant::now() + ANNOUNCEMENT_TIMEOUT);
+    loop {
+        let mut starts = Vec::new();
+        let is_announced = volume.wait_until(volume.node.attempt_timeout(), |state| {
+            let logs = clients.clone().map(|client| state.logs.get(&client));
+            let announced = logs.flatten().filter(|log| log.chain.is_announced());
+            starts = announced.map(|log| log.chain.published().point).collect();
+            starts.len() == clients.len() || state.record.epoch != joined_record.epoch
+        });
+        if volume.lock().record.epoch != joined_record.epoch {
+            return Err(RejoinError::ChainChanged);
+        }
+        if is_announced {
+            return Ok(starts);
+        }
+        let present = logged(&volume.lock());
+        if present > reached {
+            (reached, deadline) = (present, Instant::now() + ANNOUNCEMENT_TIMEOUT);
+        }
+        if volume.is_closed() || Instant::now() >= deadline {
+            return Err(RejoinError::NotAnnounced);
+        }
+        // The last member announces the logs. Its predecessor does not miss it while nothing is written.
+        if let Some(predecessor) = joined_record.chain.last() {
+            volume.remove_silent_nodes(joined_record, predecessor).map_err(peer)?;
+        }
     }
 }
 
@@ -408,15 +441,14 @@ impl ReplicaState {
 }
 
 impl ReplicatedVolume {
-    /// Ends a loan that was not used for [`LOAN_TIMEOUT`], because the node that copies the tree may have died. Also ends a
-    /// loan of an earlier epoch: the copy of the tree is of no use.
+    /// Ends a loan whose node cannot catch up any more, because the chain has changed; and a loan that was not used for
+    /// [`LOAN_TIMEOUT`], because the node that copies the tree may have died.
     fn end_stale_loan(&self) {
         let mut state = self.lock();
         let epoch = state.record.epoch;
-        let is_stale = |loan: &mut TreeLoan| loan.epoch != epoch || loan.used_at.elapsed() >= LOAN_TIMEOUT;
-        let has_ended = state.loan.take_if(is_stale).is_some();
+        let ended = state.loan.take_if(|loan| loan.epoch != epoch || loan.used_at.elapsed() >= LOAN_TIMEOUT);
         drop(state);
-        if has_ended {
+        if ended.is_some() {
             self.notify();
         }
     }
@@ -425,6 +457,26 @@ impl ReplicatedVolume {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::process::offload::node::tests::SingleReplica;
+
+    #[test]
+    fn a_loan_ends_with_the_epoch_in_which_the_other_node_catches_up() {
+        let replica = SingleReplica::create();
+        let volume = replica.open().unwrap();
+        let epoch = volume.lock().record.epoch;
+        let lend = || volume.lock().loan = Some(TreeLoan { number: 1, epoch, reader: None, used_at: Instant::now() });
+        lend();
+        volume.end_stale_loan();
+        assert!(volume.lock().loan.is_some());
+        // Another node removes the one that catches up.
+        let remove = |record: &mut VolumeRecord| {
+            record.epoch += 1;
+            true
+        };
+        volume.update_catalog(remove).unwrap();
+        volume.end_stale_loan();
+        assert!(volume.lock().loan.is_none());
+    }
 
     #[test]
     fn attempts_that_fail_have_growing_pauses() {

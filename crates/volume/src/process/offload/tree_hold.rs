@@ -3,7 +3,11 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+use farfork_cluster::catalog::VolumeRecord;
+use farfork_wire::NodeName;
 
 use super::rejoin::unreadable_tree;
 use super::volume::{ReplicaState, ReplicatedVolume};
@@ -40,6 +44,8 @@ pub(super) struct TreeHold {
     number: u64,
     /// Epoch of the chain that is checked.
     epoch: u64,
+    /// The members of this chain.
+    members: Vec<NodeName>,
     /// The point at which publishing of each log stops, by client number. None: publishing continues, and only the digests
     /// are kept.
     points: Option<Vec<LogPoint>>,
@@ -56,9 +62,9 @@ pub(super) struct EndedHold {
 }
 
 impl TreeHold {
-    fn new(request: &HoldTree, points: Vec<LogPoint>) -> Self {
+    fn new(request: &HoldTree, members: Vec<NodeName>, points: Vec<LogPoint>) -> Self {
         let (number, epoch) = (request.hold, request.epoch);
-        Self { number, epoch, points: Some(points), digests: Vec::new(), used_at: Some(Instant::now()) }
+        Self { number, epoch, members, points: Some(points), digests: Vec::new(), used_at: Some(Instant::now()) }
     }
 
     /// The point up to which a log may be published; none without a limit.
@@ -67,9 +73,13 @@ impl TreeHold {
         Some(points.get(usize::from(client)).copied().unwrap_or(LogPoint::START))
     }
 
-    fn is_stale(&self) -> bool {
+    /// Whether the check has ended without a release: no call has named the hold for some time, or a member that is checked
+    /// has left the chain. It may be the checking node, and programs wait for publishing.
+    fn is_stale(&self, record: &VolumeRecord) -> bool {
         let limit = if self.points.is_some() { HOLD_TIMEOUT } else { RELEASED_TIMEOUT };
+        let has_left = |member: &NodeName| !record.chain.contains(member);
         self.used_at.is_some_and(|used_at| used_at.elapsed() >= limit)
+            || (self.points.is_some() && self.members.iter().any(has_left))
     }
 }
 
@@ -94,14 +104,17 @@ pub(super) fn hold(volume: &ReplicatedVolume, request: &HoldTree) -> Result<Vec<
         // A check of an earlier chain fails or starts again. This node may have missed the end of that check.
         let is_other = |hold: &&TreeHold| hold.number != request.hold && hold.epoch >= request.epoch;
         let other = state.hold.as_ref().filter(is_other);
-        if other.is_some_and(|hold| !hold.is_stale()) {
+        if other.is_some_and(|hold| !hold.is_stale(&record)) {
             return Err(format!("another check of volume {} is running", volume.key.name));
         }
         let points =
             if request.points.is_empty() { published_points(&state, clients.clone()) } else { request.points.clone() };
         match state.hold_of(request.hold) {
-            Some(hold) => (hold.epoch, hold.points) = (request.epoch, Some(points)),
-            None => state.hold = Some(TreeHold::new(request, points)),
+            Some(hold) => {
+                (hold.epoch, hold.points) = (request.epoch, Some(points));
+                hold.members.clone_from(&record.chain);
+            }
+            None => state.hold = Some(TreeHold::new(request, record.chain.clone(), points)),
         }
     }
     volume.notify();
@@ -271,9 +284,13 @@ impl ReplicaState {
 }
 
 impl ReplicatedVolume {
-    /// Ends a hold that was not used for some time, because the checking node may have died.
+    /// Ends a hold whose checking node may have died.
     pub(super) fn end_stale_hold(&self) {
-        if self.lock().hold.take_if(|hold| hold.is_stale()).is_some() {
+        let mut state = self.lock();
+        let record = Arc::clone(&state.record);
+        let ended = state.hold.take_if(|hold| hold.is_stale(&record));
+        drop(state);
+        if ended.is_some() {
             self.notify();
         }
     }
@@ -296,5 +313,21 @@ mod tests {
         volume.close();
         std::fs::remove_dir_all(volume.directory.path()).unwrap();
         assert!(digest_tree(&volume, &digest).unwrap_err().contains("has closed volume data"));
+    }
+
+    #[test]
+    fn a_hold_ends_when_a_member_that_is_checked_has_left_the_chain() {
+        let replica = SingleReplica::create();
+        let volume = replica.open().unwrap();
+        let mut record = VolumeRecord::clone(&volume.lock().record);
+        record.chain.push(NodeName::new("n2").unwrap());
+        let request = HoldTree { volume: replica.key.clone(), epoch: record.epoch, hold: 5, points: Vec::new() };
+        let mut hold = TreeHold::new(&request, record.chain.clone(), Vec::new());
+        record.epoch += 1;
+        assert!(!hold.is_stale(&record), "another replica begins to catch up");
+        record.chain.pop();
+        assert!(hold.is_stale(&record));
+        hold.points = None;
+        assert!(!hold.is_stale(&record), "publishing continues, and the digests may be read");
     }
 }

@@ -8,9 +8,11 @@ use std::time::{Duration, Instant};
 
 use farfork_cluster::catalog::{CatalogError, VolumeRecord, VolumeState};
 use farfork_rpc::TypedCall;
+use farfork_wire::NodeName;
 
 use super::client_session::ClientSender;
 use super::node::ReplicaError;
+use super::silent_nodes::SilentRemoval;
 use super::volume::{PublishWaitError, ReplicatedVolume};
 use crate::chain::CALL_TIMEOUT;
 use crate::chain::calls::{CommitLog, FinishTerm, ReleaseWriter, TermEnd};
@@ -138,7 +140,9 @@ fn try_grant(volume: &ReplicatedVolume, number: u16, sender: &ClientSender) -> R
                 TermEnd::DiskFull => continue_term(volume, number, record.term, sender),
             }
         }
-        Some(_) if record.is_writer_fenced => finish_fenced_term(volume, &record).map(GrantAttempt::from),
+        Some(_) if record.is_writer_fenced => {
+            Ok(finish_fenced_term(volume, &record)?.map_or(GrantAttempt::Continues, GrantAttempt::from))
+        }
         Some(writer) => {
             let request = ReleaseWriter { volume: volume.key.clone(), term: record.term };
             let ended = call_writer::<ReleaseWriter>(volume, &record, writer, &request)?;
@@ -231,16 +235,26 @@ fn is_term(record: &VolumeRecord, number: u16, term: u32) -> bool {
     record.writer == Some(number) && record.term == term && !record.is_writer_fenced
 }
 
-/// Ends the term of an earlier client of this node. The next client has the lock, so the earlier one is dead.
-pub(super) fn end_own_term(volume: &ReplicatedVolume, record: &VolumeRecord, number: u16) -> Result<(), String> {
-    let ended = if record.is_writer_fenced {
-        finish_fenced_term(volume, record)?
-    } else {
-        end_term_after(volume, number, record.term, || Ok(())).map_err(|error| error.to_string())?
-    };
-    match ended {
-        TermEnd::Ended => Ok(()),
-        TermEnd::DiskFull => Err(PublishWaitError::DiskFull.to_string()),
+/// Ends the term of an earlier client of this node, if it is the writer. The next client has the lock, so the earlier one is
+/// dead.
+pub(super) fn end_own_term(volume: &ReplicatedVolume, number: u16) -> Result<(), String> {
+    loop {
+        let record = volume.read_record().map_err(|error| error.to_string())?;
+        if record.writer != Some(number) {
+            return Ok(());
+        }
+        let ended = if record.is_writer_fenced {
+            finish_fenced_term(volume, &record)?
+        } else {
+            let ended = end_term_after(volume, number, record.term, || Ok(()));
+            Some(ended.map_err(|error| error.to_string())?)
+        };
+        match ended {
+            Some(TermEnd::Ended) => return Ok(()),
+            Some(TermEnd::DiskFull) => return Err(PublishWaitError::DiskFull.to_string()),
+            // The head has left the chain. The next head ends the term.
+            None => {}
+        }
     }
 }
 
@@ -308,8 +322,9 @@ fn try_refresh(volume: &ReplicatedVolume, number: u16) -> Result<bool, String> {
     let Some(writer) = record.writer.filter(|writer| *writer != number) else { return Ok(true) };
     if record.is_writer_fenced {
         return match finish_fenced_term(volume, &record)? {
-            TermEnd::Ended => Ok(true),
-            TermEnd::DiskFull => Err(PublishWaitError::DiskFull.to_string()),
+            Some(TermEnd::Ended) => Ok(true),
+            Some(TermEnd::DiskFull) => Err(PublishWaitError::DiskFull.to_string()),
+            None => Ok(false),
         };
     }
     let end = call_writer::<CommitLog>(volume, &record, writer, &CommitLog(volume.key.clone()))?;
@@ -318,8 +333,7 @@ fn try_refresh(volume: &ReplicatedVolume, number: u16) -> Result<bool, String> {
     if is_published { Ok(true) } else { Err(format!("node {}: {}", volume.node.name, PublishWaitError::Late)) }
 }
 
-/// Makes a call to the node of the writer. If the node does not answer for the time of failure detection, the writer is
-/// fenced, and the result is none.
+/// Makes a call to the node of the writer, as `call_member`.
 fn call_writer<C: TypedCall>(
     volume: &ReplicatedVolume,
     record: &VolumeRecord,
@@ -327,27 +341,34 @@ fn call_writer<C: TypedCall>(
     request: &C::Request,
 ) -> Result<Option<C::Reply>, String> {
     let node = record.clients.get(usize::from(writer)).ok_or("the writer has no node")?;
-    let failure = match volume.node.peers.call::<C>(node, request, volume.node.attempt_timeout()) {
+    call_member::<C>(volume, record, node, request, volume.node.attempt_timeout())
+}
+
+/// Makes the head publish the log of the fenced writer on each live replica, and end the term. As `call_member`.
+fn finish_fenced_term(volume: &ReplicatedVolume, record: &VolumeRecord) -> Result<Option<TermEnd>, String> {
+    let head = record.chain.first().ok_or("the chain has no member")?;
+    let request = FinishTerm { volume: volume.key.clone(), term: record.term };
+    call_member::<FinishTerm>(volume, record, head, &request, volume.node.attempt_timeout() + FENCE_WAIT)
+}
+
+/// Makes a call to a member that a client of this node waits for. If the member is silent for the time of failure detection,
+/// it leaves the chain together with all other silent nodes, and the result is none.
+fn call_member<C: TypedCall>(
+    volume: &ReplicatedVolume,
+    record: &VolumeRecord,
+    member: &NodeName,
+    request: &C::Request,
+    limit: Duration,
+) -> Result<Option<C::Reply>, String> {
+    let failure = match volume.node.peers.call::<C>(member, request, limit) {
         Ok(reply) => return Ok(Some(reply)),
         Err(failure) => failure,
     };
-    if volume.node.is_alive(&volume.key, node) {
-        return Err(failure.to_string());
+    match volume.remove_silent_nodes(record, member).map_err(|error| error.to_string())? {
+        SilentRemoval::NotSilent => Err(failure.to_string()),
+        SilentRemoval::LastMembers => Err(format!("{failure}, and no other replica is live")),
+        SilentRemoval::Removed => Ok(None),
     }
-    let fenced = volume.update_catalog(|current| membership::fence_writer(current, writer, record.term));
-    let fenced = fenced.map_err(|error| error.to_string())?;
-    if fenced.writer == Some(writer) && !fenced.is_writer_fenced {
-        return Err(format!("node {node} does not answer, and is the only live replica"));
-    }
-    tracing::warn!(volume = %volume.key.name, %node, epoch = fenced.epoch, "the writer does not answer, and loses its term");
-    Ok(None)
-}
-
-/// Makes the head publish the log of the fenced writer on each live replica, and end the term.
-fn finish_fenced_term(volume: &ReplicatedVolume, record: &VolumeRecord) -> Result<TermEnd, String> {
-    let head = record.chain.first().ok_or("the chain has no member")?;
-    let request = FinishTerm { volume: volume.key.clone(), term: record.term };
-    volume.node.peers.call::<FinishTerm>(head, &request, CALL_TIMEOUT).map_err(|error| error.to_string())
 }
 
 /// Handles `FinishTerm` on the head: publishes all records of the fenced writer that the chain has, waits until the lease of

@@ -27,12 +27,14 @@ impl LogSender {
         }
         // An attempt may have sent bytes for long before the successor became silent.
         let started = started.max(self.successor.progress.advanced_at());
-        let failure = self.failure_of(task, successor, error);
+        let silent =
+            if may_be_silent(error) { self.volume.find_silent_nodes(&task.record, successor) } else { Vec::new() };
+        let failure = self.failure_of(task, successor, error, !silent.is_empty());
         if failure == SuccessorFailure::DiskFull {
             self.volume.lock().log(client).later_space.report(TreeSpace::Full, task.space_request);
         }
         if self.successor.fail(failure, started, Instant::now()) {
-            return self.change_chain(task, successor, error);
+            return self.change_chain(task, successor, &silent, error);
         }
         // A successor that is alive may have a later record of the volume.
         if failure != SuccessorFailure::Silent
@@ -42,7 +44,13 @@ impl LogSender {
         }
     }
 
-    fn failure_of(&self, task: &SendTask, successor: &NodeName, error: &ChainError) -> SuccessorFailure {
+    fn failure_of(
+        &self,
+        task: &SendTask,
+        successor: &NodeName,
+        error: &ChainError,
+        is_silent: bool,
+    ) -> SuccessorFailure {
         match error {
             ChainError::OtherPath => SuccessorFailure::OtherPath,
             ChainError::DiskFull if task.record.chain.contains(successor) => SuccessorFailure::DiskFull,
@@ -50,13 +58,14 @@ impl LogSender {
             error if error.is_refusal() => SuccessorFailure::Refusing,
             // This node cannot read the catalog, which says nothing about the successor.
             ChainError::Peer(PeerError::Catalog(_)) => SuccessorFailure::Unknown,
-            _ if self.volume.node.is_alive(&self.volume.key, successor) => SuccessorFailure::Waiting,
-            _ => SuccessorFailure::Silent,
+            _ if is_silent => SuccessorFailure::Silent,
+            // A node that waits for its own successor is alive.
+            _ => SuccessorFailure::Waiting,
         }
     }
 
-    /// Removes the successor from the chain, or this node if its own log is the reason.
-    fn change_chain(&mut self, task: &SendTask, successor: &NodeName, reason: &ChainError) {
+    /// Removes the successor from the chain, and all other silent nodes; or this node if its own log is the reason.
+    fn change_chain(&mut self, task: &SendTask, successor: &NodeName, silent: &[NodeName], reason: &ChainError) {
         let volume = &self.volume.key.name;
         if matches!(reason, ChainError::PublishedAhead) || (reason.is_refusal() && !self.is_log_valid()) {
             tracing::error!(%reason, %volume, client = self.client, "the log of this node is damaged: the node leaves the chain");
@@ -68,7 +77,14 @@ impl LogSender {
             }
         }
         let epoch = task.record.epoch;
-        match self.volume.update_catalog(|current| membership::remove_member(current, successor, epoch)) {
+        let removed = self.volume.update_catalog(|current| {
+            if silent.contains(successor) {
+                membership::remove_silent(current, silent, &self.volume.node.name, epoch)
+            } else {
+                membership::remove_member(current, successor, epoch)
+            }
+        });
+        match removed {
             Ok(record) => {
                 tracing::warn!(%reason, %volume, node = %successor, epoch = record.epoch, "a replica does not take its log, and has left the chain");
                 self.successor.reset();
@@ -85,5 +101,14 @@ impl LogSender {
         // An error does not count if the mark has changed: published records may be overwritten.
         replay.read_to(&self.log, chain.stored()).is_ok()
             || self.volume.lock().log(self.client).chain.published() != mark
+    }
+}
+
+/// Whether a failure may be caused by a successor whose process does not answer. A refusal is an answer. An error of the
+/// catalog says nothing about the successor.
+fn may_be_silent(error: &ChainError) -> bool {
+    match error {
+        ChainError::OtherPath | ChainError::DiskFull | ChainError::Peer(PeerError::Catalog(_)) => false,
+        error => !error.is_refusal(),
     }
 }

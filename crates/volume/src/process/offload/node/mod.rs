@@ -20,8 +20,8 @@ use super::log_copier;
 use super::publishing::{self, WorkerLink};
 use super::rejoin;
 use super::volume::ReplicatedVolume;
-use crate::chain::calls::{HasClient, VolumeKey};
-use crate::chain::{LogCompression, PeerClients, PeerError, ReplicaRate, membership};
+use crate::chain::calls::VolumeKey;
+use crate::chain::{LogCompression, PeerClients, ReplicaRate, membership};
 use crate::process::data_copier::CopyMethod;
 use crate::process::message::OffloadMessage;
 use crate::process::replica_loss::ReplicaLoss;
@@ -100,9 +100,8 @@ impl OffloadNode {
         regions: Arc<RegionRegistry>,
     ) -> io::Result<Self> {
         let replica_rate = ReplicaRate { bytes_min: options.replica_rate_min, detection_time: options.detection_time };
-        let OffloadOptions { node: name, detection_time, copy_method, compression, mode, priority, .. } =
-            options.clone();
-        let worker = Mutex::new(WorkerLink::new(store.clone(), mode, copy_method)?);
+        let worker = Mutex::new(WorkerLink::new(store.clone(), options)?);
+        let OffloadOptions { node: name, detection_time, copy_method, compression, priority, .. } = options.clone();
         Ok(Self {
             name,
             store,
@@ -126,19 +125,9 @@ impl OffloadNode {
         contents.volumes.get(name).cloned().ok_or_else(|| ReplicaError::UnknownVolume(name.clone()))
     }
 
-    /// Longest wait for one reply of a node. A node that does not reply in time may still be alive: `is_alive` checks this.
+    /// Longest wait for one reply of a node. A node that does not reply in time may still be alive: `silent_nodes` checks this.
     pub(super) fn attempt_timeout(&self) -> Duration {
         self.detection_time.min(ATTEMPT_TIMEOUT)
-    }
-
-    /// Whether the offload process of a node answers within the time of failure detection. While this node cannot read the
-    /// catalog, which has the address, the other node counts as alive.
-    pub(super) fn is_alive(&self, volume: &VolumeKey, node: &NodeName) -> bool {
-        // A thread that waits for a CPU would take the other node for dead.
-        let answer = self
-            .priority
-            .suspend_during(|| self.peers.call::<HasClient>(node, &HasClient(volume.clone()), self.detection_time));
-        matches!(answer, Ok(_) | Err(PeerError::Catalog(_)))
     }
 
     /// Returns the replica of a volume on this node, and opens it if necessary. A replica of an earlier volume with the same

@@ -2,14 +2,17 @@
 //! replica, are removed, and return. A simulated log has only the terms and numbers of its records. Each seed is one
 //! schedule.
 
+mod deaths;
+mod rejoin;
+
+use std::collections::HashMap;
+
 use farfork_cluster::catalog::VolumeRecord;
 use farfork_wire::NodeName;
 use fastrand::Rng;
 
-use super::membership::{
-    begin_join, begin_term, end_term, fence_writer, finish_join, outdates_tree, remove_member, test_record,
-};
-use super::{ChainLog, LogRestart, PathPosition, PathVersion};
+use crate::chain::membership::{begin_term, end_term, outdates_tree, remove_member, remove_silent, test_record};
+use crate::chain::{ChainLog, LogRestart, PathPosition, PathVersion};
 use crate::log::LogPoint;
 use crate::publish::PublishedMark;
 
@@ -60,6 +63,14 @@ struct SimNode {
     is_catching_up: bool,
 }
 
+/// When a node is silent long enough to be removed.
+enum Detection {
+    /// After a random number of calls.
+    Random,
+    /// After a number of rounds since the first call of a node to the silent one.
+    Rounds { present: u32, limit: u32, silent_since: HashMap<(usize, usize), u32> },
+}
+
 struct ChainSimulation {
     random: Rng,
     record: VolumeRecord,
@@ -69,6 +80,9 @@ struct ChainSimulation {
     counts: EventCounts,
     /// No more failures are injected.
     is_healing: bool,
+    /// The catalog can neither be read nor written.
+    is_catalog_dead: bool,
+    detection: Detection,
 }
 
 /// Numbers of events in all schedules. `refusals` and `losses` count removals of living nodes: they refused a log, or lost
@@ -104,20 +118,31 @@ impl SimLog {
 }
 
 impl ChainSimulation {
-    fn new(seed: u64, counts: EventCounts) -> Self {
-        let record = test_record(&NODES, &NODES);
+    /// Creates a volume with a replica and a client on each node. The chain has the first `members` nodes.
+    fn new(seed: u64, counts: EventCounts, names: &[&str], members: usize) -> Self {
+        let mut record = test_record(&names[..members], names);
+        record.replicas.clone_from(&record.clients);
         let nodes = record.replicas.iter().map(|name| SimNode {
             name: name.clone(),
             known: record.clone(),
             is_alive: true,
-            logs: (0..NODES.len() as u16).map(SimLog::new).collect(),
+            logs: (0..names.len() as u16).map(SimLog::new).collect(),
             tree: Vec::new(),
             term: None,
             join: None,
-            is_catching_up: false,
+            is_catching_up: !record.chain.contains(name),
         });
-        let (nodes, random) = (nodes.collect(), Rng::with_seed(seed));
-        Self { random, record, nodes, acknowledged: Vec::new(), next_entry: 0, counts, is_healing: false }
+        Self {
+            random: Rng::with_seed(seed),
+            nodes: nodes.collect(),
+            record,
+            acknowledged: Vec::new(),
+            next_entry: 0,
+            counts,
+            is_healing: false,
+            is_catalog_dead: false,
+            detection: Detection::Random,
+        }
     }
 
     fn index_of(&self, name: &NodeName) -> usize {
@@ -126,6 +151,9 @@ impl ChainSimulation {
 
     /// Changes the record in the catalog, as one transaction.
     fn change(&mut self, node: usize, change: impl FnOnce(&mut VolumeRecord) -> bool) -> bool {
+        if self.is_catalog_dead {
+            return false;
+        }
         let mut record = self.record.clone();
         let is_changed = change(&mut record);
         if is_changed {
@@ -137,14 +165,37 @@ impl ChainSimulation {
     }
 
     fn refresh(&mut self, node: usize) {
-        let record = self.record.clone();
+        if self.is_catalog_dead {
+            return;
+        }
+        let (record, number) = (self.record.clone(), node as u16);
         let node = &mut self.nodes[node];
-        let number = NODES.iter().position(|name| *name == node.name.to_string()).unwrap() as u16;
         let holds = |term| record.writer == Some(number) && record.term == term && !record.is_writer_fenced;
         let is_member = record.chain.contains(&node.name);
         node.term = node.term.filter(|term| holds(*term) && is_member);
         node.is_catching_up |= outdates_tree(&node.known, &record, &node.name);
         node.known = record;
+    }
+
+    /// Whether a node that makes a call to a dead node has detected its death.
+    fn detects(&mut self, node: usize, dead: usize) -> bool {
+        match &mut self.detection {
+            Detection::Random => self.random.bool(),
+            Detection::Rounds { present, limit, silent_since } => {
+                *present - *silent_since.entry((node, dead)).or_insert(*present) >= *limit
+            }
+        }
+    }
+
+    /// A node has made a call to a dead node. Removes all dead nodes once the node has detected the death.
+    fn remove_dead(&mut self, node: usize, dead: usize) {
+        if self.detects(node, dead) {
+            let (name, epoch) = (self.nodes[node].name.clone(), self.nodes[node].known.epoch);
+            let silent: Vec<_> =
+                self.nodes.iter().filter(|node| !node.is_alive).map(|node| node.name.clone()).collect();
+            self.counts.fail_overs +=
+                u32::from(self.change(node, |record| remove_silent(record, &silent, &name, epoch)));
+        }
     }
 
     /// The client of a node appends a record.
@@ -184,8 +235,15 @@ impl ChainSimulation {
                 state.chain.commit(end, published);
             }
             PathPosition::Before(successor) => {
-                let successor = self.index_of(&successor);
-                self.forward(node, log, successor, path);
+                let (chain, is_linked) = (&state.chain, state.link.is_some_and(|(_, linked)| linked == path));
+                let must_open = known.joining.as_ref() == Some(&successor) && !is_linked;
+                let lags = chain.committed() < chain.stored() || chain.published_everywhere() < chain.committed();
+                // A client may ask for the space on the disks at any time.
+                let needs_space = !self.is_healing && self.random.bool();
+                if lags || must_open || needs_space {
+                    let successor = self.index_of(&successor);
+                    self.forward(node, log, successor, path);
+                }
             }
         }
         self.acknowledge(node, log);
@@ -194,14 +252,15 @@ impl ChainSimulation {
     fn forward(&mut self, node: usize, log: usize, successor: usize, path: PathVersion) {
         let is_alive = self.nodes[successor].is_alive;
         let is_refused = is_alive && !self.is_healing && self.random.u32(..200) == 0;
-        if !is_alive || is_refused {
+        if !is_alive {
+            self.nodes[node].logs[log].link = None;
+            return self.remove_dead(node, successor);
+        }
+        if is_refused {
             self.nodes[node].logs[log].link = None;
             let name = self.nodes[successor].name.clone();
-            if is_refused || self.random.bool() {
-                let is_removed = self.change(node, |record| remove_member(record, &name, path.epoch));
-                let count = if is_refused { &mut self.counts.refusals } else { &mut self.counts.fail_overs };
-                *count += u32::from(is_removed);
-            }
+            let is_removed = self.change(node, |record| remove_member(record, &name, path.epoch));
+            self.counts.refusals += u32::from(is_removed);
             return;
         }
         let is_newer = self.nodes[node].known.revision > self.nodes[successor].known.revision;
@@ -275,7 +334,10 @@ impl ChainSimulation {
     /// Takes one step to make the client of a node the writer.
     fn acquire(&mut self, node: usize) {
         self.refresh(node);
-        if !self.record.chain.contains(&self.nodes[node].name) || self.nodes[node].term.is_some() {
+        if self.is_catalog_dead
+            || !self.record.chain.contains(&self.nodes[node].name)
+            || self.nodes[node].term.is_some()
+        {
             return;
         }
         match self.record.writer {
@@ -285,7 +347,11 @@ impl ChainSimulation {
             }
             Some(writer) if self.record.is_writer_fenced => {
                 let head = self.index_of(&self.record.chain[0].clone());
-                self.finish(head, usize::from(writer));
+                if self.nodes[head].is_alive {
+                    self.finish(head, usize::from(writer));
+                } else {
+                    self.remove_dead(node, head);
+                }
             }
             Some(writer) if self.nodes[usize::from(writer)].is_alive => {
                 let writer = usize::from(writer);
@@ -297,10 +363,7 @@ impl ChainSimulation {
                     self.finish(writer, writer);
                 }
             }
-            Some(writer) => {
-                let term = self.record.term;
-                self.counts.fail_overs += u32::from(self.change(node, |record| fence_writer(record, writer, term)));
-            }
+            Some(writer) => self.remove_dead(node, usize::from(writer)),
         }
     }
 
@@ -314,114 +377,9 @@ impl ChainSimulation {
         }
     }
 
-    fn crash(&mut self, node: usize) {
-        let state = &mut self.nodes[node];
-        (state.is_alive, state.term, state.join) = (false, None, None);
-        for log in &mut state.logs {
-            log.link = None;
-            log.appends.clear();
-        }
-    }
-
-    /// Starts a node again. After a simulated power failure, the node leaves the chain, and its logs are shorter.
-    fn start(&mut self, node: usize) {
-        self.nodes[node].is_alive = true;
-        self.refresh(node);
-        let name = self.nodes[node].name.clone();
-        self.nodes[node].is_catching_up = !self.record.chain.contains(&name);
-        let epoch = self.record.epoch;
-        let is_alone = self.record.chain == [name.clone()];
-        if !is_alone && self.random.u32(..3) == 0 {
-            self.change(node, |record| remove_member(record, &name, epoch));
-            for log in &mut self.nodes[node].logs {
-                let published = count_of(log.chain.published().point);
-                let left = self.random.usize(published..=log.entries.len().max(published));
-                log.entries.truncate(left);
-            }
-        }
-        let (writer, term) = (self.record.writer, self.record.term);
-        for (client, log) in self.nodes[node].logs.iter_mut().enumerate() {
-            let published = log.chain.published();
-            // Keeps unpublished records only if their term continues.
-            let unpublished = log.entries.iter().skip(count_of(published.point));
-            let is_current = |entry: &&Entry| writer == Some(client as u16) && entry.0 == term;
-            let valid = count_of(published.point) + unpublished.take_while(is_current).count();
-            log.entries.truncate(valid);
-            // Adds placeholders: a log may lack records that are published.
-            log.entries.resize(log.entries.len().max(count_of(published.point)), (0, 0));
-            log.chain = ChainLog::open(published, point_of(log.entries.len()));
-        }
-    }
-
-    /// Takes one step to bring a node back to the chain.
-    fn rejoin(&mut self, node: usize) {
-        self.refresh(node);
-        let name = self.nodes[node].name.clone();
-        if self.record.chain.contains(&name) {
-            self.nodes[node].join = None;
-            return;
-        }
-        let epoch = self.record.epoch;
-        let must_abort = !self.is_healing && self.random.u32(..50) == 0;
-        match &self.nodes[node].join {
-            Some(join) if join.epoch == epoch && must_abort => {
-                self.nodes[node].join = None;
-                self.change(node, |record| remove_member(record, &name, epoch));
-            }
-            Some(join) if join.epoch == epoch && join.has_tree => {
-                if self.change(node, |record| finish_join(record, &name, epoch)) {
-                    self.nodes[node].join = None;
-                    self.counts.joins += 1;
-                }
-            }
-            Some(join) if join.epoch == epoch => self.copy_tree(node),
-            _ => {
-                self.nodes[node].is_catching_up = true;
-                self.nodes[node].logs.iter_mut().for_each(|log| log.chain.forget());
-                if self.change(node, |record| begin_join(record, &name)) {
-                    self.nodes[node].join = Some(JoinAttempt { epoch: self.record.epoch, has_tree: false });
-                }
-            }
-        }
-    }
-
-    /// Removes the directory of a replica while its node runs. The last live replica stays.
-    fn lose_replica(&mut self, node: usize) {
-        let (name, epoch) = (self.nodes[node].name.clone(), self.record.epoch);
-        self.change(node, |record| remove_member(record, &name, epoch));
-        if self.record.chain.contains(&name) {
-            return;
-        }
-        self.counts.losses += 1;
-        let state = &mut self.nodes[node];
-        (state.term, state.join, state.is_catching_up) = (None, None, true);
-        (state.tree, state.logs) = (Vec::new(), (0..NODES.len() as u16).map(SimLog::new).collect());
-    }
-
-    fn copy_tree(&mut self, node: usize) {
-        let lender = self.index_of(&self.record.chain.last().unwrap().clone());
-        let logs = 0..NODES.len();
-        let is_ready = self.nodes[lender].is_alive
-            && logs.clone().all(|log| {
-                let chain = &self.nodes[node].logs[log].chain;
-                let lent = self.nodes[lender].logs[log].chain.published().point;
-                chain.is_announced() && lent >= chain.published().point
-            });
-        if !is_ready {
-            return;
-        }
-        self.nodes[node].tree = self.nodes[lender].tree.clone();
-        for log in logs {
-            let mark = self.nodes[lender].logs[log].chain.published();
-            self.nodes[node].logs[log].chain.install_tree(mark);
-        }
-        self.nodes[node].join.as_mut().unwrap().has_tree = true;
-        self.nodes[node].is_catching_up = false;
-    }
-
     fn step(&mut self) {
-        let node = self.random.usize(..NODES.len());
-        let log = self.random.usize(..NODES.len());
+        let node = self.random.usize(..self.nodes.len());
+        let log = self.random.usize(..self.nodes.len());
         let choice = self.random.u32(..100);
         if !self.nodes[node].is_alive {
             if choice < 20 {
@@ -460,21 +418,26 @@ impl ChainSimulation {
         assert!(is_in_order, "seed {seed}: {longest:?}");
     }
 
+    /// A node takes each of its steps once.
+    fn work(&mut self, node: usize) {
+        self.rejoin(node);
+        (0..self.nodes.len()).for_each(|log| self.copy(node, log));
+        self.publish(node);
+    }
+
     /// Runs without failures, and checks that all replicas become equal.
     fn heal(&mut self, seed: u64) {
         self.is_healing = true;
         for _ in 0..HEALING_ROUNDS {
-            for node in 0..NODES.len() {
+            for node in 0..self.nodes.len() {
                 if !self.nodes[node].is_alive {
                     self.start(node);
                 }
-                self.rejoin(node);
-                (0..NODES.len()).for_each(|log| self.copy(node, log));
-                self.publish(node);
+                self.work(node);
                 self.check(seed);
             }
         }
-        assert_eq!(self.record.chain.len(), NODES.len(), "seed {seed}: {:?}", self.record);
+        assert_eq!(self.record.chain.len(), self.nodes.len(), "seed {seed}: {:?}", self.record);
         for node in &self.nodes {
             assert_eq!(node.tree, self.nodes[0].tree, "seed {seed}: {}", node.name);
             assert!(self.acknowledged.iter().all(|entry| node.tree.contains(entry)), "seed {seed}: {}", node.name);
@@ -486,7 +449,7 @@ impl ChainSimulation {
 fn no_schedule_loses_an_acknowledged_record() {
     let mut counts = EventCounts::default();
     for seed in 0..SEEDS {
-        let mut simulation = ChainSimulation::new(seed, counts);
+        let mut simulation = ChainSimulation::new(seed, counts, &NODES, NODES.len());
         for _ in 0..STEPS {
             simulation.step();
             simulation.check(seed);
