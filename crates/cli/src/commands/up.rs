@@ -46,6 +46,8 @@ pub(crate) struct Up {
     #[arg(long, default_value_t = 3, value_name = "N")]
     nodes: usize,
     /// Restart the daemons of the existing cluster that have ended, with their original options.
+    ///
+    /// Options of the nodes are refused, also from the environment.
     #[arg(long, conflicts_with_all = ["nodes", "pool", "metrics"], conflicts_with_all = VolumeServiceArgs::IDS)]
     restart: bool,
     #[command(flatten)]
