@@ -31,6 +31,7 @@ mod settle;
 mod unpause;
 mod up;
 mod volume;
+mod volume_service;
 mod wait;
 
 use std::process::ExitCode;

@@ -12,17 +12,14 @@ use clap::Args;
 use farfork_api::limits::{ZYGOTE_IDLE_DEFAULT, ZYGOTES_MAX_DEFAULT};
 use farfork_api::run_dir::DEFAULT_RUN_DIR;
 use farfork_node::daemon;
-use farfork_node::options::{
-    CACHED_ROOTS_MAX_DEFAULT, Options, SeedBudget, TrustOptions, USER_RANGES_DEFAULT, VolumeOptions,
-};
+use farfork_node::options::{CACHED_ROOTS_MAX_DEFAULT, Options, SeedBudget, TrustOptions, USER_RANGES_DEFAULT};
 use farfork_sys::allocator;
 use farfork_terminal::privilege;
 use farfork_trust::{Encryption, JoinToken, read_private};
-use farfork_volume::chain::LogCompression;
-use farfork_volume::process::{CopyMethod, OffloadMode, WorkPriority};
 use farfork_wire::NodeName;
 use zeroize::Zeroizing;
 
+use super::volume_service::VolumeServiceArgs;
 use crate::GlobalArgs;
 use crate::connection::parse_address;
 use crate::log::{self, LogOptions};
@@ -143,51 +140,8 @@ pub(crate) struct Node {
     /// All nodes of a cluster that share volumes must reach the same file. A missing file is created.
     #[arg(long, value_name = "FILE")]
     catalog: Option<PathBuf>,
-    /// Time after which a node that does not answer is removed from the chains of its volumes, in milliseconds.
-    ///
-    /// A removed node returns by itself when it answers again.
-    #[arg(long, env = "FARFORK_DETECT_MS", value_name = "MS", default_value_t = VolumeOptions::DETECTION_MS, value_parser = clap::value_parser!(u64).range(100..=600_000))]
-    detect_ms: u64,
-    /// Bytes of its log that a replica must take in each --detect-ms, while it has not the whole log.
-    ///
-    /// A slower replica is removed from the chain after ten times --detect-ms, because programs would wait for it. The default
-    /// is half a Mbit/s. A faster link never removes a replica, however long its backlog takes.
-    #[arg(long, env = "FARFORK_REPLICA_RATE_MIN", value_name = "SIZE", default_value = "64KiB", value_parser = parse_nonzero_size)]
-    replica_rate_min: u64,
-    /// Interval between two comparisons of the replicas of a volume, in hours; 0 for never.
-    ///
-    /// The node of the chain's head compares them. It repairs a damaged replica on a node that has not mounted the volume.
-    #[arg(long, env = "FARFORK_SCRUB_HOURS", value_name = "HOURS", default_value_t = VolumeOptions::SCRUB_HOURS)]
-    scrub_hours: u32,
-    /// Method to copy data from the logs of volumes into their files: memcpy, async, async-batch, event or none.
-    ///
-    /// memcpy writes with pwrite(2). The next three write with io_uring(7): `async` polls for the end of each write,
-    /// `async-batch` polls for the end of up to 30 writes, and `event` sleeps until they end. `none` shares blocks between
-    /// logs and files. It needs a file system with reflinks, such as XFS or Btrfs, and keeps as much disk space free as the
-    /// logs have.
-    #[arg(long, env = "FARFORK_VOLUME_COPY", value_name = "METHOD", default_value_t = CopyMethod::default())]
-    volume_copy: CopyMethod,
-    /// How this node compresses the log data of volumes that it sends to the next replica: off or lz4.
-    ///
-    /// Short writes, and data that shrinks by less than an eighth, are sent as they are. Each node expands what others send.
-    #[arg(long, env = "FARFORK_VOLUME_COMPRESS", value_name = "METHOD", default_value_t = LogCompression::default())]
-    volume_compress: LogCompression,
-    /// Processes that replicate and publish volumes: on or inline.
-    ///
-    /// `on` starts an offload process, and another process that writes files. `inline` uses threads of the daemon, as a
-    /// baseline for measurements. With `inline`, nothing is replicated while the daemon does not run.
-    #[arg(long, env = "FARFORK_VOLUME_OFFLOAD", value_name = "MODE", default_value_t = OffloadMode::default())]
-    volume_offload: OffloadMode,
-    /// CPU priority of the threads that replicate and publish volumes: normal or idle.
-    ///
-    /// `idle` (SCHED_IDLE) gives them the CPU time that no other thread wants. While programs use all CPUs, they get only a
-    /// small share, about 0.3 % of a CPU, and writes and fsync(2) of the volumes wait for them. A node under load stays in
-    /// the chains: the threads that answer within --detect-ms have the ordinary priority.
-    #[arg(long, env = "FARFORK_VOLUME_PRIORITY", value_name = "PRIORITY", default_value_t = WorkPriority::default())]
-    volume_priority: WorkPriority,
-    /// CPUs of the process that replicates volumes, such as 1 or 2-3 [default: all].
-    #[arg(long, value_name = "LIST")]
-    offload_cpus: Option<String>,
+    #[command(flatten)]
+    volume_service: VolumeServiceArgs,
     /// Redirect the parent's vDSO functions to this kernel's in all children, even if both kernels are the same. For
     /// tests.
     #[arg(long)]
@@ -207,17 +161,7 @@ impl Node {
         let next_port = if self.listen.port() == 0 { 0 } else { self.listen.port().wrapping_add(1) };
         let token = self.token_file.as_deref().map(read_token).transpose()?;
         let xcr0 = self.xcr0.filter(|(name, _)| *name == self.name.as_str()).map(|(_, mask)| mask);
-        let volumes = VolumeOptions {
-            detection_ms: self.detect_ms,
-            replica_rate_min: self.replica_rate_min,
-            scrub_hours: self.scrub_hours,
-            copy_method: self.volume_copy,
-            compression: self.volume_compress,
-            offload_mode: self.volume_offload,
-            work_priority: self.volume_priority,
-            offload_cpus: self.offload_cpus,
-            ..VolumeOptions::new(&self.name, self.volumes, self.catalog)
-        };
+        let volumes = self.volume_service.options(&self.name, self.volumes, self.catalog);
         let options = Options {
             name: self.name,
             run_dir: self.run_dir,

@@ -15,6 +15,7 @@ use farfork_cluster::local::{LocalCluster, LocalClusterConfig, LocalNode, UpProg
 use farfork_terminal::privilege;
 use indicatif::ProgressBar;
 
+use super::volume_service::VolumeServiceArgs;
 use crate::GlobalArgs;
 use crate::connection::{block_on, default_run_dir};
 use crate::output::{self, Table};
@@ -35,6 +36,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 Examples:
   farfork up --nodes 3
   farfork up --nodes 2 --name test --run-dir /tmp/test --json
+  farfork up --detect-ms 5000                               on a busy machine
   farfork up --restart
 
 Exit status: 0 all nodes run and know each other, 1 failure, 2 wrong usage. \
@@ -44,7 +46,9 @@ pub(crate) struct Up {
     #[arg(long, default_value_t = 3, value_name = "N")]
     nodes: usize,
     /// Restart the daemons of the existing cluster that have ended, with their original options.
-    #[arg(long, conflicts_with_all = ["nodes", "pool", "metrics"])]
+    ///
+    /// Options of the nodes are refused, also from the environment.
+    #[arg(long, conflicts_with_all = ["nodes", "pool", "metrics"], conflicts_with_all = VolumeServiceArgs::IDS)]
     restart: bool,
     #[command(flatten)]
     cluster: LocalClusterArgs,
@@ -54,6 +58,8 @@ pub(crate) struct Up {
     /// Serve Prometheus metrics of each node at this port of 127.0.0.1 in its namespace [default: no metrics].
     #[arg(long, value_name = "PORT")]
     metrics: Option<u16>,
+    #[command(flatten)]
+    volume_service: VolumeServiceArgs,
     /// Log filter of the daemons, which write node.log in their run directories [default: info].
     #[arg(long, env = "FARFORK_LOG", value_name = "FILTER")]
     log: Option<String>,
@@ -114,6 +120,7 @@ impl Up {
         if let Some(port) = self.metrics {
             config.node_arguments.extend(["--metrics".to_owned(), port.to_string()]);
         }
+        config.node_arguments.extend(self.volume_service.node_arguments());
         if let Some(filter) = self.log {
             config.environment.push(("FARFORK_LOG".to_owned(), filter));
         }

@@ -2,7 +2,7 @@
 //! a node: a client, the copier of a log, or a replica that rejoins.
 
 use std::sync::Arc;
-use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -14,6 +14,8 @@ use super::volume::ReplicatedVolume;
 use crate::chain::calls::{HasClient, VolumeKey};
 use crate::chain::{PeerError, membership};
 
+/// A node that answers within this time is alive, so the other nodes are not called. Much shorter than the detection time.
+const PROMPT_ANSWER_MAX: Duration = Duration::from_millis(100);
 /// Interval in which a call measures whether this process gets CPU time.
 const STALL_INTERVAL: Duration = Duration::from_millis(10);
 /// A call is repeated if this process has lost more than this part of the detection time.
@@ -33,30 +35,18 @@ pub(super) enum SilentRemoval {
 }
 
 impl ReplicatedVolume {
-    /// Returns the silent nodes of the chain, if `suspect` is one of them, and none otherwise. All nodes are called at the
-    /// same time, so that several dead nodes take no longer than one.
+    /// Returns the silent nodes of the chain, if `suspect` is one of them, and none otherwise. The others are called while the
+    /// answer of `suspect` is missing, so that several dead nodes take no longer than one.
     pub(super) fn find_silent_nodes(&self, record: &VolumeRecord, suspect: &NodeName) -> Vec<NodeName> {
-        let others = record.chain.iter().chain(&record.joining).filter(|node| **node != self.node.name);
-        let mut silent: Vec<NodeName> = others.cloned().collect();
-        if !silent.contains(suspect) {
-            silent.push(suspect.clone());
-        }
         let (answer, answers) = mpsc::channel();
-        for called in silent.clone() {
-            let (node, key, answer) = (Arc::clone(&self.node), self.key.clone(), answer.clone());
-            let call = move || {
-                // The threads of this process may have a low priority. A thread that waits for a CPU would take the other
-                // node for dead.
-                let is_alive = node.priority.suspend_during(|| node.is_alive(&key, &called));
-                // The caller may have got the answer that it needs.
-                is_alive.then(|| answer.send(called))
-            };
-            if let Err(error) = thread::Builder::new().name("liveness".to_owned()).spawn(call) {
-                // A node that was not called is not silent.
-                tracing::error!(%error, volume = %self.key.name, "a node cannot be called");
-                return Vec::new();
-            }
+        self.start_call(suspect, answer.clone());
+        if answers.recv_timeout(PROMPT_ANSWER_MAX).is_ok() {
+            return Vec::new();
         }
+        let is_other = |node: &&NodeName| **node != self.node.name && *node != suspect;
+        let mut silent: Vec<NodeName> = record.chain.iter().chain(&record.joining).filter(is_other).cloned().collect();
+        silent.iter().for_each(|node| self.start_call(node, answer.clone()));
+        silent.push(suspect.clone());
         drop(answer);
         // Ends when each call has ended.
         for alive in answers {
@@ -66,6 +56,24 @@ impl ReplicatedVolume {
             silent.retain(|node| *node != alive);
         }
         silent
+    }
+
+    /// Calls a node in a thread of its own. Sends the name of the node if it is alive.
+    fn start_call(&self, called: &NodeName, answer: Sender<NodeName>) {
+        let (node, key, name) = (Arc::clone(&self.node), self.key.clone(), called.clone());
+        let unsent = answer.clone();
+        let call = move || {
+            // The threads of this process may have a low priority. A thread that waits for a CPU would take the other node
+            // for dead.
+            let is_alive = node.priority.suspend_during(|| node.is_alive(&key, &name));
+            // The caller may have got the answer that it needs.
+            is_alive.then(|| answer.send(name))
+        };
+        if let Err(error) = thread::Builder::new().name("liveness".to_owned()).spawn(call) {
+            // A node that was not called is not silent.
+            tracing::error!(%error, volume = %self.key.name, node = %called, "a node cannot be called");
+            let _ = unsent.send(called.clone());
+        }
     }
 
     /// Removes the silent nodes from the chain, if `suspect` is one of them.
@@ -115,7 +123,7 @@ impl OffloadNode {
 
 /// Measures how long this process got no CPU time: it was stopped, or other processes used all CPUs.
 struct StallMeter {
-    stop: mpsc::Sender<()>,
+    stop: Sender<()>,
     lost: thread::JoinHandle<Duration>,
 }
 

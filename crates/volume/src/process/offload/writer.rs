@@ -362,6 +362,7 @@ fn call_member<C: TypedCall>(
 ) -> Result<Option<C::Reply>, String> {
     let failure = match volume.node.peers.call::<C>(member, request, limit) {
         Ok(reply) => return Ok(Some(reply)),
+        Err(failure) if failure.is_refusal() => return Err(failure.to_string()),
         Err(failure) => failure,
     };
     match volume.remove_silent_nodes(record, member).map_err(|error| error.to_string())? {
