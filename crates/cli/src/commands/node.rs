@@ -23,7 +23,7 @@ use super::volume_service::VolumeServiceArgs;
 use crate::GlobalArgs;
 use crate::connection::parse_address;
 use crate::log::{self, LogOptions};
-use crate::size::{parse_nonzero_size, parse_size};
+use crate::size::parse_size;
 
 /// Maximum size of a token file, in bytes.
 const TOKEN_BYTES_MAX: u64 = 1024;

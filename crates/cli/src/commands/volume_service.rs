@@ -105,7 +105,7 @@ impl VolumeServiceArgs {
         } = self;
         let values = [
             ("--detect-ms", Some(detect_ms.to_string())),
-            ("--replica-rate-min", Some(replica_rate_min.to_string())),
+            ("--replica-rate-min", Some(format!("{}KiB", replica_rate_min >> 10))),
             ("--scrub-hours", Some(scrub_hours.to_string())),
             ("--volume-copy", Some(volume_copy.to_string())),
             ("--volume-compress", Some(volume_compress.to_string())),

@@ -1,4 +1,4 @@
-//! Random schedules of a chain: clients write, records are copied and published. Nodes die, lose their memory or their
+//! Random schedules of a chain: clients write, records are copied over links of different rates and published. Nodes die, lose their memory or their
 //! replica, are removed, and return. A simulated log has only the terms and numbers of its records. Each seed is one
 //! schedule.
 
@@ -22,6 +22,9 @@ const STEPS: u32 = 600;
 const HEALING_ROUNDS: u32 = 200;
 const NODES: [&str; 3] = ["n1", "n2", "n3"];
 const RECORD_BYTES: u64 = 64;
+/// Binary logarithm of the rate of the fastest link, in records per step. With the slowest one, 1 record per step, the rates
+/// differ as 1 Mbit/s and 10 Gbit/s do.
+const RATE_LOG2_MAX: u32 = 13;
 
 /// A record: its term, and a number that no other record has.
 type Entry = (u32, u64);
@@ -41,6 +44,8 @@ struct SimAppend {
     predecessor: usize,
     path: PathVersion,
     end: LogPoint,
+    /// The predecessor has no more records.
+    is_last_piece: bool,
 }
 
 /// The progress of a node that rejoins the chain.
@@ -51,6 +56,8 @@ struct JoinAttempt {
 
 struct SimNode {
     name: NodeName,
+    /// Number of records that the node sends in a step.
+    rate: usize,
     known: VolumeRecord,
     is_alive: bool,
     logs: Vec<SimLog>,
@@ -122,8 +129,10 @@ impl ChainSimulation {
     fn new(seed: u64, counts: EventCounts, names: &[&str], members: usize) -> Self {
         let mut record = test_record(&names[..members], names);
         record.replicas.clone_from(&record.clients);
+        let mut random = Rng::with_seed(seed);
         let nodes = record.replicas.iter().map(|name| SimNode {
             name: name.clone(),
+            rate: 1 << random.u32(..=RATE_LOG2_MAX),
             known: record.clone(),
             is_alive: true,
             logs: (0..names.len() as u16).map(SimLog::new).collect(),
@@ -132,9 +141,10 @@ impl ChainSimulation {
             join: None,
             is_catching_up: !record.chain.contains(name),
         });
+        let nodes = nodes.collect();
         Self {
-            random: Rng::with_seed(seed),
-            nodes: nodes.collect(),
+            random,
+            nodes,
             record,
             acknowledged: Vec::new(),
             next_entry: 0,
@@ -222,7 +232,7 @@ impl ChainSimulation {
         if end >= state.chain.stored() && count_of(end) <= state.entries.len() {
             state.chain.store(end);
         }
-        if state.appends.iter().any(|append| append.end <= state.chain.stored()) {
+        if state.appends.iter().any(|append| append.is_last_piece && append.end <= state.chain.stored()) {
             state.chain.announce();
         }
         match PathPosition::of(&known, log as u16, &name) {
@@ -287,13 +297,17 @@ impl ChainSimulation {
             self.nodes[node].logs[log].link = Some((successor, path));
         }
         let from = self.nodes[node].logs[log].entries[..count_of(stored)].to_vec();
+        let rate = self.nodes[node].rate;
         let next = &mut self.nodes[successor].logs[log];
         let have = count_of(next.chain.stored());
-        if have < from.len() {
+        let piece_end = from.len().min(have + rate);
+        if have < piece_end {
             next.entries.truncate(have);
-            next.entries.extend(&from[have..]);
+            next.entries.extend(&from[have..piece_end]);
         }
-        next.appends.push(SimAppend { predecessor: node, path, end: stored });
+        let is_last_piece = piece_end == from.len() || have >= from.len();
+        let end = if is_last_piece { stored } else { point_of(piece_end) };
+        next.appends.push(SimAppend { predecessor: node, path, end, is_last_piece });
     }
 
     /// Acknowledges committed records to the predecessor, or to the client.
