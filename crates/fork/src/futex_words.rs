@@ -61,8 +61,9 @@ mod tests {
     /// Returns the words of a call with this number, operation or count, and address of a second word.
     fn words_of_call(number: u64, rsi: u64, r8: u64) -> FutexWords {
         let mut registers = [0; 27];
-        [(RAX_INDEX, number), (RDI_INDEX, 0x1000), (RSI_INDEX, rsi), (R8_INDEX, r8)]
-            .map(|(index, value)| registers[index] = value);
+        for (index, value) in [(RAX_INDEX, number), (RDI_INDEX, 0x1000), (RSI_INDEX, rsi), (R8_INDEX, r8)] {
+            registers[index] = value;
+        }
         FutexWords::of_registers(&registers)
     }
 
