@@ -163,31 +163,11 @@ impl Scenario {
     fn plan_file_change(&mut self, caller: CallerIdentity) -> Result<Vec<RecordEffect>, rustix::io::Errno> {
         let inode = self.file().ok_or(rustix::io::Errno::NOENT)?;
         let (offset, bytes) = (self.random.u64(..20_000), self.random.u64(1..9000));
+        let loss = PrivilegeLoss::ProgramBits;
         match self.random.u32(..4) {
-            0 => self.namespace.plan_allocate(
-                inode,
-                SpaceRequest::PunchHole,
-                offset,
-                bytes,
-                PrivilegeLoss::ProgramBits,
-                caller,
-            ),
-            1 => self.namespace.plan_allocate(
-                inode,
-                SpaceRequest::ZeroRange,
-                offset,
-                bytes,
-                PrivilegeLoss::ProgramBits,
-                caller,
-            ),
-            2 => self.namespace.plan_allocate(
-                inode,
-                SpaceRequest::Allocate,
-                offset,
-                bytes,
-                PrivilegeLoss::ProgramBits,
-                caller,
-            ),
+            0 => self.namespace.plan_allocate(inode, SpaceRequest::PunchHole, offset, bytes, loss, caller),
+            1 => self.namespace.plan_allocate(inode, SpaceRequest::ZeroRange, offset, bytes, loss, caller),
+            2 => self.namespace.plan_allocate(inode, SpaceRequest::Allocate, offset, bytes, loss, caller),
             _ => {
                 let change = AttributeChange { size: Some(offset), ..Default::default() };
                 self.namespace.plan_set_attributes(inode, change, PrivilegeLoss::Nothing, caller)
