@@ -12,6 +12,13 @@ pub(super) const CACHE_TIME: Duration = Duration::from_secs(3600);
 /// Always 0: an inode number is not reused while the kernel knows it.
 pub(super) const GENERATION: Generation = Generation(0);
 
+/// The attributes of an inode.
+pub(super) struct CachedAttributes {
+    pub(super) attributes: FileAttr,
+    /// How long the kernel may cache them.
+    pub(super) cache_time: Duration,
+}
+
 pub(super) fn answer_entry(reply: ReplyEntry, result: Result<FileAttr, Errno>) {
     match result {
         // The kernel sends no request when it follows a cached symbolic link, which may have been replaced. So do not let
@@ -22,9 +29,9 @@ pub(super) fn answer_entry(reply: ReplyEntry, result: Result<FileAttr, Errno>) {
     }
 }
 
-pub(super) fn answer_attributes(reply: ReplyAttr, result: Result<FileAttr, Errno>) {
+pub(super) fn answer_attributes(reply: ReplyAttr, result: Result<CachedAttributes, Errno>) {
     match result {
-        Ok(attributes) => reply.attr(&CACHE_TIME, &attributes),
+        Ok(CachedAttributes { attributes, cache_time }) => reply.attr(&cache_time, &attributes),
         Err(error) => reply.error(error_of(error)),
     }
 }

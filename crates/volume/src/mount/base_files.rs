@@ -3,13 +3,14 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
+use std::os::unix::fs::MetadataExt as _;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use fuser::BackingId;
 
-use crate::publish::SharedTree;
+use crate::publish::{SECTOR_BYTES, SharedTree};
 use crate::record::InodeNumber;
 
 /// The files of the shared tree, one for each inode that is open in the mount.
@@ -146,6 +147,16 @@ impl BaseFiles {
         base.open_count -= 1;
         if base.open_count == 0 {
             files.remove(&inode);
+        }
+    }
+
+    /// Number of bytes that an inode takes in the shared tree. 0 before the inode is published.
+    pub(super) fn allocated_bytes(&self, shared: &SharedTree, inode: InodeNumber) -> io::Result<u64> {
+        let opened = self.lock().get(&inode).and_then(|base| base.file.clone());
+        match opened {
+            // Another client may have dropped the file.
+            Some(file) => Ok(file.metadata()?.blocks() * SECTOR_BYTES),
+            None => shared.allocated_bytes(inode),
         }
     }
 

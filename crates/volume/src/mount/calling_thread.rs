@@ -3,7 +3,7 @@
 
 use std::io;
 
-use farfork_sys::process::ProcStatus;
+use farfork_sys::process::{ProcStatus, SystemCall};
 use farfork_sys::user_namespace;
 use fuser::Request;
 
@@ -41,6 +41,14 @@ impl CallingThread {
     /// The thread that has sent a request.
     pub(super) fn of(request: &Request) -> Self {
         Self { identity: caller_of(request), thread: request.pid() }
+    }
+
+    /// Whether the thread executes chown(2) or a variant of it. False if the thread is not visible in `/proc`.
+    pub(super) fn is_in_chown(self) -> bool {
+        // chown, fchown, lchown, fchownat of <asm/unistd_64.h>.
+        const CHOWN_CALLS: [u64; 4] = [92, 93, 94, 260];
+        let call = SystemCall::read(self.thread.cast_signed());
+        self.thread > 0 && call.is_ok_and(|call| call.is_some_and(|call| CHOWN_CALLS.contains(&call.number)))
     }
 
     /// Whether the thread is a member of a group. Without its status, only the group of the request counts.

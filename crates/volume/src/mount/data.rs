@@ -1,16 +1,23 @@
-//! Reads data: unpublished data from the log, the rest from the shared tree. Finds data and holes.
+//! Reads data: unpublished data from the log, the rest from the shared tree. Finds data and holes, and counts blocks.
 
 use std::fs::File;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
+use fuser::{FileAttr, FileType};
 use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
 
+use super::answer::CACHE_TIME;
 use super::client::VolumeClient;
-use crate::publish::{errno_of, read_up_to};
+use super::conversion::number_of;
+use crate::publish::{SECTOR_BYTES, errno_of, read_up_to};
 use crate::record::InodeNumber;
-use crate::view::{DataSegment, InodeContent, SegmentSource};
+use crate::view::{DataSegment, Inode, InodeContent, SegmentSource};
+
+/// How long the kernel may cache an estimated number of blocks.
+const ESTIMATE_CACHE_TIME: Duration = Duration::from_secs(1);
 
 /// The target of lseek(2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,6 +97,31 @@ impl VolumeClient {
         }
         // The file was published after the first attempt, or another client has dropped it.
         find()?.ok_or(Errno::STALE).map(Some)
+    }
+
+    /// Counts the blocks of a regular file: those that the shared tree has, and those that unpublished data will take.
+    /// Returns how long the kernel may cache the attributes, because the number changes when the data is published.
+    pub(super) fn count_blocks(&self, attributes: &mut FileAttr) -> Duration {
+        if attributes.kind != FileType::RegularFile {
+            return CACHE_TIME;
+        }
+        let inode = number_of(attributes.ino);
+        let (mut is_new, mut unpublished) = (false, None);
+        {
+            let state = self.lock();
+            if let Ok(Inode { content: InodeContent::File(extents), .. }) = state.namespace.readable_inode(inode) {
+                is_new = state.is_new(inode);
+                unpublished = extents.unpublished_space(attributes.size);
+            }
+        }
+        let published = if is_new { Ok(0) } else { self.base_files.allocated_bytes(&self.shared, inode) };
+        let published = published.unwrap_or_else(|error| {
+            tracing::warn!(%error, ?inode, "the blocks of a file cannot be counted");
+            0
+        });
+        let allocated = unpublished.map_or(published, |space| space.total_bytes(published));
+        attributes.blocks = allocated / SECTOR_BYTES;
+        if unpublished.is_some() { ESTIMATE_CACHE_TIME } else { CACHE_TIME }
     }
 
     fn segments_from(&self, inode: InodeNumber, offset: u64) -> Result<(u64, Vec<DataSegment>), Errno> {

@@ -250,7 +250,7 @@ impl Filesystem for VolumeFilesystem {
         _lock_owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        let keeps_privileges = !write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
+        let keeps_bits = Some(!write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID));
         // Pages of a mapping are written at their own offset.
         let is_writeback = write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);
         let appends = is_appending(flags.0) && !is_writeback;
@@ -260,7 +260,7 @@ impl Filesystem for VolumeFilesystem {
             false if bypasses_cache(handle) => WriteSource::Uncached,
             false => WriteSource::Cached,
         };
-        self.write_data(request, WriteRequest { inode, place, source, keeps_privileges }, data, reply);
+        self.write_data(request, WriteRequest { inode, place, source, keeps_bits }, data, reply);
     }
 
     fn flush(&self, _request: &Request, _inode: INodeNo, _handle: FileHandle, _owner: LockOwner, reply: ReplyEmpty) {
@@ -319,7 +319,8 @@ impl Filesystem for VolumeFilesystem {
         };
         let client = self.client.lock();
         let logged_blocks = client.log.ring().used_bytes() / state.f_frsize.max(1);
-        let available = (available_bytes(&state) / state.f_frsize.max(1)).saturating_sub(logged_blocks);
+        let is_writer = client.permission.term().is_some();
+        let available = client.space.available_bytes(available_bytes(&state), is_writer) / state.f_frsize.max(1);
         let free = state.f_bfree.saturating_sub(logged_blocks);
         let frsize = state.f_frsize as u32;
         reply.statfs(state.f_blocks, free, available, state.f_files, state.f_ffree, frsize, 255, frsize);
@@ -404,13 +405,15 @@ impl Filesystem for VolumeFilesystem {
         let Some(space) = space_request(mode) else { return reply.error(error_of(Errno::OPNOTSUPP)) };
         let (caller, inode, client) = (CallingThread::of(request), number_of(inode), Arc::clone(&self.client));
         let plan = move |namespace: &VolumeNamespace| {
-            let keeps_privileges = caller.keeps_privileges(namespace, inode)?;
-            let effects = namespace.plan_allocate(inode, space, offset, length, keeps_privileges, caller.identity)?;
+            let attributes = &namespace.inode(inode)?.attributes;
+            let loss = caller.data_privilege_loss(attributes, None);
+            let effects = namespace.plan_allocate(inode, space, offset, length, loss, caller.identity)?;
             let allocated_bytes = if space == SpaceRequest::PunchHole { 0 } else { length };
-            Ok(PlannedOperation { allocated_bytes, ..PlannedOperation::new(effects, keeps_privileges) })
+            let loses_bits = loss.apply_to(attributes.mode) != attributes.mode;
+            Ok(PlannedOperation { allocated_bytes, ..PlannedOperation::new(effects, loses_bits) })
         };
         self.client.execute(&[], plan, move |allocated| {
-            if allocated == Ok(false) {
+            if allocated == Ok(true) {
                 client.invalidate_attributes(inode);
             }
             answer_empty(reply, allocated.map(drop));
@@ -437,7 +440,7 @@ impl Filesystem for VolumeFilesystem {
             Err(error) => return reply.error(error_of(error)),
         };
         let (place, source) = (WritePlace::Offset(target_offset), WriteSource::Cached);
-        let write = WriteRequest { inode: target, place, source, keeps_privileges: false };
+        let write = WriteRequest { inode: target, place, source, keeps_bits: None };
         self.write_data(request, write, &data, reply);
     }
 

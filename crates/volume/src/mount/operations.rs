@@ -8,17 +8,17 @@ use std::time::Instant;
 use fuser::{FileAttr, FileHandle, FopenFlags, INodeNo, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyWrite, Request};
 use rustix::io::Errno;
 
-use super::answer::{answer_empty, answer_entry, answer_write};
+use super::answer::{CachedAttributes, answer_empty, answer_entry, answer_write};
 use super::calling_thread::CallingThread;
 use super::client::{ClientState, VolumeClient};
-use super::conversion::{attributes_of, caller_of, error_of, name_of, number_of};
+use super::conversion::{attributes_of, error_of, name_of, number_of};
 use super::execution::PlannedOperation;
 use super::filesystem::VolumeFilesystem;
 use super::permission_check::{AttributeRequest, XattrChange, is_sticky};
 use super::stale_entries::PathWatch;
 use crate::record::{EntryKey, EntryName, InodeNumber, RecordEffect};
 use crate::view::{
-    CallerIdentity, Inode, InodeContent, NewInode, RenameKind, RenameRequest, VolumeNamespace, XattrMode,
+    CallerIdentity, Inode, InodeContent, NewInode, PrivilegeLoss, RenameKind, RenameRequest, VolumeNamespace, XattrMode,
 };
 
 /// Maximum number of lookups for a retried open(2), while other clients drop each found file before it can be opened. Each
@@ -41,8 +41,8 @@ pub(super) struct WriteRequest {
     pub(super) inode: INodeNo,
     pub(super) place: WritePlace,
     pub(super) source: WriteSource,
-    /// Whether the write keeps the set-user-ID and set-group-ID bits.
-    pub(super) keeps_privileges: bool,
+    /// Whether the write keeps the set-user-ID and set-group-ID bits. None if the kernel does not report it.
+    pub(super) keeps_bits: Option<bool>,
 }
 
 /// The source of a write's data. It decides what the kernel does with the pages.
@@ -54,6 +54,14 @@ pub(super) enum WriteSource {
     Uncached,
     /// Pages of a mapping, which the kernel writes back. It keeps these pages until the answer.
     Mapping,
+}
+
+/// The result of a write.
+#[derive(Clone, Copy, Debug)]
+struct WrittenRange {
+    offset: u64,
+    /// Whether the mode of the file changes, which the kernel does not know.
+    loses_bits: bool,
 }
 
 /// Where a write begins in the file.
@@ -141,7 +149,7 @@ impl VolumeFilesystem {
         request: &Request,
         inode: INodeNo,
         attributes: AttributeRequest,
-        answer: impl FnOnce(Result<FileAttr, Errno>) + Send + 'static,
+        answer: impl FnOnce(Result<CachedAttributes, Errno>) + Send + 'static,
     ) {
         let (caller, inode, client) = (CallingThread::of(request), number_of(inode), Arc::clone(&self.client));
         // Check the path only for truncate(2), for which the kernel can walk the path again. ftruncate(2) has a handle. For
@@ -151,7 +159,8 @@ impl VolumeFilesystem {
         let plan = move |namespace: &VolumeNamespace| {
             check_path(watch.as_ref(), caller.thread)?;
             let change = caller.check_attributes(namespace, inode, &attributes)?;
-            namespace.plan_set_attributes(inode, change, caller.identity)
+            let loss = caller.attribute_privilege_loss(&namespace.inode(inode)?.attributes, &change)?;
+            namespace.plan_set_attributes(inode, change, loss, caller.identity)
         };
         self.client.change(plan, move |changed| answer(changed.and_then(|()| client.attributes(inode))));
     }
@@ -166,26 +175,36 @@ impl VolumeFilesystem {
 
     /// Executes a write, and answers with the number of bytes.
     pub(super) fn write_data(&self, request: &Request, write: WriteRequest, data: &[u8], reply: ReplyWrite) {
-        let (WriteRequest { inode, place, source, keeps_privileges }, arrived) = (write, Instant::now());
-        let (caller, number, bytes) = (caller_of(request), number_of(inode), data.len() as u32);
+        let (WriteRequest { inode, place, source, keeps_bits }, arrived) = (write, Instant::now());
+        let (caller, number, bytes) = (CallingThread::of(request), number_of(inode), data.len() as u32);
         if data.is_empty() {
             return reply.written(0);
         }
         let plan = move |namespace: &VolumeNamespace| {
-            let size = namespace.inode(number)?.attributes.size;
+            let attributes = &namespace.inode(number)?.attributes;
+            let size = attributes.size;
             let offset = match place {
                 WritePlace::Offset(offset) => offset,
                 WritePlace::End { .. } => size,
             };
             let logged = if source == WriteSource::Mapping { mapped_bytes(offset, bytes, size) } else { bytes };
             if logged == 0 {
-                return Ok(PlannedOperation::new(Vec::new(), offset));
+                return Ok(PlannedOperation::new(Vec::new(), WrittenRange { offset, loses_bits: false }));
             }
-            let effects = namespace.plan_write(number, offset, logged, keeps_privileges, caller)?;
-            Ok(PlannedOperation { data_bytes: logged as usize, ..PlannedOperation::new(effects, offset) })
+            let loss = match source {
+                WriteSource::Mapping => PrivilegeLoss::Nothing,
+                _ => caller.data_privilege_loss(attributes, keeps_bits),
+            };
+            let effects = namespace.plan_write(number, offset, logged, loss, caller.identity)?;
+            let written = WrittenRange { offset, loses_bits: loss.apply_to(attributes.mode) != attributes.mode };
+            Ok(PlannedOperation { data_bytes: logged as usize, ..PlannedOperation::new(effects, written) })
         };
         let client = Arc::clone(&self.client);
         self.client.execute(data, plan, move |written| {
+            if written.is_ok_and(|written| written.loses_bits) {
+                client.invalidate_attributes(number);
+            }
+            let written = written.map(|written| written.offset);
             let answer = move || answer_write(reply, written.map(|_| bytes));
             match (place, source, written) {
                 (WritePlace::End { assumed }, _, Ok(offset)) if assumed != offset => client.invalidate_file(number),
@@ -306,7 +325,14 @@ impl VolumeClient {
     pub(super) fn answer_created(&self, entry: &EntryKey, inode: InodeNumber) -> Result<FileAttr, Errno> {
         let mut state = self.lock();
         self.note_answer(None, entry, Some(inode));
-        count_reference(&mut state, inode)
+        let attributes = count_reference(&mut state, inode)?;
+        drop(state);
+        Ok(self.with_blocks(attributes))
+    }
+
+    fn with_blocks(&self, mut attributes: FileAttr) -> FileAttr {
+        self.count_blocks(&mut attributes);
+        attributes
     }
 
     fn note_answer(&self, thread: Option<u32>, entry: &EntryKey, inode: Option<InodeNumber>) {
@@ -330,7 +356,7 @@ impl VolumeClient {
         }
     }
 
-    pub(super) fn attributes(&self, inode: InodeNumber) -> Result<FileAttr, Errno> {
+    pub(super) fn attributes(&self, inode: InodeNumber) -> Result<CachedAttributes, Errno> {
         let state = self.lock();
         let found = state.namespace.readable_inode(inode)?;
         let mut attributes = attributes_of(inode, found);
@@ -342,7 +368,9 @@ impl VolumeClient {
         if let Some(caches) = self.kernel_caches.get() {
             caches.stale_entries.note_attributes(inode);
         }
-        Ok(attributes)
+        drop(state);
+        let cache_time = self.count_blocks(&mut attributes);
+        Ok(CachedAttributes { attributes, cache_time })
     }
 }
 
@@ -380,7 +408,9 @@ fn answer_refreshed_lookup(client: Arc<VolumeClient>, lookup: LookupRequest, rep
 fn look_up(client: &VolumeClient, lookup: &LookupRequest) -> Result<FileAttr, Errno> {
     let mut state = client.lock();
     let inode = find_inode(client, &state, lookup)?;
-    count_reference(&mut state, inode)
+    let attributes = count_reference(&mut state, inode)?;
+    drop(state);
+    Ok(client.with_blocks(attributes))
 }
 
 fn find_inode(client: &VolumeClient, state: &ClientState, lookup: &LookupRequest) -> Result<InodeNumber, Errno> {
@@ -409,7 +439,9 @@ fn look_up_again(client: &VolumeClient, lookup: &LookupRequest) -> Option<Result
             Err(error) => tracing::warn!(%error, ?inode, "a file of the shared tree cannot be opened"),
         }
     }
-    Some(count_reference(&mut state, inode))
+    let attributes = count_reference(&mut state, inode);
+    drop(state);
+    Some(attributes.map(|attributes| client.with_blocks(attributes)))
 }
 
 fn count_reference(state: &mut ClientState, inode: InodeNumber) -> Result<FileAttr, Errno> {

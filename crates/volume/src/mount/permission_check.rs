@@ -7,7 +7,7 @@ use rustix::io::Errno;
 
 use super::calling_thread::{CallingThread, CapabilityBit};
 use crate::record::{FileKind, InodeAttributes, InodeNumber};
-use crate::view::{AttributeChange, RenameKind, RenameRequest, VolumeNamespace};
+use crate::view::{AttributeChange, PrivilegeLoss, RenameKind, RenameRequest, VolumeNamespace};
 
 /// Bits of one class of a mode: write and search.
 const CHANGE_ENTRIES: u16 = 0o3;
@@ -180,11 +180,47 @@ impl CallingThread {
         if is_checked && !self.may_link(&inode.attributes) { Err(Errno::PERM) } else { Ok(()) }
     }
 
-    /// Whether fallocate(2) of the thread keeps the set-user-ID and set-group-ID bits of a file. The kernel reports this with
-    /// requests of write(2) only.
-    pub(super) fn keeps_privileges(self, namespace: &VolumeNamespace, inode: InodeNumber) -> Result<bool, Errno> {
-        let mode = namespace.inode(inode)?.attributes.mode;
-        Ok(mode & (SET_USER_ID | SET_GROUP_ID) == 0 || self.has_initial_capability(CapabilityBit::FSETID))
+    /// The privileges that a file loses when the thread changes its data. `keeps_bits` is the decision of the kernel, which it
+    /// reports with requests of write(2) only.
+    pub(super) fn data_privilege_loss(self, attributes: &InodeAttributes, keeps_bits: Option<bool>) -> PrivilegeLoss {
+        let has_bits = attributes.mode & (SET_USER_ID | SET_GROUP_ID) != 0;
+        let keeps_bits = keeps_bits.unwrap_or_else(|| !has_bits || self.has_initial_capability(CapabilityBit::FSETID));
+        if keeps_bits { PrivilegeLoss::Capabilities } else { self.bit_loss(attributes) }
+    }
+
+    /// The privileges that a file loses when the thread changes attributes.
+    ///
+    /// # Errors
+    /// EPERM for chown(2) with owner and group -1 of another user's file with such bits.
+    pub(super) fn attribute_privilege_loss(
+        self,
+        attributes: &InodeAttributes,
+        change: &AttributeChange,
+    ) -> Result<PrivilegeLoss, Errno> {
+        if attributes.kind == FileKind::Directory {
+            return Ok(PrivilegeLoss::Nothing);
+        }
+        if change.user.is_some() || change.group.is_some() {
+            return Ok(self.bit_loss(attributes));
+        }
+        if change.size.is_some() {
+            return Ok(self.data_privilege_loss(attributes, None));
+        }
+        // The kernel sends an empty change for chown(2), and also before other calls that have requests of their own.
+        let has_bits = attributes.mode & (SET_USER_ID | SET_GROUP_ID) != 0;
+        if !change.is_empty() || !has_bits || !self.is_in_chown() {
+            return Ok(PrivilegeLoss::Nothing);
+        }
+        let loss = self.bit_loss(attributes);
+        let may_change = loss.apply_to(attributes.mode) == attributes.mode || self.may_act_as_owner(attributes);
+        if may_change { Ok(loss) } else { Err(Errno::PERM) }
+    }
+
+    fn bit_loss(self, attributes: &InodeAttributes) -> PrivilegeLoss {
+        let keeps_group_bit = attributes.mode & (SET_GROUP_ID | GROUP_EXECUTE) != SET_GROUP_ID
+            || self.is_member(attributes.group)
+            || self.has_capability_for(CapabilityBit::FSETID, attributes);
+        if keeps_group_bit { PrivilegeLoss::ProgramBits } else { PrivilegeLoss::AllBits }
     }
 
     fn may_link(self, attributes: &InodeAttributes) -> bool {

@@ -18,6 +18,8 @@ const UNREPORTED_BYTES: u64 = 1 << 20;
 pub(super) struct SpaceEstimate {
     /// The last reported space, or less.
     reported: TreeSpace,
+    /// The last report of this term.
+    measured: Option<TreeSpace>,
     /// Records that the report does not count: sequence number, and bytes that the record needs.
     unpublished: VecDeque<(u64, u64)>,
     unpublished_bytes: u64,
@@ -48,7 +50,7 @@ pub(super) enum SpaceDecision {
 impl Default for SpaceEstimate {
     fn default() -> Self {
         let (reported, check) = (TreeSpace::Full, SpaceCheckState::NotRequested);
-        Self { reported, unpublished: VecDeque::new(), unpublished_bytes: 0, check }
+        Self { reported, measured: None, unpublished: VecDeque::new(), unpublished_bytes: 0, check }
     }
 }
 
@@ -79,6 +81,7 @@ impl SpaceEstimate {
     /// Starts a term: other clients may have used space since the last one. `space` is the least space of a replica at the
     /// start of the term; none if the space was ample in the last report, or is not known.
     pub(super) fn start_term(&mut self, space: Option<TreeSpace>) {
+        self.measured = space;
         (self.reported, self.check) = match (space, self.reported) {
             (Some(space), _) => (space, SpaceCheckState::Answered),
             (None, TreeSpace::Free(bytes)) if bytes >= AMPLE_BYTES => {
@@ -99,6 +102,18 @@ impl SpaceEstimate {
     /// `advance_published`.
     pub(super) fn report(&mut self, space: TreeSpace) {
         self.reported = space;
+        self.measured = Some(space);
+    }
+
+    /// Bytes that programs can write, if the file system of this node has `local` available ones. The reports of a client that
+    /// is not the writer are old.
+    pub(super) fn available_bytes(&self, local: u64, is_writer: bool) -> u64 {
+        let least = match self.measured.filter(|_| is_writer) {
+            Some(TreeSpace::Full) => 0,
+            Some(TreeSpace::Free(bytes)) => local.min(bytes),
+            None => local,
+        };
+        least.saturating_sub(self.unpublished_bytes).saturating_sub(RESERVE_BYTES)
     }
 
     /// Requests a report, unless a request is unanswered. Returns whether a request must be sent.
@@ -120,7 +135,8 @@ impl SpaceEstimate {
 
     /// Stores the requested report, which is current until `end_check`.
     pub(super) fn answer_check(&mut self, space: TreeSpace) {
-        (self.reported, self.check) = (space, SpaceCheckState::Answered);
+        self.report(space);
+        self.check = SpaceCheckState::Answered;
     }
 
     /// Ends a check after the operations that waited for it are executed. Later operations need another report.

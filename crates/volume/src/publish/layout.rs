@@ -6,7 +6,10 @@ use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{CWD, Mode, OFlags, StatVfs, Timespec, Timestamps, XattrFlags, fsetxattr, fstat, futimens, openat};
+use rustix::fs::{
+    AtFlags, CWD, Mode, OFlags, StatVfs, Timespec, Timestamps, XattrFlags, fsetxattr, fstat, futimens, openat, statat,
+};
+use rustix::io::Errno;
 
 use super::inode_record::{InodeRecord, XATTR_NAME};
 use super::mark::{MarkFile, PublishedMark};
@@ -20,6 +23,8 @@ const ORPHANS: &str = "orphans";
 const PUBLISHED: &str = "published";
 /// Number of directories in `inodes`: each one has only a part of the files.
 const INODE_DIRECTORIES: u64 = 256;
+/// The unit of `st_blocks`.
+pub(crate) const SECTOR_BYTES: u64 = 512;
 
 /// Free bytes that unprivileged processes may use.
 pub fn available_bytes(state: &StatVfs) -> u64 {
@@ -194,6 +199,18 @@ impl SharedTree {
     pub fn open_data(&self, inode: InodeNumber) -> io::Result<fs::File> {
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NOATIME;
         Ok(openat(&self.inodes, inode_path(inode).as_bytes(), flags, Mode::empty())?.into())
+    }
+
+    /// Number of bytes that an inode takes, which is not a directory. 0 until it is published.
+    ///
+    /// # Errors
+    /// As stat(2).
+    pub fn allocated_bytes(&self, inode: InodeNumber) -> io::Result<u64> {
+        match statat(&self.inodes, inode_path(inode).as_bytes(), AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(state) => Ok(state.st_blocks.cast_unsigned() * SECTOR_BYTES),
+            Err(Errno::NOENT) => Ok(0),
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// The path of an inode that is not a directory, for system calls that take no directory descriptor.

@@ -26,6 +26,7 @@ pub use data_changes::{DataCopy, LogData};
 pub use farfork_cluster::catalog::Durability;
 pub(crate) use file_data::read_up_to;
 pub use inodes::find_unlinked_inodes;
+pub(crate) use layout::SECTOR_BYTES;
 pub use layout::{SharedTree, available_bytes};
 pub use load::load_namespace;
 pub use mark::{MarkFile, PublishedMark, has_applied_others, is_damaged_mark};

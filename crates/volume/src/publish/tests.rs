@@ -20,8 +20,8 @@ use crate::log::{AppendedRecord, LogPoint};
 use crate::record::{EntryName, FileKind, InodeAttributes, InodeNumber, RecordEffect, Timestamp};
 use crate::replay::ReplayedRecord;
 use crate::view::{
-    AttributeChange, CallerIdentity, Inode, InodeContent, NewInode, RenameKind, RenameRequest, SpaceRequest,
-    VolumeNamespace, XattrMode,
+    AttributeChange, CallerIdentity, Inode, InodeContent, NewInode, PrivilegeLoss, RenameKind, RenameRequest,
+    SpaceRequest, VolumeNamespace, XattrMode,
 };
 
 const SEEDS: u64 = 200;
@@ -155,20 +155,22 @@ impl Scenario {
         let length = self.random.usize(1..9000);
         let data: Vec<u8> = std::iter::repeat_with(|| self.random.u8(1..)).take(length).collect();
         let offset = self.random.u64(..20_000);
-        let effects = self.namespace.plan_write(inode, offset, data.len() as u32, true, caller).unwrap();
+        let effects =
+            self.namespace.plan_write(inode, offset, data.len() as u32, PrivilegeLoss::Nothing, caller).unwrap();
         self.log(effects, data);
     }
 
     fn plan_file_change(&mut self, caller: CallerIdentity) -> Result<Vec<RecordEffect>, rustix::io::Errno> {
         let inode = self.file().ok_or(rustix::io::Errno::NOENT)?;
         let (offset, bytes) = (self.random.u64(..20_000), self.random.u64(1..9000));
+        let loss = PrivilegeLoss::ProgramBits;
         match self.random.u32(..4) {
-            0 => self.namespace.plan_allocate(inode, SpaceRequest::PunchHole, offset, bytes, false, caller),
-            1 => self.namespace.plan_allocate(inode, SpaceRequest::ZeroRange, offset, bytes, false, caller),
-            2 => self.namespace.plan_allocate(inode, SpaceRequest::Allocate, offset, bytes, false, caller),
+            0 => self.namespace.plan_allocate(inode, SpaceRequest::PunchHole, offset, bytes, loss, caller),
+            1 => self.namespace.plan_allocate(inode, SpaceRequest::ZeroRange, offset, bytes, loss, caller),
+            2 => self.namespace.plan_allocate(inode, SpaceRequest::Allocate, offset, bytes, loss, caller),
             _ => {
                 let change = AttributeChange { size: Some(offset), ..Default::default() };
-                self.namespace.plan_set_attributes(inode, change, caller)
+                self.namespace.plan_set_attributes(inode, change, PrivilegeLoss::Nothing, caller)
             }
         }
     }

@@ -3,6 +3,9 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+/// The unit in which file systems allocate space.
+const PAGE_BYTES: u64 = 4096;
+
 /// Where the bytes of a range are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SegmentSource {
@@ -32,10 +35,37 @@ struct UnpublishedExtent {
     sequence: u64,
 }
 
+/// The space that unpublished records of a file take.
+#[derive(Clone, Copy, Debug)]
+pub struct UnpublishedSpace {
+    data_bytes: u64,
+    /// Limits of the whole file, with its published data.
+    bytes_min: u64,
+    bytes_max: u64,
+}
+
+impl UnpublishedSpace {
+    /// Estimates the space of the whole file, of which `published` bytes are in the shared tree. The estimate may be too high
+    /// if unpublished data replaces published data.
+    pub fn total_bytes(self, published: u64) -> u64 {
+        published.saturating_add(self.data_bytes).min(self.bytes_max).max(self.bytes_min)
+    }
+}
+
+/// Calls of fallocate(2) that are not published yet.
+#[derive(Clone, Copy, Debug)]
+struct UnpublishedAllocation {
+    /// The length of the longest range.
+    bytes: u64,
+    /// Sequence number of the last call.
+    sequence: u64,
+}
+
 /// Unpublished extents of one file, by the offset of their first byte. They do not overlap.
 #[derive(Clone, Debug, Default)]
 pub struct ExtentMap {
     extents: BTreeMap<u64, UnpublishedExtent>,
+    allocation: Option<UnpublishedAllocation>,
 }
 
 impl ExtentMap {
@@ -49,9 +79,40 @@ impl ExtentMap {
         self.insert(range, None, sequence);
     }
 
+    /// Notes that a record allocates space without a change of data.
+    pub fn note_allocation(&mut self, bytes: u64, sequence: u64) {
+        let bytes = self.allocation.map_or(bytes, |earlier| earlier.bytes.max(bytes));
+        self.allocation = Some(UnpublishedAllocation { bytes, sequence });
+    }
+
     /// Removes extents up to this record, which are published.
     pub fn release(&mut self, sequence: u64) {
         self.extents.retain(|_, extent| extent.sequence > sequence);
+        self.allocation = self.allocation.filter(|allocation| allocation.sequence > sequence);
+    }
+
+    /// The space that unpublished records of a file of `size` bytes will take. None if all are published.
+    pub fn unpublished_space(&self, size: u64) -> Option<UnpublishedSpace> {
+        if self.extents.is_empty() && self.allocation.is_none() {
+            return None;
+        }
+        let (mut data_bytes, mut data_end, mut hole_bytes) = (0, 0, 0);
+        for (&start, extent) in self.extents.range(..size) {
+            let end = extent.end.min(size);
+            if extent.log_position.is_some() {
+                let page_end = end.next_multiple_of(PAGE_BYTES);
+                // Extents may have a page in common.
+                data_bytes += page_end.saturating_sub(data_end.max(start - start % PAGE_BYTES));
+                data_end = page_end;
+            } else {
+                hole_bytes += (end - end % PAGE_BYTES).saturating_sub(start.next_multiple_of(PAGE_BYTES));
+            }
+        }
+        Some(UnpublishedSpace {
+            data_bytes,
+            bytes_max: size.next_multiple_of(PAGE_BYTES).saturating_sub(hole_bytes),
+            bytes_min: self.allocation.map_or(0, |allocation| allocation.bytes.next_multiple_of(PAGE_BYTES)),
+        })
     }
 
     /// Whether all data is published.
@@ -118,6 +179,26 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn unpublished_space_is_counted_in_pages() {
+        let mut map = ExtentMap::default();
+        assert!(map.unpublished_space(1 << 30).is_none());
+        (0..100).for_each(|index| map.insert_data(100 * index..100 * (index + 1), 0, index));
+        map.insert_data(1 << 29..(1 << 29) + 1, 0, 100);
+        assert_eq!(map.unpublished_space(1 << 30).unwrap().total_bytes(0), 4 * 4096);
+        assert_eq!(map.unpublished_space(10_000).unwrap().total_bytes(8192), 3 * 4096, "at most the size");
+        map.insert_hole(4000..FILE_END, 101);
+        assert_eq!(map.unpublished_space(1 << 30).unwrap().total_bytes(1 << 20), 4096);
+        map.note_allocation(1 << 20, 102);
+        map.note_allocation(5, 103);
+        map.release(102);
+        assert_eq!(map.unpublished_space(0).unwrap().total_bytes(0), 1 << 20);
+        map.release(103);
+        assert!(map.unpublished_space(1 << 30).is_none());
+    }
+
+    const FILE_END: u64 = crate::record::FILE_BYTES_MAX;
 
     const FILE_BYTES: usize = 64;
 

@@ -13,11 +13,11 @@ mod plan;
 mod published;
 
 pub use directory::{DirectoryEntries, DirectoryEntry};
-pub use extent_map::{DataSegment, ExtentMap, SegmentSource};
+pub use extent_map::{DataSegment, ExtentMap, SegmentSource, UnpublishedSpace};
 pub use inode::{Inode, InodeContent};
 pub use namespace::{LoadedInode, VolumeNamespace};
 pub use plan::{
-    AttributeChange, CallerIdentity, LINKS_MAX, NewInode, PlannedCreation, RenameKind, RenameRequest, SpaceRequest,
-    XattrMode,
+    AttributeChange, CallerIdentity, LINKS_MAX, NewInode, PlannedCreation, PrivilegeLoss, RenameKind, RenameRequest,
+    SpaceRequest, XattrMode,
 };
 pub use published::CachedObjects;

@@ -179,7 +179,9 @@ impl VolumeNamespace {
                 let range = *offset..offset + bytes;
                 self.change_data(*inode, sequence, |extents| extents.insert_hole(range, sequence));
             }
-            RecordEffect::AllocateSpace { .. } => {}
+            RecordEffect::AllocateSpace { inode, bytes, .. } => {
+                self.change_data(*inode, sequence, |extents| extents.note_allocation(*bytes, sequence));
+            }
             RecordEffect::SetSize { inode, bytes } => {
                 let range = *bytes..FILE_BYTES_MAX;
                 self.change_data(*inode, sequence, |extents| extents.insert_hole(range, sequence));

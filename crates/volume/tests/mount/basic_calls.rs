@@ -3,6 +3,7 @@
 use std::fs::{self, File, FileTimes, OpenOptions};
 use std::io::{ErrorKind, Read as _, Seek as _, Write as _};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
+use std::path::Path;
 use std::time::{Duration, UNIX_EPOCH};
 
 use rustix::fs::{CWD, FallocateFlags, RenameFlags, SeekFrom, fallocate, renameat_with, seek};
@@ -23,6 +24,8 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
         "a_file_loses_its_privileges_when_a_user_allocates_space",
         a_file_loses_its_privileges_when_a_user_allocates_space,
     ),
+    ("writes_and_owners_change_privileges_as_on_tmpfs", writes_and_owners_change_privileges_as_on_tmpfs),
+    ("blocks_are_counted_without_holes", blocks_are_counted_without_holes),
     ("flags_of_open_are_honoured", flags_of_open_are_honoured),
     ("names_up_to_the_longest_are_accepted", names_up_to_the_longest_are_accepted),
     ("thousands_of_files_are_open_at_a_time", thousands_of_files_are_open_at_a_time),
@@ -194,6 +197,100 @@ fn a_file_loses_its_privileges_when_a_user_allocates_space() {
             assert_eq!(found(), expected, "{flags:?} of a user");
         }
     }
+}
+
+/// A call that changes data, size or owner of a file. The last argument is a file to copy from.
+type FileChange = fn(&File, &File) -> rustix::io::Result<()>;
+
+/// The mode and whether the file has capabilities, after a call on a file with this mode. Reads the mode alone: the kernel
+/// caches it longer than the size.
+fn privileges_after(path: &Path, mode: u32, flags: i32, is_user: bool, change: FileChange) -> (u16, bool) {
+    let capability = [1, 0, 0, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    let source = File::open(path.with_file_name("source")).unwrap();
+    fs::write(path, [1; 8192]).unwrap();
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    rustix::fs::setxattr(path, "security.capability", &capability, rustix::fs::XattrFlags::empty()).unwrap();
+    let mode_of = || rustix::fs::statx(CWD, path, rustix::fs::AtFlags::empty(), rustix::fs::StatxFlags::MODE);
+    let file = OpenOptions::new().read(true).write(true).custom_flags(flags).open(path).unwrap();
+    assert_eq!(u32::from(mode_of().unwrap().stx_mode) & 0o7777, mode);
+    let call = || change(&file, &source).unwrap();
+    if is_user {
+        as_user(call)
+    } else {
+        call()
+    }
+    let has_capabilities = rustix::fs::getxattr(path, "security.capability", &mut [0; 64]).is_ok();
+    (mode_of().unwrap().stx_mode & 0o7777, has_capabilities)
+}
+
+/// Each call on a file of the own group and of another group, by root and by a user.
+fn writes_and_owners_change_privileges_as_on_tmpfs() {
+    const DIRECT: i32 = 0o40000;
+    let changes: [(&str, i32, FileChange); 8] = [
+        ("write", 0, |file, _| rustix::io::pwrite(file, b"x", 5).map(drop)),
+        ("append", 0o2000, |file, _| rustix::io::write(file, b"x").map(drop)),
+        ("direct write", DIRECT, |file, _| rustix::io::pwrite(file, &AlignedPage([2; 4096]).0, 4096).map(drop)),
+        ("truncate", 0, |file, _| rustix::fs::ftruncate(file, 3)),
+        ("allocate", 0, |file, _| fallocate(file, FallocateFlags::empty(), 0, 100_000)),
+        ("punch", 0, |file, _| fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, 100)),
+        ("copy", 0, |file, source| rustix::fs::copy_file_range(source, None, file, None, 10).map(drop)),
+        ("chown", 0, |file, _| match rustix::fs::fchown(file, None, None) {
+            Err(Errno::PERM) => Ok(()),
+            result => result,
+        }),
+    ];
+    let (volume, tmpfs) = (MountedVolume::create(), tempfile::tempdir_in("/dev/shm").unwrap());
+    for root in [volume.path(), tmpfs.path().to_owned()] {
+        fs::write(root.join("source"), [3; 100]).unwrap();
+        File::create(root.join("file")).unwrap();
+    }
+    for group in [0, 54_321] {
+        for root in [volume.path(), tmpfs.path().to_owned()] {
+            std::os::unix::fs::chown(root.join("file"), None, Some(group)).unwrap();
+        }
+        for (name, flags, change) in changes {
+            for mode in [0o755, 0o6777, 0o4755, 0o2775, 0o2766, 0o6766] {
+                for is_user in [false, true] {
+                    let [mut found, expected] = [volume.path(), tmpfs.path().to_owned()]
+                        .map(|root| privileges_after(&root.join("file"), mode, flags, is_user, change));
+                    if is_user && name == "chown" {
+                        // The kernel removes the capabilities before the client can refuse the call.
+                        found.1 = expected.1;
+                    }
+                    assert_eq!(found, expected, "{name}, mode {mode:o}, group {group}, as a user: {is_user}");
+                }
+            }
+        }
+    }
+}
+
+/// A buffer for O_DIRECT.
+#[repr(align(4096))]
+struct AlignedPage([u8; 4096]);
+
+fn blocks_are_counted_without_holes() {
+    const GIB: u64 = 1 << 30;
+    const MIB: u64 = 1 << 20;
+    let mut volume = MountedVolume::create();
+    let (path, dense) = (volume.path().join("sparse"), volume.path().join("dense"));
+    let file = File::create(&path).unwrap();
+    file.set_len(9 * GIB).unwrap();
+    file.write_all_at(&[1; 10_000], 4 * GIB - 5000).unwrap();
+    drop(file);
+    fs::write(&dense, vec![1; MIB as usize]).unwrap();
+    let taken = |path: &Path| fs::metadata(path).unwrap().blocks() * 512;
+    for is_remounted in [false, true] {
+        let found = taken(&path);
+        assert!((8192..=16 << 10).contains(&found), "{found} bytes, after a remount: {is_remounted}");
+        assert!((MIB..=MIB + 8192).contains(&taken(&dense)), "{} bytes", taken(&dense));
+        if !is_remounted {
+            volume.unmount();
+            volume.mount();
+        }
+    }
+    let file = OpenOptions::new().write(true).open(&dense).unwrap();
+    fallocate(&file, FallocateFlags::KEEP_SIZE, 0, 4 * MIB).unwrap();
+    assert!(taken(&dense) >= 4 * MIB);
 }
 
 fn flags_of_open_are_honoured() {

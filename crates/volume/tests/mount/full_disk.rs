@@ -30,6 +30,8 @@ const DETECTION_MS: u64 = 2_000;
 /// Time for several attempts of a node to return.
 const SMALL_DISK_TIME: Duration = Duration::from_secs(4);
 const BLOCK_BYTES: usize = 64 << 10;
+/// Space that the records of written blocks may need, and that statfs(2) does not know.
+const PROMISE_ERROR_MAX: u64 = 2 << 20;
 /// Freed space can be used again within this time.
 const RECOVERY_LIMIT: Duration = Duration::from_secs(30);
 
@@ -80,8 +82,11 @@ fn write_when_space_is_free(path: &Path) {
 fn a_full_volume_reports_it_and_recovers() {
     let volume = MountedVolume::create_on_small_disk();
     let path = volume.path().join("file");
+    let state = rustix::fs::statvfs(volume.path()).unwrap();
+    let promised = state.f_bavail * state.f_frsize;
     let written = fill(&path);
     assert!(written > WRITTEN_MIN, "{written} bytes fit");
+    assert!(promised <= written + PROMISE_ERROR_MAX, "{promised} bytes are promised, {written} fit");
     assert_filled(&path, written);
     fs::remove_file(&path).unwrap();
     write_when_space_is_free(&volume.path().join("another"));

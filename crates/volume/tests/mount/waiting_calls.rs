@@ -25,6 +25,7 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
     ("a_volume_is_unmounted_whose_client_cannot_return", a_volume_is_unmounted_whose_client_cannot_return),
     ("calls_end_when_the_offload_process_stays_away", calls_end_when_the_offload_process_stays_away),
     ("calls_that_wait_stop_no_other_call", calls_that_wait_stop_no_other_call),
+    ("sync_returns_before_fsync_does", sync_returns_before_fsync_does),
     ("clients_killed_while_all_nodes_change_a_directory_are_replaced", || kill_clients(10)),
 ];
 
@@ -77,6 +78,30 @@ fn calls_that_wait_stop_no_other_call() {
     for writer in 0..WAITING_WRITERS {
         assert!(fs::read(path(writer)).unwrap() == vec![writer as u8; WRITE_BYTES], "file {writer}");
     }
+}
+
+/// The kernel does not send syncfs(2) to a FUSE file system, and sync(2) calls the same function.
+fn sync_returns_before_fsync_does() {
+    let volume = MountedVolume::create();
+    let mut file = File::create(volume.path().join("file")).unwrap();
+    file.sync_all().unwrap();
+    stop(volume.process_id(ProcessRole::Offload));
+    file.write_all(b"not replicated").unwrap();
+    rustix::fs::syncfs(&file).unwrap();
+    let is_synced = AtomicBool::new(false);
+    let (waiting, waits) = mpsc::channel();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            waiting.send(gettid().as_raw_nonzero().get()).unwrap();
+            file.sync_all().unwrap();
+            is_synced.store(true, Ordering::Relaxed);
+        });
+        wait_for_calls(vec![waits.recv().unwrap()]);
+        let waits_for_replicas = !is_synced.load(Ordering::Relaxed);
+        let offload = farfork_sys::pidfd::open(volume.process_id(ProcessRole::Offload).cast_signed()).unwrap();
+        farfork_sys::pidfd::send_signal(&offload, Signal::CONT.as_raw()).unwrap();
+        assert!(waits_for_replicas, "fsync(2) did not wait");
+    });
 }
 
 /// Waits until each thread is in write(2) or in fsync(2).

@@ -24,7 +24,7 @@ use crate::process::work_priority::WorkPriority;
 use crate::process::{ControlAnswer, ControlRequest, NewVolume, send_control_request};
 use crate::publish::{Durability, PublishedMark, load_namespace};
 use crate::record::{EntryName, FileKind, InodeNumber, Timestamp};
-use crate::view::{CallerIdentity, NewInode, VolumeNamespace};
+use crate::view::{CallerIdentity, NewInode, PrivilegeLoss, VolumeNamespace};
 
 pub(super) const NODES: [&str; 3] = ["n1", "n2", "n3"];
 const LOG_BYTES: u64 = 8 << 20;
@@ -195,7 +195,8 @@ impl TestClient {
         let record = self.log.append(&planned.effects, &[]).unwrap();
         self.namespace.apply(&planned.effects, record);
         let data = name.as_bytes().repeat(10_000);
-        let effects = self.namespace.plan_write(planned.inode, 0, data.len() as u32, true, caller).unwrap();
+        let effects =
+            self.namespace.plan_write(planned.inode, 0, data.len() as u32, PrivilegeLoss::Nothing, caller).unwrap();
         let record: AppendedRecord = self.log.append(&effects, &data).unwrap();
         self.namespace.apply(&effects, record);
     }

@@ -2,7 +2,7 @@
 
 use rustix::io::Errno;
 
-use super::{CallerIdentity, without_privileges};
+use super::{CallerIdentity, PrivilegeLoss};
 use crate::record::{FILE_BYTES_MAX, FileKind, InodeAttributes, InodeNumber, RecordEffect, Timestamp};
 use crate::view::VolumeNamespace;
 
@@ -23,6 +23,14 @@ pub struct AttributeChange {
     pub modified: Option<Timestamp>,
 }
 
+impl AttributeChange {
+    /// Whether nothing but `st_ctim` changes: chown(2) with owner and group -1, or the kernel removes privileges by itself.
+    pub fn is_empty(&self) -> bool {
+        let Self { mode, user, group, size, accessed, modified } = self;
+        mode.is_none() && user.or(*group).is_none() && size.is_none() && accessed.or(*modified).is_none()
+    }
+}
+
 impl VolumeNamespace {
     /// Plans a change of attributes.
     ///
@@ -32,6 +40,7 @@ impl VolumeNamespace {
         &self,
         inode: InodeNumber,
         change: AttributeChange,
+        loss: PrivilegeLoss,
         caller: CallerIdentity,
     ) -> Result<Vec<RecordEffect>, Errno> {
         let current = &self.inode(inode)?.attributes;
@@ -56,13 +65,9 @@ impl VolumeNamespace {
             attributes.size = bytes;
             attributes.modified = caller.now;
         }
-        let changes_owner = change.user.is_some() || change.group.is_some();
-        let loses_privileges = changes_owner || (change.size.is_some() && caller.user != 0);
-        if loses_privileges && current.kind != FileKind::Directory {
-            effects.extend(self.drop_capabilities(inode));
-            if change.mode.is_none() {
-                attributes.mode = without_privileges(attributes.mode);
-            }
+        effects.extend(self.drop_capabilities(inode, loss));
+        if change.mode.is_none() {
+            attributes.mode = loss.apply_to(attributes.mode);
         }
         attributes.accessed = change.accessed.unwrap_or(current.accessed);
         attributes.modified = change.modified.unwrap_or(attributes.modified);

@@ -2,7 +2,7 @@
 
 use rustix::io::Errno;
 
-use super::{CallerIdentity, without_privileges};
+use super::{CallerIdentity, PrivilegeLoss};
 use crate::record::{FILE_BYTES_MAX, FileKind, InodeAttributes, InodeNumber, RecordEffect};
 use crate::view::VolumeNamespace;
 
@@ -22,8 +22,7 @@ pub enum SpaceRequest {
 }
 
 impl VolumeNamespace {
-    /// Plans a write of `bytes` bytes, which the caller logs with the effects. Unless `keeps_privileges`, the file loses its
-    /// set-user-ID bit, its set-group-ID bit (if its group may execute it) and its capabilities.
+    /// Plans a write of `bytes` bytes, which the caller logs with the effects.
     ///
     /// # Errors
     /// EFBIG; EINVAL for other inodes than regular files.
@@ -32,22 +31,19 @@ impl VolumeNamespace {
         inode: InodeNumber,
         offset: u64,
         bytes: u32,
-        keeps_privileges: bool,
+        loss: PrivilegeLoss,
         caller: CallerIdentity,
     ) -> Result<Vec<RecordEffect>, Errno> {
         let end = range_end(offset, u64::from(bytes))?;
         let mut attributes = self.grown_file(inode, end, caller)?;
         let mut effects = vec![RecordEffect::WriteData { inode, offset, bytes }];
-        if !keeps_privileges {
-            attributes.mode = without_privileges(attributes.mode);
-            effects.extend(self.drop_capabilities(inode));
-        }
+        attributes.mode = loss.apply_to(attributes.mode);
+        effects.extend(self.drop_capabilities(inode, loss));
         effects.push(RecordEffect::SetAttributes { inode, attributes });
         Ok(effects)
     }
 
-    /// Plans fallocate(2). The file loses its capabilities. Unless `keeps_privileges`, it also loses the bits that a write
-    /// removes.
+    /// Plans fallocate(2).
     ///
     /// # Errors
     /// EFBIG; EINVAL for an empty range, and for other inodes than regular files.
@@ -57,7 +53,7 @@ impl VolumeNamespace {
         request: SpaceRequest,
         offset: u64,
         bytes: u64,
-        keeps_privileges: bool,
+        loss: PrivilegeLoss,
         caller: CallerIdentity,
     ) -> Result<Vec<RecordEffect>, Errno> {
         let end = range_end(offset, bytes)?;
@@ -66,9 +62,7 @@ impl VolumeNamespace {
         }
         let grows = matches!(request, SpaceRequest::Allocate | SpaceRequest::ZeroRange);
         let mut attributes = self.grown_file(inode, if grows { end } else { 0 }, caller)?;
-        if !keeps_privileges {
-            attributes.mode = without_privileges(attributes.mode);
-        }
+        attributes.mode = loss.apply_to(attributes.mode);
         let mut effects = Vec::new();
         if matches!(request, SpaceRequest::PunchHole | SpaceRequest::ZeroRange | SpaceRequest::ZeroRangeKeepSize) {
             effects.push(RecordEffect::PunchHole { inode, offset, bytes });
@@ -76,7 +70,7 @@ impl VolumeNamespace {
         if request != SpaceRequest::PunchHole {
             effects.push(RecordEffect::AllocateSpace { inode, offset, bytes });
         }
-        effects.extend(self.drop_capabilities(inode));
+        effects.extend(self.drop_capabilities(inode, loss));
         effects.push(RecordEffect::SetAttributes { inode, attributes });
         Ok(effects)
     }

@@ -37,15 +37,36 @@ const SET_GROUP_ID: u16 = 0o2000;
 const GROUP_EXECUTE: u16 = 0o010;
 const CAPABILITY_XATTR: &[u8] = b"security.capability";
 
-/// Removes the set-user-ID bit, and the set-group-ID bit of a file that its group may execute.
-fn without_privileges(mode: u16) -> u16 {
-    let kept = mode & !SET_USER_ID;
-    if mode & GROUP_EXECUTE == 0 { kept } else { kept & !SET_GROUP_ID }
+/// The privileges that a file loses when its data or its owner changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PrivilegeLoss {
+    /// None.
+    Nothing,
+    /// The capabilities.
+    Capabilities,
+    /// In addition, the set-user-ID bit, and the set-group-ID bit if the group may execute the file.
+    ProgramBits,
+    /// In addition, the set-group-ID bit of other files.
+    AllBits,
+}
+
+impl PrivilegeLoss {
+    /// Removes the lost bits from a mode.
+    pub fn apply_to(self, mode: u16) -> u16 {
+        match self {
+            Self::Nothing | Self::Capabilities => mode,
+            Self::ProgramBits if mode & GROUP_EXECUTE == 0 => mode & !SET_USER_ID,
+            Self::ProgramBits | Self::AllBits => mode & !(SET_USER_ID | SET_GROUP_ID),
+        }
+    }
 }
 
 impl VolumeNamespace {
-    /// An effect that removes the file's capabilities, if it has any.
-    fn drop_capabilities(&self, inode: InodeNumber) -> Option<RecordEffect> {
+    /// An effect that removes the file's capabilities, if it has any and loses them.
+    fn drop_capabilities(&self, inode: InodeNumber, loss: PrivilegeLoss) -> Option<RecordEffect> {
+        if loss == PrivilegeLoss::Nothing {
+            return None;
+        }
         let name = ByteBuf::from(CAPABILITY_XATTR);
         let is_present = self.inode(inode).is_ok_and(|state| state.xattrs.contains_key(&name));
         is_present.then_some(RecordEffect::SetXattr { inode, name, value: None })

@@ -9,7 +9,7 @@ use super::*;
 use crate::log::{AppendedRecord, LogPoint};
 use crate::record::{EntryName, FileKind, InodeAttributes, RecordEffect, Timestamp};
 use crate::replay::ReplayedRecord;
-use crate::view::{AttributeChange, CallerIdentity, NewInode, RenameKind, RenameRequest, XattrMode};
+use crate::view::{AttributeChange, CallerIdentity, NewInode, PrivilegeLoss, RenameKind, RenameRequest, XattrMode};
 
 const SEEDS: u64 = 300;
 const CHANGE_SETS: u32 = 20;
@@ -76,7 +76,7 @@ impl WritingClient {
             10 => {
                 let inode = self.inode(|_| true).unwrap();
                 let change = AttributeChange { mode: Some(self.random.u16(..0o1000)), ..Default::default() };
-                self.namespace.plan_set_attributes(inode, change, caller)
+                self.namespace.plan_set_attributes(inode, change, PrivilegeLoss::Nothing, caller)
             }
             _ => self.plan_drop_or_xattr(caller),
         };
@@ -178,7 +178,8 @@ fn data_of_another_client_replaces_unpublished_data() {
     let (mut writer, mut reader) = (WritingClient::new(0), namespace(1));
     let file = create_known_file(&mut writer, &mut reader, "a");
     let caller = CallerIdentity { user: 0, group: 0, now: Timestamp::default() };
-    let write = |namespace: &VolumeNamespace| namespace.plan_write(file, 0, 10, true, caller).unwrap();
+    let write =
+        |namespace: &VolumeNamespace| namespace.plan_write(file, 0, 10, PrivilegeLoss::Nothing, caller).unwrap();
     let record = AppendedRecord { sequence: 1, data_position: 64, end: LogPoint { sequence: 2, position: 128 } };
     reader.apply(&write(&reader), record);
     assert_eq!(content_of(&reader.inodes[&file]), "false", "the data is in the log of this client");
