@@ -21,7 +21,9 @@ use super::injection::sigreturn_frame::RescueFrame;
 use super::memory::{self, MemoryMap, TemplateMemory, WrittenMappings, eager};
 use super::shared::{SharedCopies, SharedCopy};
 use super::state::ProcessWideState;
+use super::state::attributes::{self, ProcessWideAttributes};
 use super::state::inherited_state::InheritedStateQuery;
+use super::state::local_descriptors;
 use super::state::node_root::{self, ProcDirectory};
 use super::state::tree_root::{ROOT_PATH, TreeRoot};
 use super::survey::Survey;
@@ -137,6 +139,12 @@ fn describe_process(
         .and_then(|()| read_small_flags(template_process, &captured_process.memory));
     let answer = |query: InheritedStateQuery| query.finish(&injection_target, &mut runner);
     let inherited = phase!("prepare.inherited", query.and_then(answer));
+    let local_descriptors = match &inherited {
+        Ok(inherited) if inherited.has_local_descriptors => {
+            local_descriptors::read_table(&injection_target, runner.injector)
+        }
+        _ => Ok(Vec::new()),
+    };
     let flagged = small_flags.and_then(|small_flags| {
         phase!(
             "prepare.flags",
@@ -163,6 +171,13 @@ fn describe_process(
     } = captured_process;
     answers[0].alt_stack = inherited.alt_stack;
     answers[0].is_tsc_forbidden = inherited.is_tsc_forbidden;
+    answers[0].memory_policy.clone_from(&inherited.memory_policy);
+    let attributes = ProcessWideAttributes {
+        merges_memory: inherited.merges_memory,
+        core_filter: attributes::read_core_filter(pid, subject)?,
+        local_descriptors: local_descriptors?,
+    };
+    let attributes = attributes.build(&snapshot, &extended_states, &answers, &survey.profiles);
     let inheritance = captured_process.inherited;
     let not_its_own = [space.sysv_ranges(), space.dontfork_ranges()].concat();
     let memory = phase!("prepare.memory", MemoryMap::build(space, copies, &inheritance))?;
@@ -223,6 +238,7 @@ fn describe_process(
         descendants: Vec::new(),
         zombies: Vec::new(),
         volumes: Vec::new(),
+        attributes,
     };
     Ok((descriptor, memory.written_mappings))
 }

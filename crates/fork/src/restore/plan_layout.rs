@@ -19,7 +19,7 @@ pub(super) const REQUEST_MAGIC: u32 = 0x5145_5246;
 pub(super) const WAIT_MAGIC: u32 = 0x5449_4157;
 pub(super) const NETWORK_MAGIC: u32 = 0x5754_454e;
 pub(super) const SIGINFO_BYTES: usize = 128;
-pub(super) const CODE_BYTES_MAX: u64 = 20480;
+pub(super) const CODE_BYTES_MAX: u64 = 24576;
 pub(super) const LEADER_STACK_BYTES: u64 = 16384;
 pub(super) const THREAD_STACK_BYTES: u64 = 4096;
 
@@ -98,6 +98,8 @@ pub(super) const STEP_VDSO_BRIDGE: u32 = 57;
 pub(super) const STEP_PROTECT_PROC: u32 = 61;
 pub(super) const STEP_ENTER_ROOT: u32 = 64;
 pub(super) const STEP_WRITTEN_PAGES: u32 = 67;
+pub(super) const STEP_LOCAL_DESCRIPTOR: u32 = 69;
+pub(super) const STEP_CORE_FILTER: u32 = 70;
 
 /// Number of passed descriptors that are farfork's own: plan, pager's socket, status file.
 pub(super) const PASSED_RESERVED_COUNT: u32 = 3;
@@ -220,6 +222,11 @@ structures! {
         store_bypass: u32,
         indirect_branch: u32,
         personality: u32,
+        memory_policy: u32,
+        selectors: [u16; 4],
+        io_priority: u32,
+        mce_kill: u32,
+        is_io_flusher: u32,
         reserved: u32,
         pending_signals: PlanSpan,
         name: [u8; 16],
