@@ -352,22 +352,8 @@ pub const TOLERANCES: &[Tolerance] = &[
         "0:0",
         "the owner of a pipe or other unnamed file is not carried: it is root in a child",
     ),
-    known_gap_for_values(
-        "thread/*/value/get_mempolicy",
-        "*",
-        "0",
-        "memory policies (mbind(2), set_mempolicy(2)) are not carried",
-    ),
-    known_gap_for_values("thread/*/ioprio", "*", "0", "priorities of input and output (ioprio_set(2)) are not carried"),
-    known_gap_for_values("thread/*/value/PR_MCE_KILL_GET", "*", "2", "not carried: a child has the default"),
-    known_gap_for_values(
-        "thread/*/value/PR_GET_MEMORY_MERGE",
-        "1",
-        "0",
-        "not carried; mappings that are mergeable stay mergeable in a child",
-    ),
     known_gap_for_values("memory/flag mw/*", "", "set at *", REASON_READ_ONLY_MEMORY),
-    known_gap("memory/policy/*", "memory policies (mbind(2), set_mempolicy(2)) are not carried"),
+    known_gap("memory/policy/*", "policies of mappings (mbind(2)) are not carried"),
     known_gap("fd/*/stat/modified", "times of memory files and deleted files are those of their copy"),
     known_gap_for_values(
         "memory/file/*",

@@ -28,6 +28,8 @@
 #define CODE_BYTES_MAX 24576		 /* also asserted by restorer.ld */
 #define RETAINED_CODE_BYTES 4096	 /* also asserted: code that stays mapped in the child */
 #define LEADER_STACK_BYTES 16384	 /* the restorer's deepest call uses less than 4 KiB */
+#define SELECTOR_COUNT 4
+#define NUMA_NODE_WORDS 16		 /* as in descriptors */
 #define THREAD_STACK_BYTES 4096		 /* a thread's code uses less than 1 KiB */
 
 /* A table or text within the plan, by offset from the plan's start. */
@@ -175,7 +177,7 @@ struct plan_credentials {
 /* Arguments of one seccomp(2) call. The assembly in threads.c depends on the offsets. */
 struct plan_seccomp_filter {
 	u64 operation;
-	u64 flags;
+	u64 flags; /* at the end of a thread's own list: address of its struct plan_user_dispatch; or 0 */
 	u64 program;
 };
 
@@ -196,6 +198,22 @@ struct plan_futex_words {
 	u64 words[2];
 	u64 vector; /* address of a struct futex_waitv[] */
 	u64 vector_entries;
+};
+
+/* A thread's memory policy (set_mempolicy(2)). */
+struct plan_memory_policy {
+	u64 mode;
+	u64 node_count; /* nodes_max of the call; 0: no nodes */
+	u64 nodes[NUMA_NODE_WORDS];
+};
+
+/* Syscall User Dispatch of a thread, after the end of its list of filters. The assembly in threads.c depends on the
+ * offsets. */
+struct plan_user_dispatch {
+	u64 mode;
+	u64 offset;
+	u64 bytes;
+	u64 selector;
 };
 
 struct plan_thread {
@@ -224,6 +242,11 @@ struct plan_thread {
 	u32 store_bypass;    /* PR_SPEC_DISABLE, PR_SPEC_FORCE_DISABLE, or 0 */
 	u32 indirect_branch; /* likewise */
 	u32 personality;
+	u32 memory_policy; /* offset of a struct plan_memory_policy; or 0 */
+	u16 selectors[SELECTOR_COUNT]; /* ds, es, fs, gs */
+	u32 io_priority; /* or 0 */
+	u32 mce_kill; /* PR_MCE_KILL_LATE, PR_MCE_KILL_EARLY, or PR_MCE_KILL_DEFAULT */
+	u32 is_io_flusher;
 	u32 reserved;
 	struct plan_span pending_signals; /* siginfo_t, SIGINFO_BYTES each */
 	char name[16];
@@ -443,6 +466,8 @@ enum step {
 	STEP_SESSION_KEYRING = 66,
 	STEP_WRITTEN_PAGES = 67,
 	STEP_CONFINEMENT = 68,
+	STEP_LOCAL_DESCRIPTOR = 69,
+	STEP_CORE_FILTER = 70,
 };
 
 /* Timestamps of a restore, for measurements. */

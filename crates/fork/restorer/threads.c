@@ -63,10 +63,48 @@ static void populate_futex_words(const struct plan_futex_words *futex)
 		populate(vector[i].address, sizeof(u32));
 }
 
+/* Loads the segment selectors, of the local descriptor table for example. fs and gs also get the base of their segment,
+ * which must be the thread's. */
+static void load_selectors(const struct plan *plan, const struct plan_thread *thread)
+{
+	u32 ds = thread->selectors[0], es = thread->selectors[1], fs = thread->selectors[2], gs = thread->selectors[3];
+	u64 base = 0;
+	if (ds != 0)
+		__asm__ volatile("mov %0, %%ds" : : "r"(ds));
+	if (es != 0)
+		__asm__ volatile("mov %0, %%es" : : "r"(es));
+	if (fs != 0) {
+		__asm__ volatile("mov %0, %%fs" : : "r"(fs));
+		CALL2(arch_prctl, K_ARCH_GET_FS, &base);
+		check(plan, STEP_TLS, base == thread->fs_base ? 0 : -K_EINVAL, thread->tid);
+	}
+	if (gs != 0) {
+		__asm__ volatile("mov %0, %%gs" : : "r"(gs));
+		CALL2(arch_prctl, K_ARCH_GET_GS, &base);
+		check(plan, STEP_TLS, base == thread->gs_base ? 0 : -K_EINVAL, thread->tid);
+	}
+}
+
+/* Settings that a node may lack: NUMA nodes, and privileges for I/O priorities. */
+static void set_resource_preferences(const struct plan *plan, const struct plan_thread *thread)
+{
+	if (thread->io_priority != 0)
+		CALL3(ioprio_set, K_IOPRIO_WHO_PROCESS, 0, thread->io_priority);
+	if (thread->mce_kill != K_PR_MCE_KILL_DEFAULT)
+		CALL5(prctl, K_PR_MCE_KILL, K_PR_MCE_KILL_SET, thread->mce_kill, 0, 0);
+	if (thread->is_io_flusher)
+		CALL5(prctl, K_PR_SET_IO_FLUSHER, 1, 0, 0, 0);
+	if (thread->memory_policy != 0) {
+		const struct plan_memory_policy *policy = plan_pointer(plan, thread->memory_policy);
+		CALL3(set_mempolicy, policy->mode, policy->node_count ? policy->nodes : 0, policy->node_count);
+	}
+}
+
 static void set_thread_attributes(const struct plan *plan, const struct plan_thread *thread)
 {
 	if (thread->gs_base != 0)
 		check(plan, STEP_TLS, CALL2(arch_prctl, K_ARCH_SET_GS, thread->gs_base), thread->tid);
+	load_selectors(plan, thread);
 	if (thread->robust_list != 0)
 		check(plan, STEP_ROBUST_LIST, CALL2(set_robust_list, thread->robust_list, thread->robust_list_bytes),
 		      thread->tid);
@@ -82,6 +120,7 @@ static void set_thread_attributes(const struct plan *plan, const struct plan_thr
 	disable_speculation(K_PR_SPEC_STORE_BYPASS, thread->store_bypass);
 	disable_speculation(K_PR_SPEC_INDIRECT_BRANCH, thread->indirect_branch);
 	set_scheduling(plan, thread);
+	set_resource_preferences(plan, thread);
 	set_credentials(plan, thread->credentials);
 	/* Set after the credentials: a change of credentials clears it. */
 	if (thread->parent_death_signal != 0)
@@ -93,8 +132,8 @@ static void set_thread_attributes(const struct plan *plan, const struct plan_thr
  *
  * The last thread unmaps the plan, the stacks and all other code, which would otherwise stay in every child. After a
  * thread has decremented threads_inside, it uses only what stays mapped: registers, the filters, and this code in the
- * first page. It installs its own seccomp filters just before its last system call. If a filter cannot be installed, the
- * child ends here (ud2).
+ * first page. It installs its own seccomp filters just before its last system call, and then Syscall User Dispatch, whose
+ * selector allows that call. If a call fails, the child ends here (ud2).
  *
  * If there are filters for all threads, every other thread increments waiting_threads and sleeps. The leader waits for
  * the count. It requeues the sleepers to a second futex until it has requeued all. A requeued thread sleeps, so it is
@@ -216,6 +255,21 @@ __attribute__((section(".text.retained"), noinline)) void enter_thread(const str
 			 "add $24, %[filter]\n\t"
 			 "jmp 7b\n"
 			 "9:\n\t"
+			 "test %[filter], %[filter]\n\t"
+			 "jz 9f\n\t"
+			 "mov 8(%[filter]), %[inside]\n\t"
+			 "test %[inside], %[inside]\n\t"
+			 "jz 9f\n\t"
+			 "mov %[dispatch], %%edi\n\t"
+			 "mov (%[inside]), %%rsi\n\t"
+			 "mov 8(%[inside]), %%rdx\n\t"
+			 "mov 16(%[inside]), %%r10\n\t"
+			 "mov 24(%[inside]), %%r8\n\t"
+			 "mov %[prctl], %%eax\n\t"
+			 "syscall\n\t"
+			 "test %%rax, %%rax\n\t"
+			 "jnz 8f\n"
+			 "9:\n\t"
 			 "mov %[sigreturn], %%eax\n\t"
 			 "syscall\n"
 			 "8:\n\t"
@@ -227,7 +281,8 @@ __attribute__((section(".text.retained"), noinline)) void enter_thread(const str
 			   [sigreturn] "i"(__NR_rt_sigreturn), [seccomp] "i"(__NR_seccomp), [futex] "i"(__NR_futex),
 			   [yield] "i"(__NR_sched_yield), [wait] "i"(K_FUTEX_WAIT | K_FUTEX_PRIVATE),
 			   [wake] "i"(K_FUTEX_WAKE | K_FUTEX_PRIVATE),
-			   [requeue] "i"(K_FUTEX_CMP_REQUEUE | K_FUTEX_PRIVATE), [all] "i"(K_FUTEX_ALL)
+			   [requeue] "i"(K_FUTEX_CMP_REQUEUE | K_FUTEX_PRIVATE), [all] "i"(K_FUTEX_ALL),
+			   [prctl] "i"(__NR_prctl), [dispatch] "i"(K_PR_SET_SYSCALL_USER_DISPATCH)
 			 : "rax", "rcx", "rdx", "r10", "r11", "memory");
 	__builtin_unreachable();
 }

@@ -348,7 +348,7 @@ unsafe fn reset_signals(ignored: u64) {
 
 /// Blocks every signal for the calling thread, so that no handler of this process runs in the new process. Returns the old
 /// mask.
-fn block_signals() -> libc::sigset_t {
+pub(crate) fn block_signals() -> libc::sigset_t {
     // SAFETY: both sets live on this frame; sigfillset initialises one, pthread_sigmask the other.
     unsafe {
         let mut every: libc::sigset_t = std::mem::zeroed();
@@ -359,7 +359,7 @@ fn block_signals() -> libc::sigset_t {
     }
 }
 
-fn restore_signals(mask: &libc::sigset_t) {
+pub(crate) fn restore_signals(mask: &libc::sigset_t) {
     // SAFETY: the set was filled in by `block_signals`.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, mask, ptr::null_mut()) };
 }

@@ -21,6 +21,7 @@ pub mod file_handle;
 pub mod fork;
 pub mod huge_page;
 pub mod hugetlbfs;
+pub mod landlock;
 pub mod memfd;
 pub mod mount;
 pub mod namespace;

@@ -64,17 +64,40 @@ fn maps_id(tid: i32, map: &str, id: u32) -> io::Result<bool> {
     if is_own_namespace(tid) {
         return Ok(true);
     }
+    Ok(id_inside(tid, map, id)?.is_some())
+}
+
+/// Returns the user id in the user namespace of a thread, which is not this process's, for a user id of this process's
+/// namespace.
+///
+/// # Errors
+/// As open(2): the thread has ended. `NotFound` if the id has no mapping.
+pub fn user_inside(tid: i32, user: u32) -> io::Result<u32> {
+    id_inside(tid, "uid_map", user)?.ok_or_else(|| io::ErrorKind::NotFound.into())
+}
+
+/// As `user_inside`, for a group id.
+///
+/// # Errors
+/// As `user_inside`.
+pub fn group_inside(tid: i32, group: u32) -> io::Result<u32> {
+    id_inside(tid, "gid_map", group)?.ok_or_else(|| io::ErrorKind::NotFound.into())
+}
+
+fn id_inside(tid: i32, map: &str, id: u32) -> io::Result<Option<u32>> {
     let ranges = read_text(&format!("/proc/{tid}/{map}"))?;
-    let is_in_range = |line: &str| {
+    let inside = |line: &str| {
         // The second number of a range is the first id in the namespace of the reader.
         let numbers: Vec<u32> = line.split_ascii_whitespace().filter_map(|number| number.parse().ok()).collect();
-        matches!(numbers[..], [_, first, count] if id.checked_sub(first).is_some_and(|offset| offset < count))
+        let [inside, first, count] = numbers[..] else { return None };
+        let offset = id.checked_sub(first).filter(|offset| *offset < count)?;
+        Some(inside + offset)
     };
-    Ok(ranges.lines().any(is_in_range))
+    Ok(ranges.lines().find_map(inside))
 }
 
 /// Whether a thread is in the user namespace of this process. False if the namespace of the thread cannot be read.
-fn is_own_namespace(tid: i32) -> bool {
+pub fn is_own_namespace(tid: i32) -> bool {
     let identity = |process: &str| {
         let namespace = fs::metadata(format!("/proc/{process}/ns/user")).ok()?;
         Some((namespace.dev(), namespace.ino()))

@@ -6,6 +6,8 @@ use std::fs;
 use farfork_fork::capture::QueryArgument::{Number, ResultBuffer as Place};
 use farfork_fork::capture::{QueryCall, QueryResult, QueryThreads, StoppedProcess};
 
+use farfork_sys::process_memory::read_process;
+
 use super::{ObservationBuilder, ObserveError, bytes_text};
 
 const RT_SIGACTION: u64 = 13;
@@ -18,6 +20,9 @@ const TIMER_GETTIME: u64 = 224;
 const TIMER_GETOVERRUN: u64 = 225;
 const GET_MEMPOLICY: u64 = 239;
 const MEMBARRIER: u64 = 324;
+const MMAP: u64 = 9;
+const MUNMAP: u64 = 11;
+const MODIFY_LDT: u64 = 154;
 
 const SIGNALS: u64 = 64;
 const SIGNAL_SET_BYTES: u64 = 8;
@@ -121,7 +126,39 @@ pub(super) fn read_by_injected_calls(
             .zip(&answers)
             .for_each(|(value, answer)| put_answer(&format!("{field}/{}", value.name), answer, value.bytes, fields));
     }
+    put_local_descriptors(pid, standstill, fields)?;
     put_signals_and_timers(pid, standstill, fields)
+}
+
+/// Records the local descriptor table. A table that does not fit into a result buffer is read into memory that is mapped for
+/// it.
+fn put_local_descriptors(
+    pid: i32,
+    standstill: &mut StoppedProcess,
+    fields: &mut ObservationBuilder,
+) -> Result<(), ObserveError> {
+    const TABLE_BYTES_MAX: u64 = 8192 * 8;
+    const READ_WRITE: u64 = 3;
+    const PRIVATE_ANONYMOUS: u64 = 0x22;
+    let mut run = |number, arguments| {
+        let question = QueryCall { number, arguments };
+        let results = standstill.run_queries(QueryThreads::MainThread, &[question]);
+        results.map(|mut results| results.swap_remove(0).swap_remove(0).result)
+    };
+    let [zero, size] = [Number(0), Number(TABLE_BYTES_MAX)];
+    if run(MODIFY_LDT, [zero, Place, Number(8), zero, zero, zero])? != 8 {
+        fields.put("local descriptors", "none");
+        return Ok(());
+    }
+    let mapping = [zero, size, Number(READ_WRITE), Number(PRIVATE_ANONYMOUS), Number(u64::MAX), zero];
+    let address = run(MMAP, mapping)?.cast_unsigned();
+    run(MODIFY_LDT, [zero, Number(address), size, zero, zero, zero])?;
+    let mut table = vec![0; TABLE_BYTES_MAX as usize];
+    let read = read_process(pid, address, &mut table);
+    run(MUNMAP, [Number(address), size, zero, zero, zero, zero])?;
+    let used = table.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
+    fields.put_result("local descriptors", read.map(|_| bytes_text(&table[..used.next_multiple_of(8)])));
+    Ok(())
 }
 
 fn put_signals_and_timers(

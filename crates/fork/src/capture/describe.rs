@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use farfork_sys::clock::Clocks;
 use farfork_sys::process::{self, MapEntry};
-use farfork_wire::descriptor::{Descriptor, Origin, Process, Thread, VolumeMount};
+use farfork_wire::descriptor::{Descriptor, LocalDescriptor, Origin, Process, Thread, VolumeMount};
 use rustix::fs::CWD;
 
 use super::attempt::{CapturedProcess, SharedTreeState, TemplateProcess};
@@ -21,7 +21,9 @@ use super::injection::sigreturn_frame::RescueFrame;
 use super::memory::{self, MemoryMap, TemplateMemory, WrittenMappings, eager};
 use super::shared::{SharedCopies, SharedCopy};
 use super::state::ProcessWideState;
+use super::state::attributes::{self, ProcessWideAttributes};
 use super::state::inherited_state::{InheritedState, InheritedStateQuery};
+use super::state::local_descriptors;
 use super::state::node_root::{self, ProcDirectory};
 use super::state::tree_root::{ROOT_PATH, TreeRoot};
 use super::survey::Survey;
@@ -127,11 +129,19 @@ fn describe_process(
     let mut injector = Injector::new(template_process.pid(), captured_process.survey.syscall_address, deadline);
     // Read before `restore_offered_pages` changes a clone's value: until then, it is the parent's.
     let oom_score_adj = read_oom_score_adj(captured_process.snapshot.pid, template_process.pid())?;
-    let inherited = finish_injected_calls(template_process, &mut captured_process, &mut injector)?;
-    let subject = template_process.pid();
+    let TemplateAnswers { inherited, local_descriptors } =
+        finish_injected_calls(template_process, &mut captured_process, &mut injector)?;
+    let (pid, subject) = (captured_process.snapshot.pid, template_process.pid());
     let CapturedProcess { snapshot, survey, extended_states, mut answers, mem, files, filters, .. } = captured_process;
     answers[0].alt_stack = inherited.alt_stack;
     answers[0].is_tsc_forbidden = inherited.is_tsc_forbidden;
+    answers[0].memory_policy.clone_from(&inherited.memory_policy);
+    let attributes = ProcessWideAttributes {
+        merges_memory: inherited.merges_memory,
+        core_filter: attributes::read_core_filter(pid, subject)?,
+        local_descriptors,
+    };
+    let attributes = attributes.build(&snapshot, &extended_states, &answers, &survey.profiles);
     let (space, inheritance) = (captured_process.memory, captured_process.inherited);
     let not_its_own = [space.sysv_ranges(), space.dontfork_ranges()].concat();
     let memory = phase!("prepare.memory", MemoryMap::build(space, copies, &inheritance))?;
@@ -152,7 +162,7 @@ fn describe_process(
         oom_score_adj,
     };
     let mut process = process_state.build_process(&survey, &snapshot)?;
-    let reading = |what| CaptureError::reading(snapshot.pid, what);
+    let reading = |what| CaptureError::reading(pid, what);
     process.exe_object = copies.executable_index(subject).map_err(reading("its executable"))?;
     let clocks = captured_process.clocks.as_seen_by(subject).map_err(reading("the time namespace"))?;
     drop(entered);
@@ -168,9 +178,16 @@ fn describe_process(
         file_locks: files.locks,
         file_owners: files.owners,
         eager_bytes,
+        attributes,
         ..empty_descriptor(build_origin(options, &survey, &threads[0].xstate, clocks), process, threads)
     };
     Ok((descriptor, memory.written_mappings))
+}
+
+/// What a template answered after the reply.
+struct TemplateAnswers {
+    inherited: InheritedState,
+    local_descriptors: Vec<LocalDescriptor>,
 }
 
 /// Makes the calls that a template makes after the reply: queries of the state that fork(2) copies, probes of mapping flags,
@@ -179,7 +196,7 @@ fn finish_injected_calls(
     template_process: &mut TemplateProcess,
     captured_process: &mut CapturedProcess,
     injector: &mut Injector<'_>,
-) -> Result<InheritedState, CaptureError> {
+) -> Result<TemplateAnswers, CaptureError> {
     let injection_target =
         template_process.injection_target(&captured_process.snapshot, &captured_process.survey, &captured_process.mem);
     let is_clone = template_process.as_clone().is_some();
@@ -190,13 +207,19 @@ fn finish_injected_calls(
         .and_then(|()| read_small_flags(template_process, &captured_process.memory));
     let answer = |query: InheritedStateQuery| query.finish(&injection_target, &mut runner);
     let inherited = phase!("prepare.inherited", query.and_then(answer));
+    let local_descriptors = match &inherited {
+        Ok(inherited) if inherited.has_local_descriptors => {
+            local_descriptors::read_table(&injection_target, runner.injector)
+        }
+        _ => Ok(Vec::new()),
+    };
     let flagged = small_flags.and_then(|small_flags| {
         phase!("prepare.flags", apply_mapping_flags(template_process, small_flags, captured_process, injector))
     });
     let tidied = phase!("prepare.tidy", restore_offered_pages(template_process, captured_process, injector));
     template_process.restore_parent();
     flagged.and(tidied)?;
-    inherited
+    Ok(TemplateAnswers { inherited: inherited?, local_descriptors: local_descriptors? })
 }
 
 /// Returns a descriptor without memory, files and descendants.
@@ -222,6 +245,7 @@ fn empty_descriptor(origin: Origin, process: Process, threads: Vec<Thread>) -> D
         descendants: Vec::new(),
         zombies: Vec::new(),
         volumes: Vec::new(),
+        attributes: Vec::new(),
     }
 }
 

@@ -23,11 +23,12 @@ use super::injection::sigreturn_frame::{Gadgets, RescueFrame, SigreturnFrame};
 use super::injection::thread_queries::{self, ThreadAnswers};
 use super::shared::{SharedCopies, SharedSources};
 use super::state::ThreadExtendedState;
+use super::state::landlock::{self, DomainProbes};
 use super::state::pause_start::PauseStart;
 use super::state::process_root::ProcessRoot;
 use super::state::seccomp::{self, SeccompFilters};
 use super::state::timers::{self, ListedTimer};
-use super::state::unshared_threads;
+use super::state::{unshared_threads, user_dispatch};
 use super::stop::stop_guard::{ProcessSnapshot, StopGuard};
 use super::survey::{Survey, SurveyDepth, ThreadProfile};
 use super::template::clone_call;
@@ -49,6 +50,8 @@ pub(super) struct PreparedProcess {
     pub(super) gadgets: Option<Gadgets>,
     /// The open files of the process, held open so that they stay available to its children.
     pub(super) held_files: HeldFileMap,
+    /// Find out which threads Landlock confines.
+    pub(super) domain_probes: DomainProbes,
     /// Finds the clone among the address spaces of the pager, if a pager serves the process.
     pub(super) template_search: Option<TemplateSearch>,
 }
@@ -86,6 +89,8 @@ impl PreparedProcess {
         let offer = options.offered_pages.clone().filter(|_| search.is_none() && streams.is_none());
         let gadgets = if offer.is_none() { Gadgets::find(pid, &survey.maps) } else { None };
         let held_files = phase!("prepare.hold", HeldFileMap::open(pid, &survey.fds));
+        let mut domain_probes = DomainProbes::default();
+        domain_probes.add_threads(pid, survey.profiles.values())?;
         Ok(Self {
             survey,
             shared_sources: shared,
@@ -94,6 +99,7 @@ impl PreparedProcess {
             offered_pages: offer,
             gadgets,
             held_files,
+            domain_probes,
             template_search: search,
         })
     }
@@ -144,15 +150,18 @@ impl PauseOutcome {
     pub(super) fn parse_answers(&self, snapshot: &ProcessSnapshot) -> Result<Vec<ThreadAnswers>, CaptureError> {
         let ThreadResults { scripts, tid_addresses, slots, elapsed_ns } = &self.results;
         let mut all = Vec::with_capacity(slots.len());
+        let mut refusals = Vec::new();
         for (index, ((thread_script, (script, answers)), tid_address)) in
             scripts.iter().zip(slots).zip(tid_addresses).enumerate()
         {
             for (position, call) in thread_script.calls.iter().enumerate() {
-                call.check_result(snapshot.threads[index].tid, script::result_of(script, position))?;
+                let (tid, result) = (snapshot.threads[index].tid, script::result_of(script, position));
+                call.check_result(tid, result)?;
+                refusals.extend(landlock::refuse_confined(snapshot.pid, tid, call, result));
             }
             all.push(ThreadAnswers::parse((script, answers), index == 0, *tid_address, *elapsed_ns));
         }
-        Ok(all)
+        if refusals.is_empty() { Ok(all) } else { Err(CaptureError::refused(snapshot.pid, refusals)) }
     }
 }
 
@@ -172,8 +181,9 @@ pub(super) async fn run_pause(
     let extended_states: Result<Vec<ThreadExtendedState>, _> =
         stopped.snapshot.threads.iter().map(|one| ThreadExtendedState::read(one.tid)).collect();
     let extended_states = extended_states?;
-    survey_new_threads(&stopped.snapshot, &mut prepared.survey)?;
+    survey_new_threads(&stopped.snapshot, prepared)?;
     let filters = suspend_filters(&stopped.snapshot, &prepared.survey)?;
+    user_dispatch::refuse_blocked_calls(&stopped.snapshot, &extended_states, &prepared.survey, &prepared.mem)?;
     let end = choose_end_signal(&stopped.snapshot, &prepared.survey)?;
     times.registers = started_at.elapsed();
     let (pages, frame) = phase!(await "prepare.lifeline", map_injection_pages(&stopped.snapshot, prepared, &extended_states, end, injector))?;
@@ -237,11 +247,13 @@ async fn map_injection_pages(
 }
 
 /// Reads the profiles of threads that are new since the survey.
-fn survey_new_threads(snapshot: &ProcessSnapshot, survey: &mut Survey) -> Result<(), CaptureError> {
+fn survey_new_threads(snapshot: &ProcessSnapshot, prepared: &mut PreparedProcess) -> Result<(), CaptureError> {
+    let PreparedProcess { survey, domain_probes, .. } = prepared;
     for thread in &snapshot.threads {
         if !survey.profiles.contains_key(&thread.tid) {
             let profile = ThreadProfile::read(survey.pid, thread.tid)
                 .map_err(CaptureError::reading(survey.pid, "a new thread"))?;
+            domain_probes.add_threads(survey.pid, std::iter::once(&profile))?;
             survey.profiles.insert(thread.tid, profile);
         }
     }
@@ -299,7 +311,7 @@ async fn run_work(
     let mut lap = Stopwatch::start();
     let (pid, pages) = (stopped.snapshot.pid, setup.pages);
     let (mut scripts, tid_addresses) =
-        thread_queries::build_scripts(&stopped.snapshot, setup.extended_states, &prepared.survey, pages);
+        thread_queries::build_scripts(&stopped.snapshot, setup.extended_states, prepared, pages);
     scripts[0].calls.extend(setup.makes_clone.then(clone_call));
     pages.write(&stopped.snapshot, setup.extended_states, &scripts, &prepared.mem)?;
     let rescue = RescueFrame { frame: setup.frame, mem: &prepared.mem };

@@ -6,9 +6,9 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::ops::Range;
 
-use farfork_sys::companion;
-use farfork_sys::process::{self, MapEntry, ProcStat, ProcStatus, SchedulingAttributes};
+use farfork_sys::process::{self, MapEntry, ProcStat, ProcStatus, SchedulingAttributes, TaskFlags};
 use farfork_sys::sock_diag::SockDiag;
+use farfork_sys::{companion, fd_query};
 use farfork_wire::descriptor::THREADS_MAX;
 
 use super::error::{CaptureError, Refusal};
@@ -30,19 +30,24 @@ pub(super) struct ThreadProfile {
     pub(super) name: Vec<u8>,
     pub(super) status: ProcStatus,
     pub(super) scheduling: SchedulingAttributes,
+    /// I/O priority (ioprio_get(2)).
+    pub(super) io_priority: u32,
+    pub(super) flags: TaskFlags,
     /// `None` for the main thread, which is queried in the pause.
     pub(super) timer_slack_ns: Option<u64>,
 }
 
 impl ThreadProfile {
     pub(super) fn read(pid: i32, tid: i32) -> std::io::Result<Self> {
-        let profile = Self::from_status(tid, process::thread_name(pid, tid)?, ProcStatus::read(tid)?)?;
+        let ProcStat { name, flags, .. } = ProcStat::read_thread(pid, tid)?;
+        let profile = Self::from_status(tid, name, flags, ProcStatus::read(tid)?)?;
         Ok(Self { timer_slack_ns: Some(timer_slack_ns(tid)?), ..profile })
     }
 
-    /// The profile of a thread whose name and status were already read.
-    fn from_status(tid: i32, name: Vec<u8>, status: ProcStatus) -> std::io::Result<Self> {
-        Ok(Self { name, status, scheduling: process::read_scheduling(tid)?, timer_slack_ns: None })
+    /// The profile of a thread whose name, flags and status were already read.
+    fn from_status(tid: i32, name: Vec<u8>, flags: TaskFlags, status: ProcStatus) -> std::io::Result<Self> {
+        let (scheduling, io_priority) = (process::read_scheduling(tid)?, fd_query::io_priority(tid)?);
+        Ok(Self { name, status, scheduling, io_priority, flags, timer_slack_ns: None })
     }
 
     /// The thread's id in its innermost pid namespace, as gettid(2) returns it.
@@ -143,7 +148,7 @@ impl Survey {
         let mut file_systems = FileSystemCache::new(sockets.copies_files);
         file_systems.mark_mappings(pid, &mut maps);
         let (locked, huge) = flagged_mappings(pid, &maps, &status)?;
-        let profiles = read_profiles(pid, stat.name.clone(), status)?;
+        let profiles = read_profiles(pid, &stat, status)?;
         let mut survey = Self {
             pid,
             program,
@@ -371,10 +376,11 @@ fn is_32_bit(pid: i32) -> bool {
     read.is_ok() && &head[..4] == b"\x7fELF" && head[4] == ELF_CLASS_32
 }
 
-/// Reads the profiles of all threads. Omits threads that end during the call. `name` and `status` are the leader's.
-fn read_profiles(pid: i32, name: Vec<u8>, status: ProcStatus) -> Result<BTreeMap<i32, ThreadProfile>, CaptureError> {
+/// Reads the profiles of all threads. Omits threads that end during the call. `stat` and `status` are the leader's.
+fn read_profiles(pid: i32, stat: &ProcStat, status: ProcStatus) -> Result<BTreeMap<i32, ThreadProfile>, CaptureError> {
     let mut profiles = BTreeMap::new();
-    profiles.extend(ThreadProfile::from_status(pid, name, status).ok().map(|profile| (pid, profile)));
+    let leader = ThreadProfile::from_status(pid, stat.name.clone(), stat.flags, status);
+    profiles.extend(leader.ok().map(|profile| (pid, profile)));
     if process::thread_count(pid).is_ok_and(|count| count == 1) {
         return Ok(profiles);
     }

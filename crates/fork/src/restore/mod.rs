@@ -29,6 +29,7 @@ pub(crate) mod signal_frame;
 mod stub;
 mod stub_map;
 mod syscalls;
+mod thread_policies;
 mod vdso;
 mod zygote;
 

@@ -9,7 +9,9 @@ use std::path::Path;
 use farfork_container::PRIVATE_DIR;
 use farfork_sys::user_namespace::IdRange;
 use farfork_wire::PAGE_SIZE;
-use farfork_wire::descriptor::{Credentials, DeadlineParameters, Descriptor, Mm, PendingSignal, Process, Thread};
+use farfork_wire::descriptor::{
+    Credentials, Descriptor, FIRST_SELECTOR_INDEX, MCE_KILL_DEFAULT, Mm, PendingSignal, Process, Thread,
+};
 
 use zerocopy::IntoBytes;
 
@@ -29,6 +31,7 @@ use super::seccomp_filters;
 use super::signal_frame::{self, FS_BASE_INDEX, GS_BASE_INDEX};
 use super::stub_map::StubMap;
 use super::syscalls::{CreatedFiles, PatchedMemory, SocketOwner, SyscallLists};
+use super::thread_policies::{write_memory_policy, write_sched_attr};
 use super::vdso::{self, VdsoBridge};
 use super::{LocalNode, RestoreError};
 use crate::futex_words::FutexWords;
@@ -341,6 +344,8 @@ fn build_thread_table(
     let planned = |(thread, credentials): (&Thread, &u32)| {
         let mut name = [0; 16];
         name[..thread.name.len()].copy_from_slice(&thread.name);
+        let attributes = descriptor.thread_attributes(thread.tid).cloned().unwrap_or_default();
+        let selector = |index: usize| thread.registers[FIRST_SELECTOR_INDEX + index] as u16;
         Ok(PlanThread {
             frame: 0,
             filters: 0,
@@ -367,23 +372,17 @@ fn build_thread_table(
             store_bypass: thread.store_bypass,
             indirect_branch: thread.indirect_branch,
             personality: thread.personality,
+            memory_policy: write_memory_policy(attributes.memory_policy.as_ref(), writer)?,
+            selectors: std::array::from_fn(selector),
+            io_priority: attributes.io_priority,
+            mce_kill: attributes.mce_kill.unwrap_or(MCE_KILL_DEFAULT),
+            is_io_flusher: attributes.is_io_flusher.into(),
             reserved: 0,
             pending_signals: write_pending_signals(&thread.pending_signals, writer)?,
             name,
         })
     };
     descriptor.threads.iter().zip(credential_index).map(planned).collect()
-}
-
-/// Writes `struct sched_attr` for a SCHED_DEADLINE thread. Returns its offset; 0 for other threads.
-fn write_sched_attr(thread: &Thread, writer: &mut PlanWriter) -> Result<u32, RestoreError> {
-    const SCHED_DEADLINE: u64 = 6;
-    const SCHED_ATTR_BYTES: u64 = 48;
-    let Some(deadline) = thread.scheduling.deadline else { return Ok(0) };
-    let DeadlineParameters { flags, runtime_ns, deadline_ns, period_ns } = deadline;
-    let nice_and_priority = 0;
-    let words = [SCHED_ATTR_BYTES | SCHED_DEADLINE << 32, flags, nice_and_priority, runtime_ns, deadline_ns, period_ns];
-    Ok(writer.write_table(&words)?.offset)
 }
 
 /// Values of the plan's header that are known only after the tables are written.

@@ -100,6 +100,8 @@ pub(super) const STEP_VDSO_BRIDGE: u32 = 57;
 pub(super) const STEP_PROTECT_PROC: u32 = 61;
 pub(super) const STEP_ENTER_ROOT: u32 = 64;
 pub(super) const STEP_WRITTEN_PAGES: u32 = 67;
+pub(super) const STEP_LOCAL_DESCRIPTOR: u32 = 69;
+pub(super) const STEP_CORE_FILTER: u32 = 70;
 
 /// Number of passed descriptors that are farfork's own: plan, pager's socket, status file.
 pub(super) const PASSED_RESERVED_COUNT: u32 = 3;
@@ -228,6 +230,11 @@ structures! {
         store_bypass: u32,
         indirect_branch: u32,
         personality: u32,
+        memory_policy: u32,
+        selectors: [u16; 4],
+        io_priority: u32,
+        mce_kill: u32,
+        is_io_flusher: u32,
         reserved: u32,
         pending_signals: PlanSpan,
         name: [u8; 16],

@@ -44,7 +44,8 @@ pub(super) struct TreePosition<'a> {
     pub(super) process_index: u32,
     /// First number for farfork's own descriptors during the restore.
     pub(super) fd_base: u32,
-    tree: &'a Descriptor,
+    /// The descriptor of the whole tree.
+    pub(super) tree: &'a Descriptor,
     /// Open files that the first process creates by system calls, and their descriptors in this process.
     created_fds: &'a HashMap<u32, u32>,
     /// Occupied address ranges in the memory that the process shares with its parent, including other restorers'

@@ -24,7 +24,7 @@ pub(super) fn trace_phases(requested_ns: u64, marks_ns: &[u64; MARK_COUNT], rest
 }
 
 /// Descriptions of the restorer's steps, by the numbers of `enum step` in `restorer/plan.h`.
-const STEPS: [(u32, &str); 68] = [
+const STEPS: [(u32, &str); 70] = [
     (1, "mounting /proc in the container"),
     (2, "receiving the request"),
     (3, "setting the clocks of the time namespace"),
@@ -52,7 +52,7 @@ const STEPS: [(u32, &str); 68] = [
     (25, "setting a signal's action"),
     (26, "setting a resource limit"),
     (27, "starting a thread"),
-    (28, "setting a thread's base registers"),
+    (28, "setting a thread's base registers or segment selectors"),
     (29, "registering restartable sequences"),
     (30, "setting a robust list"),
     (31, "setting a thread's scheduling"),
@@ -93,6 +93,8 @@ const STEPS: [(u32, &str); 68] = [
     (66, "making a session keyring"),
     (67, "copying written pages into a private file mapping"),
     (68, "installing the system call filter of an untrusted child"),
+    (69, "setting an entry of the local descriptor table"),
+    (70, "setting which memory a core dump has"),
 ];
 
 /// Returns the description of a failed step.

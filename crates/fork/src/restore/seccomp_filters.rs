@@ -37,7 +37,7 @@ pub(super) fn table_bytes(descriptor: &Descriptor) -> u64 {
 //  │ 8 bytes each                  │ length, address      │ a list        │ plan_common_filters,   │ a list for each  │
 //  │                               │                      │               │ which ends with a list │ with own filters │
 //  └───────────────────────────────┴──────────────────────┴───────────────┴────────────────────────┴──────────────────┘
-//  a list: operation, flags, address; …; 0
+//  a list: operation, flags, address; …; 0, address of a plan_user_dispatch, which precedes the list, or 0; 0
 /// Builds the table for the address `base`.
 pub(super) fn build_table(descriptor: &Descriptor, base: u64) -> SeccompFilterTable {
     let filters = &descriptor.process.seccomp_filters;
@@ -53,22 +53,25 @@ pub(super) fn build_table(descriptor: &Descriptor, base: u64) -> SeccompFilterTa
     let entry = |index: &u32, flags: u64| {
         [SECCOMP_SET_MODE_FILTER, u64::from(filters[*index as usize].flags) | flags, programs[*index as usize]]
     };
-    let append_list = |bytes: &mut Vec<u8>, header: &[u64], list: &[u32], flags: u64| {
-        if list.is_empty() {
+    let append_list = |bytes: &mut Vec<u8>, header: &[u64], list: &[u32], flags: u64, dispatch: u64| {
+        if list.is_empty() && dispatch == 0 {
             return 0;
         }
         let address = base + bytes.len() as u64;
         append_words(bytes, header);
         list.iter().for_each(|index| append_words(bytes, &entry(index, flags)));
-        append_words(bytes, &[0; 3]);
+        append_words(bytes, &[0, dispatch, 0]);
         address
     };
     let (confinement, common) = split_shared_filters(descriptor);
-    let confinement_list = append_list(&mut bytes, &[], confinement, SECCOMP_FILTER_FLAG_TSYNC);
+    let confinement_list = append_list(&mut bytes, &[], confinement, SECCOMP_FILTER_FLAG_TSYNC, 0);
     let common_header = encode_common_header(descriptor, common, base + bytes.len() as u64);
-    let common_list = append_list(&mut bytes, &common_header, common, SECCOMP_FILTER_FLAG_TSYNC);
+    let common_list = append_list(&mut bytes, &common_header, common, SECCOMP_FILTER_FLAG_TSYNC, 0);
     let installed_for_all = confinement.len() + common.len();
-    let own = |thread: &Thread| append_list(&mut bytes, &[], &thread.seccomp_filters[installed_for_all..], 0);
+    let own = |thread: &Thread| {
+        let dispatch = append_user_dispatch(descriptor, thread, base, &mut bytes);
+        append_list(&mut bytes, &[], &thread.seccomp_filters[installed_for_all..], 0, dispatch)
+    };
     let thread_lists = descriptor.threads.iter().map(own).collect();
     SeccompFilterTable { bytes, thread_lists, common_list, confinement_list }
 }
@@ -121,6 +124,17 @@ fn encode_common_header(descriptor: &Descriptor, shared: &[u32], address: u64) -
     let can_wake = shared.iter().all(|index| allows(&filters[*index as usize]));
     let others = descriptor.threads.len() as u64 - 1;
     [0, others << 32, u64::from(can_wake)]
+}
+
+/// Appends `struct plan_user_dispatch` of a thread, and returns its address; 0 if the thread has none.
+fn append_user_dispatch(descriptor: &Descriptor, thread: &Thread, base: u64, bytes: &mut Vec<u8>) -> u64 {
+    let Some(dispatch) = descriptor.thread_attributes(thread.tid).and_then(|attributes| attributes.user_dispatch)
+    else {
+        return 0;
+    };
+    let address = base + bytes.len() as u64;
+    append_words(bytes, &[dispatch.mode, dispatch.offset, dispatch.bytes, dispatch.selector]);
+    address
 }
 
 fn append_words(bytes: &mut Vec<u8>, words: &[u64]) {

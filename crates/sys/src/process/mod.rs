@@ -30,7 +30,7 @@ pub use kernel_stacks::KernelStackSummary;
 pub use maps::{MapEntry, read_maps, read_smaps};
 pub use resident_memory::ResidentMemory;
 pub use schedstat::{SchedStat, read_last_run_ns};
-pub use stat::ProcStat;
+pub use stat::{ProcStat, TaskFlags};
 pub use status::{ProcStatus, format_cpu_list};
 pub use syscall::{SystemCall, is_waiting_in};
 

@@ -5,11 +5,33 @@ use std::io;
 use super::{malformed, read_once};
 use crate::terminal::pts_number_of_device;
 
-/// The flag of kernel threads.
-const PF_KTHREAD: u64 = 0x0020_0000;
+/// The PF_* flags of a task.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct TaskFlags(u64);
 
-/// The flag of tasks that are exiting.
-const PF_EXITING: u64 = 0x4;
+impl TaskFlags {
+    /// Flags of kernel threads, and of tasks that are exiting.
+    const KTHREAD: u64 = 0x0020_0000;
+    const EXITING: u64 = 0x4;
+    /// Set by PR_MCE_KILL: the task has a policy, and it is the early one.
+    const MCE_PROCESS: u64 = 0x80;
+    const MCE_EARLY: u64 = 0x0800_0000;
+    /// PF_MEMALLOC_NOIO and PF_LOCAL_THROTTLE, which PR_SET_IO_FLUSHER sets together.
+    const IO_FLUSHER: u64 = 0x0018_0000;
+
+    /// PR_MCE_KILL_GET (prctl(2)): PR_MCE_KILL_LATE, PR_MCE_KILL_EARLY or PR_MCE_KILL_DEFAULT.
+    pub fn mce_kill(self) -> u32 {
+        match (self.0 & Self::MCE_PROCESS != 0, self.0 & Self::MCE_EARLY != 0) {
+            (false, _) => 2,
+            (true, is_early) => is_early.into(),
+        }
+    }
+
+    /// PR_GET_IO_FLUSHER (prctl(2)), which only privileged threads may call.
+    pub fn is_io_flusher(self) -> bool {
+        self.0 & Self::IO_FLUSHER == Self::IO_FLUSHER
+    }
+}
 
 /// Fields of `/proc/PID/stat`, addresses in bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,7 +48,8 @@ pub struct ProcStat {
     pub session: i32,
     /// Number of the process's controlling pseudo-terminal, if it has one.
     pub terminal: Option<u32>,
-    flags: u64,
+    /// Flags of the task.
+    pub flags: TaskFlags,
     /// Start time, in clock ticks since boot. Together with the pid it identifies a process forever.
     pub start_ticks: u64,
     /// Start of the code.
@@ -68,14 +91,23 @@ impl ProcStat {
         Self::parse(&bytes).ok_or_else(|| malformed("stat"))
     }
 
+    /// Reads the fields of a thread. Those of times and addresses are the process's.
+    ///
+    /// # Errors
+    /// NotFound if it has ended.
+    pub fn read_thread(pid: i32, tid: i32) -> io::Result<Self> {
+        let bytes = read_once(&format!("/proc/{pid}/task/{tid}/stat"))?;
+        Self::parse(&bytes).ok_or_else(|| malformed("stat"))
+    }
+
     /// Whether it is a kernel thread.
     pub fn is_kernel_thread(&self) -> bool {
-        self.flags & PF_KTHREAD != 0
+        self.flags.0 & TaskFlags::KTHREAD != 0
     }
 
     /// Whether it is exiting. The kernel may already have freed its resources, which then look empty.
     pub fn is_exiting(&self) -> bool {
-        self.flags & PF_EXITING != 0
+        self.flags.0 & TaskFlags::EXITING != 0
     }
 
     /// Parses the line. The name may contain any character, including parentheses, and ends at the last closing parenthesis.
@@ -95,7 +127,7 @@ impl ProcStat {
             group: id(5)?,
             session: id(6)?,
             terminal: pts_number_of_device(u64::from(id(7)?.cast_unsigned())),
-            flags: word(9)?,
+            flags: TaskFlags(word(9)?),
             start_ticks: word(22)?,
             start_code: word(26)?,
             end_code: word(27)?,

@@ -12,9 +12,15 @@ use super::{Descriptor, InvalidDescriptor};
 //  └────────┴─────────┴───────────┴──────────────────┴───────────────────────┘
 const MAGIC: [u8; 8] = *b"FARFORK\0";
 
-/// The version of the format. Every change of the format raises the version. Other versions are refused, because all nodes
-/// of a cluster run the same release.
-pub const DESCRIPTOR_VERSION: u32 = 28;
+/// The version of the format. Every change of the format raises the version. All nodes of a cluster run the same release,
+/// but an image may be older: the version before is read too.
+pub const DESCRIPTOR_VERSION: u32 = 29;
+
+/// The version before. It lacks [`Descriptor::attributes`], its last field, which is an empty list then.
+const PREVIOUS_VERSION: u32 = 28;
+
+/// An empty list at the end of a body.
+const EMPTY_LIST: [u8; 1] = [0];
 
 const HEADER_BYTES: usize = 24;
 
@@ -96,7 +102,7 @@ pub fn decode(bytes: &[u8]) -> Result<Descriptor, DecodeError> {
         return Err(DecodeError::Magic);
     }
     let version = u32::from_le_bytes(word(8).ok_or(DecodeError::Magic)?);
-    if version != DESCRIPTOR_VERSION {
+    if ![DESCRIPTOR_VERSION, PREVIOUS_VERSION].contains(&version) {
         return Err(DecodeError::Version { found: version });
     }
     check_size(bytes)?;
@@ -110,7 +116,15 @@ pub fn decode(bytes: &[u8]) -> Result<Descriptor, DecodeError> {
     if crc32c::crc32c(&bytes[16..]) != checksum {
         return Err(DecodeError::Checksum);
     }
-    let descriptor: Descriptor = postcard::from_bytes(&bytes[HEADER_BYTES..])?;
+    let body = &bytes[HEADER_BYTES..];
+    let descriptor: Descriptor = match version {
+        PREVIOUS_VERSION => match postcard::take_from_bytes(&[body, &EMPTY_LIST].concat())? {
+            (descriptor, []) => descriptor,
+            // The version is not covered by the checksum: this body has the list already.
+            _ => return Err(DecodeError::Checksum),
+        },
+        _ => postcard::from_bytes(body)?,
+    };
     descriptor.validate()?;
     Ok(descriptor)
 }

@@ -3,6 +3,7 @@
 //! A descriptor from another node is hostile input: [`decode`] checks its form, [`Descriptor::validate`] its meaning.
 
 mod access_group;
+mod attributes;
 mod codec;
 mod file_version;
 mod layer;
@@ -22,6 +23,9 @@ mod written_runs;
 
 use serde::{Deserialize, Serialize};
 
+pub use attributes::{
+    LocalDescriptor, MCE_KILL_DEFAULT, MemoryPolicy, NUMA_NODE_WORDS, ProcessAttributes, ThreadAttributes, UserDispatch,
+};
 pub use codec::{DESCRIPTOR_BYTES_MAX, DESCRIPTOR_VERSION, DecodeError, OversizedDescriptor, decode, encode};
 pub use file_version::{DIGEST_BYTES, FileReference, FileVersion};
 pub use layer::{InheritedRun, LAYERS_MAX, Layer};
@@ -40,7 +44,9 @@ pub use terminal::{ControlledSession, PseudoTerminal, TERMINAL_NUMBER_MAX, TERMI
 pub use thread::{AltStack, DeadlineParameters, EagerBytes, RestartableCall, Rseq, Scheduling, Thread};
 pub use timer::{IntervalTimer, PosixTimer, TimerSpec};
 pub use tree::{DescendantProcess, PROCESSES_MAX, ProcessRelations, Zombie};
-pub use validate::{InvalidDescriptor, REGISTER_WORDS, THREADS_MAX, USER_SPACE_END, XSTATE_BYTES_MAX};
+pub use validate::{
+    FIRST_SELECTOR_INDEX, InvalidDescriptor, REGISTER_WORDS, THREADS_MAX, USER_SPACE_END, XSTATE_BYTES_MAX,
+};
 pub use volume::VolumeMount;
 pub use written_runs::WrittenRun;
 
@@ -55,7 +61,8 @@ use crate::NodeName;
 //              ├─ shared_objects     shared memory, copied at capture
 //              ├─ open_files, file_descriptors   open file descriptions, and the descriptors that lead to them
 //              ├─ descendants        processes that descend from the first, if the seed has a process tree (see `tree`)
-//              └─ volumes            mounted volumes that hold files of the above
+//              ├─ volumes            mounted volumes that hold files of the above
+//              └─ attributes         what few processes set, such as memory policies
 
 /// Everything that a node needs to turn a seed into a child, except the contents of its pages.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -101,6 +108,8 @@ pub struct Descriptor {
     pub zombies: Vec<Zombie>,
     /// The volumes that a node must have mounted at the same paths.
     pub volumes: Vec<VolumeMount>,
+    /// Attributes that few processes set, ascending by process. Since version 29.
+    pub attributes: Vec<ProcessAttributes>,
 }
 
 /// Number of CPUID registers that describe the instruction sets available to programs.

@@ -6,7 +6,10 @@
 use serde::{Deserialize, Serialize};
 
 use super::validate::{ProcessView, require};
-use super::{Descriptor, EagerBytes, FileDescriptor, FileLock, FileOwner, InvalidDescriptor, Mapping, Process, Thread};
+use super::{
+    Descriptor, EagerBytes, FileDescriptor, FileLock, FileOwner, InvalidDescriptor, Mapping, Process,
+    ProcessAttributes, Thread,
+};
 
 /// Maximum number of processes of one seed, zombies included. A process with memory of its own needs a template, and an
 /// address space in a pager.
@@ -122,8 +125,10 @@ impl Descriptor {
     /// Returns a copy of the descriptor with a descendant as the first process. Code for one process can then be used for
     /// the descendant.
     pub fn rooted_at(&self, member: &DescendantProcess) -> Self {
+        let attributes = self.attributes_of(member);
         let member = member.clone();
         Self {
+            attributes: attributes.map(|one| ProcessAttributes { process: 0, ..one.clone() }).into_iter().collect(),
             process: member.process,
             threads: member.threads,
             mappings: member.mappings,

@@ -13,6 +13,9 @@ pub const USER_SPACE_END: u64 = 0x7fff_ffff_f000;
 /// Number of words in the kernel's `user_regs_struct`.
 pub const REGISTER_WORDS: usize = 27;
 
+/// Index of the first segment selector in these words: ds, then es, fs and gs.
+pub const FIRST_SELECTOR_INDEX: usize = 23;
+
 /// Maximum number of threads of one process: the default pid_max of a machine with at most 32 CPUs.
 pub const THREADS_MAX: usize = 32_768;
 
@@ -68,6 +71,7 @@ impl Descriptor {
         self.validate_files()?;
         self.validate_file_versions()?;
         self.validate_volumes()?;
+        self.validate_attributes()?;
         self.validate_resources()
     }
 }
@@ -98,6 +102,10 @@ impl ProcessView<'_> {
             require(words == REGISTER_WORDS, || format!("thread {}: {words} registers", thread.tid))?;
             require((XSTATE_BYTES_MIN..=XSTATE_BYTES_MAX).contains(&xstate), || {
                 format!("thread {}: {xstate} bytes of extended state", thread.tid)
+            })?;
+            let selectors = thread.registers.iter().skip(FIRST_SELECTOR_INDEX);
+            require(selectors.copied().all(|selector| selector <= u64::from(u16::MAX)), || {
+                format!("thread {tid}: invalid segment selectors")
             })?;
             require(thread.cpus.len() <= CPU_WORDS_MAX, || format!("thread {tid}: too many CPUs"))?;
             require(thread.name.len() < 16, || format!("thread {}: its name is too long", thread.tid))?;

@@ -1,5 +1,6 @@
 //! Tests of descriptors as hostile input: decoding any bytes returns a valid descriptor or an error, and never panics.
 
+mod attributes;
 mod corpus;
 mod damaged;
 mod limits;
@@ -18,6 +19,7 @@ use farfork_wire::descriptor::{
     encode,
 };
 
+use attributes::attributes;
 use parts::{file_extent, file_version, mapped_file, message_queue, terminal, volume_mount};
 
 fn credentials() -> Credentials {
@@ -204,6 +206,7 @@ fn descriptor() -> Descriptor {
         descendants: vec![member(820, 0), member(830, 1)],
         zombies: vec![zombie()],
         volumes: vec![volume_mount()],
+        attributes: vec![attributes()],
     }
 }
 

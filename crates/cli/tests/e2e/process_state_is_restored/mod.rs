@@ -149,6 +149,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("droppable_memory", |cluster| restored(cluster, "droppable_memory")),
     Test::shared("locked_memory", |cluster| restored(cluster, "locked_memory")),
     Test::shared("guard_pages", |cluster| restored(cluster, "guard_pages")),
+    Test::shared("guards_wiped_on_fork", |cluster| restored(cluster, "guards_wiped_on_fork")),
     Test::shared("reservations", |cluster| restored(cluster, "reservations")),
     Test::shared("many_mappings", |cluster| restored(cluster, "many_mappings")),
     Test::shared("system_call_filter", |cluster| restored(cluster, "system_call_filter")),
@@ -162,6 +163,13 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("refused_deadline", |cluster| refused(cluster, "refused_deadline", &["SCHED_FLAG_RESET_ON_FORK"])),
     Test::shared("time_stamps_forbidden", |cluster| restored(cluster, "time_stamps_forbidden")),
     Test::shared("speculation", |cluster| restored(cluster, "speculation")),
+    Test::shared("preferences", |cluster| restored(cluster, "preferences")),
+    Test::shared("local_descriptors", |cluster| restored(cluster, "local_descriptors")),
+    Test::shared("local_descriptors_are_forked_again", |cluster| forked_again(cluster, "local_descriptors")),
+    Test::shared("user_dispatch", |cluster| restored(cluster, "user_dispatch")),
+    Test::shared("refused_user_dispatch", |cluster| {
+        refused_at_stop(cluster, "refused_user_dispatch", &["thread", "Syscall User Dispatch", "FILTER_ALLOW"]);
+    }),
     Test::shared("affinity", |cluster| restored(cluster, "affinity")),
     Test::shared("affinity_is_reported", affinity_is_reported),
     Test::shared("out_of_memory_score", |cluster| restored(cluster, "out_of_memory_score")),
@@ -196,6 +204,9 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("system_v_huge_pages", |cluster| restored(cluster, "system_v_huge_pages")),
     Test::shared("hugetlbfs_files", |cluster| restored(cluster, "hugetlbfs_files")),
     Test::shared("huge_pages_of_a_frozen_parent", huge_pages_of_a_frozen_parent),
+    Test::shared("refused_landlock", |cluster| {
+        refused_at_stop(cluster, "refused_landlock", &["thread", "Landlock", "landlock_restrict_self"]);
+    }),
     Test::shared("refused_executable", |cluster| refused_at_stop(cluster, "refused_executable", &["executable"])),
     Test::shared("refused_sealed_area", |cluster| refused(cluster, "refused_sealed_area", &["mapping", "sealed"])),
 ];

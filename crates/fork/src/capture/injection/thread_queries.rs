@@ -3,12 +3,14 @@
 //! `pause` calls `build_scripts` and parses the results as `ThreadAnswers`. The leader skips calls about state that its
 //! template inherits: `state::inherited_state` queries the template later.
 
-use farfork_wire::descriptor::{AltStack, IntervalTimer};
+use farfork_wire::descriptor::{AltStack, IntervalTimer, MemoryPolicy};
 
 use super::injector::InjectedCall;
 use super::pages::{ANSWER_BYTES, InjectionPages, ThreadScript};
 use super::script::{self, read_word};
+use crate::capture::pause::PreparedProcess;
 use crate::capture::state::ThreadExtendedState;
+use crate::capture::state::attributes;
 use crate::capture::state::glibc;
 use crate::capture::state::timers::{self, TIME_BYTES};
 use crate::capture::stop::stop_guard::{ProcessSnapshot, StoppedThread};
@@ -28,6 +30,8 @@ pub(in crate::capture) struct ThreadAnswers {
     /// Only set for the leader. A clone does not inherit it.
     pub(in crate::capture) is_subreaper: bool,
     pub(in crate::capture) personality: u32,
+    /// Memory policy. `None` for the leader: its template inherits it.
+    pub(in crate::capture) memory_policy: Option<MemoryPolicy>,
     /// `None` for the leader: its template inherits the bits, and is queried later.
     pub(in crate::capture) securebits: Option<u32>,
     /// Only set for the leader. The template's own value is lost when its priority is raised.
@@ -38,14 +42,16 @@ pub(in crate::capture) struct ThreadAnswers {
 const PERSONALITY_INDEX: usize = 0;
 /// Index in the leader's script.
 const TIMER_SLACK_INDEX: usize = 1;
-/// Index in the scripts of the other threads.
+/// Indices in the scripts of the other threads.
 const SECUREBITS_INDEX: usize = 1;
+const MEMORY_POLICY_INDEX: usize = 4;
 
 /// Offsets of answers in a thread's slot.
 const ALT_STACK_OFFSET: u64 = 0;
 const TID_ADDRESS_OFFSET: u64 = 24;
 /// Only in slots of threads other than the leader.
 const TSC_MODE_OFFSET: u64 = 32;
+const MEMORY_POLICY_OFFSET: u64 = 40;
 /// Only in the slot of the leader.
 const DEATH_SIGNAL_OFFSET: u64 = 32;
 const TIMERS_OFFSET: u64 = 40;
@@ -56,20 +62,22 @@ const TIMERS_COUNT: usize = 3;
 const SUBREAPER_OFFSET: u64 = interval_timer_offset(TIMERS_COUNT);
 
 const _: () = assert!(SUBREAPER_OFFSET + 8 <= ANSWER_BYTES);
+const _: () = assert!(MEMORY_POLICY_OFFSET + attributes::MEMORY_POLICY_BYTES <= ANSWER_BYTES);
 
 //  the leader     │ personality(-1)   prctl(PR_GET_TIMERSLACK)
 //                 │ prctl(PR_GET_PDEATHSIG, buf)   getitimer(each, buf)   prctl(PR_GET_CHILD_SUBREAPER, buf)
 //  the others     │ personality(-1)   prctl(PR_GET_SECUREBITS)
-//                 │ sigaltstack(NULL, buf)         prctl(PR_GET_TSC, buf)
-//  all            │ prctl(PR_GET_TID_ADDRESS, buf), if the thread is not glibc's
+//                 │ sigaltstack(NULL, buf)         prctl(PR_GET_TSC, buf)           get_mempolicy(buf)
+//  all            │ prctl(PR_GET_TID_ADDRESS, buf), if the thread is not glibc's     kcmp, if Landlock is enabled
 /// Builds the scripts of the threads, the leader first. Also returns the clear_child_tid addresses, each `None` if a call
 /// must query it.
 pub(in crate::capture) fn build_scripts(
     snapshot: &ProcessSnapshot,
     thread_extended_state: &[ThreadExtendedState],
-    survey: &Survey,
+    prepared: &PreparedProcess,
     injection_pages: &InjectionPages,
 ) -> (Vec<ThreadScript>, Vec<Option<u64>>) {
+    let PreparedProcess { survey, domain_probes, .. } = prepared;
     let inner_id = |thread: &StoppedThread| survey.profiles.get(&thread.tid).map_or(0, ThreadProfile::inner_id);
     let threads = snapshot.threads.iter();
     let known = threads
@@ -78,7 +86,9 @@ pub(in crate::capture) fn build_scripts(
         .map(|(one, thread_extended_state)| (one, inner_id(one), thread_extended_state.robust_list_head()));
     let tid_addresses = glibc::tid_addresses(snapshot.pid, known);
     let task = |(index, (thread, tid_address)): (usize, (&StoppedThread, &Option<u64>))| {
-        let calls = thread_calls(thread, survey, injection_pages.answers_address(index), *tid_address);
+        let mut calls = thread_calls(thread, survey, injection_pages.answers_address(index), *tid_address);
+        let profile = survey.profiles.get(&thread.tid);
+        calls.extend(profile.and_then(|profile| domain_probes.call(survey.pid, profile)));
         ThreadScript { calls, inner_id: inner_id(thread) }
     };
     (threads.zip(&tid_addresses).enumerate().map(task).collect(), tid_addresses)
@@ -93,6 +103,7 @@ fn thread_calls(thread: &StoppedThread, survey: &Survey, answers: u64, tid_addre
             securebits_call(),
             alt_stack_call(answers + ALT_STACK_OFFSET),
             tsc_mode_call(answers + TSC_MODE_OFFSET),
+            attributes::memory_policy_call(answers + MEMORY_POLICY_OFFSET),
         ]
     };
     calls.extend(tid_address.is_none().then(|| tid_address_call(answers)));
@@ -176,6 +187,9 @@ impl ThreadAnswers {
             interval_timers: if is_leader { parse_interval_timers(bytes, elapsed_ns) } else { Vec::new() },
             parent_death_signal: if is_leader { read_word(bytes, DEATH_SIGNAL_OFFSET as usize) as u32 } else { 0 },
             personality: script::result_of(script, PERSONALITY_INDEX) as u32,
+            memory_policy: (!is_leader && script::result_of(script, MEMORY_POLICY_INDEX) == 0)
+                .then(|| attributes::parse_memory_policy(bytes, MEMORY_POLICY_OFFSET as usize))
+                .flatten(),
             securebits: (!is_leader).then(|| script::result_of(script, SECUREBITS_INDEX) as u32),
             timer_slack_ns: of_leader(TIMER_SLACK_INDEX),
             is_subreaper: is_leader && read_word(bytes, SUBREAPER_OFFSET as usize) as u32 != 0,

@@ -4,7 +4,7 @@
 //! same script probes for sealed mappings (`memory::seals`). After the reply, the template first leaves the descriptor table
 //! that it shares with the parent.
 
-use farfork_wire::descriptor::{AltStack, SignalAction};
+use farfork_wire::descriptor::{AltStack, MemoryPolicy, SignalAction};
 
 use crate::capture::error::CaptureError;
 use crate::capture::injection::injector::InjectedCall;
@@ -14,15 +14,22 @@ use crate::capture::injection::script_runner::{InjectionTarget, ScriptRunner};
 use crate::capture::injection::thread_queries::{
     PRCTL, alt_stack_call, parse_alt_stack, parse_tsc_forbidden, securebits_call, tsc_mode_call,
 };
+use crate::capture::state::{attributes, local_descriptors};
 
 /// Number of calls other than those for signals.
-const FIXED_CALLS: usize = 7;
+const FIXED_CALLS: usize = 10;
 
 /// Indices of calls whose results are used.
 const BRK_INDEX: usize = 1;
 const DUMPABLE_INDEX: usize = 2;
 const INHERITED_SECUREBITS_INDEX: usize = 3;
 const MEMBARRIER_INDEX: usize = 5;
+const LOCAL_DESCRIPTORS_INDEX: usize = 7;
+const MEMORY_MERGE_INDEX: usize = 8;
+const MEMORY_POLICY_INDEX: usize = 9;
+
+/// Number of bytes of one local descriptor.
+const LOCAL_DESCRIPTOR_BYTES: u64 = 8;
 
 /// Maximum number of calls of [`crate::capture::memory::seals`] in one script: as many as fit into a slot next to setsid.
 pub(in crate::capture) const PROBES_MAX: usize = SLOTS_BYTES_MIN as usize / ENTRY_BYTES - TRAILER_ENTRIES - 1;
@@ -38,7 +45,11 @@ const ACTIONS_OFFSET: u64 = 64;
 const ACTION_BYTES: u64 = 32;
 const SIGNALS: u64 = 64;
 
-const _: () = assert!(ANSWERS_OFFSET + ACTIONS_OFFSET + SIGNALS * ACTION_BYTES <= SLOTS_BYTES_MIN);
+/// Offset of the first local descriptor, and of the memory policy, from the first answer.
+const LOCAL_DESCRIPTOR_OFFSET: u64 = 32;
+const MEMORY_POLICY_OFFSET: u64 = ACTIONS_OFFSET + SIGNALS * ACTION_BYTES;
+
+const _: () = assert!(ANSWERS_OFFSET + MEMORY_POLICY_OFFSET + attributes::MEMORY_POLICY_BYTES <= SLOTS_BYTES_MIN);
 
 /// Answers to the calls that are injected into the target.
 #[derive(Debug, Default)]
@@ -52,6 +63,12 @@ pub(in crate::capture) struct InheritedState {
     pub(in crate::capture) alt_stack: AltStack,
     /// Whether reading the CPU's time stamp counter raises a signal in the leader (PR_SET_TSC).
     pub(in crate::capture) is_tsc_forbidden: bool,
+    /// Whether the process has a local descriptor table (modify_ldt(2)).
+    pub(in crate::capture) has_local_descriptors: bool,
+    /// Whether all memory may be merged (PR_SET_MEMORY_MERGE).
+    pub(in crate::capture) merges_memory: bool,
+    /// Memory policy of the leader.
+    pub(in crate::capture) memory_policy: Option<MemoryPolicy>,
     /// Dispositions that differ from the default.
     pub(in crate::capture) signal_actions: Vec<SignalAction>,
 }
@@ -95,6 +112,12 @@ impl InheritedStateQuery {
             memory_barriers: result(MEMBARRIER_INDEX).unwrap_or(0) as u32,
             alt_stack: parse_alt_stack(answers),
             is_tsc_forbidden: parse_tsc_forbidden(answers, TSC_MODE_OFFSET as usize),
+            has_local_descriptors: result(LOCAL_DESCRIPTORS_INDEX)? == LOCAL_DESCRIPTOR_BYTES,
+            // EINVAL: the kernel cannot merge memory.
+            merges_memory: result(MEMORY_MERGE_INDEX)? == 1,
+            memory_policy: (result(MEMORY_POLICY_INDEX)? == 0)
+                .then(|| attributes::parse_memory_policy(answers, MEMORY_POLICY_OFFSET as usize))
+                .flatten(),
             signal_actions: (1..=SIGNALS as u32).filter_map(|signal| parse_action(answers, signal)).collect(),
         })
     }
@@ -147,8 +170,8 @@ fn leave_files_call(is_clone: bool) -> InjectedCall {
 
 // The scripts are in the leader's slot of the injection pages:
 //
-//  slot   calls          answers   0         24    64 + 32 × (signal − 1)
-//         with results             stack_t   int   struct sigaction of each signal
+//  slot   calls          answers   0         24    32           64 + 32 × (signal − 1)            2112
+//         with results             stack_t   int   descriptor   struct sigaction of each signal   memory policy
 /// Builds the calls of a query. All signals are queried, because that is cheaper than finding the relevant ones in `/proc`.
 fn query_calls(answers: u64, is_clone: bool) -> Vec<InjectedCall> {
     const BRK: u64 = 12;
@@ -156,6 +179,7 @@ fn query_calls(answers: u64, is_clone: bool) -> Vec<InjectedCall> {
     const MEMBARRIER: u64 = 324;
     const MEMBARRIER_CMD_GET_REGISTRATIONS: u64 = 1 << 9;
     const PR_GET_DUMPABLE: u64 = 3;
+    const PR_GET_MEMORY_MERGE: u64 = 68;
     const SIGNAL_SET_BYTES: u64 = 8;
     let mut calls = vec![
         leave_files_call(is_clone),
@@ -165,6 +189,9 @@ fn query_calls(answers: u64, is_clone: bool) -> Vec<InjectedCall> {
         alt_stack_call(answers),
         InjectedCall::new("membarrier", MEMBARRIER, [MEMBARRIER_CMD_GET_REGISTRATIONS, 0, 0]),
         tsc_mode_call(answers + TSC_MODE_OFFSET),
+        local_descriptors::read_table_call(answers + LOCAL_DESCRIPTOR_OFFSET, LOCAL_DESCRIPTOR_BYTES),
+        InjectedCall::new("prctl(PR_GET_MEMORY_MERGE)", PRCTL, [PR_GET_MEMORY_MERGE]).never_failing(),
+        attributes::memory_policy_call(answers + MEMORY_POLICY_OFFSET),
     ];
     let action = |signal: u64| {
         let arguments = [signal, 0, answers + action_offset(signal as u32), SIGNAL_SET_BYTES];

@@ -1,8 +1,11 @@
 //! Builds the threads and the process-wide state of a descriptor.
 
+pub(super) mod attributes;
 pub(super) mod auxiliary_vector;
 pub(super) mod glibc;
 pub(super) mod inherited_state;
+pub(super) mod landlock;
+pub(super) mod local_descriptors;
 pub(super) mod namespaces;
 pub(super) mod node_root;
 pub(super) mod pause_start;
@@ -13,6 +16,7 @@ pub(super) mod time_namespace;
 pub(super) mod timers;
 pub(super) mod tree_root;
 pub(super) mod unshared_threads;
+pub(super) mod user_dispatch;
 pub(super) mod user_namespace;
 
 use std::collections::BTreeMap;
@@ -26,7 +30,7 @@ use farfork_sys::ptrace;
 use farfork_sys::{affinity, cpu};
 use farfork_wire::descriptor::{
     Credentials, DeadlineParameters, FileStatus, IntervalTimer, Mm, PendingSignal, PosixTimer, Process, ResourceLimit,
-    Rseq, Scheduling, SeccompFilter, Thread,
+    Rseq, Scheduling, SeccompFilter, Thread, UserDispatch,
 };
 
 use super::error::{CaptureError, Refusal};
@@ -47,6 +51,7 @@ const RESET_ON_FORK: u32 = 0x4000_0000;
 pub(super) struct ThreadExtendedState {
     xstate: Vec<u8>,
     robust_list: (u64, u64),
+    user_dispatch: Option<UserDispatch>,
 }
 
 impl ThreadExtendedState {
@@ -61,7 +66,7 @@ impl ThreadExtendedState {
         xstate.truncate(cpu::default_state_bytes(xcr0(&xstate)));
         let robust_list =
             process::read_robust_list(tid).map_err(CaptureError::tracing("read the robust list of", tid))?;
-        Ok(Self { xstate, robust_list })
+        Ok(Self { xstate, robust_list, user_dispatch: user_dispatch::read(tid) })
     }
 
     /// Extended state in the XSAVE layout.

@@ -3,7 +3,7 @@
 use farfork_wire::PAGE_SIZE;
 use farfork_wire::descriptor::{
     Backing, DescendantProcess, Descriptor, EagerBytes, Extent, ExtentId, ExtentSource, Layer, MappedFile, MappedRange,
-    Mapping, SharedObject,
+    Mapping, ProcessAttributes, ProcessRelations, SharedObject,
 };
 
 use super::{StopReport, TreeRelations};
@@ -24,7 +24,8 @@ pub(in super::super) fn merge_descriptors(
         Descriptor { open_files: files, file_versions: versions, terminals, zombies: tree_relations.zombies, ..first };
     let relations = tree_relations.kinships.into_iter().zip(tree_relations.stop_reports);
     for (index, (one, (kinship, stop))) in others.into_iter().zip(relations).enumerate() {
-        let Descriptor { mut process, threads, mut mappings, eager_bytes: mut eager, .. } = one;
+        let Descriptor { mut process, threads, mut mappings, eager_bytes: mut eager, attributes, .. } = one;
+        merged.attributes.extend(attributes.into_iter().map(|own| number_attributes(own, index as u32 + 1, &kinship)));
         // State that the process shares with its parent is already in the merged descriptor.
         if kinship.shares_handlers {
             process.signal_actions.clear();
@@ -66,6 +67,15 @@ pub(in super::super) fn merge_descriptors(
     let moved = |object: SharedObject| SharedObject { extent: ExtentId(object.extent.0 + shared), ..object };
     merged.shared_objects = shared_objects.into_iter().map(moved).collect();
     merged
+}
+
+/// Assigns attributes to the process `number`. Attributes of memory that it shares with its parent are the parent's.
+fn number_attributes(own: ProcessAttributes, number: u32, process_relations: &ProcessRelations) -> ProcessAttributes {
+    let own = ProcessAttributes { process: number, ..own };
+    match process_relations.shares_memory {
+        true => ProcessAttributes { merges_memory: false, core_filter: None, local_descriptors: Vec::new(), ..own },
+        false => own,
+    }
 }
 
 /// Returns the eager pages of the process that owns the address space of process `number`. The address space is built with

@@ -103,6 +103,7 @@ impl SyscallLists {
         let passed = PASSED_RESERVED_COUNT + objects.count() as u32;
         let mut syscall_builder = SyscallBuilder::new(writer);
         process_settings::disable_huge_pages(descriptor, &mut syscall_builder);
+        process_settings::merge_memory(descriptor, &mut syscall_builder);
         if is_first {
             shared_memory::create_shared_memory(descriptor, objects, place, &mut syscall_builder)?;
         } else if place.process_index > 0 {
@@ -122,7 +123,9 @@ impl SyscallLists {
         // If processes share a descriptor table, only the owner of the table opens files.
         if place.fd_table_owner() == place.process_index {
             process_settings::set_oom_scores(descriptor, place, inputs.is_zygote_copy(), &mut syscall_builder)?;
+            process_settings::set_core_filters(descriptor, place, &mut syscall_builder)?;
         }
+        process_settings::set_local_descriptors(descriptor, &mut syscall_builder)?;
         deleted_directory::enter_deleted_directory(descriptor, &mut syscall_builder)?;
         let made = match is_first {
             true => {

@@ -31,7 +31,7 @@ const SLOTS_OFFSET: u64 = 64;
 const _: () = assert!(CODE.len() <= SLOTS_OFFSET as usize);
 
 /// Maximum number of calls of one thread in the pause, without the trailer.
-const CALLS_MAX: usize = 9;
+const CALLS_MAX: usize = 10;
 
 /// Offset and size of a thread's answers in its slot.
 const SLOT_ANSWERS_OFFSET: u64 = ((CALLS_MAX + TRAILER_ENTRIES) * ENTRY_BYTES) as u64;
