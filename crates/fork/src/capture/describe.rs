@@ -223,6 +223,7 @@ fn describe_process(
         descendants: Vec::new(),
         zombies: Vec::new(),
         volumes: Vec::new(),
+        moved_epoll_targets: Vec::new(),
     };
     Ok((descriptor, memory.written_mappings))
 }

@@ -12,9 +12,15 @@ use super::{Descriptor, InvalidDescriptor};
 //  └────────┴─────────┴───────────┴──────────────────┴───────────────────────┘
 const MAGIC: [u8; 8] = *b"FARFORK\0";
 
-/// The version of the format. Every change of the format raises the version. Other versions are refused, because all nodes
-/// of a cluster run the same release.
-pub const DESCRIPTOR_VERSION: u32 = 28;
+/// The version of the format. Every change of the format raises the version. [`decode`] also reads the version before, for
+/// images and sealed seeds that the previous release wrote.
+pub const DESCRIPTOR_VERSION: u32 = 29;
+
+/// The oldest version that [`decode`] reads.
+const DESCRIPTOR_VERSION_MIN: u32 = 28;
+
+/// The lists that the current version has at the end of the body and the oldest one lacks, encoded as empty lists.
+const LISTS_SINCE_VERSION_MIN: [u8; 1] = [0];
 
 const HEADER_BYTES: usize = 24;
 
@@ -96,7 +102,7 @@ pub fn decode(bytes: &[u8]) -> Result<Descriptor, DecodeError> {
         return Err(DecodeError::Magic);
     }
     let version = u32::from_le_bytes(word(8).ok_or(DecodeError::Magic)?);
-    if version != DESCRIPTOR_VERSION {
+    if !(DESCRIPTOR_VERSION_MIN..=DESCRIPTOR_VERSION).contains(&version) {
         return Err(DecodeError::Version { found: version });
     }
     check_size(bytes)?;
@@ -110,7 +116,11 @@ pub fn decode(bytes: &[u8]) -> Result<Descriptor, DecodeError> {
     if crc32c::crc32c(&bytes[16..]) != checksum {
         return Err(DecodeError::Checksum);
     }
-    let descriptor: Descriptor = postcard::from_bytes(&bytes[HEADER_BYTES..])?;
+    let body = &bytes[HEADER_BYTES..];
+    let descriptor: Descriptor = match version {
+        DESCRIPTOR_VERSION => postcard::from_bytes(body)?,
+        _ => postcard::from_bytes(&[body, &LISTS_SINCE_VERSION_MIN].concat())?,
+    };
     descriptor.validate()?;
     Ok(descriptor)
 }
