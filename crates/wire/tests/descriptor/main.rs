@@ -204,6 +204,7 @@ fn descriptor() -> Descriptor {
         descendants: vec![member(820, 0), member(830, 1)],
         zombies: vec![zombie()],
         volumes: vec![volume_mount()],
+        moved_epoll_targets: Vec::new(),
     }
 }
 
@@ -263,6 +264,19 @@ fn each_truncation_and_each_flipped_bit_is_detected() {
         damaged[bit / 8] ^= 1 << (bit % 8);
         assert!(decode(&damaged).is_err(), "bit {bit} flipped");
     }
+}
+
+#[test]
+fn a_descriptor_of_the_version_before_is_read() {
+    let mut bytes = encode(&descriptor()).unwrap();
+    // Version 28 lacks the last list, which is empty here.
+    assert_eq!(bytes.pop(), Some(0));
+    bytes[8..12].copy_from_slice(&28_u32.to_le_bytes());
+    let body_bytes = (bytes.len() - 24) as u64;
+    bytes[16..24].copy_from_slice(&body_bytes.to_le_bytes());
+    let checksum = crc32c::crc32c(&bytes[16..]);
+    bytes[12..16].copy_from_slice(&checksum.to_le_bytes());
+    assert_eq!(decode(&bytes).expect("the version before is read"), descriptor());
 }
 
 #[test]
