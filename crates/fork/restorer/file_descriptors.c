@@ -56,6 +56,29 @@ static void copy_descriptor(const struct plan *plan, const struct plan_file_desc
 		CALL1(close, file);
 }
 
+/* Adds an epoll entry. A file that is not open at its registered number gets this number while it is added: an entry
+ * keeps the number, and lasts as long as a duplicate of the file is open. */
+static void add_epoll_entry(const struct plan *plan, const struct plan_epoll_entry *watch)
+{
+	struct k_epoll_event event = { watch->events, watch->data };
+	u32 target = watch->target;
+	long other_file = -1, other_flags = 0;
+	if (watch->source != target) {
+		other_file = CALL3(fcntl, target, K_F_DUPFD_CLOEXEC, plan->fd_base);
+		other_flags = CALL3(fcntl, target, 1 /* F_GETFD */, 0);
+		check(plan, STEP_EPOLL, CALL3(dup3, watch->source, target, K_O_CLOEXEC), target);
+	}
+	check(plan, STEP_EPOLL, CALL4(epoll_ctl, watch->epoll, K_EPOLL_CTL_ADD, target, &event), target);
+	if (watch->source == target)
+		return;
+	if (other_file < 0) {
+		CALL1(close, target);
+		return;
+	}
+	check(plan, STEP_EPOLL, CALL3(dup3, other_file, target, other_flags ? K_O_CLOEXEC : 0), target);
+	CALL1(close, other_file);
+}
+
 void open_descriptors(const struct plan *plan)
 {
 	const struct plan_file_descriptor *wanted = plan_pointer(plan, plan->file_descriptors.offset);
@@ -68,9 +91,6 @@ void open_descriptors(const struct plan *plan)
 			copy_descriptor(plan, &wanted[i]);
 	wait_barrier(plan, &barrier_page(plan)->files_copied, plan->process_count);
 	/* Epoll entries are added after the files that they watch. */
-	for (u32 i = 0; i < plan->epolls.count; i++) {
-		struct k_epoll_event event = { watch[i].events, watch[i].data };
-		check(plan, STEP_EPOLL,
-		      CALL4(epoll_ctl, watch[i].epoll, K_EPOLL_CTL_ADD, watch[i].target, &event), watch[i].target);
-	}
+	for (u32 i = 0; i < plan->epolls.count; i++)
+		add_epoll_entry(plan, &watch[i]);
 }

@@ -125,9 +125,9 @@ struct plan_file_descriptor {
 
 struct plan_epoll_entry {
 	u32 epoll; /* descriptor number */
-	u32 target;
+	u32 target; /* the number to register */
+	u32 source; /* a descriptor of the file; if it is not the target, the file gets that number only for the registration */
 	u32 events;
-	u32 reserved;
 	u64 data;
 };
 

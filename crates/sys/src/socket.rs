@@ -90,8 +90,8 @@ pub fn peer_address(socket: BorrowedFd<'_>) -> io::Result<Vec<u8>> {
     address(|at, length| unsafe { libc::getpeername(socket.as_raw_fd(), at, length) })
 }
 
-/// Returns the size of the data that was sent from a Unix socket and that the peer has not read, in bytes. The size includes
-/// the kernel's overhead (SIOCOUTQ).
+/// Returns the size of the data that was sent from a Unix or UDP socket and that the peer has not read, in bytes. The size
+/// includes the kernel's overhead (SIOCOUTQ). For UDP, it is data that has not left the socket.
 ///
 /// # Errors
 /// As ioctl(2).

@@ -93,6 +93,7 @@ pub fn check(pid: i32, options: CheckOptions) -> Result<CheckReport, CaptureErro
     }
     let fds = files.iter().map(|(pid, fds)| (*pid, &fds[..]));
     report.refusals.extend(files::unpaired_terminals(fds)?);
+    report.refusals.extend(tree_check.open_files.refuse_epoll_targets());
     let size = DescriptorSize { threads: report.threads, mappings: report.mappings };
     report.refusals.extend(size.refusal(pid));
     report.notes.extend(files::outside_end_notes(&files)?);

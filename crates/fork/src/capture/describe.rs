@@ -246,6 +246,7 @@ fn empty_descriptor(origin: Origin, process: Process, threads: Vec<Thread>) -> D
         zombies: Vec::new(),
         volumes: Vec::new(),
         attributes: Vec::new(),
+        moved_epoll_targets: Vec::new(),
     }
 }
 

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use farfork_wire::Descriptor;
-use farfork_wire::descriptor::{OpenFile, SharedObjectKind};
+use farfork_wire::descriptor::{EpollTarget, OpenFile, SharedObjectKind};
 use rustix::fs::OFlags;
 
 use super::RestoreError;
@@ -63,21 +63,64 @@ pub(super) fn build_fd_tables(
             let aside = objects.slot_of_open_file(entry.open_file).or(created_files.slot_of_open_file(entry.open_file));
             fill_fd_row(&mut planned, descriptor, file, aside, writer)?;
             if let OpenFile::Epoll { targets, .. } = file {
-                epolls.extend(targets.iter().map(|target| PlanEpollEntry {
-                    epoll: entry.number,
-                    target: target.number,
-                    events: target.events,
-                    reserved: 0,
-                    data: target.data,
-                }));
+                epolls.extend(targets.iter().map(|target| epoll_entry(entry.number, target, target.number)));
             }
         }
         descriptors.push(planned);
     }
+    add_moved_epoll_targets(inputs, created_files, &mut descriptors, &mut epolls)?;
     if let Some(path) = inputs.plan_options.payload {
         add_payload(&mut descriptors, descriptor, path, writer)?;
     }
     Ok((descriptors, epolls))
+}
+
+fn epoll_entry(epoll: u32, target: &EpollTarget, source: u32) -> PlanEpollEntry {
+    PlanEpollEntry { epoll, target: target.number, source, events: target.events, data: target.data }
+}
+
+/// Adds the registrations of this process's epoll instances whose files are not open at the registered numbers. A file that
+/// only another process has open gets a descriptor above those of the child, which the restorer closes at the end.
+fn add_moved_epoll_targets(
+    inputs: &PlanInputs<'_>,
+    created_files: &CreatedFiles,
+    descriptors: &mut Vec<PlanFileDescriptor>,
+    epolls: &mut Vec<PlanEpollEntry>,
+) -> Result<(), RestoreError> {
+    let PlanInputs { descriptor, objects, position, .. } = *inputs;
+    let number_of = |open_file: u32| {
+        let entry = descriptor.file_descriptors.iter().find(|entry| entry.open_file == open_file);
+        entry.map(|entry| entry.number)
+    };
+    let mut next_fd = position.fd_base + created_files.next_slot();
+    for moved in &descriptor.moved_epoll_targets {
+        let opened_here = number_of(moved.epoll).filter(|_| position.fd_source(moved.epoll).is_none());
+        let Some(epoll) = opened_here else { continue };
+        let slot = || {
+            let slot = objects.slot_of_open_file(moved.open_file).or(created_files.slot_of_open_file(moved.open_file));
+            slot.map(|slot| position.fd_base + slot)
+        };
+        let source = match number_of(moved.open_file).or_else(slot) {
+            Some(number) => number,
+            None => {
+                let missing = RestoreError::UnsupportedOpenFile { number: moved.target.number };
+                let (process, number) = position.fd_in_tree(moved.open_file).ok_or(missing)?;
+                descriptors.push(PlanFileDescriptor {
+                    number: next_fd,
+                    kind: DESCRIPTOR_FROM_PROCESS,
+                    source: process,
+                    flags: number,
+                    offset: 0,
+                    close_on_exec: 1,
+                    reserved: 0,
+                });
+                next_fd += 1;
+                next_fd - 1
+            }
+        };
+        epolls.push(epoll_entry(epoll, &moved.target, source));
+    }
+    Ok(())
 }
 
 fn add_payload(

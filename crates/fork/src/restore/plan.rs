@@ -179,7 +179,9 @@ pub(super) fn compile(inputs: &PlanInputs<'_>) -> Result<ProcessPlan, RestoreErr
         tables.address_space.userfaultfd_ranges.iter().map(|range| range.start..range.start + range.bytes).collect();
     let created_fds = tables.created_files.slots().iter().map(|(file, slot)| (*file, tables.fd_base + slot)).collect();
     let region = (region.start, region.bytes);
-    let fd_limit = tables.fd_base + tables.created_files.next_slot();
+    // An epoll's registration may need a temporary descriptor.
+    let fd_limit =
+        tables.fd_base + tables.created_files.next_slot() + inputs.descriptor.moved_epoll_targets.len() as u32;
     Ok(ProcessPlan {
         bytes: writer.finish(&header),
         userfaultfd_ranges,

@@ -163,8 +163,8 @@ structures! {
     struct PlanEpollEntry {
         epoll: u32,
         target: u32,
+        source: u32,
         events: u32,
-        reserved: u32,
         data: u64,
     }
     struct PlanSyscall {

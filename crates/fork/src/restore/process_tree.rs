@@ -113,7 +113,8 @@ fn reserved_fd_base(descriptor: &Descriptor, has_payload: bool, passed: u32) -> 
     let tables = descriptor.descendants.iter().map(|member| &member.file_descriptors);
     let last = |table: &Vec<FileDescriptor>| table.last().map_or(0, |entry| entry.number + 1);
     let used = std::iter::once(&descriptor.file_descriptors).chain(tables).map(last).max().unwrap_or(0);
-    used.max(if has_payload { PAYLOAD_FD + 1 } else { 0 }).max(FD_BASE_MIN + passed)
+    let moved = descriptor.moved_epoll_targets.iter().map(|moved| moved.target.number + 1).max().unwrap_or(0);
+    used.max(moved).max(if has_payload { PAYLOAD_FD + 1 } else { 0 }).max(FD_BASE_MIN + passed)
 }
 
 //  memfd   plan of the first ┊ plan of process 1 ┊ plan of process 2 ┊ …     each begins on a page
@@ -314,6 +315,16 @@ impl TreePosition<'_> {
         if self.process_index == 0 {
             return None;
         }
+        self.find_fd(open_file, self.process_index as usize - 1)
+    }
+
+    /// Returns the process of the whole tree that opens a file, and the file's descriptor there.
+    pub(super) fn fd_in_tree(&self, open_file: u32) -> Option<(u32, u32)> {
+        self.find_fd(open_file, self.tree.descendants.len())
+    }
+
+    /// Searches the first process and this number of descendants.
+    fn find_fd(&self, open_file: u32, descendants: usize) -> Option<(u32, u32)> {
         if let Some(number) = self.created_fds.get(&open_file) {
             return Some((self.tree.process.pid, *number));
         }
@@ -322,8 +333,9 @@ impl TreePosition<'_> {
         if let Some(number) = has(&self.tree.file_descriptors) {
             return Some((self.tree.process.pid, number));
         }
-        let older = &self.tree.descendants[..self.process_index as usize - 1];
-        older.iter().find_map(|member| Some((member.process.pid, has(&member.file_descriptors)?)))
+        self.tree.descendants[..descendants]
+            .iter()
+            .find_map(|member| Some((member.process.pid, has(&member.file_descriptors)?)))
     }
 }
 

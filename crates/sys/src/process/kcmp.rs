@@ -42,11 +42,46 @@ pub fn is_same_open_file_across(a: TaskFd, b: TaskFd) -> io::Result<bool> {
 /// # Errors
 /// As [`is_same_open_file`].
 pub fn compare_open_files(a: TaskFd, b: TaskFd) -> io::Result<Ordering> {
-    Ok(match kcmp((a.pid, b.pid), KCMP_FILE, (u64::from(a.fd), u64::from(b.fd)))? {
+    kcmp((a.pid, b.pid), KCMP_FILE, (u64::from(a.fd), u64::from(b.fd))).map(kcmp_order)
+}
+
+fn kcmp_order(result: libc::c_long) -> Ordering {
+    match result {
         0 => Ordering::Equal,
         1 => Ordering::Less,
         _ => Ordering::Greater,
-    })
+    }
+}
+
+/// A registration of an epoll(7) instance.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EpollSlot {
+    /// The epoll instance.
+    pub epoll: TaskFd,
+    /// The number with which the file was registered.
+    pub target: u32,
+    /// Position among the registrations of this number, in the order of `fdinfo`.
+    pub position: u32,
+}
+
+/// Compares the open file description of a descriptor with that of a registration, in the order of [`compare_open_files`].
+///
+/// # Errors
+/// EBADF if the descriptor is closed; ENOENT if there is no such registration; EPERM if the caller may not trace both
+/// processes.
+pub fn compare_with_epoll_target(descriptor: TaskFd, slot: EpollSlot) -> io::Result<Ordering> {
+    const KCMP_EPOLL_TFD: libc::c_int = 7;
+    /// `struct kcmp_epoll_slot`.
+    #[repr(C)]
+    struct KcmpEpollSlot {
+        epoll: u32,
+        target: u32,
+        position: u32,
+    }
+    let raw = KcmpEpollSlot { epoll: slot.epoll.fd, target: slot.target, position: slot.position };
+    let address = ptr::from_ref(&raw).expose_provenance() as u64;
+    // The kernel reads the slot at `address`, and `raw` lives until the call returns.
+    kcmp((descriptor.pid, slot.epoll.pid), KCMP_EPOLL_TFD, (u64::from(descriptor.fd), address)).map(kcmp_order)
 }
 
 /// A resource that clone(2) can share between processes. The values are the KCMP_* constants of kcmp(2).
@@ -76,7 +111,7 @@ fn kcmp_equal(processes: (i32, i32), kind: libc::c_int, objects: (u64, u64)) -> 
 
 /// Calls kcmp(2). Returns 0 for equal, 1 for less, 2 for greater.
 fn kcmp((a, b): (i32, i32), kind: libc::c_int, (first, second): (u64, u64)) -> io::Result<libc::c_long> {
-    // SAFETY: kcmp takes numbers only.
+    // SAFETY: kcmp takes numbers, and for KCMP_EPOLL_TFD an address that it only reads; a wrong address gives EFAULT.
     let order = unsafe { libc::syscall(libc::SYS_kcmp, a, b, kind, first, second) };
     if order < 0 { Err(io::Error::last_os_error()) } else { Ok(order) }
 }

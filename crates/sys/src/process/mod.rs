@@ -23,8 +23,9 @@ use rustix::fs::{Mode, OFlags, RawDir};
 
 pub use fd::{EpollEntry, EventCounter, FdDirectory, FdInfo, LockEntry, LockKind, TimerState, WatchEntry};
 pub use kcmp::{
-    DeadlineAttributes, SchedulingAttributes, SharedResource, TaskFd, compare_open_files, is_same_open_file,
-    is_same_open_file_across, read_robust_list, read_scheduling, share_resource,
+    DeadlineAttributes, EpollSlot, SchedulingAttributes, SharedResource, TaskFd, compare_open_files,
+    compare_with_epoll_target, is_same_open_file, is_same_open_file_across, read_robust_list, read_scheduling,
+    share_resource,
 };
 pub use kernel_stacks::KernelStackSummary;
 pub use maps::{MapEntry, read_maps, read_smaps};

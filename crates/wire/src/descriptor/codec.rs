@@ -16,11 +16,12 @@ const MAGIC: [u8; 8] = *b"FARFORK\0";
 /// but an image may be older: the version before is read too.
 pub const DESCRIPTOR_VERSION: u32 = 29;
 
-/// The version before. It lacks [`Descriptor::attributes`], its last field, which is an empty list then.
+/// The version before.
 const PREVIOUS_VERSION: u32 = 28;
 
-/// An empty list at the end of a body.
-const EMPTY_LIST: [u8; 1] = [0];
+/// The lists at the end of a body that the version before lacks ([`Descriptor::attributes`] and
+/// [`Descriptor::moved_epoll_targets`]), as empty lists.
+const LISTS_SINCE_PREVIOUS: [u8; 2] = [0; 2];
 
 const HEADER_BYTES: usize = 24;
 
@@ -118,9 +119,9 @@ pub fn decode(bytes: &[u8]) -> Result<Descriptor, DecodeError> {
     }
     let body = &bytes[HEADER_BYTES..];
     let descriptor: Descriptor = match version {
-        PREVIOUS_VERSION => match postcard::take_from_bytes(&[body, &EMPTY_LIST].concat())? {
+        PREVIOUS_VERSION => match postcard::take_from_bytes(&[body, &LISTS_SINCE_PREVIOUS].concat())? {
             (descriptor, []) => descriptor,
-            // The version is not covered by the checksum: this body has the list already.
+            // The version is not covered by the checksum: this body has the lists already.
             _ => return Err(DecodeError::Checksum),
         },
         _ => postcard::from_bytes(body)?,

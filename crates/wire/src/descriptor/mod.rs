@@ -34,7 +34,8 @@ pub use memory::{
     Mapping, MappingFlags, PageRun, Protection, SharedObject, SharedObjectKind, SpecialMapping,
 };
 pub use open_file::{
-    EpollTarget, FileDescriptor, FileLock, FileLockKind, FileOwner, InotifyWatch, OpenFile, StandardStream,
+    EpollTarget, FileDescriptor, FileLock, FileLockKind, FileOwner, InotifyWatch, MovedEpollTarget, OpenFile,
+    StandardStream,
 };
 pub use process::{Credentials, Mm, PendingSignal, Process, ResourceLimit, SeccompFilter, SignalAction};
 pub use resources::RESTORED_NUMBER_MAX;
@@ -110,6 +111,8 @@ pub struct Descriptor {
     pub volumes: Vec<VolumeMount>,
     /// Attributes that few processes set, ascending by process. Since version 29.
     pub attributes: Vec<ProcessAttributes>,
+    /// Registrations of epoll instances whose files are not open at the registered numbers. Since version 29.
+    pub moved_epoll_targets: Vec<MovedEpollTarget>,
 }
 
 /// Number of CPUID registers that describe the instruction sets available to programs.

@@ -79,7 +79,7 @@ pub enum OpenFile {
     Epoll {
         /// O_* flags.
         flags: u32,
-        /// The registered descriptors.
+        /// The registered descriptors. [`MovedEpollTarget`] has the others.
         targets: Vec<EpollTarget>,
     },
     /// A memfd.
@@ -223,6 +223,18 @@ pub struct FileOwner {
     pub tid: u32,
     /// The signal; 0 for SIGIO.
     pub signal: u32,
+}
+
+/// A registration of an epoll instance whose file is not open at the registered number: it was closed there, while a
+/// duplicate is open. The kernel still reports the file's events.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MovedEpollTarget {
+    /// Index of the epoll instance among the open files.
+    pub epoll: u32,
+    /// Index of the file that the instance watches.
+    pub open_file: u32,
+    /// The registration.
+    pub target: EpollTarget,
 }
 
 /// One registration of an epoll instance.

@@ -149,6 +149,7 @@ impl Descriptor {
             descendants: Vec::new(),
             zombies: Vec::new(),
             volumes: self.volumes.clone(),
+            moved_epoll_targets: self.moved_epoll_targets.clone(),
         }
     }
 

@@ -183,7 +183,9 @@ impl ProcessView<'_> {
         let mut lowest = 0;
         for descriptor in self.file_descriptors {
             let number = descriptor.number;
-            require(number >= lowest && number < 1 << 20, || format!("file descriptor {number} is out of order"))?;
+            require(number >= lowest && number < FD_NUMBERS_MAX, || {
+                format!("file descriptor {number} is out of order")
+            })?;
             require((descriptor.open_file as usize) < self.descriptor.open_files.len(), || {
                 format!("file descriptor {number}: its file is missing")
             })?;
@@ -210,6 +212,9 @@ impl ProcessView<'_> {
         Ok(())
     }
 }
+
+/// Descriptor numbers are below this: the kernel's default of `fs.nr_open`.
+const FD_NUMBERS_MAX: u32 = 1 << 20;
 
 impl Descriptor {
     fn validate_extents(&self) -> Result<(), InvalidDescriptor> {
@@ -261,6 +266,14 @@ impl Descriptor {
                 let known = (*object as usize) < self.shared_objects.len();
                 require(known, || format!("a memfd's object {object} is missing"))?;
             }
+        }
+        for moved in &self.moved_epoll_targets {
+            let is_epoll = matches!(self.open_files.get(moved.epoll as usize), Some(OpenFile::Epoll { .. }));
+            let is_valid =
+                is_epoll && (moved.open_file as usize) < self.open_files.len() && moved.target.number < FD_NUMBERS_MAX;
+            require(is_valid, || {
+                format!("an epoll's registration of the former fd {} is invalid", moved.target.number)
+            })?;
         }
         for object in self.processes().filter_map(|process| process.exe_object) {
             let known = (object as usize) < self.shared_objects.len();

@@ -207,6 +207,7 @@ fn descriptor() -> Descriptor {
         zombies: vec![zombie()],
         volumes: vec![volume_mount()],
         attributes: vec![attributes()],
+        moved_epoll_targets: Vec::new(),
     }
 }
 

@@ -113,6 +113,16 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("pidfd_of_itself", |cluster| restored(cluster, "pidfd_of_itself")),
     Test::shared("path_descriptors", |cluster| restored(cluster, "path_descriptors")),
     Test::shared("deleted_files", |cluster| restored(cluster, "deleted_files")),
+    Test::shared("lost_names", |cluster| restored(cluster, "lost_names")),
+    Test::shared("refused_lost_name", |cluster| refused(cluster, "refused_lost_name", &["fd 3", "hard link"])),
+    Test::shared("epoll_targets", |cluster| restored(cluster, "epoll_targets")),
+    Test::shared("refused_epoll_target", |cluster| {
+        refused(cluster, "refused_epoll_target", &["fd 3", "outside of the tree"]);
+    }),
+    Test::shared("refused_corked_udp", |cluster| refused_at_stop(cluster, "refused_corked_udp", &["fd 4", "MSG_MORE"])),
+    Test::shared("refused_pressure_trigger", |cluster| {
+        refused(cluster, "refused_pressure_trigger", &["fd 3", "pressure"]);
+    }),
     Test::shared("deleted_executable", |cluster| restored(cluster, "deleted_executable")),
     Test::shared("uncovered_files", |cluster| restored(cluster, "uncovered_files")),
     Test::shared("refused_uncovered_directory", |cluster| {

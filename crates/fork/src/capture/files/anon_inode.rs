@@ -1,11 +1,10 @@
-//! Builds the open files without a path (timerfd, signalfd, inotify) and the file locks of a descriptor. Finds epoll
-//! instances that cannot be carried.
+//! Builds the open files without a path (timerfd, signalfd, inotify) and the file locks of a descriptor.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 
-use farfork_sys::process::{EpollEntry, FdInfo, LockEntry, LockKind, ProcStatus, TimerState};
+use farfork_sys::process::{FdInfo, LockEntry, LockKind, ProcStatus, TimerState};
 use farfork_wire::descriptor::{FileLock, FileLockKind, OpenFile, TimerSpec};
 
 use super::inotify_watches;
@@ -51,19 +50,6 @@ pub(super) fn build_inotify(root: TreeRoot, info: &FdInfo, unread: u64, flags: u
         flags,
         watches: inotify_watches::resolve_watches(root, &info.watches)?,
     })
-}
-
-/// Returns why an epoll instance cannot be carried: a file that it watches is no longer open under its registered number,
-/// but epoll still reports its events. `is_open` says whether a number refers to an inode.
-pub(super) fn find_closed_targets(info: &FdInfo, is_open: impl Fn(u32, u64) -> bool) -> Vec<String> {
-    let lost = info.epoll.iter().filter(|entry| !is_open(entry.number, entry.inode));
-    let reason = |entry: &EpollEntry| {
-        format!(
-            "epoll watches a file that was registered as fd {} and is no longer open there; remove it first",
-            entry.number
-        )
-    };
-    lost.map(reason).collect()
 }
 
 /// A process that holds locks through its descriptors.

@@ -8,13 +8,14 @@ use std::path::Path;
 
 use farfork_sys::fd_owner::{FdOwner, SignalTarget};
 use farfork_sys::pidfd;
-use farfork_sys::process::{self, FdInfo, TaskFd};
+use farfork_sys::process::{FdInfo, TaskFd};
 use farfork_wire::descriptor::{
-    EpollTarget, FileDescriptor, FileLock, FileLockKind, FileOwner, FileVersion, MessageSender, OpenFile,
+    FileDescriptor, FileLock, FileLockKind, FileOwner, FileVersion, MessageSender, MovedEpollTarget, OpenFile,
     PseudoTerminal, Socket, StandardStream,
 };
 
 use super::anon_inode::LockHolder;
+use super::epoll_targets::WatchingEpoll;
 use super::open_file_index::{KnownOpenFile, OpenFileIndex};
 use super::sockets::{self, SocketDefaultsCache, SocketTable};
 use super::states::{OpenFileStates, PipeState};
@@ -36,7 +37,11 @@ pub(crate) struct OpenFileTable {
     /// Pseudo-terminals whose master a process of the tree has open, in ascending order.
     pub(crate) terminals: Vec<PseudoTerminal>,
     pub(crate) versions: Vec<FileVersion>,
-    index: OpenFileIndex,
+    /// Registrations of epoll instances whose files are not open at the registered numbers.
+    pub(crate) moved_epoll_targets: Vec<MovedEpollTarget>,
+    pub(super) index: OpenFileIndex,
+    /// Epoll instances whose registrations are not resolved yet.
+    pub(super) epolls: Vec<WatchingEpoll>,
     /// Inodes of sockets, by the index of the open file.
     pub(super) sockets: BTreeMap<u32, u64>,
     /// Set once the first process was added.
@@ -163,11 +168,19 @@ impl FileTableBuilder<'_> {
                 let index = self.table.files.len() as u32;
                 self.table.versions.extend(versions::open_file_version(fd, &file, index));
                 self.table.files.push(file);
-                if let Some(position) = position {
-                    if !self.are_inflight {
-                        self.add_locks_and_owner(fd, info);
+                let known = KnownOpenFile { first: descriptor, index };
+                match position {
+                    Some(position) => {
+                        if !self.are_inflight {
+                            self.add_locks_and_owner(fd, info);
+                        }
+                        self.table.index.insert(identity, position, known);
                     }
-                    self.table.index.insert(identity, position, KnownOpenFile { first: descriptor, index });
+                    None => self.table.index.add_stream(known),
+                }
+                if fd.kind == FdKind::Epoll && !fd.is_standard_stream {
+                    let entries = info.epoll.clone();
+                    self.table.epolls.push(WatchingEpoll { open_file: index, first: descriptor, entries });
                 }
                 index
             }
@@ -203,7 +216,7 @@ impl FileTableBuilder<'_> {
                 let counter = info.event_counter.ok_or_else(|| self.changed_error(fd))?;
                 OpenFile::EventFd { count: counter.count, semaphore: counter.semaphore, flags }
             }
-            FdKind::Epoll => OpenFile::Epoll { flags, targets: self.build_epoll_targets(fd, info) },
+            FdKind::Epoll => OpenFile::Epoll { flags, targets: Vec::new() },
             FdKind::Memory => {
                 let object = self.shared_copies.index_of(fd.device, fd.inode).ok_or_else(|| self.changed_error(fd))?;
                 OpenFile::MemFd { object, flags, offset }
@@ -349,16 +362,6 @@ impl FileTableBuilder<'_> {
             (Vec::new(), Vec::new())
         };
         Ok(OpenFile::Pipe { pipe: fd.inode, is_write_end, flags, capacity: state.capacity, content, packets })
-    }
-
-    fn build_epoll_targets(&mut self, fd: &OpenFd, info: &FdInfo) -> Vec<EpollTarget> {
-        let is_open =
-            |number: u32, inode: u64| self.fds.iter().any(|other| (other.number, other.inode) == (number, inode));
-        let lost = anon_inode::find_closed_targets(info, is_open).into_iter();
-        self.refusals.extend(lost.map(|reason| Refusal::new(fd_object(self.pids.pid, fd.number), reason)));
-        let target =
-            |entry: &process::EpollEntry| EpollTarget { number: entry.number, events: entry.events, data: entry.data };
-        info.epoll.iter().map(target).collect()
     }
 
     /// Chooses the standard stream for a descriptor. Descriptors 0, 1 and 2 of the first process get the stream of their

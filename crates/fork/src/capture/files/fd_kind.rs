@@ -7,7 +7,7 @@ use std::os::fd::AsFd as _;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 
-use super::path_identity;
+use super::path_identity::{self, OTHER_NAME_REASON, OtherName};
 use crate::capture::state::node_root::ProcDirectory;
 use crate::file_identity;
 use farfork_sys::hugetlbfs;
@@ -66,8 +66,14 @@ pub(in super::super) const SHARED_MEMORY_PREFIX: &[u8] = b"/dev/shm/";
 /// The kernel appends this to the path of a file that was deleted or replaced since it was opened.
 pub(in super::super) const DELETED_SUFFIX: &[u8] = b" (deleted)";
 
-/// Major and minor numbers of null, zero, full, random and urandom.
-const CARRIED_DEVICES: [(u32, u32); 5] = [(1, 3), (1, 5), (1, 7), (1, 8), (1, 9)];
+/// Major and minor numbers of the devices that are carried, and their paths.
+const CARRIED_DEVICES: [((u32, u32), &[u8]); 5] = [
+    ((1, 3), b"/dev/null"),
+    ((1, 5), b"/dev/zero"),
+    ((1, 7), b"/dev/full"),
+    ((1, 8), b"/dev/random"),
+    ((1, 9), b"/dev/urandom"),
+];
 
 /// The inode that a link refers to.
 #[derive(Debug, Clone, Copy)]
@@ -127,6 +133,38 @@ impl Inode {
         const PERMISSIONS: u16 = 0o7777;
         FileStatus { mode: (self.mode & PERMISSIONS).into(), uid: self.uid, gid: self.gid }
     }
+}
+
+/// Returns another path that leads to a file whose opened name was removed, or the reason why there is none. `None` if the
+/// link stays as it is. A device is the same device under any path.
+pub(super) fn find_other_path(links: &FdDirectory, link: &[u8], inode: &Inode) -> Option<Result<Vec<u8>, FdKind>> {
+    if !link.ends_with(DELETED_SUFFIX) {
+        return None;
+    }
+    let file_type = FileType::from_raw_mode(inode.mode.into());
+    if file_type.is_char_device() && is_unlinked(link, inode) {
+        return Some(match carried_device_path(inode.device_number) {
+            Some(path) => Ok(path.to_vec()),
+            None => Err(FdKind::Other(format!(
+                "{} is a device file that was removed, so that no child can open it: not carried; close it first",
+                String::from_utf8_lossy(link)
+            ))),
+        });
+    }
+    match OtherName::find(link, &inode.statx) {
+        _ if !links.shares_mount_namespace() => None,
+        OtherName::NotNeeded => None,
+        OtherName::Found(path) => Some(Ok(path)),
+        OtherName::Elsewhere => {
+            Some(Err(FdKind::Other(format!("{} {OTHER_NAME_REASON}", String::from_utf8_lossy(link)))))
+        }
+    }
+}
+
+/// The path of a carried device.
+fn carried_device_path(device: u64) -> Option<&'static [u8]> {
+    let numbers = (rustix::fs::major(device), rustix::fs::minor(device));
+    CARRIED_DEVICES.iter().find(|(known, _)| *known == numbers).map(|(_, path)| *path)
 }
 
 /// Returns the kind to use instead of `kind` if the path now leads to another file: the file's mount was removed, or another
@@ -191,6 +229,12 @@ pub(super) fn detect_kind(links: &FdDirectory, number: &str, link: &[u8], inode:
         if inode.links == 0 { FdKind::DeletedDirectory(inode.status()) } else { FdKind::Directory }
     } else if file_type.is_file() && is_memory(link, inode, || is_on_hugetlbfs(links, number)) {
         FdKind::Memory
+    } else if is_pressure_file(link) && can_write(links, number) {
+        FdKind::Other(format!(
+            "{} is open for writing, as for a trigger of pressure stall information (PSI), which belongs to the open file: \
+             not carried; close it first",
+            name()
+        ))
     } else if link.starts_with(b"/") && file_type.is_file() {
         FdKind::Regular
     } else if link.starts_with(b"pidfd:") {
@@ -227,6 +271,16 @@ fn is_path_only(links: &FdDirectory, number: &str) -> bool {
     statat(links, number, AtFlags::SYMLINK_NOFOLLOW).is_ok_and(|link| link.st_mode & OWNER_PERMISSIONS == 0)
 }
 
+/// Whether a file takes pressure triggers: a file of `/proc/pressure`, or `cpu.pressure` and others of a control group.
+fn is_pressure_file(link: &[u8]) -> bool {
+    link.starts_with(b"/proc/pressure/") || (link.starts_with(b"/sys/fs/cgroup/") && link.ends_with(b".pressure"))
+}
+
+fn can_write(links: &FdDirectory, number: &str) -> bool {
+    const OWNER_MAY_WRITE: u32 = 0o200;
+    statat(links, number, AtFlags::SYMLINK_NOFOLLOW).is_ok_and(|link| link.st_mode & OWNER_MAY_WRITE != 0)
+}
+
 fn is_on_hugetlbfs(links: &FdDirectory, number: &str) -> bool {
     let path_fd = openat(links, number, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
     path_fd.is_ok_and(|path_fd| hugetlbfs::is_on_hugetlbfs(path_fd).unwrap_or(false))
@@ -253,7 +307,7 @@ fn character_device(device: u64, name: &str) -> FdKind {
     if (major, minor) == PTMX_DEVICE {
         return FdKind::TerminalMaster;
     }
-    if CARRIED_DEVICES.contains(&(major, minor)) {
+    if carried_device_path(device).is_some() {
         FdKind::Device
     } else if PTS_MAJORS.iter().any(|majors| majors.contains(&major)) {
         FdKind::Terminal

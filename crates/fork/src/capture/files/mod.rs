@@ -6,6 +6,7 @@
 
 mod anon_inode;
 mod builder;
+mod epoll_targets;
 mod fd_kind;
 mod inflight;
 mod inotify_watches;
@@ -144,8 +145,14 @@ impl OpenFd {
     /// Reads a descriptor. If it still refers to the same file as `known`, and that file has a path, keeps the known kind.
     fn read_known(links: &FdDirectory, number: u32, known: Option<&Self>) -> io::Result<Self> {
         let name = number.to_string();
-        let link = readlinkat(links, &name, Vec::with_capacity(LINK_BYTES_GUESS))?.into_bytes();
+        let mut link = readlinkat(links, &name, Vec::with_capacity(LINK_BYTES_GUESS))?.into_bytes();
         let inode = Inode::read(links, &name, &link)?;
+        let mut kind_at_other_path = None;
+        match fd_kind::find_other_path(links, &link, &inode) {
+            Some(Ok(path)) => link = path,
+            Some(Err(refused)) => kind_at_other_path = Some(refused),
+            None => {}
+        }
         let is_known = |known: &&Self| {
             (known.device, known.inode, known.mount, &known.link) == (inode.device, inode.number, inode.mount, &link)
         };
@@ -157,6 +164,7 @@ impl OpenFd {
         if kind == FdKind::Memory && inode.may_be_pseudo_file(&link) {
             kind = fd_kind::pseudo_file_kind(links, &name, &link).unwrap_or(kind);
         }
+        let kind = kind_at_other_path.unwrap_or(kind);
         Ok(Self {
             number,
             device: inode.device,

@@ -24,7 +24,11 @@ pub(super) struct KnownOpenFile {
 
 /// The known open files. Those with the same key are in the order of kcmp(2).
 #[derive(Debug, Default)]
-pub(super) struct OpenFileIndex(BTreeMap<OpenFileKey, Vec<KnownOpenFile>>);
+pub(super) struct OpenFileIndex {
+    by_key: BTreeMap<OpenFileKey, Vec<KnownOpenFile>>,
+    /// Descriptors of standard streams: each has its own open file.
+    streams: Vec<KnownOpenFile>,
+}
 
 impl OpenFd {
     /// The key that it shares with all descriptors of its open file.
@@ -37,14 +41,29 @@ impl OpenFileIndex {
     /// Finds the open file of a descriptor, or returns the position at which to insert a new one. All processes must be
     /// stopped. If kcmp(2) fails, because a process was killed for example, the files count as different.
     pub(super) fn find(&self, identity: OpenFileKey, descriptor: TaskFd) -> Result<KnownOpenFile, usize> {
-        let alike = self.0.get(&identity).map_or(&[][..], Vec::as_slice);
+        let alike = self.by_key.get(&identity).map_or(&[][..], Vec::as_slice);
         let order = |first| process::compare_open_files(first, descriptor).unwrap_or(Ordering::Less);
         alike.binary_search_by(|known| order(known.first)).map(|position| alike[position])
     }
 
     /// Adds an open file at its position.
     pub(super) fn insert(&mut self, identity: OpenFileKey, position: usize, open_file: KnownOpenFile) {
-        self.0.entry(identity).or_default().insert(position, open_file);
+        self.by_key.entry(identity).or_default().insert(position, open_file);
+    }
+
+    /// Adds a descriptor of a standard stream.
+    pub(super) fn add_stream(&mut self, stream: KnownOpenFile) {
+        self.streams.push(stream);
+    }
+
+    /// The descriptors of standard streams.
+    pub(super) fn streams(&self) -> &[KnownOpenFile] {
+        &self.streams
+    }
+
+    /// The open files with an inode number. Each element has open files in the order of kcmp(2).
+    pub(super) fn files_of_inode(&self, inode: u64) -> impl Iterator<Item = &[KnownOpenFile]> {
+        self.by_key.iter().filter(move |((_, number, _), _)| *number == inode).map(|(_, alike)| &alike[..])
     }
 }
 

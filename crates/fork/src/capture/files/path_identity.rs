@@ -3,15 +3,18 @@
 //! mount that was unmounted, or that a later mount hides.
 
 use std::ffi::OsStr;
-use std::os::unix::ffi::OsStrExt;
+use std::fs;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::DirEntryExt;
 use std::path::{Path, PathBuf};
 
 use farfork_container::resolve_on_node;
 use farfork_sys::mount;
 use farfork_sys::mount::table::Mount;
-use rustix::fs::{AtFlags, CWD, OFlags, Statx, StatxFlags, statx};
+use rustix::fs::{AtFlags, CWD, FileType, OFlags, Statx, StatxFlags, statx};
 use rustix::io::Errno;
 
+use super::fd_kind::DELETED_SUFFIX;
 use crate::capture::state::node_root::{self, ProcDirectory};
 
 /// Whether a process with its own mounts has another file at `path` than this node has in the root of the process. `found`:
@@ -44,6 +47,54 @@ pub(in crate::capture) fn is_at_path(path: &[u8], found: &Statx) -> bool {
         Err(error) => !matches!(error, Errno::NOENT | Errno::NOTDIR),
     }
 }
+
+/// Maximum number of directory entries that are searched for another name of a file: some 20 ms.
+const SEARCHED_ENTRIES_MAX: usize = 65_536;
+
+/// The other names of a file whose opened name was removed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::capture) enum OtherName {
+    /// The file has no name, or still has the opened one.
+    NotNeeded,
+    /// A path in the directory of the removed name.
+    Found(Vec<u8>),
+    /// The file has a name, but none in the directory of the removed name.
+    Elsewhere,
+}
+
+impl OtherName {
+    /// Searches the directory of the removed name of a regular file. `link` is the text of its link in `/proc`; `found` is
+    /// its statx(2) result. The file must be of a process in this mount namespace.
+    pub(in crate::capture) fn find(link: &[u8], found: &Statx) -> Self {
+        let is_file = FileType::from_raw_mode(found.stx_mode.into()).is_file();
+        let Some(removed) = link.strip_suffix(DELETED_SUFFIX).filter(|_| is_file && found.stx_nlink > 0) else {
+            return Self::NotNeeded;
+        };
+        let is_it = |path: &Path| {
+            let at_path = statx(CWD, path, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::BASIC_STATS);
+            at_path.is_ok_and(|at_path| {
+                (at_path.stx_dev_major, at_path.stx_dev_minor, at_path.stx_ino)
+                    == (found.stx_dev_major, found.stx_dev_minor, found.stx_ino)
+            })
+        };
+        // A name may end with the suffix, or the file may have got its name back.
+        let current = [link, removed].map(|path| Path::new(OsStr::from_bytes(path)));
+        if is_it(current[0]) {
+            return Self::NotNeeded;
+        }
+        if is_it(current[1]) {
+            return Self::Found(removed.to_vec());
+        }
+        let entries = current[1].parent().and_then(|directory| fs::read_dir(directory).ok());
+        let mut names = entries.into_iter().flatten().take(SEARCHED_ENTRIES_MAX).flatten();
+        let other = names.find(|entry| entry.ino() == found.stx_ino && is_it(&entry.path()));
+        other.map_or(Self::Elsewhere, |entry| Self::Found(entry.path().into_os_string().into_vec()))
+    }
+}
+
+/// The reason for refusing a file whose other names are unknown.
+pub(in crate::capture) const OTHER_NAME_REASON: &str = "was removed, or never had a name (O_TMPFILE), but the file has \
+     another name (a hard link) outside of this directory: not carried; open it by a name that it has, or remove that name";
 
 /// Whether a path still leads to a mapped file. On an overlay, the mapped file is the file of a layer, which is on another
 /// mount.

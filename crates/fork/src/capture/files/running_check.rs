@@ -6,11 +6,12 @@ use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 
 use farfork_sys::pidfd;
-use farfork_sys::process::{FdDirectory, FdInfo, TaskFd};
+use farfork_sys::process::{EpollEntry, EpollSlot, FdDirectory, FdInfo, TaskFd};
 use rustix::time::timerfd_gettime;
 
 use super::anon_inode::LockHolder;
 use super::builder::{FOREIGN_OWNER_REASON, PidTranslation};
+use super::epoll_targets::{self, WatchingEpoll};
 use super::open_file_index::{KnownOpenFile, OpenFileIndex};
 use super::states::O_ASYNC;
 use super::{FdKind, OpenFd, anon_inode, fd_object, fd_read_error};
@@ -23,6 +24,7 @@ use crate::capture::survey::ThreadProfile;
 pub(in crate::capture) struct RunningFileCheck {
     /// Each open file is checked with its first descriptor, as in a capture.
     index: OpenFileIndex,
+    epolls: Vec<WatchingEpoll>,
 }
 
 /// A process whose files are checked.
@@ -39,15 +41,13 @@ pub(in crate::capture) struct CheckedProcess<'a> {
 #[derive(Debug)]
 struct ProcessHandles {
     infos: FdDirectory,
-    links: FdDirectory,
     /// Pidfd of the process.
     process: OwnedFd,
 }
 
 impl ProcessHandles {
     fn open(pid: i32) -> io::Result<Self> {
-        let (infos, links) = (FdDirectory::open_infos(pid)?, FdDirectory::open_links(pid)?);
-        Ok(Self { infos, links, process: pidfd::open(pid)? })
+        Ok(Self { infos: FdDirectory::open_infos(pid)?, process: pidfd::open(pid)? })
     }
 }
 
@@ -57,7 +57,11 @@ impl RunningFileCheck {
         let pid = of.pid;
         let handles = ProcessHandles::open(pid).map_err(CaptureError::reading(pid, "the open files"))?;
         let mut refusals = Vec::new();
-        for fd in of.fds.iter().filter(|fd| !fd.is_standard_stream) {
+        for fd in of.fds {
+            if fd.is_standard_stream {
+                self.index.add_stream(KnownOpenFile { first: TaskFd { pid, fd: fd.number }, index: 0 });
+                continue;
+            }
             let reasons = match handles.infos.info(fd.number) {
                 Ok(info) => self.fd_refusals(of, fd, info, &handles),
                 Err(error) => Err(error),
@@ -74,6 +78,21 @@ impl RunningFileCheck {
         Ok(refusals)
     }
 
+    /// Refuses epoll instances that watch a file that no process of the tree has open. Call it after the last process. A
+    /// registration that was removed since its instance was read is ignored.
+    pub(in crate::capture) fn refuse_epoll_targets(&self) -> Vec<Refusal> {
+        let is_found = |(entry, slot): &(&EpollEntry, EpollSlot)| {
+            let number = TaskFd { pid: slot.epoll.pid, fd: entry.number };
+            epoll_targets::is_target(number, *slot).unwrap_or(true)
+                || self.index.find_epoll_target(entry, *slot).is_some()
+        };
+        let lost = |epoll: &WatchingEpoll| {
+            let entry = epoll.slots().find(|slot| !is_found(slot)).map(|(entry, _)| entry);
+            entry.map(|entry| epoll.refusal(entry))
+        };
+        self.epolls.iter().filter_map(lost).collect()
+    }
+
     fn fd_refusals(
         &mut self,
         of: CheckedProcess<'_>,
@@ -81,7 +100,7 @@ impl RunningFileCheck {
         mut info: FdInfo,
         handles: &ProcessHandles,
     ) -> io::Result<Vec<String>> {
-        let ProcessHandles { infos, links, process } = handles;
+        let ProcessHandles { infos, process } = handles;
         let (identity, descriptor) = (fd.open_file_key(&info), TaskFd { pid: of.pid, fd: fd.number });
         match self.index.find(identity, descriptor) {
             Ok(_) => return Ok(Vec::new()),
@@ -96,11 +115,6 @@ impl RunningFileCheck {
             reasons
                 .extend(threads.translate_owner(fd.number, &owner).is_none().then(|| FOREIGN_OWNER_REASON.to_owned()));
         }
-        // A file that is not in the table may have been opened after the table was read.
-        let is_open = |number: u32, inode: u64| {
-            of.fds.iter().any(|other| (other.number, other.inode) == (number, inode))
-                || OpenFd::read(links, number).is_ok_and(|now| now.inode == inode)
-        };
         match fd.kind {
             FdKind::TimerFd => {
                 timerfd_gettime(fd.duplicate(process)?)?;
@@ -109,7 +123,9 @@ impl RunningFileCheck {
             }
             FdKind::SignalFd => reasons.extend(anon_inode::build_signal_fd(&info, info.flags).err()),
             FdKind::Inotify => reasons.extend(anon_inode::build_inotify(of.root, &info, 0, info.flags).err()),
-            FdKind::Epoll => reasons.extend(anon_inode::find_closed_targets(&info, is_open)),
+            FdKind::Epoll => {
+                self.epolls.push(WatchingEpoll { open_file: 0, first: descriptor, entries: info.epoll });
+            }
             _ => {}
         }
         Ok(reasons)

@@ -11,6 +11,7 @@ use farfork_sys::process::MapEntry;
 use rustix::fs::{AtFlags, CWD, FileType, Statx, StatxFlags, major, minor, statx};
 
 use crate::capture::error::Refusal;
+use crate::capture::files::path_identity::{OTHER_NAME_REASON, OtherName};
 use crate::capture::files::{DELETED_SUFFIX, path_identity};
 use crate::capture::state::node_root::ProcDirectory;
 
@@ -30,6 +31,8 @@ pub(crate) struct FileSystemCache {
     copies_files: bool,
     /// Whether a file is at its path, by device and inode.
     path_matches: BTreeMap<(u64, u64), bool>,
+    /// Other names of files whose opened names were removed, by device and inode.
+    other_names: BTreeMap<(u64, u64), OtherName>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,6 +61,12 @@ impl FileSystemCache {
         }
         let has_our_mounts = namespace::is_main_thread_namespace(CWD, &format!("/proc/{pid}/ns/mnt"));
         for entry in shared {
+            if has_our_mounts
+                && entry.path.ends_with(DELETED_SUFFIX)
+                && let OtherName::Found(path) = self.other_name(pid, entry)
+            {
+                entry.path.clone_from(path);
+            }
             let is_copied = self.copies_files && entry.path.starts_with(b"/") && !is_on_virtual_device(entry);
             let is_own =
                 is_copied || if has_our_mounts { !self.is_at_path(pid, entry) } else { is_absent_on_node(pid, entry) };
@@ -74,7 +83,28 @@ impl FileSystemCache {
             let name = String::from_utf8_lossy(&entry.path);
             Refusal::new(format!("pid {pid}, mapping {:#x}-{:#x} {name}", entry.start, entry.end), "it maps a device")
         };
-        maps.iter().filter(|entry| is_on_virtual_device(entry)).filter(is_devices).map(refusal).collect()
+        let devices = maps.iter().filter(|entry| is_on_virtual_device(entry)).filter(is_devices).map(refusal);
+        let is_elsewhere = |entry: &&MapEntry| {
+            entry.is_shared
+                && entry.path.ends_with(DELETED_SUFFIX)
+                && self.other_names.get(&(entry.device, entry.inode)) == Some(&OtherName::Elsewhere)
+        };
+        let refuse_elsewhere = |entry: &MapEntry| {
+            let name = String::from_utf8_lossy(&entry.path);
+            let object = format!("pid {pid}, mapping {:#x}-{:#x} {name}", entry.start, entry.end);
+            Refusal::new(object, format!("its path {OTHER_NAME_REASON}"))
+        };
+        devices.chain(maps.iter().filter(is_elsewhere).map(refuse_elsewhere)).collect()
+    }
+
+    /// The other name of a mapped file whose path was removed. Each file is searched once.
+    fn other_name(&mut self, pid: i32, entry: &MapEntry) -> &OtherName {
+        let find = || {
+            let link = format!("/proc/{pid}/map_files/{}", entry.range_name());
+            let found = statx(CWD, link, AtFlags::empty(), StatxFlags::BASIC_STATS);
+            found.map_or(OtherName::NotNeeded, |found| OtherName::find(&entry.path, &found))
+        };
+        self.other_names.entry((entry.device, entry.inode)).or_insert_with(find)
     }
 
     /// Whether a mapped file is still at its path on this node. Each file is checked once.

@@ -19,9 +19,15 @@ pub(in super::super) fn merge_descriptors(
     shared_object_table: SharedObjectTable,
 ) -> Descriptor {
     let SharedObjectTable { objects: shared_objects, extents } = shared_object_table;
-    let OpenFileTable { files, versions, terminals, .. } = open_files;
-    let mut merged =
-        Descriptor { open_files: files, file_versions: versions, terminals, zombies: tree_relations.zombies, ..first };
+    let OpenFileTable { files, versions, terminals, moved_epoll_targets, .. } = open_files;
+    let mut merged = Descriptor {
+        open_files: files,
+        file_versions: versions,
+        terminals,
+        moved_epoll_targets,
+        zombies: tree_relations.zombies,
+        ..first
+    };
     let relations = tree_relations.kinships.into_iter().zip(tree_relations.stop_reports);
     for (index, (one, (kinship, stop))) in others.into_iter().zip(relations).enumerate() {
         let Descriptor { mut process, threads, mut mappings, eager_bytes: mut eager, attributes, .. } = one;

@@ -13,6 +13,8 @@ use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::thread;
+use std::time::Duration;
 
 use farfork_sys::sock_diag::{SockDiag, UnixSocket};
 use farfork_sys::socket;
@@ -29,6 +31,9 @@ pub(super) use unix::QueuedMessage;
 
 const URGENT_DATA_REASON: &str =
     "it has unread urgent data (MSG_OOB), which is not carried; let the process read it first";
+
+const UNFINISHED_DATAGRAM_REASON: &str = "it has sent a part of a datagram, which waits for the rest (UDP_CORK, MSG_MORE) and \
+     cannot be read: not carried; let the process finish the datagram first";
 
 /// TCP_* states, which the kernel uses for all sockets.
 const CONNECTED: u8 = 1;
@@ -171,11 +176,32 @@ pub(super) fn read_socket(fd: &OwnedFd, inode: u64, diagnosis: Option<&SockDiag>
     match spec.family {
         AF_UNIX => contents.read_unix(fd, inode, diagnosis)?,
         AF_INET | AF_INET6 if spec.is_tcp() => contents.read_tcp(fd, diagnosis)?,
-        AF_INET | AF_INET6 => contents.read_udp_shutdown(fd, diagnosis)?,
+        AF_INET | AF_INET6 => {
+            contents.read_udp_shutdown(fd, diagnosis)?;
+            if has_unfinished_datagram(fd)? {
+                contents.set_refusal(UNFINISHED_DATAGRAM_REASON.to_owned());
+            }
+        }
         AF_NETLINK => contents.read_netlink(fd)?,
         _ => {}
     }
     Ok(contents)
+}
+
+/// Whether a part of a datagram was sent, and waits for the rest (UDP_CORK, MSG_MORE). The memory of a finished datagram counts
+/// too, until the network device has sent it, so the count is read again.
+fn has_unfinished_datagram(fd: BorrowedFd<'_>) -> io::Result<bool> {
+    const READS_MAX: u32 = 5;
+    const READ_INTERVAL: Duration = Duration::from_millis(1);
+    for read in 0..READS_MAX {
+        if read > 0 {
+            thread::sleep(READ_INTERVAL);
+        }
+        if socket::peer_unread_bytes(fd)? == 0 {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 fn lacks_port(fd: BorrowedFd<'_>) -> io::Result<bool> {

@@ -1,0 +1,42 @@
+/* Files whose opened name was removed, and that have another name: a named semaphore (sem_open(3) links and removes a temporary
+ * name), an open file, and a mapped one. Also a deleted null device. */
+#include "resource.h"
+
+#include <semaphore.h>
+#include <sys/sysmacros.h>
+
+static sem_t *semaphore;
+static char name[64];
+static int file, device;
+static char *mapped;
+
+static void remove_all(void) { unlink(path_of("second")), sem_unlink(name); }
+
+static void set_up(void) {
+    snprintf(name, sizeof name, "/farfork-lost-names-%d", getpid());
+    semaphore = sem_open(name, O_CREAT | O_EXCL, 0600, 0);
+    file = open(path_of("first"), O_RDWR | O_CREAT | O_TRUNC, 0600);
+    REQUIRE(semaphore != SEM_FAILED && file >= 0 && write(file, "first-", 6) == 6 && ftruncate(file, PAGE_BYTES) == 0);
+    mapped = (char *)mmap(NULL, PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    REQUIRE(mapped != MAP_FAILED && link(path_of("first"), path_of("second")) == 0 && unlink(path_of("first")) == 0);
+    REQUIRE(mknod(path_of("null"), S_IFCHR | 0666, makedev(1, 3)) == 0);
+    device = open(path_of("null"), O_RDWR);
+    REQUIRE(device >= 0 && unlink(path_of("null")) == 0);
+    at_end(remove_all);
+}
+
+static void check(void) {
+    sem_t *other = sem_open(name, 0);
+    REQUIRE(other != SEM_FAILED && sem_post(other) == 0);
+    REQUIRE(sem_trywait(semaphore) == 0, "the process has a semaphore of its own");
+    struct stat status;
+    char text[16] = "";
+    int second = open(path_of("second"), O_RDWR);
+    REQUIRE(second >= 0 && fstat(file, &status) == 0 && status.st_nlink == 1, "%lu links", (unsigned long)status.st_nlink);
+    REQUIRE(lseek(file, 0, SEEK_CUR) == 6 && write(file, "more", 4) == 4);
+    REQUIRE(pread(second, text, 10, 0) == 10 && memcmp(text, "first-more", 10) == 0, "%s", text);
+    REQUIRE(pwrite(second, "X", 1, 0) == 1 && mapped[0] == 'X', "the mapping is another file");
+    REQUIRE(pwrite(second, "f", 1, 0) == 1 && lseek(file, 6, SEEK_SET) == 6);
+    REQUIRE(fstat(device, &status) == 0 && S_ISCHR(status.st_mode) && status.st_rdev == makedev(1, 3));
+    REQUIRE(write(device, "x", 1) == 1 && read(device, text, 1) == 0);
+}
