@@ -12,7 +12,6 @@ use farfork_wire::PAGE_SIZE;
 use farfork_wire::descriptor::{
     Credentials, Descriptor, FIRST_SELECTOR_INDEX, MCE_KILL_DEFAULT, Mm, PendingSignal, Process, Thread,
 };
-
 use zerocopy::IntoBytes;
 
 use super::address_space::{AddressSpacePlan, PlanScope};

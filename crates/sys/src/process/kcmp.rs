@@ -64,7 +64,7 @@ pub struct EpollSlot {
     pub position: u32,
 }
 
-/// Compares the open file description of a descriptor with that of a registration, in the order of [`compare_open_files`].
+/// Compares the open file description of a descriptor with the one that a registration watches, in the order of [`compare_open_files`].
 ///
 /// # Errors
 /// EBADF if the descriptor is closed; ENOENT if there is no such registration; EPERM if the caller may not trace both

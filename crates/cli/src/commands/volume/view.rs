@@ -313,8 +313,8 @@ pub(super) mod tests {
     fn a_backlog_has_a_rate_and_a_time() {
         let mut status = status();
         assert!(backlog_table(&ReplicaView::all(&status)).is_none());
-        let behind = LogStatus { logged: 8192 - 6000, ..status.replicas[0].logs[0] };
-        (status.replicas[1].failure, status.replicas[1].logs) = (None, vec![behind]);
+        let lagging_log = LogStatus { logged: 8192 - 6000, ..status.replicas[0].logs[0] };
+        (status.replicas[1].failure, status.replicas[1].logs) = (None, vec![lagging_log]);
         let earlier = ReplicaView::all(&status);
         status.replicas[1].logs[0].logged += 1000;
         let mut replicas = ReplicaView::all(&status);

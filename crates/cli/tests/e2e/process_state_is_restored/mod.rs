@@ -2,6 +2,7 @@
 //! Parent and child must both find it unchanged, even if the parent ended before the child ran. State that cannot be
 //! carried is refused by name, and the parent stays as it was. `docs/process-state.md` lists all of them.
 
+mod kernel_vdso;
 mod refusal;
 
 use std::fs;
@@ -184,7 +185,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("affinity_is_reported", affinity_is_reported),
     Test::shared("out_of_memory_score", |cluster| restored(cluster, "out_of_memory_score")),
     Test::shared("vdso", |cluster| restored(cluster, "vdso")),
-    Test::alone("vdso_of_another_kernel", other_kernel_vdso),
+    Test::alone("vdso_of_another_kernel", kernel_vdso::other_kernel_vdso),
     Test::shared("memory_barriers", |cluster| restored(cluster, "memory_barriers")),
     Test::shared("terminal_pair", |cluster| restored(cluster, "terminal_pair")),
     Test::shared("refused_terminal", |cluster| refused(cluster, "refused_terminal", &["fd 3", "/dev/pts", "other"])),
@@ -309,25 +310,6 @@ fn huge_pages_of_a_frozen_parent(cluster: &Cluster) {
         drop(seed);
         subject.check();
     }
-}
-
-/// Treats all children as if their kernel had another vDSO. A child of a child has its vDSO redirected twice.
-fn other_kernel_vdso() {
-    let others = Cluster::start_with(2, &["--bridge-vdso"]);
-    by_each_strategy(&others, "vdso");
-    by_each_strategy(&others, "process_tree");
-    let subject = Subject::start("vdso");
-    let seed = Seed::prepare(others.first(), &subject.parent);
-    let middle = seed.fork_idle(1, &["--to", others.name(1)]).remove(0);
-    assert_ne!(vdso_mapping(subject.parent.pid()), vdso_mapping(middle.pid), "the vDSO is not redirected");
-    let again = Seed::prepare_process(others.node(1), &middle.pid.to_string(), &[]);
-    require_pass(others.node(1), &again.fork_detached(&["1".to_owned()], &["--to", others.name(0)]));
-    subject.check();
-}
-
-fn vdso_mapping(pid: i32) -> String {
-    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).expect("it lives");
-    maps.lines().find(|line| line.ends_with("[vdso]")).expect("a vdso").to_owned()
 }
 
 /// Forks a tree that is itself a child, whose pages are still on other nodes. Then forks a child of that tree again.

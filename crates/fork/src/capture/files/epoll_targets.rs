@@ -87,7 +87,7 @@ impl OpenFileTable {
                 let target = EpollTarget { number: entry.number, events: entry.events, data: entry.data };
                 let at_number = descriptors.binary_search_by_key(&entry.number, |descriptor| descriptor.number);
                 if let Ok(position) = at_number {
-                    // A socket's inode belongs to one open file, so the registration is that of its number.
+                    // A socket's inode belongs to one open file, so the registration belongs to its number.
                     let inode = self.sockets.get(&descriptors[position].open_file);
                     if inode == Some(&entry.inode)
                         || is_target(TaskFd { pid, fd: entry.number }, slot).map_err(unread())?

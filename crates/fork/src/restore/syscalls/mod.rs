@@ -130,13 +130,8 @@ impl SyscallLists {
         let made = match is_first {
             true => {
                 system_v_ipc::create_ipc_objects(descriptor, &mut syscall_builder)?;
-                open_files::create_open_files(
-                    descriptor,
-                    fd_base,
-                    passed,
-                    SocketContext { objects, owner },
-                    &mut syscall_builder,
-                )?
+                let sockets = SocketContext { objects, owner };
+                open_files::create_open_files(descriptor, fd_base, passed, sockets, &mut syscall_builder)?
             }
             false => CreatedFiles { slots: HashMap::new(), next_slot: passed },
         };
