@@ -27,7 +27,7 @@ const RATE_INTERVAL: Duration = Duration::from_millis(500);
 /// has. UNCOMMITTED is the part that not every live replica has: fsync waits for it. UNPUBLISHED is the committed part that
 /// the shared tree of the replica does not have yet. FREE is the free space of the replica's file system.
 ///
-/// A second table shows the replicas that lack a part of a log, as on a slow link: BACKLOG is that part, RATE is how fast the
+/// A second table shows the replicas that lack a part of a log, as on a slow link. BACKLOG is that part, RATE is how fast the
 /// replica takes it, and TIME LEFT is the time for the rest at this rate. The rate is measured for half a second.
 #[derive(Args)]
 #[command(after_help = "\
