@@ -11,6 +11,9 @@ use tonic::{Code, Status};
 use crate::limits::CONNECT_TIMEOUT;
 use crate::v1;
 
+/// The cause, with the code `Cancelled`, of each child whose start had not begun when the caller stopped the fork.
+pub const NEVER_STARTED_CAUSE: &str = "it was never started: the fork was stopped";
+
 /// Largest size of each part of a failure in a gRPC status, in bytes; longer parts are cut. HTTP/2 carries a status in
 /// headers. A client accepts 16 KiB of headers, and base64 makes the details a third longer. A failure in the body of a
 /// response (`v1::Error`) is not cut.

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use farfork_api::limits::CALLER_GONE_GRACE;
 use rustix::process::Signal;
+use tokio::sync::watch;
 use tokio::time::sleep;
 
 use crate::children::{Child, HeldChild};
@@ -21,7 +22,11 @@ pub(crate) struct AttendedBatches(Mutex<HashMap<u64, Weak<AttendedBatch>>>);
 
 /// The attended children of one fork on this node.
 #[derive(Debug, Default)]
-pub(crate) struct AttendedBatch(Mutex<BatchState>);
+pub(crate) struct AttendedBatch {
+    state: Mutex<BatchState>,
+    /// Whether the caller wants no further starts.
+    is_stopped: watch::Sender<bool>,
+}
 
 #[derive(Debug, Default)]
 struct BatchState {
@@ -45,13 +50,23 @@ impl AttendedBatches {
         batch
     }
 
+    /// Stops the starts of a batch: children that have not begun to start are reported as failed. Ignores an unknown batch.
+    pub(crate) fn stop_starts(&self, number: u64) {
+        if let Some(batch) = self.find(number) {
+            batch.is_stopped.send_replace(true);
+        }
+    }
+
     /// Ends the children of a batch whose caller has disconnected: by SIGTERM, and after a grace period by SIGKILL.
     /// Ignores an unknown batch. Must be called within the runtime.
     pub(crate) fn end_children(&self, number: u64) {
-        let batch = self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&number).and_then(Weak::upgrade);
-        if let Some(batch) = batch {
+        if let Some(batch) = self.find(number) {
             batch.end_children();
         }
+    }
+
+    fn find(&self, number: u64) -> Option<Arc<AttendedBatch>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&number).and_then(Weak::upgrade)
     }
 }
 
@@ -63,6 +78,17 @@ impl AttendedBatch {
             send_signal(child.child(), Signal::KILL);
         }
         state.children.push(child);
+    }
+
+    /// Whether the caller wants no further starts.
+    pub(crate) fn is_stopped(&self) -> bool {
+        *self.is_stopped.borrow()
+    }
+
+    /// Waits until the caller wants no further starts.
+    pub(crate) async fn wait_stopped(&self) {
+        // The sender lives as long as this batch, so the wait cannot fail.
+        let _ = self.is_stopped.subscribe().wait_for(|is_stopped| *is_stopped).await;
     }
 
     fn end_children(&self) {
@@ -84,7 +110,7 @@ impl AttendedBatch {
 
     /// Ignores poisoning: every change is complete under its lock.
     fn state(&self) -> MutexGuard<'_, BatchState> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

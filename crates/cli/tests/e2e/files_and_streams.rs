@@ -16,6 +16,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("signals_are_forwarded_to_the_child", signals),
     Test::shared("a_second_sigint_ends_a_child_that_ignores_it", ignored_signal),
     Test::shared("sigint_ends_all_attached_children", several_signalled),
+    Test::shared("the_first_sigterm_stops_the_starts_of_many_children", stopped_starts),
     Test::shared("a_child_ends_when_its_output_has_no_reader", no_reader),
     Test::shared("several_children_end_when_their_output_has_no_reader", no_reader_of_several),
     Test::shared("a_killed_child_has_the_shells_exit_status", killed),
@@ -115,6 +116,41 @@ fn several_signalled(cluster: &Cluster) {
     let ended = wait::wait_with_output(command, "a command that was interrupted", ATTACHED_LIMIT);
     assert_eq!((ended.status.code(), ended.stderr.matches("SIGTERM").count()), (Some(1), 4), "{}", ended.stderr);
     assert_eq!(running(cluster, &seed), 0);
+}
+
+/// Sends one SIGTERM while children start. Each child is either ended, or was never started. If the nodes started all
+/// children before the signal, a larger fork follows.
+fn stopped_starts(cluster: &Cluster) {
+    let parent = Parent::start(Program::Waits, &["4"]);
+    let seed = Seed::prepare(cluster.first(), &parent);
+    let never_started =
+        [300, 3000].into_iter().map(|count| stop_starts_of(cluster, &seed, count)).find(|count| *count > 0);
+    assert!(never_started.is_some(), "all children were started");
+}
+
+/// Returns how many of the children were never started.
+fn stop_starts_of(cluster: &Cluster, seed: &Seed, count: usize) -> usize {
+    let (to, requested) = (cluster.names(&[0, 1]), count.to_string());
+    let command = cluster.first().spawn(&["fork", seed.id(), "--to", &to, "-n", &requested, "--json"]);
+    wait::wait_until("some of them run", ATTACHED_LIMIT, || (running(cluster, seed) > 0).then_some(()));
+    let pidfd = farfork_sys::pidfd::open(command.id().cast_signed()).expect("our own child");
+    farfork_sys::pidfd::send_signal(&pidfd, 15).expect("our own child");
+    let ended = wait::wait_with_output(command, "a command that was stopped", ATTACHED_LIMIT);
+    let document: serde_json::Value = serde_json::from_str(&ended.stdout).expect("a document");
+    let children = document["children"].as_array().expect("children");
+    let is_never_started =
+        |child: &&serde_json::Value| child["error"].as_str().is_some_and(|error| error.contains("never started"));
+    let never_started = children.iter().filter(is_never_started).count();
+    let terminated = children.iter().filter(|child| child["signal"] == 15).count();
+    assert_eq!(document["never_started"], never_started, "{}", ended.stderr);
+    assert_eq!(never_started + terminated, count, "{}", ended.stdout);
+    assert_eq!(running(cluster, seed), 0);
+    if never_started > 0 {
+        assert_eq!(ended.status.code(), Some(128 + 15), "{}", ended.stderr);
+        let line = format!("{never_started} of {count} children were never started");
+        assert!(ended.stderr.contains(&line), "{}", ended.stderr);
+    }
+    never_started
 }
 
 fn running(cluster: &Cluster, seed: &Seed) -> usize {

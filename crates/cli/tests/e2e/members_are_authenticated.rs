@@ -121,6 +121,10 @@ fn rotated() {
     assert_eq!(rotated["nodes"].as_array().map(Vec::len), Some(2), "{rotated}");
     let after = manage(&cluster, 1, &["show"]);
     assert!(after["issued_unix_ms"].as_u64() > before["issued_unix_ms"].as_u64(), "{before} {after}");
+    let renewed = cluster.first().run(&["cluster", "rotate"]);
+    assert_eq!(renewed.stdout, format!("renewed the key of node {}\n", cluster.name(0)), "{}", renewed.stderr);
+    let refused = cluster.first().run_failing(&["cluster", "rotate", "--node", "192.0.2.1:7400"]);
+    refused.require_mentions(&["192.0.2.1:7400", "this machine", "--node"]);
     manage(&cluster, 0, &["rotate", "--authority"]);
     let give_up = Instant::now() + SOON;
     while (0..2).any(|index| manage(&cluster, index, &["show"])["is_of_current_authority"] != true) {

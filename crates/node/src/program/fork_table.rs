@@ -132,6 +132,7 @@ fn to_fork_request(fork: &ForkOptions) -> v1::ForkRequest {
         // Attended children would end with the fork's call. These children end with `exit_watcher`'s stream of
         // `Peer.Tend` instead.
         attended: false,
+        batch: 0,
     }
 }
 

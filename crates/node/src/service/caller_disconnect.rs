@@ -1,5 +1,6 @@
 //! Ends the children of an attended fork, on all nodes, when its caller disconnects. Until then this node keeps the
-//! StartChildren streams open, so that no node drops its batch. If this node dies, no child ends.
+//! StartChildren streams open, so that no node drops its batch. If this node dies, no child ends. Also stops the starts
+//! of a fork when its caller requests that.
 
 use std::sync::Arc;
 
@@ -37,7 +38,8 @@ pub(super) async fn end_on_disconnect(
     for NodeShare { node: owner, outcomes: source } in shares {
         let node = node.clone();
         ending.spawn(async move {
-            if let Err(failure) = end_batch_on(&node, &owner, batch).await {
+            let request = v1::EndBatchRequest { batch, only_starts: false };
+            if let Err(failure) = send_end_batch(&node, &owner, request).await {
                 tracing::warn!(%failure, "cannot end the children of a disconnected caller");
             }
             drop(source);
@@ -46,13 +48,36 @@ pub(super) async fn end_on_disconnect(
     ending.join_all().await;
 }
 
-async fn end_batch_on(local_node: &Node, node: &NodeName, batch: u64) -> Result<(), Failure> {
+/// Stops the starts of a batch on all nodes that answer. Nodes that have no part of the fork ignore it.
+pub(super) async fn stop_fork(node: &Arc<Node>, batch: u64) {
+    let mut requests = JoinSet::new();
+    for view in node.peers.views() {
+        let node = node.clone();
+        requests.spawn(async move {
+            let request = v1::EndBatchRequest { batch, only_starts: true };
+            if let Err(failure) = send_end_batch(&node, &view.member.name, request).await {
+                tracing::debug!(%failure, "cannot stop the starts of a fork");
+            }
+        });
+    }
+    requests.join_all().await;
+}
+
+async fn send_end_batch(local_node: &Node, node: &NodeName, request: v1::EndBatchRequest) -> Result<(), Failure> {
     if *node == local_node.name {
-        local_node.attended.end_children(batch);
+        end_local_batch(local_node, &request);
         return Ok(());
     }
     let object = format!("node `{node}`");
     let mut peer = local_node.peers.peer(node, &object)?;
-    let answer = peer.end_batch(request_with_timeout(QUERY_TIMEOUT, v1::EndBatchRequest { batch })).await;
+    let answer = peer.end_batch(request_with_timeout(QUERY_TIMEOUT, request)).await;
     answer.map(drop).map_err(|status| Failure::from_status(&object, &status))
+}
+
+/// Ends the children of a batch on this node, or only stops its starts.
+pub(super) fn end_local_batch(node: &Node, request: &v1::EndBatchRequest) {
+    match request.only_starts {
+        true => node.attended.stop_starts(request.batch),
+        false => node.attended.end_children(request.batch),
+    }
 }

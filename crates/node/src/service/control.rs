@@ -6,7 +6,9 @@ use farfork_api::v1;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::{attach, children, compare, core_dump, fork, inspect, prewarm, seeds, settle, stream, wait};
+use super::{
+    attach, caller_disconnect, children, compare, core_dump, fork, inspect, prewarm, seeds, settle, stream, wait,
+};
 use crate::auth::Caller;
 use crate::node::Node;
 
@@ -36,6 +38,11 @@ impl v1::node_server::Node for ControlService {
 
     async fn fork(&self, request: Request<v1::ForkRequest>) -> UnaryResult<Self::ForkStream> {
         Ok(Response::new(fork::fork(&self.0, request.into_inner(), false).await?))
+    }
+
+    async fn stop_fork(&self, request: Request<v1::StopForkRequest>) -> UnaryResult<v1::StopForkResponse> {
+        caller_disconnect::stop_fork(&self.0, request.into_inner().batch).await;
+        Ok(Response::new(v1::StopForkResponse {}))
     }
 
     async fn wait(&self, request: Request<v1::WaitRequest>) -> UnaryResult<Self::WaitStream> {

@@ -71,7 +71,11 @@ async fn start_fork(
     // Hold the pending start until each child is listed or has failed: while the request travels, the child's node does
     // not know of the start.
     let start = seed.seed.parse().ok().map(|id: SeedId| node.pending_starts.begin(id));
-    let batch = if request.attended { random_batch_id(node)? } else { 0 };
+    let batch = match (request.attended, request.batch) {
+        (false, _) => 0,
+        (true, 0) => random_batch_id(node)?,
+        (true, chosen) => chosen,
+    };
     let (sink, outcomes) = mpsc::channel(STREAM_MESSAGES_MAX);
     let mut share_tasks = JoinSet::new();
     for (target, children) in split_by_node(&request, &nodes) {

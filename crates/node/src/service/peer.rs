@@ -9,7 +9,7 @@ use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::{channel, exit_watch, prewarm, seeds, speculative_prewarm, start};
+use super::{caller_disconnect, channel, exit_watch, prewarm, seeds, speculative_prewarm, start};
 use crate::auth::Caller;
 use crate::heartbeat;
 use crate::node::Node;
@@ -62,7 +62,7 @@ impl v1::peer_server::Peer for PeerService {
     }
 
     async fn end_batch(&self, request: Request<v1::EndBatchRequest>) -> Result<Response<v1::EndBatchResponse>, Status> {
-        self.0.attended.end_children(request.into_inner().batch);
+        caller_disconnect::end_local_batch(&self.0, request.get_ref());
         Ok(Response::new(v1::EndBatchResponse {}))
     }
 

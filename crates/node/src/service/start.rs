@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use farfork_api::failure::Failure;
+use farfork_api::failure::{Failure, NEVER_STARTED_CAUSE};
 use farfork_api::limits::{CONCURRENT_STARTS_MAX, EVICTED_PER_START_MAX, PRESTARTED_PER_SEED_MAX, STREAM_MESSAGES_MAX};
 use farfork_api::v1;
 use farfork_api::v1::fork_outcome::Result as Outcome;
@@ -123,9 +123,9 @@ fn spawn_starters(batch: &Arc<StartBatch>, count: usize) {
     }
 }
 
-/// Starts the children of a fan-out when the zygote is filled, or has failed. The first child of the whole fork is
-/// started at once, without the zygote. On other nodes, one child is started without the zygote if the zygote takes
-/// longer than [`REMOTE_ZYGOTE_TIMEOUT`].
+/// Starts the children of a fan-out when the zygote is filled or has failed. Also continues when the caller has stopped the
+/// fork, which reports the children. The first child of the whole fork is started at once, without the zygote. On other
+/// nodes, one child is started without the zygote if the zygote takes longer than [`REMOTE_ZYGOTE_TIMEOUT`].
 async fn start_fan_out(batch: Arc<StartBatch>, count: usize) {
     let mut zygote = tokio::spawn(zygote::wait_zygote_filled(
         batch.node.clone(),
@@ -142,6 +142,7 @@ async fn start_fan_out(batch: Arc<StartBatch>, count: usize) {
     };
     tokio::select! {
         () = zygote => {}
+        () = batch.wait_stopped() => {}
         () = batch.sink.closed() => return,
     }
     spawn_starters(&batch, count);
@@ -189,7 +190,10 @@ fn start_while_permitted(
         let v1::ChildSpec { index, payload } = batch.queue().pop_front()?;
         let has_payload = payload.is_some() || batch.shared_payload.is_some();
         let StartTurn { permit: turn, recording, waited, requested } = start_turn;
-        let started = recording.span().in_scope(|| start_one(&batch, index, payload, requested));
+        let started = match batch.is_stopped() {
+            true => Err(never_started(format!("a child of seed {}", batch.source.key.seed))),
+            false => recording.span().in_scope(|| start_one(&batch, index, payload, requested)),
+        };
         drop(turn);
         let mut phases = recording.finish();
         phases::shift_phases(&mut phases, waited);
@@ -220,6 +224,19 @@ impl StartBatch {
         StartTurn { permit: turn, recording, waited: self.received_at.elapsed(), requested: Instant::now() }
     }
 
+    /// Whether the caller wants no further starts.
+    fn is_stopped(&self) -> bool {
+        self.attended.as_ref().is_some_and(|attended| attended.is_stopped())
+    }
+
+    /// Waits until the caller wants no further starts.
+    async fn wait_stopped(&self) {
+        match &self.attended {
+            Some(attended) => attended.wait_stopped().await,
+            None => std::future::pending().await,
+        }
+    }
+
     /// Returns the pattern with which children of the next seed are expected to be requested. Omits the time limit,
     /// which may differ.
     fn fork_pattern(&self) -> ForkPattern {
@@ -232,6 +249,11 @@ impl StartBatch {
     fn queue(&self) -> MutexGuard<'_, VecDeque<v1::ChildSpec>> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// The outcome of a child whose start had not begun when the caller stopped the fork.
+fn never_started(object: String) -> Failure {
+    Failure::new(Code::Cancelled, object, NEVER_STARTED_CAUSE).with_next_step("fork it again")
 }
 
 fn start_one(
@@ -299,7 +321,9 @@ fn send_outcome(batch: &StartBatch, index: u32, started: Result<Arc<Child>, Fail
             Outcome::Child(if is_complete { child.as_ref().into() } else { child.to_started_view() })
         }
         Err(failure) => {
-            node.metrics.record_failure(MeasuredOperation::Resume, failure);
+            if failure.cause() != NEVER_STARTED_CAUSE {
+                node.metrics.record_failure(MeasuredOperation::Resume, failure);
+            }
             Outcome::Error(failure.clone().into())
         }
     };

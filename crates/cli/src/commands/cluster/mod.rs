@@ -8,6 +8,8 @@ mod show;
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
+use farfork_api::failure::Failure;
+use tonic::Code;
 
 use crate::GlobalArgs;
 use crate::connection::block_on;
@@ -43,6 +45,13 @@ enum ClusterCommand {
 
 impl ClusterArguments {
     pub(crate) fn run(self, global: GlobalArgs) -> anyhow::Result<ExitCode> {
+        if let Some(address) = global.connection.node_address() {
+            let cause = "`farfork cluster` acts on this machine's daemon and trust directory only";
+            let refused = Failure::new(Code::InvalidArgument, format!("node {address}"), cause);
+            return Err(refused
+                .with_next_step("drop --node and FARFORK_NODE, and run the command on that machine")
+                .into());
+        }
         match self.command {
             ClusterCommand::Init(command) => command.run(&global),
             ClusterCommand::Token(command) => command.run(&global),

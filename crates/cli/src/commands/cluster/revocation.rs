@@ -50,8 +50,9 @@ impl Revoke {
 
 /// Replace the keys of nodes or the cluster's authority, while the cluster runs.
 ///
-/// Without options, the command replaces the key of this node. Nodes also renew their keys by themselves, long before
-/// the certificates expire.
+/// Without options, the command replaces the key of this node: the daemon at --socket renews it in its own trust
+/// directory, so that --trust has no effect. With --all, it does the same for all nodes. Nodes also renew their keys by
+/// themselves, long before the certificates expire.
 ///
 /// The authority is replaced in two steps, and nodes trust both authorities in between. First, run --authority. Then
 /// wait until `farfork cluster show` on every node lists the new authority, and give clients new certificates with
@@ -88,6 +89,10 @@ impl Rotate {
         }
         if global.json {
             output::print_json(&serde_json::json!({ "authority": if self.finish { "finished" } else { "begun" } }));
+        } else if self.finish {
+            output::print_line("removed the old authority: nodes no longer trust it");
+        } else {
+            output::print_line("created a new authority: nodes still trust the old one until --finish");
         }
         Ok(ExitCode::SUCCESS)
     }
@@ -103,6 +108,8 @@ impl Rotate {
         if global.json {
             let failed: Vec<String> = answer.failed.iter().map(|e| Failure::from(e.clone()).to_string()).collect();
             output::print_json(&serde_json::json!({ "nodes": answer.nodes, "failed": failed }));
+        } else {
+            answer.nodes.iter().for_each(|node| output::print_line(&format!("renewed the key of node {node}")));
         }
         Ok(if answer.failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }

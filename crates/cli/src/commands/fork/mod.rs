@@ -11,6 +11,7 @@ use std::convert::Infallible;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use anyhow::Context as _;
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, ValueEnum, ValueHint};
 use farfork_api::failure::Failure;
@@ -77,8 +78,9 @@ impl From<NetworkMode> for Network {
 /// With --payloads, it names the line of each failed child on standard error. `farfork logs` prints what the children
 /// write to standard error.
 ///
-/// If the command receives SIGINT (Ctrl-C), SIGTERM, SIGHUP or SIGQUIT, it sends SIGTERM to the children. If it receives
-/// a second one of these signals, it sends SIGKILL.
+/// If the command receives SIGINT (Ctrl-C), SIGTERM, SIGHUP or SIGQUIT, it starts no further children, and sends SIGTERM
+/// to the started ones. It prints how many were never started; with --json, the key is `never_started`. If it receives a
+/// second one of these signals, it sends SIGKILL.
 ///
 /// With --detach, the command prints the ids of the children and exits. The children keep running.
 ///
@@ -103,7 +105,8 @@ Examples:
   echo 42 | farfork fork $SEED --payload - --shared /data --timeout 30s
 
 Exit status: the status of a single attached child, or 128 plus the number of the signal that killed it. \
-Several children: 0 if all exited with 0, else 1. With --detach: 0 if all were started, else 1. \
+Several children: 0 if all exited with 0, else 1; 128 plus the number of the signal that stopped their starts. \
+With --detach: 0 if all were started, else 1. \
 Also 1 if a child cannot be started, 2 on wrong usage, and 141 if the reader of the output closed the pipe. \
 A single child that ignores SIGPIPE is then ended by SIGTERM: 143.")]
 pub(crate) struct Fork {
@@ -233,31 +236,38 @@ impl Fork {
                 return Ok(ExitCode::from(EXIT_USAGE));
             }
         };
-        let request = self.request(count, payloads, global.json);
-        let is_attached = request.options.as_ref().is_some_and(|options| options.attached);
+        let request = self.request(count, payloads, global.json)?;
+        let (batch, is_attached) = (request.batch, request.options.as_ref().is_some_and(|options| options.attached));
         let mut client = global.connection.open().await?;
         let mut signals = (!detach).then(SignalForwarder::start).transpose()?;
+        let mut forking = client.clone();
         let starting = async {
-            let forked = outcomes::fork_and_collect(&mut client, request).await;
+            let forked = outcomes::fork_and_collect(&mut forking, request).await;
             forked.map_err(|failure| explain_missing_seed(&seed, failure))
         };
         let (ForkedChildren { outcomes, phases, lifetime: attendance }, kept) = match &mut signals {
-            Some(signals) => signals.hold_during(&seed, starting).await?,
+            Some(signals) => signals.hold_during(&seed, &client, batch, starting).await?,
             None => (starting.await?, Vec::new()),
         };
         let children: Vec<String> = outcomes.iter().filter_map(ChildOutcome::child_id).collect();
+        let interrupted_by = signals::first_terminating(&kept);
         if let Some(signals) = signals {
             signals.forward(&client, &children, kept, is_attached);
         }
 
-        let (status, mut document) = match &outcomes[..] {
+        let (mut status, mut document) = match &outcomes[..] {
             _ if detach => report_detached(&seed, &outcomes, &lines, global.json),
             [ChildOutcome::Started(child)] if is_attached => {
                 (attached::attach_child(&mut client, child, !payload_is_stdin).await?, Value::Null)
             }
-            [ChildOutcome::Failed { failure, .. }] => return Err(failure.clone().into()),
+            [outcome @ ChildOutcome::Failed { failure, .. }] if !outcome.is_never_started() => {
+                return Err(failure.clone().into());
+            }
             _ => wait_and_print(&mut client, &seed, &outcomes, &lines, global.json).await?,
         };
+        if let Some(number) = interrupted_by.filter(|_| outcomes.iter().any(ChildOutcome::is_never_started)) {
+            status = ExitCode::from(u8::try_from(128 + number).unwrap_or(u8::MAX));
+        }
         if with_profile {
             let profile = Profile::collect(&client, &outcomes, phases).await;
             if global.json {
@@ -273,7 +283,7 @@ impl Fork {
         Ok(status)
     }
 
-    fn request(self, count: u32, payloads: Vec<Vec<u8>>, json: bool) -> ForkRequest {
+    fn request(self, count: u32, payloads: Vec<Vec<u8>>, json: bool) -> anyhow::Result<ForkRequest> {
         let any_node = self.to == ["any"];
         let options = ChildOptions {
             binds: self.bind,
@@ -296,7 +306,12 @@ impl Fork {
             root: self.root.unwrap_or_default(),
         };
         let nodes = if any_node { Vec::new() } else { self.to };
-        ForkRequest {
+        // A single attached child gets the signals itself, as soon as it is started.
+        let batch = match self.detach || options.attached {
+            true => 0,
+            false => getrandom::u64().context("cannot generate a random number")? | 1,
+        };
+        Ok(ForkRequest {
             seed: self.seed,
             nodes,
             any_node,
@@ -305,7 +320,8 @@ impl Fork {
             options: Some(options),
             profile: self.profile,
             attended: !self.detach,
-        }
+            batch,
+        })
     }
 
     fn read_payloads(&self) -> Result<Vec<Vec<u8>>, Failure> {
@@ -374,6 +390,13 @@ async fn wait_and_print(
     if !json {
         outcomes::print_failures(outcomes, lines);
     }
+    let never_started = outcomes.iter().filter(|outcome| outcome.is_never_started()).count();
+    if never_started > 0 {
+        output::print_note(format_args!(
+            "farfork: stopped by a signal: {never_started} of {} children were never started",
+            outcomes.len()
+        ));
+    }
     let children: Vec<String> = outcomes.iter().filter_map(ChildOutcome::child_id).collect();
     let started = outcomes.iter().enumerate().filter(|(_, outcome)| matches!(outcome, ChildOutcome::Started(_)));
     let labels: Vec<String> = started.filter_map(|(index, _)| lines.name_child(index)).collect();
@@ -394,7 +417,8 @@ async fn wait_and_print(
     let all_well = all.iter().all(|end| end["exit_code"] == 0);
     lines.add_to(&mut all);
     let status = if all_run && all_well { ExitCode::SUCCESS } else { ExitCode::FAILURE };
-    Ok((status, serde_json::json!({ "seed": outcomes::seed_id(seed, outcomes), "children": all })))
+    let seed = outcomes::seed_id(seed, outcomes);
+    Ok((status, serde_json::json!({ "seed": seed, "children": all, "never_started": never_started })))
 }
 
 /// Removes the spaces around an element of a list such as `n2, n3`.

@@ -3,7 +3,7 @@
 use std::io::{IsTerminal as _, stderr};
 
 use farfork_api::client::Client;
-use farfork_api::failure::Failure;
+use farfork_api::failure::{Failure, NEVER_STARTED_CAUSE};
 use farfork_api::v1::fork_outcome::Result as Answer;
 use farfork_api::v1::{Child, ForkOutcome, ForkRequest, Phase};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -73,6 +73,11 @@ impl ChildOutcome {
         }
     }
 
+    /// Whether the start had not begun when this command stopped the fork.
+    pub(super) fn is_never_started(&self) -> bool {
+        self.failure().is_some_and(|failure| failure.cause() == NEVER_STARTED_CAUSE)
+    }
+
     pub(super) fn to_view(&self) -> OutcomeView<'_> {
         match self {
             ChildOutcome::Started(child) => {
@@ -135,12 +140,12 @@ pub(super) fn print_started(outcomes: &[ChildOutcome]) {
     outcomes.iter().filter_map(ChildOutcome::child_id).for_each(|id| output::print_line(&id));
 }
 
-/// Prints each different failure once, with the children that it concerns. The children of a fork often fail for the
-/// same reason.
+/// Prints each different failure once, with the children that it concerns: the children of a fork often fail for the
+/// same reason. Omits children that were never started.
 pub(super) fn print_failures(outcomes: &[ChildOutcome], lines: &PayloadLines) {
     let mut groups: Vec<(&Failure, Vec<usize>)> = Vec::new();
     for (index, outcome) in outcomes.iter().enumerate() {
-        let Some(failure) = outcome.failure() else { continue };
+        let Some(failure) = outcome.failure().filter(|_| !outcome.is_never_started()) else { continue };
         match groups.iter_mut().find(|(known, _)| *known == failure) {
             Some((_, indexes)) => indexes.push(index),
             None => groups.push((failure, vec![index])),

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use farfork_api::client::{Client, request_with_timeout};
 use farfork_api::failure::Failure;
 use farfork_api::limits::QUERY_TIMEOUT;
-use farfork_api::v1::KillRequest;
+use farfork_api::v1::{KillRequest, StopForkRequest};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinSet;
@@ -42,6 +42,9 @@ const DUPLICATE_LIMIT: Duration = Duration::from_millis(200);
 /// Time after a terminating signal in which the same signal again kills an attached child. A later one is forwarded: a
 /// program may handle SIGINT and continue, like an interpreter that reads the next line.
 const REPETITION_LIMIT: Duration = Duration::from_secs(5);
+
+/// Interval between two requests to stop the starts: a node that has not received its part of the fork misses a request.
+const STOP_INTERVAL: Duration = Duration::from_millis(200);
 
 /// A signal of this command, and when it arrived.
 #[derive(Debug, Clone, Copy)]
@@ -86,18 +89,23 @@ impl SignalForwarder {
     }
 
     /// Waits for the start of the children. Returns the signals that arrived during the start; the caller forwards
-    /// them. A second terminating signal ends this command.
+    /// them. The first terminating signal stops the starts of `batch`, and a second one ends this command.
     pub(super) async fn hold_during<T>(
         &mut self,
         seed: &str,
+        client: &Client,
+        batch: u64,
         start: impl Future<Output = Result<T, Failure>>,
     ) -> Result<(T, Vec<ReceivedSignal>), Failure> {
         let mut start = std::pin::pin!(start);
-        let mut kept = Vec::new();
+        let mut stop = std::pin::pin!(stop_starts(client.clone(), batch));
+        let mut kept: Vec<ReceivedSignal> = Vec::new();
         loop {
+            let is_stopping = batch != 0 && kept.iter().any(|received| is_terminating(received.number));
             tokio::select! {
                 started = &mut start => return Ok((started?, kept)),
                 Some(received) = self.0.recv() => kept.push(received),
+                () = &mut stop, if is_stopping => {}
             }
             if kept.iter().filter(|received| is_terminating(received.number)).count() > 1 {
                 let cause = "interrupted while its children started";
@@ -160,6 +168,20 @@ impl SignalEscalation {
         };
         self.previous = Some(received);
         chosen
+    }
+}
+
+/// Returns the first terminating signal.
+pub(super) fn first_terminating(signals: &[ReceivedSignal]) -> Option<u32> {
+    signals.iter().map(|received| received.number).find(|number| is_terminating(*number))
+}
+
+/// Requests again and again that no further child of the batch is started. A daemon of an earlier release does not know
+/// the request: then all children are started.
+async fn stop_starts(mut client: Client, batch: u64) {
+    loop {
+        let _ = client.stop_fork(request_with_timeout(QUERY_TIMEOUT, StopForkRequest { batch })).await;
+        tokio::time::sleep(STOP_INTERVAL).await;
     }
 }
 
