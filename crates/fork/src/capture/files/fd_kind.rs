@@ -143,13 +143,15 @@ pub(super) fn find_other_path(links: &FdDirectory, link: &[u8], inode: &Inode) -
     }
     let file_type = FileType::from_raw_mode(inode.mode.into());
     if file_type.is_char_device() && is_unlinked(link, inode) {
-        return Some(match carried_device_path(inode.device_number) {
-            Some(path) => Ok(path.to_vec()),
-            None => Err(FdKind::Other(format!(
-                "{} is a device file that was removed, so that no child can open it: not carried; close it first",
-                String::from_utf8_lossy(link)
-            ))),
-        });
+        let name = String::from_utf8_lossy(link);
+        return match character_device(inode.device_number, &name) {
+            FdKind::Device => carried_device_path(inode.device_number).map(|path| Ok(path.to_vec())),
+            // `refuse_terminals` knows whether the terminal was hung up.
+            FdKind::Terminal | FdKind::TerminalMaster => None,
+            _ => Some(Err(FdKind::Other(format!(
+                "{name} is a device file that was removed, so that no child can open it: not carried; close it first"
+            )))),
+        };
     }
     match OtherName::find(link, &inode.statx) {
         _ if !links.shares_mount_namespace() => None,
