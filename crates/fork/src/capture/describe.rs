@@ -184,7 +184,7 @@ fn describe_process(
     Ok((descriptor, memory.written_mappings))
 }
 
-/// What a template answered after the reply.
+/// The answers of a template to the calls that it makes after the reply.
 struct TemplateAnswers {
     inherited: InheritedState,
     local_descriptors: Vec<LocalDescriptor>,

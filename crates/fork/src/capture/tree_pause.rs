@@ -98,7 +98,7 @@ pub(super) fn pause_tree(
     }
 }
 
-/// What the pauses of all processes of a tree have in common.
+/// Values that the pauses of all processes of a tree share.
 #[derive(Clone, Copy)]
 struct PauseSetup<'a> {
     start: PauseStart,

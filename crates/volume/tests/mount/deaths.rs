@@ -36,7 +36,7 @@ fn rounds() -> u32 {
     std::env::var("FARFORK_DEATH_ROUNDS").map_or(30, |rounds| rounds.parse().expect("a number"))
 }
 
-/// What the programs of all nodes have done.
+/// The progress of the programs of all nodes.
 #[derive(Default)]
 struct RoundProgress {
     acknowledged: Mutex<BTreeMap<String, Vec<u8>>>,

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use super::{ChainSimulation, Detection, EventCounts};
+use super::{ChainSimulation, DetectionModel, EventCounts};
 
 const SEEDS: u64 = 20;
 const NODES: [&str; 5] = ["n1", "n2", "n3", "n4", "n5"];
@@ -32,7 +32,7 @@ const ROLES: [ChainRole; 6] =
 impl ChainSimulation {
     /// Every living node takes its steps once, in a random order.
     fn run_round(&mut self, seed: u64) {
-        if let Detection::Rounds { present, .. } = &mut self.detection {
+        if let DetectionModel::Rounds { present, .. } = &mut self.detection {
             *present += 1;
         }
         let mut order: Vec<usize> = (0..self.nodes.len()).filter(|node| self.nodes[*node].is_alive).collect();
@@ -90,7 +90,7 @@ fn run_deaths(deaths: &[ChainRole], seed: u64) {
     let mut simulation = ChainSimulation::new(seed, EventCounts::default(), &NODES, MEMBERS);
     simulation.is_healing = true;
     let (present, silent_since) = (0, HashMap::new());
-    simulation.detection = Detection::Rounds { present, limit: DETECTION_ROUNDS, silent_since };
+    simulation.detection = DetectionModel::Rounds { present, limit: DETECTION_ROUNDS, silent_since };
     let writer = simulation.random.usize(..MEMBERS);
     simulation.acquire(writer);
     for _ in 0..simulation.random.u32(..60) {

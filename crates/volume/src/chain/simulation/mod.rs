@@ -71,7 +71,7 @@ struct SimNode {
 }
 
 /// When a node is silent long enough to be removed.
-enum Detection {
+enum DetectionModel {
     /// After a random number of calls.
     Random,
     /// After a number of rounds since the first call of a node to the silent one.
@@ -89,7 +89,7 @@ struct ChainSimulation {
     is_healing: bool,
     /// The catalog can neither be read nor written.
     is_catalog_dead: bool,
-    detection: Detection,
+    detection: DetectionModel,
 }
 
 /// Numbers of events in all schedules. `refusals` and `losses` count removals of living nodes: they refused a log, or lost
@@ -151,7 +151,7 @@ impl ChainSimulation {
             counts,
             is_healing: false,
             is_catalog_dead: false,
-            detection: Detection::Random,
+            detection: DetectionModel::Random,
         }
     }
 
@@ -190,8 +190,8 @@ impl ChainSimulation {
     /// Whether a node that makes a call to a dead node has detected its death.
     fn detects(&mut self, node: usize, dead: usize) -> bool {
         match &mut self.detection {
-            Detection::Random => self.random.bool(),
-            Detection::Rounds { present, limit, silent_since } => {
+            DetectionModel::Random => self.random.bool(),
+            DetectionModel::Rounds { present, limit, silent_since } => {
                 *present - *silent_since.entry((node, dead)).or_insert(*present) >= *limit
             }
         }
