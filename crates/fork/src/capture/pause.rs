@@ -89,8 +89,8 @@ impl PreparedProcess {
         let offer = options.offered_pages.clone().filter(|_| search.is_none() && streams.is_none());
         let gadgets = if offer.is_none() { Gadgets::find(pid, &survey.maps) } else { None };
         let held_files = phase!("prepare.hold", HeldFileMap::open(pid, &survey.fds));
-        let mut domain_probes = DomainProbes::default();
-        domain_probes.add_threads(pid, survey.profiles.values())?;
+        let mut domain_probes = DomainProbes::new(pid);
+        domain_probes.add_threads(survey.profiles.values())?;
         Ok(Self {
             survey,
             shared_sources: shared,
@@ -253,7 +253,7 @@ fn survey_new_threads(snapshot: &ProcessSnapshot, prepared: &mut PreparedProcess
         if !survey.profiles.contains_key(&thread.tid) {
             let profile = ThreadProfile::read(survey.pid, thread.tid)
                 .map_err(CaptureError::reading(survey.pid, "a new thread"))?;
-            domain_probes.add_threads(survey.pid, std::iter::once(&profile))?;
+            domain_probes.add_threads(std::iter::once(&profile))?;
             survey.profiles.insert(thread.tid, profile);
         }
     }

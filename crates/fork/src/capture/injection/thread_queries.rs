@@ -88,7 +88,7 @@ pub(in crate::capture) fn build_scripts(
     let task = |(index, (thread, tid_address)): (usize, (&StoppedThread, &Option<u64>))| {
         let mut calls = thread_calls(thread, survey, injection_pages.answers_address(index), *tid_address);
         let profile = survey.profiles.get(&thread.tid);
-        calls.extend(profile.and_then(|profile| domain_probes.call(survey.pid, profile)));
+        calls.extend(profile.and_then(|profile| domain_probes.call(profile)));
         ThreadScript { calls, inner_id: inner_id(thread) }
     };
     (threads.zip(&tid_addresses).enumerate().map(task).collect(), tid_addresses)

@@ -18,25 +18,32 @@ use crate::capture::survey::ThreadProfile;
 const KCMP: u64 = 312;
 
 /// The processes with which the threads of a process find out whether they are confined.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(in crate::capture) struct DomainProbes {
+    pid: i32,
+    /// Whether the process has a user namespace of its own. All of its threads are in it (setns(2)).
+    has_own_users: bool,
     /// For threads without CAP_SYS_PTRACE: processes with the same user and group, each with its pid in the namespace of the
     /// threads.
     references: BTreeMap<ReferenceIds, (ReferenceProcess, u32)>,
 }
 
 impl DomainProbes {
-    /// Adds the processes that these threads of a process need. Does nothing if the kernel does not enforce Landlock.
+    /// Prepares probes for the threads of a process.
+    pub(in crate::capture) fn new(pid: i32) -> Self {
+        Self { pid, has_own_users: !user_namespace::is_own_namespace(pid), references: BTreeMap::new() }
+    }
+
+    /// Adds the processes that these threads need. Does nothing if the kernel does not enforce Landlock.
     pub(in crate::capture) fn add_threads<'a>(
         &mut self,
-        pid: i32,
         profiles: impl Iterator<Item = &'a ThreadProfile>,
     ) -> Result<(), CaptureError> {
         for profile in profiles.filter(|_| landlock::is_enabled()) {
             let ids = reference_ids(&profile.status);
-            if !may_trace_this_process(pid, &profile.status) && !self.references.contains_key(&ids) {
-                let started = start_reference(pid, ids);
-                let reference = started.map_err(CaptureError::reading(pid, "whether Landlock confines it"))?;
+            if !self.may_trace_this_process(&profile.status) && !self.references.contains_key(&ids) {
+                let started = self.start_reference(ids);
+                let reference = started.map_err(CaptureError::reading(self.pid, "whether Landlock confines it"))?;
                 self.references.insert(ids, reference);
             }
         }
@@ -44,27 +51,35 @@ impl DomainProbes {
     }
 
     /// The call by which a thread finds out whether it is confined; `None` if the kernel does not enforce Landlock.
-    pub(in crate::capture) fn call(&self, pid: i32, profile: &ThreadProfile) -> Option<InjectedCall> {
+    pub(in crate::capture) fn call(&self, profile: &ThreadProfile) -> Option<InjectedCall> {
         const KCMP_FILES: u64 = 2;
         if !landlock::is_enabled() {
             return None;
         }
         let other = match self.references.get(&reference_ids(&profile.status)) {
-            Some((_, inner_pid)) if !may_trace_this_process(pid, &profile.status) => *inner_pid,
+            Some((_, inner_pid)) if !self.may_trace_this_process(&profile.status) => *inner_pid,
             _ => std::process::id(),
         };
         let [other, kind] = [u64::from(other), KCMP_FILES];
         Some(InjectedCall::new("kcmp", KCMP, [other, other, kind, 0, 0]).never_failing())
     }
-}
 
-/// Starts a process with these ids in the namespaces of `pid`. Returns it with its pid there.
-fn start_reference(pid: i32, ids: ReferenceIds) -> io::Result<(ReferenceProcess, u32)> {
-    let has_own_users = !user_namespace::is_own_namespace(pid);
-    let inner = if has_own_users { translate_ids(pid, ids)? } else { ids };
-    let reference = ReferenceProcess::start(landlock::open_target(pid)?, has_own_users, inner)?;
-    let inner_pid = ProcStatus::read(reference.pid())?.namespace_ids.last().copied().unwrap_or(0);
-    Ok((reference, inner_pid))
+    /// Starts a process with these ids in the namespaces of the threads. Returns it with its pid there.
+    fn start_reference(&self, ids: ReferenceIds) -> io::Result<(ReferenceProcess, u32)> {
+        let inner = if self.has_own_users { translate_ids(self.pid, ids)? } else { ids };
+        let reference = ReferenceProcess::start(landlock::open_target(self.pid)?, self.has_own_users, inner)?;
+        let inner_pid = ProcStatus::read(reference.pid())?.namespace_ids.last().copied().unwrap_or(0);
+        Ok((reference, inner_pid))
+    }
+
+    /// Whether a thread may inspect this process unless it is confined: it has CAP_SYS_PTRACE in the same namespaces. Most
+    /// threads of root may, so they need no other process.
+    fn may_trace_this_process(&self, status: &ProcStatus) -> bool {
+        const CAP_SYS_PTRACE: u64 = 1 << 19;
+        let [_, _, effective, ..] = status.capabilities;
+        let is_in_own_pid_namespace = status.namespace_ids.len() == 1;
+        effective & CAP_SYS_PTRACE != 0 && is_in_own_pid_namespace && !self.has_own_users
+    }
 }
 
 /// Refuses a thread if one of its calls is a probe, and its result shows that the thread is confined.
@@ -78,15 +93,6 @@ pub(in crate::capture) fn refuse_confined(pid: i32, tid: i32, call: &InjectedCal
 /// The real ids of a thread, which kcmp(2) compares.
 fn reference_ids(status: &ProcStatus) -> ReferenceIds {
     ReferenceIds { uid: status.uids[0], gid: status.gids[0] }
-}
-
-/// Whether a thread may inspect this process unless it is confined: it has CAP_SYS_PTRACE in the same namespaces. Most
-/// threads of root may, so they need no other process.
-fn may_trace_this_process(pid: i32, status: &ProcStatus) -> bool {
-    const CAP_SYS_PTRACE: u64 = 1 << 19;
-    let [_, _, effective, ..] = status.capabilities;
-    let is_in_own_pid_namespace = status.namespace_ids.len() == 1;
-    effective & CAP_SYS_PTRACE != 0 && is_in_own_pid_namespace && user_namespace::is_own_namespace(pid)
 }
 
 /// Translates ids of this process's user namespace to ids of the user namespace of `pid`.
