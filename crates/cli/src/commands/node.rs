@@ -39,11 +39,12 @@ const BLOCKING_THREAD_KEEPALIVE: Duration = Duration::from_secs(2);
 /// seeds survive in both cases.
 ///
 /// Nodes authenticate each other with certificates of their cluster. The node's identity is in the directory --trust.
-/// Without an identity there, the node uses --join and --token-file to join a cluster. Without these options, it
-/// creates a new cluster.
+/// `farfork cluster init` creates a cluster, and the identity of its first node. Any other node needs --join and
+/// --token-file at its first start.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
+  farfork cluster init --name n1                            once, on the first machine
   farfork node --name n1 --listen 10.0.0.1:7400
   (umask 077; farfork cluster token > join.token)           on n1; copy the file to n2
   farfork node --name n2 --listen 10.0.0.2:7400 --join 10.0.0.1:7400 --token-file join.token
