@@ -2,7 +2,7 @@
 
 use std::env;
 use std::io::{IsTerminal as _, stderr};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ use indicatif::ProgressBar;
 
 use super::volume_service::VolumeServiceArgs;
 use crate::GlobalArgs;
-use crate::connection::{block_on, default_run_dir};
+use crate::connection::block_on;
 use crate::output::{self, Table};
 
 /// Time limit for the nodes of a new or restarted cluster to discover each other. A discovery takes a few heartbeats.
@@ -78,22 +78,12 @@ pub(crate) struct LocalClusterArgs {
     /// Name of the cluster, part of its namespaces' names [default: local, or the name of the existing cluster].
     #[arg(long)]
     pub(crate) name: Option<String>,
-    /// Run directory of the cluster [default: /run/farfork].
-    #[arg(long, env = "FARFORK_RUN_DIR", value_name = "DIR")]
-    run_dir: Option<PathBuf>,
-}
-
-impl LocalClusterArgs {
-    /// The cluster's directory.
-    pub(crate) fn run_dir(&self) -> PathBuf {
-        self.run_dir.clone().unwrap_or_else(default_run_dir)
-    }
 }
 
 impl Up {
     pub(crate) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
         privilege::require_root("it makes network namespaces and starts daemons in them")?;
-        let cluster = if self.restart { self.restart_ended()? } else { self.start_new()? };
+        let cluster = if self.restart { self.restart_ended(global)? } else { self.start_new(global)? };
         if global.json {
             output::print_json(&serde_json::json!({ "nodes": nodes_json(cluster.nodes()) }));
         } else {
@@ -102,8 +92,8 @@ impl Up {
         Ok(ExitCode::SUCCESS)
     }
 
-    fn restart_ended(&self) -> anyhow::Result<LocalCluster> {
-        let mut cluster = LocalCluster::load(&self.cluster.run_dir())?;
+    fn restart_ended(&self, global: &GlobalArgs) -> anyhow::Result<LocalCluster> {
+        let mut cluster = LocalCluster::load(global.connection.run_dir())?;
         if let Some(name) = &self.cluster.name {
             cluster.require_name(name)?;
         }
@@ -119,11 +109,11 @@ impl Up {
         }
     }
 
-    fn start_new(self) -> anyhow::Result<LocalCluster> {
+    fn start_new(self, global: &GlobalArgs) -> anyhow::Result<LocalCluster> {
         let program = env::current_exe().context("cannot read the path of this program")?;
         let mut config = LocalClusterConfig::new(
             self.cluster.name.as_deref().unwrap_or("local"),
-            self.cluster.run_dir(),
+            global.connection.run_dir(),
             self.nodes,
             program,
         );
