@@ -33,6 +33,7 @@ from ._errors import (
     DaemonNotFound,
     Error,
     InitializerFailed,
+    OutOfMemory,
     PayloadMissing,
     RemoteTraceback,
 )
@@ -54,6 +55,7 @@ __all__ = [
     "Error",
     "Executor",
     "InitializerFailed",
+    "OutOfMemory",
     "PayloadMissing",
     "RemoteTraceback",
     "Seed",

@@ -11,8 +11,9 @@ from functools import partial
 from typing import Any, Callable
 
 from . import _protocol, _task
+from ._channel import Payload
 from ._connection import read_all
-from ._errors import ChildDied, ChildNotStarted, ChildTimeout, signal_name
+from ._errors import ChildDied, ChildNotStarted, ChildTimeout, OutOfMemory, signal_name
 from ._future import ChildFuture
 from ._protocol import Message
 
@@ -61,10 +62,21 @@ class Batch:
             return partial(future.complete, partial(_raise, ChildNotStarted(message["text"])))
         if message["how"] == _protocol.ENDED_EXIT and message["value"] == 0 and fds:
             # Read the result here, where no checkpoint runs: a capture requires that the open files do not change.
-            return partial(future.complete, partial(_task.decode_result, read_all(fds[0])))
+            return partial(future.complete, _read_result(str(future.child), fds[0]))
         for fd in fds:
             os.close(fd)
         return partial(future.complete, partial(_raise, death_error(str(future.child), message)))
+
+
+def _read_result(child: str, fd: int) -> Callable[[], Any]:
+    """Reads a result and closes the file. Returns the function that decodes it, or raises the error of its call."""
+    size = os.fstat(fd).st_size
+    try:
+        return partial(_task.decode_outcome, Payload(read_all(fd)), child)
+    except MemoryError:
+        return partial(_raise, OutOfMemory(child, size))
+    except OSError as error:
+        return partial(_raise, ChildDied(child, f"its result cannot be read: {error.strerror}", exit_code=0))
 
 
 def death_error(child: str, message: Message) -> ChildDied:

@@ -22,6 +22,9 @@ CALL_OF_SEED, PICKLED_CALL, OUTCOME, INITIALIZER_FAILED, OUTPUT, LOG_RECORD, INT
 _HEADER = struct.Struct("<IIQQ")
 _LENGTH = struct.Struct("<Q")
 
+#: Size of the buffer for bytes that are received and discarded.
+_DISCARD_BYTES = 64 << 10
+
 #: Limit on pieces per sendmsg(2), whose own limit is IOV_MAX (1024).
 _PIECES_MAX = 512
 
@@ -31,6 +34,11 @@ class Payload(NamedTuple):
 
     pickle: bytes | bytearray
     buffers: Sequence[bytes | bytearray | memoryview] = ()
+
+    @property
+    def size(self) -> int:
+        """Number of bytes."""
+        return len(self.pickle) + sum(len(buffer) for buffer in self.buffers)
 
     def load(self) -> Any:
         return pickle.loads(self.pickle, buffers=self.buffers)
@@ -42,6 +50,8 @@ class Frame(NamedTuple):
     kind: int
     task: int
     payload: Payload
+    #: Size of a payload for which this process had not enough memory. It was discarded, and ``payload`` is empty.
+    discarded_bytes: int = 0
 
 
 class Channel:
@@ -146,11 +156,33 @@ class Channel:
             lengths = bytearray(buffers_count * _LENGTH.size)
             if lengths:
                 yield memoryview(lengths)
-            parts = [bytearray(pickle_bytes), *(bytearray(length) for (length,) in _LENGTH.iter_unpack(lengths))]
+            sizes = [pickle_bytes, *(length for (length,) in _LENGTH.iter_unpack(lengths))]
+            parts = _allocate(sizes)
+            if parts is None:
+                yield from _discard(sum(sizes))
+                self._received.append(Frame(kind, task, Payload(b""), sum(sizes)))
+                continue
             for part in parts:
                 if part:
                     yield memoryview(part)
             self._received.append(Frame(kind, task, Payload(parts[0], parts[1:])))
+
+
+def _allocate(sizes: list[int]) -> list[bytearray] | None:
+    """Returns buffers of these sizes; ``None`` if the memory of this process is not enough for all of them."""
+    try:
+        return [bytearray(size) for size in sizes]
+    except MemoryError:
+        return None
+
+
+def _discard(count: int) -> Iterator[memoryview]:
+    """Yields buffers to fill for bytes that nothing will read, so that the next frame can be received."""
+    buffer = memoryview(bytearray(min(count, _DISCARD_BYTES)))
+    while count:
+        piece = buffer[: min(count, len(buffer))]
+        count -= len(piece)
+        yield piece
 
 
 class WakePipe:

@@ -14,6 +14,7 @@ import os
 import select
 import threading
 import time
+import traceback
 from functools import partial
 from typing import Any
 
@@ -311,17 +312,20 @@ class Collector:
     @copies_stand_still
     def _run(self, connection: Connection) -> None:
         """Handles messages of the daemon and the workers until the daemon's connection ends."""
-        cause: object = "it closed the connection"
+        error = _connection_lost("it closed the connection; see its log")
         runner = CompletionRunner()
         try:
             while self._collect(connection, runner):
                 pass
+        except (OSError, ProtocolError) as failure:
+            error = _connection_lost(f"{failure}; see its log")
         except Exception as failure:
-            cause = failure
+            # A defect of this package, or no memory for a small object. What was handled in part cannot be continued.
+            traceback.print_exc()
+            error = ConnectionLost(f"the executor has disconnected: {type(failure).__name__}: {failure}")
         # This block closes descriptors.
         with self.lock, checkpoint_lock:
             refuse_copied_thread()
-            error = _connection_lost(f"{cause}; see its log")
             futures = [future for batch in self._batches.values() for future in batch.futures]
             lost: list[Completion] = [partial(future.complete, partial(_raise, error)) for future in futures]
             lost += self._pool.fail_all(error)

@@ -109,7 +109,7 @@ def read_all(fd: int) -> bytes:
     # Most files have a few bytes. Read these without a file object, for which a child would write to further pages.
     try:
         first_bytes = os.read(fd, _SMALL_BYTES)
-    except OSError:
+    except BaseException:
         os.close(fd)
         raise
     if len(first_bytes) < _SMALL_BYTES:

@@ -87,6 +87,25 @@ class ChildTimeout(ChildDied, FutureTimeoutError):
     """A child was killed because its call exceeded the executor's time limit."""
 
 
+class OutOfMemory(Error, MemoryError):
+    """A result, or a call's arguments, does not fit into the memory of the process that receives it. Other calls are not
+    affected.
+    """
+
+    def __init__(self, child: str, size: int) -> None:
+        super().__init__(child, size)
+        #: The id of the child that ran the call.
+        self.child = child
+        #: The size of the pickled object, in bytes.
+        self.size = size
+
+    def __str__(self) -> str:
+        return (
+            f"child {self.child}: there is not enough memory for the {self.size} bytes of this call; split it into smaller "
+            "ones, or raise the memory limit (ulimit -v)"
+        )
+
+
 class InitializerFailed(Error, BrokenExecutor):
     """The initializer of an executor raised an exception in a worker, which is the ``__cause__``. The executor takes no more
     calls.

@@ -24,6 +24,9 @@ MODES = (TAGGED, PLAIN, LOG)
 _INTERVAL_S = 0.1
 _PIECE_BYTES = 64 << 10
 
+#: A longer line is printed in several parts, so that the program does not collect a line that never ends.
+_LINE_CHARACTERS_MAX = 1 << 20
+
 #: Progress bars end a line with a carriage return.
 _LINE_END = re.compile("[\r\n]")
 
@@ -115,7 +118,10 @@ class OutputPrinter:
             return
         text = self._decoders[stream].decode(data)
         if self._prefix:
-            text, self._unfinished[stream] = _finished_lines(self._unfinished[stream] + text, self._prefix)
+            text, rest = _finished_lines(self._unfinished[stream] + text, self._prefix)
+            if len(rest) > _LINE_CHARACTERS_MAX:
+                text, rest = f"{text}{self._prefix}{rest}\n", ""
+            self._unfinished[stream] = rest
         _write(stream, text)
 
     def end_call(self) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Callable, NoReturn, ParamSpec, TypeVar
 from . import _output
 from ._channel import Payload
 from ._checkpoint import Child
-from ._errors import RemoteTraceback
+from ._errors import OutOfMemory, RemoteTraceback
 from ._event_loop import leave_event_loop
 
 P = ParamSpec("P")
@@ -182,9 +182,14 @@ def decode_result(result: bytes | bytearray) -> Any:
     return decode_outcome(Payload(result))
 
 
-def decode_outcome(payload: Payload) -> Any:
-    """Like :func:`decode_result`, for a payload."""
-    is_value, content = payload.load()
+def decode_outcome(payload: Payload, child: str | None = None) -> Any:
+    """Like :func:`decode_result`, for a payload. With ``child``, a lack of memory names that child."""
+    try:
+        is_value, content = payload.load()
+    except MemoryError:
+        if child is None:
+            raise
+        raise OutOfMemory(child, payload.size) from None
     if is_value:
         return content
     pickled, description, text = content

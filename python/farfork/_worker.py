@@ -7,11 +7,13 @@ import pickle
 import threading
 import traceback
 from collections import deque
+from functools import partial
 from typing import Callable, NoReturn, Sequence
 
-from . import _channel, _display, _task
+from . import _channel, _connection, _display, _task
 from ._channel import Channel, Frame, Payload
 from ._checkpoint import Child
+from ._errors import OutOfMemory
 from ._event_loop import leave_event_loop
 from ._history import running_shell
 from ._interrupts import CallInterrupts
@@ -122,6 +124,8 @@ class Worker:
     def _find_call(self, frame: Frame) -> _task.Call:
         if frame.kind == _channel.CALL_OF_SEED:
             return self._calls[int(frame.payload.pickle)]
+        if frame.discarded_bytes:
+            return partial(_refuse, frame.discarded_bytes)
         # Unpickle inside the call, so that a failure becomes the outcome of the call.
         return lambda: load_call(frame.payload, self._pickling.shared)()
 
@@ -130,6 +134,11 @@ class Worker:
         _task.flush_streams()
         self._output.send_new()
         self._channel.send(_channel.DISPLAY, 0, Payload(pickle.dumps(display)))
+
+
+def _refuse(size: int) -> NoReturn:
+    """The call whose function and arguments do not fit into the memory of this worker."""
+    raise OutOfMemory(str(_connection.child_id), size)
 
 
 class _QueuedChannel(Channel):

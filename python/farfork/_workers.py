@@ -17,13 +17,13 @@ import time
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Iterable, Protocol
+from typing import Any, Callable, Iterable, Protocol
 
 from . import _channel, _display, _logging, _protocol, _task
 from ._batch import death_error
 from ._channel import Channel, Frame, Payload
 from ._checkpoint_lock import Completion
-from ._errors import ChildDied, ChildNotStarted, ChildTimeout, InitializerFailed
+from ._errors import ChildDied, ChildNotStarted, ChildTimeout, InitializerFailed, OutOfMemory
 from ._future import ChildFuture
 from ._options import ExecutorOptions
 from ._output import OutputPrinter
@@ -265,15 +265,21 @@ class WorkerPool:
 
     def _handle_frame(self, worker: Worker, frame: Frame) -> list[Completion]:
         assert worker.output is not None
+        child = str(worker.child)
+        if frame.discarded_bytes and frame.kind in (_channel.OUTPUT, _channel.LOG_RECORD, _channel.DISPLAY):
+            lost = f"not enough memory for {frame.discarded_bytes} bytes of output; see `farfork logs {child}`\n"
+            return [partial(worker.context.run, worker.output.print, 2, lost.encode())]
         if frame.kind == _channel.OUTPUT:
             return [partial(worker.context.run, worker.output.print, frame.task, bytes(frame.payload.pickle))]
         if frame.kind == _channel.LOG_RECORD:
-            return [partial(worker.context.run, _logging.handle_record, frame.payload.pickle, str(worker.child))]
+            return [partial(worker.context.run, _logging.handle_record, frame.payload.pickle, child)]
         if frame.kind == _channel.DISPLAY:
             return [partial(worker.context.run, _display.show, frame.payload)]
         if frame.kind == _channel.INITIALIZER_FAILED:
-            self._broken = InitializerFailed(str(worker.child))
+            self._broken = InitializerFailed(child)
             self._broken.__cause__ = _task.value_or_error(frame.payload.pickle)
+            if frame.discarded_bytes:
+                self._broken.__cause__ = OutOfMemory(child, frame.discarded_bytes)
             # The worker may already have a task, which it will not run.
             failed = [worker.task] if worker.task is not None else []
             failed += [task for seed in self._seeds for task in seed.queue.take_all()]
@@ -285,7 +291,10 @@ class WorkerPool:
         worker.task = worker.deadline = None
         worker.has_worked = True
         self._finish(task)
-        complete = partial(task.future.complete, partial(_task.decode_outcome, frame.payload))
+        decode: Callable[[], Any] = partial(_task.decode_outcome, frame.payload, child)
+        if frame.discarded_bytes:
+            decode = partial(_raise, OutOfMemory(child, frame.discarded_bytes))
+        complete = partial(task.future.complete, decode)
         return [partial(task.context.run, worker.output.end_call), complete]
 
     # ---- ends

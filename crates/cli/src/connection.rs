@@ -3,23 +3,58 @@
 
 use std::future::Future;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::pin::{Pin, pin};
 use std::process::ExitCode;
 
-use clap::Args;
+use clap::parser::ValueSource;
+use clap::{ArgMatches, Args};
 use farfork_api::client::{self, Client, ClusterClient};
 use farfork_api::run_dir::{DEFAULT_RUN_DIR, RunDir};
 use farfork_cluster::local::LocalCluster;
 use farfork_trust::{Credentials, DEFAULT_TRUST_DIR, Encryption, TrustDirectory};
 
-/// Options that select the daemon. Every command has them; `--help` lists them after the command's own options.
+/// An option of [`ConnectionArgs`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ConnectionOption {
+    Socket,
+    RunDir,
+    Node,
+    Trust,
+}
+
+/// The options that select a daemon. An option selects another daemon than the ones before it.
+const DAEMON_SELECTORS: [ConnectionOption; 3] =
+    [ConnectionOption::RunDir, ConnectionOption::Socket, ConnectionOption::Node];
+
+impl ConnectionOption {
+    fn name(self) -> &'static str {
+        match self {
+            ConnectionOption::Socket => "--socket",
+            ConnectionOption::RunDir => "--run-dir",
+            ConnectionOption::Node => "--node",
+            ConnectionOption::Trust => "--trust",
+        }
+    }
+
+    /// Whether the command line has the option. A value from the environment is meant for all commands.
+    fn is_in(self, line: &ArgMatches) -> bool {
+        let id = self.name().trim_start_matches('-').replace('-', "_");
+        line.value_source(&id) == Some(ValueSource::CommandLine)
+    }
+}
+
+/// Options that select the daemon. `--help` of each command lists them after the command's own options. A command refuses
+/// those that it does not use.
 #[derive(Args, Clone)]
 pub(crate) struct ConnectionArgs {
-    /// Unix socket of the daemon [default: node.sock in FARFORK_RUN_DIR or /run/farfork, or else the socket of the
-    /// first node of `farfork up`].
+    /// Unix socket of the daemon [default: node.sock in --run-dir, or else the socket of the first node of `farfork up`].
     #[arg(long, env = "FARFORK_SOCKET", value_name = "PATH", global = true, display_order = 100)]
     socket: Option<PathBuf>,
+    /// Run directory of the daemon, or of the cluster of `farfork up`: its sockets, logs, and names of processes.
+    #[arg(long, env = "FARFORK_RUN_DIR", value_name = "DIR", global = true, display_order = 100)]
+    #[arg(default_value = DEFAULT_RUN_DIR)]
+    run_dir: PathBuf,
     /// Connect to this node over the network, with the identity in --trust, instead of to a Unix socket.
     #[arg(long, env = "FARFORK_NODE", value_name = "IP:PORT", global = true, display_order = 101)]
     #[arg(value_parser = parse_address)]
@@ -31,6 +66,35 @@ pub(crate) struct ConnectionArgs {
 }
 
 impl ConnectionArgs {
+    /// Checks that the command uses all options of the command line, and removes the variables of the environment over which
+    /// these options take precedence.
+    ///
+    /// # Errors
+    /// The text of a usage error.
+    pub(crate) fn apply_command_line(&mut self, used: &[ConnectionOption], line: &ArgMatches) -> Result<(), String> {
+        let selectors: Vec<_> = DAEMON_SELECTORS.into_iter().filter(|option| option.is_in(line)).collect();
+        let unused = selectors
+            .iter()
+            .chain(&[ConnectionOption::Trust])
+            .find(|option| !used.contains(option) && option.is_in(line));
+        if let Some(option) = unused {
+            return Err(format!("this command does not use {}; drop it", option.name()));
+        }
+        if let [first, second, ..] = selectors[..] {
+            return Err(format!("{} and {} each select a daemon; drop one", first.name(), second.name()));
+        }
+        match selectors.first() {
+            Some(ConnectionOption::RunDir) => (self.socket, self.node) = (None, None),
+            Some(ConnectionOption::Socket) => self.node = None,
+            _ => {}
+        }
+        let connects = used.contains(&ConnectionOption::Socket);
+        if connects && self.node.is_none() && ConnectionOption::Trust.is_in(line) {
+            return Err("--trust is used with --node only: a Unix socket needs no identity".to_owned());
+        }
+        Ok(())
+    }
+
     /// Connects to the daemon.
     pub(crate) async fn open(&self) -> anyhow::Result<Client> {
         match self.node {
@@ -57,14 +121,18 @@ impl ConnectionArgs {
         self.node
     }
 
+    /// The run directory of the daemon, or of the cluster of `farfork up`.
+    pub(crate) fn run_dir(&self) -> &Path {
+        &self.run_dir
+    }
+
     /// The Unix socket of the daemon of this machine.
     pub(crate) fn socket_path(&self) -> PathBuf {
         if let Some(socket) = &self.socket {
             return socket.clone();
         }
-        let run_dir = default_run_dir();
-        let own = RunDir::new(&run_dir).socket();
-        match LocalCluster::load(&run_dir) {
+        let own = RunDir::new(&self.run_dir).socket();
+        match LocalCluster::load(&self.run_dir) {
             Ok(cluster) if !own.exists() => cluster.nodes().first().map_or(own, |node| node.socket.clone()),
             _ => own,
         }
@@ -75,11 +143,6 @@ impl ConnectionArgs {
 pub(crate) fn parse_address(text: &str) -> Result<SocketAddr, String> {
     text.parse()
         .map_err(|_| "write an IP address and a port, such as 10.0.0.1:7400; host names are not resolved".to_owned())
-}
-
-/// The default run directory.
-pub(crate) fn default_run_dir() -> PathBuf {
-    std::env::var_os("FARFORK_RUN_DIR").map_or_else(|| DEFAULT_RUN_DIR.into(), PathBuf::from)
 }
 
 /// Runs a command that only makes requests. One thread is enough for such a command.

@@ -17,7 +17,8 @@ mod size;
 use std::env;
 use std::process::ExitCode;
 
-use clap::{Args, Parser};
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser};
 use farfork_terminal::command_failure::exit_status;
 
 use commands::{Command, bench_program};
@@ -46,6 +47,26 @@ struct Cli {
     command: Command,
 }
 
+impl Cli {
+    /// Parses the command line. Ends this process after a usage error.
+    fn parse_command_line() -> Self {
+        let parse = || {
+            let matches = Self::command().try_get_matches()?;
+            let mut cli = Self::from_arg_matches(&matches)?;
+            let applied = cli.global.connection.apply_command_line(cli.command.connection_options(), &matches);
+            applied.map_err(|text| Self::command().error(ErrorKind::ArgumentConflict, text))?;
+            Ok(cli)
+        };
+        parse().unwrap_or_else(|mut error: clap::Error| {
+            if error.kind() == ErrorKind::InvalidSubcommand && error.get(ContextKind::SuggestedSubcommand).is_none() {
+                let hint = ContextValue::StyledStrs(vec!["`farfork help` lists the commands".into()]);
+                error.insert(ContextKind::Suggested, hint);
+            }
+            error.exit()
+        })
+    }
+}
+
 /// Options of every command.
 #[derive(Args, Clone)]
 pub(crate) struct GlobalArgs {
@@ -67,7 +88,7 @@ fn main() -> ExitCode {
     if let Some(arguments) = bench_program::help_arguments(env::args_os()) {
         return exit_status(Err(bench_program::execute(arguments)), false);
     }
-    let Cli { global, command } = Cli::parse();
+    let Cli { global, command } = Cli::parse_command_line();
     let json = global.json;
     exit_status(command.run(global), json)
 }

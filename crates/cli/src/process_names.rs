@@ -18,8 +18,6 @@ use farfork_sys::process_identity::ProcessIdentity;
 use farfork_wire::{ChildId, NodeName, SeedId};
 use tonic::Code;
 
-use crate::connection::default_run_dir;
-
 /// Maximum length of a name, in bytes. Such names fit into tables; a file name could have 255 bytes.
 const NAME_BYTES_MAX: usize = 64;
 
@@ -44,11 +42,6 @@ pub(crate) struct ProcessNames {
 }
 
 impl ProcessNames {
-    /// Opens the names of the run directory that the environment selects.
-    pub(crate) fn from_environment() -> Self {
-        Self::in_run_dir(&default_run_dir())
-    }
-
     /// Opens the names of a run directory.
     pub(crate) fn in_run_dir(run_dir: &Path) -> Self {
         Self { directory: run_dir.join("parents") }
@@ -88,7 +81,7 @@ impl ProcessNames {
                 format!("name {name}"),
                 format!("it cannot be written to {}: {error}", self.directory.display()),
             )
-            .with_next_step("run this as root, or set FARFORK_RUN_DIR to a directory of your own")),
+            .with_next_step("run this as root, or name a directory of your own with --run-dir")),
         }
     }
 
@@ -140,8 +133,8 @@ impl ProcessNames {
 }
 
 /// Explains that a seed was not found, if its user named a process.
-pub(crate) fn explain_missing_seed(seed: &str, failure: Failure) -> Failure {
-    let is_process = || parse_name(seed).is_ok() && ProcessNames::from_environment().find_pid(seed).is_ok();
+pub(crate) fn explain_missing_seed(seed: &str, run_dir: &Path, failure: Failure) -> Failure {
+    let is_process = || parse_name(seed).is_ok() && ProcessNames::in_run_dir(run_dir).find_pid(seed).is_ok();
     // A node may be missing, too.
     let is_unknown_seed = failure.code() == Code::NotFound && failure.object() == format!("seed `{seed}`");
     if !is_unknown_seed || !is_process() {
@@ -158,26 +151,27 @@ fn is_zombie(pid: i32) -> bool {
     has_main_thread_ended && process::thread_ids(pid).map_or(0, |threads| threads.len()) <= 1
 }
 
-/// Returns the id of the process that a user specified. `client` is connected to the node that will read the process.
+/// Returns the id of the process that a user specified. `client` is connected to the node that will read the process. Names
+/// are those of `run_dir`.
 ///
 /// # Errors
 /// No running process has that name, or the child has ended or is on another node.
-pub(crate) async fn resolve_pid(client: &mut Client, process: &ProcessName) -> Result<u32, Failure> {
+pub(crate) async fn resolve_pid(client: &mut Client, process: &ProcessName, run_dir: &Path) -> Result<u32, Failure> {
     match process {
         ProcessName::Pid(pid) => Ok(*pid),
-        ProcessName::Name(name) => ProcessNames::from_environment().find_pid(name),
-        ProcessName::Child(id) => find_child_pid(client, id).await,
+        ProcessName::Name(name) => ProcessNames::in_run_dir(run_dir).find_pid(name),
+        ProcessName::Child(id) => find_child_pid(client, id, run_dir).await,
     }
 }
 
-async fn find_child_pid(client: &mut Client, id: &ChildId) -> Result<u32, Failure> {
+async fn find_child_pid(client: &mut Client, id: &ChildId, run_dir: &Path) -> Result<u32, Failure> {
     let failed = |status| Failure::from_status(format!("child {id}"), &status);
     let refuse = |cause: String| Failure::new(Code::FailedPrecondition, format!("child {id}"), cause);
     let nodes = client.list_nodes(request_with_timeout(QUERY_TIMEOUT, ListNodesRequest {})).await;
     let nodes = nodes.map_err(failed)?.into_inner().nodes;
     if !nodes.iter().any(|node| node.is_self && node.name == id.node().as_str()) {
         return Err(refuse(format!("it is on node {}, and only its own node can read it", id.node()))
-            .with_next_step(other_node_step(id.node(), &nodes)));
+            .with_next_step(other_node_step(id.node(), &nodes, run_dir)));
     }
     let answer = client.inspect(request_with_timeout(QUERY_TIMEOUT, InspectRequest { id: id.to_string() })).await;
     match answer.map_err(failed)?.into_inner().object {
@@ -186,10 +180,9 @@ async fn find_child_pid(client: &mut Client, id: &ChildId) -> Result<u32, Failur
     }
 }
 
-/// Returns how to connect to another node of the cluster with these nodes. A local cluster in the default run directory
-/// may be another one, with nodes of the same names and other addresses.
-fn other_node_step(name: &NodeName, nodes: &[NodeView]) -> String {
-    let cluster = LocalCluster::load(&default_run_dir()).ok();
+/// Returns how to connect to another node of the cluster with these nodes. A local cluster in the run directory may be another one, with nodes of the same names and other addresses.
+fn other_node_step(name: &NodeName, nodes: &[NodeView], run_dir: &Path) -> String {
+    let cluster = LocalCluster::load(run_dir).ok();
     let is_listed = |local: &&LocalNode| {
         let address = local.address.to_string();
         local.name == name.as_str() && nodes.iter().any(|node| node.name == local.name && node.address == address)

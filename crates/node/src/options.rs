@@ -116,8 +116,7 @@ impl VolumeOptions {
 /// A node's identity, and the peers that it trusts.
 #[derive(Debug, Clone)]
 pub struct TrustOptions {
-    /// The node's trust directory. If the directory has no identity, the node joins with the token, or creates a
-    /// cluster of its own.
+    /// The node's trust directory. If the directory has no identity, the node joins with the token.
     pub directory: PathBuf,
     /// Whether fabric traffic is encrypted.
     pub encryption: Encryption,

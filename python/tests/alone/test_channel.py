@@ -8,6 +8,8 @@ import unittest
 
 from farfork._channel import OUTCOME, PICKLED_CALL, Channel, Payload
 
+from .. import memory_limit
+
 
 def pair(blocking: bool = True) -> tuple[Channel, Channel]:
     ours, theirs = socket.socketpair()
@@ -15,6 +17,25 @@ def pair(blocking: bool = True) -> tuple[Channel, Channel]:
 
 
 class Frames(unittest.TestCase):
+    def test_a_frame_for_which_memory_lacks_is_discarded(self) -> None:
+        sender, receiver = pair()
+        large = bytes(64 << 20)
+
+        def send() -> None:
+            sender.send(OUTCOME, 1, Payload(b"small", [large, b"small"]))
+            sender.send(OUTCOME, 2, Payload(b"next"))
+            sender.close()
+
+        thread = threading.Thread(target=send)
+        thread.start()
+        with memory_limit(32 << 20):
+            discarded, following = list(receiver.receive())
+        thread.join()
+        self.assertEqual((discarded.task, discarded.discarded_bytes), (1, len(large) + 10))
+        self.assertEqual((discarded.payload.size, bytes(following.payload.pickle)), (0, b"next"))
+        self.assertEqual((following.task, following.discarded_bytes), (2, 0))
+        receiver.close()
+
     def test_frames_arrive_whole_and_in_order(self) -> None:
         sender, receiver = pair()
         large = os.urandom(3_000_000)

@@ -19,6 +19,12 @@ def printed(mode: str, pieces: list[tuple[int, bytes]]) -> tuple[str, str]:
 
 
 class Printer(unittest.TestCase):
+    def test_a_line_that_does_not_end_is_printed_in_parts(self) -> None:
+        pieces = [(1, b"x" * (1 << 16))] * 40
+        lines = printed(TAGGED, pieces)[0].splitlines()
+        self.assertEqual("".join(line.removeprefix("[n1.c0] ") for line in lines), "x" * (40 << 16))
+        self.assertEqual(len(lines), 3)
+
     def test_each_finished_line_has_the_workers_name(self) -> None:
         pieces = [(1, b"one\ntw"), (2, b"error\n"), (1, b"o\n\nrest")]
         self.assertEqual(printed(TAGGED, pieces), ("[n1.c0] one\n[n1.c0] two\n\n[n1.c0] rest\n", "[n1.c0] error\n"))

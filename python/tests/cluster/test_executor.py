@@ -16,6 +16,7 @@ from typing import Any
 
 import farfork
 
+from .. import memory_limit
 from . import PATIENCE_S, Forked, command, nodes
 
 TABLE = {number: f"value {number}" for number in range(200_000)}
@@ -56,6 +57,14 @@ def raise_own() -> None:
 
 
 class Executor(unittest.TestCase):
+    def test_a_result_without_memory_fails_only_its_call(self) -> None:
+        with executor() as children:
+            large, other = children.submit(bytes, 200 << 20), children.submit(take_a_while, 0)
+            with memory_limit(100 << 20):
+                with self.assertRaisesRegex(farfork.OutOfMemory, f"child {large.node}.c.*not enough memory"):
+                    large.result(PATIENCE_S)
+            self.assertLess(*other.result(PATIENCE_S))
+
     def test_a_process_that_a_call_forks_gives_no_result(self) -> None:
         with executor() as children:
             self.assertEqual(children.submit(fork_and_return).result(PATIENCE_S), "of the call")

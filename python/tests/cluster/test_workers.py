@@ -17,6 +17,7 @@ from typing import Any, Callable
 import farfork
 from farfork._errors import RemoteTraceback
 
+from .. import memory_limit, set_memory_limit
 from . import PATIENCE_S, Forked, command, nodes
 
 TABLE = {number: f"value {number}" for number in range(200_000)}
@@ -41,6 +42,11 @@ def keep(number: int) -> tuple[str, list[int]]:
 def current_worker() -> str:
     """Returns a text that identifies a worker by its namespaces. All workers have the same process id."""
     return f"{os.readlink('/proc/self/ns/pid')} {os.readlink('/proc/self/ns/mnt')}"
+
+
+def wait_and_keep(number: int) -> tuple[str, list[int]]:
+    time.sleep(2)
+    return keep(number)
 
 
 def read_state() -> str:
@@ -128,6 +134,27 @@ def square_in_time(workers: farfork.Executor, number: int) -> int:
 
 
 class Workers(unittest.TestCase):
+    def test_a_result_without_memory_fails_only_its_call(self) -> None:
+        with executor(max_workers=2) as workers:
+            list(workers.map(time.sleep, [0.2, 0.2]))
+            with memory_limit(100 << 20):
+                large, other = workers.submit(bytes, 200 << 20), workers.submit(wait_and_keep, 7)
+                with self.assertRaises(farfork.OutOfMemory) as raised:
+                    large.result(PATIENCE_S)
+                self.assertEqual(other.result(PATIENCE_S)[1], [7])
+            self.assertEqual((raised.exception.child, raised.exception.size >> 20), (large.child, 200))
+            self.assertIn(f"child {large.child}: there is not enough memory", str(raised.exception))
+            names = {future.child for future in [workers.submit(wait_and_keep, 8) for _ in range(2)] if future.result()}
+            self.assertEqual(names, {large.child, other.child})
+
+    def test_arguments_without_memory_fail_only_their_call(self) -> None:
+        with executor(max_workers=1) as workers:
+            workers.submit(set_memory_limit, 6 << 20).result(PATIENCE_S)
+            large, following = workers.submit(len, bytes(12 << 20)), workers.submit(keep, 1)
+            with self.assertRaisesRegex(farfork.OutOfMemory, "ulimit -v"):
+                large.result(PATIENCE_S)
+            self.assertEqual((following.result(PATIENCE_S)[1], following.child), ([1], large.child))
+
     def test_workers_run_many_calls_and_keep_their_state(self) -> None:
         with executor(max_workers=3) as workers:
             outcomes = list(workers.map(keep, range(30)))

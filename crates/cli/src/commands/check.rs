@@ -45,7 +45,7 @@ pub(super) enum NamespacesArgument {
 impl Check {
     pub(crate) async fn run(self, global: GlobalArgs) -> anyhow::Result<ExitCode> {
         let mut client = global.connection.open().await?;
-        let pid = resolve_pid(&mut client, &self.process).await?;
+        let pid = resolve_pid(&mut client, &self.process, global.connection.run_dir()).await?;
         let request = CheckRequest { pid, takes_node_namespaces: self.namespaces == NamespacesArgument::Node };
         let answer = client.check(request_with_timeout(QUERY_TIMEOUT, request)).await;
         let answer = answer.map_err(|status| Failure::from_status(format!("process {pid}"), &status))?.into_inner();

@@ -40,13 +40,13 @@ pub(crate) struct Down {
 impl Down {
     pub(crate) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
         privilege::require_root("it stops daemons and removes network namespaces")?;
-        let cluster = LocalCluster::load(&self.cluster.run_dir())?;
+        let cluster = LocalCluster::load(global.connection.run_dir())?;
         if let Some(name) = &self.cluster.name {
             cluster.require_name(name)?;
         }
         refuse_mounted_volumes(&cluster)?;
         let names: Vec<String> = cluster.nodes().iter().map(|node| node.name.clone()).collect();
-        ProcessNames::in_run_dir(&self.cluster.run_dir()).remove_ended();
+        ProcessNames::in_run_dir(global.connection.run_dir()).remove_ended();
         cluster.down()?;
         if global.json {
             output::print_json(&serde_json::json!({ "removed": names }));

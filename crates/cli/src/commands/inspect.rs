@@ -103,7 +103,7 @@ impl Inspect {
     pub(crate) async fn run(self, global: GlobalArgs) -> anyhow::Result<ExitCode> {
         let mut client = global.connection.open().await?;
         if let Some(parent) = self.against {
-            return inspect_compare::run_comparison(client, self.id, &parent, global.json).await;
+            return inspect_compare::run_comparison(client, self.id, &parent, &global).await;
         }
         let request = InspectRequest { id: self.id.clone() };
         let answer = client.inspect(request_with_timeout(QUERY_TIMEOUT, request)).await;

@@ -8,6 +8,7 @@ use farfork_api::limits::COMPARE_TIMEOUT;
 use farfork_api::v1::{CompareRequest, CompareResponse, FieldDifference, ToleratedFields};
 use serde::Serialize;
 
+use crate::GlobalArgs;
 use crate::output::{self, Table};
 use crate::process_names::{ProcessName, resolve_pid};
 
@@ -46,15 +47,15 @@ pub(super) async fn run_comparison(
     mut client: Client,
     child: String,
     parent: &ProcessName,
-    json: bool,
+    global: &GlobalArgs,
 ) -> anyhow::Result<ExitCode> {
-    let pid = resolve_pid(&mut client, parent).await?;
+    let pid = resolve_pid(&mut client, parent, global.connection.run_dir()).await?;
     let request = CompareRequest { child: child.clone(), pid, place: None };
     let answer = client.compare(request_with_timeout(COMPARE_TIMEOUT, request)).await;
     let answer = answer.map_err(|status| Failure::from_status(format!("child {child}"), &status))?.into_inner();
     let is_same = answer.differences_count == 0;
     let view = ComparisonView::new(child, pid, answer);
-    if json {
+    if global.json {
         output::print_json(&view)
     } else {
         view.print()

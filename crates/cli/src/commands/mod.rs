@@ -39,7 +39,7 @@ use std::process::ExitCode;
 use clap::Subcommand;
 
 use crate::GlobalArgs;
-use crate::connection::block_on;
+use crate::connection::{ConnectionOption, block_on};
 
 const BENCH_HELP: &str = "\
 Examples:
@@ -102,6 +102,25 @@ pub(crate) enum Command {
 }
 
 impl Command {
+    /// The options of the connection that the command uses.
+    pub(crate) fn connection_options(&self) -> &'static [ConnectionOption] {
+        use ConnectionOption::{Node, RunDir, Socket, Trust};
+        match self {
+            Command::Up(_) | Command::Down(_) | Command::Run(_) => &[RunDir],
+            Command::Node(_) | Command::Pager(_) => &[RunDir, Trust],
+            Command::Cluster(command) => command.connection_options(),
+            Command::Volume(command) => command.connection_options(),
+            Command::CallTimer(_)
+            | Command::Tend(_)
+            | Command::Demo(_)
+            | Command::Bench(_)
+            | Command::Stress(_)
+            | Command::Man(_)
+            | Command::Completions(_) => &[],
+            _ => &[Socket, RunDir, Node, Trust],
+        }
+    }
+
     /// Runs the command. Returns its exit status.
     pub(crate) fn run(self, global: GlobalArgs) -> anyhow::Result<ExitCode> {
         match self {
@@ -112,7 +131,7 @@ impl Command {
             Command::Pager(command) => command.run(&global),
             Command::CallTimer(command) => command.run(),
             Command::Tend(command) => command.run(),
-            Command::Run(command) => command.run(),
+            Command::Run(command) => command.run(&global),
             Command::Check(command) => block_on(command.run(global)),
             Command::Prepare(command) => block_on(command.run(global)),
             Command::Fork(command) => block_on(command.run(global)),

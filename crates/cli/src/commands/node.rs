@@ -10,7 +10,6 @@ use std::time::Duration;
 use anyhow::Context as _;
 use clap::Args;
 use farfork_api::limits::{ZYGOTE_IDLE_DEFAULT, ZYGOTES_MAX_DEFAULT};
-use farfork_api::run_dir::DEFAULT_RUN_DIR;
 use farfork_node::daemon;
 use farfork_node::options::{CACHED_ROOTS_MAX_DEFAULT, Options, SeedBudget, TrustOptions, USER_RANGES_DEFAULT};
 use farfork_sys::allocator;
@@ -39,11 +38,14 @@ const BLOCKING_THREAD_KEEPALIVE: Duration = Duration::from_secs(2);
 /// seeds survive in both cases.
 ///
 /// Nodes authenticate each other with certificates of their cluster. The node's identity is in the directory --trust.
-/// Without an identity there, the node uses --join and --token-file to join a cluster. Without these options, it
-/// creates a new cluster.
+/// `farfork cluster init` creates a cluster, and the identity of its first node. Any other node needs --join and
+/// --token-file at its first start.
+///
+/// Each daemon of a machine needs a directory of its own for its sockets, its logs and the output of children (--run-dir).
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
+  farfork cluster init --name n1                            once, on the first machine
   farfork node --name n1 --listen 10.0.0.1:7400
   (umask 077; farfork cluster token > join.token)           on n1; copy the file to n2
   farfork node --name n2 --listen 10.0.0.2:7400 --join 10.0.0.1:7400 --token-file join.token
@@ -53,9 +55,6 @@ pub(crate) struct Node {
     /// Name of the node, unique in the cluster: a letter, then up to 62 of a-z, 0-9 and `-`.
     #[arg(long)]
     name: NodeName,
-    /// Directory for sockets, logs and the output of children. Each daemon needs its own.
-    #[arg(long, env = "FARFORK_RUN_DIR", default_value = DEFAULT_RUN_DIR, value_name = "DIR")]
-    run_dir: PathBuf,
     /// Address of the control API; port 0 selects a free port.
     #[arg(long, value_name = "IP:PORT", value_parser = parse_address)]
     listen: SocketAddr,
@@ -164,7 +163,7 @@ impl Node {
         let volumes = self.volume_service.options(&self.name, self.volumes, self.catalog);
         let options = Options {
             name: self.name,
-            run_dir: self.run_dir,
+            run_dir: global.connection.run_dir().to_owned(),
             listen: self.listen,
             fabric_port: self.fabric_port.unwrap_or(next_port),
             join: self.join,

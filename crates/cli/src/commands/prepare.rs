@@ -96,7 +96,7 @@ impl Prepare {
     pub(crate) async fn run(self, global: GlobalArgs) -> anyhow::Result<ExitCode> {
         self.check_lengths()?;
         let mut client = global.connection.open().await?;
-        let pid = resolve_pid(&mut client, &self.process).await?;
+        let pid = resolve_pid(&mut client, &self.process, global.connection.run_dir()).await?;
         let request = PrepareRequest {
             pid,
             name: self.name.unwrap_or_default(),

@@ -2,8 +2,9 @@
 
 use std::env;
 use std::io::{IsTerminal as _, stderr};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
@@ -17,11 +18,17 @@ use indicatif::ProgressBar;
 
 use super::volume_service::VolumeServiceArgs;
 use crate::GlobalArgs;
-use crate::connection::{block_on, default_run_dir};
+use crate::connection::block_on;
 use crate::output::{self, Table};
 
 /// Time limit for the nodes of a new or restarted cluster to discover each other. A discovery takes a few heartbeats.
 const DISCOVERY_LIMIT: Duration = Duration::from_secs(15);
+
+/// Longest wait for a killed daemon to end: the kernel first frees its memory and closes its files.
+const KILLED_END_LIMIT: Duration = Duration::from_secs(10);
+
+/// Number of times that a restart looks for ended daemons. A daemon that ends again and again is reported.
+const RESTARTS_MAX: usize = 3;
 
 /// Interval between two queries of a node.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
@@ -71,22 +78,12 @@ pub(crate) struct LocalClusterArgs {
     /// Name of the cluster, part of its namespaces' names [default: local, or the name of the existing cluster].
     #[arg(long)]
     pub(crate) name: Option<String>,
-    /// Run directory of the cluster [default: /run/farfork].
-    #[arg(long, env = "FARFORK_RUN_DIR", value_name = "DIR")]
-    run_dir: Option<PathBuf>,
-}
-
-impl LocalClusterArgs {
-    /// The cluster's directory.
-    pub(crate) fn run_dir(&self) -> PathBuf {
-        self.run_dir.clone().unwrap_or_else(default_run_dir)
-    }
 }
 
 impl Up {
     pub(crate) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
         privilege::require_root("it makes network namespaces and starts daemons in them")?;
-        let cluster = if self.restart { self.restart_ended()? } else { self.start_new()? };
+        let cluster = if self.restart { self.restart_ended(global)? } else { self.start_new(global)? };
         if global.json {
             output::print_json(&serde_json::json!({ "nodes": nodes_json(cluster.nodes()) }));
         } else {
@@ -95,22 +92,28 @@ impl Up {
         Ok(ExitCode::SUCCESS)
     }
 
-    fn restart_ended(&self) -> anyhow::Result<LocalCluster> {
-        let mut cluster = LocalCluster::load(&self.cluster.run_dir())?;
+    fn restart_ended(&self, global: &GlobalArgs) -> anyhow::Result<LocalCluster> {
+        let mut cluster = LocalCluster::load(global.connection.run_dir())?;
         if let Some(name) = &self.cluster.name {
             cluster.require_name(name)?;
         }
-        let progress = new_spinner();
-        cluster.restart_ended(&mut |step| progress.set_message(progress_text(step)))?;
-        wait_until_all_alive(&cluster, &progress)?;
-        Ok(cluster)
+        let mut restarts = 1;
+        loop {
+            let progress = new_spinner();
+            cluster.restart_ended(&mut |step| progress.set_message(progress_text(step)))?;
+            // A daemon that has just been killed counts as running until its process has ended, but it does not answer.
+            match wait_until_all_alive(&cluster, &progress) {
+                Err(_) if restarts < RESTARTS_MAX && wait_any_end(&cluster) => restarts += 1,
+                outcome => return outcome.map(|()| cluster),
+            }
+        }
     }
 
-    fn start_new(self) -> anyhow::Result<LocalCluster> {
+    fn start_new(self, global: &GlobalArgs) -> anyhow::Result<LocalCluster> {
         let program = env::current_exe().context("cannot read the path of this program")?;
         let mut config = LocalClusterConfig::new(
             self.cluster.name.as_deref().unwrap_or("local"),
-            self.cluster.run_dir(),
+            global.connection.run_dir(),
             self.nodes,
             program,
         );
@@ -145,12 +148,21 @@ fn new_spinner() -> ProgressBar {
     progress
 }
 
+/// Waits until a daemon has ended, at most [`KILLED_END_LIMIT`]. Returns whether one has ended.
+fn wait_any_end(cluster: &LocalCluster) -> bool {
+    let deadline = Instant::now() + KILLED_END_LIMIT;
+    while cluster.nodes().iter().all(LocalNode::is_alive) {
+        if Instant::now() >= deadline {
+            return false;
+        }
+        thread::sleep(POLL_INTERVAL);
+    }
+    true
+}
+
 fn wait_until_all_alive(cluster: &LocalCluster, progress: &ProgressBar) -> anyhow::Result<()> {
     progress.set_message("waiting until the nodes discover each other");
-    let outcome = block_on(async {
-        let sockets = cluster.nodes().iter().map(|node| node.socket.clone());
-        poll_until_all_alive(&sockets.collect::<Vec<_>>()).await.map(|()| ExitCode::SUCCESS)
-    });
+    let outcome = block_on(async { poll_until_all_alive(cluster.nodes()).await.map(|()| ExitCode::SUCCESS) });
     progress.finish_and_clear();
     outcome.map(|_| ())
 }
@@ -164,10 +176,14 @@ fn progress_text(step: UpProgress<'_>) -> String {
     }
 }
 
-async fn poll_until_all_alive(sockets: &[PathBuf]) -> anyhow::Result<()> {
+async fn poll_until_all_alive(nodes: &[LocalNode]) -> anyhow::Result<()> {
     let deadline = Instant::now() + DISCOVERY_LIMIT;
-    for socket in sockets {
-        while count_alive_nodes(socket).await? < sockets.len() {
+    for node in nodes {
+        let object = || format!("the daemon of node {}", node.name);
+        while count_alive_nodes(&node.socket).await.with_context(object)? < nodes.len() {
+            if let Some(ended) = nodes.iter().find(|node| !node.is_alive()) {
+                anyhow::bail!("the daemon of node {} has ended: see node.log in its run directory", ended.name);
+            }
             anyhow::ensure!(
                 Instant::now() < deadline,
                 "the nodes have not discovered each other within {} s: see node.log in their run directories",

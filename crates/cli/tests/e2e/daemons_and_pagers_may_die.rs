@@ -4,6 +4,7 @@
 use std::thread;
 use std::time::Duration;
 
+use farfork_sys::{pidfd, ptrace};
 use serde_json::Value;
 
 use crate::harness::seed::kernel_waits_text;
@@ -20,6 +21,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("children_survive_all_descriptor_holders_killed_together", all_holders),
     Test::alone("a_node_without_a_pager_is_not_ready", not_ready),
     Test::alone("up_restart_starts_only_ended_daemons", up_restart),
+    Test::alone("up_restart_waits_for_a_killed_daemon_to_end", up_restart_of_dying),
     Test::alone("to_any_avoids_a_node_whose_daemon_was_killed", any_node),
 ];
 
@@ -29,6 +31,9 @@ const DEATHS_OF_ALL: &[&[NodeProcess]] = &[
     &[NodeProcess::Keeper, NodeProcess::Pager, NodeProcess::FdHolder],
     &[NodeProcess::Daemon, NodeProcess::Keeper, NodeProcess::Pager, NodeProcess::FdHolder],
 ];
+
+/// `PTRACE_O_TRACEEXIT`: the tracee stops before it ends, with its files still open.
+const TRACE_EXIT: usize = 1 << 6;
 
 /// Longest wait until a pager is replaced, or the node is not ready.
 const REPLACEMENT_LIMIT: Duration = Duration::from_secs(60);
@@ -281,12 +286,7 @@ fn up_restart() {
     let mut parent = Parent::start(Program::Arrays, &["16"]);
     let seed = Seed::prepare(cluster.first(), &parent);
     let first = cluster.daemon_pid(0);
-    let run_dir = cluster
-        .run_dir(0)
-        .parent()
-        .expect("the run directory of a node is in that of its cluster")
-        .to_string_lossy()
-        .into_owned();
+    let run_dir = cluster_run_dir(&cluster);
     let restart = ["up", "--restart", "--run-dir", &*run_dir];
     cluster.kill_daemon(1);
     cluster.stop_daemon(2);
@@ -298,6 +298,31 @@ fn up_restart() {
     assert_eq!(cluster.daemon_pid(0), first);
     seed.fork_and_check(&parent, 2, &["--to", &cluster.names(&[1, 2])]);
     parent.require_unharmed();
+}
+
+/// A tracer delays the end of the killed daemon, as a large memory or a busy machine does.
+fn up_restart_of_dying() {
+    let cluster = Cluster::start(2);
+    let run_dir = cluster_run_dir(&cluster);
+    let (killed, tracer) = (cluster.daemon_pid(1), "the tracer");
+    ptrace::seize(killed, TRACE_EXIT).expect(tracer);
+    let pidfd = pidfd::open(killed).expect("the daemon runs");
+    pidfd::send_signal(&pidfd, 9).expect("the daemon runs");
+    wait::wait_until("the daemon's end is delayed", REPLACEMENT_LIMIT, ptrace::poll_stop);
+    let restart = cluster.first().spawn(&["up", "--restart", "--run-dir", &run_dir]);
+    thread::sleep(MOMENT);
+    ptrace::detach(killed).expect(tracer);
+    cluster.wait_for_end(1);
+    let restarted = wait::wait_with_output(restart, "the restart", REPLACEMENT_LIMIT);
+    assert!(restarted.status.success(), "{}", restarted.stderr);
+    let nodes = cluster.first().json(&["nodes"]);
+    assert_eq!(nodes.to_string().matches("\"alive\"").count(), 2, "{nodes}");
+}
+
+fn cluster_run_dir(cluster: &Cluster) -> String {
+    let run_dir = cluster.run_dir(0);
+    let parent = run_dir.parent().expect("the run directory of a node is in that of its cluster");
+    parent.to_string_lossy().into_owned()
 }
 
 /// The killed node still counts as alive.

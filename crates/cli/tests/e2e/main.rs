@@ -18,6 +18,7 @@ mod children_may_choose_networks;
 mod children_may_have_egress;
 mod children_may_have_user_namespaces;
 mod children_may_settle;
+mod connection_options_are_honoured;
 mod container_roots_are_reused;
 mod cores_are_readable;
 mod daemons_and_pagers_may_die;
@@ -117,6 +118,7 @@ const TEST_FILES: &[(&str, &[Test])] = &[
     ("volume_files_are_forked", volume_files_are_forked::TESTS),
     ("ps_watches_children", ps_watches_children::TESTS),
     ("refusals_name_object_and_cause", refusals_name_object_and_cause::TESTS),
+    ("connection_options_are_honoured", connection_options_are_honoured::TESTS),
     ("mounts_may_not_answer", mounts_may_not_answer::TESTS),
     ("namespaces_may_differ", namespaces_may_differ::TESTS),
     ("processors_may_differ", processors_may_differ::TESTS),

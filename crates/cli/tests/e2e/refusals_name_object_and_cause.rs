@@ -318,6 +318,8 @@ fn wrong_usage(cluster: &Cluster) {
         let refused = cluster.first().run_failing(&[command]);
         assert!(refused.status == 2 && refused.message.contains(option), "{refused:?}");
     }
+    let refused = cluster.first().run_failing(&["frobnicate"]);
+    assert!(refused.status == 2 && refused.message.contains("`farfork help` lists the commands"), "{refused:?}");
     let refused = cluster.first().run_failing(&["volume", "umount", "/mnt"]);
     assert!(refused.message.contains("umount(8): `umount /mnt`"), "{}", refused.message);
 }

@@ -1,9 +1,8 @@
-//! Determines a node's identity at its start: from its trust directory, otherwise by joining with a token, otherwise by
-//! creating a cluster.
+//! Determines a node's identity at its start: from its trust directory, otherwise by joining with a token. A daemon never
+//! creates a cluster: with a mistyped directory, it would silently become a cluster of its own.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::time::SystemTime;
 
 use farfork_api::client::{cluster_client, network_channel, request_with_timeout};
 use farfork_api::control_connection::TlsMode;
@@ -19,16 +18,13 @@ use farfork_wire::NodeName;
 use super::Security;
 use crate::options::{Options, TrustOptions};
 
-/// The default name of a cluster.
-const DEFAULT_CLUSTER_NAME: &str = "farfork";
-
 /// Why a node has no identity in a cluster.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum EnrollmentError {
     /// Its trust directory cannot be read.
     #[error(transparent)]
     Credentials(#[from] CredentialsError),
-    /// The cluster cannot be created, or the issued certificate cannot be installed.
+    /// The issued certificate cannot be installed.
     #[error(transparent)]
     Member(#[from] MemberError),
     /// No key can be generated.
@@ -43,6 +39,17 @@ pub(crate) enum EnrollmentError {
         directory: String,
         /// The identity in it.
         identity: Identity,
+        /// This node's name.
+        name: NodeName,
+    },
+    /// The node has neither an identity nor a cluster to join.
+    #[error(
+        "{directory} has no identity for this node; correct --trust, create a new cluster with \
+         `farfork cluster init --name {name} --trust {directory}`, or join a cluster with --join and --token-file"
+    )]
+    NoIdentity {
+        /// The directory.
+        directory: String,
         /// This node's name.
         name: NodeName,
     },
@@ -78,9 +85,8 @@ pub(crate) async fn load_or_enroll(options: &Options) -> Result<Security, Enroll
         match token {
             Some(token) => join_cluster(options, &directory, token).await?,
             None if options.join.is_empty() => {
-                let cluster = NodeName::new(DEFAULT_CLUSTER_NAME).expect("a name");
-                member::create_cluster(&directory, &cluster, &options.name, SystemTime::now())?;
-                tracing::info!(trust = %directory.root().display(), "created a cluster, and holds its authority");
+                let (directory, name) = (display_path(&directory), options.name.clone());
+                return Err(EnrollmentError::NoIdentity { directory, name });
             }
             None => return Err(EnrollmentError::NoToken { directory: display_path(&directory) }),
         }

@@ -25,7 +25,7 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
     ("concurrent_guesses_are_limited", guesses_at_once),
     ("a_join_is_forwarded_only_to_the_authority", passed_on_once),
     ("joining_needs_a_token", no_token),
-    ("the_first_node_makes_its_own_cluster", first),
+    ("a_node_without_identity_creates_no_cluster", no_identity),
     ("each_role_may_call_its_methods", roles),
     ("strangers_are_named_and_refused", strangers),
     ("a_revoked_node_is_refused_by_every_node", revoked),
@@ -197,14 +197,21 @@ fn no_token() {
     assert!(!a.said().contains("wrong join token"));
 }
 
-fn first() {
+fn no_identity() {
     let parent = tempfile::tempdir().expect("a directory");
     let run_dir = parent.path().join("alone");
-    let alone = TestDaemon::start("alone", &run_dir, None);
-    alone.says(&["created a cluster, and holds its authority"]);
-    assert!(TrustDirectory::new(trust_dir(&run_dir, "alone")).holds_authority());
-    let another = TestDaemon::spawn("other", &run_dir.with_file_name("other"), None);
-    drop(another);
+    let trust = trust_dir(&run_dir, "alone");
+    let mut alone = TestDaemon::spawn("alone", &run_dir, None);
+    assert!(!alone.wait().success());
+    let said = alone.said();
+    let init = format!("`farfork cluster init --name alone --trust {}`", trust.display());
+    assert!(said.contains(&init) && said.contains("--join and --token-file"), "{said}");
+    assert!(!trust.exists(), "the daemon made {}", trust.display());
+    let created =
+        member::create_cluster(&TrustDirectory::new(&trust), &name("test"), &name("alone"), SystemTime::now());
+    created.expect("a cluster");
+    drop(alone);
+    assert_eq!(TestDaemon::start("alone", &run_dir, None).alive(), ["alone"]);
 }
 
 fn roles() {

@@ -13,8 +13,7 @@ use crate::{GlobalArgs, output};
 
 /// Create a cluster: its authority, and the identity of its first node.
 ///
-/// The command fails if the trust directory already has an identity or a roster. `farfork node` without --join does the
-/// same by itself, if its trust directory is empty.
+/// The command fails if the trust directory already has an identity or a roster.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:

@@ -12,7 +12,7 @@ use farfork_api::failure::Failure;
 use tonic::Code;
 
 use crate::GlobalArgs;
-use crate::connection::block_on;
+use crate::connection::{ConnectionOption, block_on};
 
 /// Manage the members and the keys of a cluster.
 ///
@@ -44,6 +44,15 @@ enum ClusterCommand {
 }
 
 impl ClusterArguments {
+    /// The options of the connection that the command uses. It refuses a node by itself.
+    pub(crate) fn connection_options(&self) -> &'static [ConnectionOption] {
+        use ConnectionOption::{Node, RunDir, Socket, Trust};
+        match &self.command {
+            ClusterCommand::Rotate(command) if command.uses_daemon() => &[Socket, RunDir, Node],
+            _ => &[Node, Trust],
+        }
+    }
+
     pub(crate) fn run(self, global: GlobalArgs) -> anyhow::Result<ExitCode> {
         if let Some(address) = global.connection.node_address() {
             let cause = "`farfork cluster` acts on this machine's daemon and trust directory only";

@@ -51,7 +51,7 @@ impl Revoke {
 /// Replace the keys of nodes or the cluster's authority, while the cluster runs.
 ///
 /// Without options, the command replaces the key of this node: the daemon at --socket renews it in its own trust
-/// directory, so that --trust has no effect. With --all, it does the same for all nodes. Nodes also renew their keys by
+/// directory. With --all, it does the same for all nodes. Nodes also renew their keys by
 /// themselves, long before the certificates expire.
 ///
 /// The authority is replaced in two steps, and nodes trust both authorities in between. First, run --authority. Then
@@ -79,6 +79,11 @@ pub(crate) struct Rotate {
 }
 
 impl Rotate {
+    /// Whether the command makes a request to the daemon. Otherwise it changes files of the trust directory.
+    pub(crate) fn uses_daemon(&self) -> bool {
+        !self.authority && !self.finish
+    }
+
     pub(crate) async fn run(self, global: GlobalArgs) -> anyhow::Result<ExitCode> {
         if self.authority {
             member::begin_rotation(&global.trust(), SystemTime::now())?;

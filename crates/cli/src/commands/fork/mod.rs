@@ -243,7 +243,7 @@ impl Fork {
         let mut forking = client.clone();
         let starting = async {
             let forked = outcomes::fork_and_collect(&mut forking, request).await;
-            forked.map_err(|failure| explain_missing_seed(&seed, failure))
+            forked.map_err(|failure| explain_missing_seed(&seed, global.connection.run_dir(), failure))
         };
         let (ForkedChildren { outcomes, phases, lifetime: attendance }, kept) = match &mut signals {
             Some(signals) => signals.hold_during(&seed, &client, batch, starting).await?,

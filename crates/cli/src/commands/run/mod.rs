@@ -14,6 +14,7 @@ use clap::Args;
 use farfork_api::failure::Failure;
 use tonic::Code;
 
+use crate::GlobalArgs;
 use crate::process_names::{ProcessNames, parse_name};
 
 pub(crate) use collapser::CollapserProcess;
@@ -67,11 +68,11 @@ pub(crate) struct Run {
 
 impl Run {
     /// Replaces this process with the program. Returns only if the program cannot be started.
-    pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
+    pub(crate) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
         let (program, arguments) = self.command.split_first().expect("clap requires one");
         let mut command = Command::new(program);
         command.args(arguments);
-        let parents = ProcessNames::from_environment();
+        let parents = ProcessNames::in_run_dir(global.connection.run_dir());
         if let Some(name) = &self.name {
             parents.register(name)?;
         }

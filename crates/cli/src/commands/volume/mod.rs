@@ -21,6 +21,7 @@ use clap::{Args, CommandFactory as _, Subcommand};
 use farfork_cluster::catalog::VolumeName;
 
 use crate::GlobalArgs;
+use crate::connection::ConnectionOption;
 
 /// Create, list, mount, check and drop replicated volumes.
 ///
@@ -79,6 +80,15 @@ impl UnmountArguments {
 }
 
 impl VolumeArguments {
+    /// The options of the connection that the command uses. `VolumeNode` refuses a node that is not of this machine.
+    pub(crate) fn connection_options(&self) -> &'static [ConnectionOption] {
+        use ConnectionOption::{Node, RunDir, Socket, Trust};
+        match self.command {
+            VolumeCommand::Offload(_) => &[Trust],
+            _ => &[Socket, RunDir, Node],
+        }
+    }
+
     pub(crate) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
         match self.command {
             VolumeCommand::Create(command) => command.run(global),

@@ -171,7 +171,7 @@ fn start_in_background(global: &GlobalArgs, mount: &MountTarget<'_>, log: &Path,
     command.args(["volume", "mount", mount.volume]).arg(mount.directory).args(["--foreground", "--new-session"]);
     command.args(mount.read_passthrough.then_some("--read-passthrough"));
     // The current directory would keep its file system in use.
-    command.current_dir("/").env_remove("FARFORK_NODE");
+    command.current_dir("/");
     let started = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log_file).spawn();
     let mut process = started.map_err(|error| failure(format!("cannot start its background process: {error}")))?;
     let output = process.stdout.take().expect("standard output is a pipe");

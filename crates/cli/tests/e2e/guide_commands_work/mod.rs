@@ -206,7 +206,7 @@ fn several_machines() {
     output.require("xargs farfork wait --results", &[&"sum 499999500000\n".repeat(8)]);
     output.require("farfork --node 10.0.0.2:7400 --trust ci.trust ps", &["exit 0"]);
     output.require("farfork cluster show", &["farfork://blue/node/b", "farfork://blue/client/ci"]);
-    output.require("FARFORK_RUN_DIR=/run/farfork-a farfork nodes", &["127.0.0.1:7400", "127.0.0.1:7410"]);
+    output.require("farfork nodes --run-dir /run/farfork-a", &["127.0.0.1:7400", "127.0.0.1:7410"]);
 }
 
 /// The two mount points of the page about volumes. Dropping them unmounts them, even if the page fails.

@@ -33,7 +33,9 @@ run_node() {
         ip link set lo up
         ip address add 10.0.0.1/32 dev lo
         unset FARFORK_SOCKET
-        FARFORK_TRUST=/run/trust farfork "$@" > /run/log 2>&1 &
+        export FARFORK_TRUST=/run/trust
+        farfork cluster init --name "$3"
+        farfork "$@" > /run/log 2>&1 &
         until farfork nodes 2>/dev/null; do
             kill -0 $! || { cat /run/log; exit 1; }
             sleep 0.1
