@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-/// Directories and files without source: version control (a file in a second work tree), build products, caches.
-const WITHOUT_SOURCE: [&str; 5] = [".git", ".cache", "target", "node_modules", "__pycache__"];
+/// Directories and files without source of the project: version control (a file in a second work tree), build products,
+/// caches, copies of other projects.
+const WITHOUT_SOURCE: [&str; 6] = [".git", ".cache", "target", "node_modules", "__pycache__", "vendor"];
 
 /// Returns the program `cargo`: the one that runs this program, or that has built it.
 pub(crate) fn cargo_program() -> OsString {

@@ -9,6 +9,7 @@ use fuser::Notifier;
 use super::base_files::BaseFiles;
 use super::execution::WaitingOperations;
 use super::group_commit::GroupCommit;
+use super::interrupts::InterruptTable;
 use super::invalidation::{DeferredAnswer, KernelCaches};
 use super::offload_link::{OffloadLink, OffloadRequest};
 use super::open_retry::OpenRetries;
@@ -47,6 +48,7 @@ pub struct VolumeClient {
     pub(super) appended: Condvar,
     commit: GroupCommit,
     pub(super) refresh: RefreshRequests,
+    pub(super) interrupts: Arc<InterruptTable>,
     pub(super) open_retries: OpenRetries,
     pub(super) unused: Arc<UnusedInodes>,
     pub(super) kernel_caches: OnceLock<KernelCaches>,
@@ -99,6 +101,7 @@ impl VolumeClient {
             appended: Condvar::new(),
             commit: GroupCommit::new(start),
             refresh: RefreshRequests::default(),
+            interrupts: Arc::default(),
             open_retries: OpenRetries::default(),
             unused: Arc::default(),
             kernel_caches: OnceLock::new(),

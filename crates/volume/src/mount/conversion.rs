@@ -8,7 +8,7 @@ use fuser::{FileAttr, FileType, INodeNo, Request, TimeOrNow};
 use rustix::io::Errno;
 
 use crate::record::{EntryName, FileKind, InodeNumber, NAME_BYTES_MAX, Timestamp};
-use crate::view::{CallerIdentity, Inode};
+use crate::view::{CallerIdentity, Inode, SpaceRequest};
 
 const BLOCK_BYTES: u32 = 4096;
 
@@ -113,6 +113,21 @@ pub(super) fn system_time_of(time: Timestamp) -> SystemTime {
     let seconds = Duration::from_secs(time.seconds.unsigned_abs());
     let whole = if time.seconds < 0 { UNIX_EPOCH.checked_sub(seconds) } else { UNIX_EPOCH.checked_add(seconds) };
     whole.map_or(UNIX_EPOCH, |whole| whole + nanoseconds)
+}
+
+/// Converts the mode of fallocate(2); none if it is not supported.
+pub(super) fn space_request(mode: i32) -> Option<SpaceRequest> {
+    const KEEP_SIZE: i32 = 1;
+    const PUNCH_HOLE: i32 = 2;
+    const ZERO_RANGE: i32 = 16;
+    match mode {
+        0 => Some(SpaceRequest::Allocate),
+        KEEP_SIZE => Some(SpaceRequest::AllocateKeepSize),
+        mode if mode == PUNCH_HOLE | KEEP_SIZE => Some(SpaceRequest::PunchHole),
+        ZERO_RANGE => Some(SpaceRequest::ZeroRange),
+        mode if mode == ZERO_RANGE | KEEP_SIZE => Some(SpaceRequest::ZeroRangeKeepSize),
+        _ => None,
+    }
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 
 use super::client::{ClientState, VolumeClient};
+use super::interrupts::RequestIdentity;
 use super::invalidation::DeferredAnswer;
 use super::offload_link::OffloadRequest;
 use super::space::SpaceDecision;
@@ -49,6 +50,13 @@ impl<T> ExecutedOperation<T> {
     }
 }
 
+/// An operation that is not answered yet.
+struct UnansweredOperation<A> {
+    answer: A,
+    /// The data of the request. Empty after the operation is executed.
+    data: Vec<u8>,
+}
+
 /// Executes an operation that waits, or refuses it with an error. Returns none if the operation must continue to wait.
 type WaitingOperation = Box<dyn FnMut(&VolumeClient, &mut ClientState, Option<Errno>) -> Option<DeferredAnswer> + Send>;
 
@@ -64,9 +72,11 @@ impl fmt::Debug for WaitingOperations {
 
 impl VolumeClient {
     /// Plans an operation, logs it, applies it to the view, and calls `answer`. An operation that must wait is planned again
-    /// when it is executed.
+    /// when it is executed. If its program is killed first, it is not executed. `request` is none for an operation that no
+    /// program waits for.
     pub(super) fn execute<T: Send + 'static>(
         &self,
+        request: Option<RequestIdentity>,
         data: &[u8],
         plan: impl Fn(&VolumeNamespace) -> Result<PlannedOperation<T>, Errno> + Send + 'static,
         answer: impl FnOnce(Result<T, Errno>) + Send + 'static,
@@ -77,19 +87,35 @@ impl VolumeClient {
             && let Some(ExecutedOperation { result, answer_when_published }) = self.try_execute(&mut state, data, &plan)
         {
             if let Some(end) = answer_when_published {
-                return state.published_answers.add(end, Box::new(move || answer(result)));
+                let call = self.interrupts.register(request, answer, |answer| answer(Err(Errno::INTR)));
+                let answer = move || {
+                    if let Some(answer) = call.claim() {
+                        answer(result);
+                    }
+                };
+                return state.published_answers.add(end, Box::new(answer));
             }
             drop(state);
             return answer(result);
         }
-        let (data, mut answer) = (data.to_vec(), Some(answer));
+        let operation = UnansweredOperation { answer, data: data.to_vec() };
+        let mut call =
+            Some(self.interrupts.register(request, operation, |operation| (operation.answer)(Err(Errno::INTR))));
         state.waiting.0.push_back(Box::new(move |client, state, refusal| {
+            let mut unanswered = call.as_ref()?.lock();
+            let Some(operation) = &mut *unanswered else { return Some(Box::new(|| {})) };
             let ExecutedOperation { result, answer_when_published } = match refusal {
                 Some(error) => ExecutedOperation::failed(error),
-                None => client.try_execute(state, &data, &plan)?,
+                None => client.try_execute(state, &operation.data, &plan)?,
             };
-            let answer = answer.take()?;
-            let answer: DeferredAnswer = Box::new(move || answer(result));
+            operation.data = Vec::new();
+            drop(unanswered);
+            let call = call.take()?;
+            let answer: DeferredAnswer = Box::new(move || {
+                if let Some(operation) = call.claim() {
+                    (operation.answer)(result);
+                }
+            });
             let Some(end) = answer_when_published else { return Some(answer) };
             state.published_answers.add(end, answer);
             Some(Box::new(|| {}))
@@ -114,10 +140,11 @@ impl VolumeClient {
     /// Executes an operation without data and without a result.
     pub(super) fn change(
         &self,
+        request: Option<RequestIdentity>,
         plan: impl Fn(&VolumeNamespace) -> Result<Vec<RecordEffect>, Errno> + Send + 'static,
         answer: impl FnOnce(Result<(), Errno>) + Send + 'static,
     ) {
-        self.execute(&[], move |namespace| Ok(PlannedOperation::new(plan(namespace)?, ())), answer);
+        self.execute(request, &[], move |namespace| Ok(PlannedOperation::new(plan(namespace)?, ())), answer);
     }
 
     /// Executes an operation. Returns none if it must wait: the log is full, or it is not known whether the replicas have

@@ -10,7 +10,7 @@ use std::time::SystemTime;
 use fuser::{
     BsdFileFlags, CopyFileRangeFlags, FileHandle, Filesystem, INodeNo, InitFlags, IoctlFlags, KernelConfig, LockOwner,
     OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyIoctl,
-    ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
+    ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, RequestId, TimeOrNow, WriteFlags,
 };
 use rustix::fs::{OFlags, fstatvfs};
 use rustix::io::Errno;
@@ -18,11 +18,14 @@ use rustix::io::Errno;
 use super::answer::{CACHE_TIME, GENERATION, answer_attributes, answer_empty, answer_entry, answer_xattr};
 use super::calling_thread::CallingThread;
 use super::client::VolumeClient;
-use super::conversion::{caller_of, error_of, file_type_of, kind_of, name_of, number_of, requested_time};
+use super::conversion::{
+    caller_of, error_of, file_type_of, kind_of, name_of, number_of, requested_time, space_request,
+};
 use super::data::SeekTarget;
 use super::execution::PlannedOperation;
+use super::interrupts::RequestIdentity;
 use super::open_modes::{bypasses_cache, is_appending};
-use super::operations::{LookupRequest, WritePlace, WriteRequest, WriteSource, check_paths};
+use super::operations::{WritePlace, WriteRequest, WriteSource, check_paths};
 use super::passthrough::enable_passthrough;
 use super::permission_check::AttributeRequest;
 use crate::publish::available_bytes;
@@ -68,10 +71,16 @@ impl Filesystem for VolumeFilesystem {
         match name_of(name) {
             Ok(name) => {
                 let entry = EntryKey { parent: number_of(parent), name };
-                self.answer_lookup(LookupRequest { thread: request.pid(), entry }, reply);
+                self.answer_lookup(request, entry, reply);
             }
             Err(error) => reply.error(error_of(error)),
         }
+    }
+
+    /// The kernel reports a signal of the thread that waits for the answer to a request.
+    fn interrupt(&self, _request: &Request, interrupted: RequestId) -> Result<(), fuser::Errno> {
+        self.client.interrupts.add_interrupt(interrupted);
+        Ok(())
     }
 
     fn forget(&self, _request: &Request, inode: INodeNo, count: u64) {
@@ -198,6 +207,7 @@ impl Filesystem for VolumeFilesystem {
         let key = entry.clone();
         let watches = [key.parent, inode].map(|walked| self.client.watch_path(walked));
         self.client.change(
+            Some(RequestIdentity::of(request)),
             move |namespace| {
                 check_paths(&watches, caller.thread)?;
                 let effects = namespace.plan_link(inode, key.parent, &key.name, caller.identity)?;
@@ -211,7 +221,7 @@ impl Filesystem for VolumeFilesystem {
 
     fn open(&self, request: &Request, inode: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         let opening = self.client.begin_opening(number_of(inode), request.pid(), flags.0);
-        self.answer_opening(move |client| match client.open_file(&opening) {
+        self.answer_opening(request, reply, move |client, reply| match client.open_file(&opening) {
             Ok(()) => client.answer_opened(opening.inode, flags.0, reply),
             Err(error) => reply.error(error_of(error)),
         });
@@ -283,12 +293,12 @@ impl Filesystem for VolumeFilesystem {
         reply.ok();
     }
 
-    fn fsync(&self, _request: &Request, _inode: INodeNo, _handle: FileHandle, _data_only: bool, reply: ReplyEmpty) {
-        self.answer_committed(reply);
+    fn fsync(&self, request: &Request, _inode: INodeNo, _handle: FileHandle, _data_only: bool, reply: ReplyEmpty) {
+        self.answer_committed(request, reply);
     }
 
-    fn fsyncdir(&self, _request: &Request, _inode: INodeNo, _handle: FileHandle, _data: bool, reply: ReplyEmpty) {
-        self.answer_committed(reply);
+    fn fsyncdir(&self, request: &Request, _inode: INodeNo, _handle: FileHandle, _data: bool, reply: ReplyEmpty) {
+        self.answer_committed(request, reply);
     }
 
     fn readdir(&self, _request: &Request, inode: INodeNo, _handle: FileHandle, offset: u64, mut reply: ReplyDirectory) {
@@ -412,7 +422,7 @@ impl Filesystem for VolumeFilesystem {
             let loses_bits = loss.apply_to(attributes.mode) != attributes.mode;
             Ok(PlannedOperation { allocated_bytes, ..PlannedOperation::new(effects, loses_bits) })
         };
-        self.client.execute(&[], plan, move |allocated| {
+        self.client.execute(Some(RequestIdentity::of(request)), &[], plan, move |allocated| {
             if allocated == Ok(true) {
                 client.invalidate_attributes(inode);
             }
@@ -480,20 +490,5 @@ impl Filesystem for VolumeFilesystem {
             Ok(found) => reply.offset(found as i64),
             Err(error) => reply.error(error_of(error)),
         }
-    }
-}
-
-/// Converts the mode of fallocate(2); none if it is not supported.
-fn space_request(mode: i32) -> Option<SpaceRequest> {
-    const KEEP_SIZE: i32 = 1;
-    const PUNCH_HOLE: i32 = 2;
-    const ZERO_RANGE: i32 = 16;
-    match mode {
-        0 => Some(SpaceRequest::Allocate),
-        KEEP_SIZE => Some(SpaceRequest::AllocateKeepSize),
-        mode if mode == PUNCH_HOLE | KEEP_SIZE => Some(SpaceRequest::PunchHole),
-        ZERO_RANGE => Some(SpaceRequest::ZeroRange),
-        mode if mode == ZERO_RANGE | KEEP_SIZE => Some(SpaceRequest::ZeroRangeKeepSize),
-        _ => None,
     }
 }

@@ -14,6 +14,7 @@ mod dropped_pages;
 mod execution;
 mod filesystem;
 mod group_commit;
+mod interrupts;
 mod invalidation;
 mod offload_link;
 mod open_modes;

@@ -14,6 +14,7 @@ use super::client::{ClientState, VolumeClient};
 use super::conversion::{attributes_of, error_of, name_of, number_of};
 use super::execution::PlannedOperation;
 use super::filesystem::VolumeFilesystem;
+use super::interrupts::{InterruptibleAnswer, RequestIdentity};
 use super::permission_check::{AttributeRequest, XattrChange, is_sticky};
 use super::stale_entries::PathWatch;
 use crate::record::{EntryKey, EntryName, InodeNumber, RecordEffect};
@@ -27,9 +28,9 @@ const HOLD_ATTEMPTS_MAX: u32 = 20;
 
 /// A lookup by a thread of a program.
 #[derive(Debug)]
-pub(super) struct LookupRequest {
-    pub(super) thread: u32,
-    pub(super) entry: EntryKey,
+struct LookupRequest {
+    thread: u32,
+    entry: EntryKey,
 }
 
 /// Plans the removal of an entry of a directory.
@@ -81,8 +82,20 @@ impl VolumeFilesystem {
     /// Answers an open(2) or opendir(3) when the view and the kernel's caches of inodes have all changes that other clients
     /// have logged before the call. No thread waits, because an invalidation may need other requests of this mount to be
     /// served.
-    pub(super) fn answer_opening(&self, answer: impl FnOnce(&Arc<VolumeClient>) + Send + 'static) {
+    pub(super) fn answer_opening(
+        &self,
+        request: &Request,
+        reply: ReplyOpen,
+        answer: impl FnOnce(&Arc<VolumeClient>, ReplyOpen) + Send + 'static,
+    ) {
         let client = Arc::clone(&self.client);
+        let refuse = |reply: ReplyOpen| reply.error(error_of(Errno::INTR));
+        let call = client.interrupts.register(RequestIdentity::of(request), reply, refuse);
+        let answer = move |client: &Arc<VolumeClient>| {
+            if let Some(reply) = call.claim() {
+                answer(client, reply);
+            }
+        };
         if !client.may_be_stale() {
             let answering = Arc::clone(&client);
             return client.answer_invalidated(Box::new(move || answer(&answering)));
@@ -97,7 +110,7 @@ impl VolumeFilesystem {
     pub(super) fn open_directory(&self, request: &Request, inode: INodeNo, reply: ReplyOpen) {
         let (inode, thread) = (number_of(inode), request.pid());
         let watch = self.client.watch_path(inode);
-        self.answer_opening(move |client| {
+        self.answer_opening(request, reply, move |client, reply| {
             let checked = check_path(watch.as_ref(), thread);
             match checked.and_then(|()| client.lock().namespace.entries(inode).map(drop)) {
                 Ok(()) => reply.opened(FileHandle(0), FopenFlags::empty()),
@@ -108,9 +121,12 @@ impl VolumeFilesystem {
 
     /// Answers a lookup when the view has all changes that other clients have logged before the request, because the kernel
     /// caches the answer.
-    pub(super) fn answer_lookup(&self, lookup: LookupRequest, reply: ReplyEntry) {
+    pub(super) fn answer_lookup(&self, request: &Request, entry: EntryKey, reply: ReplyEntry) {
+        let lookup = LookupRequest { thread: request.pid(), entry };
         if self.client.may_be_stale() {
-            answer_refreshed_lookup(Arc::clone(&self.client), lookup, reply, HOLD_ATTEMPTS_MAX);
+            let refuse = |reply| answer_entry(reply, Err(Errno::INTR));
+            let call = self.client.interrupts.register(RequestIdentity::of(request), reply, refuse);
+            answer_refreshed_lookup(Arc::clone(&self.client), lookup, call, HOLD_ATTEMPTS_MAX);
         } else {
             answer_entry(reply, look_up(&self.client, &lookup));
         }
@@ -139,9 +155,10 @@ impl VolumeFilesystem {
             caller.check_addition(namespace, key.parent)?;
             Ok(PlannedOperation::new(planned.effects, planned.inode))
         };
-        let client = Arc::clone(&self.client);
-        self.client
-            .execute(&[], plan, move |created| answer(created.and_then(|inode| client.answer_created(&entry, inode))));
+        let (client, request) = (Arc::clone(&self.client), RequestIdentity::of(request));
+        self.client.execute(Some(request), &[], plan, move |created| {
+            answer(created.and_then(|inode| client.answer_created(&entry, inode)));
+        });
     }
 
     pub(super) fn change_attributes(
@@ -162,7 +179,9 @@ impl VolumeFilesystem {
             let loss = caller.attribute_privilege_loss(&namespace.inode(inode)?.attributes, &change)?;
             namespace.plan_set_attributes(inode, change, loss, caller.identity)
         };
-        self.client.change(plan, move |changed| answer(changed.and_then(|()| client.attributes(inode))));
+        self.client.change(Some(RequestIdentity::of(request)), plan, move |changed| {
+            answer(changed.and_then(|()| client.attributes(inode)))
+        });
     }
 
     pub(super) fn with_inode<T>(
@@ -199,13 +218,12 @@ impl VolumeFilesystem {
             let written = WrittenRange { offset, loses_bits: loss.apply_to(attributes.mode) != attributes.mode };
             Ok(PlannedOperation { data_bytes: logged as usize, ..PlannedOperation::new(effects, written) })
         };
-        let client = Arc::clone(&self.client);
-        self.client.execute(data, plan, move |written| {
+        let (client, request) = (Arc::clone(&self.client), RequestIdentity::of(request));
+        self.client.execute(Some(request), data, plan, move |written| {
             if written.is_ok_and(|written| written.loses_bits) {
                 client.invalidate_attributes(number);
             }
-            let written = written.map(|written| written.offset);
-            let answer = move || answer_write(reply, written.map(|_| bytes));
+            let (written, answered) = (written.map(|written| written.offset), written.map(|_| bytes));
             match (place, source, written) {
                 (WritePlace::End { assumed }, _, Ok(offset)) if assumed != offset => client.invalidate_file(number),
                 // A reader may have cached the last page without the new data.
@@ -215,12 +233,20 @@ impl VolumeFilesystem {
                 (_, WriteSource::Cached, Ok(offset)) => {
                     client.invalidate_reread_data(number, offset, bytes, arrived);
                 }
-                _ => return answer(),
+                _ => return answer_write(reply, answered),
             }
             // Otherwise the invalidation may wait for a page that the kernel keeps locked until the answer.
             match source {
-                WriteSource::Uncached => client.answer_invalidated(Box::new(answer)),
-                WriteSource::Cached | WriteSource::Mapping => answer(),
+                WriteSource::Uncached => {
+                    let call =
+                        client.interrupts.register(request, reply, |reply| answer_write(reply, Err(Errno::INTR)));
+                    client.answer_invalidated(Box::new(move || {
+                        if let Some(reply) = call.claim() {
+                            answer_write(reply, answered);
+                        }
+                    }));
+                }
+                WriteSource::Cached | WriteSource::Mapping => answer_write(reply, answered),
             }
         });
     }
@@ -236,7 +262,7 @@ impl VolumeFilesystem {
     ) {
         let (caller, inode) = (CallingThread::of(request), number_of(inode));
         let (name, value) = (name.as_bytes().to_vec(), value.map(<[u8]>::to_vec));
-        self.change_and_answer(reply, move |namespace| {
+        self.change_and_answer(request, reply, move |namespace| {
             let change = if value.is_some() { XattrChange::Set } else { XattrChange::Remove };
             caller.check_xattr(namespace, inode, &name, change)?;
             namespace.plan_set_xattr(inode, &name, value.as_deref(), mode, caller.identity)
@@ -271,7 +297,7 @@ impl VolumeFilesystem {
             caller.check_removal(namespace, key.parent, target)?;
             Ok(effects)
         };
-        self.client.change(checked_plan, move |removed| {
+        self.client.change(Some(RequestIdentity::of(request)), checked_plan, move |removed| {
             answer_empty(reply, removed);
             client.invalidate_previous(&entry);
         });
@@ -299,7 +325,7 @@ impl VolumeFilesystem {
             caller.check_rename(namespace, &rename)?;
             Ok(effects)
         };
-        self.client.change(checked_plan, move |renamed| {
+        self.client.change(Some(RequestIdentity::of(request)), checked_plan, move |renamed| {
             answer_empty(reply, renamed);
             client.invalidate_previous(&target_entry);
         });
@@ -308,15 +334,23 @@ impl VolumeFilesystem {
     /// Executes an operation without data and without a result, and answers.
     pub(super) fn change_and_answer(
         &self,
+        request: &Request,
         reply: ReplyEmpty,
         plan: impl Fn(&VolumeNamespace) -> Result<Vec<RecordEffect>, Errno> + Send + 'static,
     ) {
-        self.client.change(plan, move |changed| answer_empty(reply, changed));
+        let request = Some(RequestIdentity::of(request));
+        self.client.change(request, plan, move |changed| answer_empty(reply, changed));
     }
 
     /// Answers fsync(2) when each live replica has the log.
-    pub(super) fn answer_committed(&self, reply: ReplyEmpty) {
-        self.client.answer_committed(Box::new(move || reply.ok()));
+    pub(super) fn answer_committed(&self, request: &Request, reply: ReplyEmpty) {
+        let refuse = |reply| answer_empty(reply, Err(Errno::INTR));
+        let call = self.client.interrupts.register(RequestIdentity::of(request), reply, refuse);
+        self.client.answer_committed(Box::new(move || {
+            if let Some(reply) = call.claim() {
+                reply.ok();
+            }
+        }));
     }
 }
 
@@ -392,14 +426,26 @@ pub(super) fn check_paths(watches: &[Option<PathWatch>], thread: u32) -> Result<
 
 /// Answers a lookup after a refresh. A thread that repeats an open(2) gets a file that it can open: the lookup is repeated
 /// if another client has just dropped the file.
-fn answer_refreshed_lookup(client: Arc<VolumeClient>, lookup: LookupRequest, reply: ReplyEntry, attempts: u32) {
+fn answer_refreshed_lookup(
+    client: Arc<VolumeClient>,
+    lookup: LookupRequest,
+    call: InterruptibleAnswer<ReplyEntry>,
+    attempts: u32,
+) {
     let refreshing = Arc::clone(&client);
     refreshing.answer_refreshed(Box::new(move || {
+        // Locked, because a lookup that is counted must be answered.
+        let mut unanswered = call.lock();
+        if unanswered.is_none() {
+            return;
+        }
         let may_repeat = client.open_retries.contains(lookup.thread) && attempts > 1;
         let found = if may_repeat { look_up_again(&client, &lookup) } else { Some(look_up(&client, &lookup)) };
-        match found {
-            Some(found) => answer_entry(reply, found),
-            None => answer_refreshed_lookup(client, lookup, reply, attempts - 1),
+        let reply = found.and_then(|found| Some((unanswered.take()?, found)));
+        drop(unanswered);
+        match reply {
+            Some((reply, found)) => answer_entry(reply, found),
+            None => answer_refreshed_lookup(client, lookup, call, attempts - 1),
         }
     }));
 }

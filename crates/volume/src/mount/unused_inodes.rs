@@ -77,6 +77,7 @@ impl VolumeClient {
             for inodes in unused.chunks(EFFECTS_MAX) {
                 let (queue, failed, inodes) = (Arc::clone(&self.unused), inodes.to_vec(), inodes.to_vec());
                 self.change(
+                    None,
                     move |namespace| Ok(plan_drops(namespace, &inodes)),
                     move |dropped| {
                         if let Err(error) = dropped {

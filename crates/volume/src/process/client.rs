@@ -305,7 +305,8 @@ fn end_unanswered(error: &io::Error) -> ! {
     std::process::exit(1);
 }
 
-/// Starts four threads: one receives messages, one sends hints, one renews the lease, and one drops unused inodes.
+/// Starts five threads. One receives messages, one sends hints, one renews the lease, one drops unused inodes, and one ends
+/// the calls of killed programs.
 fn start_threads(
     client: &Arc<VolumeClient>,
     connection: OffloadConnection,
@@ -335,6 +336,8 @@ fn start_threads(
             thread::sleep(LEASE_INTERVAL);
         }
     })?;
+    let interrupted = Arc::clone(client);
+    thread::Builder::new().name("interrupts".to_owned()).spawn(move || interrupted.answer_killed())?;
     client.add_unlinked(&unlinked);
     let dropping = Arc::clone(client);
     thread::Builder::new().name("drop-inodes".to_owned()).spawn(move || dropping.drop_unused_inodes())?;

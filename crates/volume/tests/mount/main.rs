@@ -9,6 +9,7 @@ mod crash_matrix;
 mod deaths;
 mod first_figures;
 mod full_disk;
+mod killed_programs;
 mod lost_files;
 mod model;
 mod mounted_volume;
@@ -86,6 +87,7 @@ fn main() -> ExitCode {
         crash::TESTS,
         crash_matrix::TESTS,
         waiting_calls::TESTS,
+        killed_programs::TESTS,
         programs::TESTS,
         real_programs::TESTS,
         suites::TESTS,
@@ -113,7 +115,8 @@ fn trial(name: &str, test: fn()) -> Trial {
 fn run_process(arguments: &[String]) -> ExitCode {
     let (role, store) = (arguments[0].as_str(), VolumeStore::new(arguments[1].as_ref()));
     end_with_supervisor().expect("prctl");
-    let programs = [real_programs::PROCESSES, user_namespaces::PROCESSES, crash::PROCESSES].concat();
+    let programs =
+        [real_programs::PROCESSES, user_namespaces::PROCESSES, crash::PROCESSES, killed_programs::PROCESSES].concat();
     if let Some((_, program)) = programs.iter().find(|(name, _)| *name == role) {
         program(&arguments[1..]);
         return ExitCode::SUCCESS;
