@@ -17,9 +17,10 @@ readonly LOCK_SECONDS_MAX=600 # another setup may be installing; it takes a minu
 
 # No versions: Debian removes a package's old version from its servers with each security update, so the release is
 # what pins them.
-readonly program_packages=(gcc libc6-dev make iproute2 pkg-config python3 python3-venv ca-certificates)
+readonly program_packages=(gcc libc6-dev make iproute2 pkg-config python3 python3-venv ca-certificates
+    protobuf-compiler libprotobuf-dev)
 readonly test_packages=(g++ groff-base redis-server nginx-light postgresql curl jq git sqlite3 rsync fio rocksdb-tools
-    libleveldb-dev libsnappy-dev xfsprogs)
+    libleveldb-dev libsnappy-dev xfsprogs etcd-server etcd-client)
 
 say() { printf 'setup: %s\n' "$*" >&2; }
 fail() { say "$*"; exit 1; }

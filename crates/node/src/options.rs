@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use farfork_cluster::catalog::CatalogLocation;
 pub use farfork_container::{CACHED_ROOTS_MAX_DEFAULT, USER_RANGES_DEFAULT};
 use farfork_trust::{Encryption, JoinToken};
 use farfork_volume::chain::LogCompression;
@@ -65,8 +66,8 @@ pub struct Options {
 pub struct VolumeOptions {
     /// Directory of the node's replicas, and of the sockets of the volumes' processes.
     pub store: PathBuf,
-    /// File in which the nodes of the cluster agree on volumes.
-    pub catalog: PathBuf,
+    /// Where the nodes of the cluster agree on volumes.
+    pub catalog: CatalogLocation,
     /// A node that does not respond for this time is removed from the chains of its volumes, in milliseconds.
     pub detection_ms: u64,
     /// A replica that takes less than this number of bytes of its log per detection time is removed from the chain.
@@ -95,9 +96,9 @@ impl VolumeOptions {
 
     /// Creates the default options. By default, the store is in the node's state directory, and the catalog is next to
     /// the store.
-    pub fn new(node: &NodeName, store: Option<PathBuf>, catalog: Option<PathBuf>) -> Self {
+    pub fn new(node: &NodeName, store: Option<PathBuf>, catalog: Option<CatalogLocation>) -> Self {
         let store = store.unwrap_or_else(|| Path::new(STATE_DIR).join(node.as_str()).join("volumes"));
-        let catalog = catalog.unwrap_or_else(|| store.with_file_name("catalog"));
+        let catalog = catalog.unwrap_or_else(|| store.with_file_name("catalog").into());
         Self {
             store,
             catalog,

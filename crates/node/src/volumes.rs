@@ -16,7 +16,7 @@ use std::process::{Command, Stdio};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use farfork_cluster::catalog::{Catalog as _, FileCatalog};
+use farfork_cluster::catalog::CatalogLocation;
 use farfork_trust::Credentials;
 use farfork_volume::process::{
     NodeSupervisor, OffloadMode, OffloadOptions, ProcessRole, STORE_PATH_BYTES_MAX, VolumeStore, run_offload,
@@ -44,8 +44,8 @@ pub struct VolumeLocation {
     pub node: NodeName,
     /// The directory of the node's replicas.
     pub store: PathBuf,
-    /// The file of the cluster's catalog.
-    pub catalog: PathBuf,
+    /// The cluster's catalog.
+    pub catalog: CatalogLocation,
     /// Why the processes of the volumes do not run; `None` while they are supervised.
     pub failure: Option<String>,
 }
@@ -131,9 +131,13 @@ struct VolumeServiceThread {
 
 impl VolumeServiceThread {
     fn run(&self) -> io::Result<()> {
-        let catalog = FileCatalog::new(&self.config.options.catalog);
+        let catalog = self.config.options.catalog.open();
         // A catalog that cannot be read is reported by the offload process.
-        while !catalog.read().map_or(true, |contents| contents.is_in_use()) {
+        let is_in_use = || match &catalog {
+            Ok(catalog) => catalog.read().map_or(true, |contents| contents.is_in_use()),
+            Err(_) => true,
+        };
+        while !is_in_use() {
             match self.wait(CATALOG_INTERVAL)? {
                 ServiceWakeup::Stop => return Ok(()),
                 ServiceWakeup::Connections => break,
@@ -256,8 +260,10 @@ impl VolumeServiceThread {
                 store.display()
             ));
         }
-        require_catalog(store, catalog)?;
-        for directory in [Some(store.as_path()), catalog.parent()].into_iter().flatten() {
+        if let Some(file) = catalog.file() {
+            require_catalog(store, file)?;
+        }
+        for directory in [Some(store.as_path()), catalog.file().and_then(Path::parent)].into_iter().flatten() {
             let made = DirBuilder::new().recursive(true).mode(0o700).create(directory);
             made.map_err(|error| format!("cannot make the directory {}: {error}", directory.display()))?;
         }
@@ -272,7 +278,7 @@ impl VolumeServiceThread {
         command.args(["volume", role.name(), "--store"]).arg(&options.store);
         command.args(["--copy", options.copy_method.name(), "--priority", options.work_priority.name()]);
         if role == ProcessRole::Offload {
-            command.arg("--catalog").arg(&options.catalog);
+            command.args(["--catalog", &options.catalog.to_string()]);
             command.args(["--name", node.as_str(), "--listen", &listen.to_string()]);
             command.args(["--compress", options.compression.name()]);
             command.args(["--detect-ms", &options.detection_ms.to_string()]);
@@ -318,7 +324,7 @@ mod tests {
     fn service(directory: &Path, store: PathBuf) -> VolumeService {
         let node = NodeName::new("n1").unwrap();
         let config = VolumeServiceConfig {
-            options: VolumeOptions::new(&node, Some(store), Some(directory.join("shared/catalog"))),
+            options: VolumeOptions::new(&node, Some(store), Some(directory.join("shared/catalog").into())),
             node,
             listen: "127.0.0.1".parse().unwrap(),
             credentials: None,

@@ -10,6 +10,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use clap::Args;
 use farfork_api::limits::{ZYGOTE_IDLE_DEFAULT, ZYGOTES_MAX_DEFAULT};
+use farfork_cluster::catalog::CatalogLocation;
 use farfork_node::daemon;
 use farfork_node::options::{CACHED_ROOTS_MAX_DEFAULT, Options, SeedBudget, TrustOptions, USER_RANGES_DEFAULT};
 use farfork_sys::allocator;
@@ -134,11 +135,14 @@ pub(crate) struct Node {
     /// The file system must support trusted extended attributes, as ext4, XFS, Btrfs and tmpfs do.
     #[arg(long, value_name = "DIR")]
     volumes: Option<PathBuf>,
-    /// File in which the nodes agree on volumes [default: the file catalog, next to the directory of --volumes].
+    /// File or etcd cluster in which the nodes agree on volumes [default: the file catalog, next to the directory of
+    /// --volumes].
     ///
-    /// All nodes of a cluster that share volumes must reach the same file. A missing file is created.
-    #[arg(long, value_name = "FILE")]
-    catalog: Option<PathBuf>,
+    /// All nodes of a cluster that share volumes must reach the same catalog. A missing file is created. For etcd 3.4 or later:
+    /// etcd://HOST:PORT,HOST:PORT/PREFIX, or etcds:// for TLS. The default prefix is /farfork. `?credentials=DIR` after it
+    /// names a directory with the files user and password, or ca.pem, client.pem and client.key.
+    #[arg(long, value_name = "FILE|URL")]
+    catalog: Option<CatalogLocation>,
     #[command(flatten)]
     volume_service: VolumeServiceArgs,
     /// Redirect the parent's vDSO functions to this kernel's in all children, even if both kernels are the same. For

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use farfork_cluster::catalog::CatalogLocation;
 use farfork_node::options::VolumeOptions;
 use farfork_volume::chain::LogCompression;
 use farfork_volume::process::{CopyMethod, OffloadMode, WorkPriority};
@@ -76,7 +77,12 @@ impl VolumeServiceArgs {
     ];
 
     /// The configuration of a node's volumes.
-    pub(super) fn options(self, node: &NodeName, store: Option<PathBuf>, catalog: Option<PathBuf>) -> VolumeOptions {
+    pub(super) fn options(
+        self,
+        node: &NodeName,
+        store: Option<PathBuf>,
+        catalog: Option<CatalogLocation>,
+    ) -> VolumeOptions {
         VolumeOptions {
             detection_ms: self.detect_ms,
             replica_rate_min: self.replica_rate_min,

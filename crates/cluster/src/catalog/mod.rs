@@ -1,9 +1,14 @@
 //! The catalog: the records of volumes, on which the nodes of a cluster must agree. `farfork-volume` reads and changes it.
 //!
 //! A record changes only if it has the revision that was read (compare and swap), so two nodes that decide at the same
-//! time cannot both succeed. [`FileCatalog`] is the embedded store.
+//! time cannot both succeed. [`FileCatalog`] is the embedded store; [`EtcdCatalog`] keeps the records in etcd. [`CatalogLocation`]
+//! selects one of them.
 
+#[cfg(test)]
+mod conformance;
+mod etcd;
 mod file;
+mod location;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,7 +19,9 @@ use std::sync::Arc;
 use farfork_wire::NodeName;
 use serde::{Deserialize, Serialize};
 
+pub use etcd::EtcdCatalog;
 pub use file::FileCatalog;
+pub use location::{CatalogLocation, EtcdLocation};
 
 /// Maximum length of a volume's name, in bytes.
 pub const VOLUME_NAME_BYTES_MAX: usize = 48;
@@ -61,6 +68,9 @@ pub trait Catalog: fmt::Debug + Send + Sync {
     /// # Errors
     /// As `read`.
     fn register_node(&self, name: &NodeName, node: &VolumeNode) -> Result<(), CatalogError>;
+
+    /// Waits until the contents may have changed.
+    fn wait_for_change(&self);
 }
 
 /// Changes the record of a volume. If another node changes the record at the same time, reads it again and repeats. If
@@ -229,7 +239,7 @@ pub enum CatalogError {
     Store {
         /// The operation that failed.
         operation: &'static str,
-        /// The path of the store.
+        /// The path or the URL of the store.
         store: String,
         /// The cause.
         source: io::Error,
@@ -237,10 +247,18 @@ pub enum CatalogError {
     /// The store does not contain a catalog of this version.
     #[error("{store} is not a catalog of this version: {reason}")]
     Format {
-        /// The path of the store.
+        /// The path or the URL of the store.
         store: String,
         /// The reason.
         reason: String,
+    },
+    /// The value of `--catalog` names no store.
+    #[error("{text:?} is not the location of a catalog: {reason}")]
+    InvalidLocation {
+        /// The value.
+        text: String,
+        /// The reason.
+        reason: &'static str,
     },
     /// Another node has changed the record.
     #[error("another node has changed volume {0}")]

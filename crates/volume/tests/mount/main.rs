@@ -7,6 +7,7 @@ mod changed_sizes;
 mod crash;
 mod crash_matrix;
 mod deaths;
+mod etcd_catalog;
 mod first_figures;
 mod full_disk;
 mod killed_programs;
@@ -86,6 +87,7 @@ fn main() -> ExitCode {
         model::TESTS,
         crash::TESTS,
         crash_matrix::TESTS,
+        etcd_catalog::TESTS,
         waiting_calls::TESTS,
         killed_programs::TESTS,
         programs::TESTS,
@@ -164,7 +166,7 @@ fn offload_options(arguments: &[String]) -> OffloadOptions {
     OffloadOptions {
         node: NodeName::new(&arguments[3]).expect("a node name"),
         store: arguments[1].as_str().into(),
-        catalog: arguments[2].as_str().into(),
+        catalog: arguments[2].parse().expect("a catalog"),
         listen: arguments[5].parse().expect("an address"),
         detection_time: Duration::from_millis(arguments[4].parse().expect("a number")),
         replica_rate_min: 64 << 10,

@@ -63,7 +63,7 @@ impl MountedVolume {
     }
 
     fn create_in(directory: TempDir, small_disk: Option<SmallDisk>, log_bytes: u64, durability: Durability) -> Self {
-        let catalog = directory.path().join("catalog");
+        let catalog = directory.path().join("catalog").into();
         let mut node =
             TestNode::start("n1", &directory.path().join("n1"), &catalog, NO_DETECTION_MS, NodeNetwork::loopback());
         create_volume(&node, &["n1"], log_bytes, durability);

@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use farfork_cluster::catalog::CatalogLocation;
 use farfork_sys::pidfd;
 use farfork_sys::process::{ProcStat, thread_ids};
 use farfork_volume::mount::MountOptions;
@@ -38,7 +39,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(2);
 pub(crate) struct TestNode {
     name: String,
     root: PathBuf,
-    catalog: PathBuf,
+    catalog: CatalogLocation,
     detection_ms: u64,
     network: NodeNetwork,
     processes: Option<SupervisorThread>,
@@ -88,10 +89,16 @@ impl SupervisorThread {
 
 impl TestNode {
     /// Starts the processes of a node in its own directory.
-    pub(crate) fn start(name: &str, root: &Path, catalog: &Path, detection_ms: u64, network: NodeNetwork) -> Self {
+    pub(crate) fn start(
+        name: &str,
+        root: &Path,
+        catalog: &CatalogLocation,
+        detection_ms: u64,
+        network: NodeNetwork,
+    ) -> Self {
         std::fs::create_dir_all(root.join("mount")).unwrap();
         std::fs::create_dir_all(root.join("store")).unwrap();
-        let (name, root, catalog) = (name.to_owned(), root.to_owned(), catalog.to_owned());
+        let (name, root, catalog) = (name.to_owned(), root.to_owned(), catalog.clone());
         let mut node = Self { name, root, catalog, detection_ms, network, processes: None, mount: None };
         node.start_processes();
         node
@@ -99,7 +106,7 @@ impl TestNode {
 
     /// Starts offload process and worker.
     pub(crate) fn start_processes(&mut self) {
-        let (store, catalog, name) = (self.store(), self.catalog.clone(), self.name.clone());
+        let (store, catalog, name) = (self.store(), self.catalog.to_string(), self.name.clone());
         let (detection_ms, network) = (self.detection_ms.to_string(), self.network.clone());
         self.processes = Some(SupervisorThread::start(move |report| {
             network.enter();

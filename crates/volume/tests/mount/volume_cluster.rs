@@ -5,7 +5,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-use farfork_cluster::catalog::Durability;
+use farfork_cluster::catalog::{CatalogLocation, Durability};
 use farfork_volume::process::LogStatus;
 use tempfile::TempDir;
 
@@ -22,6 +22,7 @@ pub(crate) struct VolumeCluster {
     /// The disk of one of the nodes. Unmounted after the processes of all nodes have ended.
     small_disk: Option<SmallDisk>,
     directory: TempDir,
+    catalog: CatalogLocation,
     detection_ms: u64,
 }
 
@@ -35,6 +36,14 @@ impl VolumeCluster {
     pub(crate) fn mounted(names: &[&str], log_bytes: u64, durability: Durability, detection_ms: u64) -> Self {
         let networks = names.iter().map(|_| NodeNetwork::loopback());
         Self::start(TempDir::new().unwrap(), names, networks, log_bytes, durability, detection_ms)
+    }
+
+    /// Creates a volume with three replicas, whose catalog is elsewhere.
+    pub(crate) fn with_catalog(catalog: CatalogLocation) -> Self {
+        let networks = THREE_NODES.iter().map(|_| NodeNetwork::loopback());
+        let directory = TempDir::new().unwrap();
+        let (log_bytes, durability) = (LOG_BYTES, Durability::Memory);
+        Self::start_with(directory, catalog, &THREE_NODES, networks, log_bytes, durability, NO_DETECTION_MS)
     }
 
     /// Creates a volume with three replicas, and a link for each node that can be cut.
@@ -64,20 +73,32 @@ impl VolumeCluster {
         durability: Durability,
         detection_ms: u64,
     ) -> Self {
-        let catalog = directory.path().join("catalog");
+        let catalog = directory.path().join("catalog").into();
+        Self::start_with(directory, catalog, names, networks, log_bytes, durability, detection_ms)
+    }
+
+    fn start_with(
+        directory: TempDir,
+        catalog: CatalogLocation,
+        names: &[&str],
+        networks: impl Iterator<Item = NodeNetwork>,
+        log_bytes: u64,
+        durability: Durability,
+        detection_ms: u64,
+    ) -> Self {
         let start = |(name, network): (&&str, NodeNetwork)| {
             TestNode::start(name, &directory.path().join(name), &catalog, detection_ms, network)
         };
         let mut nodes: Vec<_> = names.iter().zip(networks).map(start).collect();
         create_volume(&nodes[0], names, log_bytes, durability);
         nodes.iter_mut().for_each(TestNode::mount);
-        Self { nodes, small_disk: None, directory, detection_ms }
+        Self { nodes, small_disk: None, directory, catalog, detection_ms }
     }
 
     /// Starts a node without a replica. Returns its index.
     pub(crate) fn add_node(&mut self, name: &str) -> usize {
-        let (root, catalog) = (self.directory.path().join(name), self.directory.path().join("catalog"));
-        self.nodes.push(TestNode::start(name, &root, &catalog, self.detection_ms, NodeNetwork::loopback()));
+        let root = self.directory.path().join(name);
+        self.nodes.push(TestNode::start(name, &root, &self.catalog, self.detection_ms, NodeNetwork::loopback()));
         self.nodes.len() - 1
     }
 

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::Args;
+use farfork_cluster::catalog::CatalogLocation;
 use farfork_sys::affinity::restrict_to_cpus;
 use farfork_trust::{Credentials, Encryption};
 use farfork_volume::chain::LogCompression;
@@ -46,8 +47,8 @@ pub(crate) struct OffloadArguments {
     #[arg(long, value_name = "DIR")]
     store: PathBuf,
     /// Catalog of the cluster.
-    #[arg(long, value_name = "FILE")]
-    catalog: PathBuf,
+    #[arg(long, value_name = "FILE|URL")]
+    catalog: CatalogLocation,
     /// Name of the node.
     #[arg(long)]
     name: NodeName,

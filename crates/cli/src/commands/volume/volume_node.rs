@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use farfork_api::failure::Failure;
-use farfork_cluster::catalog::{Catalog as _, FileCatalog};
+use farfork_cluster::catalog::CatalogError;
 use farfork_node::volumes::{VolumeLocation, locate_volumes};
 use farfork_volume::process::{
     CheckProgress, CheckReport, ControlAnswer, ControlRequest, ReplicaReplacement, VolumeCheck, VolumeStatus,
@@ -137,11 +137,11 @@ impl VolumeNode {
     /// # Errors
     /// Some nodes do not serve volumes within [`START_LIMIT`]. The error names them.
     pub(super) fn wait_for_nodes(&self, object: &str, nodes: &[NodeName]) -> Result<(), Failure> {
-        let catalog = FileCatalog::new(&self.location.catalog);
+        let failed = |error: CatalogError| Failure::new(Code::Unavailable, object, error.to_string());
+        let catalog = self.location.catalog.open().map_err(failed)?;
         let deadline = Instant::now() + START_LIMIT;
         loop {
-            let contents =
-                catalog.read().map_err(|error| Failure::new(Code::Unavailable, object, error.to_string()))?;
+            let contents = catalog.read().map_err(failed)?;
             let missing: Vec<&str> =
                 nodes.iter().filter(|node| !contents.nodes.contains_key(*node)).map(NodeName::as_str).collect();
             if missing.is_empty() {
@@ -149,7 +149,7 @@ impl VolumeNode {
             }
             if Instant::now() >= deadline {
                 let cause = format!("no node {} serves volumes", missing.join(" or "));
-                let catalog = self.location.catalog.display();
+                let catalog = &self.location.catalog;
                 let step = format!("check the names with `farfork nodes`; each daemon needs --catalog {catalog}");
                 return Err(Failure::new(Code::FailedPrecondition, object, cause).with_next_step(step));
             }

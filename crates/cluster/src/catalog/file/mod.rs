@@ -9,6 +9,8 @@ use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
 
 use farfork_wire::NodeName;
 use rustix::fs::{FlockOperation, flock};
@@ -20,6 +22,8 @@ use super::{Catalog, CatalogContents, CatalogError, VolumeName, VolumeNode, Volu
 const FORMAT_VERSION: u32 = 1;
 /// A larger file is not a catalog. The limit bounds what a reader allocates. 10,000 volumes need 5 MB.
 const FILE_BYTES_MAX: u64 = 64 << 20;
+/// Interval between two reads of the file, which another node may have changed.
+const READ_INTERVAL: Duration = Duration::from_millis(100);
 
 /// A catalog in a file that all nodes of the cluster reach.
 #[derive(Debug)]
@@ -193,6 +197,10 @@ impl Catalog for FileCatalog {
             document.contents.nodes.insert(name.clone(), node.clone());
             Ok(())
         })
+    }
+
+    fn wait_for_change(&self) {
+        thread::sleep(READ_INTERVAL);
     }
 }
 

@@ -37,7 +37,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use farfork_cluster::catalog::{Catalog, CatalogError, FileCatalog, VolumeNode};
+use farfork_cluster::catalog::{Catalog, CatalogError, CatalogLocation, VolumeNode};
 use farfork_fabric::tcp::TcpServer;
 use farfork_fabric::{Exporter, RegionRegistry, Security, TlsSecurity};
 use farfork_rpc::server::{Acceptor, PlainAcceptor, SecuredAcceptor, Server, ServerConfig};
@@ -77,8 +77,8 @@ pub struct OffloadOptions {
     pub node: NodeName,
     /// The directory with the replicas of the node.
     pub store: PathBuf,
-    /// The file of the catalog, which all nodes share.
-    pub catalog: PathBuf,
+    /// The catalog, which all nodes share.
+    pub catalog: CatalogLocation,
     /// The address at which other nodes reach this one.
     pub listen: IpAddr,
     /// A node that does not answer for this time is removed from the chains of its volumes.
@@ -131,7 +131,7 @@ pub fn run_offload(options: &OffloadOptions) -> Result<(), OffloadError> {
     let store_failed = |source| OffloadError::Store { path: options.store.display().to_string(), source };
     let store = VolumeStore::new(&options.store);
     let _lock = store.lock(OFFLOAD).map_err(store_failed)?;
-    let catalog: Arc<dyn Catalog> = Arc::new(FileCatalog::new(&options.catalog));
+    let catalog: Arc<dyn Catalog> = options.catalog.open()?;
     let peers = PeerClients::new(Arc::clone(&catalog), options.credentials.clone());
     let regions = RegionRegistry::new(None);
     let node = OffloadNode::new(options, store.clone(), catalog, peers, Arc::clone(&regions)).map_err(store_failed)?;

@@ -47,7 +47,7 @@ impl TestCluster {
         for name in NODES {
             let store = cluster.store(name);
             std::fs::create_dir(&store).unwrap();
-            let catalog = cluster.directory.path().join("catalog");
+            let catalog = cluster.directory.path().join("catalog").into();
             let node = NodeName::new(name).unwrap();
             let (listen, detection_time) = ([127, 0, 0, 1].into(), WAIT_LIMIT);
             let options = OffloadOptions {

@@ -31,8 +31,6 @@ use crate::process::work_priority::WorkPriority;
 
 /// Interval between two attempts to open replicas that are not open.
 const OPEN_INTERVAL: Duration = Duration::from_secs(1);
-/// Interval between two reads of the catalog, which another node may have changed.
-const CATALOG_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Longest wait for one reply. It is short because the called process may have restarted at another address, or may
 /// itself wait for another node.
@@ -280,7 +278,7 @@ impl OffloadNode {
                     }
                     Err(error) => tracing::warn!(%error, "the catalog is read again"),
                 }
-                thread::sleep(CATALOG_INTERVAL);
+                node.catalog.wait_for_change();
             }
         })?;
         Ok(())

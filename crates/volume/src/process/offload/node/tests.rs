@@ -37,7 +37,7 @@ impl SingleReplica {
         let options = OffloadOptions {
             node: name.clone(),
             store: directory.path().to_owned(),
-            catalog: path.clone(),
+            catalog: path.clone().into(),
             listen: [127, 0, 0, 1].into(),
             detection_time: Duration::from_secs(1),
             replica_rate_min: 64 << 10,

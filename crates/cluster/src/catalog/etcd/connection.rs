@@ -1,0 +1,247 @@
+//! The connection to one member of etcd at a time. When a request fails, it is repeated with the next member.
+
+use std::fs;
+use std::future::Future;
+use std::io;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::time::Duration;
+
+use etcd_client::{Certificate, Client, ConnectOptions, Error as EtcdError, Identity, TlsOptions, WatchOptions};
+use tokio::runtime::{self, Runtime};
+use tokio::time::{Instant, sleep, timeout};
+use tonic::Code;
+
+use super::{WatchedChanges, error_text};
+use crate::catalog::location::EtcdLocation;
+
+/// Time limit of one attempt. A member that does not answer is as good as dead.
+const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(1);
+/// Time limit of a request. The election of a new leader takes about one second, with etcd's default settings.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+/// Wait before the first member is tried again.
+const RETRY_WAIT: Duration = Duration::from_millis(100);
+
+/// Connections to the members of an etcd cluster.
+#[derive(Debug)]
+pub(super) struct EtcdConnection {
+    members: Arc<EtcdMembers>,
+    /// `None` only while this value is dropped.
+    runtime: Option<Runtime>,
+}
+
+/// The members, and the client of the one that answered last.
+struct EtcdMembers {
+    urls: Vec<String>,
+    options: ConnectOptions,
+    present: Mutex<PresentMember>,
+}
+
+#[derive(Default)]
+struct PresentMember {
+    index: usize,
+    client: Option<Client>,
+}
+
+/// The reply to a request.
+pub(super) struct EtcdReply<T> {
+    pub(super) reply: T,
+    /// An earlier attempt had no reply, so it may have been executed.
+    pub(super) was_repeated: bool,
+}
+
+impl std::fmt::Debug for EtcdMembers {
+    /// Leaves out the options, which contain a password.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("EtcdMembers").field("urls", &self.urls).finish_non_exhaustive()
+    }
+}
+
+impl EtcdConnection {
+    /// Reads the credentials. Connects with the first request.
+    ///
+    /// # Errors
+    /// When a file of the credentials cannot be read.
+    pub(super) fn open(location: &EtcdLocation) -> io::Result<Self> {
+        let scheme = if location.uses_tls { "https" } else { "http" };
+        let urls = location.members.iter().map(|member| format!("{scheme}://{member}")).collect();
+        let members = EtcdMembers { urls, options: connect_options(location)?, present: Mutex::default() };
+        let runtime =
+            runtime::Builder::new_multi_thread().worker_threads(1).thread_name("etcd").enable_all().build()?;
+        Ok(Self { members: Arc::new(members), runtime: Some(runtime) })
+    }
+
+    fn runtime(&self) -> &Runtime {
+        self.runtime.as_ref().expect("only drop takes it")
+    }
+
+    /// Makes a request, and repeats it with other members. Blocks the calling thread, which may belong to another runtime.
+    ///
+    /// # Errors
+    /// When no member has answered for [`REQUEST_TIMEOUT`], or one has refused the request.
+    pub(super) fn call<T, F>(&self, request: impl Fn(Client) -> F + Send + Sync + 'static) -> io::Result<EtcdReply<T>>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, EtcdError>> + Send,
+    {
+        let (sender, receiver) = mpsc::sync_channel(1);
+        let members = Arc::clone(&self.members);
+        self.runtime().spawn(async move {
+            let _ = sender.send(members.request(request).await);
+        });
+        receiver.recv().map_err(|_| io::Error::other("the thread of etcd has ended"))?
+    }
+
+    /// Reports changes of keys that begin with `prefix`, until this value is dropped.
+    pub(super) fn watch(&self, prefix: String, changes: Arc<WatchedChanges>) {
+        let members = Arc::clone(&self.members);
+        self.runtime().spawn(async move {
+            loop {
+                if let Err(error) = members.watch(&prefix, &changes).await {
+                    tracing::debug!(error = error_text(&error), "the watch of the catalog is started again");
+                }
+                members.use_next();
+                sleep(RETRY_WAIT).await;
+            }
+        });
+    }
+}
+
+impl Drop for EtcdConnection {
+    /// Does not wait: the last owner may be a thread of another runtime.
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+impl EtcdMembers {
+    async fn request<T, F>(&self, request: impl Fn(Client) -> F) -> io::Result<EtcdReply<T>>
+    where
+        F: Future<Output = Result<T, EtcdError>>,
+    {
+        let deadline = Instant::now() + REQUEST_TIMEOUT;
+        let mut was_repeated = false;
+        let mut failed_members = 0;
+        loop {
+            let attempt = timeout(ATTEMPT_TIMEOUT, async { request(self.client().await?).await });
+            let (member, error) = (self.present_url(), attempt.await);
+            let reason = match error {
+                Ok(Ok(reply)) => return Ok(EtcdReply { reply, was_repeated }),
+                Ok(Err(error)) if !may_be_repeated(&error) => {
+                    return Err(io::Error::other(format!("{member}: {}", error_text(&error))));
+                }
+                Ok(Err(error)) => error_text(&error),
+                Err(_) => format!("no answer within {} s", ATTEMPT_TIMEOUT.as_secs()),
+            };
+            was_repeated = true;
+            self.use_next();
+            failed_members += 1;
+            if Instant::now() >= deadline {
+                let text = format!("no member has answered within {} s; {member}: {reason}", REQUEST_TIMEOUT.as_secs());
+                return Err(io::Error::new(io::ErrorKind::TimedOut, text));
+            }
+            if failed_members % self.urls.len() == 0 {
+                sleep(RETRY_WAIT).await;
+            }
+        }
+    }
+
+    /// Returns when the watch has ended.
+    async fn watch(&self, prefix: &str, changes: &WatchedChanges) -> Result<(), EtcdError> {
+        let mut client = self.client().await?;
+        let mut stream = client.watch(prefix, Some(WatchOptions::new().with_prefix())).await?;
+        while let Some(answer) = stream.message().await? {
+            // The first answer says that the watch has begun. Changes before it were not reported.
+            if let Some(header) = answer.header() {
+                changes.report(header.revision());
+            }
+            if answer.canceled() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// The client of the present member. Connects if there is none.
+    async fn client(&self) -> Result<Client, EtcdError> {
+        let url = {
+            let present = self.lock();
+            if let Some(client) = &present.client {
+                return Ok(client.clone());
+            }
+            self.urls[present.index].clone()
+        };
+        let client = Client::connect([url.as_str()], Some(self.options.clone())).await?;
+        let mut present = self.lock();
+        if self.urls[present.index] == url {
+            present.client = Some(client.clone());
+        }
+        Ok(client)
+    }
+
+    fn use_next(&self) {
+        let mut present = self.lock();
+        *present = PresentMember { index: (present.index + 1) % self.urls.len(), client: None };
+    }
+
+    fn present_url(&self) -> String {
+        self.urls[self.lock().index].clone()
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, PresentMember> {
+        self.present.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Whether another attempt, or another member, may succeed. An expired token is replaced with a new connection.
+fn may_be_repeated(error: &EtcdError) -> bool {
+    match error {
+        EtcdError::GRpcStatus(status) => match status.code() {
+            Code::Unavailable | Code::DeadlineExceeded | Code::Unknown | Code::Cancelled | Code::Internal => true,
+            Code::Unauthenticated => status.message().contains("token"),
+            _ => false,
+        },
+        EtcdError::TransportError(_) | EtcdError::IoError(_) => true,
+        _ => false,
+    }
+}
+
+fn connect_options(location: &EtcdLocation) -> io::Result<ConnectOptions> {
+    let mut options = ConnectOptions::new()
+        .with_connect_timeout(ATTEMPT_TIMEOUT)
+        .with_keep_alive(ATTEMPT_TIMEOUT, ATTEMPT_TIMEOUT)
+        .with_keep_alive_while_idle(true)
+        .with_require_leader(true);
+    let file = |name: &str| location.credentials.as_deref().map_or(Ok(None), |directory| read_file(directory, name));
+    if let (Some(user), Some(password)) = (file("user")?, file("password")?) {
+        options = options.with_user(text_line(user)?, text_line(password)?);
+    }
+    if location.uses_tls {
+        let mut tls = TlsOptions::new();
+        if let Some(authority) = file("ca.pem")? {
+            tls = tls.ca_certificate(Certificate::from_pem(authority));
+        }
+        if let (Some(certificate), Some(key)) = (file("client.pem")?, file("client.key")?) {
+            tls = tls.identity(Identity::from_pem(certificate, key));
+        }
+        options = options.with_tls(tls);
+    }
+    Ok(options)
+}
+
+/// Reads a file of the credentials; `None` if it does not exist.
+fn read_file(directory: &Path, name: &str) -> io::Result<Option<Vec<u8>>> {
+    let path = directory.join(name);
+    match fs::read(&path) {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(io::Error::new(error.kind(), format!("{}: {error}", path.display()))),
+    }
+}
+
+fn text_line(bytes: Vec<u8>) -> io::Result<String> {
+    let text = String::from_utf8(bytes).map_err(io::Error::other)?;
+    Ok(text.trim_end_matches(['\r', '\n']).to_owned())
+}

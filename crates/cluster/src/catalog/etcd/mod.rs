@@ -1,0 +1,300 @@
+//! The catalog in etcd (<https://etcd.io>): one key for each volume and each node.
+//!
+//! | key | value |
+//! |---|---|
+//! | `PREFIX/volumes/NAME` | a volume's record; its revision is the key's `mod_revision` |
+//! | `PREFIX/nodes/NAME` | the addresses of a node |
+//! | `PREFIX/changes` | written by each change, so that one small read shows whether anything has changed |
+//!
+//! Each change is a transaction that compares `mod_revision`. Reads are linearizable: they see all earlier changes of all nodes,
+//! and fail while etcd has no quorum.
+
+mod connection;
+
+use std::io;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+use etcd_client::{
+    Compare, CompareOp, Error as EtcdError, GetOptions, KeyValue, Txn, TxnOp, TxnOpResponse, TxnResponse,
+};
+use farfork_wire::NodeName;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use super::location::EtcdLocation;
+use super::{Catalog, CatalogContents, CatalogError, VolumeName, VolumeNode, VolumeRecord};
+use connection::{EtcdConnection, EtcdReply};
+
+/// The version of the values that this build reads and writes.
+const FORMAT_VERSION: u32 = 1;
+/// Longest wait for a change. A safeguard: the watch reports changes earlier.
+const WAIT_MAX: Duration = Duration::from_secs(1);
+
+/// A catalog in etcd.
+#[derive(Debug)]
+pub struct EtcdCatalog {
+    location: EtcdLocation,
+    connection: EtcdConnection,
+    cached: Mutex<Option<CachedContents>>,
+    changes: Arc<WatchedChanges>,
+}
+
+/// The contents of all keys at one revision of etcd.
+#[derive(Debug)]
+struct CachedContents {
+    /// The revision of etcd at which the keys were read.
+    revision: i64,
+    /// The `mod_revision` of the key `changes`; 0 if it does not exist.
+    last_change: i64,
+    contents: Arc<CatalogContents>,
+}
+
+/// The last change that the watch has reported. The watch also reports changes by hand, which do not write the key `changes`.
+#[derive(Debug, Default)]
+pub(super) struct WatchedChanges {
+    last: Mutex<WatchState>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct WatchState {
+    is_watching: bool,
+    revision: i64,
+}
+
+/// The value of the key of a volume or a node.
+#[derive(Serialize, Deserialize)]
+struct StoredValue<T> {
+    format: u32,
+    /// Random. It shows whether a write was applied whose reply was lost.
+    write: u64,
+    value: T,
+}
+
+/// The part that every version of a value has.
+#[derive(Deserialize)]
+struct ValueFormat {
+    format: u32,
+}
+
+impl EtcdCatalog {
+    /// Opens a catalog. Connects with the first request.
+    ///
+    /// # Errors
+    /// `Store` if the credentials cannot be read.
+    pub fn open(location: &EtcdLocation) -> Result<Self, CatalogError> {
+        let store_error = |source| CatalogError::Store { operation: "open", store: location.to_string(), source };
+        Ok(Self {
+            connection: EtcdConnection::open(location).map_err(store_error)?,
+            location: location.clone(),
+            cached: Mutex::new(None),
+            changes: Arc::default(),
+        })
+    }
+
+    fn key(&self, kind: &str, name: &str) -> String {
+        format!("{}/{kind}/{name}", self.location.prefix)
+    }
+
+    fn changes_key(&self) -> String {
+        format!("{}/changes", self.location.prefix)
+    }
+
+    fn store_error(&self, operation: &'static str, source: io::Error) -> CatalogError {
+        CatalogError::Store { operation, store: self.location.to_string(), source }
+    }
+
+    /// The `mod_revision` of the key `changes`.
+    fn read_last_change(&self) -> Result<i64, CatalogError> {
+        let key = self.changes_key();
+        let reply = self.connection.call(move |mut client| {
+            let key = key.clone();
+            async move { client.get(key, None).await }
+        });
+        let EtcdReply { reply, .. } = reply.map_err(|error| self.store_error("read", error))?;
+        Ok(reply.kvs().first().map_or(0, KeyValue::mod_revision))
+    }
+
+    fn read_all(&self) -> Result<CachedContents, CatalogError> {
+        let prefix = format!("{}/", self.location.prefix);
+        let reply = self.connection.call(move |mut client| {
+            let prefix = prefix.clone();
+            async move { client.get(prefix, Some(GetOptions::new().with_prefix())).await }
+        });
+        let EtcdReply { mut reply, .. } = reply.map_err(|error| self.store_error("read", error))?;
+        let revision = reply.header().map_or(0, etcd_client::ResponseHeader::revision);
+        let (mut contents, mut last_change) = (CatalogContents::default(), 0);
+        for pair in reply.take_kvs() {
+            let key = String::from_utf8_lossy(pair.key()).into_owned();
+            let name = key.strip_prefix(&self.location.prefix).unwrap_or_default();
+            if let Some(name) = name.strip_prefix("/volumes/") {
+                let record: VolumeRecord = self.decode(&key, pair.value())?;
+                let name = VolumeName::new(name).map_err(|error| self.format_error(&key, error.to_string()))?;
+                let revision = pair.mod_revision().cast_unsigned();
+                contents.volumes.insert(name, VolumeRecord { revision, ..record });
+            } else if let Some(name) = name.strip_prefix("/nodes/") {
+                let name = NodeName::new(name).map_err(|error| self.format_error(&key, error.to_string()))?;
+                contents.nodes.insert(name, self.decode(&key, pair.value())?);
+            } else if name == "/changes" {
+                last_change = pair.mod_revision();
+            }
+        }
+        Ok(CachedContents { revision, last_change, contents: Arc::new(contents) })
+    }
+
+    fn decode<T: DeserializeOwned>(&self, key: &str, value: &[u8]) -> Result<T, CatalogError> {
+        let parse_error = |error: serde_json::Error| self.format_error(key, error.to_string());
+        let ValueFormat { format } = serde_json::from_slice(value).map_err(parse_error)?;
+        if format != FORMAT_VERSION {
+            let reason = format!("it has format {format}, and this build reads {FORMAT_VERSION}");
+            return Err(self.format_error(key, reason));
+        }
+        let StoredValue { value, .. } = serde_json::from_slice(value).map_err(parse_error)?;
+        Ok(value)
+    }
+
+    fn format_error(&self, key: &str, reason: String) -> CatalogError {
+        let store = self.location.to_string();
+        CatalogError::Format { store, reason: format!("key {key}: {reason}") }
+    }
+
+    /// Executes operations if a key has a `mod_revision`, and writes the key `changes`. The reply to a failed comparison has
+    /// the present value of the key.
+    fn change(&self, key: &str, revision: u64, operation: TxnOp) -> Result<EtcdReply<TxnResponse>, CatalogError> {
+        let is_present = Compare::mod_revision(key, CompareOp::Equal, revision.cast_signed());
+        let transaction = Txn::new()
+            .when([is_present])
+            .and_then([operation, TxnOp::put(self.changes_key(), "", None)])
+            .or_else([TxnOp::get(key, None)]);
+        let reply = self.connection.call(move |mut client| {
+            let transaction = transaction.clone();
+            async move { client.txn(transaction).await }
+        });
+        reply.map_err(|error| self.store_error("write", error))
+    }
+}
+
+impl Catalog for EtcdCatalog {
+    fn read(&self) -> Result<Arc<CatalogContents>, CatalogError> {
+        let last_change = self.read_last_change()?;
+        {
+            let cached = self.cached.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(cached) = &*cached
+                && cached.last_change == last_change
+                && self.changes.revision() <= cached.revision
+            {
+                return Ok(Arc::clone(&cached.contents));
+            }
+        }
+        let read = self.read_all()?;
+        let contents = Arc::clone(&read.contents);
+        let mut cached = self.cached.lock().unwrap_or_else(PoisonError::into_inner);
+        // Another thread may have read a later revision.
+        if cached.as_ref().is_none_or(|cached| cached.revision <= read.revision) {
+            *cached = Some(read);
+        }
+        Ok(contents)
+    }
+
+    fn write_volume(&self, name: &VolumeName, record: &VolumeRecord) -> Result<u64, CatalogError> {
+        let (key, write) = (self.key("volumes", name.as_str()), fastrand::u64(..));
+        let value = encode(write, record);
+        let EtcdReply { reply, .. } = self.change(&key, record.revision, TxnOp::put(key.as_str(), value, None))?;
+        if reply.succeeded() {
+            return Ok(reply.header().map_or(0, etcd_client::ResponseHeader::revision).cast_unsigned());
+        }
+        // An earlier attempt whose reply was lost may have written the record.
+        let present = present_value(&reply);
+        let is_own = |present: &KeyValue| {
+            let stored = serde_json::from_slice::<StoredValue<VolumeRecord>>(present.value());
+            stored.is_ok_and(|stored| stored.write == write)
+        };
+        match present.filter(is_own) {
+            Some(present) => Ok(present.mod_revision().cast_unsigned()),
+            None => Err(CatalogError::Conflict(name.clone())),
+        }
+    }
+
+    fn remove_volume(&self, name: &VolumeName, revision: u64) -> Result<(), CatalogError> {
+        let key = self.key("volumes", name.as_str());
+        let EtcdReply { reply, was_repeated } = self.change(&key, revision, TxnOp::delete(key.as_str(), None))?;
+        // An earlier attempt whose reply was lost may have removed the record.
+        if reply.succeeded() || (was_repeated && present_value(&reply).is_none()) {
+            Ok(())
+        } else {
+            Err(CatalogError::Conflict(name.clone()))
+        }
+    }
+
+    fn register_node(&self, name: &NodeName, node: &VolumeNode) -> Result<(), CatalogError> {
+        let (key, value) = (self.key("nodes", name.as_str()), encode(fastrand::u64(..), node));
+        let changes = self.changes_key();
+        let transaction = Txn::new().and_then([TxnOp::put(key, value, None), TxnOp::put(changes, "", None)]);
+        let reply = self.connection.call(move |mut client| {
+            let transaction = transaction.clone();
+            async move { client.txn(transaction).await }
+        });
+        reply.map(drop).map_err(|error| self.store_error("write", error))
+    }
+
+    fn wait_for_change(&self) {
+        if self.changes.start() {
+            self.connection.watch(format!("{}/", self.location.prefix), Arc::clone(&self.changes));
+        }
+        let read = self.cached.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map_or(0, |read| read.revision);
+        self.changes.wait(read);
+    }
+}
+
+impl WatchedChanges {
+    /// Whether the caller must start the watch.
+    fn start(&self) -> bool {
+        !std::mem::replace(&mut self.last.lock().unwrap_or_else(PoisonError::into_inner).is_watching, true)
+    }
+
+    fn revision(&self) -> i64 {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner).revision
+    }
+
+    /// Reports that keys may have changed at a revision of etcd.
+    pub(super) fn report(&self, revision: i64) {
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        last.revision = last.revision.max(revision);
+        self.changed.notify_all();
+    }
+
+    /// Waits until a change later than `revision` is reported, at most [`WAIT_MAX`].
+    fn wait(&self, revision: i64) {
+        let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.changed.wait_timeout_while(last, WAIT_MAX, |last| last.revision <= revision);
+        drop(waited);
+    }
+}
+
+fn encode<T: Serialize>(write: u64, value: &T) -> Vec<u8> {
+    serde_json::to_vec(&StoredValue { format: FORMAT_VERSION, write, value }).expect("records have text keys only")
+}
+
+/// The present value of a key, in the reply to a failed comparison.
+fn present_value(reply: &TxnResponse) -> Option<KeyValue> {
+    match reply.op_responses().into_iter().next() {
+        Some(TxnOpResponse::Get(mut present)) => present.take_kvs().into_iter().next(),
+        _ => None,
+    }
+}
+
+/// Converts an error to text with its causes.
+pub(super) fn error_text(error: &EtcdError) -> String {
+    match error {
+        EtcdError::GRpcStatus(status) => format!("{:?}: {}", status.code(), status.message()),
+        EtcdError::TransportError(error) => {
+            let causes = std::iter::successors(Some(error as &dyn std::error::Error), |error| error.source());
+            causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+        }
+        error => error.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

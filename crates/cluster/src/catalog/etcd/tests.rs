@@ -1,0 +1,244 @@
+//! Tests of `EtcdCatalog` with real servers: `etcd` of Debian's package `etcd-server`, at addresses of the loopback.
+
+use std::net::{Ipv4Addr, TcpListener};
+use std::process::{Child, Command, Stdio};
+use std::time::Instant;
+
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+use super::*;
+use crate::catalog::CatalogLocation;
+use crate::catalog::conformance::{self, new_record, raise_term, volume_name};
+
+/// The servers are ready after about three seconds. A machine under load needs longer.
+const READY_LIMIT: Duration = Duration::from_secs(60);
+
+/// Members of an etcd cluster, killed when this value is dropped.
+struct EtcdServers {
+    directory: TempDir,
+    members: Vec<Member>,
+}
+
+struct Member {
+    arguments: Vec<String>,
+    client: String,
+    process: Child,
+}
+
+impl EtcdServers {
+    fn start(count: usize) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        // Bound together, so that all ports differ.
+        let listeners: Vec<_> = (0..2 * count).map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap()).collect();
+        let addresses: Vec<String> =
+            listeners.iter().map(|listener| listener.local_addr().unwrap().to_string()).collect();
+        let (clients, peers) = addresses.split_at(count);
+        drop(listeners);
+        let cluster: Vec<String> =
+            peers.iter().enumerate().map(|(index, peer)| format!("m{index}=http://{peer}")).collect();
+        let members = clients.iter().zip(peers).enumerate().map(|(index, (client, peer))| {
+            let data = directory.path().join(format!("m{index}")).display().to_string();
+            let arguments: Vec<String> = [
+                ["--name", &format!("m{index}")],
+                ["--data-dir", &data],
+                ["--listen-client-urls", &format!("http://{client}")],
+                ["--advertise-client-urls", &format!("http://{client}")],
+                ["--listen-peer-urls", &format!("http://{peer}")],
+                ["--initial-advertise-peer-urls", &format!("http://{peer}")],
+                ["--initial-cluster", &cluster.join(",")],
+            ]
+            .as_flattened()
+            .iter()
+            .map(ToString::to_string)
+            .collect();
+            Member { process: start_member(&arguments), client: client.clone(), arguments }
+        });
+        let servers = Self { members: members.collect(), directory };
+        servers.wait_until_ready();
+        servers
+    }
+
+    fn wait_until_ready(&self) {
+        let started = Instant::now();
+        while let Err(error) = self.open("/ready").read() {
+            assert!(started.elapsed() < READY_LIMIT, "{error}; data in {}", self.directory.path().display());
+        }
+    }
+
+    fn location(&self, prefix: &str) -> CatalogLocation {
+        let members: Vec<&str> = self.members.iter().map(|member| member.client.as_str()).collect();
+        format!("etcd://{}{prefix}", members.join(",")).parse().unwrap()
+    }
+
+    fn open(&self, prefix: &str) -> EtcdCatalog {
+        let CatalogLocation::Etcd(location) = self.location(prefix) else { unreachable!() };
+        EtcdCatalog::open(&location).unwrap()
+    }
+
+    /// Runs etcdctl(1), and returns its output.
+    fn run_etcdctl(&self, arguments: &[&str]) -> String {
+        let endpoint = format!("--endpoints={}", self.members[0].client);
+        let output = Command::new("etcdctl").env("ETCDCTL_API", "3").arg(endpoint).args(arguments).output().unwrap();
+        assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// The index of the leader.
+    fn leader(&self) -> usize {
+        let is_leader = |member: &Member| {
+            let endpoint = format!("--endpoints={}", member.client);
+            let status =
+                Command::new("etcdctl").env("ETCDCTL_API", "3").args([&endpoint, "endpoint", "status"]).output();
+            String::from_utf8(status.unwrap().stdout).unwrap().contains("true")
+        };
+        self.members.iter().position(is_leader).unwrap()
+    }
+
+    fn signal(&self, index: usize, signal: Signal) {
+        kill_process(Pid::from_child(&self.members[index].process), signal).unwrap();
+    }
+
+    fn kill(&mut self, index: usize) {
+        self.members[index].process.kill().unwrap();
+        self.members[index].process.wait().unwrap();
+    }
+
+    fn restart(&mut self, index: usize) {
+        self.members[index].process = start_member(&self.members[index].arguments);
+    }
+}
+
+impl Drop for EtcdServers {
+    fn drop(&mut self) {
+        for member in &mut self.members {
+            let _ = member.process.kill();
+            let _ = member.process.wait();
+        }
+    }
+}
+
+fn start_member(arguments: &[String]) -> Child {
+    let mut command = Command::new("etcd");
+    command.args(arguments).stdout(Stdio::null()).stderr(Stdio::null());
+    command.spawn().expect("`make setup` installs etcd-server")
+}
+
+#[test]
+fn etcd_is_a_catalog() {
+    let servers = EtcdServers::start(1);
+    let stores = std::cell::Cell::new(0);
+    conformance::check_all(|| {
+        stores.set(stores.get() + 1);
+        let location = servers.location(&format!("/store{}", stores.get()));
+        move || {
+            let CatalogLocation::Etcd(location) = &location else { unreachable!() };
+            Box::new(EtcdCatalog::open(location).unwrap())
+        }
+    });
+}
+
+#[test]
+fn changes_continue_when_members_die_stop_and_return() {
+    let mut servers = EtcdServers::start(3);
+    let (catalog, name) = (servers.open("/farfork"), volume_name("data"));
+    catalog.write_volume(&name, &new_record()).unwrap();
+    raise_term(&catalog, &name);
+
+    let leader = servers.leader();
+    servers.kill(leader);
+    raise_term(&catalog, &name);
+    servers.restart(leader);
+    servers.wait_until_ready();
+
+    for index in 0..3 {
+        servers.signal(index, Signal::STOP);
+        let changed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| raise_term(&catalog, &name)));
+        servers.signal(index, Signal::CONT);
+        changed.unwrap();
+    }
+    let term = servers.open("/farfork").read().unwrap().volumes[&name].term;
+    assert_eq!(term, 5);
+}
+
+#[test]
+fn without_a_quorum_nothing_is_read_or_written() {
+    let mut servers = EtcdServers::start(3);
+    let (catalog, name) = (servers.open("/farfork"), volume_name("data"));
+    let revision = catalog.write_volume(&name, &new_record()).unwrap();
+    servers.kill(0);
+    servers.kill(1);
+    std::thread::scope(|scope| {
+        scope.spawn(|| assert!(matches!(catalog.read(), Err(CatalogError::Store { .. }))));
+        let written = catalog.write_volume(&name, &VolumeRecord { revision, ..new_record() });
+        assert!(matches!(written, Err(CatalogError::Store { .. })));
+    });
+    servers.restart(0);
+    servers.restart(1);
+    servers.wait_until_ready();
+    assert!(catalog.read().unwrap().volumes.contains_key(&name));
+}
+
+#[test]
+fn a_compaction_loses_nothing() {
+    let servers = EtcdServers::start(1);
+    let (catalog, name) = (servers.open("/farfork"), volume_name("data"));
+    let revision = catalog.write_volume(&name, &new_record()).unwrap();
+    catalog.read().unwrap();
+    catalog.wait_for_change();
+    servers.run_etcdctl(&["compact", &revision.to_string()]);
+    raise_term(&catalog, &name);
+    catalog.wait_for_change();
+    assert_eq!(catalog.read().unwrap().volumes[&name].term, 1);
+}
+
+#[test]
+fn a_value_that_someone_has_damaged_is_refused_by_its_key() {
+    let servers = EtcdServers::start(1);
+    let catalog = servers.open("/farfork");
+    catalog.write_volume(&volume_name("data"), &new_record()).unwrap();
+    servers.run_etcdctl(&["put", "/farfork/volumes/data", "{"]);
+    let reader = servers.open("/farfork");
+    let error = reader.read().unwrap_err().to_string();
+    assert!(error.contains("/farfork/volumes/data"), "{error}");
+    assert_eq!(servers.run_etcdctl(&["get", "--print-value-only", "/farfork/volumes/data"]).trim(), "{");
+    servers.run_etcdctl(&["put", "/farfork/volumes/data", r#"{"format": 2}"#]);
+    let error = reader.read().unwrap_err().to_string();
+    assert!(error.contains("format 2"), "{error}");
+}
+
+#[test]
+fn a_wrong_or_revoked_password_is_refused() {
+    let servers = EtcdServers::start(1);
+    for arguments in [
+        &["user", "add", "root:secret"][..],
+        &["user", "grant-role", "root", "root"],
+        &["user", "add", "farfork:word"],
+        &["role", "add", "farfork"],
+        &["role", "grant-permission", "farfork", "--prefix=true", "readwrite", "/farfork/"],
+        &["user", "grant-role", "farfork", "farfork"],
+        &["auth", "enable"],
+    ] {
+        servers.run_etcdctl(arguments);
+    }
+    let credentials = tempfile::tempdir().unwrap();
+    std::fs::write(credentials.path().join("user"), "farfork\n").unwrap();
+    let open_with = |password: &str| {
+        std::fs::write(credentials.path().join("password"), format!("{password}\n")).unwrap();
+        let text = format!("{}?credentials={}", servers.location("/farfork"), credentials.path().display());
+        let CatalogLocation::Etcd(location) = text.parse().unwrap() else { unreachable!() };
+        EtcdCatalog::open(&location).unwrap()
+    };
+    let catalog = open_with("word");
+    catalog.write_volume(&volume_name("data"), &new_record()).unwrap();
+    let error = open_with("wrong").read().unwrap_err().to_string();
+    assert!(error.contains("authentication failed") && !error.contains("wrong"), "{error}");
+    let text = format!("{}?credentials={}", servers.location("/other"), credentials.path().display());
+    std::fs::write(credentials.path().join("password"), "word").unwrap();
+    let CatalogLocation::Etcd(location) = text.parse().unwrap() else { unreachable!() };
+    let error = EtcdCatalog::open(&location).unwrap().read().unwrap_err().to_string();
+    assert!(error.contains("permission denied"), "{error}");
+    servers.run_etcdctl(&["--user=root:secret", "user", "revoke-role", "farfork", "farfork"]);
+    let error = catalog.read().unwrap_err().to_string();
+    assert!(error.contains("permission denied"), "{error}");
+}
