@@ -1,5 +1,5 @@
-/* Files whose opened name was removed, and that have another name: a named semaphore (sem_open(3) links and removes a temporary
- * name), an open file, and a mapped one. Also a deleted null device. */
+/* Files whose opened name was removed or replaced, and that have another name: a named semaphore (sem_open(3) links and removes
+ * a temporary name), open files, a file that is mapped shared and private, and a named pipe. Also a deleted null device. */
 #include "resource.h"
 
 #include <semaphore.h>
@@ -7,10 +7,19 @@
 
 static sem_t *semaphore;
 static char name[64];
-static int file, device;
-static char *mapped;
+static int file, replaced, pipe_end, device;
+static char *mapped, *mapped_private;
 
 static void remove_all(void) { unlink(path_of("second")), sem_unlink(name); }
+
+/* Opens a new file, gives it another name, and replaces the opened name by another file. */
+static int open_and_replace(const char *opened, const char *kept) {
+    int made = open(path_of(opened), O_RDWR | O_CREAT | O_TRUNC, 0600);
+    int other = open(path_of("other"), O_RDWR | O_CREAT | O_TRUNC, 0600);
+    REQUIRE(made >= 0 && other >= 0 && write(made, "kept", 4) == 4 && write(other, "another", 7) == 7 && close(other) == 0);
+    REQUIRE(link(path_of(opened), path_of(kept)) == 0 && rename(path_of("other"), path_of(opened)) == 0);
+    return made;
+}
 
 static void set_up(void) {
     snprintf(name, sizeof name, "/farfork-lost-names-%d", getpid());
@@ -18,6 +27,11 @@ static void set_up(void) {
     file = open(path_of("first"), O_RDWR | O_CREAT | O_TRUNC, 0600);
     REQUIRE(semaphore != SEM_FAILED && file >= 0 && write(file, "first-", 6) == 6 && ftruncate(file, PAGE_BYTES) == 0);
     mapped = (char *)mmap(NULL, PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    mapped_private = (char *)mmap(NULL, PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE, file, 0);
+    REQUIRE(mapped_private != MAP_FAILED && memcmp(mapped_private, "first-", 6) == 0);
+    replaced = open_and_replace("replaced", "kept");
+    REQUIRE(mkfifo(path_of("pipe"), 0600) == 0 && (pipe_end = open(path_of("pipe"), O_RDWR)) >= 0);
+    REQUIRE(write(pipe_end, "in", 2) == 2 && link(path_of("pipe"), path_of("pipe-2")) == 0 && unlink(path_of("pipe")) == 0);
     REQUIRE(mapped != MAP_FAILED && link(path_of("first"), path_of("second")) == 0 && unlink(path_of("first")) == 0);
     REQUIRE(mknod(path_of("null"), S_IFCHR | 0666, makedev(1, 3)) == 0);
     device = open(path_of("null"), O_RDWR);
@@ -36,7 +50,12 @@ static void check(void) {
     REQUIRE(lseek(file, 0, SEEK_CUR) == 6 && write(file, "more", 4) == 4);
     REQUIRE(pread(second, text, 10, 0) == 10 && memcmp(text, "first-more", 10) == 0, "%s", text);
     REQUIRE(pwrite(second, "X", 1, 0) == 1 && mapped[0] == 'X', "the mapping is another file");
+    REQUIRE(mapped_private[0] == 'X', "the private mapping is of another file");
     REQUIRE(pwrite(second, "f", 1, 0) == 1 && lseek(file, 6, SEEK_SET) == 6);
+    int kept = open(path_of("kept"), O_RDWR), other_end = open(path_of("pipe-2"), O_RDWR);
+    REQUIRE(kept >= 0 && pwrite(kept, "K", 1, 0) == 1 && pread(replaced, text, 5, 0) == 4 && memcmp(text, "Kept", 4) == 0);
+    REQUIRE(pwrite(kept, "k", 1, 0) == 1 && close(kept) == 0);
+    REQUIRE(write(pipe_end, "2", 1) == 1 && read(other_end, text, 3) == 3 && memcmp(text, "in2", 3) == 0, "%s", text);
     REQUIRE(fstat(device, &status) == 0 && S_ISCHR(status.st_mode) && status.st_rdev == makedev(1, 3));
     REQUIRE(write(device, "x", 1) == 1 && read(device, text, 1) == 0);
 }

@@ -1,11 +1,12 @@
-/* POSIX timers: ids with a gap, remaining times, intervals, values; one that signals a certain thread, and two that
- * count the CPU time of one thread each. */
+/* POSIX timers: ids with a gap, remaining times, intervals, values; one that signals a certain thread, one that signals a
+ * thread that has ended, and two that count the CPU time of one thread each. */
 #include "resource.h"
 #include "time_left.h"
 
 #define VALUE ((void *)0x123456789abcdef0)
 
-static int far_off, gap, to_thread, silent, own_work, others_work;
+static int far_off, gap, to_thread, to_ended, silent, own_work, others_work;
+static volatile pid_t ended;
 static volatile pid_t listener;
 static volatile int go_on, told;
 static pthread_t thread;
@@ -26,6 +27,12 @@ static void *listen_for_timer(void *unused) {
     siginfo_t info = take(SIGRTMIN + 2);
     REQUIRE(info.si_code == SI_TIMER && info.si_timerid == to_thread && gettid() == listener);
     told = 1;
+    return unused;
+}
+
+static void *end_when_told(void *unused) {
+    ended = gettid();
+    while (!go_on) usleep(1000);
     return unused;
 }
 
@@ -50,12 +57,20 @@ static void set_up(void) {
     struct sigevent thread_event = {.sigev_notify = SIGEV_THREAD_ID, .sigev_signo = SIGRTMIN + 2};
     thread_event._sigev_un._tid = listener;
     to_thread = create(CLOCK_REALTIME, &thread_event);
+    pthread_t ending;
+    REQUIRE(pthread_create(&ending, NULL, end_when_told, NULL) == 0 && COMES_TRUE(ended != 0));
+    struct sigevent ended_event = {.sigev_notify = SIGEV_THREAD_ID, .sigev_signo = SIGRTMIN + 3};
+    ended_event._sigev_un._tid = ended;
+    to_ended = create(CLOCK_MONOTONIC, &ended_event);
+    go_on = 1;
+    REQUIRE(pthread_join(ending, NULL) == 0);
     struct sigevent worked = {.sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGRTMIN + 3};
     own_work = create(clock_of(pthread_self()), &worked);
     others_work = create(clock_of(thread), &worked);
     arm(others_work, 500, 0, 7);
     arm(far_off, 3600, 0, 9);
     arm(silent, 1000, 0, 0);
+    arm(to_ended, 1000, 0, 0);
     end_arming();
 }
 
@@ -75,6 +90,9 @@ static void check(void) {
     left = left_s(silent, &interval_s);
     REQUIRE(interval_s == 0 && may_be_left(left, 1000, 2), "%ld s left", left);
     REQUIRE(left_s(to_thread, &interval_s) == 0);
+    begin_asking();
+    left = left_s(to_ended, &interval_s);
+    REQUIRE(interval_s == 0 && may_be_left(left, 1000, 2), "%ld s left", left);
     left = left_s(others_work, &interval_s);
     REQUIRE(interval_s == 7 && left >= 490 && left <= 500, "%ld s of work left, every %ld", left, interval_s);
     REQUIRE(left_s(own_work, &interval_s) == 0 && interval_s == 0);

@@ -100,6 +100,12 @@ impl<'a> ComparisonContext<'a> {
         self.child.get(&format!("{process}/fd/{number}/{other}")).map(String::as_str)
     }
 
+    /// Whether the parent's file had lost the name by which it was opened or mapped.
+    fn had_lost_name(&self, difference: &Difference) -> bool {
+        let field = difference.field.replace("memory/has name/", "memory/file/").replace("/has name", "/link");
+        self.parent.get(&field).is_some_and(|name| name.contains("(deleted)"))
+    }
+
     /// Whether a descriptor refers to a pipe, and the parent has only write ends of this pipe. Only the parent is checked,
     /// because a paused child has additional descriptors of the pipe.
     fn is_unread_pipe(&self, difference: &Difference) -> bool {
@@ -130,6 +136,7 @@ impl<'a> ComparisonContext<'a> {
                 let is_unix = self.descriptor_field(difference, "option/SOL_SOCKET/SO_DOMAIN") == Some(UNIX);
                 is_unix && ![&difference.parent, &difference.child].into_iter().flatten().any(|value| value == "0")
             }
+            TolerancePolicy::ExistingName => !self.had_lost_name(difference),
             TolerancePolicy::WriteOnlyPipe => self.is_unread_pipe(difference),
             TolerancePolicy::RestorerState => difference.parent.is_none() && self.paused.contains(process),
             TolerancePolicy::UntilFirstStep { child } => {
@@ -152,17 +159,18 @@ fn find_tolerance(difference: &Difference, circumstances: &ComparisonContext<'_>
 fn permits_values(policy: TolerancePolicy, difference: &Difference) -> bool {
     let (parent, child) = (difference.parent.as_deref(), difference.child.as_deref());
     match policy {
-        TolerancePolicy::AnyValue | TolerancePolicy::Volatile | TolerancePolicy::KnownGap => true,
+        TolerancePolicy::AnyValue | TolerancePolicy::Volatile => true,
         // These policies depend on other fields: `ComparisonContext::permits` decides.
         TolerancePolicy::StandardStream
         | TolerancePolicy::ConnectedSocket
         | TolerancePolicy::NonListeningSocket
         | TolerancePolicy::UnixSocket
+        | TolerancePolicy::ExistingName
         | TolerancePolicy::WriteOnlyPipe
         | TolerancePolicy::RestorerState
         | TolerancePolicy::UntilFirstStep { .. } => false,
         TolerancePolicy::ChangesTo { parent: expected, child: value }
-        | TolerancePolicy::KnownGapForValues { parent: expected, child: value } => {
+        | TolerancePolicy::KnownGap { parent: expected, child: value, .. } => {
             let is = |pattern: &str, value: Option<&str>| matches(pattern, value.unwrap_or_default());
             is(expected, parent) && is(value, child)
         }
@@ -215,6 +223,30 @@ mod tests {
         let report = compare(&parent, &child);
         let fields: Vec<&str> = report.differences.iter().map(|difference| difference.field.as_str()).collect();
         assert_eq!((fields, report.tolerated.len()), (vec!["7/fd/1/info/pos"], 2));
+    }
+
+    #[test]
+    fn a_copy_of_a_mapped_file_that_has_another_name_is_a_difference() {
+        let of = |file: &str, has_name: &str| {
+            observation(&[("7/memory/file/1000-2000", file), ("7/memory/has name/1000-2000", has_name)])
+        };
+        let fields_that_differ = |parent: &str| {
+            compare(&of(parent, "true at 0"), &of("shared /memfd:a (deleted) at 0", "false at 0")).differences.len()
+        };
+        assert_eq!(fields_that_differ("shared /dev/shm/sem.x (deleted) at 0"), 1);
+        assert_eq!(fields_that_differ("shared /private/file at 0"), 0);
+    }
+
+    #[test]
+    fn another_owner_of_a_socket_or_pipe_is_a_difference() {
+        for (field, parent, child) in [
+            ("7/fd/3/stat/owner", "0:0", "1000:1000"),
+            ("7/fd/3/stat/owner", "1000:1000", "0:0"),
+            ("7/fd/3/option/SOL_SOCKET/SO_PEERCRED", "7 0:0", "7 1000:1000"),
+        ] {
+            let report = compare(&observation(&[(field, parent)]), &observation(&[(field, child)]));
+            assert_eq!(report.differences.len(), 1, "{field}");
+        }
     }
 
     #[test]

@@ -27,6 +27,8 @@ pub enum TolerancePolicy {
     NonListeningSocket,
     /// The socket is a Unix socket, and neither value is 0.
     UnixSocket,
+    /// The parent's file still had the name by which it was opened or mapped.
+    ExistingName,
     /// The parent has only write ends of the pipe.
     WriteOnlyPipe,
     /// The child is paused before its first instruction, and only the child has the field: it is state of the restorer.
@@ -38,20 +40,20 @@ pub enum TolerancePolicy {
         child: &'static str,
     },
     /// The values should be equal, but are not yet.
-    KnownGap,
-    /// As `KnownGap`, for these values only.
-    KnownGapForValues {
+    KnownGap {
         /// Pattern of the parent's value. A missing field counts as empty text.
         parent: &'static str,
         /// Pattern of the child's value.
         child: &'static str,
+        /// The first column of the row of `docs/process-state.md` that tells users.
+        row: &'static str,
     },
 }
 
 impl TolerancePolicy {
     /// Whether the values should be equal but are not yet.
     pub fn is_known_gap(self) -> bool {
-        matches!(self, Self::KnownGap | Self::KnownGapForValues { .. })
+        matches!(self, Self::KnownGap { .. })
     }
 }
 
@@ -74,10 +76,6 @@ const fn volatile(field: &'static str, reason: &'static str) -> Tolerance {
     Tolerance { field, policy: TolerancePolicy::Volatile, reason }
 }
 
-const fn known_gap(field: &'static str, reason: &'static str) -> Tolerance {
-    Tolerance { field, policy: TolerancePolicy::KnownGap, reason }
-}
-
 const fn changes_to(field: &'static str, parent: &'static str, child: &'static str, reason: &'static str) -> Tolerance {
     Tolerance { field, policy: TolerancePolicy::ChangesTo { parent, child }, reason }
 }
@@ -86,13 +84,14 @@ const fn until_first_step(field: &'static str, child: &'static str, reason: &'st
     Tolerance { field, policy: TolerancePolicy::UntilFirstStep { child }, reason }
 }
 
-const fn known_gap_for_values(
+const fn known_gap(
     field: &'static str,
     parent: &'static str,
     child: &'static str,
+    row: &'static str,
     reason: &'static str,
 ) -> Tolerance {
-    Tolerance { field, policy: TolerancePolicy::KnownGapForValues { parent, child }, reason }
+    Tolerance { field, policy: TolerancePolicy::KnownGap { parent, child, row }, reason }
 }
 
 /// All permitted differences. The first matching row applies.
@@ -210,14 +209,23 @@ pub const TOLERANCES: &[Tolerance] = &[
     changes_to("fd/*/fcntl/F_GET_SEALS", "1", "errno 22", "POSIX shared memory is a file of the child's own /dev/shm"),
     changes_to("fd/*/link", "*(deleted)", "/*", "a file that lost the name of its open is opened by another name"),
     changes_to("memory/file/*", "shared *(deleted)*", "shared /*", "a file that lost a name is mapped by another name"),
+    changes_to(
+        "memory/file/*",
+        "private *(deleted)*",
+        "private /*",
+        "a file that lost a name is mapped by another name",
+    ),
     changes_to("fd/*/stat/mode", "20*", "20666", "a removed device node is opened at the device's own path"),
     changes_to("fd/*/link", "*(deleted)", "pipe of *", "deleted named pipes are pipes in a child"),
-    changes_to("fd/*/stat/mode", "10*", "10600", "deleted named pipes are pipes in a child"),
+    Tolerance { field: "fd/*/has name", policy: TolerancePolicy::ExistingName, reason: REASON_UNAVAILABLE },
+    Tolerance { field: "memory/has name/*", policy: TolerancePolicy::ExistingName, reason: REASON_UNAVAILABLE },
+    changes_to("timers", "*tid.outside*", "*none/*", "a timer that signals a thread that has ended signals none"),
     changes_to("fd/*/stat/links", "1", "0", "files that other processes cannot open are deleted files in a child"),
-    known_gap_for_values(
+    known_gap(
         "fd/*/stat/links",
         "*",
         "1",
+        "number of names of an open file (st_nlink)",
         "a file that a child may write is its own copy; other names of the parent's file do not refer to it",
     ),
     changes_to("fd/*/link", "*", "*(deleted)", "files that other processes cannot open are deleted files in a child"),
@@ -289,106 +297,137 @@ pub const TOLERANCES: &[Tolerance] = &[
         "files that other processes cannot open are memory files in a child",
     ),
     // Known gaps.
-    known_gap_for_values(
+    known_gap(
         "memory/file/*",
         "shared /SYSV*",
         "shared /SYSV00000000*",
+        "key of a System V segment in the memory map",
         "the memory map of a child names a segment without its key",
     ),
-    known_gap_for_values(
+    known_gap(
         "stat/exit_code",
         "2*",
         "19",
+        "signal that has stopped a process",
         "in a child, a stopped process is reported as stopped by SIGSTOP, whatever the signal was",
     ),
-    known_gap_for_values(
+    known_gap(
         "pending signals",
         "19 *",
         "",
+        "signal that has stopped a process",
         "a SIGSTOP that is pending for a stopped process has stopped it in a child",
     ),
-    known_gap_for_values(
+    known_gap(
         "status/ShdPnd",
         "0000000000040000",
         "0000000000000000",
+        "signal that has stopped a process",
         "a SIGSTOP that is pending for a stopped process has stopped it in a child",
     ),
-    known_gap_for_values(
+    known_gap(
         "fd/*/option/SOL_SOCKET/SO_PEERCRED",
         "0 -1:-1",
         "*",
+        "SO_PEERCRED of connections without a recorded creator, or made by a descendant",
         "a child shows the creator of the other end even if the parent shows none",
     ),
-    known_gap_for_values(
+    known_gap(
         "fd/*/option/SOL_SOCKET/SO_PEERGROUPS",
         "",
         "",
+        "SO_PEERCRED of connections without a recorded creator, or made by a descendant",
         "a child shows the creator of the other end even if the parent shows none",
     ),
-    known_gap_for_values(
-        "fd/*/option/SOL_SOCKET/SO_PEERCRED",
-        "* 0:*",
-        "*",
-        "a pair made before a process changed its credentials has the new credentials",
-    ),
-    known_gap_for_values(
-        "fd/*/option/SOL_SOCKET/SO_PEERGROUPS",
-        "",
-        "*",
-        "a pair made before a process changed its credentials has the new credentials",
-    ),
-    known_gap_for_values(
+    known_gap(
         "fd/*/fcntl/F_GETOWNER_UIDS",
         "0",
         "*",
+        "user who has set the recipient of signals about a file (F_GETOWNER_UIDS)",
         "the owner of a file (F_SETOWN) is set with the current credentials of the process",
     ),
-    known_gap_for_values(
-        "fd/*/stat/owner",
-        "0:*",
-        "*",
-        "a socket made before a process changed its credentials has the new credentials",
+    known_gap(
+        "memory/flag mw/*",
+        "",
+        "set at *",
+        "whether a shared mapping may become writable",
+        REASON_READ_ONLY_MEMORY,
     ),
-    known_gap_for_values(
-        "fd/*/stat/owner",
+    known_gap(
+        "memory/policy/*",
         "*",
-        "0:0",
-        "the owner of a pipe or other unnamed file is not carried: it is root in a child",
+        "*",
+        "memory policy of mappings (mbind(2), set_mempolicy_home_node(2))",
+        "policies of mappings (mbind(2)) are not carried",
     ),
-    known_gap_for_values("memory/flag mw/*", "", "set at *", REASON_READ_ONLY_MEMORY),
-    known_gap("memory/policy/*", "policies of mappings (mbind(2)) are not carried"),
-    known_gap("fd/*/stat/modified", "times of memory files and deleted files are those of their copy"),
-    known_gap_for_values(
+    known_gap(
+        "fd/*/stat/modified",
+        "*",
+        "*",
+        "st_mtime of POSIX and System V shared memory, and of files that only the process has",
+        "times of memory files and deleted files are those of their copy",
+    ),
+    known_gap(
         "memory/file/*",
         "private *",
         "",
+        "name of a private mapping in the memory map",
         "a private mapping that is writable, or was written, has no file in a child",
     ),
     known_gap(
         "fd/*/info/settime flags",
+        "*",
+        "*",
+        "flags with which a timerfd was set",
         "a timer with an absolute time continues with its remaining time, even if the clock is set",
     ),
-    known_gap_for_values(
+    known_gap(
         "fd/*/info/lock",
         "POSIX *",
         "POSIX *",
+        "owner of POSIX locks of processes that share descriptors",
         "a lock of processes that share descriptors is shown with another owner among them",
     ),
-    known_gap_for_values(
+    known_gap(
         "fd/*/option/SOL_SOCKET/SO_PEERCRED",
         "* 0:0",
         "* 0:0",
+        "SO_PEERCRED of connections without a recorded creator, or made by a descendant",
         "a pair made by another process of the tree belongs to the process that restored it",
     ),
-    known_gap("fd/*/option/SOL_SOCKET/SO_SNDBUF", "differs for TCP, which adapts the size to the connection"),
+    known_gap(
+        "fd/*/option/SOL_SOCKET/SO_SNDBUF",
+        "*",
+        "*",
+        "options of TCP that have no effect on a connection, and its send buffer",
+        "differs for TCP, which adapts the size to the connection",
+    ),
     Tolerance {
         field: "fd/*/option/SOL_TCP/TCP_MAXSEG",
         policy: TolerancePolicy::NonListeningSocket,
         reason: "negotiated by the two ends of a connection; the child's network has other sizes",
     },
-    known_gap("fd/*/option/SOL_IP/IP_MULTICAST_*", "for TCP, where they have no effect: not carried"),
-    known_gap("fd/*/option/SOL_IPV6/IPV6_MULTICAST_*", "for TCP, where they have no effect: not carried"),
-    known_gap("fd/*/option/SOL_IPV6/IPV6_V6ONLY", "for a connection to an IPv4 address: not carried"),
+    known_gap(
+        "fd/*/option/SOL_IP/IP_MULTICAST_*",
+        "*",
+        "*",
+        "options of TCP that have no effect on a connection, and its send buffer",
+        "for TCP, where they have no effect: not carried",
+    ),
+    known_gap(
+        "fd/*/option/SOL_IPV6/IPV6_MULTICAST_*",
+        "*",
+        "*",
+        "options of TCP that have no effect on a connection, and its send buffer",
+        "for TCP, where they have no effect: not carried",
+    ),
+    known_gap(
+        "fd/*/option/SOL_IPV6/IPV6_V6ONLY",
+        "*",
+        "*",
+        "options of TCP that have no effect on a connection, and its send buffer",
+        "for a connection to an IPv4 address: not carried",
+    ),
 ];
 
 /// open(2) sets this flag on a 64-bit kernel, where the flag has no effect.
@@ -403,9 +442,35 @@ const REASON_UNREAD_PIPE: &str = "data in a pipe that the process does not read 
 
 const REASON_READ_ONLY_MEMORY: &str = "a child has some files as memory files: a shared mapping of one can be made writable (mprotect(2)), even if the parent's file was opened for reading only";
 
+const REASON_UNAVAILABLE: &str = "files that other processes cannot open are deleted files in a child";
+
 const REASON_FILTERED: &str =
     "a child that is paused before its first instruction is in the restorer, whose calls its filters may forbid";
 
 /// Tolerance for remaining times, in milliseconds: parent and child are read one after the other, on a machine that may be
 /// busy.
 const NEAR_MS: u64 = 60_000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The rows of the page, each by its first column.
+    fn documented_rows() -> Vec<String> {
+        let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/process-state.md");
+        let text = std::fs::read_to_string(page).expect("the page is in the repository");
+        let first = |line: &str| Some(line.strip_prefix("| ")?.split(" | ").next()?.to_owned());
+        text.lines().filter_map(first).collect()
+    }
+
+    #[test]
+    fn every_known_gap_has_a_row_that_users_read() {
+        let rows = documented_rows();
+        let gaps = TOLERANCES.iter().filter_map(|tolerance| match tolerance.policy {
+            TolerancePolicy::KnownGap { row, .. } => Some((tolerance.field, row)),
+            _ => None,
+        });
+        let missing: Vec<_> = gaps.filter(|(_, row)| !rows.iter().any(|documented| documented == row)).collect();
+        assert!(missing.is_empty(), "{missing:?}");
+    }
+}

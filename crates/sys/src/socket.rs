@@ -58,6 +58,35 @@ pub fn read_number_option(socket: BorrowedFd<'_>, level: u32, name: u32) -> io::
     Ok(i32::from_ne_bytes(value.as_slice().try_into().map_err(|_| io::ErrorKind::InvalidData)?))
 }
 
+/// Reads the supplementary groups of the peer of a Unix socket (SO_PEERGROUPS).
+///
+/// # Errors
+/// As getsockopt(2): ENODATA if the kernel knows no peer.
+pub fn read_peer_groups(socket: BorrowedFd<'_>) -> io::Result<Vec<u32>> {
+    /// Most processes have fewer groups. A long list takes longer to allocate than to read.
+    const USUAL_GROUPS_MAX: usize = 32;
+    /// NGROUPS_MAX.
+    const GROUPS_MAX: usize = 65_536;
+    match read_some_peer_groups(socket, USUAL_GROUPS_MAX) {
+        Err(error) if error.raw_os_error() == Some(libc::ERANGE) => read_some_peer_groups(socket, GROUPS_MAX),
+        groups => groups,
+    }
+}
+
+/// Reads at most `count_max` groups; ERANGE if there are more.
+fn read_some_peer_groups(socket: BorrowedFd<'_>, count_max: usize) -> io::Result<Vec<u32>> {
+    let mut groups = vec![0_u32; count_max];
+    let mut bytes = mem::size_of_val(groups.as_slice()) as libc::socklen_t;
+    let (fd, level, name) = (socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERGROUPS);
+    // SAFETY: the kernel writes at most `bytes` bytes to `groups`, and the number of bytes; both outlive the call.
+    let failed = unsafe { libc::getsockopt(fd, level, name, groups.as_mut_ptr().cast(), &raw mut bytes) };
+    if failed != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    groups.truncate(bytes as usize / mem::size_of::<u32>());
+    Ok(groups)
+}
+
 /// Sets an option whose value is a number (setsockopt(2)).
 ///
 /// # Errors

@@ -4,7 +4,7 @@
 use std::cmp::Ordering;
 use std::collections::HashMap;
 
-use farfork_sys::process::{self, TaskFd};
+use farfork_sys::process::{self, EpollSlot, TaskFd};
 
 use super::ObserveError;
 use super::tree::{StoppedTree, inner_id};
@@ -56,6 +56,14 @@ impl IdentifierMap {
     pub(super) fn name_object(&mut self, kind: &str, number: &str, place: &str) -> String {
         let key = (kind.to_owned(), number.to_owned());
         self.first_seen.entry(key).or_insert_with(|| place.to_owned()).clone()
+    }
+
+    /// Returns the place where the file that an epoll instance watches was first seen; `None` if no descriptor of the tree
+    /// refers to it. Call it when all descriptors are known.
+    pub(super) fn epoll_target_name(&self, slot: EpollSlot) -> Option<&str> {
+        let order = |known: TaskFd| process::compare_with_epoll_target(known, slot).unwrap_or(Ordering::Less);
+        let at = self.open_files.binary_search_by(|(known, _)| order(*known)).ok()?;
+        Some(&self.open_files[at].1)
     }
 
     /// Returns the place where the open file of a descriptor was first seen.

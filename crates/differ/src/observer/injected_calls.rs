@@ -7,6 +7,7 @@ use farfork_fork::capture::QueryArgument::{Number, ResultBuffer as Place};
 use farfork_fork::capture::{QueryCall, QueryResult, QueryThreads, StoppedProcess};
 
 use farfork_sys::process_memory::read_process;
+use farfork_sys::ptrace;
 
 use super::{ObservationBuilder, ObserveError, bytes_text};
 
@@ -116,6 +117,11 @@ pub(super) fn read_by_injected_calls(
     standstill: &mut StoppedProcess,
     fields: &mut ObservationBuilder,
 ) -> Result<(), ObserveError> {
+    if let Some(tid) = standstill.threads().find(|tid| has_blocked_calls(pid, *tid)) {
+        let tid = fields.names.inner_id_text(tid);
+        fields.put("injected calls", format!("none, because Syscall User Dispatch blocks calls of thread {tid}"));
+        return Ok(());
+    }
     let of_threads: Vec<QueryCall> = CALL_VALUES.iter().map(|value| value.question).collect();
     let tids: Vec<i32> = standstill.threads().collect();
     let answers = standstill.run_queries(QueryThreads::AllThreads, &of_threads)?;
@@ -128,6 +134,20 @@ pub(super) fn read_by_injected_calls(
     }
     put_local_descriptors(pid, standstill, fields)?;
     put_signals_and_timers(pid, standstill, fields)
+}
+
+/// Whether Syscall User Dispatch turns system calls of a stopped thread into SIGSYS. An injected call would run the thread's
+/// handler.
+fn has_blocked_calls(pid: i32, tid: i32) -> bool {
+    const ALLOW: u8 = 0;
+    let mut value = [ALLOW];
+    match ptrace::read_user_dispatch(tid) {
+        Ok([mode, selector, ..]) if mode != 0 => {
+            selector == 0 || read_process(pid, selector, &mut value).is_err() || value != [ALLOW]
+        }
+        // Off, or not reported by the kernel.
+        _ => false,
+    }
 }
 
 /// Records the local descriptor table. A table that does not fit into a result buffer is read into memory that is mapped for

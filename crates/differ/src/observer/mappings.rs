@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 
 use farfork_sys::process::{self, MapEntry};
 
@@ -41,7 +42,7 @@ pub(super) fn read_mappings(pid: i32, fields: &mut ObservationBuilder) -> Result
     let mut runs: BTreeMap<String, Vec<PropertyRun>> = BTreeMap::new();
     for entry in entries.iter().filter(|entry| !is_dont_fork(entry)) {
         let policy = policies.get(&entry.start).map_or("", String::as_str);
-        for (property, value, offset) in mapping_properties(entry, policy) {
+        for (property, value, offset) in mapping_properties(entry, policy, has_name(pid, entry)) {
             extend_runs(runs.entry(property).or_default(), entry, value, offset);
         }
     }
@@ -54,6 +55,13 @@ pub(super) fn read_mappings(pid: i32, fields: &mut ObservationBuilder) -> Result
     Ok(())
 }
 
+/// Whether the file of a shared mapping has a name, which other processes can open.
+fn has_name(pid: i32, entry: &MapEntry) -> Option<bool> {
+    let link = format!("/proc/{pid}/map_files/{:x}-{:x}", entry.start, entry.end);
+    let found = if entry.is_shared && entry.inode != 0 { fs::metadata(link).ok()? } else { return None };
+    found.is_file().then(|| found.nlink() > 0)
+}
+
 /// Whether fork(2) omits the mapping (MADV_DONTFORK). Mappings that the kernel made also have that flag, but children have
 /// them anyway.
 fn is_dont_fork(entry: &MapEntry) -> bool {
@@ -61,7 +69,7 @@ fn is_dont_fork(entry: &MapEntry) -> bool {
 }
 
 /// Returns name, value and offset of each property of a mapping.
-fn mapping_properties(entry: &MapEntry, policy: &str) -> Vec<(String, String, Option<u64>)> {
+fn mapping_properties(entry: &MapEntry, policy: &str, has_name: Option<bool>) -> Vec<(String, String, Option<u64>)> {
     let sharing = if entry.is_shared { "shared" } else { "private" };
     let mut properties = vec![("protection".to_owned(), format!("{sharing} {}", entry.protection), None)];
     if !entry.path.is_empty() {
@@ -69,6 +77,7 @@ fn mapping_properties(entry: &MapEntry, policy: &str) -> Vec<(String, String, Op
         let offset = (entry.inode != 0).then_some(entry.offset);
         properties.push(("file".to_owned(), format!("{sharing} {path}"), offset));
     }
+    properties.extend(has_name.map(|has_name| ("has name".to_owned(), has_name.to_string(), Some(entry.offset))));
     properties.extend((!policy.is_empty()).then(|| ("policy".to_owned(), policy.to_owned(), None)));
     let is_left_out = |flag: &str| FLAGS_UNREAD.iter().any(|(unread, _)| *unread == flag);
     let flags = entry.flags().filter(|flag| !is_left_out(flag));

@@ -12,6 +12,7 @@ mod tree;
 use std::io;
 
 use farfork_fork::capture::CaptureError;
+use farfork_sys::process::EpollSlot;
 
 use crate::Observation;
 use identifiers::IdentifierMap;
@@ -50,15 +51,27 @@ impl ObserveError {
 pub fn observe(pid: i32) -> Result<Observation, ObserveError> {
     let mut tree = StoppedTree::stop(pid)?;
     let names = IdentifierMap::new(&tree)?;
-    let mut fields = ObservationBuilder { observation: Observation::new(), prefix: String::new(), names };
+    let mut fields = ObservationBuilder {
+        observation: Observation::new(),
+        prefix: String::new(),
+        names,
+        epoll_registrations: Vec::new(),
+    };
     for process in tree.processes_mut() {
         fields.prefix = process.inner_id.to_string();
         fields.put("has ended", process.standstill.is_none());
-        let Some(standstill) = &mut process.standstill else { continue };
+        if process.standstill.is_none() {
+            continue;
+        }
         process_files::read_process_files(process.pid, &mut fields)?;
         mappings::read_mappings(process.pid, &mut fields)?;
         descriptors::read_descriptors(process.pid, &mut fields)?;
         threads::read_threads(process.pid, &mut fields)?;
+    }
+    descriptors::put_epoll_registrations(&mut fields);
+    for process in tree.processes_mut() {
+        fields.prefix = process.inner_id.to_string();
+        let Some(standstill) = &mut process.standstill else { continue };
         // Last, because it maps pages in the process.
         injected_calls::read_by_injected_calls(process.pid, standstill, &mut fields)?;
     }
@@ -71,6 +84,16 @@ struct ObservationBuilder {
     /// Id of the process in its own pid namespace.
     prefix: String,
     names: IdentifierMap,
+    /// The registrations of all epoll instances.
+    epoll_registrations: Vec<EpollRegistration>,
+}
+
+/// A registration of an epoll instance. The file that it watches is named when all descriptors are known.
+struct EpollRegistration {
+    field: String,
+    slot: EpollSlot,
+    /// The events, and the program's data.
+    events: String,
 }
 
 impl ObservationBuilder {

@@ -235,7 +235,7 @@ mod tests {
     #[test]
     fn an_invisible_session_is_reported_as_outside() {
         let (observation, prefix, names) = (Observation::new(), "7".to_owned(), IdentifierMap::default());
-        let mut fields = ObservationBuilder { observation, prefix, names };
+        let mut fields = ObservationBuilder { observation, prefix, names, epoll_registrations: Vec::new() };
         read_stat("7 (sh) S 0 0 0 0 -1 0", "stat", &mut fields);
         read_status("PPid:\t0\nTracerPid:\t0\nNSpgid:\t0\nNSsid:\t0\n", "status", &mut fields);
         for never_none in ["stat/ppid", "stat/pgrp", "stat/session", "status/PPid", "status/NSpgid", "status/NSsid"] {

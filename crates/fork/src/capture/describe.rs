@@ -247,6 +247,7 @@ fn empty_descriptor(origin: Origin, process: Process, threads: Vec<Thread>) -> D
         volumes: Vec::new(),
         attributes: Vec::new(),
         moved_epoll_targets: Vec::new(),
+        open_file_attributes: Vec::new(),
     }
 }
 

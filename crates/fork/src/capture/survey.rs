@@ -173,11 +173,9 @@ impl Survey {
         survey.refusals.extend(tree_root::refuse_current_directory(pid));
         survey.refusals.extend(files::refuse_open_files(pid, root, &survey.fds)?);
         survey.refusals.extend(volume_objects::refuse_removed_mappings(pid, root, &survey.maps)?);
-        survey.refusals.extend(files::refuse_foreign_pidfds(
-            streams.map_or(pid, TreeStreams::root_pid),
-            pid,
-            &survey.fds,
-        )?);
+        let first = streams.map_or(pid, TreeStreams::root_pid);
+        survey.refusals.extend(files::refuse_foreign_pidfds(first, pid, &survey.fds)?);
+        survey.refusals.extend(files::refuse_foreign_proc_files(first, pid, &survey.fds));
         survey.refusals.extend(files::check_caller_socket(pid, &survey.fds, sockets));
         // Skipped for a process that requests its own checkpoint, because it already waits. The pause refuses its timers if
         // necessary.

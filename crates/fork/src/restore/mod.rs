@@ -198,6 +198,16 @@ pub enum RestoreError {
         /// Release of this node's kernel.
         found: String,
     },
+    /// This kernel accounts less memory for small pieces of a stream than the parent's.
+    #[error(
+        "a full Unix stream of the seed would have room here: its data needs {memory} of {limit} bytes; fork it to a node with the same kernel"
+    )]
+    UnfilledStream {
+        /// The memory that the data needs here, in bytes.
+        memory: u64,
+        /// The sender waits when its data needs this much, in bytes.
+        limit: u64,
+    },
     /// A thread would continue in vdso code that this node does not have.
     #[error(
         "thread {tid} was inside a function of its kernel's vdso, and this node's kernel has another: prepare the parent again, or fork it to a node with the same build of the kernel"

@@ -11,10 +11,10 @@ use std::path::{Path, PathBuf};
 
 use farfork_container::resolve_on_node;
 use farfork_wire::Descriptor;
-use farfork_wire::descriptor::{FileIdentity, FileStatus, OpenFile, SharedObjectKind, WrittenRun};
+use farfork_wire::descriptor::{FileIdentity, FileStatus, OpenFile, OpenFileAttributes, SharedObjectKind, WrittenRun};
 use rustix::event::EventfdFlags;
 use rustix::fs::{Gid, Mode, OFlags, Uid, fcntl_setfl};
-use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
+use rustix::pipe::{PipeFlags, SpliceFlags, fcntl_setpipe_size, pipe_with, splice};
 
 use super::RestoreError;
 use super::plan_layout::PASSED_RESERVED_COUNT;
@@ -353,12 +353,11 @@ type PipeTable = HashMap<u64, PipePair>;
 fn open_pipe_end(file: &OpenFile, pipes: &mut PipeTable, descriptor: &Descriptor) -> io::Result<OwnedFd> {
     let OpenFile::Pipe { pipe, is_write_end, flags, .. } = file else { unreachable!("asked for pipes only") };
     if !pipes.contains_key(pipe) {
-        let is_of_it = |file: &&OpenFile| matches!(file, OpenFile::Pipe { pipe: of, .. } if of == pipe);
-        let files: Vec<&OpenFile> = descriptor.open_files.iter().filter(is_of_it).collect();
-        pipes.insert(
-            *pipe,
-            PipePair { ends: create_filled_pipe(&files)?, is_end_used: [false; 2], remaining_files: files.len() },
-        );
+        let is_of_it = |(_, file): &(u32, &OpenFile)| matches!(file, OpenFile::Pipe { pipe: of, .. } if of == pipe);
+        let files: Vec<(u32, &OpenFile)> = (0..).zip(&descriptor.open_files).filter(is_of_it).collect();
+        let attributes: Vec<_> = files.iter().filter_map(|(index, _)| descriptor.attributes_of_file(*index)).collect();
+        let ends = create_filled_pipe(files.iter().map(|(_, file)| *file), &attributes)?;
+        pipes.insert(*pipe, PipePair { ends, is_end_used: [false; 2], remaining_files: files.len() });
     }
     let made = pipes.get_mut(pipe).expect("it was made");
     let end = duplicate_pipe_end(made, *is_write_end, *flags)?;
@@ -387,20 +386,47 @@ fn duplicate_pipe_end(made: &mut PipePair, is_write_end: bool, flags: u32) -> io
     Ok(end)
 }
 
-/// Creates the pipe of these open files, with its contents.
-fn create_filled_pipe(files: &[&OpenFile]) -> io::Result<(OwnedFd, OwnedFd)> {
+/// Creates the pipe of these open files, with its contents, mode and owner.
+fn create_filled_pipe<'a>(
+    files: impl Iterator<Item = &'a OpenFile> + Clone,
+    attributes: &[&OpenFileAttributes],
+) -> io::Result<(OwnedFd, OwnedFd)> {
     let (read, write) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
-    let has_packets = |file: &&OpenFile| matches!(file, OpenFile::Pipe { flags, .. } if OFlags::from_bits_retain(*flags).contains(OFlags::DIRECT));
-    if files.iter().any(has_packets) {
+    let has_packets = |file: &OpenFile| matches!(file, OpenFile::Pipe { flags, .. } if OFlags::from_bits_retain(*flags).contains(OFlags::DIRECT));
+    if files.clone().any(has_packets) {
         fcntl_setfl(&write, OFlags::NONBLOCK | OFlags::DIRECT)?;
     }
+    let buffers = attributes.iter().map(|attributes| &attributes.pipe_buffers).find(|buffers| !buffers.is_empty());
     for file in files {
         if let OpenFile::Pipe { is_write_end: false, capacity, content, packets, .. } = file {
             fcntl_setpipe_size(&write, *capacity as usize)?;
-            write_packets(&write, content, packets)?;
+            match buffers.filter(|_| !content.is_empty()) {
+                Some(buffers) => write_buffers(&write, content, buffers)?,
+                None => write_packets(&write, content, packets)?,
+            }
         }
     }
+    if let Some(FileStatus { mode, uid, gid }) = attributes.iter().find_map(|attributes| attributes.status) {
+        rustix::fs::fchown(&write, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)))?;
+        rustix::fs::fchmod(&write, Mode::from_raw_mode(mode))?;
+    }
     Ok((read, write))
+}
+
+/// Fills one buffer of a pipe with each piece. splice(2) moves a buffer as it is, and write(2) adds nothing to it later.
+fn write_buffers(write: &OwnedFd, content: &[u8], lengths: &[u32]) -> io::Result<()> {
+    let (reader, writer) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
+    let mut writer = File::from(writer);
+    let mut rest = content;
+    for length in lengths {
+        let (piece, others) = rest.split_at_checked(*length as usize).ok_or(io::ErrorKind::InvalidData)?;
+        writer.write_all(piece)?;
+        if splice(&reader, None, write, None, piece.len(), SpliceFlags::NONBLOCK)? != piece.len() {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        rest = others;
+    }
+    if rest.is_empty() { Ok(()) } else { Err(io::ErrorKind::InvalidData.into()) }
 }
 
 /// Calls write(2) once per packet, because packet mode preserves the boundaries of writes.

@@ -29,7 +29,7 @@ use super::region::RestorerRegion;
 use super::seccomp_filters;
 use super::signal_frame::{self, FS_BASE_INDEX, GS_BASE_INDEX};
 use super::stub_map::StubMap;
-use super::syscalls::{CreatedFiles, PatchedMemory, SocketOwner, SyscallLists};
+use super::syscalls::{CreatedFiles, PatchedMemory, SocketCreators, SyscallLists, peer_credentials};
 use super::thread_policies::{write_memory_policy, write_sched_attr};
 use super::vdso::{self, VdsoBridge};
 use super::{LocalNode, RestoreError};
@@ -211,14 +211,13 @@ fn write_tables(
     let matching_files =
         if has_memory { Vec::new() } else { super::address_space::find_matching_files(descriptor, node) };
     let address_space = AddressSpacePlan::compile(inputs, &matching_files, writer)?;
-    let owner = Some(&process.credentials).filter(|wanted| **wanted != node.credentials);
-    let mapped_credentials =
-        plan_options.user_namespace.and_then(|users| Some(confinement::map_credentials(owner?, users.id_map)));
-    let stub_groups = &node.credentials.groups;
-    let owner = mapped_credentials.as_ref().or(owner).map(|credentials| SocketOwner { credentials, stub_groups });
+    let id_map = plan_options.user_namespace.map(|users| users.id_map);
+    let mapped_credentials = id_map.map(|id_map| confinement::map_credentials(&process.credentials, id_map));
+    let child = peer_credentials(mapped_credentials.as_ref().unwrap_or(&process.credentials));
+    let creators = SocketCreators { child: &child, stub: &peer_credentials(&node.credentials) };
     let vdso_range = address_space.bridge_image.as_ref().and_then(|_| vdso::parent_vdso_range(descriptor));
     let memory = PatchedMemory { vdso_range: vdso_range.clone(), overlaid_mappings: &address_space.overlaid_mappings };
-    let (syscalls, created_files) = SyscallLists::compile(inputs, owner, memory, writer)?;
+    let (syscalls, created_files) = SyscallLists::compile(inputs, creators, memory, writer)?;
     let (planned_descriptors, epolls) = file_descriptors::build_fd_tables(inputs, &created_files, writer)?;
     let mut eager = if has_memory { Vec::new() } else { build_eager_table(descriptor, writer)? };
     if let (Some(image), Some(range)) = (&address_space.bridge_image, vdso_range) {

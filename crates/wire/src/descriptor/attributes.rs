@@ -1,9 +1,9 @@
-//! Attributes that few processes set. A descriptor lists only processes that have one; every other process has the defaults.
+//! Attributes that few processes or open files have. A descriptor lists only those that have one; all others have the defaults.
 
 use serde::{Deserialize, Serialize};
 
 use super::validate::require;
-use super::{DescendantProcess, Descriptor, InvalidDescriptor};
+use super::{DescendantProcess, Descriptor, FileStatus, InvalidDescriptor, OpenFile};
 
 /// Maximum number of entries of a local descriptor table.
 const LDT_ENTRIES_MAX: u32 = 8192;
@@ -77,6 +77,56 @@ pub struct UserDispatch {
     pub bytes: u64,
 }
 
+/// Attributes of one pipe or socket.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OpenFileAttributes {
+    /// Index of the open file.
+    pub open_file: u32,
+    /// Mode and owner of its inode, if they are not the defaults of a file that root has created.
+    pub status: Option<FileStatus>,
+    /// The credentials that SO_PEERCRED and SO_PEERGROUPS return, if a process of the tree had them when it created the
+    /// connection.
+    pub peer: Option<PeerCredentials>,
+    /// Whether the socket must still report ECONNREFUSED.
+    pub is_refused: bool,
+    /// Memory that the kernel accounts for the data that a Unix stream has sent and its peer has not read, in bytes.
+    pub sent_memory_bytes: u32,
+    /// Lengths of the buffers of a full pipe, in bytes. Empty if the pipe is not full, or if its buffers are full too.
+    pub pipe_buffers: Vec<u32>,
+}
+
+/// Credentials of a process when it created a connection.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PeerCredentials {
+    /// Effective user id.
+    pub uid: u32,
+    /// Effective group id.
+    pub gid: u32,
+    /// Supplementary groups.
+    pub groups: Vec<u32>,
+}
+
+/// Number of supplementary groups of a process, at most (NGROUPS_MAX).
+const GROUPS_MAX: usize = 65_536;
+
+impl OpenFileAttributes {
+    /// Whether all attributes have their defaults.
+    pub fn is_default(&self) -> bool {
+        *self == Self { open_file: self.open_file, ..Self::default() }
+    }
+
+    fn validate(&self, file: &OpenFile) -> Result<(), InvalidDescriptor> {
+        // chown(2) and setresuid(2) take this id for no change.
+        const NO_ID: u32 = u32::MAX;
+        let ids = self.status.iter().flat_map(|status| [status.uid, status.gid]);
+        let peers = self.peer.iter().flat_map(|peer| [peer.uid, peer.gid]);
+        let is_valid = matches!(file, OpenFile::Pipe { .. } | OpenFile::Socket(_))
+            && ids.chain(peers).all(|id| id != NO_ID)
+            && self.peer.as_ref().is_none_or(|peer| peer.groups.len() <= GROUPS_MAX);
+        require(is_valid, || format!("the attributes of open file {} are invalid", self.open_file))
+    }
+}
+
 impl ProcessAttributes {
     /// Whether all attributes have their defaults.
     pub fn is_default(&self) -> bool {
@@ -108,6 +158,12 @@ impl Descriptor {
         self.own_attributes()?.threads.iter().find(|attributes| attributes.tid == tid)
     }
 
+    /// The attributes of an open file, if it has any.
+    pub fn attributes_of_file(&self, open_file: u32) -> Option<&OpenFileAttributes> {
+        let index = self.open_file_attributes.binary_search_by_key(&open_file, |attributes| attributes.open_file);
+        Some(&self.open_file_attributes[index.ok()?])
+    }
+
     pub(super) fn validate_attributes(&self) -> Result<(), InvalidDescriptor> {
         let mut lowest = 0;
         for attributes in &self.attributes {
@@ -116,6 +172,15 @@ impl Descriptor {
             require(is_known, || format!("attributes of process {process} are out of order, or it is missing"))?;
             attributes.validate()?;
             lowest = process + 1;
+        }
+        let mut lowest = 0;
+        for attributes in &self.open_file_attributes {
+            let index = attributes.open_file;
+            let file = self.open_files.get(index as usize).filter(|_| index >= lowest);
+            attributes.validate(file.ok_or_else(|| InvalidDescriptor {
+                reason: format!("attributes of open file {index} are out of order, or it is missing"),
+            })?)?;
+            lowest = index + 1;
         }
         Ok(())
     }

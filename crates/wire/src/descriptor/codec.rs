@@ -13,15 +13,12 @@ use super::{Descriptor, InvalidDescriptor};
 const MAGIC: [u8; 8] = *b"FARFORK\0";
 
 /// The version of the format. Every change of the format raises the version. All nodes of a cluster run the same release,
-/// but an image may be older: the version before is read too.
-pub const DESCRIPTOR_VERSION: u32 = 29;
+/// but an image may be older: [`EARLIER_VERSIONS`] are read too.
+pub const DESCRIPTOR_VERSION: u32 = 30;
 
-/// The version before.
-const PREVIOUS_VERSION: u32 = 28;
-
-/// The lists at the end of a body that the version before lacks ([`Descriptor::attributes`] and
-/// [`Descriptor::moved_epoll_targets`]), as empty lists.
-const LISTS_SINCE_PREVIOUS: [u8; 2] = [0; 2];
+/// Earlier versions, each with the lists at the end of a body that it lacks, as empty lists: [`Descriptor::attributes`] and
+/// [`Descriptor::moved_epoll_targets`] before version 29, and [`Descriptor::open_file_attributes`] before version 30.
+const EARLIER_VERSIONS: [(u32, &[u8]); 2] = [(28, &[0; 3]), (29, &[0])];
 
 const HEADER_BYTES: usize = 24;
 
@@ -103,7 +100,8 @@ pub fn decode(bytes: &[u8]) -> Result<Descriptor, DecodeError> {
         return Err(DecodeError::Magic);
     }
     let version = u32::from_le_bytes(word(8).ok_or(DecodeError::Magic)?);
-    if ![DESCRIPTOR_VERSION, PREVIOUS_VERSION].contains(&version) {
+    let missing_lists = EARLIER_VERSIONS.iter().find(|(earlier, _)| *earlier == version).map(|(_, lists)| *lists);
+    if version != DESCRIPTOR_VERSION && missing_lists.is_none() {
         return Err(DecodeError::Version { found: version });
     }
     check_size(bytes)?;
@@ -118,13 +116,13 @@ pub fn decode(bytes: &[u8]) -> Result<Descriptor, DecodeError> {
         return Err(DecodeError::Checksum);
     }
     let body = &bytes[HEADER_BYTES..];
-    let descriptor: Descriptor = match version {
-        PREVIOUS_VERSION => match postcard::take_from_bytes(&[body, &LISTS_SINCE_PREVIOUS].concat())? {
+    let descriptor: Descriptor = match missing_lists {
+        Some(lists) => match postcard::take_from_bytes(&[body, lists].concat())? {
             (descriptor, []) => descriptor,
             // The version is not covered by the checksum: this body has the lists already.
             _ => return Err(DecodeError::Checksum),
         },
-        _ => postcard::from_bytes(body)?,
+        None => postcard::from_bytes(body)?,
     };
     descriptor.validate()?;
     Ok(descriptor)

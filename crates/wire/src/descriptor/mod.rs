@@ -24,7 +24,8 @@ mod written_runs;
 use serde::{Deserialize, Serialize};
 
 pub use attributes::{
-    LocalDescriptor, MCE_KILL_DEFAULT, MemoryPolicy, NUMA_NODE_WORDS, ProcessAttributes, ThreadAttributes, UserDispatch,
+    LocalDescriptor, MCE_KILL_DEFAULT, MemoryPolicy, NUMA_NODE_WORDS, OpenFileAttributes, PeerCredentials,
+    ProcessAttributes, ThreadAttributes, UserDispatch,
 };
 pub use codec::{DESCRIPTOR_BYTES_MAX, DESCRIPTOR_VERSION, DecodeError, OversizedDescriptor, decode, encode};
 pub use file_version::{DIGEST_BYTES, FileReference, FileVersion};
@@ -113,6 +114,8 @@ pub struct Descriptor {
     pub attributes: Vec<ProcessAttributes>,
     /// Registrations of epoll instances whose files are not open at the registered numbers. Since version 29.
     pub moved_epoll_targets: Vec<MovedEpollTarget>,
+    /// Attributes that few pipes and sockets have, ascending by open file. Since version 30.
+    pub open_file_attributes: Vec<OpenFileAttributes>,
 }
 
 /// Number of CPUID registers that describe the instruction sets available to programs.

@@ -150,6 +150,7 @@ impl Descriptor {
             zombies: Vec::new(),
             volumes: self.volumes.clone(),
             moved_epoll_targets: self.moved_epoll_targets.clone(),
+            open_file_attributes: self.open_file_attributes.clone(),
         }
     }
 

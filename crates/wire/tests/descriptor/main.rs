@@ -19,7 +19,7 @@ use farfork_wire::descriptor::{
     encode,
 };
 
-use attributes::attributes;
+use attributes::{attributes, open_file_attributes};
 use parts::{file_extent, file_version, mapped_file, message_queue, terminal, volume_mount};
 
 fn credentials() -> Credentials {
@@ -208,6 +208,7 @@ fn descriptor() -> Descriptor {
         volumes: vec![volume_mount()],
         attributes: vec![attributes()],
         moved_epoll_targets: Vec::new(),
+        open_file_attributes: vec![open_file_attributes()],
     }
 }
 

@@ -3,20 +3,18 @@
 //! carried is refused by name, and the parent stays as it was. `docs/process-state.md` lists all of them.
 
 mod kernel_vdso;
+mod process_trees;
 mod refusal;
 
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
-use std::time::Duration;
-
-use rustix::fs::{FileType, Mode};
 
 use crate::harness::scratch::TestDirectory;
 use crate::harness::seed::kernel_waits_text;
 use crate::harness::{
-    Cluster, Farfork, Parent, Program, Seed, StartedChild, WAIT_TIMEOUT, require_forked_child_same, scratch, wait,
+    Cluster, Farfork, Parent, Program, Seed, StartedChild, WAIT_TIMEOUT, require_forked_child_same, scratch,
 };
 use crate::test::Test;
 use refusal::{refused, refused_at_stop};
@@ -71,14 +69,14 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("inotify", |cluster| restored(cluster, "inotify")),
     Test::shared("inotify_waiting", |cluster| restored(cluster, "inotify_waiting")),
     Test::shared("process_tree", |cluster| restored(cluster, "process_tree")),
-    Test::shared("a_process_tree_is_counted", process_tree_counted),
+    Test::shared("a_process_tree_is_counted", process_trees::process_tree_counted),
     Test::shared("a_process_tree_is_forked_again", |cluster| forked_again(cluster, "process_tree")),
-    Test::shared("a_process_that_dies_while_it_is_restored_is_named", dies_during_restore),
+    Test::shared("a_process_that_dies_while_it_is_restored_is_named", process_trees::dies_during_restore),
     Test::shared("pending_stop", |cluster| restored(cluster, "pending_stop")),
     Test::shared("process_remains", |cluster| restored(cluster, "process_remains")),
     Test::shared("process_loop", |cluster| restored(cluster, "process_loop")),
     Test::shared("program_loop", |cluster| restored(cluster, "program_loop")),
-    Test::shared("check_accepts_a_tree_whose_processes_keep_changing", keep_changing),
+    Test::shared("check_accepts_a_tree_whose_processes_keep_changing", process_trees::keep_changing),
     Test::shared("init_of_a_namespace", first_of_a_namespace),
     Test::shared("refused_own_namespace", |cluster| {
         refused(cluster, "refused_own_namespace", &["uts namespace"]);
@@ -91,7 +89,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("shared_memory_of_processes", |cluster| restored(cluster, "shared_memory_of_processes")),
     Test::shared("shared_memory_is_forked_again", |cluster| forked_again(cluster, "shared_memory_of_processes")),
     Test::shared("shared_memory_settles", |cluster| settled(cluster, "shared_memory_of_processes")),
-    Test::shared("freezing_processes_that_share_memory_is_refused", freeze_refused),
+    Test::shared("freezing_processes_that_share_memory_is_refused", process_trees::freeze_refused),
     Test::shared("refused_shared_memory", |cluster| {
         refused(cluster, "refused_shared_memory", &["CLONE_VM", "its parent"]);
     }),
@@ -120,7 +118,22 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("refused_epoll_target", |cluster| {
         refused(cluster, "refused_epoll_target", &["fd 3", "outside of the tree"]);
     }),
+    Test::shared("socket_errors", |cluster| restored(cluster, "socket_errors")),
+    Test::shared("refused_connect_error", |cluster| {
+        refused_at_stop(cluster, "refused_connect_error", &["fd 3", "connect(2) has failed", "SO_ERROR"]);
+    }),
+    Test::shared("refused_error_queue", |cluster| {
+        refused_at_stop(cluster, "refused_error_queue", &["fd 3", "MSG_ERRQUEUE"]);
+    }),
+    Test::shared("socket_owners", |cluster| restored(cluster, "socket_owners")),
+    Test::shared("full_queues", |cluster| restored(cluster, "full_queues")),
     Test::shared("refused_corked_udp", |cluster| refused_at_stop(cluster, "refused_corked_udp", &["fd 4", "MSG_MORE"])),
+    Test::shared("refused_proc_of_another", |cluster| {
+        refused(cluster, "refused_proc_of_another", &["fd 3", "/stat", "does not descend"]);
+    }),
+    Test::shared("refused_kernel_file", |cluster| {
+        refused(cluster, "refused_kernel_file", &["fd 3", "/proc/irq", "acts on this machine"]);
+    }),
     Test::shared("refused_pressure_trigger", |cluster| {
         refused(cluster, "refused_pressure_trigger", &["fd 3", "pressure"]);
     }),
@@ -181,6 +194,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("refused_user_dispatch", |cluster| {
         refused_at_stop(cluster, "refused_user_dispatch", &["thread", "Syscall User Dispatch", "FILTER_ALLOW"]);
     }),
+    Test::shared("a_comparison_makes_no_call_that_is_blocked", blocked_calls_compared),
     Test::shared("affinity", |cluster| restored(cluster, "affinity")),
     Test::shared("affinity_is_reported", affinity_is_reported),
     Test::shared("out_of_memory_score", |cluster| restored(cluster, "out_of_memory_score")),
@@ -334,22 +348,6 @@ fn forked_again(cluster: &Cluster, name: &'static str) {
     subject.check();
 }
 
-/// `check`, `prepare` and `seeds` show the number of processes of a tree.
-fn process_tree_counted(cluster: &Cluster) {
-    let subject = Subject::start("process_tree");
-    let pid = subject.parent.pid_text();
-    let checked = cluster.first().json(&["check", &pid]);
-    let shown = format!("{} processes with {} threads", checked["processes"], checked["threads"]);
-    assert!(checked["processes"].as_u64() > Some(1), "{checked}");
-    assert!(cluster.first().run(&["check", &pid]).stdout.contains(&shown), "{shown}");
-    let seed = Seed::prepare(cluster.first(), &subject.parent);
-    assert_eq!(seed.prepare_output["processes"], checked["processes"], "{}", seed.prepare_output);
-    let listed = cluster.first().json(&["inspect", seed.id()]);
-    assert_eq!(listed["processes"], checked["processes"], "{listed}");
-    drop(seed);
-    subject.check();
-}
-
 /// Forks from an image. All pages are fetched before the first instruction.
 fn settled(cluster: &Cluster, name: &'static str) {
     let subject = Subject::start(name);
@@ -364,24 +362,18 @@ fn settled(cluster: &Cluster, name: &'static str) {
     subject.check();
 }
 
-/// `check` finds no refusal in a tree whose processes end all the time, whichever process is ending.
-fn keep_changing(cluster: &Cluster) {
-    const LOOKS: usize = 60;
-    for name in ["process_loop", "program_loop"] {
-        let subject = Subject::start(name);
-        for _ in 0..LOOKS {
-            let report = cluster.first().json(&["check", &subject.parent.pid_text()]);
-            assert_eq!(report["refusals"], serde_json::json!([]), "{name}");
-        }
-        subject.check();
-    }
-}
-
-/// `--freeze` is refused if processes of the tree share their address space (CLONE_VM): it cannot be frozen twice.
-fn freeze_refused(cluster: &Cluster) {
-    let subject = Subject::start("shared_memory_of_processes");
+/// `inspect --against` makes no call in a process whose calls are dispatched to itself now (Syscall User Dispatch).
+fn blocked_calls_compared(cluster: &Cluster) {
+    let (subject, other) = (Subject::start("refused_user_dispatch"), Subject::start("signalfd"));
+    let seed = Seed::prepare(cluster.first(), &other.parent);
+    let child = seed.fork_idle(1, &["--to", cluster.name(1)]).remove(0);
     let pid = subject.parent.pid_text();
-    cluster.first().run_failing(&["prepare", "--freeze", &pid]).require_mentions(&["CLONE_VM", "--freeze"]);
+    let said = cluster.first().json_ignoring_status(&["inspect", &child.id, "--against", &pid]);
+    let differences = said["differences"].as_array().expect("the two are different programs");
+    let omitted = |difference: &&serde_json::Value| difference.to_string().contains("Syscall User Dispatch blocks");
+    assert_eq!(differences.iter().filter(omitted).count(), 1, "{said}");
+    cluster.first().json(&["kill", "--signal", "KILL", &child.id]);
+    other.check();
     subject.check();
 }
 
@@ -398,52 +390,6 @@ fn affinity_is_reported(cluster: &Cluster) {
     assert!(chosen.as_array().into_iter().flatten().all(has) && allowed != chosen, "{allowed}, of {chosen}");
     cluster.first().json(&["kill", "--signal", "KILL", &child.id]);
     subject.check();
-}
-
-/// A process of a tree is killed while it opens a file. The fork fails at once, not after the time limit of a restore.
-fn dies_during_restore(cluster: &Cluster) {
-    let files = scratch::directory();
-    let path = files.path().join("file");
-    fs::write(&path, "").expect("a scratch directory can be written");
-    // The shell prints `ready` when the other process has the file open.
-    let script = r#"sleep 60 3< "$0" & until [ -e /proc/$!/fd/3 ]; do :; done; echo ready $$ 0; wait"#;
-    let mut command = Command::new("bash");
-    command.args(["-c", script]).arg(&path);
-    let parent = Parent::start_command(&mut command);
-    let sleeper = fs::read_to_string(format!("/proc/{0}/task/{0}/children", parent.pid())).expect("it waits");
-    let sleeper = sleeper.trim();
-    let seed = Seed::prepare(cluster.first(), &parent);
-    // No process opens the pipe for writing, so open(2) for reading blocks.
-    fs::remove_file(&path).expect("it was there");
-    rustix::fs::mknodat(rustix::fs::CWD, &path, FileType::Fifo, Mode::from_raw_mode(0o600), 0).expect("mkfifo(3)");
-    // Below a shared path, a child opens the file that is there at the fork.
-    let shared = files.path().to_string_lossy();
-    let fork = cluster.first().spawn(&["fork", seed.id(), "--detach", "--to", cluster.name(1), "--shared", &shared]);
-    let opening = wait::wait_until("a process of the child opens the file", OPEN_LIMIT, || opens_as(sleeper));
-    let process = farfork_sys::pidfd::open(opening).expect("it waits");
-    farfork_sys::pidfd::send_signal(&process, 9).expect("it waits");
-    let ended = wait::wait_with_output(fork, "farfork fork", OPEN_LIMIT);
-    let process = farfork_sys::pidfd::open(sleeper.parse().expect("a number")).expect("it sleeps");
-    farfork_sys::pidfd::send_signal(&process, 9).expect("it sleeps");
-    let expected = format!("process {sleeper} of the child died while it was restored (wait status 0x9)");
-    assert!(!ended.status.success() && ended.stderr.contains(&expected), "{}: {}", ended.status, ended.stderr);
-}
-
-/// Longest wait until a child is restored up to its files, on a busy machine.
-const OPEN_LIMIT: Duration = Duration::from_secs(60);
-
-/// Finds the process that is in open(2) and has this id in a nested pid namespace.
-fn opens_as(inner_id: &str) -> Option<i32> {
-    const OPEN: &str = "2";
-    let ids = fs::read_dir("/proc").ok()?.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<i32>().ok());
-    ids.into_iter().find(|id| {
-        let (status, call) = (format!("/proc/{id}/status"), format!("/proc/{id}/syscall"));
-        let status = fs::read_to_string(status).unwrap_or_default();
-        let known = status.lines().find_map(|line| line.strip_prefix("NSpid:")).unwrap_or_default();
-        let known: Vec<&str> = known.split_whitespace().collect();
-        let is_inside = known.len() > 1 && known.last() == Some(&inner_id);
-        is_inside && fs::read_to_string(call).is_ok_and(|call| call.split(' ').next() == Some(OPEN))
-    })
 }
 
 /// The parent is pid 1 of a pid namespace. unshare(1), which started it, is not part of the tree.

@@ -10,8 +10,8 @@ use farfork_sys::fd_owner::{FdOwner, SignalTarget};
 use farfork_sys::pidfd;
 use farfork_sys::process::{FdInfo, TaskFd};
 use farfork_wire::descriptor::{
-    FileDescriptor, FileLock, FileLockKind, FileOwner, FileVersion, MessageSender, MovedEpollTarget, OpenFile,
-    PseudoTerminal, Socket, StandardStream,
+    FileDescriptor, FileLock, FileLockKind, FileOwner, FileStatus, FileVersion, MessageSender, MovedEpollTarget,
+    OpenFile, OpenFileAttributes, PseudoTerminal, Socket, StandardStream,
 };
 
 use super::anon_inode::LockHolder;
@@ -39,6 +39,8 @@ pub(crate) struct OpenFileTable {
     pub(crate) versions: Vec<FileVersion>,
     /// Registrations of epoll instances whose files are not open at the registered numbers.
     pub(crate) moved_epoll_targets: Vec<MovedEpollTarget>,
+    /// Attributes of pipes and sockets that have any, ascending by open file.
+    pub(crate) attributes: Vec<OpenFileAttributes>,
     pub(super) index: OpenFileIndex,
     /// Epoll instances whose registrations are not resolved yet.
     pub(super) epolls: Vec<WatchingEpoll>,
@@ -86,6 +88,10 @@ pub(crate) struct PidTranslation<'a> {
 
 /// The reason for refusing a file that signals its readiness to another process.
 pub(super) const FOREIGN_OWNER_REASON: &str = "it signals its readiness to another process or a group (F_SETOWN), which is not carried; make the process its owner first";
+
+/// The child writes the data of a named pipe with write(2), which fills each buffer.
+const FULL_NAMED_PIPE_REASON: &str = "it is a full pipe whose buffers are not full, so that a write(2) that waits would \
+     succeed in a child: not carried; let the process read from it first";
 
 impl PidTranslation<'_> {
     /// Returns the recipient of a file's readiness signals. `None` if it is another process or a group.
@@ -166,6 +172,7 @@ impl FileTableBuilder<'_> {
             Err(position) => {
                 let file = self.build_open_file(fd, info)?;
                 let index = self.table.files.len() as u32;
+                self.table.attributes.extend(self.build_attributes(fd, &file, index));
                 self.table.versions.extend(versions::open_file_version(fd, &file, index));
                 self.table.files.push(file);
                 let known = KnownOpenFile { first: descriptor, index };
@@ -185,6 +192,28 @@ impl FileTableBuilder<'_> {
                 index
             }
         })
+    }
+
+    /// Returns the attributes of a pipe or socket, if it has any.
+    fn build_attributes(&self, fd: &OpenFd, file: &OpenFile, index: u32) -> Option<OpenFileAttributes> {
+        const PIPE_MODE: u32 = 0o600;
+        const SOCKET_MODE: u32 = 0o777;
+        let (attributes, new_mode) = match file {
+            OpenFile::Pipe { content, .. } => {
+                let state = self.tree_states.pipes.get(&fd.inode).filter(|_| !content.is_empty());
+                let pipe_buffers = state.map_or(Vec::new(), |state| state.buffers.clone());
+                (OpenFileAttributes { pipe_buffers, ..OpenFileAttributes::default() }, PIPE_MODE)
+            }
+            OpenFile::Socket(_) => {
+                let contents = self.tree_states.sockets.get(&fd.inode)?;
+                let is_member = |pid| self.pids.inner_ids.contains_key(&pid);
+                (SocketTable(&self.tree_states.sockets).build_attributes(contents, is_member), SOCKET_MODE)
+            }
+            _ => return None,
+        };
+        let is_new = fd.status == FileStatus { mode: new_mode, uid: 0, gid: 0 };
+        let attributes = OpenFileAttributes { open_file: index, status: (!is_new).then_some(fd.status), ..attributes };
+        (!attributes.is_default()).then_some(attributes)
     }
 
     fn changed_error(&self, fd: &OpenFd) -> CaptureError {
@@ -335,6 +364,9 @@ impl FileTableBuilder<'_> {
         };
         if state.packets.len() > 1 {
             return self.or_refusal(fd, Err("packets (O_DIRECT) wait in it, which are not carried".to_owned()));
+        }
+        if !state.buffers.is_empty() {
+            return self.or_refusal(fd, Err(FULL_NAMED_PIPE_REASON.to_owned()));
         }
         let path = self.path(fd);
         let is_first = |file: &OpenFile| matches!(file, OpenFile::NamedPipe { path: other, content, .. } if *other == path && !content.is_empty());

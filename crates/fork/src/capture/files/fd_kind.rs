@@ -7,6 +7,7 @@ use std::os::fd::AsFd as _;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 
+use super::kernel_file;
 use super::path_identity::{self, OTHER_NAME_REASON, OtherName};
 use crate::capture::state::node_root::ProcDirectory;
 use crate::file_identity;
@@ -129,7 +130,8 @@ impl Inode {
         file_identity::from_statx(&self.statx)
     }
 
-    fn status(&self) -> FileStatus {
+    /// Mode and owner.
+    pub(super) fn status(&self) -> FileStatus {
         const PERMISSIONS: u16 = 0o7777;
         FileStatus { mode: (self.mode & PERMISSIONS).into(), uid: self.uid, gid: self.gid }
     }
@@ -231,14 +233,11 @@ pub(super) fn detect_kind(links: &FdDirectory, number: &str, link: &[u8], inode:
         if inode.links == 0 { FdKind::DeletedDirectory(inode.status()) } else { FdKind::Directory }
     } else if file_type.is_file() && is_memory(link, inode, || is_on_hugetlbfs(links, number)) {
         FdKind::Memory
-    } else if is_pressure_file(link) && can_write(links, number) {
-        FdKind::Other(format!(
-            "{} is open for writing, as for a trigger of pressure stall information (PSI), which belongs to the open file: \
-             not carried; close it first",
-            name()
-        ))
     } else if link.starts_with(b"/") && file_type.is_file() {
-        FdKind::Regular
+        match kernel_file::refusal_reason(links, number, link) {
+            Some(reason) => FdKind::Other(format!("{} {reason}: not carried; close it first", name())),
+            None => FdKind::Regular,
+        }
     } else if link.starts_with(b"pidfd:") {
         FdKind::PidFd
     } else {
@@ -271,16 +270,6 @@ fn is_unlinked(link: &[u8], inode: &Inode) -> bool {
 fn is_path_only(links: &FdDirectory, number: &str) -> bool {
     const OWNER_PERMISSIONS: u32 = 0o700;
     statat(links, number, AtFlags::SYMLINK_NOFOLLOW).is_ok_and(|link| link.st_mode & OWNER_PERMISSIONS == 0)
-}
-
-/// Whether a file takes pressure triggers: a file of `/proc/pressure`, or `cpu.pressure` and others of a control group.
-fn is_pressure_file(link: &[u8]) -> bool {
-    link.starts_with(b"/proc/pressure/") || (link.starts_with(b"/sys/fs/cgroup/") && link.ends_with(b".pressure"))
-}
-
-fn can_write(links: &FdDirectory, number: &str) -> bool {
-    const OWNER_MAY_WRITE: u32 = 0o200;
-    statat(links, number, AtFlags::SYMLINK_NOFOLLOW).is_ok_and(|link| link.st_mode & OWNER_MAY_WRITE != 0)
 }
 
 fn is_on_hugetlbfs(links: &FdDirectory, number: &str) -> bool {

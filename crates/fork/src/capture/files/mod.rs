@@ -10,6 +10,7 @@ mod epoll_targets;
 mod fd_kind;
 mod inflight;
 mod inotify_watches;
+mod kernel_file;
 mod open_file_index;
 mod outside_ends;
 pub(super) mod path_identity;
@@ -26,9 +27,9 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use farfork_sys::process::{FdDirectory, FdInfo};
 use farfork_sys::sock_diag::SockDiag;
-use farfork_sys::{pidfd, process};
-use farfork_wire::descriptor::FileIdentity;
-use rustix::fs::{fstat, readlinkat};
+use farfork_sys::{namespace, pidfd, process};
+use farfork_wire::descriptor::{FileIdentity, FileStatus};
+use rustix::fs::{CWD, fstat, readlinkat};
 
 pub(super) use builder::{OpenFileTable, PidTranslation, ProcessFiles};
 pub(super) use fd_kind::{DELETED_SUFFIX, FdKind, NO_PATH_REASON, SHARED_MEMORY_PREFIX};
@@ -71,6 +72,8 @@ pub(super) struct OpenFd {
     pub(super) device: u64,
     pub(super) inode: u64,
     mount: u64,
+    /// Mode and owner of the inode.
+    status: FileStatus,
     is_deleted: bool,
     /// Identity of the file when it was read. Set for regular files that children open by path.
     version: Option<FileIdentity>,
@@ -170,6 +173,7 @@ impl OpenFd {
             device: inode.device,
             inode: inode.number,
             mount: inode.mount,
+            status: inode.status(),
             is_deleted: inode.links == 0,
             version: (kind == FdKind::Regular).then(|| inode.identity()),
             is_standard_stream: false,
@@ -337,6 +341,27 @@ pub(super) fn refuse_foreign_pidfds(first: i32, pid: i32, fds: &[OpenFd]) -> Res
         }
     }
     Ok(refusals)
+}
+
+/// Refuses files of `/proc` that show processes outside the tree of `first`. The numbers in their paths are those of this
+/// process's pid namespace if the process is in it; in another one, a child cannot open such a file.
+pub(super) fn refuse_foreign_proc_files(first: i32, pid: i32, fds: &[OpenFd]) -> Vec<Refusal> {
+    let has_path = |fd: &&OpenFd| fd.kind.has_path() && !fd.is_standard_stream;
+    let mut shown =
+        fds.iter().filter(has_path).filter_map(|fd| Some((fd, kernel_file::shown_process(&fd.link)?))).peekable();
+    if shown.peek().is_none() || !namespace::is_main_thread_namespace(CWD, &format!("/proc/{pid}/ns/pid")) {
+        return Vec::new();
+    }
+    let process_of = |task: i32| process::ProcStatus::read(task).map_or(task, |status| status.process);
+    let is_foreign = |(_, task): &(&OpenFd, i32)| !descends_from(process_of(*task), first);
+    let refusal = |(fd, other): (&OpenFd, i32)| {
+        let reason = format!(
+            "{} shows process {other}, which does not descend from the one captured: not carried; close it first",
+            String::from_utf8_lossy(&fd.link)
+        );
+        Refusal::new(fd_object(pid, fd.number), reason)
+    };
+    shown.filter(is_foreign).map(refusal).collect()
 }
 
 const FOREIGN_PIDFD_REASON: &str =

@@ -63,11 +63,12 @@ pub(in crate::capture) enum OtherName {
 }
 
 impl OtherName {
-    /// Searches the directory of the removed name of a regular file. `link` is the text of its link in `/proc`; `found` is
+    /// Searches the directory of the removed name of a regular file or named pipe. `link` is the text of its link in `/proc`; `found` is
     /// its statx(2) result. The file must be of a process in this mount namespace.
     pub(in crate::capture) fn find(link: &[u8], found: &Statx) -> Self {
-        let is_file = FileType::from_raw_mode(found.stx_mode.into()).is_file();
-        let Some(removed) = link.strip_suffix(DELETED_SUFFIX).filter(|_| is_file && found.stx_nlink > 0) else {
+        let file_type = FileType::from_raw_mode(found.stx_mode.into());
+        let has_name = (file_type.is_file() || file_type.is_fifo()) && found.stx_nlink > 0;
+        let Some(removed) = link.strip_suffix(DELETED_SUFFIX).filter(|_| has_name) else {
             return Self::NotNeeded;
         };
         let is_it = |path: &Path| {

@@ -9,6 +9,7 @@ use farfork_sys::fd_owner::FdOwner;
 use farfork_sys::pidfd;
 use farfork_sys::process::{FdDirectory, FdInfo};
 use farfork_sys::sock_diag::SockDiag;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::pipe::{PipeFlags, SpliceFlags, fcntl_getpipe_size, fcntl_setpipe_size, pipe_with, tee};
 use rustix::time::timerfd_gettime;
 
@@ -26,6 +27,8 @@ pub(crate) struct PipeState {
     pub(crate) content: Vec<u8>,
     /// Sizes of the packets in the content. Without packet mode (O_DIRECT), all content is one packet.
     pub(crate) packets: Vec<u32>,
+    /// Lengths of the buffers of a full pipe, if they are not full, too. Empty for other pipes.
+    pub(crate) buffers: Vec<u32>,
 }
 
 /// The shared state of a process's open files in the pause.
@@ -94,7 +97,8 @@ impl LazyFdLinks {
 
 impl PipeState {
     /// A pipe as pipe(2) makes it: 16 pages.
-    pub(crate) const EMPTY: Self = Self { capacity: 65_536, content: Vec::new(), packets: Vec::new() };
+    pub(crate) const EMPTY: Self =
+        Self { capacity: 65_536, content: Vec::new(), packets: Vec::new(), buffers: Vec::new() };
 }
 
 impl OpenFileStates {
@@ -214,9 +218,12 @@ fn read_pipe(source: &OwnedFd) -> io::Result<PipeState> {
     if fcntl_getpipe_size(&writer)? < capacity {
         fcntl_setpipe_size(&writer, capacity)?;
     }
-    let (mut content, mut packets) = (Vec::new(), Vec::new());
+    let (mut content, mut packets, mut buffers) = (Vec::new(), Vec::new(), Vec::new());
     match tee(source, &writer, capacity, SpliceFlags::NONBLOCK) {
-        Ok(_) => {
+        Ok(bytes) => {
+            if bytes < capacity && is_full(&writer)? {
+                buffers = buffer_lengths(source)?;
+            }
             drop(writer);
             let (mut reader, mut piece) = (File::from(reader), vec![0; capacity]);
             while let length @ 1.. = reader.read(&mut piece)? {
@@ -228,7 +235,41 @@ fn read_pipe(source: &OwnedFd) -> io::Result<PipeState> {
         Err(rustix::io::Errno::AGAIN) => {}
         Err(errno) => return Err(errno.into()),
     }
-    Ok(PipeState { capacity: capacity as u32, content, packets })
+    // In packet mode, each packet has buffers of its own.
+    if packets.len() > 1 {
+        buffers.clear();
+    }
+    Ok(PipeState { capacity: capacity as u32, content, packets, buffers })
+}
+
+/// Whether no buffer of a pipe is free. A write(2) then waits, even if buffers hold less than a page.
+fn is_full(writer: &OwnedFd) -> io::Result<bool> {
+    const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
+    let mut polled = [PollFd::new(writer, PollFlags::OUT)];
+    poll(&mut polled, Some(&AT_ONCE))?;
+    Ok(!polled[0].revents().contains(PollFlags::OUT))
+}
+
+/// Reads the length of each buffer of a pipe, and leaves its contents there. tee(2) into a pipe of one buffer shows the length of
+/// the first buffer of a copy, which is then read from the copy.
+fn buffer_lengths(source: &OwnedFd) -> io::Result<Vec<u32>> {
+    const PAGE_BYTES: usize = 4096;
+    let capacity = fcntl_getpipe_size(source)?;
+    let (reader, writer) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
+    fcntl_setpipe_size(&writer, capacity)?;
+    tee(source, &writer, capacity, SpliceFlags::NONBLOCK)?;
+    drop(writer);
+    let (first_reader, first_writer) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
+    fcntl_setpipe_size(&first_writer, PAGE_BYTES)?;
+    let (mut lengths, mut piece) = (Vec::new(), [0; PAGE_BYTES]);
+    while rustix::io::ioctl_fionread(&reader)? > 0 {
+        let length = tee(&reader, &first_writer, PAGE_BYTES, SpliceFlags::NONBLOCK)?;
+        for pipe in [&reader, &first_reader] {
+            File::from(pipe.try_clone()?).read_exact(&mut piece[..length])?;
+        }
+        lengths.push(length as u32);
+    }
+    Ok(lengths)
 }
 
 #[cfg(test)]
@@ -249,6 +290,23 @@ mod tests {
         let mut again = [0; 3];
         reader.read_exact(&mut again).unwrap();
         assert_eq!(&again, b"one");
+    }
+
+    #[test]
+    fn the_buffers_of_a_full_pipe_are_read() {
+        let (mut reader, mut writer) = std::io::pipe().unwrap();
+        rustix::io::ioctl_fionbio(&writer, true).unwrap();
+        let state_of = |reader: &std::io::PipeReader| read_pipe(&reader.try_clone().unwrap().into()).unwrap();
+        (0..15).for_each(|byte| writer.write_all(&[byte; 3000]).unwrap());
+        assert!(state_of(&reader).buffers.is_empty(), "one buffer is free");
+        writer.write_all(&[15; 3000]).unwrap();
+        assert_eq!(writer.write(&[0; 3000]).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        assert_eq!(state_of(&reader).buffers, [3000; 16]);
+        let mut content = [0; 48_000];
+        reader.read_exact(&mut content).unwrap();
+        assert!(content.iter().zip(0..).all(|(byte, at)| usize::from(*byte) == at / 3000));
+        writer.write_all(&[9; 65_536]).unwrap();
+        assert!(state_of(&reader).buffers.is_empty(), "the buffers are full");
     }
 
     #[test]

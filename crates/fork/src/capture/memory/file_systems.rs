@@ -48,24 +48,29 @@ impl FileSystemCache {
         Self { copies_files, ..Self::default() }
     }
 
-    /// Marks hugetlbfs mappings, as `smaps` would, and shared mappings of files that are copied ([`OWN_FILE_FLAG`]).
+    /// Marks hugetlbfs mappings, as `smaps` would, and shared mappings of files that are copied ([`OWN_FILE_FLAG`]). Mapped files
+    /// that have lost their names get another path.
     pub(crate) fn mark_mappings(&mut self, pid: i32, maps: &mut [MapEntry]) {
         for entry in maps.iter_mut().filter(|entry| is_on_virtual_device(entry)) {
             if self.kind_of(pid, entry) == FileSystemKind::Hugetlbfs && !entry.has_flag(HUGETLB_FLAG) {
                 entry.add_flag(HUGETLB_FLAG);
             }
         }
-        let mut shared = maps.iter_mut().filter(|entry| entry.is_shared && entry.inode != 0).peekable();
-        if shared.peek().is_none() {
+        let is_checked = |entry: &&mut MapEntry| entry.inode != 0 && (entry.is_shared || has_lost_name(entry));
+        let mut checked = maps.iter_mut().filter(is_checked).peekable();
+        if checked.peek().is_none() {
             return;
         }
         let has_our_mounts = namespace::is_main_thread_namespace(CWD, &format!("/proc/{pid}/ns/mnt"));
-        for entry in shared {
+        for entry in checked {
             if has_our_mounts
-                && entry.path.ends_with(DELETED_SUFFIX)
+                && has_lost_name(entry)
                 && let OtherName::Found(path) = self.other_name(pid, entry)
             {
                 entry.path.clone_from(path);
+            }
+            if !entry.is_shared {
+                continue;
             }
             let is_copied = self.copies_files && entry.path.starts_with(b"/") && !is_on_virtual_device(entry);
             let is_own =
@@ -86,7 +91,7 @@ impl FileSystemCache {
         let devices = maps.iter().filter(|entry| is_on_virtual_device(entry)).filter(is_devices).map(refusal);
         let is_elsewhere = |entry: &&MapEntry| {
             entry.is_shared
-                && entry.path.ends_with(DELETED_SUFFIX)
+                && has_lost_name(entry)
                 && self.other_names.get(&(entry.device, entry.inode)) == Some(&OtherName::Elsewhere)
         };
         let refuse_elsewhere = |entry: &MapEntry| {
@@ -109,7 +114,7 @@ impl FileSystemCache {
 
     /// Whether a mapped file is still at its path on this node. Each file is checked once.
     fn is_at_path(&mut self, pid: i32, entry: &MapEntry) -> bool {
-        if !entry.path.starts_with(b"/") || entry.path.ends_with(DELETED_SUFFIX) {
+        if !entry.path.starts_with(b"/") || has_lost_name(entry) {
             return true;
         }
         let link = format!("/proc/{pid}/map_files/{}", entry.range_name());
@@ -135,6 +140,11 @@ fn is_absent_on_node(pid: i32, entry: &MapEntry) -> bool {
     found.is_ok_and(|found| {
         is_regular_file(&found) && path_identity::is_absent_on_node(&entry.path, &found, process, is_its)
     })
+}
+
+/// Whether the path by which a file was mapped was removed.
+fn has_lost_name(entry: &MapEntry) -> bool {
+    entry.path.starts_with(b"/") && entry.path.ends_with(DELETED_SUFFIX)
 }
 
 fn is_regular_file(found: &Statx) -> bool {

@@ -2,6 +2,7 @@
 //! (`injection::thread_queries`). POSIX timers take calls of their own, if `/proc` lists any.
 
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 
 use farfork_sys::process;
 use farfork_wire::descriptor::{IntervalTimer, PosixTimer, RESTORED_NUMBER_MAX, TimerSpec};
@@ -131,6 +132,11 @@ impl ListedTimer {
     }
 }
 
+/// Whether a process has a thread.
+fn is_thread(pid: i32, tid: i32) -> bool {
+    Path::new(&format!("/proc/{pid}/task/{tid}")).exists()
+}
+
 /// Queries the time that each timer had left at the start of the pause. The leader has made its other calls. `inner_id` translates a thread's id to the process's own namespace.
 pub(in crate::capture) async fn read_remaining(
     leader: &InjectionTarget<'_>,
@@ -148,12 +154,18 @@ pub(in crate::capture) async fn read_remaining(
             if script::result_of(&slot, index) != 0 {
                 return Err(changed());
             }
-            let tid = if timer.tid == 0 { 0 } else { inner_id(timer.tid).ok_or_else(changed)? };
+            let (signal, tid) = match inner_id(timer.tid).filter(|_| timer.tid != 0) {
+                Some(tid) => (timer.signal, tid),
+                None if timer.tid == 0 => (timer.signal, 0),
+                None if is_thread(leader.pid, timer.tid) => return Err(changed()),
+                // Its signals reach no thread, not even a later one with the same id.
+                None => (0, 0),
+            };
             let mut time = parse_time(&slot, TIMER_ANSWERS_OFFSET + index * TIME_BYTES, 1);
             // CPU time did not advance in the pause.
             let elapsed_ns = if timer.advances_in_pause() { elapsed_ns } else { 0 };
             time.remaining_ns = add_elapsed(time.remaining_ns, elapsed_ns);
-            let (clock, signal, value) = (timer.clock as u32, timer.signal, timer.value);
+            let (clock, value) = (timer.clock as u32, timer.value);
             timers.push(PosixTimer { id: timer.id, clock, value, signal, tid, time });
         }
     }

@@ -19,12 +19,14 @@ pub(in super::super) fn merge_descriptors(
     shared_object_table: SharedObjectTable,
 ) -> Descriptor {
     let SharedObjectTable { objects: shared_objects, extents } = shared_object_table;
-    let OpenFileTable { files, versions, terminals, moved_epoll_targets, .. } = open_files;
+    let OpenFileTable { files, versions, terminals, moved_epoll_targets, attributes: open_file_attributes, .. } =
+        open_files;
     let mut merged = Descriptor {
         open_files: files,
         file_versions: versions,
         terminals,
         moved_epoll_targets,
+        open_file_attributes,
         zombies: tree_relations.zombies,
         ..first
     };

@@ -26,6 +26,11 @@ pub(super) fn map_owner_ids(descriptor: &mut Descriptor, id_map: IdRange) -> Res
         OpenFile::Socket(socket) => Some(socket),
         _ => None,
     });
+    for peer in descriptor.open_file_attributes.iter_mut().filter_map(|attributes| attributes.peer.as_mut()) {
+        outside(&mut peer.uid)?;
+        outside(&mut peer.gid)?;
+        peer.groups.iter_mut().try_for_each(outside)?;
+    }
     for sender in sockets.flat_map(|socket| &mut socket.received_messages).filter_map(|message| message.sender.as_mut())
     {
         outside(&mut sender.uid)?;
@@ -57,7 +62,8 @@ fn file_statuses_mut(descriptor: &mut Descriptor) -> impl Iterator<Item = &mut F
         OpenFile::Socket(socket) => socket.file.as_mut().map(|file| &mut file.status),
         _ => None,
     });
-    shared.chain(semaphores).chain(queues).chain(terminals).chain(sockets)
+    let unnamed = descriptor.open_file_attributes.iter_mut().filter_map(|attributes| attributes.status.as_mut());
+    shared.chain(semaphores).chain(queues).chain(terminals).chain(sockets).chain(unnamed)
 }
 
 fn check_id_mapping(descriptor: &Descriptor, id_map: IdRange) -> Result<(), RestoreError> {

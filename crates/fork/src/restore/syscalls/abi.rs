@@ -3,6 +3,7 @@
 pub(super) const WRITE: u32 = 1;
 pub(super) const OPEN: u32 = 2;
 pub(super) const CLOSE: u32 = 3;
+pub(super) const POLL: u32 = 7;
 pub(super) const LSEEK: u32 = 8;
 pub(super) const MPROTECT: u32 = 10;
 pub(super) const IOCTL: u32 = 16;

@@ -8,7 +8,7 @@ use farfork_wire::descriptor::{Socket, SocketState};
 use super::super::RestoreError;
 use super::super::plan_layout::STEP_SOCKET;
 use super::open_files::{OpenFileBuilder, SocketOpenFile};
-use super::socket::{self, SOCK_CLOEXEC, SocketContext, run_as_owner};
+use super::socket::{self, SOCK_CLOEXEC, SocketContext, run_as_creator};
 use super::{abi, socket_file, value};
 
 /// Ends the repair mode of a socket.
@@ -49,8 +49,8 @@ fn connect_one(
     let socket = open_socket.socket;
     let Socket { family, kind, protocol, .. } = socket;
     let socket_arguments = [value(*family), value(kind | SOCK_CLOEXEC), value(*protocol)];
-    let owner = around.owner.filter(|_| *family == AF_UNIX);
-    run_as_owner(open_file_builder.syscalls, owner, |syscall_builder| {
+    let creator = around.child_creator().filter(|_| *family == AF_UNIX);
+    run_as_creator(open_file_builder.syscalls, creator, |syscall_builder| {
         syscall_builder.call_expecting(0, abi::SOCKET, &socket_arguments);
         Ok(())
     })?;
@@ -60,7 +60,7 @@ fn connect_one(
     } else {
         bind_in_repair(open_file_builder.syscalls, socket.bind_address())?;
     }
-    run_as_owner(open_file_builder.syscalls, owner, |syscall_builder| {
+    run_as_creator(open_file_builder.syscalls, creator, |syscall_builder| {
         let to = syscall_builder.bytes_argument(through)?;
         syscall_builder.call_expecting(0, abi::CONNECT, &[value(0_u32), to, value(through.len() as u64)]);
         Ok(())

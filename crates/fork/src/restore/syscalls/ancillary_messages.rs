@@ -2,6 +2,8 @@
 //! message can hold exists, sockets included. If a socket has such a message, all its messages are sent at that time,
 //! in order.
 
+use std::borrow::Cow;
+
 use farfork_sys::socket_abi::SOL_SOCKET;
 use farfork_wire::Descriptor;
 use farfork_wire::descriptor::{MessageSender, OpenFile, SharedObjectKind, Socket, SocketMessage};
@@ -28,7 +30,7 @@ pub(super) struct DeferredPair<'a> {
     /// Index of the open file, for error reports.
     pub(super) index: u32,
     /// The ends: each a descriptor and its socket; `None` for a temporary end that is closed after it has sent.
-    pub(super) ends: [(u32, Option<&'a Socket>); 2],
+    pub(super) ends: [(u32, Option<Cow<'a, Socket>>); 2],
 }
 
 /// Whether a socket's messages must wait until all other objects exist.
@@ -87,7 +89,7 @@ pub(super) fn send_deferred(
                 .iter()
                 .try_for_each(|message| send_message(open_file_builder, objects, *from, message))?;
         }
-        let known = || [one, other].into_iter().filter_map(|(fd, socket)| Some((*fd, (*socket)?)));
+        let known = || [one, other].into_iter().filter_map(|(fd, socket)| Some((*fd, socket.as_deref()?)));
         known().try_for_each(|(fd, socket)| socket::send_unread_byte(open_file_builder.syscalls, fd, socket))?;
         known().for_each(|(fd, socket)| socket::shutdown_socket(open_file_builder.syscalls, fd, socket));
         for (fd, socket) in [one, other] {

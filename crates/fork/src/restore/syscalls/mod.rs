@@ -12,10 +12,12 @@ mod inotify;
 mod named_pipe;
 mod open_files;
 mod process_settings;
+mod refused_connection;
 mod reuse_port;
 mod shared_memory;
 mod socket;
 mod socket_file;
+mod stream_memory;
 mod system_v_ipc;
 mod tcp_connection;
 mod terminal_settings;
@@ -34,7 +36,7 @@ use super::plan_writer::PlanWriter;
 
 use file_locks::RestorerFiles;
 use socket::SocketContext;
-pub(super) use socket::SocketOwner;
+pub(super) use socket::{SocketCreators, peer_credentials};
 
 pub(super) use file_locks::O_ASYNC;
 pub(super) use shared_memory::is_mapped_by_shmat;
@@ -88,11 +90,10 @@ impl CreatedFiles {
 }
 
 impl SyscallLists {
-    /// Compiles the calls for one process. `owner`: the child's credentials, if they differ from the stub's. `memory`:
-    /// a bridged vdso, and private file mappings with written pages.
+    /// Compiles the calls for one process. `memory`: a bridged vdso, and private file mappings with written pages.
     pub(super) fn compile(
         inputs: &PlanInputs<'_>,
-        owner: Option<SocketOwner<'_>>,
+        creators: SocketCreators<'_>,
         memory: PatchedMemory<'_>,
         writer: &mut PlanWriter,
     ) -> Result<(Self, CreatedFiles), RestoreError> {
@@ -130,7 +131,7 @@ impl SyscallLists {
         let made = match is_first {
             true => {
                 system_v_ipc::create_ipc_objects(descriptor, &mut syscall_builder)?;
-                let sockets = SocketContext { objects, owner };
+                let sockets = SocketContext { descriptor, objects, creators };
                 open_files::create_open_files(descriptor, fd_base, passed, sockets, &mut syscall_builder)?
             }
             false => CreatedFiles { slots: HashMap::new(), next_slot: passed },

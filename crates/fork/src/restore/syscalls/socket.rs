@@ -1,12 +1,16 @@
-//! Sockets that the child creates in its own network and file system, and under its own credentials. So SO_PEERCRED
-//! returns the child's credentials to a peer. The other modules of this directory create special cases.
+//! Sockets that the child creates in its own network and file system, and under the credentials that their creator had, which
+//! SO_PEERCRED returns. The other modules of this directory create special cases.
+
+use std::borrow::Cow;
 
 use farfork_sys::socket_abi::{
     AF_INET6, AF_NETLINK, AF_UNIX, IP_FREEBIND, IP_TRANSPARENT, IPPROTO_TCP, IPV6_FREEBIND, SO_ATTACH_FILTER,
     SO_BINDTODEVICE, SO_LINGER, SO_SNDBUFFORCE, SOCK_STREAM, SOL_IP, SOL_IPV6, SOL_SOCKET, TCP_MAXSEG,
 };
 use farfork_wire::Descriptor;
-use farfork_wire::descriptor::{Credentials, Socket, SocketMessage, SocketState};
+use farfork_wire::descriptor::{
+    Credentials, FileStatus, OpenFileAttributes, PeerCredentials, Socket, SocketMessage, SocketState,
+};
 use rustix::fs::OFlags;
 
 use super::super::RestoreError;
@@ -16,8 +20,8 @@ use super::ancillary_messages::{self, DeferredPair, has_ancillary_messages};
 use super::open_files::{OpenFileBuilder, SocketOpenFile};
 use super::socket_file::FileBoundSocket;
 use super::{
-    SyscallArgument, SyscallBuilder, abi, accept_queue, reuse_port, socket_file, tcp_connection, unix_datagram,
-    unix_pair, value,
+    SyscallArgument, SyscallBuilder, abi, accept_queue, refused_connection, reuse_port, socket_file, tcp_connection,
+    unix_datagram, unix_pair, value,
 };
 
 pub(super) const SOCK_CLOEXEC: u32 = OFlags::CLOEXEC.bits();
@@ -30,17 +34,54 @@ pub(super) const MSG_DONTWAIT_NOSIGNAL: u32 = 0x40 | 0x4000;
 /// The context in which sockets are created.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct SocketContext<'a> {
+    pub(super) descriptor: &'a Descriptor,
     pub(super) objects: &'a PassedObjects,
-    /// The child's credentials, if they differ from the stub's.
-    pub(super) owner: Option<SocketOwner<'a>>,
+    pub(super) creators: SocketCreators<'a>,
 }
 
-/// The credentials with which a child runs.
+/// The credentials under which a child creates its sockets.
 #[derive(Debug, Clone, Copy)]
-pub(in super::super) struct SocketOwner<'a> {
-    pub(in super::super) credentials: &'a Credentials,
-    /// Supplementary groups of the stub. They are set again after the calls with the owner's credentials.
-    pub(in super::super) stub_groups: &'a [u32],
+pub(in super::super) struct SocketCreators<'a> {
+    /// The credentials with which the child runs. They create connections whose creator is unknown.
+    pub(in super::super) child: &'a PeerCredentials,
+    /// The credentials of the stub. They are set again after calls under other credentials.
+    pub(in super::super) stub: &'a PeerCredentials,
+}
+
+/// The part of credentials that SO_PEERCRED and SO_PEERGROUPS show.
+pub(in super::super) fn peer_credentials(credentials: &Credentials) -> PeerCredentials {
+    let [uid, gid] = [credentials.uids[1], credentials.gids[1]];
+    PeerCredentials { uid, gid, groups: credentials.groups.clone() }
+}
+
+/// A creator of sockets whose credentials differ from the stub's.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct SocketCreator<'a> {
+    credentials: &'a PeerCredentials,
+    stub: &'a PeerCredentials,
+}
+
+impl<'a> SocketContext<'a> {
+    /// The creator of the connections whose SO_PEERCRED the open file shows; `None` for the stub.
+    pub(super) fn creator(&self, open_file: u32) -> Option<SocketCreator<'a>> {
+        let SocketCreators { child, stub } = self.creators;
+        let credentials = self.attributes(open_file).and_then(|attributes| attributes.peer.as_ref()).unwrap_or(child);
+        (credentials != stub).then_some(SocketCreator { credentials, stub })
+    }
+
+    /// The child itself as a creator; `None` if it has the stub's credentials.
+    pub(super) fn child_creator(&self) -> Option<SocketCreator<'a>> {
+        let SocketCreators { child, stub } = self.creators;
+        (child != stub).then_some(SocketCreator { credentials: child, stub })
+    }
+
+    pub(super) fn attributes(&self, open_file: u32) -> Option<&'a OpenFileAttributes> {
+        self.descriptor.attributes_of_file(open_file)
+    }
+
+    fn is_refused(&self, open_file: u32) -> bool {
+        self.attributes(open_file).is_some_and(|attributes| attributes.is_refused)
+    }
 }
 
 /// Creates all sockets. Listening sockets are first, because connections need them.
@@ -72,7 +113,31 @@ pub(super) fn create_sockets(
     accept_queue::connect_unaccepted(open_file_builder, descriptor, around)?;
     socket_file::remove_unlinked_files(open_file_builder, descriptor)?;
     tcp_connection::create_tcp_connections(open_file_builder, descriptor)?;
-    ancillary_messages::send_deferred(open_file_builder, around.objects, &late)
+    ancillary_messages::send_deferred(open_file_builder, around.objects, &late)?;
+    set_inode_status(open_file_builder, descriptor, around);
+    Ok(())
+}
+
+/// Sets the mode and the owner of the inode of each socket.
+fn set_inode_status(
+    open_file_builder: &mut OpenFileBuilder<'_, '_>,
+    descriptor: &Descriptor,
+    around: SocketContext<'_>,
+) {
+    const NEW_MODE: u32 = 0o777;
+    let roots = FileStatus { mode: NEW_MODE, uid: 0, gid: 0 };
+    for SocketOpenFile { index, .. } in SocketOpenFile::all(descriptor) {
+        let status = around.attributes(index).and_then(|attributes| attributes.status);
+        // Some calls under the child's credentials create sockets, too.
+        let is_roots = status.is_none() && around.creator(index).is_none();
+        let Some(fd) = open_file_builder.slot_fd(index).filter(|_| !is_roots) else { continue };
+        let FileStatus { mode, uid, gid } = status.unwrap_or(roots);
+        open_file_builder.set_step(STEP_SOCKET, index);
+        open_file_builder.syscalls.call_expecting(0, abi::FCHOWN, &[value(fd), value(uid), value(gid)]);
+        if mode != NEW_MODE {
+            open_file_builder.syscalls.call_expecting(0, abi::FCHMOD, &[value(fd), value(mode)]);
+        }
+    }
 }
 
 /// Creates a socket that is no end of a connection between sockets of the child. Returns the pair through which its messages
@@ -99,22 +164,22 @@ fn create_unpaired_socket<'a>(
         }
         SocketState::Listening { backlog, .. } => {
             let shares_port = reuse_port::needs_reuse_port(descriptor, open_socket);
-            create_socket(open_file_builder.syscalls, socket)?;
+            create_socket(open_file_builder.syscalls, open_socket, around)?;
             if shares_port {
                 reuse_port::set_reuse_port(open_file_builder.syscalls, 0, true)?;
             }
             bind_socket(open_file_builder.syscalls, open_socket, around)?;
-            run_as_owner(open_file_builder.syscalls, around.owner, |syscall_builder| {
+            run_as_creator(open_file_builder.syscalls, around.creator(index), |syscall_builder| {
                 syscall_builder.call_expecting(0, abi::LISTEN, &[value(0_u32), value(*backlog)]);
                 Ok(())
             })?;
         }
         _ if has_ancillary_messages(socket) => {
-            let from = create_deferred_disconnected(open_file_builder, socket, around)?;
+            let from = create_deferred_disconnected(open_file_builder, open_socket, around)?;
             let to = open_file_builder.next_slot_fd();
-            deferred = Some(DeferredPair { index, ends: [(to, Some(socket)), (from, None)] });
+            deferred = Some(DeferredPair { index, ends: [(to, Some(Cow::Borrowed(socket))), (from, None)] });
         }
-        _ => create_disconnected(open_file_builder.syscalls, socket, around)?,
+        _ => create_disconnected(open_file_builder.syscalls, open_socket, around)?,
     }
     set_nonblocking(open_file_builder.syscalls, 0, socket);
     open_file_builder.store_open_file(0, index);
@@ -135,7 +200,7 @@ fn create_idle_socket(
     around: SocketContext<'_>,
 ) -> Result<(), RestoreError> {
     let socket = open_socket.socket;
-    create_socket(syscall_builder, socket)?;
+    create_socket(syscall_builder, open_socket, around)?;
     bind_socket(syscall_builder, open_socket, around)?;
     if peer.is_empty() {
         return Ok(());
@@ -154,9 +219,16 @@ fn create_idle_socket(
 }
 
 /// Creates a socket as descriptor 0, with its options.
-fn create_socket(syscall_builder: &mut SyscallBuilder<'_>, socket: &Socket) -> Result<(), RestoreError> {
+fn create_socket(
+    syscall_builder: &mut SyscallBuilder<'_>,
+    SocketOpenFile { index, socket }: SocketOpenFile<'_>,
+    around: SocketContext<'_>,
+) -> Result<(), RestoreError> {
     let kind = socket.kind | SOCK_CLOEXEC;
     syscall_builder.call_expecting(0, abi::SOCKET, &[value(socket.family), value(kind), value(socket.protocol)]);
+    if around.is_refused(index) {
+        refused_connection::refuse_datagram(syscall_builder, socket.family)?;
+    }
     set_options(syscall_builder, 0, socket, |_| true)
 }
 
@@ -282,13 +354,16 @@ pub(super) fn shutdown_socket(syscall_builder: &mut SyscallBuilder<'_>, fd: u32,
 /// Creates a socket, as descriptor 0, whose other end is closed.
 fn create_disconnected(
     syscall_builder: &mut SyscallBuilder<'_>,
-    socket: &Socket,
+    SocketOpenFile { index, socket }: SocketOpenFile<'_>,
     around: SocketContext<'_>,
 ) -> Result<(), RestoreError> {
+    if socket.family != AF_UNIX && around.is_refused(index) {
+        return refused_connection::create_refused(syscall_builder, socket);
+    }
     if socket.family != AF_UNIX {
         return create_reset(syscall_builder, socket);
     }
-    run_as_owner(syscall_builder, around.owner, |syscall_builder| {
+    run_as_creator(syscall_builder, around.creator(index), |syscall_builder| {
         unix_pair::create_pair(syscall_builder, socket, socket.kind | SOCK_CLOEXEC)
     })?;
     send_received(syscall_builder, 1, socket)?;
@@ -300,10 +375,10 @@ fn create_disconnected(
 /// As `create_disconnected`, but the other end must still send. So the other end is stored. Returns its descriptor.
 fn create_deferred_disconnected(
     open_file_builder: &mut OpenFileBuilder<'_, '_>,
-    socket: &Socket,
+    SocketOpenFile { index, socket }: SocketOpenFile<'_>,
     around: SocketContext<'_>,
 ) -> Result<u32, RestoreError> {
-    run_as_owner(open_file_builder.syscalls, around.owner, |syscall_builder| {
+    run_as_creator(open_file_builder.syscalls, around.creator(index), |syscall_builder| {
         unix_pair::create_pair(syscall_builder, socket, socket.kind | SOCK_CLOEXEC)
     })?;
     Ok(open_file_builder.store_descriptor(1))
@@ -390,27 +465,26 @@ pub(super) fn set_nonblocking(syscall_builder: &mut SyscallBuilder<'_>, fd: u32,
     }
 }
 
-/// Makes calls with the child's credentials, because the kernel records the credentials of a connection's creator.
-pub(super) fn run_as_owner<'w>(
+/// Makes calls under the credentials of a creator, because the kernel records the credentials of a connection's creator.
+pub(super) fn run_as_creator<'w>(
     syscall_builder: &mut SyscallBuilder<'w>,
-    owner: Option<SocketOwner<'_>>,
+    creator: Option<SocketCreator<'_>>,
     calls: impl FnOnce(&mut SyscallBuilder<'w>) -> Result<(), RestoreError>,
 ) -> Result<(), RestoreError> {
     const ID_UNCHANGED: u32 = u32::MAX;
-    const ROOT: u32 = 0;
-    let Some(SocketOwner { credentials: owner, stub_groups: groups_before }) = owner else {
+    let Some(SocketCreator { credentials, stub }) = creator else {
         return calls(syscall_builder);
     };
     let become_one = |syscall_builder: &mut SyscallBuilder<'w>, call: u32, id: u32| {
         syscall_builder.call_expecting(0, call, &[value(ID_UNCHANGED), value(id), value(ID_UNCHANGED)]);
     };
-    set_groups(syscall_builder, &owner.groups)?;
-    become_one(syscall_builder, abi::SETRESGID, owner.gids[1]);
-    become_one(syscall_builder, abi::SETRESUID, owner.uids[1]);
+    set_groups(syscall_builder, &credentials.groups)?;
+    become_one(syscall_builder, abi::SETRESGID, credentials.gid);
+    become_one(syscall_builder, abi::SETRESUID, credentials.uid);
     calls(syscall_builder)?;
-    become_one(syscall_builder, abi::SETRESUID, ROOT);
-    become_one(syscall_builder, abi::SETRESGID, ROOT);
-    set_groups(syscall_builder, groups_before)
+    become_one(syscall_builder, abi::SETRESUID, stub.uid);
+    become_one(syscall_builder, abi::SETRESGID, stub.gid);
+    set_groups(syscall_builder, &stub.groups)
 }
 
 /// Sets the supplementary groups of the calling thread.

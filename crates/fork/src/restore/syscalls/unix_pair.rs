@@ -1,6 +1,8 @@
 //! The two ends of a Unix connection between sockets of the child, with the data in transit. `socket` creates them after all
 //! other Unix sockets, because a connection may need its listening socket.
 
+use std::borrow::Cow;
+
 use farfork_wire::Descriptor;
 use farfork_wire::descriptor::{OpenFile, Socket, SocketState};
 
@@ -9,10 +11,10 @@ use super::super::plan_layout::STEP_SOCKET;
 use super::ancillary_messages::{DeferredPair, has_ancillary_messages};
 use super::open_files::{OpenFileBuilder, SocketOpenFile};
 use super::socket::{
-    SOCK_CLOEXEC, SocketContext, bind_socket, run_as_owner, send_received, set_nonblocking, set_options,
+    SOCK_CLOEXEC, SocketContext, bind_socket, run_as_creator, send_received, set_nonblocking, set_options,
     shutdown_socket,
 };
-use super::{SyscallBuilder, abi, socket_file, value};
+use super::{SyscallBuilder, abi, socket_file, stream_memory, value};
 
 /// Creates the two ends of a Unix connection. Returns the pair through which their messages with ancillary data are sent
 /// later.
@@ -25,8 +27,19 @@ pub(super) fn create_unix_pair<'a>(
 ) -> Result<Option<DeferredPair<'a>>, RestoreError> {
     let [SocketOpenFile { index, socket }, SocketOpenFile { index: other_index, socket: other }] = ends;
     open_file_builder.set_step(STEP_SOCKET, index);
+    let sent_memory = |index| around.attributes(index).map_or(0, |attributes| attributes.sent_memory_bytes);
+    let socket = &stream_memory::split_unread_data(socket, other, sent_memory(other_index))?;
+    let other = &stream_memory::split_unread_data(other, socket, sent_memory(index))?;
     connect_pair(open_file_builder, descriptor, ends, through, around)?;
     let sends_later = has_ancillary_messages(socket) || has_ancillary_messages(other);
+    if !sends_later {
+        for (from, to) in [(1, socket), (0, other)] {
+            send_received(open_file_builder.syscalls, from, to)?;
+        }
+        for (fd, socket) in [(0, socket), (1, other)] {
+            shutdown_socket(open_file_builder.syscalls, fd, socket);
+        }
+    }
     for (fd, socket) in [(0, socket), (1, other)] {
         if !sends_later {
             set_options(open_file_builder.syscalls, fd, socket, |_| true)?;
@@ -47,12 +60,15 @@ pub(super) fn create_unix_pair<'a>(
     }
     let places = (open_file_builder.slot_fd(index), open_file_builder.slot_fd(other_index));
     Ok(match (sends_later, places) {
-        (true, (Some(one), Some(two))) => Some(DeferredPair { index, ends: [(one, Some(socket)), (two, Some(other))] }),
+        (true, (Some(one), Some(two))) => {
+            let ends = [(one, socket), (two, other)].map(|(fd, end)| (fd, Some(Cow::Owned(end.clone()))));
+            Some(DeferredPair { index, ends })
+        }
         _ => None,
     })
 }
 
-/// Creates both ends of a connection, as descriptors 0 and 1, with the data in transit.
+/// Creates both ends of a connection, as descriptors 0 and 1.
 fn connect_pair(
     open_file_builder: &mut OpenFileBuilder<'_, '_>,
     descriptor: &Descriptor,
@@ -60,12 +76,14 @@ fn connect_pair(
     through: &[u8],
     around: SocketContext<'_>,
 ) -> Result<(), RestoreError> {
-    let [open_socket @ SocketOpenFile { socket, .. }, SocketOpenFile { socket: other, .. }] = ends;
+    let [open_socket @ SocketOpenFile { index, socket }, SocketOpenFile { index: other_index, .. }] = ends;
     let kind = socket.kind | SOCK_CLOEXEC;
     let listener = find_listener(open_file_builder, descriptor, socket.kind, through);
     let through = socket_file::resolve_socket_address(descriptor, socket.kind, through);
     if let Some(listener) = listener {
-        run_as_owner(open_file_builder.syscalls, around.owner, |syscall_builder| {
+        // The accepted end shows the credentials of the process that has connected.
+        let creator = around.creator(other_index);
+        run_as_creator(open_file_builder.syscalls, creator, |syscall_builder| {
             syscall_builder.call_expecting(
                 0,
                 abi::SOCKET,
@@ -75,7 +93,7 @@ fn connect_pair(
         })?;
         // Bind with the stub's credentials: the child may not own the socket's file.
         bind_socket(open_file_builder.syscalls, open_socket, around)?;
-        run_as_owner(open_file_builder.syscalls, around.owner, |syscall_builder| {
+        run_as_creator(open_file_builder.syscalls, creator, |syscall_builder| {
             let (bytes, length) = (syscall_builder.bytes_argument(&through)?, through.len() as u64);
             syscall_builder.call_expecting(0, abi::CONNECT, &[value(0_u32), bytes, value(length)]);
             syscall_builder.call_expecting(
@@ -84,22 +102,12 @@ fn connect_pair(
                 &[value(listener), value(0_u32), value(0_u32), value(SOCK_CLOEXEC)],
             );
             Ok(())
-        })?;
+        })
     } else {
-        run_as_owner(open_file_builder.syscalls, around.owner, |syscall_builder| {
+        run_as_creator(open_file_builder.syscalls, around.creator(index), |syscall_builder| {
             create_pair(syscall_builder, socket, kind)
-        })?;
+        })
     }
-    if has_ancillary_messages(socket) || has_ancillary_messages(other) {
-        return Ok(());
-    }
-    for (from, to) in [(1, socket), (0, other)] {
-        send_received(open_file_builder.syscalls, from, to)?;
-    }
-    for (fd, socket) in [(0, socket), (1, other)] {
-        shutdown_socket(open_file_builder.syscalls, fd, socket);
-    }
-    Ok(())
 }
 
 /// Creates two connected Unix sockets of the kind of `socket`, as descriptors 0 and 1.

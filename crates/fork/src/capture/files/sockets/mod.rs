@@ -19,11 +19,13 @@ use std::time::Duration;
 use farfork_sys::sock_diag::{SockDiag, UnixSocket};
 use farfork_sys::socket;
 use farfork_sys::socket_abi::{
-    AF_INET, AF_INET6, AF_NETLINK, AF_UNIX, IP_BIND_ADDRESS_NO_PORT, IPPROTO_TCP, IPPROTO_UDP, SO_ACCEPTCONN,
-    SO_COOKIE, SO_DOMAIN, SO_PEERCRED, SO_PROTOCOL, SO_TYPE, SOCK_DGRAM, SOCK_RAW, SOCK_SEQPACKET, SOCK_STREAM, SOL_IP,
-    SOL_SOCKET,
+    AF_INET, AF_INET6, AF_NETLINK, AF_UNIX, IP_BIND_ADDRESS_NO_PORT, IP_RECVERR, IPPROTO_TCP, IPPROTO_UDP,
+    IPV6_RECVERR, SO_ACCEPTCONN, SO_COOKIE, SO_DOMAIN, SO_PEERCRED, SO_PROTOCOL, SO_TIMESTAMPING, SO_TYPE, SO_ZEROCOPY,
+    SOCK_DGRAM, SOCK_RAW, SOCK_SEQPACKET, SOCK_STREAM, SOL_IP, SOL_IPV6, SOL_SOCKET,
 };
-use farfork_wire::descriptor::{Socket, SocketFile, SocketMessage, SocketState, parse_internet_address};
+use farfork_wire::descriptor::{
+    OpenFileAttributes, PeerCredentials, Socket, SocketFile, SocketMessage, SocketState, parse_internet_address,
+};
 
 pub(super) use options::{SocketDefaultsCache, read_options};
 use tcp::TcpState;
@@ -34,6 +36,9 @@ const URGENT_DATA_REASON: &str =
 
 const UNFINISHED_DATAGRAM_REASON: &str = "it has sent a part of a datagram, which waits for the rest (UDP_CORK, MSG_MORE) and \
      cannot be read: not carried; let the process finish the datagram first";
+
+const QUEUED_ERROR_REASON: &str = "it has an unread error or time stamp (MSG_ERRQUEUE, SO_ERROR), which could not be read \
+     without removing it: not carried; let the process read it first";
 
 /// TCP_* states, which the kernel uses for all sockets.
 const CONNECTED: u8 = 1;
@@ -149,8 +154,22 @@ pub(in super::super) struct SocketContents {
     unread_bytes: u32,
     /// Whether a Unix socket must still report ECONNRESET, because its peer was closed with unread data.
     is_reset: bool,
+    /// Whether a TCP or UDP socket must still report ECONNREFUSED.
+    is_refused: bool,
+    /// For a Unix stream: kernel memory of the data that it has sent and its peer has not read, in bytes.
+    sent_memory_bytes: u32,
+    /// The process that SO_PEERCRED names, with its credentials when it created the connection.
+    creator: Option<ConnectionCreator>,
     /// Why the socket cannot be carried.
     refusal: Option<String>,
+}
+
+/// The process that SO_PEERCRED of a Unix socket names.
+#[derive(Debug, Clone)]
+pub(in super::super) struct ConnectionCreator {
+    /// Its id in farfork's pid namespace.
+    pub(in super::super) pid: i32,
+    pub(in super::super) credentials: PeerCredentials,
 }
 
 /// Reads a socket of a stopped process.
@@ -171,6 +190,9 @@ pub(super) fn read_socket(fd: &OwnedFd, inode: u64, diagnosis: Option<&SockDiag>
         shutdown: 0,
         unread_bytes: 0,
         is_reset: false,
+        is_refused: false,
+        sent_memory_bytes: 0,
+        creator: None,
         refusal: spec.refusal(),
     };
     match spec.family {
@@ -178,6 +200,7 @@ pub(super) fn read_socket(fd: &OwnedFd, inode: u64, diagnosis: Option<&SockDiag>
         AF_INET | AF_INET6 if spec.is_tcp() => contents.read_tcp(fd, diagnosis)?,
         AF_INET | AF_INET6 => {
             contents.read_udp_shutdown(fd, diagnosis)?;
+            contents.read_udp_error(fd)?;
             if has_unfinished_datagram(fd)? {
                 contents.set_refusal(UNFINISHED_DATAGRAM_REASON.to_owned());
             }
@@ -213,6 +236,19 @@ impl SocketContents {
         self.refusal.get_or_insert(reason);
     }
 
+    /// Reads whether a UDP socket must still report an error. The kernel shows only that there is one. On a connected socket
+    /// without a queue of errors, it is ECONNREFUSED: an ICMP message has reported that the peer's port is closed.
+    fn read_udp_error(&mut self, fd: BorrowedFd<'_>) -> io::Result<()> {
+        if !farfork_sys::poll::poll_read(fd)?.is_some_and(|readiness| readiness.has_error) {
+            return Ok(());
+        }
+        self.is_refused = self.peer.is_some() && !has_error_queue(fd);
+        if !self.is_refused {
+            self.set_refusal(QUEUED_ERROR_REASON.to_owned());
+        }
+        Ok(())
+    }
+
     /// Reads which directions of a UDP socket are shut down. Only a connected socket can be shut down.
     fn read_udp_shutdown(&mut self, fd: BorrowedFd<'_>, diagnosis: Option<&SockDiag>) -> io::Result<()> {
         let ends = (parse_internet_address(&self.address), self.peer.as_deref().and_then(parse_internet_address));
@@ -227,11 +263,45 @@ impl SocketContents {
     }
 }
 
+/// Reads which process created the connection of a Unix socket, or made it listen. `None` if the kernel knows none.
+fn read_creator(fd: BorrowedFd<'_>) -> io::Result<Option<ConnectionCreator>> {
+    let peer = socket::read_option(fd, SOL_SOCKET, SO_PEERCRED)?;
+    let [pid, uid, gid] = [0, 4, 8].map(|at| peer.get(at..at + 4).and_then(|word| word.try_into().ok()));
+    let words = (pid.map(i32::from_ne_bytes), uid.map(u32::from_ne_bytes), gid.map(u32::from_ne_bytes));
+    let (Some(pid @ 1..), Some(uid), Some(gid)) = words else { return Ok(None) };
+    let groups = socket::read_peer_groups(fd)?;
+    Ok(Some(ConnectionCreator { pid, credentials: PeerCredentials { uid, gid, groups } }))
+}
+
+/// Whether errors and time stamps of a socket are queued (MSG_ERRQUEUE).
+fn has_error_queue(fd: BorrowedFd<'_>) -> bool {
+    let options =
+        [(SOL_IP, IP_RECVERR), (SOL_IPV6, IPV6_RECVERR), (SOL_SOCKET, SO_TIMESTAMPING), (SOL_SOCKET, SO_ZEROCOPY)];
+    let is_set =
+        |(level, name)| socket::read_option(fd, level, name).is_ok_and(|value| value.iter().any(|byte| *byte != 0));
+    options.into_iter().any(is_set)
+}
+
 /// The sockets of a process tree, by inode. `builder` adds the senders of messages, and `inflight` their files.
 #[derive(Debug)]
 pub(super) struct SocketTable<'a>(pub(super) &'a BTreeMap<u64, SocketContents>);
 
 impl SocketTable<'_> {
+    /// Builds the attributes of a socket. `is_member` selects the processes of the tree.
+    pub(super) fn build_attributes(
+        &self,
+        contents: &SocketContents,
+        is_member: impl Fn(i32) -> bool,
+    ) -> OpenFileAttributes {
+        let creator = contents.creator.as_ref().filter(|creator| is_member(creator.pid));
+        OpenFileAttributes {
+            peer: creator.map(|creator| creator.credentials.clone()),
+            is_refused: contents.is_refused,
+            sent_memory_bytes: contents.sent_memory_bytes,
+            ..OpenFileAttributes::default()
+        }
+    }
+
     /// Builds a socket of the descriptor, without its options. The error says why the socket cannot be carried.
     pub(super) fn build_socket(&self, inode: u64, contents: &SocketContents, flags: u32) -> Result<Socket, String> {
         if let Some(reason) = &contents.refusal {

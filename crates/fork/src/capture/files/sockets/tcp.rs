@@ -56,6 +56,10 @@ struct TcpInfo {
     sent_bytes: u64,
     received_bytes: u64,
     unsent_bytes: u32,
+    /// Number of segments that have arrived.
+    arrived_segments: u32,
+    /// Whether the peer has accepted a segment, or has announced a window. Both are missing if connect(2) has failed.
+    was_established: bool,
 }
 
 impl TcpInfo {
@@ -72,6 +76,8 @@ impl TcpInfo {
             sent_bytes: sent.wrapping_sub(again),
             received_bytes: long(128).unwrap_or(0),
             unsent_bytes: word(144).unwrap_or(0),
+            arrived_segments: word(140).unwrap_or(0),
+            was_established: long(120) != Some(0) || word(228) != Some(0),
         })
     }
 }
@@ -85,6 +91,9 @@ impl SocketContents {
         if self.state != LISTENING {
             let has_error = self.read_shutdown(fd)?;
             has_ended = self.state == CLOSED && self.shutdown != 0 && !has_error;
+            if self.state == CLOSED && has_error && !info.was_established {
+                self.read_failed_connect(&info);
+            }
             if has_ended {
                 self.read_queue_bytes(fd)?;
             } else if self.is_over_loopback() {
@@ -105,6 +114,14 @@ impl SocketContents {
             is_peer_orphaned: is_others_nobodys,
         });
         Ok(())
+    }
+
+    /// Reads the error of a connect(2) that has failed, and that the process has not read. Only a refusal arrives in a segment.
+    fn read_failed_connect(&mut self, info: &TcpInfo) {
+        self.is_refused = info.arrived_segments > 0;
+        if !self.is_refused {
+            self.set_refusal(FAILED_CONNECT_REASON.to_owned());
+        }
     }
 
     fn is_peer_orphaned(&self, diagnosis: &SockDiag) -> Option<bool> {
@@ -171,6 +188,10 @@ pub(super) fn is_over_loopback(fd: BorrowedFd<'_>, spec: SocketSpec) -> bool {
 fn are_loopback_addresses(own: &[u8], peer: &[u8]) -> bool {
     [own, peer].iter().all(|end| parse_internet_address(end).is_some_and(|end| end.ip().is_loopback()))
 }
+
+/// The kernel shows only that there is an error, and reading the error removes it.
+const FAILED_CONNECT_REASON: &str = "its connect(2) has failed, and the process has not read the error, which could not be \
+     read without removing it: not carried; let the process read it first (getsockopt(2), SO_ERROR)";
 
 impl SocketTable<'_> {
     /// Returns the state of a connection, which depends on its peer.

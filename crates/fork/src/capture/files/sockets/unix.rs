@@ -56,6 +56,10 @@ impl SocketContents {
         if self.is_bound_to_path() && !was_accepted {
             self.read_bound_path(fd)?;
         }
+        if self.spec.socket_type == SOCK_STREAM && unix_socket.peer.is_some_and(|peer| peer != 0) {
+            self.sent_memory_bytes = socket::peer_unread_bytes(fd)?;
+        }
+        self.creator = super::read_creator(fd)?;
         self.unix = Some(unix_socket);
         Ok(())
     }
