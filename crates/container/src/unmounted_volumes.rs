@@ -25,16 +25,25 @@ pub(crate) fn release(init_pid: i32, init: &OwnedFd, volumes: &BTreeSet<ServedMo
     if volumes.is_empty() {
         return BTreeSet::new();
     }
-    // An error means that the container has ended.
-    let Ok(mounts) = table::read_mounts_of(init_pid) else { return BTreeSet::new() };
-    let shown: BTreeSet<_> = ServedMount::find(&mounts).intersection(volumes).cloned().collect();
+    let shown = find_shown(init_pid, volumes);
     if shown.is_empty() {
         return shown;
     }
     release_in_thread(init, shown).unwrap_or_else(|error| {
-        tracing::warn!(%error, init = init_pid, "unmounted volumes stay mounted in a container");
+        // At the same time, the pool ends containers that show a volume which the node has unmounted. An unmount that takes
+        // long has removed the mount before it waits for the server.
+        for volume in find_shown(init_pid, volumes) {
+            let point = volume.point.display();
+            tracing::warn!(%error, init = init_pid, %point, "an unmounted volume stays mounted in a container");
+        }
         BTreeSet::new()
     })
+}
+
+/// Returns which of these volumes a container shows. A container that has ended shows none.
+fn find_shown(init_pid: i32, volumes: &BTreeSet<ServedMount>) -> BTreeSet<ServedMount> {
+    let Ok(mounts) = table::read_mounts_of(init_pid) else { return BTreeSet::new() };
+    ServedMount::find(&mounts).intersection(volumes).cloned().collect()
 }
 
 /// Unmounts the volumes in a temporary thread, which enters the container's mount namespace.
@@ -87,7 +96,9 @@ fn unmount_one(volume: &ServedMount) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use std::fs::{self, File};
+    use std::os::fd::AsRawFd as _;
     use std::os::unix::fs::symlink;
+    use std::process::{Command, Stdio};
 
     use farfork_sys::mount::table::Attributes;
 
@@ -125,6 +136,29 @@ mod tests {
             drop(file);
             assert!(unmount_unused(volumes.clone()).is_empty());
             assert!(!directory.join("volume/data/file").exists());
+        });
+    }
+
+    #[test]
+    fn a_container_that_has_ended_shows_no_volume() {
+        run_with_volume(|directory, _| {
+            let point = directory.join("served");
+            fs::create_dir(&point).unwrap();
+            let server = File::options().read(true).write(true).open("/dev/fuse").unwrap();
+            let fd = server.as_raw_fd().to_string();
+            let options = [("fd", &*fd), ("rootmode", "40000"), ("user_id", "0"), ("group_id", "0")];
+            let served = mount::create_filesystem("fuse", &options, Attributes::empty()).unwrap();
+            mount::attach(served.as_fd(), &point).unwrap();
+            let volumes = ServedMount::find(&table::read_thread_mounts().unwrap());
+            assert!(volumes.iter().any(|volume| volume.point == point), "{volumes:?}");
+            let mut container = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
+            let pid = container.id().cast_signed();
+            assert_eq!(find_shown(pid, &volumes), volumes);
+            container.kill().unwrap();
+            let pidfd = farfork_sys::pidfd::open(pid).unwrap();
+            assert!(farfork_sys::pidfd::wait_exit(&pidfd, Duration::from_secs(60)).unwrap());
+            assert!(find_shown(pid, &volumes).is_empty());
+            container.wait().unwrap();
         });
     }
 

@@ -21,6 +21,9 @@ const NET_UNREACHABLE_STEP: &str = "the child's network has no route to the sock
 /// Next step if a file of the seed was changed.
 const CHANGED_FILE_STEP: &str = "prepare its parent again; or fork it with --changed-files allow, which takes files that were changed in place as they are; or prepare it with --snapshot-files before they change";
 
+/// Next step if the changed file has the performance data that each Java virtual machine writes all the time.
+const JVM_DATA_STEP: &str = "it has performance data of a Java virtual machine: start the machine with -XX:-UsePerfData, or fork with --changed-files allow";
+
 /// Next step if a file of the seed was changed, and the fork had `--changed-files allow`.
 const LOST_FILE_STEP: &str = "prepare its parent again. --changed-files allow does not help: the file is no longer at its path, or the parent has written to a private mapping of it";
 
@@ -59,6 +62,7 @@ pub(super) fn find_next_step(error: &ResumeError, options: &StartOptions) -> Opt
             Some(DISK_FULL_STEP)
         }
         ResumeError::UnavailableFile { .. } if options.allow_changed_files => Some(LOST_FILE_STEP),
+        ResumeError::UnavailableFile { path, .. } if path.contains("/hsperfdata_") => Some(JVM_DATA_STEP),
         ResumeError::UnavailableFile { .. } => Some(CHANGED_FILE_STEP),
         _ => None,
     }

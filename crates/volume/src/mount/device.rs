@@ -19,6 +19,16 @@ pub struct MountPoint {
 }
 
 impl MountPoint {
+    /// `major:minor` of the file system, by which the mount tables of all processes identify it.
+    ///
+    /// # Errors
+    /// As reading the mounts in proc(5); `NotFound` if it was unmounted.
+    pub fn device(&self) -> io::Result<String> {
+        let mounts = read_thread_mounts()?;
+        let mount = mounts.into_iter().rfind(|mount| mount.point == self.path && mount.is_volume());
+        mount.map(|mount| mount.device).ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
     /// Leaves the mount in place. Another process unmounts it. To unmount the path later could end a newer mount.
     pub fn forget(self) {
         std::mem::forget(self);

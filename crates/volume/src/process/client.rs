@@ -16,6 +16,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use super::channel::MessageChannel;
 use super::control::{ControlAnswer, ControlRequest, VolumeStatus, send_control_request_within};
 use super::message::{AttachedClient, ClientMessage, OffloadMessage};
+use super::mount_holder::MountHolder;
 use super::store::VolumeStore;
 use super::supervisor::end_after_panic;
 use crate::log::{LogFile, LogFileError, LogPoint};
@@ -56,8 +57,8 @@ pub enum ClientRunError {
     #[error("cannot lock the volume for a client: {0}")]
     Lock(#[source] io::Error),
     /// Another client has the volume mounted.
-    #[error("the volume is mounted on this node already: unmount it first")]
-    IsMounted,
+    #[error("the volume is mounted on this node already{0}")]
+    IsMounted(MountHolder),
     /// The offload process does not answer.
     #[error("the offload process of this node does not answer: {0}; it runs only while the daemon runs")]
     Connection(#[source] io::Error),
@@ -116,6 +117,9 @@ pub fn run_client(
 
     let failed = |source| ClientRunError::Mount { path: mount_point.display().to_string(), source };
     let (device, mount) = mount_volume(name, mount_point).map_err(failed)?;
+    if let Err(error) = mount.device().and_then(|device| volume.save_mount_device(&device)) {
+        tracing::warn!(%error, "a later error cannot name the process that keeps the volume mounted");
+    }
     let mut config = Config::default();
     config.n_threads = Some(REQUEST_THREADS);
     config.clone_fd = true;
@@ -287,7 +291,7 @@ pub(super) fn locked_reason(store: &VolumeStore, volume: &str) -> ClientRunError
         Ok(ControlAnswer::Volumes(volumes)) if volumes.iter().any(is_dropping) => {
             ClientRunError::Refused(format!("volume {volume} is being dropped"))
         }
-        _ => ClientRunError::IsMounted,
+        _ => ClientRunError::IsMounted(MountHolder::find(store, volume)),
     }
 }
 

@@ -9,6 +9,7 @@ mod client;
 mod control;
 mod data_copier;
 mod message;
+mod mount_holder;
 mod offload;
 mod open_tree;
 mod replica_loss;

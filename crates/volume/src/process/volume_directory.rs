@@ -26,6 +26,8 @@ pub(super) const SHARED: &str = "shared";
 const BOOT: &str = "boot";
 /// The file with the result of the last check.
 const LAST_CHECK: &str = "last-check";
+/// The file with the device number of the latest mount on this node.
+const MOUNT_DEVICE: &str = "mount-device";
 /// The boot id, which changes with each boot of the machine: proc_sys_kernel(5).
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
@@ -99,7 +101,7 @@ impl VolumeDirectory {
 
     /// Whether the directory tree has any file other than the volume's small files.
     fn has_data(&self) -> io::Result<bool> {
-        let small = [IDENTITY, BOOT, LAST_CHECK].map(|name| self.path.join(name));
+        let small = [IDENTITY, BOOT, LAST_CHECK, MOUNT_DEVICE].map(|name| self.path.join(name));
         let mut directories = vec![self.path.clone()];
         while let Some(directory) = directories.pop() {
             for entry in fs::read_dir(directory)? {
@@ -261,6 +263,19 @@ impl VolumeDirectory {
     /// As open(2); `NotFound` without a replica.
     pub(super) fn save_last_check(&self, last: &LastCheck) -> io::Result<()> {
         self.replace_file(LAST_CHECK, &serde_json::to_vec(last)?)
+    }
+
+    /// Reads the device number of the latest mount on this node; none if it cannot be read.
+    pub(super) fn mount_device(&self) -> Option<String> {
+        self.read_file(MOUNT_DEVICE).ok()
+    }
+
+    /// Saves the device number of a mount.
+    ///
+    /// # Errors
+    /// As open(2); `NotFound` without a replica.
+    pub(super) fn save_mount_device(&self, device: &str) -> io::Result<()> {
+        self.replace_file(MOUNT_DEVICE, device.as_bytes())
     }
 
     /// Path of the log of a client.

@@ -4,10 +4,12 @@ use std::fs::{self, File, FileTimes, OpenOptions};
 use std::io::{ErrorKind, Read as _, Seek as _, Write as _};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::Path;
+use std::process::{Command, Stdio};
 use std::time::{Duration, UNIX_EPOCH};
 
 use rustix::fs::{CWD, FallocateFlags, RenameFlags, SeekFrom, fallocate, renameat_with, seek};
 use rustix::io::Errno;
+use rustix::mount::{UnmountFlags, unmount};
 
 use super::mounted_volume::MountedVolume;
 use super::replaced_paths::as_user;
@@ -30,6 +32,7 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
     ("names_up_to_the_longest_are_accepted", names_up_to_the_longest_are_accepted),
     ("thousands_of_files_are_open_at_a_time", thousands_of_files_are_open_at_a_time),
     ("a_volume_is_mounted_once", a_volume_is_mounted_once),
+    ("a_holder_of_an_unmounted_volume_is_named", a_holder_of_an_unmounted_volume_is_named),
     ("a_mount_below_stays_when_the_volume_is_unmounted", a_mount_below_stays_when_the_volume_is_unmounted),
     ("an_attribute_that_no_file_system_keeps_is_refused", an_attribute_that_no_file_system_keeps_is_refused),
     ("a_time_before_1970_is_kept", a_time_before_1970_is_kept),
@@ -330,14 +333,40 @@ fn thousands_of_files_are_open_at_a_time() {
 
 fn a_volume_is_mounted_once() {
     let volume = MountedVolume::create();
+    let text = refusal_of_second_mount(&volume);
+    let point = volume.path().canonicalize().unwrap();
+    let expected = format!("is mounted on this node already, at {}: unmount it first", point.display());
+    assert!(text.contains(&expected), "{text}");
+    fs::write(volume.path().join("file"), b"still mounted").unwrap();
+}
+
+/// A process with its own mount namespace keeps the volume mounted after umount(2).
+fn a_holder_of_an_unmounted_volume_is_named() {
+    let volume = MountedVolume::create();
+    let point = volume.path().canonicalize().unwrap();
+    let mut holder = Command::new("unshare");
+    holder.args(["--mount", "sh", "-c", "echo; read _"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut holder = holder.spawn().unwrap();
+    holder.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+    unmount(&point, UnmountFlags::empty()).unwrap();
+    let text = refusal_of_second_mount(&volume);
+    let pid = holder.id();
+    drop(holder.stdin.take());
+    holder.wait().unwrap();
+    for part in [format!("process {pid} (sh)"), format!("nsenter --mount --target {pid} umount {}", point.display())] {
+        assert!(text.contains(&part), "no `{part}` in {text}");
+    }
+}
+
+/// The error of another client of the volume.
+fn refusal_of_second_mount(volume: &MountedVolume) -> String {
     let other = volume.local_path().join("other");
     fs::create_dir(&other).unwrap();
-    let mut client = std::process::Command::new(std::env::current_exe().unwrap());
+    let mut client = Command::new(std::env::current_exe().unwrap());
     client.args([super::PROCESS, "client"]).arg(volume.store()).arg(&other);
     let output = client.output().unwrap();
-    let text = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(!output.status.success() && text.contains("is mounted on this node already"), "{text}");
-    fs::write(volume.path().join("file"), b"still mounted").unwrap();
+    assert!(!output.status.success());
+    String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
 fn names_up_to_the_longest_are_accepted() {

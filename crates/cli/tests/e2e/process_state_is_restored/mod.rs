@@ -203,6 +203,9 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("memory_barriers", |cluster| restored(cluster, "memory_barriers")),
     Test::shared("terminal_pair", |cluster| restored(cluster, "terminal_pair")),
     Test::shared("refused_terminal", |cluster| refused(cluster, "refused_terminal", &["fd 3", "/dev/pts", "other"])),
+    Test::shared("refused_controlling_terminal", |cluster| {
+        refused(cluster, "refused_controlling_terminal", &["/dev/tty", "open it again in the child"]);
+    }),
     Test::shared("childs_terminal", |cluster| restored(cluster, "childs_terminal")),
     Test::shared("terminal_of_a_session", |cluster| restored(cluster, "terminal_of_a_session")),
     Test::shared("terminal_of_an_ended_job", |cluster| restored(cluster, "terminal_of_an_ended_job")),
@@ -213,7 +216,9 @@ pub(crate) const TESTS: &[Test] = &[
         refused_at_stop(cluster, "refused_terminal_data", &["fd 4", "5 bytes", "wait"]);
     }),
     Test::shared("proc_files", |cluster| restored(cluster, "proc_files")),
-    Test::shared("refused_io_uring", |cluster| refused(cluster, "refused_io_uring", &["fd 3", "io_uring"])),
+    Test::shared("refused_io_uring", |cluster| {
+        refused(cluster, "refused_io_uring", &["fd 3", "io_uring(7)", "UV_USE_IO_URING=0"])
+    }),
     Test::shared("refused_userfaultfd", |cluster| refused(cluster, "refused_userfaultfd", &["fd 3", "userfaultfd"])),
     Test::shared("refused_perf", |cluster| refused(cluster, "refused_perf", &["fd 3", "perf_event"])),
     Test::shared("refused_message_queue", |cluster| {
@@ -224,6 +229,9 @@ pub(crate) const TESTS: &[Test] = &[
     }),
     Test::shared("refused_bpf", |cluster| refused(cluster, "refused_bpf", &["fd 3", "bpf-map"])),
     Test::shared("refused_pidfd", |cluster| refused(cluster, "refused_pidfd", &["fd 3", "pidfd"])),
+    Test::shared("refused_thread_pidfd", |cluster| {
+        refused(cluster, "refused_thread_pidfd", &["fd 3", "fd 4", "PIDFD_THREAD"]);
+    }),
     Test::shared("huge_pages_of_hugetlbfs", |cluster| restored(cluster, "huge_pages_of_hugetlbfs")),
     Test::shared("private_huge_pages", |cluster| restored(cluster, "private_huge_pages")),
     Test::shared("system_v_huge_pages", |cluster| restored(cluster, "system_v_huge_pages")),

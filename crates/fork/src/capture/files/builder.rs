@@ -21,7 +21,8 @@ use super::sockets::{self, SocketDefaultsCache, SocketTable};
 use super::states::{OpenFileStates, PipeState};
 use super::terminal::TerminalEnd;
 use super::{
-    FOREIGN_PIDFD_REASON, FdKind, O_ACCMODE, O_RDONLY, O_WRONLY, OpenFd, TreeStreams, anon_inode, fd_object, versions,
+    FOREIGN_PIDFD_REASON, FdKind, O_ACCMODE, O_RDONLY, O_WRONLY, OpenFd, THREAD_PIDFD_REASON, TreeStreams, anon_inode,
+    fd_object, is_thread_pidfd, versions,
 };
 use crate::capture::error::{CaptureError, Refusal};
 use crate::capture::shared::SharedCopies;
@@ -274,11 +275,15 @@ impl FileTableBuilder<'_> {
         made.map_err(refuse)
     }
 
-    /// Builds a pidfd. Refuses a pidfd of a process outside the tree: a child's container lacks that process.
+    /// Builds a pidfd. Refuses a pidfd of a thread, and of a process outside the tree: a child's container lacks that process.
     fn build_pidfd(&self, fd: &OpenFd, info: &FdInfo, flags: u32) -> Result<OpenFile, CaptureError> {
         let known = info.process.and_then(|pid| self.pids.inner_ids.get(&pid));
-        let made = known.map(|pid| OpenFile::PidFd { pid: *pid, flags });
-        self.or_refusal(fd, made.ok_or_else(|| FOREIGN_PIDFD_REASON.to_owned()))
+        let made = match known {
+            _ if is_thread_pidfd(info) => Err(THREAD_PIDFD_REASON),
+            Some(pid) => Ok(OpenFile::PidFd { pid: *pid, flags }),
+            None => Err(FOREIGN_PIDFD_REASON),
+        };
+        self.or_refusal(fd, made.map_err(str::to_owned))
     }
 
     /// Adds the locks on a known open file that belong to the process, not to the open file.

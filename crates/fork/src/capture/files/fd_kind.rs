@@ -228,7 +228,10 @@ pub(super) fn detect_kind(links: &FdDirectory, number: &str, link: &[u8], inode:
     } else if file_type.is_char_device() {
         character_device(inode.device_number, &name())
     } else if file_type.is_block_device() {
-        FdKind::Other(format!("block device {} cannot be carried", name()))
+        FdKind::Other(format!(
+            "block device {} is not carried: a child would write to it next to its parent; close it first",
+            name()
+        ))
     } else if file_type.is_dir() {
         if inode.links == 0 { FdKind::DeletedDirectory(inode.status()) } else { FdKind::Directory }
     } else if file_type.is_file() && is_memory(link, inode, || is_on_hugetlbfs(links, number)) {
@@ -277,6 +280,10 @@ fn is_on_hugetlbfs(links: &FdDirectory, number: &str) -> bool {
     path_fd.is_ok_and(|path_fd| hugetlbfs::is_on_hugetlbfs(path_fd).unwrap_or(false))
 }
 
+/// The programs are those that create a ring by themselves.
+const IO_URING_REASON: &str = "it is an io_uring(7), which is not carried: let the program start without it (MariaDB: \
+                               --skip-innodb-use-native-aio; Node.js and other programs with libuv: UV_USE_IO_URING=0)";
+
 fn anonymous_kind(name: &[u8]) -> FdKind {
     match name {
         b"[eventfd]" => FdKind::EventFd,
@@ -285,6 +292,7 @@ fn anonymous_kind(name: &[u8]) -> FdKind {
         b"[signalfd]" => FdKind::SignalFd,
         b"inotify" => FdKind::Inotify,
         b"[pidfd]" => FdKind::PidFd,
+        b"[io_uring]" => FdKind::Other(IO_URING_REASON.to_owned()),
         other => FdKind::Other(format!("{} is not carried yet; close it first", String::from_utf8_lossy(other))),
     }
 }
@@ -303,6 +311,48 @@ fn character_device(device: u64, name: &str) -> FdKind {
     } else if PTS_MAJORS.iter().any(|majors| majors.contains(&major)) {
         FdKind::Terminal
     } else {
-        FdKind::Other(format!("device {name} cannot be carried"))
+        let remedy = DEVICE_REMEDIES.iter().find(|(numbers, _)| *numbers == (major, minor)).map(|(_, remedy)| *remedy);
+        let remedy = remedy.map_or(String::new(), |remedy| format!(", {remedy}"));
+        FdKind::Other(format!(
+            "device {name} is not carried, because its driver does not show its state: close it first{remedy}"
+        ))
+    }
+}
+
+/// What a program can do instead of keeping a device open, by the numbers of the device.
+const DEVICE_REMEDIES: [((u32, u32), &str); 5] = [
+    ((1, 11), "and log to standard error or syslog(3) instead of /dev/kmsg"),
+    (
+        (10, 200),
+        "and open /dev/net/tun in the child; children reach other hosts with `farfork fork --egress` or `--net`",
+    ),
+    ((10, 229), "that is, unmount what the program serves (FUSE), or serve it from a program outside of the tree"),
+    ((10, 232), "that is, end the virtual machine (KVM) and start it in the child"),
+    ((10, 237), "and set up loop devices outside of the program"),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refused_objects_have_a_remedy() {
+        let reason = |kind| match kind {
+            FdKind::Other(reason) => reason,
+            other => panic!("{other:?}"),
+        };
+        for (minor, parts) in [
+            (200, ["/dev/x", "/dev/net/tun", "--egress"]),
+            (229, ["/dev/x", "FUSE", "unmount"]),
+            (232, ["/dev/x", "KVM", "start it in the child"]),
+            (237, ["/dev/x", "loop", "outside"]),
+            (183, ["/dev/x", "not carried", "close it first"]),
+        ] {
+            let reason = reason(character_device(makedev(10, minor), "/dev/x"));
+            assert!(parts.iter().all(|part| reason.contains(part)), "{minor}: {reason}");
+        }
+        assert!(reason(character_device(makedev(1, 11), "/dev/kmsg")).contains("syslog(3)"));
+        let ring = reason(anonymous_kind(b"[io_uring]"));
+        assert!(ring.contains("--skip-innodb-use-native-aio") && ring.contains("UV_USE_IO_URING=0"), "{ring}");
     }
 }

@@ -29,7 +29,7 @@ use farfork_sys::process::{FdDirectory, FdInfo};
 use farfork_sys::sock_diag::SockDiag;
 use farfork_sys::{namespace, pidfd, process};
 use farfork_wire::descriptor::{FileIdentity, FileStatus};
-use rustix::fs::{CWD, fstat, readlinkat};
+use rustix::fs::{CWD, OFlags, fstat, readlinkat};
 
 pub(super) use builder::{OpenFileTable, PidTranslation, ProcessFiles};
 pub(super) use fd_kind::{DELETED_SUFFIX, FdKind, NO_PATH_REASON, SHARED_MEMORY_PREFIX};
@@ -327,16 +327,19 @@ fn fd_object(pid: i32, number: u32) -> String {
     format!("pid {pid}, fd {number}")
 }
 
-/// Refuses pidfds of processes outside the tree of `first`: they are not in a child's container.
+/// Refuses pidfds of threads, and of processes outside the tree of `first`: they are not in a child's container.
 pub(super) fn refuse_foreign_pidfds(first: i32, pid: i32, fds: &[OpenFd]) -> Result<Vec<Refusal>, CaptureError> {
     let mut refusals = Vec::new();
     for fd in fds.iter().filter(|fd| fd.kind == FdKind::PidFd && !fd.is_standard_stream) {
         let target = match process::FdInfo::read(pid, fd.number) {
-            Ok(info) => info.process,
+            Ok(info) => (info.process, is_thread_pidfd(&info)),
             Err(gone) if gone.kind() == io::ErrorKind::NotFound => continue,
             Err(source) => return Err(CaptureError::reading(pid, format!("fd {}", fd.number))(source)),
         };
-        if !target.is_some_and(|other| descends_from(other, first)) {
+        let (target, is_of_thread) = target;
+        if is_of_thread {
+            refusals.push(Refusal::new(fd_object(pid, fd.number), THREAD_PIDFD_REASON));
+        } else if !target.is_some_and(|other| descends_from(other, first)) {
             refusals.push(Refusal::new(fd_object(pid, fd.number), FOREIGN_PIDFD_REASON));
         }
     }
@@ -366,6 +369,13 @@ pub(super) fn refuse_foreign_proc_files(first: i32, pid: i32, fds: &[OpenFd]) ->
 
 const FOREIGN_PIDFD_REASON: &str =
     "it is a pidfd of another process, which does not descend from the one captured: not carried; close it first";
+
+const THREAD_PIDFD_REASON: &str = "it is a pidfd of a single thread (PIDFD_THREAD), which is not carried; close it first, or use a pidfd of the process";
+
+/// Whether a pidfd is for a single thread. The kernel shows PIDFD_THREAD as O_EXCL.
+fn is_thread_pidfd(info: &FdInfo) -> bool {
+    info.flags & OFlags::EXCL.bits() != 0
+}
 
 fn descends_from(mut pid: i32, first: i32) -> bool {
     while pid > 0 && pid != first {

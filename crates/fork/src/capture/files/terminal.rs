@@ -103,7 +103,9 @@ pub(super) fn refuse_terminals(pid: i32, root: TreeRoot, fds: &[OpenFd]) -> Resu
         refusals.extend(refuse_master(pid, root, fd, &master).map(|why| Refusal::new(fd_object(pid, fd.number), why)));
     }
     for fd in terminal_ends(fds).filter(|fd| fd.kind == FdKind::Terminal) {
-        if !is_on_tree_devpts(root, fd) {
+        if is_controlling_terminal(fd) {
+            refusals.push(Refusal::new(fd_object(pid, fd.number), CONTROLLING_TERMINAL_REASON));
+        } else if !is_on_tree_devpts(root, fd) {
             refusals.push(refuse_foreign_master(pid, fd.number));
         } else if !fd.link.starts_with(b"/dev/pts/") {
             let reason = format!(
@@ -114,6 +116,13 @@ pub(super) fn refuse_terminals(pid: i32, root: TreeRoot, fds: &[OpenFd]) -> Resu
     }
     Ok(refusals)
 }
+
+/// Whether the terminal was opened by the name of the controlling terminal. `refuse_terminals` refuses it.
+fn is_controlling_terminal(fd: &OpenFd) -> bool {
+    fd.link == b"/dev/tty"
+}
+
+const CONTROLLING_TERMINAL_REASON: &str = "it is /dev/tty, which names the controlling terminal of the process that opens it, and is not carried; close it first, and open it again in the child";
 
 fn refuse_foreign_master(pid: i32, number: u32) -> Refusal {
     let reason = "only standard streams may lead to a terminal whose master is open outside the process and its descendants; close it first";
@@ -131,7 +140,7 @@ pub(in crate::capture) fn refuse_unpaired<'a>(
             Err(CaptureError::ProcessGone { .. }) => continue,
             opened => opened?,
         };
-        for fd in terminal_ends(fds) {
+        for fd in terminal_ends(fds).filter(|fd| !is_controlling_terminal(fd)) {
             // Skip an end that was closed during the call.
             let Ok(copy) = fd.duplicate(&process) else { continue };
             let end =

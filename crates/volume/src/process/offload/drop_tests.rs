@@ -70,7 +70,7 @@ fn a_client_is_refused_while_the_volume_is_dropped() {
     let cluster = TestCluster::start();
     cluster.create_volume(&NODES);
     let store = VolumeStore::new(&cluster.store("n2"));
-    assert!(matches!(locked_reason(&store, "data"), ClientRunError::IsMounted));
+    assert!(matches!(locked_reason(&store, "data"), ClientRunError::IsMounted(_)));
     begin_drop(&*cluster.catalog(), &cluster.volume_key().0.name);
     let reason = locked_reason(&store, "data").to_string();
     assert!(reason.contains("is being dropped"), "{reason}");

@@ -53,6 +53,11 @@ struct SocketSpec {
     protocol: u32,
 }
 
+/// Protocol number of Multipath TCP.
+const IPPROTO_MPTCP: u32 = 262;
+
+const MULTIPATH_TCP_REASON: &str = "it is a Multipath TCP socket (MPTCP, protocol 262), which is not carried: let the program use TCP (Go since 1.24 listens with MPTCP; GODEBUG=multipathtcp=0 in its environment turns that off), or close it first";
+
 impl SocketSpec {
     fn read(fd: BorrowedFd<'_>) -> io::Result<Self> {
         let number = |name| socket::read_number_option(fd, SOL_SOCKET, name).map(i32::cast_unsigned);
@@ -69,6 +74,7 @@ impl SocketSpec {
             | (AF_INET | AF_INET6, SOCK_STREAM, IPPROTO_TCP)
             | (AF_INET | AF_INET6, SOCK_DGRAM, IPPROTO_UDP) => None,
             (AF_NETLINK, SOCK_DGRAM | SOCK_RAW, protocol) if netlink::is_supported_protocol(protocol) => None,
+            (AF_INET | AF_INET6, SOCK_STREAM, IPPROTO_MPTCP) => Some(MULTIPATH_TCP_REASON.to_owned()),
             (family, kind, protocol) => Some(format!(
                 "sockets of its kind (family {family}, type {kind}, protocol {protocol}) are not carried; close it first"
             )),
@@ -456,5 +462,18 @@ impl SocketContents {
             _ => port.is_some_and(|port| port != [0, 0]) || (self.lacks_port && !self.has_wildcard_address()),
         };
         if is_bound { self.address.clone() } else { Vec::new() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_refusal_of_multipath_tcp_names_the_switch_of_go() {
+        let spec = |protocol| SocketSpec { family: AF_INET6, socket_type: SOCK_STREAM, protocol };
+        let reason = spec(IPPROTO_MPTCP).refusal().unwrap();
+        assert!(reason.contains("MPTCP") && reason.contains("GODEBUG=multipathtcp=0"), "{reason}");
+        assert_eq!(spec(IPPROTO_TCP).refusal(), None);
     }
 }
