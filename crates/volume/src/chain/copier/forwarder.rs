@@ -306,6 +306,11 @@ impl LogForwarder {
         self.attempt.as_ref().map(|attempt| &attempt.successor)
     }
 
+    /// The task of the present attempt.
+    pub fn task(&self) -> Option<&ForwardTask> {
+        self.attempt.as_ref().map(|attempt| &attempt.task)
+    }
+
     /// Returns the next action of the attempt.
     pub fn poll_action(&mut self, bounds: &impl RecordBounds, now: Instant) -> SendAction {
         let Some(attempt) = &mut self.attempt else { return SendAction::End };
