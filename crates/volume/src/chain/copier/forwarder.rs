@@ -1,7 +1,7 @@
 //! Forwards a log to the successor on its path, piece by piece: what to send, when an attempt has failed, and when the
 //! successor must leave the chain. A piece that the successor has validated is not sent again.
 //!
-//! An attempt, which `begin` starts and `SendAction::End` ends:
+//! An attempt, which `start` begins and `SendAction::End` ends:
 //! `Open ──▶ Write … Wait … ──▶ Announce ──▶ End`, and after a failure `Probe ──▶ Validate ──▶ Leave ──▶ Remove ──▶ End`
 
 use std::sync::Arc;
@@ -10,18 +10,18 @@ use std::time::{Duration, Instant};
 use farfork_cluster::catalog::VolumeRecord;
 use farfork_wire::NodeName;
 
-use super::copied_log::{CopiedLog, PendingAppend};
+use super::copier_log::{CopierLog, PendingAppend};
 use super::is_due;
 use super::piece::{
     FIRST_PIECE_BYTES, PIECE_BYTES_MIN, PieceAnnouncement, PieceTransfer, RecordBounds, TransferError, is_inline,
     piece_end,
 };
 use super::replica_progress::ReplicaRate;
+use super::send_action::{SendAction, SendFailure};
 use super::successor_health::{SuccessorFailure, SuccessorHealth};
 use crate::chain::calls::StoredLog;
 use crate::chain::{PathPosition, PathVersion, TreeSpace};
 use crate::log::LogPoint;
-use crate::publish::PublishedMark;
 
 /// Interval of queries for the successor's published position, while a thread waits for that position.
 const URGENT_POLL_INTERVAL: Duration = Duration::from_millis(2);
@@ -75,7 +75,7 @@ pub struct ForwardTask {
 
 /// The begin of a task.
 #[derive(Debug)]
-pub enum BegunTask<R> {
+pub enum StartedTask<R> {
     /// `poll_action` returns the actions of an attempt.
     Sending,
     /// This node is the last one, and has marked records as committed.
@@ -113,64 +113,6 @@ enum SendPhase {
     Executing,
 }
 
-/// What the caller does next. It reports the result by the named function.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum SendAction {
-    /// Send `OpenLog`: `handle_opened`.
-    Open {
-        /// The fields of the call.
-        published: PublishedMark,
-        /// As `published`.
-        stored: LogPoint,
-        /// Longest wait for the reply.
-        timeout: Duration,
-    },
-    /// Write these positions of the log into the ring of the successor: `handle_written`.
-    Write {
-        /// The first position.
-        from: u64,
-        /// The position after the last one.
-        to: u64,
-        /// Longest time of the write.
-        timeout: Duration,
-    },
-    /// Wait for `handle_written`. At this time, call `handle_timer`.
-    Wait(Instant),
-    /// Send `StoreLog`: `handle_stored`.
-    Announce(PieceAnnouncement),
-    /// Wait for the result of the previous action.
-    Pending,
-    /// Find the silent nodes: `handle_probed`.
-    Probe,
-    /// Validate the unpublished part of this node's log: `handle_validated`.
-    Validate,
-    /// Remove this node from the chain: `handle_left`.
-    Leave,
-    /// Remove the successor, and these silent nodes: `handle_removed`.
-    Remove(Vec<NodeName>),
-    /// Read the record of the volume again. The attempt ends afterwards.
-    ReadRecord,
-    /// The attempt has ended.
-    End,
-}
-
-/// Why the successor has not taken the log.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SendFailure {
-    /// It has another path of the log.
-    OtherPath,
-    /// It has no space for a new log.
-    DiskFull,
-    /// It has published records that this node does not have.
-    PublishedAhead,
-    /// It has refused the log, although both nodes have the same path.
-    Refused,
-    /// This node cannot read the catalog.
-    Catalog,
-    /// No answer in time, or a failed connection.
-    Unanswered,
-}
-
 impl LogForwarder {
     /// Creates the forwarding part of the copier of a client's log, on a node.
     pub fn new(node: NodeName, client: u16, timeout: Duration, rate: ReplicaRate, now: Instant) -> Self {
@@ -183,7 +125,7 @@ impl LogForwarder {
     pub fn poll_task<R>(
         &self,
         record: &Arc<VolumeRecord>,
-        log: &CopiedLog<R>,
+        log: &CopierLog<R>,
         has_reply: bool,
         now: Instant,
         wake_at: &mut Instant,
@@ -255,10 +197,10 @@ impl LogForwarder {
     }
 
     /// Begins a task. The last node of the path only marks records as committed.
-    pub fn begin<R>(&mut self, task: &ForwardTask, log: &mut CopiedLog<R>, now: Instant) -> BegunTask<R> {
+    pub fn start<R>(&mut self, task: &ForwardTask, log: &mut CopierLog<R>, now: Instant) -> StartedTask<R> {
         let successor = match &task.position {
             PathPosition::Before(successor) if task.must_send => successor.clone(),
-            PathPosition::Before(_) => return BegunTask::Idle,
+            PathPosition::Before(_) => return StartedTask::Idle,
             PathPosition::Last => {
                 self.drop_successor();
                 // Only the first node of the path knows the end of the log. Another node may have records from an earlier
@@ -267,11 +209,11 @@ impl LogForwarder {
                 let committed = if task.is_first { log.chain.stored() } else { announced };
                 let (published, space) = (log.chain.published().point, Some(TreeSpace::UNLIMITED));
                 commit(task, StoredLog { committed, published, space }, log);
-                return BegunTask::Committed;
+                return StartedTask::Committed;
             }
             PathPosition::Off => {
                 self.drop_successor();
-                return BegunTask::Refused(log.take_all_appends());
+                return StartedTask::Refused(log.take_all_appends());
             }
         };
         self.health.begin(&successor, now);
@@ -293,7 +235,7 @@ impl LogForwarder {
             failure: None,
             phase: if is_linked { SendPhase::Linked } else { SendPhase::Due(open) },
         });
-        BegunTask::Sending
+        StartedTask::Sending
     }
 
     fn drop_successor(&mut self) {
@@ -387,7 +329,7 @@ impl LogForwarder {
     }
 
     /// The successor has validated the piece. `later` is the progress of the successor and all later members.
-    pub fn handle_stored<R>(&mut self, mut later: StoredLog, log: &mut CopiedLog<R>, now: Instant) {
+    pub fn handle_stored<R>(&mut self, mut later: StoredLog, log: &mut CopierLog<R>, now: Instant) {
         let Some(attempt) = &mut self.attempt else { return };
         let Some(link) = &mut self.link else { return };
         link.stored = attempt.piece_end;
@@ -406,7 +348,7 @@ impl LogForwarder {
     }
 
     /// The successor has not taken the log. The next attempt continues at the end of the part that it has validated.
-    pub fn handle_failure<R>(&mut self, failure: SendFailure, log: &mut CopiedLog<R>, now: Instant) {
+    pub fn handle_failure<R>(&mut self, failure: SendFailure, log: &mut CopierLog<R>, now: Instant) {
         self.link = None;
         let Some(attempt) = &mut self.attempt else { return };
         // An attempt may have sent bytes for long before the successor became silent.
@@ -494,7 +436,7 @@ impl SendAttempt {
 }
 
 /// Stores what all later members have, unless they may have records that this node has dropped meanwhile.
-fn commit<R>(task: &ForwardTask, later: StoredLog, log: &mut CopiedLog<R>) {
+fn commit<R>(task: &ForwardTask, later: StoredLog, log: &mut CopierLog<R>) {
     if log.restarts != task.restarts {
         return;
     }

@@ -3,26 +3,28 @@
 //! them on a virtual clock.
 
 //                      handle_append                  handle_opened, handle_written, handle_stored, handle_failure
-//   predecessor ────────────▶ CopiedLog ◀──────────────────────────────┐
+//   predecessor ────────────▶ CopierLog ◀──────────────────────────────┐
 //        ▲                 ▲      │  ▲ handle_records                  │
 //        │    take_replies │      │  └──── LogValidator                │
 //        └─────────────────┘      └───────────────────────▶ LogForwarder ──▶ successor
 //                                        poll_task                poll_action
 
-mod copied_log;
+mod copier_log;
 mod forwarder;
 mod later_space;
 mod piece;
 mod replica_progress;
+mod send_action;
 mod successor_health;
 mod validator;
 
-pub use copied_log::{Announcement, CopiedLog, DueReplies, ReplyTime};
-pub use forwarder::{BegunTask, ForwardTask, LogForwarder, SendAction, SendFailure};
+pub use copier_log::{Announcement, CopierLog, DueReplies, ReplyTime};
+pub use forwarder::{ForwardTask, LogForwarder, StartedTask};
 pub use later_space::LaterSpace;
 pub(super) use piece::{INLINE_BYTES_MAX, WRITE_BYTES};
 pub use piece::{PieceAnnouncement, RecordBounds, TransferError};
 pub use replica_progress::ReplicaRate;
+pub use send_action::{SendAction, SendFailure};
 pub use validator::{LogClient, LogSource, LogValidator, ReadResult, ReadTask};
 
 use std::time::Instant;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use farfork_cluster::catalog::VolumeRecord;
 use farfork_wire::NodeName;
 
-use super::copied_log::{CopiedLog, PendingAppend};
+use super::copier_log::{CopierLog, PendingAppend};
 use super::is_due;
 use crate::chain::{LogRestart, PathPosition, PathVersion};
 use crate::log::LogPoint;
@@ -86,7 +86,7 @@ impl LogValidator {
         &self,
         record: &Arc<VolumeRecord>,
         client: Option<LogClient>,
-        log: &CopiedLog<R>,
+        log: &CopierLog<R>,
         now: Instant,
         wake_at: &mut Instant,
     ) -> Option<ReadTask> {
@@ -124,7 +124,7 @@ impl LogValidator {
         task: &ReadTask,
         stored: LogPoint,
         record: &VolumeRecord,
-        log: &mut CopiedLog<R>,
+        log: &mut CopierLog<R>,
         now: Instant,
     ) -> ReadResult<R> {
         if task.source == LogSource::Client {

@@ -1,19 +1,24 @@
 //! Executes the tasks and actions of the copiers of simulated nodes: reads records, sends messages, and handles those that
 //! arrive.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use farfork_cluster::catalog::VolumeRecord;
 use farfork_wire::NodeName;
 
-use super::network::{Event, Message, SimReply, SimWrite};
+use super::network::{Event, Message, SimProcess, SimReply, SimWrite};
 use super::sim_log::{SimRequest, count_of};
 use super::{ChainSimulation, DETECTION_TIME};
 use crate::chain::calls::StoredLog;
 use crate::chain::copier::{
-    Announcement, BegunTask, LogClient, LogSource, ReadResult, ReadTask, ReplyTime, SendAction, SendFailure,
+    Announcement, LogClient, LogSource, PieceAnnouncement, ReadResult, ReadTask, ReplyTime, SendAction, SendFailure,
+    StartedTask,
 };
 use crate::chain::membership::{remove_member, remove_silent};
 use crate::chain::{PathVersion, TreeSpace};
+use crate::log::LogPoint;
+use crate::publish::PublishedMark;
 
 /// A node that answers within this time is alive, so the other nodes are not called.
 const PROMPT_ANSWER_MAX: Duration = Duration::from_millis(100);
@@ -86,12 +91,12 @@ impl ChainSimulation {
             let Some(task) = state.forwarder.poll_task(&record, &state.copied, false, now, wake_at) else {
                 return false;
             };
-            match state.forwarder.begin(&task, &mut state.copied, now) {
-                BegunTask::Sending => {}
-                BegunTask::Refused(requests) => {
+            match state.forwarder.start(&task, &mut state.copied, now) {
+                StartedTask::Sending => {}
+                StartedTask::Refused(requests) => {
                     requests.into_iter().for_each(|request| self.send_reply(node, request, SimReply::OtherPath));
                 }
-                BegunTask::Committed | BegunTask::Idle => {}
+                StartedTask::Committed | StartedTask::Idle => {}
             }
         }
         let state = &self.nodes[node].logs[log];
@@ -124,7 +129,7 @@ impl ChainSimulation {
         let Some(task) = self.nodes[node].logs[log].forwarder.task() else { return };
         let (path, revision, epoch) = (task.path, task.record.revision, task.record.epoch);
         let now = self.network.now;
-        let to = (successor, self.nodes[successor].boot);
+        let to = SimProcess { node: successor, boot: self.nodes[successor].boot };
         match action {
             SendAction::Open { published, stored, timeout } => {
                 let request = self.start_call(node, log, timeout);
@@ -147,10 +152,8 @@ impl ChainSimulation {
             }
             SendAction::Probe => {
                 let request = self.start_call(node, log, Duration::MAX);
-                self.network.schedule(
-                    now + PROMPT_ANSWER_MAX,
-                    Event::Probed { request, suspect: successor, since: now },
-                );
+                self.network
+                    .schedule(now + PROMPT_ANSWER_MAX, Event::Probed { request, suspect: successor, since: now });
             }
             SendAction::Validate => self.nodes[node].logs[log].forwarder.handle_validated(true),
             SendAction::Leave => {
@@ -189,12 +192,12 @@ impl ChainSimulation {
         request
     }
 
-    fn send(&mut self, from: usize, to: (usize, u32), message: Message) {
+    fn send(&mut self, from: usize, to: SimProcess, message: Message) {
         self.network.send(&mut self.random, from, to, message);
     }
 
     fn send_reply(&mut self, from: usize, request: SimRequest, reply: SimReply) {
-        let to = (request.node, self.nodes[request.node].boot);
+        let to = SimProcess { node: request.node, boot: self.nodes[request.node].boot };
         self.send(from, to, Message::Reply { request, reply });
     }
 
@@ -258,8 +261,8 @@ impl ChainSimulation {
         node: usize,
         log: usize,
         path: PathVersion,
-        published: crate::publish::PublishedMark,
-        stored: crate::log::LogPoint,
+        published: PublishedMark,
+        stored: LogPoint,
     ) -> SimReply {
         let now = self.network.now;
         let state = &mut self.nodes[node];
@@ -289,7 +292,7 @@ impl ChainSimulation {
         request: SimRequest,
         path: PathVersion,
         region: u64,
-        piece: &crate::chain::copier::PieceAnnouncement,
+        piece: &PieceAnnouncement,
         data: SimWrite,
     ) {
         let now = self.network.now;
@@ -380,7 +383,7 @@ impl ChainSimulation {
 
 /// What a copier knows of its node.
 pub(super) struct SimNodeView {
-    record: std::sync::Arc<farfork_cluster::catalog::VolumeRecord>,
+    record: Arc<VolumeRecord>,
     /// The client of this node writes the log.
     is_client: bool,
 }
@@ -388,6 +391,6 @@ pub(super) struct SimNodeView {
 impl ChainSimulation {
     fn view(&self, node: usize, log: usize) -> SimNodeView {
         let state = &self.nodes[node];
-        SimNodeView { record: std::sync::Arc::clone(&state.known), is_client: log == node && state.term.is_some() }
+        SimNodeView { record: Arc::clone(&state.known), is_client: log == node && state.term.is_some() }
     }
 }

@@ -102,6 +102,8 @@ fn run_deaths(deaths: &[ChainRole], seed: u64) {
             }
         }
     }
+    let mut deaths = deaths.to_vec();
+    simulation.random.shuffle(&mut deaths);
     for death in deaths {
         // Half of the deaths follow the previous one at once. Others happen while the survivors handle it.
         if simulation.random.bool() {
@@ -113,7 +115,7 @@ fn run_deaths(deaths: &[ChainRole], seed: u64) {
                 simulation.run_round();
             }
         }
-        simulation.kill(*death, writer);
+        simulation.kill(death, writer);
     }
     if simulation.is_catalog_dead {
         (0..OUTAGE_ROUNDS).for_each(|_| simulation.run_round());

@@ -23,6 +23,13 @@ const JITTER_US_MAX: u64 = 1000;
 /// Bytes of a call without data, or of a reply.
 const CALL_BYTES: u64 = 200;
 
+/// A process of a node.
+#[derive(Clone, Copy)]
+pub(super) struct SimProcess {
+    pub(super) node: usize,
+    pub(super) boot: u32,
+}
+
 /// Something that happens at a time.
 #[derive(Clone, Debug)]
 pub(super) enum Event {
@@ -40,10 +47,29 @@ pub(super) enum Event {
 
 #[derive(Clone, Debug)]
 pub(super) enum Message {
-    Open { request: SimRequest, path: PathVersion, published: PublishedMark, stored: LogPoint },
-    Store { request: SimRequest, path: PathVersion, revision: u64, region: u64, piece: PieceAnnouncement, data: SimWrite },
-    Write { request: SimRequest, region: u64, data: SimWrite },
-    Reply { request: SimRequest, reply: SimReply },
+    Open {
+        request: SimRequest,
+        path: PathVersion,
+        published: PublishedMark,
+        stored: LogPoint,
+    },
+    Store {
+        request: SimRequest,
+        path: PathVersion,
+        revision: u64,
+        region: u64,
+        piece: PieceAnnouncement,
+        data: SimWrite,
+    },
+    Write {
+        request: SimRequest,
+        region: u64,
+        data: SimWrite,
+    },
+    Reply {
+        request: SimRequest,
+        reply: SimReply,
+    },
 }
 
 /// Bytes of a log: the positions, and the records that have bytes in this range.
@@ -56,7 +82,10 @@ pub(super) struct SimWrite {
 
 #[derive(Clone, Copy, Debug)]
 pub(super) enum SimReply {
-    Opened { region: u64, stored: LogPoint },
+    Opened {
+        region: u64,
+        stored: LogPoint,
+    },
     Written(u64),
     Stored(StoredLog),
     OtherPath,
@@ -128,8 +157,8 @@ impl SimNetwork {
     }
 
     /// Sends a message from a node to the present process of another one.
-    pub(super) fn send(&mut self, random: &mut Rng, from: usize, to: (usize, u32), message: Message) {
-        let (to, boot) = to;
+    pub(super) fn send(&mut self, random: &mut Rng, from: usize, to: SimProcess, message: Message) {
+        let SimProcess { node: to, boot } = to;
         let (log, bytes, is_write) = match &message {
             Message::Write { request, data, .. } => (request.log, data.to - data.from, true),
             Message::Store { request, data, .. } => (request.log, CALL_BYTES + data.to - data.from, false),

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use farfork_wire::NodeName;
 
 use super::network::SimWrite;
-use crate::chain::copier::{CopiedLog, LogForwarder, LogValidator, RecordBounds, ReplicaRate};
+use crate::chain::copier::{CopierLog, LogForwarder, LogValidator, RecordBounds, ReplicaRate};
 use crate::chain::{ChainLog, LogRestart};
 use crate::log::LogPoint;
 use crate::publish::PublishedMark;
@@ -32,7 +32,7 @@ impl Entry {
 
     fn bytes_of(number: u64) -> u64 {
         let mixed = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
-        if mixed.is_multiple_of(LARGE_EACH) { 64 << 10 | mixed % (192 << 10) } else { 64 + mixed % 4096 }
+        if mixed.is_multiple_of(LARGE_EACH) { (64 << 10) + mixed % (192 << 10) } else { 64 + mixed % 4096 }
     }
 
     pub(super) fn begin(&self) -> u64 {
@@ -49,7 +49,7 @@ pub(super) struct SimRequest {
 }
 
 pub(super) struct SimLog {
-    pub(super) copied: CopiedLog<SimRequest>,
+    pub(super) copied: CopierLog<SimRequest>,
     pub(super) validator: LogValidator,
     pub(super) forwarder: LogForwarder,
     pub(super) records: SimRecords,
@@ -90,7 +90,7 @@ impl SimLog {
     ) -> Self {
         let client = client as u16;
         Self {
-            copied: CopiedLog::new(ChainLog::open(mark, records.end())),
+            copied: CopierLog::new(ChainLog::open(mark, records.end())),
             validator: LogValidator::new(node.clone(), client, now),
             forwarder: LogForwarder::new(node.clone(), client, times.timeout, times.rate, now),
             records,

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use super::volume::{ReplicatedVolume, WaitingThread};
 use super::{OffloadMode, OffloadOptions};
-use crate::chain::copier::CopiedLog;
+use crate::chain::copier::CopierLog;
 use crate::change::ChangeSet;
 use crate::log::{LogFile, LogPoint};
 use crate::process::channel::{MessageChannel, kill_silent_process};
@@ -224,7 +224,7 @@ fn receive_result(worker: &mut MessageChannel) -> io::Result<io::Result<Publishe
 }
 
 /// Whether a log is published without waiting for more records: it has enough for a change set, or a thread waits.
-pub(super) fn is_due<R>(log: &CopiedLog<R>) -> bool {
+pub(super) fn is_due<R>(log: &CopierLog<R>) -> bool {
     let (committed, published) = (log.chain.committed(), log.chain.published().point);
     let records = committed.sequence - published.sequence;
     let bytes = committed.position - published.position;

@@ -17,7 +17,7 @@ use super::rejoin::TreeLoan;
 use super::space::SpaceCheck;
 use super::tree_hold::{EndedHold, TreeHold};
 use crate::chain::calls::VolumeKey;
-use crate::chain::copier::CopiedLog;
+use crate::chain::copier::CopierLog;
 use crate::chain::{CALL_TIMEOUT, ChainLog, ForwardedBytes, WritableWindow};
 use crate::log::LogPoint;
 use crate::process::LogStatus;
@@ -136,7 +136,7 @@ pub(super) struct LocalClient {
 /// One log on this node.
 pub(super) struct LogProgress {
     /// The state that its copier shares.
-    pub(super) copied: CopiedLog<ReceivedRequest>,
+    pub(super) copied: CopierLog<ReceivedRequest>,
     /// The open file of the log.
     pub(super) file: FileIdentity,
     /// Number of bytes of data that publishing did not copy, because later records overwrite or drop them.
@@ -166,7 +166,7 @@ impl LogProgress {
     /// Creates the progress of a log with this copier.
     pub(super) fn open(chain: ChainLog, file: FileIdentity, copier: Arc<LogCopier>) -> Self {
         let progress = Self {
-            copied: CopiedLog::new(chain),
+            copied: CopierLog::new(chain),
             file,
             coalesced_bytes: 0,
             forwarded: ForwardedBytes::default(),

@@ -13,7 +13,7 @@ use super::super::received_log::ReceivedRequest;
 use super::super::volume::{LogProgress, ReplicaState, ReplicatedVolume, WaitingThread};
 use super::{CopierPart, SHORT_BYTES_MAX};
 use crate::chain::calls::{AppendLog, LogBytes, OpenLog, StoredLog};
-use crate::chain::copier::{BegunTask, ForwardTask, LogForwarder, PieceAnnouncement, SendAction};
+use crate::chain::copier::{ForwardTask, LogForwarder, PieceAnnouncement, SendAction, StartedTask};
 use crate::chain::{ChainError, ChainLink, LogCompressor, membership};
 use crate::log::LogFile;
 use crate::replay::LogReplay;
@@ -44,12 +44,12 @@ impl CopierPart for LogSender {
     }
 
     fn execute(&mut self, task: &ForwardTask) {
-        let begun = self.forwarder.begin(task, &mut self.volume.lock().log(self.client).copied, Instant::now());
-        match begun {
-            BegunTask::Sending => self.send(task),
-            BegunTask::Committed => self.notify_committed(),
-            BegunTask::Refused(requests) => requests.into_iter().for_each(ReceivedRequest::refuse_path),
-            BegunTask::Idle => {}
+        let started = self.forwarder.start(task, &mut self.volume.lock().log(self.client).copied, Instant::now());
+        match started {
+            StartedTask::Sending => self.send(task),
+            StartedTask::Committed => self.notify_committed(),
+            StartedTask::Refused(requests) => requests.into_iter().for_each(ReceivedRequest::refuse_path),
+            StartedTask::Idle => {}
         }
         if !self.forwarder.has_link() {
             self.link = None;

@@ -10,7 +10,7 @@ use crate::publish::PublishedMark;
 
 /// One log on one node. `R` is what the caller needs to reply to a request of the predecessor.
 #[derive(Debug)]
-pub struct CopiedLog<R> {
+pub struct CopierLog<R> {
     /// The progress of the log along the chain.
     pub chain: ChainLog,
     /// Space of the later nodes on the path.
@@ -111,7 +111,7 @@ impl<R> PendingAppend<R> {
     }
 }
 
-impl<R> CopiedLog<R> {
+impl<R> CopierLog<R> {
     /// Creates the state of a log.
     pub fn new(chain: ChainLog) -> Self {
         Self {
@@ -158,17 +158,18 @@ impl<R> CopiedLog<R> {
     pub fn take_replies(&mut self, path: PathVersion, now: Instant) -> DueReplies<R> {
         let other_path = self.take_appends(|_, append| append.path() != path);
         let (committed, stored) = (self.chain.committed(), self.chain.stored());
-        let complete: Vec<_> = {
-            let is_complete = |append: &mut PendingAppend<R>| append.is_complete(committed, &self.later_space);
-            self.appends.extract_if(.., is_complete).collect()
-        };
-        // A replica that catches up must have all records of its predecessor.
-        let is_announced = complete.iter().any(PendingAppend::is_last_piece) && !self.chain.is_announced();
+        let later_space = &self.later_space;
+        let complete: Vec<_> =
+            self.appends.extract_if(.., |append| append.is_complete(committed, later_space)).collect();
+        let early: Vec<_> = self.appends.extract_if(.., |append| append.is_answered_early(stored, now)).collect();
+        // A replica that catches up must have all records of its predecessor. An early reply counts, too: the predecessor
+        // may have nothing more to announce.
+        let has_last_piece = complete.iter().chain(&early).any(PendingAppend::is_last_piece);
+        let is_announced = has_last_piece && !self.chain.is_announced();
         if is_announced {
             self.chain.announce();
         }
-        let early = self.take_appends(|_, append| append.is_answered_early(stored, now));
-        DueReplies { other_path, complete: requests(complete), early, is_announced }
+        DueReplies { other_path, complete: requests(complete), early: requests(early), is_announced }
     }
 
     /// Whether a reply is due although not all later nodes have the log.
@@ -235,4 +236,28 @@ impl<R> CopiedLog<R> {
 
 fn requests<R>(appends: Vec<PendingAppend<R>>) -> Vec<R> {
     appends.into_iter().map(|append| append.request).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn the_last_piece_announces_the_log_also_if_its_reply_is_early() {
+        let (now, path) = (Instant::now(), PathVersion { epoch: 1, term: 1, is_writing: true });
+        let mut log = CopierLog::new(ChainLog::open(PublishedMark::start_of(0), LogPoint::START));
+        let answer_at = now + Duration::from_secs(1);
+        for has_more in [true, false] {
+            let reply_time = ReplyTime::Stored { has_more, answer_at };
+            let (is_urgent, needs_space) = (false, false);
+            let announcement = Announcement { path, end: LogPoint::START, is_urgent, needs_space, reply_time };
+            log.handle_append(announcement, has_more);
+        }
+        assert!(log.take_replies(path, now).early.is_empty(), "the later nodes have reported no space yet");
+        let due = log.take_replies(path, answer_at);
+        assert_eq!((due.complete, due.early), (Vec::new(), vec![true, false]));
+        assert!(due.is_announced && log.chain.is_announced());
+    }
 }
