@@ -8,13 +8,13 @@
 pub mod calls;
 mod compressed_chunk;
 mod compression;
+pub mod copier;
 mod link;
 mod log_region;
 mod log_state;
 pub mod membership;
 mod path;
 mod peers;
-mod replica_progress;
 mod tree_space;
 
 pub use compressed_chunk::{
@@ -26,7 +26,6 @@ pub use log_region::{ChunkBuffers, LogRegion, WritableWindow};
 pub use log_state::{ChainLog, LogRestart, PublishedAhead};
 pub use path::{PathPosition, PathVersion};
 pub use peers::{CALL_TIMEOUT, PeerClient, PeerClients, PeerError};
-pub use replica_progress::{ReplicaProgress, ReplicaRate};
 pub use tree_space::{AMPLE_BYTES, RECORD_BYTES, RESERVE_BYTES, TreeSpace};
 
 #[cfg(test)]

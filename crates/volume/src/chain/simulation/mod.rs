@@ -1,52 +1,48 @@
-//! Random schedules of a chain: clients write, records are copied over links of different rates and published. Nodes die, lose their memory or their
-//! replica, are removed, and return. A simulated log has only the terms and numbers of its records. Each seed is one
-//! schedule.
+//! Random schedules of a chain on a virtual clock: clients write, and the copiers of `copier` send records over links of different
+//! rates. Nodes pause, die, lose their memory or their replica, refuse logs, have full disks, are removed, and return. A
+//! simulated log has only the terms, numbers and sizes of its records. Each seed is one schedule.
 
+mod copying;
 mod deaths;
+mod network;
 mod rejoin;
+mod sim_log;
 
 use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use farfork_cluster::catalog::VolumeRecord;
 use farfork_wire::NodeName;
 use fastrand::Rng;
 
-use crate::chain::membership::{begin_term, end_term, outdates_tree, remove_member, remove_silent, test_record};
-use crate::chain::{ChainLog, LogRestart, PathPosition, PathVersion};
-use crate::log::LogPoint;
+use self::network::{Event, SimNetwork};
+use self::sim_log::{CopierTimes, Entry, SimLog, SimRecords, count_of};
+use crate::chain::copier::ReplicaRate;
+use crate::chain::membership::{begin_term, end_term, outdates_tree, remove_silent, test_record};
 use crate::publish::PublishedMark;
 
 const SEEDS: u64 = 1000;
-const STEPS: u32 = 600;
-/// Number of rounds without failures, in which every node takes all its steps. Enough for the slowest recovery.
-const HEALING_ROUNDS: u32 = 200;
+const STEPS: u32 = 700;
 const NODES: [&str; 3] = ["n1", "n2", "n3"];
-const RECORD_BYTES: u64 = 64;
-/// Binary logarithm of the rate of the fastest link, in records per step. With the slowest one, 1 record per step, the rates
-/// differ as 1 Mbit/s and 10 Gbit/s do.
-const RATE_LOG2_MAX: u32 = 13;
+const DETECTION_TIME: Duration = Duration::from_secs(1);
+/// The default of `--replica-rate-min`. The slowest link has twice this rate.
+const REPLICA_RATE_MIN: u64 = 64 << 10;
+/// Longest time of a pause, a death, and of each other fault.
+const FAULT_MS_MAX: u64 = 6000;
+/// Time from the fence of a writer to the end of its term: its client may have a lease.
+const FENCE_WAIT: Duration = Duration::from_millis(500);
+/// Longest time until committed records are published, in milliseconds.
+const PUBLISHING_MS_MAX: u64 = 20;
+/// Time without failures after which all replicas must be equal, in addition to the time for sending what was written:
+/// the recovery of several nodes takes one detection for each.
+const HEALING_TIME: Duration = Duration::from_secs(20);
+const HEALING_ROUND: Duration = Duration::from_millis(50);
 
-/// A record: its term, and a number that no other record has.
-type Entry = (u32, u64);
-
-/// One log on one node.
-struct SimLog {
-    chain: ChainLog,
-    entries: Vec<Entry>,
-    /// The successor, and the path for which it was opened.
-    link: Option<(usize, PathVersion)>,
-    appends: Vec<SimAppend>,
-}
-
-/// A request of the predecessor that has no reply yet.
-#[derive(Clone, Copy)]
-struct SimAppend {
-    predecessor: usize,
-    path: PathVersion,
-    end: LogPoint,
-    /// The predecessor has no more records.
-    is_last_piece: bool,
-}
+const TIMES: CopierTimes = CopierTimes {
+    rate: ReplicaRate { bytes_min: REPLICA_RATE_MIN, detection_time: DETECTION_TIME },
+    timeout: DETECTION_TIME,
+};
 
 /// The progress of a node that rejoins the chain.
 struct JoinAttempt {
@@ -56,13 +52,18 @@ struct JoinAttempt {
 
 struct SimNode {
     name: NodeName,
-    /// Number of records that the node sends in a step.
-    rate: usize,
-    known: VolumeRecord,
+    known: Arc<VolumeRecord>,
     is_alive: bool,
+    /// Number of processes until now.
+    boot: u32,
+    /// Since when the node is dead or paused, and when it runs again.
+    silent: Option<(Instant, Instant)>,
+    refuses_until: Instant,
+    disk_full_until: Instant,
     logs: Vec<SimLog>,
     /// All published records, in order.
     tree: Vec<Entry>,
+    is_publishing: bool,
     /// The term of the node's client; none if the client may not write.
     term: Option<u32>,
     join: Option<JoinAttempt>,
@@ -70,26 +71,25 @@ struct SimNode {
     is_catching_up: bool,
 }
 
-/// When a node is silent long enough to be removed.
-enum DetectionModel {
-    /// After a random number of calls.
-    Random,
-    /// After a number of rounds since the first call of a node to the silent one.
-    Rounds { present: u32, limit: u32, silent_since: HashMap<(usize, usize), u32> },
-}
-
 struct ChainSimulation {
+    seed: u64,
     random: Rng,
-    record: VolumeRecord,
+    network: SimNetwork,
+    record: Arc<VolumeRecord>,
     nodes: Vec<SimNode>,
+    /// In the order of their numbers.
     acknowledged: Vec<Entry>,
     next_entry: u64,
+    written_bytes: u64,
     counts: EventCounts,
     /// No more failures are injected.
     is_healing: bool,
     /// The catalog can neither be read nor written.
     is_catalog_dead: bool,
-    detection: DetectionModel,
+    /// When the present writer was fenced.
+    fenced_at: Instant,
+    /// When a node has first called a process that does not answer.
+    called_at: HashMap<(usize, usize, u32), Instant>,
 }
 
 /// Numbers of events in all schedules. `refusals` and `losses` count removals of living nodes: they refused a log, or lost
@@ -103,55 +103,60 @@ struct EventCounts {
     losses: u32,
 }
 
-fn point_of(count: usize) -> LogPoint {
-    LogPoint { sequence: count as u64 + 1, position: count as u64 * RECORD_BYTES }
-}
-
-fn count_of(point: LogPoint) -> usize {
-    point.sequence as usize - 1
-}
-
-impl SimLog {
-    fn new(client: u16) -> Self {
-        let chain = ChainLog::open(PublishedMark::start_of(client), LogPoint::START);
-        Self { chain, entries: Vec::new(), link: None, appends: Vec::new() }
+impl SimNode {
+    /// Since when the node does not answer; none if it does.
+    fn silent_since(&self, now: Instant) -> Option<Instant> {
+        self.silent.filter(|(_, until)| !self.is_alive || now < *until).map(|(since, _)| since)
     }
 
-    fn restart(&mut self, restart: LogRestart) {
-        self.entries.truncate(count_of(restart.end));
-        self.chain.restart(restart, restart.end);
-        self.appends.clear();
+    fn is_refusing(&self, now: Instant) -> bool {
+        now < self.refuses_until
+    }
+
+    fn is_disk_full(&self, now: Instant) -> bool {
+        now < self.disk_full_until
     }
 }
 
 impl ChainSimulation {
     /// Creates a volume with a replica and a client on each node. The chain has the first `members` nodes.
-    fn new(seed: u64, counts: EventCounts, names: &[&str], members: usize) -> Self {
+    fn new(seed: u64, counts: EventCounts, names: &[&str], members: usize, rate_log2_min: u32) -> Self {
         let mut record = test_record(&names[..members], names);
         record.replicas.clone_from(&record.clients);
+        let record = Arc::new(record);
         let mut random = Rng::with_seed(seed);
+        let network = SimNetwork::new(&mut random, names.len(), rate_log2_min);
+        let now = network.now;
         let nodes = record.replicas.iter().map(|name| SimNode {
             name: name.clone(),
-            rate: 1 << random.u32(..=RATE_LOG2_MAX),
-            known: record.clone(),
+            known: Arc::clone(&record),
             is_alive: true,
-            logs: (0..names.len() as u16).map(SimLog::new).collect(),
+            boot: 0,
+            silent: None,
+            refuses_until: now,
+            disk_full_until: now,
+            logs: (0..names.len()).map(|client| new_log(name, client, now)).collect(),
             tree: Vec::new(),
+            is_publishing: false,
             term: None,
             join: None,
             is_catching_up: !record.chain.contains(name),
         });
         let nodes = nodes.collect();
         Self {
+            seed,
             random,
+            network,
             nodes,
             record,
             acknowledged: Vec::new(),
             next_entry: 0,
+            written_bytes: 0,
             counts,
             is_healing: false,
             is_catalog_dead: false,
-            detection: DetectionModel::Random,
+            fenced_at: now,
+            called_at: HashMap::new(),
         }
     }
 
@@ -159,196 +164,150 @@ impl ChainSimulation {
         self.nodes.iter().position(|node| node.name == *name).unwrap()
     }
 
+    /// Whether a process answers calls now.
+    fn answers(&self, node: usize) -> bool {
+        self.nodes[node].silent_since(self.network.now).is_none()
+    }
+
     /// Changes the record in the catalog, as one transaction.
     fn change(&mut self, node: usize, change: impl FnOnce(&mut VolumeRecord) -> bool) -> bool {
         if self.is_catalog_dead {
             return false;
         }
-        let mut record = self.record.clone();
+        let mut record = VolumeRecord::clone(&self.record);
         let is_changed = change(&mut record);
         if is_changed {
             record.revision += 1;
-            self.record = record;
+            if record.is_writer_fenced && !self.record.is_writer_fenced {
+                self.fenced_at = self.network.now;
+            }
+            self.record = Arc::new(record);
         }
         self.refresh(node);
         is_changed
     }
 
+    /// A node reads the record of the volume from the catalog. A new one wakes its copiers.
     fn refresh(&mut self, node: usize) {
-        if self.is_catalog_dead {
+        let state = &mut self.nodes[node];
+        if self.is_catalog_dead || state.known.revision == self.record.revision {
             return;
         }
-        let (record, number) = (self.record.clone(), node as u16);
-        let node = &mut self.nodes[node];
+        let (record, number) = (Arc::clone(&self.record), node as u16);
         let holds = |term| record.writer == Some(number) && record.term == term && !record.is_writer_fenced;
-        let is_member = record.chain.contains(&node.name);
-        node.term = node.term.filter(|term| holds(*term) && is_member);
-        node.is_catching_up |= outdates_tree(&node.known, &record, &node.name);
-        node.known = record;
+        let is_member = record.chain.contains(&state.name);
+        state.term = state.term.filter(|term| holds(*term) && is_member);
+        state.is_catching_up |= outdates_tree(&state.known, &record, &state.name);
+        state.known = record;
+        (0..self.nodes.len()).for_each(|log| self.wake(node, log));
     }
 
-    /// Whether a node that makes a call to a dead node has detected its death.
-    fn detects(&mut self, node: usize, dead: usize) -> bool {
-        match &mut self.detection {
-            DetectionModel::Random => self.random.bool(),
-            DetectionModel::Rounds { present, limit, silent_since } => {
-                *present - *silent_since.entry((node, dead)).or_insert(*present) >= *limit
-            }
+    /// Makes the copier of a log look for work soon.
+    fn wake(&mut self, node: usize, log: usize) {
+        let now = self.network.now;
+        self.nodes[node].logs[log].wake_at = Some(now);
+        self.network.schedule(now, Event::Wake { node, log });
+    }
+
+    /// Runs for some time.
+    fn run_for(&mut self, time: Duration) {
+        let end = self.network.now + time;
+        while let Some(event) = self.network.next_event(end) {
+            self.handle_event(event);
         }
     }
 
-    /// A node has made a call to a dead node. Removes all dead nodes once the node has detected the death.
+    fn handle_event(&mut self, event: Event) {
+        let node = match &event {
+            Event::Wake { node, .. } | Event::Publish { node } | Event::Deliver { to: node, .. } => *node,
+            Event::CallTimeout(request) | Event::Probed { request, .. } => request.node,
+        };
+        let state = &mut self.nodes[node];
+        let now = self.network.now;
+        if !state.is_alive {
+            return;
+        }
+        if let Some((_, until)) = state.silent.filter(|(_, until)| now < *until) {
+            return self.network.schedule(until, event);
+        }
+        match event {
+            Event::Wake { node, log } if state.logs[log].wake_at.is_some_and(|at| at <= now) => {
+                state.logs[log].wake_at = None;
+                self.drive(node, log);
+            }
+            Event::Wake { .. } => {}
+            Event::Publish { node } => self.publish(node),
+            Event::Deliver { to, boot, message } if state.boot == boot => self.handle_message(to, message),
+            Event::Deliver { .. } => {}
+            Event::CallTimeout(request) => self.handle_timeout(request),
+            Event::Probed { request, suspect, since } => self.handle_probed(request, suspect, since),
+        }
+    }
+
+    /// A node has made a call to a node that does not answer. Removes all silent nodes once this has lasted for an attempt and
+    /// the time of failure detection.
     fn remove_dead(&mut self, node: usize, dead: usize) {
-        if self.detects(node, dead) {
+        let (now, called) = (self.network.now, (node, dead, self.nodes[dead].boot));
+        let called_at = *self.called_at.entry(called).or_insert(now);
+        if now < called_at + TIMES.timeout + DETECTION_TIME {
+            return;
+        }
+        self.called_at.remove(&called);
+        let silent = self.silent_nodes(node, now - DETECTION_TIME);
+        if silent.contains(&self.nodes[dead].name) {
             let (name, epoch) = (self.nodes[node].name.clone(), self.nodes[node].known.epoch);
-            let silent: Vec<_> =
-                self.nodes.iter().filter(|node| !node.is_alive).map(|node| node.name.clone()).collect();
-            self.counts.fail_overs +=
-                u32::from(self.change(node, |record| remove_silent(record, &silent, &name, epoch)));
+            let is_removed = self.change(node, |record| remove_silent(record, &silent, &name, epoch));
+            self.counts.fail_overs += u32::from(is_removed);
         }
     }
 
     /// The client of a node appends a record.
     fn write(&mut self, node: usize) {
-        let Some(term) = self.nodes[node].term else { return };
+        let Some(term) = self.nodes[node].term.filter(|_| self.answers(node)) else { return };
         self.next_entry += 1;
-        let entry = (term, self.next_entry);
-        self.nodes[node].logs[node].entries.push(entry);
+        let log = &mut self.nodes[node].logs[node];
+        let entry = Entry::new(term, self.next_entry, log.records.end().position);
+        self.written_bytes += entry.end - entry.begin();
+        log.records.entries.push(entry);
+        log.copied.request_look();
+        self.drive(node, node);
     }
 
-    /// Runs one step of the copier of a log on a node: receives, forwards and acknowledges records.
-    fn copy(&mut self, node: usize, log: usize) {
-        let known = self.nodes[node].known.clone();
-        let name = self.nodes[node].name.clone();
-        let is_source = known.writer == Some(log as u16) && !known.is_writer_fenced && log == node;
-        let state = &mut self.nodes[node].logs[log];
-        let path = PathVersion::of(&known, log as u16);
-        state.appends.retain(|append| append.path == path);
-        let end = if is_source {
-            point_of(state.entries.len())
-        } else {
-            state.appends.iter().map(|append| append.end).max().unwrap_or(state.chain.stored())
-        };
-        if end >= state.chain.stored() && count_of(end) <= state.entries.len() {
-            state.chain.store(end);
-        }
-        if state.appends.iter().any(|append| append.is_last_piece && append.end <= state.chain.stored()) {
-            state.chain.announce();
-        }
-        match PathPosition::of(&known, log as u16, &name) {
-            PathPosition::Off => state.appends.clear(),
-            PathPosition::Last => {
-                let announced = state.appends.iter().map(|append| append.end).max();
-                let is_first = PathPosition::is_first(&known, log as u16, &name);
-                let end = if is_first { state.chain.stored() } else { announced.unwrap_or(LogPoint::START) };
-                let published = state.chain.published().point;
-                state.chain.commit(end, published);
-            }
-            PathPosition::Before(successor) => {
-                let (chain, is_linked) = (&state.chain, state.link.is_some_and(|(_, linked)| linked == path));
-                let must_open = known.joining.as_ref() == Some(&successor) && !is_linked;
-                let lags = chain.committed() < chain.stored() || chain.published_everywhere() < chain.committed();
-                // A client may ask for the space on the disks at any time.
-                let needs_space = !self.is_healing && self.random.bool();
-                if lags || must_open || needs_space {
-                    let successor = self.index_of(&successor);
-                    self.forward(node, log, successor, path);
-                }
-            }
-        }
-        self.acknowledge(node, log);
-    }
-
-    fn forward(&mut self, node: usize, log: usize, successor: usize, path: PathVersion) {
-        let is_alive = self.nodes[successor].is_alive;
-        let is_refused = is_alive && !self.is_healing && self.random.u32(..200) == 0;
-        if !is_alive {
-            self.nodes[node].logs[log].link = None;
-            return self.remove_dead(node, successor);
-        }
-        if is_refused {
-            self.nodes[node].logs[log].link = None;
-            let name = self.nodes[successor].name.clone();
-            let is_removed = self.change(node, |record| remove_member(record, &name, path.epoch));
-            self.counts.refusals += u32::from(is_removed);
-            return;
-        }
-        let is_newer = self.nodes[node].known.revision > self.nodes[successor].known.revision;
-        if is_newer || self.nodes[node].logs[log].link != Some((successor, path)) {
-            self.refresh(successor);
-        }
-        if PathVersion::of(&self.nodes[successor].known, log as u16) != path {
-            self.nodes[node].logs[log].link = None;
-            return self.refresh(node);
-        }
-        let (published, stored) = {
-            let chain = &self.nodes[node].logs[log].chain;
-            (chain.published(), chain.stored())
-        };
-        let next = &self.nodes[successor];
-        let is_joining = self.record.joining.as_ref() == Some(&next.name) && next.is_catching_up;
-        if self.nodes[node].logs[log].link != Some((successor, path)) {
-            let next = &mut self.nodes[successor].logs[log];
-            if let Some(restart) = next.chain.accept_predecessor(published, stored, is_joining).unwrap() {
-                // Placeholders for records before the start: these are in the tree that the node will copy.
-                next.entries.resize(count_of(restart.end).max(next.entries.len()), (0, 0));
-                next.restart(restart);
-            }
-            self.nodes[node].logs[log].link = Some((successor, path));
-        }
-        let from = self.nodes[node].logs[log].entries[..count_of(stored)].to_vec();
-        let rate = self.nodes[node].rate;
-        let next = &mut self.nodes[successor].logs[log];
-        let have = count_of(next.chain.stored());
-        let piece_end = from.len().min(have + rate);
-        if have < piece_end {
-            next.entries.truncate(have);
-            next.entries.extend(&from[have..piece_end]);
-        }
-        let is_last_piece = piece_end == from.len() || have >= from.len();
-        let end = if is_last_piece { stored } else { point_of(piece_end) };
-        next.appends.push(SimAppend { predecessor: node, path, end, is_last_piece });
-    }
-
-    /// Acknowledges committed records to the predecessor, or to the client.
-    fn acknowledge(&mut self, node: usize, log: usize) {
-        let state = &mut self.nodes[node].logs[log];
-        let (committed, published) = (state.chain.committed(), state.chain.published_everywhere());
-        let answered: Vec<_> = state.appends.extract_if(.., |append| append.end <= committed).collect();
-        for SimAppend { predecessor, end, .. } in answered {
-            let sender = &mut self.nodes[predecessor];
-            if sender.is_alive && sender.logs[log].link.is_some_and(|(to, _)| to == node) {
-                sender.logs[log].chain.commit(end, published);
-            }
-        }
-        if log == node && self.nodes[node].term.is_some() {
-            let committed = count_of(self.nodes[node].logs[log].chain.committed());
-            let entries = self.nodes[node].logs[log].entries[..committed].to_vec();
-            for entry in entries.into_iter().filter(|entry| entry.0 > 0) {
-                if !self.acknowledged.contains(&entry) {
-                    self.acknowledged.push(entry);
-                }
-            }
+    fn schedule_publishing(&mut self, node: usize) {
+        let state = &mut self.nodes[node];
+        if !state.is_publishing && state.logs.iter().any(|log| log.copied.chain.is_publishable()) {
+            state.is_publishing = true;
+            let wait = Duration::from_millis(self.random.u64(..PUBLISHING_MS_MAX));
+            self.network.schedule(self.network.now + wait, Event::Publish { node });
         }
     }
 
     fn publish(&mut self, node: usize) {
-        let node = &mut self.nodes[node];
-        if node.is_catching_up {
-            return;
+        let now = self.network.now;
+        let state = &mut self.nodes[node];
+        state.is_publishing = false;
+        let Some(client) = state.logs.iter().position(|log| log.copied.chain.is_publishable()) else { return };
+        if state.is_catching_up || state.is_disk_full(now) {
+            state.is_publishing = true;
+            let at = now + Duration::from_millis(PUBLISHING_MS_MAX);
+            return self.network.schedule(at, Event::Publish { node });
         }
-        let Some(log) = node.logs.iter_mut().find(|log| log.chain.is_publishable()) else { return };
-        let (from, to) = (count_of(log.chain.published().point), count_of(log.chain.committed()));
-        let to = if log.chain.is_recovering() { to } else { self.random.usize(from + 1..=to) };
-        node.tree.extend(&log.entries[from..to]);
-        let epoch = log.entries[to - 1].0;
-        log.chain.publish(PublishedMark { point: point_of(to), epoch, inode_max: 0 });
+        let log = &mut state.logs[client];
+        let chain = &mut log.copied.chain;
+        let (from, to) = (count_of(chain.published().point), count_of(chain.committed()));
+        let to = if chain.is_recovering() { to } else { self.random.usize(from + 1..=to) };
+        state.tree.extend(&log.records.entries[from..to]);
+        let epoch = log.records.entries[to - 1].term;
+        chain.publish(PublishedMark { point: log.records.point_of(to), epoch, inode_max: 0 });
+        self.drive(node, client);
+        self.schedule_publishing(node);
     }
 
     /// Takes one step to make the client of a node the writer.
     fn acquire(&mut self, node: usize) {
         self.refresh(node);
         if self.is_catalog_dead
+            || !self.answers(node)
             || !self.record.chain.contains(&self.nodes[node].name)
             || self.nodes[node].term.is_some()
         {
@@ -357,25 +316,28 @@ impl ChainSimulation {
         match self.record.writer {
             None => {
                 self.change(node, |record| begin_term(record, node as u16));
-                self.nodes[node].term = Some(self.record.term);
+                let state = &mut self.nodes[node];
+                state.term = Some(self.record.term);
+                // The client begins at the end of the valid part of its log.
+                let log = &mut state.logs[node];
+                log.records.truncate(log.copied.chain.stored());
             }
             Some(writer) if self.record.is_writer_fenced => {
                 let head = self.index_of(&self.record.chain[0].clone());
-                if self.nodes[head].is_alive {
+                if self.answers(head) {
                     self.finish(head, usize::from(writer));
                 } else {
                     self.remove_dead(node, head);
                 }
             }
-            Some(writer) if self.nodes[usize::from(writer)].is_alive => {
+            Some(writer) if self.answers(usize::from(writer)) => {
                 let writer = usize::from(writer);
                 self.refresh(writer);
                 self.nodes[writer].term = None;
-                let state = &self.nodes[writer].logs[writer];
-                // Continues only if the copier has read all records that the client has appended.
-                if state.chain.stored() == point_of(state.entries.len()) {
-                    self.finish(writer, writer);
-                }
+                let log = &mut self.nodes[writer].logs[writer];
+                log.copied.request_look();
+                self.drive(writer, writer);
+                self.finish(writer, writer);
             }
             Some(writer) => self.remove_dead(node, usize::from(writer)),
         }
@@ -384,43 +346,69 @@ impl ChainSimulation {
     /// Ends a term if all records are published everywhere, as far as the first node of the path knows.
     fn finish(&mut self, node: usize, writer: usize) {
         self.refresh(node);
-        let chain = &self.nodes[node].logs[writer].chain;
-        if self.nodes[node].is_alive && chain.published_everywhere() >= chain.stored() {
+        let log = &mut self.nodes[node].logs[writer].copied;
+        let stored = log.chain.stored();
+        let is_lease_valid = self.record.is_writer_fenced && self.network.now < self.fenced_at + FENCE_WAIT;
+        if log.chain.published_everywhere() >= stored && !is_lease_valid {
             let term = self.record.term;
             self.change(node, |record| end_term(record, writer as u16, term));
+        } else {
+            log.raise_urgent_end(stored);
+            self.drive(node, writer);
         }
     }
 
     fn step(&mut self) {
-        let node = self.random.usize(..self.nodes.len());
-        let log = self.random.usize(..self.nodes.len());
-        let choice = self.random.u32(..100);
-        if !self.nodes[node].is_alive {
-            if choice < 20 {
+        let is_long = self.random.u32(..25) == 0;
+        let wait_ms = self.random.u64(..if is_long { 500 } else { 5 });
+        self.run_for(Duration::from_millis(wait_ms));
+        let now = self.network.now;
+        for node in 0..self.nodes.len() {
+            if !self.nodes[node].is_alive && self.nodes[node].silent.is_none_or(|(_, until)| until <= now) {
                 self.start(node);
             }
+        }
+        let node = self.random.usize(..self.nodes.len());
+        let fault_end = now + Duration::from_millis(self.random.u64(..FAULT_MS_MAX));
+        if !self.answers(node) {
             return;
         }
-        match choice {
-            0..20 => self.write(node),
-            20..72 => self.copy(node, log),
-            72..86 => self.publish(node),
-            86..88 => self.acquire(node),
-            88..90 => self.refresh(node),
-            90..99 => self.rejoin(node),
-            _ if self.random.u32(..3) == 0 => self.crash(node),
-            _ if self.random.u32(..4) == 0 => self.lose_replica(node),
-            _ => {}
+        match self.random.u32(..100) {
+            0..40 => self.write(node),
+            40..50 => self.acquire(node),
+            50..60 => self.refresh(node),
+            60..96 => self.rejoin(node),
+            _ => match self.random.u32(..9) {
+                0 => self.crash(node, fault_end),
+                5 => {
+                    // Any set of nodes dies at once.
+                    for other in 0..self.nodes.len() {
+                        if self.answers(other) && self.random.bool() {
+                            self.crash(other, fault_end);
+                        }
+                    }
+                }
+                1 => self.lose_replica(node),
+                2 => self.nodes[node].silent = Some((now, fault_end)),
+                3 | 6 | 7 => self.nodes[node].refuses_until = fault_end,
+                4 => self.nodes[node].disk_full_until = fault_end,
+                _ => {}
+            },
         }
     }
 
     /// Checks that every live replica has every acknowledged record, and that each tree is a prefix of the longest one.
-    fn check(&self, seed: u64) {
+    fn check(&self) {
+        let seed = self.seed;
         let members = || self.nodes.iter().filter(|node| self.record.chain.contains(&node.name));
         for node in members() {
-            for entry in &self.acknowledged {
-                let in_log = |log: &SimLog| log.entries[..count_of(log.chain.stored())].contains(entry);
-                let has_it = node.tree.contains(entry) || node.logs.iter().any(in_log);
+            let published = node.tree.last();
+            // The tree has the records in order, so only later ones must be in a log.
+            for entry in self.acknowledged.iter().rev().take_while(|entry| published.is_none_or(|last| *entry > last)) {
+                let in_log = |log: &SimLog| {
+                    log.records.entries[..count_of(log.copied.chain.stored())].iter().rev().any(|other| other == entry)
+                };
+                let has_it = node.logs.iter().any(in_log);
                 assert!(has_it, "seed {seed}: {} lacks {entry:?}, {:?}", node.name, self.record);
             }
         }
@@ -432,43 +420,70 @@ impl ChainSimulation {
         assert!(is_in_order, "seed {seed}: {longest:?}");
     }
 
-    /// A node takes each of its steps once.
-    fn work(&mut self, node: usize) {
-        self.rejoin(node);
-        (0..self.nodes.len()).for_each(|log| self.copy(node, log));
-        self.publish(node);
+    /// Whether all replicas are live and equal, and have all records of the writer.
+    fn is_healed(&self) -> bool {
+        let tree = &self.nodes[0].tree;
+        let is_equal = |index: usize| {
+            let node = &self.nodes[index];
+            let last = node.logs[index].records.entries.last().filter(|_| node.term.is_some());
+            node.tree == *tree && last.is_none_or(|last| last.number == 0 || tree.contains(last))
+        };
+        self.record.chain.len() == self.nodes.len() && (0..self.nodes.len()).all(is_equal)
     }
 
-    /// Runs without failures, and checks that all replicas become equal.
-    fn heal(&mut self, seed: u64) {
-        self.is_healing = true;
-        for _ in 0..HEALING_ROUNDS {
-            for node in 0..self.nodes.len() {
-                if !self.nodes[node].is_alive {
-                    self.start(node);
-                }
-                self.work(node);
-                self.check(seed);
+    /// The state of all copiers, for a failed test.
+    fn describe(&self) -> String {
+        let mut text = format!("{:?}", self.record);
+        for node in &self.nodes {
+            let now = self.network.now;
+            text += &format!("\n{}: {:?}, {} records", node.name, node.silent_since(now), node.tree.len());
+            for log in &node.logs {
+                text += &format!("\n  {:?}\n    {:?}\n    {:?}", log.copied, log.records, log.forwarder);
             }
         }
-        assert_eq!(self.record.chain.len(), self.nodes.len(), "seed {seed}: {:?}", self.record);
-        for node in &self.nodes {
-            assert_eq!(node.tree, self.nodes[0].tree, "seed {seed}: {}", node.name);
-            assert!(self.acknowledged.iter().all(|entry| node.tree.contains(entry)), "seed {seed}: {}", node.name);
-        }
+        text
     }
+
+    /// Runs without failures, and checks that all replicas become equal in time.
+    fn heal(&mut self) {
+        let (seed, now) = (self.seed, self.network.now);
+        self.is_healing = true;
+        for node in 0..self.nodes.len() {
+            if !self.nodes[node].is_alive {
+                self.start(node);
+            }
+            let state = &mut self.nodes[node];
+            (state.refuses_until, state.disk_full_until) = (now, now);
+        }
+        // Each hop sends only whole pieces.
+        let sending = self.network.slowest_time(self.written_bytes) * self.nodes.len() as u32;
+        let deadline = now + HEALING_TIME + sending;
+        while !self.is_healed() {
+            assert!(self.network.now < deadline, "seed {seed}: the replicas are not equal:{}", self.describe());
+            (0..self.nodes.len()).for_each(|node| self.rejoin(node));
+            self.run_for(HEALING_ROUND);
+            self.check();
+        }
+        let tree = &self.nodes[0].tree;
+        assert!(self.acknowledged.iter().all(|entry| tree.contains(entry)), "seed {seed}: {:?}", self.record);
+    }
+}
+
+fn new_log(node: &NodeName, client: usize, now: Instant) -> SimLog {
+    let mark = PublishedMark::start_of(client as u16);
+    SimLog::open(node, client, TIMES, mark, SimRecords::default(), now)
 }
 
 #[test]
 fn no_schedule_loses_an_acknowledged_record() {
     let mut counts = EventCounts::default();
     for seed in 0..SEEDS {
-        let mut simulation = ChainSimulation::new(seed, counts, &NODES, NODES.len());
+        let mut simulation = ChainSimulation::new(seed, counts, &NODES, NODES.len(), 0);
         for _ in 0..STEPS {
             simulation.step();
-            simulation.check(seed);
+            simulation.check();
         }
-        simulation.heal(seed);
+        simulation.heal();
         counts = simulation.counts;
         counts.acknowledged += simulation.acknowledged.len();
     }

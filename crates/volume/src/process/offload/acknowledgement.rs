@@ -3,7 +3,7 @@
 use std::sync::MutexGuard;
 use std::time::Instant;
 
-use super::received_log::PendingAppend;
+use super::received_log::ReceivedRequest;
 use super::volume::{ReplicaState, ReplicatedVolume};
 use crate::chain::PathVersion;
 use crate::chain::calls::StoredLog;
@@ -15,33 +15,26 @@ impl ReplicatedVolume {
     pub(super) fn acknowledge(&self, client: u16) {
         let mut state = self.lock();
         let path = PathVersion::of(&state.record, client);
-        let log = state.log(client);
-        for append in log.appends.extract_if(.., |append| append.path != path) {
-            append.reply.refuse_path();
-        }
+        let log = &mut state.log(client).copied;
+        let due = log.take_replies(path, Instant::now());
         let (committed, published) = (log.chain.committed(), log.chain.published_everywhere());
-        let is_complete = |append: &mut PendingAppend| append.is_complete(committed, &log.later_space);
-        let complete: Vec<_> = log.appends.extract_if(.., is_complete).collect();
-        let (stored, now) = (log.chain.stored(), Instant::now());
-        let is_early = |append: &mut PendingAppend| append.is_answered_early(stored, now);
-        let early: Vec<_> = log.appends.extract_if(.., is_early).collect();
-        // A replica that catches up must have all records of its predecessor.
-        if complete.iter().any(PendingAppend::is_last_piece) && !log.chain.is_announced() {
-            log.chain.announce();
+        if due.is_announced {
             self.notify();
         }
+        due.other_path.into_iter().for_each(ReceivedRequest::refuse_path);
         if state.client_of(client).is_some() {
             return self.acknowledge_client(state, client);
         }
-        let space = (!complete.is_empty()).then(|| self.least_space(&state, client));
+        let space = (!due.complete.is_empty()).then(|| self.least_space(&state, client));
         drop(state);
-        complete.into_iter().for_each(|append| append.reply.send(StoredLog { committed, published, space }));
-        early.into_iter().for_each(|append| append.reply.send(StoredLog { committed, published, space: None }));
+        due.complete.into_iter().for_each(|request| request.reply.send(StoredLog { committed, published, space }));
+        let space = None;
+        due.early.into_iter().for_each(|request| request.reply.send(StoredLog { committed, published, space }));
     }
 
     fn acknowledge_client(&self, mut state: MutexGuard<'_, ReplicaState>, number: u16) {
         let has_space_answer = state.has_space_answer(number);
-        let log = state.log(number);
+        let log = &state.log(number).copied;
         let committed = log.chain.committed();
         let reports = log.later_space.reports();
         let mark = PublishedMark { point: log.chain.published_everywhere(), ..log.chain.published() };

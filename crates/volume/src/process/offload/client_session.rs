@@ -175,18 +175,18 @@ impl ClientSession {
     }
 
     fn request_look(&self) {
-        self.volume.lock().log(self.number).request_look();
+        self.volume.lock().log(self.number).copied.request_look();
         self.volume.notify_thread(WaitingThread::Reader(self.number));
     }
 
     fn request_commit(&self, point: LogPoint) {
         let mut state = self.volume.lock();
-        let committed = state.log(self.number).chain.committed();
+        let committed = state.log(self.number).copied.chain.committed();
         if committed >= point {
             drop(state);
             return self.sender.send(&OffloadMessage::Committed(committed));
         }
-        state.log(self.number).request_look();
+        state.log(self.number).copied.request_look();
         if let Some(client) = state.client_of(self.number) {
             client.commit_requested = Some(client.commit_requested.map_or(point, |earlier| earlier.max(point)));
         }
@@ -196,7 +196,7 @@ impl ClientSession {
 
     fn check_space(&self, end: LogPoint) {
         let mut state = self.volume.lock();
-        let log = state.log(self.number);
+        let log = &mut state.log(self.number).copied;
         log.request_look();
         log.raise_urgent_end(end);
         let check = SpaceCheck { end, request: log.later_space.request() };
@@ -394,7 +394,8 @@ fn start_session(
 /// also the client `number` if the record does not have it yet.
 fn published_marks(state: &ReplicaState, number: u16) -> Vec<PublishedMark> {
     let clients = state.record.clients.len() as u16;
-    let mark_of = |client| state.logs.get(&client).map_or(PublishedMark::start_of(client), |log| log.chain.published());
+    let mark_of =
+        |client| state.logs.get(&client).map_or(PublishedMark::start_of(client), |log| log.copied.chain.published());
     (0..clients.max(number + 1)).map(mark_of).collect()
 }
 

@@ -14,7 +14,7 @@ use farfork_wire::{SeedId, Token};
 use serde::de::DeserializeOwned;
 
 use super::node::OffloadNode;
-use super::received_log::{AppendRefusal, AppendReply, OpenRegion, PendingAppend};
+use super::received_log::{AppendRefusal, AppendReply, OpenRegion, ReceivedRequest};
 use super::volume::{LogProgress, ReplicatedVolume, WaitingThread};
 use super::{log_copier, rejoin, tree_hold, writer};
 use crate::chain::calls::{
@@ -23,6 +23,7 @@ use crate::chain::calls::{
     ReleaseTree, ReleaseWriter, ReplicaDescription, SaveLastCheck, StoreLog, ValidateLogs, VolumeKey, VolumeRequest,
     answer_call, decode_request,
 };
+use crate::chain::copier::{Announcement, ReplyTime};
 use crate::chain::{CALL_TIMEOUT, LogRegion, PathVersion, RECORD_BYTES, RESERVE_BYTES};
 use crate::process::LogStatus;
 use crate::process::work_priority::WorkPriority;
@@ -64,13 +65,15 @@ pub(super) fn handler_table(node: &Arc<OffloadNode>) -> HandlerTable {
     let idle_appends = (node.priority == WorkPriority::Idle).then(|| start_append_thread(node));
     add_append_call(&mut table, node, idle_appends.clone(), |request: AppendLog, reply| ReceivedAppend {
         request,
+        reply_time: ReplyTime::Committed,
         reply: AppendReply::Append(reply),
     });
     add_append_call(&mut table, node, idle_appends, |StoreLog { append, has_more, wait_ms }, reply| {
         // The reply to a piece waits only until the piece is validated.
         let wait_ms = if has_more { 0 } else { wait_ms };
         let answer_at = Instant::now() + Duration::from_millis(wait_ms.into());
-        ReceivedAppend { request: append, reply: AppendReply::Store { reply, has_more, answer_at } }
+        let reply_time = ReplyTime::Stored { has_more, answer_at };
+        ReceivedAppend { request: append, reply_time, reply: AppendReply::Store(reply) }
     });
     table
 }
@@ -78,6 +81,7 @@ pub(super) fn handler_table(node: &Arc<OffloadNode>) -> HandlerTable {
 /// New bytes of a log.
 struct ReceivedAppend {
     request: AppendLog,
+    reply_time: ReplyTime,
     reply: AppendReply,
 }
 
@@ -192,21 +196,18 @@ fn go_back(volume: &ReplicatedVolume, request: &OpenLog) -> Result<bool, String>
     let mut state = volume.lock();
     let needs_tree = state.is_catching_up;
     let log = state.log(request.client);
-    let restart = match log.chain.accept_predecessor(request.published, request.stored, needs_tree) {
-        Ok(None) => return Ok(true),
-        Ok(restart) => restart,
+    match log.copied.handle_open(request.published, request.stored, needs_tree) {
+        Ok(false) => return Ok(true),
+        Ok(true) => {}
         Err(error) => {
             drop(state);
             tracing::error!(%error, volume = %volume.key.name, client = request.client, "the predecessor lacks records");
             return Ok(false);
         }
-    };
-    log.restart = restart;
-    // The pending requests are from an earlier predecessor.
-    log.appends.clear();
+    }
     drop(state);
     volume.notify();
-    let has_restarted = volume.wait_until(CALL_TIMEOUT, |state| state.log(request.client).restart.is_none());
+    let has_restarted = volume.wait_until(CALL_TIMEOUT, |state| !state.log(request.client).copied.must_restart());
     if has_restarted { Ok(true) } else { Err("the log is busy".to_owned()) }
 }
 
@@ -230,12 +231,12 @@ fn register_region(volume: &ReplicatedVolume, client: u16) -> io::Result<OpenedL
     let exported = Arc::clone(&memory) as Arc<dyn Region>;
     let registration = node.regions.register(&key, exported).map_err(io::Error::other)?;
     log.region = Some(OpenRegion { number: region, memory, registration });
-    Ok(OpenedLog { region, token, stored: log.chain.stored() })
+    Ok(OpenedLog { region, token, stored: log.copied.chain.stored() })
 }
 
 /// Handles `AppendLog` and `StoreLog`: the predecessor announces new bytes of a log.
 fn append_log(node: &Arc<OffloadNode>, received: ReceivedAppend) {
-    let ReceivedAppend { request, reply } = received;
+    let ReceivedAppend { request, reply_time, reply } = received;
     let volume = match open(node, &request.volume) {
         Ok(volume) => volume,
         Err(reason) => return reply.refuse(&reason),
@@ -266,13 +267,9 @@ fn append_log(node: &Arc<OffloadNode>, received: ReceivedAppend) {
             };
         }
     };
-    if request.is_urgent {
-        log.raise_urgent_end(request.end);
-    }
-    let later_space = &mut log.later_space;
-    let needs_report = request.needs_space || !later_space.is_known();
-    let space_request = if needs_report { later_space.request() } else { 0 };
-    log.appends.push(PendingAppend { path, end: request.end, expansion, space_request, reply });
+    let AppendLog { end, is_urgent, needs_space, .. } = request;
+    let announcement = Announcement { path, end, is_urgent, needs_space, reply_time };
+    log.copied.handle_append(announcement, ReceivedRequest { expansion, reply });
     drop(state);
     log_copier::copy_now(&volume, request.client, false);
     if request.is_urgent {

@@ -15,7 +15,6 @@ mod rejoin;
 mod replica_watch;
 mod silent_nodes;
 mod space;
-mod successor;
 mod tree_hold;
 mod volume;
 mod writer;

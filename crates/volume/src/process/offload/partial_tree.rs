@@ -8,7 +8,7 @@ use super::volume::{PublishWaitError, ReplicaState, ReplicatedVolume};
 impl ReplicaState {
     /// Whether the shared tree may have a part of a change set. Each log that has records is open.
     pub(super) fn is_tree_partial(&self) -> bool {
-        self.logs.values().any(|log| log.chain.is_recovering())
+        self.logs.values().any(|log| log.copied.chain.is_recovering())
     }
 }
 
@@ -142,7 +142,7 @@ mod tests {
         let volume = replica.open().unwrap();
         assert!(!volume.lock().is_tree_partial());
         create_file(&mut log);
-        volume.lock().log(OWN_CLIENT).request_look();
+        volume.lock().log(OWN_CLIENT).copied.request_look();
         volume.notify();
         require_waiting_check(&replica, &volume, prevented, log.ring().head());
     }

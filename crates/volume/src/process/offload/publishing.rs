@@ -9,8 +9,9 @@ use std::sync::{Arc, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::volume::{LogProgress, ReplicatedVolume, WaitingThread};
+use super::volume::{ReplicatedVolume, WaitingThread};
 use super::{OffloadMode, OffloadOptions};
+use crate::chain::copier::CopierLog;
 use crate::change::ChangeSet;
 use crate::log::{LogFile, LogPoint};
 use crate::process::channel::{MessageChannel, kill_silent_process};
@@ -78,7 +79,7 @@ impl VolumePublisher {
                 Ok(changes) => {
                     let end = changes.end;
                     self.publish(task.client, changes).or_else(|error| {
-                        self.volume.lock().log(task.client).chain.fail_publishing(end);
+                        self.volume.lock().log(task.client).copied.chain.fail_publishing(end);
                         self.leave_with_damaged_tree(&task, error)
                     })
                 }
@@ -117,16 +118,16 @@ impl VolumePublisher {
             }
             let mut logs = state.logs.iter();
             let publishable =
-                logs.find_map(|(client, log)| Some((client, log, state.publishing_end(*client, &log.chain)?)));
+                logs.find_map(|(client, log)| Some((client, log, state.publishing_end(*client, &log.copied.chain)?)));
             let Some((client, log, end)) = publishable else {
                 wait_until = None;
                 state = self.volume.wait(WaitingThread::Publisher, state, Instant::now() + SLEEP_MAX);
                 continue;
             };
             let until = *wait_until.get_or_insert_with(|| Instant::now() + FOLD_WAIT);
-            if is_due(log) || Instant::now() >= until {
-                let is_recovery = log.chain.is_recovering();
-                let (client, mark) = (*client, log.chain.published());
+            if is_due(&log.copied) || Instant::now() >= until {
+                let is_recovery = log.copied.chain.is_recovering();
+                let (client, mark) = (*client, log.copied.chain.published());
                 state.is_publishing = true;
                 return Some(PublishTask { client, mark, end, is_recovery });
             }
@@ -200,7 +201,7 @@ impl VolumePublisher {
         // This follows `Changed`, because a thread that waits for this point answers the client at once.
         let mut state = volume.lock();
         let log = state.log(client);
-        log.chain.publish(mark);
+        log.copied.chain.publish(mark);
         log.coalesced_bytes += coalesced_bytes;
         log.update_window();
         Ok(())
@@ -223,11 +224,11 @@ fn receive_result(worker: &mut MessageChannel) -> io::Result<io::Result<Publishe
 }
 
 /// Whether a log is published without waiting for more records: it has enough for a change set, or a thread waits.
-pub(super) fn is_due(log: &LogProgress) -> bool {
+pub(super) fn is_due<R>(log: &CopierLog<R>) -> bool {
     let (committed, published) = (log.chain.committed(), log.chain.published().point);
     let records = committed.sequence - published.sequence;
     let bytes = committed.position - published.position;
-    published < log.urgent_end || records >= RECORDS_MAX as u64 || bytes >= DATA_BYTES_MAX
+    log.is_publishing_urgent() || records >= RECORDS_MAX as u64 || bytes >= DATA_BYTES_MAX
 }
 
 /// Half of the time after which a silent worker is killed.

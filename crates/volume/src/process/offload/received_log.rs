@@ -2,13 +2,11 @@
 
 use std::io;
 use std::sync::Arc;
-use std::time::Instant;
 
 use farfork_fabric::{Region, Registration};
 use farfork_rpc::DeferredReply;
 use farfork_wire::descriptor::ExtentId;
 
-use super::space::LaterSpace;
 use super::volume::{LogProgress, ReplicatedVolume};
 use crate::chain::calls::{
     AppendAnswer, AppendLog, AppendedLog, LogBytes, StoreAnswer, StoreLog, StoredLog, answer_call,
@@ -61,14 +59,9 @@ pub(super) enum AppendRefusal {
 }
 
 /// An unanswered request of the predecessor.
-pub(super) struct PendingAppend {
-    /// The path of the sender. A request for an earlier path is refused: its term may have ended.
-    pub(super) path: PathVersion,
-    pub(super) end: LogPoint,
-    /// Chunks to expand before the log is validated up to `end`.
+pub(super) struct ReceivedRequest {
+    /// Chunks to expand before the log is validated up to the announced end.
     pub(super) expansion: Option<PendingExpansion>,
-    /// Number of the space report that the reply needs.
-    pub(super) space_request: u64,
     pub(super) reply: AppendReply,
 }
 
@@ -76,32 +69,19 @@ pub(super) struct PendingAppend {
 pub(super) enum AppendReply {
     /// To `AppendLog`.
     Append(DeferredReply),
-    /// To `StoreLog`: sent at this time, as soon as the log is validated up to the end.
-    Store { reply: DeferredReply, has_more: bool, answer_at: Instant },
+    /// To `StoreLog`.
+    Store(DeferredReply),
 }
 
-impl PendingAppend {
-    /// Whether each later node has the log up to `end`, and has reported its space if this was requested.
-    pub(super) fn is_complete(&self, committed: LogPoint, later_space: &LaterSpace) -> bool {
-        self.end <= committed && later_space.is_answered(self.space_request)
+impl ReceivedRequest {
+    /// Replies that this node has another path of the log.
+    pub(super) fn refuse_path(self) {
+        self.reply.refuse_path();
     }
 
-    /// The time of the reply if the log is validated, but not all later nodes have it.
-    pub(super) fn answer_at(&self) -> Option<Instant> {
-        match self.reply {
-            AppendReply::Append(_) => None,
-            AppendReply::Store { answer_at, .. } => Some(answer_at),
-        }
-    }
-
-    /// Whether the reply is due although not all later nodes have the log up to `end`.
-    pub(super) fn is_answered_early(&self, stored: LogPoint, now: Instant) -> bool {
-        self.end <= stored && self.answer_at().is_some_and(|answer_at| answer_at <= now)
-    }
-
-    /// The predecessor has no more records than the announced ones.
-    pub(super) fn is_last_piece(&self) -> bool {
-        matches!(self.reply, AppendReply::Append(_) | AppendReply::Store { has_more: false, .. })
+    /// Refuses the bytes.
+    pub(super) fn refuse(self, reason: &str) {
+        self.reply.refuse(reason);
     }
 }
 
@@ -114,7 +94,7 @@ impl AppendReply {
                 answer_call::<AppendLog>(reply, Ok(AppendAnswer::Appended(appended)));
             }
             (Self::Append(reply), None) => reply.refuse("not all later members have the log"),
-            (Self::Store { reply, .. }, _) => answer_call::<StoreLog>(reply, Ok(StoreAnswer::Stored(progress))),
+            (Self::Store(reply), _) => answer_call::<StoreLog>(reply, Ok(StoreAnswer::Stored(progress))),
         }
     }
 
@@ -122,14 +102,14 @@ impl AppendReply {
     pub(super) fn refuse_path(self) {
         match self {
             Self::Append(reply) => answer_call::<AppendLog>(reply, Ok(AppendAnswer::OtherPath)),
-            Self::Store { reply, .. } => answer_call::<StoreLog>(reply, Ok(StoreAnswer::OtherPath)),
+            Self::Store(reply) => answer_call::<StoreLog>(reply, Ok(StoreAnswer::OtherPath)),
         }
     }
 
     /// Refuses the bytes.
     pub(super) fn refuse(self, reason: &str) {
         match self {
-            Self::Append(reply) | Self::Store { reply, .. } => reply.refuse(reason),
+            Self::Append(reply) | Self::Store(reply) => reply.refuse(reason),
         }
     }
 }
@@ -156,7 +136,7 @@ impl LogProgress {
         }
         let open = self.region_of(region)?;
         let (region, exported) = (Arc::clone(&open.memory), open.registration.region());
-        let positions = self.chain.stored().position..end.position;
+        let positions = self.copied.chain.stored().position..end.position;
         let announced = AnnouncedRange { positions, ring_bytes: region.ring_bytes };
         let chunks = decode_chunks(list, &announced).map_err(|error| AppendRefusal::Invalid(error.to_string()))?;
         Ok(Some(PendingExpansion { region, exported, chunks }))
@@ -169,7 +149,6 @@ impl LogProgress {
 
     /// Takes the pending expansions of a path, in the order of the log.
     pub(super) fn take_expansions(&mut self, path: PathVersion) -> Vec<PendingExpansion> {
-        let appends = self.appends.iter_mut().filter(|append| append.path == path);
-        appends.filter_map(|append| append.expansion.take()).collect()
+        self.copied.requests_of(path).filter_map(|request| request.expansion.take()).collect()
     }
 }

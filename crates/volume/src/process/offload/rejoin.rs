@@ -236,7 +236,7 @@ fn forget_logs(volume: &ReplicatedVolume) {
         .logs
         .values_mut()
         .filter_map(|log| {
-            log.chain.forget();
+            log.copied.chain.forget();
             log.region.take()
         })
         .collect();
@@ -250,14 +250,15 @@ fn forget_logs(volume: &ReplicatedVolume) {
 fn wait_announced(volume: &Arc<ReplicatedVolume>, joined_record: &VolumeRecord) -> Result<Vec<LogPoint>, RejoinError> {
     open_logs(volume).map_err(RejoinError::Logs)?;
     let clients = 0..joined_record.clients.len() as u16;
-    let logged = |state: &ReplicaState| -> u64 { state.logs.values().map(|log| log.chain.stored().position).sum() };
+    let logged =
+        |state: &ReplicaState| -> u64 { state.logs.values().map(|log| log.copied.chain.stored().position).sum() };
     let (mut reached, mut deadline) = (logged(&volume.lock()), Instant::now() + ANNOUNCEMENT_TIMEOUT);
     loop {
         let mut starts = Vec::new();
         let is_announced = volume.wait_until(volume.node.attempt_timeout(), |state| {
             let logs = clients.clone().map(|client| state.logs.get(&client));
-            let announced = logs.flatten().filter(|log| log.chain.is_announced());
-            starts = announced.map(|log| log.chain.published().point).collect();
+            let announced = logs.flatten().filter(|log| log.copied.chain.is_announced());
+            starts = announced.map(|log| log.copied.chain.published().point).collect();
             starts.len() == clients.len() || state.record.epoch != joined_record.epoch
         });
         if volume.lock().record.epoch != joined_record.epoch {
@@ -347,7 +348,7 @@ fn install_tree(
     let mut state = volume.lock();
     // If a predecessor has opened a log again, the log may begin after the mark of the tree.
     let has_gap = marks.iter().enumerate().any(|(client, mark)| {
-        let log = &state.log(client as u16).chain;
+        let log = &state.log(client as u16).copied.chain;
         !log.is_announced() || log.published().point > mark.point
     });
     if state.record.epoch != joined_record.epoch || has_gap {
@@ -355,7 +356,7 @@ fn install_tree(
     }
     for (client, mark) in marks.iter().enumerate() {
         let log = state.log(client as u16);
-        log.chain.install_tree(*mark);
+        log.copied.chain.install_tree(*mark);
         log.update_window();
     }
     state.is_catching_up = false;
@@ -380,7 +381,7 @@ pub(super) fn lend_tree(volume: &ReplicatedVolume, request: &LendTree) -> Result
     // Half of the time that the caller waits for the reply.
     let has_published = volume.wait_until(CALL_TIMEOUT / 2, |state| {
         let mut at_least = request.at_least.iter().enumerate();
-        let published = |client: usize| state.logs.get(&(client as u16)).map(|log| log.chain.published().point);
+        let published = |client: usize| state.logs.get(&(client as u16)).map(|log| log.copied.chain.published().point);
         let has_points = at_least.all(|(client, point)| published(client).is_some_and(|published| published >= *point));
         has_points && !state.is_tree_partial()
     });
@@ -394,7 +395,7 @@ pub(super) fn lend_tree(volume: &ReplicatedVolume, request: &LendTree) -> Result
     });
     let mut state = volume.lock();
     let clients = 0..request.at_least.len() as u16;
-    let marks = clients.map(|client| state.log(client).chain.published()).collect();
+    let marks = clients.map(|client| state.log(client).copied.chain.published()).collect();
     let result = opened.and_then(|reader| {
         if state.is_tree_partial() {
             return Err(volume.partial_tree());

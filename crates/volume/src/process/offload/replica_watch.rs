@@ -41,7 +41,7 @@ impl ReplicaWatch {
         let open_log = |(client, log): (&u16, &LogProgress)| OpenLogFile {
             client: *client,
             identity: log.file,
-            published: log.chain.published().point,
+            published: log.copied.chain.published().point,
         };
         let logs = state.logs.iter().map(open_log);
         let clients = 0..state.record.clients.len() as u16;

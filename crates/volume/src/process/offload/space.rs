@@ -12,17 +12,6 @@ use crate::process::data_copier::CopyMethod;
 /// Longest wait for the report of the later nodes at the begin of a term. Without a report, the client requests one later.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The space of the later nodes on the path of a log.
-#[derive(Debug)]
-pub(super) struct LaterSpace {
-    reported: TreeSpace,
-    /// Number of reports until now.
-    reports: u64,
-    /// Number of requested reports, and number of the last request that is answered.
-    requests: u64,
-    answered: u64,
-}
-
 /// A request of this node's client for the free space.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SpaceCheck {
@@ -32,69 +21,18 @@ pub(super) struct SpaceCheck {
     pub(super) request: u64,
 }
 
-impl Default for LaterSpace {
-    fn default() -> Self {
-        Self { reported: TreeSpace::UNLIMITED, reports: 0, requests: 0, answered: 0 }
-    }
-}
-
-impl LaterSpace {
-    /// Requests a report. Returns the number of the request.
-    pub(super) fn request(&mut self) -> u64 {
-        self.requests += 1;
-        self.requests
-    }
-
-    /// The number of the last request.
-    pub(super) fn last_request(&self) -> u64 {
-        self.requests
-    }
-
-    /// Whether the last request is not answered yet.
-    pub(super) fn is_requested(&self) -> bool {
-        !self.is_answered(self.requests)
-    }
-
-    /// Whether a request is answered.
-    pub(super) fn is_answered(&self, request: u64) -> bool {
-        self.answered >= request
-    }
-
-    /// Stores a report of the later nodes, which answers all requests up to `request`.
-    pub(super) fn report(&mut self, space: TreeSpace, request: u64) {
-        self.reported = space;
-        self.reports += 1;
-        self.answered = self.answered.max(request);
-    }
-
-    /// Number of reports until now.
-    pub(super) fn reports(&self) -> u64 {
-        self.reports
-    }
-
-    /// Whether there was a report.
-    pub(super) fn is_known(&self) -> bool {
-        self.reports > 0
-    }
-
-    /// Whether a later node does not publish for lack of space.
-    pub(super) fn is_full(&self) -> bool {
-        self.reported == TreeSpace::Full
-    }
-}
-
 impl ReplicaState {
     /// Whether the `CheckSpace` of this node's client can be answered.
     pub(super) fn has_space_answer(&self, client: u16) -> bool {
         let check = self.client.as_ref().filter(|local| local.number == client).and_then(|local| local.space_check);
         let (Some(check), Some(log)) = (check, self.logs.get(&client)) else { return false };
-        let is_published = log.chain.published_everywhere() >= check.end;
-        log.later_space.is_answered(check.request) && (is_published || self.is_path_full(client))
+        let is_published = log.copied.chain.published_everywhere() >= check.end;
+        log.copied.later_space.is_answered(check.request) && (is_published || self.is_path_full(client))
     }
 
     /// Whether this node, or a later one on the path of a log, does not publish for lack of space.
     pub(super) fn is_path_full(&self, client: u16) -> bool {
-        self.is_full() || self.logs.get(&client).is_some_and(|log| log.later_space.is_full())
+        self.is_full() || self.logs.get(&client).is_some_and(|log| log.copied.later_space.is_full())
     }
 
     /// Whether this node does not publish for lack of space.
@@ -116,7 +54,7 @@ impl ReplicatedVolume {
             // If statvfs(3) fails, writers are not limited: publishing will report the error.
             self.free_space(self.reserved_bytes(state)).map_or(TreeSpace::UNLIMITED, TreeSpace::Free)
         };
-        let later = state.logs.get(&client).map_or(TreeSpace::UNLIMITED, |log| log.later_space.reported);
+        let later = state.logs.get(&client).map_or(TreeSpace::UNLIMITED, |log| log.copied.later_space.reported());
         own.min(later)
     }
 
@@ -139,14 +77,15 @@ impl ReplicatedVolume {
     /// ample, or if no report arrives in time.
     pub(super) fn space_for_term(&self, client: u16) -> Option<TreeSpace> {
         let mut state = self.lock();
-        let is_known = state.log(client).later_space.is_known();
+        let is_known = state.log(client).copied.later_space.is_known();
         if is_known && self.least_space(&state, client) >= TreeSpace::Free(AMPLE_BYTES) {
             return None;
         }
-        let request = state.log(client).later_space.request();
+        let request = state.log(client).copied.later_space.request();
         drop(state);
         log_copier::copy_now(self, client, true);
-        let is_answered = self.wait_until(REPORT_TIMEOUT, |state| state.log(client).later_space.is_answered(request));
+        let is_answered =
+            self.wait_until(REPORT_TIMEOUT, |state| state.log(client).copied.later_space.is_answered(request));
         is_answered.then(|| self.least_space(&self.lock(), client))
     }
 }

@@ -131,7 +131,7 @@ pub(super) fn hold(volume: &ReplicatedVolume, request: &HoldTree) -> Result<Vec<
 }
 
 fn published_points(state: &ReplicaState, clients: Range<u16>) -> Vec<LogPoint> {
-    let point = |client| state.logs.get(&client).map_or(LogPoint::START, |log| log.chain.published().point);
+    let point = |client| state.logs.get(&client).map_or(LogPoint::START, |log| log.copied.chain.published().point);
     clients.map(point).collect()
 }
 
@@ -191,7 +191,7 @@ pub(super) fn validate_logs(volume: &ReplicatedVolume, request: &ValidateLogs) -
 
 fn find_log_damage(volume: &ReplicatedVolume, client: u16) -> Result<LogDamage, String> {
     let (mark, end) = match volume.lock().logs.get(&client) {
-        Some(log) => (log.chain.published(), log.chain.committed()),
+        Some(log) => (log.copied.chain.published(), log.copied.chain.committed()),
         None => return Ok(LogDamage::default()),
     };
     let mark_damage = find_mark_damage(volume, client, &mark);

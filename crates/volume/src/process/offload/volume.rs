@@ -12,12 +12,13 @@ use farfork_cluster::catalog::{VolumeName, VolumeRecord};
 use super::client_session::ClientSender;
 use super::log_copier::LogCopier;
 use super::node::OffloadNode;
-use super::received_log::{OpenRegion, PendingAppend};
+use super::received_log::{OpenRegion, ReceivedRequest};
 use super::rejoin::TreeLoan;
-use super::space::{LaterSpace, SpaceCheck};
+use super::space::SpaceCheck;
 use super::tree_hold::{EndedHold, TreeHold};
 use crate::chain::calls::VolumeKey;
-use crate::chain::{CALL_TIMEOUT, ChainLog, ForwardedBytes, LogRestart, WritableWindow};
+use crate::chain::copier::CopierLog;
+use crate::chain::{CALL_TIMEOUT, ChainLog, ForwardedBytes, WritableWindow};
 use crate::log::LogPoint;
 use crate::process::LogStatus;
 use crate::process::open_tree::FileIdentity;
@@ -134,32 +135,19 @@ pub(super) struct LocalClient {
 
 /// One log on this node.
 pub(super) struct LogProgress {
-    /// The progress of the log along the chain.
-    pub(super) chain: ChainLog,
+    /// The state that its copier shares.
+    pub(super) copied: CopierLog<ReceivedRequest>,
     /// The open file of the log.
     pub(super) file: FileIdentity,
-    /// Number of requested looks for new records of this node's client, and number of completed looks.
-    pub(super) looks_requested: u64,
-    pub(super) looks_done: u64,
-    /// Space of the later nodes on the path.
-    pub(super) later_space: LaterSpace,
-    /// A thread waits until the log is published up to this point, so the publisher does not wait for more records.
-    pub(super) urgent_end: LogPoint,
     /// Number of bytes of data that publishing did not copy, because later records overwrite or drop them.
     pub(super) coalesced_bytes: u64,
     /// Amount of log data that was sent to the next replica.
     pub(super) forwarded: ForwardedBytes,
-    /// Unanswered requests of the predecessor.
-    pub(super) appends: Vec<PendingAppend>,
     /// The copier; none after its thread has ended.
     pub(super) copier: Option<Arc<LogCopier>>,
     /// Times at which the threads of the copier wake up by themselves to look for work.
     pub(super) reader_wakes_at: Instant,
     pub(super) sender_wakes_at: Instant,
-    /// Number of times that the copier has read the log again.
-    pub(super) restarts: u64,
-    /// The copier must read this range again. Later records are ignored until they are announced again.
-    pub(super) restart: Option<LogRestart>,
     /// The positions that the predecessor may write.
     pub(super) window: Arc<WritableWindow>,
     pub(super) region: Option<OpenRegion>,
@@ -178,20 +166,13 @@ impl LogProgress {
     /// Creates the progress of a log with this copier.
     pub(super) fn open(chain: ChainLog, file: FileIdentity, copier: Arc<LogCopier>) -> Self {
         let progress = Self {
-            chain,
+            copied: CopierLog::new(chain),
             file,
-            looks_requested: 0,
-            looks_done: 0,
-            later_space: LaterSpace::default(),
-            urgent_end: LogPoint::START,
             coalesced_bytes: 0,
             forwarded: ForwardedBytes::default(),
-            appends: Vec::new(),
             copier: Some(copier),
             reader_wakes_at: Instant::now(),
             sender_wakes_at: Instant::now(),
-            restarts: 0,
-            restart: None,
             window: Arc::default(),
             region: None,
         };
@@ -201,36 +182,19 @@ impl LogProgress {
 
     pub(super) fn status(&self) -> LogStatus {
         LogStatus {
-            logged: self.chain.stored().position,
-            committed: self.chain.committed().position,
-            published: self.chain.published().point.position,
+            logged: self.copied.chain.stored().position,
+            committed: self.copied.chain.committed().position,
+            published: self.copied.chain.published().point.position,
             coalesced: self.coalesced_bytes,
             forwarded: self.forwarded.original,
             compressed: self.forwarded.compressed,
         }
     }
 
-    /// Makes the copier look for new records of this node's client. Returns the number of the look.
-    pub(super) fn request_look(&mut self) -> u64 {
-        self.looks_requested += 1;
-        self.looks_requested
-    }
-
-    /// Requests that the log is published up to `end` without delay.
-    pub(super) fn raise_urgent_end(&mut self, end: LogPoint) {
-        self.urgent_end = self.urgent_end.max(end);
-    }
-
-    /// Whether a thread waits until the log is published further. False while the file system of a later node is full,
-    /// because that node publishes nothing.
-    pub(super) fn is_urgent(&self) -> bool {
-        self.chain.published_everywhere() < self.urgent_end && !self.later_space.is_full()
-    }
-
     /// Updates the window: the predecessor may write after the end of the log, and over published bytes.
     pub(super) fn update_window(&self) {
-        let stored = self.chain.stored().position;
-        self.window.set(stored, self.chain.published().point.position.min(stored));
+        let stored = self.copied.chain.stored().position;
+        self.window.set(stored, self.copied.chain.published().point.position.min(stored));
     }
 }
 
@@ -392,11 +356,11 @@ impl ReplicatedVolume {
         self.make_urgent(client, point);
         let mut is_full = false;
         let progress = |state: &ReplicaState| {
-            let chain = state.logs.get(&client).map(|log| &log.chain);
+            let chain = state.logs.get(&client).map(|log| &log.copied.chain);
             chain.map_or(0, |chain| chain.committed().position + chain.published_everywhere().position)
         };
         let has_ended = self.wait_while_growing(limit, progress, |state| {
-            let is_published = state.log(client).chain.published_everywhere() >= point;
+            let is_published = state.log(client).copied.chain.published_everywhere() >= point;
             is_full = !is_published && state.is_path_full(client);
             is_published || is_full
         });
@@ -416,14 +380,14 @@ impl ReplicatedVolume {
         }
         self.make_urgent(client, point);
         let progress = |state: &ReplicaState| {
-            let chain = state.logs.get(&client).map(|log| &log.chain);
+            let chain = state.logs.get(&client).map(|log| &log.copied.chain);
             chain.map_or(0, |chain| chain.stored().position + chain.published().point.position)
         };
-        self.wait_while_growing(limit, progress, |state| state.log(client).chain.published().point >= point)
+        self.wait_while_growing(limit, progress, |state| state.log(client).copied.chain.published().point >= point)
     }
 
     fn make_urgent(&self, client: u16, point: LogPoint) {
-        self.lock().log(client).raise_urgent_end(point);
+        self.lock().log(client).copied.raise_urgent_end(point);
         self.notify_thread(WaitingThread::Sender(client));
         self.notify_thread(WaitingThread::Publisher);
     }
@@ -431,12 +395,12 @@ impl ReplicatedVolume {
     /// Waits until the copier has read all records that this node's client has appended before this call. Returns their end;
     /// none after `limit`.
     pub(super) fn look_for_end(&self, client: u16, limit: Duration) -> Option<LogPoint> {
-        let requested = self.lock().log(client).request_look();
+        let requested = self.lock().log(client).copied.request_look();
         self.notify_thread(WaitingThread::Reader(client));
         let mut end = None;
         self.wait_until(limit, |state| {
-            let log = state.log(client);
-            end = (log.looks_done >= requested).then_some(log.chain.stored());
+            let log = &state.log(client).copied;
+            end = log.has_looked(requested).then_some(log.chain.stored());
             end.is_some()
         });
         end
@@ -469,7 +433,7 @@ impl ReplicatedVolume {
             .logs
             .values_mut()
             .filter_map(|log| {
-                log.appends.clear();
+                drop(log.copied.take_all_appends());
                 log.region.take()
             })
             .collect();

@@ -195,7 +195,7 @@ fn continue_term(
 fn send_grant(volume: &ReplicatedVolume, number: u16, term: u32, sender: &ClientSender) {
     let space = volume.space_for_term(number);
     let mut state = volume.lock();
-    let reports = state.log(number).later_space.reports();
+    let reports = state.log(number).copied.later_space.reports();
     if let Some(client) = state.client_of(number).filter(|client| client.sender.is_same(sender)) {
         client.granted = Some(term);
         client.is_granting = false;
@@ -383,7 +383,7 @@ pub(super) fn finish_term(volume: &ReplicatedVolume, term: u32) -> Result<TermEn
         return Err(format!("node {} is not the head of volume {}", volume.node.name, volume.key.name));
     }
     let known_at = Instant::now();
-    let end = volume.lock().logs.get(&writer).map(|log| log.chain.stored());
+    let end = volume.lock().logs.get(&writer).map(|log| log.copied.chain.stored());
     match end.map_or(Ok(()), |end| volume.wait_published(writer, end, STEP_TIMEOUT)) {
         Err(PublishWaitError::DiskFull) => return Ok(TermEnd::DiskFull),
         published => published.map_err(|error| error.to_string())?,

@@ -5,7 +5,6 @@
 //! the log is idle and the work is short, the thread of a request does it instead: each switch between threads delays a write
 //! by about ten microseconds.
 
-mod failed_successor;
 mod reader;
 mod sender;
 

@@ -1,126 +1,59 @@
-//! Sends a log to the successor on its path, piece by piece, and learns from the replies what all later members have.
+//! Executes the actions of `LogForwarder`: sends a log to the successor on its path, asks which nodes are silent, and changes the
+//! chain.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use farfork_cluster::catalog::VolumeRecord;
 use farfork_wire::NodeName;
 
+use super::super::node::ReplicaError;
 use super::super::publishing;
-use super::super::received_log::PendingAppend;
-use super::super::successor::SuccessorHealth;
+use super::super::received_log::ReceivedRequest;
 use super::super::volume::{LogProgress, ReplicaState, ReplicatedVolume, WaitingThread};
 use super::{CopierPart, SHORT_BYTES_MAX};
 use crate::chain::calls::{AppendLog, LogBytes, OpenLog, StoredLog};
-use crate::chain::{ChainError, ChainLink, LogCompressor, PathPosition, PathVersion, TreeSpace};
-use crate::log::{LogFile, LogPoint};
-
-/// Interval of queries for the successor's published position, while a thread waits for that position.
-const URGENT_POLL_INTERVAL: Duration = Duration::from_millis(2);
-/// As `URGENT_POLL_INTERVAL`, while no thread waits: the client's log still has room.
-const POLL_INTERVAL: Duration = Duration::from_millis(20);
+use crate::chain::copier::{ForwardTask, LogForwarder, PieceAnnouncement, SendAction, StartedTask};
+use crate::chain::{ChainError, ChainLink, LogCompressor, membership};
+use crate::log::LogFile;
+use crate::replay::LogReplay;
 
 /// The sending part of a copier.
 pub(super) struct LogSender {
-    pub(super) volume: Arc<ReplicatedVolume>,
-    pub(super) client: u16,
-    pub(super) log: LogFile,
-    pub(super) link: Option<SenderLink>,
+    volume: Arc<ReplicatedVolume>,
+    client: u16,
+    log: LogFile,
+    forwarder: LogForwarder,
+    link: Option<ChainLink>,
     compressor: LogCompressor,
-    polled_at: Instant,
-    pub(super) successor: SuccessorHealth,
-    /// The path on which the successor lacks records that this node has; none if it lacks none.
-    backlog: Option<PathVersion>,
-}
-
-/// A connection to the successor, and the number of restarts of the log before it was made. After a restart, the successor
-/// may have records that this node has dropped.
-pub(super) struct SenderLink {
-    chain: ChainLink,
-    restarts: u64,
-}
-
-/// Records to send to the successor, or requests of the predecessor to answer.
-pub(super) struct SendTask {
-    pub(super) record: Arc<VolumeRecord>,
-    path: PathVersion,
-    position: PathPosition,
-    /// The path begins at this node.
-    is_first: bool,
-    /// Number of the last space report that was requested before this task.
-    pub(super) space_request: u64,
-    /// Number of restarts of the log before this task.
-    restarts: u64,
-    must_send: bool,
-    /// Number of bytes that not all later members have.
-    new_bytes: u64,
 }
 
 impl CopierPart for LogSender {
-    type Task = SendTask;
+    type Task = ForwardTask;
     const THREAD: fn(u16) -> WaitingThread = WaitingThread::Sender;
 
-    fn task_of(&self, state: &mut ReplicaState, wake_at: &mut Instant) -> Option<SendTask> {
-        let now = Instant::now();
-        let mut is_due = |at: Instant| {
-            *wake_at = (*wake_at).min(at.max(now));
-            at <= now
-        };
-        let (record, own_name) = (Arc::clone(&state.record), &self.volume.node.name);
-        let position = PathPosition::of(&record, self.client, own_name);
-        let path = PathVersion::of(&record, self.client);
-        let is_first = PathPosition::is_first(&record, self.client, own_name);
-        let has_space_answer = state.has_space_answer(self.client);
-        let log = state.log(self.client);
-        if log.restart.is_some() {
-            // The end of the log is unknown until the reader has read the log again.
-            return None;
-        }
-        let (stored, committed) = (log.chain.stored(), log.chain.committed());
-        let poll_at = self.polled_at + if log.is_urgent() { URGENT_POLL_INTERVAL } else { POLL_INTERVAL };
-        let is_last = position == PathPosition::Last;
-        let has_answer = |append: &PendingAppend| {
-            let is_complete = append.is_complete(committed, &log.later_space);
-            append.path != path || (is_last && append.end <= stored) || is_complete
-        };
-        let (needs_space, space_request) = (log.later_space.is_requested(), log.later_space.last_request());
-        let has_appends = log.appends.iter().any(has_answer);
-        let (published, published_everywhere) = (log.chain.published().point, log.chain.published_everywhere());
-        let lags_elsewhere = published_everywhere < committed;
-        let must_send = match &position {
-            PathPosition::Before(successor) => {
-                // A replica that catches up waits for each log, even for a log without new records.
-                let must_open =
-                    record.joining.as_ref() == Some(successor) && !self.is_linked(successor, path, log.restarts);
-                ((stored > committed || must_open || needs_space) && is_due(self.successor.retry_at()))
-                    || (lags_elsewhere && is_due(poll_at.max(self.successor.retry_at())))
-            }
-            PathPosition::Last => {
-                (is_first && (stored > committed || needs_space)) || published_everywhere < published.min(committed)
-            }
-            PathPosition::Off => !log.appends.is_empty(),
-        };
-        if !(has_appends || must_send || has_space_answer) {
-            return None;
-        }
-        let new_bytes = stored.position - committed.position;
-        let restarts = log.restarts;
-        Some(SendTask { record, path, position, is_first, space_request, restarts, must_send, new_bytes })
+    fn task_of(&self, state: &mut ReplicaState, wake_at: &mut Instant) -> Option<ForwardTask> {
+        let (record, has_reply) = (Arc::clone(&state.record), state.has_space_answer(self.client));
+        let log = &state.log(self.client).copied;
+        self.forwarder.poll_task(&record, log, has_reply, Instant::now(), wake_at)
     }
 
     /// Nothing to send, or few bytes to a successor that has not failed.
-    fn is_short(&self, task: &SendTask, may_wait: bool) -> bool {
-        match &task.position {
-            PathPosition::Before(successor) if task.must_send => {
-                let is_linked = self.is_linked(successor, task.path, task.restarts);
-                may_wait && !self.successor.is_failing() && is_linked && task.new_bytes <= SHORT_BYTES_MAX
-            }
-            _ => true,
-        }
+    fn is_short(&self, task: &ForwardTask, may_wait: bool) -> bool {
+        self.forwarder.is_short(task, may_wait, SHORT_BYTES_MAX)
     }
 
-    fn execute(&mut self, task: &SendTask) {
-        self.forward(task);
+    fn execute(&mut self, task: &ForwardTask) {
+        let started = self.forwarder.start(task, &mut self.volume.lock().log(self.client).copied, Instant::now());
+        match started {
+            StartedTask::Sending => self.send(task),
+            StartedTask::Committed => self.notify_committed(),
+            StartedTask::Refused(requests) => requests.into_iter().for_each(ReceivedRequest::refuse_path),
+            StartedTask::Idle => {}
+        }
+        if !self.forwarder.has_link() {
+            self.link = None;
+        }
         self.volume.acknowledge(self.client);
     }
 
@@ -131,129 +64,169 @@ impl CopierPart for LogSender {
 
 impl LogSender {
     pub(super) fn new(volume: &Arc<ReplicatedVolume>, client: u16, log: LogFile) -> Self {
-        let now = Instant::now();
-        Self {
-            volume: Arc::clone(volume),
-            client,
-            log,
-            link: None,
-            compressor: LogCompressor::new(volume.node.compression),
-            polled_at: now,
-            successor: SuccessorHealth::new(volume.node.replica_rate, now),
-            backlog: None,
-        }
+        let (node, volume) = (&volume.node, Arc::clone(volume));
+        let (timeout, rate) = (node.attempt_timeout(), node.replica_rate);
+        let forwarder = LogForwarder::new(node.name.clone(), client, timeout, rate, Instant::now());
+        let compressor = LogCompressor::new(node.compression);
+        Self { volume, client, log, forwarder, link: None, compressor }
     }
 
-    /// Whether `link` connects to this successor for this path, and the log was not restarted since.
-    fn is_linked(&self, successor: &NodeName, path: PathVersion, restarts: u64) -> bool {
-        let is_present = |link: &SenderLink| {
-            link.restarts == restarts && link.chain.node() == successor && link.chain.path() == path
-        };
-        self.link.as_ref().is_some_and(is_present)
-    }
-
-    /// Sends new records to the successor. The last node of the path only marks them as committed.
-    fn forward(&mut self, task: &SendTask) {
-        let successor = match &task.position {
-            PathPosition::Before(successor) if task.must_send => successor,
-            PathPosition::Before(_) => return,
-            PathPosition::Last => {
-                self.drop_successor();
-                let mut state = self.volume.lock();
-                let log = state.log(self.client);
-                let announced = log.appends.iter().filter(|append| append.path == task.path).map(|append| append.end);
-                // Only the first node of the path knows the end of the log. Another node may have records from an earlier
-                // path, so only announced records count.
-                let end = if task.is_first { log.chain.stored() } else { announced.max().unwrap_or(LogPoint::START) };
-                let published = log.chain.published().point;
-                drop(state);
-                let space = Some(TreeSpace::UNLIMITED);
-                return self.set_committed(StoredLog { committed: end, published, space }, task);
+    /// Executes the actions of an attempt until it ends.
+    fn send(&mut self, task: &ForwardTask) {
+        let Some(successor) = self.forwarder.successor().cloned() else { return };
+        let mut failure = None;
+        loop {
+            let action = self.forwarder.poll_action(&self.log, Instant::now());
+            if matches!(action, SendAction::End | SendAction::Pending) {
+                return;
             }
-            PathPosition::Off => {
-                self.drop_successor();
-                return self.refuse_appends();
-            }
-        };
-        let started = Instant::now();
-        match self.send_piece(task, successor) {
-            Ok(mut later) => {
-                self.successor.reset();
-                self.polled_at = Instant::now();
-                // Writers do not wait for space of a replica that catches up.
-                if !task.record.chain.contains(successor) {
-                    later.space = later.space.map(|_| TreeSpace::UNLIMITED);
+            let result = match &failure {
+                None => self.transfer(&action, task, &successor),
+                Some(error) => {
+                    self.handle_failed(&action, task, &successor, error);
+                    Ok(())
                 }
-                self.set_committed(later, task);
+            };
+            if let Err(error) = result {
+                self.report_failure(&error, &successor);
+                failure = Some(error);
             }
-            Err(error) => self.handle_failure(task, successor, started, &error),
         }
     }
 
-    fn drop_successor(&mut self) {
-        self.link = None;
-        self.backlog = None;
-        self.successor.reset();
+    /// Executes an action that sends a part of the log.
+    fn transfer(&mut self, action: &SendAction, task: &ForwardTask, successor: &NodeName) -> Result<(), ChainError> {
+        if let SendAction::Open { published, stored, timeout } = *action {
+            let (volume, revision, path) = (self.volume.key.clone(), task.record.revision, task.path);
+            let request = OpenLog { volume, revision, path, client: self.client, published, stored };
+            let (link, stored) = ChainLink::open(&self.volume.node.peers, successor, &request, timeout)?;
+            self.link = Some(link);
+            self.forwarder.handle_opened(stored);
+            return Ok(());
+        }
+        let link = self.link.as_mut().expect("the successor has opened the log");
+        match action {
+            SendAction::Write { from, to, timeout } => {
+                let used = link.write(&self.log, *from..*to, *timeout, &mut self.compressor)?;
+                self.forwarder.exclude(used);
+            }
+            SendAction::Wait(limit) => {
+                let mut written = link.take_written()?;
+                if written.is_empty() {
+                    self.forwarder.handle_timer(Instant::now())?;
+                    link.wait(*limit)?;
+                }
+                written.drain(..).for_each(|position| self.forwarder.handle_written(position, Instant::now()));
+            }
+            SendAction::Announce(piece) => self.announce(piece, task)?,
+            _ => unreachable!("{action:?} follows a failure"),
+        }
+        Ok(())
     }
 
-    /// Sends the next piece of the log to the successor. Returns the progress of the successor and all later members.
-    fn send_piece(&mut self, task: &SendTask, successor: &NodeName) -> Result<StoredLog, ChainError> {
-        let (stored, published, is_urgent, needs_space) = {
-            let mut state = self.volume.lock();
-            let log = state.log(self.client);
-            (log.chain.stored(), log.chain.published(), log.is_urgent(), log.later_space.is_requested())
+    fn announce(&mut self, piece: &PieceAnnouncement, task: &ForwardTask) -> Result<(), ChainError> {
+        let (volume, revision) = (self.volume.key.clone(), task.record.revision);
+        let request = AppendLog {
+            volume,
+            revision,
+            path: task.path,
+            client: self.client,
+            end: piece.end,
+            is_urgent: piece.is_urgent,
+            needs_space: piece.needs_space,
+            bytes: LogBytes::default(),
+            chunks: Vec::new(),
         };
-        let (volume, revision, client, path) = (self.volume.key.clone(), task.record.revision, self.client, task.path);
-        let now = Instant::now();
-        self.successor.begin(successor, now);
-        if self.backlog != Some(path) {
-            self.backlog = Some(path);
-            self.successor.progress.restart(0, now);
-        }
-        if !self.is_linked(successor, path, task.restarts) {
-            let request = OpenLog { volume: volume.clone(), revision, path, client, published, stored };
-            let (node, has_failed) = (&self.volume.node, self.successor.is_failing());
-            let chain = ChainLink::open(&node.peers, successor, &request, node.attempt_timeout(), has_failed)?;
-            self.link = Some(SenderLink { chain, restarts: task.restarts });
-        }
-        let link = &mut self.link.as_mut().expect("it was opened above").chain;
-        let bytes = LogBytes::default();
-        let chunks = Vec::new();
-        let request = AppendLog { volume, revision, path, client, end: stored, is_urgent, needs_space, bytes, chunks };
-        let progress = &mut self.successor.progress;
-        let later = link.send_piece(&self.log, request, &mut self.compressor, progress)?;
-        if link.stored() >= stored {
-            self.backlog = None;
-        }
-        Ok(later)
-    }
-
-    fn refuse_appends(&self) {
-        let appends = std::mem::take(&mut self.volume.lock().log(self.client).appends);
-        for append in appends {
-            append.reply.refuse_path();
-        }
-    }
-
-    /// Stores what all later members have. Wakes the publisher, unless it waits for more records.
-    fn set_committed(&mut self, later: StoredLog, task: &SendTask) {
+        let link = self.link.as_mut().expect("the successor has opened the log");
+        let later: StoredLog = link.announce(&self.log, piece, request, &mut self.compressor)?;
         let mut state = self.volume.lock();
-        let is_folding = state.is_folding;
         let log = state.log(self.client);
-        if log.restarts != task.restarts {
-            // The later members may have records that this node has dropped meanwhile.
-            return;
-        }
-        log.chain.commit(later.committed, later.published);
+        self.forwarder.handle_stored(later, &mut log.copied, Instant::now());
         log.forwarded += self.compressor.take_forwarded();
-        if let Some(space) = later.space {
-            log.later_space.report(space, task.space_request);
-        }
-        let must_publish = !is_folding || publishing::is_due(log);
+        drop(state);
+        self.notify_committed();
+        Ok(())
+    }
+
+    /// Wakes the publisher, unless it waits for more records.
+    fn notify_committed(&self) {
+        let mut state = self.volume.lock();
+        let must_publish = !state.is_folding || publishing::is_due(&state.log(self.client).copied);
         drop(state);
         if must_publish {
             self.volume.notify_thread(WaitingThread::Publisher);
         }
         self.volume.notify_thread(WaitingThread::Request);
+    }
+
+    fn report_failure(&mut self, error: &ChainError, successor: &NodeName) {
+        self.link = None;
+        let (volume, client) = (&self.volume.key.name, self.client);
+        if !self.forwarder.is_failing() {
+            tracing::warn!(%error, %volume, client, node = %successor, "the next replica does not take the log, and is tried again");
+        }
+        let mut state = self.volume.lock();
+        self.forwarder.handle_failure(error.failure(), &mut state.log(client).copied, Instant::now());
+    }
+
+    /// Executes an action that follows a failure.
+    fn handle_failed(&mut self, action: &SendAction, task: &ForwardTask, successor: &NodeName, reason: &ChainError) {
+        let volume = &self.volume.key.name;
+        match action {
+            SendAction::Probe => {
+                let silent = self.volume.find_silent_nodes(&task.record, successor);
+                self.forwarder.handle_probed(silent, Instant::now());
+            }
+            SendAction::Validate => self.forwarder.handle_validated(self.is_log_valid()),
+            SendAction::Leave => {
+                tracing::error!(%reason, %volume, client = self.client, "the log of this node is damaged: the node leaves the chain");
+                let left = self.volume.leave_chain();
+                if let Err(error) = &left {
+                    tracing::error!(%error, %volume, "the chain cannot be changed, and writing waits");
+                }
+                self.forwarder.handle_left(left.ok());
+            }
+            SendAction::Remove(silent) => {
+                let removed = self.remove_successor(&task.record, successor, silent);
+                match &removed {
+                    Ok(record) => {
+                        tracing::warn!(%reason, %volume, node = %successor, epoch = record.epoch, "a replica does not take its log, and has left the chain");
+                    }
+                    Err(error) => tracing::error!(%error, %volume, "the chain cannot be changed, and writing waits"),
+                }
+                self.forwarder.handle_removed(removed.is_ok());
+            }
+            SendAction::ReadRecord => {
+                if let Err(error) = self.volume.read_record() {
+                    tracing::warn!(%error, "the catalog is read again");
+                }
+            }
+            _ => unreachable!("{action:?} after a failure"),
+        }
+    }
+
+    fn remove_successor(
+        &self,
+        record: &VolumeRecord,
+        successor: &NodeName,
+        silent: &[NodeName],
+    ) -> Result<VolumeRecord, ReplicaError> {
+        self.volume.update_catalog(|current| {
+            if silent.is_empty() {
+                membership::remove_member(current, successor, record.epoch)
+            } else {
+                membership::remove_silent(current, silent, &self.volume.node.name, record.epoch)
+            }
+        })
+    }
+
+    /// Whether the unpublished part of this node's log is still valid.
+    fn is_log_valid(&self) -> bool {
+        let chain = self.volume.lock().log(self.client).copied.chain.clone();
+        let mark = chain.published();
+        let mut replay = LogReplay::new(self.log.header().ring_bytes, mark.point, mark.epoch);
+        // An error does not count if the mark has changed: published records may be overwritten.
+        replay.read_to(&self.log, chain.stored()).is_ok()
+            || self.volume.lock().log(self.client).copied.chain.published() != mark
     }
 }

@@ -1,11 +1,11 @@
 //! Tracks how long the next replica on the path of a log has not taken the log, and when the replica must leave the chain.
-//! Does no I/O: `log_copier` makes the requests, and changes the chain.
+//! `forwarder` calls it after each attempt.
 
 use std::time::{Duration, Instant};
 
 use farfork_wire::NodeName;
 
-use crate::chain::{ReplicaProgress, ReplicaRate};
+use super::replica_progress::{ReplicaProgress, ReplicaRate};
 
 /// Wait before the next request to a successor that has failed.
 const RETRY_WAIT: Duration = Duration::from_millis(100);

@@ -1,4 +1,4 @@
-//! Measures whether a replica takes its log fast enough to stay in the chain. Does no I/O: `link` reports the bytes.
+//! Measures whether a replica takes its log fast enough to stay in the chain. `forwarder` reports the bytes.
 
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,7 @@ pub struct ReplicaRate {
 
 /// The progress of a replica since it was last known to be fast enough.
 #[derive(Clone, Copy, Debug)]
-pub struct ReplicaProgress {
+pub(super) struct ReplicaProgress {
     rate: ReplicaRate,
     since: Instant,
     /// Position in the log at `since`, and the present one.
@@ -35,28 +35,28 @@ impl ReplicaRate {
 
 impl ReplicaProgress {
     /// Creates the progress of a replica that has taken its whole log.
-    pub fn new(rate: ReplicaRate, now: Instant) -> Self {
+    pub(super) fn new(rate: ReplicaRate, now: Instant) -> Self {
         Self { rate, since: now, from: 0, position: 0, advanced_at: now }
     }
 
     /// The lowest rate.
-    pub fn rate(&self) -> ReplicaRate {
+    pub(super) fn rate(&self) -> ReplicaRate {
         self.rate
     }
 
     /// Begins a new measurement at a position: the replica has had the whole log up to it, or has a new path.
-    pub fn restart(&mut self, position: u64, now: Instant) {
+    pub(super) fn restart(&mut self, position: u64, now: Instant) {
         (self.since, self.from, self.position) = (now, position, position);
     }
 
     /// Begins a new measurement, because the time until now says nothing about the replica.
-    pub fn renew(&mut self, now: Instant) {
+    pub(super) fn renew(&mut self, now: Instant) {
         (self.since, self.from) = (now, self.position);
     }
 
     /// The replica itself has acknowledged the log up to a position. Bytes in the buffers of this node's socket do not count,
     /// and bytes that are sent again count once.
-    pub fn advance(&mut self, position: u64, now: Instant) {
+    pub(super) fn advance(&mut self, position: u64, now: Instant) {
         if position > self.position {
             (self.position, self.advanced_at) = (position, now);
         }
@@ -66,17 +66,17 @@ impl ReplicaProgress {
     }
 
     /// The last time at which the replica has acknowledged new bytes.
-    pub fn advanced_at(&self) -> Instant {
+    pub(super) fn advanced_at(&self) -> Instant {
         self.advanced_at
     }
 
     /// Excludes time that this node has used itself, such as for compression.
-    pub fn exclude(&mut self, time: Duration) {
+    pub(super) fn exclude(&mut self, time: Duration) {
         self.since += time;
     }
 
     /// Whether the replica was too slow for the whole measurement.
-    pub fn is_stalled(&self, now: Instant) -> bool {
+    pub(super) fn is_stalled(&self, now: Instant) -> bool {
         now.saturating_duration_since(self.since) >= self.rate.window()
     }
 }
