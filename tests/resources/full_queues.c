@@ -57,7 +57,7 @@ static void check(void) {
         struct queue *queue = &queues[i];
         uint64_t arrived = 0;
         struct pollfd polled = {.fd = queue->from, .events = POLLOUT};
-        REQUIRE(poll(&polled, 1, 100) == 0 && !queue->has_sent, "queue %d has room", i);
+        REQUIRE(poll(&polled, 1, 0) == 0 && !queue->has_sent, "queue %d has room", i);
         REQUIRE(!queue->is_socket || (put(queue, MSG_DONTWAIT) == -1 && errno == EAGAIN), "queue %d takes more", i);
         while (arrived < queue->sent + queue->piece) {
             ssize_t bytes = read(queue->to, found, sizeof found);
