@@ -23,7 +23,7 @@ pub(crate) enum ConnectionOption {
     Trust,
 }
 
-/// The options that select a daemon. An option selects another daemon than the ones before it.
+/// The options that select a daemon. At most one of them may be on a command line.
 const DAEMON_SELECTORS: [ConnectionOption; 3] =
     [ConnectionOption::RunDir, ConnectionOption::Socket, ConnectionOption::Node];
 

@@ -147,6 +147,17 @@ class Workers(unittest.TestCase):
             names = {future.child for future in [workers.submit(wait_and_keep, 8) for _ in range(2)] if future.result()}
             self.assertEqual(names, {large.child, other.child})
 
+    def test_workers_are_listed_as_ended_by_their_executor(self) -> None:
+        with executor(max_workers=1) as workers:
+            future = workers.submit(current_worker)
+            future.result(PATIENCE_S)
+        deadline = time.monotonic() + PATIENCE_S
+        while (listed := [child for child in command("ps")["children"] if child["child"] == future.child])[0]["exit_code"] is None:
+            self.assertLess(time.monotonic(), deadline)
+            time.sleep(0.05)
+        # A worker may end by itself first, at the end of its channel.
+        self.assertTrue(listed[0]["exit_code"] == 0 or listed[0]["ended_by_executor"], listed)
+
     def test_arguments_without_memory_fail_only_their_call(self) -> None:
         with executor(max_workers=1) as workers:
             workers.submit(set_memory_limit, 6 << 20).result(PATIENCE_S)

@@ -323,7 +323,7 @@ impl BenchCluster {
 
     /// Kills a child.
     pub(crate) async fn kill(&mut self, child: &str) -> Result<(), BenchError> {
-        let request = v1::KillRequest { child: child.to_owned(), signal: SIGKILL };
+        let request = v1::KillRequest { child: child.to_owned(), signal: SIGKILL, by_program: false };
         self.client.kill(client::request_with_timeout(REQUEST_LIMIT, request)).await.map_err(request_failure(child))?;
         // The child ends by a signal, which `wait_output` reports as a failure.
         let _ = self.wait_output(child).await;

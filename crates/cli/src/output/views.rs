@@ -34,6 +34,8 @@ pub(crate) struct SeedView {
     /// Some of the objects that need the seed. `needed_by_count` is the number of all.
     pub(crate) needed_by: Vec<String>,
     pub(crate) needed_by_count: u32,
+    /// Where the memory of the seed is: `template`, `template_ended`, `sealing`, `sealed` or `sealing_failed`.
+    pub(crate) state: &'static str,
     /// Null if sealing was not requested.
     pub(crate) seal: Option<SealView>,
     /// Whether the template has ended, so that the seed cannot be forked.
@@ -71,7 +73,9 @@ impl From<v1::Seal> for SealView {
 
 impl From<v1::Seed> for SeedView {
     fn from(seed: v1::Seed) -> Self {
+        let seal = seed.seal.map(SealView::from);
         Self {
+            state: seed_state(seal.as_ref(), seed.template_ended),
             seed: seed.id,
             name: seed.name,
             node: seed.node,
@@ -91,10 +95,20 @@ impl From<v1::Seed> for SeedView {
             labels: seed.labels.into_iter().collect(),
             needed_by: seed.needed_by,
             needed_by_count: seed.needed_by_count,
-            seal: seed.seal.map(SealView::from),
+            seal,
             template_ended: seed.template_ended,
             notes: seed.notes,
         }
+    }
+}
+
+/// Returns where the memory of a seed is, as a keyword.
+fn seed_state(seal: Option<&SealView>, template_ended: bool) -> &'static str {
+    match seal {
+        _ if template_ended => "template_ended",
+        None => "template",
+        Some(SealView { state: "failed", .. }) => "sealing_failed",
+        Some(SealView { state, .. }) => state,
     }
 }
 
@@ -116,6 +130,8 @@ pub(crate) struct ChildView {
     pub(crate) limit: Option<String>,
     /// The keyword of `limit`: `time`, `memory` or `node_memory`.
     pub(crate) limit_met: Option<&'static str>,
+    /// Whether the program that forked the child, such as an executor, ended it.
+    pub(crate) ended_by_executor: bool,
     pub(crate) resume_us: u64,
     pub(crate) started_unix_ms: u64,
     /// 0 while the child runs.
@@ -169,6 +185,7 @@ impl From<v1::Child> for ChildView {
             publish: child.publish.iter().map(|port| format!("{}:{}", port.node, port.child)).collect(),
             exit_code: child.exit.as_ref().and_then(exit_code),
             signal,
+            ended_by_executor: child.exit.as_ref().is_some_and(|exit| exit.by_program),
             limit_met: child.exit.as_ref().and_then(|exit| limit_name(exit.limit_met())),
             limit: child.exit.map(|exit| exit.limit).filter(|limit| !limit.is_empty()),
             egress: child.egress,
@@ -216,6 +233,7 @@ pub(crate) fn exit_text(exit: Option<&v1::Exit>) -> String {
     let limit = exit.map(|exit| exit.limit.as_str()).filter(|limit| !limit.is_empty());
     match exit.and_then(|exit| exit.how.as_ref()) {
         Some(How::Signal(_)) if let Some(limit) = limit => format!("killed: {limit}"),
+        Some(How::Signal(_)) if exit.is_some_and(|exit| exit.by_program) => "ended by its executor".to_owned(),
         Some(How::Code(code)) => format!("exit {code}"),
         Some(How::Signal(signal)) => format!("killed by {}", crate::signal::name(*signal)),
         Some(How::Lost(why)) => format!("lost: {why}"),
@@ -258,7 +276,7 @@ impl From<v1::NodeView> for NodeView {
 
 #[cfg(test)]
 mod tests {
-    use super::{exit_code, exit_text};
+    use super::{SealView, exit_code, exit_text, seed_state};
     use farfork_api::v1::{Exit, exit::How};
 
     fn exit(how: How) -> Exit {
@@ -271,6 +289,22 @@ mod tests {
         let ended = Exit { limit: limit.to_owned(), ..exit(How::Signal(9)) };
         assert_eq!(exit_text(Some(&ended)), format!("killed: {limit}"));
         assert_eq!(exit_text(Some(&exit(How::Signal(9)))), "killed by SIGKILL");
+    }
+
+    #[test]
+    fn the_state_of_a_seed_is_where_its_memory_is() {
+        let seal = |state| SealView { state, done_bytes: 1, total_bytes: 2, failure: None, image: None };
+        assert_eq!(seed_state(None, false), "template");
+        assert_eq!(seed_state(Some(&seal("sealing")), false), "sealing");
+        assert_eq!(seed_state(Some(&seal("failed")), false), "sealing_failed");
+        assert_eq!(seed_state(Some(&seal("sealed")), true), "template_ended");
+    }
+
+    #[test]
+    fn a_worker_is_shown_as_ended_by_its_executor() {
+        let ended = Exit { by_program: true, ..exit(How::Signal(9)) };
+        assert_eq!(exit_text(Some(&ended)), "ended by its executor");
+        assert_eq!(exit_code(&ended), Some(137));
     }
 
     #[test]

@@ -17,6 +17,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("a_second_sigint_ends_a_child_that_ignores_it", ignored_signal),
     Test::shared("sigint_ends_all_attached_children", several_signalled),
     Test::shared("the_first_sigterm_stops_the_starts_of_many_children", stopped_starts),
+    Test::shared("sigterm_stops_the_starts_of_detached_children", stopped_detached),
     Test::shared("a_child_ends_when_its_output_has_no_reader", no_reader),
     Test::shared("several_children_end_when_their_output_has_no_reader", no_reader_of_several),
     Test::shared("a_killed_child_has_the_shells_exit_status", killed),
@@ -130,8 +131,41 @@ fn stopped_starts(cluster: &Cluster) {
 
 /// Returns how many of the children were never started.
 fn stop_starts_of(cluster: &Cluster, seed: &Seed, count: usize) -> usize {
+    let (document, never_started) = signal_fork(cluster, seed, count, &[]);
+    let children = document["children"].as_array().expect("children");
+    let terminated = children.iter().filter(|child| child["signal"] == 15).count();
+    assert_eq!(never_started + terminated, count, "{document}");
+    assert_eq!(running(cluster, seed), 0);
+    never_started
+}
+
+/// As `stopped_starts`, with --detach: the children that were started continue, and the command prints their ids.
+fn stopped_detached(cluster: &Cluster) {
+    let parent = Parent::start(Program::Waits, &["4"]);
+    let seed = Seed::prepare(cluster.first(), &parent);
+    let never_started = [300, 3000].into_iter().map(|count| {
+        let (document, never_started) = signal_fork(cluster, &seed, count, &["--detach"]);
+        let children = document["children"].as_array().expect("children").iter();
+        let started: Vec<&str> = children.filter_map(|child| child["child"].as_str()).collect();
+        assert_eq!(never_started + started.len(), count, "{document}");
+        assert_eq!(running(cluster, &seed), started.len());
+        let killed = cluster.first().run(&[&["kill", "--signal", "KILL", "--wait"], &*started].concat());
+        assert!(killed.status.success(), "{}", killed.stderr);
+        assert_eq!(running(cluster, &seed), 0);
+        never_started
+    });
+    assert!(never_started.into_iter().any(|count| count > 0), "all children were started");
+    let dropped = cluster.first().run(&["drop", seed.id()]);
+    assert!(dropped.status.success(), "{}", dropped.stderr);
+    std::mem::forget(seed);
+}
+
+/// Forks children, and sends SIGTERM to the command when some of them run. Returns its document, and how many children were
+/// never started.
+fn signal_fork(cluster: &Cluster, seed: &Seed, count: usize, options: &[&str]) -> (serde_json::Value, usize) {
     let (to, requested) = (cluster.names(&[0, 1]), count.to_string());
-    let command = cluster.first().spawn(&["fork", seed.id(), "--to", &to, "-n", &requested, "--json"]);
+    let arguments = ["fork", seed.id(), "--to", &to, "-n", &requested, "--json"];
+    let command = cluster.first().spawn(&[&arguments, options].concat());
     wait::wait_until("some of them run", ATTACHED_LIMIT, || (running(cluster, seed) > 0).then_some(()));
     let pidfd = farfork_sys::pidfd::open(command.id().cast_signed()).expect("our own child");
     farfork_sys::pidfd::send_signal(&pidfd, 15).expect("our own child");
@@ -141,16 +175,13 @@ fn stop_starts_of(cluster: &Cluster, seed: &Seed, count: usize) -> usize {
     let is_never_started =
         |child: &&serde_json::Value| child["error"].as_str().is_some_and(|error| error.contains("never started"));
     let never_started = children.iter().filter(is_never_started).count();
-    let terminated = children.iter().filter(|child| child["signal"] == 15).count();
     assert_eq!(document["never_started"], never_started, "{}", ended.stderr);
-    assert_eq!(never_started + terminated, count, "{}", ended.stdout);
-    assert_eq!(running(cluster, seed), 0);
     if never_started > 0 {
         assert_eq!(ended.status.code(), Some(128 + 15), "{}", ended.stderr);
         let line = format!("{never_started} of {count} children were never started");
         assert!(ended.stderr.contains(&line), "{}", ended.stderr);
     }
-    never_started
+    (document, never_started)
 }
 
 fn running(cluster: &Cluster, seed: &Seed) -> usize {

@@ -67,7 +67,7 @@ impl From<ExitRecord> for v1::Exit {
         };
         let limit_met = ended.limit_met.map_or(v1::Limit::Unspecified, v1::Limit::from);
         let limit = ended.limit_met.map(|limit| limit.to_string()).unwrap_or_default();
-        Self { how: Some(how), limit, limit_met: limit_met.into() }
+        Self { how: Some(how), limit, limit_met: limit_met.into(), by_program: ended.by_program }
     }
 }
 

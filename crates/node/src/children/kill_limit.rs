@@ -63,6 +63,8 @@ impl fmt::Display for KillLimit {
 pub(super) enum KillSource {
     /// A request.
     Request,
+    /// The program that forked the child, such as an executor.
+    Program,
     /// The child's deadline.
     Deadline,
 }
@@ -71,7 +73,7 @@ pub(super) enum KillSource {
 pub(super) fn find_kill_limit(child: &Child, exit: &Exit, cgroup: &ContainerCgroup) -> Option<KillLimit> {
     let own_bytes_max = child.record().memory_bytes_max;
     match (exit, child.kill_source()) {
-        (Exit::Code(_), _) | (_, Some(KillSource::Request)) => None,
+        (Exit::Code(_), _) | (_, Some(KillSource::Request | KillSource::Program)) => None,
         (Exit::Signal(SIGKILL) | Exit::Lost(_), Some(KillSource::Deadline)) => Some(time_limit(child)),
         _ if can_be_oom_kill(exit) => Some(KillLimit::from_memory_end(cgroup.oom_cause_of_killed()?, own_bytes_max)),
         _ => Some(KillLimit::from_memory_end(cgroup.oom_cause()?, own_bytes_max)),

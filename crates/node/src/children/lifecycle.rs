@@ -10,6 +10,8 @@ use farfork_api::limits::ATTACH_GRACE;
 use farfork_container::{OomCause, RunningContainer};
 use farfork_fork::resume::STATUS_FILE;
 
+use super::child::SIGKILL;
+use super::kill_limit::KillSource;
 use super::{Child, Exit, ExitRecord, kill_limit};
 use crate::async_fd::watch_readable;
 use crate::clock;
@@ -58,7 +60,8 @@ pub(super) fn record_past_exit(child: &Child, memory_end: Option<OomCause>, page
         let exit = Exit::read(&file);
         let limit_met = memory_end.and_then(|end| kill_limit::find_past_kill_limit(child, &exit, end));
         let exit = exit.adjust_for_kill(limit_met.is_some());
-        child.mark_ended(ExitRecord { exit, limit_met, unix_ms, pager: pager.counters(&child.record().id) });
+        let pager = pager.counters(&child.record().id);
+        child.mark_ended(ExitRecord { exit, limit_met, by_program: false, unix_ms, pager });
     }
     pager.release(&child.record().id);
     child.mark_cleaned_up();
@@ -128,7 +131,8 @@ pub(super) fn clean_up(child: &Child, container: &RunningContainer, pager: &Page
     // their memory.
     let released = pager.release_now(id);
     let counts = released.unwrap_or_else(|| pager.counters(id));
-    child.mark_ended(ExitRecord { exit, limit_met, unix_ms: clock::unix_ms_now(), pager: counts });
+    let by_program = exit == Exit::Signal(SIGKILL) && child.kill_source() == Some(KillSource::Program);
+    child.mark_ended(ExitRecord { exit, limit_met, by_program, unix_ms: clock::unix_ms_now(), pager: counts });
     if child.is_root_reuse_disabled() {
         container.discard_root();
     }

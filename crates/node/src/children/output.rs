@@ -199,7 +199,13 @@ mod tests {
     const LIMIT: Duration = Duration::from_secs(60);
 
     fn ended() -> ChildStatus {
-        ChildStatus::Ended(ExitRecord { limit_met: None, exit: Exit::Code(0), unix_ms: 0, pager: None })
+        ChildStatus::Ended(ExitRecord {
+            limit_met: None,
+            by_program: false,
+            exit: Exit::Code(0),
+            unix_ms: 0,
+            pager: None,
+        })
     }
 
     #[tokio::test]

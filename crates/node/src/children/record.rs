@@ -86,6 +86,9 @@ pub(crate) struct ExitRecord {
     /// The limit that it was killed for. (Absent in records of older daemons.)
     #[serde(default)]
     pub(crate) limit_met: Option<KillLimit>,
+    /// Whether the program that forked it killed it. (Absent in records of older daemons.)
+    #[serde(default)]
+    pub(crate) by_program: bool,
     /// Time of the end, in milliseconds since 1970.
     pub(crate) unix_ms: u64,
     /// The pager's counters for it.
@@ -153,6 +156,7 @@ mod tests {
             ended: Some(ExitRecord {
                 exit: Exit::Signal(9),
                 limit_met: Some(KillLimit::Time(1500)),
+                by_program: true,
                 unix_ms: 2,
                 pager: Some(pager),
             }),

@@ -99,7 +99,7 @@ impl Drop for ProgramForks {
 }
 
 async fn kill_by_id(node: &Node, child: ChildId) {
-    let request = v1::KillRequest { child: child.to_string(), signal: SIGKILL };
+    let request = v1::KillRequest { child: child.to_string(), signal: SIGKILL, by_program: true };
     if let Err(error) = service::kill(node, request).await {
         tracing::debug!(%error, "a program's child is not killed");
     }

@@ -19,7 +19,11 @@ use crate::node::Node;
 pub(crate) async fn kill(node: &Node, request: v1::KillRequest) -> Result<v1::KillResponse, Failure> {
     let id = parse_child_id(&request.child)?;
     match child_target(node, &id)? {
-        RequestTarget::Local => node.children.get(&id)?.kill(request.signal).map(|()| v1::KillResponse {}),
+        RequestTarget::Local => {
+            let child = node.children.get(&id)?;
+            let killed = if request.by_program { child.kill_for_program() } else { child.kill(request.signal) };
+            killed.map(|()| v1::KillResponse {})
+        }
         RequestTarget::Remote(mut owner) => {
             let answer = owner.kill(request_with_timeout(QUERY_TIMEOUT, request)).await;
             answer.map(tonic::Response::into_inner).map_err(forwarded_failure(format!("child {id}")))

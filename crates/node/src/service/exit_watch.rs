@@ -55,7 +55,7 @@ impl Drop for KillOnDrop {
 
 fn kill(child: &Child) {
     // The child may have ended on its own.
-    let _ = child.kill(rustix::process::Signal::KILL.as_raw().unsigned_abs());
+    let _ = child.kill_for_program();
 }
 
 /// Kills a child if no stream watches it in time. Must be called within the runtime.

@@ -87,6 +87,7 @@ async fn start_fork(
             profile: request.profile,
             batch,
             exit_watched: is_exit_watched,
+            stop_batch: if request.attended { 0 } else { request.batch },
         };
         let span = tracing::debug_span!(target: phases::TARGET, parent: recording.span(), "fork.ask");
         let targets = ShareTargets::new(target, &alternatives);
@@ -388,7 +389,9 @@ fn has_requested_isolation(child: &v1::Child, options: &v1::ChildOptions) -> boo
 /// Kills a child that lacks a requested property. Returns the failure to report.
 async fn kill_mismatched(node: &Node, object: &str, child: &v1::Child) -> Failure {
     let signal = rustix::process::Signal::KILL.as_raw().unsigned_abs();
-    if let Err(failure) = children::kill(node, v1::KillRequest { child: child.id.clone(), signal }).await {
+    if let Err(failure) =
+        children::kill(node, v1::KillRequest { child: child.id.clone(), signal, by_program: false }).await
+    {
         tracing::warn!(%failure, "cannot kill a child that lacks a requested option");
     }
     let cause = "it runs an earlier release without one of --untrusted, --user-namespace, --read-only, --root, --processes, --net, --publish and --egress; its child was ended";

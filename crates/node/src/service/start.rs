@@ -49,6 +49,8 @@ struct StartBatch {
     is_fan_out: bool,
     /// The batch of attended children; `None` if the fork is not attended.
     attended: Option<Arc<AttendedBatch>>,
+    /// If the fork is not attended: a batch without children, by which the caller can stop further starts.
+    unattended: Option<Arc<AttendedBatch>>,
     /// Whether a Tend stream will watch each child.
     is_exit_watched: bool,
     /// Held until all children are listed or have failed.
@@ -75,7 +77,8 @@ pub(super) fn start_children(
             Failure::new(Code::Unavailable, format!("node `{}`", node.name), format!("it takes no children: {reason}"));
         return Err(refused.with_next_step(step));
     }
-    let v1::StartChildrenRequest { seed, children, options, shared_payload, profile, batch, exit_watched } = request;
+    let v1::StartChildrenRequest { seed, children, options, shared_payload, profile, batch, exit_watched, stop_batch } =
+        request;
     let missing = || Failure::new(Code::InvalidArgument, "start children", "the request names no seed");
     let (sink, outcomes) = mpsc::channel(STREAM_MESSAGES_MAX);
     let count = children.len();
@@ -96,6 +99,7 @@ pub(super) fn start_children(
         source,
         options,
         attended,
+        unattended: (stop_batch != 0).then(|| node.attended.register(stop_batch)),
         is_exit_watched: exit_watched,
         fan_out: FanOutNetwork::default(),
         shared_payload,
@@ -226,15 +230,20 @@ impl StartBatch {
 
     /// Whether the caller wants no further starts.
     fn is_stopped(&self) -> bool {
-        self.attended.as_ref().is_some_and(|attended| attended.is_stopped())
+        self.stoppable().is_some_and(AttendedBatch::is_stopped)
     }
 
     /// Waits until the caller wants no further starts.
     async fn wait_stopped(&self) {
-        match &self.attended {
-            Some(attended) => attended.wait_stopped().await,
+        match self.stoppable() {
+            Some(batch) => batch.wait_stopped().await,
             None => std::future::pending().await,
         }
+    }
+
+    /// The batch by which the caller may stop the starts.
+    fn stoppable(&self) -> Option<&AttendedBatch> {
+        self.attended.as_ref().or(self.unattended.as_ref()).map(Arc::as_ref)
     }
 
     /// Returns the pattern with which children of the next seed are expected to be requested. Omits the time limit,

@@ -57,7 +57,7 @@ fn ask(address: SocketAddr, credentials: &Credentials) -> Result<usize, Failure>
 fn kill(address: SocketAddr, credentials: &Credentials) -> Failure {
     block_on(async {
         let mut client = connect_network(address, credentials).await.expect("the daemon accepts the member");
-        let request = KillRequest { child: "a.c0123456789abcdef".to_owned(), signal: 9 };
+        let request = KillRequest { child: "a.c0123456789abcdef".to_owned(), signal: 9, by_program: false };
         let answer = client.kill(request_with_timeout(QUERY_TIMEOUT, request)).await;
         Failure::from_status("kill", &answer.expect_err("there is no such child"))
     })

@@ -237,7 +237,7 @@ impl<'a> SoakRound<'a> {
     /// Sends a signal to a child. If the child has already ended, its node refuses with FAILED_PRECONDITION. This refusal
     /// is not a fault.
     pub(super) async fn signal_child(&mut self, child: &SoakChild, signal: i32) -> Result<(), BenchError> {
-        let request = v1::KillRequest { child: child.id.clone(), signal: signal.cast_unsigned() };
+        let request = v1::KillRequest { child: child.id.clone(), signal: signal.cast_unsigned(), by_program: false };
         let outcome = match self.cluster.client(child.node).await {
             Ok(mut client) => client
                 .kill(client::request_with_timeout(REQUEST_LIMIT, request))

@@ -82,7 +82,8 @@ impl From<NetworkMode> for Network {
 /// to the started ones. It prints how many were never started; with --json, the key is `never_started`. If it receives a
 /// second one of these signals, it sends SIGKILL.
 ///
-/// With --detach, the command prints the ids of the children and exits. The children keep running.
+/// With --detach, the command prints the ids of the children and exits. The children keep running. After one of these
+/// signals, the command starts no further children, and the started ones keep running.
 ///
 /// Without --detach, the children end with this command, even if SIGKILL ends it. They get SIGTERM, and SIGKILL ten
 /// seconds later. If the reader of the command's output closes the pipe, a single child gets SIGPIPE, and SIGTERM if
@@ -106,7 +107,7 @@ Examples:
 
 Exit status: the status of a single attached child, or 128 plus the number of the signal that killed it. \
 Several children: 0 if all exited with 0, else 1; 128 plus the number of the signal that stopped their starts. \
-With --detach: 0 if all were started, else 1. \
+With --detach: 0 if all were started, else 1; 128 plus the number of the signal that stopped the starts. \
 Also 1 if a child cannot be started, 2 on wrong usage, and 141 if the reader of the output closed the pipe. \
 A single child that ignores SIGPIPE is then ended by SIGTERM: 143.")]
 pub(crate) struct Fork {
@@ -239,19 +240,17 @@ impl Fork {
         let request = self.request(count, payloads, global.json)?;
         let (batch, is_attached) = (request.batch, request.options.as_ref().is_some_and(|options| options.attached));
         let mut client = global.connection.open().await?;
-        let mut signals = (!detach).then(SignalForwarder::start).transpose()?;
+        let mut signals = SignalForwarder::start()?;
         let mut forking = client.clone();
         let starting = async {
             let forked = outcomes::fork_and_collect(&mut forking, request).await;
             forked.map_err(|failure| explain_missing_seed(&seed, global.connection.run_dir(), failure))
         };
-        let (ForkedChildren { outcomes, phases, lifetime: attendance }, kept) = match &mut signals {
-            Some(signals) => signals.hold_during(&seed, &client, batch, starting).await?,
-            None => (starting.await?, Vec::new()),
-        };
+        let (ForkedChildren { outcomes, phases, lifetime: attendance }, kept) =
+            signals.hold_during(&seed, &client, batch, starting, detach).await?;
         let children: Vec<String> = outcomes.iter().filter_map(ChildOutcome::child_id).collect();
         let interrupted_by = signals::first_terminating(&kept);
-        if let Some(signals) = signals {
+        if !detach {
             signals.forward(&client, &children, kept, is_attached);
         }
 
@@ -307,7 +306,7 @@ impl Fork {
         };
         let nodes = if any_node { Vec::new() } else { self.to };
         // A single attached child gets the signals itself, as soon as it is started.
-        let batch = match self.detach || options.attached {
+        let batch = match options.attached {
             true => 0,
             false => getrandom::u64().context("cannot generate a random number")? | 1,
         };
@@ -374,8 +373,23 @@ fn report_detached(seed: &str, outcomes: &[ChildOutcome], lines: &PayloadLines, 
         outcomes::print_started(outcomes);
         outcomes::print_failures(outcomes, lines);
     }
+    let never_started = print_never_started(outcomes);
     let all_run = outcomes.iter().all(|outcome| matches!(outcome, ChildOutcome::Started(_)));
-    (if all_run { ExitCode::SUCCESS } else { ExitCode::FAILURE }, outcomes::outcomes_json(seed, outcomes, lines))
+    let mut document = outcomes::outcomes_json(seed, outcomes, lines);
+    document["never_started"] = never_started.into();
+    (if all_run { ExitCode::SUCCESS } else { ExitCode::FAILURE }, document)
+}
+
+/// Prints how many children were never started, if there are any. Returns the number.
+fn print_never_started(outcomes: &[ChildOutcome]) -> usize {
+    let never_started = outcomes.iter().filter(|outcome| outcome.is_never_started()).count();
+    if never_started > 0 {
+        output::print_note(format_args!(
+            "farfork: stopped by a signal: {never_started} of {} children were never started",
+            outcomes.len()
+        ));
+    }
+    never_started
 }
 
 /// Waits for the started children. Returns the exit status and the JSON document. Without `json`, prints the failures
@@ -390,13 +404,7 @@ async fn wait_and_print(
     if !json {
         outcomes::print_failures(outcomes, lines);
     }
-    let never_started = outcomes.iter().filter(|outcome| outcome.is_never_started()).count();
-    if never_started > 0 {
-        output::print_note(format_args!(
-            "farfork: stopped by a signal: {never_started} of {} children were never started",
-            outcomes.len()
-        ));
-    }
+    let never_started = print_never_started(outcomes);
     let children: Vec<String> = outcomes.iter().filter_map(ChildOutcome::child_id).collect();
     let started = outcomes.iter().enumerate().filter(|(_, outcome)| matches!(outcome, ChildOutcome::Started(_)));
     let labels: Vec<String> = started.filter_map(|(index, _)| lines.name_child(index)).collect();

@@ -96,6 +96,7 @@ impl SignalForwarder {
         client: &Client,
         batch: u64,
         start: impl Future<Output = Result<T, Failure>>,
+        is_detached: bool,
     ) -> Result<(T, Vec<ReceivedSignal>), Failure> {
         let mut start = std::pin::pin!(start);
         let mut stop = std::pin::pin!(stop_starts(client.clone(), batch));
@@ -109,8 +110,11 @@ impl SignalForwarder {
             }
             if kept.iter().filter(|received| is_terminating(received.number)).count() > 1 {
                 let cause = "interrupted while its children started";
-                return Err(Failure::new(Code::Cancelled, format!("seed {seed}"), cause)
-                    .with_next_step("the children that were started are ended"));
+                let next_step = match is_detached {
+                    true => "the children that were started keep running: list them with `farfork ps`",
+                    false => "the children that were started are ended",
+                };
+                return Err(Failure::new(Code::Cancelled, format!("seed {seed}"), cause).with_next_step(next_step));
             }
         }
     }
@@ -196,7 +200,7 @@ pub(super) async fn send_signal(client: &Client, children: &[String], number: u3
     let mut requests = JoinSet::new();
     for child in children {
         let (mut client, turns) = (client.clone(), Arc::clone(&turns));
-        let request = KillRequest { child: child.clone(), signal: number };
+        let request = KillRequest { child: child.clone(), signal: number, by_program: false };
         requests.spawn(async move {
             let _turn = turns.acquire_owned().await;
             let _ = client.kill(request_with_timeout(QUERY_TIMEOUT, request)).await;

@@ -142,6 +142,15 @@ impl Child {
         self.send_signal(signal)
     }
 
+    /// Kills the child because the program that forked it no longer needs it.
+    ///
+    /// # Errors
+    /// The child has ended.
+    pub(crate) fn kill_for_program(&self) -> Result<(), Failure> {
+        let _ = self.kill_source.set(KillSource::Program);
+        self.send_signal(SIGKILL)
+    }
+
     /// Kills the child at its deadline. Does nothing if the child has just ended.
     pub(in crate::children) fn kill_on_deadline(&self) {
         let _ = self.kill_source.set(KillSource::Deadline);

@@ -209,7 +209,7 @@ async fn connect(cluster: &DemoCluster, name: &str) -> anyhow::Result<Client> {
 async fn kill(cluster: &DemoCluster, child: &Child) -> anyhow::Result<()> {
     let failed = |status| Failure::from_status(format!("child {}", child.id), &status);
     let signal = rustix::process::Signal::KILL.as_raw() as u32;
-    let request = KillRequest { child: child.id.clone(), signal };
+    let request = KillRequest { child: child.id.clone(), signal, by_program: false };
     let mut client = connect(cluster, &child.node).await?;
     client.kill(request_with_timeout(QUERY_TIMEOUT, request)).await.map_err(failed)?;
     let request = WaitRequest { children: vec![child.id.clone()], results: false };
