@@ -74,6 +74,7 @@ mod volume_copy_methods;
 mod volume_files_are_forked;
 mod volume_priority;
 mod volumes_are_replicated;
+mod volumes_are_unmounted_by_force;
 mod volumes_outlive_lost_files;
 mod waits_end_in_time;
 mod zygotes_are_forked;
@@ -114,6 +115,7 @@ const TEST_FILES: &[(&str, &[Test])] = &[
     ("volumes_are_compressed", volume_compression::TESTS),
     ("volumes_replicate_at_idle_priority", volume_priority::TESTS),
     ("volumes_are_replicated", volumes_are_replicated::TESTS),
+    ("volumes_are_unmounted_by_force", volumes_are_unmounted_by_force::TESTS),
     ("volumes_outlive_lost_files", volumes_outlive_lost_files::TESTS),
     ("volume_files_are_forked", volume_files_are_forked::TESTS),
     ("ps_watches_children", ps_watches_children::TESTS),

@@ -301,7 +301,6 @@ fn wrong_usage(cluster: &Cluster) {
         &["run", "--name", "7", "--", "true"],
         &["fork", "x", "-n", "0"],
         &["fork", "x", "-n", "16385"],
-        &["volume", "umount", "/mnt"],
         &["fork", "x", "--bind", "/a"],
         &["fork", "x", "--memory", "0"],
         &["fly"],
@@ -320,8 +319,6 @@ fn wrong_usage(cluster: &Cluster) {
     }
     let refused = cluster.first().run_failing(&["frobnicate"]);
     assert!(refused.status == 2 && refused.message.contains("`farfork help` lists the commands"), "{refused:?}");
-    let refused = cluster.first().run_failing(&["volume", "umount", "/mnt"]);
-    assert!(refused.message.contains("umount(8): `umount /mnt`"), "{}", refused.message);
 }
 
 /// The error names the option and the expected format.

@@ -71,6 +71,37 @@ pub fn abort_mount(path: &Path) -> io::Result<()> {
     }
 }
 
+/// What happens to programs that use a volume while it is unmounted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UnmountMode {
+    /// The volume stays mounted, and the call fails with EBUSY.
+    RefuseBusy,
+    /// Their calls fail, also those that wait and that no signal ends.
+    AbortCalls,
+}
+
+/// Unmounts the volume at a path, and dead mounts below it.
+///
+/// # Errors
+/// As umount2(2).
+pub fn unmount_volume(path: &Path, mode: UnmountMode) -> io::Result<()> {
+    while has_volume_mount(path)? {
+        let flags = match mode {
+            UnmountMode::RefuseBusy => UnmountFlags::NOFOLLOW,
+            UnmountMode::AbortCalls => {
+                abort_mount(path)?;
+                UnmountFlags::DETACH | UnmountFlags::NOFOLLOW
+            }
+        };
+        match unmount(path, flags) {
+            // The supervisor has detached the aborted mount.
+            Ok(()) | Err(Errno::INVAL) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
 /// Whether a volume is mounted at a path, even if its client has died.
 ///
 /// # Errors

@@ -8,6 +8,7 @@ mod base_files;
 mod calling_thread;
 mod client;
 mod conversion;
+mod covered_directory;
 mod data;
 mod device;
 mod dropped_pages;
@@ -30,7 +31,10 @@ mod unused_inodes;
 mod write_permission;
 
 pub use client::{MountOptions, VolumeClient};
-pub use device::{MountPoint, abort_mount, detach_dead_mounts, has_volume_mount, mount_volume};
+pub use covered_directory::{protect_covered_directory, release_covered_directory};
+pub use device::{
+    MountPoint, UnmountMode, abort_mount, detach_dead_mounts, has_volume_mount, mount_volume, unmount_volume,
+};
 pub use filesystem::VolumeFilesystem;
 pub use offload_link::{OffloadLink, OffloadRequest};
 pub(crate) use write_permission::LEASE_TIME;

@@ -1,7 +1,7 @@
 //! Messages over a Unix stream socket: length (u32, little-endian), then postcard. Both ends run the same version of the
 //! program.
 
-use std::io::{self, Read as _, Write as _};
+use std::io::{self, Read, Write};
 use std::net::Shutdown;
 use std::os::fd::AsFd as _;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -77,27 +77,37 @@ impl MessageChannel {
 
     /// Sends one message.
     pub(super) fn send(&mut self, message: &impl Serialize) -> io::Result<()> {
-        let mut bytes = postcard::to_extend(message, vec![0; 4]).map_err(io::Error::other)?;
-        let length = u32::try_from(bytes.len() - 4).map_err(io::Error::other)?;
-        if length > MESSAGE_BYTES_MAX {
-            return Err(io::Error::other("the message is too long"));
-        }
-        bytes[..4].copy_from_slice(&length.to_le_bytes());
-        self.stream.write_all(&bytes)
+        write_message(&mut self.stream, message)
     }
 
     /// Receives one message.
     pub(super) fn receive<T: DeserializeOwned>(&mut self) -> io::Result<T> {
-        let mut length = [0; 4];
-        self.stream.read_exact(&mut length)?;
-        let length = u32::from_le_bytes(length);
-        if length > MESSAGE_BYTES_MAX {
-            return Err(io::ErrorKind::InvalidData.into());
-        }
-        let mut bytes = vec![0; length as usize];
-        self.stream.read_exact(&mut bytes)?;
-        postcard::from_bytes(&bytes).map_err(io::Error::other)
+        read_message(&mut self.stream)
     }
+}
+
+/// Writes one message in a single call.
+pub(super) fn write_message(stream: &mut impl Write, message: &impl Serialize) -> io::Result<()> {
+    let mut bytes = postcard::to_extend(message, vec![0; 4]).map_err(io::Error::other)?;
+    let length = u32::try_from(bytes.len() - 4).map_err(io::Error::other)?;
+    if length > MESSAGE_BYTES_MAX {
+        return Err(io::Error::other("the message is too long"));
+    }
+    bytes[..4].copy_from_slice(&length.to_le_bytes());
+    stream.write_all(&bytes)
+}
+
+/// Reads one message.
+pub(super) fn read_message<T: DeserializeOwned>(stream: &mut impl Read) -> io::Result<T> {
+    let mut length = [0; 4];
+    stream.read_exact(&mut length)?;
+    let length = u32::from_le_bytes(length);
+    if length > MESSAGE_BYTES_MAX {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    let mut bytes = vec![0; length as usize];
+    stream.read_exact(&mut bytes)?;
+    postcard::from_bytes(&bytes).map_err(io::Error::other)
 }
 
 /// Kills a process that does not answer, and waits for its end. `has_ended` returns whether the process has ended by itself,

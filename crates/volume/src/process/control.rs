@@ -30,6 +30,8 @@ pub enum ControlRequest {
     Check(VolumeCheck),
     /// Removes a volume, its replicas and all their files. The reply is `Done`.
     Drop(VolumeName),
+    /// As `Drop`, but nodes that do not answer keep their files. The reply is `Done` or `DoneExceptFiles`.
+    DropReachable(VolumeName),
 }
 
 /// A volume to create.

@@ -8,6 +8,9 @@ mod channel;
 mod client;
 mod control;
 mod data_copier;
+pub mod decoders;
+#[cfg(test)]
+mod fuzz_corpus;
 mod message;
 mod mount_holder;
 mod offload;

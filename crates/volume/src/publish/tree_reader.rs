@@ -39,10 +39,17 @@ pub struct TreePart {
     pub is_last: bool,
 }
 
+impl TreePart {
+    /// The data of a copy. None if the part lacks it: another node has sent the part.
+    pub fn data_at(&self, log_position: u64, bytes: usize) -> Option<&[u8]> {
+        self.data.get(usize::try_from(log_position).ok()?..)?.get(..bytes)
+    }
+}
+
 impl LogData for &TreePart {
     fn copy(&mut self, copies: &[DataCopy<'_>]) -> Result<(), Errno> {
         copies.iter().try_for_each(|copy| {
-            let data = &self.data[copy.log_position as usize..][..copy.bytes];
+            let data = self.data_at(copy.log_position, copy.bytes).ok_or(Errno::IO)?;
             write_fully(copy.bytes, |done| pwrite(copy.file, &data[done..], copy.offset + done as u64))
         })
     }

@@ -33,6 +33,7 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
     ),
     ("a_client_whose_node_has_copied_the_volume_is_replaced", a_client_whose_node_has_copied_the_volume_is_replaced),
     ("a_replica_is_replaced_by_another_node", a_replica_is_replaced_by_another_node),
+    ("a_volume_is_dropped_although_a_node_does_not_answer", a_volume_is_dropped_although_a_node_does_not_answer),
     ("another_node_continues_after_the_death_of_the_writers", another_node_continues_after_the_death_of_the_writers),
     ("the_last_node_continues_after_the_death_of_all_others", the_last_node_continues_after_the_death_of_all_others),
     ("a_node_that_was_stopped_itself_removes_no_other_node", a_node_that_was_stopped_itself_removes_no_other_node),
@@ -379,6 +380,23 @@ fn a_client_whose_node_has_copied_the_volume_is_replaced() {
         (0..3).for_each(|node| wait_for_content(&cluster, node, &other, &[], b"21"));
     }
     assert_eq!(cluster.published_tree().len(), 5);
+}
+
+fn a_volume_is_dropped_although_a_node_does_not_answer() {
+    let mut cluster = VolumeCluster::mounted(&["n1", "n2"], LOG_BYTES, Durability::Memory, DETECTION_MS);
+    write_and_sync(&cluster.path(0).join("file"), b"dropped");
+    cluster.stop_node(1);
+    cluster.nodes[0].unmount();
+    let store = cluster.nodes[0].store();
+    let drop = ControlRequest::DropReachable(VolumeName::new(VOLUME).unwrap());
+    let answer = send_control_request(&store, &drop).unwrap();
+    let ControlAnswer::DoneExceptFiles(remaining) = answer else {
+        panic!("a dead node has removed its files: {answer:?}")
+    };
+    assert!(remaining.contains("remain on n2, which do not answer"), "{remaining}");
+    let listed = send_control_request(&store, &ControlRequest::List).unwrap();
+    assert_eq!(listed, ControlAnswer::Volumes(Vec::new()));
+    assert_eq!([0, 1].map(|node| cluster.nodes[node].volume_path().exists()), [false, true]);
 }
 
 fn a_replica_is_replaced_by_another_node() {

@@ -10,9 +10,11 @@ mod deaths;
 mod etcd_catalog;
 mod first_figures;
 mod full_disk;
+mod given_suites;
 mod killed_programs;
 mod lost_files;
 mod model;
+mod model_processes;
 mod mounted_volume;
 mod partial_trees;
 mod programs;
@@ -60,16 +62,19 @@ fn main() -> ExitCode {
     for (name, test) in [
         first_figures::TESTS,
         model::LONG_TESTS,
+        model_processes::LONG_TESTS,
         real_programs::LONG_TESTS,
         crash_matrix::LONG_TESTS,
         waiting_calls::LONG_TESTS,
         turns::LONG_TESTS,
         deaths::LONG_TESTS,
+        suites::LONG_TESTS,
     ]
     .concat()
     {
         trials.push(trial(name, test).with_ignored_flag(true));
     }
+    trials.extend(given_suites::tests().into_iter().map(|(name, test)| trial(name, test).with_ignored_flag(true)));
     for (name, test) in [
         basic_calls::TESTS,
         cached_pages::TESTS,
@@ -85,6 +90,7 @@ fn main() -> ExitCode {
         lost_files::TESTS,
         partial_trees::TESTS,
         model::TESTS,
+        model_processes::TESTS,
         crash::TESTS,
         crash_matrix::TESTS,
         etcd_catalog::TESTS,
@@ -117,8 +123,14 @@ fn trial(name: &str, test: fn()) -> Trial {
 fn run_process(arguments: &[String]) -> ExitCode {
     let (role, store) = (arguments[0].as_str(), VolumeStore::new(arguments[1].as_ref()));
     end_with_supervisor().expect("prctl");
-    let programs =
-        [real_programs::PROCESSES, user_namespaces::PROCESSES, crash::PROCESSES, killed_programs::PROCESSES].concat();
+    let programs = [
+        real_programs::PROCESSES,
+        user_namespaces::PROCESSES,
+        crash::PROCESSES,
+        killed_programs::PROCESSES,
+        model_processes::PROCESSES,
+    ]
+    .concat();
     if let Some((_, program)) = programs.iter().find(|(name, _)| *name == role) {
         program(&arguments[1..]);
         return ExitCode::SUCCESS;

@@ -39,10 +39,10 @@ const OPEN_FILES: usize = 4;
 const FILE_BYTES: u64 = 100_000;
 
 /// The result of an operation, in a form that does not depend on the file system.
-type OperationResult = Result<Vec<u8>, Errno>;
+pub(crate) type OperationResult = Result<Vec<u8>, Errno>;
 
 /// A root directory, and open files in it.
-struct Side {
+pub(crate) struct Side {
     root: OwnedFd,
     path: std::path::PathBuf,
     files: [Option<OwnedFd>; OPEN_FILES],
@@ -50,7 +50,7 @@ struct Side {
 
 /// One operation; its paths are relative to a root.
 #[derive(Clone, Debug)]
-enum Operation {
+pub(crate) enum Operation {
     Open { slot: usize, path: String, flags: OFlags, mode: u32 },
     Close { slot: usize },
     Read { slot: usize, offset: u64, bytes: usize },
@@ -78,7 +78,7 @@ enum Operation {
 }
 
 impl Side {
-    fn new(path: &Path) -> Self {
+    pub(crate) fn new(path: &Path) -> Self {
         let root = openat(CWD, path, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).unwrap();
         Self { root, path: path.to_owned(), files: [const { None }; OPEN_FILES] }
     }
@@ -87,7 +87,7 @@ impl Side {
         self.files[slot].as_ref().ok_or(Errno::BADF)
     }
 
-    fn execute(&mut self, operation: &Operation) -> OperationResult {
+    pub(crate) fn execute(&mut self, operation: &Operation) -> OperationResult {
         match operation {
             Operation::Open { slot, path, flags, mode } => {
                 let flags = *flags | OFlags::CLOEXEC;
@@ -110,6 +110,20 @@ impl Side {
             }
             _ => self.execute_on_path(operation),
         }
+    }
+
+    /// Whether an operation uses an open file that has no name any more.
+    pub(crate) fn is_removed(&self, operation: &Operation) -> bool {
+        let slot = match *operation {
+            Operation::Read { slot, .. }
+            | Operation::Write { slot, .. }
+            | Operation::Truncate { slot, .. }
+            | Operation::Allocate { slot, .. }
+            | Operation::Sync { slot }
+            | Operation::StatFile { slot } => slot,
+            _ => return false,
+        };
+        self.file(slot).and_then(fstat).is_ok_and(|state| state.st_nlink == 0)
     }
 
     fn execute_on_file(&self, operation: &Operation) -> OperationResult {
@@ -222,7 +236,7 @@ fn random_path(random: &mut Rng) -> String {
     names.join("/")
 }
 
-fn random_operation(random: &mut Rng) -> Operation {
+pub(crate) fn random_operation(random: &mut Rng) -> Operation {
     let slot = random.usize(..OPEN_FILES);
     let mode = random.u32(..0o10000);
     let offset = random.u64(..FILE_BYTES);
@@ -286,7 +300,7 @@ fn random_xattr_operation(random: &mut Rng, path: String) -> Operation {
 }
 
 /// Returns attributes and data of all files below a directory, by path.
-fn digest(root: &Path) -> BTreeMap<String, Vec<u8>> {
+pub(crate) fn digest(root: &Path) -> BTreeMap<String, Vec<u8>> {
     let mut found = BTreeMap::new();
     let mut pending = vec![root.to_owned()];
     while let Some(path) = pending.pop() {
@@ -318,7 +332,11 @@ fn find_differences(trees: &[&BTreeMap<String, Vec<u8>>]) -> Vec<String> {
     described.collect()
 }
 
-fn require_equal_trees(found: &BTreeMap<String, Vec<u8>>, expected: &BTreeMap<String, Vec<u8>>, compared: &str) {
+pub(crate) fn require_equal_trees(
+    found: &BTreeMap<String, Vec<u8>>,
+    expected: &BTreeMap<String, Vec<u8>>,
+    compared: &str,
+) {
     let differences = find_differences(&[found, expected]);
     assert!(differences.is_empty(), "{compared}: {differences:#?}");
 }

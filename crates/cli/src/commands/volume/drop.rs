@@ -9,7 +9,7 @@ use farfork_volume::process::ControlRequest;
 use super::parse_volume_name;
 use super::volume_node::VolumeNode;
 use crate::GlobalArgs;
-use crate::output::{print_json, print_line};
+use crate::output::{print_json, print_line, print_note};
 
 /// Remove a volume with all its replicas and files.
 ///
@@ -19,22 +19,34 @@ use crate::output::{print_json, print_line};
 #[command(after_help = "\
 Examples:
   farfork volume drop data
+  farfork volume drop data --force
 
 Exit status: 0 the volume is removed, 1 it is mounted or cannot be removed, 2 wrong usage.")]
 pub(crate) struct DropVolume {
     /// Name of the volume.
     #[arg(value_parser = parse_volume_name)]
     name: VolumeName,
+    /// Drop the volume although nodes with a replica do not answer.
+    ///
+    /// These nodes keep their files. The command names them.
+    #[arg(long)]
+    force: bool,
 }
 
 impl DropVolume {
     pub(super) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
         let object = format!("volume {}", self.name);
-        VolumeNode::find(global, &object)?.request(&object, &ControlRequest::Drop(self.name.clone()))?;
+        let command = if self.force { ControlRequest::DropReachable } else { ControlRequest::Drop };
+        let remaining = VolumeNode::find(global, &object)?.remove(&object, &command(self.name.clone()))?;
         if global.json {
-            print_json(&serde_json::json!({ "volume": self.name }));
+            let mut document = serde_json::json!({ "volume": self.name });
+            if let Some(reason) = remaining {
+                document["remaining_files"] = reason.into();
+            }
+            print_json(&document);
         } else {
             print_line(&format!("{} is dropped", self.name));
+            remaining.iter().for_each(print_note);
         }
         Ok(ExitCode::SUCCESS)
     }

@@ -9,21 +9,20 @@ mod mount;
 mod process;
 mod replace;
 mod status;
+mod umount;
 mod view;
 mod volume_node;
 mod watch;
 
-use std::ffi::OsString;
 use std::process::ExitCode;
 
-use clap::error::ErrorKind;
-use clap::{Args, CommandFactory as _, Subcommand};
+use clap::{Args, Subcommand};
 use farfork_cluster::catalog::VolumeName;
 
 use crate::GlobalArgs;
 use crate::connection::ConnectionOption;
 
-/// Create, list, mount, check and drop replicated volumes.
+/// Create, list, mount, unmount, check and drop replicated volumes.
 ///
 /// A volume is a file system that has a replica on each of several nodes. Each of them can mount it. When
 /// fsync returns, every live replica has the data.
@@ -52,31 +51,14 @@ enum VolumeCommand {
     Mount(mount::MountVolume),
     Replace(replace::ReplaceReplica),
     Drop(drop::DropVolume),
-    /// Explains how to unmount a volume: there is no such command.
-    #[command(hide = true, alias = "unmount")]
-    Umount(UnmountArguments),
+    #[command(alias = "unmount")]
+    Umount(umount::UnmountVolume),
     #[command(hide = true)]
     Client(process::ClientArguments),
     #[command(hide = true)]
     Offload(process::OffloadArguments),
     #[command(hide = true)]
     Worker(process::WorkerArguments),
-}
-
-/// The arguments of umount(8), which are ignored.
-#[derive(Args)]
-struct UnmountArguments {
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-    arguments: Vec<OsString>,
-}
-
-impl UnmountArguments {
-    /// Ends this process with a usage error.
-    fn refuse(self) -> ! {
-        let directory = self.arguments.last().map_or("DIR".into(), |directory| directory.to_string_lossy());
-        let text = format!("a volume is unmounted with umount(8): `umount {directory}`");
-        crate::Cli::command().error(ErrorKind::InvalidSubcommand, text).exit()
-    }
 }
 
 impl VolumeArguments {
@@ -98,7 +80,7 @@ impl VolumeArguments {
             VolumeCommand::Mount(command) => command.run(global),
             VolumeCommand::Replace(command) => command.run(global),
             VolumeCommand::Drop(command) => command.run(global),
-            VolumeCommand::Umount(command) => command.refuse(),
+            VolumeCommand::Umount(command) => command.run(global),
             VolumeCommand::Client(command) => command.run(),
             VolumeCommand::Offload(command) => command.run(global),
             VolumeCommand::Worker(command) => command.run(),

@@ -16,6 +16,7 @@ use clap::Args;
 use farfork_api::failure::Failure;
 use farfork_cluster::catalog::VolumeName;
 use farfork_terminal::privilege;
+use farfork_volume::mount::{protect_covered_directory, release_covered_directory};
 use farfork_volume::process::{CLIENT_ENDED, ControlRequest, MountSupervisor, ProcessRole};
 use rustix::mount::{UnmountFlags, unmount};
 use tokio::signal::unix::{SignalKind, signal};
@@ -62,6 +63,16 @@ pub(crate) struct MountVolume {
     /// This option needs Linux 6.9. On an older kernel, or if the node's store is on overlayfs, each read is a request.
     #[arg(long)]
     read_passthrough: bool,
+    /// Make the directory immutable (chattr(1), +i) while the volume is mounted at it.
+    ///
+    /// After `umount -l`, or when the mount has ended, programs that open files again by their paths get EPERM or ENOENT. Without
+    /// this option, they write to the local directory under the mount. umount(8) makes the directory writable again as soon as
+    /// no program uses the volume. If the background process of the mount was killed, `farfork volume umount DIR` does.
+    ///
+    /// The file system of the directory must have this flag and trusted extended attributes, as ext4, XFS, Btrfs, and
+    /// tmpfs since Linux 6.6.
+    #[arg(long)]
+    protect: bool,
     /// Serve the mount in this process, in a new session. The command starts its background process with this option.
     #[arg(long, hide = true, requires = "foreground")]
     new_session: bool,
@@ -87,6 +98,7 @@ impl MountVolume {
             store: node.store(),
             directory: &directory,
             read_passthrough: self.read_passthrough,
+            protect: self.protect,
         };
         if self.foreground {
             mount.serve(global).context(object)?;
@@ -125,6 +137,7 @@ struct MountTarget<'a> {
     store: &'a Path,
     directory: &'a Path,
     read_passthrough: bool,
+    protect: bool,
 }
 
 impl MountTarget<'_> {
@@ -140,6 +153,7 @@ impl MountTarget<'_> {
             command.process_group(0).current_dir("/").stdin(Stdio::null());
             command
         };
+        let _protection = ProtectionGuard::new(self)?;
         unmount_on_signal(self.directory.to_owned())?;
         let mut supervisor = MountSupervisor::start(self.directory, command)?;
         report(global, self);
@@ -147,6 +161,36 @@ impl MountTarget<'_> {
         let _ = io::stdout().flush();
         supervisor.run()?;
         Ok(())
+    }
+}
+
+/// Ends the protection of the mount point when it is dropped, also one that a killed supervisor has left.
+struct ProtectionGuard<'a>(&'a Path);
+
+impl<'a> ProtectionGuard<'a> {
+    /// Protects the mount point if that is wanted.
+    fn new(mount: &MountTarget<'a>) -> Result<Self, Failure> {
+        if mount.protect {
+            protect_covered_directory(mount.directory).map_err(|error| {
+                let object = format!("directory {}", mount.directory.display());
+                let cause = format!("it cannot be made immutable: {error}");
+                let step = "mount without --protect, or at a directory on another file system";
+                Failure::new(Code::FailedPrecondition, object, cause).with_next_step(step)
+            })?;
+        }
+        Ok(Self(mount.directory))
+    }
+}
+
+impl Drop for ProtectionGuard<'_> {
+    fn drop(&mut self) {
+        release_protection(self.0);
+    }
+}
+
+fn release_protection(directory: &Path) {
+    if let Err(error) = release_covered_directory(directory) {
+        tracing::warn!(%error, directory = %directory.display(), "the directory stays immutable");
     }
 }
 
@@ -170,6 +214,7 @@ fn start_in_background(global: &GlobalArgs, mount: &MountTarget<'_>, log: &Path,
     command.arg("--socket").arg(std::path::absolute(global.connection.socket_path())?);
     command.args(["volume", "mount", mount.volume]).arg(mount.directory).args(["--foreground", "--new-session"]);
     command.args(mount.read_passthrough.then_some("--read-passthrough"));
+    command.args(mount.protect.then_some("--protect"));
     // The current directory would keep its file system in use.
     command.current_dir("/");
     let started = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log_file).spawn();
@@ -228,6 +273,7 @@ fn unmount_on_signal(directory: PathBuf) -> io::Result<()> {
                 // Lazy unmount (MNT_DETACH): programs that use the mount keep it until they end. umount2(2) fails if the
                 // volume is not mounted yet.
                 if unmount(&directory, UnmountFlags::DETACH).is_err() {
+                    release_protection(&directory);
                     std::process::exit(1);
                 }
             }

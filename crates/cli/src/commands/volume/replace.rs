@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 use farfork_cluster::catalog::VolumeName;
-use farfork_volume::process::ReplicaReplacement;
+use farfork_volume::process::{ControlRequest, ReplicaReplacement};
 use farfork_wire::NodeName;
 
 use super::parse_volume_name;
@@ -40,7 +40,7 @@ impl ReplaceReplica {
         let node = VolumeNode::find(global, &object)?;
         node.wait_for_nodes(&object, std::slice::from_ref(&new))?;
         let replacement = ReplicaReplacement { name: name.clone(), old: old.clone(), new: new.clone() };
-        let remaining = node.replace(&object, replacement)?;
+        let remaining = node.remove(&object, &ControlRequest::Replace(replacement))?;
         if global.json {
             print_json(&serde_json::json!({ "volume": name, "old": old, "new": new, "remaining_files": remaining }));
         } else {

@@ -10,8 +10,8 @@ use farfork_api::failure::Failure;
 use farfork_cluster::catalog::CatalogError;
 use farfork_node::volumes::{VolumeLocation, locate_volumes};
 use farfork_volume::process::{
-    CheckProgress, CheckReport, ControlAnswer, ControlRequest, ReplicaReplacement, VolumeCheck, VolumeStatus,
-    check_volume, send_control_request,
+    CheckProgress, CheckReport, ControlAnswer, ControlRequest, VolumeCheck, VolumeStatus, check_volume,
+    send_control_request,
 };
 use farfork_wire::NodeName;
 use tonic::Code;
@@ -76,13 +76,12 @@ impl VolumeNode {
         }
     }
 
-    /// Replaces a replica. Returns why the files of the old one remain, if they do.
+    /// Replaces a replica, or drops a volume. Returns why files remain, if they do.
     ///
     /// # Errors
     /// As `request`.
-    pub(super) fn replace(&self, object: &str, replacement: ReplicaReplacement) -> Result<Option<String>, Failure> {
-        let request = ControlRequest::Replace(replacement);
-        match self.exchange(object, |store| send_control_request(store, &request))? {
+    pub(super) fn remove(&self, object: &str, request: &ControlRequest) -> Result<Option<String>, Failure> {
+        match self.exchange(object, |store| send_control_request(store, request))? {
             ControlAnswer::DoneExceptFiles(reason) => Ok(Some(reason)),
             _ => Ok(None),
         }

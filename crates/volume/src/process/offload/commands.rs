@@ -68,7 +68,8 @@ fn execute(
             let report_progress = |progress| channel.send(&ControlAnswer::Progress(progress)).is_ok();
             check::check(node, &request, report_progress).map(|report| ControlAnswer::Checked(Box::new(report)))
         }
-        ControlRequest::Drop(name) => drop_volume(node, &name).map(|()| ControlAnswer::Done),
+        ControlRequest::Drop(name) => drop_volume(node, &name, &[]).map(|()| ControlAnswer::Done),
+        ControlRequest::DropReachable(name) => drop_reachable(node, &name),
     }
 }
 
@@ -122,7 +123,7 @@ fn check_new_volume(
 /// Removes the replicas that were created, and then the record. After an error, the record stays in the catalog, so that
 /// `drop` can remove the rest.
 fn abandon_creation(node: &Arc<OffloadNode>, key: &VolumeKey, record: &VolumeRecord, reason: String) -> String {
-    match remove_replicas(node, key, record) {
+    match remove_replicas(node, key, &record.replicas) {
         Ok(()) => format!("volume {} is not created: {reason}", key.name),
         Err(rest) => {
             format!("volume {} is not created: {reason}; remove the rest with `farfork volume drop`: {rest}", key.name)
@@ -205,27 +206,55 @@ fn create_and_register_replica(
     Err(format!("volume {name} has changed meanwhile: see `farfork volume status {name}`, and then try again"))
 }
 
-fn drop_volume(node: &Arc<OffloadNode>, name: &VolumeName) -> Result<(), String> {
+/// Drops a volume although nodes do not answer. These nodes keep their files.
+fn drop_reachable(node: &Arc<OffloadNode>, name: &VolumeName) -> Result<ControlAnswer, String> {
+    let record = node.record(name).map_err(|error| error.to_string())?;
+    let request = DescribeReplica(VolumeKey { name: name.clone(), id: record.id });
+    let is_silent = |replica: &NodeName| {
+        let described = node.peers.call::<DescribeReplica>(replica, &request, DESCRIPTION_TIMEOUT);
+        described.is_err_and(|error| !error.is_refusal())
+    };
+    let silent: Vec<NodeName> = record.replicas.into_iter().filter(is_silent).collect();
+    drop_volume(node, name, &silent)?;
+    if silent.is_empty() {
+        return Ok(ControlAnswer::Done);
+    }
+    let nodes: Vec<&str> = silent.iter().map(NodeName::as_str).collect();
+    Ok(ControlAnswer::DoneExceptFiles(format!(
+        "files of volume {name} remain on {}, which do not answer; remove the directory `{name}` in their stores when they return",
+        nodes.join(", ")
+    )))
+}
+
+/// Drops a volume. `silent` are nodes that are not asked, and keep their replicas.
+fn drop_volume(node: &Arc<OffloadNode>, name: &VolumeName, silent: &[NodeName]) -> Result<(), String> {
     let record = node.record(name).map_err(|error| error.to_string())?;
     let (key, state) = (VolumeKey { name: name.clone(), id: record.id }, record.state);
-    wait_unmounted(node, &key, &record)?;
+    wait_unmounted(node, &key, &record, silent)?;
     let record = set_state(node, &key, VolumeState::Dropping)?;
     // A client may have begun to mount before this change. Later ones are refused.
-    if let Err(reason) = wait_unmounted(node, &key, &record) {
+    if let Err(reason) = wait_unmounted(node, &key, &record, silent) {
         if state == VolumeState::Ready {
             set_state(node, &key, VolumeState::Ready)?;
         }
         return Err(reason);
     }
-    remove_replicas(node, &key, &record).map_err(|reason| format!("volume {name} is not dropped yet: {reason}"))
+    let replicas: Vec<NodeName> = record.replicas.into_iter().filter(|replica| !silent.contains(replica)).collect();
+    remove_replicas(node, &key, &replicas).map_err(|reason| format!("volume {name} is not dropped yet: {reason}"))
 }
 
-/// Waits until no node has a client of the volume.
-fn wait_unmounted(node: &OffloadNode, key: &VolumeKey, record: &VolumeRecord) -> Result<(), String> {
+/// Waits until no node has a client of the volume. The mount of a silent node ends by itself.
+fn wait_unmounted(
+    node: &OffloadNode,
+    key: &VolumeKey,
+    record: &VolumeRecord,
+    silent: &[NodeName],
+) -> Result<(), String> {
     let deadline = Instant::now() + CLIENT_END_LIMIT;
     let mut mounted = Vec::new();
     // A node without a replica cannot have the volume mounted.
-    for client in record.clients.iter().filter(|client| record.replicas.contains(client)) {
+    let may_have_mount = |client: &&NodeName| record.replicas.contains(client) && !silent.contains(client);
+    for client in record.clients.iter().filter(may_have_mount) {
         if !wait_without_client(node, client, key, deadline)? {
             mounted.push(client.as_str());
         }
@@ -254,8 +283,8 @@ fn wait_without_client(
 }
 
 /// Removes the replicas, then the record.
-fn remove_replicas(node: &Arc<OffloadNode>, key: &VolumeKey, record: &VolumeRecord) -> Result<(), String> {
-    for replica in &record.replicas {
+fn remove_replicas(node: &Arc<OffloadNode>, key: &VolumeKey, replicas: &[NodeName]) -> Result<(), String> {
+    for replica in replicas {
         call::<DropReplica>(node, replica, &DropReplica(key.clone()))?;
     }
     loop {
