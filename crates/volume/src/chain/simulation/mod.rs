@@ -20,6 +20,7 @@ use self::network::{Event, SimNetwork};
 use self::sim_log::{CopierTimes, Entry, SimLog, SimRecords, count_of};
 use crate::chain::copier::ReplicaRate;
 use crate::chain::membership::{begin_term, end_term, outdates_tree, remove_silent, test_record};
+use crate::chain::writer_turn::{FENCE_WAIT, FencedTerm, FinishStep, WriteStep};
 use crate::publish::PublishedMark;
 
 const SEEDS: u64 = 1000;
@@ -30,8 +31,6 @@ const DETECTION_TIME: Duration = Duration::from_secs(1);
 const REPLICA_RATE_MIN: u64 = 64 << 10;
 /// Longest time of a pause, a death, and of each other fault.
 const FAULT_MS_MAX: u64 = 6000;
-/// Time from the fence of a writer to the end of its term: its client may have a lease.
-const FENCE_WAIT: Duration = Duration::from_millis(500);
 /// Longest time until committed records are published, in milliseconds.
 const PUBLISHING_MS_MAX: u64 = 20;
 /// Time without failures after which all replicas must be equal, in addition to the time for sending what was written:
@@ -306,15 +305,13 @@ impl ChainSimulation {
     /// Takes one step to make the client of a node the writer.
     fn acquire(&mut self, node: usize) {
         self.refresh(node);
-        if self.is_catalog_dead
-            || !self.answers(node)
-            || !self.record.chain.contains(&self.nodes[node].name)
-            || self.nodes[node].term.is_some()
-        {
+        if self.is_catalog_dead || !self.answers(node) || self.nodes[node].term.is_some() {
             return;
         }
-        match self.record.writer {
-            None => {
+        let record = Arc::clone(&self.nodes[node].known);
+        match WriteStep::of(&record, node as u16, &self.nodes[node].name.clone()) {
+            WriteStep::OffChain => {}
+            WriteStep::Begin => {
                 self.change(node, |record| begin_term(record, node as u16));
                 let state = &mut self.nodes[node];
                 state.term = Some(self.record.term);
@@ -322,35 +319,51 @@ impl ChainSimulation {
                 let log = &mut state.logs[node];
                 log.records.truncate(log.copied.chain.stored());
             }
-            Some(writer) if self.record.is_writer_fenced => {
-                let head = self.index_of(&self.record.chain[0].clone());
-                if self.answers(head) {
-                    self.finish(head, usize::from(writer));
-                } else {
-                    self.remove_dead(node, head);
-                }
+            WriteStep::Finish(FencedTerm { head, term }) => {
+                let head = self.index_of(&head.unwrap());
+                self.call(node, head, |simulation| simulation.finish(head, term));
             }
-            Some(writer) if self.answers(usize::from(writer)) => {
-                let writer = usize::from(writer);
-                self.refresh(writer);
-                self.nodes[writer].term = None;
-                let log = &mut self.nodes[writer].logs[writer];
-                log.copied.request_look();
-                self.drive(writer, writer);
-                self.finish(writer, writer);
+            WriteStep::EndOwn(term) => self.release(node, term),
+            WriteStep::Release { node: writer, term } => {
+                let writer = self.index_of(&writer.unwrap());
+                self.call(node, writer, |simulation| simulation.release(writer, term));
             }
-            Some(writer) => self.remove_dead(node, usize::from(writer)),
+        }
+    }
+
+    /// Makes a call from a node to another one, or to itself. A node that does not answer may be removed.
+    fn call(&mut self, from: usize, to: usize, execute: impl FnOnce(&mut Self)) {
+        if self.answers(to) { execute(self) } else { self.remove_dead(from, to) }
+    }
+
+    /// A node ends the term of its client.
+    fn release(&mut self, node: usize, term: u32) {
+        self.refresh(node);
+        let is_term = self.record.writer == Some(node as u16) && self.record.term == term;
+        if is_term && !self.record.is_writer_fenced {
+            let state = &mut self.nodes[node];
+            state.term = None;
+            state.logs[node].copied.request_look();
+            self.drive(node, node);
+            self.end_published_term(node, node, term);
+        }
+    }
+
+    /// A node ends the term of a fenced writer, if it is the head.
+    fn finish(&mut self, node: usize, term: u32) {
+        self.refresh(node);
+        if let FinishStep::Publish(writer) = FinishStep::of(&self.record, term, &self.nodes[node].name)
+            && self.network.now >= self.fenced_at + FENCE_WAIT
+        {
+            self.end_published_term(node, usize::from(writer), term);
         }
     }
 
     /// Ends a term if all records are published everywhere, as far as the first node of the path knows.
-    fn finish(&mut self, node: usize, writer: usize) {
-        self.refresh(node);
+    fn end_published_term(&mut self, node: usize, writer: usize, term: u32) {
         let log = &mut self.nodes[node].logs[writer].copied;
         let stored = log.chain.stored();
-        let is_lease_valid = self.record.is_writer_fenced && self.network.now < self.fenced_at + FENCE_WAIT;
-        if log.chain.published_everywhere() >= stored && !is_lease_valid {
-            let term = self.record.term;
+        if log.chain.published_everywhere() >= stored {
             self.change(node, |record| end_term(record, writer as u16, term));
         } else {
             log.raise_urgent_end(stored);
