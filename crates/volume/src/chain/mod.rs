@@ -16,6 +16,7 @@ pub mod membership;
 mod path;
 mod peers;
 mod tree_space;
+pub mod writer_turn;
 
 pub use compressed_chunk::{
     AnnouncedRange, CHUNK_BYTES_MAX, ChunkError, CompressedChunk, decode_chunks, encode_chunks,

@@ -7,6 +7,7 @@ mod deaths;
 mod network;
 mod rejoin;
 mod sim_log;
+mod turns;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,7 +20,7 @@ use fastrand::Rng;
 use self::network::{Event, SimNetwork};
 use self::sim_log::{CopierTimes, Entry, SimLog, SimRecords, count_of};
 use crate::chain::copier::ReplicaRate;
-use crate::chain::membership::{begin_term, end_term, outdates_tree, remove_silent, test_record};
+use crate::chain::membership::{outdates_tree, remove_silent, test_record};
 use crate::publish::PublishedMark;
 
 const SEEDS: u64 = 1000;
@@ -30,8 +31,6 @@ const DETECTION_TIME: Duration = Duration::from_secs(1);
 const REPLICA_RATE_MIN: u64 = 64 << 10;
 /// Longest time of a pause, a death, and of each other fault.
 const FAULT_MS_MAX: u64 = 6000;
-/// Time from the fence of a writer to the end of its term: its client may have a lease.
-const FENCE_WAIT: Duration = Duration::from_millis(500);
 /// Longest time until committed records are published, in milliseconds.
 const PUBLISHING_MS_MAX: u64 = 20;
 /// Time without failures after which all replicas must be equal, in addition to the time for sending what was written:
@@ -301,61 +300,6 @@ impl ChainSimulation {
         chain.publish(PublishedMark { point: log.records.point_of(to), epoch, inode_max: 0 });
         self.drive(node, client);
         self.schedule_publishing(node);
-    }
-
-    /// Takes one step to make the client of a node the writer.
-    fn acquire(&mut self, node: usize) {
-        self.refresh(node);
-        if self.is_catalog_dead
-            || !self.answers(node)
-            || !self.record.chain.contains(&self.nodes[node].name)
-            || self.nodes[node].term.is_some()
-        {
-            return;
-        }
-        match self.record.writer {
-            None => {
-                self.change(node, |record| begin_term(record, node as u16));
-                let state = &mut self.nodes[node];
-                state.term = Some(self.record.term);
-                // The client begins at the end of the valid part of its log.
-                let log = &mut state.logs[node];
-                log.records.truncate(log.copied.chain.stored());
-            }
-            Some(writer) if self.record.is_writer_fenced => {
-                let head = self.index_of(&self.record.chain[0].clone());
-                if self.answers(head) {
-                    self.finish(head, usize::from(writer));
-                } else {
-                    self.remove_dead(node, head);
-                }
-            }
-            Some(writer) if self.answers(usize::from(writer)) => {
-                let writer = usize::from(writer);
-                self.refresh(writer);
-                self.nodes[writer].term = None;
-                let log = &mut self.nodes[writer].logs[writer];
-                log.copied.request_look();
-                self.drive(writer, writer);
-                self.finish(writer, writer);
-            }
-            Some(writer) => self.remove_dead(node, usize::from(writer)),
-        }
-    }
-
-    /// Ends a term if all records are published everywhere, as far as the first node of the path knows.
-    fn finish(&mut self, node: usize, writer: usize) {
-        self.refresh(node);
-        let log = &mut self.nodes[node].logs[writer].copied;
-        let stored = log.chain.stored();
-        let is_lease_valid = self.record.is_writer_fenced && self.network.now < self.fenced_at + FENCE_WAIT;
-        if log.chain.published_everywhere() >= stored && !is_lease_valid {
-            let term = self.record.term;
-            self.change(node, |record| end_term(record, writer as u16, term));
-        } else {
-            log.raise_urgent_end(stored);
-            self.drive(node, writer);
-        }
     }
 
     fn step(&mut self) {

@@ -16,6 +16,7 @@ use serde::de::DeserializeOwned;
 use super::node::OffloadNode;
 use super::received_log::{AppendRefusal, AppendReply, OpenRegion, ReceivedRequest};
 use super::volume::{LogProgress, ReplicatedVolume, WaitingThread};
+use super::writer::TermError;
 use super::{log_copier, rejoin, tree_hold, writer};
 use crate::chain::calls::{
     AppendLog, CommitLog, CreateReplica, DescribeReplica, DigestData, DigestTree, DropReplica, FindPaths, FinishTerm,
@@ -43,10 +44,10 @@ pub(super) fn handler_table(node: &Arc<OffloadNode>) -> HandlerTable {
     add_slow::<HasClient>(&mut table, node, |node, request| has_client(node, &request.0));
     add_volume_call::<OpenLog>(&mut table, node, open_log);
     add_volume_call::<DescribeReplica>(&mut table, node, |volume, _| Ok(describe_volume(volume)));
-    add_volume_call::<ReleaseWriter>(&mut table, node, |volume, call| writer::release_writer(volume, call.term));
-    add_volume_call::<FinishTerm>(&mut table, node, |volume, call| writer::finish_term(volume, call.term));
-    add_volume_call::<PublishLog>(&mut table, node, |volume, _| writer::publish_log(volume));
-    add_volume_call::<CommitLog>(&mut table, node, |volume, _| writer::commit_log(volume));
+    add_volume_call::<ReleaseWriter>(&mut table, node, |volume, call| text(writer::release_writer(volume, call.term)));
+    add_volume_call::<FinishTerm>(&mut table, node, |volume, call| text(writer::finish_term(volume, call.term)));
+    add_volume_call::<PublishLog>(&mut table, node, |volume, _| text(writer::publish_log(volume)));
+    add_volume_call::<CommitLog>(&mut table, node, |volume, _| text(writer::commit_log(volume)));
     add_volume_call::<LendTree>(&mut table, node, |volume, call| rejoin::lend_tree(volume, call));
     add_volume_call::<ReadTree>(&mut table, node, |volume, call| rejoin::read_tree(volume, call));
     add_volume_call::<HoldTree>(&mut table, node, |volume, call| tree_hold::hold(volume, call));
@@ -76,6 +77,11 @@ pub(super) fn handler_table(node: &Arc<OffloadNode>) -> HandlerTable {
         ReceivedAppend { request: append, reply_time, reply: AppendReply::Store(reply) }
     });
     table
+}
+
+/// The error text for the caller.
+fn text<T>(result: Result<T, TermError>) -> Result<T, String> {
+    result.map_err(|error| error.to_string())
 }
 
 /// New bytes of a log.

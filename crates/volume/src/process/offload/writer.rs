@@ -6,7 +6,7 @@ use std::sync::PoisonError;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use farfork_cluster::catalog::{CatalogError, VolumeRecord, VolumeState};
+use farfork_cluster::catalog::{CatalogError, VolumeName, VolumeRecord, VolumeState};
 use farfork_rpc::TypedCall;
 use farfork_wire::NodeName;
 
@@ -14,9 +14,9 @@ use super::client_session::ClientSender;
 use super::node::ReplicaError;
 use super::silent_nodes::SilentRemoval;
 use super::volume::{PublishWaitError, ReplicatedVolume};
-use crate::chain::CALL_TIMEOUT;
 use crate::chain::calls::{CommitLog, FinishTerm, ReleaseWriter, TermEnd};
-use crate::chain::membership;
+use crate::chain::writer_turn::{FENCE_WAIT, FencedTerm, FinishStep, RefreshStep, WriteStep};
+use crate::chain::{CALL_TIMEOUT, PeerError, membership};
 use crate::log::LogPoint;
 use crate::mount::LEASE_TIME;
 use crate::process::channel::kill_silent_process;
@@ -27,24 +27,37 @@ const CLIENT_SILENCE_MAX: Duration = Duration::from_secs(10);
 /// Longest wait of one step. After this time, the step fails, and the requester repeats it. Less than `CALL_TIMEOUT`, so
 /// that a caller on another node gets the error.
 const STEP_TIMEOUT: Duration = Duration::from_secs(8);
-/// Time from which a writer is known to be fenced to the end of its term. Its client may not know that it is fenced, and
-/// answers open(2) without a message as long as its lease is valid. No lease begins after the catalog has the fence.
-const FENCE_WAIT: Duration = Duration::from_millis(500);
 const _: () =
     assert!(LEASE_TIME.as_millis() < FENCE_WAIT.as_millis(), "the clocks of two nodes may differ in their rate");
 const _: () = assert!(FENCE_WAIT.as_millis() + STEP_TIMEOUT.as_millis() < CALL_TIMEOUT.as_millis());
 /// Wait before a failed attempt is repeated.
 const RETRY_WAIT: Duration = Duration::from_millis(50);
 
-/// Why a term has not ended yet.
+/// Why a client still waits to write or to read.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum TermError {
     #[error(transparent)]
     Replica(#[from] ReplicaError),
+    #[error(transparent)]
+    Catalog(#[from] CatalogError),
     #[error("the client of the node: {0}")]
     Client(#[from] io::Error),
     #[error(transparent)]
     Unpublished(#[from] PublishWaitError),
+    #[error("node {0}: {late}", late = PublishWaitError::Late)]
+    NotApplied(NodeName),
+    #[error("node {0} has left the chain")]
+    OffChain(NodeName),
+    #[error("node {node} is not the head of volume {volume}")]
+    NotHead { node: NodeName, volume: VolumeName },
+    #[error(transparent)]
+    Member(PeerError),
+    #[error("{0}, and no other replica is live")]
+    LastMembers(PeerError),
+    #[error("the chain has no member, or the writer has no node")]
+    NoMember,
+    #[error("the log is busy")]
+    Busy,
 }
 
 /// The result of an attempt to make a client the writer.
@@ -97,7 +110,7 @@ pub(super) fn grant_write(volume: &ReplicatedVolume, number: u16, sender: &Clien
         GrantAttempt::Continues => Ok(false),
         GrantAttempt::DiskFull => {
             sender.send(&OffloadMessage::DiskFull);
-            Err(PublishWaitError::DiskFull.to_string())
+            Err(PublishWaitError::DiskFull.into())
         }
     });
 }
@@ -107,7 +120,7 @@ fn repeat_until_done(
     volume: &ReplicatedVolume,
     sender: &ClientSender,
     waiting: &str,
-    attempt: impl Fn() -> Result<bool, String>,
+    attempt: impl Fn() -> Result<bool, TermError>,
 ) {
     let mut is_reported = false;
     while !volume.lock().is_closed && !sender.is_closed() {
@@ -116,7 +129,7 @@ fn repeat_until_done(
             Ok(false) => {}
             Err(error) => {
                 if !std::mem::replace(&mut is_reported, true) {
-                    tracing::warn!(error, volume = %volume.key.name, "{waiting}");
+                    tracing::warn!(%error, volume = %volume.key.name, "{waiting}");
                 }
                 thread::sleep(RETRY_WAIT);
             }
@@ -124,31 +137,23 @@ fn repeat_until_done(
     }
 }
 
-fn try_grant(volume: &ReplicatedVolume, number: u16, sender: &ClientSender) -> Result<GrantAttempt, String> {
-    let record = volume.read_record().map_err(|error| error.to_string())?;
-    if !record.chain.contains(&volume.node.name) {
+fn try_grant(volume: &ReplicatedVolume, number: u16, sender: &ClientSender) -> Result<GrantAttempt, TermError> {
+    let record = volume.read_record()?;
+    let ended = match WriteStep::of(&record, number, &volume.node.name) {
         // Another thread may just be ending the client for this reason.
-        return Err(format!("node {} has left the chain", volume.node.name));
-    }
-    match record.writer {
-        None => begin_term(volume, record, number, sender),
-        Some(writer) if writer == number && !record.is_writer_fenced => {
-            // The client is the writer in the catalog, but has no grant: an offload process has died before it sent the
-            // grant, or another node has recalled it.
-            match end_term(volume, number, record.term).map_err(|error| error.to_string())? {
-                TermEnd::Ended => Ok(GrantAttempt::Continues),
-                TermEnd::DiskFull => continue_term(volume, number, record.term, sender),
-            }
+        WriteStep::OffChain => return Err(TermError::OffChain(volume.node.name.clone())),
+        WriteStep::Begin => return begin_term(volume, record, number, sender),
+        WriteStep::EndOwn(term) => match end_term(volume, number, term)? {
+            TermEnd::Ended => Some(TermEnd::Ended),
+            TermEnd::DiskFull => return continue_term(volume, number, term, sender),
+        },
+        WriteStep::Finish(fenced) => finish_fenced_term(volume, &record, &fenced)?,
+        WriteStep::Release { node, term } => {
+            let request = ReleaseWriter { volume: volume.key.clone(), term };
+            call_member::<ReleaseWriter>(volume, &record, node.as_ref(), &request, volume.node.attempt_timeout())?
         }
-        Some(_) if record.is_writer_fenced => {
-            Ok(finish_fenced_term(volume, &record)?.map_or(GrantAttempt::Continues, GrantAttempt::from))
-        }
-        Some(writer) => {
-            let request = ReleaseWriter { volume: volume.key.clone(), term: record.term };
-            let ended = call_writer::<ReleaseWriter>(volume, &record, writer, &request)?;
-            Ok(ended.map_or(GrantAttempt::Continues, GrantAttempt::from))
-        }
-    }
+    };
+    Ok(ended.map_or(GrantAttempt::Continues, GrantAttempt::from))
 }
 
 /// Makes the client the writer in the catalog, and sends the grant. The lock prevents an end of the term between the two
@@ -158,7 +163,7 @@ fn begin_term(
     mut record: VolumeRecord,
     number: u16,
     sender: &ClientSender,
-) -> Result<GrantAttempt, String> {
+) -> Result<GrantAttempt, TermError> {
     let _one_at_a_time = volume.ending_term.lock().unwrap_or_else(PoisonError::into_inner);
     if !membership::begin_term(&mut record, number) {
         return Ok(GrantAttempt::Continues);
@@ -167,10 +172,10 @@ fn begin_term(
     match volume.node.catalog.write_volume(&volume.key.name, &record) {
         Ok(_) => {}
         Err(CatalogError::Conflict(_)) => return Ok(GrantAttempt::Continues),
-        Err(error) => return Err(error.to_string()),
+        Err(error) => return Err(error.into()),
     }
     // Passes the new term to the copier before the client can write in it.
-    volume.read_record().map_err(|error| error.to_string())?;
+    volume.read_record()?;
     send_grant(volume, number, term, sender);
     Ok(GrantAttempt::Granted)
 }
@@ -182,9 +187,9 @@ fn continue_term(
     number: u16,
     term: u32,
     sender: &ClientSender,
-) -> Result<GrantAttempt, String> {
+) -> Result<GrantAttempt, TermError> {
     let _one_at_a_time = volume.ending_term.lock().unwrap_or_else(PoisonError::into_inner);
-    if !is_term(&volume.read_record().map_err(|error| error.to_string())?, number, term) {
+    if !is_term(&volume.read_record()?, number, term) {
         return Ok(GrantAttempt::Continues);
     }
     send_grant(volume, number, term, sender);
@@ -237,21 +242,20 @@ fn is_term(record: &VolumeRecord, number: u16, term: u32) -> bool {
 
 /// Ends the term of an earlier client of this node, if it is the writer. The next client has the lock, so the earlier one is
 /// dead.
-pub(super) fn end_own_term(volume: &ReplicatedVolume, number: u16) -> Result<(), String> {
+pub(super) fn end_own_term(volume: &ReplicatedVolume, number: u16) -> Result<(), TermError> {
     loop {
-        let record = volume.read_record().map_err(|error| error.to_string())?;
+        let record = volume.read_record()?;
         if record.writer != Some(number) {
             return Ok(());
         }
         let ended = if record.is_writer_fenced {
-            finish_fenced_term(volume, &record)?
+            finish_fenced_term(volume, &record, &FencedTerm::of(&record))?
         } else {
-            let ended = end_term_after(volume, number, record.term, || Ok(()));
-            Some(ended.map_err(|error| error.to_string())?)
+            Some(end_term_after(volume, number, record.term, || Ok(()))?)
         };
         match ended {
             Some(TermEnd::Ended) => return Ok(()),
-            Some(TermEnd::DiskFull) => return Err(PublishWaitError::DiskFull.to_string()),
+            Some(TermEnd::DiskFull) => return Err(PublishWaitError::DiskFull.into()),
             // The head has left the chain. The next head ends the term.
             None => {}
         }
@@ -312,43 +316,35 @@ pub(super) fn refresh(volume: &ReplicatedVolume, number: u16, request: u64, send
 }
 
 /// Makes one attempt to refresh. Returns false when the catalog has changed.
-fn try_refresh(volume: &ReplicatedVolume, number: u16) -> Result<bool, String> {
-    let record = volume.read_record().map_err(|error| error.to_string())?;
-    let is_fenced = record.writer == Some(number) && record.is_writer_fenced;
-    if is_fenced || !record.chain.contains(&volume.node.name) {
-        // Another thread may just be ending the client for this reason. The client must not renew its lease.
-        return Err(format!("node {} has left the chain", volume.node.name));
-    }
-    let Some(writer) = record.writer.filter(|writer| *writer != number) else { return Ok(true) };
-    if record.is_writer_fenced {
-        return match finish_fenced_term(volume, &record)? {
+fn try_refresh(volume: &ReplicatedVolume, number: u16) -> Result<bool, TermError> {
+    let (record, own_name) = (volume.read_record()?, &volume.node.name);
+    match RefreshStep::of(&record, number, own_name) {
+        RefreshStep::OffChain => Err(TermError::OffChain(own_name.clone())),
+        RefreshStep::Done => Ok(true),
+        RefreshStep::Finish(fenced) => match finish_fenced_term(volume, &record, &fenced)? {
             Some(TermEnd::Ended) => Ok(true),
-            Some(TermEnd::DiskFull) => Err(PublishWaitError::DiskFull.to_string()),
+            Some(TermEnd::DiskFull) => Err(PublishWaitError::DiskFull.into()),
             None => Ok(false),
-        };
+        },
+        RefreshStep::Commit { writer, node } => {
+            let (request, limit) = (CommitLog(volume.key.clone()), volume.node.attempt_timeout());
+            let end = call_member::<CommitLog>(volume, &record, node.as_ref(), &request, limit)?;
+            let Some(end) = end else { return Ok(false) };
+            let is_published = volume.wait_published_here(writer, end, STEP_TIMEOUT);
+            if is_published { Ok(true) } else { Err(TermError::NotApplied(own_name.clone())) }
+        }
     }
-    let end = call_writer::<CommitLog>(volume, &record, writer, &CommitLog(volume.key.clone()))?;
-    let Some(end) = end else { return Ok(false) };
-    let is_published = volume.wait_published_here(writer, end, STEP_TIMEOUT);
-    if is_published { Ok(true) } else { Err(format!("node {}: {}", volume.node.name, PublishWaitError::Late)) }
-}
-
-/// Makes a call to the node of the writer, as `call_member`.
-fn call_writer<C: TypedCall>(
-    volume: &ReplicatedVolume,
-    record: &VolumeRecord,
-    writer: u16,
-    request: &C::Request,
-) -> Result<Option<C::Reply>, String> {
-    let node = record.clients.get(usize::from(writer)).ok_or("the writer has no node")?;
-    call_member::<C>(volume, record, node, request, volume.node.attempt_timeout())
 }
 
 /// Makes the head publish the log of the fenced writer on each live replica, and end the term. As `call_member`.
-fn finish_fenced_term(volume: &ReplicatedVolume, record: &VolumeRecord) -> Result<Option<TermEnd>, String> {
-    let head = record.chain.first().ok_or("the chain has no member")?;
-    let request = FinishTerm { volume: volume.key.clone(), term: record.term };
-    call_member::<FinishTerm>(volume, record, head, &request, volume.node.attempt_timeout() + FENCE_WAIT)
+fn finish_fenced_term(
+    volume: &ReplicatedVolume,
+    record: &VolumeRecord,
+    fenced: &FencedTerm,
+) -> Result<Option<TermEnd>, TermError> {
+    let request = FinishTerm { volume: volume.key.clone(), term: fenced.term };
+    let limit = volume.node.attempt_timeout() + FENCE_WAIT;
+    call_member::<FinishTerm>(volume, record, fenced.head.as_ref(), &request, limit)
 }
 
 /// Makes a call to a member that a client of this node waits for. If the member is silent for the time of failure detection,
@@ -356,68 +352,70 @@ fn finish_fenced_term(volume: &ReplicatedVolume, record: &VolumeRecord) -> Resul
 fn call_member<C: TypedCall>(
     volume: &ReplicatedVolume,
     record: &VolumeRecord,
-    member: &NodeName,
+    member: Option<&NodeName>,
     request: &C::Request,
     limit: Duration,
-) -> Result<Option<C::Reply>, String> {
+) -> Result<Option<C::Reply>, TermError> {
+    let member = member.ok_or(TermError::NoMember)?;
     let failure = match volume.node.peers.call::<C>(member, request, limit) {
         Ok(reply) => return Ok(Some(reply)),
-        Err(failure) if failure.is_refusal() => return Err(failure.to_string()),
+        Err(failure) if failure.is_refusal() => return Err(TermError::Member(failure)),
         Err(failure) => failure,
     };
-    match volume.remove_silent_nodes(record, member).map_err(|error| error.to_string())? {
-        SilentRemoval::NotSilent => Err(failure.to_string()),
-        SilentRemoval::LastMembers => Err(format!("{failure}, and no other replica is live")),
+    match volume.remove_silent_nodes(record, member)? {
+        SilentRemoval::NotSilent => Err(TermError::Member(failure)),
+        SilentRemoval::LastMembers => Err(TermError::LastMembers(failure)),
         SilentRemoval::Removed => Ok(None),
     }
 }
 
 /// Handles `FinishTerm` on the head: publishes all records of the fenced writer that the chain has, waits until the lease of
 /// the writer has expired, and ends the term.
-pub(super) fn finish_term(volume: &ReplicatedVolume, term: u32) -> Result<TermEnd, String> {
-    let record = volume.read_record().map_err(|error| error.to_string())?;
-    let Some(writer) = record.writer.filter(|_| record.is_writer_fenced && record.term == term) else {
-        return Ok(TermEnd::Ended);
+pub(super) fn finish_term(volume: &ReplicatedVolume, term: u32) -> Result<TermEnd, TermError> {
+    let record = volume.read_record()?;
+    let writer = match FinishStep::of(&record, term, &volume.node.name) {
+        FinishStep::Ended => return Ok(TermEnd::Ended),
+        FinishStep::NotHead => {
+            return Err(TermError::NotHead { node: volume.node.name.clone(), volume: volume.key.name.clone() });
+        }
+        FinishStep::Publish(writer) => writer,
     };
-    if record.chain.first() != Some(&volume.node.name) {
-        return Err(format!("node {} is not the head of volume {}", volume.node.name, volume.key.name));
-    }
     let known_at = Instant::now();
     let end = volume.lock().logs.get(&writer).map(|log| log.copied.chain.stored());
     match end.map_or(Ok(()), |end| volume.wait_published(writer, end, STEP_TIMEOUT)) {
         Err(PublishWaitError::DiskFull) => return Ok(TermEnd::DiskFull),
-        published => published.map_err(|error| error.to_string())?,
+        published => published?,
     }
     thread::sleep(FENCE_WAIT.saturating_sub(known_at.elapsed()));
-    let ended = volume.update_catalog(|record| record.is_writer_fenced && membership::end_term(record, writer, term));
-    ended.map(|_| TermEnd::Ended).map_err(|error| error.to_string())
+    volume.update_catalog(|record| record.is_writer_fenced && membership::end_term(record, writer, term))?;
+    Ok(TermEnd::Ended)
 }
 
 /// Waits until all records that this node's client has logged before this call are published on each live replica.
-pub(super) fn publish_log(volume: &ReplicatedVolume) -> Result<(), String> {
+pub(super) fn publish_log(volume: &ReplicatedVolume) -> Result<(), TermError> {
     let Some((number, end)) = look_for_own_end(volume)? else { return Ok(()) };
-    volume.wait_published(number, end, STEP_TIMEOUT).map_err(|error| error.to_string())
+    Ok(volume.wait_published(number, end, STEP_TIMEOUT)?)
 }
 
 /// Returns the end of all records that this node's client has logged before this call. The caller waits until its own node has
 /// published them. A wait here would end with the caller's time limit, and the next call would wait for later records: never
 /// long enough, while a program writes over a slow link.
-pub(super) fn commit_log(volume: &ReplicatedVolume) -> Result<LogPoint, String> {
+pub(super) fn commit_log(volume: &ReplicatedVolume) -> Result<LogPoint, TermError> {
     Ok(look_for_own_end(volume)?.map_or(LogPoint::START, |(_, end)| end))
 }
 
 /// Returns the number of this node's client, and the end of its log. None if the client has no log on this node.
-fn look_for_own_end(volume: &ReplicatedVolume) -> Result<Option<(u16, LogPoint)>, String> {
-    let record = volume.read_record().map_err(|error| error.to_string())?;
+fn look_for_own_end(volume: &ReplicatedVolume) -> Result<Option<(u16, LogPoint)>, TermError> {
+    let record = volume.read_record()?;
     let number = own_number(volume, &record).filter(|number| volume.lock().logs.contains_key(number));
     let Some(number) = number else { return Ok(None) };
-    let end = volume.look_for_end(number, STEP_TIMEOUT).ok_or("the log is busy")?;
+    let end = volume.look_for_end(number, STEP_TIMEOUT).ok_or(TermError::Busy)?;
     Ok(Some((number, end)))
 }
 
 /// Handles `ReleaseWriter` of another node: ends the term of this node's client.
-pub(super) fn release_writer(volume: &ReplicatedVolume, term: u32) -> Result<TermEnd, String> {
-    let record = volume.read_record().map_err(|error| error.to_string())?;
+pub(super) fn release_writer(volume: &ReplicatedVolume, term: u32) -> Result<TermEnd, TermError> {
+    let record = volume.read_record()?;
     let Some(number) = own_number(volume, &record) else { return Ok(TermEnd::Ended) };
-    end_term(volume, number, term).map_err(|error| error.to_string())
+    end_term(volume, number, term)
 }
