@@ -143,7 +143,7 @@ fn stop_starts_of(cluster: &Cluster, seed: &Seed, count: usize) -> usize {
 fn stopped_detached(cluster: &Cluster) {
     let parent = Parent::start(Program::Waits, &["4"]);
     let seed = Seed::prepare(cluster.first(), &parent);
-    let never_started = [300, 3000].into_iter().map(|count| {
+    let mut never_started = [300, 3000].into_iter().map(|count| {
         let (document, never_started) = signal_fork(cluster, &seed, count, &["--detach"]);
         let children = document["children"].as_array().expect("children").iter();
         let started: Vec<&str> = children.filter_map(|child| child["child"].as_str()).collect();
@@ -154,7 +154,7 @@ fn stopped_detached(cluster: &Cluster) {
         assert_eq!(running(cluster, &seed), 0);
         never_started
     });
-    assert!(never_started.into_iter().any(|count| count > 0), "all children were started");
+    assert!(never_started.any(|count| count > 0), "all children were started");
     let dropped = cluster.first().run(&["drop", seed.id()]);
     assert!(dropped.status.success(), "{}", dropped.stderr);
     std::mem::forget(seed);
