@@ -1,13 +1,7 @@
-//! The catalog in etcd (<https://etcd.io>): one key for each volume and each node.
-//!
-//! | key | value |
-//! |---|---|
-//! | `PREFIX/volumes/NAME` | a volume's record; its revision is the key's `mod_revision` |
-//! | `PREFIX/nodes/NAME` | the addresses of a node |
-//! | `PREFIX/changes` | written by each change, so that one small read shows whether anything has changed |
+//! The catalog in etcd (<https://etcd.io>).
 //!
 //! Each change is a transaction that compares `mod_revision`. Reads are linearizable: they see all earlier changes of all nodes,
-//! and fail while etcd has no quorum.
+//! and fail while etcd has no quorum. `docs/decisions/035-catalog-in-etcd.md` has the reasons.
 
 mod connection;
 
@@ -31,18 +25,24 @@ const FORMAT_VERSION: u32 = 1;
 /// Longest wait for a change. A safeguard: the watch reports changes earlier.
 const WAIT_MAX: Duration = Duration::from_secs(1);
 
-/// A catalog in etcd.
+/// A catalog in etcd, with these keys:
+///
+/// | key | value |
+/// |---|---|
+/// | `PREFIX/volumes/NAME` | a volume's record; its revision is the key's `mod_revision` |
+/// | `PREFIX/nodes/NAME` | the addresses of a node |
+/// | `PREFIX/changes` | written by each change, so that one small read shows whether anything has changed |
 #[derive(Debug)]
 pub struct EtcdCatalog {
     location: EtcdLocation,
     connection: EtcdConnection,
-    cached: Mutex<Option<CachedContents>>,
+    cached: Mutex<Option<CachedKeys>>,
     changes: Arc<WatchedChanges>,
 }
 
 /// The contents of all keys at one revision of etcd.
 #[derive(Debug)]
-struct CachedContents {
+struct CachedKeys {
     /// The revision of etcd at which the keys were read.
     revision: i64,
     /// The `mod_revision` of the key `changes`; 0 if it does not exist.
@@ -116,7 +116,7 @@ impl EtcdCatalog {
         Ok(reply.kvs().first().map_or(0, KeyValue::mod_revision))
     }
 
-    fn read_all(&self) -> Result<CachedContents, CatalogError> {
+    fn read_all(&self) -> Result<CachedKeys, CatalogError> {
         let prefix = format!("{}/", self.location.prefix);
         let reply = self.connection.call(move |mut client| {
             let prefix = prefix.clone();
@@ -140,7 +140,7 @@ impl EtcdCatalog {
                 last_change = pair.mod_revision();
             }
         }
-        Ok(CachedContents { revision, last_change, contents: Arc::new(contents) })
+        Ok(CachedKeys { revision, last_change, contents: Arc::new(contents) })
     }
 
     fn decode<T: DeserializeOwned>(&self, key: &str, value: &[u8]) -> Result<T, CatalogError> {

@@ -17,10 +17,10 @@ const READY_LIMIT: Duration = Duration::from_secs(60);
 /// Members of an etcd cluster, killed when this value is dropped.
 struct EtcdServers {
     directory: TempDir,
-    members: Vec<Member>,
+    members: Vec<EtcdMember>,
 }
 
-struct Member {
+struct EtcdMember {
     arguments: Vec<String>,
     client: String,
     process: Child,
@@ -52,7 +52,7 @@ impl EtcdServers {
             .iter()
             .map(ToString::to_string)
             .collect();
-            Member { process: start_member(&arguments), client: client.clone(), arguments }
+            EtcdMember { process: start_member(&arguments), client: client.clone(), arguments }
         });
         let servers = Self { members: members.collect(), directory };
         servers.wait_until_ready();
@@ -86,7 +86,7 @@ impl EtcdServers {
 
     /// The index of the leader.
     fn leader(&self) -> usize {
-        let is_leader = |member: &Member| {
+        let is_leader = |member: &EtcdMember| {
             let endpoint = format!("--endpoints={}", member.client);
             let status =
                 Command::new("etcdctl").env("ETCDCTL_API", "3").args([&endpoint, "endpoint", "status"]).output();
