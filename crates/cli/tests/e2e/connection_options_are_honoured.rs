@@ -123,6 +123,7 @@ const LOCAL_COMMANDS: &[(TestedCommand, &[&str])] = &[
     (TestedCommand::new("node", &["--name", "n1", "--listen", "127.0.0.1:0"]), &["--run-dir", "--trust"]),
     (TestedCommand::new("cluster init", &[]), &["--node", "--trust"]),
     (TestedCommand::new("cluster rotate", &[]), &["--socket", "--run-dir", "--node"]),
+    (TestedCommand::new("volume umount", &["/"]), &[]),
     (TestedCommand::new("demo", &[]), &[]),
     (TestedCommand::new("demo agent", &[]), &[]),
     (TestedCommand::new("bench", &[]), &[]),

@@ -67,6 +67,7 @@ impl VolumeArguments {
         use ConnectionOption::{Node, RunDir, Socket, Trust};
         match self.command {
             VolumeCommand::Offload(_) => &[Trust],
+            VolumeCommand::Umount(_) => &[],
             _ => &[Socket, RunDir, Node],
         }
     }
