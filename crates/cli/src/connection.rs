@@ -45,7 +45,7 @@ impl ConnectionOption {
 }
 
 /// Options that select the daemon. `--help` of each command lists them after the command's own options. A command refuses
-/// those that it does not use.
+/// an option that it does not use.
 #[derive(Args, Clone)]
 pub(crate) struct ConnectionArgs {
     /// Unix socket of the daemon [default: node.sock in --run-dir, or else the socket of the first node of `farfork up`].

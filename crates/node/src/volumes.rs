@@ -131,18 +131,8 @@ struct VolumeServiceThread {
 
 impl VolumeServiceThread {
     fn run(&self) -> io::Result<()> {
-        let catalog = self.config.options.catalog.open();
-        // A catalog that cannot be read is reported by the offload process.
-        let is_in_use = || match &catalog {
-            Ok(catalog) => catalog.read().map_or(true, |contents| contents.is_in_use()),
-            Err(_) => true,
-        };
-        while !is_in_use() {
-            match self.wait(CATALOG_INTERVAL)? {
-                ServiceWakeup::Stop => return Ok(()),
-                ServiceWakeup::Connections => break,
-                ServiceWakeup::Timeout => {}
-            }
+        if self.wait_until_used()? == ServiceWakeup::Stop {
+            return Ok(());
         }
         loop {
             let started = match self.config.options.offload_mode {
@@ -198,6 +188,19 @@ impl VolumeServiceThread {
             (false, true) => ServiceWakeup::Connections,
             (false, false) => ServiceWakeup::Timeout,
         })
+    }
+
+    /// Waits until a command connects, the catalog is in use, or the daemon stops. A catalog that cannot be read counts as used:
+    /// the offload process reports it.
+    fn wait_until_used(&self) -> io::Result<ServiceWakeup> {
+        let Ok(catalog) = self.config.options.catalog.open() else { return Ok(ServiceWakeup::Timeout) };
+        while catalog.read().is_ok_and(|contents| !contents.is_in_use()) {
+            let wakeup = self.wait(CATALOG_INTERVAL)?;
+            if wakeup != ServiceWakeup::Timeout {
+                return Ok(wakeup);
+            }
+        }
+        Ok(ServiceWakeup::Timeout)
     }
 
     /// Sends the location of the volumes to all connected commands.

@@ -1,4 +1,4 @@
-//! What every store of a catalog must do, checked for each of them.
+//! Checks of the contract of `Catalog`, for the tests of each store.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,4 +1,4 @@
-//! Where a catalog is: the value of `--catalog`.
+//! The location of a catalog: the value of `--catalog`.
 
 use std::fmt;
 use std::path::{Path, PathBuf};

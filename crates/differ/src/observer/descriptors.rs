@@ -243,7 +243,7 @@ mod tests {
 
     use rustix::event::epoll;
 
-    /// What this process shows of descriptors of its own, under names that do not depend on their numbers.
+    /// Observes descriptors of this process, under names that do not depend on their numbers.
     fn observe_own(files: &[BorrowedFd<'_>]) -> Observation {
         let pid = std::process::id().cast_signed();
         let mut fields = ObservationBuilder {

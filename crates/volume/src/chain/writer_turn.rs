@@ -60,7 +60,7 @@ pub struct FencedTerm {
     pub term: u32,
 }
 
-/// What a node does with a request to end a fenced term.
+/// The next step of a node that is requested to end a fenced term.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FinishStep {
     /// The term has ended.

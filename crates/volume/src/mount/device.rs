@@ -71,12 +71,12 @@ pub fn abort_mount(path: &Path) -> io::Result<()> {
     }
 }
 
-/// What happens to programs that use a volume while it is unmounted.
+/// The effect of an unmount on programs that use the volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UnmountMode {
     /// The volume stays mounted, and the call fails with EBUSY.
     RefuseBusy,
-    /// Their calls fail, also those that wait and that no signal ends.
+    /// Their calls fail. This includes waiting calls that no signal ends.
     AbortCalls,
 }
 

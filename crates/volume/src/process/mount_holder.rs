@@ -11,7 +11,7 @@ use farfork_sys::process;
 
 use super::store::VolumeStore;
 
-/// Where a volume is mounted. Displayed as the end of a sentence: `the volume is mounted on this node already`.
+/// The mount of a volume. Displayed as the end of a sentence: `the volume is mounted on this node already`.
 #[derive(Debug, PartialEq, Eq)]
 pub enum MountHolder {
     /// This process sees the mount at a path.

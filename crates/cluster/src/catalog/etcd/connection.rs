@@ -17,8 +17,6 @@ use crate::catalog::location::EtcdLocation;
 
 /// Time limit of one attempt. A member that does not answer is as good as dead.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(1);
-/// Time limit of a request. The election of a new leader takes about one second, with etcd's default settings.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// Wait before the first member is tried again.
 const RETRY_WAIT: Duration = Duration::from_millis(100);
 
@@ -34,6 +32,8 @@ pub(super) struct EtcdConnection {
 struct EtcdMembers {
     urls: Vec<String>,
     options: ConnectOptions,
+    /// Time limit of a request, with all attempts.
+    request_timeout: Duration,
     present: Mutex<PresentMember>,
 }
 
@@ -62,10 +62,11 @@ impl EtcdConnection {
     ///
     /// # Errors
     /// When a file of the credentials cannot be read.
-    pub(super) fn open(location: &EtcdLocation) -> io::Result<Self> {
+    pub(super) fn open(location: &EtcdLocation, request_timeout: Duration) -> io::Result<Self> {
         let scheme = if location.uses_tls { "https" } else { "http" };
         let urls = location.members.iter().map(|member| format!("{scheme}://{member}")).collect();
-        let members = EtcdMembers { urls, options: connect_options(location)?, present: Mutex::default() };
+        let (options, present) = (connect_options(location)?, Mutex::default());
+        let members = EtcdMembers { urls, options, request_timeout, present };
         let runtime =
             runtime::Builder::new_multi_thread().worker_threads(1).thread_name("etcd").enable_all().build()?;
         Ok(Self { members: Arc::new(members), runtime: Some(runtime) })
@@ -78,7 +79,7 @@ impl EtcdConnection {
     /// Makes a request, and repeats it with other members. Blocks the calling thread, which may belong to another runtime.
     ///
     /// # Errors
-    /// When no member has answered for [`REQUEST_TIMEOUT`], or one has refused the request.
+    /// When no member has answered within the time limit, or one has refused the request.
     pub(super) fn call<T, F>(&self, request: impl Fn(Client) -> F + Send + Sync + 'static) -> io::Result<EtcdReply<T>>
     where
         T: Send + 'static,
@@ -121,13 +122,13 @@ impl EtcdMembers {
     where
         F: Future<Output = Result<T, EtcdError>>,
     {
-        let deadline = Instant::now() + REQUEST_TIMEOUT;
+        let deadline = Instant::now() + self.request_timeout;
         let mut was_repeated = false;
         let mut failed_members = 0;
         loop {
             let attempt = timeout(ATTEMPT_TIMEOUT, async { request(self.client().await?).await });
-            let (member, error) = (self.present_url(), attempt.await);
-            let reason = match error {
+            let (member, result) = (self.present_url(), attempt.await);
+            let reason = match result {
                 Ok(Ok(reply)) => return Ok(EtcdReply { reply, was_repeated }),
                 Ok(Err(error)) if !may_be_repeated(&error) => {
                     return Err(io::Error::other(format!("{member}: {}", error_text(&error))));
@@ -139,7 +140,8 @@ impl EtcdMembers {
             self.use_next();
             failed_members += 1;
             if Instant::now() >= deadline {
-                let text = format!("no member has answered within {} s; {member}: {reason}", REQUEST_TIMEOUT.as_secs());
+                let text =
+                    format!("no member has answered within {} s; {member}: {reason}", self.request_timeout.as_secs());
                 return Err(io::Error::new(io::ErrorKind::TimedOut, text));
             }
             if failed_members % self.urls.len() == 0 {

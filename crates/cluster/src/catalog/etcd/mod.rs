@@ -22,6 +22,8 @@ use connection::{EtcdConnection, EtcdReply};
 
 /// The version of the values that this build reads and writes.
 const FORMAT_VERSION: u32 = 1;
+/// Time limit of a request. The election of a new leader takes about one second, with etcd's default settings.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// Longest wait for a change. A safeguard: the watch reports changes earlier.
 const WAIT_MAX: Duration = Duration::from_secs(1);
 
@@ -84,9 +86,13 @@ impl EtcdCatalog {
     /// # Errors
     /// `Store` if the credentials cannot be read.
     pub fn open(location: &EtcdLocation) -> Result<Self, CatalogError> {
+        Self::open_with_limit(location, REQUEST_TIMEOUT)
+    }
+
+    fn open_with_limit(location: &EtcdLocation, request_timeout: Duration) -> Result<Self, CatalogError> {
         let store_error = |source| CatalogError::Store { operation: "open", store: location.to_string(), source };
         Ok(Self {
-            connection: EtcdConnection::open(location).map_err(store_error)?,
+            connection: EtcdConnection::open(location, request_timeout).map_err(store_error)?,
             location: location.clone(),
             cached: Mutex::new(None),
             changes: Arc::default(),
@@ -163,10 +169,16 @@ impl EtcdCatalog {
     /// the present value of the key.
     fn change(&self, key: &str, revision: u64, operation: TxnOp) -> Result<EtcdReply<TxnResponse>, CatalogError> {
         let is_present = Compare::mod_revision(key, CompareOp::Equal, revision.cast_signed());
-        let transaction = Txn::new()
-            .when([is_present])
-            .and_then([operation, TxnOp::put(self.changes_key(), "", None)])
-            .or_else([TxnOp::get(key, None)]);
+        let transaction = Txn::new().when([is_present]).and_then([operation, self.change_mark()]);
+        self.execute(transaction.or_else([TxnOp::get(key, None)]))
+    }
+
+    /// The operation of each change that writes the key `changes`.
+    fn change_mark(&self) -> TxnOp {
+        TxnOp::put(self.changes_key(), "", None)
+    }
+
+    fn execute(&self, transaction: Txn) -> Result<EtcdReply<TxnResponse>, CatalogError> {
         let reply = self.connection.call(move |mut client| {
             let transaction = transaction.clone();
             async move { client.txn(transaction).await }
@@ -229,13 +241,7 @@ impl Catalog for EtcdCatalog {
 
     fn register_node(&self, name: &NodeName, node: &VolumeNode) -> Result<(), CatalogError> {
         let (key, value) = (self.key("nodes", name.as_str()), encode(fastrand::u64(..), node));
-        let changes = self.changes_key();
-        let transaction = Txn::new().and_then([TxnOp::put(key, value, None), TxnOp::put(changes, "", None)]);
-        let reply = self.connection.call(move |mut client| {
-            let transaction = transaction.clone();
-            async move { client.txn(transaction).await }
-        });
-        reply.map(drop).map_err(|error| self.store_error("write", error))
+        self.execute(Txn::new().and_then([TxnOp::put(key, value, None), self.change_mark()])).map(drop)
     }
 
     fn wait_for_change(&self) {

@@ -319,7 +319,7 @@ fn character_device(device: u64, name: &str) -> FdKind {
     }
 }
 
-/// What a program can do instead of keeping a device open, by the numbers of the device.
+/// Remedies for a program that keeps a device open, by the numbers of the device.
 const DEVICE_REMEDIES: [((u32, u32), &str); 5] = [
     ((1, 11), "and log to standard error or syslog(3) instead of /dev/kmsg"),
     (

@@ -29,18 +29,15 @@ pub(super) fn split_unread_data(receiver: &Socket, sender: &Socket, wanted_bytes
     }
     let wanted = u64::from(wanted_bytes);
     let limit = send_buffer_bytes(sender);
-    let accounted = |small_pieces| {
-        account_memory(&split(&receiver.received_messages, small_pieces))
-            .map_err(|cause| RestoreError::from_object_error("a copy of a Unix stream", cause))
-    };
-    let unit = account_memory(&[SocketMessage { bytes: vec![0], ..SocketMessage::default() }])
-        .map_err(|cause| RestoreError::from_object_error("a copy of a Unix stream", cause))?
-        .max(1);
-    let most = splittable_bytes(&receiver.received_messages).min(SMALL_PIECES_MAX);
+    let accounted = |small_pieces| account_memory(&split(&receiver.received_messages, small_pieces));
     let (mut small_pieces, mut memory) = (0, accounted(0)?);
-    while memory < wanted && small_pieces < most {
-        small_pieces = most.min(small_pieces + (wanted - memory).div_ceil(unit) as usize);
-        memory = accounted(small_pieces)?;
+    if memory < wanted {
+        let most = splittable_bytes(&receiver.received_messages).min(SMALL_PIECES_MAX);
+        let unit = account_memory(&[SocketMessage { bytes: vec![0], ..SocketMessage::default() }])?.max(1);
+        while memory < wanted && small_pieces < most {
+            small_pieces = most.min(small_pieces + (wanted - memory).div_ceil(unit) as usize);
+            memory = accounted(small_pieces)?;
+        }
     }
     while memory >= limit && wanted < limit && small_pieces > 0 {
         small_pieces -= 1;
@@ -85,13 +82,16 @@ fn split(messages: &[SocketMessage], small_pieces: usize) -> Vec<SocketMessage> 
 }
 
 /// Sends messages of these lengths on a stream, and returns the memory that the kernel accounts for them.
-fn account_memory(messages: &[SocketMessage]) -> io::Result<u64> {
-    let (sender, _receiver) = UnixStream::pair()?;
-    set_number_option(sender.as_fd(), SOL_SOCKET, SO_SNDBUFFORCE, TRIAL_BUFFER_BYTES)?;
-    for message in messages {
-        send(&sender, &message.bytes, SendFlags::DONTWAIT)?;
-    }
-    peer_unread_bytes(sender.as_fd()).map(u64::from)
+fn account_memory(messages: &[SocketMessage]) -> Result<u64, RestoreError> {
+    let measure = || -> io::Result<u64> {
+        let (sender, _receiver) = UnixStream::pair()?;
+        set_number_option(sender.as_fd(), SOL_SOCKET, SO_SNDBUFFORCE, TRIAL_BUFFER_BYTES)?;
+        for message in messages {
+            send(&sender, &message.bytes, SendFlags::DONTWAIT)?;
+        }
+        peer_unread_bytes(sender.as_fd()).map(u64::from)
+    };
+    measure().map_err(|cause| RestoreError::from_object_error("a copy of a Unix stream", cause))
 }
 
 #[cfg(test)]

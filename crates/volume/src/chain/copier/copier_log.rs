@@ -30,7 +30,7 @@ pub struct CopierLog<R> {
 
 /// The predecessor announces that it has written the log up to `end`.
 #[derive(Clone, Copy, Debug)]
-pub struct Announcement {
+pub struct LogAnnouncement {
     /// The path of the sender. A request for an earlier path is refused: its term may have ended.
     pub path: PathVersion,
     /// End of the announced records.
@@ -60,7 +60,7 @@ pub enum ReplyTime {
 /// An unanswered request of the predecessor.
 #[derive(Debug)]
 pub(super) struct PendingAppend<R> {
-    announcement: Announcement,
+    announcement: LogAnnouncement,
     /// Number of the space report that the reply needs.
     space_request: u64,
     pub(super) request: R,
@@ -145,7 +145,7 @@ impl<R> CopierLog<R> {
     }
 
     /// Handles an announcement. The caller has checked that its path is the present one.
-    pub fn handle_append(&mut self, announcement: Announcement, request: R) {
+    pub fn handle_append(&mut self, announcement: LogAnnouncement, request: R) {
         if announcement.is_urgent {
             self.raise_urgent_end(announcement.end);
         }
@@ -252,7 +252,7 @@ mod tests {
         for has_more in [true, false] {
             let reply_time = ReplyTime::Stored { has_more, answer_at };
             let (is_urgent, needs_space) = (false, false);
-            let announcement = Announcement { path, end: LogPoint::START, is_urgent, needs_space, reply_time };
+            let announcement = LogAnnouncement { path, end: LogPoint::START, is_urgent, needs_space, reply_time };
             log.handle_append(announcement, has_more);
         }
         assert!(log.take_replies(path, now).early.is_empty(), "the later nodes have reported no space yet");

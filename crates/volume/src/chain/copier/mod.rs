@@ -18,7 +18,7 @@ mod send_action;
 mod successor_health;
 mod validator;
 
-pub use copier_log::{Announcement, CopierLog, DueReplies, ReplyTime};
+pub use copier_log::{CopierLog, DueReplies, LogAnnouncement, ReplyTime};
 pub use forwarder::{ForwardTask, LogForwarder, StartedTask};
 pub use later_space::LaterSpace;
 pub(super) use piece::{INLINE_BYTES_MAX, WRITE_BYTES};

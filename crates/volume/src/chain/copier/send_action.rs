@@ -8,7 +8,7 @@ use super::piece::PieceAnnouncement;
 use crate::log::LogPoint;
 use crate::publish::PublishedMark;
 
-/// What the caller does next. It reports the result by the named function.
+/// The next action of the caller, which reports the result by the named function.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SendAction {
     /// Send `OpenLog`: `handle_opened`.

@@ -60,7 +60,7 @@ pub enum LogSource {
     },
 }
 
-/// What follows from the records that were read.
+/// The result of reading records.
 #[derive(Debug)]
 pub enum ReadResult<R> {
     /// The path has changed since the task was made, so the records do not count.

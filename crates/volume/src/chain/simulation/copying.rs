@@ -1,5 +1,4 @@
-//! Executes the tasks and actions of the copiers of simulated nodes: reads records, sends messages, and handles those that
-//! arrive.
+//! Executes the tasks and actions of the copiers of simulated nodes: reads records, and sends and receives messages.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -7,12 +6,12 @@ use std::time::{Duration, Instant};
 use farfork_cluster::catalog::VolumeRecord;
 use farfork_wire::NodeName;
 
-use super::network::{Event, Message, SimProcess, SimReply, SimWrite};
+use super::network::{SimEvent, SimMessage, SimProcess, SimReply, SimWrite};
 use super::sim_log::{SimRequest, count_of};
 use super::{ChainSimulation, DETECTION_TIME};
 use crate::chain::calls::StoredLog;
 use crate::chain::copier::{
-    Announcement, LogClient, LogSource, PieceAnnouncement, ReadResult, ReadTask, ReplyTime, SendAction, SendFailure,
+    LogAnnouncement, LogClient, LogSource, PieceAnnouncement, ReadResult, ReadTask, ReplyTime, SendAction, SendFailure,
     StartedTask,
 };
 use crate::chain::membership::{remove_member, remove_silent};
@@ -43,7 +42,7 @@ impl ChainSimulation {
         let scheduled = &mut self.nodes[node].logs[log].wake_at;
         if scheduled.is_none_or(|scheduled| wake_at < scheduled) {
             *scheduled = Some(wake_at);
-            self.network.schedule(wake_at, Event::Wake { node, log });
+            self.network.schedule(wake_at, SimEvent::Wake { node, log });
         }
     }
 
@@ -134,13 +133,13 @@ impl ChainSimulation {
             SendAction::Open { published, stored, timeout } => {
                 let request = self.start_call(node, log, timeout);
                 self.nodes[node].logs[log].link = request.number;
-                self.send(node, to, Message::Open { request, path, published, stored });
+                self.send(node, to, SimMessage::Open { request, path, published, stored });
             }
             SendAction::Write { from, to: end, .. } => {
                 let state = &self.nodes[node].logs[log];
                 let request = SimRequest { node, log, number: state.link };
                 let (region, data) = (state.successor_region, state.records.read(from, end));
-                self.send(node, to, Message::Write { request, region, data });
+                self.send(node, to, SimMessage::Write { request, region, data });
             }
             SendAction::Announce(piece) => {
                 let request = self.start_call(node, log, piece.timeout);
@@ -148,12 +147,12 @@ impl ChainSimulation {
                 let read = |from: u64| state.records.read(from, piece.end.position.max(from));
                 let data = piece.inline_from.map_or_else(SimWrite::default, |from| read(from.position));
                 let region = state.successor_region;
-                self.send(node, to, Message::Store { request, path, revision, region, piece, data });
+                self.send(node, to, SimMessage::Store { request, path, revision, region, piece, data });
             }
             SendAction::Probe => {
                 let request = self.start_call(node, log, Duration::MAX);
                 self.network
-                    .schedule(now + PROMPT_ANSWER_MAX, Event::Probed { request, suspect: successor, since: now });
+                    .schedule(now + PROMPT_ANSWER_MAX, SimEvent::Probed { request, suspect: successor, since: now });
             }
             SendAction::Validate => self.nodes[node].logs[log].forwarder.handle_validated(true),
             SendAction::Leave => {
@@ -187,18 +186,18 @@ impl ChainSimulation {
         state.call += 1;
         let request = SimRequest { node, log, number: state.call };
         if let Some(at) = self.network.now.checked_add(timeout) {
-            self.network.schedule(at, Event::CallTimeout(request));
+            self.network.schedule(at, SimEvent::CallTimeout(request));
         }
         request
     }
 
-    fn send(&mut self, from: usize, to: SimProcess, message: Message) {
+    fn send(&mut self, from: usize, to: SimProcess, message: SimMessage) {
         self.network.send(&mut self.random, from, to, message);
     }
 
     fn send_reply(&mut self, from: usize, request: SimRequest, reply: SimReply) {
         let to = SimProcess { node: request.node, boot: self.nodes[request.node].boot };
-        self.send(from, to, Message::Reply { request, reply });
+        self.send(from, to, SimMessage::Reply { request, reply });
     }
 
     /// Replies to the predecessor, and acknowledges records to the client.
@@ -227,14 +226,14 @@ impl ChainSimulation {
     }
 
     /// Handles a message that has arrived.
-    pub(super) fn handle_message(&mut self, node: usize, message: Message) {
+    pub(super) fn handle_message(&mut self, node: usize, message: SimMessage) {
         match message {
-            Message::Open { request, path, published, stored } => {
+            SimMessage::Open { request, path, published, stored } => {
                 self.refresh(node);
                 let reply = self.open_log(node, request.log, path, published, stored);
                 self.send_reply(node, request, reply);
             }
-            Message::Write { request, region, data } => {
+            SimMessage::Write { request, region, data } => {
                 let log = &mut self.nodes[node].logs[request.log];
                 let reply = if log.region == region { SimReply::Written(data.to) } else { SimReply::Revoked };
                 if log.region == region {
@@ -242,14 +241,14 @@ impl ChainSimulation {
                 }
                 self.send_reply(node, request, reply);
             }
-            Message::Store { request, path, revision, region, piece, data } => {
+            SimMessage::Store { request, path, revision, region, piece, data } => {
                 if revision > self.nodes[node].known.revision {
                     self.refresh(node);
                 }
                 self.store_log(node, request, path, region, &piece, data);
                 self.drive(node, request.log);
             }
-            Message::Reply { request, reply } => {
+            SimMessage::Reply { request, reply } => {
                 self.handle_reply(request, reply);
                 self.drive(node, request.log);
             }
@@ -309,7 +308,7 @@ impl ChainSimulation {
         let wait = if piece.has_more { Duration::ZERO } else { piece.wait };
         let reply_time = ReplyTime::Stored { has_more: piece.has_more, answer_at: now + wait };
         let (end, is_urgent, needs_space) = (piece.end, piece.is_urgent, piece.needs_space);
-        log.copied.handle_append(Announcement { path, end, is_urgent, needs_space, reply_time }, request);
+        log.copied.handle_append(LogAnnouncement { path, end, is_urgent, needs_space, reply_time }, request);
     }
 
     fn handle_reply(&mut self, request: SimRequest, reply: SimReply) {
@@ -365,7 +364,7 @@ impl ChainSimulation {
         let silent = self.silent_nodes(node, since);
         let is_silent = silent.contains(&self.nodes[suspect].name);
         if is_silent && now < since + DETECTION_TIME {
-            return self.network.schedule(since + DETECTION_TIME, Event::Probed { request, suspect, since });
+            return self.network.schedule(since + DETECTION_TIME, SimEvent::Probed { request, suspect, since });
         }
         let silent = if is_silent { silent } else { Vec::new() };
         self.nodes[node].logs[log].forwarder.handle_probed(silent, now);
@@ -381,7 +380,7 @@ impl ChainSimulation {
     }
 }
 
-/// What a copier knows of its node.
+/// The state of a node that its copiers use.
 pub(super) struct SimNodeView {
     record: Arc<VolumeRecord>,
     /// The client of this node writes the log.

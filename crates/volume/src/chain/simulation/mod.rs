@@ -17,8 +17,8 @@ use farfork_cluster::catalog::VolumeRecord;
 use farfork_wire::NodeName;
 use fastrand::Rng;
 
-use self::network::{Event, SimNetwork};
-use self::sim_log::{CopierTimes, Entry, SimLog, SimRecords, count_of};
+use self::network::{SimEvent, SimNetwork};
+use self::sim_log::{CopierTimes, SimLog, SimRecord, SimRecords, count_of};
 use crate::chain::copier::ReplicaRate;
 use crate::chain::membership::{outdates_tree, remove_silent, test_record};
 use crate::publish::PublishedMark;
@@ -61,7 +61,7 @@ struct SimNode {
     disk_full_until: Instant,
     logs: Vec<SimLog>,
     /// All published records, in order.
-    tree: Vec<Entry>,
+    tree: Vec<SimRecord>,
     is_publishing: bool,
     /// The term of the node's client; none if the client may not write.
     term: Option<u32>,
@@ -77,7 +77,7 @@ struct ChainSimulation {
     record: Arc<VolumeRecord>,
     nodes: Vec<SimNode>,
     /// In the order of their numbers.
-    acknowledged: Vec<Entry>,
+    acknowledged: Vec<SimRecord>,
     next_entry: u64,
     written_bytes: u64,
     counts: EventCounts,
@@ -205,7 +205,7 @@ impl ChainSimulation {
     fn wake(&mut self, node: usize, log: usize) {
         let now = self.network.now;
         self.nodes[node].logs[log].wake_at = Some(now);
-        self.network.schedule(now, Event::Wake { node, log });
+        self.network.schedule(now, SimEvent::Wake { node, log });
     }
 
     /// Runs for some time.
@@ -216,10 +216,10 @@ impl ChainSimulation {
         }
     }
 
-    fn handle_event(&mut self, event: Event) {
+    fn handle_event(&mut self, event: SimEvent) {
         let node = match &event {
-            Event::Wake { node, .. } | Event::Publish { node } | Event::Deliver { to: node, .. } => *node,
-            Event::CallTimeout(request) | Event::Probed { request, .. } => request.node,
+            SimEvent::Wake { node, .. } | SimEvent::Publish { node } | SimEvent::Deliver { to: node, .. } => *node,
+            SimEvent::CallTimeout(request) | SimEvent::Probed { request, .. } => request.node,
         };
         let state = &mut self.nodes[node];
         let now = self.network.now;
@@ -230,16 +230,16 @@ impl ChainSimulation {
             return self.network.schedule(until, event);
         }
         match event {
-            Event::Wake { node, log } if state.logs[log].wake_at.is_some_and(|at| at <= now) => {
+            SimEvent::Wake { node, log } if state.logs[log].wake_at.is_some_and(|at| at <= now) => {
                 state.logs[log].wake_at = None;
                 self.drive(node, log);
             }
-            Event::Wake { .. } => {}
-            Event::Publish { node } => self.publish(node),
-            Event::Deliver { to, boot, message } if state.boot == boot => self.handle_message(to, message),
-            Event::Deliver { .. } => {}
-            Event::CallTimeout(request) => self.handle_timeout(request),
-            Event::Probed { request, suspect, since } => self.handle_probed(request, suspect, since),
+            SimEvent::Wake { .. } => {}
+            SimEvent::Publish { node } => self.publish(node),
+            SimEvent::Deliver { to, boot, message } if state.boot == boot => self.handle_message(to, message),
+            SimEvent::Deliver { .. } => {}
+            SimEvent::CallTimeout(request) => self.handle_timeout(request),
+            SimEvent::Probed { request, suspect, since } => self.handle_probed(request, suspect, since),
         }
     }
 
@@ -265,7 +265,7 @@ impl ChainSimulation {
         let Some(term) = self.nodes[node].term.filter(|_| self.answers(node)) else { return };
         self.next_entry += 1;
         let log = &mut self.nodes[node].logs[node];
-        let entry = Entry::new(term, self.next_entry, log.records.end().position);
+        let entry = SimRecord::new(term, self.next_entry, log.records.end().position);
         self.written_bytes += entry.end - entry.begin();
         log.records.entries.push(entry);
         log.copied.request_look();
@@ -277,7 +277,7 @@ impl ChainSimulation {
         if !state.is_publishing && state.logs.iter().any(|log| log.copied.chain.is_publishable()) {
             state.is_publishing = true;
             let wait = Duration::from_millis(self.random.u64(..PUBLISHING_MS_MAX));
-            self.network.schedule(self.network.now + wait, Event::Publish { node });
+            self.network.schedule(self.network.now + wait, SimEvent::Publish { node });
         }
     }
 
@@ -289,7 +289,7 @@ impl ChainSimulation {
         if state.is_catching_up || state.is_disk_full(now) {
             state.is_publishing = true;
             let at = now + Duration::from_millis(PUBLISHING_MS_MAX);
-            return self.network.schedule(at, Event::Publish { node });
+            return self.network.schedule(at, SimEvent::Publish { node });
         }
         let log = &mut state.logs[client];
         let chain = &mut log.copied.chain;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use fastrand::Rng;
 
-use super::sim_log::{Entry, SimRequest};
+use super::sim_log::{SimRecord, SimRequest};
 use crate::chain::PathVersion;
 use crate::chain::calls::StoredLog;
 use crate::chain::copier::PieceAnnouncement;
@@ -32,13 +32,13 @@ pub(super) struct SimProcess {
 
 /// Something that happens at a time.
 #[derive(Clone, Debug)]
-pub(super) enum Event {
+pub(super) enum SimEvent {
     /// The copier of a log looks for work.
     Wake { node: usize, log: usize },
     /// The publisher of a node looks for work.
     Publish { node: usize },
     /// A message arrives at a process. It is lost if the process has ended since.
-    Deliver { to: usize, boot: u32, message: Message },
+    Deliver { to: usize, boot: u32, message: SimMessage },
     /// A call has no reply in time.
     CallTimeout(SimRequest),
     /// The other nodes had time to answer whether they are alive.
@@ -46,7 +46,7 @@ pub(super) enum Event {
 }
 
 #[derive(Clone, Debug)]
-pub(super) enum Message {
+pub(super) enum SimMessage {
     Open {
         request: SimRequest,
         path: PathVersion,
@@ -77,7 +77,7 @@ pub(super) enum Message {
 pub(super) struct SimWrite {
     pub(super) from: u64,
     pub(super) to: u64,
-    pub(super) entries: Vec<Entry>,
+    pub(super) entries: Vec<SimRecord>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -98,14 +98,14 @@ pub(super) enum SimReply {
 
 /// A connection carries the messages of a log in one direction.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-struct Connection {
+struct SimConnection {
     from: usize,
     to: usize,
     log: usize,
     is_write: bool,
 }
 
-struct Link {
+struct SimLink {
     /// Bytes per second.
     rate: u64,
     latency: Duration,
@@ -114,10 +114,10 @@ struct Link {
 
 pub(super) struct SimNetwork {
     pub(super) now: Instant,
-    events: BTreeMap<(Instant, u64), Event>,
+    events: BTreeMap<(Instant, u64), SimEvent>,
     next_event: u64,
-    links: HashMap<(usize, usize), Link>,
-    arrivals: HashMap<Connection, Instant>,
+    links: HashMap<(usize, usize), SimLink>,
+    arrivals: HashMap<SimConnection, Instant>,
 }
 
 impl SimNetwork {
@@ -128,7 +128,7 @@ impl SimNetwork {
         let mut link = |pair| {
             let rate = RATE_MIN << random.u32(rate_log2_min..=RATE_LOG2_MAX);
             let latency = Duration::from_micros(random.u64(20..LATENCY_US_MAX));
-            (pair, Link { rate, latency, busy_until: now })
+            (pair, SimLink { rate, latency, busy_until: now })
         };
         let links = pairs.map(&mut link).collect();
         Self { now, events: BTreeMap::new(), next_event: 0, links, arrivals: HashMap::new() }
@@ -140,13 +140,13 @@ impl SimNetwork {
         Duration::from_micros(bytes * 1_000_000 / rate)
     }
 
-    pub(super) fn schedule(&mut self, at: Instant, event: Event) {
+    pub(super) fn schedule(&mut self, at: Instant, event: SimEvent) {
         self.events.insert((at.max(self.now), self.next_event), event);
         self.next_event += 1;
     }
 
     /// Returns the next event until `end`, and sets the clock to its time. Sets the clock to `end` if there is none.
-    pub(super) fn next_event(&mut self, end: Instant) -> Option<Event> {
+    pub(super) fn next_event(&mut self, end: Instant) -> Option<SimEvent> {
         let next = self.events.first_entry().filter(|next| next.key().0 <= end);
         let Some(next) = next else {
             self.now = end;
@@ -157,21 +157,21 @@ impl SimNetwork {
     }
 
     /// Sends a message from a node to the present process of another one.
-    pub(super) fn send(&mut self, random: &mut Rng, from: usize, to: SimProcess, message: Message) {
+    pub(super) fn send(&mut self, random: &mut Rng, from: usize, to: SimProcess, message: SimMessage) {
         let SimProcess { node: to, boot } = to;
         let (log, bytes, is_write) = match &message {
-            Message::Write { request, data, .. } => (request.log, data.to - data.from, true),
-            Message::Store { request, data, .. } => (request.log, CALL_BYTES + data.to - data.from, false),
-            Message::Open { request, .. } => (request.log, CALL_BYTES, false),
-            Message::Reply { request, reply } => (request.log, CALL_BYTES, matches!(reply, SimReply::Written(_))),
+            SimMessage::Write { request, data, .. } => (request.log, data.to - data.from, true),
+            SimMessage::Store { request, data, .. } => (request.log, CALL_BYTES + data.to - data.from, false),
+            SimMessage::Open { request, .. } => (request.log, CALL_BYTES, false),
+            SimMessage::Reply { request, reply } => (request.log, CALL_BYTES, matches!(reply, SimReply::Written(_))),
         };
         let link = self.links.get_mut(&(from, to)).expect("each pair of nodes has a link");
         let sending = Duration::from_micros(bytes * 1_000_000 / link.rate);
         link.busy_until = link.busy_until.max(self.now) + sending;
         let arrival = link.busy_until + link.latency + Duration::from_micros(random.u64(..JITTER_US_MAX));
-        let last = self.arrivals.entry(Connection { from, to, log, is_write }).or_insert(arrival);
+        let last = self.arrivals.entry(SimConnection { from, to, log, is_write }).or_insert(arrival);
         *last = arrival.max(*last);
         let at = *last;
-        self.schedule(at, Event::Deliver { to, boot, message });
+        self.schedule(at, SimEvent::Deliver { to, boot, message });
     }
 }

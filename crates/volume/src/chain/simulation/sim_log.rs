@@ -18,13 +18,13 @@ const LARGE_EACH: u64 = 16;
 /// A record: its term, a number that no other record has, and its end in the log. Records that a copied tree has replaced have
 /// term 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd)]
-pub(super) struct Entry {
+pub(super) struct SimRecord {
     pub(super) term: u32,
     pub(super) number: u64,
     pub(super) end: u64,
 }
 
-impl Entry {
+impl SimRecord {
     /// A record that begins at a position. Its size depends on the number.
     pub(super) fn new(term: u32, number: u64, begin: u64) -> Self {
         Self { term, number, end: begin + Self::bytes_of(number) }
@@ -67,7 +67,7 @@ pub(super) struct SimLog {
 #[derive(Debug, Default)]
 pub(super) struct SimRecords {
     /// Validated records, and further ones that this node's client has appended.
-    pub(super) entries: Vec<Entry>,
+    pub(super) entries: Vec<SimRecord>,
     /// Received bytes that are not validated, in the order of their arrival.
     received: Vec<SimWrite>,
 }
@@ -120,7 +120,7 @@ impl SimRecords {
     /// Adds placeholders up to a point: all records before it are published. Placeholders end at a point that was published.
     pub(super) fn fill_to(&mut self, point: LogPoint) {
         let count = count_of(point).max(self.entries.len());
-        self.entries.resize(count, Entry { term: 0, number: 0, end: point.position });
+        self.entries.resize(count, SimRecord { term: 0, number: 0, end: point.position });
         let placeholders = self.entries.iter_mut().filter(|entry| entry.number == 0);
         placeholders.for_each(|entry| entry.end = entry.end.min(point.position));
     }
@@ -128,7 +128,7 @@ impl SimRecords {
     /// Copies the bytes between two positions.
     pub(super) fn read(&self, from: u64, to: u64) -> SimWrite {
         let first = self.entries.partition_point(|entry| entry.end <= from);
-        let is_before = |entry: &&Entry| entry.begin() < to;
+        let is_before = |entry: &&SimRecord| entry.begin() < to;
         SimWrite { from, to, entries: self.entries[first..].iter().take_while(is_before).copied().collect() }
     }
 
@@ -160,7 +160,7 @@ impl SimRecords {
     }
 
     /// The record that begins at a position, if all its bytes were received.
-    fn received_entry(&self, begin: u64) -> Option<Entry> {
+    fn received_entry(&self, begin: u64) -> Option<SimRecord> {
         let covers = |data: &&SimWrite, at: u64| data.from <= at && at < data.to;
         let first = self.received.iter().rfind(|data| covers(data, begin))?;
         let entry = *first.entries.iter().find(|entry| entry.number > 0 && entry.begin() == begin)?;

@@ -24,7 +24,7 @@ use crate::chain::calls::{
     ReleaseTree, ReleaseWriter, ReplicaDescription, SaveLastCheck, StoreLog, ValidateLogs, VolumeKey, VolumeRequest,
     answer_call, decode_request,
 };
-use crate::chain::copier::{Announcement, ReplyTime};
+use crate::chain::copier::{LogAnnouncement, ReplyTime};
 use crate::chain::{CALL_TIMEOUT, LogRegion, PathVersion, RECORD_BYTES, RESERVE_BYTES};
 use crate::process::LogStatus;
 use crate::process::work_priority::WorkPriority;
@@ -274,7 +274,7 @@ fn append_log(node: &Arc<OffloadNode>, received: ReceivedAppend) {
         }
     };
     let AppendLog { end, is_urgent, needs_space, .. } = request;
-    let announcement = Announcement { path, end, is_urgent, needs_space, reply_time };
+    let announcement = LogAnnouncement { path, end, is_urgent, needs_space, reply_time };
     log.copied.handle_append(announcement, ReceivedRequest { expansion, reply });
     drop(state);
     log_copier::copy_now(&volume, request.client, false);
