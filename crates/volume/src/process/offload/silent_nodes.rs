@@ -130,9 +130,10 @@ struct StallMeter {
 impl StallMeter {
     fn start() -> Self {
         let (stop, stopped) = mpsc::channel();
+        // The time until the thread runs counts, too: this process may be stopped before.
+        let mut slept_at = Instant::now();
         let lost = thread::spawn(move || {
             let mut lost = Duration::ZERO;
-            let mut slept_at = Instant::now();
             while stopped.recv_timeout(STALL_INTERVAL) == Err(RecvTimeoutError::Timeout) {
                 // Timers are late by less than an interval on an idle machine.
                 lost += slept_at.elapsed().saturating_sub(2 * STALL_INTERVAL);
