@@ -19,7 +19,8 @@ def pair(blocking: bool = True) -> tuple[Channel, Channel]:
 class Frames(unittest.TestCase):
     def test_a_frame_for_which_memory_lacks_is_discarded(self) -> None:
         sender, receiver = pair()
-        large = bytes(64 << 20)
+        # More than the limit below and a heap of malloc, which the sending thread may just reserve.
+        large = bytes(128 << 20)
 
         def send() -> None:
             sender.send(OUTCOME, 1, Payload(b"small", [large, b"small"]))
