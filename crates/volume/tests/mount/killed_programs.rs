@@ -146,7 +146,10 @@ fn a_program_that_waits_for_a_replica_can_be_killed() {
     let programs = signals.into_iter().chain(CALLS.map(|call| (call, Signal::KILL)));
     let mut programs: Vec<_> = programs
         .map(|(call, signal)| {
-            let mut command = process_command("waiting-call");
+            let process = process_command("waiting-call");
+            // A shell starts programs in the background with an ignored SIGQUIT.
+            let mut command = Command::new("env");
+            command.arg("--default-signal=QUIT").arg(process.get_program()).args(process.get_args());
             command.arg(file_path(&cluster, call.node, call)).arg(call.name);
             (WaitingProgram::start(command), call, signal)
         })
