@@ -147,8 +147,10 @@ pub struct StoredLog {
     pub committed: LogPoint,
     /// All of these replicas have published the log up to this point.
     pub published: LogPoint,
-    /// As in `AppendedLog`. None if a later member has not the new bytes yet.
+    /// As in `AppendedLog`. None if a later member has never reported its space.
     pub space: Option<TreeSpace>,
+    /// Whether all later members have the new bytes, and have reported their space if `needs_space` was set.
+    pub is_complete: bool,
 }
 
 /// The reply to a request to end a term.
@@ -400,7 +402,8 @@ typed_calls! {
     HasMount = 19 -> bool,
     SaveLastCheck = 20 -> (),
     CommitLog = 21 -> LogPoint,
-    StoreLog = 22 -> StoreAnswer,
+    // 22 was `StoreLog` whose reply had no `is_complete`.
+    StoreLog = 23 -> StoreAnswer,
 }
 
 /// A request about one volume.

@@ -202,7 +202,7 @@ impl ChainLink {
     fn append(&mut self, request: &AppendLog, timeout: Duration) -> Result<StoredLog, ChainError> {
         match self.calls.call::<AppendLog>(request, timeout)? {
             AppendAnswer::Appended(AppendedLog { published, space }) => {
-                Ok(StoredLog { committed: request.end, published, space: Some(space) })
+                Ok(StoredLog { committed: request.end, published, space: Some(space), is_complete: true })
             }
             AppendAnswer::OtherPath => Err(ChainError::OtherPath),
         }

@@ -174,7 +174,7 @@ fn fuzzing_begins_with_valid_calls() {
     check_request("save_last_check", &SaveLastCheck { volume: key(), last: last.clone() });
 
     let opened = OpenAnswer::Opened(OpenedLog { region: 6, token: Default::default(), stored: POINT });
-    let stored = StoredLog { committed: POINT, published: POINT, space: Some(SPACE) };
+    let stored = StoredLog { committed: POINT, published: POINT, space: Some(SPACE), is_complete: true };
     let part = TreePart { changes: changes(), data: vec![7; 20].into(), is_last: true };
     let unreadable = DigestedTree::Unreadable { reason: "no space".to_owned() };
     let description = ReplicaDescription {

@@ -4,6 +4,7 @@
 use std::time::Instant;
 
 use super::later_space::LaterSpace;
+use crate::chain::calls::StoredLog;
 use crate::chain::{ChainLog, LogRestart, PathVersion, PublishedAhead};
 use crate::log::LogPoint;
 use crate::publish::PublishedMark;
@@ -172,6 +173,16 @@ impl<R> CopierLog<R> {
         DueReplies { other_path, complete: requests(complete), early: requests(early), is_announced }
     }
 
+    /// Stores the progress of all later members. A complete report answers the requests for space up to `space_request`.
+    pub(super) fn handle_progress(&mut self, later: StoredLog, space_request: u64) {
+        self.chain.commit(later.committed, later.published);
+        // Each progress of `published` needs a new report: clients expect that the space was measured after the records
+        // were published.
+        if let Some(space) = later.space {
+            self.later_space.report(space, if later.is_complete { space_request } else { 0 });
+        }
+    }
+
     /// Whether a reply is due although not all later nodes have the log.
     pub fn has_early_reply(&self, now: Instant) -> bool {
         self.appends.iter().any(|append| append.is_answered_early(self.chain.stored(), now))
@@ -243,6 +254,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::chain::TreeSpace;
 
     #[test]
     fn the_last_piece_announces_the_log_also_if_its_reply_is_early() {
@@ -259,5 +271,17 @@ mod tests {
         let due = log.take_replies(path, answer_at);
         assert_eq!((due.complete, due.early), (Vec::new(), vec![true, false]));
         assert!(due.is_announced && log.chain.is_announced());
+    }
+
+    #[test]
+    fn an_early_reply_reports_space_but_answers_no_request() {
+        let mut log = CopierLog::<()>::new(ChainLog::open(PublishedMark::start_of(0), LogPoint::START));
+        let request = log.later_space.request();
+        for (is_complete, bytes) in [(false, 200), (true, 100)] {
+            let (committed, published, space) = (LogPoint::START, LogPoint::START, Some(TreeSpace::Free(bytes)));
+            log.handle_progress(StoredLog { committed, published, space, is_complete }, request);
+            assert_eq!(log.later_space.reported(), TreeSpace::Free(bytes));
+            assert_eq!(log.later_space.is_answered(request), is_complete);
+        }
     }
 }

@@ -208,7 +208,7 @@ impl LogForwarder {
                 let announced = log.announced_end(task.path).unwrap_or(LogPoint::START);
                 let committed = if task.is_first { log.chain.stored() } else { announced };
                 let (published, space) = (log.chain.published().point, Some(TreeSpace::UNLIMITED));
-                commit(task, StoredLog { committed, published, space }, log);
+                commit(task, StoredLog { committed, published, space, is_complete: true }, log);
                 return StartedTask::Committed;
             }
             PathPosition::Off => {
@@ -440,8 +440,5 @@ fn commit<R>(task: &ForwardTask, later: StoredLog, log: &mut CopierLog<R>) {
     if log.restarts != task.restarts {
         return;
     }
-    log.chain.commit(later.committed, later.published);
-    if let Some(space) = later.space {
-        log.later_space.report(space, task.space_request);
-    }
+    log.handle_progress(later, task.space_request);
 }

@@ -207,11 +207,11 @@ impl ChainSimulation {
         let copied = &mut self.nodes[node].logs[log].copied;
         let due = copied.take_replies(path, now);
         let (committed, published) = (copied.chain.committed(), copied.chain.published_everywhere());
-        let space = Some(copied.later_space.reported().min(own));
+        let space = copied.later_space.is_known().then(|| copied.later_space.reported().min(own));
         due.other_path.into_iter().for_each(|request| self.send_reply(node, request, SimReply::OtherPath));
-        let stored = |space| SimReply::Stored(StoredLog { committed, published, space });
-        due.complete.into_iter().for_each(|request| self.send_reply(node, request, stored(space)));
-        due.early.into_iter().for_each(|request| self.send_reply(node, request, stored(None)));
+        let stored = |is_complete| SimReply::Stored(StoredLog { committed, published, space, is_complete });
+        due.complete.into_iter().for_each(|request| self.send_reply(node, request, stored(true)));
+        due.early.into_iter().for_each(|request| self.send_reply(node, request, stored(false)));
         if log == node && self.nodes[node].term.is_some() {
             let entries = &self.nodes[node].logs[log].records.entries[..count_of(committed)];
             let last = self.acknowledged.last().copied();

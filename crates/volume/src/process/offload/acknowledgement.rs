@@ -18,6 +18,7 @@ impl ReplicatedVolume {
         let log = &mut state.log(client).copied;
         let due = log.take_replies(path, Instant::now());
         let (committed, published) = (log.chain.committed(), log.chain.published_everywhere());
+        let is_space_known = log.later_space.is_known();
         if due.is_announced {
             self.notify();
         }
@@ -25,11 +26,12 @@ impl ReplicatedVolume {
         if state.client_of(client).is_some() {
             return self.acknowledge_client(state, client);
         }
-        let space = (!due.complete.is_empty()).then(|| self.least_space(&state, client));
+        let must_reply = !(due.complete.is_empty() && due.early.is_empty());
+        let space = (must_reply && is_space_known).then(|| self.least_space(&state, client));
         drop(state);
-        due.complete.into_iter().for_each(|request| request.reply.send(StoredLog { committed, published, space }));
-        let space = None;
-        due.early.into_iter().for_each(|request| request.reply.send(StoredLog { committed, published, space }));
+        let progress = |is_complete| StoredLog { committed, published, space, is_complete };
+        due.complete.into_iter().for_each(|request| request.reply.send(progress(true)));
+        due.early.into_iter().for_each(|request| request.reply.send(progress(false)));
     }
 
     fn acknowledge_client(&self, mut state: MutexGuard<'_, ReplicaState>, number: u16) {

@@ -89,11 +89,11 @@ impl AppendReply {
     /// Sends the progress of the log. `AppendLog` gets a reply only if all later nodes have the log, with their space.
     pub(super) fn send(self, progress: StoredLog) {
         match (self, progress.space) {
-            (Self::Append(reply), Some(space)) => {
+            (Self::Append(reply), Some(space)) if progress.is_complete => {
                 let appended = AppendedLog { published: progress.published, space };
                 answer_call::<AppendLog>(reply, Ok(AppendAnswer::Appended(appended)));
             }
-            (Self::Append(reply), None) => reply.refuse("not all later members have the log"),
+            (Self::Append(reply), _) => reply.refuse("not all later members have the log"),
             (Self::Store(reply), _) => answer_call::<StoreLog>(reply, Ok(StoreAnswer::Stored(progress))),
         }
     }
