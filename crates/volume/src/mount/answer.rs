@@ -21,10 +21,13 @@ pub(super) struct CachedAttributes {
 
 pub(super) fn answer_entry(reply: ReplyEntry, result: Result<FileAttr, Errno>) {
     match result {
-        // The kernel sends no request when it follows a cached symbolic link, which may have been replaced. So do not let
-        // the kernel cache links: it must look up a link at each use.
-        Ok(attributes) if attributes.kind == FileType::Symlink => reply.entry(&Duration::ZERO, &attributes, GENERATION),
-        Ok(attributes) => reply.entry(&CACHE_TIME, &attributes, GENERATION),
+        Ok(attributes) => {
+            // The kernel sends no request when it follows a symbolic link, or opens a named pipe, a socket or a device.
+            // Another node may have replaced the name, so the kernel must look it up at each use.
+            let sends_open = matches!(attributes.kind, FileType::RegularFile | FileType::Directory);
+            let cache_time = if sends_open { CACHE_TIME } else { Duration::ZERO };
+            reply.entry(&cache_time, &attributes, GENERATION);
+        }
         Err(error) => reply.error(error_of(error)),
     }
 }

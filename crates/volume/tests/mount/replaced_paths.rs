@@ -11,8 +11,9 @@ use std::thread;
 
 use farfork_cluster::catalog::Durability;
 use rustix::fs::{
-    AtFlags, CWD, Mode, OFlags, Timespec, Timestamps, UTIME_NOW, XattrFlags, chmodat, chownat, fchmod, fgetxattr,
-    fremovexattr, fsetxattr, getxattr, linkat, mkdirat, openat, renameat, setxattr, symlinkat, unlinkat, utimensat,
+    AtFlags, CWD, FileType, Mode, OFlags, Timespec, Timestamps, UTIME_NOW, XattrFlags, chmodat, chownat, fchmod,
+    fgetxattr, fremovexattr, fsetxattr, fstat, getxattr, linkat, mkdirat, mknodat, openat, renameat, setxattr,
+    symlinkat, unlinkat, utimensat,
 };
 use rustix::io::Errno;
 use rustix::process::{Gid, Uid};
@@ -26,6 +27,7 @@ use super::volume_cluster::VolumeCluster;
 pub(crate) const TESTS: &[(&str, fn())] = &[
     ("a_path_leads_through_the_current_directory_of_a_name", path_through_directory),
     ("a_symbolic_link_leads_to_its_current_target", path_through_link),
+    ("a_named_pipe_that_another_node_has_replaced_is_not_opened", replaced_named_pipe),
     ("permissions_that_another_node_has_changed_are_checked", changed_permissions),
     ("an_open_directory_that_another_node_has_renamed_stays_usable", renamed_open_directory),
     ("a_link_is_made_to_the_current_file_of_a_name", link_to_replaced_file),
@@ -126,6 +128,30 @@ fn recreated_directory() {
             fs::remove_dir_all(here.join("outer")).unwrap();
             let _ = fs::remove_file(there.join("target"));
         }
+    }
+}
+
+/// The kernel opens named pipes itself, and sends no request.
+fn replaced_named_pipe() {
+    let (_cluster, here, there) = mounted_pair();
+    for round in 0..ROUNDS {
+        let [pipe, other_pipe] = [&here, &there].map(|root| root.join(format!("pipe-{round}")));
+        let make_pipe = || mknodat(CWD, &pipe, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+        let open = || openat(CWD, &other_pipe, OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty());
+        make_pipe();
+        open().unwrap();
+        write(&here.join("next"), "file");
+        fs::rename(here.join("next"), &pipe).unwrap();
+        assert_eq!(
+            FileType::from_raw_mode(fstat(open().unwrap()).unwrap().st_mode),
+            FileType::RegularFile,
+            "round {round}"
+        );
+        fs::remove_file(&pipe).unwrap();
+        make_pipe();
+        open().unwrap();
+        fs::remove_file(&pipe).unwrap();
+        assert_eq!(open().unwrap_err(), Errno::NOENT, "round {round}");
     }
 }
 
