@@ -47,8 +47,25 @@ impl CallingThread {
     pub(super) fn is_in_chown(self) -> bool {
         // chown, fchown, lchown, fchownat of <asm/unistd_64.h>.
         const CHOWN_CALLS: [u64; 4] = [92, 93, 94, 260];
-        let call = SystemCall::read(self.thread.cast_signed());
-        self.thread > 0 && call.is_ok_and(|call| call.is_some_and(|call| CHOWN_CALLS.contains(&call.number)))
+        self.system_call().is_some_and(|call| CHOWN_CALLS.contains(&call.number))
+    }
+
+    /// Whether the thread changes attributes or extended attributes of the file at a path. After ESTALE, the kernel walks the
+    /// path again. False for a call with a descriptor such as fchmod(2), and if the thread is not visible in `/proc`.
+    pub(super) fn changes_file_at_path(self) -> bool {
+        // chmod, chown, lchown, utime, setxattr, lsetxattr, removexattr, lremovexattr, utimes, fchownat, futimesat, fchmodat,
+        // fchmodat2, setxattrat, removexattrat of <asm/unistd_64.h>.
+        const PATH_CALLS: [u64; 15] = [90, 92, 94, 132, 188, 189, 197, 198, 235, 260, 261, 268, 452, 463, 466];
+        // Without a path, it changes the file of a descriptor.
+        const UTIMENSAT: u64 = 280;
+        let has_path =
+            |call: SystemCall| PATH_CALLS.contains(&call.number) || call.number == UTIMENSAT && call.arguments[1] != 0;
+        self.system_call().is_some_and(has_path)
+    }
+
+    fn system_call(self) -> Option<SystemCall> {
+        let id = i32::try_from(self.thread).ok().filter(|id| *id > 0)?;
+        SystemCall::read(id).ok()?
     }
 
     /// Whether the thread is a member of a group. Without its status, only the group of the request counts.

@@ -25,9 +25,10 @@ use super::data::SeekTarget;
 use super::execution::PlannedOperation;
 use super::interrupts::RequestIdentity;
 use super::open_modes::{bypasses_cache, is_appending};
-use super::operations::{WritePlace, WriteRequest, WriteSource, check_paths};
+use super::operations::{WritePlace, WriteRequest, WriteSource};
 use super::passthrough::enable_passthrough;
 use super::permission_check::AttributeRequest;
+use super::stale_entries::check_paths;
 use crate::publish::available_bytes;
 use crate::record::{EntryKey, FileKind};
 use crate::view::{

@@ -16,7 +16,7 @@ use super::execution::PlannedOperation;
 use super::filesystem::VolumeFilesystem;
 use super::interrupts::{InterruptibleAnswer, RequestIdentity};
 use super::permission_check::{AttributeRequest, XattrChange, is_sticky};
-use super::stale_entries::PathWatch;
+use super::stale_entries::{check_changed_path, check_path, check_paths};
 use crate::record::{EntryKey, EntryName, InodeNumber, RecordEffect};
 use crate::view::{
     CallerIdentity, Inode, InodeContent, NewInode, PrivilegeLoss, RenameKind, RenameRequest, VolumeNamespace, XattrMode,
@@ -169,12 +169,13 @@ impl VolumeFilesystem {
         answer: impl FnOnce(Result<CachedAttributes, Errno>) + Send + 'static,
     ) {
         let (caller, inode, client) = (CallingThread::of(request), number_of(inode), Arc::clone(&self.client));
-        // Check the path only for truncate(2), for which the kernel can walk the path again. ftruncate(2) has a handle. For
-        // other changes, fchmod(2), which has no path, looks the same as chmod(2).
-        let has_path = attributes.change.size.is_some() && !attributes.has_handle;
-        let watch = if has_path { self.client.watch_path(inode) } else { None };
+        // ftruncate(2) has a handle, and no path.
+        let watch = if attributes.has_handle { None } else { self.client.watch_path(inode) };
         let plan = move |namespace: &VolumeNamespace| {
-            check_path(watch.as_ref(), caller.thread)?;
+            match attributes.change.size {
+                Some(_) => check_path(watch.as_ref(), caller.thread)?,
+                None => check_changed_path(watch.as_ref(), caller)?,
+            }
             let change = caller.check_attributes(namespace, inode, &attributes)?;
             let loss = caller.attribute_privilege_loss(&namespace.inode(inode)?.attributes, &change)?;
             namespace.plan_set_attributes(inode, change, loss, caller.identity)
@@ -262,7 +263,9 @@ impl VolumeFilesystem {
     ) {
         let (caller, inode) = (CallingThread::of(request), number_of(inode));
         let (name, value) = (name.as_bytes().to_vec(), value.map(<[u8]>::to_vec));
+        let watch = self.client.watch_path(inode);
         self.change_and_answer(request, reply, move |namespace| {
+            check_changed_path(watch.as_ref(), caller)?;
             let change = if value.is_some() { XattrChange::Set } else { XattrChange::Remove };
             caller.check_xattr(namespace, inode, &name, change)?;
             namespace.plan_set_xattr(inode, &name, value.as_deref(), mode, caller.identity)
@@ -412,16 +415,6 @@ impl VolumeClient {
 /// writes them if it does not know yet that another client has cut the file.
 fn mapped_bytes(offset: u64, bytes: u32, size: u64) -> u32 {
     size.saturating_sub(offset).min(bytes.into()) as u32
-}
-
-/// Checks the path of a call of a thread, as [`PathWatch::check`] does.
-pub(super) fn check_path(watch: Option<&PathWatch>, thread: u32) -> Result<(), Errno> {
-    watch.map_or(Ok(()), |watch| watch.check(thread))
-}
-
-/// As `check_path`, for a call with several paths.
-pub(super) fn check_paths(watches: &[Option<PathWatch>], thread: u32) -> Result<(), Errno> {
-    watches.iter().try_for_each(|watch| check_path(watch.as_ref(), thread))
 }
 
 /// Answers a lookup after a refresh. A thread that repeats an open(2) gets a file that it can open: the lookup is repeated

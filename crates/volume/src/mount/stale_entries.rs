@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
+use super::calling_thread::CallingThread;
 use crate::record::{EntryKey, InodeNumber};
 
 /// Limit of [`SuspectInodes::since`]. At this size, the set is emptied.
@@ -140,6 +141,11 @@ impl PathWatch {
         self.check_found(thread, None)
     }
 
+    /// Whether the kernel may have an old name or old permissions of a part of the path.
+    pub(super) fn is_suspect(&self) -> bool {
+        !self.stale_entries.lock().suspects_of(self.call, None).is_empty()
+    }
+
     /// As `check`, for open(2). `found` is the file that the thread has looked up after ESTALE.
     pub(super) fn check_found(&self, thread: u32, found: Option<InodeNumber>) -> Result<(), Errno> {
         let mut table = self.stale_entries.lock();
@@ -162,6 +168,25 @@ impl Drop for PathWatch {
     fn drop(&mut self) {
         self.stale_entries.lock().calls.remove(&self.call);
     }
+}
+
+/// Checks the path of a call of a thread, as [`PathWatch::check`] does.
+pub(super) fn check_path(watch: Option<&PathWatch>, thread: u32) -> Result<(), Errno> {
+    watch.map_or(Ok(()), |watch| watch.check(thread))
+}
+
+/// As `check_path`, for a change of attributes. The request does not show whether the call has a path. The kernel repeats no
+/// call without one, such as fchmod(2).
+pub(super) fn check_changed_path(watch: Option<&PathWatch>, caller: CallingThread) -> Result<(), Errno> {
+    match watch {
+        Some(watch) if watch.is_suspect() && caller.changes_file_at_path() => watch.check(caller.thread),
+        _ => Ok(()),
+    }
+}
+
+/// As `check_path`, for a call with several paths.
+pub(super) fn check_paths(watches: &[Option<PathWatch>], thread: u32) -> Result<(), Errno> {
+    watches.iter().try_for_each(|watch| check_path(watch.as_ref(), thread))
 }
 
 /// An entry that is to be invalidated.

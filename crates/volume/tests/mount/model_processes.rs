@@ -90,6 +90,13 @@ fn may_read_old(operation: &Operation) -> bool {
     }
 }
 
+fn opened_slot(operation: &Operation) -> usize {
+    match *operation {
+        Operation::Open { slot, .. } => slot,
+        _ => panic!("only open(2) fails with ENXIO: {operation:?}"),
+    }
+}
+
 fn refused(error: Errno) -> OperationResult {
     Err(error)
 }
@@ -136,8 +143,16 @@ fn run_sequence(cluster: &VolumeCluster, local: &Path, seed: u64) {
             }
             // The kernel may refuse a call because of an older name that it has cached.
             let is_refused = result.is_err() && found.starts_with("Err(");
-            let is_missing = [Errno::NOENT, Errno::EXIST].iter().any(|error| found == format!("{:?}", refused(*error)));
-            let may_repeat = may_read_old(&operation) || is_refused || has_directory(&operation) && is_missing;
+            let is_one_of = |errors: &[Errno]| errors.iter().any(|error| found == format!("{:?}", refused(*error)));
+            if result.is_ok() && is_one_of(&[Errno::NXIO]) {
+                // A process of the other node reads the named pipe, which connects only processes of one node.
+                sides[process].execute(&Operation::Close { slot: opened_slot(&operation) }).unwrap();
+                break;
+            }
+            // Another node has just replaced a file by a directory, or a directory by a file (`docs/guide/volumes.md`).
+            let is_of_old_kind = is_one_of(&[Errno::NOTDIR, Errno::ISDIR]);
+            let is_missing = has_directory(&operation) && is_one_of(&[Errno::NOENT, Errno::EXIST]);
+            let may_repeat = may_read_old(&operation) || is_refused || is_of_old_kind || is_missing;
             assert!(
                 may_repeat && Instant::now() < deadline,
                 "seed {seed}, step {step}, process {process}: {operation:?}\n volume {found:.200}\n local  {expected:.200}"

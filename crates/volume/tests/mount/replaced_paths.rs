@@ -28,6 +28,7 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
     ("a_path_leads_through_the_current_directory_of_a_name", path_through_directory),
     ("a_symbolic_link_leads_to_its_current_target", path_through_link),
     ("a_named_pipe_that_another_node_has_replaced_is_not_opened", replaced_named_pipe),
+    ("attributes_are_changed_of_the_current_file_of_a_name", changed_attributes),
     ("permissions_that_another_node_has_changed_are_checked", changed_permissions),
     ("an_open_directory_that_another_node_has_renamed_stays_usable", renamed_open_directory),
     ("a_link_is_made_to_the_current_file_of_a_name", link_to_replaced_file),
@@ -152,6 +153,49 @@ fn replaced_named_pipe() {
         open().unwrap();
         fs::remove_file(&pipe).unwrap();
         assert_eq!(open().unwrap_err(), Errno::NOENT, "round {round}");
+    }
+}
+
+/// A call that changes attributes of the file at a path.
+type ChangeAtPath = (&'static str, fn(&Path) -> rustix::io::Result<()>);
+
+const XATTR: &str = "user.changed";
+
+const ATTRIBUTE_CALLS: [ChangeAtPath; 4] = [
+    ("chmod", |path| chmodat(CWD, path, Mode::RUSR, AtFlags::empty())),
+    ("chown", |path| chownat(CWD, path, Some(Uid::from_raw(USER)), None, AtFlags::empty())),
+    ("utimensat", |path| utimensat(CWD, path, &set_times(1), AtFlags::empty())),
+    ("setxattr", |path| setxattr(path, XATTR, b"new", XattrFlags::CREATE)),
+];
+
+fn has_changed_attributes(path: &Path) -> bool {
+    let state = fs::metadata(path).unwrap();
+    state.mode() & 0o777 == 0o400
+        || state.uid() == USER
+        || state.mtime() == 0
+        || getxattr(path, XATTR, &mut [0; 20]).is_ok()
+}
+
+/// The other node has an open file with the name `current`, which then gets another name. The kernel sends the same request
+/// for chmod(2) and fchmod(2).
+fn changed_attributes() {
+    let (_cluster, here, there) = mounted_pair();
+    for (name, call) in ATTRIBUTE_CALLS {
+        for round in 0..ROUNDS {
+            let [top, other_top] = [&here, &there].map(|root| root.join(format!("{name}-{round}")));
+            fs::create_dir(&top).unwrap();
+            ["current", "next"].iter().for_each(|file| write(&top.join(file), file));
+            let opened = File::open(other_top.join("current")).unwrap();
+            fs::rename(top.join("current"), top.join("previous")).unwrap();
+            fs::rename(top.join("next"), top.join("current")).unwrap();
+            call(&other_top.join("current")).unwrap_or_else(|error| panic!("{name}, round {round}: {error}"));
+            let [current, previous] = ["current", "previous"].map(|file| has_changed_attributes(&other_top.join(file)));
+            assert!(current && !previous, "{name}, round {round}: {current} {previous}");
+            fs::rename(top.join("previous"), top.join("moved")).unwrap();
+            fchmod(&opened, Mode::RUSR).unwrap_or_else(|error| panic!("fchmod, round {round}: {error}"));
+            fsetxattr(&opened, XATTR, b"new", XattrFlags::empty()).unwrap();
+            assert!(has_changed_attributes(&other_top.join("moved")), "round {round}");
+        }
     }
 }
 
