@@ -64,8 +64,7 @@ impl CallingThread {
     }
 
     fn system_call(self) -> Option<SystemCall> {
-        let id = i32::try_from(self.thread).ok().filter(|id| *id > 0)?;
-        SystemCall::read(id).ok()?
+        SystemCall::read(visible_id(self.thread)?).ok()?
     }
 
     /// Whether the thread is a member of a group. Without its status, only the group of the request counts.
@@ -105,11 +104,15 @@ impl CallingThread {
     /// The groups and capabilities of the thread. None if they are unknown: the thread is not visible in `/proc`, or it acts
     /// with other credentials than its own, as a worker of io_uring(7) may.
     fn status(self) -> Option<ProcStatus> {
-        let id = i32::try_from(self.thread).ok().filter(|id| *id > 0)?;
-        let status = ProcStatus::read(id).ok()?;
+        let status = ProcStatus::read(visible_id(self.thread)?).ok()?;
         let CallerIdentity { user, group, .. } = self.identity;
         (status.uids[3] == user && status.gids[3] == group).then_some(status)
     }
+}
+
+/// The id of a thread as `/proc` has it; none if this process cannot see the thread.
+pub(super) fn visible_id(thread: u32) -> Option<i32> {
+    i32::try_from(thread).ok().filter(|id| *id > 0)
 }
 
 #[cfg(test)]

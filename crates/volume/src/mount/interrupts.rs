@@ -14,6 +14,7 @@ use farfork_sys::process::ProcStatus;
 use fuser::{Request, RequestId};
 use rustix::process::Signal;
 
+use super::calling_thread::visible_id;
 use super::client::VolumeClient;
 use super::invalidation::DeferredAnswer;
 
@@ -184,8 +185,8 @@ impl VolumeClient {
 
 /// Whether a signal is ending the process of a thread.
 fn is_killed(thread: u32) -> bool {
-    let id = i32::try_from(thread).ok().filter(|id| *id > 0);
-    id.and_then(|id| ProcStatus::read(id).ok()).is_some_and(|status| has_fatal_signal(&status))
+    let status = visible_id(thread).and_then(|id| ProcStatus::read(id).ok());
+    status.is_some_and(|status| has_fatal_signal(&status))
 }
 
 fn has_fatal_signal(status: &ProcStatus) -> bool {

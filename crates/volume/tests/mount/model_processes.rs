@@ -90,17 +90,6 @@ fn may_read_old(operation: &Operation) -> bool {
     }
 }
 
-fn opened_slot(operation: &Operation) -> usize {
-    match *operation {
-        Operation::Open { slot, .. } => slot,
-        _ => panic!("only open(2) fails with ENXIO: {operation:?}"),
-    }
-}
-
-fn refused(error: Errno) -> OperationResult {
-    Err(error)
-}
-
 /// Whether a path of the operation leads through a directory. If another node has just replaced it, the operation may find the names
 /// of the old one (`docs/guide/volumes.md`).
 fn has_directory(operation: &Operation) -> bool {
@@ -135,18 +124,21 @@ fn run_sequence(cluster: &VolumeCluster, local: &Path, seed: u64) {
         let deadline = Instant::now() + WAIT_LIMIT;
         loop {
             let found = processes[process].execute(step);
-            let is_stale = found == format!("{:?}", refused(Errno::STALE));
+            let is_one_of =
+                |errors: &[Errno]| errors.iter().any(|error| found == format!("{:?}", OperationResult::Err(*error)));
             let is_read = matches!(operation, Operation::Read { .. } | Operation::StatFile { .. });
             // As on NFS: another node has removed the file, so its changes do not reach this node.
-            if found == expected || is_removed && (is_stale || is_read) {
+            if found == expected || is_removed && (is_one_of(&[Errno::STALE]) || is_read) {
                 break;
             }
             // The kernel may refuse a call because of an older name that it has cached.
             let is_refused = result.is_err() && found.starts_with("Err(");
-            let is_one_of = |errors: &[Errno]| errors.iter().any(|error| found == format!("{:?}", refused(*error)));
-            if result.is_ok() && is_one_of(&[Errno::NXIO]) {
-                // A process of the other node reads the named pipe, which connects only processes of one node.
-                sides[process].execute(&Operation::Close { slot: opened_slot(&operation) }).unwrap();
+            // A process of the other node reads the named pipe, which connects only processes of one node.
+            if let Operation::Open { slot, .. } = operation
+                && result.is_ok()
+                && is_one_of(&[Errno::NXIO])
+            {
+                sides[process].execute(&Operation::Close { slot }).unwrap();
                 break;
             }
             // Another node has just replaced a file by a directory, or a directory by a file (`docs/guide/volumes.md`).
