@@ -28,6 +28,7 @@ constexpr uint64_t PAGE_WORDS = PAGE_BYTES / sizeof(uint64_t);
 constexpr int64_t NS_PER_S = 1'000'000'000;
 // Duration of the calibration: long enough to determine the rate of the time-stamp counter to a few parts per million.
 constexpr long CALIBRATION_NS = 50'000'000;
+constexpr int CLOCK_ATTEMPTS = 5;
 // The number that a writing touch adds to the first word of a page.
 constexpr uint64_t MARK = 1;
 
@@ -67,14 +68,34 @@ __attribute__((format(printf, 1, 2))) void print_line(const char *format, ...) {
     if (write(STDOUT_FILENO, line, static_cast<size_t>(length)) != length) _exit(1);
 }
 
+// A clock and the time-stamp counter, read at the same time.
+struct ClockReading {
+    int64_t ns;
+    uint64_t ticks;
+};
+
+// Reads both several times, and returns the reading that took the shortest: between the two reads the kernel may run
+// another program, or a child may wait for a page.
+ClockReading read_clock(clockid_t clock) {
+    ClockReading reading{};
+    uint64_t shortest = UINT64_MAX;
+    for (int attempt = 0; attempt < CLOCK_ATTEMPTS; attempt++) {
+        uint64_t began = __rdtsc();
+        int64_t ns = now_ns(clock);
+        uint64_t duration = __rdtsc() - began;
+        if (duration >= shortest) continue;
+        shortest = duration;
+        reading = {ns, began + duration / 2};
+    }
+    return reading;
+}
+
 void calibrate() {
     timespec wait{0, CALIBRATION_NS};
-    int64_t began_ns = now_ns(CLOCK_MONOTONIC);
-    uint64_t began = __rdtsc();
+    ClockReading began = read_clock(CLOCK_MONOTONIC);
     nanosleep(&wait, nullptr);
-    int64_t ended_ns = now_ns(CLOCK_MONOTONIC);
-    uint64_t ended = __rdtsc();
-    ns_per_tick = static_cast<double>(ended_ns - began_ns) / static_cast<double>(ended - began);
+    ClockReading ended = read_clock(CLOCK_MONOTONIC);
+    ns_per_tick = static_cast<double>(ended.ns - began.ns) / static_cast<double>(ended.ticks - began.ticks);
 }
 
 // Reads one letter from standard input, or 0 at its end. `ticks` is the time-stamp counter right after the call.
@@ -246,8 +267,9 @@ Resident resident_memory() {
 
 [[noreturn]] void run_child(uint64_t first_ticks) {
     int64_t reported_ns = now_ns(CLOCK_REALTIME);
-    auto since_first_ns = static_cast<int64_t>(static_cast<double>(__rdtsc() - first_ticks) * ns_per_tick);
-    int64_t first_ns = reported_ns - since_first_ns;
+    ClockReading now = read_clock(CLOCK_REALTIME);
+    auto since_first_ns = static_cast<int64_t>(static_cast<double>(now.ticks - first_ticks) * ns_per_tick);
+    int64_t first_ns = now.ns - since_first_ns;
     Touched touched{};
     uint64_t wrong = 0;
     if (must_touch()) {

@@ -150,7 +150,8 @@ fn require_figure(document: &Value, mib: u64, expected: &ExpectedFigure<'_>) {
     let figure = figures.iter().find(is).unwrap_or_else(|| panic!("{mib} MiB: no {by} {name} {node:?} {pace}"));
     let number = |key: &str| figure[key].as_f64().unwrap_or_else(|| panic!("{key} is not a number: {figure}"));
     assert_eq!((figure["samples"].as_u64(), &figure["unit"]), (Some(2), &"ms".into()), "{figure}");
-    assert!(number("p50") > 0.0 && number("p10") <= number("p50") && number("p50") <= number("p90"));
+    let [p10, p50, p90] = ["p10", "p50", "p90"].map(number);
+    assert!(p50 > 0.0 && p10 <= p50 && p50 <= p90, "{figure}");
     let is_compared = by == "farfork" && ["checkpoint", "prepare", "resume", "execution"].contains(&name);
     assert_eq!(figure["reference"].is_number(), is_compared, "{figure}");
     assert_eq!(figure["below_reference"].is_boolean(), is_compared, "{figure}");
