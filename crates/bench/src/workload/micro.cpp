@@ -266,10 +266,9 @@ Resident resident_memory() {
 }
 
 [[noreturn]] void run_child(uint64_t first_ticks) {
-    int64_t reported_ns = now_ns(CLOCK_REALTIME);
-    ClockReading now = read_clock(CLOCK_REALTIME);
-    auto since_first_ns = static_cast<int64_t>(static_cast<double>(now.ticks - first_ticks) * ns_per_tick);
-    int64_t first_ns = now.ns - since_first_ns;
+    ClockReading reported = read_clock(CLOCK_REALTIME);
+    auto since_first_ns = static_cast<int64_t>(static_cast<double>(reported.ticks - first_ticks) * ns_per_tick);
+    int64_t first_ns = reported.ns - since_first_ns;
     Touched touched{};
     uint64_t wrong = 0;
     if (must_touch()) {
@@ -277,7 +276,7 @@ Resident resident_memory() {
         wrong = wrong_pages(access_mode == Access::write ? MARK : 0);
     }
     Resident resident = resident_memory();
-    print_line("child %lld %lld %lld %ld %llu %lu %lu", static_cast<long long>(first_ns), static_cast<long long>(reported_ns),
+    print_line("child %lld %lld %lld %ld %llu %lu %lu", static_cast<long long>(first_ns), static_cast<long long>(reported.ns),
         static_cast<long long>(touched.ns), touched.faults, static_cast<unsigned long long>(wrong), resident.shared_kib,
         resident.private_kib);
     _exit(wrong != 0);
