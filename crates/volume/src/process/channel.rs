@@ -23,6 +23,9 @@ use crate::log::LOG_BYTES_MAX;
 const MESSAGE_BYTES_MAX: u32 = 3 << 30;
 const _: () = assert!(MESSAGE_BYTES_MAX as u64 >= LOG_BYTES_MAX / 2 * 3);
 
+/// Memory that is reserved for a message before its bytes arrive, in bytes.
+const MESSAGE_CAPACITY_MAX: u32 = 1 << 20;
+
 /// One end of a connection.
 #[derive(Debug)]
 pub(super) struct MessageChannel {
@@ -105,8 +108,11 @@ pub(super) fn read_message<T: DeserializeOwned>(stream: &mut impl Read) -> io::R
     if length > MESSAGE_BYTES_MAX {
         return Err(io::ErrorKind::InvalidData.into());
     }
-    let mut bytes = vec![0; length as usize];
-    stream.read_exact(&mut bytes)?;
+    // Memory grows with the bytes that arrive: a length alone reserves little.
+    let mut bytes = Vec::with_capacity(length.min(MESSAGE_CAPACITY_MAX) as usize);
+    if stream.take(length.into()).read_to_end(&mut bytes)? < length as usize {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
     postcard::from_bytes(&bytes).map_err(io::Error::other)
 }
 
