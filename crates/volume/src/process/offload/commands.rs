@@ -240,7 +240,9 @@ fn drop_volume(node: &Arc<OffloadNode>, name: &VolumeName, silent: &[NodeName]) 
         return Err(reason);
     }
     let replicas: Vec<NodeName> = record.replicas.into_iter().filter(|replica| !silent.contains(replica)).collect();
-    remove_replicas(node, &key, &replicas).map_err(|reason| format!("volume {name} is not dropped yet: {reason}"))
+    remove_replicas(node, &key, &replicas).map_err(|reason| {
+        format!("volume {name} is not dropped yet: {reason}; then run `farfork volume drop {name}` again")
+    })
 }
 
 /// Waits until no node has a client of the volume. The mount of a silent node ends by itself.
