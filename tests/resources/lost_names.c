@@ -1,5 +1,6 @@
 /* Files whose opened name was removed or replaced, and that have another name: a named semaphore (sem_open(3) links and removes
- * a temporary name), open files, a file that is mapped shared and private, and a named pipe. Also a deleted null device. */
+ * a temporary name), open files, a file that is mapped shared and private, and a named pipe. A file that was made
+ * without a name (O_TMPFILE) and has one now. Also a deleted null device. */
 #include "resource.h"
 
 #include <semaphore.h>
@@ -7,7 +8,7 @@
 
 static sem_t *semaphore;
 static char name[64];
-static int file, replaced, pipe_end, device;
+static int file, replaced, named_later, pipe_end, device;
 static char *mapped, *mapped_private;
 
 static void remove_all(void) { unlink(path_of("second")), sem_unlink(name); }
@@ -30,6 +31,11 @@ static void set_up(void) {
     mapped_private = (char *)mmap(NULL, PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE, file, 0);
     REQUIRE(mapped_private != MAP_FAILED && memcmp(mapped_private, "first-", 6) == 0);
     replaced = open_and_replace("replaced", "kept");
+    char link_of_file[64];
+    named_later = open(path_of("."), O_TMPFILE | O_RDWR, 0600);
+    snprintf(link_of_file, sizeof link_of_file, "/proc/self/fd/%d", named_later);
+    REQUIRE(named_later >= 0 && write(named_later, "late", 4) == 4);
+    REQUIRE(linkat(AT_FDCWD, link_of_file, AT_FDCWD, path_of("late"), AT_SYMLINK_FOLLOW) == 0);
     REQUIRE(mkfifo(path_of("pipe"), 0600) == 0 && (pipe_end = open(path_of("pipe"), O_RDWR)) >= 0);
     REQUIRE(write(pipe_end, "in", 2) == 2 && link(path_of("pipe"), path_of("pipe-2")) == 0 && unlink(path_of("pipe")) == 0);
     REQUIRE(mapped != MAP_FAILED && link(path_of("first"), path_of("second")) == 0 && unlink(path_of("first")) == 0);
@@ -55,6 +61,9 @@ static void check(void) {
     int kept = open(path_of("kept"), O_RDWR), other_end = open(path_of("pipe-2"), O_RDWR);
     REQUIRE(kept >= 0 && pwrite(kept, "K", 1, 0) == 1 && pread(replaced, text, 5, 0) == 4 && memcmp(text, "Kept", 4) == 0);
     REQUIRE(pwrite(kept, "k", 1, 0) == 1 && close(kept) == 0);
+    int late = open(path_of("late"), O_RDWR);
+    REQUIRE(late >= 0 && pwrite(late, "L", 1, 0) == 1 && pread(named_later, text, 5, 0) == 4 && memcmp(text, "Late", 4) == 0);
+    REQUIRE(pwrite(late, "l", 1, 0) == 1 && close(late) == 0);
     REQUIRE(write(pipe_end, "2", 1) == 1 && read(other_end, text, 3) == 3 && memcmp(text, "in2", 3) == 0, "%s", text);
     REQUIRE(fstat(device, &status) == 0 && S_ISCHR(status.st_mode) && status.st_rdev == makedev(1, 3));
     REQUIRE(write(device, "x", 1) == 1 && read(device, text, 1) == 0);

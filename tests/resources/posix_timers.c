@@ -1,10 +1,12 @@
 /* POSIX timers: ids with a gap, remaining times, intervals, values; one that signals a certain thread, one that signals a
- * thread that has ended, and two that count the CPU time of one thread each. */
+ * thread that has ended, two that count the CPU time of one thread each, and more than the kernel lists at once. */
 #include "resource.h"
 #include "time_left.h"
 
+#define MANY 200
 #define VALUE ((void *)0x123456789abcdef0)
 
+static int many[MANY];
 static int far_off, gap, to_thread, to_ended, silent, own_work, others_work;
 static volatile pid_t ended;
 static volatile pid_t listener;
@@ -67,6 +69,10 @@ static void set_up(void) {
     struct sigevent worked = {.sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGRTMIN + 3};
     own_work = create(clock_of(pthread_self()), &worked);
     others_work = create(clock_of(thread), &worked);
+    for (int i = 0; i < MANY; i++) {
+        many[i] = create(CLOCK_MONOTONIC, &none);
+        arm(many[i], 1000 + i, 0, 0);
+    }
     arm(others_work, 500, 0, 7);
     arm(far_off, 3600, 0, 9);
     arm(silent, 1000, 0, 0);
@@ -96,6 +102,11 @@ static void check(void) {
     left = left_s(others_work, &interval_s);
     REQUIRE(interval_s == 7 && left >= 490 && left <= 500, "%ld s of work left, every %ld", left, interval_s);
     REQUIRE(left_s(own_work, &interval_s) == 0 && interval_s == 0);
+    for (int i = 0; i < MANY; i++) {
+        begin_asking();
+        left = left_s(many[i], &interval_s);
+        REQUIRE(interval_s == 0 && may_be_left(left, 1000 + i, 2), "timer %d: %ld s left", many[i], left);
+    }
     struct itimerspec none;
     REQUIRE(syscall(SYS_timer_gettime, gap, &none) == -1 && errno == EINVAL, "a deleted timer exists");
     arm(far_off, 0, 1000000, 0);

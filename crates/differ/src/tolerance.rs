@@ -142,6 +142,10 @@ pub const TOLERANCES: &[Tolerance] = &[
         "* fd/0",
         "standard input of a child is /dev/null, and other descriptors may refer to it too",
     ),
+    changes_to("fd/*/fcntl/F_GETFL", "4292610", "32770", REASON_NAMED_LATER),
+    changes_to("fd/*/info/flags", "020300002", "0100002", REASON_NAMED_LATER),
+    changes_to("fd/0/fcntl/F_GETFL", "32770", "32768", REASON_NULL_INPUT),
+    changes_to("fd/0/info/flags", "0100002", "0100000", REASON_NULL_INPUT),
     // A child that is paused before its first instruction is in the restorer, which blocks all signals.
     Tolerance { field: "fd/*", policy: TolerancePolicy::RestorerState, reason: REASON_PAUSED },
     changes_to("thread/*/signal mask", "*", "fffffffffffbfeff", REASON_PAUSED),
@@ -434,6 +438,11 @@ pub const TOLERANCES: &[Tolerance] = &[
 const O_LARGEFILE: u64 = 0o100_000;
 
 const REASON_OPENED_BY_KERNEL: &str = "a child opens by path what the kernel opened for the parent (TIOCGPTPEER)";
+
+const REASON_NULL_INPUT: &str = "standard input of a child is /dev/null, which it can only read";
+
+const REASON_NAMED_LATER: &str =
+    "a file that was made without a name (O_TMPFILE) is opened by its later name, or is a memory file in a child";
 
 const REASON_PAUSED: &str =
     "a child that is paused before its first instruction is in the restorer, which blocks all signals";

@@ -57,9 +57,7 @@ pub enum CaptureError {
         state: String,
     },
     /// The whole attempt took too long.
-    #[error(
-        "pid {pid} was not captured within {limit:?} (while: {phase}); try again when the machine is less busy, or with a longer limit"
-    )]
+    #[error("pid {pid} was not captured within {limit:?} (while: {phase}); try again when the machine is less busy")]
     TimedOut {
         /// The process.
         pid: i32,
@@ -162,9 +160,13 @@ fn format_refusals(refusals: &[Refusal]) -> String {
 }
 
 fn advice_for(call: &str) -> &'static str {
-    if call == "clone" {
-        "; the process's limits (RLIMIT_NPROC, pids cgroup) and memory.overcommit must allow it a fork(2); otherwise use `--freeze`, which makes no clone"
-    } else {
-        ""
+    match call {
+        "clone" => {
+            "; the process's limits (RLIMIT_NPROC, pids cgroup) and memory.overcommit must allow it a fork(2); otherwise use `--freeze`, which makes no clone"
+        }
+        "mmap" => {
+            "; the process must be able to map some 200 KiB more: see its limit of address space (`prlimit --as`) and vm.max_map_count"
+        }
+        _ => "",
     }
 }

@@ -4,6 +4,7 @@
 //! `tree` calls `PreparedProcess::prepare` before the stop, and `tree_pause` calls `run_pause`. Results that can be checked
 //! later are returned unchecked (`PauseOutcome`).
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
@@ -379,11 +380,23 @@ async fn read_posix_timers(
     runner: &mut ScriptRunner<'_, '_>,
 ) -> Result<Vec<PosixTimer>, CaptureError> {
     let survey = &prepared.survey;
-    let refusals = timers::refusals(survey.pid, listed, &survey.inner_ids());
+    // The survey also has threads that ended before the stop.
+    let threads: BTreeMap<i32, u32> = stopped
+        .snapshot
+        .threads
+        .iter()
+        .filter_map(|thread| {
+            let profile = survey.profiles.get(&thread.tid)?;
+            Some((thread.tid, profile.inner_id()))
+        })
+        .collect();
+    let others = threads.iter().filter(|(tid, _)| **tid != survey.pid).map(|(_, inner_id)| *inner_id);
+    let inner_ids: Vec<u32> = std::iter::once(survey.inner_id()).chain(others).collect();
+    let refusals = timers::refusals(survey.pid, listed, &inner_ids);
     if !refusals.is_empty() {
         return Err(CaptureError::refused(survey.pid, refusals));
     }
-    let inner_id = |tid: i32| survey.profiles.get(&tid).map(ThreadProfile::inner_id);
+    let inner_id = |tid: i32| threads.get(&tid).copied();
     let leader = InjectionTarget::leader(&stopped.snapshot, survey, &prepared.mem);
     let timers = timers::read_remaining(&leader, listed, inner_id, start, runner).await?;
     stopped.read_late_signals()?;

@@ -208,5 +208,10 @@ fn fill_fd_row(
 }
 
 pub(super) fn reopen_flags(flags: u32) -> u32 {
-    ((OFlags::from_bits_retain(flags) - OPEN_TIME_FLAGS) | OFlags::NOCTTY).bits()
+    let mut flags = OFlags::from_bits_retain(flags) - OPEN_TIME_FLAGS;
+    // O_TMPFILE contains O_DIRECTORY, with which no regular file can be opened.
+    if flags.contains(OFlags::TMPFILE) {
+        flags.remove(OFlags::TMPFILE);
+    }
+    (flags | OFlags::NOCTTY).bits()
 }

@@ -135,7 +135,8 @@ pub fn read_bytes(path: &str) -> io::Result<Vec<u8>> {
     read_once(path)
 }
 
-/// Reads a file of `/proc` that the kernel generates in one piece, such as `cgroup` or `timers`.
+/// Reads a file of `/proc` that the kernel generates in one piece, such as `cgroup`. A list whose entries the kernel
+/// generates one by one, such as `timers`, would be cut after some entries.
 ///
 /// # Errors
 /// NotFound or ESRCH if the process has ended; InvalidData if the file is not UTF-8.

@@ -22,6 +22,7 @@ use refusal::{refused, refused_at_stop};
 pub(crate) const TESTS: &[Test] = &[
     Test::shared("interval_timers", |cluster| restored(cluster, "interval_timers")),
     Test::shared("posix_timers", |cluster| restored(cluster, "posix_timers")),
+    Test::shared("timers_of_ending_threads", |cluster| restored(cluster, "timers_of_ending_threads")),
     Test::shared("timerfd", |cluster| restored(cluster, "timerfd")),
     Test::shared("refused_timerfd", |cluster| {
         refused(cluster, "refused_timerfd", &["fd 3", "TFD_TIMER_CANCEL_ON_SET"]);
@@ -113,6 +114,8 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("path_descriptors", |cluster| restored(cluster, "path_descriptors")),
     Test::shared("deleted_files", |cluster| restored(cluster, "deleted_files")),
     Test::shared("lost_names", |cluster| restored(cluster, "lost_names")),
+    Test::shared("differences", |cluster| by_each_strategy(cluster, "differences")),
+    Test::shared("refused_file_name", |cluster| refused(cluster, "refused_file_name", &["mapping", "rename the file"])),
     Test::shared("refused_lost_name", |cluster| refused(cluster, "refused_lost_name", &["fd 3", "hard link"])),
     Test::shared("epoll_targets", |cluster| restored(cluster, "epoll_targets")),
     Test::shared("refused_epoll_target", |cluster| {
@@ -273,8 +276,8 @@ impl Subject {
 /// All ways to fetch memory: the state of kernel objects must not depend on them.
 const STRATEGIES: [&str; 3] = ["cow", "prefetch", "eager"];
 
-/// Programs whose process tree changes all the time, so the kernel's views of parent and child are not compared.
-const CHANGING: [&str; 2] = ["process_loop", "program_loop"];
+/// Programs whose processes or threads change all the time, so the kernel's views of parent and child are not compared.
+const CHANGING: [&str; 3] = ["process_loop", "program_loop", "timers_of_ending_threads"];
 
 fn restored(cluster: &Cluster, name: &'static str) {
     if !CHANGING.contains(&name) {

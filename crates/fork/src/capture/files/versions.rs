@@ -17,7 +17,7 @@ use farfork_wire::descriptor::{
 };
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, openat, statat};
 
-use super::{FdKind, OpenFd};
+use super::{DELETED_SUFFIX, FdKind, OpenFd};
 use crate::file_identity;
 
 /// Maximum number of files that are held for all seeds together: a quarter of the 65,536 descriptors that the guide's
@@ -127,9 +127,12 @@ pub(in crate::capture) fn note_unverifiable_files(pid: i32, fds: &[OpenFd], maps
     };
     let files =
         fds.iter().filter(|fd| fd.kind == FdKind::Regular && !fd.is_standard_stream && !is_pseudo_path(&fd.link));
+    // Removed files and memory files are copied in the pause.
+    let files = files.filter(|fd| !fd.is_deleted);
     let open = files.filter(can_write).map(|fd| &fd.link);
     let written = |entry: &&MapEntry| entry.is_shared && entry.has_flag("mw") && entry.path.starts_with(b"/");
-    let mapped = maps.iter().filter(written).filter(|entry| !is_pseudo_path(&entry.path)).map(|entry| &entry.path);
+    let is_copied = |path: &[u8]| is_pseudo_path(path) || path.ends_with(DELETED_SUFFIX);
+    let mapped = maps.iter().filter(written).filter(|entry| !is_copied(&entry.path)).map(|entry| &entry.path);
     let paths: BTreeSet<_> = open.chain(mapped).map(|path| String::from_utf8_lossy(path)).collect();
     let names = paths.iter().take(UNVERIFIABLE_NAMES_MAX).map(|path| &**path).collect::<Vec<_>>().join(", ");
     let more = paths.len().saturating_sub(UNVERIFIABLE_NAMES_MAX);

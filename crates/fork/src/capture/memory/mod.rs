@@ -9,12 +9,16 @@ pub(super) mod stale_mappings;
 mod template_memory;
 mod writable_files;
 
+use std::ffi::OsStr;
 use std::io;
 use std::ops::Range;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
 
 use farfork_sys::process::MapEntry;
 use farfork_wire::PAGE_SIZE;
 use farfork_wire::descriptor::{PageRun, SpecialMapping, USER_SPACE_END};
+use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 
 pub(super) use builder::MemoryMap;
 pub(super) use file_systems::FileSystemCache;
@@ -22,7 +26,7 @@ pub(super) use template_memory::TemplateMemory;
 pub(super) use writable_files::{WrittenMappings, link_writable_files};
 
 use super::error::Refusal;
-use super::files::{DELETED_SUFFIX, SHARED_MEMORY_PREFIX};
+use super::files::{DELETED_SUFFIX, SHARED_MEMORY_PREFIX, path_identity};
 use super::shared::SEGMENT_PREFIX;
 use file_systems::{HUGETLB_FLAG, OWN_FILE_FLAG};
 
@@ -150,6 +154,10 @@ pub(super) fn file_refusals<'a>(pid: i32, maps: impl IntoIterator<Item = &'a Map
     let refusal = |entry: &MapEntry| {
         let bytes = || std::fs::metadata(format!("/proc/{pid}/map_files/{}", entry.range_name())).ok();
         let reason = match classify_mapping(entry).ok()? {
+            MappingKind::SharedFile | MappingKind::SharedObject if has_ambiguous_path(pid, entry) => {
+                "the kernel writes the name of its file as if the file was removed or had another name, because the name \
+                 contains ` (deleted)` or `\\012`: rename the file"
+            }
             MappingKind::SharedFile => check_path(entry).err()?,
             MappingKind::SharedObject if entry.path.starts_with(SEGMENT_PREFIX) => {
                 check_segment_size(entry, bytes()?.len()).err()?
@@ -159,6 +167,21 @@ pub(super) fn file_refusals<'a>(pid: i32, maps: impl IntoIterator<Item = &'a Map
         Some(Refusal::new(format!("pid {pid}, mapping {:#x}-{:#x}", entry.start, entry.end), reason))
     };
     maps.into_iter().filter(|entry| !is_dontfork(entry)).filter_map(refusal).collect()
+}
+
+/// Whether the kernel's text of a path, in which it appends ` (deleted)` and writes a newline as `\012`, is itself the path of
+/// the mapped file.
+fn has_ambiguous_path(pid: i32, entry: &MapEntry) -> bool {
+    if !is_deleted(&entry.path) && !entry.path.contains(&b'\n') {
+        return false;
+    }
+    let text = entry.path.split(|byte| *byte == b'\n').collect::<Vec<_>>().join(&b"\\012"[..]);
+    let found = || {
+        let link = format!("/proc/{pid}/map_files/{}", entry.range_name());
+        statx(CWD, link, AtFlags::empty(), StatxFlags::BASIC_STATS | StatxFlags::MNT_ID).ok()
+    };
+    // Without a path, or after the end of the mapping, `found` is none.
+    found().is_some() && Path::new(OsStr::from_bytes(&text)).exists() && path_identity::is_mapping_at_path(&text, found)
 }
 
 /// Returns the path of a mapped file, by which children open it.

@@ -1,10 +1,10 @@
 //! Timers of a process, which only the process itself can query. Interval timers are among the first calls of the pause
 //! (`injection::thread_queries`). POSIX timers take calls of their own, if `/proc` lists any.
 
+use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use farfork_sys::process;
 use farfork_wire::descriptor::{IntervalTimer, PosixTimer, RESTORED_NUMBER_MAX, TimerSpec};
 
 use crate::capture::error::{CaptureError, Refusal};
@@ -53,7 +53,8 @@ pub(in crate::capture) struct ListedTimer {
 
 /// Lists the POSIX timers of a process, by ascending number.
 pub(in crate::capture) fn list_timers(pid: i32) -> Result<Vec<ListedTimer>, CaptureError> {
-    let text = process::read_text(&format!("/proc/{pid}/timers")).map_err(CaptureError::reading(pid, "the timers"))?;
+    // The kernel returns at most some 60 timers for each read(2).
+    let text = fs::read_to_string(format!("/proc/{pid}/timers")).map_err(CaptureError::reading(pid, "the timers"))?;
     let unknown = || std::io::Error::new(std::io::ErrorKind::InvalidData, "its format is not known");
     parse_timers(&text).ok_or_else(|| CaptureError::reading(pid, "the timers")(unknown()))
 }
