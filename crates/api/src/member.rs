@@ -24,6 +24,7 @@ impl From<Member> for v1::Member {
                 xstate_bytes: processor.state.bytes,
                 features: processor.features.to_vec(),
             }),
+            clock_unix_ms: 0,
         }
     }
 }
@@ -74,6 +75,7 @@ impl From<MemberView> for v1::NodeView {
             silent_ms: u64::try_from(view.silence.as_millis()).unwrap_or(u64::MAX),
             is_self: view.is_self,
             not_ready: view.member.not_ready.unwrap_or_default(),
+            clock_difference_ms: None,
         }
     }
 }

@@ -16,6 +16,7 @@ use tokio::time::{MissedTickBehavior, interval, timeout_at};
 use tonic::Code;
 
 use crate::auth::Caller;
+use crate::clock::unix_ms_now;
 use crate::member_file::MemberFile;
 use crate::peers::Peers;
 use crate::trust;
@@ -131,6 +132,7 @@ pub(crate) fn handle_heartbeat(
     from: v1::Member,
 ) -> Result<v1::Members, Failure> {
     check_sender(caller, &from)?;
+    let sender_clock_ms = from.clock_unix_ms;
     let from = Member::try_from(from)?;
     let name = from.name.clone();
     let now = Instant::now();
@@ -144,6 +146,7 @@ pub(crate) fn handle_heartbeat(
     })?;
     event.iter().for_each(log_event);
     peers.reserved_names().release(&name);
+    peers.record_clock(name, sender_clock_ms);
     let members = membership.known_members(now).into_iter().map(v1::Member::from).collect();
     drop(membership);
     let credentials = peers.security().credentials();
@@ -162,9 +165,10 @@ fn unknown_addresses(peers: &Peers, join: &[SocketAddr]) -> Vec<SocketAddr> {
 async fn send_heartbeat(peers: Arc<Peers>, address: SocketAddr) -> Result<(), Failure> {
     let object = format!("node at {address}");
     let own_member: v1::Member = peers.membership().own_member().clone().into();
+    let heartbeat = v1::Member { clock_unix_ms: unix_ms_now(), ..own_member };
     let roster_counter = peers.applied_roster_counter();
     let mut client = peer_client(peers.channel(address));
-    let answer = client.heartbeat(request_with_timeout(HEARTBEAT_TIMEOUT, own_member)).await;
+    let answer = client.heartbeat(request_with_timeout(HEARTBEAT_TIMEOUT, heartbeat)).await;
     let answer = answer.map_err(|status| Failure::from_status(&object, &status))?.into_inner();
     let v1::Members { members, roster, holds_authority } = answer;
     let members: Vec<Member> = members.into_iter().map(Member::try_from).collect::<Result<_, _>>()?;

@@ -14,6 +14,7 @@ use farfork_wire::NodeName;
 use tonic::Code;
 use tonic::transport::Channel;
 
+use crate::clock::unix_ms_now;
 use crate::trust::{AppliedRoster, NameReservations, Security};
 
 /// Time for which a connection is used for new requests. An older connection stays open until its last request has
@@ -41,6 +42,8 @@ pub(crate) struct Peers {
     reserved_names: NameReservations,
     /// The control address of the node that last reported that it holds the authority.
     authority_address: Mutex<Option<SocketAddr>>,
+    /// The real-time clock of each member minus that of this node, in milliseconds, at its last heartbeat.
+    clock_differences: Mutex<HashMap<NodeName, i64>>,
 }
 
 /// The next step if a member is unreachable.
@@ -60,6 +63,7 @@ impl Peers {
             applied_roster: followed,
             reserved_names: NameReservations::default(),
             authority_address: Mutex::default(),
+            clock_differences: Mutex::default(),
         }
     }
 
@@ -86,6 +90,23 @@ impl Peers {
             (false, Some(before)) if before == address => *known = None,
             (false, _) => {}
         }
+    }
+
+    /// Records the clock that a member reports in a heartbeat, in milliseconds since 1970; 0 if it reports none.
+    pub(crate) fn record_clock(&self, name: NodeName, clock_unix_ms: u64) {
+        if clock_unix_ms != 0 {
+            let difference_ms = clock_unix_ms.cast_signed().saturating_sub(unix_ms_now().cast_signed());
+            self.clock_differences().insert(name, difference_ms);
+        }
+    }
+
+    /// Returns the clock of a member minus that of this node, in milliseconds; `None` if the member has reported none.
+    pub(crate) fn clock_difference_ms(&self, name: &NodeName) -> Option<i64> {
+        self.clock_differences().get(name).copied()
+    }
+
+    fn clock_differences(&self) -> MutexGuard<'_, HashMap<NodeName, i64>> {
+        self.clock_differences.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns this node's name.

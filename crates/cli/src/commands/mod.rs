@@ -8,6 +8,7 @@ mod cluster;
 mod completions;
 mod core;
 mod demo;
+mod doctor;
 mod down;
 mod drop;
 mod fork;
@@ -61,6 +62,7 @@ pub(crate) enum Command {
     Down(down::Down),
     Cluster(cluster::ClusterArguments),
     Node(node::Node),
+    Doctor(doctor::Doctor),
     #[command(hide = true)]
     Pager(pager::Pager),
     #[command(hide = true)]
@@ -108,6 +110,7 @@ impl Command {
         match self {
             Command::Up(_) | Command::Down(_) | Command::Run(_) => &[RunDir],
             Command::Node(_) | Command::Pager(_) => &[RunDir, Trust],
+            Command::Doctor(_) => &[Socket, RunDir],
             Command::Cluster(command) => command.connection_options(),
             Command::Volume(command) => command.connection_options(),
             Command::CallTimer(_)
@@ -128,6 +131,7 @@ impl Command {
             Command::Down(command) => command.run(&global),
             Command::Cluster(command) => command.run(global),
             Command::Node(command) => command.run(&global),
+            Command::Doctor(command) => block_on(command.run(global)),
             Command::Pager(command) => command.run(&global),
             Command::CallTimer(command) => command.run(),
             Command::Tend(command) => command.run(),

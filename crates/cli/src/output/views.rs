@@ -252,6 +252,8 @@ pub(crate) struct NodeView {
     pub(crate) is_self: bool,
     /// Why the node accepts no children; empty if it accepts them.
     pub(crate) not_ready: String,
+    /// The node's clock minus that of the answering node; `null` if it has not reported its clock.
+    pub(crate) clock_difference_ms: Option<i64>,
 }
 
 impl From<v1::NodeView> for NodeView {
@@ -270,6 +272,7 @@ impl From<v1::NodeView> for NodeView {
             silent_ms: node.silent_ms,
             is_self: node.is_self,
             not_ready: node.not_ready,
+            clock_difference_ms: node.clock_difference_ms,
         }
     }
 }

@@ -121,6 +121,7 @@ const LOCAL_COMMANDS: &[(TestedCommand, &[&str])] = &[
     (TestedCommand::new("down", &[]), &["--run-dir"]),
     (TestedCommand::new("run", &["true"]), &["--run-dir"]),
     (TestedCommand::new("node", &["--name", "n1", "--listen", "127.0.0.1:0"]), &["--run-dir", "--trust"]),
+    (TestedCommand::new("doctor", &[]), &["--socket", "--run-dir"]),
     (TestedCommand::new("cluster init", &[]), &["--node", "--trust"]),
     (TestedCommand::new("cluster rotate", &[]), &["--socket", "--run-dir", "--node"]),
     (TestedCommand::new("volume umount", &["/"]), &[]),

@@ -24,6 +24,7 @@ mod cores_are_readable;
 mod daemons_and_pagers_may_die;
 mod demo_runs;
 mod disks_may_be_full;
+mod doctor_checks_this_machine;
 mod exclusive_set;
 mod fan_outs_begin_with_a_zygote;
 mod files_and_streams;
@@ -119,6 +120,7 @@ const TEST_FILES: &[(&str, &[Test])] = &[
     ("volumes_outlive_lost_files", volumes_outlive_lost_files::TESTS),
     ("volume_files_are_forked", volume_files_are_forked::TESTS),
     ("ps_watches_children", ps_watches_children::TESTS),
+    ("doctor_checks_this_machine", doctor_checks_this_machine::TESTS),
     ("refusals_name_object_and_cause", refusals_name_object_and_cause::TESTS),
     ("connection_options_are_honoured", connection_options_are_honoured::TESTS),
     ("mounts_may_not_answer", mounts_may_not_answer::TESTS),

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use farfork_api::v1;
+use farfork_cluster::membership::MemberView;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
@@ -103,7 +104,11 @@ impl v1::node_server::Node for ControlService {
     }
 
     async fn list_nodes(&self, _: Request<v1::ListNodesRequest>) -> UnaryResult<v1::ListNodesResponse> {
-        let nodes = self.0.peers.views().into_iter().map(v1::NodeView::from).collect();
+        let to_message = |view: MemberView| {
+            let clock_difference_ms = self.0.peers.clock_difference_ms(&view.member.name);
+            v1::NodeView { clock_difference_ms, ..view.into() }
+        };
+        let nodes = self.0.peers.views().into_iter().map(to_message).collect();
         Ok(Response::new(v1::ListNodesResponse { nodes }))
     }
 

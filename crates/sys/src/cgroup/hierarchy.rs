@@ -45,6 +45,15 @@ pub struct CreationBase {
 }
 
 impl Hierarchy {
+    /// Whether the hierarchy has this controller, for any of its groups. Changes nothing, unlike [`Self::creation_base`].
+    pub fn has_controller(&self, name: &str) -> bool {
+        let of_top = match self.version {
+            CgroupVersion::V1 => self.controllers.clone(),
+            CgroupVersion::V2 => super::controllers(&self.top).unwrap_or_default(),
+        };
+        of_top.iter().any(|controller| controller == name)
+    }
+
     /// Chooses where this process creates groups that need the `wanted` controllers. The process's own group is preferred,
     /// so that the limits of the process also limit what the process starts. A version 2 group that has processes cannot
     /// enable controllers for the groups below it. Then the topmost group is tried. If it cannot enable them either, the new
