@@ -50,6 +50,15 @@ pub trait Catalog: fmt::Debug + Send + Sync {
     /// `Store` or `Format`: the store cannot be read. A volume's writers must then stop.
     fn read(&self) -> Result<Arc<CatalogContents>, CatalogError>;
 
+    /// Returns the contents that this process has read last, without a request over the network. They may be old: nothing may
+    /// be decided from them that another node could have decided differently meanwhile.
+    ///
+    /// # Errors
+    /// As `read`, if nothing was read yet.
+    fn last_read(&self) -> Result<Arc<CatalogContents>, CatalogError> {
+        self.read()
+    }
+
     /// Writes a record if its revision in the store is `record.revision` (0: the store has no such record). Returns the new
     /// revision, which no record has had before. When this returns, the record survives a power failure.
     ///

@@ -8,6 +8,7 @@ mod cgroups;
 mod config;
 mod daemon;
 mod error;
+mod etcd;
 mod network;
 mod node;
 mod run_dir;
@@ -22,6 +23,7 @@ use farfork_sys::mount::point;
 
 pub use self::config::LocalClusterConfig;
 pub use self::error::LocalError;
+pub use self::etcd::{EtcdTls, LoopbackEtcd};
 pub use self::node::LocalNode;
 
 use self::daemon::LaunchOptions;

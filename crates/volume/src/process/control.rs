@@ -193,6 +193,8 @@ pub struct VolumeStatus {
     pub record: VolumeRecord,
     /// The state of each of `record.replicas`, in that order. Empty in the reply to `List`.
     pub replicas: Vec<ReplicaStatus>,
+    /// Why the catalog cannot be read. The record is then the one that the node has read last.
+    pub catalog_failure: Option<String>,
 }
 
 impl VolumeStatus {

@@ -6,6 +6,7 @@ mod create;
 mod drop;
 mod ls;
 mod mount;
+mod mount_options;
 mod process;
 mod replace;
 mod status;

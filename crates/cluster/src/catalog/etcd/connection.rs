@@ -31,6 +31,8 @@ pub(super) struct EtcdConnection {
 /// The members, and the client of the one that answered last.
 struct EtcdMembers {
     urls: Vec<String>,
+    /// What to do when no member answers.
+    next_step: String,
     options: ConnectOptions,
     /// Time limit of a request, with all attempts.
     request_timeout: Duration,
@@ -66,7 +68,9 @@ impl EtcdConnection {
         let scheme = if location.uses_tls { "https" } else { "http" };
         let urls = location.members.iter().map(|member| format!("{scheme}://{member}")).collect();
         let (options, present) = (connect_options(location)?, Mutex::default());
-        let members = EtcdMembers { urls, options, request_timeout, present };
+        let addresses = location.members.join(",");
+        let next_step = format!("see whether most members run: `etcdctl --endpoints={addresses} endpoint status`");
+        let members = EtcdMembers { urls, next_step, options, request_timeout, present };
         let runtime =
             runtime::Builder::new_multi_thread().worker_threads(1).thread_name("etcd").enable_all().build()?;
         Ok(Self { members: Arc::new(members), runtime: Some(runtime) })
@@ -98,10 +102,11 @@ impl EtcdConnection {
         let members = Arc::clone(&self.members);
         self.runtime().spawn(async move {
             loop {
-                if let Err(error) = members.watch(&prefix, &changes).await {
+                let member = members.present_index();
+                if let Err(error) = members.watch(member, &prefix, &changes).await {
                     tracing::debug!(error = error_text(&error), "the watch of the catalog is started again");
                 }
-                members.use_next();
+                members.use_next_after(member);
                 sleep(RETRY_WAIT).await;
             }
         });
@@ -126,9 +131,9 @@ impl EtcdMembers {
         let mut was_repeated = false;
         let mut failed_members = 0;
         loop {
-            let attempt = timeout(ATTEMPT_TIMEOUT, async { request(self.client().await?).await });
-            let (member, result) = (self.present_url(), attempt.await);
-            let reason = match result {
+            let index = self.present_index();
+            let (member, attempt) = (&self.urls[index], async { request(self.client(index).await?).await });
+            let reason = match timeout(ATTEMPT_TIMEOUT, attempt).await {
                 Ok(Ok(reply)) => return Ok(EtcdReply { reply, was_repeated }),
                 Ok(Err(error)) if !may_be_repeated(&error) => {
                     return Err(io::Error::other(format!("{member}: {}", error_text(&error))));
@@ -137,11 +142,11 @@ impl EtcdMembers {
                 Err(_) => format!("no answer within {} s", ATTEMPT_TIMEOUT.as_secs()),
             };
             was_repeated = true;
-            self.use_next();
+            self.use_next_after(index);
             failed_members += 1;
             if Instant::now() >= deadline {
-                let text =
-                    format!("no member has answered within {} s; {member}: {reason}", self.request_timeout.as_secs());
+                let (limit_s, next_step) = (self.request_timeout.as_secs(), &self.next_step);
+                let text = format!("no member has answered within {limit_s} s; {member}: {reason}: {next_step}");
                 return Err(io::Error::new(io::ErrorKind::TimedOut, text));
             }
             if failed_members % self.urls.len() == 0 {
@@ -151,8 +156,8 @@ impl EtcdMembers {
     }
 
     /// Returns when the watch has ended.
-    async fn watch(&self, prefix: &str, changes: &WatchedChanges) -> Result<(), EtcdError> {
-        let mut client = self.client().await?;
+    async fn watch(&self, member: usize, prefix: &str, changes: &WatchedChanges) -> Result<(), EtcdError> {
+        let mut client = self.client(member).await?;
         let mut stream = client.watch(prefix, Some(WatchOptions::new().with_prefix())).await?;
         while let Some(answer) = stream.message().await? {
             // The first answer says that the watch has begun. Changes before it were not reported.
@@ -166,30 +171,32 @@ impl EtcdMembers {
         Ok(())
     }
 
-    /// The client of the present member. Connects if there is none.
-    async fn client(&self) -> Result<Client, EtcdError> {
-        let url = {
+    /// The client of a member. Connects if there is none.
+    async fn client(&self, index: usize) -> Result<Client, EtcdError> {
+        {
             let present = self.lock();
-            if let Some(client) = &present.client {
+            if let Some(client) = present.client.as_ref().filter(|_| present.index == index) {
                 return Ok(client.clone());
             }
-            self.urls[present.index].clone()
-        };
-        let client = Client::connect([url.as_str()], Some(self.options.clone())).await?;
+        }
+        let client = Client::connect([&self.urls[index]], Some(self.options.clone())).await?;
         let mut present = self.lock();
-        if self.urls[present.index] == url {
+        if present.index == index {
             present.client = Some(client.clone());
         }
         Ok(client)
     }
 
-    fn use_next(&self) {
+    /// Continues with the next member after one has failed, unless another request has already done so.
+    fn use_next_after(&self, failed: usize) {
         let mut present = self.lock();
-        *present = PresentMember { index: (present.index + 1) % self.urls.len(), client: None };
+        if present.index == failed {
+            *present = PresentMember { index: (failed + 1) % self.urls.len(), client: None };
+        }
     }
 
-    fn present_url(&self) -> String {
-        self.urls[self.lock().index].clone()
+    fn present_index(&self) -> usize {
+        self.lock().index
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, PresentMember> {

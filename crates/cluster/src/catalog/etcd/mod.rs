@@ -209,6 +209,13 @@ impl Catalog for EtcdCatalog {
         Ok(contents)
     }
 
+    fn last_read(&self) -> Result<Arc<CatalogContents>, CatalogError> {
+        let cached = self.cached.lock().unwrap_or_else(PoisonError::into_inner);
+        let contents = cached.as_ref().map(|cached| Arc::clone(&cached.contents));
+        drop(cached);
+        contents.map_or_else(|| self.read(), Ok)
+    }
+
     fn write_volume(&self, name: &VolumeName, record: &VolumeRecord) -> Result<u64, CatalogError> {
         let (key, write) = (self.key("volumes", name.as_str()), fastrand::u64(..));
         let value = encode(write, record);

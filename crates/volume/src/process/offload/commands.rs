@@ -12,7 +12,7 @@ use farfork_wire::NodeName;
 
 use super::check;
 use super::handlers::describe_replica;
-use super::node::OffloadNode;
+use super::node::{OffloadNode, ReplicaError};
 use crate::chain::calls::{CreateReplica, DescribeReplica, DropReplica, HasClient, ReplicaDescription, VolumeKey};
 use crate::chain::{CALL_TIMEOUT, membership};
 use crate::log::{LOG_BYTES_MAX, LOG_BYTES_MIN};
@@ -59,6 +59,7 @@ fn execute(
                 name: name.clone(),
                 record: record.clone(),
                 replicas: Vec::new(),
+                catalog_failure: None,
             });
             Ok(ControlAnswer::Volumes(volumes.collect()))
         }
@@ -131,8 +132,14 @@ fn abandon_creation(node: &Arc<OffloadNode>, key: &VolumeKey, record: &VolumeRec
     }
 }
 
+/// Describes a volume. While the catalog cannot be read, this is what the node knows, with the reason.
 fn status(node: &Arc<OffloadNode>, name: VolumeName) -> Result<VolumeStatus, String> {
-    let record = node.record(&name).map_err(|error| error.to_string())?;
+    let (contents, catalog_failure) = match node.catalog.read() {
+        Ok(contents) => (contents, None),
+        Err(error) => (node.catalog.last_read().map_err(|_| error.to_string())?, Some(error.to_string())),
+    };
+    let record = contents.volumes.get(&name).cloned();
+    let record = record.ok_or_else(|| ReplicaError::UnknownVolume(name.clone()).to_string())?;
     let key = VolumeKey { name: name.clone(), id: record.id };
     let replicas = record.replicas.iter().map(|replica| {
         let described = if *replica == node.name {
@@ -151,7 +158,7 @@ fn status(node: &Arc<OffloadNode>, name: VolumeName) -> Result<VolumeStatus, Str
         }
     });
     let replicas = replicas.collect();
-    Ok(VolumeStatus { name, record, replicas })
+    Ok(VolumeStatus { name, record, replicas, catalog_failure })
 }
 
 /// Gives the place of a replica to another node, which catches up by itself. The files on the node that then has no replica
