@@ -6,25 +6,128 @@ use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
+use farfork_sys::clone;
+use farfork_sys::process_identity::ProcessIdentity;
 use rustix::process::{Pid, Signal, kill_process};
+use serde::{Deserialize, Serialize};
 
-use crate::catalog::EtcdLocation;
+use super::daemon::{command_in_cgroups, read_log_tail, start_logged};
+use super::error::LocalError;
+use super::node::LocalNode;
+use crate::catalog::{Catalog as _, EtcdCatalog, EtcdLocation};
+
+/// Number of members of a cluster's etcd: it answers without one of them.
+const MEMBERS: usize = 3;
+/// The usual ports of a member. Members at the same address have these ports plus a multiple of `PORT_STEP`.
+const CLIENT_PORT: u16 = 2379;
+const PEER_PORT: u16 = 2380;
+const PORT_STEP: u16 = 10;
+/// Longest wait until most members answer.
+const READY_LIMIT: Duration = Duration::from_secs(60);
+/// The prefix of the keys.
+const PREFIX: &str = "/farfork";
 
 /// The addresses and the directory of one member.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct EtcdMember {
-    pub(super) name: String,
+    name: String,
     /// The address for requests.
-    pub(super) client: SocketAddr,
+    client: SocketAddr,
     /// The address for other members.
-    pub(super) peer: SocketAddr,
-    pub(super) data: PathBuf,
+    peer: SocketAddr,
+    data: PathBuf,
+}
+
+/// A member of the etcd of a local cluster, in the namespace of one of its nodes.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct EtcdNode {
+    member: EtcdMember,
+    netns: String,
+    cgroups: Vec<PathBuf>,
+    /// The process that was started last, in the text form of [`ProcessIdentity`].
+    process: Option<String>,
+}
+
+/// Plans the members of a cluster's etcd, in turn next to its nodes.
+pub(super) fn plan_members(nodes: &[LocalNode], run_dir: &Path, cgroups: &[PathBuf]) -> Vec<EtcdNode> {
+    let plan = |index: usize| {
+        let (node, name) = (&nodes[index % nodes.len()], format!("m{}", index + 1));
+        let offset = PORT_STEP * (index / nodes.len()) as u16;
+        let address = |port: u16| SocketAddr::new(node.address.ip(), port + offset);
+        let data = etcd_dir(run_dir).join(&name);
+        let member = EtcdMember { name, client: address(CLIENT_PORT), peer: address(PEER_PORT), data };
+        EtcdNode { member, netns: node.netns.clone(), cgroups: cgroups.to_vec(), process: None }
+    };
+    (0..MEMBERS).map(plan).collect()
+}
+
+/// The directory of the members' data and logs.
+pub(super) fn etcd_dir(run_dir: &Path) -> PathBuf {
+    run_dir.join("etcd")
+}
+
+/// Requires that the program is installed.
+pub(super) fn require_program() -> Result<(), LocalError> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let is_installed = std::env::split_paths(&path).any(|directory| directory.join("etcd").is_file());
+    if is_installed { Ok(()) } else { Err(LocalError::NoEtcd) }
+}
+
+/// Starts the members that do not run.
+pub(super) fn start_ended(nodes: &mut [EtcdNode]) -> Result<(), LocalError> {
+    let members: Vec<EtcdMember> = nodes.iter().map(|node| node.member.clone()).collect();
+    nodes.iter_mut().filter(|node| !node.is_alive()).try_for_each(|node| node.start(&members))
+}
+
+/// Where the nodes of a cluster find its etcd.
+pub(super) fn location(nodes: &[EtcdNode]) -> EtcdLocation {
+    let members = nodes.iter().map(|node| node.member.client.to_string()).collect();
+    EtcdLocation { uses_tls: false, members, prefix: PREFIX.to_owned(), credentials: None }
+}
+
+/// Waits until most members answer. `node` has the network from which they are reached.
+pub(super) fn wait_ready(nodes: &[EtcdNode], node: &LocalNode) -> Result<(), LocalError> {
+    let deadline = Instant::now() + READY_LIMIT;
+    let read = || EtcdCatalog::open(&location(nodes)).and_then(|catalog| catalog.read()).map_err(io::Error::other);
+    while let Err(cause) = node.run_in_network(read) {
+        let ended = nodes.iter().find(|node| !node.is_alive());
+        if ended.is_some() || Instant::now() >= deadline {
+            let log = ended.unwrap_or(&nodes[0]).member.log();
+            return Err(LocalError::EtcdNoAnswer { cause, log_tail: read_log_tail(&log), log });
+        }
+    }
+    Ok(())
+}
+
+impl EtcdNode {
+    fn start(&mut self, members: &[EtcdMember]) -> Result<(), LocalError> {
+        let mut command = command_in_cgroups(self.cgroups.iter().cloned());
+        command.arg("etcd").args(self.member.arguments(members, None)).current_dir("/");
+        let started = start_logged(&self.netns, command, &self.member.log()).map_err(|cause| LocalError::Start {
+            node: self.member.name.clone(),
+            command: "etcd".into(),
+            cause,
+        })?;
+        self.process = Some(started.to_string());
+        Ok(())
+    }
+
+    fn is_alive(&self) -> bool {
+        let process = self.process.as_ref().and_then(|text| text.parse::<ProcessIdentity>().ok()?.open().ok()?);
+        // Also reaps the process if it is a child of this one.
+        process.is_some_and(|process| !clone::reap_within(&process, Duration::ZERO).unwrap_or(false))
+    }
 }
 
 impl EtcdMember {
-    /// The command that runs this member of a cluster. It must run in the foreground of its process.
-    pub(super) fn arguments(&self, members: &[Self], tls: Option<&EtcdTls>) -> Vec<String> {
+    fn log(&self) -> PathBuf {
+        self.data.with_extension("log")
+    }
+
+    /// The arguments of `etcd`.
+    fn arguments(&self, members: &[Self], tls: Option<&EtcdTls>) -> Vec<String> {
         let cluster: Vec<String> =
             members.iter().map(|member| format!("{}=http://{}", member.name, member.peer)).collect();
         let scheme = if tls.is_some() { "https" } else { "http" };
@@ -90,7 +193,7 @@ impl LoopbackEtcd {
         let members = (0..count).map(member).collect();
         let mut etcd = Self { members, tls, processes: Vec::new() };
         for index in 0..count {
-            let process = etcd.spawn(index)?;
+            let process = etcd.spawn(index, &[])?;
             etcd.processes.push(process);
         }
         Ok(etcd)
@@ -128,15 +231,29 @@ impl LoopbackEtcd {
     /// # Errors
     /// As `start`.
     pub fn restart(&mut self, index: usize) -> io::Result<()> {
-        self.processes[index] = self.spawn(index)?;
+        self.restart_in(index, &[])
+    }
+
+    /// As `restart`, with a command that executes its further arguments and ends with them, such as unshare(1).
+    ///
+    /// # Errors
+    /// As `start`.
+    pub fn restart_in(&mut self, index: usize, wrapper: &[String]) -> io::Result<()> {
+        self.processes[index] = self.spawn(index, wrapper)?;
         Ok(())
     }
 
-    fn spawn(&self, index: usize) -> io::Result<Child> {
+    /// The process of a member.
+    pub fn process_id(&self, index: usize) -> u32 {
+        self.processes[index].id()
+    }
+
+    fn spawn(&self, index: usize, wrapper: &[String]) -> io::Result<Child> {
         let member = &self.members[index];
-        let log = File::options().create(true).append(true).open(member.data.with_extension("log"))?;
-        let mut command = Command::new("etcd");
-        command.args(member.arguments(&self.members, self.tls.as_ref())).stdin(Stdio::null());
+        let log = File::options().create(true).append(true).open(member.log())?;
+        let words = [wrapper, &["etcd".to_owned()], &member.arguments(&self.members, self.tls.as_ref())].concat();
+        let mut command = Command::new(&words[0]);
+        command.args(&words[1..]).stdin(Stdio::null());
         command.stdout(log.try_clone()?).stderr(log).spawn()
     }
 }

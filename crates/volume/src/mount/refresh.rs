@@ -26,7 +26,7 @@ use crate::view::CachedObjects;
 pub(super) type RefreshAnswer = Box<dyn FnOnce(Result<(), Errno>) + Send>;
 
 /// A call that waits for a refresh.
-struct WaitingCall {
+struct PendingRefresh {
     /// The time of the call.
     since: Duration,
     /// Whether the call only reads, so that `MountOptions::stale_reads` applies to it.
@@ -50,9 +50,9 @@ struct RefreshState {
     /// Whether the last request is unanswered because the catalog cannot be read.
     is_delayed: bool,
     /// Answered with the last request.
-    current: Vec<WaitingCall>,
+    current: Vec<PendingRefresh>,
     /// Answered with the next request.
-    next: Vec<WaitingCall>,
+    next: Vec<PendingRefresh>,
 }
 
 /// An answered request.
@@ -60,7 +60,7 @@ struct RefreshState {
 struct AnsweredRefresh {
     /// Time at which the request was made.
     requested_at: Option<Duration>,
-    calls: Vec<WaitingCall>,
+    calls: Vec<PendingRefresh>,
     /// Whether the catalog could not be read before.
     was_delayed: bool,
     /// The number of a request that must be sent now, if any.
@@ -72,7 +72,7 @@ struct AnsweredRefresh {
 struct DelayedCalls {
     /// Whether the catalog could be read before.
     is_new: bool,
-    calls: Vec<WaitingCall>,
+    calls: Vec<PendingRefresh>,
 }
 
 impl fmt::Debug for RefreshRequests {
@@ -83,7 +83,7 @@ impl fmt::Debug for RefreshRequests {
 
 impl RefreshRequests {
     /// Adds a call. Returns the number of a request that must be sent now, if any.
-    fn add(&self, call: WaitingCall) -> Option<u64> {
+    fn add(&self, call: PendingRefresh) -> Option<u64> {
         let mut state = self.lock();
         if state.requested_at.is_some() {
             state.next.push(call);
@@ -102,7 +102,7 @@ impl RefreshRequests {
         }
         let is_new = !std::mem::replace(&mut state.is_delayed, true);
         let RefreshState { current, next, .. } = &mut *state;
-        let ends = |call: &mut WaitingCall| call.may_be_stale || call.since + limit <= now;
+        let ends = |call: &mut PendingRefresh| call.may_be_stale || call.since + limit <= now;
         let calls = current.extract_if(.., ends).chain(next.extract_if(.., ends)).collect();
         DelayedCalls { is_new, calls }
     }
@@ -185,7 +185,7 @@ impl VolumeClient {
         if may_be_stale && self.refresh.is_delayed() {
             return answer(Ok(()));
         }
-        if let Some(request) = self.refresh.add(WaitingCall { since: boot_time(), may_be_stale, answer }) {
+        if let Some(request) = self.refresh.add(PendingRefresh { since: boot_time(), may_be_stale, answer }) {
             self.link.send(OffloadRequest::Refresh(request));
         }
     }
@@ -201,7 +201,7 @@ impl VolumeClient {
                 "the catalog cannot be read: open(2) fails with EIO if this lasts for the limit; see `farfork volume status`"
             );
         }
-        for WaitingCall { may_be_stale, answer, .. } in calls {
+        for PendingRefresh { may_be_stale, answer, .. } in calls {
             answer(if may_be_stale { Ok(()) } else { Err(Errno::IO) });
         }
     }
@@ -396,9 +396,9 @@ mod tests {
         since: Duration,
         may_be_stale: bool,
         sender: &Sender<(u32, Result<(), Errno>)>,
-    ) -> WaitingCall {
+    ) -> PendingRefresh {
         let sender = sender.clone();
-        WaitingCall { since, may_be_stale, answer: Box::new(move |result| sender.send((number, result)).unwrap()) }
+        PendingRefresh { since, may_be_stale, answer: Box::new(move |result| sender.send((number, result)).unwrap()) }
     }
 
     #[test]

@@ -1,17 +1,16 @@
 //! The connection to one member of etcd at a time. When a request fails, it is repeated with the next member.
 
-use std::fs;
 use std::future::Future;
 use std::io;
-use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::Duration;
 
-use etcd_client::{Certificate, Client, ConnectOptions, Error as EtcdError, Identity, TlsOptions, WatchOptions};
+use etcd_client::{Client, ConnectOptions, Error as EtcdError, WatchOptions};
 use tokio::runtime::{self, Runtime};
 use tokio::time::{Instant, sleep, timeout};
 use tonic::Code;
 
+use super::credentials::EtcdCredentials;
 use super::{WatchedChanges, error_text};
 use crate::catalog::location::EtcdLocation;
 
@@ -31,9 +30,7 @@ pub(super) struct EtcdConnection {
 /// The members, and the client of the one that answered last.
 struct EtcdMembers {
     urls: Vec<String>,
-    /// What to do when no member answers.
-    next_step: String,
-    options: ConnectOptions,
+    credentials: EtcdCredentials,
     /// Time limit of a request, with all attempts.
     request_timeout: Duration,
     present: Mutex<PresentMember>,
@@ -53,7 +50,7 @@ pub(super) struct EtcdReply<T> {
 }
 
 impl std::fmt::Debug for EtcdMembers {
-    /// Leaves out the options, which contain a password.
+    /// Leaves out the credentials.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("EtcdMembers").field("urls", &self.urls).finish_non_exhaustive()
     }
@@ -67,10 +64,8 @@ impl EtcdConnection {
     pub(super) fn open(location: &EtcdLocation, request_timeout: Duration) -> io::Result<Self> {
         let scheme = if location.uses_tls { "https" } else { "http" };
         let urls = location.members.iter().map(|member| format!("{scheme}://{member}")).collect();
-        let (options, present) = (connect_options(location)?, Mutex::default());
-        let addresses = location.members.join(",");
-        let next_step = format!("see whether most members run: `etcdctl --endpoints={addresses} endpoint status`");
-        let members = EtcdMembers { urls, next_step, options, request_timeout, present };
+        let (credentials, present) = (EtcdCredentials::read(location)?, Mutex::default());
+        let members = EtcdMembers { urls, credentials, request_timeout, present };
         let runtime =
             runtime::Builder::new_multi_thread().worker_threads(1).thread_name("etcd").enable_all().build()?;
         Ok(Self { members: Arc::new(members), runtime: Some(runtime) })
@@ -145,7 +140,7 @@ impl EtcdMembers {
             self.use_next_after(index);
             failed_members += 1;
             if Instant::now() >= deadline {
-                let (limit_s, next_step) = (self.request_timeout.as_secs(), &self.next_step);
+                let (limit_s, next_step) = (self.request_timeout.as_secs(), self.next_step());
                 let text = format!("no member has answered within {limit_s} s; {member}: {reason}: {next_step}");
                 return Err(io::Error::new(io::ErrorKind::TimedOut, text));
             }
@@ -179,7 +174,7 @@ impl EtcdMembers {
                 return Ok(client.clone());
             }
         }
-        let client = Client::connect([&self.urls[index]], Some(self.options.clone())).await?;
+        let client = Client::connect([&self.urls[index]], Some(self.connect_options())).await?;
         let mut present = self.lock();
         if present.index == index {
             present.client = Some(client.clone());
@@ -193,6 +188,23 @@ impl EtcdMembers {
         if present.index == failed {
             *present = PresentMember { index: (failed + 1) % self.urls.len(), client: None };
         }
+    }
+
+    fn connect_options(&self) -> ConnectOptions {
+        let options = ConnectOptions::new()
+            .with_connect_timeout(ATTEMPT_TIMEOUT)
+            .with_keep_alive(ATTEMPT_TIMEOUT, ATTEMPT_TIMEOUT)
+            .with_keep_alive_while_idle(true)
+            .with_require_leader(true);
+        self.credentials.add_to(options)
+    }
+
+    /// What to do when no member answers.
+    fn next_step(&self) -> String {
+        self.credentials.expired_certificate().unwrap_or_else(|| {
+            let urls = self.urls.join(",");
+            format!("see whether most members run: `etcdctl --endpoints={urls} endpoint status`")
+        })
     }
 
     fn present_index(&self) -> usize {
@@ -215,42 +227,4 @@ fn may_be_repeated(error: &EtcdError) -> bool {
         EtcdError::TransportError(_) | EtcdError::IoError(_) => true,
         _ => false,
     }
-}
-
-fn connect_options(location: &EtcdLocation) -> io::Result<ConnectOptions> {
-    let mut options = ConnectOptions::new()
-        .with_connect_timeout(ATTEMPT_TIMEOUT)
-        .with_keep_alive(ATTEMPT_TIMEOUT, ATTEMPT_TIMEOUT)
-        .with_keep_alive_while_idle(true)
-        .with_require_leader(true);
-    let file = |name: &str| location.credentials.as_deref().map_or(Ok(None), |directory| read_file(directory, name));
-    if let (Some(user), Some(password)) = (file("user")?, file("password")?) {
-        options = options.with_user(text_line(user)?, text_line(password)?);
-    }
-    if location.uses_tls {
-        let mut tls = TlsOptions::new();
-        if let Some(authority) = file("ca.pem")? {
-            tls = tls.ca_certificate(Certificate::from_pem(authority));
-        }
-        if let (Some(certificate), Some(key)) = (file("client.pem")?, file("client.key")?) {
-            tls = tls.identity(Identity::from_pem(certificate, key));
-        }
-        options = options.with_tls(tls);
-    }
-    Ok(options)
-}
-
-/// Reads a file of the credentials; `None` if it does not exist.
-fn read_file(directory: &Path, name: &str) -> io::Result<Option<Vec<u8>>> {
-    let path = directory.join(name);
-    match fs::read(&path) {
-        Ok(bytes) => Ok(Some(bytes)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(io::Error::new(error.kind(), format!("{}: {error}", path.display()))),
-    }
-}
-
-fn text_line(bytes: Vec<u8>) -> io::Result<String> {
-    let text = String::from_utf8(bytes).map_err(io::Error::other)?;
-    Ok(text.trim_end_matches(['\r', '\n']).to_owned())
 }

@@ -98,6 +98,46 @@ fn changes_continue_when_members_die_stop_and_return() {
     assert_eq!(term, 5);
 }
 
+/// The disk of the leader needs longer for a flush than etcd waits for a leader.
+#[test]
+fn changes_continue_when_the_disk_of_the_leader_is_slow() {
+    let servers = EtcdServers::start(3);
+    let (catalog, name) = (servers.open("/farfork"), volume_name("data"));
+    catalog.write_volume(&name, &new_record()).unwrap();
+    let pid = servers.etcd.process_id(servers.leader()).to_string();
+    let mut slow_disk = Command::new("strace");
+    slow_disk.args(["-f", "-qq", "-o", "/dev/null", "-e", "trace=fsync,fdatasync", "-p", &pid]);
+    slow_disk.args(["-e", "inject=fsync,fdatasync:delay_exit=1500000"]);
+    let mut slow_disk = slow_disk.spawn().expect("`make setup` installs strace");
+    let changed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        (0..3).for_each(|_| raise_term(&catalog, &name));
+    }));
+    slow_disk.kill().unwrap();
+    slow_disk.wait().unwrap();
+    changed.unwrap();
+    assert_eq!(servers.open("/farfork").read().unwrap().volumes[&name].term, 3);
+}
+
+/// A member returns with a clock that is a day ahead, as after the restore of a virtual machine. etcd measures its intervals
+/// with CLOCK_MONOTONIC.
+#[test]
+fn changes_continue_when_the_clock_of_a_member_jumps() {
+    const DAY_S: &str = "86400";
+    let mut servers = EtcdServers::start(3);
+    let (catalog, name) = (servers.open("/farfork"), volume_name("data"));
+    catalog.write_volume(&name, &new_record()).unwrap();
+    servers.etcd.kill(0).unwrap();
+    raise_term(&catalog, &name);
+    let wrapper = ["unshare", "--time", "--monotonic", DAY_S, "--boottime", DAY_S, "--fork", "--kill-child", "--"]
+        .map(str::to_owned);
+    servers.etcd.restart_in(0, &wrapper).unwrap();
+    servers.wait_until_ready();
+    // From here on, a majority needs the member.
+    servers.etcd.kill(1).unwrap();
+    raise_term(&catalog, &name);
+    assert_eq!(servers.open("/farfork").read().unwrap().volumes[&name].term, 2);
+}
+
 #[test]
 fn without_a_quorum_nothing_is_read_or_written() {
     let mut servers = EtcdServers::start(3);
@@ -143,6 +183,24 @@ fn a_value_that_someone_has_damaged_is_refused_by_its_key() {
     servers.run_etcdctl(&["put", "/farfork/volumes/data", r#"{"format": 2}"#]);
     let error = reader.read().unwrap_err().to_string();
     assert!(error.contains("format 2"), "{error}");
+    let damaged = VolumeRecord { chain: Vec::new(), ..new_record() };
+    let value = String::from_utf8(encode(1, &damaged)).unwrap();
+    servers.run_etcdctl(&["put", "/farfork/volumes/data", &value]);
+    let error = reader.read().unwrap_err().to_string();
+    assert!(error.contains("key /farfork/volumes/data: `chain` is empty"), "{error}");
+}
+
+/// Another cluster's prefix may begin with the own one.
+#[test]
+fn catalogs_with_different_prefixes_do_not_see_each_other() {
+    let servers = EtcdServers::start(1);
+    let (one, other) = (servers.open("/farfork"), servers.open("/farfork2"));
+    one.write_volume(&volume_name("data"), &new_record()).unwrap();
+    assert!(other.read().unwrap().volumes.is_empty());
+    let revision = other.write_volume(&volume_name("data"), &VolumeRecord { id: 8, ..new_record() }).unwrap();
+    assert_eq!(one.read().unwrap().volumes[&volume_name("data")].id, new_record().id);
+    other.remove_volume(&volume_name("data"), revision).unwrap();
+    assert!(one.read().unwrap().volumes.contains_key(&volume_name("data")));
 }
 
 #[test]
