@@ -8,7 +8,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use farfork_cluster::local::{LocalCluster, LocalClusterConfig, LocalError, LocalNode, UpProgress};
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process};
 
 const WAIT: Duration = Duration::from_secs(60);
 
@@ -165,6 +165,38 @@ fn the_next_cluster_removes_leftovers_of_a_crash() {
     assert!(nodes.iter().all(LocalNode::is_alive));
     cluster.down();
     assert_no_trace(&nodes, &config.run_dir);
+}
+
+#[test]
+fn an_etcd_is_started_restarted_and_removed_with_its_cluster() {
+    let directory = tempfile::tempdir().unwrap();
+    let config = LocalClusterConfig { has_etcd: true, ..config("t-etcd", directory.path(), 2) };
+    let mut cluster = Cluster::up(&config);
+    let nodes = cluster.nodes().to_vec();
+    let location = cluster.catalog();
+    let read = || nodes[1].run_in_network(|| Ok(location.open().and_then(|catalog| catalog.read()).is_ok()));
+    assert!(read().unwrap());
+    // Two of three members.
+    let is_member = |command: &str| command.starts_with("etcd") && command.contains(config.run_dir.to_str().unwrap());
+    let members = processes(is_member);
+    assert_eq!(members.len(), 3);
+    members[..2].iter().for_each(|member| kill_process(*member, Signal::KILL).unwrap());
+    cluster.restart_ended(&mut |_| ()).unwrap();
+    assert!(read().unwrap());
+    assert_eq!(processes(is_member).len(), 3);
+    // As if the process that made the cluster had been killed.
+    drop(cluster.0.take());
+    LocalCluster::load(&config.run_dir).unwrap().down().unwrap();
+    assert_no_trace(&nodes, &config.run_dir);
+}
+
+/// The processes whose command lines meet a condition.
+fn processes(condition: impl Fn(&str) -> bool) -> Vec<Pid> {
+    let entries = fs::read_dir("/proc").unwrap().flatten();
+    let meets =
+        |path: &Path| fs::read(path.join("cmdline")).is_ok_and(|line| condition(&String::from_utf8_lossy(&line)));
+    let found = entries.filter(|entry| meets(&entry.path()));
+    found.filter_map(|entry| Pid::from_raw(entry.file_name().to_str()?.parse().ok()?)).collect()
 }
 
 #[test]

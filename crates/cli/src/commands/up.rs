@@ -44,6 +44,7 @@ Examples:
   farfork up --nodes 3
   farfork up --nodes 2 --name test --run-dir /tmp/test --json
   farfork up --detect-ms 5000                               on a busy machine
+  farfork up --etcd                                         with the catalog of volumes in etcd
   farfork up --restart
 
 Exit status: 0 all nodes run and know each other, 1 failure, 2 wrong usage. \
@@ -55,7 +56,7 @@ pub(crate) struct Up {
     /// Restart the daemons of the existing cluster that have ended, with their original options.
     ///
     /// Options of the nodes are refused, also from the environment.
-    #[arg(long, conflicts_with_all = ["nodes", "pool", "metrics"], conflicts_with_all = VolumeServiceArgs::IDS)]
+    #[arg(long, conflicts_with_all = ["nodes", "pool", "metrics", "etcd"], conflicts_with_all = VolumeServiceArgs::IDS)]
     restart: bool,
     #[command(flatten)]
     cluster: LocalClusterArgs,
@@ -65,6 +66,11 @@ pub(crate) struct Up {
     /// Serve Prometheus metrics of each node at this port of 127.0.0.1 in its namespace [default: no metrics].
     #[arg(long, value_name = "PORT")]
     metrics: Option<u16>,
+    /// Start an etcd of three members next to the nodes, to try it. It has the catalog of volumes.
+    ///
+    /// Needs the program `etcd` (Debian, Ubuntu: package etcd-server). Data and logs are in RUN_DIR/etcd.
+    #[arg(long)]
+    etcd: bool,
     #[command(flatten)]
     volume_service: VolumeServiceArgs,
     /// Log filter of the daemons, which write node.log in their run directories [default: info].
@@ -85,7 +91,8 @@ impl Up {
         privilege::require_root("it makes network namespaces and starts daemons in them")?;
         let cluster = if self.restart { self.restart_ended(global)? } else { self.start_new(global)? };
         if global.json {
-            output::print_json(&serde_json::json!({ "nodes": nodes_json(cluster.nodes()) }));
+            let catalog = cluster.catalog().to_string();
+            output::print_json(&serde_json::json!({ "nodes": nodes_json(cluster.nodes()), "catalog": catalog }));
         } else {
             nodes_table(cluster.nodes()).print();
         }
@@ -117,6 +124,7 @@ impl Up {
             self.nodes,
             program,
         );
+        config.has_etcd = self.etcd;
         if let Some(pool) = self.pool {
             config.node_arguments.extend(["--pool".to_owned(), pool.to_string()]);
         }
@@ -171,6 +179,7 @@ fn progress_text(step: UpProgress<'_>) -> String {
     match step {
         UpProgress::Cleaning => "removing what an earlier cluster left".to_owned(),
         UpProgress::Network => "making the network".to_owned(),
+        UpProgress::Etcd => "starting etcd".to_owned(),
         UpProgress::Starting(node) => format!("starting {node}"),
         UpProgress::Ready(node) => format!("{node} answers"),
     }

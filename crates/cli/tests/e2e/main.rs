@@ -74,6 +74,7 @@ mod volume_compression;
 mod volume_copy_methods;
 mod volume_files_are_forked;
 mod volume_priority;
+mod volumes_agree_in_etcd;
 mod volumes_are_replicated;
 mod volumes_are_unmounted_by_force;
 mod volumes_outlive_lost_files;
@@ -117,6 +118,7 @@ const TEST_FILES: &[(&str, &[Test])] = &[
     ("volumes_replicate_at_idle_priority", volume_priority::TESTS),
     ("volumes_are_replicated", volumes_are_replicated::TESTS),
     ("volumes_are_unmounted_by_force", volumes_are_unmounted_by_force::TESTS),
+    ("volumes_agree_in_etcd", volumes_agree_in_etcd::TESTS),
     ("volumes_outlive_lost_files", volumes_outlive_lost_files::TESTS),
     ("volume_files_are_forked", volume_files_are_forked::TESTS),
     ("ps_watches_children", ps_watches_children::TESTS),

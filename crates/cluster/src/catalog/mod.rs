@@ -9,8 +9,9 @@ mod conformance;
 mod etcd;
 mod file;
 mod location;
+mod transfer;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
@@ -22,6 +23,7 @@ use serde::{Deserialize, Serialize};
 pub use etcd::EtcdCatalog;
 pub use file::FileCatalog;
 pub use location::{CatalogLocation, EtcdLocation};
+pub use transfer::{ImportError, ImportSummary, import_volumes};
 
 /// Maximum length of a volume's name, in bytes.
 pub const VOLUME_NAME_BYTES_MAX: usize = 48;
@@ -49,6 +51,15 @@ pub trait Catalog: fmt::Debug + Send + Sync {
     /// # Errors
     /// `Store` or `Format`: the store cannot be read. A volume's writers must then stop.
     fn read(&self) -> Result<Arc<CatalogContents>, CatalogError>;
+
+    /// Returns the contents that this process has read last, without a request over the network. They may be old: nothing may
+    /// be decided from them that another node could have decided differently meanwhile.
+    ///
+    /// # Errors
+    /// As `read`, if nothing was read yet.
+    fn last_read(&self) -> Result<Arc<CatalogContents>, CatalogError> {
+        self.read()
+    }
 
     /// Writes a record if its revision in the store is `record.revision` (0: the store has no such record). Returns the new
     /// revision, which no record has had before. When this returns, the record survives a power failure.
@@ -220,6 +231,35 @@ impl VolumeRecord {
             term: 0,
         }
     }
+}
+
+/// Why a record contradicts itself; none for a valid one. No node writes an invalid record, but someone may edit one by hand.
+fn record_damage(record: &VolumeRecord) -> Option<&'static str> {
+    let has_replica = |node: &NodeName| record.replicas.contains(node);
+    let joins_wrongly = |node: &NodeName| record.chain.contains(node) || !has_replica(node);
+    let checks = [
+        (record.replicas.is_empty() || has_duplicates(&record.replicas), "`replicas` is empty, or names a node twice"),
+        (record.chain.is_empty() || has_duplicates(&record.chain), "`chain` is empty, or names a node twice"),
+        (!record.chain.iter().all(has_replica), "`chain` names a node that is not in `replicas`"),
+        (
+            record.joining.as_ref().is_some_and(joins_wrongly),
+            "`joining` names a node of `chain`, or one without a replica",
+        ),
+        (has_duplicates(&record.clients), "`clients` names a node twice"),
+        (record.client_terms.len() > record.clients.len(), "`client_terms` has more values than `clients`"),
+        (record.client_terms.iter().any(|term| *term > record.term), "`client_terms` has a value above `term`"),
+        (
+            record.writer.is_some_and(|writer| usize::from(writer) >= record.clients.len()),
+            "`writer` is not in `clients`",
+        ),
+        (record.log_bytes == 0, "`log_bytes` is 0"),
+    ];
+    checks.into_iter().find_map(|(is_damaged, reason)| is_damaged.then_some(reason))
+}
+
+fn has_duplicates(names: &[NodeName]) -> bool {
+    let mut seen = BTreeSet::new();
+    !names.iter().all(|name| seen.insert(name))
 }
 
 /// The addresses of a node's offload process.

@@ -71,6 +71,17 @@ pub(super) fn plan_cgroups(cluster: &str) -> Result<Vec<CgroupPlan>, LocalError>
     Ok(plans.filter(|plan| plan.unified || !plan.controllers.is_empty()).collect())
 }
 
+/// The groups of the members of etcd: `BASE/farfork-NAME/etcd`.
+pub(super) fn etcd_cgroups(plans: &[CgroupPlan]) -> Vec<PathBuf> {
+    plans.iter().map(|plan| plan.directory().join("etcd")).collect()
+}
+
+/// Makes the groups of the members of etcd. Those of the nodes exist.
+pub(super) fn create_etcd_cgroups(plans: &[CgroupPlan]) -> Result<(), LocalError> {
+    let make = |group: PathBuf| cgroup::create(&group).map_err(cgroup_error("make", &group));
+    etcd_cgroups(plans).into_iter().try_for_each(make)
+}
+
 /// Makes the groups of all nodes in each hierarchy.
 pub(super) fn create_cgroups(plans: &[CgroupPlan], nodes: &[LocalNode]) -> Result<(), LocalError> {
     for plan in plans {

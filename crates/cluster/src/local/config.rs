@@ -6,6 +6,7 @@ use farfork_wire::NodeName;
 
 use super::address::NODES_MAX;
 use super::error::LocalError;
+use super::etcd;
 
 /// The configuration of a local cluster.
 #[derive(Debug, Clone)]
@@ -23,6 +24,8 @@ pub struct LocalClusterConfig {
     pub node_arguments: Vec<String>,
     /// Additions to the environment of the daemons.
     pub environment: Vec<(String, String)>,
+    /// Whether an etcd of three members runs next to the nodes, and has their catalog of volumes.
+    pub has_etcd: bool,
 }
 
 impl LocalClusterConfig {
@@ -35,6 +38,7 @@ impl LocalClusterConfig {
             node_command: node_command.into(),
             node_arguments: Vec::new(),
             environment: Vec::new(),
+            has_etcd: false,
         }
     }
 
@@ -44,7 +48,7 @@ impl LocalClusterConfig {
         if !(1..=NODES_MAX).contains(&self.nodes) {
             return Err(LocalError::NodeCount { nodes: self.nodes, nodes_max: NODES_MAX });
         }
-        Ok(())
+        if self.has_etcd { etcd::require_program() } else { Ok(()) }
     }
 
     /// Name of the namespace that holds the bridge.

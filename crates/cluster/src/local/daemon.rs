@@ -6,7 +6,7 @@ use std::io::{self, Read, Seek, SeekFrom};
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -18,8 +18,8 @@ use rustix::process::Signal;
 use super::cgroups;
 use super::error::LocalError;
 use super::node::{DaemonCommand, LocalNode};
-use super::run_dir::run_dir_error;
 use super::trust;
+use crate::catalog::CatalogLocation;
 
 /// Longest wait for a daemon to answer, in milliseconds: many daemons may start at the same time on a slow machine.
 const READY_MS_MAX: u64 = 30_000;
@@ -46,8 +46,8 @@ exec setsid -- "$@"
 pub(super) struct LaunchOptions<'a> {
     /// The node to join.
     pub(super) join: Option<SocketAddr>,
-    /// The file of the catalog of volumes, which all nodes share.
-    pub(super) catalog: &'a Path,
+    /// The catalog of volumes, which all nodes share.
+    pub(super) catalog: &'a CatalogLocation,
     /// The program.
     pub(super) command: &'a DaemonCommand,
     /// The paths that the node's children must not see: the files of all daemons, separated by colons.
@@ -59,30 +59,37 @@ pub(super) fn start_daemon(node: &LocalNode, launch: &LaunchOptions<'_>) -> Resu
     // A process that a killed daemon was starting keeps the daemon's socket open until it executes its program. Without the
     // removal, `wait_ready` could connect to that socket.
     let _ = fs::remove_file(&node.socket);
-    let log = node.log_path();
-    let log_file = File::options().create(true).append(true).open(&log).map_err(run_dir_error("open", &log))?;
-    let mut command = daemon_command(node, launch);
-    let start = || {
-        command.stdin(Stdio::null()).stdout(log_file.try_clone()?).stderr(log_file);
-        let child = spawn_in_netns(&node.netns, command)?;
-        ProcessIdentity::of(child.id().cast_signed())
-    };
-    start().map_err(|cause| LocalError::Start {
+    let started = start_logged(&node.netns, daemon_command(node, launch), &node.log_path());
+    started.map_err(|cause| LocalError::Start {
         node: node.name.clone(),
         command: launch.command.program.clone(),
         cause,
     })
 }
 
-fn daemon_command(node: &LocalNode, launch: &LaunchOptions<'_>) -> Command {
+/// A command that enters control groups. The program that it executes and the arguments follow.
+pub(super) fn command_in_cgroups(cgroups: impl Iterator<Item = PathBuf>) -> Command {
     let mut command = Command::new("sh");
-    command.args(["-c", ENTER_CGROUPS_SCRIPT, "sh"]).args(cgroups::daemon_cgroups(node)).arg("--");
+    command.args(["-c", ENTER_CGROUPS_SCRIPT, "sh"]).args(cgroups).arg("--");
+    command
+}
+
+/// Starts a command in a namespace. Its output is appended to a log.
+pub(super) fn start_logged(netns: &str, mut command: Command, log: &Path) -> io::Result<ProcessIdentity> {
+    let log = File::options().create(true).append(true).open(log)?;
+    command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+    let child = spawn_in_netns(netns, command)?;
+    ProcessIdentity::of(child.id().cast_signed())
+}
+
+fn daemon_command(node: &LocalNode, launch: &LaunchOptions<'_>) -> Command {
+    let mut command = command_in_cgroups(cgroups::daemon_cgroups(node));
     command.arg(&launch.command.program).args(["node", "--name", &node.name]);
     command.arg("--run-dir").arg(&node.run_dir);
     command.arg("--listen").arg(node.address.to_string());
     command.arg("--trust").arg(trust::node_trust_dir(&node.run_dir));
     command.arg("--volumes").arg(node.volumes_dir());
-    command.arg("--catalog").arg(launch.catalog);
+    command.arg("--catalog").arg(launch.catalog.to_string());
     if let Some(first) = launch.join {
         command.arg("--join").arg(first.to_string());
     }
@@ -115,14 +122,14 @@ pub(super) fn wait_ready(node: &LocalNode) -> Result<(), LocalError> {
     let began = Instant::now();
     while UnixStream::connect(&node.socket).is_err() {
         if node.wait_exit(Duration::from_millis(READY_RETRY_MS)) {
-            return Err(LocalError::DaemonEnded { node: node.name.clone(), log_tail: read_log_tail(node) });
+            return Err(LocalError::DaemonEnded { node: node.name.clone(), log_tail: read_log_tail(&node.log_path()) });
         }
         if began.elapsed() > limit {
             return Err(LocalError::NoAnswer {
                 node: node.name.clone(),
                 socket: node.socket.clone(),
                 waited_ms: READY_MS_MAX,
-                log_tail: read_log_tail(node),
+                log_tail: read_log_tail(&node.log_path()),
             });
         }
     }
@@ -151,10 +158,10 @@ pub(super) fn stop_all(nodes: &[LocalNode]) {
     }
 }
 
-/// The last lines of a daemon's log.
-fn read_log_tail(node: &LocalNode) -> String {
+/// The last lines of a log.
+pub(super) fn read_log_tail(log: &Path) -> String {
     let read = || {
-        let mut file = File::open(node.log_path())?;
+        let mut file = File::open(log)?;
         let length = file.metadata()?.len();
         file.seek(SeekFrom::Start(length.saturating_sub(LOG_TAIL_BYTES)))?;
         let mut tail = Vec::new();

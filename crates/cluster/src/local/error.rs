@@ -130,6 +130,21 @@ pub enum LocalError {
         /// The last lines of its log.
         log_tail: String,
     },
+    /// The program `etcd` is missing.
+    #[error(
+        "the program `etcd` is not installed; install it (Debian, Ubuntu: `apt-get install etcd-server`), or drop --etcd"
+    )]
+    NoEtcd,
+    /// The members of etcd do not answer.
+    #[error("etcd does not answer: {cause}; the end of {}:\n{log_tail}", log.display())]
+    EtcdNoAnswer {
+        /// The reason.
+        cause: io::Error,
+        /// The log of one of its members.
+        log: PathBuf,
+        /// The last lines of that log.
+        log_tail: String,
+    },
     /// The cluster has no node with this index.
     #[error("the cluster has {nodes} nodes, none with index {index}")]
     NoNode {

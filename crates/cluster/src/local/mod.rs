@@ -8,6 +8,7 @@ mod cgroups;
 mod config;
 mod daemon;
 mod error;
+mod etcd;
 mod network;
 mod node;
 mod run_dir;
@@ -22,11 +23,13 @@ use farfork_sys::mount::point;
 
 pub use self::config::LocalClusterConfig;
 pub use self::error::LocalError;
+pub use self::etcd::{EtcdTls, LoopbackEtcd};
 pub use self::node::LocalNode;
 
 use self::daemon::LaunchOptions;
 use self::network::NetnsLock;
 use self::state::ClusterState;
+use crate::catalog::CatalogLocation;
 
 /// The mount point for private files of containers with a shared root. The last daemon of the machine removes it, unless
 /// that daemon was killed.
@@ -39,6 +42,8 @@ pub enum UpProgress<'a> {
     Cleaning,
     /// Namespaces and links are being made.
     Network,
+    /// The members of etcd are being started.
+    Etcd,
     /// A node's daemon is being started.
     Starting(&'a str),
     /// A node's daemon answers.
@@ -68,6 +73,7 @@ pub enum UpProgress<'a> {
 /// RUN/NODE/trust/        its identity in the cluster
 /// RUN/NODE/volumes/      its replicas of volumes
 /// RUN/volumes/catalog    the catalog of volumes, which all nodes share
+/// RUN/etcd/              data and logs of the members of etcd, which have the catalog instead
 /// RUN/client/            an identity for commands that connect to a node over the network
 /// ```
 #[derive(Debug)]
@@ -164,6 +170,11 @@ impl LocalCluster {
         &self.state.nodes
     }
 
+    /// The catalog of volumes. An etcd is reached only from the networks of the nodes.
+    pub fn catalog(&self) -> CatalogLocation {
+        self.state.catalog(&self.run_dir)
+    }
+
     /// The trust directory of a client of this cluster.
     pub fn client_trust(&self) -> PathBuf {
         trust::client_trust_dir(&self.run_dir)
@@ -185,12 +196,15 @@ impl LocalCluster {
         Ok(self.node(index)?.wait_exit(limit))
     }
 
-    /// Restarts the daemons that have ended, and waits until they answer.
+    /// Restarts the members of etcd and the daemons that have ended, and waits until they answer.
     ///
     /// # Errors
     /// As [`LocalCluster::up`]. Daemons that were started continue to run.
     pub fn restart_ended(&mut self, progress: &mut dyn FnMut(UpProgress<'_>)) -> Result<(), LocalError> {
         let _lock = run_dir::lock_run_dir(&self.run_dir)?;
+        if !self.state.etcd.is_empty() {
+            self.start_etcd(progress)?;
+        }
         for index in 0..self.nodes().len() {
             if !self.nodes()[index].is_alive() {
                 progress(UpProgress::Starting(&self.nodes()[index].name));
@@ -251,6 +265,11 @@ impl LocalCluster {
         cgroups::create_cgroups(&self.state.groups, &self.state.nodes)?;
         self.state.nodes.iter().try_for_each(|node| run_dir::make_private_dir(&node.run_dir))?;
         trust::create_identities(&self.state.name, &self.state.nodes, &self.run_dir)?;
+        if !self.state.etcd.is_empty() {
+            cgroups::create_etcd_cgroups(&self.state.groups)?;
+            run_dir::make_private_dir(&etcd::etcd_dir(&self.run_dir))?;
+            self.start_etcd(progress)?;
+        }
         // The other nodes join the first node, so the first node must answer before they start. The other nodes may
         // start together.
         for stage in [0..1, 1..self.state.nodes.len()] {
@@ -267,20 +286,26 @@ impl LocalCluster {
         self.state.write(&self.run_dir)
     }
 
+    /// Starts the members of etcd that do not run, and waits until most members answer.
+    fn start_etcd(&mut self, progress: &mut dyn FnMut(UpProgress<'_>)) -> Result<(), LocalError> {
+        progress(UpProgress::Etcd);
+        etcd::start_ended(&mut self.state.etcd)?;
+        self.state.write(&self.run_dir)?;
+        etcd::wait_ready(&self.state.etcd, &self.state.nodes[0])
+    }
+
     fn launch_node(&mut self, index: usize) -> Result<(), LocalError> {
         let first = self.state.nodes[0].address;
         let (client, volumes) = (self.client_trust(), run_dir::volumes_dir(&self.run_dir));
+        let (etcd, catalog) = (etcd::etcd_dir(&self.run_dir), self.catalog());
         run_dir::make_private_dir(&volumes)?;
         let run_dirs = self.state.nodes.iter().map(|node| node.run_dir.as_os_str());
-        let hidden_paths =
-            run_dirs.chain([client.as_os_str(), volumes.as_os_str()]).collect::<Vec<_>>().join(OsStr::new(":"));
+        let etcd = (!self.state.etcd.is_empty()).then_some(etcd.as_os_str());
+        let shared = [client.as_os_str(), volumes.as_os_str()].into_iter().chain(etcd);
+        let hidden_paths = run_dirs.chain(shared).collect::<Vec<_>>().join(OsStr::new(":"));
         let join = (index > 0).then_some(first);
-        let launch = LaunchOptions {
-            join,
-            catalog: &volumes.join("catalog"),
-            command: &self.state.command,
-            hidden_paths: &hidden_paths,
-        };
+        let launch =
+            LaunchOptions { join, catalog: &catalog, command: &self.state.command, hidden_paths: &hidden_paths };
         let process = daemon::start_daemon(&self.state.nodes[index], &launch)?;
         self.state.nodes[index].set_process(process);
         self.state.write(&self.run_dir)

@@ -6,12 +6,14 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::cgroups::CgroupPlan;
+use super::cgroups::{self, CgroupPlan};
 use super::config::LocalClusterConfig;
 use super::error::LocalError;
+use super::etcd::{self, EtcdNode};
 use super::node::{DaemonCommand, LocalNode};
 use super::run_dir::{self, run_dir_error};
 use super::{address, trust};
+use crate::catalog::CatalogLocation;
 
 /// Name of the file.
 const FILE: &str = "cluster.json";
@@ -31,6 +33,9 @@ pub(super) struct ClusterState {
     pub(super) command: DaemonCommand,
     /// The nodes.
     pub(super) nodes: Vec<LocalNode>,
+    /// The members of etcd. Without them, the catalog of volumes is a file.
+    #[serde(default)]
+    pub(super) etcd: Vec<EtcdNode>,
     /// Whether the run directory was made for this cluster.
     pub(super) made_run_dir: bool,
 }
@@ -48,7 +53,9 @@ impl ClusterState {
             let (netns, run_dir) = (config.node_netns(&name), run_dir.join(&name));
             LocalNode::new(name, address::node_address(&config.name, index), netns, run_dir, cgroups)
         };
-        let nodes = config.node_names().enumerate().map(node).collect();
+        let nodes: Vec<LocalNode> = config.node_names().enumerate().map(node).collect();
+        let etcd_groups = cgroups::etcd_cgroups(&groups);
+        let etcd = if config.has_etcd { etcd::plan_members(&nodes, run_dir, &etcd_groups) } else { Vec::new() };
         Self {
             name: config.name.clone(),
             complete: false,
@@ -59,6 +66,7 @@ impl ClusterState {
                 environment: config.environment.clone(),
             },
             nodes,
+            etcd,
             groups,
             made_run_dir,
         }
@@ -96,7 +104,15 @@ impl ClusterState {
             })
     }
 
-    /// Removes the nodes' run directories, the client's trust directory and the volumes. The file itself is removed last.
+    /// The catalog of volumes.
+    pub(super) fn catalog(&self, run_dir: &Path) -> CatalogLocation {
+        match self.etcd.as_slice() {
+            [] => run_dir::volumes_dir(run_dir).join("catalog").into(),
+            members => CatalogLocation::Etcd(etcd::location(members)),
+        }
+    }
+
+    /// Removes the nodes' run directories, the client's trust directory, the volumes and the data of etcd. The file itself is removed last.
     pub(super) fn remove_files(&self, run_dir: &Path) -> Result<(), LocalError> {
         for node in &self.nodes {
             // Do not trust the file: any user with write access to the run directory may have changed it. Remove only
@@ -105,7 +121,7 @@ impl ClusterState {
                 ignore_missing(fs::remove_dir_all(&node.run_dir)).map_err(run_dir_error("remove", &node.run_dir))?;
             }
         }
-        for directory in [trust::client_trust_dir(run_dir), run_dir::volumes_dir(run_dir)] {
+        for directory in [trust::client_trust_dir(run_dir), run_dir::volumes_dir(run_dir), etcd::etcd_dir(run_dir)] {
             ignore_missing(fs::remove_dir_all(&directory)).map_err(run_dir_error("remove", &directory))?;
         }
         let path = run_dir.join(FILE);

@@ -216,7 +216,7 @@ mod tests {
             ReplicaStatus { node: n1, failure: None, logs: vec![log], free_bytes: Some(4096), ..unknown.clone() },
             unknown,
         ];
-        let volume = VolumeStatus { name: VolumeName::new("data").unwrap(), record, replicas };
+        let volume = VolumeStatus { name: VolumeName::new("data").unwrap(), record, replicas, catalog_failure: None };
         let mut registry = Registry::with_prefix("farfork");
         registry.register_collector(Box::new(OneVolume(volume)));
         let mut text = String::new();

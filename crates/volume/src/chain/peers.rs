@@ -97,7 +97,7 @@ impl PeerClients {
         Ok(reply)
     }
 
-    /// Returns an idle or new client for a node, at the address that the catalog has now.
+    /// Returns an idle or new client for a node, at its last known address.
     ///
     /// # Errors
     /// `Catalog`, `Unregistered`.
@@ -121,11 +121,15 @@ impl PeerClients {
         Ok(PeerClient { node: node.clone(), address, client, session })
     }
 
-    /// Returns the addresses of a node from the catalog.
+    /// Returns the last known addresses of a node. Reads the catalog only if the node is unknown, so a writer can connect to
+    /// its successor while the catalog does not answer. A call to an old address fails, and is repeated with the next one.
     ///
     /// # Errors
     /// As `client`.
     pub fn address(&self, node: &NodeName) -> Result<VolumeNode, PeerError> {
+        if let Some(address) = self.catalog.last_read()?.nodes.get(node) {
+            return Ok(address.clone());
+        }
         let contents = self.catalog.read()?;
         contents.nodes.get(node).cloned().ok_or_else(|| PeerError::Unregistered(node.clone()))
     }

@@ -24,10 +24,25 @@ use crate::publish::{PublishedMark, SharedTree};
 use crate::view::VolumeNamespace;
 
 /// Options of a mount.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub struct MountOptions {
     /// Whether the kernel reads published data directly from the shared tree, with FUSE passthrough.
     pub read_passthrough: bool,
+    /// Whether files are opened for reading without the latest changes while the catalog cannot be read.
+    pub stale_reads: bool,
+    /// A call that opens a file fails with EIO if the catalog cannot be read for this time.
+    pub catalog_wait: Duration,
+}
+
+impl MountOptions {
+    /// Default of `catalog_wait`: an etcd with default settings elects a leader within some seconds.
+    pub const CATALOG_WAIT: Duration = Duration::from_secs(30);
+}
+
+impl Default for MountOptions {
+    fn default() -> Self {
+        Self { read_passthrough: false, stale_reads: false, catalog_wait: Self::CATALOG_WAIT }
+    }
 }
 
 /// A mounted volume.

@@ -24,7 +24,7 @@ use super::conversion::{
 use super::data::SeekTarget;
 use super::execution::PlannedOperation;
 use super::interrupts::RequestIdentity;
-use super::open_modes::{bypasses_cache, is_appending};
+use super::open_modes::{bypasses_cache, is_appending, only_reads};
 use super::operations::{WritePlace, WriteRequest, WriteSource};
 use super::passthrough::enable_passthrough;
 use super::permission_check::AttributeRequest;
@@ -222,9 +222,11 @@ impl Filesystem for VolumeFilesystem {
 
     fn open(&self, request: &Request, inode: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         let opening = self.client.begin_opening(number_of(inode), request.pid(), flags.0);
-        self.answer_opening(request, reply, move |client, reply| match client.open_file(&opening) {
-            Ok(()) => client.answer_opened(opening.inode, flags.0, reply),
-            Err(error) => reply.error(error_of(error)),
+        self.answer_opening(request, only_reads(flags.0), reply, move |client, reply| {
+            match client.open_file(&opening) {
+                Ok(()) => client.answer_opened(opening.inode, flags.0, reply),
+                Err(error) => reply.error(error_of(error)),
+            }
         });
     }
 

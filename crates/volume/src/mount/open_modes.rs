@@ -55,6 +55,11 @@ pub(super) fn bypasses_cache(handle: FileHandle) -> bool {
     handle.0 & (UNCACHED | PASSTHROUGH) != 0
 }
 
+/// Whether the flags of open(2) permit only reading.
+pub(super) fn only_reads(flags: i32) -> bool {
+    AccessMode::of(flags) == AccessMode::Read
+}
+
 /// Whether the flags of open(2) permit reading.
 pub(super) fn may_read(flags: i32) -> bool {
     AccessMode::of(flags) != AccessMode::Write

@@ -85,32 +85,34 @@ impl VolumeFilesystem {
     pub(super) fn answer_opening(
         &self,
         request: &Request,
+        only_reads: bool,
         reply: ReplyOpen,
         answer: impl FnOnce(&Arc<VolumeClient>, ReplyOpen) + Send + 'static,
     ) {
         let client = Arc::clone(&self.client);
         let refuse = |reply: ReplyOpen| reply.error(error_of(Errno::INTR));
         let call = client.interrupts.register(RequestIdentity::of(request), reply, refuse);
-        let answer = move |client: &Arc<VolumeClient>| {
-            if let Some(reply) = call.claim() {
-                answer(client, reply);
-            }
+        let answer = move |client: &Arc<VolumeClient>, refreshed: Result<(), Errno>| match (call.claim(), refreshed) {
+            (Some(reply), Ok(())) => answer(client, reply),
+            (Some(reply), Err(error)) => reply.error(error_of(error)),
+            (None, _) => {}
         };
         if !client.may_be_stale() {
             let answering = Arc::clone(&client);
-            return client.answer_invalidated(Box::new(move || answer(&answering)));
+            return client.answer_invalidated(Box::new(move || answer(&answering, Ok(()))));
         }
-        self.client.answer_refreshed(Box::new(move || {
+        let refresh_answer = move |refreshed| {
             let answering = Arc::clone(&client);
-            client.answer_invalidated(Box::new(move || answer(&answering)));
-        }));
+            client.answer_invalidated(Box::new(move || answer(&answering, refreshed)));
+        };
+        self.client.answer_refreshed(only_reads, Box::new(refresh_answer));
     }
 
     /// Answers an opendir(3).
     pub(super) fn open_directory(&self, request: &Request, inode: INodeNo, reply: ReplyOpen) {
         let (inode, thread) = (number_of(inode), request.pid());
         let watch = self.client.watch_path(inode);
-        self.answer_opening(request, reply, move |client, reply| {
+        self.answer_opening(request, true, reply, move |client, reply| {
             let checked = check_path(watch.as_ref(), thread);
             match checked.and_then(|()| client.lock().namespace.entries(inode).map(drop)) {
                 Ok(()) => reply.opened(FileHandle(0), FopenFlags::empty()),
@@ -426,21 +428,30 @@ fn answer_refreshed_lookup(
     attempts: u32,
 ) {
     let refreshing = Arc::clone(&client);
-    refreshing.answer_refreshed(Box::new(move || {
+    let answer = move |refreshed: Result<(), Errno>| {
         // Locked, because a lookup that is counted must be answered.
         let mut unanswered = call.lock();
         if unanswered.is_none() {
             return;
         }
         let may_repeat = client.open_retries.contains(lookup.thread) && attempts > 1;
-        let found = if may_repeat { look_up_again(&client, &lookup) } else { Some(look_up(&client, &lookup)) };
+        let found = match refreshed {
+            Ok(()) if may_repeat => look_up_again(&client, &lookup),
+            Ok(()) => Some(look_up(&client, &lookup)),
+            Err(error) => {
+                client.open_retries.give_up(lookup.thread);
+                Some(Err(error))
+            }
+        };
         let reply = found.and_then(|found| Some((unanswered.take()?, found)));
         drop(unanswered);
         match reply {
             Some((reply, found)) => answer_entry(reply, found),
             None => answer_refreshed_lookup(client, lookup, call, attempts - 1),
         }
-    }));
+    };
+    // A call that changes something looks up names, too, but then waits for the write permission.
+    refreshing.answer_refreshed(true, Box::new(answer));
 }
 
 /// Finds an entry, and counts the kernel's reference to the inode.

@@ -1,11 +1,11 @@
 //! Applies changes of other clients to the view. open(2) is answered only when the view has all changes that were logged
-//! before the call.
+//! before the call. While the catalog cannot be read, it fails after `MountOptions::catalog_wait`.
 
 use std::collections::BTreeSet;
 use std::fmt;
 use std::fs::File;
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
@@ -22,6 +22,18 @@ use crate::publish::{PublishedMark, has_applied_others, load_namespace};
 use crate::record::InodeNumber;
 use crate::view::CachedObjects;
 
+/// Called with EIO if the catalog could not be read in time.
+pub(super) type RefreshAnswer = Box<dyn FnOnce(Result<(), Errno>) + Send>;
+
+/// A call that waits for a refresh.
+struct PendingRefresh {
+    /// The time of the call.
+    since: Duration,
+    /// Whether the call only reads, so that `MountOptions::stale_reads` applies to it.
+    may_be_stale: bool,
+    answer: RefreshAnswer,
+}
+
 /// Answers that wait for a refresh by the offload process. At most one request is unanswered; answers that are added during
 /// it share the next request.
 #[derive(Default)]
@@ -35,10 +47,12 @@ struct RefreshState {
     last: u64,
     /// Time at which the last request was made, if it is unanswered.
     requested_at: Option<Duration>,
-    /// Called when the last request is answered.
-    current: Vec<DeferredAnswer>,
-    /// Called when the next request is answered.
-    next: Vec<DeferredAnswer>,
+    /// Whether the last request is unanswered because the catalog cannot be read.
+    is_delayed: bool,
+    /// Answered with the last request.
+    current: Vec<PendingRefresh>,
+    /// Answered with the next request.
+    next: Vec<PendingRefresh>,
 }
 
 /// An answered request.
@@ -46,9 +60,19 @@ struct RefreshState {
 struct AnsweredRefresh {
     /// Time at which the request was made.
     requested_at: Option<Duration>,
-    answers: Vec<DeferredAnswer>,
+    calls: Vec<PendingRefresh>,
+    /// Whether the catalog could not be read before.
+    was_delayed: bool,
     /// The number of a request that must be sent now, if any.
     next: Option<u64>,
+}
+
+/// The result of `RefreshRequests::delay`.
+#[derive(Default)]
+struct DelayedCalls {
+    /// Whether the catalog could be read before.
+    is_new: bool,
+    calls: Vec<PendingRefresh>,
 }
 
 impl fmt::Debug for RefreshRequests {
@@ -58,35 +82,58 @@ impl fmt::Debug for RefreshRequests {
 }
 
 impl RefreshRequests {
-    /// Adds an answer. Returns the number of a request that must be sent now, if any.
-    fn add(&self, answer: DeferredAnswer) -> Option<u64> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+    /// Adds a call. Returns the number of a request that must be sent now, if any.
+    fn add(&self, call: PendingRefresh) -> Option<u64> {
+        let mut state = self.lock();
         if state.requested_at.is_some() {
-            state.next.push(answer);
+            state.next.push(call);
             return None;
         }
-        state.current.push(answer);
+        state.current.push(call);
         Some(state.begin_request())
+    }
+
+    /// Records that a request is unanswered because the catalog cannot be read. Returns the calls that wait no longer: those
+    /// that may be stale, and those that have waited for `limit`. None if this is no news.
+    fn delay(&self, number: u64, now: Duration, limit: Duration) -> DelayedCalls {
+        let mut state = self.lock();
+        if state.requested_at.is_none() || number != state.last {
+            return DelayedCalls::default();
+        }
+        let is_new = !std::mem::replace(&mut state.is_delayed, true);
+        let RefreshState { current, next, .. } = &mut *state;
+        let ends = |call: &mut PendingRefresh| call.may_be_stale || call.since + limit <= now;
+        let calls = current.extract_if(.., ends).chain(next.extract_if(.., ends)).collect();
+        DelayedCalls { is_new, calls }
+    }
+
+    /// Whether the catalog cannot be read.
+    fn is_delayed(&self) -> bool {
+        self.lock().is_delayed
     }
 
     /// Ends an answered request.
     fn take(&self, number: u64) -> AnsweredRefresh {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.lock();
         // A repeated request may be answered twice.
         if state.requested_at.is_none() || number != state.last {
             return AnsweredRefresh::default();
         }
         let next = std::mem::take(&mut state.next);
-        let answers = std::mem::replace(&mut state.current, next);
-        let requested_at = state.requested_at.take();
+        let calls = std::mem::replace(&mut state.current, next);
+        let (requested_at, was_delayed) = (state.requested_at.take(), std::mem::take(&mut state.is_delayed));
         let next = (!state.current.is_empty()).then(|| state.begin_request());
-        AnsweredRefresh { requested_at, answers, next }
+        AnsweredRefresh { requested_at, calls, was_delayed, next }
     }
 
     /// The number of the unanswered request, if any.
     pub(super) fn unanswered(&self) -> Option<u64> {
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = self.lock();
         state.requested_at.map(|_| state.last)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, RefreshState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -127,14 +174,35 @@ impl VolumeClient {
         let is_unused = |state: &mut ClientState| !state.permission.needs_renewal(boot_time());
         drop(self.lease_used.wait_while(self.lock(), is_unused).unwrap_or_else(PoisonError::into_inner));
         if self.refresh.unanswered().is_none() {
-            self.answer_refreshed(Box::new(|| {}));
+            self.answer_refreshed(false, Box::new(|_| {}));
         }
     }
 
-    /// Calls `answer` when the view has all records that other clients have logged until now. Does not block.
-    pub(super) fn answer_refreshed(&self, answer: DeferredAnswer) {
-        if let Some(request) = self.refresh.add(answer) {
+    /// Calls `answer` when the view has all records that other clients have logged until now, or with EIO if the catalog cannot
+    /// be read for too long. Does not block. `only_reads` tells whether the call may see an older state if the mount permits it.
+    pub(super) fn answer_refreshed(&self, only_reads: bool, answer: RefreshAnswer) {
+        let may_be_stale = only_reads && self.options.stale_reads;
+        if may_be_stale && self.refresh.is_delayed() {
+            return answer(Ok(()));
+        }
+        if let Some(request) = self.refresh.add(PendingRefresh { since: boot_time(), may_be_stale, answer }) {
             self.link.send(OffloadRequest::Refresh(request));
+        }
+    }
+
+    /// Handles an attempt to answer `OffloadRequest::Refresh` that has failed because the catalog cannot be read.
+    pub fn delay_refresh(&self, request: u64) {
+        let limit = self.options.catalog_wait;
+        let DelayedCalls { is_new, calls } = self.refresh.delay(request, boot_time(), limit);
+        if is_new {
+            let limit_s = limit.as_secs();
+            tracing::warn!(
+                limit_s,
+                "the catalog cannot be read: open(2) fails with EIO if this lasts for the limit; see `farfork volume status`"
+            );
+        }
+        for PendingRefresh { may_be_stale, answer, .. } in calls {
+            answer(if may_be_stale { Ok(()) } else { Err(Errno::IO) });
         }
     }
 
@@ -184,14 +252,17 @@ impl VolumeClient {
     /// Handles the answer to `OffloadRequest::Refresh`: the view has all records that other clients had logged before this
     /// request. This client was not fenced then.
     pub fn acknowledge_refresh(&self, request: u64) {
-        let AnsweredRefresh { requested_at, answers, next } = self.refresh.take(request);
+        let AnsweredRefresh { requested_at, calls, was_delayed, next } = self.refresh.take(request);
+        if was_delayed {
+            tracing::info!("the catalog can be read again");
+        }
         if let Some(requested_at) = requested_at {
             self.lock().permission.confirm(requested_at);
         }
         if let Some(next) = next {
             self.link.send(OffloadRequest::Refresh(next));
         }
-        answers.into_iter().for_each(|answer| answer());
+        calls.into_iter().for_each(|call| (call.answer)(Ok(())));
     }
 
     /// Applies changes of another client that were published on this node.
@@ -313,29 +384,56 @@ impl ClientState {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::sync::mpsc::{Sender, channel};
 
     use super::*;
 
+    const LIMIT: Duration = Duration::from_secs(30);
+
+    /// A call that sends its number and its result.
+    fn call(
+        number: u32,
+        since: Duration,
+        may_be_stale: bool,
+        sender: &Sender<(u32, Result<(), Errno>)>,
+    ) -> PendingRefresh {
+        let sender = sender.clone();
+        PendingRefresh { since, may_be_stale, answer: Box::new(move |result| sender.send((number, result)).unwrap()) }
+    }
+
     #[test]
-    fn answers_added_during_a_request_share_the_next_request() {
-        let requests = RefreshRequests::default();
-        let given = Arc::new(AtomicU32::new(0));
-        let answer = || -> DeferredAnswer {
-            let given = Arc::clone(&given);
-            Box::new(move || _ = given.fetch_add(1, Ordering::Relaxed))
-        };
-        assert_eq!(requests.add(answer()), Some(1));
-        assert_eq!((requests.add(answer()), requests.add(answer())), (None, None));
+    fn calls_during_a_request_share_the_next_request() {
+        let (requests, (sender, _answers)) = (RefreshRequests::default(), channel());
+        let call = || call(0, Duration::ZERO, false, &sender);
+        assert_eq!(requests.add(call()), Some(1));
+        assert_eq!((requests.add(call()), requests.add(call())), (None, None));
         let first = requests.take(1);
-        assert_eq!((first.answers.len(), first.next), (1, Some(2)));
+        assert_eq!((first.calls.len(), first.next), (1, Some(2)));
         let repeated = requests.take(1);
-        assert!(repeated.answers.is_empty() && repeated.requested_at.is_none(), "a repeated answer gives nothing");
+        assert!(repeated.calls.is_empty() && repeated.requested_at.is_none(), "a repeated answer gives nothing");
         assert_eq!(requests.unanswered(), Some(2));
-        let AnsweredRefresh { requested_at, answers, next } = requests.take(2);
-        assert!(requested_at >= first.requested_at);
-        answers.into_iter().for_each(|answer| answer());
-        assert_eq!((given.load(Ordering::Relaxed), next), (2, None));
+        let second = requests.take(2);
+        assert!(second.requested_at >= first.requested_at);
+        assert_eq!((second.calls.len(), second.next), (2, None));
         assert_eq!(requests.unanswered(), None);
+    }
+
+    #[test]
+    fn without_the_catalog_a_call_ends_at_its_limit_unless_it_may_be_stale() {
+        let (requests, (sender, answers)) = (RefreshRequests::default(), channel());
+        let (now, later) = (Duration::from_secs(100), Duration::from_secs(101));
+        requests.add(call(1, now, false, &sender));
+        requests.add(call(2, later, false, &sender));
+        requests.add(call(3, later, true, &sender));
+        let end_calls = |at: Duration| {
+            let DelayedCalls { is_new, calls } = requests.delay(1, at, LIMIT);
+            calls.into_iter().for_each(|call| (call.answer)(Ok(())));
+            (is_new, answers.try_iter().map(|(number, _)| number).collect::<Vec<_>>())
+        };
+        assert_eq!((requests.is_delayed(), end_calls(later)), (false, (true, vec![3])));
+        assert_eq!((requests.is_delayed(), end_calls(now + LIMIT)), (true, (false, vec![1])));
+        assert!(requests.delay(2, later + LIMIT, LIMIT).calls.is_empty(), "not the last request");
+        let answered = requests.take(1);
+        assert_eq!((answered.was_delayed, answered.next, requests.is_delayed()), (true, Some(2), false));
     }
 }

@@ -361,6 +361,7 @@ fn handle_message(client: &VolumeClient, message: OffloadMessage) {
         OffloadMessage::DiskFull => client.refuse_waiting(),
         OffloadMessage::ReleaseWrite => client.recall_write(),
         OffloadMessage::Refreshed { request } => client.acknowledge_refresh(request),
+        OffloadMessage::RefreshDelayed { request } => client.delay_refresh(request),
         OffloadMessage::Refused(reason) => end_refused(&reason),
         OffloadMessage::Attached(_) | OffloadMessage::Reattached(_) => {}
     }

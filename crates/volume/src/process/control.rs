@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::time::Duration;
 
-use farfork_cluster::catalog::{VolumeName, VolumeRecord};
+use farfork_cluster::catalog::{CatalogContents, ImportSummary, VolumeName, VolumeRecord};
 use farfork_wire::NodeName;
 use serde::{Deserialize, Serialize};
 
@@ -32,6 +32,21 @@ pub enum ControlRequest {
     Drop(VolumeName),
     /// As `Drop`, but nodes that do not answer keep their files. The reply is `Done` or `DoneExceptFiles`.
     DropReachable(VolumeName),
+    /// Lists the nodes that serve volumes. The reply is `Nodes`.
+    ListNodes,
+    /// Reads the catalog. The reply is `Catalog`.
+    ExportCatalog,
+    /// Writes the records of volumes into the catalog. The reply is `Imported`.
+    ImportCatalog(CatalogContents),
+}
+
+/// The contents of the catalog.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExportedCatalog {
+    /// The contents.
+    pub contents: CatalogContents,
+    /// Why the catalog cannot be read. The contents are then those that the node has read last.
+    pub failure: Option<String>,
 }
 
 /// A volume to create.
@@ -180,6 +195,12 @@ pub enum ControlAnswer {
     Progress(CheckProgress),
     /// The result of a check.
     Checked(Box<CheckReport>),
+    /// The nodes that serve volumes.
+    Nodes(Vec<NodeName>),
+    /// The contents of the catalog.
+    Catalog(Box<ExportedCatalog>),
+    /// The result of an import.
+    Imported(ImportSummary),
     /// The command has failed. The text names the volume, the cause and the next step.
     Failed(String),
 }
@@ -193,6 +214,8 @@ pub struct VolumeStatus {
     pub record: VolumeRecord,
     /// The state of each of `record.replicas`, in that order. Empty in the reply to `List`.
     pub replicas: Vec<ReplicaStatus>,
+    /// Why the catalog cannot be read. The record is then the one that the node has read last.
+    pub catalog_failure: Option<String>,
 }
 
 impl VolumeStatus {

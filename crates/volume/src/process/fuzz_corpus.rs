@@ -138,7 +138,12 @@ fn control_answers() -> Vec<ControlAnswer> {
     let differences = vec![ReplicaDifference { subject, damaged: vec![node()] }];
     vec![
         ControlAnswer::DoneExceptFiles("files remain".to_owned()),
-        ControlAnswer::Volumes(vec![VolumeStatus { name: key().name, record, replicas }]),
+        ControlAnswer::Volumes(vec![VolumeStatus {
+            name: key().name,
+            record,
+            replicas,
+            catalog_failure: Some("no answer".to_owned()),
+        }]),
         ControlAnswer::Progress(CheckProgress { compared_bytes: 1, data_bytes: 2 }),
         ControlAnswer::Checked(Box::new(CheckReport { differences, ..CheckReport::default() })),
     ]

@@ -98,6 +98,11 @@ pub(super) enum OffloadMessage {
         /// Number of the request.
         request: u64,
     },
+    /// An attempt to reply to `Refresh` has failed because the catalog cannot be read. Attempts continue.
+    RefreshDelayed {
+        /// Number of the request.
+        request: u64,
+    },
 }
 
 /// The state from which a new client starts.

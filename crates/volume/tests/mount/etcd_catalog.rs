@@ -1,85 +1,160 @@
-//! A volume whose catalog is in etcd.
+//! A volume whose catalog is in etcd. While etcd has no quorum, the writer continues, and nothing else changes.
 
-use std::fs::{self, OpenOptions};
-use std::io::Write as _;
-use std::net::{Ipv4Addr, TcpListener};
-use std::process::{Child, Command, Stdio};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::FileExt as _;
+use std::path::PathBuf;
+use std::sync::mpsc::{self, Receiver, TryRecvError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use farfork_cluster::catalog::CatalogLocation;
-use rustix::process::{Pid, Signal, kill_process};
+use farfork_cluster::catalog::{CatalogLocation, VolumeRecord};
+use farfork_cluster::local::LoopbackEtcd;
+use farfork_volume::mount::MountOptions;
+use farfork_volume::process::ProcessRole;
+use rustix::io::Errno;
+use rustix::process::Signal;
 use tempfile::TempDir;
 
-use super::test_node::WAIT_LIMIT;
+use super::test_node::{NO_DETECTION_MS, WAIT_LIMIT};
 use super::volume_cluster::VolumeCluster;
 
-pub(crate) const TESTS: &[(&str, fn())] = &[("a_volume_agrees_in_etcd", a_volume_agrees_in_etcd)];
+pub(crate) const TESTS: &[(&str, fn())] =
+    &[("without_a_quorum_of_etcd_the_writer_continues", without_a_quorum_of_etcd_the_writer_continues)];
+pub(crate) const LONG_TESTS: &[(&str, fn())] =
+    &[("without_a_quorum_of_etcd_no_replica_leaves", without_a_quorum_of_etcd_no_replica_leaves)];
 
-/// One member of etcd, killed when this value is dropped.
-struct EtcdServer {
-    address: String,
-    process: Child,
-    _data: TempDir,
+/// A volume with three replicas, and an etcd of three members. The cluster ends first.
+struct EtcdCluster {
+    volumes: VolumeCluster,
+    etcd: LoopbackEtcd,
+    _directory: TempDir,
 }
 
-impl EtcdServer {
-    fn start() -> Self {
-        let data = TempDir::new().unwrap();
-        let listeners = [0; 2].map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap());
-        let [address, peer] = listeners.map(|listener| listener.local_addr().unwrap().to_string());
-        let (url, peer_url) = (format!("http://{address}"), format!("http://{peer}"));
-        let mut command = Command::new("etcd");
-        command.arg("--data-dir").arg(data.path());
-        command.args(["--listen-client-urls", &url, "--advertise-client-urls", &url]);
-        command.args(["--listen-peer-urls", &peer_url, "--initial-advertise-peer-urls", &peer_url]);
-        command.args(["--initial-cluster", &format!("default={peer_url}")]);
-        let process = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn();
-        let server = Self { address, process: process.expect("`make setup` installs etcd-server"), _data: data };
-        let (catalog, started) = (server.location().open().unwrap(), Instant::now());
+impl EtcdCluster {
+    fn start(detection_ms: u64) -> Self {
+        let directory = TempDir::new().unwrap();
+        let etcd = LoopbackEtcd::start(directory.path(), 3, None).expect("`make setup` installs etcd-server");
+        let location = CatalogLocation::Etcd(etcd.location("/volumes"));
+        let (catalog, started) = (location.open().unwrap(), Instant::now());
         while let Err(error) = catalog.read() {
             assert!(started.elapsed() < WAIT_LIMIT, "{error}");
         }
-        server
+        Self { volumes: VolumeCluster::with_catalog(location, detection_ms), etcd, _directory: directory }
     }
 
-    fn location(&self) -> CatalogLocation {
-        format!("etcd://{}/volumes", self.address).parse().unwrap()
+    fn path(&self, node: usize) -> PathBuf {
+        self.volumes.path(node).join("file")
     }
 
-    fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.process), signal).unwrap();
+    fn mount_again(&mut self, node: usize, options: MountOptions) {
+        self.volumes.nodes[node].unmount();
+        self.volumes.nodes[node].mount_with(options);
+    }
+
+    /// Stops or continues two of the three members.
+    fn signal_quorum(&self, signal: Signal) {
+        (0..2).for_each(|member| self.etcd.signal(member, signal).unwrap());
+    }
+
+    fn record(&self) -> VolumeRecord {
+        self.volumes.nodes[0].status().record
     }
 }
 
-impl Drop for EtcdServer {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
+/// Runs `work` in a thread, which stays if it waits for ever.
+fn start<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Receiver<T> {
+    let (sender, receiver) = mpsc::channel();
+    thread::spawn(move || sender.send(work()));
+    receiver
 }
 
-/// Two clients take turns. While etcd does not answer, calls wait, and continue when it does.
-fn a_volume_agrees_in_etcd() {
-    const PAUSE: Duration = Duration::from_secs(2);
-    let server = EtcdServer::start();
-    let cluster = VolumeCluster::with_catalog(server.location());
-    let (first, second) = (cluster.path(0), cluster.path(1));
-    fs::write(first.join("a"), "one").unwrap();
-    assert_eq!(fs::read_to_string(second.join("a")).unwrap(), "one");
-    server.signal(Signal::STOP);
-    thread::scope(|scope| {
-        scope.spawn(|| {
-            thread::sleep(PAUSE);
-            server.signal(Signal::CONT);
-        });
-        fs::write(second.join("a"), "two").unwrap();
+fn open_to_read(path: PathBuf) -> io::Result<File> {
+    File::open(path)
+}
+
+fn open_to_append(path: PathBuf) -> io::Result<File> {
+    OpenOptions::new().append(true).open(path)
+}
+
+fn append(mut file: &File, text: &str) -> io::Result<()> {
+    file.write_all(text.as_bytes())?;
+    file.sync_all()
+}
+
+fn without_a_quorum_of_etcd_the_writer_continues() {
+    let mut cluster = EtcdCluster::start(NO_DETECTION_MS);
+    cluster.mount_again(1, MountOptions { catalog_wait: Duration::ZERO, ..MountOptions::default() });
+    cluster.mount_again(2, MountOptions { stale_reads: true, ..MountOptions::default() });
+    fs::write(cluster.path(0), "one").unwrap();
+    let writer = open_to_append(cluster.path(0)).unwrap();
+    let (reader, other_writer) = (File::open(cluster.path(1)).unwrap(), open_to_append(cluster.path(1)).unwrap());
+    assert_eq!(fs::read_to_string(cluster.path(2)).unwrap(), "one");
+    let record = cluster.record();
+    cluster.signal_quorum(Signal::STOP);
+
+    let (path, stale_path) = (cluster.path(1), cluster.path(2));
+    let opened = [open_to_read, open_to_append].map(|open: fn(PathBuf) -> io::Result<File>| {
+        let path = path.clone();
+        start(move || open(path).map(drop))
     });
-    assert_eq!(fs::read_to_string(first.join("a")).unwrap(), "two");
-    let mut file = OpenOptions::new().append(true).open(first.join("a")).unwrap();
-    file.write_all(b", three").unwrap();
-    file.sync_all().unwrap();
-    drop(file);
-    assert_eq!(fs::read_to_string(second.join("a")).unwrap(), "two, three");
-    cluster.published_tree();
+    let stale = start(move || fs::read_to_string(stale_path).unwrap());
+    let other_written = start(move || append(&other_writer, ", three").unwrap());
+    let status = cluster.volumes.nodes[0].status();
+    let failure = status.catalog_failure.expect("the catalog cannot be read");
+    assert!(failure.contains("no member has answered") && failure.contains("endpoint status"), "{failure}");
+    // From here on, etcd is known to be silent.
+    let written = start(move || {
+        append(&writer, ", two").unwrap();
+        append(&writer, "!").unwrap();
+    });
+    written.recv_timeout(WAIT_LIMIT).expect("the writer waits for etcd");
+    cluster.volumes.nodes[1].wait_for("an open file has the published data", || {
+        let mut data = [0; 9];
+        reader.read_at(&mut data, 0).unwrap() == data.len() && data == *b"one, two!"
+    });
+    for opened in opened {
+        let error = opened.recv_timeout(WAIT_LIMIT).expect("open(2) ends").unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(Errno::IO.raw_os_error()));
+    }
+    assert!(stale.recv_timeout(WAIT_LIMIT).expect("files can be opened for reading").starts_with("one"));
+    assert_eq!(fs::read_to_string(cluster.path(2)).unwrap(), "one, two!");
+    assert_eq!(other_written.try_recv(), Err(TryRecvError::Empty), "a new writer without a quorum");
+
+    cluster.signal_quorum(Signal::CONT);
+    other_written.recv_timeout(WAIT_LIMIT).expect("the next writer continues by itself");
+    for node in 0..3 {
+        assert_eq!(fs::read_to_string(cluster.path(node)).unwrap(), "one, two!, three");
+    }
+    let present = cluster.record();
+    assert_eq!((&present.chain, present.epoch), (&record.chain, record.epoch));
+    assert_ne!(present.writer, record.writer);
+    cluster.volumes.published_tree();
+}
+
+/// A replica that does not answer stays in the chain, and the writer waits for it.
+fn without_a_quorum_of_etcd_no_replica_leaves() {
+    const DETECTION_MS: u64 = 2000;
+    let cluster = EtcdCluster::start(DETECTION_MS);
+    fs::write(cluster.path(0), "one").unwrap();
+    let writer = open_to_append(cluster.path(0)).unwrap();
+    append(&writer, ", two").unwrap();
+    let record = cluster.record();
+    assert_eq!(record.chain.len(), 3);
+    cluster.signal_quorum(Signal::STOP);
+    let (offload, stopped) = ([ProcessRole::Offload], &cluster.volumes.nodes[2]);
+    stopped.signal(&offload, Signal::STOP);
+    let written = start(move || append(&writer, ", three").unwrap());
+    let waited = written.recv_timeout(5 * Duration::from_millis(DETECTION_MS));
+    assert!(waited.is_err(), "the replica has left the chain without a quorum");
+    stopped.signal(&offload, Signal::CONT);
+    written.recv_timeout(WAIT_LIMIT).expect("the writer continues when the replica answers");
+    cluster.signal_quorum(Signal::CONT);
+    cluster.volumes.nodes[0].wait_for("the catalog answers", || {
+        let status = cluster.volumes.nodes[0].status();
+        assert_eq!((&status.record.chain, status.record.epoch), (&record.chain, record.epoch));
+        status.catalog_failure.is_none()
+    });
+    assert_eq!(fs::read_to_string(cluster.path(2)).unwrap(), "one, two, three");
+    cluster.volumes.published_tree();
 }

@@ -49,6 +49,10 @@ use libtest_mimic::{Arguments, Failed, Trial};
 const SCRUB_INTERVAL: Duration = if cfg!(debug_assertions) { Duration::from_secs(2) } else { Duration::ZERO };
 /// The argument of a client whose mount has passthrough.
 pub(crate) const READ_PASSTHROUGH: &str = "read-passthrough";
+/// The argument of a client whose mount opens files for reading without the catalog.
+pub(crate) const STALE_READS: &str = "stale-reads";
+/// The argument of a client whose calls fail as soon as the catalog is known to be unreadable.
+pub(crate) const SHORT_CATALOG_WAIT: &str = "short-catalog-wait";
 /// The first argument of a process of a volume.
 const PROCESS: &str = "process";
 
@@ -68,6 +72,7 @@ fn main() -> ExitCode {
         waiting_calls::LONG_TESTS,
         turns::LONG_TESTS,
         deaths::LONG_TESTS,
+        etcd_catalog::LONG_TESTS,
         suites::LONG_TESTS,
     ]
     .concat()
@@ -118,8 +123,8 @@ fn trial(name: &str, test: fn()) -> Trial {
 }
 
 /// Runs a process. Its arguments are role and store. The offload process also has catalog, name of the node, time of failure
-/// detection and address. The client has the mount point, and optionally `READ_PASSTHROUGH`. Processes of single
-/// tests have other arguments.
+/// detection and address. The client has the mount point, and the names of its options. Processes of single tests have other
+/// arguments.
 fn run_process(arguments: &[String]) -> ExitCode {
     let (role, store) = (arguments[0].as_str(), VolumeStore::new(arguments[1].as_ref()));
     end_with_supervisor().expect("prctl");
@@ -142,7 +147,12 @@ fn run_process(arguments: &[String]) -> ExitCode {
                 println!("mounted");
                 std::io::stdout().flush().expect("the supervisor reads");
             };
-            let options = MountOptions { read_passthrough: arguments.iter().any(|name| name == READ_PASSTHROUGH) };
+            let has = |option: &str| arguments.iter().any(|argument| argument == option);
+            let options = MountOptions {
+                read_passthrough: has(READ_PASSTHROUGH),
+                stale_reads: has(STALE_READS),
+                catalog_wait: if has(SHORT_CATALOG_WAIT) { Duration::ZERO } else { MountOptions::CATALOG_WAIT },
+            };
             run_client(&store, test_node::VOLUME, arguments[2].as_ref(), options, ready).map_err(|e| e.to_string())
         }
         "offload" => run_offload(&offload_options(arguments)).map_err(|e| e.to_string()),

@@ -49,7 +49,7 @@ impl PassthroughPair {
     fn create() -> Self {
         let mut cluster = VolumeCluster::mounted(&["n1", "n2"], LOG_BYTES, Durability::Memory, NO_DETECTION_MS);
         cluster.nodes[0].unmount();
-        cluster.nodes[0].mount_with(MountOptions { read_passthrough: true });
+        cluster.nodes[0].mount_with(MountOptions { read_passthrough: true, ..MountOptions::default() });
         Self { cluster }
     }
 

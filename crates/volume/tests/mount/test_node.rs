@@ -143,7 +143,7 @@ impl TestNode {
     /// Mounts the volume. All tests run with passthrough if FARFORK_VOLUME_READ_PASSTHROUGH is set.
     pub(crate) fn mount(&mut self) {
         let read_passthrough = std::env::var_os("FARFORK_VOLUME_READ_PASSTHROUGH").is_some();
-        self.mount_with(MountOptions { read_passthrough });
+        self.mount_with(MountOptions { read_passthrough, ..MountOptions::default() });
     }
 
     /// Mounts the volume with options.
@@ -154,6 +154,8 @@ impl TestNode {
                 let mut command = process_command(role.name());
                 command.arg(&store).arg(&mount_point);
                 command.args(options.read_passthrough.then_some(super::READ_PASSTHROUGH));
+                command.args(options.stale_reads.then_some(super::STALE_READS));
+                command.args(options.catalog_wait.is_zero().then_some(super::SHORT_CATALOG_WAIT));
                 command
             };
             let mut supervisor = MountSupervisor::start(&mount_point, command).unwrap();

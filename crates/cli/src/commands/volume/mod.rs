@@ -4,8 +4,11 @@
 mod check;
 mod create;
 mod drop;
+mod export_catalog;
+mod import_catalog;
 mod ls;
 mod mount;
+mod mount_options;
 mod process;
 mod replace;
 mod status;
@@ -53,6 +56,8 @@ enum VolumeCommand {
     Drop(drop::DropVolume),
     #[command(alias = "unmount")]
     Umount(umount::UnmountVolume),
+    ExportCatalog(export_catalog::ExportCatalog),
+    ImportCatalog(import_catalog::ImportCatalog),
     #[command(hide = true)]
     Client(process::ClientArguments),
     #[command(hide = true)]
@@ -82,6 +87,8 @@ impl VolumeArguments {
             VolumeCommand::Replace(command) => command.run(global),
             VolumeCommand::Drop(command) => command.run(global),
             VolumeCommand::Umount(command) => command.run(global),
+            VolumeCommand::ExportCatalog(command) => command.run(global),
+            VolumeCommand::ImportCatalog(command) => command.run(global),
             VolumeCommand::Client(command) => command.run(),
             VolumeCommand::Offload(command) => command.run(global),
             VolumeCommand::Worker(command) => command.run(),

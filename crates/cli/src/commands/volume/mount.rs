@@ -22,6 +22,7 @@ use rustix::mount::{UnmountFlags, unmount};
 use tokio::signal::unix::{SignalKind, signal};
 use tonic::Code;
 
+use super::mount_options::MountOptionArgs;
 use super::parse_volume_name;
 use super::volume_node::VolumeNode;
 use crate::GlobalArgs;
@@ -51,18 +52,8 @@ pub(crate) struct MountVolume {
     /// Serve the mount in this process. SIGINT and SIGTERM unmount the volume.
     #[arg(long)]
     foreground: bool,
-    /// Let the kernel read files by itself if a program opens them with O_RDONLY while they are not open on this node.
-    ///
-    /// Published data is then read as fast as from the local file system, without a request to the client process. Use this
-    /// option for volumes that are mostly read, such as models, datasets and programs.
-    ///
-    /// While a program has a file open in this way, programs of this node can still write it with O_WRONLY. Each such write
-    /// waits until its data is published. open(2) with O_RDWR waits at most a second for the file to be closed, and then
-    /// fails with ETXTBSY. Programs of other nodes are not affected.
-    ///
-    /// This option needs Linux 6.9. On an older kernel, or if the node's store is on overlayfs, each read is a request.
-    #[arg(long)]
-    read_passthrough: bool,
+    #[command(flatten)]
+    options: MountOptionArgs,
     /// Make the directory immutable (chattr(1), +i) while the volume is mounted at it.
     ///
     /// After `umount -l`, or when the mount has ended, programs that open files again by their paths get EPERM or ENOENT. Without
@@ -97,7 +88,7 @@ impl MountVolume {
             volume: self.name.as_str(),
             store: node.store(),
             directory: &directory,
-            read_passthrough: self.read_passthrough,
+            options: &self.options,
             protect: self.protect,
         };
         if self.foreground {
@@ -136,7 +127,7 @@ struct MountTarget<'a> {
     volume: &'a str,
     store: &'a Path,
     directory: &'a Path,
-    read_passthrough: bool,
+    options: &'a MountOptionArgs,
     protect: bool,
 }
 
@@ -148,7 +139,7 @@ impl MountTarget<'_> {
             let mut command = Command::new("/proc/self/exe");
             command.arg0("farfork");
             command.args(["volume", role.name(), "--store"]).arg(self.store).arg(self.volume).arg(self.directory);
-            command.args(self.read_passthrough.then_some("--read-passthrough"));
+            command.args(self.options.arguments());
             // Ctrl-C must reach only the supervisor, which unmounts the volume.
             command.process_group(0).current_dir("/").stdin(Stdio::null());
             command
@@ -213,7 +204,7 @@ fn start_in_background(global: &GlobalArgs, mount: &MountTarget<'_>, log: &Path,
     command.arg0("farfork");
     command.arg("--socket").arg(std::path::absolute(global.connection.socket_path())?);
     command.args(["volume", "mount", mount.volume]).arg(mount.directory).args(["--foreground", "--new-session"]);
-    command.args(mount.read_passthrough.then_some("--read-passthrough"));
+    command.args(mount.options.arguments());
     command.args(mount.protect.then_some("--protect"));
     // The current directory would keep its file system in use.
     command.current_dir("/");

@@ -13,13 +13,13 @@ use farfork_cluster::catalog::CatalogLocation;
 use farfork_sys::affinity::restrict_to_cpus;
 use farfork_trust::{Credentials, Encryption};
 use farfork_volume::chain::LogCompression;
-use farfork_volume::mount::MountOptions;
 use farfork_volume::process::{
     CopyMethod, OffloadMode, OffloadOptions, VolumeStore, WorkPriority, end_with_supervisor, run_client, run_offload,
     run_worker,
 };
 use farfork_wire::NodeName;
 
+use super::mount_options::MountOptionArgs;
 use crate::GlobalArgs;
 use crate::log::{self, LogOptions};
 
@@ -33,9 +33,8 @@ pub(crate) struct ClientArguments {
     volume: String,
     /// Mount point.
     directory: PathBuf,
-    /// Let the kernel read published data from the shared tree by itself.
-    #[arg(long)]
-    read_passthrough: bool,
+    #[command(flatten)]
+    options: MountOptionArgs,
     #[command(flatten)]
     log: LogOptions,
 }
@@ -108,8 +107,7 @@ impl ClientArguments {
             let _ = output.write_all(b"mounted\n").and_then(|()| output.flush());
         };
         let store = VolumeStore::new(&self.store);
-        let options = MountOptions { read_passthrough: self.read_passthrough };
-        run_client(&store, &self.volume, &self.directory, options, ready)
+        run_client(&store, &self.volume, &self.directory, self.options.options(), ready)
             .with_context(|| format!("client of volume {}", self.volume))?;
         Ok(ExitCode::SUCCESS)
     }

@@ -20,6 +20,10 @@ use crate::output::{print_json, print_line};
 
 /// Time between the two queries from which the rate of a replica is computed.
 const RATE_INTERVAL: Duration = Duration::from_millis(500);
+/// What a volume does while the catalog cannot be read.
+const WITHOUT_CATALOG: &str = "\
+The tables are what this node knows. The writer continues to write and sync files that are open. Other writers wait, no
+node leaves the volume, and open(2) waits and then fails with EIO. All continues when the catalog answers.";
 
 /// Show a volume, its replicas, and how far each log is replicated and published.
 ///
@@ -29,6 +33,8 @@ const RATE_INTERVAL: Duration = Duration::from_millis(500);
 ///
 /// A second table shows the replicas that lack a part of a log, as on a slow link. BACKLOG is the missing part, RATE is how
 /// fast the replica takes it, and TIME LEFT is the time for the rest at this rate. The rate is measured for half a second.
+///
+/// If the catalog cannot be read, the command shows what this node knows, and why.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -84,6 +90,7 @@ impl ShowVolumeStatus {
 fn document_of(status: &VolumeStatus, replicas: &[ReplicaView]) -> anyhow::Result<Value> {
     let mut document = serde_json::to_value(VolumeView::new(status))?;
     document["replica_states"] = serde_json::to_value(replicas)?;
+    document["catalog_failure"] = status.catalog_failure.clone().into();
     document["check_running"] = status.is_checked().into();
     document["last_check"] = serde_json::to_value(status.last_check().map(LastCheckView::new))?;
     Ok(document)
@@ -96,6 +103,9 @@ fn print_status(status: &VolumeStatus, replicas: &[ReplicaView]) {
     if let Some(backlogs) = backlog_table(replicas) {
         print_line("");
         backlogs.print();
+    }
+    if let Some(failure) = &status.catalog_failure {
+        print_line(&format!("{failure}\n{WITHOUT_CATALOG}"));
     }
     for replica in replicas {
         if let Some(failure) = &replica.failure {

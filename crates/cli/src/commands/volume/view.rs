@@ -262,7 +262,7 @@ pub(super) mod tests {
             ReplicaStatus { node: n1, failure: None, logs: vec![log], free_bytes: Some(1 << 30), ..unknown.clone() },
             unknown,
         ];
-        VolumeStatus { name: VolumeName::new("data").unwrap(), record, replicas }
+        VolumeStatus { name: VolumeName::new("data").unwrap(), record, replicas, catalog_failure: None }
     }
 
     #[test]

@@ -7,11 +7,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use farfork_api::failure::Failure;
-use farfork_cluster::catalog::CatalogError;
+use farfork_cluster::catalog::{CatalogContents, ImportSummary};
 use farfork_node::volumes::{VolumeLocation, locate_volumes};
 use farfork_volume::process::{
-    CheckProgress, CheckReport, ControlAnswer, ControlRequest, VolumeCheck, VolumeStatus, check_volume,
-    send_control_request,
+    CheckProgress, CheckReport, ControlAnswer, ControlRequest, ExportedCatalog, VolumeCheck, VolumeStatus,
+    check_volume, send_control_request,
 };
 use farfork_wire::NodeName;
 use tonic::Code;
@@ -99,7 +99,30 @@ impl VolumeNode {
     ) -> Result<CheckReport, Failure> {
         match self.exchange(object, |store| check_volume(store, check.clone(), &mut report_progress))? {
             ControlAnswer::Checked(report) => Ok(*report),
-            answer => Err(Failure::new(Code::Internal, object, format!("unexpected answer: {answer:?}"))),
+            answer => Err(unexpected(object, &answer)),
+        }
+    }
+
+    /// Reads the catalog.
+    ///
+    /// # Errors
+    /// As `request`.
+    pub(super) fn export_catalog(&self, object: &str) -> Result<ExportedCatalog, Failure> {
+        match self.exchange(object, |store| send_control_request(store, &ControlRequest::ExportCatalog))? {
+            ControlAnswer::Catalog(exported) => Ok(*exported),
+            answer => Err(unexpected(object, &answer)),
+        }
+    }
+
+    /// Writes records of volumes into the catalog.
+    ///
+    /// # Errors
+    /// As `request`.
+    pub(super) fn import_catalog(&self, object: &str, contents: CatalogContents) -> Result<ImportSummary, Failure> {
+        let request = ControlRequest::ImportCatalog(contents);
+        match self.exchange(object, |store| send_control_request(store, &request))? {
+            ControlAnswer::Imported(summary) => Ok(summary),
+            answer => Err(unexpected(object, &answer)),
         }
     }
 
@@ -136,13 +159,13 @@ impl VolumeNode {
     /// # Errors
     /// Some nodes do not serve volumes within [`START_LIMIT`]. The error names them.
     pub(super) fn wait_for_nodes(&self, object: &str, nodes: &[NodeName]) -> Result<(), Failure> {
-        let failed = |error: CatalogError| Failure::new(Code::Unavailable, object, error.to_string());
-        let catalog = self.location.catalog.open().map_err(failed)?;
         let deadline = Instant::now() + START_LIMIT;
         loop {
-            let contents = catalog.read().map_err(failed)?;
-            let missing: Vec<&str> =
-                nodes.iter().filter(|node| !contents.nodes.contains_key(*node)).map(NodeName::as_str).collect();
+            let known = match self.exchange(object, |store| send_control_request(store, &ControlRequest::ListNodes))? {
+                ControlAnswer::Nodes(known) => known,
+                answer => return Err(unexpected(object, &answer)),
+            };
+            let missing: Vec<&str> = nodes.iter().filter(|node| !known.contains(node)).map(NodeName::as_str).collect();
             if missing.is_empty() {
                 return Ok(());
             }
@@ -155,6 +178,10 @@ impl VolumeNode {
             thread::sleep(POLL_INTERVAL);
         }
     }
+}
+
+fn unexpected(object: &str, answer: &ControlAnswer) -> Failure {
+    Failure::new(Code::Internal, object, format!("unexpected answer: {answer:?}"))
 }
 
 fn is_not_listening(error: &io::Error) -> bool {

@@ -51,6 +51,14 @@ struct NodeLaunch<'a> {
     program: &'a Path,
     /// Further arguments of `farfork node`.
     arguments: &'a [&'a str],
+    /// Whether an etcd runs next to the nodes, and has their catalog of volumes.
+    has_etcd: bool,
+}
+
+impl<'a> NodeLaunch<'a> {
+    fn new(program: &'a Path, arguments: &'a [&'a str]) -> Self {
+        Self { program, arguments, has_etcd: false }
+    }
 }
 
 /// Nodes on this machine.
@@ -84,19 +92,27 @@ impl Cluster {
     pub(crate) fn start_with(nodes: usize, node_arguments: &[&str]) -> Self {
         let scratch = super::scratch::directory();
         let run_dir = scratch.path().join("run");
-        Self::start_at(run_dir, scratch, nodes, &NodeLaunch { program: Path::new(BINARY), arguments: node_arguments })
+        Self::start_at(run_dir, scratch, nodes, &NodeLaunch::new(Path::new(BINARY), node_arguments))
+    }
+
+    /// As [`Self::start`], with an etcd next to the nodes.
+    pub(crate) fn start_with_etcd(nodes: usize) -> Self {
+        let scratch = super::scratch::directory();
+        let run_dir = scratch.path().join("run");
+        let launch = NodeLaunch { has_etcd: true, ..NodeLaunch::new(Path::new(BINARY), &[]) };
+        Self::start_at(run_dir, scratch, nodes, &launch)
     }
 
     /// As [`Self::start`]. The nodes run `wrapper`, a program that ends by executing `farfork` with its own arguments.
     pub(crate) fn start_wrapped(wrapper: &Path, nodes: usize) -> Self {
         let scratch = super::scratch::directory();
         let run_dir = scratch.path().join("run");
-        Self::start_at(run_dir, scratch, nodes, &NodeLaunch { program: wrapper, arguments: &[] })
+        Self::start_at(run_dir, scratch, nodes, &NodeLaunch::new(wrapper, &[]))
     }
 
     /// As [`Self::start_with`], with the run directory on a small disk, which must outlive the cluster.
     pub(crate) fn start_on(disk: &Disk, nodes: usize, node_arguments: &[&str]) -> Self {
-        let launch = NodeLaunch { program: Path::new(BINARY), arguments: node_arguments };
+        let launch = NodeLaunch::new(Path::new(BINARY), node_arguments);
         Self::start_at(disk.path().join("run"), super::scratch::directory(), nodes, &launch)
     }
 
@@ -105,6 +121,7 @@ impl Cluster {
         let number = CLUSTERS.fetch_add(1, Ordering::Relaxed);
         let name = format!("{CLUSTER_PREFIX}{}-{number}", std::process::id());
         let mut config = LocalClusterConfig::new(&name, &run_dir, nodes, launch.program);
+        config.has_etcd = launch.has_etcd;
         // A file of its own: other nodes of the machine may use up their ranges.
         config.node_arguments = vec!["--user-ranges".into(), user_ranges_in(&scratch).to_string_lossy().into_owned()];
         // A busy machine must not make a node count as failed.

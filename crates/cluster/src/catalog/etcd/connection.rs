@@ -1,17 +1,16 @@
 //! The connection to one member of etcd at a time. When a request fails, it is repeated with the next member.
 
-use std::fs;
 use std::future::Future;
 use std::io;
-use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::Duration;
 
-use etcd_client::{Certificate, Client, ConnectOptions, Error as EtcdError, Identity, TlsOptions, WatchOptions};
+use etcd_client::{Client, ConnectOptions, Error as EtcdError, WatchOptions};
 use tokio::runtime::{self, Runtime};
 use tokio::time::{Instant, sleep, timeout};
 use tonic::Code;
 
+use super::credentials::EtcdCredentials;
 use super::{WatchedChanges, error_text};
 use crate::catalog::location::EtcdLocation;
 
@@ -31,7 +30,7 @@ pub(super) struct EtcdConnection {
 /// The members, and the client of the one that answered last.
 struct EtcdMembers {
     urls: Vec<String>,
-    options: ConnectOptions,
+    credentials: EtcdCredentials,
     /// Time limit of a request, with all attempts.
     request_timeout: Duration,
     present: Mutex<PresentMember>,
@@ -51,7 +50,7 @@ pub(super) struct EtcdReply<T> {
 }
 
 impl std::fmt::Debug for EtcdMembers {
-    /// Leaves out the options, which contain a password.
+    /// Leaves out the credentials.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("EtcdMembers").field("urls", &self.urls).finish_non_exhaustive()
     }
@@ -65,8 +64,8 @@ impl EtcdConnection {
     pub(super) fn open(location: &EtcdLocation, request_timeout: Duration) -> io::Result<Self> {
         let scheme = if location.uses_tls { "https" } else { "http" };
         let urls = location.members.iter().map(|member| format!("{scheme}://{member}")).collect();
-        let (options, present) = (connect_options(location)?, Mutex::default());
-        let members = EtcdMembers { urls, options, request_timeout, present };
+        let (credentials, present) = (EtcdCredentials::read(location)?, Mutex::default());
+        let members = EtcdMembers { urls, credentials, request_timeout, present };
         let runtime =
             runtime::Builder::new_multi_thread().worker_threads(1).thread_name("etcd").enable_all().build()?;
         Ok(Self { members: Arc::new(members), runtime: Some(runtime) })
@@ -98,10 +97,11 @@ impl EtcdConnection {
         let members = Arc::clone(&self.members);
         self.runtime().spawn(async move {
             loop {
-                if let Err(error) = members.watch(&prefix, &changes).await {
+                let member = members.present_index();
+                if let Err(error) = members.watch(member, &prefix, &changes).await {
                     tracing::debug!(error = error_text(&error), "the watch of the catalog is started again");
                 }
-                members.use_next();
+                members.use_next_after(member);
                 sleep(RETRY_WAIT).await;
             }
         });
@@ -126,9 +126,9 @@ impl EtcdMembers {
         let mut was_repeated = false;
         let mut failed_members = 0;
         loop {
-            let attempt = timeout(ATTEMPT_TIMEOUT, async { request(self.client().await?).await });
-            let (member, result) = (self.present_url(), attempt.await);
-            let reason = match result {
+            let index = self.present_index();
+            let (member, attempt) = (&self.urls[index], async { request(self.client(index).await?).await });
+            let reason = match timeout(ATTEMPT_TIMEOUT, attempt).await {
                 Ok(Ok(reply)) => return Ok(EtcdReply { reply, was_repeated }),
                 Ok(Err(error)) if !may_be_repeated(&error) => {
                     return Err(io::Error::other(format!("{member}: {}", error_text(&error))));
@@ -137,11 +137,11 @@ impl EtcdMembers {
                 Err(_) => format!("no answer within {} s", ATTEMPT_TIMEOUT.as_secs()),
             };
             was_repeated = true;
-            self.use_next();
+            self.use_next_after(index);
             failed_members += 1;
             if Instant::now() >= deadline {
-                let text =
-                    format!("no member has answered within {} s; {member}: {reason}", self.request_timeout.as_secs());
+                let (limit_s, next_step) = (self.request_timeout.as_secs(), self.next_step());
+                let text = format!("no member has answered within {limit_s} s; {member}: {reason}: {next_step}");
                 return Err(io::Error::new(io::ErrorKind::TimedOut, text));
             }
             if failed_members % self.urls.len() == 0 {
@@ -151,8 +151,8 @@ impl EtcdMembers {
     }
 
     /// Returns when the watch has ended.
-    async fn watch(&self, prefix: &str, changes: &WatchedChanges) -> Result<(), EtcdError> {
-        let mut client = self.client().await?;
+    async fn watch(&self, member: usize, prefix: &str, changes: &WatchedChanges) -> Result<(), EtcdError> {
+        let mut client = self.client(member).await?;
         let mut stream = client.watch(prefix, Some(WatchOptions::new().with_prefix())).await?;
         while let Some(answer) = stream.message().await? {
             // The first answer says that the watch has begun. Changes before it were not reported.
@@ -166,30 +166,49 @@ impl EtcdMembers {
         Ok(())
     }
 
-    /// The client of the present member. Connects if there is none.
-    async fn client(&self) -> Result<Client, EtcdError> {
-        let url = {
+    /// The client of a member. Connects if there is none.
+    async fn client(&self, index: usize) -> Result<Client, EtcdError> {
+        {
             let present = self.lock();
-            if let Some(client) = &present.client {
+            if let Some(client) = present.client.as_ref().filter(|_| present.index == index) {
                 return Ok(client.clone());
             }
-            self.urls[present.index].clone()
-        };
-        let client = Client::connect([url.as_str()], Some(self.options.clone())).await?;
+        }
+        let client = Client::connect([&self.urls[index]], Some(self.connect_options())).await?;
         let mut present = self.lock();
-        if self.urls[present.index] == url {
+        if present.index == index {
             present.client = Some(client.clone());
         }
         Ok(client)
     }
 
-    fn use_next(&self) {
+    /// Continues with the next member after one has failed, unless another request has already done so.
+    fn use_next_after(&self, failed: usize) {
         let mut present = self.lock();
-        *present = PresentMember { index: (present.index + 1) % self.urls.len(), client: None };
+        if present.index == failed {
+            *present = PresentMember { index: (failed + 1) % self.urls.len(), client: None };
+        }
     }
 
-    fn present_url(&self) -> String {
-        self.urls[self.lock().index].clone()
+    fn connect_options(&self) -> ConnectOptions {
+        let options = ConnectOptions::new()
+            .with_connect_timeout(ATTEMPT_TIMEOUT)
+            .with_keep_alive(ATTEMPT_TIMEOUT, ATTEMPT_TIMEOUT)
+            .with_keep_alive_while_idle(true)
+            .with_require_leader(true);
+        self.credentials.add_to(options)
+    }
+
+    /// What to do when no member answers.
+    fn next_step(&self) -> String {
+        self.credentials.expired_certificate().unwrap_or_else(|| {
+            let urls = self.urls.join(",");
+            format!("see whether most members run: `etcdctl --endpoints={urls} endpoint status`")
+        })
+    }
+
+    fn present_index(&self) -> usize {
+        self.lock().index
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, PresentMember> {
@@ -208,42 +227,4 @@ fn may_be_repeated(error: &EtcdError) -> bool {
         EtcdError::TransportError(_) | EtcdError::IoError(_) => true,
         _ => false,
     }
-}
-
-fn connect_options(location: &EtcdLocation) -> io::Result<ConnectOptions> {
-    let mut options = ConnectOptions::new()
-        .with_connect_timeout(ATTEMPT_TIMEOUT)
-        .with_keep_alive(ATTEMPT_TIMEOUT, ATTEMPT_TIMEOUT)
-        .with_keep_alive_while_idle(true)
-        .with_require_leader(true);
-    let file = |name: &str| location.credentials.as_deref().map_or(Ok(None), |directory| read_file(directory, name));
-    if let (Some(user), Some(password)) = (file("user")?, file("password")?) {
-        options = options.with_user(text_line(user)?, text_line(password)?);
-    }
-    if location.uses_tls {
-        let mut tls = TlsOptions::new();
-        if let Some(authority) = file("ca.pem")? {
-            tls = tls.ca_certificate(Certificate::from_pem(authority));
-        }
-        if let (Some(certificate), Some(key)) = (file("client.pem")?, file("client.key")?) {
-            tls = tls.identity(Identity::from_pem(certificate, key));
-        }
-        options = options.with_tls(tls);
-    }
-    Ok(options)
-}
-
-/// Reads a file of the credentials; `None` if it does not exist.
-fn read_file(directory: &Path, name: &str) -> io::Result<Option<Vec<u8>>> {
-    let path = directory.join(name);
-    match fs::read(&path) {
-        Ok(bytes) => Ok(Some(bytes)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(io::Error::new(error.kind(), format!("{}: {error}", path.display()))),
-    }
-}
-
-fn text_line(bytes: Vec<u8>) -> io::Result<String> {
-    let text = String::from_utf8(bytes).map_err(io::Error::other)?;
-    Ok(text.trim_end_matches(['\r', '\n']).to_owned())
 }

@@ -4,6 +4,7 @@
 //! and fail while etcd has no quorum. `docs/decisions/035-catalog-in-etcd.md` has the reasons.
 
 mod connection;
+mod credentials;
 
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -17,7 +18,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::location::EtcdLocation;
-use super::{Catalog, CatalogContents, CatalogError, VolumeName, VolumeNode, VolumeRecord};
+use super::{Catalog, CatalogContents, CatalogError, VolumeName, VolumeNode, VolumeRecord, record_damage};
 use connection::{EtcdConnection, EtcdReply};
 
 /// The version of the values that this build reads and writes.
@@ -136,6 +137,9 @@ impl EtcdCatalog {
             let name = key.strip_prefix(&self.location.prefix).unwrap_or_default();
             if let Some(name) = name.strip_prefix("/volumes/") {
                 let record: VolumeRecord = self.decode(&key, pair.value())?;
+                if let Some(reason) = record_damage(&record) {
+                    return Err(self.format_error(&key, reason.to_owned()));
+                }
                 let name = VolumeName::new(name).map_err(|error| self.format_error(&key, error.to_string()))?;
                 let revision = pair.mod_revision().cast_unsigned();
                 contents.volumes.insert(name, VolumeRecord { revision, ..record });
@@ -207,6 +211,13 @@ impl Catalog for EtcdCatalog {
             *cached = Some(read);
         }
         Ok(contents)
+    }
+
+    fn last_read(&self) -> Result<Arc<CatalogContents>, CatalogError> {
+        let cached = self.cached.lock().unwrap_or_else(PoisonError::into_inner);
+        let contents = cached.as_ref().map(|cached| Arc::clone(&cached.contents));
+        drop(cached);
+        contents.map_or_else(|| self.read(), Ok)
     }
 
     fn write_volume(&self, name: &VolumeName, record: &VolumeRecord) -> Result<u64, CatalogError> {
@@ -304,3 +315,5 @@ pub(super) fn error_text(error: &EtcdError) -> String {
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tls_tests;

@@ -1,58 +1,28 @@
 //! Tests of `EtcdCatalog` with real servers: `etcd` of Debian's package `etcd-server`, at addresses of the loopback.
 
-use std::net::{Ipv4Addr, TcpListener};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use tempfile::TempDir;
 
 use super::*;
 use crate::catalog::conformance::{self, new_record, raise_term, volume_name};
+use crate::local::LoopbackEtcd;
 
 /// The servers are ready after about three seconds, and answer within milliseconds. A machine under load needs longer.
 const HANG_LIMIT: Duration = Duration::from_secs(60);
 
-/// Members of an etcd cluster, killed when this value is dropped.
+/// An etcd cluster that answers.
 struct EtcdServers {
+    etcd: LoopbackEtcd,
     _directory: TempDir,
-    members: Vec<EtcdMember>,
-}
-
-struct EtcdMember {
-    arguments: Vec<String>,
-    client: String,
-    process: Child,
 }
 
 impl EtcdServers {
     fn start(count: usize) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        // Bound together, so that all ports differ.
-        let listeners: Vec<_> = (0..2 * count).map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap()).collect();
-        let addresses: Vec<String> =
-            listeners.iter().map(|listener| listener.local_addr().unwrap().to_string()).collect();
-        let (clients, peers) = addresses.split_at(count);
-        drop(listeners);
-        let cluster: Vec<String> =
-            peers.iter().enumerate().map(|(index, peer)| format!("m{index}=http://{peer}")).collect();
-        let members = clients.iter().zip(peers).enumerate().map(|(index, (client, peer))| {
-            let data = directory.path().join(format!("m{index}")).display().to_string();
-            let arguments: Vec<String> = [
-                ["--name", &format!("m{index}")],
-                ["--data-dir", &data],
-                ["--listen-client-urls", &format!("http://{client}")],
-                ["--advertise-client-urls", &format!("http://{client}")],
-                ["--listen-peer-urls", &format!("http://{peer}")],
-                ["--initial-advertise-peer-urls", &format!("http://{peer}")],
-                ["--initial-cluster", &cluster.join(",")],
-            ]
-            .as_flattened()
-            .iter()
-            .map(ToString::to_string)
-            .collect();
-            EtcdMember { process: start_member(&arguments), client: client.clone(), arguments }
-        });
-        let servers = Self { members: members.collect(), _directory: directory };
+        let etcd = LoopbackEtcd::start(directory.path(), count, None).expect("`make setup` installs etcd-server");
+        let servers = Self { etcd, _directory: directory };
         servers.wait_until_ready();
         servers
     }
@@ -62,12 +32,7 @@ impl EtcdServers {
     }
 
     fn location(&self, prefix: &str) -> EtcdLocation {
-        EtcdLocation {
-            uses_tls: false,
-            members: self.members.iter().map(|member| member.client.clone()).collect(),
-            prefix: prefix.to_owned(),
-            credentials: None,
-        }
+        self.etcd.location(prefix)
     }
 
     fn open(&self, prefix: &str) -> EtcdCatalog {
@@ -76,7 +41,7 @@ impl EtcdServers {
 
     /// Runs etcdctl(1), and returns its output.
     fn run_etcdctl(&self, arguments: &[&str]) -> String {
-        let endpoint = format!("--endpoints={}", self.members[0].client);
+        let endpoint = format!("--endpoints={}", self.location("/").members[0]);
         let output = Command::new("etcdctl").env("ETCDCTL_API", "3").arg(endpoint).args(arguments).output().unwrap();
         assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8(output.stdout).unwrap()
@@ -84,47 +49,19 @@ impl EtcdServers {
 
     /// The index of the leader.
     fn leader(&self) -> usize {
-        let is_leader = |member: &EtcdMember| {
-            let endpoint = format!("--endpoints={}", member.client);
+        let is_leader = |member: &String| {
+            let endpoint = format!("--endpoints={member}");
             let status =
                 Command::new("etcdctl").env("ETCDCTL_API", "3").args([&endpoint, "endpoint", "status"]).output();
             String::from_utf8(status.unwrap().stdout).unwrap().contains("true")
         };
-        self.members.iter().position(is_leader).unwrap()
-    }
-
-    fn signal(&self, index: usize, signal: Signal) {
-        kill_process(Pid::from_child(&self.members[index].process), signal).unwrap();
-    }
-
-    fn kill(&mut self, index: usize) {
-        self.members[index].process.kill().unwrap();
-        self.members[index].process.wait().unwrap();
-    }
-
-    fn restart(&mut self, index: usize) {
-        self.members[index].process = start_member(&self.members[index].arguments);
-    }
-}
-
-impl Drop for EtcdServers {
-    fn drop(&mut self) {
-        for member in &mut self.members {
-            let _ = member.process.kill();
-            let _ = member.process.wait();
-        }
+        self.location("/").members.iter().position(is_leader).unwrap()
     }
 }
 
 /// Opens a catalog whose requests do not fail because the machine is busy.
 fn open_patiently(location: &EtcdLocation) -> EtcdCatalog {
     EtcdCatalog::open_with_limit(location, HANG_LIMIT).unwrap()
-}
-
-fn start_member(arguments: &[String]) -> Child {
-    let mut command = Command::new("etcd");
-    command.args(arguments).stdout(Stdio::null()).stderr(Stdio::null());
-    command.spawn().expect("`make setup` installs etcd-server")
 }
 
 #[test]
@@ -146,19 +83,59 @@ fn changes_continue_when_members_die_stop_and_return() {
     raise_term(&catalog, &name);
 
     let leader = servers.leader();
-    servers.kill(leader);
+    servers.etcd.kill(leader).unwrap();
     raise_term(&catalog, &name);
-    servers.restart(leader);
+    servers.etcd.restart(leader).unwrap();
     servers.wait_until_ready();
 
     for index in 0..3 {
-        servers.signal(index, Signal::STOP);
+        servers.etcd.signal(index, Signal::STOP).unwrap();
         let changed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| raise_term(&catalog, &name)));
-        servers.signal(index, Signal::CONT);
+        servers.etcd.signal(index, Signal::CONT).unwrap();
         changed.unwrap();
     }
     let term = servers.open("/farfork").read().unwrap().volumes[&name].term;
     assert_eq!(term, 5);
+}
+
+/// The disk of the leader needs 300 ms for a flush. An attempt of a request lasts 1 s.
+#[test]
+fn changes_continue_when_the_disk_of_the_leader_is_slow() {
+    let servers = EtcdServers::start(3);
+    let (catalog, name) = (servers.open("/farfork"), volume_name("data"));
+    catalog.write_volume(&name, &new_record()).unwrap();
+    let pid = servers.etcd.process_id(servers.leader()).to_string();
+    let mut slow_disk = Command::new("strace");
+    slow_disk.args(["-f", "-qq", "-o", "/dev/null", "-e", "trace=fsync,fdatasync", "-p", &pid]);
+    slow_disk.args(["-e", "inject=fsync,fdatasync:delay_exit=300000"]);
+    let mut slow_disk = slow_disk.spawn().expect("`make setup` installs strace");
+    let changed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        (0..3).for_each(|_| raise_term(&catalog, &name));
+    }));
+    slow_disk.kill().unwrap();
+    slow_disk.wait().unwrap();
+    changed.unwrap();
+    assert_eq!(servers.open("/farfork").read().unwrap().volumes[&name].term, 3);
+}
+
+/// A member returns with a clock that is a day ahead, as after the restore of a virtual machine. etcd measures its intervals
+/// with CLOCK_MONOTONIC.
+#[test]
+fn changes_continue_when_the_clock_of_a_member_jumps() {
+    const DAY_S: &str = "86400";
+    let mut servers = EtcdServers::start(3);
+    let (catalog, name) = (servers.open("/farfork"), volume_name("data"));
+    catalog.write_volume(&name, &new_record()).unwrap();
+    servers.etcd.kill(0).unwrap();
+    raise_term(&catalog, &name);
+    let wrapper = ["unshare", "--time", "--monotonic", DAY_S, "--boottime", DAY_S, "--fork", "--kill-child", "--"]
+        .map(str::to_owned);
+    servers.etcd.restart_in(0, &wrapper).unwrap();
+    servers.wait_until_ready();
+    // From here on, a majority needs the member.
+    servers.etcd.kill(1).unwrap();
+    raise_term(&catalog, &name);
+    assert_eq!(servers.open("/farfork").read().unwrap().volumes[&name].term, 2);
 }
 
 #[test]
@@ -166,16 +143,16 @@ fn without_a_quorum_nothing_is_read_or_written() {
     let mut servers = EtcdServers::start(3);
     let (catalog, name) = (servers.open("/farfork"), volume_name("data"));
     let revision = catalog.write_volume(&name, &new_record()).unwrap();
-    servers.kill(0);
-    servers.kill(1);
+    servers.etcd.kill(0).unwrap();
+    servers.etcd.kill(1).unwrap();
     let impatient = EtcdCatalog::open(&servers.location("/farfork")).unwrap();
     std::thread::scope(|scope| {
         scope.spawn(|| assert!(matches!(impatient.read(), Err(CatalogError::Store { .. }))));
         let written = impatient.write_volume(&name, &VolumeRecord { revision, ..new_record() });
         assert!(matches!(written, Err(CatalogError::Store { .. })));
     });
-    servers.restart(0);
-    servers.restart(1);
+    servers.etcd.restart(0).unwrap();
+    servers.etcd.restart(1).unwrap();
     servers.wait_until_ready();
     assert!(catalog.read().unwrap().volumes.contains_key(&name));
 }
@@ -206,6 +183,24 @@ fn a_value_that_someone_has_damaged_is_refused_by_its_key() {
     servers.run_etcdctl(&["put", "/farfork/volumes/data", r#"{"format": 2}"#]);
     let error = reader.read().unwrap_err().to_string();
     assert!(error.contains("format 2"), "{error}");
+    let damaged = VolumeRecord { chain: Vec::new(), ..new_record() };
+    let value = String::from_utf8(encode(1, &damaged)).unwrap();
+    servers.run_etcdctl(&["put", "/farfork/volumes/data", &value]);
+    let error = reader.read().unwrap_err().to_string();
+    assert!(error.contains("key /farfork/volumes/data: `chain` is empty"), "{error}");
+}
+
+/// Another cluster's prefix may begin with the own one.
+#[test]
+fn catalogs_with_different_prefixes_do_not_see_each_other() {
+    let servers = EtcdServers::start(1);
+    let (one, other) = (servers.open("/farfork"), servers.open("/farfork2"));
+    one.write_volume(&volume_name("data"), &new_record()).unwrap();
+    assert!(other.read().unwrap().volumes.is_empty());
+    let revision = other.write_volume(&volume_name("data"), &VolumeRecord { id: 8, ..new_record() }).unwrap();
+    assert_eq!(one.read().unwrap().volumes[&volume_name("data")].id, new_record().id);
+    other.remove_volume(&volume_name("data"), revision).unwrap();
+    assert!(one.read().unwrap().volumes.contains_key(&volume_name("data")));
 }
 
 #[test]

@@ -16,7 +16,7 @@ use farfork_wire::NodeName;
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 
-use super::{Catalog, CatalogContents, CatalogError, VolumeName, VolumeNode, VolumeRecord};
+use super::{Catalog, CatalogContents, CatalogError, VolumeName, VolumeNode, VolumeRecord, record_damage};
 
 /// The version of the file that this build reads and writes.
 const FORMAT_VERSION: u32 = 1;
@@ -73,6 +73,21 @@ impl FileCatalog {
         Self { path: path.to_owned(), cached: Mutex::new(None) }
     }
 
+    /// Creates a catalog with contents.
+    ///
+    /// # Errors
+    /// `Store` if the file exists, or cannot be written.
+    pub fn create(path: &Path, contents: &CatalogContents) -> Result<(), CatalogError> {
+        let last_revision = contents.volumes.values().map(|record| record.revision).max().unwrap_or(0);
+        let document = CatalogDocument { format: FORMAT_VERSION, last_revision, contents: contents.clone() };
+        let create = || {
+            let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+            file.write_all(&serde_json::to_vec_pretty(&document)?)?;
+            file.sync_all()
+        };
+        create().map_err(|error| Self::new(path).store_error("create", error))
+    }
+
     /// Applies a change to the document, and replaces the file.
     fn change<T>(
         &self,
@@ -125,7 +140,12 @@ impl FileCatalog {
         if format != FORMAT_VERSION {
             return Err(format_error(format!("it has format {format}, and this build reads {FORMAT_VERSION}")));
         }
-        serde_json::from_slice(&text).map_err(parse_error)
+        let document: CatalogDocument = serde_json::from_slice(&text).map_err(parse_error)?;
+        let volumes = &document.contents.volumes;
+        match volumes.iter().find_map(|(name, record)| Some((name, record_damage(record)?))) {
+            Some((name, reason)) => Err(format_error(format!("volume {name}: {reason}"))),
+            None => Ok(document),
+        }
     }
 
     /// Replaces the file atomically. The caller holds the lock. Overwrites the temporary file of a writer that died.

@@ -6,19 +6,21 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use farfork_cluster::catalog::{CatalogError, VolumeName, VolumeRecord, VolumeState, update_volume};
+use farfork_cluster::catalog::{
+    CatalogContents, CatalogError, VolumeName, VolumeRecord, VolumeState, import_volumes, update_volume,
+};
 use farfork_rpc::TypedCall;
 use farfork_wire::NodeName;
 
 use super::check;
 use super::handlers::describe_replica;
-use super::node::OffloadNode;
+use super::node::{OffloadNode, ReplicaError};
 use crate::chain::calls::{CreateReplica, DescribeReplica, DropReplica, HasClient, ReplicaDescription, VolumeKey};
 use crate::chain::{CALL_TIMEOUT, membership};
 use crate::log::{LOG_BYTES_MAX, LOG_BYTES_MIN};
 use crate::process::channel::MessageChannel;
 use crate::process::control::{
-    ControlAnswer, ControlRequest, NewVolume, ReplicaReplacement, ReplicaStatus, VolumeStatus,
+    ControlAnswer, ControlRequest, ExportedCatalog, NewVolume, ReplicaReplacement, ReplicaStatus, VolumeStatus,
 };
 use crate::record::PAGE_BYTES;
 
@@ -59,6 +61,7 @@ fn execute(
                 name: name.clone(),
                 record: record.clone(),
                 replicas: Vec::new(),
+                catalog_failure: None,
             });
             Ok(ControlAnswer::Volumes(volumes.collect()))
         }
@@ -70,6 +73,18 @@ fn execute(
         }
         ControlRequest::Drop(name) => drop_volume(node, &name, &[]).map(|()| ControlAnswer::Done),
         ControlRequest::DropReachable(name) => drop_reachable(node, &name),
+        ControlRequest::ListNodes => {
+            let contents = node.catalog.read().map_err(|error| error.to_string())?;
+            Ok(ControlAnswer::Nodes(contents.nodes.keys().cloned().collect()))
+        }
+        ControlRequest::ExportCatalog => {
+            let (contents, failure) = read_or_recall(node)?;
+            Ok(ControlAnswer::Catalog(Box::new(ExportedCatalog { contents: (*contents).clone(), failure })))
+        }
+        ControlRequest::ImportCatalog(contents) => {
+            let imported = import_volumes(&*node.catalog, &contents);
+            imported.map(ControlAnswer::Imported).map_err(|error| error.to_string())
+        }
     }
 }
 
@@ -131,8 +146,18 @@ fn abandon_creation(node: &Arc<OffloadNode>, key: &VolumeKey, record: &VolumeRec
     }
 }
 
+/// Reads the catalog. If this fails, returns what the node has read last, and the reason.
+fn read_or_recall(node: &OffloadNode) -> Result<(Arc<CatalogContents>, Option<String>), String> {
+    match node.catalog.read() {
+        Ok(contents) => Ok((contents, None)),
+        Err(error) => Ok((node.catalog.last_read().map_err(|_| error.to_string())?, Some(error.to_string()))),
+    }
+}
+
 fn status(node: &Arc<OffloadNode>, name: VolumeName) -> Result<VolumeStatus, String> {
-    let record = node.record(&name).map_err(|error| error.to_string())?;
+    let (contents, catalog_failure) = read_or_recall(node)?;
+    let record = contents.volumes.get(&name).cloned();
+    let record = record.ok_or_else(|| ReplicaError::UnknownVolume(name.clone()).to_string())?;
     let key = VolumeKey { name: name.clone(), id: record.id };
     let replicas = record.replicas.iter().map(|replica| {
         let described = if *replica == node.name {
@@ -151,7 +176,7 @@ fn status(node: &Arc<OffloadNode>, name: VolumeName) -> Result<VolumeStatus, Str
         }
     });
     let replicas = replicas.collect();
-    Ok(VolumeStatus { name, record, replicas })
+    Ok(VolumeStatus { name, record, replicas, catalog_failure })
 }
 
 /// Gives the place of a replica to another node, which catches up by itself. The files on the node that then has no replica

@@ -7,13 +7,14 @@ use std::sync::mpsc::{self, SendError, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use farfork_cluster::catalog::VolumeRecord;
 use farfork_fabric::{Region, SeedKey};
 use farfork_rpc::{DeferredReply, HandlerTable, ReceivedPayload, TypedCall};
 use farfork_wire::token::TOKEN_BYTES;
 use farfork_wire::{SeedId, Token};
 use serde::de::DeserializeOwned;
 
-use super::node::OffloadNode;
+use super::node::{OffloadNode, ReplicaError};
 use super::received_log::{AppendRefusal, AppendReply, OpenRegion, ReceivedRequest};
 use super::volume::{LogProgress, ReplicatedVolume, WaitingThread};
 use super::writer::TermError;
@@ -173,7 +174,7 @@ fn open(node: &Arc<OffloadNode>, key: &VolumeKey) -> Result<Arc<ReplicatedVolume
 /// Handles `OpenLog`: gives the predecessor a new memory region. The path may have changed, so an earlier predecessor loses
 /// its region.
 fn open_log(volume: &Arc<ReplicatedVolume>, request: &OpenLog) -> Result<OpenAnswer, String> {
-    let record = volume.read_record().map_err(|error| error.to_string())?;
+    let record = known_record(volume, request.revision).map_err(|error| error.to_string())?;
     let client = request.client;
     if request.path != PathVersion::of(&record, client) {
         return Ok(OpenAnswer::OtherPath);
@@ -190,6 +191,13 @@ fn open_log(volume: &Arc<ReplicatedVolume>, request: &OpenLog) -> Result<OpenAns
         return Ok(OpenAnswer::PublishedAhead);
     }
     register_region(volume, client).map(OpenAnswer::Opened).map_err(failed)
+}
+
+/// The latest record that this node has read. Reads the catalog only if the predecessor has read a later one: the log
+/// continues while the catalog does not answer. `docs/decisions/035-catalog-in-etcd.md` has the reasons why this is safe.
+fn known_record(volume: &ReplicatedVolume, revision: u64) -> Result<Arc<VolumeRecord>, ReplicaError> {
+    let known = Arc::clone(&volume.lock().record);
+    if known.revision >= revision { Ok(known) } else { volume.read_record().map(Arc::new) }
 }
 
 fn is_disk_full(error: &io::Error) -> bool {
@@ -242,17 +250,31 @@ fn register_region(volume: &ReplicatedVolume, client: u16) -> io::Result<OpenedL
 
 /// Handles `AppendLog` and `StoreLog`: the predecessor announces new bytes of a log.
 fn append_log(node: &Arc<OffloadNode>, received: ReceivedAppend) {
-    let ReceivedAppend { request, reply_time, reply } = received;
-    let volume = match open(node, &request.volume) {
+    let volume = match open(node, &received.request.volume) {
         Ok(volume) => volume,
-        Err(reason) => return reply.refuse(&reason),
+        Err(reason) => return received.reply.refuse(&reason),
     };
     let known_revision = volume.lock().record.revision;
-    if request.revision > known_revision
-        && let Err(error) = volume.read_record()
-    {
-        return reply.refuse(&error.to_string());
+    if received.request.revision <= known_revision {
+        return take_append(&volume, received);
     }
+    // This thread must not wait for the catalog: it also receives `HasClient`, whose answer shows that this process is alive.
+    let priority = node.priority;
+    let read_and_take = move || {
+        priority.apply();
+        match volume.read_record() {
+            Ok(_) => take_append(&volume, received),
+            Err(error) => received.reply.refuse(&error.to_string()),
+        }
+    };
+    if let Err(error) = thread::Builder::new().name("append-record".to_owned()).spawn(read_and_take) {
+        tracing::error!(%error, "a call of another node is not answered");
+    }
+}
+
+/// Takes new bytes of a log, if this node has the path of the predecessor.
+fn take_append(volume: &ReplicatedVolume, received: ReceivedAppend) {
+    let ReceivedAppend { request, reply_time, reply } = received;
     let mut state = volume.lock();
     let path = PathVersion::of(&state.record, request.client);
     let log = state.logs.get_mut(&request.client).filter(|_| request.path == path);
@@ -277,7 +299,7 @@ fn append_log(node: &Arc<OffloadNode>, received: ReceivedAppend) {
     let announcement = LogAnnouncement { path, end, is_urgent, needs_space, reply_time };
     log.copied.handle_append(announcement, ReceivedRequest { expansion, reply });
     drop(state);
-    log_copier::copy_now(&volume, request.client, false);
+    log_copier::copy_now(volume, request.client, false);
     if request.is_urgent {
         volume.notify_thread(WaitingThread::Publisher);
     }

@@ -100,9 +100,12 @@ impl ReplicatedVolume {
 
 impl OffloadNode {
     /// Whether the offload process of a node answers within the time of failure detection. Time in which this process got no
-    /// CPU time does not count. While this node cannot read the catalog, which has the address, the other node counts as
-    /// alive.
+    /// CPU time does not count. While this node cannot read the catalog, the other node counts as alive: it may have another
+    /// address now, and no node can leave a chain.
     fn is_alive(&self, volume: &VolumeKey, node: &NodeName) -> bool {
+        if self.catalog.read().is_err() {
+            return true;
+        }
         let request = HasClient(volume.clone());
         let mut limit = self.detection_time;
         for _ in 0..CALLS_MAX {

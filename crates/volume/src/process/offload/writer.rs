@@ -60,6 +60,13 @@ pub(super) enum TermError {
     Busy,
 }
 
+impl TermError {
+    /// Whether the catalog could not be read or written.
+    fn is_of_catalog(&self) -> bool {
+        matches!(self, Self::Catalog(_) | Self::Replica(ReplicaError::Catalog(_)))
+    }
+}
+
 /// The result of an attempt to make a client the writer.
 enum GrantAttempt {
     Granted,
@@ -306,8 +313,12 @@ fn kill_client(volume: &ReplicatedVolume, sender: Option<&ClientSender>) -> io::
 /// Waits until all records that other clients have logged before this call are published on this node. Then sends
 /// `Refreshed` to the client.
 pub(super) fn refresh(volume: &ReplicatedVolume, number: u16, request: u64, sender: &ClientSender) {
-    repeat_until_done(volume, sender, "a file is opened later: the writer does not answer", || {
-        let is_done = try_refresh(volume, number)?;
+    repeat_until_done(volume, sender, "a file is opened later", || {
+        let is_done = try_refresh(volume, number).inspect_err(|error| {
+            if error.is_of_catalog() {
+                sender.send(&OffloadMessage::RefreshDelayed { request });
+            }
+        })?;
         if is_done {
             sender.send(&OffloadMessage::Refreshed { request });
         }

@@ -137,14 +137,30 @@ impl OffloadNode {
         let contents = self.catalog.read()?;
         let id = contents.volumes.get(name).ok_or_else(|| ReplicaError::UnknownVolume(name.clone()))?.id;
         let mut volumes = self.lock_volumes();
-        if let Some(volume) = volumes.get(name).filter(|volume| volume.key.id == id).cloned() {
-            drop(volumes);
-            let no_replica = || ReplicaError::NoReplica { node: self.name.clone(), volume: name.clone() };
-            return if volume.is_closed() { Err(no_replica()) } else { Ok(volume) };
+        if let Some(volume) = self.find_open(&volumes, name, id)? {
+            return Ok(volume);
         }
         // Read again: `remove_replica` may have removed the volume from the table since.
         let record = self.record(name)?;
         self.open_replica(&mut volumes, name, &record)
+    }
+
+    /// Returns the open replica of a volume, if there is one.
+    ///
+    /// # Errors
+    /// `NoReplica` if it is being removed.
+    fn find_open(
+        &self,
+        volumes: &OpenVolumes,
+        name: &VolumeName,
+        id: u64,
+    ) -> Result<Option<Arc<ReplicatedVolume>>, ReplicaError> {
+        match volumes.get(name).filter(|volume| volume.key.id == id) {
+            Some(volume) if volume.is_closed() => {
+                Err(ReplicaError::NoReplica { node: self.name.clone(), volume: name.clone() })
+            }
+            volume => Ok(volume.cloned()),
+        }
     }
 
     /// Opens a replica that is not open.
@@ -194,8 +210,12 @@ impl OffloadNode {
         ReplicaError::Open { node: self.name.clone(), volume: name.clone(), source }
     }
 
-    /// As `volume`, for a request of another node. The id in the request must match.
+    /// As `volume`, for a request of another node. The id in the request must match. Reads the catalog only if the replica is
+    /// not open.
     pub(super) fn volume_of(self: &Arc<Self>, key: &VolumeKey) -> Result<Arc<ReplicatedVolume>, ReplicaError> {
+        if let Some(volume) = self.find_open(&self.lock_volumes(), &key.name, key.id)? {
+            return Ok(volume);
+        }
         let volume = self.volume(&key.name)?;
         let is_same = volume.key.id == key.id;
         if is_same { Ok(volume) } else { Err(ReplicaError::UnknownVolume(key.name.clone())) }
@@ -271,13 +291,20 @@ impl OffloadNode {
     pub(super) fn watch_catalog(self: &Arc<Self>, address: VolumeNode) -> io::Result<()> {
         let node = Arc::clone(self);
         thread::Builder::new().name("catalog".to_owned()).spawn(move || {
+            let mut is_silent = false;
             loop {
                 match node.catalog.read() {
                     Ok(contents) => {
                         node.apply_catalog(&contents);
                         node.register_again(&contents, &address);
+                        if std::mem::take(&mut is_silent) {
+                            tracing::info!("the catalog can be read again, and waiting calls continue");
+                        }
                     }
-                    Err(error) => tracing::warn!(%error, "the catalog is read again"),
+                    Err(error) if !std::mem::replace(&mut is_silent, true) => {
+                        tracing::warn!(%error, "calls that open files or need another writer wait for the catalog");
+                    }
+                    Err(_) => {}
                 }
                 node.catalog.wait_for_change();
             }
