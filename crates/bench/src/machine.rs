@@ -50,11 +50,6 @@ impl Machine {
         Self { kernel, processor, processors: processor_count(), memory_mib: read_memory().total_bytes >> 20 }
     }
 
-    /// Describes the machine for people.
-    fn describe(&self) -> String {
-        format!("Linux {}, {}", self.kernel, self.hardware_text())
-    }
-
     /// Describes CPUs and memory for people.
     pub(crate) fn hardware_text(&self) -> String {
         let Self { processor, processors, memory_mib, .. } = self;
@@ -79,11 +74,6 @@ impl MachineState {
     /// The current state of this machine.
     pub(crate) fn detect() -> Self {
         Self { machine: Machine::detect(), load_average: load_average() }
-    }
-
-    /// Describes the machine and its load for people.
-    pub(crate) fn describe(&self) -> String {
-        format!("{}, load {:.1}", self.machine.describe(), self.load_average)
     }
 }
 

@@ -33,7 +33,7 @@ use stdout::print_line;
 ///
 /// # Errors
 /// The specification or the credentials are invalid, or the endpoint cannot listen, connect or print.
-pub fn run_endpoint(specification: &str) -> io::Result<()> {
+pub(crate) fn run_endpoint(specification: &str) -> io::Result<()> {
     let end: EndpointSpec = serde_json::from_str(specification)?;
     pin_to_processors(&end.processors)?;
     let credentials = end.identity.as_ref().map(EndpointIdentity::credentials).transpose()?;

@@ -433,7 +433,7 @@ impl Drop for BenchCluster {
 }
 
 /// Stops nodes. If they cannot be removed completely, keeps the files that list the rest.
-pub(super) fn stop_nodes(local: LocalCluster, scratch: &mut ScratchDirectory) -> Result<(), LocalError> {
+pub(crate) fn stop_nodes(local: LocalCluster, scratch: &mut ScratchDirectory) -> Result<(), LocalError> {
     local.down().inspect_err(|_| scratch.keep())
 }
 

@@ -49,7 +49,7 @@ const fn entry(name: &'static str, command: &'static str, quick: &'static str, f
 
 /// The length of the suite's runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum SuiteScale {
+pub(crate) enum SuiteScale {
     /// At most ten minutes and 16 GiB on two processors.
     Quick,
     /// Several times as long.
@@ -88,7 +88,7 @@ impl SuiteEntry {
 }
 
 /// The names of all benchmarks.
-pub fn suite_names() -> impl Iterator<Item = &'static str> {
+pub(crate) fn suite_names() -> impl Iterator<Item = &'static str> {
     SUITE_ENTRIES.iter().map(|entry| entry.name)
 }
 

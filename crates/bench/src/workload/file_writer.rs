@@ -90,7 +90,7 @@ fn read_result(writer: &mut ChildProgram) -> Result<FileWriterResult, BenchError
 ///
 /// # Errors
 /// The specification is invalid, or the result cannot be printed. Any other failure is printed.
-pub fn run_file_writer(spec: &str) -> io::Result<()> {
+pub(crate) fn run_file_writer(spec: &str) -> io::Result<()> {
     let spec: FileWriterSpec = serde_json::from_str(spec)?;
     match write_file(&spec) {
         Err(error) => print_line(&format!("failed {}: {error}", spec.path.display())),

@@ -102,7 +102,7 @@ fn interval_count(seconds: f64) -> u32 {
 ///
 /// # Errors
 /// The specification is invalid, or the failure cannot be printed.
-pub fn run_filebench(spec: &str) -> io::Result<()> {
+pub(crate) fn run_filebench(spec: &str) -> io::Result<()> {
     let spec: FilebenchSpec = serde_json::from_str(spec)?;
     match work(&spec) {
         Err(error) => print_line(&format!("failed {error}")),

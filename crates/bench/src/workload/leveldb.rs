@@ -5,7 +5,7 @@ use std::process::Command;
 
 use crate::embedded_program::{ChildProgram, EmbeddedProgram};
 use crate::error::BenchError;
-use crate::parameters::volume::VolumeFigure;
+use crate::figure::Figure;
 
 /// The program.
 pub(crate) const LEVELDB: EmbeddedProgram =
@@ -49,15 +49,16 @@ impl LeveldbWorkload {
     }
 
     /// The figure for the mean time of the workload's operations.
-    pub(crate) fn figure(self) -> VolumeFigure {
-        match self {
-            Self::FillSequential => VolumeFigure::FillseqUs,
-            Self::ReadSequential => VolumeFigure::ReadseqUs,
-            Self::ReadRandom => VolumeFigure::ReadrandomUs,
-            Self::ReadHot => VolumeFigure::ReadhotUs,
-            Self::FillRandom => VolumeFigure::FillrandomUs,
-            Self::FillSync => VolumeFigure::FillsyncUs,
-        }
+    pub(crate) fn figure(self) -> Figure {
+        let key = match self {
+            Self::FillSequential => "fillseq_us",
+            Self::ReadSequential => "readseq_us",
+            Self::ReadRandom => "readrandom_us",
+            Self::ReadHot => "readhot_us",
+            Self::FillRandom => "fillrandom_us",
+            Self::FillSync => "fillsync_us",
+        };
+        Figure::lower(key, self.name(), "µs")
     }
 }
 
@@ -71,7 +72,7 @@ pub(crate) fn run_leveldb(
     directory: &Path,
     entries: u64,
     synced_entries: u64,
-) -> Result<Vec<(VolumeFigure, f64)>, BenchError> {
+) -> Result<Vec<(Figure, f64)>, BenchError> {
     let mut command = Command::new(program);
     command.arg(directory).args([entries.to_string(), synced_entries.to_string()]);
     let mut process = ChildProgram::start(LEVELDB.name, &command)?;
