@@ -89,7 +89,7 @@ pub(crate) struct BenchFork {
     #[arg(long, value_name = "N", value_parser = count(1..=10_000))]
     runs: Option<usize>,
     /// Time for all samples, in seconds. Slow figures get fewer samples, but at least three while time is left
-    /// [default: 230, or 200 with --peer].
+    /// [default: 240, or 200 with --peer].
     #[arg(long, value_name = "SECONDS", value_parser = size(1..=86_400))]
     within: Option<u64>,
     /// Touch the pages from the first to the last [default: in random order].

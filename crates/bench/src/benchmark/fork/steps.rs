@@ -34,8 +34,9 @@ impl ForkRun<'_> {
                 ForkStepKind::Checkpoint(pace) => self.sample_checkpoint(fork_subject, pace).await?,
                 ForkStepKind::Prepare(pace) => self.sample_prepare(fork_subject, pace).await?,
                 ForkStepKind::Resume(place, pace) => self.sample_resume(fork_subject, place, pace).await?,
-                ForkStepKind::FirstResume(place) => {
-                    self.sample_first_resume(fork_subject, place, Pace::BackToBack, FIRST_RESUME).await?;
+                ForkStepKind::FirstResume => {
+                    let (place, pace) = (ChildPlace::Other, Pace::BackToBack);
+                    self.sample_first_resume(fork_subject, place, pace, FIRST_RESUME).await?;
                 }
                 ForkStepKind::Execution(place) => self.sample_execution(fork_subject, place).await?,
                 ForkStepKind::Floors => {}
