@@ -25,13 +25,16 @@ pub(crate) struct CpuDivision {
     pub(crate) offload: String,
     /// The other CPUs, for all other processes.
     pub(crate) others: String,
+    /// Number of all CPUs.
+    pub(crate) count: usize,
 }
 
 impl CpuDivision {
     /// Divides the CPUs of this machine; `None` if it has only one.
     pub(crate) fn detect() -> Option<Self> {
-        let last = processor_count() - 1;
-        (last > 0).then(|| Self { offload: last.to_string(), others: format!("0-{}", last - 1) })
+        let count = processor_count();
+        let last = count - 1;
+        (last > 0).then(|| Self { offload: last.to_string(), others: format!("0-{}", last - 1), count })
     }
 }
 

@@ -73,12 +73,13 @@ pub(crate) struct BenchVolume {
     /// Place of the replication work: a separate process, the daemon, or both in one run.
     ///
     /// See `farfork node --volume-offload`.
-    #[arg(long, value_name = "on|inline|both", default_value = "on")]
+    #[arg(long, value_name = "on|inline|both", default_value = "both")]
     offload: OffloadChoice,
     /// Copy methods of the host workers to compare; see `farfork node --volume-copy`. `none` needs mkfs.xfs.
     #[arg(long, value_name = "METHOD,…", value_delimiter = ',', default_values = COPY_METHODS, value_parser = PossibleValuesParser::new(COPY_METHODS))]
     copy_methods: Vec<String>,
-    /// Give the last CPU to the offload processes, and the other CPUs to everything else.
+    /// Give the last CPU to the offload processes, and the other CPUs to everything else. With inline replication, the
+    /// daemons have all CPUs: as many in all as with offload processes.
     ///
     /// In the published runs, the processors of a SmartNIC do this work. On a machine with two CPUs, one CPU takes the place of the
     /// SmartNICs of three machines, and the other CPU the place of their processors.

@@ -10,7 +10,6 @@ mod storage;
 use std::path::PathBuf;
 use std::process::Command;
 
-use farfork_sys::affinity::restrict_to_cpus;
 use serde::Serialize;
 
 pub(crate) use self::arguments::BenchVolume;
@@ -23,7 +22,7 @@ use crate::baseline::socket_chain::SocketChain;
 use crate::embedded_program::ChildProgram;
 use crate::error::BenchError;
 use crate::figure::{Figure, MIB_BYTES};
-use crate::machine::{self, CpuDivision};
+use crate::machine;
 use crate::samples::FigureSamples;
 use crate::workload::clustering::{ClusteringProcesses, ClusteringSpec};
 use crate::workload::file_writer::{FileWriterResult, FileWriterSpec, FileWriters, OperationLatency};
@@ -71,11 +70,6 @@ impl Benchmark for BenchVolume {
 
     async fn measure(&self, run: &mut BenchRun) -> Result<BenchResults, BenchError> {
         require_memory(self)?;
-        if let Some(cpus) = CpuDivision::detect().filter(|_| self.pin) {
-            let failed = |cause| BenchError::Program { program: "sched_setaffinity", cause };
-            // This thread starts every process of the run, and they inherit its affinity.
-            restrict_to_cpus(&cpus.others).map_err(failed)?;
-        }
         let mut testbed = StorageTestbed::start(self, run.farfork.clone()).await?;
         let gluster = self.start_gluster(&mut testbed, run)?;
         let points = self.points_to_measure(gluster.as_ref().is_some_and(Result::is_ok));

@@ -84,8 +84,11 @@ impl BenchVolume {
             "Inline: the daemons replicate, without a process of their own. Its reference is Assise.".to_owned();
         let inline = self.offload().contains(&OffloadVariant::Inline).then_some(inline);
         let cpus = CpuDivision::detect().filter(|_| self.pin);
-        let pinned = cpus.map(|CpuDivision { offload, others }| {
-            format!("Pinned: the offload processes have CPU {offload}, everything else has {others}. See --pin.")
+        let pinned = cpus.map(|CpuDivision { offload, others, count }| {
+            format!(
+                "Pinned: the offload processes have CPU {offload}, everything else has {others}: {count} CPUs in all. Daemons \
+                 that replicate inline have {count} CPUs. See --pin."
+            )
         });
         let notes = vec![
             format!("Volume: three replicas in memory, logs of {} MiB, a new volume for each row.", self.log_mib),

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use farfork_sys::affinity::restrict_to_cpus;
 use farfork_sys::mount;
 use rustix::mount::{MountAttrFlags, UnmountFlags, unmount};
 
@@ -71,13 +72,19 @@ impl StorageTestbed {
     pub(crate) async fn start(plan: &BenchVolume, farfork: PathBuf) -> Result<Self, BenchError> {
         let memory = MemoryDirectory::mount(&farfork)?;
         let disk = ScratchDirectory::create(&plan.disk, &farfork)?;
-        let cluster = start_nodes(memory.path(), &farfork, &offload_arguments(plan.pin)).await?;
+        // Daemons that replicate have as many CPUs in all as the daemons and offload processes of the other variant.
         let inline = if plan.offload().contains(&OffloadVariant::Inline) {
             let arguments = ["--volume-offload", "inline"].map(str::to_owned);
             Some(start_nodes(memory.path(), &farfork, &arguments).await?)
         } else {
             None
         };
+        if let Some(cpus) = CpuDivision::detect().filter(|_| plan.pin) {
+            let failed = |cause| BenchError::Program { program: "sched_setaffinity", cause };
+            // This thread starts every other process of the run, and they inherit its affinity.
+            restrict_to_cpus(&cpus.others).map_err(failed)?;
+        }
+        let cluster = start_nodes(memory.path(), &farfork, &offload_arguments(plan.pin)).await?;
         Ok(Self {
             gluster: None,
             cluster,
