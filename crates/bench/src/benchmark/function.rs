@@ -53,6 +53,10 @@ pub(crate) struct BenchFunction {
     /// Samples of each figure.
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = count(1..=10_000))]
     runs: usize,
+    /// Paging strategy of children, as `farfork fork --strategy`. With `first`, no child profits from pages that earlier
+    /// children touched.
+    #[arg(long, value_name = "STRATEGY", default_value = "first")]
+    strategy: String,
     /// Show where the time of each function's last child went: page faults, fetched memory, and the phases of its start.
     #[arg(long)]
     profile: bool,
@@ -157,8 +161,7 @@ impl BenchFunction {
         samples.add(case, PREPARE, seed.round_trip.as_secs_f64() * 1e3)?;
         samples.add(case, PAUSE, seed.pause_us as f64 / 1e3)?;
         let mut profiles = Vec::new();
-        // `first` uses no working set, so no sample profits from the pages that earlier children touched.
-        let options = ForkOptions { strategy: "first", profile: self.profile, ..ForkOptions::default() };
+        let options = ForkOptions { strategy: &self.strategy, profile: self.profile, ..ForkOptions::default() };
         for place in [ChildPlace::Own, ChildPlace::Other] {
             let child = cluster.fork_with_detail(&seed.seed, place, &self.call.payload, options);
             let (child, detail) = parent.await_child(child).await?;
@@ -207,6 +210,7 @@ impl BenchFunction {
             .with_table(memory_table(profiles))
             .with_table(phase_table(profiles))
             .with_note("Each child is its seed's first on the node. Own, other: the parent's node and another one.")
+            .with_note(format!("Paging strategy of the children: {}.", self.strategy))
             .with_notes(failures.sentences_or("No result was wrong."))
             .with_note("Floors: a child of os.fork() of the same process, in the same run.")
             .with_note(format!("Reference: {}.", PUBLISHED_FIGURES.function.source));
@@ -219,6 +223,7 @@ impl BenchFunction {
                 "payload": self.call.payload,
                 "runs": self.runs,
                 "profile": self.profile,
+                "strategy": self.strategy,
             },
             "figures": figures,
             "profiles": profiles,

@@ -199,9 +199,11 @@ impl BenchRun {
         if self.interruption.is_set() { Err(BenchError::Interrupted) } else { Ok(()) }
     }
 
-    /// Prints a line while the run continues: to standard error if standard output is for one document.
+    /// Prints a line while the run continues, unless standard output is for one document.
     pub(crate) fn print_line(&self, line: &str) {
-        self.bar.suspend(|| if self.json { output::print_note(line) } else { output::print_line(line) });
+        if !self.json {
+            self.bar.suspend(|| output::print_line(line));
+        }
     }
 
     /// Counts a completed step.

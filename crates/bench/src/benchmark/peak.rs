@@ -38,7 +38,7 @@ const MEMORY_PART: f64 = 0.5;
 /// functions of `farfork bench function`, functions of your own, and `sparse`, a C++ program of 16 MiB whose children touch
 /// four pages.
 ///
-/// A workload whose children would need more than half of the available memory gets fewer clients. If a function fails, the
+/// The benchmark prints a line for each client process. A workload whose children would need more than half of the available memory gets fewer clients. If a function fails, the
 /// others are still measured, and its error is printed at the end.
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -275,7 +275,16 @@ impl BenchPeak {
         for per_s in intervals {
             samples.add(case, INTERVAL_RATE, per_s)?;
         }
-        for client in clients {
+        for (index, client) in clients.into_iter().enumerate() {
+            run.print_line(&format!(
+                "{}, zygotes {}, {} strategy, client {}: {:.1} children/s, median {:.2} ms",
+                case.workload,
+                case.zygotes_text(),
+                case.strategy_text(),
+                index + 1,
+                client.per_s,
+                client.p50_ms
+            ));
             samples.add(case, CLIENT_RATE, client.per_s)?;
             samples.add(case, CLIENT_MEDIAN, client.p50_ms)?;
             samples.add(case, CLIENT_P99, client.p99_ms)?;
@@ -317,6 +326,8 @@ impl BenchPeak {
                 "case": case,
                 "intervals_per_s": samples.values(case, INTERVAL_RATE),
                 "stable": stable_interval(case, samples),
+                "clients_per_s": samples.values(case, CLIENT_RATE),
+                "clients_p50_ms": samples.values(case, CLIENT_MEDIAN),
             })
         });
         let document = json!({

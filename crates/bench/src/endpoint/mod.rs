@@ -27,7 +27,8 @@ use stdout::print_line;
 // - client: `ready`. It waits for one letter, which starts it. Then it prints in each interval
 //   `interval ANSWERS NS ERRORS DAMAGED`, and at its end `done ANSWERS NS ERRORS DAMAGED COUNT P50 P90 P99 P999 MAX`.
 // - acceptor: like a server.
-// - connector: like a client, without intervals. At its end `done CONNECTIONS NS P50 P99`.
+// - connector: like a client. In each second `interval CONNECTIONS SUM_OF_TIMES`, and at its end
+//   `done CONNECTIONS NS P50 P99 MEAN`.
 
 /// Runs the endpoint that the specification describes.
 ///

@@ -35,7 +35,7 @@ pub(crate) const PUBLISHED_TABLES: &[PublishedTable] = &[
     published("Calls with a checksum, for each client machine", "stress_rpc_checksum", "rates", "of each client", 1),
     published("Stress test: forks of a C++ program", "stress_fork", "rates", "of each client", 1),
     published("Stress test: forks of Python functions", "stress_functions", "rates", "of each client", 1),
-    published("Time of a connection", "connect", "latency", "time", 1),
+    published("Time of a connection", "connect", "latency", "time, mean", 1),
     published("Connections by threads", "connect", "threads", "authenticated", 5),
     published("Connections by client machines", "connect", "machines", "authenticated", 4),
     published("Connections by threads, with two network cards", "", "", "", 5),
@@ -44,6 +44,18 @@ pub(crate) const PUBLISHED_TABLES: &[PublishedTable] = &[
     published("Slowdown of a computation next to a writer", "volume", "interference", "slowdown", 4),
     published("Slowdown of a computation by copy method", "volume", "copy-methods", "slowdown", 4),
     published("LevelDB on a volume", "volume", "leveldb", "volume", 6),
+];
+
+/// Options of the published programs that have no counterpart, with the reason.
+pub(crate) const WITHOUT_COUNTERPART: [(&str, &str); 2] = [
+    (
+        "server_qd_hint, client_qd_hint",
+        "not applicable: they number queue descriptors of RDMA cards, which TCP does not have",
+    ),
+    (
+        "server_service_id, client_service_id_base",
+        "not applicable: an RDMA service id selects a listener; a node has one",
+    ),
 ];
 
 const fn published(

@@ -3,6 +3,8 @@
 use std::path::Path;
 use std::process::Command;
 
+use clap::ValueEnum;
+
 use crate::embedded_program::{ChildProgram, EmbeddedProgram};
 use crate::error::BenchError;
 use crate::figure::Figure;
@@ -15,19 +17,25 @@ pub(crate) const LEVELDB: EmbeddedProgram =
 pub(crate) const VALUE_BYTES: u64 = 1024;
 
 /// A workload. Reads use the database of the sequential fill.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum LeveldbWorkload {
     /// Writes keys in order.
+    #[value(name = "fillseq")]
     FillSequential,
     /// Reads all keys in order.
+    #[value(name = "readseq")]
     ReadSequential,
     /// Reads random keys.
+    #[value(name = "readrandom")]
     ReadRandom,
     /// Reads random keys of the first hundredth.
+    #[value(name = "readhot")]
     ReadHot,
     /// Writes random keys.
+    #[value(name = "fillrandom")]
     FillRandom,
     /// Writes random keys, each synced.
+    #[value(name = "fillsync")]
     FillSync,
 }
 
@@ -62,7 +70,7 @@ impl LeveldbWorkload {
     }
 }
 
-/// Runs all workloads in an empty directory. Returns the mean time of an operation of each, in µs. `program` is
+/// Runs these workloads in an empty directory, after the sequential fill. Returns the mean time of an operation of each, in µs. `program` is
 /// [`LEVELDB`], installed.
 ///
 /// # Errors
@@ -72,15 +80,21 @@ pub(crate) fn run_leveldb(
     directory: &Path,
     entries: u64,
     synced_entries: u64,
+    workloads: &[LeveldbWorkload],
 ) -> Result<Vec<(Figure, f64)>, BenchError> {
     let mut command = Command::new(program);
     command.arg(directory).args([entries.to_string(), synced_entries.to_string()]);
     let mut process = ChildProgram::start(LEVELDB.name, &command)?;
     let [] = process.read_answer("ready")?;
-    let measure = |workload: LeveldbWorkload| {
+    let mut measure = |workload: LeveldbWorkload| -> Result<(Figure, f64), BenchError> {
         process.send_text(&format!("{}\n", workload.name()))?;
         let [ns, operations] = process.read_answer("took")?;
         Ok((workload.figure(), ns as f64 / 1e3 / operations as f64))
     };
-    LeveldbWorkload::ALL.into_iter().map(measure).collect()
+    let all = LeveldbWorkload::ALL.into_iter();
+    let is_run =
+        |workload: &LeveldbWorkload| *workload == LeveldbWorkload::FillSequential || workloads.contains(workload);
+    let figures = all.filter(is_run).map(|workload| Ok((workload, measure(workload)?)));
+    let figures = figures.collect::<Result<Vec<_>, BenchError>>()?.into_iter();
+    Ok(figures.filter(|(workload, _)| workloads.contains(workload)).map(|(_, figure)| figure).collect())
 }

@@ -8,6 +8,12 @@ use serde_json::{Value, json};
 
 use super::case::{COPY_METHODS, OffloadVariant, ReplicaLoad, StorageSystem, VolumeExperiment};
 use crate::options::{SamplesOption, count, parse_on_off, parse_seconds, size};
+use crate::workload::file_writer::FileAccess;
+use crate::workload::filebench::FilebenchLoop;
+use crate::workload::leveldb::LeveldbWorkload;
+
+/// Number of files of a mail server in the document.
+const DOCUMENT_MAILS: u64 = 500;
 
 /// Measure writing to a volume with three replicas, next to sockets and to local file systems.
 ///
@@ -32,6 +38,9 @@ Examples:
   farfork bench volume latency --replicas idle
   farfork bench volume throughput --mib 12288 --runs 1     the published size; needs 40 GiB of memory
   farfork bench volume latency throughput --quick --gluster on
+  farfork bench volume latency --access sr,rr,rw --quick   reads, and writes at random offsets
+  farfork bench volume leveldb --workloads fillsync,readrandom
+  farfork bench volume filebench --loops varmail --like-the-document
   farfork bench volume all --quick
 
 Exit status: 0 measured, 1 failed, 2 wrong usage.")]
@@ -39,10 +48,14 @@ pub(crate) struct BenchVolume {
     /// Experiments to run.
     #[arg(value_name = "EXPERIMENT", value_enum, default_value = "all")]
     experiments: Vec<ExperimentName>,
-    /// Bytes of each write.
+    /// Operations of the latency runs: sequential writes and reads, and reads and writes at random offsets of 4 KiB. Reads
+    /// are of a file that was written and synced before; writes are synced.
+    #[arg(long, value_name = "sw,sr,rr,rw", value_delimiter = ',', default_value = "sw")]
+    access: Vec<FileAccess>,
+    /// Bytes of each write or read.
     #[arg(long, value_name = "BYTES", default_value_t = 16 << 10, value_parser = size(1..=4 << 20))]
     pub(super) bytes: u64,
-    /// Number of synced writes of a latency run [default: 65536, or 4096 with --quick].
+    /// Number of operations of a latency run [default: 65536, or 4096 with --quick].
     #[arg(long, value_name = "N", value_parser = size(1..=10_000_000))]
     operations: Option<u64>,
     /// Size of all files of a throughput run together, in MiB [default: 1024, or 256 with --quick].
@@ -60,6 +73,13 @@ pub(crate) struct BenchVolume {
     /// Number of entries of 1 KiB of a LevelDB [default: 100000, or 5000 with --quick].
     #[arg(long, value_name = "N", value_parser = size(100..=100_000_000))]
     entries: Option<u64>,
+    /// Workloads of LevelDB, by their names in db_bench. Reads use the database of `fillseq`, which is not reported unless it
+    /// is named.
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',', value_enum, default_values_t = LeveldbWorkload::ALL)]
+    pub(super) workloads: Vec<LeveldbWorkload>,
+    /// Loops of `filebench`: of a mail server, and of a file server.
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',', default_values = ["varmail", "fileserver"])]
+    loops: Vec<FilebenchLoop>,
     /// Time for which the mail server and the file server work, in seconds [default: 20, or 3 with --quick].
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     seconds: Option<f64>,
@@ -103,6 +123,10 @@ pub(crate) struct BenchVolume {
     /// Write less, and make one run of each row.
     #[arg(long)]
     quick: bool,
+    /// The sizes of LineFS's document: 12 GiB of throughput, 600,000 points, 10,000 files, constant mails of 16 KiB, a
+    /// million entries, and one run of each row. Needs 40 GiB of memory.
+    #[arg(long, conflicts_with = "quick")]
+    like_the_document: bool,
     #[command(flatten)]
     pub(super) samples: SamplesOption,
 }
@@ -134,21 +158,22 @@ enum LoadChoice {
 }
 
 impl ExperimentName {
-    fn experiments(self) -> Vec<VolumeExperiment> {
+    fn experiments(self, loops: &[FilebenchLoop]) -> Vec<VolumeExperiment> {
+        let loops = || loops.iter().copied().map(VolumeExperiment::of_loop).collect::<Vec<_>>();
         match self {
-            Self::All => vec![
-                VolumeExperiment::Latency,
-                VolumeExperiment::Throughput,
-                VolumeExperiment::Interference,
-                VolumeExperiment::CopyMethods,
-                VolumeExperiment::Varmail,
-                VolumeExperiment::Fileserver,
-                VolumeExperiment::Leveldb,
-                VolumeExperiment::Availability,
-            ],
+            Self::All => {
+                let first = [
+                    VolumeExperiment::Latency,
+                    VolumeExperiment::Throughput,
+                    VolumeExperiment::Interference,
+                    VolumeExperiment::CopyMethods,
+                ];
+                let last = [VolumeExperiment::Leveldb, VolumeExperiment::Availability];
+                first.into_iter().chain(loops()).chain(last).collect()
+            }
             Self::CopyMethods => vec![VolumeExperiment::CopyMethods],
             Self::Interference => vec![VolumeExperiment::Interference],
-            Self::Filebench => vec![VolumeExperiment::Varmail, VolumeExperiment::Fileserver],
+            Self::Filebench => loops(),
             Self::Leveldb => vec![VolumeExperiment::Leveldb],
             Self::Availability => vec![VolumeExperiment::Availability],
             Self::Latency => vec![VolumeExperiment::Latency],
@@ -159,55 +184,73 @@ impl ExperimentName {
 
 impl BenchVolume {
     pub(super) fn experiments(&self) -> Vec<VolumeExperiment> {
-        self.experiments.iter().flat_map(|name| name.experiments()).collect()
+        self.experiments.iter().flat_map(|name| name.experiments(&self.loops)).collect()
     }
 
     pub(super) fn has_experiment(&self, experiment: VolumeExperiment) -> bool {
         self.experiments().contains(&experiment)
     }
 
-    /// The value of an option, or its default with `--quick` or without.
-    pub(super) fn sized<T>(&self, option: Option<T>, full: T, quick: T) -> T {
-        option.unwrap_or(if self.quick { quick } else { full })
+    /// The value of an option, or its default: without an option, with `--quick`, or with `--like-the-document`.
+    fn sized<T>(&self, option: Option<T>, [full, quick, document]: [T; 3]) -> T {
+        option.unwrap_or(match (self.quick, self.like_the_document) {
+            (true, _) => quick,
+            (_, true) => document,
+            _ => full,
+        })
+    }
+
+    /// The operations of the latency runs.
+    pub(super) fn accesses(&self) -> &[FileAccess] {
+        &self.access
+    }
+
+    /// Whether all mails have the same size, as in the document.
+    pub(super) fn has_constant_mails(&self) -> bool {
+        self.like_the_document
     }
 
     pub(super) fn operations(&self) -> u64 {
-        self.sized(self.operations, 65_536, 4096)
+        self.sized(self.operations, [65_536, 4096, 65_536])
     }
 
     pub(super) fn mib(&self) -> u64 {
-        self.sized(self.mib, 1024, 256)
+        self.sized(self.mib, [1024, 256, 12_288])
     }
 
     pub(super) fn points(&self) -> u64 {
-        self.sized(self.points, 60_000, 6_000)
+        self.sized(self.points, [60_000, 6_000, 600_000])
     }
 
     /// Number of files of a mail server or of a file server.
     pub(super) fn files_of(&self, experiment: VolumeExperiment) -> u64 {
-        let server_files = self.sized(self.files, 5000, 500);
-        if experiment == VolumeExperiment::Fileserver { server_files } else { server_files / 10 }
+        let server_files = self.sized(self.files, [5000, 500, 10_000]);
+        match experiment {
+            VolumeExperiment::Fileserver => server_files,
+            _ if self.like_the_document && self.files.is_none() => DOCUMENT_MAILS,
+            _ => server_files / 10,
+        }
     }
 
     pub(super) fn entries(&self) -> u64 {
-        self.sized(self.entries, 100_000, 5_000)
+        self.sized(self.entries, [100_000, 5_000, 1_000_000])
     }
 
     pub(super) fn seconds(&self) -> f64 {
-        self.sized(self.seconds, 20.0, 3.0)
+        self.sized(self.seconds, [20.0, 3.0, 20.0])
     }
 
     /// Time of a fault and of the recovery from it, in seconds.
     pub(super) fn period_s(&self) -> f64 {
-        self.sized(self.period, 10.0, 4.0)
+        self.sized(self.period, [10.0, 4.0, 10.0])
     }
 
     pub(super) fn runs(&self) -> usize {
-        self.sized(self.runs, 5, 1)
+        self.sized(self.runs, [5, 1, 1])
     }
 
     pub(super) fn with_gluster(&self) -> bool {
-        self.sized(self.gluster, true, false)
+        self.sized(self.gluster, [true, false, true])
     }
 
     pub(super) fn loads(&self) -> &'static [ReplicaLoad] {
@@ -251,6 +294,9 @@ impl BenchVolume {
             "runs": self.runs(),
             "disk": self.disk,
             "with_gluster": with_gluster,
+            "access": self.access,
+            "workloads": self.workloads.iter().map(|workload| workload.name()).collect::<Vec<_>>(),
+            "constant_mails": self.has_constant_mails(),
         })
     }
 

@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use super::BenchVolume;
+use crate::workload::file_writer::FileAccess;
 use crate::workload::filebench::FilebenchLoop;
 
 /// An experiment.
@@ -79,6 +80,14 @@ impl VolumeExperiment {
         }
     }
 
+    /// The experiment with a Filebench loop.
+    pub(crate) fn of_loop(operations: FilebenchLoop) -> Self {
+        match operations {
+            FilebenchLoop::Varmail => Self::Varmail,
+            FilebenchLoop::Fileserver => Self::Fileserver,
+        }
+    }
+
     /// The Filebench loop of the experiment, if it has one.
     pub(crate) fn filebench_loop(self) -> Option<FilebenchLoop> {
         match self {
@@ -125,13 +134,22 @@ impl VolumeCase {
             }
             VolumeExperiment::Interference => matches!(system, StorageSystem::Volume | StorageSystem::Inline),
             VolumeExperiment::CopyMethods => system == StorageSystem::Volume,
+            // Sockets store nothing that could be read, and have no offsets.
+            VolumeExperiment::Latency if self.access != FileAccess::SequentialWrite => {
+                system != StorageSystem::SocketChain
+            }
             _ => true,
         }
     }
 
+    /// Whether the operations are those of the published latencies.
+    pub(crate) fn is_sequential_write(&self) -> bool {
+        self.access == FileAccess::SequentialWrite
+    }
+
     /// The text that the progress shows for a run.
     pub(crate) fn describe(&self, system: StorageSystem) -> String {
-        let Self { experiment, load, processes, copy_method } = self;
+        let Self { experiment, load, processes, copy_method, .. } = self;
         let system = system.name();
         format!("{} of {system}, {}, {processes} processes, {copy_method}", experiment.name(), load.name())
     }
@@ -145,6 +163,8 @@ pub(crate) struct VolumeCase {
     pub(crate) processes: u64,
     /// How the host workers copy data, an argument of `farfork node --volume-copy`.
     pub(crate) copy_method: &'static str,
+    /// The operations of a latency run.
+    pub(crate) access: FileAccess,
 }
 
 /// The copy methods of host workers, by their names in `farfork node --volume-copy`.
@@ -171,14 +191,20 @@ impl BenchVolume {
                 VolumeExperiment::Interference | VolumeExperiment::CopyMethods => &[ReplicaLoad::Idle],
                 _ => all_loads,
             };
+            let accesses = match experiment {
+                VolumeExperiment::Latency => self.accesses(),
+                _ => &[FileAccess::SequentialWrite],
+            };
             let copy_methods = match experiment {
                 VolumeExperiment::CopyMethods => &all_methods[..],
                 _ => &[COPY_METHOD_DEFAULT],
             };
             for (load, copy_method) in loads.iter().flat_map(|load| copy_methods.iter().map(|method| (*load, *method)))
             {
-                let case = |processes: &u64| VolumeCase { experiment, load, processes: *processes, copy_method };
-                cases.extend(processes.iter().map(case));
+                for access in accesses.iter().copied() {
+                    let case = |&processes: &u64| VolumeCase { experiment, load, processes, copy_method, access };
+                    cases.extend(processes.iter().map(case));
+                }
             }
         }
         cases

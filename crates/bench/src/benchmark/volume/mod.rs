@@ -167,7 +167,9 @@ impl VolumeRun<'_> {
         let results = self.start_writers(case, storage)?.run()?;
         if case.experiment == VolumeExperiment::Latency {
             let mut figures = latency_figures(&results[0].operation);
-            figures.push((SYNC, ns_to_us(results[0].sync_mean)));
+            // Reads are not synced.
+            let sync = (results[0].sync_mean > 0).then(|| (SYNC, ns_to_us(results[0].sync_mean)));
+            figures.extend(sync);
             return Ok(figures);
         }
         Ok(vec![(WRITE_RATE, self.rate_of(case, &results))])
@@ -178,6 +180,7 @@ impl VolumeRun<'_> {
             path: storage.directory.join(format!("file-{process}")),
             operation_bytes: self.plan.bytes,
             operations: self.plan.operations_of(case),
+            access: case.access,
             syncs_each: case.experiment == VolumeExperiment::Latency,
         };
         let specs: Vec<_> = (0..case.processes).map(spec).collect();
@@ -238,7 +241,8 @@ impl VolumeRun<'_> {
             FilebenchLoop::Fileserver => self.plan.files_of(VolumeExperiment::Fileserver),
         };
         let (directory, seconds) = (storage.directory.clone(), self.plan.seconds());
-        let spec = FilebenchSpec { operations, directory, files, seconds };
+        let has_constant_sizes = self.plan.has_constant_mails() && operations == FilebenchLoop::Varmail;
+        let spec = FilebenchSpec { operations, directory, files, seconds, has_constant_sizes };
         let intervals = FilebenchProcess::start(&self.farfork, &spec)?.finish()?;
         let mean = intervals.iter().map(|interval| interval.per_s).sum::<f64>() / intervals.len() as f64;
         Ok(vec![(OPERATION_RATE, mean)])
@@ -246,7 +250,7 @@ impl VolumeRun<'_> {
 
     fn measure_leveldb(&self, storage: &MountedStorage) -> Result<Vec<(Figure, f64)>, BenchError> {
         let program = LEVELDB.install(self.testbed.memory())?;
-        run_leveldb(&program, &storage.directory, self.plan.entries(), self.plan.synced_entries())
+        run_leveldb(&program, &storage.directory, self.plan.entries(), self.plan.synced_entries(), &self.plan.workloads)
     }
 
     /// Measures sending the data along the chain, without storage.

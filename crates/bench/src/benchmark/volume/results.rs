@@ -16,7 +16,6 @@ use crate::report::plot::{PlotAxis, PlotKind, PlotPoint, ReportPlot, SeriesRole}
 use crate::report::section::ReportSection;
 use crate::report::table::{BetterDirection, ReportCell, ReportFigure, ReportTable};
 use crate::workload::filebench::INTERVAL_S;
-use crate::workload::leveldb::LeveldbWorkload;
 
 /// What a run has in addition to samples.
 pub(super) struct VolumeNotes {
@@ -53,6 +52,7 @@ impl BenchVolume {
         let section = ReportSection::new("volume", "Volumes", question)
             .with_table(tables.latency())
             .with_table(tables.latency_of_systems())
+            .with_table(tables.latency_of_accesses())
             .with_table(tables.throughput())
             .with_table(tables.interference())
             .with_table(tables.copy_methods())
@@ -146,7 +146,7 @@ impl VolumeTables<'_> {
             .collect();
         let columns: Vec<&str> = columns.iter().map(String::as_str).collect();
         let mut table = ReportTable::new("latency", title, &columns);
-        for case in self.cases(VolumeExperiment::Latency) {
+        for case in self.cases(VolumeExperiment::Latency).into_iter().filter(VolumeCase::is_sequential_write) {
             let reference = PUBLISHED_FIGURES.volume.latency(case.load);
             let published = reference.map_or([None; 6], |reference| {
                 let [mean, p99, p999] = [reference.mean_us, reference.p99_us, reference.p999_us].map(Some);
@@ -164,8 +164,23 @@ impl VolumeTables<'_> {
         let columns = [&["replicas", "system"][..], &LATENCY_FIGURES.map(|figure| figure.name)].concat();
         let mut table = ReportTable::new("latency-systems", "The same, by system", &columns);
         for (case, system) in self.plan.points_to_measure(self.with_gluster) {
-            if case.experiment == VolumeExperiment::Latency {
+            if case.experiment == VolumeExperiment::Latency && case.is_sequential_write() {
                 let key = [ReportCell::text(case.load.name()), ReportCell::text(system.name())];
+                let cells = LATENCY_FIGURES.map(|figure| self.figure(&case, system, figure).into());
+                table.add_row(key.into_iter().chain(cells));
+            }
+        }
+        table
+    }
+
+    /// The times of reads and of random writes.
+    fn latency_of_accesses(&self) -> ReportTable {
+        let title = "Reads, and synced writes at random offsets";
+        let columns = [&["replicas", "operations", "system"][..], &LATENCY_FIGURES.map(|figure| figure.name)].concat();
+        let mut table = ReportTable::new("latency-access", title, &columns);
+        for (case, system) in self.plan.points_to_measure(self.with_gluster) {
+            if case.experiment == VolumeExperiment::Latency && !case.is_sequential_write() {
+                let key = [case.load.name(), case.access.name(), system.name()].map(ReportCell::text);
                 let cells = LATENCY_FIGURES.map(|figure| self.figure(&case, system, figure).into());
                 table.add_row(key.into_iter().chain(cells));
             }
@@ -266,7 +281,7 @@ impl VolumeTables<'_> {
         let columns = [&["replicas", "workload", "volume"][..], &PEERS.map(StorageSystem::name)].concat();
         let mut table = ReportTable::new("leveldb", title, &columns);
         for case in self.cases(VolumeExperiment::Leveldb) {
-            for workload in LeveldbWorkload::ALL {
+            for workload in self.plan.workloads.iter().copied() {
                 let cell = |system| -> ReportCell {
                     let published = PUBLISHED_FIGURES.volume.leveldb_us(system, case.load, workload);
                     let time = self.figure(&case, system, workload.figure());
@@ -335,6 +350,7 @@ mod tests {
     use super::*;
     use crate::benchmark::volume::case::ReplicaLoad;
     use crate::options::{SamplesOption, parse_arguments};
+    use crate::workload::file_writer::FileAccess;
 
     #[test]
     fn each_case_has_a_row_next_to_its_reference() {
@@ -346,7 +362,13 @@ mod tests {
             (VolumeExperiment::Throughput, 4, StorageSystem::Volume, WRITE_RATE, 777.0),
             (VolumeExperiment::Throughput, 4, StorageSystem::Gluster, WRITE_RATE, 55.0),
         ] {
-            let case = VolumeCase { experiment, load: ReplicaLoad::Idle, processes, copy_method: "memcpy" };
+            let case = VolumeCase {
+                experiment,
+                load: ReplicaLoad::Idle,
+                processes,
+                copy_method: "memcpy",
+                access: FileAccess::SequentialWrite,
+            };
             samples.add(&VolumeSampleCase { case, system }, figure, value).unwrap();
         }
         let notes = VolumeNotes { availability: None, gluster: Some(Err("it is not installed".to_owned())) };

@@ -226,8 +226,8 @@ fn connect() {
     }
     let lines = fs::read_to_string(samples.path()).expect("the samples were written");
     let lines: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
-    // For each number of clients: one floor, and three figures with each protection.
-    assert_eq!(lines.len(), 2 * (1 + 3 * 3));
+    // For each number of clients: one floor, and four figures with each protection.
+    assert_eq!(lines.len(), 2 * (1 + 3 * 4));
 }
 
 /// Programs change memory while it is fetched. The benchmark fails if they compute a wrong result.
