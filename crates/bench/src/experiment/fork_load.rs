@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::fanout_client::FanoutClient;
 use crate::embedded_program::ChildProgram;
-use crate::endpoint::stdout::print_line;
+use crate::endpoint::print_line;
 use crate::error::BenchError;
 use crate::samples::Spread;
 use crate::workload::child_task::ChildTask;

@@ -11,7 +11,7 @@ use fastrand::Rng;
 use serde::{Deserialize, Serialize};
 
 use crate::embedded_program::ChildProgram;
-use crate::endpoint::stdout::print_line;
+use crate::endpoint::print_line;
 use crate::error::BenchError;
 use crate::workload::VOLUME_PROCESS;
 

@@ -12,9 +12,9 @@ use farfork_trust::{AuthenticatedStream, Credentials, Encryption};
 use farfork_wire::NodeName;
 use rustix::net::sockopt::set_socket_linger;
 
-use crate::endpoint::counts::{Latencies, new_latencies};
 use crate::endpoint::specification::SERVER;
-use crate::endpoint::stdout::{announce_port, print_line};
+use crate::endpoint::{Latencies, new_latencies};
+use crate::endpoint::{announce_port, print_line};
 
 /// The request of a connection, and its answer.
 const REQUEST: [u8; 1] = [1];
