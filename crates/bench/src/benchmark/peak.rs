@@ -38,8 +38,9 @@ const MEMORY_PART: f64 = 0.5;
 /// functions of `farfork bench function`, functions of your own, and `sparse`, a C++ program of 16 MiB whose children touch
 /// four pages.
 ///
-/// The benchmark prints a line for each client process. A workload whose children would need more than half of the available memory gets fewer clients. If a function fails, the
-/// others are still measured, and its error is printed at the end.
+/// The benchmark prints a line for each client process. A workload whose children would need more than half of the
+/// available memory gets fewer clients. If a function fails, the others are still measured, and its error is printed at
+/// the end.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
