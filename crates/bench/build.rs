@@ -1,4 +1,4 @@
-//! Compiles the C++ programs of `src/workload` and `src/baseline` into static binaries that the library embeds, and the
+//! Compiles the C++ programs of `src/workload` and `src/baseline` into static binaries that the program embeds, and the
 //! messages of `src/peer/echo.proto`. So benchmarks need no compiler when they run, and all runs of one build measure the
 //! same code.
 

@@ -1,4 +1,4 @@
-//! Installs and starts the C++ programs that the library embeds. A command to a program is one letter, its answer is
+//! Installs and starts the C++ programs that this program embeds. A command to a program is one letter, its answer is
 //! one line. `workload` and `baseline` define the commands and answers.
 
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
@@ -229,7 +229,7 @@ impl Drop for ChildProgram {
 ///
 /// # Errors
 /// As read(2).
-pub fn read_specification() -> io::Result<String> {
+pub(crate) fn read_specification() -> io::Result<String> {
     let mut line = String::new();
     io::stdin().read_line(&mut line)?;
     Ok(line)

@@ -20,7 +20,7 @@ pub(crate) fn request(command: &mut Command) {
 ///
 /// # Errors
 /// prctl(2) fails.
-pub fn end_with_parent() -> io::Result<()> {
+pub(crate) fn end_with_parent() -> io::Result<()> {
     let parent = env::var(PARENT).ok().and_then(|pid| pid.parse().ok()).and_then(Pid::from_raw);
     if parent.is_none() || getppid() != parent {
         return Ok(());

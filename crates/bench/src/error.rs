@@ -16,7 +16,7 @@ use crate::baseline::criu::error::CriuError;
 
 /// Why a benchmark ends early. Everything that it has started also ends.
 #[derive(Debug, thiserror::Error)]
-pub enum BenchError {
+pub(crate) enum BenchError {
     /// The nodes cannot be started.
     #[error("the benchmark's nodes: {0}")]
     Nodes(#[from] LocalError),
@@ -181,14 +181,14 @@ pub enum BenchError {
 
 impl BenchError {
     /// Whether a Python function is the cause, so that other functions can still be measured.
-    pub fn is_of_function(&self) -> bool {
+    pub(crate) fn is_of_function(&self) -> bool {
         matches!(self, Self::FunctionFailed { .. } | Self::UnsteadyFunction { .. } | Self::WrongResult { .. })
     }
 }
 
 /// How a child ended that should have exited successfully.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum ChildEnd {
+pub(crate) enum ChildEnd {
     /// It exited with this status.
     Exited(u32),
     /// This signal killed it.

@@ -25,13 +25,16 @@ pub(crate) struct CpuDivision {
     pub(crate) offload: String,
     /// The other CPUs, for all other processes.
     pub(crate) others: String,
+    /// Number of all CPUs.
+    pub(crate) count: usize,
 }
 
 impl CpuDivision {
     /// Divides the CPUs of this machine; `None` if it has only one.
     pub(crate) fn detect() -> Option<Self> {
-        let last = processor_count() - 1;
-        (last > 0).then(|| Self { offload: last.to_string(), others: format!("0-{}", last - 1) })
+        let count = processor_count();
+        let last = count - 1;
+        (last > 0).then(|| Self { offload: last.to_string(), others: format!("0-{}", last - 1), count })
     }
 }
 
@@ -48,11 +51,6 @@ impl Machine {
         let kernel = rustix::system::uname().release().to_string_lossy().into_owned();
         let processor = value_of_line("/proc/cpuinfo", "model name").unwrap_or_default();
         Self { kernel, processor, processors: processor_count(), memory_mib: read_memory().total_bytes >> 20 }
-    }
-
-    /// Describes the machine for people.
-    fn describe(&self) -> String {
-        format!("Linux {}, {}", self.kernel, self.hardware_text())
     }
 
     /// Describes CPUs and memory for people.
@@ -79,11 +77,6 @@ impl MachineState {
     /// The current state of this machine.
     pub(crate) fn detect() -> Self {
         Self { machine: Machine::detect(), load_average: load_average() }
-    }
-
-    /// Describes the machine and its load for people.
-    pub(crate) fn describe(&self) -> String {
-        format!("{}, load {:.1}", self.machine.describe(), self.load_average)
     }
 }
 

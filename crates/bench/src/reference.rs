@@ -6,8 +6,8 @@ use std::sync::LazyLock;
 
 use serde::{Deserialize, Serialize};
 
-use crate::figure::ForkFigure;
-use crate::parameters::volume::{ReplicaLoad, StorageSystem};
+use crate::benchmark::volume::case::{ReplicaLoad, StorageSystem};
+use crate::figure::Figure;
 use crate::workload::leveldb::LeveldbWorkload;
 
 /// Sizes for which fork figures are published, in MiB; a run measures them by default.
@@ -52,14 +52,14 @@ pub(crate) struct ForkReference {
 }
 
 impl ForkReference {
-    /// The published time, in ms, for a parent of `mib` MiB; `None` if there is none.
-    pub(crate) fn published_ms(&self, figure: ForkFigure, mib: u64) -> Option<f64> {
-        match figure {
+    /// The published time, in ms, for a parent of `mib` MiB; `None` if there is none. `figure` is a figure of `bench fork`.
+    pub(crate) fn published_ms(&self, figure: Figure, mib: u64) -> Option<f64> {
+        match figure.key {
             // The program in the published artifact calls prepare itself. Its time is also the closest reference for a
             // prepare by another process.
-            ForkFigure::Checkpoint | ForkFigure::Prepare => self.prepare_ms.find(mib),
-            ForkFigure::Resume => self.resume_ms.find(mib),
-            ForkFigure::Execution => self.execution_ms.find(mib),
+            "checkpoint" | "prepare" => self.prepare_ms.find(mib),
+            "resume" | "first_resume" => self.resume_ms.find(mib),
+            "execution" => self.execution_ms.find(mib),
             _ => None,
         }
     }
@@ -244,23 +244,25 @@ impl VolumeReference {
 
 #[cfg(test)]
 mod tests {
-    use super::{ForkFigure, PUBLISHED_FIGURES, SIZES_MIB};
+    use super::{Figure, PUBLISHED_FIGURES, SIZES_MIB};
+
+    fn find(key: &'static str, mib: u64) -> Option<f64> {
+        PUBLISHED_FIGURES.fork.published_ms(Figure::lower(key, "", "ms"), mib)
+    }
 
     #[test]
     fn only_published_sizes_have_reference_figures() {
-        let find = |figure, mib| PUBLISHED_FIGURES.fork.published_ms(figure, mib);
-        assert_eq!((find(ForkFigure::Checkpoint, 1), find(ForkFigure::Prepare, 1)), (Some(0.648), Some(0.648)));
-        assert_eq!(find(ForkFigure::Resume, 64), Some(3.339));
-        assert_eq!(find(ForkFigure::Execution, 1024), Some(1246.940));
-        assert_eq!(find(ForkFigure::Prepare, 3), None);
-        assert_eq!(find(ForkFigure::Pause, 1), None);
+        assert_eq!((find("checkpoint", 1), find("prepare", 1)), (Some(0.648), Some(0.648)));
+        assert_eq!(find("first_resume", 64), Some(3.339));
+        assert_eq!(find("execution", 1024), Some(1246.940));
+        assert_eq!(find("prepare", 3), None);
+        assert_eq!(find("pause", 1), None);
     }
 
     #[test]
     fn larger_parents_cost_more() {
-        for figure in [ForkFigure::Prepare, ForkFigure::Resume, ForkFigure::Execution] {
-            let figures = SIZES_MIB.iter().map(|mib| PUBLISHED_FIGURES.fork.published_ms(figure, *mib).unwrap());
-            assert!(figures.is_sorted(), "{figure:?}");
+        for key in ["prepare", "resume", "execution"] {
+            assert!(SIZES_MIB.iter().map(|mib| find(key, *mib).unwrap()).is_sorted(), "{key}");
         }
     }
 }

@@ -1,5 +1,4 @@
-//! Samples of a benchmark's figures, their spread, and the file to which they are written. Each benchmark has its own
-//! key type, which identifies a figure.
+//! Samples of a benchmark's figures, their spread, and the file to which they are written.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -10,13 +9,25 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::error::BenchError;
+use crate::figure::Figure;
+use crate::options::SamplesOption;
+use crate::report::plot::{PERCENTILES, PlotPoint};
+use crate::report::table::{ReportCell, ReportFigure};
 
-/// Samples of each figure, in the order of their keys, and an optional file to which each sample is written when it is
-/// added.
+/// Samples of a benchmark. `Case` has the conditions of a measurement, such as the size of the parent or the system that
+/// was measured. Its fields are part of the results.
 #[derive(Debug)]
-pub(crate) struct Samples<K> {
-    values: BTreeMap<K, Vec<f64>>,
+pub(crate) struct FigureSamples<Case> {
+    values: BTreeMap<SampleKey<Case>, Vec<f64>>,
     lines: Option<SampleFile>,
+}
+
+/// The key of samples.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+struct SampleKey<Case> {
+    #[serde(flatten)]
+    case: Case,
+    figure: Figure,
 }
 
 /// A file with one line per sample.
@@ -39,26 +50,22 @@ pub(crate) struct Spread {
     pub(crate) p90: f64,
 }
 
-impl<K: Ord + Serialize> Samples<K> {
-    /// Creates an empty set of samples, without a file.
-    pub(crate) fn new() -> Self {
-        Self { values: BTreeMap::new(), lines: None }
-    }
-
-    /// Creates an empty set of samples. With a `path`, creates a file at that path, to which each added sample is
-    /// written.
+impl<Case: Ord + Clone + Serialize> FigureSamples<Case> {
+    /// Creates an empty set of samples. Each added sample is also written to the file of the option, if it is given.
     ///
     /// # Errors
     /// The file cannot be created.
-    pub(crate) fn with_file(path: Option<&Path>) -> Result<Self, BenchError> {
-        Ok(Self { lines: path.map(SampleFile::create).transpose()?, ..Self::new() })
+    pub(crate) fn create(option: &SamplesOption) -> Result<Self, BenchError> {
+        let lines = option.file.as_deref().map(SampleFile::create).transpose()?;
+        Ok(Self { values: BTreeMap::new(), lines })
     }
 
     /// Adds a sample.
     ///
     /// # Errors
     /// The file cannot be written.
-    pub(crate) fn add(&mut self, key: K, value: f64) -> Result<(), BenchError> {
+    pub(crate) fn add(&mut self, case: &Case, figure: Figure, value: f64) -> Result<(), BenchError> {
+        let key = SampleKey { case: case.clone(), figure };
         if let Some(lines) = &mut self.lines {
             let run = self.values.get(&key).map_or(0, Vec::len);
             let mut line = json!({ "run": run, "value": value });
@@ -77,33 +84,79 @@ impl<K: Ord + Serialize> Samples<K> {
         self.lines.as_mut().map_or(Ok(()), SampleFile::flush)
     }
 
-    /// Removes the samples of a figure, so that it is not reported.
-    pub(crate) fn remove(&mut self, key: &K) {
-        self.values.remove(key);
-    }
-
-    /// All samples of a key, in the order in which they were taken.
-    pub(crate) fn values(&self, key: &K) -> &[f64] {
-        self.values.get(key).map_or(&[], Vec::as_slice)
-    }
-
     /// The spread of a figure; `None` without samples.
-    pub(crate) fn spread(&self, key: &K) -> Option<Spread> {
-        Spread::from_samples(self.values.get(key)?)
+    pub(crate) fn spread(&self, case: &Case, figure: Figure) -> Option<Spread> {
+        Spread::from_samples(self.values(case, figure))
     }
 
-    /// A percentile of the samples of a key (nearest rank). `part` is a fraction: 0.99 selects the 99th percentile. `None`
-    /// without samples.
-    pub(crate) fn percentile(&self, key: &K, part: f64) -> Option<f64> {
-        let mut sorted = self.values.get(key)?.clone();
+    /// The median of a figure; `None` without samples.
+    pub(crate) fn median(&self, case: &Case, figure: Figure) -> Option<f64> {
+        self.spread(case, figure).map(|spread| spread.median)
+    }
+
+    /// A figure in the form of a report; `None` without samples.
+    pub(crate) fn figure(&self, case: &Case, figure: Figure) -> Option<ReportFigure> {
+        Some(ReportFigure::of(figure, self.spread(case, figure)?))
+    }
+
+    /// A cell with a figure.
+    pub(crate) fn cell(&self, case: &Case, figure: Figure) -> ReportCell {
+        self.figure(case, figure).into()
+    }
+
+    /// Removes the samples of a figure, so that it is not reported.
+    pub(crate) fn remove(&mut self, case: &Case, figure: Figure) {
+        self.values.remove(&SampleKey { case: case.clone(), figure });
+    }
+
+    /// A point of a plot.
+    pub(crate) fn point(&self, x: f64, case: &Case, figure: Figure) -> Option<PlotPoint> {
+        Some(PlotPoint::of_spread(x, self.spread(case, figure)?))
+    }
+
+    /// The list `figures` of a document for scripts: for each figure the fields of its case, the number of samples and
+    /// percentiles. `unit` is appended to the names of the percentiles.
+    pub(crate) fn to_json(&self, unit: Option<&str>) -> Value {
+        self.to_json_with(unit, |_, _, document| Some(document))
+    }
+
+    /// As `to_json`. `extend` may add fields to the object of a figure, or omit the figure.
+    pub(crate) fn to_json_with(
+        &self,
+        unit: Option<&str>,
+        extend: impl Fn(&Case, Figure, Value) -> Option<Value>,
+    ) -> Value {
+        let figure = |(key, values): (&SampleKey<Case>, &Vec<f64>)| {
+            extend(&key.case, key.figure, figure_json(key, Spread::from_samples(values)?, unit))
+        };
+        self.values.iter().filter_map(figure).collect()
+    }
+
+    /// All samples of a figure, in the order in which they were taken.
+    pub(crate) fn values(&self, case: &Case, figure: Figure) -> &[f64] {
+        self.values.get(&SampleKey { case: case.clone(), figure }).map_or(&[], Vec::as_slice)
+    }
+
+    /// A percentile of the samples of a figure (nearest rank). `part` is a fraction: 0.99 selects the 99th percentile.
+    /// `None` without samples.
+    pub(crate) fn percentile(&self, case: &Case, figure: Figure, part: f64) -> Option<f64> {
+        let mut sorted = self.values(case, figure).to_vec();
         sorted.sort_by(f64::total_cmp);
         let rank = (sorted.len() as f64 * part).ceil() as usize;
         sorted.get(rank.clamp(1, sorted.len().max(1)) - 1).copied()
     }
 
-    /// Each key with its spread.
-    pub(crate) fn spreads(&self) -> impl Iterator<Item = (&K, Spread)> {
-        self.values.iter().filter_map(|(key, values)| Some((key, Spread::from_samples(values)?)))
+    /// The points of a plot by percentiles.
+    pub(crate) fn percentile_points(&self, case: &Case, figure: Figure) -> Vec<PlotPoint> {
+        let point = |(index, (_, part)): (usize, (&str, f64))| {
+            Some(PlotPoint::new(index as f64, self.percentile(case, figure, part)?))
+        };
+        PERCENTILES.into_iter().enumerate().filter_map(point).collect()
+    }
+
+    /// The median of farfork's figure divided by the median in another case.
+    pub(crate) fn ratio(&self, case: &Case, other: &Case, figure: Figure) -> Option<f64> {
+        Some(self.median(case, figure)? / self.median(other, figure)?)
     }
 }
 
@@ -150,7 +203,7 @@ impl Spread {
 
 /// Returns a figure for scripts: its key, the number of samples, and percentiles. `unit` is appended to the names of
 /// the percentiles; `None` if the key names the unit.
-pub(crate) fn figure_json(key: &impl Serialize, spread: Spread, unit: Option<&str>) -> Value {
+fn figure_json(key: &impl Serialize, spread: Spread, unit: Option<&str>) -> Value {
     let mut document = json!({ "samples": spread.count });
     for (name, value) in [("p10", spread.p10), ("p50", spread.median), ("p90", spread.p90)] {
         let name = unit.map_or(name.to_owned(), |unit| format!("{name}_{unit}"));
@@ -161,7 +214,7 @@ pub(crate) fn figure_json(key: &impl Serialize, spread: Spread, unit: Option<&st
 }
 
 /// Adds the fields of a key to an object.
-pub(crate) fn merge_fields(object: &mut Value, key: &impl Serialize) {
+fn merge_fields(object: &mut Value, key: &impl Serialize) {
     let fields = serde_json::to_value(key).expect("a key serialises");
     if let (Value::Object(object), Value::Object(fields)) = (object, fields) {
         object.extend(fields);
@@ -172,11 +225,10 @@ pub(crate) fn merge_fields(object: &mut Value, key: &impl Serialize) {
 mod tests {
     use std::io::Read as _;
 
-    use super::{Samples, Spread};
+    use super::{Figure, FigureSamples, SamplesOption, Spread};
 
-    #[derive(serde::Serialize, PartialEq, Eq, PartialOrd, Ord)]
-    struct Key {
-        figure: &'static str,
+    #[derive(serde::Serialize, Clone, PartialEq, Eq, PartialOrd, Ord)]
+    struct SizeCase {
         mib: u64,
     }
 
@@ -199,9 +251,10 @@ mod tests {
     #[test]
     fn each_sample_is_a_line_with_its_key_and_run() {
         let mut file = tempfile::NamedTempFile::new().unwrap();
-        let mut samples = Samples::with_file(Some(file.path())).unwrap();
-        samples.add(Key { figure: "pause", mib: 4 }, 1.5).unwrap();
-        samples.add(Key { figure: "pause", mib: 4 }, 2.5).unwrap();
+        let mut samples = FigureSamples::create(&SamplesOption { file: Some(file.path().to_owned()) }).unwrap();
+        let (case, pause) = (SizeCase { mib: 4 }, Figure::lower("pause", "pause", "ms"));
+        samples.add(&case, pause, 1.5).unwrap();
+        samples.add(&case, pause, 2.5).unwrap();
         samples.flush().unwrap();
         let mut text = String::new();
         file.read_to_string(&mut text).unwrap();

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
+use clap::ValueEnum;
 use serde::Serialize;
 
 use crate::embedded_program::{ChildProgram, EmbeddedProgram};
@@ -19,15 +20,26 @@ pub(crate) const LOCAL_FANOUT: EmbeddedProgram =
 const CONCURRENT_CHILDREN: u64 = 8;
 
 /// The network of the children.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "snake_case")]
-pub enum ChildNetwork {
+pub(crate) enum ChildNetwork {
     /// A network for each child.
     Private,
     /// One for all children of a fan-out on a node.
     Shared,
     /// The network of the node.
     Host,
+}
+
+impl ChildNetwork {
+    /// The text for people.
+    pub(crate) fn text(self) -> &'static str {
+        match self {
+            Self::Private => "a network each",
+            Self::Shared => "a network for all of a node",
+            Self::Host => "in their node's network",
+        }
+    }
 }
 
 /// The times of a child, since the start of the fan-out.

@@ -3,23 +3,20 @@
 //! `experiment` starts this program again as `farfork bench end`, with an `EndpointSpec`. `workload` and `peer` make
 //! and answer the calls.
 
-pub(crate) mod counts;
 pub(crate) mod specification;
-pub(crate) mod stdout;
 
-use std::io::{self, Read as _};
+use std::io::{self, Read as _, Write as _};
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use farfork_fabric::{Security, TlsSecurity};
+use hdrhistogram::Histogram;
 
 use crate::{peer, workload};
-use counts::{CallCounts, new_latencies};
 use specification::{ClientLoad, ClientOptions, EndpointIdentity, EndpointRole, EndpointSpec, RpcSystem};
-use stdout::print_line;
 
 // The output of each role, with latencies in ns:
 //
@@ -27,13 +24,14 @@ use stdout::print_line;
 // - client: `ready`. It waits for one letter, which starts it. Then it prints in each interval
 //   `interval ANSWERS NS ERRORS DAMAGED`, and at its end `done ANSWERS NS ERRORS DAMAGED COUNT P50 P90 P99 P999 MAX`.
 // - acceptor: like a server.
-// - connector: like a client, without intervals. At its end `done CONNECTIONS NS P50 P99`.
+// - connector: like a client. In each second `interval CONNECTIONS SUM_OF_TIMES`, and at its end
+//   `done CONNECTIONS NS P50 P99 MEAN`.
 
 /// Runs the endpoint that the specification describes.
 ///
 /// # Errors
 /// The specification or the credentials are invalid, or the endpoint cannot listen, connect or print.
-pub fn run_endpoint(specification: &str) -> io::Result<()> {
+pub(crate) fn run_endpoint(specification: &str) -> io::Result<()> {
     let end: EndpointSpec = serde_json::from_str(specification)?;
     pin_to_processors(&end.processors)?;
     let credentials = end.identity.as_ref().map(EndpointIdentity::credentials).transpose()?;
@@ -122,4 +120,37 @@ fn run_client(system: RpcSystem, to: SocketAddr, load: &ClientLoad, client_optio
     let latencies = latencies.lock().expect("no thread panicked while it held the lock");
     let quantiles = [0.5, 0.9, 0.99, 0.999].map(|quantile| latencies.value_at_quantile(quantile).to_string());
     print_line(&format!("{text} {} {} {}", latencies.len(), quantiles.join(" "), latencies.max()))
+}
+
+/// Maximum recorded latency, in ns.
+const LATENCY_NS_MAX: u64 = 60_000_000_000;
+
+/// The counters of one thread, and the flag that stops the thread.
+#[derive(Debug, Default)]
+pub(crate) struct CallCounts {
+    pub(crate) answers: AtomicU64,
+    pub(crate) errors: AtomicU64,
+    pub(crate) damaged: AtomicU64,
+    pub(crate) stop: AtomicBool,
+}
+
+/// Latencies of one thread.
+pub(crate) type Latencies = Histogram<u64>;
+
+/// Creates an empty histogram with two significant digits, for latencies up to a minute.
+pub(crate) fn new_latencies() -> Latencies {
+    Histogram::new_with_bounds(1, LATENCY_NS_MAX, 2).expect("the bounds are valid")
+}
+
+/// Prints a line, and flushes it.
+pub(crate) fn print_line(line: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    writeln!(out, "{line}")?;
+    out.flush()
+}
+
+/// Prints the port of a server, and waits until standard input ends.
+pub(crate) fn announce_port(port: u16) -> io::Result<()> {
+    print_line(&format!("listening {port}"))?;
+    io::copy(&mut io::stdin(), &mut io::sink()).map(drop)
 }

@@ -30,6 +30,9 @@ pub(crate) enum RpcSystem {
 }
 
 impl RpcSystem {
+    /// The systems that farfork is compared with, the fastest first.
+    pub(crate) const PEERS: [Self; 4] = [Self::Tokio, Self::TonicStream, Self::Tarpc, Self::TonicUnary];
+
     /// The name of the system in a table.
     pub(crate) fn name(self) -> &'static str {
         match self {

@@ -4,18 +4,50 @@
 use std::time::{Duration, Instant};
 
 use farfork_cluster::local::LocalNode;
+use serde::Serialize;
 
 use super::fanout_client::FanoutClient;
 use super::local_cluster::BenchCluster;
 use crate::baseline::local_fanout::{ChildLatency, ChildNetwork, LOCAL_FANOUT, LocalFanout};
 use crate::error::BenchError;
-use crate::parameters::methods::CreateMethod;
 use crate::workload::micro::PAYLOAD_PATH;
 use crate::workload::parent::ParentProgram;
 use crate::workload::sparse::SPARSE;
 
+/// The method that creates a child.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum CreateMethod {
+    Farfork,
+    /// A floor: the kernel's work for a child in a container.
+    BareContainer,
+    /// A floor: fork(2) into the namespaces of an existing container.
+    LocalForkIntoNamespaces,
+    /// A floor: fork(2).
+    LocalFork,
+}
+
+impl CreateMethod {
+    /// All methods, the closest floor first.
+    pub(crate) const ALL: [Self; 4] =
+        [Self::Farfork, Self::BareContainer, Self::LocalForkIntoNamespaces, Self::LocalFork];
+
+    /// The methods that every machine supports.
+    pub(crate) const ON_EVERY_MACHINE: [Self; 3] = [Self::Farfork, Self::LocalForkIntoNamespaces, Self::LocalFork];
+
+    /// The text for people.
+    pub(crate) fn text(self) -> &'static str {
+        match self {
+            Self::Farfork => "farfork",
+            Self::BareContainer => "bare containers",
+            Self::LocalForkIntoNamespaces => "fork() into namespaces",
+            Self::LocalFork => "fork()",
+        }
+    }
+}
+
 /// Creates children by each method.
-pub(super) struct CreateMethods {
+pub(crate) struct CreateMethods {
     farfork: FanoutClient,
     in_namespaces: LocalFanout,
     plain: LocalFanout,
@@ -28,16 +60,16 @@ pub(super) struct CreateMethods {
 }
 
 /// A child that keeps running after its answer.
-pub(super) struct HeldChild {
-    pub(super) pid: i32,
+pub(crate) struct HeldChild {
+    pub(crate) pid: i32,
     /// The child's id, if farfork has forked it. A local fork ends when the next one is created.
-    pub(super) child: Option<String>,
+    pub(crate) child: Option<String>,
 }
 
 impl CreateMethods {
     /// Starts a parent of `mib` MiB. `client_factory` makes the client that requests the parent's children from the
     /// nodes. Local forks enter `containers` sets of namespaces with this kind of network in turn.
-    pub(super) async fn start(
+    pub(crate) async fn start(
         cluster: &mut BenchCluster,
         mib: u64,
         containers: u64,
@@ -58,12 +90,12 @@ impl CreateMethods {
     }
 
     /// Adds the floor of bare containers.
-    pub(super) fn with_bare(self, bare: LocalFanout) -> Self {
+    pub(crate) fn with_bare(self, bare: LocalFanout) -> Self {
         Self { bare: Some(bare), ..self }
     }
 
     /// The methods that this machine supports.
-    pub(super) fn available(&self) -> Vec<CreateMethod> {
+    pub(crate) fn available(&self) -> Vec<CreateMethod> {
         CreateMethod::ON_EVERY_MACHINE
             .into_iter()
             .chain(self.bare.is_some().then_some(CreateMethod::BareContainer))
@@ -71,7 +103,7 @@ impl CreateMethods {
     }
 
     /// Creates `count` children at once. Returns how long that took, and the latency of each child.
-    pub(super) async fn create(
+    pub(crate) async fn create(
         &mut self,
         by: CreateMethod,
         count: u64,
@@ -96,7 +128,7 @@ impl CreateMethods {
     }
 
     /// Creates a child that keeps running, by a method that every machine supports.
-    pub(super) async fn create_held(&mut self, by: CreateMethod) -> Result<HeldChild, BenchError> {
+    pub(crate) async fn create_held(&mut self, by: CreateMethod) -> Result<HeldChild, BenchError> {
         let number = self.next;
         self.next += 1;
         match self.local_fanout(by) {
@@ -106,7 +138,7 @@ impl CreateMethods {
     }
 
     /// Drops the seed, and stops the programs. Their children must have ended.
-    pub(super) async fn stop(self, cluster: &mut BenchCluster) -> Result<(), BenchError> {
+    pub(crate) async fn stop(self, cluster: &mut BenchCluster) -> Result<(), BenchError> {
         cluster.drop_seed(&self.seed).await
     }
 }

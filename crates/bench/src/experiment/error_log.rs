@@ -24,7 +24,7 @@ const QUOTED_MAX: usize = 3;
 
 /// The ends of the logs at the start of a run.
 #[derive(Debug)]
-pub(super) struct ErrorLogs {
+pub(crate) struct ErrorLogs {
     /// Length of each daemon's log, in the order of the nodes.
     daemons: Vec<u64>,
     /// `None` if the kernel's messages cannot be read, as in some containers.
@@ -33,13 +33,13 @@ pub(super) struct ErrorLogs {
 
 impl ErrorLogs {
     /// Records the ends of all logs.
-    pub(super) fn begin(nodes: &[LocalNode]) -> Self {
+    pub(crate) fn begin(nodes: &[LocalNode]) -> Self {
         let length = |node: &LocalNode| fs::metadata(node.log_path()).map_or(0, |metadata| metadata.len());
         Self { daemons: nodes.iter().map(length).collect(), kernel: open_kernel_messages() }
     }
 
     /// Returns a sentence for each log that has new errors.
-    pub(super) fn find_errors(mut self, nodes: &[LocalNode]) -> Vec<String> {
+    pub(crate) fn find_errors(mut self, nodes: &[LocalNode]) -> Vec<String> {
         let mut faults = Vec::new();
         for (node, begin) in nodes.iter().zip(self.daemons) {
             let text = fs::read(node.log_path()).unwrap_or_default();

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::fanout_client::FanoutClient;
 use crate::embedded_program::ChildProgram;
-use crate::endpoint::stdout::print_line;
+use crate::endpoint::print_line;
 use crate::error::BenchError;
 use crate::samples::Spread;
 use crate::workload::child_task::ChildTask;
@@ -169,7 +169,7 @@ fn read_result(client: &mut ChildProgram) -> Result<ClientResult, BenchError> {
 ///
 /// # Errors
 /// The specification is invalid, or standard input or output failed. Any other failure is printed.
-pub async fn run_fork_client(specification: &str) -> io::Result<()> {
+pub(crate) async fn run_fork_client(specification: &str) -> io::Result<()> {
     let specification: ForkClientSpec = serde_json::from_str(specification)?;
     match fork_repeatedly(&specification).await {
         Err(BenchError::Program { cause, .. }) => Err(cause),

@@ -29,27 +29,27 @@ const MEMORY_SLACK_KIB: u64 = 32 << 10;
 
 /// The count of one kind of resource.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct ResourceCount {
+pub(crate) struct ResourceCount {
     /// The name of the node.
-    pub node: String,
+    pub(crate) node: String,
     /// The kind of resource.
-    pub of: &'static str,
+    pub(crate) of: &'static str,
     /// The count at the start.
-    pub before: u64,
+    pub(crate) before: u64,
     /// The count at the end.
-    pub after: u64,
+    pub(crate) after: u64,
     /// The tolerated increase.
-    pub slack: u64,
+    pub(crate) slack: u64,
 }
 
 impl ResourceCount {
     /// Whether the increase exceeds the tolerance.
-    pub fn is_leak(&self) -> bool {
+    pub(crate) fn is_leak(&self) -> bool {
         self.after > self.before + self.slack
     }
 
     /// The text of the failure, if there is a leak.
-    pub(super) fn leak_text(&self) -> Option<String> {
+    pub(crate) fn leak_text(&self) -> Option<String> {
         let Self { node, of, before, after, .. } = self;
         self.is_leak().then(|| format!("{node} has {after} {of}, and had {before} at the start"))
     }
@@ -57,7 +57,7 @@ impl ResourceCount {
 
 /// The counts of all nodes.
 #[derive(Debug, Clone)]
-pub(super) struct ResourceCounts(Vec<ResourceEntry>);
+pub(crate) struct ResourceCounts(Vec<ResourceEntry>);
 
 #[derive(Debug, Clone)]
 struct ResourceEntry {
@@ -75,7 +75,7 @@ impl ResourceCounts {
 
     /// Counts repeatedly until the counts without a tolerance are stable, because nodes create containers in the
     /// background. After [`RELEASE_LIMIT`], returns the last counts even if they are not stable.
-    pub(super) async fn read_steady(nodes: &[LocalNode]) -> Self {
+    pub(crate) async fn read_steady(nodes: &[LocalNode]) -> Self {
         let give_up = Instant::now() + RELEASE_LIMIT;
         let mut last = Self::read(nodes);
         loop {
@@ -90,7 +90,7 @@ impl ResourceCounts {
     }
 
     /// Counts again until there is no leak, or until the time limit is over. Returns the counts from before and after.
-    pub(super) async fn wait_released(&self, nodes: &[LocalNode]) -> Vec<ResourceCount> {
+    pub(crate) async fn wait_released(&self, nodes: &[LocalNode]) -> Vec<ResourceCount> {
         let give_up = Instant::now() + RELEASE_LIMIT;
         loop {
             let counts = self.compare_with(&Self::read(nodes));
@@ -149,7 +149,7 @@ fn distinct_processes(pids: &[i32], table: SharedResource) -> Vec<i32> {
 }
 
 /// Finds the resources that ended nodes have left on the machine. Returns a sentence for each.
-pub(super) fn find_leftovers(nodes: &[LocalNode]) -> Vec<String> {
+pub(crate) fn find_leftovers(nodes: &[LocalNode]) -> Vec<String> {
     let groups = nodes.iter().flat_map(|node| node.cgroups.clone());
     let names = nodes.iter().map(|node| Path::new("/run/netns").join(&node.netns));
     let directories = nodes.iter().map(|node| node.run_dir.clone());

@@ -34,9 +34,15 @@ const SIGKILL: u32 = 9;
 /// Nodes on this machine. They are stopped when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct BenchCluster {
+    client: Client,
+    running: RunningNodes,
+}
+
+/// Nodes and their files. The nodes are stopped when this value is dropped, also before a client has connected to them.
+#[derive(Debug)]
+struct RunningNodes {
     /// `None` after the stop.
     local: Option<LocalCluster>,
-    client: Client,
     scratch: ScratchDirectory,
 }
 
@@ -136,18 +142,19 @@ impl BenchCluster {
         encrypted: bool,
         arguments: &[String],
     ) -> Result<Self, BenchError> {
-        let mut scratch = ScratchDirectory::create(parent, &farfork)?;
+        let scratch = ScratchDirectory::create(parent, &farfork)?;
         static CLUSTERS: AtomicUsize = AtomicUsize::new(0);
         let name = format!("bench-{}-{}", std::process::id(), CLUSTERS.fetch_add(1, Ordering::Relaxed));
         let mut config = LocalClusterConfig::new(&name, scratch.path().join(CLUSTER_DIRECTORY), nodes, farfork);
         let encryption = if encrypted { "on" } else { "off" };
         config.node_arguments = vec!["--encryption".to_owned(), encryption.to_owned()];
         config.node_arguments.extend_from_slice(arguments);
-        let local = LocalCluster::up(&config, &mut |_| ())?;
-        match connect_when_all_alive(&local.nodes()[0], nodes).await {
-            Ok(client) => Ok(Self { local: Some(local), client, scratch }),
+        let mut running = RunningNodes { local: Some(LocalCluster::up(&config, &mut |_| ())?), scratch };
+        // An interrupt may drop this function while it waits.
+        match connect_when_all_alive(&running.nodes()[0], nodes).await {
+            Ok(client) => Ok(Self { client, running }),
             Err(error) => {
-                stop_nodes(local, &mut scratch)?;
+                running.stop()?;
                 Err(error)
             }
         }
@@ -155,12 +162,12 @@ impl BenchCluster {
 
     /// A directory that is removed with the cluster.
     pub(crate) fn scratch(&self) -> &Path {
-        self.scratch.path()
+        self.running.scratch.path()
     }
 
     /// The nodes. The first one owns the seeds.
     pub(crate) fn nodes(&self) -> &[LocalNode] {
-        self.local.as_ref().map_or(&[], |local| local.nodes())
+        self.running.nodes()
     }
 
     /// Reconnects to the first node. Needed after this thread has driven a program for a long time. During that time, the
@@ -172,7 +179,7 @@ impl BenchCluster {
 
     /// Kills the daemon of a node.
     pub(crate) fn kill_node(&self, node: usize) -> Result<(), BenchError> {
-        let Some(local) = &self.local else { return Ok(()) };
+        let Some(local) = &self.running.local else { return Ok(()) };
         local.signal_node(node, SIGKILL.cast_signed())?;
         local.wait_node_exit(node, DISCOVERY_LIMIT)?;
         Ok(())
@@ -180,7 +187,7 @@ impl BenchCluster {
 
     /// Starts the daemon of a node again.
     pub(crate) fn restart_node(&mut self, node: usize) -> Result<(), BenchError> {
-        self.local.as_mut().map_or(Ok(()), |local| Ok(local.restart_node(node)?))
+        self.running.local.as_mut().map_or(Ok(()), |local| Ok(local.restart_node(node)?))
     }
 
     /// Stops the nodes.
@@ -188,7 +195,7 @@ impl BenchCluster {
     /// # Errors
     /// A resource of a node cannot be removed.
     pub(crate) fn stop(mut self) -> Result<(), BenchError> {
-        self.local.take().map_or(Ok(()), |local| Ok(stop_nodes(local, &mut self.scratch)?))
+        Ok(self.running.stop()?)
     }
 
     /// Makes a seed on the first node.
@@ -424,16 +431,26 @@ impl BenchCluster {
     }
 }
 
-impl Drop for BenchCluster {
+impl RunningNodes {
+    fn nodes(&self) -> &[LocalNode] {
+        self.local.as_ref().map_or(&[], |local| local.nodes())
+    }
+
+    fn stop(&mut self) -> Result<(), LocalError> {
+        self.local.take().map_or(Ok(()), |local| stop_nodes(local, &mut self.scratch))
+    }
+}
+
+impl Drop for RunningNodes {
     fn drop(&mut self) {
-        if let Some(Err(error)) = self.local.take().map(|local| stop_nodes(local, &mut self.scratch)) {
+        if let Err(error) = self.stop() {
             eprintln!("farfork: cannot remove all of the benchmark's nodes: {error}");
         }
     }
 }
 
 /// Stops nodes. If they cannot be removed completely, keeps the files that list the rest.
-pub(super) fn stop_nodes(local: LocalCluster, scratch: &mut ScratchDirectory) -> Result<(), LocalError> {
+pub(crate) fn stop_nodes(local: LocalCluster, scratch: &mut ScratchDirectory) -> Result<(), LocalError> {
     local.down().inspect_err(|_| scratch.keep())
 }
 

@@ -3,17 +3,49 @@
 
 use std::time::Duration;
 
+use serde::Serialize;
+
 use super::local_cluster::BenchCluster;
 use super::warm_children::WarmChildren;
 use crate::baseline::paused_forks::{PAUSED_FORKS, PausedForks};
 use crate::error::BenchError;
-use crate::parameters::methods::PauseMethod;
 use crate::workload::functions::FunctionOptions;
 use crate::workload::parent_root::ParentRoot;
 use crate::workload::warm_function::{ExpectedValue, FunctionRun, WarmWorkload};
 
+/// The mechanism that pauses and unpauses a child.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum PauseMethod {
+    /// Requests to the child's node.
+    Farfork,
+    /// The child's freezer, opened by a client of its node.
+    FarforkHandle,
+    /// A floor: a local fork, and the freezer of its control group.
+    BareFreezer,
+    /// A floor: a local fork, SIGSTOP and SIGCONT.
+    Signals,
+}
+
+impl PauseMethod {
+    pub(crate) const ALL: [Self; 4] = [Self::Farfork, Self::FarforkHandle, Self::BareFreezer, Self::Signals];
+
+    /// farfork by requests, and the floors.
+    pub(crate) const REQUESTS_AND_FLOORS: [Self; 3] = [Self::Farfork, Self::BareFreezer, Self::Signals];
+
+    /// The text for people.
+    pub(crate) fn text(self) -> &'static str {
+        match self {
+            Self::Farfork => "farfork by requests",
+            Self::FarforkHandle => "farfork",
+            Self::BareFreezer => "a bare freezer",
+            Self::Signals => "signals",
+        }
+    }
+}
+
 /// One set of processes for each method.
-pub(super) struct PauseMethods {
+pub(crate) struct PauseMethods {
     farfork: WarmChildren,
     /// `None` on machines without the unified hierarchy of control groups.
     freezer: Option<PausedForks>,
@@ -27,7 +59,7 @@ pub(super) struct PauseMethods {
 
 impl PauseMethods {
     /// Starts a parent without children, with a root of its own if `root` is given, and `forks` local forks for each floor.
-    pub(super) async fn start(
+    pub(crate) async fn start(
         cluster: &mut BenchCluster,
         workload: &WarmWorkload,
         function_options: &FunctionOptions,
@@ -55,14 +87,14 @@ impl PauseMethods {
     }
 
     /// Starts children until there are at least `count`.
-    pub(super) async fn ensure_children(&mut self, cluster: &mut BenchCluster, count: usize) -> Result<(), BenchError> {
+    pub(crate) async fn ensure_children(&mut self, cluster: &mut BenchCluster, count: usize) -> Result<(), BenchError> {
         let ensured = self.farfork.ensure_children(cluster, count).await;
         ensured.map_err(|error| self.expected.describe_failure(error))
     }
 
     /// Makes `parallel` processes work concurrently for `time`. Each runs turns one after the other, at least one, with
     /// a gap before each. Returns the elapsed time and all turns; no turns if the machine lacks this floor.
-    pub(super) async fn run(
+    pub(crate) async fn run(
         &mut self,
         by: PauseMethod,
         parallel: usize,
@@ -93,7 +125,7 @@ impl PauseMethods {
     }
 
     /// Stops the processes.
-    pub(super) async fn stop(self, cluster: &mut BenchCluster) -> Result<(), BenchError> {
+    pub(crate) async fn stop(self, cluster: &mut BenchCluster) -> Result<(), BenchError> {
         self.farfork.stop(cluster).await
     }
 }

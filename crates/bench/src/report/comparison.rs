@@ -84,7 +84,6 @@ fn row_key(row: &[ReportCell]) -> Vec<&str> {
 #[cfg(test)]
 mod tests {
     use super::{ComparisonVerdict, FigureComparison, find_counterpart};
-    use crate::machine::MachineState;
     use crate::report::section::ReportSection;
     use crate::report::table::{BetterDirection, ReportCell, ReportFigure, ReportTable};
     use crate::samples::Spread;
@@ -128,7 +127,7 @@ mod tests {
             let pause = ReportFigure::single(pause, "ms", BetterDirection::Lower);
             table.add_row([ReportCell::text(4), ReportCell::text(node), Some(pause).into()]);
         }
-        let section = ReportSection::new("fork", "", "", &MachineState::detect()).with_table(table);
+        let section = ReportSection::new("fork", "", "").with_table(table);
         let find = |size: u64, node: &str, column| {
             let row = [ReportCell::text(size), ReportCell::text(node), ReportCell::Missing];
             find_counterpart(&section, "times", &row, column).map(|figure| figure.median)

@@ -7,7 +7,7 @@ use super::section::SECTION_VERSION;
 
 /// Why a report cannot be made.
 #[derive(Debug, thiserror::Error)]
-pub enum ReportError {
+pub(crate) enum ReportError {
     /// The directory cannot be listed.
     #[error("cannot read the directory {}: {cause}", path.display())]
     Directory {
@@ -72,7 +72,7 @@ pub enum ReportError {
 
 impl ReportError {
     /// The next step for the user.
-    pub fn next_step(&self) -> &'static str {
+    pub(crate) fn next_step(&self) -> &'static str {
         match self {
             Self::Directory { .. } => "name a directory with results; `farfork bench all --out DIR` makes one",
             Self::NoResults { .. } => {

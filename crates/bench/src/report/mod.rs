@@ -18,3 +18,4 @@ pub(crate) mod results;
 pub(crate) mod section;
 pub(crate) mod stable_interval;
 pub(crate) mod table;
+pub(crate) mod text;

@@ -1,7 +1,7 @@
 //! `format_value`: the text of a number in a report.
 
-/// Formats a number: below 0.1 with two significant digits, and from 1000 as an integer with grouped thousands. Between
-/// these limits, `format_figure` formats it.
+/// Formats a number with two decimals below 10, one below 100, and none from 100: further digits would be noise. Below 0.1
+/// it has two significant digits, and from 1000 grouped thousands.
 pub(crate) fn format_value(value: f64) -> String {
     let size = value.abs();
     if size > 0.0 && size < 0.1 {
@@ -9,7 +9,11 @@ pub(crate) fn format_value(value: f64) -> String {
         return format!("{value:.decimals$}");
     }
     if !(1000.0..1e15).contains(&size) {
-        return crate::summary::table::format_figure(value);
+        return match size {
+            0.0..10.0 => format!("{value:.2}"),
+            10.0..100.0 => format!("{value:.1}"),
+            _ => format!("{value:.0}"),
+        };
     }
     let digits = format!("{size:.0}");
     let mut text = if value < 0.0 { "−".to_owned() } else { String::new() };

@@ -6,6 +6,10 @@ use super::stable_interval::StableInterval;
 use super::table::ReportTable;
 use crate::samples::Spread;
 
+/// The percentiles of a plot by percentiles.
+pub(crate) const PERCENTILES: [(&str, f64); 5] =
+    [("p10", 0.1), ("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("slowest", 1.0)];
+
 /// A plot of one or more series.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct ReportPlot {
@@ -105,6 +109,12 @@ impl ReportPlot {
     pub(crate) fn with_categories(mut self, categories: impl IntoIterator<Item = String>) -> Self {
         self.categories = categories.into_iter().collect();
         self
+    }
+
+    /// An empty plot of times by percentiles. `x` describes the percentiles.
+    pub(crate) fn by_percentiles(id: &str, title: &str, x: &str, unit: &str) -> Self {
+        Self::new(PlotKind::Percentiles, id, title, PlotAxis::new(x, ""), PlotAxis::new("time", unit))
+            .with_categories(PERCENTILES.map(|(name, _)| name.to_owned()))
     }
 
     /// Makes a plot with one bar for each row of a table and each of these columns, in the unit of the figures. The

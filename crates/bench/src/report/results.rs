@@ -60,7 +60,7 @@ impl ResultDirectory {
 ///
 /// # Errors
 /// Another document is not a result, or cannot be read.
-pub fn check_other_results(directory: &Path, is_replaced: impl Fn(&str) -> bool) -> Result<(), ReportError> {
+pub(crate) fn check_other_results(directory: &Path, is_replaced: impl Fn(&str) -> bool) -> Result<(), ReportError> {
     if !directory.exists() {
         return Ok(());
     }
@@ -123,7 +123,6 @@ mod tests {
     use std::fs;
 
     use super::{ReportError, ResultDirectory, check_other_results};
-    use crate::machine::MachineState;
     use crate::report::section::ReportSection;
 
     fn read(name: &str, text: &str) -> Result<ResultDirectory, ReportError> {
@@ -161,7 +160,7 @@ mod tests {
 
     #[test]
     fn a_row_of_another_length_is_refused() {
-        let mut section = ReportSection::new("fork", "Fork", "How long?", &MachineState::detect());
+        let mut section = ReportSection::new("fork", "Fork", "How long?");
         let columns = vec!["MiB".to_owned(), "pause".to_owned()];
         let (id, title, rows) = ("times".to_owned(), String::new(), vec![vec![]]);
         section.tables.push(crate::report::table::ReportTable { id, title, columns, rows });
@@ -171,7 +170,7 @@ mod tests {
 
     #[test]
     fn a_section_is_found_by_the_name_of_its_file() {
-        let section = ReportSection::new("fork", "Fork", "How long?", &MachineState::detect());
+        let section = ReportSection::new("fork", "Fork", "How long?");
         let document = serde_json::json!({ "benchmark": "fork", "section": section }).to_string();
         let results = read("fork-write.json", &document).unwrap();
         assert_eq!(results.find("fork-write"), Some(&section));

@@ -1,4 +1,4 @@
-//! `ReportSection`: the results of one run in the form that all benchmarks share. A summary makes the section. The JSON
+//! `ReportSection`: the results of one run in the form that all benchmarks share. A benchmark makes the section. The JSON
 //! document of the run contains it under the key `section`, from which `results` reads it.
 
 use serde::{Deserialize, Serialize};
@@ -29,13 +29,13 @@ pub(crate) struct ReportSection {
 
 impl ReportSection {
     /// An empty section of this run.
-    pub(crate) fn new(id: &str, title: impl Into<String>, question: &str, machine_state: &MachineState) -> Self {
+    pub(crate) fn new(id: &str, title: impl Into<String>, question: &str) -> Self {
         Self {
             version: SECTION_VERSION,
             id: id.to_owned(),
             title: title.into(),
             question: question.to_owned(),
-            context: RunContext::new(machine_state),
+            context: RunContext::new(&MachineState::detect()),
             tables: Vec::new(),
             plots: Vec::new(),
             notes: Vec::new(),
@@ -72,8 +72,27 @@ impl ReportSection {
     }
 }
 
-/// A summary that makes a section of a report.
-pub(crate) trait SectionSource {
-    /// Makes the section of this summary.
-    fn section(&self) -> ReportSection;
+#[cfg(test)]
+impl ReportSection {
+    /// The figure in this row and column of a table.
+    pub(crate) fn figure(&self, table: &str, row: &str, column: &str) -> &super::table::ReportFigure {
+        let table = self.tables.iter().find(|found| found.id == table).expect("a table");
+        let index = table.columns.iter().position(|name| name == column).expect("a column");
+        let row = table.rows.iter().find(|cells| cells[0].as_text() == Some(row)).expect("a row");
+        row[index].figure().expect("a figure")
+    }
+
+    /// Asserts that this section has each row of the published tables that its benchmark measures.
+    pub(crate) fn require_published_rows(&self) {
+        use super::coverage::PUBLISHED_TABLES;
+        use super::results::{NamedSection, ResultDirectory};
+        let sections = vec![NamedSection { name: self.id.clone(), section: self.clone() }];
+        let results = ResultDirectory { sections, suite: None };
+        let tables: Vec<_> = PUBLISHED_TABLES.iter().filter(|table| table.is_of(&self.id)).collect();
+        assert!(!tables.is_empty(), "{}", self.id);
+        for table in tables {
+            let rows = table.find_coverage(&results).map(|coverage| coverage.rows);
+            assert_eq!(rows, Some(table.rows), "{}", table.title);
+        }
+    }
 }

@@ -3,6 +3,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::number_text::format_value;
+use crate::figure::Figure;
 use crate::samples::Spread;
 
 /// A table of figures.
@@ -29,7 +31,7 @@ pub(crate) enum ReportCell {
 }
 
 /// Whether a lower figure is better.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum BetterDirection {
     Lower,
@@ -51,6 +53,9 @@ pub(crate) struct ReportFigure {
     pub(crate) floor: Option<f64>,
     /// A published figure, measured on other machines.
     pub(crate) reference: Option<f64>,
+    /// The median of farfork divided by the median of this floor or peer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) farfork_ratio: Option<f64>,
 }
 
 impl ReportTable {
@@ -108,12 +113,18 @@ impl ReportFigure {
 
     pub(crate) fn new(spread: Spread, unit: &str, better: BetterDirection) -> Self {
         let Spread { count, median, p10, p90 } = spread;
-        Self { median, p10, p90, samples: count, unit: unit.to_owned(), better, floor: None, reference: None }
+        let (floor, reference, farfork_ratio) = (None, None, None);
+        Self { median, p10, p90, samples: count, unit: unit.to_owned(), better, floor, reference, farfork_ratio }
     }
 
     /// A figure with a single sample.
     pub(crate) fn single(value: f64, unit: &str, better: BetterDirection) -> Self {
         Self::new(Spread { count: 1, median: value, p10: value, p90: value }, unit, better)
+    }
+
+    /// The samples of a figure.
+    pub(crate) fn of(figure: Figure, spread: Spread) -> Self {
+        Self::new(spread, figure.unit, figure.better)
     }
 
     #[must_use]
@@ -124,6 +135,24 @@ impl ReportFigure {
     #[must_use]
     pub(crate) fn with_reference(self, reference: Option<f64>) -> Self {
         Self { reference, ..self }
+    }
+
+    #[must_use]
+    pub(crate) fn with_farfork_ratio(self, farfork_ratio: Option<f64>) -> Self {
+        Self { farfork_ratio, ..self }
+    }
+
+    /// The text of a value with the unit of this figure. A count has no decimals.
+    pub(crate) fn number_text(&self, value: f64) -> String {
+        if self.unit.is_empty() && value.fract() == 0.0 { format!("{value}") } else { format_value(value) }
+    }
+
+    /// The spread, and the ratio of farfork's median to a floor; empty if there are neither.
+    pub(crate) fn detail_text(&self) -> String {
+        let has_spread = self.samples > 1 && self.p10 < self.p90;
+        let spread = has_spread.then(|| format!("{}–{}", format_value(self.p10), format_value(self.p90)));
+        let ratio = self.farfork_ratio.map(|ratio| format!("{} ×", format_value(ratio)));
+        spread.into_iter().chain(ratio).collect::<Vec<_>>().join("; ")
     }
 
     /// The median divided by the floor.

@@ -16,7 +16,7 @@ use tempfile::TempDir;
 
 use crate::error::BenchError;
 
-pub use remover::run_remover;
+pub(crate) use remover::run_remover;
 
 /// The usual parent of scratch directories. It is on the file system of the default run directory, because the file system
 /// affects the cost of a child. It is not /tmp, which is mounted noexec on some machines.

@@ -48,7 +48,7 @@ fn start(farfork: &Path) -> io::Result<ChildStdin> {
 ///
 /// # Errors
 /// Standard input cannot be read.
-pub fn run_remover(pid: i32) -> io::Result<()> {
+pub(crate) fn run_remover(pid: i32) -> io::Result<()> {
     let (mut input, mut directories) = (io::stdin().lock(), Vec::new());
     loop {
         let mut path = Vec::new();

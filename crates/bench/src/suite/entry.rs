@@ -31,7 +31,7 @@ pub(crate) const SUITE_ENTRIES: &[SuiteEntry] = &[
     entry("rpc", "bench rpc", "--runs 2 --client-seconds 0.3", "--runs 5"),
     entry("rpc-checksum", "bench rpc", "--checksum --threads 12 --clients 1,2,4,8,10 --runs 3 --client-seconds 0.3", "--checksum --threads 12 --clients 1,2,4,8,10 --runs 5"),
     entry("connect", "bench connect", "--runs 2 --seconds 0.2", "--runs 5 --seconds 1"),
-    entry("stress-fork", "stress fork", "--seconds 5", "--seconds 60").without_samples(),
+    entry("stress-fork", "stress fork", "--like-the-document --seconds 5", "--like-the-document --seconds 60").without_samples(),
     entry("stress-functions", "stress functions", "helloworld --seconds 5", "--seconds 60").without_samples(),
     entry("stress-rpc", "stress rpc", "--clients 10 --threads 12 --seconds 5", "--clients 10 --threads 12 --seconds 60").without_samples(),
     entry("stress-rpc-checksum", "stress rpc", "--checksum --clients 10 --threads 12 --seconds 5", "--checksum --clients 10 --threads 12 --seconds 60").without_samples(),
@@ -49,7 +49,7 @@ const fn entry(name: &'static str, command: &'static str, quick: &'static str, f
 
 /// The length of the suite's runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum SuiteScale {
+pub(crate) enum SuiteScale {
     /// At most ten minutes and 16 GiB on two processors.
     Quick,
     /// Several times as long.
@@ -88,7 +88,7 @@ impl SuiteEntry {
 }
 
 /// The names of all benchmarks.
-pub fn suite_names() -> impl Iterator<Item = &'static str> {
+pub(crate) fn suite_names() -> impl Iterator<Item = &'static str> {
     SUITE_ENTRIES.iter().map(|entry| entry.name)
 }
 
@@ -105,6 +105,9 @@ mod tests {
         let arguments = fork.arguments(SuiteScale::Full);
         assert_eq!(arguments, ["bench", "fork", "--write", "--json", "--samples", "fork-write.jsonl"]);
         let stress = SUITE_ENTRIES.iter().find(|entry| entry.name == "stress-fork").unwrap();
-        assert_eq!(stress.arguments(SuiteScale::Quick), ["stress", "fork", "--seconds", "5", "--json"]);
+        assert_eq!(
+            stress.arguments(SuiteScale::Quick),
+            ["stress", "fork", "--like-the-document", "--seconds", "5", "--json"]
+        );
     }
 }

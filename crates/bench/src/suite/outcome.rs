@@ -13,37 +13,37 @@ pub(crate) const SUITE_FILE: &str = "suite";
 
 /// How all benchmarks ended.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct SuiteOutcome {
+pub(crate) struct SuiteOutcome {
     /// The benchmarks, in the order in which they ran.
-    pub runs: Vec<SuiteRunOutcome>,
+    pub(crate) runs: Vec<SuiteRunOutcome>,
 }
 
 /// How one benchmark ended.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct SuiteRunOutcome {
+pub(crate) struct SuiteRunOutcome {
     /// The benchmark.
-    pub name: String,
+    pub(crate) name: String,
     /// Its command line.
-    pub command: String,
+    pub(crate) command: String,
     /// The time that it took, in seconds.
-    pub seconds: f64,
+    pub(crate) seconds: f64,
     /// Why the benchmark failed; `None` if it did not.
-    pub failure: Option<String>,
+    pub(crate) failure: Option<String>,
 }
 
 impl SuiteOutcome {
     /// Whether any benchmark failed.
-    pub fn has_failures(&self) -> bool {
+    pub(crate) fn has_failures(&self) -> bool {
         self.failures().next().is_some()
     }
 
     /// The benchmarks that failed.
-    pub fn failures(&self) -> impl Iterator<Item = &SuiteRunOutcome> {
+    pub(crate) fn failures(&self) -> impl Iterator<Item = &SuiteRunOutcome> {
         self.runs.iter().filter(|run| run.failure.is_some())
     }
 
     /// The time of all benchmarks, in seconds.
-    pub fn seconds(&self) -> f64 {
+    pub(crate) fn seconds(&self) -> f64 {
         self.runs.iter().map(|run| run.seconds).sum()
     }
 

@@ -15,18 +15,18 @@ use crate::report::context::command_line;
 
 /// The benchmarks to run, and where their results are written.
 #[derive(Debug, Clone)]
-pub struct SuiteParameters {
+pub(crate) struct SuiteParameters {
     /// The length of the runs.
-    pub scale: SuiteScale,
+    pub(crate) scale: SuiteScale,
     /// Names of benchmarks; all if empty.
-    pub only: Vec<String>,
+    pub(crate) only: Vec<String>,
     /// The directory of the results. It is created.
-    pub directory: PathBuf,
+    pub(crate) directory: PathBuf,
 }
 
 impl SuiteParameters {
     /// Whether the benchmark with this name is run.
-    pub fn includes(&self, name: &str) -> bool {
+    pub(crate) fn includes(&self, name: &str) -> bool {
         let is_wanted = self.only.is_empty() || self.only.iter().any(|wanted| wanted == name);
         is_wanted && SUITE_ENTRIES.iter().any(|entry| entry.name == name)
     }
@@ -34,7 +34,7 @@ impl SuiteParameters {
 
 /// An event to show to the user.
 #[derive(Debug)]
-pub enum SuiteEvent<'a> {
+pub(crate) enum SuiteEvent<'a> {
     /// A benchmark starts.
     Started {
         /// Its number, from 1.
@@ -56,7 +56,7 @@ pub enum SuiteEvent<'a> {
 ///
 /// # Errors
 /// [`BenchError::Interrupted`], or the directory cannot be written.
-pub fn run_suite(
+pub(crate) fn run_suite(
     plan: &SuiteParameters,
     program: &Path,
     is_interrupted: &dyn Fn() -> bool,

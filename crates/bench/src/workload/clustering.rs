@@ -10,7 +10,7 @@ use fastrand::Rng;
 use serde::{Deserialize, Serialize};
 
 use crate::embedded_program::ChildProgram;
-use crate::endpoint::stdout::print_line;
+use crate::endpoint::print_line;
 use crate::error::BenchError;
 use crate::workload::VOLUME_PROCESS;
 
@@ -66,7 +66,7 @@ impl ClusteringProcesses {
 ///
 /// # Errors
 /// The specification is invalid, or the process cannot read or print.
-pub fn run_clustering(spec: &str) -> io::Result<()> {
+pub(crate) fn run_clustering(spec: &str) -> io::Result<()> {
     let spec: ClusteringSpec = serde_json::from_str(spec)?;
     print_line("ready")?;
     io::stdin().read_exact(&mut [0])?;

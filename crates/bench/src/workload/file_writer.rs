@@ -3,18 +3,51 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use clap::ValueEnum;
+use fastrand::Rng;
 use serde::{Deserialize, Serialize};
 
 use crate::embedded_program::ChildProgram;
-use crate::endpoint::stdout::print_line;
+use crate::endpoint::print_line;
 use crate::error::BenchError;
 use crate::workload::VOLUME_PROCESS;
 
 /// The kind of the process, and its name in errors.
 const WRITER: &str = "file-writer";
+
+/// The operations on a file, by their names in the program that published the reference figures.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum FileAccess {
+    /// Sequential writes.
+    #[value(name = "sw")]
+    SequentialWrite,
+    /// Sequential reads.
+    #[value(name = "sr")]
+    SequentialRead,
+    /// Reads at random offsets.
+    #[value(name = "rr")]
+    RandomRead,
+    /// Writes at random offsets.
+    #[value(name = "rw")]
+    RandomWrite,
+}
+
+impl FileAccess {
+    /// The text for people.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::SequentialWrite => "sequential writes",
+            Self::SequentialRead => "sequential reads",
+            Self::RandomRead => "random reads",
+            Self::RandomWrite => "random writes",
+        }
+    }
+}
 
 /// The file of a writer, and its operations.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -23,9 +56,13 @@ pub(crate) struct FileWriterSpec {
     pub(crate) path: PathBuf,
     pub(crate) operation_bytes: u64,
     pub(crate) operations: u64,
+    pub(crate) access: FileAccess,
     /// Whether to call fsync(2) after each write, or only at the end.
     pub(crate) syncs_each: bool,
 }
+
+/// Random offsets are multiples of this number of bytes.
+const OFFSET_BYTES: u64 = 4096;
 
 /// The times of a writer, in ns.
 #[derive(Debug, Clone, Copy)]
@@ -90,7 +127,7 @@ fn read_result(writer: &mut ChildProgram) -> Result<FileWriterResult, BenchError
 ///
 /// # Errors
 /// The specification is invalid, or the result cannot be printed. Any other failure is printed.
-pub fn run_file_writer(spec: &str) -> io::Result<()> {
+pub(crate) fn run_file_writer(spec: &str) -> io::Result<()> {
     let spec: FileWriterSpec = serde_json::from_str(spec)?;
     match write_file(&spec) {
         Err(error) => print_line(&format!("failed {}: {error}", spec.path.display())),
@@ -102,7 +139,12 @@ pub fn run_file_writer(spec: &str) -> io::Result<()> {
 }
 
 fn write_file(spec: &FileWriterSpec) -> io::Result<FileWriterResult> {
-    let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(&spec.path)?;
+    let mut file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(&spec.path)?;
+    if spec.access != FileAccess::SequentialWrite {
+        let data = vec![b'0'; spec.operation_bytes as usize];
+        (0..spec.operations).try_for_each(|_| file.write_all(&data))?;
+        file.sync_all()?;
+    }
     print_line("ready")?;
     io::stdin().read_exact(&mut [0])?;
     write_operations(file, spec)
@@ -110,14 +152,22 @@ fn write_file(spec: &FileWriterSpec) -> io::Result<FileWriterResult> {
 
 fn write_operations(mut file: File, spec: &FileWriterSpec) -> io::Result<FileWriterResult> {
     // Digits, as in the program that published the reference figures. They are compressible.
-    let data: Vec<u8> = (0..spec.operation_bytes).map(|index| b'0' + (index % 10) as u8).collect();
+    let mut data: Vec<u8> = (0..spec.operation_bytes).map(|index| b'0' + (index % 10) as u8).collect();
     let mut times = Vec::with_capacity(spec.operations as usize);
     let mut sync_total = 0;
     let started = Instant::now();
-    for _ in 0..spec.operations {
+    let mut random = Rng::with_seed(spec.operations);
+    let pages = (spec.operations * spec.operation_bytes).saturating_sub(spec.operation_bytes) / OFFSET_BYTES;
+    for index in 0..spec.operations {
         let began = Instant::now();
-        file.write_all(&data)?;
-        if spec.syncs_each {
+        match spec.access {
+            FileAccess::SequentialWrite => file.write_all(&data)?,
+            FileAccess::SequentialRead => file.read_exact_at(&mut data, index * spec.operation_bytes)?,
+            FileAccess::RandomRead => file.read_exact_at(&mut data, random.u64(0..=pages) * OFFSET_BYTES)?,
+            FileAccess::RandomWrite => file.write_all_at(&data, random.u64(0..=pages) * OFFSET_BYTES)?,
+        }
+        let writes = matches!(spec.access, FileAccess::SequentialWrite | FileAccess::RandomWrite);
+        if spec.syncs_each && writes {
             let written = Instant::now();
             file.sync_all()?;
             sync_total += written.elapsed().as_nanos() as u64;
@@ -144,12 +194,22 @@ mod tests {
     #[test]
     fn each_operation_is_written_and_timed() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        let spec =
-            FileWriterSpec { path: file.path().to_owned(), operation_bytes: 25, operations: 4, syncs_each: true };
+        let spec = FileWriterSpec {
+            path: file.path().to_owned(),
+            operation_bytes: 25,
+            operations: 4,
+            access: FileAccess::SequentialWrite,
+            syncs_each: true,
+        };
         let result = write_operations(file.reopen().unwrap(), &spec).unwrap();
         let written = std::fs::read(file.path()).unwrap();
         assert_eq!((written.len(), &written[..25]), (100, &b"0123456789012345678901234"[..]));
         let mean = result.operation.mean;
         assert!(0 < result.sync_mean && result.sync_mean <= mean && mean <= result.total, "{result:?}");
+        for access in [FileAccess::SequentialRead, FileAccess::RandomRead, FileAccess::RandomWrite] {
+            let result = write_operations(file.reopen().unwrap(), &FileWriterSpec { access, ..spec.clone() }).unwrap();
+            assert_eq!(result.sync_mean > 0, access == FileAccess::RandomWrite, "{access:?}: {result:?}");
+            assert_eq!(std::fs::read(file.path()).unwrap().len(), 100, "{access:?}");
+        }
     }
 }

@@ -6,11 +6,12 @@ use std::io::{self, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use clap::ValueEnum;
 use fastrand::Rng;
 use serde::{Deserialize, Serialize};
 
 use crate::embedded_program::ChildProgram;
-use crate::endpoint::stdout::print_line;
+use crate::endpoint::print_line;
 use crate::error::BenchError;
 use crate::workload::VOLUME_PROCESS;
 
@@ -26,7 +27,7 @@ const APPEND_BYTES_MAX: usize = 16 << 10;
 const READ_BYTES: usize = 1 << 20;
 
 /// A loop of operations.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 pub(crate) enum FilebenchLoop {
     /// A mail server: delete, create, append and sync, read and append and sync, read.
     Varmail,
@@ -53,6 +54,8 @@ pub(crate) struct FilebenchSpec {
     /// Number of files in the set.
     pub(crate) files: u64,
     pub(crate) seconds: f64,
+    /// Whether all files and appends have the same size.
+    pub(crate) has_constant_sizes: bool,
 }
 
 /// Totals of one second of a process.
@@ -102,7 +105,7 @@ fn interval_count(seconds: f64) -> u32 {
 ///
 /// # Errors
 /// The specification is invalid, or the failure cannot be printed.
-pub fn run_filebench(spec: &str) -> io::Result<()> {
+pub(crate) fn run_filebench(spec: &str) -> io::Result<()> {
     let spec: FilebenchSpec = serde_json::from_str(spec)?;
     match work(&spec) {
         Err(error) => print_line(&format!("failed {error}")),
@@ -171,6 +174,7 @@ struct FileSet {
     existing: Vec<u64>,
     missing: Vec<u64>,
     file_bytes: usize,
+    has_constant_sizes: bool,
     data: Vec<u8>,
     random: Rng,
     times: OperationTimes,
@@ -185,6 +189,7 @@ impl FileSet {
             existing: (0..existing).collect(),
             missing: (existing..spec.files.max(existing + 1)).collect(),
             file_bytes,
+            has_constant_sizes: spec.has_constant_sizes,
             data: vec![b'x'; 2 * file_bytes.max(APPEND_BYTES_MAX)],
             random: Rng::with_seed(spec.files),
             times: OperationTimes::start(),
@@ -200,8 +205,11 @@ impl FileSet {
         self.directory.join(format!("{number:08}"))
     }
 
-    /// A random size between half of the mean size and one and a half times the mean.
+    /// The mean size, or a random size between half of the mean size and one and a half times the mean.
     fn size(&mut self) -> usize {
+        if self.has_constant_sizes {
+            return self.file_bytes;
+        }
         self.file_bytes / 2 + self.random.usize(0..=self.file_bytes)
     }
 
@@ -303,7 +311,13 @@ mod tests {
     fn loops_keep_their_file_count_and_count_operations() {
         for (operations, count) in [(FilebenchLoop::Varmail, 13), (FilebenchLoop::Fileserver, 11)] {
             let directory = tempfile::tempdir().unwrap();
-            let spec = FilebenchSpec { operations, directory: directory.path().to_owned(), files: 20, seconds: 1.0 };
+            let spec = FilebenchSpec {
+                operations,
+                directory: directory.path().to_owned(),
+                files: 20,
+                seconds: 1.0,
+                has_constant_sizes: false,
+            };
             let mut set = FileSet::create(&spec).unwrap();
             for _ in 0..10 {
                 set.run_loop(operations).unwrap();

@@ -15,7 +15,7 @@ use crate::error::BenchError;
 /// A program to fork children of.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum ForkWorkload {
+pub(crate) enum ForkWorkload {
     /// A C++ program with this much private memory. Each child touches four pages and computes a value from them.
     Sparse {
         /// Private memory, in MiB.
@@ -48,7 +48,7 @@ enum WorkloadProgram {
 
 impl ForkWorkload {
     /// The name of the workload in summaries.
-    pub fn name(&self) -> &str {
+    pub(crate) fn name(&self) -> &str {
         match self {
             Self::Sparse { .. } => SPARSE.name,
             Self::Function { source, .. } => &source.name,
@@ -56,7 +56,7 @@ impl ForkWorkload {
     }
 
     /// Whether it is a Python function.
-    pub fn is_function(&self) -> bool {
+    pub(crate) fn is_function(&self) -> bool {
         matches!(self, Self::Function { .. })
     }
 

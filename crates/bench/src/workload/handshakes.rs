@@ -3,6 +3,7 @@
 
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -11,9 +12,9 @@ use farfork_trust::{AuthenticatedStream, Credentials, Encryption};
 use farfork_wire::NodeName;
 use rustix::net::sockopt::set_socket_linger;
 
-use crate::endpoint::counts::{Latencies, new_latencies};
 use crate::endpoint::specification::SERVER;
-use crate::endpoint::stdout::{announce_port, print_line};
+use crate::endpoint::{Latencies, new_latencies};
+use crate::endpoint::{announce_port, print_line};
 
 /// The request of a connection, and its answer.
 const REQUEST: [u8; 1] = [1];
@@ -67,21 +68,23 @@ fn receive(session: &mut AuthenticatedStream<impl Read + Write>, expected: [u8; 
     }
 }
 
-/// In each thread, connects and closes repeatedly for the time `run`. Prints the number of connections and their
-/// latencies.
+/// In each thread, connects and closes repeatedly for the time `run`. Prints the number of connections of each second and
+/// the sum of their times, and at the end the number of all and their latencies.
 pub(crate) fn run_client(
     to: SocketAddr,
     threads: usize,
     run: Duration,
     credentials: Option<&Credentials>,
 ) -> io::Result<()> {
-    let gate = Arc::new(Barrier::new(threads + 1));
+    let (gate, totals) = (Arc::new(Barrier::new(threads + 1)), Arc::<ConnectionTotals>::default());
     let start = |_| {
-        let (gate, credentials) = (Arc::clone(&gate), credentials.cloned());
+        let (gate, credentials, totals) = (Arc::clone(&gate), credentials.cloned(), Arc::clone(&totals));
         thread::spawn(move || {
             let name = NodeName::new(SERVER).map_err(io::Error::other)?;
             gate.wait();
-            connect_repeatedly(run, || connect(to, credentials.as_ref().map(|credentials| (credentials, &name))))
+            connect_repeatedly(run, &totals, || {
+                connect(to, credentials.as_ref().map(|credentials| (credentials, &name)))
+            })
         })
     };
     let threads: Vec<_> = (0..threads).map(start).collect();
@@ -89,21 +92,40 @@ pub(crate) fn run_client(
     io::stdin().read_exact(&mut [0])?;
     gate.wait();
     let (began, mut latencies) = (Instant::now(), new_latencies());
+    for second in 1..=run.as_secs() {
+        thread::sleep((Duration::from_secs(second)).saturating_sub(began.elapsed()));
+        let [connections, ns] = [&totals.connections, &totals.ns].map(|total| total.swap(0, Ordering::Relaxed));
+        print_line(&format!("interval {connections} {ns}"))?;
+    }
     for thread in threads {
         let own = thread.join().map_err(|_| io::Error::other("a client's thread panicked"))??;
         latencies.add(own).map_err(io::Error::other)?;
     }
     let elapsed = began.elapsed();
     let [p50, p99] = [0.5, 0.99].map(|quantile| latencies.value_at_quantile(quantile));
-    print_line(&format!("done {} {} {p50} {p99}", latencies.len(), elapsed.as_nanos()))
+    print_line(&format!("done {} {} {p50} {p99} {:.0}", latencies.len(), elapsed.as_nanos(), latencies.mean()))
 }
 
-fn connect_repeatedly(run: Duration, mut connect: impl FnMut() -> io::Result<TcpStream>) -> io::Result<Latencies> {
+/// The connections of all threads in the present second, and the sum of their times.
+#[derive(Debug, Default)]
+struct ConnectionTotals {
+    connections: AtomicU64,
+    ns: AtomicU64,
+}
+
+fn connect_repeatedly(
+    run: Duration,
+    totals: &ConnectionTotals,
+    mut connect: impl FnMut() -> io::Result<TcpStream>,
+) -> io::Result<Latencies> {
     let (began, mut latencies) = (Instant::now(), new_latencies());
     let mut before = began;
     while before - began < run {
         let stream = connect()?;
-        latencies.saturating_record(before.elapsed().as_nanos() as u64);
+        let ns = before.elapsed().as_nanos() as u64;
+        latencies.saturating_record(ns);
+        totals.connections.fetch_add(1, Ordering::Relaxed);
+        totals.ns.fetch_add(ns, Ordering::Relaxed);
         // Close the connection with a reset, so that no port remains in TIME_WAIT. Otherwise the client would run out of
         // ports within seconds.
         set_socket_linger(&stream, Some(Duration::ZERO))?;

@@ -3,9 +3,11 @@
 use std::path::Path;
 use std::process::Command;
 
+use clap::ValueEnum;
+
 use crate::embedded_program::{ChildProgram, EmbeddedProgram};
 use crate::error::BenchError;
-use crate::parameters::volume::VolumeFigure;
+use crate::figure::Figure;
 
 /// The program.
 pub(crate) const LEVELDB: EmbeddedProgram =
@@ -15,19 +17,25 @@ pub(crate) const LEVELDB: EmbeddedProgram =
 pub(crate) const VALUE_BYTES: u64 = 1024;
 
 /// A workload. Reads use the database of the sequential fill.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum LeveldbWorkload {
     /// Writes keys in order.
+    #[value(name = "fillseq")]
     FillSequential,
     /// Reads all keys in order.
+    #[value(name = "readseq")]
     ReadSequential,
     /// Reads random keys.
+    #[value(name = "readrandom")]
     ReadRandom,
     /// Reads random keys of the first hundredth.
+    #[value(name = "readhot")]
     ReadHot,
     /// Writes random keys.
+    #[value(name = "fillrandom")]
     FillRandom,
     /// Writes random keys, each synced.
+    #[value(name = "fillsync")]
     FillSync,
 }
 
@@ -49,19 +57,20 @@ impl LeveldbWorkload {
     }
 
     /// The figure for the mean time of the workload's operations.
-    pub(crate) fn figure(self) -> VolumeFigure {
-        match self {
-            Self::FillSequential => VolumeFigure::FillseqUs,
-            Self::ReadSequential => VolumeFigure::ReadseqUs,
-            Self::ReadRandom => VolumeFigure::ReadrandomUs,
-            Self::ReadHot => VolumeFigure::ReadhotUs,
-            Self::FillRandom => VolumeFigure::FillrandomUs,
-            Self::FillSync => VolumeFigure::FillsyncUs,
-        }
+    pub(crate) fn figure(self) -> Figure {
+        let key = match self {
+            Self::FillSequential => "fillseq_us",
+            Self::ReadSequential => "readseq_us",
+            Self::ReadRandom => "readrandom_us",
+            Self::ReadHot => "readhot_us",
+            Self::FillRandom => "fillrandom_us",
+            Self::FillSync => "fillsync_us",
+        };
+        Figure::lower(key, self.name(), "µs")
     }
 }
 
-/// Runs all workloads in an empty directory. Returns the mean time of an operation of each, in µs. `program` is
+/// Runs these workloads in an empty directory, after the sequential fill. Returns the mean time of an operation of each, in µs. `program` is
 /// [`LEVELDB`], installed.
 ///
 /// # Errors
@@ -71,15 +80,21 @@ pub(crate) fn run_leveldb(
     directory: &Path,
     entries: u64,
     synced_entries: u64,
-) -> Result<Vec<(VolumeFigure, f64)>, BenchError> {
+    workloads: &[LeveldbWorkload],
+) -> Result<Vec<(Figure, f64)>, BenchError> {
     let mut command = Command::new(program);
     command.arg(directory).args([entries.to_string(), synced_entries.to_string()]);
     let mut process = ChildProgram::start(LEVELDB.name, &command)?;
     let [] = process.read_answer("ready")?;
-    let measure = |workload: LeveldbWorkload| {
+    let mut measure = |workload: LeveldbWorkload| -> Result<(Figure, f64), BenchError> {
         process.send_text(&format!("{}\n", workload.name()))?;
         let [ns, operations] = process.read_answer("took")?;
         Ok((workload.figure(), ns as f64 / 1e3 / operations as f64))
     };
-    LeveldbWorkload::ALL.into_iter().map(measure).collect()
+    let all = LeveldbWorkload::ALL.into_iter();
+    let is_run =
+        |workload: &LeveldbWorkload| *workload == LeveldbWorkload::FillSequential || workloads.contains(workload);
+    let figures = all.filter(is_run).map(|workload| Ok((workload, measure(workload)?)));
+    let figures = figures.collect::<Result<Vec<_>, BenchError>>()?.into_iter();
+    Ok(figures.filter(|(workload, _)| workloads.contains(workload)).map(|(_, figure)| figure).collect())
 }

@@ -29,7 +29,7 @@ pub(crate) const PAGE_BYTES: u64 = 4096;
 /// The order in which pages are touched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum TouchOrder {
+pub(crate) enum TouchOrder {
     /// Each page once, in an order that readahead cannot predict.
     Random,
     /// From the first to the last.
@@ -39,7 +39,7 @@ pub enum TouchOrder {
 /// The kind of access in a touch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum TouchAccess {
+pub(crate) enum TouchAccess {
     /// Reads a word of the page.
     Read,
     /// Changes a word of the page.
@@ -49,7 +49,7 @@ pub enum TouchAccess {
 /// The page size of the memory, if the machine supports it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum PageSize {
+pub(crate) enum PageSize {
     /// Small pages, of 4 KiB.
     Small,
     /// Huge pages, of 2 MiB.

@@ -1,7 +1,6 @@
 //! The measured programs and loads. Each has one file, next to its C++ program if it has one.
 
 pub(crate) mod child_task;
-pub(crate) mod churn;
 pub(crate) mod clustering;
 pub(crate) mod file_writer;
 pub(crate) mod filebench;
@@ -14,7 +13,6 @@ pub(crate) mod micro;
 pub(crate) mod page_touch;
 pub(crate) mod parent;
 pub(crate) mod parent_root;
-pub(crate) mod process_tree;
 pub(crate) mod rpc_load;
 pub(crate) mod sparse;
 pub(crate) mod warm_function;

@@ -19,9 +19,9 @@ use farfork_rpc::{
 use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};
 
-use crate::endpoint::counts::{CallCounts, Latencies, new_latencies};
+use crate::endpoint::announce_port;
 use crate::endpoint::specification::{ClientLoad, ClientOptions};
-use crate::endpoint::stdout::announce_port;
+use crate::endpoint::{CallCounts, Latencies, new_latencies};
 
 /// The method with empty answers.
 const METHOD_EMPTY: u32 = 778;

@@ -19,7 +19,7 @@ const STEPS: &str = "steps";
 /// A program whose children are paused between requests.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum WarmWorkload {
+pub(crate) enum WarmWorkload {
     /// A C++ program whose function computes a number of steps.
     Steps {
         /// Steps of each call.
@@ -61,7 +61,7 @@ pub(crate) enum ExpectedValue {
 
 impl WarmWorkload {
     /// The name of the workload in summaries.
-    pub fn name(&self) -> &str {
+    pub(crate) fn name(&self) -> &str {
         match self {
             Self::Steps { .. } => STEPS,
             Self::Function { source, .. } => &source.name,

@@ -2,7 +2,7 @@
 
 /// Why CRIU cannot be measured.
 #[derive(Debug, thiserror::Error)]
-pub enum CriuError {
+pub(crate) enum CriuError {
     /// CRIU is not installed.
     #[error("criu is not installed: on Debian, `apt-get install criu`, as root")]
     Missing,

@@ -127,9 +127,7 @@ fn cell_text(kind: GridColumnKind, cell: &ReportCell, shape: &ColumnShape, other
         ReportCell::Text(_) | ReportCell::Missing => return GridCell::default(),
     };
     let number = |value: f64| match &shape.unit {
-        // A count has no decimals.
-        Some(unit) if unit.is_empty() && value.fract() == 0.0 => format!("{value}"),
-        Some(_) => format_value(value),
+        Some(_) => figure.number_text(value),
         None => format!("{} {}", format_value(value), figure.unit),
     };
     let compared = |value: Option<f64>, ratio: Option<f64>| GridCell {
@@ -139,9 +137,7 @@ fn cell_text(kind: GridColumnKind, cell: &ReportCell, shape: &ColumnShape, other
     };
     match kind {
         GridColumnKind::Text | GridColumnKind::Figure => {
-            let spread = format!("{}–{}", format_value(figure.p10), format_value(figure.p90));
-            let detail = if figure.samples > 1 && figure.p10 < figure.p90 { spread } else { String::new() };
-            GridCell { main: number(figure.median), detail, verdict: None }
+            GridCell { main: number(figure.median), detail: figure.detail_text(), verdict: None }
         }
         GridColumnKind::Floor => compared(figure.floor, figure.floor_ratio()),
         GridColumnKind::Reference => compared(figure.reference, figure.reference_ratio()),

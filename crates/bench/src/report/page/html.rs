@@ -5,7 +5,7 @@ use maud::{DOCTYPE, Markup, PreEscaped, html};
 use super::grid::{GridCell, GridColumn, GridColumnKind, TableGrid};
 use super::{ReportSource, RunOrigin, duration_text, section_anchor};
 use crate::report::comparison::{COMPARISON_RULE, ComparisonVerdict};
-use crate::report::coverage::PUBLISHED_TABLES;
+use crate::report::coverage::{PUBLISHED_TABLES, WITHOUT_COUNTERPART};
 use crate::report::drawing::draw_plot;
 use crate::report::error::ReportError;
 use crate::report::results::NamedSection;
@@ -119,6 +119,7 @@ fn coverage_markup(source: ReportSource<'_>) -> Markup {
                     }
                 }
             }
+            ul class="notes" { @for (option, reason) in WITHOUT_COUNTERPART { li { (option) ": " (reason) } } }
         }
     }
 }

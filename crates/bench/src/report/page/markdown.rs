@@ -3,7 +3,7 @@
 use super::grid::{GridCell, TableGrid};
 use super::{PLOTS_DIRECTORY, ReportSource, RunOrigin, duration_text, plot_file, section_anchor};
 use crate::report::comparison::COMPARISON_RULE;
-use crate::report::coverage::PUBLISHED_TABLES;
+use crate::report::coverage::{PUBLISHED_TABLES, WITHOUT_COUNTERPART};
 use crate::report::results::NamedSection;
 
 /// Renders the report.
@@ -49,6 +49,10 @@ fn coverage_text(source: ReportSource<'_>) -> String {
         };
         text += &format!("| {} | {rows} of {} | {} |\n", table.title, table.rows, escape(&place));
     }
+    for (option, reason) in WITHOUT_COUNTERPART {
+        text += &format!("\n- {}: {reason}", escape(option));
+    }
+    text.push('\n');
     text
 }
 

@@ -47,11 +47,11 @@ impl OtherRun<'_> {
 
 /// The files of a report.
 #[derive(Debug)]
-pub struct ReportFiles {
+pub(crate) struct ReportFiles {
     /// The page.
-    pub html: PathBuf,
+    pub(crate) html: PathBuf,
     /// The tables.
-    pub markdown: PathBuf,
+    pub(crate) markdown: PathBuf,
 }
 
 /// The distinct machines, kernels and commits of all runs. Runs that were added to the directory may differ in these.
@@ -88,7 +88,7 @@ fn join_distinct<'a>(texts: impl Iterator<Item = &'a str>) -> String {
 ///
 /// # Errors
 /// Results cannot be read, or pages cannot be written.
-pub fn write_report(directory: &Path, against: Option<&Path>) -> Result<ReportFiles, ReportError> {
+pub(crate) fn write_report(directory: &Path, against: Option<&Path>) -> Result<ReportFiles, ReportError> {
     let results = ResultDirectory::read(directory)?;
     let read_other = |directory| Ok(OtherRun { results: ResultDirectory::read(directory)?, directory });
     let other = against.map(read_other).transpose()?;
@@ -151,7 +151,6 @@ mod tests {
     use std::fs;
 
     use super::{duration_text, join_distinct, plot_file, write_report};
-    use crate::machine::MachineState;
     use crate::report::plot::{PlotAxis, PlotKind, PlotPoint, ReportPlot, SeriesRole};
     use crate::report::section::ReportSection;
     use crate::report::table::{ReportCell, ReportFigure, ReportTable};
@@ -166,15 +165,10 @@ mod tests {
         let (x, y) = (PlotAxis::new("size", "MiB"), PlotAxis::new("time", "ms"));
         let points = [PlotPoint::of_spread(1.0, spread)];
         let plot = ReportPlot::new(PlotKind::BySize, "../p", "Plot </svg>", x, y);
-        ReportSection::new(
-            "fork",
-            "Fork & <i>",
-            "How \"long\"?",
-            &MachineState { load_average: 0.5, ..MachineState::detect() },
-        )
-        .with_table(table)
-        .with_plot(plot.with_series("<own>", SeriesRole::Measured, points))
-        .with_note("A note <img src=x>.")
+        ReportSection::new("fork", "Fork & <i>", "How \"long\"?")
+            .with_table(table)
+            .with_plot(plot.with_series("<own>", SeriesRole::Measured, points))
+            .with_note("A note <img src=x>.")
     }
 
     fn results(median: f64) -> tempfile::TempDir {

@@ -2,6 +2,7 @@
 //! modelled on those of the MITOSIS artifact. A user may name a file of their own. `runner.py` runs them.
 
 pub(crate) mod environment;
+pub(crate) mod failures;
 
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
@@ -48,18 +49,18 @@ const EMBEDDED: [(&str, &str, &str); 9] = [
 
 /// A function to measure.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct FunctionSource {
+pub(crate) struct FunctionSource {
     /// The name of the function in the summary: `json` for an embedded function, `mine.py:work` for a user's.
-    pub name: String,
+    pub(crate) name: String,
     /// The user's file; `None` for an embedded function.
-    pub file: Option<PathBuf>,
+    pub(crate) file: Option<PathBuf>,
     /// The name of the handler in the file.
-    pub handler: String,
+    pub(crate) handler: String,
 }
 
 impl FunctionSource {
     /// All embedded functions.
-    pub fn embedded() -> Vec<Self> {
+    pub(crate) fn embedded() -> Vec<Self> {
         EMBEDDED.iter().map(|(name, ..)| Self::from_embedded(name)).collect()
     }
 
@@ -67,7 +68,7 @@ impl FunctionSource {
     ///
     /// # Errors
     /// The text has another form. The message says which forms are valid.
-    pub fn parse(text: &str) -> Result<Self, String> {
+    pub(crate) fn parse(text: &str) -> Result<Self, String> {
         if EMBEDDED.iter().any(|(name, ..)| *name == text) {
             return Ok(Self::from_embedded(text));
         }
@@ -89,12 +90,12 @@ impl FunctionSource {
     }
 
     /// The distinct functions of a command line, or all embedded functions if it names none.
-    pub fn distinct_or_embedded(named: Vec<Self>) -> Vec<Self> {
+    pub(crate) fn distinct_or_embedded(named: Vec<Self>) -> Vec<Self> {
         if named.is_empty() { Self::embedded() } else { Self::make_distinct(named) }
     }
 
     /// Removes repeated functions. Different functions with one name are named by their whole path.
-    pub fn make_distinct(sources: Vec<Self>) -> Vec<Self> {
+    pub(crate) fn make_distinct(sources: Vec<Self>) -> Vec<Self> {
         let mut distinct: Vec<Self> = Vec::new();
         for source in sources {
             if !distinct.contains(&source) {
@@ -136,7 +137,7 @@ impl fmt::Display for FunctionSource {
 
 /// How the processes that run functions are started.
 #[derive(Debug, Clone)]
-pub struct FunctionOptions {
+pub(crate) struct FunctionOptions {
     /// The Python; `None` for `python3` for a user's file, and an environment with packages for embedded functions.
     python: Option<PathBuf>,
     /// Time limit for loading a file, and for each call.
@@ -154,7 +155,7 @@ impl FunctionOptions {
     ///
     /// # Errors
     /// The program does not run Python code.
-    pub fn new(python: Option<PathBuf>, call_limit: Option<Duration>) -> Result<Self, BenchError> {
+    pub(crate) fn new(python: Option<PathBuf>, call_limit: Option<Duration>) -> Result<Self, BenchError> {
         let usual = Self::default();
         match python {
             Some(path) if !is_python(&path) => Err(BenchError::NoPython { path }),
@@ -163,7 +164,7 @@ impl FunctionOptions {
     }
 
     /// As [`Self::new`], for parents with a root of their own, in which the Python is.
-    pub fn in_root(python: Option<PathBuf>, call_limit: Option<Duration>) -> Self {
+    pub(crate) fn in_root(python: Option<PathBuf>, call_limit: Option<Duration>) -> Self {
         Self { python, call_limit: call_limit.unwrap_or(Self::default().call_limit) }
     }
 

@@ -265,3 +265,22 @@ fn require_errors(functions: &[FailingFunction<'_>], options: &[&str]) {
         }
     }
 }
+
+/// Runs with and without zygotes. Each run counts the children of every second and of every client.
+pub(super) fn counts_peak() {
+    let python = programs::python().display().to_string();
+    let arguments = ["helloworld", "--nodes", "1", "--clients", "2", "--seconds", "3", "--python", &python];
+    let document = run_benchmark("peak", &arguments);
+    let runs = document["runs"].as_array().expect("a list of runs");
+    let names: Vec<_> = runs.iter().map(|run| run["case"]["workload"].as_str().expect("a name")).collect();
+    assert_eq!(names, ["helloworld"; 2], "{document}");
+    for run in runs {
+        assert_eq!(run["intervals_per_s"].as_array().map(Vec::len), Some(3), "{document}");
+    }
+    let figures = document["figures"].as_array().expect("a list of figures");
+    let of_clients = figures.iter().filter(|figure| figure["figure"] == "client_per_s");
+    let has_samples = |figure: &Value| figure["samples"] == 2 && figure["p50"].as_f64() > Some(0.0);
+    assert!(of_clients.clone().count() == 2 && of_clients.clone().all(has_samples), "{document}");
+    let floors = figures.iter().filter(|figure| figure["figure"] == "local_fork_per_s").count();
+    assert_eq!(floors, 2, "functions have a floor: {document}");
+}

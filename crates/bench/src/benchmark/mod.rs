@@ -1,0 +1,238 @@
+//! `farfork bench`: one module per benchmark. Each has the arguments, the steps and the figures of its benchmark.
+//! `run_benchmark` runs any of them, and prints its results.
+
+mod all;
+mod churn;
+mod connect;
+mod fanout;
+mod fault;
+mod fork;
+mod function;
+mod internal;
+mod peak;
+mod pool;
+mod report;
+pub(crate) mod rpc;
+mod tree;
+pub(crate) mod volume;
+mod warm_start;
+
+use std::future::Future;
+use std::io::{IsTerminal as _, stderr};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand};
+use farfork_api::failure::Failure;
+use farfork_terminal::interrupt::{InterruptFlag, wait_for_interrupt};
+use farfork_terminal::{output, privilege};
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::{Value, json};
+use tonic::Code;
+
+use crate::GlobalArgs;
+use crate::error::BenchError;
+use crate::machine::MachineState;
+use crate::program_path;
+use crate::report::section::ReportSection;
+use crate::report::text;
+
+/// Measure what farfork costs on this machine, next to a floor for each figure.
+///
+/// A floor is the least that the same work costs without farfork. Each benchmark starts its own nodes, as `farfork up`
+/// does. At its end it removes everything that it created, even if it is killed.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  farfork bench fork --mib 1,64 --runs 5
+  farfork bench fork --json > figures.json
+  farfork bench function json image
+  farfork bench rpc --runs 1
+  farfork bench connect
+  farfork bench fault
+  farfork bench churn
+  farfork bench fanout
+  farfork bench tree
+  farfork bench peak helloworld --nodes 2
+  farfork bench pool
+  farfork bench warm-start
+  farfork bench volume latency
+  farfork bench all --quick
+  farfork bench report farfork-bench
+
+Exit status: 0 measured, 1 failed, 2 wrong usage.")]
+pub(crate) struct BenchCommand {
+    #[command(subcommand)]
+    benchmark: BenchmarkCommand,
+}
+
+#[derive(Subcommand)]
+enum BenchmarkCommand {
+    Fork(fork::BenchFork),
+    Function(function::BenchFunction),
+    Rpc(rpc::BenchRpc),
+    Connect(connect::BenchConnect),
+    Fault(fault::BenchFault),
+    Churn(churn::BenchChurn),
+    Fanout(fanout::BenchFanout),
+    Tree(tree::BenchTree),
+    Peak(peak::BenchPeak),
+    Pool(pool::BenchPool),
+    WarmStart(warm_start::BenchWarmStart),
+    Volume(volume::BenchVolume),
+    All(all::BenchAll),
+    Report(report::BenchReport),
+    #[command(hide = true)]
+    End(internal::BenchEndpoint),
+    #[command(hide = true)]
+    Forker(internal::BenchForkClient),
+    #[command(hide = true)]
+    Remover(internal::BenchRemover),
+    #[command(hide = true)]
+    VolumeProcess(internal::BenchVolumeProcess),
+}
+
+impl BenchCommand {
+    pub(crate) fn run(self, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
+        match self.benchmark {
+            BenchmarkCommand::Fork(benchmark) => run_benchmark(&benchmark, global),
+            BenchmarkCommand::Function(benchmark) => run_benchmark(&benchmark, global),
+            BenchmarkCommand::Rpc(benchmark) => run_benchmark(&benchmark, global),
+            BenchmarkCommand::Connect(benchmark) => run_benchmark(&benchmark, global),
+            BenchmarkCommand::Fault(benchmark) => run_benchmark(&benchmark, global),
+            BenchmarkCommand::Churn(benchmark) => run_benchmark(&benchmark, global),
+            BenchmarkCommand::Fanout(benchmark) => run_benchmark(&benchmark, global),
+            BenchmarkCommand::Tree(benchmark) => run_benchmark(&benchmark, global),
+            BenchmarkCommand::Peak(benchmark) => run_benchmark(&benchmark, global),
+            BenchmarkCommand::Pool(benchmark) => run_benchmark(&benchmark, global),
+            BenchmarkCommand::WarmStart(benchmark) => run_benchmark(&benchmark, global),
+            BenchmarkCommand::Volume(benchmark) => run_benchmark(&benchmark, global),
+            BenchmarkCommand::All(suite) => suite.run(global),
+            BenchmarkCommand::Report(report) => report.run(global),
+            BenchmarkCommand::End(end) => end.run(),
+            BenchmarkCommand::Forker(forker) => forker.run(),
+            BenchmarkCommand::Remover(remover) => remover.run(),
+            BenchmarkCommand::VolumeProcess(process) => process.run(),
+        }
+    }
+}
+
+/// A benchmark. The value has its arguments.
+pub(crate) trait Benchmark {
+    /// Why it needs root: completes "it needs root:".
+    const ROOT_REASON: &'static str = "it traces a process, and makes namespaces and control groups";
+
+    /// Measures everything once.
+    ///
+    /// # Errors
+    /// A step failed, so there are no results.
+    fn measure(&self, run: &mut BenchRun) -> impl Future<Output = Result<BenchResults, BenchError>>;
+
+    /// Exits with a message if the arguments contradict each other.
+    fn check(&self) {}
+}
+
+/// The results of a benchmark.
+#[derive(Debug)]
+pub(crate) struct BenchResults {
+    /// The tables and plots, which `--json`, the text and reports show.
+    pub(crate) section: ReportSection,
+    /// Further keys of the document for scripts.
+    pub(crate) document: Value,
+    /// Whether everything was measured, without a wrong result.
+    pub(crate) is_complete: bool,
+}
+
+impl BenchResults {
+    pub(crate) fn new(section: ReportSection, document: Value) -> Self {
+        Self { section, document, is_complete: true }
+    }
+
+    /// The document for scripts.
+    pub(crate) fn to_json(&self) -> Value {
+        let MachineState { machine, load_average } = MachineState::detect();
+        let mut document = json!({ "benchmark": self.section.id, "machine": machine, "load_average": load_average });
+        document["section"] = json!(self.section);
+        if let (Value::Object(document), Value::Object(keys)) = (&mut document, &self.document) {
+            document.extend(keys.clone());
+        }
+        document
+    }
+
+    /// The text for people.
+    pub(crate) fn to_text(&self) -> String {
+        text::render(&self.section)
+    }
+}
+
+/// A run of a benchmark: the program that it measures, and its progress, which is shown on a terminal only.
+#[derive(Debug)]
+pub(crate) struct BenchRun {
+    /// The path of `farfork`.
+    pub(crate) farfork: PathBuf,
+    bar: ProgressBar,
+    interruption: InterruptFlag,
+    /// Whether standard output is for one JSON document.
+    json: bool,
+}
+
+impl BenchRun {
+    fn new(farfork: PathBuf, json: bool) -> anyhow::Result<Self> {
+        let bar = if stderr().is_terminal() { ProgressBar::new(1) } else { ProgressBar::hidden() };
+        let style = ProgressStyle::with_template("{msg:28} {bar:40} {elapsed} of about {duration}");
+        bar.set_style(style.expect("the template is valid"));
+        Ok(Self { farfork, bar, interruption: InterruptFlag::watch()?, json })
+    }
+
+    /// Sets the number of steps. No step is complete.
+    pub(crate) fn expect_steps(&mut self, steps: usize) {
+        self.bar.set_length(steps as u64);
+        self.bar.set_position(0);
+    }
+
+    /// Shows the current step.
+    ///
+    /// # Errors
+    /// [`BenchError::Interrupted`] after an interrupt.
+    pub(crate) fn show(&self, step: impl Into<String>) -> Result<(), BenchError> {
+        self.bar.set_message(step.into());
+        if self.interruption.is_set() { Err(BenchError::Interrupted) } else { Ok(()) }
+    }
+
+    /// Prints a line while the run continues, unless standard output is for one document.
+    pub(crate) fn print_line(&self, line: &str) {
+        if !self.json {
+            self.bar.suspend(|| output::print_line(line));
+        }
+    }
+
+    /// Counts a completed step.
+    pub(crate) fn complete_step(&self) {
+        self.bar.inc(1);
+    }
+}
+
+impl Drop for BenchRun {
+    fn drop(&mut self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+/// Runs a benchmark, and prints its results. An interrupt drops the run, which ends everything that it has started.
+pub(crate) fn run_benchmark<B: Benchmark>(benchmark: &B, global: &GlobalArgs) -> anyhow::Result<ExitCode> {
+    benchmark.check();
+    privilege::require_root(B::ROOT_REASON)?;
+    let mut run = BenchRun::new(program_path::farfork()?, global.json)?;
+    // Use a single thread. With several threads, the figures would include hand-overs between them.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let results = runtime.block_on(async {
+        tokio::select! {
+            biased;
+            () = wait_for_interrupt() => Err(Failure::new(Code::Cancelled, "the benchmark", "it was interrupted").into()),
+            results = benchmark.measure(&mut run) => results.map_err(anyhow::Error::from),
+        }
+    })?;
+    drop(run);
+    output::print_report(global.json, || results.to_json(), || results.to_text());
+    Ok(if results.is_complete { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}

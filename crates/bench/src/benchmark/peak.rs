@@ -1,0 +1,443 @@
+//! `farfork bench peak`: for each workload, clients on several nodes fork children of a parent on another node, one after
+//! another, for a given time.
+
+use std::ops::ControlFlow;
+use std::time::{Duration, Instant};
+
+use clap::{Args, ValueEnum};
+use serde::Serialize;
+use serde_json::json;
+
+use super::{BenchResults, BenchRun, Benchmark};
+use crate::error::BenchError;
+use crate::experiment::fork_load::{FORK_INTERVAL_S, ForkLoad};
+use crate::experiment::local_cluster::{BenchCluster, node_arguments};
+use crate::figure::Figure;
+use crate::machine;
+use crate::options::{FunctionCallArgs, SamplesOption, count, parse_seconds};
+use crate::reference::{PUBLISHED_FIGURES, PeakReference};
+use crate::report::plot::{PlotAxis, PlotKind, PlotPoint, ReportPlot, SeriesRole};
+use crate::report::section::ReportSection;
+use crate::report::stable_interval::StableInterval;
+use crate::report::table::{BetterDirection, ReportCell, ReportFigure, ReportTable};
+use crate::samples::FigureSamples;
+use crate::workload::fork_workload::{ForkWorkload, WorkloadParent};
+use crate::workload::functions::FunctionSource;
+use crate::workload::functions::failures::FunctionFailures;
+
+/// Time for which children of os.fork() are counted.
+const LOCAL_FORK_TIME: Duration = Duration::from_secs(1);
+
+/// The fraction of the available memory that all children of a load may use.
+const MEMORY_PART: f64 = 0.5;
+
+/// Measure how many children clients on several nodes fork per second, with functions or a C++ program.
+///
+/// Starts a node for the parents, and nodes for the clients. For each workload, every client process requests a child from
+/// its own node, waits for the child's result, checks the result, and requests the next child. Workloads are the nine
+/// functions of `farfork bench function`, functions of your own, and `sparse`, a C++ program of 16 MiB whose children touch
+/// four pages.
+///
+/// The benchmark prints a line for each client process. A workload whose children would need more than half of the
+/// available memory gets fewer clients. If a function fails, the others are still measured, and its error is printed at
+/// the end.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  farfork bench peak                                    as published for MITOSIS: 8 nodes of 12 clients, 20 s for each row
+  farfork bench peak helloworld sparse --nodes 2 --clients 2 --seconds 5
+  farfork bench peak json --strategy cow --strategy eager --zygotes off
+  farfork bench peak ./mine.py:work --payload '{\"size\": 3}' --python /usr/bin/python3
+
+Exit status: 0 measured, 1 failed, a function failed or a result was wrong, 2 wrong usage.")]
+pub(crate) struct BenchPeak {
+    /// Workloads: sparse, helloworld, json, compression, pyaes, chameleon, image, pagerank, recognition, micro, or
+    /// FILE.py:HANDLER [default: sparse and the nine functions].
+    #[arg(value_name = "WORKLOAD", value_parser = WorkloadName::parse)]
+    workloads: Vec<WorkloadName>,
+    #[command(flatten)]
+    call: FunctionCallArgs,
+    /// Number of nodes with clients. The parent is on one more node.
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = count(1..=10))]
+    nodes: usize,
+    /// Number of client processes on each of these nodes.
+    #[arg(long, value_name = "C", default_value_t = 12, value_parser = count(1..=64))]
+    clients: usize,
+    /// Time for which the clients of each row fork, in seconds.
+    #[arg(long, value_name = "SECONDS", default_value_t = 20.0, value_parser = parse_seconds)]
+    seconds: f64,
+    /// Whether nodes keep zygotes.
+    #[arg(long, value_name = "on|off|both", default_value = "both")]
+    zygotes: ZygoteChoice,
+    /// Paging strategy of children, as `farfork fork --strategy`. Can be repeated [default: as `farfork fork`].
+    #[arg(long, value_name = "STRATEGY")]
+    strategy: Vec<String>,
+    #[command(flatten)]
+    samples: SamplesOption,
+}
+/// A workload of the command line.
+#[derive(Debug, Clone)]
+enum WorkloadName {
+    Sparse,
+    Function(FunctionSource),
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum ZygoteChoice {
+    On,
+    Off,
+    Both,
+}
+
+/// Private memory of the C++ program, in MiB: as in the published stress test.
+const SPARSE_MIB: u64 = 16;
+
+impl WorkloadName {
+    fn parse(text: &str) -> Result<Self, String> {
+        match text {
+            "sparse" => Ok(Self::Sparse),
+            _ => FunctionSource::parse(text).map(Self::Function).map_err(|error| format!("{error}, or sparse")),
+        }
+    }
+
+    fn all() -> Vec<Self> {
+        [Self::Sparse].into_iter().chain(FunctionSource::embedded().into_iter().map(Self::Function)).collect()
+    }
+
+    /// As [`FunctionSource::make_distinct`]. `sparse` is first.
+    fn make_distinct(names: Vec<Self>) -> Vec<Self> {
+        let has_sparse = names.iter().any(|name| matches!(name, Self::Sparse));
+        let function = |name| if let Self::Function(source) = name { Some(source) } else { None };
+        let functions = FunctionSource::make_distinct(names.into_iter().filter_map(function).collect());
+        has_sparse.then_some(Self::Sparse).into_iter().chain(functions.into_iter().map(Self::Function)).collect()
+    }
+
+    fn into_workload(self, payload: &str) -> ForkWorkload {
+        match self {
+            Self::Sparse => ForkWorkload::Sparse { mib: SPARSE_MIB },
+            Self::Function(source) => ForkWorkload::Function { source, payload: payload.to_owned() },
+        }
+    }
+}
+
+/// Number of all client processes.
+const CLIENTS: Figure = Figure::property("clients", "clients", "");
+/// Children of all clients per second; one sample per second.
+const INTERVAL_RATE: Figure = Figure::higher("interval_per_s", "stable interval", "1/s");
+/// Children of one client per second, over the whole run; one sample per client.
+const CLIENT_RATE: Figure = Figure::higher("client_per_s", "of each client", "1/s");
+/// Time from the request for a child until its result is checked: the median and the 99th percentile of a client. One
+/// sample per client.
+const CLIENT_MEDIAN: Figure = Figure::lower("client_p50_ms", "median", "ms");
+const CLIENT_P99: Figure = Figure::lower("client_p99_ms", "p99", "ms");
+/// Children of os.fork() per second that call the function one after another, on one CPU. Functions only.
+const LOCAL_FORK_RATE: Figure = Figure::higher("local_fork_per_s", "os.fork(), one processor", "1/s");
+
+/// A row of the tables: one run of the clients.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+struct PeakCase {
+    workload: String,
+    zygotes: bool,
+    strategy: String,
+}
+
+impl PeakCase {
+    fn zygotes_text(&self) -> &'static str {
+        if self.zygotes { "on" } else { "off" }
+    }
+
+    fn strategy_text(&self) -> &str {
+        if self.strategy.is_empty() { "default" } else { &self.strategy }
+    }
+
+    fn cells(&self) -> [ReportCell; 3] {
+        [self.workload.as_str(), self.zygotes_text(), self.strategy_text()].map(ReportCell::text)
+    }
+
+    fn published(&self, value: fn(&PeakReference) -> f64) -> Option<f64> {
+        PUBLISHED_FIGURES.peak.find(&self.workload).map(value)
+    }
+}
+
+impl BenchPeak {
+    fn workloads(&self) -> Vec<ForkWorkload> {
+        let names = if self.workloads.is_empty() { WorkloadName::all() } else { self.workloads.clone() };
+        let names = WorkloadName::make_distinct(names).into_iter();
+        names.map(|name| name.into_workload(&self.call.payload)).collect()
+    }
+
+    fn zygotes(&self) -> &'static [bool] {
+        match self.zygotes {
+            ZygoteChoice::On => &[true],
+            ZygoteChoice::Off => &[false],
+            ZygoteChoice::Both => &[true, false],
+        }
+    }
+
+    fn strategies(&self) -> Vec<String> {
+        if self.strategy.is_empty() { vec![String::new()] } else { self.strategy.clone() }
+    }
+
+    /// The cases of the workloads that did not fail, in the order of the tables.
+    fn cases(&self, failures: &FunctionFailures) -> Vec<PeakCase> {
+        let mut cases = Vec::new();
+        for workload in self.workloads().iter().map(ForkWorkload::name).filter(|name| !failures.contains(name)) {
+            for zygotes in self.zygotes().iter().copied() {
+                let case = |strategy| PeakCase { workload: workload.to_owned(), zygotes, strategy };
+                cases.extend(self.strategies().into_iter().map(case));
+            }
+        }
+        cases
+    }
+}
+
+impl Benchmark for BenchPeak {
+    async fn measure(&self, run: &mut BenchRun) -> Result<BenchResults, BenchError> {
+        let workloads = self.workloads();
+        run.expect_steps(self.cases(&FunctionFailures::default()).len());
+        let mut samples = FigureSamples::create(&self.samples)?;
+        let mut failures = FunctionFailures::default();
+        for zygotes in self.zygotes().iter().copied() {
+            // Nodes keep the default number of zygotes, or none.
+            let arguments = node_arguments(&[("--zygotes", (!zygotes).then_some(0))]);
+            let mut cluster = BenchCluster::start_nodes(run.farfork.clone(), self.nodes + 1, true, &arguments).await?;
+            for workload in &workloads {
+                if !failures.contains(workload.name()) {
+                    let measured = self.measure_workload(&mut cluster, workload, zygotes, &mut samples, run).await;
+                    failures.record(workload.name(), measured)?;
+                }
+            }
+            cluster.stop()?;
+        }
+        samples.flush()?;
+        Ok(self.results(&samples, &failures.require_other(workloads.len())?))
+    }
+}
+
+impl BenchPeak {
+    /// Measures all strategies with one seed.
+    async fn measure_workload(
+        &self,
+        cluster: &mut BenchCluster,
+        workload: &ForkWorkload,
+        zygotes: bool,
+        samples: &mut FigureSamples<PeakCase>,
+        run: &BenchRun,
+    ) -> Result<(), BenchError> {
+        run.show(format!("starting {}", workload.name()))?;
+        let mut parent = workload.start(cluster.scratch(), &self.call.options()?)?;
+        let seed = cluster.prepare(parent.pid()).await?.seed;
+        let mut measured = Ok(());
+        for strategy in self.strategies() {
+            let case = PeakCase { workload: workload.name().to_owned(), zygotes, strategy };
+            if measured.is_ok() {
+                measured = self.measure_case(cluster, &mut parent, &seed, &case, samples, run).await;
+                run.complete_step();
+            }
+        }
+        // While the clients ran, this thread answered no keep-alive probes, so the node has closed the connection.
+        cluster.reconnect().await?;
+        // Also after a failure: children that still run would take the processors from the next workload.
+        cluster.drop_seed(&seed).await?;
+        measured
+    }
+
+    async fn measure_case(
+        &self,
+        cluster: &BenchCluster,
+        parent: &mut WorkloadParent,
+        seed: &str,
+        case: &PeakCase,
+        samples: &mut FigureSamples<PeakCase>,
+        run: &BenchRun,
+    ) -> Result<(), BenchError> {
+        if let Some(per_s) = count_local_forks(parent)? {
+            samples.add(case, LOCAL_FORK_RATE, per_s)?;
+        }
+        let load = ForkLoad {
+            farfork: &run.farfork,
+            nodes: &cluster.nodes()[1..],
+            clients_per_node: self.clients_per_node(parent.resident_kib()),
+            seed,
+            task: parent.task(),
+            strategy: &case.strategy,
+            seconds: self.seconds,
+        };
+        samples.add(case, CLIENTS, (load.clients_per_node * load.nodes.len()) as f64)?;
+        load.warm_up().await?;
+        let mut intervals = Vec::new();
+        let clients = load.run(&mut |interval| {
+            intervals.push(interval.per_s);
+            match run.show(format!("{}: {:.0} children/s", case.workload, interval.per_s)) {
+                Ok(()) => ControlFlow::Continue(()),
+                Err(_) => ControlFlow::Break(()),
+            }
+        })?;
+        for per_s in intervals {
+            samples.add(case, INTERVAL_RATE, per_s)?;
+        }
+        for (index, client) in clients.into_iter().enumerate() {
+            run.print_line(&format!(
+                "{}, zygotes {}, {} strategy, client {}: {:.1} children/s, median {:.2} ms",
+                case.workload,
+                case.zygotes_text(),
+                case.strategy_text(),
+                index + 1,
+                client.per_s,
+                client.p50_ms
+            ));
+            samples.add(case, CLIENT_RATE, client.per_s)?;
+            samples.add(case, CLIENT_MEDIAN, client.p50_ms)?;
+            samples.add(case, CLIENT_P99, client.p99_ms)?;
+        }
+        Ok(())
+    }
+
+    /// The number of clients of the command line, or fewer: each child may copy the whole memory of the parent, and all must
+    /// fit into memory.
+    fn clients_per_node(&self, resident_kib: u64) -> usize {
+        let available_kib = machine::available_mib() as f64 * 1024.0 * MEMORY_PART;
+        let fitting = available_kib / (resident_kib.max(1) as f64 * self.nodes as f64);
+        (fitting as usize).clamp(1, self.clients)
+    }
+
+    fn results(&self, samples: &FigureSamples<PeakCase>, failures: &FunctionFailures) -> BenchResults {
+        let cases = self.cases(failures);
+        let question = "How many children per second do clients on several nodes fork, with each function?";
+        let section = ReportSection::new("peak", "Peak throughput", question)
+            .with_table(rate_table(&cases, samples))
+            .with_table(latency_table(&cases, samples));
+        let section = cases
+            .iter()
+            .map(|case| throughput_plot(case, samples))
+            .fold(section, ReportSection::with_plot)
+            .with_note(format!("{} nodes with clients, and one with the parent. {} s for each row.", self.nodes, self.seconds))
+            .with_note(
+                "Stable interval: children of all clients per second in the longest interval whose seconds are within a tenth \
+                 of their middle.",
+            )
+            .with_note("A workload whose children would need more than half of the memory has fewer clients.")
+            .with_note("The rate of os.fork() is that of one process, whose children run one after another on one processor.")
+            .with_note(format!("Reference: {}.", PUBLISHED_FIGURES.peak.source))
+            .with_notes(failures.sentences_or("No result was wrong."));
+        let figures =
+            samples.to_json_with(None, |case, _, document| (!failures.contains(&case.workload)).then_some(document));
+        let runs = cases.iter().map(|case| {
+            json!({
+                "case": case,
+                "intervals_per_s": samples.values(case, INTERVAL_RATE),
+                "stable": stable_interval(case, samples),
+                "clients_per_s": samples.values(case, CLIENT_RATE),
+                "clients_p50_ms": samples.values(case, CLIENT_MEDIAN),
+            })
+        });
+        let document = json!({
+            "plan": {
+                "workloads": self.workloads(),
+                "child_nodes": self.nodes,
+                "clients": self.clients,
+                "seconds": self.seconds,
+                "zygotes": self.zygotes(),
+                "strategies": self.strategies(),
+            },
+            "figures": figures,
+            "runs": runs.collect::<Vec<_>>(),
+            "failures": failures.to_json(),
+            "reference": PUBLISHED_FIGURES.peak.workloads,
+        });
+        BenchResults { is_complete: failures.is_empty(), ..BenchResults::new(section, document) }
+    }
+}
+
+/// The part of the run in which the rate hardly changes.
+fn stable_interval(case: &PeakCase, samples: &FigureSamples<PeakCase>) -> Option<StableInterval> {
+    StableInterval::find(samples.values(case, INTERVAL_RATE), FORK_INTERVAL_S)
+}
+
+fn rate_table(cases: &[PeakCase], samples: &FigureSamples<PeakCase>) -> ReportTable {
+    let columns =
+        ["workload", "zygotes", "strategy", CLIENTS.name, INTERVAL_RATE.name, CLIENT_RATE.name, LOCAL_FORK_RATE.name];
+    let mut table = ReportTable::new("rate", "Children per second", &columns);
+    for case in cases {
+        let stable = stable_interval(case, samples)
+            .map(|stable| ReportFigure::single(stable.mean, INTERVAL_RATE.unit, BetterDirection::Higher));
+        let of_client = samples.figure(case, CLIENT_RATE);
+        let published = case.published(|reference| reference.per_client_s);
+        table.add_row(case.cells().into_iter().chain([
+            samples.cell(case, CLIENTS),
+            stable.into(),
+            of_client.map(|rate| rate.with_reference(published)).into(),
+            samples.cell(case, LOCAL_FORK_RATE),
+        ]));
+    }
+    table
+}
+
+fn latency_table(cases: &[PeakCase], samples: &FigureSamples<PeakCase>) -> ReportTable {
+    let columns = ["workload", "zygotes", "strategy", CLIENT_MEDIAN.name, CLIENT_P99.name];
+    let title = "From the request for a child until its result was checked, of each client";
+    let mut table = ReportTable::new("latency", title, &columns);
+    for case in cases {
+        let published = case.published(|reference| reference.latency_ms);
+        let median = samples.figure(case, CLIENT_MEDIAN).map(|median| median.with_reference(published));
+        table.add_row(case.cells().into_iter().chain([median.into(), samples.cell(case, CLIENT_P99)]));
+    }
+    table
+}
+
+fn throughput_plot(case: &PeakCase, samples: &FigureSamples<PeakCase>) -> ReportPlot {
+    let points = samples.values(case, INTERVAL_RATE).iter().enumerate();
+    let points = points.map(|(index, rate)| PlotPoint::new((index as f64 + 0.5) * FORK_INTERVAL_S, *rate));
+    let name = format!("{}, zygotes {}, {} strategy", case.workload, case.zygotes_text(), case.strategy_text());
+    let (x, y) = (PlotAxis::new("time", "s"), PlotAxis::new("children", "1/s"));
+    let plot = ReportPlot::new(PlotKind::OverTime, &name.replace(", ", "-").replace(' ', "-"), &name, x, y);
+    let plot = plot.with_series("all clients", SeriesRole::Measured, points);
+    ReportPlot { stable: stable_interval(case, samples), ..plot }
+}
+
+/// Children of os.fork() per second that call the parent's function; `None` without a function.
+fn count_local_forks(parent: &mut WorkloadParent) -> Result<Option<f64>, BenchError> {
+    let Some(function) = parent.function() else { return Ok(None) };
+    let (began, mut children) = (Instant::now(), 0_u32);
+    while children == 0 || began.elapsed() < LOCAL_FORK_TIME {
+        function.call_in_local_fork()?;
+        children += 1;
+    }
+    Ok(Some(f64::from(children) / began.elapsed().as_secs_f64()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        BenchPeak, CLIENT_MEDIAN, CLIENT_RATE, FigureSamples, FunctionFailures, INTERVAL_RATE, PeakCase, SamplesOption,
+        stable_interval,
+    };
+    use crate::options::parse_arguments;
+
+    #[test]
+    fn the_stable_interval_counts_next_to_the_reference() {
+        let plan: BenchPeak = parse_arguments(&["helloworld", "--nodes", "2"]);
+        let case = |zygotes| PeakCase { workload: "helloworld".to_owned(), zygotes, strategy: String::new() };
+        let mut samples = FigureSamples::create(&SamplesOption::default()).unwrap();
+        for (zygotes, intervals) in [(true, [10.0, 400.0, 402.0, 404.0, 90.0]), (false, [1.0, 50.0, 7.0, 90.0, 2.0])] {
+            for per_s in intervals {
+                samples.add(&case(zygotes), INTERVAL_RATE, per_s).unwrap();
+            }
+        }
+        samples.add(&case(true), CLIENT_RATE, 67.5).unwrap();
+        samples.add(&case(true), CLIENT_MEDIAN, 19.0).unwrap();
+        let stable = |zygotes| stable_interval(&case(zygotes), &samples).map(|stable| stable.mean);
+        assert_eq!((stable(true), stable(false)), (Some(402.0), None));
+        let results = plan.results(&samples, &FunctionFailures::default());
+        let (text, document) = (results.to_text(), results.to_json());
+        assert!(text.contains("402") && text.contains("50.5") && text.contains("67.5"), "{text}");
+        assert!(text.lines().all(|line| line.chars().count() <= 120), "{text}");
+        assert_eq!(document["runs"][0]["stable"]["from_s"], 1.0);
+        assert_eq!(document["runs"][1]["stable"], serde_json::Value::Null);
+        let section = results.section;
+        section.require_published_rows();
+        assert_eq!((section.figure("rate", "helloworld", "stable interval").median, section.plots.len()), (402.0, 2));
+        let latency = section.figure("latency", "helloworld", "median");
+        assert_eq!((latency.median, latency.reference), (19.0, Some(19.8)));
+    }
+}

@@ -1,0 +1,248 @@
+//! The availability experiment: a mail server works on a volume while processes of each node in turn are stopped or
+//! killed.
+
+use std::fs;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use farfork_sys::pidfd;
+use rustix::process::Signal;
+use serde::Serialize;
+
+use super::BenchVolume;
+use super::case::VolumeExperiment;
+use super::storage::StorageTestbed;
+use crate::error::BenchError;
+use crate::samples::Spread;
+use crate::workload::filebench::{FilebenchLoop, FilebenchProcess, FilebenchSpec};
+
+/// The roles of the process that publishes, and of the one that replicates, as `farfork volume` names them.
+const WORKER: &str = "worker";
+const OFFLOAD: &str = "offload";
+/// When in its period a fault begins, and how long it lasts, as fractions of the period.
+const BEGINS_AT: f64 = 0.25;
+const LASTS: f64 = 0.5;
+
+/// The faults, each with the position of its node in the chain. Each fault has its own period of the run.
+const FAULTS: [(usize, FaultKind); 6] = [
+    (0, FaultKind::WorkerStopped),
+    (1, FaultKind::WorkerStopped),
+    (2, FaultKind::WorkerStopped),
+    (1, FaultKind::WorkerKilled),
+    (1, FaultKind::OffloadKilled),
+    (2, FaultKind::NodeKilled),
+];
+
+/// A kind of fault.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum FaultKind {
+    /// SIGSTOP to the worker, and SIGCONT when the fault ends.
+    WorkerStopped,
+    /// SIGKILL to the worker.
+    WorkerKilled,
+    /// SIGKILL to the offload process.
+    OffloadKilled,
+    /// SIGKILL to the daemon. Its worker and its offload process end with it. The daemon is started again when the fault
+    /// ends.
+    NodeKilled,
+}
+
+impl FaultKind {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::WorkerStopped => "worker stopped",
+            Self::WorkerKilled => "worker killed",
+            Self::OffloadKilled => "offload process killed",
+            Self::NodeKilled => "node killed",
+        }
+    }
+}
+
+/// Result of a run.
+#[derive(Debug, Clone, Default, Serialize)]
+pub(crate) struct AvailabilityRun {
+    /// Operations in each second.
+    pub(crate) per_s: Vec<f64>,
+    /// The longest operation of each second, in ms.
+    pub(crate) longest_ms: Vec<f64>,
+    pub(crate) faults: Vec<InjectedFault>,
+    /// The time of a fault and of the recovery from it, in seconds.
+    pub(crate) period_s: f64,
+}
+
+/// An injected fault.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub(crate) struct InjectedFault {
+    pub(crate) kind: FaultKind,
+    /// The position in the chain, from 0, of the node with the fault.
+    pub(crate) node: usize,
+    /// Begin and end of the fault, in seconds since the start of the run.
+    pub(crate) from_s: f64,
+    pub(crate) until_s: f64,
+}
+
+/// Interval at which a wait calls `check_interrupt`.
+const CALLBACK_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Runs the experiment. `check_interrupt` is called several times each second, and may end it.
+///
+/// # Errors
+/// An operation failed, a process is missing, or `check_interrupt` fails.
+pub(super) fn run_availability(
+    plan: &BenchVolume,
+    farfork: &Path,
+    testbed: &mut StorageTestbed,
+    check_interrupt: &mut dyn FnMut() -> Result<(), BenchError>,
+) -> Result<AvailabilityRun, BenchError> {
+    let storage = testbed.mount_volume(testbed.cluster())?;
+    let seconds = plan.period_s() * (FAULTS.len() + 1) as f64;
+    let spec = FilebenchSpec {
+        operations: FilebenchLoop::Varmail,
+        directory: storage.directory.clone(),
+        files: plan.files_of(VolumeExperiment::Varmail),
+        seconds,
+        has_constant_sizes: plan.has_constant_mails(),
+    };
+    let process = FilebenchProcess::start(farfork, &spec)?;
+    let finished = inject_faults(plan.period_s(), testbed, check_interrupt).and_then(|faults| {
+        let intervals = process.finish()?;
+        Ok((faults, intervals))
+    });
+    // Remove the volume also after an error, because it would outlive the run.
+    testbed.remove(storage)?;
+    let (faults, intervals) = finished?;
+    Ok(AvailabilityRun {
+        per_s: intervals.iter().map(|interval| interval.per_s).collect(),
+        longest_ms: intervals.iter().map(|interval| interval.longest_ms).collect(),
+        faults,
+        period_s: plan.period_s(),
+    })
+}
+
+fn inject_faults(
+    period_s: f64,
+    testbed: &mut StorageTestbed,
+    check_interrupt: &mut dyn FnMut() -> Result<(), BenchError>,
+) -> Result<Vec<InjectedFault>, BenchError> {
+    let started = Instant::now();
+    let mut wait_until = |seconds: f64| {
+        loop {
+            check_interrupt()?;
+            let remaining = Duration::from_secs_f64(seconds).saturating_sub(started.elapsed());
+            if remaining.is_zero() {
+                return Ok(());
+            }
+            thread::sleep(remaining.min(CALLBACK_INTERVAL));
+        }
+    };
+    let mut faults = Vec::new();
+    for (index, (node, kind)) in FAULTS.into_iter().enumerate() {
+        // The first period has no fault.
+        let begins = period_s * (index as f64 + 1.0 + BEGINS_AT);
+        wait_until(begins)?;
+        let from_s = started.elapsed().as_secs_f64();
+        begin_fault(testbed, node, kind, || wait_until(begins + period_s * LASTS))?;
+        faults.push(InjectedFault { kind, node, from_s, until_s: started.elapsed().as_secs_f64() });
+    }
+    Ok(faults)
+}
+
+/// Injects a fault. `wait` returns when a lasting fault is to end.
+fn begin_fault(
+    testbed: &mut StorageTestbed,
+    node: usize,
+    kind: FaultKind,
+    wait: impl FnOnce() -> Result<(), BenchError>,
+) -> Result<(), BenchError> {
+    let failed = |cause| BenchError::Program { program: "farfork volume", cause };
+    let store = testbed.cluster().nodes()[node].volumes_dir();
+    let find = |role| find_process(role, &store).map_err(failed);
+    let send = |process: &OwnedFd, signal: Signal| pidfd::send_signal(process, signal.as_raw()).map_err(failed);
+    match kind {
+        FaultKind::WorkerStopped => {
+            let worker = find(WORKER)?;
+            send(&worker, Signal::STOP)?;
+            let waited = wait();
+            // An error means that the worker has ended during the wait.
+            let _ = send(&worker, Signal::CONT);
+            waited?;
+        }
+        FaultKind::WorkerKilled => send(&find(WORKER)?, Signal::KILL)?,
+        FaultKind::OffloadKilled => send(&find(OFFLOAD)?, Signal::KILL)?,
+        FaultKind::NodeKilled => {
+            testbed.cluster().kill_node(node)?;
+            let waited = wait();
+            testbed.cluster_mut().restart_node(node)?;
+            waited?;
+        }
+    }
+    Ok(())
+}
+
+/// The process with this role that serves a store.
+fn find_process(role: &str, store: &Path) -> io::Result<OwnedFd> {
+    for entry in fs::read_dir("/proc")?.flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else { continue };
+        // The pidfd is opened first, so that the inspected process is the one that gets the signal.
+        let Ok(process) = pidfd::open(pid) else { continue };
+        let line = fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        let has = |wanted: &[u8]| line.split(|byte| *byte == 0).any(|argument| argument == wanted);
+        if has(b"volume") && has(role.as_bytes()) && has(store.as_os_str().as_encoded_bytes()) {
+            return Ok(process);
+        }
+    }
+    Err(io::Error::new(io::ErrorKind::NotFound, format!("there is no {role} of {}", store.display())))
+}
+
+impl AvailabilityRun {
+    /// The median rate of all seconds.
+    pub(crate) fn median_per_s(&self) -> f64 {
+        Spread::from_samples(&self.per_s).map_or(0.0, |spread| spread.median)
+    }
+
+    /// The rate of the slowest second of a fault and of the recovery from it.
+    pub(crate) fn lowest_per_s(&self, fault: &InjectedFault) -> Option<f64> {
+        self.per_s[self.seconds_of(fault)].iter().copied().reduce(f64::min)
+    }
+
+    /// The longest operation during a fault and the recovery from it, in ms.
+    pub(crate) fn longest_ms(&self, fault: &InjectedFault) -> Option<f64> {
+        self.longest_ms[self.seconds_of(fault)].iter().copied().reduce(f64::max)
+    }
+
+    /// The seconds from the beginning of a fault to the end of its period.
+    fn seconds_of(&self, fault: &InjectedFault) -> std::ops::Range<usize> {
+        let from = (fault.from_s as usize).min(self.per_s.len());
+        let until = ((fault.from_s + self.period_s * (1.0 - BEGINS_AT)).ceil() as usize).min(self.per_s.len());
+        from..until.max(from)
+    }
+
+    /// Number of seconds of a fault and of the recovery from it with less than half of the median rate.
+    pub(crate) fn slow_seconds(&self, fault: &InjectedFault) -> usize {
+        let half = self.median_per_s() / 2.0;
+        self.per_s[self.seconds_of(fault)].iter().filter(|per_s| **per_s < half).count()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slow_seconds_are_counted_for_their_fault() {
+        let fault = |from_s: f64| InjectedFault { kind: FaultKind::WorkerKilled, node: 1, from_s, until_s: from_s };
+        let run = AvailabilityRun {
+            per_s: vec![100.0, 100.0, 10.0, 40.0, 100.0, 100.0, 20.0, 100.0],
+            longest_ms: vec![1.0; 8],
+            faults: vec![fault(2.2), fault(6.0)],
+            period_s: 4.0,
+        };
+        assert_eq!((run.median_per_s(), run.seconds_of(&run.faults[0])), (100.0, 2..6));
+        assert_eq!((run.lowest_per_s(&run.faults[1]), run.longest_ms(&run.faults[1])), (Some(20.0), Some(1.0)));
+        assert_eq!((run.slow_seconds(&run.faults[0]), run.slow_seconds(&run.faults[1])), (2, 1));
+    }
+}
