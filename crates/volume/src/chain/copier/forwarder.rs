@@ -12,7 +12,10 @@ use farfork_wire::NodeName;
 
 use super::copier_log::{CopierLog, PendingAppend};
 use super::is_due;
-use super::piece::{LinkPace, PieceAnnouncement, PieceTransfer, RecordBounds, TransferError, piece_end};
+use super::piece::{
+    FIRST_PIECE_BYTES, PIECE_BYTES_MIN, PieceAnnouncement, PieceTransfer, RecordBounds, TransferError, is_inline,
+    piece_end,
+};
 use super::replica_progress::ReplicaRate;
 use super::send_action::{SendAction, SendFailure};
 use super::successor_health::{SuccessorFailure, SuccessorHealth};
@@ -48,7 +51,7 @@ struct SuccessorLink {
     restarts: u64,
     /// The successor has validated the log up to this point.
     stored: LogPoint,
-    pace: LinkPace,
+    piece_bytes: u64,
 }
 
 /// Records to forward, or requests of the predecessor to answer.
@@ -255,22 +258,22 @@ impl LogForwarder {
         let Some(attempt) = &mut self.attempt else { return SendAction::End };
         if let (SendPhase::Linked, Some(link)) = (&attempt.phase, &self.link) {
             let (from, log_end) = (link.stored, link.stored.max(attempt.stored));
-            attempt.piece_end = piece_end(bounds, from, log_end, link.pace.piece_bytes);
-            attempt.phase = if link.pace.is_inline(attempt.piece_end.position - from.position) {
+            attempt.piece_end = piece_end(bounds, from, log_end, link.piece_bytes);
+            attempt.phase = if is_inline(attempt.piece_end.position - from.position, link.piece_bytes) {
                 SendPhase::Due(attempt.announce(Some(from), self.timeout))
             } else {
-                SendPhase::Writing(PieceTransfer::new(from, attempt.piece_end, link.pace, now))
+                SendPhase::Writing(PieceTransfer::new(from, attempt.piece_end, link.piece_bytes, now))
             };
         }
         if let (SendPhase::Writing(transfer), Some(link)) = (&mut attempt.phase, &mut self.link) {
             if let Some((from, to)) = transfer.next_write(bounds.ring_bytes()) {
-                let timeout = transfer.write_timeout(&self.health.progress);
+                let timeout = PieceTransfer::write_timeout(&self.health.progress);
                 return SendAction::Write { from, to, timeout };
             }
             if !transfer.is_written() {
                 return SendAction::Wait(transfer.silent_at(self.timeout));
             }
-            link.pace = transfer.next_pace(now);
+            link.piece_bytes = transfer.next_piece_bytes(now);
             attempt.phase = SendPhase::Due(attempt.announce(None, self.timeout));
         }
         match std::mem::replace(&mut attempt.phase, SendPhase::Executing) {
@@ -290,9 +293,10 @@ impl LogForwarder {
     /// The successor has opened the log, which it has validated up to `stored`.
     pub fn handle_opened(&mut self, stored: LogPoint) {
         let Some(attempt) = &mut self.attempt else { return };
-        let pace = if self.health.is_failing() { LinkPace::SLOW } else { LinkPace::FIRST };
+        // After a failure, the link counts as slow until its rate is known.
+        let piece_bytes = if self.health.is_failing() { PIECE_BYTES_MIN } else { FIRST_PIECE_BYTES };
         let (node, task) = (attempt.successor.clone(), &attempt.task);
-        self.link = Some(SuccessorLink { node, path: task.path, restarts: task.restarts, stored, pace });
+        self.link = Some(SuccessorLink { node, path: task.path, restarts: task.restarts, stored, piece_bytes });
         attempt.phase = SendPhase::Linked;
     }
 
