@@ -104,6 +104,7 @@ const VOLUMES: &[TestedCommand] = &[
     TestedCommand::new("volume mount", &["x", "/mnt"]),
     TestedCommand::new("volume replace", &["x", "n1", "n2"]),
     TestedCommand::new("volume drop", &["x"]),
+    TestedCommand::new("volume export-catalog", &["/dev/null/x"]),
 ];
 
 /// Commands that read or change a trust directory.
@@ -125,6 +126,7 @@ const LOCAL_COMMANDS: &[(TestedCommand, &[&str])] = &[
     (TestedCommand::new("cluster init", &[]), &["--node", "--trust"]),
     (TestedCommand::new("cluster rotate", &[]), &["--socket", "--run-dir", "--node"]),
     (TestedCommand::new("volume umount", &["/"]), &[]),
+    (TestedCommand::new("volume import-catalog", &["/dev/null"]), &["--socket", "--run-dir", "--node"]),
     (TestedCommand::new("demo", &[]), &[]),
     (TestedCommand::new("demo agent", &[]), &[]),
     (TestedCommand::new("bench", &[]), &[]),

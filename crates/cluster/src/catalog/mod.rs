@@ -35,12 +35,26 @@ pub struct CatalogContents {
     pub volumes: BTreeMap<VolumeName, VolumeRecord>,
     /// The nodes that serve volumes. A node registers itself when its offload process starts.
     pub nodes: BTreeMap<NodeName, VolumeNode>,
+    /// The volumes whose records cannot be read, with the reasons. Someone has edited them, or a later build has written them.
+    #[serde(skip)]
+    pub damaged: BTreeMap<VolumeName, String>,
 }
 
 impl CatalogContents {
     /// Whether there is a volume, or a node that serves volumes.
     pub fn is_in_use(&self) -> bool {
-        !self.volumes.is_empty() || !self.nodes.is_empty()
+        !self.volumes.is_empty() || !self.nodes.is_empty() || !self.damaged.is_empty()
+    }
+
+    /// Returns the record of a volume; none if there is no such volume.
+    ///
+    /// # Errors
+    /// `Damaged` if its record cannot be read.
+    pub fn volume(&self, name: &VolumeName) -> Result<Option<&VolumeRecord>, CatalogError> {
+        match self.damaged.get(name) {
+            Some(reason) => Err(CatalogError::Damaged { volume: name.clone(), reason: reason.clone() }),
+            None => Ok(self.volumes.get(name)),
+        }
     }
 }
 
@@ -97,7 +111,7 @@ pub fn update_volume(
 ) -> Result<Option<VolumeRecord>, CatalogError> {
     loop {
         let contents = catalog.read()?;
-        let Some(present) = contents.volumes.get(name) else { return Ok(None) };
+        let Some(present) = contents.volume(name)? else { return Ok(None) };
         let mut record = present.clone();
         if !change(&mut record) {
             return Ok(Some(present.clone()));
@@ -290,6 +304,16 @@ pub enum CatalogError {
         /// The path or the URL of the store.
         store: String,
         /// The reason.
+        reason: String,
+    },
+    /// The record of one volume cannot be read. Other volumes are not affected.
+    #[error(
+        "the record of volume {volume} in the catalog is damaged: {reason}; restore the record, or delete it to give up the volume"
+    )]
+    Damaged {
+        /// The volume.
+        volume: VolumeName,
+        /// The place of the record, and what is wrong with it.
         reason: String,
     },
     /// The value of `--catalog` names no store.

@@ -58,7 +58,7 @@ pub fn import_volumes(catalog: &dyn Catalog, imported: &CatalogContents) -> Resu
         if let Some(reason) = record_damage(record) {
             return Err(ImportError::Invalid { name: name.clone(), reason });
         }
-        let revision = match present.volumes.get(name) {
+        let revision = match present.volume(name)? {
             None => 0,
             Some(present) if present.id != record.id => return Err(ImportError::OtherVolume(name.clone())),
             Some(present) if is_same(present, record) => {

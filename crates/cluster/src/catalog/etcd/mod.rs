@@ -136,16 +136,16 @@ impl EtcdCatalog {
             let key = String::from_utf8_lossy(pair.key()).into_owned();
             let name = key.strip_prefix(&self.location.prefix).unwrap_or_default();
             if let Some(name) = name.strip_prefix("/volumes/") {
-                let record: VolumeRecord = self.decode(&key, pair.value())?;
-                if let Some(reason) = record_damage(&record) {
-                    return Err(self.format_error(&key, reason.to_owned()));
+                let Ok(name) = VolumeName::new(name) else { continue };
+                match self.decode_volume(&key, &pair) {
+                    Ok(record) => drop(contents.volumes.insert(name, record)),
+                    Err(reason) => drop(contents.damaged.insert(name, reason)),
                 }
-                let name = VolumeName::new(name).map_err(|error| self.format_error(&key, error.to_string()))?;
-                let revision = pair.mod_revision().cast_unsigned();
-                contents.volumes.insert(name, VolumeRecord { revision, ..record });
             } else if let Some(name) = name.strip_prefix("/nodes/") {
-                let name = NodeName::new(name).map_err(|error| self.format_error(&key, error.to_string()))?;
-                contents.nodes.insert(name, self.decode(&key, pair.value())?);
+                // A node writes its own record again if it is missing.
+                if let (Ok(name), Ok(node)) = (NodeName::new(name), decode(pair.value())) {
+                    contents.nodes.insert(name, node);
+                }
             } else if name == "/changes" {
                 last_change = pair.mod_revision();
             }
@@ -153,20 +153,13 @@ impl EtcdCatalog {
         Ok(CachedKeys { revision, last_change, contents: Arc::new(contents) })
     }
 
-    fn decode<T: DeserializeOwned>(&self, key: &str, value: &[u8]) -> Result<T, CatalogError> {
-        let parse_error = |error: serde_json::Error| self.format_error(key, error.to_string());
-        let ValueFormat { format } = serde_json::from_slice(value).map_err(parse_error)?;
-        if format != FORMAT_VERSION {
-            let reason = format!("it has format {format}, and this build reads {FORMAT_VERSION}");
-            return Err(self.format_error(key, reason));
+    fn decode_volume(&self, key: &str, pair: &KeyValue) -> Result<VolumeRecord, String> {
+        let in_store = |reason: String| format!("key {key} of {}: {reason}", self.location);
+        let record: VolumeRecord = decode(pair.value()).map_err(in_store)?;
+        match record_damage(&record) {
+            Some(reason) => Err(in_store(reason.to_owned())),
+            None => Ok(VolumeRecord { revision: pair.mod_revision().cast_unsigned(), ..record }),
         }
-        let StoredValue { value, .. } = serde_json::from_slice(value).map_err(parse_error)?;
-        Ok(value)
-    }
-
-    fn format_error(&self, key: &str, reason: String) -> CatalogError {
-        let store = self.location.to_string();
-        CatalogError::Format { store, reason: format!("key {key}: {reason}") }
     }
 
     /// Executes operations if a key has a `mod_revision`, and writes the key `changes`. The reply to a failed comparison has
@@ -291,6 +284,16 @@ impl WatchedChanges {
 
 fn encode<T: Serialize>(write: u64, value: &T) -> Vec<u8> {
     serde_json::to_vec(&StoredValue { format: FORMAT_VERSION, write, value }).expect("records have text keys only")
+}
+
+/// Decodes the value of a key, or says why it cannot be decoded.
+fn decode<T: DeserializeOwned>(value: &[u8]) -> Result<T, String> {
+    let ValueFormat { format } = serde_json::from_slice(value).map_err(|error| error.to_string())?;
+    if format != FORMAT_VERSION {
+        return Err(format!("it has format {format}, and this build reads {FORMAT_VERSION}"));
+    }
+    let StoredValue { value, .. } = serde_json::from_slice(value).map_err(|error| error.to_string())?;
+    Ok(value)
 }
 
 /// The present value of a key, in the reply to a failed comparison.

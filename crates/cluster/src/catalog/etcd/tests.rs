@@ -7,6 +7,7 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::catalog::conformance::{self, new_record, raise_term, volume_name};
+use crate::catalog::update_volume;
 use crate::local::LoopbackEtcd;
 
 /// The servers are ready after about three seconds, and answer within milliseconds. A machine under load needs longer.
@@ -171,23 +172,30 @@ fn a_compaction_loses_nothing() {
 }
 
 #[test]
-fn a_value_that_someone_has_damaged_is_refused_by_its_key() {
+fn a_damaged_value_is_refused_by_its_key_and_others_are_not() {
     let servers = EtcdServers::start(1);
     let catalog = servers.open("/farfork");
-    catalog.write_volume(&volume_name("data"), &new_record()).unwrap();
-    servers.run_etcdctl(&["put", "/farfork/volumes/data", "{"]);
-    let reader = servers.open("/farfork");
-    let error = reader.read().unwrap_err().to_string();
-    assert!(error.contains("/farfork/volumes/data"), "{error}");
+    let (data, other) = (volume_name("data"), volume_name("other"));
+    catalog.write_volume(&data, &new_record()).unwrap();
+    catalog.write_volume(&other, &new_record()).unwrap();
+    let put = |value: &str| drop(servers.run_etcdctl(&["put", "/farfork/volumes/data", value]));
+    let refusal = |value: &str| {
+        put(value);
+        let contents = servers.open("/farfork").read().unwrap();
+        assert!(contents.volume(&other).unwrap().is_some(), "the other volume is not affected");
+        contents.volume(&data).unwrap_err().to_string()
+    };
+    let error = refusal("{");
+    assert!(error.contains("key /farfork/volumes/data of etcd://") && error.contains("restore the record"), "{error}");
     assert_eq!(servers.run_etcdctl(&["get", "--print-value-only", "/farfork/volumes/data"]).trim(), "{");
-    servers.run_etcdctl(&["put", "/farfork/volumes/data", r#"{"format": 2}"#]);
-    let error = reader.read().unwrap_err().to_string();
+    let error = refusal(r#"{"format": 2}"#);
     assert!(error.contains("format 2"), "{error}");
     let damaged = VolumeRecord { chain: Vec::new(), ..new_record() };
-    let value = String::from_utf8(encode(1, &damaged)).unwrap();
-    servers.run_etcdctl(&["put", "/farfork/volumes/data", &value]);
-    let error = reader.read().unwrap_err().to_string();
-    assert!(error.contains("key /farfork/volumes/data: `chain` is empty"), "{error}");
+    let error = refusal(&String::from_utf8(encode(1, &damaged)).unwrap());
+    assert!(error.contains("`chain` is empty"), "{error}");
+    assert!(update_volume(&servers.open("/farfork"), &data, |_| true).is_err(), "a damaged record is not overwritten");
+    put(&String::from_utf8(encode(1, &new_record())).unwrap());
+    assert!(servers.open("/farfork").read().unwrap().volume(&data).unwrap().is_some());
 }
 
 /// Another cluster's prefix may begin with the own one.

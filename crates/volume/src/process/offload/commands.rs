@@ -156,7 +156,7 @@ fn read_or_recall(node: &OffloadNode) -> Result<(Arc<CatalogContents>, Option<St
 
 fn status(node: &Arc<OffloadNode>, name: VolumeName) -> Result<VolumeStatus, String> {
     let (contents, catalog_failure) = read_or_recall(node)?;
-    let record = contents.volumes.get(&name).cloned();
+    let record = contents.volume(&name).map_err(|error| error.to_string())?.cloned();
     let record = record.ok_or_else(|| ReplicaError::UnknownVolume(name.clone()).to_string())?;
     let key = VolumeKey { name: name.clone(), id: record.id };
     let replicas = record.replicas.iter().map(|replica| {

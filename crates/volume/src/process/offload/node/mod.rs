@@ -121,7 +121,7 @@ impl OffloadNode {
     /// Reads the record of a volume from the catalog.
     pub(super) fn record(&self, name: &VolumeName) -> Result<VolumeRecord, ReplicaError> {
         let contents = self.catalog.read()?;
-        contents.volumes.get(name).cloned().ok_or_else(|| ReplicaError::UnknownVolume(name.clone()))
+        contents.volume(name)?.cloned().ok_or_else(|| ReplicaError::UnknownVolume(name.clone()))
     }
 
     /// Longest wait for one reply of a node. A node that does not reply in time may still be alive: `silent_nodes` checks this.
@@ -135,7 +135,7 @@ impl OffloadNode {
     /// A replica that has lost all or a part of its directory first leaves the chain, and an empty one is created.
     pub(super) fn volume(self: &Arc<Self>, name: &VolumeName) -> Result<Arc<ReplicatedVolume>, ReplicaError> {
         let contents = self.catalog.read()?;
-        let id = contents.volumes.get(name).ok_or_else(|| ReplicaError::UnknownVolume(name.clone()))?.id;
+        let id = contents.volume(name)?.ok_or_else(|| ReplicaError::UnknownVolume(name.clone()))?.id;
         let mut volumes = self.lock_volumes();
         if let Some(volume) = self.find_open(&volumes, name, id)? {
             return Ok(volume);
