@@ -42,7 +42,7 @@ pub(crate) struct Peers {
     reserved_names: NameReservations,
     /// The control address of the node that last reported that it holds the authority.
     authority_address: Mutex<Option<SocketAddr>>,
-    /// The real-time clock of each member minus that of this node, in milliseconds, at its last heartbeat.
+    /// The real-time clock of each member minus this node's clock, in milliseconds, at its last heartbeat.
     clock_differences: Mutex<HashMap<NodeName, i64>>,
 }
 
@@ -100,7 +100,7 @@ impl Peers {
         }
     }
 
-    /// Returns the clock of a member minus that of this node, in milliseconds; `None` if the member has reported none.
+    /// Returns the clock of a member minus this node's clock, in milliseconds; `None` if the member has reported none.
     pub(crate) fn clock_difference_ms(&self, name: &NodeName) -> Option<i64> {
         self.clock_differences().get(name).copied()
     }

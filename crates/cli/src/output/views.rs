@@ -252,7 +252,7 @@ pub(crate) struct NodeView {
     pub(crate) is_self: bool,
     /// Why the node accepts no children; empty if it accepts them.
     pub(crate) not_ready: String,
-    /// The node's clock minus that of the answering node; `null` if it has not reported its clock.
+    /// The node's clock minus the clock of the answering node; `null` if it has not reported its clock.
     pub(crate) clock_difference_ms: Option<i64>,
 }
 

@@ -313,7 +313,7 @@ pub enum CatalogError {
     Damaged {
         /// The volume.
         volume: VolumeName,
-        /// The place of the record, and what is wrong with it.
+        /// The place of the record, and the reason.
         reason: String,
     },
     /// The value of `--catalog` names no store.
