@@ -263,12 +263,7 @@ pub const TOLERANCES: &[Tolerance] = &[
         reason: "remaining time",
     },
     // Sockets.
-    changes_to(
-        "fd/*/option/SOL_SOCKET/SO_PEERCRED",
-        "outside *",
-        "*",
-        "credentials of a process that a child does not have",
-    ),
+    changes_to("fd/*/option/SOL_SOCKET/SO_PEERCRED", "outside *", "*", "a process that a child does not have"),
     volatile("fd/*/option/SOL_SOCKET/SO_INCOMING_CPU", "the CPU at which the last packet arrived"),
     changes_to("fd/*/peer address", "*", "errno 107", "a connection to a process outside the tree is reset in a child"),
     changes_to(
@@ -327,7 +322,14 @@ pub const TOLERANCES: &[Tolerance] = &[
     ),
     known_gap(
         "fd/*/option/SOL_SOCKET/SO_PEERCRED",
-        "0 -1:-1",
+        "0",
+        "*",
+        "SO_PEERCRED of connections without a recorded creator, or made by a descendant",
+        "a child shows the creator of the other end even if the parent shows none",
+    ),
+    known_gap(
+        "fd/*/peer user and group",
+        "-1:-1",
         "*",
         "SO_PEERCRED of connections without a recorded creator, or made by a descendant",
         "a child shows the creator of the other end even if the parent shows none",
@@ -390,8 +392,8 @@ pub const TOLERANCES: &[Tolerance] = &[
     ),
     known_gap(
         "fd/*/option/SOL_SOCKET/SO_PEERCRED",
-        "* 0:0",
-        "* 0:0",
+        "*",
+        "*",
         "SO_PEERCRED of connections without a recorded creator, or made by a descendant",
         "a pair made by another process of the tree belongs to the process that restored it",
     ),

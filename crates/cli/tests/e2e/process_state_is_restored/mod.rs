@@ -41,6 +41,10 @@ pub(crate) const TESTS: &[Test] = &[
         refused_at_stop(cluster, "refused_rights", &["eventpoll", "in flight"]);
     }),
     Test::shared("unix_waiting", |cluster| restored(cluster, "unix_waiting")),
+    Test::shared("unix_connectors", |cluster| restored(cluster, "unix_connectors")),
+    Test::shared("refused_unix_connector", |cluster| {
+        refused_at_stop(cluster, "refused_unix_connector", &["fd 4", "which user", "accept"]);
+    }),
     Test::shared("refused_unix_waiting", |cluster| {
         refused_at_stop(cluster, "refused_unix_waiting", &["fd 4", "accept(2)"]);
     }),

@@ -207,8 +207,7 @@ impl FileTableBuilder<'_> {
             }
             OpenFile::Socket(_) => {
                 let contents = self.tree_states.sockets.get(&fd.inode)?;
-                let is_member = |pid| self.pids.inner_ids.contains_key(&pid);
-                (SocketTable(&self.tree_states.sockets).build_attributes(contents, is_member), SOCKET_MODE)
+                (SocketTable(&self.tree_states.sockets).build_attributes(contents), SOCKET_MODE)
             }
             _ => return None,
         };

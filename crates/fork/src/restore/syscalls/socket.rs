@@ -62,17 +62,12 @@ pub(super) struct SocketCreator<'a> {
 }
 
 impl<'a> SocketContext<'a> {
-    /// The creator of the connections whose SO_PEERCRED the open file shows; `None` for the stub.
+    /// The creator of the connection whose SO_PEERCRED the open file shows, or, if the connection waits to be accepted, its
+    /// accepted end; `None` for the stub.
     pub(super) fn creator(&self, open_file: u32) -> Option<SocketCreator<'a>> {
         let SocketCreators { child, stub } = self.creators;
         let credentials = self.attributes(open_file).and_then(|attributes| attributes.peer.as_ref()).unwrap_or(child);
         (credentials != stub).then_some(SocketCreator { credentials, stub })
-    }
-
-    /// The child itself as a creator; `None` if it has the stub's credentials.
-    pub(super) fn child_creator(&self) -> Option<SocketCreator<'a>> {
-        let SocketCreators { child, stub } = self.creators;
-        (child != stub).then_some(SocketCreator { credentials: child, stub })
     }
 
     pub(super) fn attributes(&self, open_file: u32) -> Option<&'a OpenFileAttributes> {
@@ -481,6 +476,8 @@ pub(super) fn run_as_creator<'w>(
     set_groups(syscall_builder, &credentials.groups)?;
     become_one(syscall_builder, abi::SETRESGID, credentials.gid);
     become_one(syscall_builder, abi::SETRESUID, credentials.uid);
+    // Files are accessed as the stub: the creator may since have lost the access to a socket's path.
+    syscall_builder.call_may_fail(abi::SETFSUID, &[value(stub.uid)]);
     calls(syscall_builder)?;
     become_one(syscall_builder, abi::SETRESUID, stub.uid);
     become_one(syscall_builder, abi::SETRESGID, stub.gid);
