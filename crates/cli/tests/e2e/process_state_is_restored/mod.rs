@@ -182,6 +182,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("many_mappings", |cluster| restored(cluster, "many_mappings")),
     Test::shared("system_call_filter", |cluster| restored(cluster, "system_call_filter")),
     Test::shared("privileges", |cluster| restored(cluster, "privileges")),
+    Test::shared("capability_sets", |cluster| restored(cluster, "capability_sets")),
     Test::shared("limits", |cluster| restored(cluster, "limits")),
     Test::shared("session_keys", |cluster| restored(cluster, "session_keys")),
     Test::shared("refused_fork_limit", |cluster| {
