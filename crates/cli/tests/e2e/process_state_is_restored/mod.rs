@@ -37,6 +37,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("unix_stream_pair", |cluster| restored(cluster, "unix_stream_pair")),
     Test::shared("unix_message_pairs", |cluster| restored(cluster, "unix_message_pairs")),
     Test::shared("unix_rights", |cluster| restored(cluster, "unix_rights")),
+    Test::shared("unix_rights_are_forked_again", |cluster| forked_again(cluster, "unix_rights")),
     Test::shared("refused_rights", |cluster| {
         refused_at_stop(cluster, "refused_rights", &["eventpoll", "in flight"]);
     }),

@@ -134,7 +134,7 @@ impl OpenFileStates {
         }
         // A socket that was opened since the survey has no socket diagnosis: the process must be surveyed again.
         let unread = |error| super::read_error(pid, "the files in flight in its sockets".to_owned(), error);
-        contents.read_inflight(diagnosis, start).map_err(unread)?;
+        contents.read_inflight(pid, diagnosis, start).map_err(unread)?;
         Ok(contents)
     }
 
