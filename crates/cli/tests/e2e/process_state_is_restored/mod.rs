@@ -120,6 +120,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("lost_names", |cluster| restored(cluster, "lost_names")),
     Test::shared("refused_lost_name", |cluster| refused(cluster, "refused_lost_name", &["fd 3", "hard link"])),
     Test::shared("epoll_targets", |cluster| restored(cluster, "epoll_targets")),
+    Test::shared("epoll_in_flight", |cluster| restored(cluster, "epoll_in_flight")),
     Test::shared("epoll_oneshot", |cluster| restored(cluster, "epoll_oneshot")),
     Test::shared("refused_epoll_target", |cluster| {
         refused(cluster, "refused_epoll_target", &["fd 3", "outside of the tree"]);
