@@ -139,7 +139,10 @@ pub const TCP_REPAIR_OPTIONS: u32 = 22;
 pub const TCP_FASTOPEN: u32 = 23;
 pub const TCP_NOTSENT_LOWAT: u32 = 25;
 pub const TCP_REPAIR_WINDOW: u32 = 29;
+pub const TCP_ULP: u32 = 31;
+pub const TCP_MD5SIG_EXT: u32 = 32;
 pub const TCP_INQ: u32 = 36;
+pub const TCP_AO_INFO: u32 = 40;
 
 // UDP options, udp(7).
 

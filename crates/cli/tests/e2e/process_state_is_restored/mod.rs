@@ -157,6 +157,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("sealed_memfd", |cluster| restored(cluster, "sealed_memfd")),
     Test::shared("memfd_modes", |cluster| restored(cluster, "memfd_modes")),
     Test::shared("socket_options", |cluster| restored(cluster, "socket_options")),
+    Test::shared("tcp_signatures", |cluster| restored(cluster, "tcp_signatures")),
     Test::shared("tcp_ended", |cluster| restored(cluster, "tcp_ended")),
     Test::shared("stopped_children", |cluster| restored(cluster, "stopped_children")),
     Test::shared("shared_filters", |cluster| restored(cluster, "shared_filters")),

@@ -31,6 +31,7 @@ use farfork_wire::descriptor::{
 use connectors::Connector;
 pub(super) use options::{SocketDefaultsCache, read_options};
 use tcp::TcpState;
+pub(super) use tcp::protection_refusal;
 pub(super) use unix::QueuedMessage;
 
 const URGENT_DATA_REASON: &str =
@@ -129,8 +130,12 @@ pub(super) fn needs_diagnosis(fd: BorrowedFd<'_>) -> bool {
     SocketSpec::read(fd).is_ok_and(|spec| match (spec.family, spec.socket_type) {
         (AF_UNIX, _) => true,
         (AF_INET | AF_INET6, SOCK_DGRAM) => is_connected(),
-        _ => tcp::is_over_loopback(fd, spec),
+        _ => tcp::is_over_loopback(fd, spec) || is_listening(fd),
     })
+}
+
+fn is_listening(fd: BorrowedFd<'_>) -> bool {
+    socket::read_number_option(fd, SOL_SOCKET, SO_ACCEPTCONN).is_ok_and(|listens| listens != 0)
 }
 
 /// Whether a process made a socket for itself: the socket listens, or is a Unix socket whose peer the same process made.
@@ -316,7 +321,7 @@ impl SocketTable<'_> {
                 "it has unread messages, whose senders are not carried; let the process read them first".to_owned()
             );
         }
-        let (options, shut_down) = (Vec::new(), contents.shutdown);
+        let (options, shut_down) = (contents.md5_options(), contents.shutdown);
         let mut socket = Socket {
             family,
             kind,
