@@ -278,6 +278,11 @@ pub const TOLERANCES: &[Tolerance] = &[
         reason: "an accepted connection shows its listener's queue length, and has no queue itself",
     },
     Tolerance {
+        field: "fd/*/option/SOL_TCP/TCP_FASTOPEN_NO_COOKIE",
+        policy: TolerancePolicy::ConnectedSocket,
+        reason: "an accepted connection shows its listener's option, and cannot have one itself",
+    },
+    Tolerance {
         field: "fd/*/ioctl/SIOCOUTQ",
         policy: TolerancePolicy::UnixSocket,
         reason: "counts kernel memory for data queued at the other end, where a child may have it in other pieces",

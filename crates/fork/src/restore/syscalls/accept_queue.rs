@@ -9,7 +9,7 @@ use super::super::RestoreError;
 use super::super::plan_layout::STEP_SOCKET;
 use super::open_files::{OpenFileBuilder, SocketOpenFile};
 use super::socket::{self, SOCK_CLOEXEC, SocketContext, run_as_creator};
-use super::{abi, socket_file, value};
+use super::{abi, socket_file, socket_options, value};
 
 /// Ends the repair mode of a socket.
 const TCP_REPAIR_OFF: u32 = 0;
@@ -54,7 +54,7 @@ fn connect_one(
         syscall_builder.call_expecting(0, abi::SOCKET, &socket_arguments);
         Ok(())
     })?;
-    socket::set_options(open_file_builder.syscalls, 0, socket, |_| true)?;
+    socket_options::set_options(open_file_builder.syscalls, 0, socket, |_| true)?;
     if *family == AF_UNIX {
         socket::bind_socket(open_file_builder.syscalls, open_socket, around)?;
     } else {
